@@ -1,0 +1,63 @@
+"""Values kept as long as the tensors they were made from, and made anew when one has changed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+__all__ = ["TensorCache"]
+
+V = TypeVar("V")
+
+
+class _Entry(NamedTuple):
+    references: tuple[weakref.ref[Tensor] | None, ...]
+    versions: tuple[int, ...]
+    value: Any
+
+
+class TensorCache(Generic[V]):
+    """A cache keyed by the identity and the version of tensors, and by any further key.
+
+    An address alone would go stale: the allocator gives it away again.  The tensor object and its
+    `_version`, which every in-place change raises, do not.  Inference tensors have no version, so
+    nothing is kept for them.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Hashable, _Entry] = {}
+
+    def get(
+        self, tensors: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], V]
+    ) -> V:
+        """The value of `build()`, remembered for these very tensors in their present state."""
+        full_key = (key, *map(id, tensors))
+        entry = self._entries.get(full_key)
+        if entry is not None and self._fresh(entry, tensors):
+            return entry.value  # type: ignore[no-any-return]
+        value = build()
+        if not any(t is not None and t.is_inference() for t in tensors):
+            self._entries[full_key] = _Entry(
+                tuple(None if t is None else self._watch(t, full_key) for t in tensors),
+                tuple(0 if t is None else t._version for t in tensors),
+                value,
+            )
+        return value
+
+    @staticmethod
+    def _fresh(entry: _Entry, tensors: tuple[Tensor | None, ...]) -> bool:
+        for tensor, reference, version in zip(
+            tensors, entry.references, entry.versions, strict=True
+        ):
+            if tensor is not None and (
+                reference is None or reference() is not tensor or tensor._version != version
+            ):
+                return False
+        return True
+
+    def _watch(self, tensor: Tensor, full_key: Hashable) -> weakref.ref[Tensor]:
+        entries = self._entries
+        return weakref.ref(tensor, lambda _: entries.pop(full_key, None))

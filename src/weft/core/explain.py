@@ -1,0 +1,87 @@
+"""What a call launches: kernels, tiles, and the bytes and operations it cannot avoid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = ["Explanation", "Launch", "explain", "record", "record_cost", "recording"]
+
+
+class Launch(NamedTuple):
+    """One kernel of a call (or one CPU loop, or one chunked torch pass)."""
+
+    backend: str
+    kernel: str
+    tile: dict[str, int | str]  # block sizes, warps, stages, precision
+    programs: int  # grid size; CPU: parallel blocks
+    workspace_bytes: int = 0  # memory beside inputs and outputs
+
+
+class Explanation(NamedTuple):
+    """What one call did.  `str()` of it is a readable report."""
+
+    name: str
+    launches: tuple[Launch, ...]
+    bytes_min: int  # each input read once, each output written once
+    flops: int
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: at least {_si(self.bytes_min)}B moved, {_si(self.flops)}FLOP"]
+        for launch in self.launches:
+            tile = " ".join(f"{key}={value}" for key, value in launch.tile.items())
+            room = f", workspace {_si(launch.workspace_bytes)}B" if launch.workspace_bytes else ""
+            lines.append(
+                f"  {launch.backend}: {launch.kernel} [{tile}] x {launch.programs} programs{room}"
+            )
+        return "\n".join(lines)
+
+
+class _Recorder:
+    """The launches and the costs of the call that is being explained, if one is."""
+
+    launches: list[Launch] | None = None
+    bytes_min = 0
+    flops = 0
+
+
+def recording() -> bool:
+    """Whether a call is being explained: ask before building a `Launch`."""
+    return _Recorder.launches is not None
+
+
+def record(launch: Launch) -> None:
+    """Add a launch to the call that is being explained."""
+    if _Recorder.launches is not None:
+        _Recorder.launches.append(launch)
+
+
+def record_cost(bytes_min: int, flops: int) -> None:
+    """Add the compulsory bytes and the operations of one operation of the call."""
+    _Recorder.bytes_min += bytes_min
+    _Recorder.flops += flops
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Run `function(*args, **kwargs)` once and say what it launched.
+
+    Not for use from several threads at once.
+    """
+    if recording():
+        raise RuntimeError("explain inside explain: explain the inner call by itself")
+    _Recorder.launches, _Recorder.bytes_min, _Recorder.flops = [], 0, 0
+    try:
+        function(*args, **kwargs)
+        launches = tuple(_Recorder.launches)
+    finally:
+        _Recorder.launches = None
+    name = getattr(function, "__name__", type(function).__name__)
+    return Explanation(name, launches, _Recorder.bytes_min, _Recorder.flops)
+
+
+def _si(number: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(number) < 1000 or unit == "T":
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    raise AssertionError

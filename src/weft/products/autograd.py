@@ -1,0 +1,208 @@
+"""The registered op `weft::product`: its bodies, its shape, its derivatives, its vmap rule.
+
+    z[n,m] = Σ_{k: result(k) = m} s[t(k)] · first[n, row(k)] ∘ second[n, row(k)]
+
+One op serves all products and all their gradients: `roles` names what the two operands and the
+result are indexed by (see plan.py), e.g. "xyz" forward and "zyx" for a gradient of input1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.backend import choose
+from weft.core.explain import record_cost, recording
+from weft.core.op import Call, Operator
+from weft.products.forms import PRODUCTS
+from weft.products.plan import ROLES, Sizes, Tables, product_plan
+
+__all__ = ["accumulator", "product"]
+
+_SCHEMA = (
+    "Tensor first, Tensor? second, Tensor? scale, Tensor? index1, Tensor? index2, Tensor? seg, "
+    "Tensor? gather_index, Tensor? index_out, SymInt[] sizes, str op, str roles, "
+    "bool accumulate, str? backend"
+)
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which products and sums of this dtype are formed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _body(
+    first: Tensor,
+    second: Tensor | None,
+    scale: Tensor | None,
+    index1: Tensor | None,
+    index2: Tensor | None,
+    seg: Tensor | None,
+    gather_index: Tensor | None,
+    index_out: Tensor | None,
+    sizes: Sequence[int],
+    op: str,
+    roles: str,
+    accumulate: bool,
+    backend: str | None,
+) -> Tensor:
+    device = first.device
+    tables = Tables(index1, index2, seg, gather_index, index_out)
+    plan = product_plan(tables, Sizes(*sizes), device)
+    backend = choose(backend, device.type)
+    if backend == "triton":
+        from weft.products.launch import product as run
+    elif backend == "numba":
+        from weft.products.cpu import product_numba as run
+    else:
+        from weft.products.cpu import product_torch as run
+    out = run(op, first, second, scale, plan, roles, accumulate)
+    if recording():
+        _record_cost(op, [first, second, scale, *tables], out, plan.num_entries)
+    return out
+
+
+def _record_cost(
+    op: str, inputs: Sequence[Tensor | None], out: Tensor, num_entries: int
+) -> None:
+    """Each stored element once; two operations for each number of the largest operand's row."""
+    first, second = inputs[:2]
+    tensors = [t for t in (*inputs, out) if t is not None]
+    moved = sum(t.untyped_storage().nbytes() if 0 in t.stride() else t.nbytes for t in tensors)
+    batch = max(_batch_of(first, op, 0) or 1, _batch_of(second, op, 1) or 1)
+    width = first.shape[-1] if first is not None and first.dim() else 1
+    if op == "outer" and second is not None:
+        width *= second.shape[-1]
+    if op == "vecmat" and second is not None:
+        width *= second.shape[-1]
+    record_cost(moved, 2 * batch * num_entries * width)
+
+
+def _batch_of(operand: Tensor | None, op: str, slot: int) -> int | None:
+    """N of an operand, None if it is shared over N."""
+    if operand is None or operand.dim() == PRODUCTS[op].dims[slot] + 1:
+        return None
+    return operand.shape[0]
+
+
+def _fake(first: Tensor, second: Tensor | None, *rest: Any) -> Tensor:
+    sizes, op, roles, accumulate = rest[6:10]
+    batches = [_batch_of(first, op, 0), _batch_of(second, op, 1)]
+    known = [n for n in batches if n is not None]
+    shape = [] if accumulate or not known else [known[0]]
+    shape.append(sizes[ROLES.index(roles[2])])
+    if op in ("mul", "vecsca", "scale", "outer"):
+        shape.append(first.shape[-1])
+    if op in ("outer", "vecmat") and second is not None:
+        shape.append(second.shape[-1])
+    return first.new_empty(shape)
+
+
+def _gradients(
+    call: Call, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The dual table of forms.py: each derivative is a product over the same plan."""
+    first, second, scale = args[:3]
+    rule = PRODUCTS[args[9]]
+    return (
+        _operand_gradient(call, args, grad, first, rule.dims[0], rule.first)
+        if needed[0]
+        else None,
+        _operand_gradient(call, args, grad, second, rule.dims[1], rule.second)
+        if needed[1]
+        else None,
+        _scale_gradient(call, args, grad) if needed[2] else None,
+    )
+
+
+def _operand_gradient(
+    call: Call, args: Sequence[Any], grad: Tensor, operand: Tensor, dims: int, rule: Any
+) -> Tensor:
+    first, second, scale = args[:3]
+    op, letters = rule
+    operands = {"a": first, "b": second, "c": grad, "_": None}
+    roles = dict(zip("abc", args[10], strict=True)) | {"_": "_"}
+    factors = [
+        operands[c.lower()].mT if c.isupper() else operands[c]  # type: ignore[union-attr]
+        for c in letters[:2]
+    ]
+    turned = "".join(roles[c.lower()] for c in letters)
+    batched = operand.dim() == dims + 2
+    result = call(*factors, scale, *args[3:9], op, turned, not batched, args[12])
+    if batched and result.dim() < operand.dim():
+        # the gradient is the same for every n, as when first is summed over n against a shared one
+        result = result.expand(operand.shape[0], *result.shape)
+    return result
+
+
+def _scale_gradient(call: Call, args: Sequence[Any], grad: Tensor) -> Tensor:
+    """gs[t] = Σ_n Σ_{k: t(k) = t} ⟨grad[n, result(k)], first ∘ second⟩: a product for each entry,
+    then an inner product; the rows in between, one an entry, are held in memory."""
+    first, second, scale = args[:3]
+    op, (a, b, c) = args[9], args[10]
+    wide = accumulator(first.dtype)
+    second = None if second is None else second.to(wide)
+    terms = call(
+        first.to(wide), second, None, *args[3:9], op, f"{a}{b}k", False, args[12]
+    )
+    dims = PRODUCTS[op].dims[2]
+    terms, grad = (_as_vectors(r, dims) for r in (terms, grad.to(wide)))
+    result = call(terms, grad, None, *args[3:9], "inner", f"k{c}t", True, args[12])
+    return result.to(scale.dtype)
+
+
+def _as_vectors(rows: Tensor, dims: int) -> Tensor:
+    return rows.unsqueeze(-1) if dims == 0 else rows.flatten(-dims)
+
+
+def _batch(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
+    """The mapped dimension joins N; where the call sums over N or maps the scale, one by one."""
+    op, accumulate = args[9], args[11]
+    mapped = dict(zip(range(3), in_dims[:3], strict=True))
+    dims = PRODUCTS[op].dims
+    has_n = [
+        args[i] is not None and args[i].dim() - (mapped[i] is not None) == dims[i] + 2
+        for i in (0, 1)
+    ]
+    if mapped[2] is not None or (accumulate and any(has_n)):
+        return torch.stack(
+            [
+                call(*(_select(args[i], mapped[i], j) for i in range(3)), *args[3:])
+                for j in range(size)
+            ]
+        )
+    folded = [_fold(args[i], mapped[i], has_n[i], size, args, has_n) for i in (0, 1)]
+    out = call(*folded, *args[2:11], False, args[12])
+    return out.unflatten(0, (size, -1)) if any(has_n) else out
+
+
+def _select(operand: Tensor | None, dim: int | None, j: int) -> Tensor | None:
+    return operand if operand is None or dim is None else operand.select(dim, j)
+
+
+def _fold(
+    operand: Tensor | None,
+    dim: int | None,
+    has_n: bool,
+    size: int,
+    args: Sequence[Any],
+    any_n: Sequence[bool],
+) -> Tensor | None:
+    """(size, N, ...) as one batch of size·N; an operand that is neither stays shared."""
+    if operand is None or (dim is None and not has_n):
+        return operand
+    operand = operand.expand(size, *operand.shape) if dim is None else operand.movedim(dim, 0)
+    if not any(any_n):
+        return operand
+    if not has_n:
+        other = args[any_n.index(True)]
+        length = other.shape[0]
+        operand = operand.unsqueeze(1).expand(size, length, *operand.shape[1:])
+    return operand.flatten(0, 1)
+
+
+product = Operator("product", _SCHEMA, 3, _body, _fake, _gradients, _batch)
+"""product(first, second, scale, *tables, sizes, op, roles, accumulate, backend)"""

@@ -1,0 +1,402 @@
+"""Indexed, scaled, segmented products: the seven ops and their thin forms.
+
+    z[n,m] = Σ_{k = seg[m]}^{seg[m+1]-1} scale[t] · input1[n,index1[t]] ∘ input2[n,index2[t]]
+
+with t = gather_index[k], or k itself.  Source: the sum behind e3nn's tensor products, message
+passing and segment operations, see docs/families/products.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.core.explain import explain
+from weft.errors import ShapeError
+from weft.products.autograd import product
+from weft.products.checks import (
+    LAYOUTS,
+    check_inputs,
+    check_length,
+    check_out,
+    check_scale,
+    check_tables,
+    rank,
+)
+from weft.products.forms import CANONICAL
+from weft.products.plan import Sizes, Tables, largest
+
+__all__ = [
+    *(f"indexed_{op}_scale_gather" for op in CANONICAL),
+    *(f"indexed_{op}" for op in CANONICAL),
+    *(f"{op}_segment" for op in CANONICAL),
+    *(f"indexed_{op}_segment" for op in CANONICAL),
+    *(f"indexed_{op}_scale_segment" for op in CANONICAL),
+    *(f"accumulated_indexed_{op}_segment" for op in CANONICAL),
+]
+
+
+def apply(
+    op: str,
+    input1: Tensor,
+    input2: Tensor | None,
+    scale: Tensor | None,
+    tables: Tables,
+    *,
+    accumulate: bool = False,
+    out_size: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """The product of a public name (or "scale") over the caller's tables: check, size, dispatch."""
+    input1, input2 = _autocast(input1, input2)
+    if not torch.compiler.is_compiling():
+        check_inputs(op, input1, input2)
+        check_tables(input1, tables)
+        if scale is not None:
+            check_scale(input1, scale)
+    sizes = _sizes(op, input1, input2, scale, tables, out_size)
+    if op == "scale":
+        return product(input1, None, scale, *tables, sizes, op, "x_z", accumulate, backend)
+    name, exchanged = CANONICAL[op]
+    if exchanged:
+        return product(input2, input1, scale, *tables, sizes, name, "yxz", accumulate, backend)
+    return product(input1, input2, scale, *tables, sizes, name, "xyz", accumulate, backend)
+
+
+def _autocast(input1: Tensor, input2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Under autocast the inputs take its dtype (but for float64), as torch's own products do."""
+    if not isinstance(input1, Tensor) or not torch.is_autocast_enabled(device := input1.device.type):
+        return input1, input2
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(a: Tensor | None) -> Tensor | None:
+        narrow = isinstance(a, Tensor) and a.is_floating_point() and a.dtype != torch.float64
+        return a.to(dtype) if narrow and a is not None else a
+
+    first = cast(input1)
+    assert first is not None
+    return first, cast(input2)
+
+
+def _sizes(
+    op: str,
+    input1: Tensor,
+    input2: Tensor | None,
+    scale: Tensor | None,
+    tables: Tables,
+    out_size: int | None,
+) -> Sizes:
+    """Rows of each role: inputs, output, terms, entries."""
+    index1, index2, seg, gather_index, index_out = tables
+    rows1 = _rows(input1, LAYOUTS[op][0])
+    rows2 = 0 if input2 is None else _rows(input2, LAYOUTS[op][1])
+    terms = _terms(input2 is not None, rows1, rows2, scale, index1, index2)
+    if gather_index is None:
+        entries = terms
+    elif seg is None:
+        raise ShapeError(
+            f"gather_index ({gather_index.numel()} entries) was given without seg: it names the "
+            "terms of each segment. Pass seg, or index the inputs by index1 and index2 alone."
+        )
+    else:
+        entries = gather_index.shape[0]
+    results = entries if seg is None else seg.shape[0] - 1
+    return Sizes(rows1, rows2, _out_rows(results, index_out, out_size), terms, entries)
+
+
+def _rows(operand: Tensor, layout: str | None) -> int:
+    assert layout is not None
+    return operand.shape[1 if operand.dim() == rank(layout) else 0]
+
+
+def _terms(
+    two: bool,
+    rows1: int,
+    rows2: int,
+    scale: Tensor | None,
+    index1: Tensor | None,
+    index2: Tensor | None,
+) -> int:
+    """T: the common length of index1, index2 and scale, else the rows of the inputs."""
+    lead = index1 if index1 is not None else index2 if index2 is not None else scale
+    if lead is None:
+        if two and rows1 != rows2:
+            raise ShapeError(
+                f"input1 has {rows1} rows and input2 has {rows2}: without index1, index2 and scale "
+                "the rows are the terms and must agree. Pass index1 or index2, or equal rows."
+            )
+        return rows1
+    terms = lead.shape[0]
+    for name, table in (("index2", index2), ("scale", scale)):
+        if table is not None and table.shape[0] != terms:
+            check_length(name, table.shape[0], terms, "terms")
+    if index1 is None and rows1 < terms:
+        check_length("input1", rows1, terms, "terms", at_least=True)
+    if two and index2 is None and rows2 < terms:
+        check_length("input2", rows2, terms, "terms", at_least=True)
+    return terms
+
+
+def _out_rows(results: int, index_out: Tensor | None, out_size: int | None) -> int:
+    """M: out_size, or as many rows as there are segments (terms), or max(index_out) + 1."""
+    if index_out is not None:
+        if index_out.shape[0] != results:
+            check_length("index_out", index_out.shape[0], results, "segments (or terms)")
+        if out_size is None:
+            if torch.compiler.is_compiling():
+                raise ShapeError(
+                    "index_out was given without out_size inside torch.compile or export: the "
+                    "number of output rows must not depend on values there. Pass out_size."
+                )
+            return largest(index_out) + 1
+    elif out_size is None:
+        return results
+    elif out_size < results:
+        raise ShapeError(
+            f"out_size is {out_size} but there are {results} segments (or terms): each is a row of "
+            f"the output. Pass out_size={results} or more, or an index_out."
+        )
+    if out_size < 0:
+        raise ShapeError(f"out_size is {out_size}: it must be 0 or more. Pass the number of rows.")
+    return out_size
+
+
+class ScaleGather(Protocol):
+    """Signature of `indexed_{op}_scale_gather`."""
+
+    explain: Callable[..., Any]
+
+    def __call__(  # noqa: D102 - the functions carry the documentation
+        self,
+        input1: Tensor,
+        input2: Tensor,
+        scale: Tensor | None = None,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        seg: Tensor | None = None,
+        gather_index: Tensor | None = None,
+        index_out: Tensor | None = None,
+        out: Tensor | None = None,
+        out_accumulated: bool = False,
+        out_size: int | None = None,
+        backend: str | None = None,
+    ) -> Tensor: ...
+
+
+_FORMULAS = {
+    "mul": ("x[n,i,c] · y[n,j,c]", "(N, M, C)"),
+    "outer": ("x[n,i,c] · y[n,j,d]", "(N, M, C1, C2)"),
+    "inner": ("Σ_c x[n,i,c] · y[n,j,c]", "(N, M)"),
+    "vecmat": ("Σ_c x[n,i,c] · y[n,j,c,d]", "(N, M, Cout)"),
+    "vecsca": ("x[n,i,c] · y[n,j]", "(N, M, C)"),
+    "scavec": ("x[n,i] · y[n,j,c]", "(N, M, C)"),
+    "mat_t_vec": ("Σ_c x[n,i,c,d] · y[n,j,c]", "(N, M, Cout)"),
+}
+
+_DOC = """z[n,m] = Σ_{{k ∈ segment m}} s[t] · {formula},  t = gather_index[k].
+
+    Here i = index1[t] and j = index2[t]; x is input1, y is input2, s is scale.
+
+    Args:
+        input1: {layout1}; without N it is shared over N.
+        input2: {layout2}; without N it is shared over N.
+        scale: (T,) in the inputs' dtype or in the one sums are formed in; None is 1.
+        index1: (T,) rows of input1, int32 or int64; None is the identity.
+        index2: (T,) rows of input2; None is the identity.
+        seg: (M+1,) bounds, not decreasing: row m sums the entries seg[m] .. seg[m+1]-1.
+            None: every term is a row of its own.
+        gather_index: entry k stands for term gather_index[k]; repeats are allowed; needs seg.
+        index_out: output row of each segment (or term); equal ones add.
+        out: a tensor to write the result into; not together with gradients.
+        out_accumulated: sum over n as well; the output has no N.
+        out_size: number of output rows M; rows that nothing reaches are zero.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Returns:
+        {result} in the inputs' dtype; without N where out_accumulated or both inputs are shared.
+
+    Raises:
+        WeftError: inputs or tables that do not fit, with what to do.  Values of tables are checked
+            on the CPU always, on a GPU under WEFT_CHECK=1.
+
+    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|s x y|, K terms a row, u the dtype's unit round-off,
+    u_acc that of float32 (float64 for float64).  Differentiable in input1, input2 and scale, to
+    any order; bitwise repeatable; no host synchronisation once the tables' plan exists.
+    Moves at least each input row that is named and the output once.
+    """
+
+
+def _scale_gather(op: str) -> ScaleGather:
+    def function(
+        input1: Tensor,
+        input2: Tensor,
+        scale: Tensor | None = None,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        seg: Tensor | None = None,
+        gather_index: Tensor | None = None,
+        index_out: Tensor | None = None,
+        out: Tensor | None = None,
+        out_accumulated: bool = False,
+        out_size: int | None = None,
+        backend: str | None = None,
+    ) -> Tensor:
+        result = apply(
+            op,
+            input1,
+            input2,
+            scale,
+            Tables(index1, index2, seg, gather_index, index_out),
+            accumulate=out_accumulated,
+            out_size=out_size,
+            backend=backend,
+        )
+        if out is None:
+            return result
+        check_out(out, result)
+        return out.copy_(result)
+
+    formula, result = _FORMULAS[op]
+    layout1, layout2 = LAYOUTS[op]
+    doc = _DOC.format(formula=formula, result=result, layout1=layout1, layout2=layout2)
+    return publish(function, f"indexed_{op}_scale_gather", doc)
+
+
+def publish(function: Any, name: str, doc: str) -> Any:
+    """A generated function under its public name, with its text and its `.explain`."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    function.explain = lambda *args, **kwargs: explain(function, *args, **kwargs)
+    return function
+
+
+_THIN_DOC = "z[n,m] = Σ_{{k ∈ segment m}} {formula}: `indexed_{op}_scale_gather` with {what}."
+
+Thin = Callable[..., Tensor]
+
+
+def _thin(op: str) -> tuple[Thin, Thin, Thin, Thin, Thin]:
+    """The five forms with fewer arguments."""
+
+    def indexed(
+        input1: Tensor,
+        input2: Tensor,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        *,
+        backend: str | None = None,
+    ) -> Tensor:
+        return apply(op, input1, input2, None, Tables(index1, index2), backend=backend)
+
+    def segment(
+        input1: Tensor, input2: Tensor, seg: Tensor, *, backend: str | None = None
+    ) -> Tensor:
+        return apply(op, input1, input2, None, Tables(seg=seg), backend=backend)
+
+    def indexed_segment(
+        input1: Tensor,
+        input2: Tensor,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        seg: Tensor | None = None,
+        *,
+        backend: str | None = None,
+    ) -> Tensor:
+        return apply(op, input1, input2, None, Tables(index1, index2, seg), backend=backend)
+
+    def indexed_scale_segment(
+        input1: Tensor,
+        input2: Tensor,
+        scale: Tensor | None = None,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        seg: Tensor | None = None,
+        *,
+        backend: str | None = None,
+    ) -> Tensor:
+        return apply(op, input1, input2, scale, Tables(index1, index2, seg), backend=backend)
+
+    def accumulated(
+        input1: Tensor,
+        input2: Tensor,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        seg: Tensor | None = None,
+        *,
+        backend: str | None = None,
+    ) -> Tensor:
+        tables = Tables(index1, index2, seg)
+        return apply(op, input1, input2, None, tables, accumulate=True, backend=backend)
+
+    forms = {
+        f"indexed_{op}": (indexed, "indices alone"),
+        f"{op}_segment": (segment, "segments alone"),
+        f"indexed_{op}_segment": (indexed_segment, "indices and segments"),
+        f"indexed_{op}_scale_segment": (indexed_scale_segment, "scale, indices and segments"),
+        f"accumulated_indexed_{op}_segment": (accumulated, "indices and segments, summed over n"),
+    }
+    text = _THIN_DOC.replace("{formula}", _FORMULAS[op][0]).replace("{op}", op)
+    return tuple(  # type: ignore[return-value]
+        publish(f, name, text.format(what=what)) for name, (f, what) in forms.items()
+    )
+
+
+indexed_mul_scale_gather = _scale_gather("mul")
+indexed_outer_scale_gather = _scale_gather("outer")
+indexed_inner_scale_gather = _scale_gather("inner")
+indexed_vecmat_scale_gather = _scale_gather("vecmat")
+indexed_vecsca_scale_gather = _scale_gather("vecsca")
+indexed_scavec_scale_gather = _scale_gather("scavec")
+indexed_mat_t_vec_scale_gather = _scale_gather("mat_t_vec")
+(
+    indexed_mul,
+    mul_segment,
+    indexed_mul_segment,
+    indexed_mul_scale_segment,
+    accumulated_indexed_mul_segment,
+) = _thin("mul")
+(
+    indexed_outer,
+    outer_segment,
+    indexed_outer_segment,
+    indexed_outer_scale_segment,
+    accumulated_indexed_outer_segment,
+) = _thin("outer")
+(
+    indexed_inner,
+    inner_segment,
+    indexed_inner_segment,
+    indexed_inner_scale_segment,
+    accumulated_indexed_inner_segment,
+) = _thin("inner")
+(
+    indexed_vecmat,
+    vecmat_segment,
+    indexed_vecmat_segment,
+    indexed_vecmat_scale_segment,
+    accumulated_indexed_vecmat_segment,
+) = _thin("vecmat")
+(
+    indexed_vecsca,
+    vecsca_segment,
+    indexed_vecsca_segment,
+    indexed_vecsca_scale_segment,
+    accumulated_indexed_vecsca_segment,
+) = _thin("vecsca")
+(
+    indexed_scavec,
+    scavec_segment,
+    indexed_scavec_segment,
+    indexed_scavec_scale_segment,
+    accumulated_indexed_scavec_segment,
+) = _thin("scavec")
+(
+    indexed_mat_t_vec,
+    mat_t_vec_segment,
+    indexed_mat_t_vec_segment,
+    indexed_mat_t_vec_scale_segment,
+    accumulated_indexed_mat_t_vec_segment,
+) = _thin("mat_t_vec")
