@@ -1,6 +1,6 @@
 """weft: fast, differentiable sparse kernels for geometric deep learning, for PyTorch.
 
-    z[M] = Σ_{t ∈ terms of M} s[t] · x[i(t)] ∘ y[j(t)]
+z[M] = Σ_{t ∈ terms of M} s[t] · x[i(t)] ∘ y[j(t)]
 """
 
 import importlib

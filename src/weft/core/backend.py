@@ -6,8 +6,6 @@ import functools
 import importlib.util
 import os
 
-import torch
-
 from weft.errors import BackendError
 
 __all__ = ["BACKENDS", "choose", "interpreted"]

@@ -14,9 +14,9 @@ V = TypeVar("V")
 
 
 class _Entry(NamedTuple):
-    references: tuple[weakref.ref[Tensor] | None, ...]
-    versions: tuple[int, ...]
     value: Any
+    versions: tuple[int, ...]
+    references: tuple[weakref.ref[Tensor] | None, ...]  # each drops the entry with its tensor
 
 
 class TensorCache(Generic[V]):
@@ -30,34 +30,28 @@ class TensorCache(Generic[V]):
     def __init__(self) -> None:
         self._entries: dict[Hashable, _Entry] = {}
 
-    def get(
-        self, tensors: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], V]
-    ) -> V:
+    def get(self, tensors: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], V]) -> V:
         """The value of `build()`, remembered for these very tensors in their present state."""
         full_key = (key, *map(id, tensors))
         entry = self._entries.get(full_key)
-        if entry is not None and self._fresh(entry, tensors):
+        if entry is not None and _unchanged(tensors, entry.versions):
             return entry.value  # type: ignore[no-any-return]
         value = build()
         if not any(t is not None and t.is_inference() for t in tensors):
             self._entries[full_key] = _Entry(
-                tuple(None if t is None else self._watch(t, full_key) for t in tensors),
-                tuple(0 if t is None else t._version for t in tensors),
                 value,
+                tuple(0 if t is None else t._version for t in tensors),
+                tuple(None if t is None else self._watch(t, full_key) for t in tensors),
             )
         return value
-
-    @staticmethod
-    def _fresh(entry: _Entry, tensors: tuple[Tensor | None, ...]) -> bool:
-        for tensor, reference, version in zip(
-            tensors, entry.references, entry.versions, strict=True
-        ):
-            if tensor is not None and (
-                reference is None or reference() is not tensor or tensor._version != version
-            ):
-                return False
-        return True
 
     def _watch(self, tensor: Tensor, full_key: Hashable) -> weakref.ref[Tensor]:
         entries = self._entries
         return weakref.ref(tensor, lambda _: entries.pop(full_key, None))
+
+
+def _unchanged(tensors: tuple[Tensor | None, ...], versions: tuple[int, ...]) -> bool:
+    for tensor, version in zip(tensors, versions, strict=True):
+        if tensor is not None and tensor._version != version:
+            return False
+    return True

@@ -20,7 +20,8 @@ from torch import Tensor
 
 __all__ = ["Operator"]
 
-_LIBRARY = torch.library.Library("weft", "DEF")
+# torch's registration and autograd.Function carry no types
+_LIBRARY: Any = torch.library.Library("weft", "DEF")  # type: ignore[no-untyped-call]
 
 Call = Callable[..., Tensor]
 Gradients = Callable[[Call, Sequence[Any], Tensor, Sequence[bool]], tuple[Tensor | None, ...]]
@@ -32,9 +33,10 @@ class Operator:
 
     Args:
         name: `weft::<name>` is the registered op, `weft::<name>_raw` the one without autograd.
-        schema: its arguments in torch's schema language, without defaults, the differentiable
-            tensors first; the result is one fresh tensor.
-        linear: how many leading arguments are differentiable (each may be None).
+        schema: its arguments in torch's schema language, without defaults: the differentiable
+            tensors, then the index tensors, then the rest; the result is one fresh tensor.
+        linear: how many leading arguments are differentiable; all but the first may be None.
+        tables: how many index tensors follow them; each may be None.
         body: computes the result on real tensors.
         fake: an empty tensor of the result's shape and dtype, from the same arguments.
         gradients: `(call, args, grad, needed) -> gradients` of the linear arguments, each None
@@ -47,29 +49,30 @@ class Operator:
         name: str,
         schema: str,
         linear: int,
+        tables: int,
         body: Call,
         fake: Call,
         gradients: Gradients,
         batch: Batch,
     ) -> None:
-        self._linear = linear
-        self._gradients = gradients
-        self._batch = batch
+        self.linear = linear
+        self.tensors = linear + tables
+        self.body = body
+        self.gradients = gradients
+        self.batch = batch
         for full_name in (f"{name}_raw", name):
-            _LIBRARY.define(
-                f"{full_name}({schema}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-            )
+            _LIBRARY.define(f"{full_name}({schema}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
             for device in ("CPU", "CUDA"):
                 _LIBRARY.impl(full_name, body, device)
             torch.library.register_fake(f"weft::{full_name}", fake, lib=_LIBRARY)
-        self.raw = getattr(torch.ops.weft, f"{name}_raw").default
-        self.registered = getattr(torch.ops.weft, name).default
+        self.raw: Call = getattr(torch.ops.weft, f"{name}_raw").default
+        self.registered: Call = getattr(torch.ops.weft, name).default
         self._eager = _eager_door(self)
         self._transform = _transform_door(self)
         torch.library.register_autograd(
             f"weft::{name}",
             functools.partial(_backward, self, self.registered),
-            setup_context=_remember,
+            setup_context=functools.partial(_remember, self),
             lib=_LIBRARY,
         )
         torch.library.register_vmap(
@@ -79,90 +82,100 @@ class Operator:
     def __call__(self, *args: Any) -> Tensor:
         """The operation, by the door that the call needs."""
         if torch.compiler.is_compiling():
-            return self.registered(*args)  # type: ignore[no-any-return]
+            return self.registered(*args)
         if (
             torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
         ):
             return self._transform(*args)
-        if torch.is_grad_enabled() and any(
-            a is not None and a.requires_grad for a in args[: self._linear]
-        ):
-            return self._eager(*args)
-        return self.raw(*args)  # type: ignore[no-any-return]
+        if torch.is_grad_enabled():
+            for a in args[: self.linear]:
+                if a is not None and a.requires_grad:
+                    return self._eager(args[self.tensors :], *args[: self.tensors])
+        return self.forward(*args)
+
+    def forward(self, *args: Any) -> Tensor:
+        """The result without a graph: the body itself for plain tensors, else the raw op.
+
+        The dispatcher costs as much as the body of a small call, and serves only those who watch
+        or replace it: dispatch modes (fake tensors, counters) and tensor subclasses.
+        """
+        first = args[0]
+        if type(first) in _PLAIN and first.device.type != "meta" and not _watched():
+            return self.body(*args)
+        return self.raw(*args)
 
 
-class _Slot:
-    """Stands in the remembered arguments where a saved tensor belongs."""
+_PLAIN = (Tensor, torch.nn.Parameter)
+_watched = torch._C._len_torch_dispatch_stack
 
 
-_SLOT = _Slot()
-
-
-def _remember(ctx: Any, inputs: Sequence[Any], output: Any = None) -> None:
-    ctx.save_for_backward(*(a for a in inputs if isinstance(a, Tensor)))
-    ctx.arguments = [_SLOT if isinstance(a, Tensor) else a for a in inputs]
-
-
-def _recall(ctx: Any) -> list[Any]:
-    tensors = iter(ctx.saved_tensors)
-    return [next(tensors) if a is _SLOT else a for a in ctx.arguments]
+def _remember(op: Operator, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None:
+    ctx.save_for_backward(*inputs[: op.tensors])
+    ctx.rest = inputs[op.tensors :]
 
 
 def _backward(op: Operator, call: Call, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    args = _recall(ctx)
-    linear = op._linear
-    gradients = op._gradients(call, args, grad, ctx.needs_input_grad[:linear])
-    return (*gradients, *[None] * (len(args) - linear))
+    args = (*ctx.saved_tensors, *ctx.rest)
+    gradients = op.gradients(call, args, grad, ctx.needs_input_grad[: op.linear])
+    return (*gradients, *[None] * (len(args) - op.linear))
 
 
 def _vmap(
     op: Operator, call: Call, info: Any, in_dims: Sequence[int | None], *args: Any
 ) -> tuple[Tensor, int]:
-    return op._batch(call, info.batch_size, in_dims, args), 0
+    return op.batch(call, info.batch_size, in_dims, args), 0
 
 
 def _eager_door(op: Operator) -> Call:
+    nothing = (None,) * (op.tensors - op.linear)
+
     class Eager(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Tensor:
-            _remember(ctx, args)
-            return op.raw(*args)  # type: ignore[no-any-return]
+        def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Any) -> Tensor:
+            ctx.save_for_backward(*tensors)
+            ctx.rest = rest
+            return op.forward(*tensors, *rest)
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-            return _backward(op, op, ctx, grad)
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            args = (*ctx.saved_tensors, *ctx.rest)
+            needed = ctx.needs_input_grad[1 : 1 + op.linear]
+            return (None, *op.gradients(op, args, grad, needed), *nothing)
 
-    return Eager.apply  # type: ignore[no-any-return]
+    # Function.apply looks for functorch's wrappers first; Operator.__call__ has seen to that
+    apply: Call = super(torch.autograd.Function, Eager).apply
+    return apply
 
 
 def _transform_door(op: Operator) -> Call:
     class Transform(torch.autograd.Function):
         @staticmethod
-        def forward(*args: Any) -> Tensor:  # type: ignore[override]
-            return op.raw(*args)  # type: ignore[no-any-return]
+        def forward(*args: Any) -> Tensor:
+            return op.raw(*args)
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:  # type: ignore[override]
-            _remember(ctx, inputs)
-            ctx.save_for_forward(*(a for a in inputs if isinstance(a, Tensor)))
+        def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+            _remember(op, ctx, inputs)
+            ctx.save_for_forward(*inputs[: op.tensors])
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-            return _backward(op, Transform.apply, ctx, grad)
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            return _backward(op, apply, ctx, grad)
 
         @staticmethod
-        def jvp(ctx: Any, *tangents: Any) -> Tensor:  # type: ignore[override]
-            args = _recall(ctx)
+        def jvp(ctx: Any, *tangents: Any) -> Tensor:
+            args = (*ctx.saved_tensors, *ctx.rest)
             changes = [
-                Transform.apply(*args[:i], tangent, *args[i + 1 :])
-                for i, tangent in enumerate(tangents[: op._linear])
+                apply(*args[:i], tangent, *args[i + 1 :])
+                for i, tangent in enumerate(tangents[: op.linear])
                 if tangent is not None
             ]
             return functools.reduce(torch.add, changes)
 
         @staticmethod
-        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:  # type: ignore[override]
-            return _vmap(op, Transform.apply, info, in_dims, *args)
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            return _vmap(op, apply, info, in_dims, *args)
 
-    return Transform.apply  # type: ignore[no-any-return]
+    apply: Call = Transform.apply
+    return apply

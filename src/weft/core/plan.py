@@ -54,7 +54,16 @@ class Plan:
         partial: a role in which some entries have a row past the last; these belong to no sum.
     """
 
-    __slots__ = ("_derived", "_limit", "_partial", "_rows", "_sizes", "_sorted_by", "device", "num_entries")
+    __slots__ = (
+        "_derived",
+        "_limit",
+        "_partial",
+        "_rows",
+        "_sizes",
+        "_sorted_by",
+        "device",
+        "num_entries",
+    )
 
     def __init__(
         self,
@@ -85,9 +94,10 @@ class Plan:
     def derived(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build` makes of this plan, made once: tile lists, casts, sorted tables."""
         try:
-            return self._derived[key]  # type: ignore[no-any-return]
+            value: T = self._derived[key]
         except KeyError:
-            return self._derived.setdefault(key, build())
+            value = self._derived.setdefault(key, build())
+        return value
 
     def table(self, roles: str) -> Table:
         """The entries sorted by the last of three roles, e.g. "xyz": read x and y, sum into z.

@@ -67,8 +67,8 @@ def cut(indptr: Tensor, limit: int, keep_empty: bool = True) -> Slices:
     rank = torch.arange(total, device=indptr.device) - owner_indptr[owner]
     begin = indptr[owner] + rank.to(indptr.dtype) * limit
     piece_indptr = torch.cat([begin, indptr[-1:]])
-    tables = (t.to(indptr.dtype) for t in (piece_indptr, owner, owner_indptr))
-    return Slices(*tables, total)
+    dtype = indptr.dtype
+    return Slices(piece_indptr.to(dtype), owner.to(dtype), owner_indptr.to(dtype), total)
 
 
 def greedy_group(sizes: list[int], alignment: int, limit: int) -> list[list[int]]:

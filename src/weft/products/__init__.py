@@ -1,4 +1,4 @@
-"""Batched indexed products with segments and scale: z[n,M] = Σ s[t]·x[n,index1[t]] ∘ y[n,index2[t]].
+"""z[n,M] = Σ_{t ∈ segment M} s[t] · x[n,index1[t]] ∘ y[n,index2[t]], batched and indexed.
 
 Seven products in every mode, with gradients of any order; see docs/families/products.md.
 """

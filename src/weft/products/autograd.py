@@ -8,7 +8,9 @@ result are indexed by (see plan.py), e.g. "xyz" forward and "zyx" for a gradient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +19,11 @@ from torch import Tensor
 from weft.core.backend import choose
 from weft.core.explain import record_cost, recording
 from weft.core.op import Call, Operator
-from weft.products.forms import PRODUCTS
-from weft.products.plan import ROLES, Sizes, Tables, product_plan
+from weft.core.plan import Plan
+from weft.products.forms import PRODUCTS, accumulator
+from weft.products.plan import ROLES, product_plan
 
-__all__ = ["accumulator", "product"]
+__all__ = ["product"]
 
 _SCHEMA = (
     "Tensor first, Tensor? second, Tensor? scale, Tensor? index1, Tensor? index2, Tensor? seg, "
@@ -29,9 +32,16 @@ _SCHEMA = (
 )
 
 
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which products and sums of this dtype are formed."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+Run = Callable[[str, Tensor, Tensor | None, Tensor | None, Plan, str, bool], Tensor]
+
+
+@functools.cache
+def _runner(backend: str | None, device: str) -> Run:
+    """The body that serves; a backend is imported when it first does."""
+    chosen = choose(backend, device)
+    if chosen == "triton":
+        return importlib.import_module("weft.products.launch").product  # type: ignore[no-any-return]
+    return getattr(importlib.import_module("weft.products.cpu"), f"product_{chosen}")  # type: ignore[no-any-return]
 
 
 def _body(
@@ -50,24 +60,15 @@ def _body(
     backend: str | None,
 ) -> Tensor:
     device = first.device
-    tables = Tables(index1, index2, seg, gather_index, index_out)
-    plan = product_plan(tables, Sizes(*sizes), device)
-    backend = choose(backend, device.type)
-    if backend == "triton":
-        from weft.products.launch import product as run
-    elif backend == "numba":
-        from weft.products.cpu import product_numba as run
-    else:
-        from weft.products.cpu import product_torch as run
-    out = run(op, first, second, scale, plan, roles, accumulate)
+    tables = (index1, index2, seg, gather_index, index_out)
+    plan = product_plan(tables, tuple(sizes), device)
+    out = _runner(backend, device.type)(op, first, second, scale, plan, roles, accumulate)
     if recording():
         _record_cost(op, [first, second, scale, *tables], out, plan.num_entries)
     return out
 
 
-def _record_cost(
-    op: str, inputs: Sequence[Tensor | None], out: Tensor, num_entries: int
-) -> None:
+def _record_cost(op: str, inputs: Sequence[Tensor | None], out: Tensor, num_entries: int) -> None:
     """Each stored element once; two operations for each number of the largest operand's row."""
     first, second = inputs[:2]
     tensors = [t for t in (*inputs, out) if t is not None]
@@ -105,49 +106,52 @@ def _gradients(
     call: Call, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """The dual table of forms.py: each derivative is a product over the same plan."""
-    first, second, scale = args[:3]
-    rule = PRODUCTS[args[9]]
     return (
-        _operand_gradient(call, args, grad, first, rule.dims[0], rule.first)
-        if needed[0]
-        else None,
-        _operand_gradient(call, args, grad, second, rule.dims[1], rule.second)
-        if needed[1]
-        else None,
+        _operand_gradient(call, args, grad, 0) if needed[0] else None,
+        _operand_gradient(call, args, grad, 1) if needed[1] else None,
         _scale_gradient(call, args, grad) if needed[2] else None,
     )
 
 
-def _operand_gradient(
-    call: Call, args: Sequence[Any], grad: Tensor, operand: Tensor, dims: int, rule: Any
-) -> Tensor:
-    first, second, scale = args[:3]
-    op, letters = rule
-    operands = {"a": first, "b": second, "c": grad, "_": None}
-    roles = dict(zip("abc", args[10], strict=True)) | {"_": "_"}
-    factors = [
-        operands[c.lower()].mT if c.isupper() else operands[c]  # type: ignore[union-attr]
-        for c in letters[:2]
-    ]
-    turned = "".join(roles[c.lower()] for c in letters)
-    batched = operand.dim() == dims + 2
-    result = call(*factors, scale, *args[3:9], op, turned, not batched, args[12])
+@functools.cache
+def _turned(op: str, roles: str, slot: int) -> tuple[str, str, str]:
+    """(product, roles, letters of its operands) of the derivative in one slot."""
+    rule = PRODUCTS[op].second if slot else PRODUCTS[op].first
+    assert rule is not None
+    name = dict(zip("abc_", (*roles, "_"), strict=True))
+    return rule[0], "".join(name[letter.lower()] for letter in rule[1]), rule[1][:2]
+
+
+def _operand_gradient(call: Call, args: Sequence[Any], grad: Tensor, slot: int) -> Tensor:
+    op, roles, letters = _turned(args[9], args[10], slot)
+    factors = [_factor(letter, args, grad) for letter in letters]
+    operand = args[slot]
+    batched = operand.dim() == PRODUCTS[args[9]].dims[slot] + 2
+    result = call(*factors, args[2], *args[3:9], op, roles, not batched, args[12])
     if batched and result.dim() < operand.dim():
-        # the gradient is the same for every n, as when first is summed over n against a shared one
+        # the same for every n: the other operand is shared and the output was summed over n
         result = result.expand(operand.shape[0], *result.shape)
     return result
 
 
+def _factor(letter: str, args: Sequence[Any], grad: Tensor) -> Tensor | None:
+    """The tensor a letter stands for: a first, b second, c the gradient; capitals transposed."""
+    if letter == "_":
+        return None
+    factor: Tensor = grad if letter in "cC" else args["ab".index(letter.lower())]
+    return factor.mT if letter.isupper() else factor
+
+
 def _scale_gradient(call: Call, args: Sequence[Any], grad: Tensor) -> Tensor:
-    """gs[t] = Σ_n Σ_{k: t(k) = t} ⟨grad[n, result(k)], first ∘ second⟩: a product for each entry,
-    then an inner product; the rows in between, one an entry, are held in memory."""
+    """gs[t] = Σ_n Σ_{k: t(k) = t} ⟨grad[n, result(k)], first ∘ second⟩.
+
+    A product for each entry, then an inner product; the rows in between are held in memory.
+    """
     first, second, scale = args[:3]
     op, (a, b, c) = args[9], args[10]
     wide = accumulator(first.dtype)
     second = None if second is None else second.to(wide)
-    terms = call(
-        first.to(wide), second, None, *args[3:9], op, f"{a}{b}k", False, args[12]
-    )
+    terms = call(first.to(wide), second, None, *args[3:9], op, f"{a}{b}k", False, args[12])
     dims = PRODUCTS[op].dims[2]
     terms, grad = (_as_vectors(r, dims) for r in (terms, grad.to(wide)))
     result = call(terms, grad, None, *args[3:9], "inner", f"k{c}t", True, args[12])
@@ -163,10 +167,8 @@ def _batch(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[
     op, accumulate = args[9], args[11]
     mapped = dict(zip(range(3), in_dims[:3], strict=True))
     dims = PRODUCTS[op].dims
-    has_n = [
-        args[i] is not None and args[i].dim() - (mapped[i] is not None) == dims[i] + 2
-        for i in (0, 1)
-    ]
+    shapes = [_unmapped_shape(args[i], mapped[i]) for i in (0, 1)]
+    has_n = [len(shape) == dim + 2 for shape, dim in zip(shapes, dims, strict=False)]
     if mapped[2] is not None or (accumulate and any(has_n)):
         return torch.stack(
             [
@@ -174,9 +176,18 @@ def _batch(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[
                 for j in range(size)
             ]
         )
-    folded = [_fold(args[i], mapped[i], has_n[i], size, args, has_n) for i in (0, 1)]
+    batch = shapes[has_n.index(True)][0] if any(has_n) else None
+    folded = [_fold(args[i], mapped[i], has_n[i], size, batch) for i in (0, 1)]
     out = call(*folded, *args[2:11], False, args[12])
-    return out.unflatten(0, (size, -1)) if any(has_n) else out
+    return out if batch is None else out.reshape(size, batch, *out.shape[1:])
+
+
+def _unmapped_shape(operand: Tensor | None, dim: int | None) -> list[int]:
+    """The shape that one of the mapped calls sees."""
+    shape = [] if operand is None else list(operand.shape)
+    if dim is not None:
+        del shape[dim]
+    return shape
 
 
 def _select(operand: Tensor | None, dim: int | None, j: int) -> Tensor | None:
@@ -184,25 +195,18 @@ def _select(operand: Tensor | None, dim: int | None, j: int) -> Tensor | None:
 
 
 def _fold(
-    operand: Tensor | None,
-    dim: int | None,
-    has_n: bool,
-    size: int,
-    args: Sequence[Any],
-    any_n: Sequence[bool],
+    operand: Tensor | None, dim: int | None, has_n: bool, size: int, batch: int | None
 ) -> Tensor | None:
     """(size, N, ...) as one batch of size·N; an operand that is neither stays shared."""
     if operand is None or (dim is None and not has_n):
         return operand
     operand = operand.expand(size, *operand.shape) if dim is None else operand.movedim(dim, 0)
-    if not any(any_n):
+    if batch is None:
         return operand
     if not has_n:
-        other = args[any_n.index(True)]
-        length = other.shape[0]
-        operand = operand.unsqueeze(1).expand(size, length, *operand.shape[1:])
+        operand = operand.unsqueeze(1).expand(size, batch, *operand.shape[1:])
     return operand.flatten(0, 1)
 
 
-product = Operator("product", _SCHEMA, 3, _body, _fake, _gradients, _batch)
+product = Operator("product", _SCHEMA, 3, 5, _body, _fake, _gradients, _batch)
 """product(first, second, scale, *tables, sizes, op, roles, accumulate, backend)"""

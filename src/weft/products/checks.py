@@ -1,17 +1,23 @@
-"""What a call of a product may be given: shapes, dtypes and devices, checked on metadata only."""
+"""What a product may be given, and the sizes that follow: decided on metadata, once per metadata.
+
+A `Meta` is what a check needs of a tensor; it hashes, so calls that differ in values alone are
+admitted by one look into a cache.
+"""
 
 from __future__ import annotations
 
-
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.errors import DeviceError, DTypeError, ShapeError
-from weft.products.autograd import accumulator
-from weft.products.plan import Tables
+from weft.products.forms import accumulator
+from weft.products.plan import Sizes, Tables
 
-__all__ = ["check_inputs", "check_length", "check_out", "check_scale", "check_tables", "rank"]
+__all__ = ["LAYOUTS", "Metas", "admit", "check_out", "meta", "sizes"]
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32)
@@ -24,149 +30,208 @@ LAYOUTS = {
     "vecsca": ("(N, rows, C)", "(N, rows)"),
     "scavec": ("(N, rows)", "(N, rows, C)"),
     "mat_t_vec": ("(N, rows, Cin, Cout)", "(N, rows, Cin)"),
-    "scale": ("(N, rows, C)", None),
+    "scale": ("(N, rows, C)", ""),
 }
 """What each input must look like; a leading N may be missing (shared over N)."""
 
-CHANNELS = {"mul": (-1, -1), "inner": (-1, -1), "vecmat": (-1, -2), "mat_t_vec": (-2, -1)}
+_CHANNELS = {"mul": (-1, -1), "inner": (-1, -1), "vecmat": (-1, -2), "mat_t_vec": (-2, -1)}
 """The dimensions of the two inputs that must be equal."""
 
 
-def rank(layout: str) -> int:
-    """Dimensions of a batched input of this layout."""
+Shape = tuple[int, ...]
+Meta = tuple[Shape, torch.dtype, torch.device]
+
+
+def meta(name: str, tensor: Tensor | None) -> Meta | None:
+    """(shape, dtype, device)."""
+    if tensor is None:
+        return None
+    if not isinstance(tensor, Tensor):
+        raise DTypeError(
+            f"{name} is a {type(tensor).__name__}: it must be a torch.Tensor. "
+            f"Pass torch.as_tensor({name})."
+        )
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+class Metas(NamedTuple):
+    """The metadata of all tensors of a call."""
+
+    input1: Meta
+    input2: Meta | None
+    scale: Meta | None
+    index1: Meta | None
+    index2: Meta | None
+    seg: Meta | None
+    gather_index: Meta | None
+    index_out: Meta | None
+
+
+@functools.lru_cache(maxsize=4096)
+def admit(op: str, metas: Metas) -> Sizes:
+    """The sizes of a call that fits; z is the number of segments (terms) before index_out.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: something does not fit; names it and says what to do.
+    """
+    for slot, name in enumerate(("input1", "input2")[: 1 if op == "scale" else 2]):
+        _check_input(op, name, metas[slot], LAYOUTS[op][slot])
+    if metas.input2 is not None:
+        _check_pair(op, metas.input1, metas.input2)
+    if metas.scale is not None:
+        _check_scale(metas.input1, metas.scale)
+    for name in Tables._fields:
+        _check_table(name, getattr(metas, name), metas.input1[2])
+    return sizes(op, [None if m is None else m[0] for m in metas])
+
+
+def sizes(op: str, shapes: Sequence[Shape | None]) -> Sizes:
+    """Rows of each role, from the shapes of what `Metas` lists."""
+    shape1, shape2, scale, index1, index2, seg, gather_index, index_out = shapes
+    assert shape1 is not None
+    layout1, layout2 = LAYOUTS[op]
+    rows1 = shape1[len(shape1) - _rank(layout1) + 1]
+    rows2 = None if shape2 is None else shape2[len(shape2) - _rank(layout2) + 1]
+    terms = _terms(rows1, rows2, {"index1": index1, "index2": index2, "scale": scale})
+    if gather_index is not None and seg is None:
+        raise ShapeError(
+            f"gather_index ({gather_index[0]} entries) was given without seg: it names the terms "
+            "of each segment. Pass seg, or index the inputs by index1 and index2 alone."
+        )
+    entries = terms if gather_index is None else gather_index[0]
+    results = entries if seg is None else seg[0] - 1
+    if index_out is not None and index_out[0] != results:
+        raise _wrong_length("index_out", index_out[0], results, "segments (or terms)")
+    return Sizes(rows1, rows2 or 0, results, terms, entries)
+
+
+def _terms(rows1: int, rows2: int | None, tables: dict[str, Shape | None]) -> int:
+    """T: the common length of index1, index2 and scale, else the rows of the inputs."""
+    lengths = {name: shape[0] for name, shape in tables.items() if shape is not None}
+    if not lengths:
+        if rows2 is not None and rows1 != rows2:
+            raise ShapeError(
+                f"input1 has {rows1} rows and input2 has {rows2}: without index1, index2 and scale "
+                "the rows are the terms and must agree. Pass index1 or index2, or equal rows."
+            )
+        return rows1
+    terms = next(iter(lengths.values()))
+    for name, length in lengths.items():
+        if length != terms:
+            raise _wrong_length(name, length, terms, "terms")
+    for name, rows, index in (("input1", rows1, "index1"), ("input2", rows2, "index2")):
+        if rows is not None and index not in lengths and rows < terms:
+            raise ShapeError(
+                f"{name} has {rows} rows but there are {terms} terms: without {index} each term "
+                f"reads a row of its own. Pass {index}, or at least {terms} rows."
+            )
+    return terms
+
+
+def _wrong_length(name: str, length: int, needed: int, what: str) -> ShapeError:
+    return ShapeError(
+        f"{name} has {length} entries but there are {needed} {what}: it must have {needed}. "
+        f"Pass {name} with {needed} entries."
+    )
+
+
+def _rank(layout: str) -> int:
     return layout.count(",") + 1
 
 
-def check_inputs(op: str, input1: Tensor, input2: Tensor | None) -> None:
-    """Ranks, N, channels, dtypes and devices of the two inputs."""
-    for name, a, layout in zip(("input1", "input2"), (input1, input2), LAYOUTS[op], strict=True):
-        if layout is None:
-            continue
-        if not isinstance(a, Tensor):
-            raise DTypeError(
-                f"{name} is a {type(a).__name__}: {op} needs a torch.Tensor {layout}. "
-                f"Pass torch.as_tensor({name})."
-            )
-        full = rank(layout)
-        if a.dim() not in (full, full - 1):
-            raise ShapeError(
-                f"{name} is {tuple(a.shape)}: {op} needs {layout}, or the same without N to share "
-                f"it over N. Reshape {name} to {full} or {full - 1} dimensions."
-            )
-        if a.dtype not in _FLOATS:
-            raise DTypeError(
-                f"{name} is {a.dtype}: products take float64, float32, bfloat16 and float16. "
-                f"Convert it, e.g. {name}.float()."
-            )
-    if input2 is not None:
-        _check_pair(op, input1, input2)
-
-
-def _check_pair(op: str, input1: Tensor, input2: Tensor) -> None:
-    if input1.dtype != input2.dtype:
+def _check_input(op: str, name: str, given: Meta | None, layout: str) -> None:
+    if given is None:
+        raise DTypeError(f"{name} is None: {op} needs a tensor {layout}. Pass one.")
+    shape, dtype, _ = given
+    full = _rank(layout)
+    if len(shape) not in (full, full - 1):
+        raise ShapeError(
+            f"{name} is {tuple(shape)}: {op} needs {layout}, or the same without N to share it "
+            f"over N. Reshape {name} to {full} or {full - 1} dimensions."
+        )
+    if dtype not in _FLOATS:
         raise DTypeError(
-            f"input1 is {input1.dtype} and input2 is {input2.dtype}: both must have one dtype. "
-            f"Convert one of them, e.g. input2.to({input1.dtype})."
+            f"{name} is {dtype}: products take float64, float32, bfloat16 and float16. "
+            f"Convert it, e.g. {name}.float()."
         )
-    if input1.device != input2.device:
-        raise DeviceError(
-            f"input1 is on {input1.device} and input2 on {input2.device}: all tensors must be on "
-            f"one device. Move one of them, e.g. input2.to({str(input1.device)!r})."
-        )
+
+
+def _check_pair(op: str, first: Meta, second: Meta) -> None:
+    (shape1, dtype1, device1), (shape2, dtype2, device2) = first, second
     layout1, layout2 = LAYOUTS[op]
-    both = layout2 is not None and (input1.dim(), input2.dim()) == (rank(layout1), rank(layout2))
-    if both and input1.shape[0] != input2.shape[0]:
-        raise ShapeError(
-            f"input1 has N = {input1.shape[0]} and input2 has N = {input2.shape[0]}: both must "
-            "have the same N. Drop the leading dimension of one to share it over N."
+    if dtype1 != dtype2:
+        raise DTypeError(
+            f"input1 is {dtype1} and input2 is {dtype2}: both must have one dtype. "
+            f"Convert one of them, e.g. input2.to({dtype1})."
         )
-    dim1, dim2 = CHANNELS.get(op, (None, None))
-    if dim1 is not None and dim2 is not None and input1.shape[dim1] != input2.shape[dim2]:
+    _check_device("input2", device2, device1)
+    both = (len(shape1), len(shape2)) == (_rank(layout1), _rank(layout2))
+    if both and shape1[0] != shape2[0]:
         raise ShapeError(
-            f"input1 is {tuple(input1.shape)} and input2 is {tuple(input2.shape)}: {op} needs "
-            f"{layout1} and {layout2}, but {input1.shape[dim1]} and {input2.shape[dim2]} channels "
-            "differ. Pass inputs with equal channels (nothing is broadcast)."
+            f"input1 has N = {shape1[0]} and input2 has N = {shape2[0]}: both must have the same "
+            "N. Drop the leading dimension of one to share it over N."
         )
-
-
-def check_tables(input1: Tensor, tables: Tables) -> None:
-    """Index tables are one-dimensional integer tensors on the inputs' device."""
-    for name, index in zip(tables._fields, tables, strict=True):
-        if index is None:
-            continue
-        if not isinstance(index, Tensor):
-            raise DTypeError(
-                f"{name} is a {type(index).__name__}: it must be an int32 or int64 tensor. "
-                f"Pass torch.as_tensor({name})."
-            )
-        if index.dtype not in _INTEGERS:
-            raise DTypeError(
-                f"{name} is {index.dtype}: indices must be int32 or int64. "
-                f"Convert it, e.g. {name}.long()."
-            )
-        if index.dim() != 1 or (name == "seg" and not index.numel()):
+    if op in _CHANNELS:
+        dim1, dim2 = _CHANNELS[op]
+        if shape1[dim1] != shape2[dim2]:
             raise ShapeError(
-                f"{name} is {tuple(index.shape)}: it must have one dimension"
-                f"{' and at least one bound' if name == 'seg' else ''}. Flatten it."
-            )
-        if index.device != input1.device:
-            raise DeviceError(
-                f"{name} is on {index.device} and input1 on {input1.device}: all tensors must be "
-                f"on one device. Pass {name}.to({str(input1.device)!r})."
+                f"input1 is {tuple(shape1)} and input2 is {tuple(shape2)}: {op} needs {layout1} "
+                f"and {layout2}, but {shape1[dim1]} and {shape2[dim2]} channels differ. "
+                "Pass inputs with equal channels (nothing is broadcast)."
             )
 
 
-def check_scale(input1: Tensor, scale: Tensor) -> None:
-    """A scale is (T,), on the inputs' device, in their dtype or the one they are summed in."""
-    if not isinstance(scale, Tensor):
-        raise DTypeError(
-            f"scale is a {type(scale).__name__}: it must be a tensor (T,). "
-            "Pass torch.as_tensor(scale)."
-        )
-    if scale.dtype not in (input1.dtype, accumulator(input1.dtype)):
-        raise DTypeError(
-            f"scale is {scale.dtype} and input1 is {input1.dtype}: scale must be {input1.dtype} "
-            f"or {accumulator(input1.dtype)}. Pass scale.to({input1.dtype})."
-        )
-    if scale.dim() != 1:
-        raise ShapeError(f"scale is {tuple(scale.shape)}: it must be (T,). Flatten it.")
-    if scale.device != input1.device:
+def _check_device(name: str, device: torch.device, needed: torch.device) -> None:
+    if device != needed:
         raise DeviceError(
-            f"scale is on {scale.device} and input1 on {input1.device}: all tensors must be on one "
-            f"device. Pass scale.to({str(input1.device)!r})."
+            f"{name} is on {device} and input1 on {needed}: all tensors must be on one device. "
+            f"Pass {name}.to({str(needed)!r})."
         )
 
 
-def check_length(name: str, length: int, needed: int, what: str, at_least: bool = False) -> None:
-    """A table or an input that must have as many rows as there are terms."""
-    if length == needed or (at_least and length > needed):
+def _check_scale(first: Meta, scale: Meta) -> None:
+    shape, dtype, device = scale
+    if dtype not in (first[1], accumulator(first[1])):
+        raise DTypeError(
+            f"scale is {dtype} and input1 is {first[1]}: scale must be {first[1]} or "
+            f"{accumulator(first[1])}. Pass scale.to({first[1]})."
+        )
+    if len(shape) != 1:
+        raise ShapeError(f"scale is {tuple(shape)}: it must be (T,). Flatten scale.")
+    _check_device("scale", device, first[2])
+
+
+def _check_table(name: str, table: Meta | None, needed: torch.device) -> None:
+    if table is None:
         return
-    raise ShapeError(
-        f"{name} has {length} rows but there are {needed} {what}: it must have "
-        f"{'at least ' if at_least else ''}{needed}. Pass {name} with {needed} rows"
-        f"{', or the index that picks them' if at_least else ''}."
-    )
+    shape, dtype, device = table
+    if dtype not in _INTEGERS:
+        raise DTypeError(
+            f"{name} is {dtype}: indices must be int32 or int64. Convert it, e.g. {name}.long()."
+        )
+    if len(shape) != 1 or (name == "seg" and not shape[0]):
+        raise ShapeError(
+            f"{name} is {tuple(shape)}: it must have one dimension"
+            f"{' and at least one bound' if name == 'seg' else ''}. Reshape {name}."
+        )
+    _check_device(name, device, needed)
 
 
 def check_out(out: Tensor, result: Tensor) -> None:
     """`out` must be what the call returns: shape, dtype, device, and no part of a graph."""
-    if not isinstance(out, Tensor):
-        raise DTypeError(
-            f"out is a {type(out).__name__}: it must be a tensor {tuple(result.shape)}. "
-            "Leave it out to have one made."
-        )
-    if out.shape != result.shape:
+    shape, dtype, device = meta("out", out) or ((), None, None)
+    if shape != result.shape:
         raise ShapeError(
-            f"out is {tuple(out.shape)}: this call returns {tuple(result.shape)}. "
-            f"Pass torch.empty{tuple(result.shape)}, or leave out= away."
+            f"out is {tuple(shape)}: this call returns {tuple(result.shape)}. "
+            f"Pass torch.empty({tuple(result.shape)}), or leave out= away."
         )
-    if out.dtype != result.dtype:
+    if dtype != result.dtype:
         raise DTypeError(
-            f"out is {out.dtype}: this call returns {result.dtype}. Pass out in {result.dtype}."
+            f"out is {dtype}: this call returns {result.dtype}. Pass out in {result.dtype}."
         )
-    if out.device != result.device:
+    if device != result.device:
         raise DeviceError(
-            f"out is on {out.device}: this call returns a tensor on {result.device}. "
+            f"out is on {device}: this call returns a tensor on {result.device}. "
             f"Pass out on {result.device}."
         )
     if result.requires_grad or out.requires_grad:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CANONICAL", "PRODUCTS", "Product"]
+import torch
+
+__all__ = ["CANONICAL", "PRODUCTS", "Product", "accumulator"]
 
 
 class Product(NamedTuple):
@@ -48,3 +50,8 @@ CANONICAL = {
     "mat_t_vec": ("vecmat", True),
 }
 """The seven public names: the product behind each, and whether its operands are exchanged."""
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which products and sums of this dtype are formed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -69,7 +69,7 @@ class SparseProductInfo(_Movable, _ProductFields):
 
 class _ScaleFields(NamedTuple):
     scale: Tensor | None = None
-    index: Tensor | None = None
+    index: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.index
     seg_out: Tensor | None = None
     index_out: Tensor | None = None
     out_size: int | None = None

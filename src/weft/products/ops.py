@@ -17,17 +17,9 @@ from torch import Tensor
 from weft.core.explain import explain
 from weft.errors import ShapeError
 from weft.products.autograd import product
-from weft.products.checks import (
-    LAYOUTS,
-    check_inputs,
-    check_length,
-    check_out,
-    check_scale,
-    check_tables,
-    rank,
-)
+from weft.products.checks import LAYOUTS, Metas, admit, check_out, meta, sizes
 from weft.products.forms import CANONICAL
-from weft.products.plan import Sizes, Tables, largest
+from weft.products.plan import Tables, largest
 
 __all__ = [
     *(f"indexed_{op}_scale_gather" for op in CANONICAL),
@@ -51,116 +43,50 @@ def apply(
     backend: str | None = None,
 ) -> Tensor:
     """The product of a public name (or "scale") over the caller's tables: check, size, dispatch."""
-    input1, input2 = _autocast(input1, input2)
-    if not torch.compiler.is_compiling():
-        check_inputs(op, input1, input2)
-        check_tables(input1, tables)
-        if scale is not None:
-            check_scale(input1, scale)
-    sizes = _sizes(op, input1, input2, scale, tables, out_size)
+    if torch._C._is_any_autocast_enabled():
+        input1 = _autocast(input1)
+        input2 = None if input2 is None else _autocast(input2)
+    tensors = (input1, input2, scale, *tables)
+    if torch.compiler.is_compiling():
+        found = sizes(op, [None if t is None else t.shape for t in tensors])
+    else:
+        found = admit(op, Metas(*map(meta, Metas._fields, tensors)))  # type: ignore[arg-type]
+    rows = tables.index_out
+    if rows is not None or out_size is not None:
+        found = found._replace(z=_out_rows(found.z, rows, out_size))
     if op == "scale":
-        return product(input1, None, scale, *tables, sizes, op, "x_z", accumulate, backend)
+        return product(input1, None, scale, *tables, found, op, "x_z", accumulate, backend)
     name, exchanged = CANONICAL[op]
     if exchanged:
-        return product(input2, input1, scale, *tables, sizes, name, "yxz", accumulate, backend)
-    return product(input1, input2, scale, *tables, sizes, name, "xyz", accumulate, backend)
+        return product(input2, input1, scale, *tables, found, name, "yxz", accumulate, backend)
+    return product(input1, input2, scale, *tables, found, name, "xyz", accumulate, backend)
 
 
-def _autocast(input1: Tensor, input2: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Under autocast the inputs take its dtype (but for float64), as torch's own products do."""
-    if not isinstance(input1, Tensor) or not torch.is_autocast_enabled(device := input1.device.type):
-        return input1, input2
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(a: Tensor | None) -> Tensor | None:
-        narrow = isinstance(a, Tensor) and a.is_floating_point() and a.dtype != torch.float64
-        return a.to(dtype) if narrow and a is not None else a
-
-    first = cast(input1)
-    assert first is not None
-    return first, cast(input2)
-
-
-def _sizes(
-    op: str,
-    input1: Tensor,
-    input2: Tensor | None,
-    scale: Tensor | None,
-    tables: Tables,
-    out_size: int | None,
-) -> Sizes:
-    """Rows of each role: inputs, output, terms, entries."""
-    index1, index2, seg, gather_index, index_out = tables
-    rows1 = _rows(input1, LAYOUTS[op][0])
-    rows2 = 0 if input2 is None else _rows(input2, LAYOUTS[op][1])
-    terms = _terms(input2 is not None, rows1, rows2, scale, index1, index2)
-    if gather_index is None:
-        entries = terms
-    elif seg is None:
-        raise ShapeError(
-            f"gather_index ({gather_index.numel()} entries) was given without seg: it names the "
-            "terms of each segment. Pass seg, or index the inputs by index1 and index2 alone."
-        )
-    else:
-        entries = gather_index.shape[0]
-    results = entries if seg is None else seg.shape[0] - 1
-    return Sizes(rows1, rows2, _out_rows(results, index_out, out_size), terms, entries)
-
-
-def _rows(operand: Tensor, layout: str | None) -> int:
-    assert layout is not None
-    return operand.shape[1 if operand.dim() == rank(layout) else 0]
-
-
-def _terms(
-    two: bool,
-    rows1: int,
-    rows2: int,
-    scale: Tensor | None,
-    index1: Tensor | None,
-    index2: Tensor | None,
-) -> int:
-    """T: the common length of index1, index2 and scale, else the rows of the inputs."""
-    lead = index1 if index1 is not None else index2 if index2 is not None else scale
-    if lead is None:
-        if two and rows1 != rows2:
-            raise ShapeError(
-                f"input1 has {rows1} rows and input2 has {rows2}: without index1, index2 and scale "
-                "the rows are the terms and must agree. Pass index1 or index2, or equal rows."
-            )
-        return rows1
-    terms = lead.shape[0]
-    for name, table in (("index2", index2), ("scale", scale)):
-        if table is not None and table.shape[0] != terms:
-            check_length(name, table.shape[0], terms, "terms")
-    if index1 is None and rows1 < terms:
-        check_length("input1", rows1, terms, "terms", at_least=True)
-    if two and index2 is None and rows2 < terms:
-        check_length("input2", rows2, terms, "terms", at_least=True)
-    return terms
+def _autocast(a: Tensor) -> Tensor:
+    """Under autocast an input takes its dtype (but for float64), as in torch's own products."""
+    if not isinstance(a, Tensor) or not torch.is_autocast_enabled(a.device.type):
+        return a
+    wide = a.dtype == torch.float64 or not a.is_floating_point()
+    return a if wide else a.to(torch.get_autocast_dtype(a.device.type))
 
 
 def _out_rows(results: int, index_out: Tensor | None, out_size: int | None) -> int:
-    """M: out_size, or as many rows as there are segments (terms), or max(index_out) + 1."""
-    if index_out is not None:
-        if index_out.shape[0] != results:
-            check_length("index_out", index_out.shape[0], results, "segments (or terms)")
-        if out_size is None:
-            if torch.compiler.is_compiling():
-                raise ShapeError(
-                    "index_out was given without out_size inside torch.compile or export: the "
-                    "number of output rows must not depend on values there. Pass out_size."
-                )
-            return largest(index_out) + 1
-    elif out_size is None:
-        return results
-    elif out_size < results:
+    """M: out_size, or max(index_out) + 1."""
+    if out_size is None:
+        assert index_out is not None
+        if torch.compiler.is_compiling():
+            raise ShapeError(
+                "index_out was given without out_size inside torch.compile or export: the number "
+                "of output rows must not depend on values there. Pass out_size."
+            )
+        return largest(index_out) + 1
+    if out_size < 0:
+        raise ShapeError(f"out_size is {out_size}: it must be 0 or more. Pass the number of rows.")
+    if index_out is None and out_size < results:
         raise ShapeError(
             f"out_size is {out_size} but there are {results} segments (or terms): each is a row of "
             f"the output. Pass out_size={results} or more, or an index_out."
         )
-    if out_size < 0:
-        raise ShapeError(f"out_size is {out_size}: it must be 0 or more. Pass the number of rows.")
     return out_size
 
 
@@ -169,7 +95,7 @@ class ScaleGather(Protocol):
 
     explain: Callable[..., Any]
 
-    def __call__(  # noqa: D102 - the functions carry the documentation
+    def __call__(
         self,
         input1: Tensor,
         input2: Tensor,
@@ -262,7 +188,7 @@ def _scale_gather(op: str) -> ScaleGather:
     formula, result = _FORMULAS[op]
     layout1, layout2 = LAYOUTS[op]
     doc = _DOC.format(formula=formula, result=result, layout1=layout1, layout2=layout2)
-    return publish(function, f"indexed_{op}_scale_gather", doc)
+    return publish(function, f"indexed_{op}_scale_gather", doc)  # type: ignore[no-any-return]
 
 
 def publish(function: Any, name: str, doc: str) -> Any:
@@ -339,9 +265,7 @@ def _thin(op: str) -> tuple[Thin, Thin, Thin, Thin, Thin]:
         f"accumulated_indexed_{op}_segment": (accumulated, "indices and segments, summed over n"),
     }
     text = _THIN_DOC.replace("{formula}", _FORMULAS[op][0]).replace("{op}", op)
-    return tuple(  # type: ignore[return-value]
-        publish(f, name, text.format(what=what)) for name, (f, what) in forms.items()
-    )
+    return tuple(publish(f, name, text.format(what=what)) for name, (f, what) in forms.items())
 
 
 indexed_mul_scale_gather = _scale_gather("mul")

@@ -7,7 +7,6 @@ is the term (where its scale stands), `k` the entry (the loop variable of a segm
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,14 +46,18 @@ _plans: TensorCache[Plan] = TensorCache()
 _maxima: TensorCache[int] = TensorCache()
 
 
-def product_plan(tables: Tables, sizes: Sizes, device: torch.device) -> Plan:
-    """The plan of these tables: built and checked at the first call, found again afterwards.
+def product_plan(
+    tables: tuple[Tensor | None, ...], sizes: tuple[int, ...], device: torch.device
+) -> Plan:
+    """The plan of `Tables` and `Sizes`: built and checked once, found again afterwards.
 
     Raises:
         IndexRangeError: a value points outside its rows (checked on the CPU always, on a GPU
             where the environment has WEFT_CHECK=1).
     """
-    return _plans.get(tables, (sizes, device), lambda: _build(tables, sizes, device))
+    return _plans.get(
+        tables, (sizes, device), lambda: _build(Tables(*tables), Sizes(*sizes), device)
+    )
 
 
 def largest(index_out: Tensor) -> int:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from weft.core.cache import TensorCache
 from weft.errors import DTypeError, ShapeError
-from weft.products.autograd import accumulator
-from weft.products.forms import CANONICAL
+from weft.products.forms import CANONICAL, accumulator
 from weft.products.infos import SparseProductInfo, SparseScaleInfo
 from weft.products.ops import apply, publish
 from weft.products.plan import Tables
@@ -94,9 +93,7 @@ def sparse_scale(
         raise _not_an_info("info_fwd", info_fwd, "SparseScaleInfo")
     tables = Tables(info_fwd.index, None, info_fwd.seg_out, None, info_fwd.index_out)
     scale = _cast(info_fwd.scale, input)
-    result = apply(
-        "scale", input, None, scale, tables, out_size=info_fwd.out_size, backend=backend
-    )
+    result = apply("scale", input, None, scale, tables, out_size=info_fwd.out_size, backend=backend)
     _check_backward("info_bwd", info_bwd, input)
     return result
 

@@ -1,0 +1,64 @@
+# Two commands: `make demo` runs the main job, `make test` the tests; each sets up what it needs.
+# A python whose torch was built for a GPU is used as it is; any other gets a .venv of its own.
+PYTHON ?= python3
+VERSION := $(shell $(PYTHON) -c "import sys; print('%d.%d %d' % (sys.version_info[:2] + (sys.version_info >= (3, 11),)))" 2>/dev/null)
+ifneq ($(lastword $(VERSION)),1)
+$(error PYTHON=$(PYTHON) is $(or $(firstword $(VERSION)),not there), weft needs python 3.11 or newer: install one and name it, as in `make test PYTHON=python3.12`)
+endif
+
+GPU_TORCH := $(shell $(PYTHON) -c "import torch; print(torch.version.cuda or torch.version.hip or '')" 2>/dev/null)
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+ifneq ($(GPU_TORCH),)
+RUN := PYTHONPATH=src $(PYTHON)
+else
+RUN := .venv/bin/python
+READY := .venv/.ready
+DOCS_READY := .venv/.docs-ready
+endif
+
+demo: $(READY)  ## the main job: weft-demo/index.html
+	$(RUN) -m weft demo
+
+test: $(READY)  ## every test: natively, then the kernels in Triton's interpreter
+	$(RUN) -m pytest -q -n 2 --ignore=tests/compile
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n 2 tests/contract
+
+compile: $(READY)  ## every kernel built for sm_80, sm_90 and gfx942, against the snapshot
+	$(RUN) -m pytest -q -n 2 tests/compile
+
+lint: $(READY)  ## format, style, imports
+	$(RUN) -m ruff format --check -q .
+	$(RUN) -m ruff check -q .
+	$(RUN) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+types: $(READY)  ## mypy, strict
+	$(RUN) -m mypy
+
+doctest: $(READY)  ## every >>> in the sources, the README and the docs
+	$(RUN) -m pytest -q --doctest-modules --doctest-glob='*.md' src README.md docs
+
+docs: $(DOCS_READY)  ## docs/_build/html, with every example run
+	$(RUN) -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
+wheel: $(READY)  ## the wheel, built and tried in a venv of its own
+	.ci/try-wheel $(RUN)
+
+check: $(READY)  ## every contract on this machine's GPU, with a receipt
+	$(RUN) -m weft check
+
+bench: $(READY)  ## times and errors of the named workloads
+	$(RUN) -m weft bench
+
+help:  ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | awk '{ t = $$1; $$1 = ""; printf "make %-8s %s\n", t, $$0 }'
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(RUN) -m pip install -q -e '.[cpu,demo,dev]'
+	touch $@
+
+.venv/.docs-ready: .venv/.ready
+	$(RUN) -m pip install -q -e '.[docs]'
+	touch $@
+
+.PHONY: demo test compile lint types doctest docs wheel check bench help

@@ -1,0 +1,377 @@
+"""Triton kernels of the products: one for rows of any product, three with matrix tiles.
+
+    z[n,m] = Σ_{e ∈ segment m} s[term e] · x[n, index1[e]] ∘ y[n, index2[e]]
+
+A table pointer that is None is the identity.  z is contiguous; x and y have any strides.  Sums
+and products are formed in fp32 (fp64 for fp64), in an order that depends on shapes alone.
+Everything runs along grid axis 0.  WIDE: offsets may pass 2^31 elements, so they are int64.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["outer_kernel", "rows_kernel", "vecmat_batch_kernel", "vecmat_group_kernel"]
+
+
+@triton.jit
+def _row_of(index_ptr, entry, live):
+    """The row that each entry names."""
+    if index_ptr is None:
+        return entry
+    else:
+        return tl.load(index_ptr + entry, mask=live, other=0).to(entry.dtype)
+
+
+@triton.jit
+def _segment_of(indptr_ptr, m, INT: tl.constexpr):
+    """(first entry, number of entries) of segment m; without a table, entry m alone."""
+    if indptr_ptr is None:
+        return m, 1
+    else:
+        begin = tl.load(indptr_ptr + m).to(INT)
+        return begin, tl.load(indptr_ptr + m + 1).to(INT) - begin
+
+
+@triton.jit
+def _terms(
+    x_ptr,
+    y_ptr,
+    c,
+    live,
+    K,
+    C,
+    stride_xc,
+    stride_yk,
+    stride_yc,
+    OP: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """x ∘ y of each entry, [BLOCK_R, BLOCK_T, BLOCK_C]; x_ptr and y_ptr point to their rows.
+
+    For inner the sum over the channels in a lane is still to come.
+    """
+    mask = live & (c < C)  # [BLOCK_R, BLOCK_T, BLOCK_C]
+    if OP == "inner":
+        out = tl.zeros(mask.shape, ACC)
+        for c0 in range(0, C, BLOCK_C):
+            here = live & (c0 + c < C)
+            x = tl.load(x_ptr + (c0 + c) * stride_xc, mask=here, other=0.0).to(ACC)
+            out += x * tl.load(y_ptr + (c0 + c) * stride_yc, mask=here, other=0.0).to(ACC)
+        return out
+    elif OP == "vecmat":
+        out = tl.zeros(mask.shape, ACC)
+        for k in range(K):
+            x = tl.load(x_ptr + k * stride_xc, mask=live, other=0.0).to(ACC)
+            y = tl.load(y_ptr + k * stride_yk + c * stride_yc, mask=mask, other=0.0).to(ACC)
+            out += x * y
+        return out
+    elif OP == "outer":  # the K columns of a result row run fastest: c = c1 K + c2
+        x = tl.load(x_ptr + c // K * stride_xc, mask=mask, other=0.0).to(ACC)
+        return x * tl.load(y_ptr + c % K * stride_yc, mask=mask, other=0.0).to(ACC)
+    else:
+        x = tl.load(x_ptr + c * stride_xc, mask=mask, other=0.0).to(ACC)
+        if OP == "mul":
+            x *= tl.load(y_ptr + c * stride_yc, mask=mask, other=0.0).to(ACC)
+        elif OP == "vecsca":
+            x *= tl.load(y_ptr, mask=live, other=0.0).to(ACC)
+        return x
+
+
+@triton.jit(do_not_specialize=["N", "B", "M", "part"])
+def rows_kernel(
+    x_ptr,
+    y_ptr,
+    scale_ptr,
+    z_ptr,
+    indptr_ptr,
+    index1_ptr,
+    index2_ptr,
+    term_ptr,
+    N,
+    B,
+    M,
+    part,
+    K,
+    C,
+    stride_xn,
+    stride_xr,
+    stride_xc,
+    stride_yn,
+    stride_yr,
+    stride_yk,
+    stride_yc,
+    OP: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    ALONG_N: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """z[b,m,c] = Σ_{n ∈ part b} Σ_{e ∈ segment m} s[t] · (x[n,i] ∘ y[n,j])[c], any product.
+
+    A program owns BLOCK_R of the B·M result rows and BLOCK_C channels, and walks the entries of
+    each row BLOCK_T at a time.  ALONG_N: its rows are one m for BLOCK_R n, so that indices and
+    lengths are uniform; else they are neighbours in memory, each with a segment of its own.
+    ACCUMULATE: b is a part of `part` n's and an item is a pair (n, entry); else b is n.
+
+    Floor: every row that is named read once, z written once.  Bound: memory for mul, vecsca,
+    scale, inner (2 flops for 8 bytes), and for outer with few entries; vecmat here is for
+    matrices below a tensor-core tile, 2 flops for 4 bytes of matrix.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    num_c = 1 if OP == "inner" else tl.cdiv(C, BLOCK_C)
+    pid = tl.program_id(0).to(INT)
+    block = pid // num_c
+    c = (pid % num_c) * BLOCK_C + tl.arange(0, BLOCK_C)[None, None, :]  # [1, 1, BLOCK_C]
+    t = tl.arange(0, BLOCK_T)[None, :, None]  # [1, BLOCK_T, 1]
+    r = tl.arange(0, BLOCK_R)[:, None, None]  # [BLOCK_R, 1, 1]
+    if ALONG_N:
+        m = block % M
+        b = block // M * BLOCK_R + r
+    else:
+        m = (block * BLOCK_R + r) % M
+        b = (block * BLOCK_R + r) // M
+    inside = b < B  # [BLOCK_R, 1, 1]
+    begin, length = _segment_of(indptr_ptr, m, INT)
+    items = length
+    if ACCUMULATE:
+        items *= tl.minimum(N - b * part, part)
+    most = tl.max(tl.where(inside, items, 0))
+
+    acc = tl.zeros((BLOCK_R, BLOCK_T, BLOCK_C), ACC)
+    for q0 in range(0, most, BLOCK_T):
+        q = q0 + t
+        live = q < items  # [BLOCK_R or 1, BLOCK_T, 1]
+        n, entry = b, begin + q
+        if ACCUMULATE:
+            turn = tl.maximum(length, 1)
+            n, entry = b * part + q // turn, begin + q % turn
+        i = _row_of(index1_ptr, entry, live)
+        j = _row_of(index2_ptr, entry, live)
+        x_row = x_ptr + n * stride_xn + i * stride_xr  # [BLOCK_R, BLOCK_T, 1]
+        y_row = y_ptr if y_ptr is None else y_ptr + n * stride_yn + j * stride_yr
+        term = _terms(
+            x_row, y_row, c, live & inside, K, C, stride_xc, stride_yk, stride_yc,
+            OP, ACC, BLOCK_C,
+        )  # fmt: skip
+        if scale_ptr is not None:
+            weight = _row_of(term_ptr, entry, live)
+            term *= tl.load(scale_ptr + weight, mask=live, other=0.0).to(ACC)
+        acc += term
+
+    z = tl.sum(acc, axis=1, keep_dims=True)  # [BLOCK_R, 1, BLOCK_C]
+    row = b * M + m
+    if OP == "inner":
+        z = tl.sum(z, axis=2, keep_dims=True)  # [BLOCK_R, 1, 1]
+        tl.store(z_ptr + row, z.to(z_ptr.dtype.element_ty), mask=inside)
+    else:
+        tl.store(z_ptr + row * C + c, z.to(z_ptr.dtype.element_ty), mask=inside & (c < C))
+
+
+@triton.jit
+def _dot(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + x @ y; factors of different dtypes meet in the accumulator's."""
+    if x.dtype != y.dtype:
+        return tl.dot(x.to(ACC), y.to(ACC), acc, input_precision=PRECISION, out_dtype=ACC)
+    else:
+        return tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=ACC)
+
+
+@triton.jit(do_not_specialize=["N", "M"])
+def vecmat_batch_kernel(
+    x_ptr,
+    y_ptr,
+    scale_ptr,
+    z_ptr,
+    indptr_ptr,
+    index1_ptr,
+    index2_ptr,
+    term_ptr,
+    N,
+    M,
+    K,
+    C,
+    stride_xn,
+    stride_xr,
+    stride_xc,
+    stride_yr,
+    stride_yk,
+    stride_yc,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """z[n,m,c] = Σ_e s[t] Σ_k x[n,i,k] y[j,k,c]: matrices shared over n, a GEMM over n.
+
+    A program owns BLOCK_N n's of one m and BLOCK_C columns; it walks the entries of m, and K in
+    blocks.  Floor: x and z once (y stays in L2); at K = C = 128 in fp32, 64 flops a byte: memory
+    bound where three TF32 products are, compute bound in IEEE.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    num_c, num_k = tl.cdiv(C, BLOCK_C), tl.cdiv(K, BLOCK_K)
+    pid = tl.program_id(0).to(INT)
+    m = pid // num_c % M
+    n = pid // num_c // M * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    c = (pid % num_c) * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
+    begin, length = _segment_of(indptr_ptr, m, INT)
+    x_n = x_ptr + n[:, None] * stride_xn  # [BLOCK_N, 1]
+    y_c = y_ptr + c[None, :] * stride_yc  # [1, BLOCK_C]
+    acc = tl.zeros((BLOCK_N, BLOCK_C), ACC)
+    for q in range(0, length * num_k):
+        entry = begin + q // num_k
+        k = q % num_k * BLOCK_K + tl.arange(0, BLOCK_K)  # [BLOCK_K]
+        i, j = _row_of(index1_ptr, entry, True), _row_of(index2_ptr, entry, True)
+        x_mask, y_mask = (n < N)[:, None] & (k < K)[None, :], (k < K)[:, None] & (c < C)[None, :]
+        x = tl.load(x_n + i * stride_xr + k[None, :] * stride_xc, mask=x_mask, other=0.0)
+        y = tl.load(y_c + j * stride_yr + k[:, None] * stride_yk, mask=y_mask, other=0.0)
+        if scale_ptr is None:
+            acc = _dot(x, y, acc, ACC, PRECISION)
+        else:
+            scale = tl.load(scale_ptr + _row_of(term_ptr, entry, True)).to(ACC)
+            acc += scale * _dot(x, y, tl.zeros_like(acc), ACC, PRECISION)
+    z = z_ptr + (n * M + m)[:, None] * C + c[None, :]
+    tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(n < N)[:, None] & (c < C)[None, :])
+
+
+@triton.jit(do_not_specialize=["M", "num_tiles"])
+def vecmat_group_kernel(
+    x_ptr,
+    y_ptr,
+    scale_ptr,
+    z_ptr,
+    tile_ptr,
+    owner_ptr,
+    index1_ptr,
+    index_z_ptr,
+    term_ptr,
+    M,
+    num_tiles,
+    K,
+    C,
+    stride_xn,
+    stride_xr,
+    stride_xc,
+    stride_yn,
+    stride_yr,
+    stride_yk,
+    stride_yc,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """z[n, index_z[e], c] = s[t] Σ_k x[n,i,k] y[n,j,k,c]: entries that share a matrix together.
+
+    Entries are sorted by matrix; tile p holds at most BLOCK_R of them, all with matrix owner[p].
+    A program owns one tile of one n and BLOCK_C columns.  No two entries write one row of z.
+    Floor: y once, x and z once; memory bound up to about BLOCK_R = 64 entries a matrix in fp32.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    num_c = tl.cdiv(C, BLOCK_C)
+    pid = tl.program_id(0).to(INT)
+    p = pid // num_c % num_tiles
+    n = pid // num_c // num_tiles
+    c = (pid % num_c) * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
+    begin, length = _segment_of(tile_ptr, p, INT)
+    entry = begin + tl.arange(0, BLOCK_R)  # [BLOCK_R]
+    live = entry < begin + length
+    j = _row_of(owner_ptr, p, True)
+    x_row = x_ptr + n * stride_xn + _row_of(index1_ptr, entry, live)[:, None] * stride_xr
+    y_row = y_ptr + n * stride_yn + j * stride_yr
+    acc = tl.zeros((BLOCK_R, BLOCK_C), ACC)
+    for k0 in range(0, K, BLOCK_K):
+        k = k0 + tl.arange(0, BLOCK_K)  # [BLOCK_K]
+        x_mask, y_mask = live[:, None] & (k < K)[None, :], (k < K)[:, None] & (c < C)[None, :]
+        x = tl.load(x_row + k[None, :] * stride_xc, mask=x_mask, other=0.0)
+        y = tl.load(y_row + k[:, None] * stride_yk + c[None, :] * stride_yc, mask=y_mask, other=0.0)
+        acc = _dot(x, y, acc, ACC, PRECISION)
+    if scale_ptr is not None:
+        term = _row_of(term_ptr, entry, live)
+        acc *= tl.load(scale_ptr + term, mask=live, other=0.0).to(ACC)[:, None]
+    row = n * M + _row_of(index_z_ptr, entry, live)
+    z = z_ptr + row[:, None] * C + c[None, :]
+    tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=live[:, None] & (c < C)[None, :])
+
+
+@triton.jit(do_not_specialize=["N", "M", "part"])
+def outer_kernel(
+    x_ptr,
+    y_ptr,
+    scale_ptr,
+    z_ptr,
+    indptr_ptr,
+    index1_ptr,
+    index2_ptr,
+    term_ptr,
+    N,
+    M,
+    part,
+    C,
+    D,
+    stride_xn,
+    stride_xr,
+    stride_xc,
+    stride_yn,
+    stride_yr,
+    stride_yd,
+    ACCUMULATE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """z[b,m,c,d] = Σ_{n ∈ part b} Σ_{e ∈ segment m} s[t] · x[n,i,c] · y[n,j,d]: a GEMM with long K.
+
+    A program owns a tile [BLOCK_C, BLOCK_D] of one result row and walks its items, pairs
+    (n, entry), BLOCK_K at a time.  Without ACCUMULATE b is n.
+    Floor: x and y once, z once; with 128 channels each and many items, 32 flops a byte in fp32:
+    memory bound where three TF32 products are.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    num_c, num_d = tl.cdiv(C, BLOCK_C), tl.cdiv(D, BLOCK_D)
+    pid = tl.program_id(0).to(INT)
+    row = pid // (num_c * num_d)
+    m, b = row % M, row // M
+    c = pid // num_d % num_c * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
+    d = pid % num_d * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    begin, length = _segment_of(indptr_ptr, m, INT)
+    items = length
+    if ACCUMULATE:
+        items *= tl.minimum(N - b * part, part)
+    acc = tl.zeros((BLOCK_C, BLOCK_D), ACC)
+    for q0 in range(0, items, BLOCK_K):
+        q = q0 + tl.arange(0, BLOCK_K)  # [BLOCK_K]
+        live = q < items
+        n, entry = b, begin + q
+        if ACCUMULATE:
+            n, entry = b * part + q // length, begin + q % length
+        i, j = _row_of(index1_ptr, entry, live), _row_of(index2_ptr, entry, live)
+        x = tl.load(
+            x_ptr + (n * stride_xn + i * stride_xr)[:, None] + c[None, :] * stride_xc,
+            mask=live[:, None] & (c < C)[None, :],
+            other=0.0,
+        )  # [BLOCK_K, BLOCK_C]
+        y = tl.load(
+            y_ptr + (n * stride_yn + j * stride_yr)[:, None] + d[None, :] * stride_yd,
+            mask=live[:, None] & (d < D)[None, :],
+            other=0.0,
+        )  # [BLOCK_K, BLOCK_D]
+        if scale_ptr is not None:
+            term = _row_of(term_ptr, entry, live)
+            # not in the inputs' dtype: a product rounded there would be past the error bound
+            x = x.to(ACC) * tl.load(scale_ptr + term, mask=live, other=0.0).to(ACC)[:, None]
+        acc = _dot(tl.trans(x), y, acc, ACC, PRECISION)
+    z = z_ptr + (row * C + c)[:, None] * D + d[None, :]
+    tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(c < C)[:, None] & (d < D)[None, :])
