@@ -38,10 +38,16 @@ Run = Callable[[str, Tensor, Tensor | None, Tensor | None, Plan, str, bool], Ten
 @functools.cache
 def _runner(backend: str | None, device: str) -> Run:
     """The body that serves; a backend is imported when it first does."""
-    chosen = choose(backend, device)
-    if chosen == "triton":
-        return importlib.import_module("weft.products.launch").product  # type: ignore[no-any-return]
-    return getattr(importlib.import_module("weft.products.cpu"), f"product_{chosen}")  # type: ignore[no-any-return]
+    module, name = _BODIES[choose(backend, device)]
+    body: Run = getattr(importlib.import_module(f"weft.products.{module}"), name)
+    return body
+
+
+_BODIES = {
+    "triton": ("launch", "product"),
+    "numba": ("cpu", "product_numba"),
+    "torch": ("blocked", "product_torch"),
+}
 
 
 def _body(

@@ -1,0 +1,166 @@
+"""The torch path of the products: always there, on any device, in chunks that stay in cache.
+
+    z[n,m] = Σ_{k ∈ segment m} s[t] · x[n,i] ∘ y[n,j]
+
+A chunk is a run of entries for a run of n.  Its rows are gathered, multiplied in the dtype of
+sums, and added segment by segment in order, without atomics: results repeat bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.core.explain import Launch, record, recording
+from weft.core.plan import Plan, Table
+from weft.products.forms import PRODUCTS, accumulator
+
+__all__ = ["product_torch"]
+
+_EINSUM = {
+    "mul": ("kc", "kc", "kc"),
+    "outer": ("kc", "kd", "kcd"),
+    "inner": ("kc", "kc", "k"),
+    "vecmat": ("kc", "kcd", "kd"),
+    "vecsca": ("kc", "k", "kc"),
+    "scale": ("kc", "", "kc"),
+}
+
+_CHUNK = {"cpu": 2**18, "cuda": 2**24}
+"""Numbers gathered at a time: 1 MB stays in a core's cache, 64 MB fill a GPU."""
+
+
+class _Chunk(NamedTuple):
+    """Entries begin .. end-1, which belong to the rows first .. last-1."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+def product_torch(
+    op: str,
+    first: Tensor,
+    second: Tensor | None,
+    scale: Tensor | None,
+    plan: Plan,
+    roles: str,
+    accumulate: bool,
+) -> Tensor:
+    """See `weft.products.launch.product`: the same arguments, the same result."""
+    table = plan.table(roles)
+    operands = [first] if second is None else [first, second]
+    batched = [a.dim() == d + 2 for a, d in zip(operands, PRODUCTS[op].dims[:2], strict=False)]
+    sizes = [a.shape[0] for a, has_n in zip(operands, batched, strict=True) if has_n]
+    batch = sizes[0] if sizes else None
+    equation, channels = _equation(op, operands, batched, accumulate)
+    lead = [] if batch is None or accumulate else [batch]
+    wide = accumulator(first.dtype)
+    out = torch.zeros(*lead, table.num_rows, *channels, dtype=wide, device=first.device)
+    width = max(math.prod(a.shape[len(a.shape) - d :]) for a, d in _shapes(op, operands, out))
+    room = _CHUNK.get(first.device.type, _CHUNK["cpu"]) // max(width, 1)
+    entries = max(1, min(room, table.num_entries))
+    step = max(1, room // entries)
+    chunks = plan.derived((roles, "chunks", entries), lambda: _chunks(table, entries))
+    for n in range(0, 1 if batch is None else batch, step):
+        part = [a[n : n + step] if has_n else a for a, has_n in zip(operands, batched, strict=True)]
+        target = out[n : n + step] if lead else out
+        for chunk in chunks:
+            terms = _terms(part, batched, scale, table, chunk, equation, wide)
+            _add(target, terms, table, chunk, len(lead))
+    if recording():
+        tile: dict[str, int | str] = {"entries": entries, "batch": step}
+        room_bytes = entries * step * width * out.element_size()
+        record(Launch("torch", op, tile, len(chunks), room_bytes))
+    return out.to(first.dtype)
+
+
+def _shapes(op: str, operands: list[Tensor], out: Tensor) -> list[tuple[Tensor, int]]:
+    return list(
+        zip(
+            (*operands, out),
+            (*PRODUCTS[op].dims[: len(operands)], PRODUCTS[op].dims[2]),
+            strict=True,
+        )
+    )
+
+
+def _equation(
+    op: str, operands: list[Tensor], batched: list[bool], accumulate: bool
+) -> tuple[str, list[int]]:
+    """The einsum of a chunk, and the channels of a result row."""
+    words = _EINSUM[op]
+    sizes: dict[str, int] = {}
+    for word, a in zip(words, operands, strict=False):
+        channels = word[1:]
+        sizes |= dict(zip(channels, a.shape[a.dim() - len(channels) :], strict=True))
+    inputs = ["n" * has_n + word for has_n, word in zip(batched, words, strict=False)]
+    keep = "n" if any(batched) and not accumulate else ""
+    return f"{','.join(inputs)}->{keep}{words[2]}", [sizes[c] for c in words[2][1:]]
+
+
+def _chunks(table: Table, entries: int) -> list[_Chunk]:
+    """Runs of at most `entries` entries, with the rows each one touches."""
+    if table.indptr is None:
+        stop = table.num_entries
+        return [
+            _Chunk(b, e, b, e) for b in range(0, stop, entries) for e in [min(b + entries, stop)]
+        ]
+    begin, stop = (int(v) for v in table.indptr[[0, -1]])
+    bounds = [*range(begin, stop, entries), stop]
+    marks = torch.tensor(bounds, dtype=table.indptr.dtype, device=table.indptr.device)
+    first = (torch.searchsorted(table.indptr, marks, right=True) - 1).tolist()
+    last = torch.searchsorted(table.indptr, marks).tolist()
+    return [
+        _Chunk(b, e, first[i], last[i + 1])
+        for i, (b, e) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+    ]
+
+
+def _terms(
+    operands: list[Tensor],
+    batched: list[bool],
+    scale: Tensor | None,
+    table: Table,
+    chunk: _Chunk,
+    equation: str,
+    wide: torch.dtype,
+) -> Tensor:
+    """s · x ∘ y of the entries of a chunk, ([n], entries, *channels), in the dtype of sums."""
+    rows = [
+        _gather(a, index, chunk, int(has_n)).to(wide)
+        for a, index, has_n in zip(operands, (table.index1, table.index2), batched, strict=False)
+    ]
+    if scale is not None:
+        weights = _gather(scale, table.term, chunk, 0).to(wide)
+        lead = rows[0].dim() - int(batched[0]) - 1
+        rows[0] = rows[0] * weights.reshape(-1, *(1,) * lead)
+    return torch.einsum(equation, *rows)
+
+
+def _gather(a: Tensor, index: Tensor | None, chunk: _Chunk, dim: int) -> Tensor:
+    if index is None:
+        return a.narrow(dim, chunk.begin, chunk.end - chunk.begin)
+    return a.index_select(dim, index[chunk.begin : chunk.end])
+
+
+def _add(out: Tensor, terms: Tensor, table: Table, chunk: _Chunk, dim: int) -> None:
+    """Add terms to their rows, in order."""
+    here = out.narrow(dim, chunk.first, chunk.last - chunk.first)
+    if table.indptr is None:
+        here += terms
+        return
+    bounds = table.indptr[chunk.first : chunk.last + 1].clamp(chunk.begin, chunk.end)
+    lengths = bounds.diff()
+    if out.device.type == "cpu":
+        rows = torch.repeat_interleave(lengths, output_size=chunk.end - chunk.begin)
+        here.index_add_(dim, rows, terms)
+    else:  # index_add_ is not repeatable on a GPU
+        lengths = lengths.expand(*terms.shape[:dim], -1)
+        here += torch.segment_reduce(
+            terms.contiguous(), "sum", lengths=lengths, axis=dim, unsafe=True
+        )

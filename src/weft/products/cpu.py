@@ -1,0 +1,161 @@
+"""The numba path of the products: CPU tensors, rows in parallel, channels in vector lanes.
+
+Entries of a row are added in order; long segments are cut at fixed places and sums over n in
+fixed parts, so the bits do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.core.explain import Launch, record, recording
+from weft.core.plan import Plan, Table
+from weft.products.forms import PRODUCTS, accumulator
+
+__all__ = ["product_numba"]
+
+SERIAL = 100_000
+"""Multiplications below which one thread is faster: a parallel call costs about 50 µs."""
+
+PARTS = 32
+"""Most parts that a sum over n is split into."""
+
+Array = np.ndarray[Any, Any]
+
+# numba's simplest threading layer ends the process when two threads enter it
+_one_at_a_time = threading.Lock()
+
+
+class _Forked:
+    """OpenMP's threads do not survive a fork; a forked process runs serially."""
+
+    here = False
+
+
+os.register_at_fork(after_in_child=lambda: setattr(_Forked, "here", True))
+
+
+def product_numba(
+    op: str,
+    first: Tensor,
+    second: Tensor | None,
+    scale: Tensor | None,
+    plan: Plan,
+    roles: str,
+    accumulate: bool,
+) -> Tensor:
+    """See `weft.products.launch.product`: the same arguments, the same result.
+
+    16-bit inputs are widened first and the result is rounded at the end; inputs that are not
+    contiguous are copied (a stride of 0 over n is not: that operand is shared).
+    """
+    dims = PRODUCTS[op].dims
+    wide = accumulator(first.dtype)
+    batch = _batch(first, dims[0])
+    if second is not None and batch is None:
+        batch = _batch(second, dims[1])
+    channels = _channels(op, first, second)
+    table = plan.table(roles)
+    x = _rows(first, dims[0], wide)
+    y = x[:1] if second is None else _rows(second, dims[1], wide)
+    s = np.empty(0, x.dtype) if scale is None else scale.detach().to(wide).contiguous().numpy()
+    indices = plan.derived((roles, "arrays"), lambda: _arrays(table))
+
+    summed = accumulate and batch is not None
+    size = 1 if batch is None else batch
+    parts = min(size, PARTS) if summed else size
+    part = -(-size // parts) if parts else 1
+    width = math.prod(channels)
+    pieces = table.num_rows if table.slices is None else table.slices.num_pieces
+    out = torch.empty(parts, pieces, width, dtype=wide)
+    if min(x.shape[0], y.shape[0]) == 0 or 0 in (size, table.num_entries):
+        out.zero_()
+    else:
+        work = size * table.num_entries * max(x.shape[2], y.shape[2])
+        _run(work, op, x, y, s, *indices, size, part, out.numpy())
+    if recording():
+        copied = sum(a.nbytes for a in (x, y) if first.dtype != wide)
+        record(Launch("numba", op, {"part": part}, parts * pieces, copied))
+    if table.slices is not None:
+        out = _sum_pieces(out, table.slices.owner_indptr, table.num_rows)
+    if summed:
+        out = _sum_pieces(out.reshape(1, parts, -1), torch.tensor([0, parts]), 1)
+    lead = [] if batch is None or summed else [batch]
+    return out.reshape(*lead, table.num_rows, *channels).to(first.dtype)
+
+
+def _batch(operand: Tensor, dims: int) -> int | None:
+    return operand.shape[0] if operand.dim() == dims + 2 else None
+
+
+def _channels(op: str, first: Tensor, second: Tensor | None) -> tuple[int, ...]:
+    """The dimensions of a result row."""
+    if op == "inner":
+        return ()
+    if op == "vecmat" and second is not None:
+        return (second.shape[-1],)
+    if op == "outer" and second is not None:
+        return (first.shape[-1], second.shape[-1])
+    return (first.shape[-1],)
+
+
+def _rows(operand: Tensor, dims: int, wide: torch.dtype) -> Array:
+    """(N or 1, rows, numbers of a row), contiguous, in the dtype of sums."""
+    operand = operand.detach()
+    if operand.dim() == dims + 1:
+        operand = operand.unsqueeze(0)
+    elif operand.shape[0] > 1 and operand.stride(0) == 0:
+        operand = operand[:1]
+    width = math.prod(operand.shape[2:])
+    rows: Array = operand.reshape(*operand.shape[:2], width).to(wide).contiguous().numpy()
+    return rows
+
+
+def _arrays(table: Table) -> tuple[Array, Array, Array, Array]:
+    """indptr, index1, index2, term as int64 arrays; a missing one is the identity."""
+    identity = np.arange(table.num_entries + 1)
+    indptr = table.indptr if table.slices is None else table.slices.indptr
+    given = (indptr, table.index1, table.index2, table.term)
+    arrays = [identity if i is None else i.numpy().astype(np.int64) for i in given]
+    return arrays[0], arrays[1], arrays[2], arrays[3]
+
+
+def _run(work: int, op: str, *arguments: Any) -> None:
+    from weft.products import loops
+
+    if work < SERIAL or _Forked.here or torch.get_num_threads() == 1:
+        loops.serial(loops.CODES[op], *arguments)
+        return
+    with _one_at_a_time:
+        loops.parallel(loops.CODES[op], *arguments)
+
+
+def _sum_pieces(rows: Tensor, indptr: Tensor, num_rows: int) -> Tensor:
+    """(parts, pieces, width) → (parts, num_rows, width), pieces added in order."""
+    out = torch.empty(rows.shape[0], num_rows, rows.shape[2], dtype=rows.dtype)
+    pieces = np.arange(rows.shape[1])
+    x = rows.numpy()
+    none = np.empty(0, x.dtype)
+    bounds = indptr.numpy().astype(np.int64)
+    _run(
+        rows.numel(),
+        "scale",
+        x,
+        x[:1],
+        none,
+        bounds,
+        pieces,
+        pieces,
+        pieces,
+        len(x),
+        1,
+        out.numpy(),
+    )
+    return out
