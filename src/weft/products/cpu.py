@@ -86,7 +86,9 @@ def product_numba(
     if table.slices is not None:
         out = _sum_pieces(out, table.slices.owner_indptr, table.num_rows)
     if summed:
-        out = _sum_pieces(out.reshape(1, parts, -1), torch.tensor([0, parts]), 1)
+        out = _sum_pieces(
+            out.reshape(1, parts, table.num_rows * width), torch.tensor([0, parts]), 1
+        )
     lead = [] if batch is None or summed else [batch]
     return out.reshape(*lead, table.num_rows, *channels).to(first.dtype)
 

@@ -1,0 +1,10 @@
+"""Tools that test kernels: error bounds, op contracts, poisoned memory, interpreter, compiler.
+
+`weft.testing.interpreter`, `.sanitizer` and `.compiler` need triton, `.strategies` needs
+hypothesis; they are imported by themselves.
+"""
+
+from weft.testing.bounds import assert_within_bound, bound_ratio, error_bound
+from weft.testing.memory import poisoned_memory
+
+__all__ = ["assert_within_bound", "bound_ratio", "error_bound", "poisoned_memory"]

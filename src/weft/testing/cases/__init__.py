@@ -1,0 +1,13 @@
+"""The contract cases of each family, as data; `suites()` is what `weft check` runs."""
+
+from __future__ import annotations
+
+from weft.testing.cases import products
+from weft.testing.cases.suite import Suite
+
+__all__ = ["Suite", "suites"]
+
+
+def suites() -> list[Suite]:
+    """The cases of every family."""
+    return [products.suite()]

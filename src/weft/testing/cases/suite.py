@@ -1,0 +1,20 @@
+"""What a family registers: its cases, by the promises they are checked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from weft.testing.contract import Case
+
+__all__ = ["Suite"]
+
+
+class Suite(NamedTuple):
+    """The contract cases of one family."""
+
+    cases: list[Case]  # values and derivatives, in every dtype
+    full: list[Case]  # every promise of a body: layouts, repeatability, subsets, index types
+    small: list[Case]  # numerical gradients
+    doors: list[Case]  # compile, export, transforms, ...
+    large: tuple[Callable[[str], None], ...]  # offsets past 2^31, on a GPU

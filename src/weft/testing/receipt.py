@@ -1,0 +1,114 @@
+"""Every contract on one device, and the receipt of it: what `weft check` runs and leaves."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.progress import track
+from weft.testing.cases import Suite, suites
+from weft.testing.contract import BODY_CHECKS, Case, Setting, check_values
+from weft.testing.doors import DOOR_CHECKS, check_cuda_graph, check_numerical
+
+__all__ = ["Receipt", "check_all"]
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Receipt:
+    """What was checked, on what, with what result.
+
+    `worst` gives, by case family and dtype, the largest ratio of an error to its bound.
+    """
+
+    machine: Mapping[str, Any]
+    checks: int = 0
+    worst: dict[str, dict[str, float]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def json(self) -> str:
+        """The receipt as a JSON document."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+    def __str__(self) -> str:
+        largest = max((r for of in self.worst.values() for r in of.values()), default=0.0)
+        lines = [
+            f"{self.checks} checks, {len(self.failures)} failed; "
+            f"the largest error is {largest:.2f} of its bound"
+        ]
+        return "\n".join(lines + self.failures)
+
+    def note(self, kind: str, dtype: str, ratio: float) -> None:
+        """Keep the worst ratio of a kind of case."""
+        of_kind = self.worst.setdefault(kind, {})
+        of_kind[dtype] = max(of_kind.get(dtype, 0.0), ratio)
+
+
+class _Check(NamedTuple):
+    """One promise for one case; `run` returns ratios of errors to bounds, or raises."""
+
+    name: str
+    kind: str
+    dtype: str
+    run: Callable[[], Mapping[str, float] | None]
+
+
+def check_all(device: torch.device, machine: Mapping[str, Any]) -> Receipt:
+    """Run the contracts of all families on a device.
+
+    Args:
+        device: "cuda" runs the Triton kernels, "cpu" the numba and torch bodies.
+        machine: what the receipt says about where it was made.
+    """
+    receipt = Receipt(dict(machine))
+    checks = [check for suite in suites() for check in _checks(suite, device.type)]
+    for check in track(checks, "contracts"):
+        receipt.checks += 1
+        try:
+            ratios = check.run() or {}
+        except Exception as error:  # noqa: BLE001 - the receipt lists every way to fail
+            first = str(error).strip().splitlines() or [""]
+            receipt.failures.append(f"{check.name}: {type(error).__name__}: {first[0]}")
+            continue
+        for ratio in ratios.values():
+            receipt.note(check.kind, check.dtype, ratio)
+    return receipt
+
+
+def _checks(suite: Suite, device: str) -> Iterator[_Check]:
+    backends = ("triton",) if device == "cuda" else ("numba", "torch")
+    for backend in backends:
+        for case in suite.cases:
+            for dtype in DTYPES:
+                yield _of_body(check_values, case, Setting(device, dtype, backend))
+        for case in suite.full:
+            for check in BODY_CHECKS[1:]:
+                yield _of_body(check, case, Setting(device, torch.float32, backend))
+    doors = (*DOOR_CHECKS, check_cuda_graph) if device == "cuda" else DOOR_CHECKS
+    for case in suite.doors:
+        for door in doors:
+            yield _of_door(door, case, device)
+    for case in suite.small:
+        yield _of_door(check_numerical, case, device)
+    if device == "cuda":
+        for large in suite.large:
+            yield _Check(large.__name__, "large", "float16", functools.partial(large, device))
+
+
+def _of_body(
+    check: Callable[[Case, Setting], dict[str, float]], case: Case, setting: Setting
+) -> _Check:
+    dtype = str(setting.dtype).removeprefix("torch.")
+    name = f"{check.__name__} of {case.name}, {setting.backend} {dtype}"
+    return _Check(name, case.name.split(",")[0], dtype, functools.partial(check, case, setting))
+
+
+def _of_door(check: Callable[..., None], case: Case, device: str) -> _Check:
+    run = functools.partial(check, case, device)
+    return _Check(f"{check.__name__} of {case.name}", case.name.split(",")[0], "float64", run)

@@ -1,0 +1,49 @@
+"""The contract of the seven products, `sparse_{op}`, the thin forms and `sparse_scale`.
+
+Every mode of every op on every backend of this process: numba and torch, or with
+TRITON_INTERPRET=1 the Triton kernels.  The cases are in weft.testing.cases.products.
+"""
+
+import pytest
+import torch
+
+from tests.conftest import BACKENDS, INTERPRETED
+from weft.testing.cases import products
+from weft.testing.contract import (
+    Setting,
+    check_index_types,
+    check_layouts,
+    check_repeatable,
+    check_subsets,
+    check_values,
+)
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SUITE = products.suite()
+
+# an interpreted program takes a millisecond: there each case meets one of the dtypes
+SETTINGS = [
+    pytest.param(case, dtype, id=f"{case.name}-{str(dtype)[6:]}")
+    for i, case in enumerate(SUITE.cases)
+    for j, dtype in enumerate(DTYPES)
+    if not INTERPRETED or i % 4 == j
+]
+
+
+def named(case):
+    return case.name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("case", "dtype"), SETTINGS)
+def test_values_and_derivatives(case, dtype, backend):
+    check_values(case, Setting(dtype=dtype, backend=backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", SUITE.full, ids=named)
+@pytest.mark.parametrize(
+    "check", [check_layouts, check_repeatable, check_subsets, check_index_types]
+)
+def test_promises(check, case, backend):
+    check(case, Setting(backend=backend))
