@@ -23,28 +23,28 @@ __all__ = [
 Index = Sequence[int] | range | np.ndarray[Any, Any] | Tensor
 Scale = Sequence[float] | np.ndarray[Any, Any] | Tensor
 
-I = TypeVar("I", bound="_Movable")  # noqa: E741 - an info
+I = TypeVar("I", bound="Movable")  # noqa: E741 - an info
 
 
-class _Movable:
-    """`.to`, `.cuda`, `.cpu` of a NamedTuple of tensors: dtypes change `scale` only."""
+class Movable:
+    """`.to`, `.cuda`, `.cpu` of a NamedTuple of tensors; a dtype is for its real numbers only."""
 
     def to(self: I, *args: Any, **kwargs: Any) -> I:
-        """The info on another device, or with its scale in another dtype; indices stay integer."""
+        """On another device, or with real numbers in another dtype; indices stay integer."""
         device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
         fields = self._asdict()  # type: ignore[attr-defined]
         for name, value in fields.items():
             if isinstance(value, Tensor):
-                wanted = dtype if name == "scale" else None
+                wanted = dtype if value.is_floating_point() else None
                 fields[name] = value.to(device=device, dtype=wanted)
         return type(self)(**fields)
 
     def cuda(self: I, device: int | str | torch.device | None = None) -> I:
-        """The info on a GPU, the current one by default."""
+        """On a GPU, the current one by default."""
         return self.to(torch.device("cuda") if device is None else torch.device(device))
 
     def cpu(self: I) -> I:
-        """The info in host memory."""
+        """In host memory."""
         return self.to(torch.device("cpu"))
 
 
@@ -58,7 +58,7 @@ class _ProductFields(NamedTuple):
     out_size: int | None = None
 
 
-class SparseProductInfo(_Movable, _ProductFields):
+class SparseProductInfo(Movable, _ProductFields):
     """z[n,M] = Σ_{t ∈ segment M} scale[t] · x[n,index1[t]] ∘ y[n,index2[t]] as one value.
 
     Fields are those of `indexed_{op}_scale_gather` (`seg_out` is its `seg`); None is the identity.
@@ -75,7 +75,7 @@ class _ScaleFields(NamedTuple):
     out_size: int | None = None
 
 
-class SparseScaleInfo(_Movable, _ScaleFields):
+class SparseScaleInfo(Movable, _ScaleFields):
     """z[n,M] = Σ_{t ∈ segment M} scale[t] · x[n,index[t]] as one value; None is the identity."""
 
     __slots__ = ()

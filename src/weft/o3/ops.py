@@ -1,0 +1,120 @@
+"""Layers without parameters on features (N, irreps_dim, channels), built on `weft.products`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.core.cache import TensorCache
+from weft.errors import DTypeError, ShapeError
+from weft.o3.plan import IrrepsInfo
+from weft.products import SparseProductInfo, sparse_mul, sparse_vecmat
+
+__all__ = ["gating", "irrep_wise_linear", "tensor_dot_uu"]
+
+_scales: TensorCache[Tensor] = TensorCache()
+
+
+def tensor_dot_uu(
+    input1: Tensor,
+    input2: Tensor,
+    irreps_info: IrrepsInfo,
+    scaled: bool = True,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """z[n,i,c] = (2l_i+1)^(-1/2) Σ_{m ∈ irrep i} input1[n,m,c] · input2[n,m,c].
+
+    Args:
+        input1: (N, D, C), D the components of the irreps; without N it is shared over N.
+        input2: likewise.
+        irreps_info: from `irreps_info(irreps)`.
+        scaled: False leaves out the factor.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Returns:
+        (N, num_irreps, C), invariant under O(3); differentiable to any order.
+    """
+    _check_components("input1", input1, irreps_info)
+    _check_components("input2", input2, irreps_info)
+    info = SparseProductInfo(
+        scale=_component_scale(irreps_info) if scaled else None,
+        seg_out=irreps_info.irrep_seg,
+    )
+    return sparse_mul(input1, input2, info, backend=backend)
+
+
+def gating(
+    input: Tensor, gates: Tensor, irreps_info: IrrepsInfo, *, backend: str | None = None
+) -> Tensor:
+    """z[n,m,c] = input[n,m,c] · gates[n,i(m),c], i(m) the irrep of component m.
+
+    Args:
+        input: (N, D, C); without N it is shared over N.
+        gates: (N, num_irreps, C), invariant; without N they are shared over N.
+        irreps_info: from `irreps_info(irreps)`.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Returns:
+        (N, D, C), equivariant; differentiable to any order.
+    """
+    _check_components("input", input, irreps_info)
+    _check_irreps("gates", gates, 1, irreps_info)
+    info = SparseProductInfo(index2=irreps_info.irrep_index)
+    return sparse_mul(input, gates, info, backend=backend)
+
+
+def irrep_wise_linear(
+    input: Tensor, weight: Tensor, irreps_info: IrrepsInfo, *, backend: str | None = None
+) -> Tensor:
+    """z[n,m,d] = Σ_c input[n,m,c] · weight[i(m),c,d], i(m) the irrep of component m.
+
+    Args:
+        input: (N, D, Cin); without N it is shared over N.
+        weight: (num_irreps, Cin, Cout), or (N, num_irreps, Cin, Cout) with matrices of its own
+            for each n.
+        irreps_info: from `irreps_info(irreps)`.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Returns:
+        (N, D, Cout), equivariant; differentiable to any order.
+    """
+    _check_components("input", input, irreps_info)
+    _check_irreps("weight", weight, 2, irreps_info)
+    info = SparseProductInfo(index2=irreps_info.irrep_index)
+    return sparse_vecmat(input, weight, info, backend=backend)
+
+
+def _component_scale(info: IrrepsInfo) -> Tensor:
+    """1/√(2l+1) of each component's irrep."""
+    factors, index = info.rsqrt_dims, info.irrep_index
+    if torch.compiler.is_compiling():
+        return factors[index]
+    return _scales.get((factors, index), None, lambda: factors[index])
+
+
+def _check_components(name: str, a: Tensor, info: IrrepsInfo) -> None:
+    _check_info(info)
+    components = info.irrep_index.shape[0]
+    if a.dim() not in (2, 3) or a.shape[-2] != components:
+        raise ShapeError(
+            f"{name} is {tuple(a.shape)} but the irreps have {components} components: it must be "
+            f"(N, {components}, C), or ({components}, C). Pass matching irreps_info or features."
+        )
+
+
+def _check_irreps(name: str, a: Tensor, dims: int, info: IrrepsInfo) -> None:
+    if a.dim() not in (dims + 1, dims + 2) or a.shape[-dims - 1] != info.num_irreps:
+        raise ShapeError(
+            f"{name} is {tuple(a.shape)} but there are {info.num_irreps} irreps: it must be "
+            f"(N, {info.num_irreps}, {'C' if dims == 1 else 'Cin, Cout'}), or the same without N. "
+            "Pass one row for each instance of an irrep."
+        )
+
+
+def _check_info(info: IrrepsInfo) -> None:
+    if not isinstance(info, IrrepsInfo):
+        raise DTypeError(
+            f"irreps_info is a {type(info).__name__}: it must be an IrrepsInfo. "
+            "Build one with weft.o3.irreps_info('64x0e+32x1o')."
+        )
