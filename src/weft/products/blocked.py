@@ -8,6 +8,7 @@ sums, and added segment by segment in order, without atomics: results repeat bit
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -116,8 +117,7 @@ def _chunks(table: Table, entries: int) -> list[_Chunk]:
     first = (torch.searchsorted(table.indptr, marks, right=True) - 1).tolist()
     last = torch.searchsorted(table.indptr, marks).tolist()
     return [
-        _Chunk(b, e, first[i], last[i + 1])
-        for i, (b, e) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+        _Chunk(b, e, first[i], last[i + 1]) for i, (b, e) in enumerate(itertools.pairwise(bounds))
     ]
 
 

@@ -174,10 +174,46 @@ def rows_kernel(
 
 
 @triton.jit
+def _split_tf32(x):
+    """x = high + low, high rounded to TF32's 10 bits; low is exact, and 0 where x is infinite."""
+    bits = x.to(tl.int32, bitcast=True)
+    high = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, tl.where(high == x, 0.0, x - high)
+
+
+@triton.jit
+def _split_bf16(x):
+    """x = high + middle + low in bf16, up to 2⁻²⁶ of x; what is left is 0 where x is infinite."""
+    high = x.to(tl.bfloat16)
+    rest = tl.where(high.to(tl.float32) == x, 0.0, x - high.to(tl.float32))
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
 def _dot(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + x @ y; factors of different dtypes meet in the accumulator's."""
+    """acc + x @ y.  Factors of different dtypes meet in the accumulator's.
+
+    tf32x3 and bf16x6 form fp32 products of two (three) rounded parts, the small ones first.  By
+    hand, since tl.dot's own form adds each product to an accumulator of its own.
+    """
     if x.dtype != y.dtype:
-        return tl.dot(x.to(ACC), y.to(ACC), acc, input_precision=PRECISION, out_dtype=ACC)
+        return _dot(x.to(ACC), y.to(ACC), acc, ACC, PRECISION)
+    elif PRECISION == "tf32x3":
+        x_high, x_low = _split_tf32(x)
+        y_high, y_low = _split_tf32(y)
+        acc = tl.dot(x_low, y_high, acc, input_precision="tf32")
+        acc = tl.dot(x_high, y_low, acc, input_precision="tf32")
+        return tl.dot(x_high, y_high, acc, input_precision="tf32")
+    elif PRECISION == "bf16x6":
+        x_high, x_middle, x_low = _split_bf16(x)
+        y_high, y_middle, y_low = _split_bf16(y)
+        acc = tl.dot(x_low, y_high, acc)
+        acc = tl.dot(x_high, y_low, acc)
+        acc = tl.dot(x_middle, y_middle, acc)
+        acc = tl.dot(x_middle, y_high, acc)
+        acc = tl.dot(x_high, y_middle, acc)
+        return tl.dot(x_high, y_high, acc)
     else:
         return tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=ACC)
 
@@ -225,7 +261,7 @@ def vecmat_batch_kernel(
     x_n = x_ptr + n[:, None] * stride_xn  # [BLOCK_N, 1]
     y_c = y_ptr + c[None, :] * stride_yc  # [1, BLOCK_C]
     acc = tl.zeros((BLOCK_N, BLOCK_C), ACC)
-    for q in range(0, length * num_k):
+    for q in range(length * num_k):
         entry = begin + q // num_k
         k = q % num_k * BLOCK_K + tl.arange(0, BLOCK_K)  # [BLOCK_K]
         i, j = _row_of(index1_ptr, entry, True), _row_of(index2_ptr, entry, True)

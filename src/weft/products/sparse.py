@@ -9,12 +9,21 @@ from torch import Tensor
 
 from weft.core.cache import TensorCache
 from weft.errors import DTypeError, ShapeError
-from weft.products.forms import CANONICAL, accumulator
+from weft.products.forms import accumulator
 from weft.products.infos import SparseProductInfo, SparseScaleInfo
 from weft.products.ops import apply, publish
 from weft.products.plan import Tables
 
-__all__ = [*(f"sparse_{op}" for op in CANONICAL), "sparse_scale"]
+__all__ = [
+    "sparse_inner",
+    "sparse_mat_t_vec",
+    "sparse_mul",
+    "sparse_outer",
+    "sparse_scale",
+    "sparse_scavec",
+    "sparse_vecmat",
+    "sparse_vecsca",
+]
 
 _casts: TensorCache[Tensor] = TensorCache()
 
