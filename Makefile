@@ -41,7 +41,7 @@ docs: $(DOCS_READY)  ## docs/_build/html, with every example run
 	$(RUN) -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
 wheel: $(READY)  ## the wheel, built and tried in a venv of its own
-	.ci/try-wheel $(RUN)
+	.ci/try-wheel $(lastword $(RUN))
 
 check: $(READY)  ## every contract on this machine's GPU, with a receipt
 	$(RUN) -m weft check

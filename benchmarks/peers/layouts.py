@@ -1,0 +1,27 @@
+"""e3nn's mul_ir layout: for each degree the channels outside, its components inside, in a row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.suites.uuu import DEGREES, START
+
+__all__ = ["from_mul_ir", "to_mul_ir"]
+
+
+def to_mul_ir(x: Tensor) -> Tensor:
+    """(N, components, C) to (N, components * C)."""
+    parts = [x[:, START[d] : (d + 1) ** 2].mT.flatten(1) for d in DEGREES]
+    return torch.cat(parts, 1)
+
+
+def from_mul_ir(x: Tensor) -> Tensor:
+    """(N, components * C) to (N, components, C)."""
+    channels = x.shape[1] // (len(DEGREES) ** 2)
+    sizes = [channels * (2 * d + 1) for d in DEGREES]
+    parts = [
+        part.unflatten(1, (channels, 2 * d + 1)).mT
+        for part, d in zip(x.split(sizes, 1), DEGREES, strict=True)
+    ]
+    return torch.cat(parts, 1)

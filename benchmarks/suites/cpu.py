@@ -1,0 +1,32 @@
+"""Message passing on the CPU: rows of nodes and of edges multiplied, then added by node."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.suites.recipes import Random, product_workload
+from weft.bench.case import Case, Workload
+
+FAMILY = "products"
+
+
+def edge_mul(device: torch.device, batch: int | None) -> Workload:
+    nodes, edges, channels, random = 50_000, 500_000, 32, Random(device)
+    return product_workload(
+        "mul",
+        (random.normal(nodes, channels), random.normal(edges, channels)),
+        f"nodes={nodes} edges={edges} F={channels}",
+        index1=random.index(nodes, edges),
+        seg=random.segments(nodes, edges),
+    )
+
+
+CASES = [
+    Case(
+        "edge_mul",
+        "both shared, segmented",
+        edge_mul,
+        phases=("forward", "forward+backward"),
+        backends=("numba", "torch"),
+    )
+]

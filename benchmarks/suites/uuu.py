@@ -1,0 +1,135 @@
+"""W5: the fully coupled tensor product of 0e + 1o + 2e + 3o, with one weight a path and channel.
+
+    z[n,k,c] = Σ_{paths p} w[p,c] Σ_{i,j} C_p[i,j,k] x[n,i,c] y[n,j,c]
+
+C_p are Clebsch-Gordan coefficients in the real basis, of unit Frobenius norm.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.suites.recipes import Random
+from weft import products
+from weft.bench.case import Workload
+from weft.products.reference import indexed_product
+
+__all__ = ["DEGREES", "START", "coefficients", "paths", "uuu_seed"]
+
+DEGREES = (0, 1, 2, 3)
+START = {degree: degree**2 for degree in DEGREES}  # first component of a degree
+
+
+def paths() -> list[tuple[int, int, int]]:
+    """(l1, l2, l3) that couple and keep parity: |l1 - l2| ≤ l3 ≤ l1 + l2, l1 + l2 + l3 even."""
+    return [
+        (l1, l2, l3)
+        for l1 in DEGREES
+        for l2 in DEGREES
+        for l3 in DEGREES
+        if abs(l1 - l2) <= l3 <= l1 + l2 and (l1 + l2 + l3) % 2 == 0
+    ]
+
+
+@functools.cache
+def coefficients(l1: int, l2: int, l3: int) -> np.ndarray:
+    """(2l1+1, 2l2+1, 2l3+1) real coupling coefficients, exact zeros where they vanish."""
+    c = np.zeros((2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1), dtype=complex)
+    for m1 in range(-l1, l1 + 1):
+        for m2 in range(-l2, l2 + 1):
+            if abs(m1 + m2) <= l3:
+                c[l1 + m1, l2 + m2, l3 + m1 + m2] = _complex_basis(l1, m1, l2, m2, l3)
+    turned = np.einsum("abc,ai,bj,ck->ijk", c, _turn(l1), _turn(l2), _turn(l3).conj()).real
+    turned[abs(turned) < 2**-40] = 0
+    return turned / np.linalg.norm(turned)
+
+
+def _complex_basis(j1: int, m1: int, j2: int, m2: int, j: int) -> float:
+    """⟨j1 m1 j2 m2 | j m1+m2⟩ by Racah's sum."""
+    m, fact = m1 + m2, math.factorial
+    front = (2 * j + 1) * fact(j + j1 - j2) * fact(j - j1 + j2) * fact(j1 + j2 - j)
+    front *= fact(j + m) * fact(j - m) * fact(j1 - m1) * fact(j1 + m1)
+    front *= fact(j2 - m2) * fact(j2 + m2)
+    total = 0.0
+    for k in range(j1 + j2 - j + 1):
+        below = (j1 + j2 - j - k, j1 - m1 - k, j2 + m2 - k, j - j2 + m1 + k, j - j1 - m2 + k)
+        if min(below) >= 0:
+            total += (-1) ** k / (fact(k) * math.prod(map(fact, below)))
+    return math.sqrt(front / fact(j1 + j2 + j + 1)) * total
+
+
+def _turn(degree: int) -> np.ndarray:
+    """From the real basis (columns) to the complex one (rows), with the phase (-i)^l."""
+    q = np.zeros((2 * degree + 1, 2 * degree + 1), dtype=complex)
+    q[degree, degree] = 1
+    for m in range(1, degree + 1):
+        q[degree - m, degree + m] = math.sqrt(0.5)
+        q[degree - m, degree - m] = -1j * math.sqrt(0.5)
+        q[degree + m, degree + m] = (-1) ** m * math.sqrt(0.5)
+        q[degree + m, degree - m] = 1j * (-1) ** m * math.sqrt(0.5)
+    return (-1j) ** degree * q
+
+
+def _tables(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Tables of the two steps: couple to (path, k) rows, then weigh and add rows of one k.
+
+    Until static tables are printed as code, weights are a step of their own.
+    """
+    index1, index2, scale, lengths = [], [], [], []
+    path_of_row, out_of_row = [], []
+    for number, (l1, l2, l3) in enumerate(paths()):
+        table = coefficients(l1, l2, l3)
+        for k in range(2 * l3 + 1):
+            i, j = table[:, :, k].nonzero()
+            index1 += (START[l1] + i).tolist()
+            index2 += (START[l2] + j).tolist()
+            scale += table[i, j, k].tolist()
+            lengths.append(len(i))
+            path_of_row.append(number)
+            out_of_row.append(START[l3] + k)
+    order = np.argsort(out_of_row, kind="stable")
+    bounds = np.searchsorted(np.sort(out_of_row), np.arange(17))
+
+    def table_of(values: object) -> Tensor:
+        return torch.as_tensor(np.asarray(values), dtype=torch.int32, device=device)
+
+    couple = {
+        "index1": table_of(index1),
+        "index2": table_of(index2),
+        "seg": table_of([0, *np.cumsum(lengths)]),
+        "scale": torch.tensor(scale, device=device),
+    }
+    weigh = {
+        "index1": table_of(order),
+        "index2": table_of(np.asarray(path_of_row)[order]),
+        "seg": table_of(bounds),
+    }
+    return couple, weigh
+
+
+def uuu_seed(device: torch.device, batch: int | None) -> Workload:
+    n, channels, random = batch or 20_000, 128, Random(device)
+    couple, weigh = _tables(device)
+    inputs = (
+        random.normal(n, 16, channels),
+        random.normal(n, 16, channels),
+        random.normal(len(paths()), channels),
+    )
+
+    def function(x: Tensor, y: Tensor, w: Tensor, backend: str | None = None) -> Tensor:
+        rows = products.indexed_mul_scale_gather(x, y, **couple, backend=backend)
+        return products.indexed_mul_scale_gather(rows, w, **weigh, backend=backend)
+
+    def oracle(x: Tensor, y: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        rows = indexed_product("mul", x, y, **{**couple, "scale": scale})
+        return indexed_product("mul", rows, w, **weigh)
+
+    terms, rows = len(couple["scale"]), len(weigh["index1"])
+    flops = n * channels * (3 * terms + 2 * rows)
+    shape = f"N={n} components=16 C={channels} paths={len(paths())} terms={terms}"
+    return Workload("uuu", inputs, couple, function, oracle, flops, inputs[0].nbytes, shape)

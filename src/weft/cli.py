@@ -1,0 +1,140 @@
+"""The command `weft`: doctor, demo, bench, check, tune.
+
+Each command imports what it needs when it runs, so that `weft doctor` works where torch does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.errors import WeftError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 is good, 1 is a failure, 2 a wrong call."""
+    options, rest = _parser().parse_known_args(arguments)
+    if rest and options.command != "demo":
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return int(options.run(options, rest))
+    except WeftError as error:
+        _say(f"weft {options.command}: {error}")
+    except ModuleNotFoundError as error:
+        _say(
+            f"weft {options.command}: {error}, which this command needs: "
+            "run `weft doctor`, it says how to get it."
+        )
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="weft", description="Sums over structured sets of pairs.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    doctor = commands.add_parser("doctor", help="what this machine has, lacks, and what to do")
+    doctor.set_defaults(run=_doctor)
+
+    demo = commands.add_parser("demo", help="the main job on real data", add_help=False)
+    demo.set_defaults(run=_demo)
+
+    bench = commands.add_parser("bench", help="measure, next to plain torch and peers")
+    which = "a file of benchmarks/suites; default: products (on a CPU: cpu)"
+    bench.add_argument("suite", nargs="?", help=which)
+    bench.add_argument("--case", help="only cases with this in their name")
+    bench.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
+    bench.add_argument("--out", type=Path, help="folder of rows; default: benchmarks/results")
+    bench.set_defaults(run=_bench)
+
+    check = commands.add_parser("check", help="run every contract on this machine")
+    check.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
+    check.add_argument("--out", type=Path, help="folder of receipts; default: benchmarks/results")
+    check.set_defaults(run=_check)
+
+    tune = commands.add_parser("tune", help="find the best tiles for this GPU")
+    tune.set_defaults(run=_tune)
+    return parser
+
+
+def _doctor(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from weft.doctor import examine
+
+    fatal = []
+    for finding in examine():
+        print(finding, flush=True)
+        fatal += [finding.what] if finding.fatal else []
+    print(f"\nweft cannot be used here: see {', '.join(fatal)}" if fatal else "\nweft is ready")
+    return 1 if fatal else 0
+
+
+def _demo(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from weft import demo
+
+    demo.main(rest)
+    return 0
+
+
+def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from weft import bench
+    from weft.bench import tables
+    from weft.bench.record import append
+    from weft.progress import track
+
+    device = _device(options.device)
+    suite = bench.load_suite(options.suite or _default_suite(device), options.case)
+    out = options.out or bench.benchmarks_folder() / "results"
+    path = out / bench.machine(device).folder / f"{suite.family}.jsonl"
+    measured = bench.run(suite.name, suite.cases, bench.load_peers(), device, _say)
+    num_red = 0  # of ours
+    for _, rows in zip(track(suite.cases, suite.name), measured, strict=True):
+        append(path, rows)
+        print(*map(tables.line, rows), sep="\n", flush=True)
+        num_red += sum(row.peer == "weft" and row.ms_p50 is None for row in rows)
+    if options.out is None:
+        tables.update(bench.benchmarks_folder().parent)
+    return 1 if num_red else 0
+
+
+def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from weft import bench
+    from weft.testing.receipt import check_all
+
+    device = _device(options.device)
+    here = bench.machine(device)
+    receipt = check_all(device, vars(here))
+    folder = options.out or Path("benchmarks") / "results"
+    path = folder / here.folder / "receipt.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(receipt.json(), encoding="utf-8")
+    print(receipt)
+    print(f"receipt: {path}")
+    return 1 if receipt.failures else 0
+
+
+def _tune(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from weft.core import tuning
+
+    tuning.tune()
+    return 0
+
+
+def _default_suite(device: torch.device) -> str:
+    return "products" if device.type == "cuda" else "cpu"
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

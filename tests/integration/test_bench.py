@@ -1,0 +1,245 @@
+"""The benchmark's parts on the CPU: gate, timer, floor, rows, tables.
+
+Seen red with: a gate that takes the mean ratio; times for red candidates; `read` keeping the first
+row; a transposed matrix in a peer; too few bytes for the second order; a page edited by hand.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.bench import Candidate, Case, Workload, load_peers, load_suite, run, suite_names, tables
+from weft.bench.gate import exact_results, worst_ratio
+from weft.bench.phases import PHASES, cost
+from weft.bench.record import Row, append, read
+from weft.bench.roofline import GPUS, floor_ms
+from weft.bench.timer import interleave
+from weft.errors import WeftError
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+def dot_workload(device, batch):
+    """z[n] = s Σ_c x[n,c] y[n,c], by a function that needs no kernel."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(batch or 64, 8, generator=generator) for _ in range(2))
+    scale = torch.tensor(-0.5)
+
+    def function(x, y, backend=None):
+        return scale * (x * y).sum(1)
+
+    def oracle(x, y, scale):
+        return scale * (x * y).sum(1)
+
+    return Workload(
+        "dot", (x, y), {"scale": scale}, function, oracle, 2 * x.numel(), 4 * len(x), "N=64 C=8"
+    )
+
+
+class Peer:
+    """Someone else: right, or wrong by a part."""
+
+    def __init__(self, name="peer", error=0.0, reason=None):
+        self.NAME, self.error, self.reason = name, error, reason
+
+    def missing(self):
+        return self.reason
+
+    def adapt(self, workload):
+        def function(x, y):
+            z = workload.function(x, y)
+            last = torch.arange(len(z)) == len(z) - 1
+            return z * (1 + self.error * last)
+
+        return Candidate(self.NAME, "torch", function, workload.inputs, workload.oracle)
+
+
+DOT = Case("dot", "batched", dot_workload, phases=PHASES, backends=("torch",))
+
+
+def measured(peers=(), case=DOT):
+    said = []
+    (rows,) = run("toy", [case], peers, CPU, said.append)
+    return rows, said
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr("weft.bench.runner.BUDGET_S", 0.001)
+
+
+def test_right_candidates_are_timed_in_every_phase():
+    rows, said = measured([Peer()])
+    assert not said
+    assert [(row.phase, row.peer) for row in rows] == [
+        (phase, peer) for phase in PHASES for peer in ("weft", "peer")
+    ]
+    for row in rows:
+        assert row.bound_ratio <= 1
+        assert 0 < row.ms_p20 <= row.ms_p50 <= row.ms_p80
+        assert row.reps >= 5
+
+
+def test_one_wrong_element_is_red_and_has_no_time():
+    rows, said = measured([Peer("wrong", error=1e-5)])
+    for row in rows:
+        assert (row.ms_p50 is None) == (row.peer == "wrong")
+        assert (row.bound_ratio > 1) == (row.peer == "wrong")
+    assert "dot forward wrong torch: red" in said[0]
+
+
+def test_our_own_failure_is_red_and_a_peers_leaves_it_out():
+    def fails(device, batch):
+        return dot_workload(device, batch)._replace(function=_fail)
+
+    def _fail(x, y, backend=None):
+        if torch.is_grad_enabled():
+            raise RuntimeError("no gradient\nmore")
+        return (x * y).sum(1)
+
+    case = DOT._replace(build=fails, phases=("recorded",))
+    rows, said = measured([Peer()], case)
+    assert [(row.peer, row.bound_ratio, row.ms_p50) for row in rows] == [("weft", math.inf, None)]
+    assert [line.split("recorded ")[1] for line in said] == [
+        "weft torch: red: no gradient",
+        "peer torch: left out: no gradient",
+    ]
+
+
+def test_a_missing_peer_is_left_out_with_its_reason():
+    rows, said = measured([Peer("gone", reason="not installed: pip install gone")])
+    assert {row.peer for row in rows} == {"weft"}
+    assert said == ["gone: left out: not installed: pip install gone"]
+
+
+def test_a_large_case_is_checked_on_fewer_rows_and_says_so():
+    rows, _ = measured(case=DOT._replace(check_batch=16, phases=("forward",)))
+    assert rows[0].protocol.startswith("checked at batch 16")
+    assert rows[0].shape == "N=64 C=8"
+
+
+def test_the_oracle_of_ones_counts_terms():
+    workload = dot_workload(CPU, None)
+    candidate = Candidate("weft", "torch", workload.function, workload.inputs, workload.oracle)
+    exact = exact_results("forward", candidate, workload.scale)
+    assert set(exact.counts[0].tolist()) == {8.0}
+    assert worst_ratio("forward", candidate, exact) <= 1
+    assert (
+        worst_ratio("forward", candidate._replace(function=lambda x, y: x[:, 0] * math.nan), exact)
+        == math.inf
+    )
+
+
+def test_cost_counts_what_each_phase_moves():
+    workload = dot_workload(CPU, None)
+    x, z, t, f = 64 * 8 * 4, 64 * 4, 4, 2 * 64 * 8
+    assert cost("forward", workload) == (2 * x + z + t, f)
+    assert cost("forward+backward", workload) == (6 * x + 2 * z + 2 * t, 3 * f)
+    assert cost("second", workload) == (6 * x + 2 * z + t, 4 * f)
+
+
+def test_floor_is_the_larger_of_bytes_and_flops():
+    gpu = GPUS["NVIDIA H200"]
+    assert floor_ms(gpu, int(gpu.bandwidth), 1, "float32", matrix=False) == pytest.approx(1e3)
+    flops = int(gpu.matrix["float32"])
+    assert floor_ms(gpu, 1, flops, "float32", matrix=True) == pytest.approx(1e3)
+
+
+def test_calls_take_turns():
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    timings = interleave(calls, CPU, cold=False, budget_s=0.0)
+    assert order == ["a", "b"] * (timings["a"].reps + 1)
+
+
+def test_rows_survive_the_file_and_the_latest_counts(tmp_path):
+    rows, _ = measured()
+    path = tmp_path / "cpu" / "toy.jsonl"
+    append(path, rows)
+    newer = dataclasses.replace(rows[0], ms_p50=123.0)
+    append(path, [newer])
+    found = read(path)
+    assert found[0].ms_p50 == 123.0
+    assert [row.key for row in found] == [row.key for row in rows]
+    assert [row.ms_p50 for row in found[1:]] == pytest.approx(
+        [row.ms_p50 for row in rows[1:]], rel=1e-5
+    )
+
+
+def test_pages_show_red_and_never_a_time_for_it(tmp_path):
+    rows, _ = measured([Peer("torch eager", error=0.01)])
+    append(tmp_path / "cpu" / "products.jsonl", rows)
+    page = tables.performance_page(tmp_path)
+    lines = [line for line in page.splitlines() if line.startswith("| dot")]
+    assert len(lines) == len(PHASES)
+    for line, ours in zip(lines, rows[::2], strict=True):
+        cells = [cell.strip() for cell in line.split("|")]
+        assert cells[4].startswith(f"{ours.ms_p50:.3g} [")
+        assert cells[5] == "red"
+
+
+def test_readme_table_stands_between_its_markers(tmp_path):
+    rows, _ = measured()
+    append(
+        tmp_path / "cpu" / "products.jsonl",
+        [dataclasses.replace(row, suite="products") for row in rows],
+    )
+    text = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
+    new = tables.readme_with_table(text, tmp_path)
+    assert new.startswith("before\n")
+    assert new.endswith("after\n")
+    assert "old" not in new
+    assert "| dot | forward |" in new
+    assert tables.readme_with_table(new, tmp_path) == new
+
+
+def test_pages_of_this_repository_are_those_of_its_rows():
+    results, readme = ROOT / "benchmarks" / "results", (ROOT / "README.md").read_text("utf-8")
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    assert page == tables.performance_page(results), "run python -m weft.bench.tables"
+    assert tables.BEGIN in readme
+    assert readme == tables.readme_with_table(readme, results), "run python -m weft.bench.tables"
+
+
+def test_rows_of_this_repository_have_no_time_without_a_green_check():
+    for path in (ROOT / "benchmarks" / "results").glob("*/*.jsonl"):
+        row: Row
+        for row in read(path):
+            assert row.bound_ratio <= 1 or row.ms_p50 is None, row
+
+
+def test_every_candidate_computes_every_workload(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("weft.bench.runner._measure", lambda *_: {})
+    peers = [peer for peer in load_peers() if peer.NAME != "torch.compile"]
+    named = [
+        case._replace(build=lambda device, _, build=case.build: build(device, 6), check_batch=None)
+        for case in load_suite("products").cases
+    ]
+    small = [*named, *load_suite("sizes", "32KB").cases]
+    for case, rows in zip(small, run("toy", small, peers, CPU, print), strict=True):
+        assert {"weft", "torch eager"} <= {row.peer for row in rows}, case.name
+        for row in rows:
+            assert row.bound_ratio <= 1, row
+
+
+def test_suites_and_peers_load(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert {"products", "sizes", "cpu"} <= set(suite_names())
+    assert [case.name for case in load_suite("products", "P2").cases] == ["P2 tensor_dot"]
+    names = [peer.NAME for peer in load_peers()]
+    assert names == ["torch eager", "torch.compile", "cuEquivariance", "e3nn"]
+    with pytest.raises(WeftError, match="the suite is 'product': it must be one of cpu, products"):
+        load_suite("product")
+    with pytest.raises(WeftError, match="no case of suite 'cpu' has 'W5' in its name"):
+        load_suite("cpu", "W5")
+
+
+def test_outside_a_clone_bench_says_where_to_go(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WeftError, match=r"suites live in the folder benchmarks of a clone"):
+        suite_names()

@@ -1,0 +1,140 @@
+"""The command line: a doctor that works on broken machines, errors without tracebacks.
+
+Broken machines are simulated by a sitecustomize that refuses imports, in this process's children
+and in theirs.  Seen red with: doctor importing torch itself, a fatal finding that exits with 0,
+a WeftError that is not caught.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft import cli
+from weft.errors import ShapeError
+
+ROOT = Path(__file__).parents[2]
+
+REFUSE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names!r}:
+            raise {error}
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def weft(
+    *arguments, tmp_path, without=(), error="ModuleNotFoundError(f'No module named {name!r}')"
+):
+    """Run the command where some packages are missing (or broken in another way)."""
+    (tmp_path / "sitecustomize.py").write_text(REFUSE.format(names=set(without), error=error))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "weft", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+
+
+def states(answer):
+    """state by subject, from the doctor's lines."""
+    lines = [line for line in answer.stdout.splitlines() if line and not line.startswith(" ")]
+    return {line[:15].strip(): line[16:24].strip() for line in lines}
+
+
+def test_doctor_on_a_healthy_machine_without_gpu(tmp_path):
+    answer = weft("doctor", tmp_path=tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    found = states(answer)
+    assert found["torch"] == "ok"
+    assert found["gpu"] == "missing"
+    assert found["torch path"] == "ok"
+    assert found["triton path"] == "missing"
+    assert answer.stdout.endswith("weft is ready\n")
+
+
+def test_doctor_without_triton_and_numba_says_how_to_get_them(tmp_path):
+    answer = weft("doctor", tmp_path=tmp_path, without=["triton", "numba"])
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    found = states(answer)
+    assert found["triton"] == found["numba"] == "missing"
+    assert found["triton path"] != "ok"
+    assert found["numba path"] != "ok"
+    assert found["torch path"] == "ok"
+    assert 'pip install "triton>=3.6"' in answer.stdout
+    assert 'pip install "weft[cpu]"' in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        ("ModuleNotFoundError(f'No module named {name!r}')", "missing"),
+        ("OSError('libcudart.so.13: cannot open shared object file')", "broken"),
+    ],
+)
+def test_doctor_without_torch_still_reports(tmp_path, error, state):
+    answer = weft("doctor", tmp_path=tmp_path, without=["torch"], error=error)
+    assert answer.returncode == 1
+    assert states(answer)["torch"] == state
+    assert 'pip install "torch>=2.11"' in answer.stdout
+    assert answer.stdout.rstrip().endswith("weft cannot be used here: see torch, torch path")
+    assert "Traceback" not in answer.stdout + answer.stderr
+
+
+def test_errors_are_one_line(capsys, monkeypatch):
+    def fail(options, rest):
+        raise ShapeError("x is 1: it must be 2. Pass 2.")
+
+    monkeypatch.setattr(cli, "_tune", fail)
+    assert cli.main(["tune"]) == 1
+    assert capsys.readouterr().err == "weft tune: x is 1: it must be 2. Pass 2.\n"
+
+
+def test_without_torch_other_commands_point_to_the_doctor(tmp_path):
+    answer = weft("bench", tmp_path=tmp_path, without=["torch"])
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("weft bench: No module named 'torch'")
+    assert "run `weft doctor`" in answer.stderr
+
+
+def test_unknown_arguments_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "--quickly"])
+    assert "unrecognized arguments: --quickly" in capsys.readouterr().err
+
+
+def test_demo_takes_its_own_arguments(monkeypatch):
+    taken = []
+    monkeypatch.setattr("weft.demo.main", taken.append)
+    assert cli.main(["demo", "--points", "cloud.npy"]) == 0
+    assert taken == [["--points", "cloud.npy"]]
+
+
+def test_bench_writes_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("weft.bench.runner.BUDGET_S", 0.001)
+    monkeypatch.setattr("weft.bench.load_peers", list)
+    arguments = ["bench", "sizes", "--case", "inner 1KB", "--device", "cpu"]
+    assert cli.main([*arguments, "--out", str(tmp_path)]) == 0
+    lines = (tmp_path / "cpu" / "products.jsonl").read_text().splitlines()
+    assert [json.loads(line)["phase"] for line in lines] == ["forward", "forward+backward"]
+    assert capsys.readouterr().out.count("inner 1KB") == 2
+
+
+def test_check_leaves_a_receipt(tmp_path, monkeypatch):
+    from weft.testing import receipt
+
+    made = receipt.Receipt({}, checks=1, failures=["one"])
+    monkeypatch.setattr(receipt, "check_all", lambda device, machine: made)
+    assert cli.main(["check", "--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert json.loads((tmp_path / "cpu" / "receipt.json").read_text())["failures"] == ["one"]
