@@ -41,6 +41,7 @@ class _Chunk(NamedTuple):
     end: int
     first: int
     last: int
+    places: Tensor | None  # CPU: row - first of each entry; GPU: entries of each row; None: in turn
 
 
 def product_torch(
@@ -72,7 +73,7 @@ def product_torch(
         target = out[n : n + step] if lead else out
         for chunk in chunks:
             terms = _terms(part, batched, scale, table, chunk, equation, wide)
-            _add(target, terms, table, chunk, len(lead))
+            _add(target, terms, chunk, len(lead))
     if recording():
         tile: dict[str, int | str] = {"entries": entries, "batch": step}
         room_bytes = entries * step * width * out.element_size()
@@ -106,19 +107,23 @@ def _equation(
 
 def _chunks(table: Table, entries: int) -> list[_Chunk]:
     """Runs of at most `entries` entries, with the rows each one touches."""
-    if table.indptr is None:
-        stop = table.num_entries
-        return [
-            _Chunk(b, e, b, e) for b in range(0, stop, entries) for e in [min(b + entries, stop)]
-        ]
-    begin, stop = (int(v) for v in table.indptr[[0, -1]])
+    indptr, stop = table.indptr, table.num_entries
+    if indptr is None:
+        bounds = [*range(0, stop, entries), stop]
+        return [_Chunk(b, e, b, e, None) for b, e in itertools.pairwise(bounds)]
+    begin, stop = (int(v) for v in indptr[[0, -1]])
     bounds = [*range(begin, stop, entries), stop]
-    marks = torch.tensor(bounds, dtype=table.indptr.dtype, device=table.indptr.device)
-    first = (torch.searchsorted(table.indptr, marks, right=True) - 1).tolist()
-    last = torch.searchsorted(table.indptr, marks).tolist()
-    return [
-        _Chunk(b, e, first[i], last[i + 1]) for i, (b, e) in enumerate(itertools.pairwise(bounds))
-    ]
+    marks = torch.tensor(bounds, dtype=indptr.dtype, device=indptr.device)
+    firsts = (torch.searchsorted(indptr, marks, right=True) - 1).tolist()
+    lasts = torch.searchsorted(indptr, marks).tolist()
+    chunks = []
+    for (b, e), first, last in zip(itertools.pairwise(bounds), firsts, lasts[1:], strict=False):
+        # int64: index_add_ is several times slower with int32
+        places = indptr[first : last + 1].clamp(b, e).diff().long()
+        if indptr.device.type == "cpu":
+            places = torch.repeat_interleave(places, output_size=e - b)
+        chunks.append(_Chunk(b, e, first, last, places))
+    return chunks
 
 
 def _terms(
@@ -139,7 +144,26 @@ def _terms(
         weights = _gather(scale, table.term, chunk, 0).to(wide)
         lead = rows[0].dim() - int(batched[0]) - 1
         rows[0] = rows[0] * weights.reshape(-1, *(1,) * lead)
-    return torch.einsum(equation, *rows)
+    fresh = scale is not None or table.index1 is not None
+    return _combine(equation, rows, fresh)
+
+
+def _combine(equation: str, rows: list[Tensor], fresh: bool) -> Tensor:
+    """torch.einsum, but elementwise torch where no matrix is in sight: einsum copies there.
+
+    `fresh` rows of the first operand were gathered for this chunk and may be overwritten.
+    """
+    inputs, _, result = equation.partition("->")
+    if "d" in inputs or ("n" in inputs and "n" not in result):
+        return torch.einsum(equation, *rows)
+    if len(rows) == 1:
+        return rows[0]
+    x, y = rows
+    if result.endswith("k"):  # inner
+        return torch.linalg.vecdot(x, y)
+    if not inputs.endswith("c"):  # vecsca
+        y = y.unsqueeze(-1)
+    return x.mul_(y) if fresh and x.dim() >= y.dim() else x * y
 
 
 def _gather(a: Tensor, index: Tensor | None, chunk: _Chunk, dim: int) -> Tensor:
@@ -148,19 +172,16 @@ def _gather(a: Tensor, index: Tensor | None, chunk: _Chunk, dim: int) -> Tensor:
     return a.index_select(dim, index[chunk.begin : chunk.end])
 
 
-def _add(out: Tensor, terms: Tensor, table: Table, chunk: _Chunk, dim: int) -> None:
+def _add(out: Tensor, terms: Tensor, chunk: _Chunk, dim: int) -> None:
     """Add terms to their rows, in order."""
     here = out.narrow(dim, chunk.first, chunk.last - chunk.first)
-    if table.indptr is None:
+    if chunk.places is None:
         here += terms
-        return
-    bounds = table.indptr[chunk.first : chunk.last + 1].clamp(chunk.begin, chunk.end)
-    lengths = bounds.diff()
-    if out.device.type == "cpu":
-        rows = torch.repeat_interleave(lengths, output_size=chunk.end - chunk.begin)
-        here.index_add_(dim, rows, terms)
+    elif out.device.type == "cpu":
+        here.index_add_(dim, chunk.places, terms)
     else:  # index_add_ is not repeatable on a GPU
-        lengths = lengths.expand(*terms.shape[:dim], -1)
-        here += torch.segment_reduce(
+        lengths = chunk.places.expand(*terms.shape[:dim], -1)
+        sums = torch.segment_reduce(
             terms.contiguous(), "sum", lengths=lengths, axis=dim, unsafe=True
         )
+        here += sums
