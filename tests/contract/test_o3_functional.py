@@ -3,17 +3,23 @@
 Seen red with: the scale left out, irrep_index shifted by one, Irreps reading "1o" as even.
 """
 
+import functools
 import math
 
 import pytest
 import torch
 
-from tests.conftest import BACKENDS
+from tests.conftest import BACKENDS, INTERPRETED
 from weft import o3
 from weft.errors import DTypeError, ShapeError
 from weft.testing import assert_within_bound
+from weft.testing.cases.o3 import suite
+from weft.testing.contract import BODY_CHECKS, Setting, check_values
+from weft.testing.doors import check_compile, check_export
 
 INFO = o3.irreps_info("2x0e+1o")
+SUITE = suite()
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 randn = torch.randn
 
 
@@ -33,12 +39,25 @@ def test_irreps_read_and_write():
     assert irreps == "2x0e+1x1o+3x2e"
     assert irreps == o3.Irreps([(2, "0e"), (1, (1, -1)), (3, "2e")])
     assert [ir.p for _, ir in irreps] == [1, -1, 1]
+    assert o3.Irreps("1y+2y") == "1o+2e"
+    assert o3.Irreps(o3.Irrep(1, -1)) == "1o"
 
 
 @pytest.mark.parametrize("text", ["2x", "1x1", "0e 1o", "axb", "-1x0e", "0e++1o"])
 def test_unreadable_irreps(text):
-    with pytest.raises(ShapeError, match="do not read at.*Write, for example"):
+    with pytest.raises(ShapeError, match=r"do not read at.*Write, for example"):
         o3.Irreps(text)
+
+
+@pytest.mark.parametrize("pair", [(2, "3x1o"), (2, "0e+1o"), (1, (1, 5)), (-1, "0e"), "0e", (1,)])
+def test_unreadable_pairs(pair):
+    with pytest.raises(ShapeError, match=r"does not read as copies of an irrep.*Write"):
+        o3.Irreps([pair])
+
+
+def test_irreps_of_the_wrong_type():
+    with pytest.raises(DTypeError, match="irreps is a int: it must be text or pairs"):
+        o3.Irreps(3)
 
 
 def test_empty_irreps_have_no_lmax():
@@ -115,19 +134,51 @@ def test_gradients():
         (o3.gating, (x, gates)),
         (o3.irrep_wise_linear, (x, weight)),
     ):
-        backend = BACKENDS[0]
-        call = lambda a, b, layer=layer: layer(a, b, INFO, backend=backend)  # noqa: E731
+        call = functools.partial(layer, irreps_info=INFO, backend=BACKENDS[0])
         assert torch.autograd.gradcheck(call, inputs)
         assert torch.autograd.gradgradcheck(call, inputs)
 
 
+def named(case):
+    return case.name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", SUITE.cases, ids=named)
+def test_values_and_derivatives(case, backend):
+    for dtype in DTYPES[:1] if INTERPRETED else DTYPES:
+        check_values(case, Setting(dtype=dtype, backend=backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", SUITE.full, ids=named)
+@pytest.mark.parametrize("check", BODY_CHECKS[1:])
+def test_promises(check, case, backend):
+    check(case, Setting(backend=backend))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the doors are checked without TRITON_INTERPRET")
+@pytest.mark.parametrize("case", SUITE.doors, ids=named)
+@pytest.mark.parametrize("check", [check_compile, check_export])
+def test_doors(check, case):
+    check(case)
+
+
 def test_errors():
     x = torch.ones(2, 5, 3)
-    with pytest.raises(ShapeError, match=r"input1 is \(2, 4, 3\) but the irreps have 5 components"):
+    with pytest.raises(ShapeError, match=r"input1 is \(2, 4, 3\) but there are 5 components"):
         o3.tensor_dot_uu(x[:, :4], x, INFO)
     with pytest.raises(ShapeError, match=r"gates is \(2, 2, 3\) but there are 3 irreps"):
         o3.gating(x, torch.ones(2, 2, 3), INFO)
     with pytest.raises(ShapeError, match=r"weight is \(2, 3, 3\) but there are 3 irreps"):
         o3.irrep_wise_linear(x, torch.ones(2, 3, 3), INFO)
+    with pytest.raises(ShapeError, match=r"gates is \(3, 4\) .* it must be \(N, 3, 3\)"):
+        o3.gating(x, torch.ones(3, 4), INFO)
+    with pytest.raises(ShapeError, match=r"weight is \(3, 4, 2\) .* it must be \(N, 3, 3, Cout\)"):
+        o3.irrep_wise_linear(x, torch.ones(3, 4, 2), INFO)
+    with pytest.raises(ShapeError, match=r"input is \(5,\)"):
+        o3.gating(x[0, :, 0], x, INFO)
+    with pytest.raises(DTypeError, match="input is a list"):
+        o3.gating([1.0], x, INFO)
     with pytest.raises(DTypeError, match="irreps_info is a str"):
         o3.gating(x, x, "0e")

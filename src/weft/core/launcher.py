@@ -1,22 +1,20 @@
-"""Launch Triton kernels with little work on the host: a compiled kernel is found by its own key.
+"""Launch Triton kernels with little work on the host: everything but the operands is settled once.
 
-Triton's launcher binds, inspects and hashes every argument at every call.  A kernel's machine
-code depends on less: dtypes, whether pointers and strides are multiples of 16, and constants.
+Triton's own launcher binds, inspects and hashes every argument at every call.  A `Launcher` does
+so once for each combination of aligned operands, and keeps the compiled kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.core.backend import interpreted
+from weft.core.explain import Launch, record, recording
 
-__all__ = ["Tile", "launch"]
-
-INT32_MAX = 2**31 - 1
+__all__ = ["Launcher", "Tile"]
 
 
 class Tile(NamedTuple):
@@ -27,60 +25,67 @@ class Tile(NamedTuple):
     num_stages: int = 3
 
 
-_compiled: dict[Hashable, Any] = {}
-
-
-def launch(
-    kernel: Any,
-    programs: int,
-    tensors: tuple[Tensor | None, ...],
-    counts: tuple[int, ...],
-    strides: tuple[int, ...],
-    constants: tuple[Any, ...],
-    tile: Tile,
-) -> None:
-    """Run `kernel[(programs,)](*tensors, *counts, *strides, *constants, *tile.blocks)`.
+class Launcher:
+    """`kernel[(programs,)](*operands, *tables, *numbers, *constants, *tile.blocks)`.
 
     Args:
         kernel: a jitted function whose parameters have this order.
-        programs: how many, all along grid axis 0; zero launches nothing.
-        tensors: on one GPU; None is a table that is not there.
-        counts: integers the kernel does not specialise on.
-        strides: integers that it does specialise on: 1 and multiples of 16 are compiled in.
-        constants: its leading constexprs.
+        programs: how many, all along grid axis 0.
+        tables: tensors that every launch reads; None is one that is not there.
+        numbers: counts and strides.
+        constants: the leading constexprs.
         tile: the trailing ones, warps and stages.
     """
-    if programs == 0:
-        return
-    constants = (*constants, *tile.blocks)
-    if interpreted():
-        kernel[(programs,)](*tensors, *counts, *strides, *constants)
-        return
-    device = next(t for t in tensors if t is not None).device.index
-    if device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return launch(
-                kernel, programs, tensors, counts, strides, constants[: -len(tile.blocks)], tile
-            )
-    pointers = [None if t is None else t.data_ptr() for t in tensors]
-    key = (
-        kernel,
-        device,
-        constants,
-        tile,
-        *[None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors],
-        *[(s == 1, s % 16 == 0) for s in strides],
-        *[n > INT32_MAX for n in (*counts, *strides)],
+
+    __slots__ = (
+        "_arguments",
+        "_grid",
+        "_kernel",
+        "_options",
+        "_pointers",
+        "_ready",
+        "_tables",
+        "shown",
     )
-    compiled = _compiled.get(key)
-    if compiled is None:
-        _compiled[key] = kernel[(programs,)](
-            *tensors,
-            *counts,
-            *strides,
-            *constants,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
+
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        tables: tuple[Tensor | None, ...],
+        numbers: tuple[int, ...],
+        constants: tuple[Any, ...],
+        tile: Tile,
+    ) -> None:
+        self._kernel = kernel
+        self._grid = (programs, 1, 1)
+        self._tables = tables
+        self._arguments = (*numbers, *constants, *tile.blocks)
+        self._options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        self._pointers = [None if t is None else t.data_ptr() for t in tables]
+        self._ready: dict[tuple[int | None, ...], Any] = {}
+        names = kernel.arg_names[-len(constants) - len(tile.blocks) :]
+        values = (v if isinstance(v, str) else int(v) for v in (*constants, *tile.blocks))
+        self.shown: dict[str, int | str] = dict(zip(names, values, strict=True)) | self._options
+
+    def __call__(self, *operands: Tensor | None, workspace_bytes: int = 0) -> None:
+        """Launch on the current stream of the device that is current: the operands' own."""
+        if recording():
+            name, programs = self._kernel.__name__, self._grid[0]
+            record(Launch("triton", name, self.shown, programs, workspace_bytes))
+        if self._grid[0] == 0:
+            return
+        if interpreted():
+            self._kernel[self._grid](*operands, *self._tables, *self._arguments)
+            return
+        pointers = [None if t is None else t.data_ptr() for t in operands]
+        # the machine code depends on which operands are aligned to 16 bytes
+        aligned = tuple([p if p is None else p % 16 == 0 for p in pointers])
+        run = self._ready.get(aligned)
+        if run is not None:
+            run(*pointers, *self._pointers, *self._arguments)
+            return
+        compiled = self._kernel[self._grid](
+            *operands, *self._tables, *self._arguments, **self._options
         )
-    else:
-        compiled[(programs, 1, 1)](*pointers, *counts, *strides, *constants)
+        self._ready[aligned] = compiled[self._grid]

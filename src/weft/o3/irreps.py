@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from weft.errors import ShapeError
+from weft.errors import DTypeError, ShapeError
 
-__all__ = ["Irrep", "Irreps", "MulIr"]
+__all__ = ["Irrep", "Irreps", "IrrepsLike", "MulIr"]
 
-_TERM = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\d+)([eo])\s*")
+_TERM = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\d+)([eoy])\s*")
+"""[mul x] degree parity; "y" is the parity (-1)^l of spherical harmonics."""
 
 
 class Irrep(NamedTuple):
@@ -46,25 +47,38 @@ class MulIr(NamedTuple):
         return f"{self.mul}x{self.ir}"
 
 
+IrrepsLike: TypeAlias = "str | Irreps | Irrep | Iterable[tuple[int, str | tuple[int, int]]]"
+"""What `Irreps` reads."""
+
+
 class Irreps:
     """A direct sum of irreps, in order.
 
     Args:
-        irreps: "2x0e+1o", an Irreps, or pairs (mul, irrep) with irreps as "1o" or (l, p).
+        irreps: "2x0e+1o", an Irreps, an Irrep, or pairs (mul, irrep) with irreps as "1o" or (l, p).
 
     Raises:
         ShapeError: what is given does not read as irreps.
+        DTypeError: it is neither text nor a sequence.
     """
 
     __slots__ = ("_items",)
 
-    def __init__(self, irreps: str | Irreps | Iterable[tuple[int, str | tuple[int, int]]] = ""):
+    def __init__(self, irreps: IrrepsLike = ""):
+        self._items: tuple[MulIr, ...]
         if isinstance(irreps, Irreps):
-            self._items: tuple[MulIr, ...] = irreps._items
+            self._items = irreps._items
         elif isinstance(irreps, str):
             self._items = tuple(_read(irreps))
+        elif isinstance(irreps, Irrep):
+            self._items = (_item((1, irreps)),)
+        elif isinstance(irreps, Iterable):
+            self._items = tuple(map(_item, irreps))
         else:
-            self._items = tuple(MulIr(int(mul), _irrep(ir)) for mul, ir in irreps)
+            raise DTypeError(
+                f"irreps is a {type(irreps).__name__}: it must be text or pairs (mul, irrep). "
+                "Write, for example, '64x0e+32x1o'."
+            )
 
     def __iter__(self) -> Iterator[MulIr]:
         return iter(self._items)
@@ -112,11 +126,17 @@ class Irreps:
         return max(item.ir.l for item in self if item.mul)
 
 
-def _irrep(ir: str | tuple[int, int]) -> Irrep:
-    if isinstance(ir, str):
-        (item,) = _read(ir)
-        return item.ir
-    return Irrep(*ir)
+def _item(pair: object) -> MulIr:
+    """(2, "1o") or (2, (1, -1)) as copies of an irrep."""
+    match pair:
+        case (int(mul), (int(degree), (1 | -1) as parity)) if mul >= 0 and degree >= 0:
+            return MulIr(mul, Irrep(degree, parity))
+        case (int(mul), str(text)) if mul >= 0 and _TERM.fullmatch(text) and "x" not in text:
+            return next(_read(text))._replace(mul=mul)
+    raise ShapeError(
+        f"{pair!r} does not read as copies of an irrep: it must be (mul, irrep) with mul 0 or more "
+        "and the irrep a degree and a parity, 1 or -1. Write, for example, (32, '1o')."
+    )
 
 
 def _read(text: str) -> Iterator[MulIr]:
@@ -130,4 +150,5 @@ def _read(text: str) -> Iterator[MulIr]:
                 "degree and a parity, joined by '+'. Write, for example, '64x0e+32x1o'."
             )
         mul, degree, parity = match.groups()
-        yield MulIr(int(mul or 1), Irrep(int(degree), 1 if parity == "e" else -1))
+        sign = {"e": 1, "o": -1, "y": (-1) ** int(degree)}[parity]
+        yield MulIr(int(mul or 1), Irrep(int(degree), sign))

@@ -35,8 +35,8 @@ def tensor_dot_uu(
     Returns:
         (N, num_irreps, C), invariant under O(3); differentiable to any order.
     """
-    _check_components("input1", input1, irreps_info)
-    _check_components("input2", input2, irreps_info)
+    _check(irreps_info, "components", "input1", input1, C=None)
+    _check(irreps_info, "components", "input2", input2, C=input1.shape[-1])
     info = SparseProductInfo(
         scale=_component_scale(irreps_info) if scaled else None,
         seg_out=irreps_info.irrep_seg,
@@ -58,8 +58,8 @@ def gating(
     Returns:
         (N, D, C), equivariant; differentiable to any order.
     """
-    _check_components("input", input, irreps_info)
-    _check_irreps("gates", gates, 1, irreps_info)
+    _check(irreps_info, "components", "input", input, C=None)
+    _check(irreps_info, "irreps", "gates", gates, C=input.shape[-1])
     info = SparseProductInfo(index2=irreps_info.irrep_index)
     return sparse_mul(input, gates, info, backend=backend)
 
@@ -79,8 +79,8 @@ def irrep_wise_linear(
     Returns:
         (N, D, Cout), equivariant; differentiable to any order.
     """
-    _check_components("input", input, irreps_info)
-    _check_irreps("weight", weight, 2, irreps_info)
+    _check(irreps_info, "components", "input", input, Cin=None)
+    _check(irreps_info, "irreps", "weight", weight, Cin=input.shape[-1], Cout=None)
     info = SparseProductInfo(index2=irreps_info.irrep_index)
     return sparse_vecmat(input, weight, info, backend=backend)
 
@@ -93,28 +93,26 @@ def _component_scale(info: IrrepsInfo) -> Tensor:
     return _scales.get((factors, index), None, lambda: factors[index])
 
 
-def _check_components(name: str, a: Tensor, info: IrrepsInfo) -> None:
-    _check_info(info)
-    components = info.irrep_index.shape[0]
-    if a.dim() not in (2, 3) or a.shape[-2] != components:
-        raise ShapeError(
-            f"{name} is {tuple(a.shape)} but the irreps have {components} components: it must be "
-            f"(N, {components}, C), or ({components}, C). Pass matching irreps_info or features."
-        )
-
-
-def _check_irreps(name: str, a: Tensor, dims: int, info: IrrepsInfo) -> None:
-    if a.dim() not in (dims + 1, dims + 2) or a.shape[-dims - 1] != info.num_irreps:
-        raise ShapeError(
-            f"{name} is {tuple(a.shape)} but there are {info.num_irreps} irreps: it must be "
-            f"(N, {info.num_irreps}, {'C' if dims == 1 else 'Cin, Cout'}), or the same without N. "
-            "Pass one row for each instance of an irrep."
-        )
-
-
-def _check_info(info: IrrepsInfo) -> None:
+def _check(info: IrrepsInfo, rows: str, name: str, a: Tensor, **channels: int | None) -> None:
+    """`a` must be (N, rows, *channels) or lack N; None is any number of channels."""
     if not isinstance(info, IrrepsInfo):
         raise DTypeError(
             f"irreps_info is a {type(info).__name__}: it must be an IrrepsInfo. "
             "Build one with weft.o3.irreps_info('64x0e+32x1o')."
+        )
+    if not isinstance(a, Tensor):
+        raise DTypeError(
+            f"{name} is a {type(a).__name__}: it must be a torch.Tensor. "
+            f"Pass torch.as_tensor({name})."
+        )
+    num_rows = info.num_irreps if rows == "irreps" else info.irrep_index.shape[0]
+    needed = {rows: num_rows, **channels}
+    found = dict(zip(needed, a.shape[-len(needed) :], strict=False))
+    if a.dim() not in (len(needed), len(needed) + 1) or any(
+        size is not None and size != found[key] for key, size in needed.items()
+    ):
+        layout = ", ".join(key if size is None else f"{size}" for key, size in needed.items())
+        raise ShapeError(
+            f"{name} is {tuple(a.shape)} but there are {num_rows} {rows}: it must be "
+            f"(N, {layout}), or ({layout}). Pass matching irreps_info or a matching {name}."
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.o3.irreps import Irreps
+from weft.o3.irreps import Irreps, IrrepsLike
 from weft.products.infos import Movable
 
 __all__ = ["IrrepsInfo", "irreps_info"]
@@ -32,13 +31,11 @@ class IrrepsInfo(Movable, _Fields):
     __slots__ = ()
 
 
-def irreps_info(
-    irreps: str | Irreps | Iterable[tuple[int, str | tuple[int, int]]],
-) -> IrrepsInfo:
+def irreps_info(irreps: IrrepsLike) -> IrrepsInfo:
     """The tables of irreps, with one entry for each instance: "2x0e+1o" has three irreps.
 
     Args:
-        irreps: "2x0e+1o", an `Irreps`, or pairs (mul, irrep).
+        irreps: "2x0e+1o", or what else `Irreps` reads.
 
     Returns:
         Tables on the CPU; factors in float64 (they are cast at the call).

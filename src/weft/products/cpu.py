@@ -86,9 +86,8 @@ def product_numba(
     if table.slices is not None:
         out = _sum_pieces(out, table.slices.owner_indptr, table.num_rows)
     if summed:
-        out = _sum_pieces(
-            out.reshape(1, parts, table.num_rows * width), torch.tensor([0, parts]), 1
-        )
+        bounds = torch.tensor([0, parts], dtype=torch.int32)
+        out = _sum_pieces(out.reshape(1, parts, table.num_rows * width), bounds, 1)
     lead = [] if batch is None or summed else [batch]
     return out.reshape(*lead, table.num_rows, *channels).to(first.dtype)
 
@@ -121,43 +120,36 @@ def _rows(operand: Tensor, dims: int, wide: torch.dtype) -> Array:
 
 
 def _arrays(table: Table) -> tuple[Array, Array, Array, Array]:
-    """indptr, index1, index2, term as int64 arrays; a missing one is the identity."""
-    identity = np.arange(table.num_entries + 1)
+    """indptr, index1, index2, term; a missing one is the identity."""
     indptr = table.indptr if table.slices is None else table.slices.indptr
     given = (indptr, table.index1, table.index2, table.term)
-    arrays = [identity if i is None else i.numpy().astype(np.int64) for i in given]
+    dtype = next((i.dtype for i in given if i is not None), torch.int32)
+    identity = torch.arange(table.num_entries + 1, dtype=dtype).numpy()
+    arrays: list[Array] = [identity if i is None else i.numpy() for i in given]
     return arrays[0], arrays[1], arrays[2], arrays[3]
 
 
 def _run(work: int, op: str, *arguments: Any) -> None:
-    from weft.products import loops
+    import numba
 
-    if work < SERIAL or _Forked.here or torch.get_num_threads() == 1:
-        loops.serial(loops.CODES[op], *arguments)
+    from weft.products.loops import loop
+
+    threads = torch.get_num_threads()
+    if work < SERIAL or _Forked.here or threads == 1:
+        loop(op, parallel=False)(*arguments)
         return
     with _one_at_a_time:
-        loops.parallel(loops.CODES[op], *arguments)
+        most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+        numba.set_num_threads(min(threads, most))
+        loop(op, parallel=True)(*arguments)
 
 
 def _sum_pieces(rows: Tensor, indptr: Tensor, num_rows: int) -> Tensor:
     """(parts, pieces, width) → (parts, num_rows, width), pieces added in order."""
     out = torch.empty(rows.shape[0], num_rows, rows.shape[2], dtype=rows.dtype)
-    pieces = np.arange(rows.shape[1])
+    pieces = torch.arange(rows.shape[1], dtype=indptr.dtype).numpy()
     x = rows.numpy()
+    tables = (indptr.numpy(), pieces, pieces, pieces)
     none = np.empty(0, x.dtype)
-    bounds = indptr.numpy().astype(np.int64)
-    _run(
-        rows.numel(),
-        "scale",
-        x,
-        x[:1],
-        none,
-        bounds,
-        pieces,
-        pieces,
-        pieces,
-        len(x),
-        1,
-        out.numpy(),
-    )
+    _run(rows.numel(), "scale", x, x[:1], none, *tables, len(x), 1, out.numpy())
     return out

@@ -1,4 +1,4 @@
-"""Triton kernels of the products: one for rows of any product, three with matrix tiles.
+"""Triton kernels of the products: one for rows of any product, four with matrix tiles.
 
     z[n,m] = Σ_{e ∈ segment m} s[term e] · x[n, index1[e]] ∘ y[n, index2[e]]
 
@@ -12,7 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["outer_kernel", "rows_kernel", "vecmat_batch_kernel", "vecmat_group_kernel"]
+__all__ = [
+    "outer_kernel",
+    "rows_kernel",
+    "split_kernel",
+    "vecmat_batch_kernel",
+    "vecmat_group_kernel",
+]
 
 
 @triton.jit
@@ -218,36 +224,64 @@ def _dot(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
         return tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=ACC)
 
 
+@triton.jit(do_not_specialize=["R"])
+def split_kernel(
+    y_ptr, z_ptr, R, K, C, stride_yr, stride_yk, stride_yc,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """z[p,r,c,k] = part p of y[r,k,c]: matrices in the parts of `_split_tf32` or `_split_bf16`.
+
+    Once here instead of in every program that reads them, and with k fastest, as TF32 dots need.
+    """
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    total = R * C * K
+    k, c, r = o % K, o // K % C, o // K // C
+    y = tl.load(y_ptr + r * stride_yr + k * stride_yk + c * stride_yc, mask=o < total, other=0.0)
+    if PRECISION == "tf32x3":
+        high, low = _split_tf32(y)
+        tl.store(z_ptr + o, high, mask=o < total)
+        tl.store(z_ptr + total + o, low, mask=o < total)
+    else:
+        high, middle, low = _split_bf16(y)
+        tl.store(z_ptr + o, high, mask=o < total)
+        tl.store(z_ptr + total + o, middle, mask=o < total)
+        tl.store(z_ptr + 2 * total + o, low, mask=o < total)
+
+
+@triton.jit
+def _dot_parts(x, y, mask, stride, acc, PRECISION: tl.constexpr):
+    """acc + x @ (the matrix whose parts stand at y, y + stride, ...): `_dot` with y split before."""
+    y_high = tl.load(y, mask=mask, other=0.0)
+    y_next = tl.load(y + stride, mask=mask, other=0.0)
+    if PRECISION == "tf32x3":
+        x_high, x_low = _split_tf32(x)
+        acc = tl.dot(x_low, y_high, acc, input_precision="tf32")
+        acc = tl.dot(x_high, y_next, acc, input_precision="tf32")
+        return tl.dot(x_high, y_high, acc, input_precision="tf32")
+    else:
+        y_low = tl.load(y + 2 * stride, mask=mask, other=0.0)
+        x_high, x_middle, x_low = _split_bf16(x)
+        acc = tl.dot(x_low, y_high, acc)
+        acc = tl.dot(x_high, y_low, acc)
+        acc = tl.dot(x_middle, y_next, acc)
+        acc = tl.dot(x_middle, y_high, acc)
+        acc = tl.dot(x_high, y_next, acc)
+        return tl.dot(x_high, y_high, acc)
+
+
 @triton.jit(do_not_specialize=["N", "M"])
 def vecmat_batch_kernel(
-    x_ptr,
-    y_ptr,
-    scale_ptr,
-    z_ptr,
-    indptr_ptr,
-    index1_ptr,
-    index2_ptr,
-    term_ptr,
-    N,
-    M,
-    K,
-    C,
-    stride_xn,
-    stride_xr,
-    stride_xc,
-    stride_yr,
-    stride_yk,
-    stride_yc,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    x_ptr, y_ptr, scale_ptr, z_ptr, indptr_ptr, index1_ptr, index2_ptr, term_ptr,
+    N, M, K, C,
+    stride_xn, stride_xr, stride_xc, stride_yr, stride_yk, stride_yc, stride_part,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):
     """z[n,m,c] = Σ_e s[t] Σ_k x[n,i,k] y[j,k,c]: matrices shared over n, a GEMM over n.
 
     A program owns BLOCK_N n's of one m and BLOCK_C columns; it walks the entries of m, and K in
-    blocks.  Floor: x and z once (y stays in L2); at K = C = 128 in fp32, 64 flops a byte: memory
+    blocks.  With stride_part, y lies in the parts of `split_kernel`.
+    Floor: x and z once (y stays in L2).  At K = C = 128 in fp32, 32 flops a byte of x and z: memory
     bound where three TF32 products are, compute bound in IEEE.
     """
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
@@ -261,18 +295,24 @@ def vecmat_batch_kernel(
     x_n = x_ptr + n[:, None] * stride_xn  # [BLOCK_N, 1]
     y_c = y_ptr + c[None, :] * stride_yc  # [1, BLOCK_C]
     acc = tl.zeros((BLOCK_N, BLOCK_C), ACC)
-    for q in range(length * num_k):
+    for q in range(0, length * num_k):
         entry = begin + q // num_k
         k = q % num_k * BLOCK_K + tl.arange(0, BLOCK_K)  # [BLOCK_K]
         i, j = _row_of(index1_ptr, entry, True), _row_of(index2_ptr, entry, True)
         x_mask, y_mask = (n < N)[:, None] & (k < K)[None, :], (k < K)[:, None] & (c < C)[None, :]
         x = tl.load(x_n + i * stride_xr + k[None, :] * stride_xc, mask=x_mask, other=0.0)
-        y = tl.load(y_c + j * stride_yr + k[:, None] * stride_yk, mask=y_mask, other=0.0)
-        if scale_ptr is None:
-            acc = _dot(x, y, acc, ACC, PRECISION)
+        y = y_c + j * stride_yr + k[:, None] * stride_yk
+        sums = acc
+        if scale_ptr is not None:
+            sums = tl.zeros_like(acc)
+        if stride_part is not None:
+            sums = _dot_parts(x, y, y_mask, stride_part, sums, PRECISION)
         else:
+            sums = _dot(x, tl.load(y, mask=y_mask, other=0.0), sums, ACC, PRECISION)
+        if scale_ptr is not None:
             scale = tl.load(scale_ptr + _row_of(term_ptr, entry, True)).to(ACC)
-            acc += scale * _dot(x, y, tl.zeros_like(acc), ACC, PRECISION)
+            sums = acc + scale * sums
+        acc = sums
     z = z_ptr + (n * M + m)[:, None] * C + c[None, :]
     tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(n < N)[:, None] & (c < C)[None, :])
 
@@ -370,9 +410,9 @@ def outer_kernel(
     """z[b,m,c,d] = Σ_{n ∈ part b} Σ_{e ∈ segment m} s[t] · x[n,i,c] · y[n,j,d]: a GEMM with long K.
 
     A program owns a tile [BLOCK_C, BLOCK_D] of one result row and walks its items, pairs
-    (n, entry), BLOCK_K at a time.  Without ACCUMULATE b is n.
-    Floor: x and y once, z once; with 128 channels each and many items, 32 flops a byte in fp32:
-    memory bound where three TF32 products are.
+    (n, entry), BLOCK_K at a time.  Without ACCUMULATE b is n.  BLOCK_K = 1 is for a few items:
+    plain products, exact, where a dot would pad to 16.
+    Floor: x and y once, z once.  Few items: bound by writing z.  Many: 2CD/(C+D) flops a number.
     """
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
@@ -408,6 +448,9 @@ def outer_kernel(
             term = _row_of(term_ptr, entry, live)
             # not in the inputs' dtype: a product rounded there would be past the error bound
             x = x.to(ACC) * tl.load(scale_ptr + term, mask=live, other=0.0).to(ACC)[:, None]
-        acc = _dot(tl.trans(x), y, acc, ACC, PRECISION)
+        if BLOCK_K == 1:
+            acc += tl.trans(x).to(ACC) * y.to(ACC)
+        else:
+            acc = _dot(tl.trans(x), y, acc, ACC, PRECISION)
     z = z_ptr + (row * C + c)[:, None] * D + d[None, :]
     tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(c < C)[:, None] & (d < D)[None, :])

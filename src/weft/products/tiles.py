@@ -13,16 +13,21 @@ from weft.core.launcher import Tile
 
 __all__ = [
     "LEAST_DOT",
+    "PARTS",
     "batch_tile",
     "group_tile",
     "num_parts",
     "outer_tile",
+    "power_of_two",
     "precision",
     "rows_tile",
 ]
 
 LEAST_DOT = 16
 """The least size of each side of `tl.dot`: smaller matrices go to the rows kernel."""
+
+PARTS = {"tf32x3": (2, torch.float32), "bf16x6": (3, torch.bfloat16)}
+"""How many parts each fp32 factor of such a dot has, and of what dtype."""
 
 ENOUGH_PROGRAMS = 1024
 """Programs that fill a GPU of today; sums over n are split until there are as many."""
@@ -42,11 +47,11 @@ def rows_tile(channels: int, items: int, rows: int, itemsize: int) -> Tile:
 
     16 to 32 numbers a thread: enough loads in flight, few enough registers to fill the GPU.
     """
-    numbers = 8192 // max(itemsize, 4) * (2 if itemsize < 4 else 1)
+    numbers = 4096 // itemsize
     block_c = min(power_of_two(channels), 512 // itemsize)
-    block_t = min(power_of_two(items), 32 if items < 256 else 128, numbers // block_c)
+    block_t = min(power_of_two(items), 4 if items < 256 else 128, numbers // block_c)
     block_r = min(numbers // (block_c * block_t), power_of_two(rows))
-    warps = max(1, min(4, block_r * block_t * block_c // 256))
+    warps = max(1, min(4, block_r * block_t * block_c * itemsize // 1024))
     return Tile((block_r, block_t, block_c), warps)
 
 
@@ -81,8 +86,10 @@ def group_tile(entries: int, inner: int, columns: int, itemsize: int) -> Tile:
 
 
 @functools.lru_cache(maxsize=1024)
-def outer_tile(channels1: int, channels2: int, itemsize: int) -> Tile:
-    """(BLOCK_K, BLOCK_C, BLOCK_D) of `outer_kernel`."""
+def outer_tile(channels1: int, channels2: int, items: int, itemsize: int) -> Tile:
+    """(BLOCK_K, BLOCK_C, BLOCK_D) of `outer_kernel`; BLOCK_K = 1, no dot, for a few items."""
+    if items < LEAST_DOT:
+        return Tile((1, _dot_side(channels1, 64), _dot_side(channels2, 64)))
     side = 128 if itemsize < 8 else 32
     block_c, block_d = _dot_side(channels1, side), _dot_side(channels2, side)
     return Tile((128 // itemsize, block_c, block_d), 8 if block_c * block_d > 8192 else 4)
@@ -99,14 +106,14 @@ def _has_tf32(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def precision(dtype: torch.dtype, device: torch.device, inner: int) -> str:
-    """How `tl.dot` forms products of this dtype over `inner` of them.
+def precision(dtype: torch.dtype, device: torch.device, inner: int, tf32: bool) -> str:
+    """How dots form products of this dtype, `inner` or more of them summed.
 
-    Three TF32 products keep 2⁻²² of each term: within the error bound where many are summed, but
-    not for a few; these are formed in fp32 itself.
+    Three TF32 products keep 2⁻²¹ of each term, within the error bound where many are summed; six
+    in bf16 keep 2⁻²⁴.
     """
     if dtype != torch.float32 or not _has_tf32(device):
         return "ieee"
-    if torch.backends.cuda.matmul.fp32_precision == "tf32":
+    if tf32:
         return "tf32"
-    return "tf32x3" if inner >= 2 * LEAST_DOT else "ieee"
+    return "tf32x3" if inner >= 2 * LEAST_DOT else "bf16x6"

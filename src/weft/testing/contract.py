@@ -123,7 +123,10 @@ def pose(
 
 
 def evaluate(
-    function: Callable[..., Tensor], problem: Problem, wanted: Collection[int] | None = None
+    function: Callable[..., Tensor],
+    problem: Problem,
+    wanted: Collection[int] | None = None,
+    order: int = 2,
 ) -> Results:
     """The value, its gradients, and the gradients of each gradient, by name.
 
@@ -134,6 +137,7 @@ def evaluate(
         function: of the inputs, the tables as keywords.
         problem: where to evaluate it.
         wanted: the inputs that require a gradient; None is all of them.
+        order: 0 the value alone, 1 its gradients too, 2 their gradients too.
     """
     leaves = [None if a is None else a.detach() for a in problem.inputs]
     over = [i for i, leaf in enumerate(leaves) if leaf is not None]
@@ -143,11 +147,13 @@ def evaluate(
     cotangent = problem.cotangent.detach().requires_grad_()
     value = function(*leaves, **problem.tables)
     results = {"value": value.detach()}
-    if not over:
+    if not over or not order:
         return results
     gradients = torch.autograd.grad(value, [leaves[i] for i in over], cotangent, create_graph=True)  # type: ignore[arg-type]
     for i, gradient in zip(over, gradients, strict=True):
         results[f"gradient {i + 1}"] = gradient.detach()
+        if order < 2:
+            continue
         variables = {f"input {j + 1}": leaves[j] for j in over if j != i}
         variables["cotangent"] = cotangent
         seconds = torch.autograd.grad(
@@ -163,15 +169,17 @@ def evaluate(
 
 
 class Setting(NamedTuple):
-    """Where a case runs."""
+    """Where a case runs, and up to which order of derivatives."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     backend: str | None = None
+    order: int = 2
 
-    def call(self, case: Case) -> Callable[..., Tensor]:
-        """The public function of the case on this backend."""
-        return functools.partial(case.call, backend=self.backend)
+    def run(self, case: Case, problem: Problem, wanted: Collection[int] | None = None) -> Results:
+        """What the public function of the case gives on this backend."""
+        call = functools.partial(case.call, backend=self.backend)
+        return evaluate(call, problem, wanted, self.order)
 
     def pose(self, case: Case, layout: str = "") -> Problem:
         """The case here."""
@@ -188,10 +196,11 @@ def check_values(case: Case, setting: Setting, layout: str = "") -> dict[str, fl
     where = f"{case.name}, {_words(setting, layout)}"
     wide = problem.map(torch.Tensor.double)
     exact, magnitude, terms = (
-        evaluate(case.oracle, wide.map(at)) for at in (torch.clone, torch.abs, torch.ones_like)
+        evaluate(case.oracle, wide.map(at), order=setting.order)
+        for at in (torch.clone, torch.abs, torch.ones_like)
     )
     with poisoned_memory():
-        found = evaluate(setting.call(case), problem)
+        found = setting.run(case, problem)
     ratios = {}
     for name, out in found.items():
         try:
@@ -223,7 +232,7 @@ def check_layouts(case: Case, setting: Setting) -> dict[str, float]:
 def check_repeatable(case: Case, setting: Setting) -> dict[str, float]:
     """A second run gives the same bits."""
     problem = setting.pose(case)
-    once, again = (evaluate(setting.call(case), problem) for _ in range(2))
+    once, again = (setting.run(case, problem) for _ in range(2))
     for name in once:
         assert_same_bits(again[name], once[name], f"{case.name}, {_words(setting)}, {name}, again")
     return {}
@@ -232,9 +241,9 @@ def check_repeatable(case: Case, setting: Setting) -> dict[str, float]:
 def check_subsets(case: Case, setting: Setting) -> dict[str, float]:
     """Freezing inputs changes nothing about the gradients of the others."""
     problem = setting.pose(case)
-    everything = evaluate(setting.call(case), problem)
+    everything = setting.run(case, problem)
     for wanted in _subsets(case):
-        found = evaluate(setting.call(case), problem, wanted)
+        found = setting.run(case, problem, wanted)
         for name, result in found.items():
             what = f"{case.name}, {_words(setting)}, {name} with inputs {wanted} requiring grad"
             assert_same_bits(result, everything[name], what)
@@ -245,7 +254,7 @@ def check_index_types(case: Case, setting: Setting) -> dict[str, float]:
     """int32 and int64 tables give the same bits."""
     problem = setting.pose(case)
     found = [
-        evaluate(setting.call(case), problem._replace(tables=_with_tables(problem.tables, dtype)))
+        setting.run(case, problem._replace(tables=_with_tables(problem.tables, dtype)))
         for dtype in (torch.int32, torch.int64)
     ]
     narrow, wide = found

@@ -78,6 +78,7 @@ def check_numerical(case: Case, device: str = "cpu") -> None:
 def check_compile(case: Case, device: str = "cpu") -> None:
     """torch.compile(fullgraph=True, dynamic=True), forward and backward, changes no bit."""
     problem = pose(case, device=device)
+    torch.compiler.reset()  # else each case counts as one more recompilation of `function`
 
     def function(inputs: Sequence[Tensor | None], tables: dict[str, Any]) -> Tensor:
         return case.call(*inputs, **tables)

@@ -167,7 +167,7 @@ def _repair_atomics() -> None:
     Builder.create_atomic_rmw = rmw
 
 
-def _update_cell(pointer: np.ndarray, apply: np.ufunc, value: np.float32) -> Any:
+def _update_cell(pointer: np.ndarray, apply: np.ufunc, value: Any) -> Any:
     """Replace the bf16 in memory by `apply(it, value)`; returns the old bits."""
     memory: Any = interpreter._interpreter
     cell, active = pointer.reshape(1), np.ones(1, bool)

@@ -1,0 +1,49 @@
+"""The main job on real data, one chapter a family; leaves a page with pictures and numbers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.errors import BackendError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] = ()) -> Path:
+    """Run every chapter and write `weft-demo/index.html`; says where, and returns it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BackendError(
+            "matplotlib is not installed: the demo takes its elevation model and its pictures from "
+            'it. Run pip install "weft[demo]".'
+        )
+    import weft
+    from weft.demo.chapters import CHAPTERS
+    from weft.demo.measure import machine, versions
+    from weft.demo.options import parse
+    from weft.demo.page import page
+
+    options = parse(arguments)
+    begin = time.perf_counter()
+    modules = (importlib.import_module(f"weft.demo.chapters.{name}") for name in CHAPTERS)
+    chapters = [module.chapter(options) for module in modules]
+    facts = [
+        ("machine", machine(options.device)),
+        ("versions", f"weft {weft.__version__}, {versions()}"),
+        ("seed", str(options.seed)),
+        ("time", f"{time.perf_counter() - begin:.0f} s, all in"),
+    ]
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "index.html"
+    path.write_text(page("weft at work", _LEAD, chapters, facts), encoding="utf-8")
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {time.perf_counter() - begin:.0f} s")
+    return path
+
+
+_LEAD = (
+    "Sums over structured sets of pairs, fast and differentiable. Each chapter does something a "
+    "user would do on real data, says how wrong its numbers are, and how long they took."
+)

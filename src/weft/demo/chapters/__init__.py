@@ -1,0 +1,5 @@
+"""One chapter a family: a module with `chapter(options) -> Chapter`."""
+
+__all__ = ["CHAPTERS"]
+
+CHAPTERS = ("products",)

@@ -1,0 +1,122 @@
+"""Pictures as PNG bytes, with transparent ground and grey letters: legible on light and on dark."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from matplotlib.colors import LightSource, LinearSegmentedColormap
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from weft.demo.surface import Surface
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["curve", "panels", "whole"]
+
+GREY, ACCENT, INK = "#808890", "#e0662f", "#26221c"
+LAND = ("#3f6b4f", "#7f9a5a", "#c9b878", "#b98d5c", "#f2ece0")  # by height
+DOTS = 150  # an inch
+VIEW = (0.25, 0.70)  # of the columns of a map: the part that is shown enlarged
+
+
+def panels(surface: Surface, views: Mapping[str, Tensor]) -> bytes:
+    """The held-out part, enlarged, in each version of the points."""
+    figure = Figure(figsize=(9.6, 7.9) if surface.grid else (9.6, 9.2), layout="constrained")
+    axes: Any = figure.subplots(2, 2)
+    for axis, (title, points) in zip(axes.flat, views.items(), strict=True):
+        if surface.grid:
+            axis.imshow(_relief(surface, points, surface.held_out), interpolation="nearest")
+        else:
+            _scatter(axis, surface, points)
+        axis.set_title(title, color=GREY, fontsize=11, loc="left")
+        axis.set_axis_off()
+    return _png(figure)
+
+
+def whole(surface: Surface, points: Tensor) -> bytes:
+    """The whole map, with the line beyond which nothing was learned from."""
+    assert surface.grid
+    figure = Figure(figsize=(9.6, 8.2), layout="constrained")
+    axis = figure.subplots()
+    axis.imshow(_relief(surface, points))
+    border = int(surface.held_out.sum()) / surface.grid[1] - 0.5
+    axis.axhline(border, color=INK, linewidth=1.4, linestyle=(0, (5, 3)))
+    for text, row, side in (
+        ("held out", border - 5, "bottom"),
+        ("learned from", border + 4, "top"),
+    ):
+        axis.text(5, row, text, color=INK, fontsize=11, va=side, weight="bold")
+    axis.set_axis_off()
+    return _png(figure)
+
+
+def curve(losses: Sequence[float], levels: Mapping[str, float], unit: str) -> bytes:
+    """RMSE over the steps of learning, beside the levels that need no learning."""
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    axis = figure.subplots()
+    window = 21
+    kernel = np.ones(window) / window
+    squares = np.convolve(np.square(losses), kernel, mode="valid")
+    axis.plot(losses, color=ACCENT, alpha=0.25, linewidth=0.8)
+    axis.plot(np.arange(len(squares)) + window // 2, np.sqrt(squares), color=ACCENT, linewidth=2)
+    for name, level in levels.items():
+        axis.axhline(level, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)))
+        axis.text(len(losses), level, name, color=GREY, fontsize=9, ha="right", va="bottom")
+    axis.set(
+        xlabel="step",
+        ylabel=f"RMSE [{unit}]",
+        xlim=(0, len(losses)),
+        ylim=(0, 1.1 * max(*losses, *levels.values())),
+    )
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color(GREY)
+    axis.tick_params(colors=GREY)
+    axis.xaxis.label.set_color(GREY)
+    axis.yaxis.label.set_color(GREY)
+    return _png(figure)
+
+
+def _relief(surface: Surface, points: Tensor, rows: Tensor | None = None) -> Any:
+    """Hill shading over colours of height; of the held-out rows only their middle, enlarged."""
+    assert surface.grid
+    heights = points[:, 2].reshape(surface.grid).numpy()
+    low, high = surface.truth[:, 2].aminmax()
+    light = LightSource(azdeg=315, altdeg=45)
+    land = LinearSegmentedColormap.from_list("land", LAND)
+    shaded = light.shade(
+        heights,
+        cmap=land,
+        vmin=float(low),
+        vmax=float(high),
+        blend_mode="soft",
+        vert_exag=1.5,
+        dx=surface.spacing,
+        dy=surface.spacing,
+    )
+    if rows is None:
+        return shaded
+    left, right = (int(part * surface.grid[1]) for part in VIEW)
+    return shaded[: int(rows.sum()) // surface.grid[1], left:right]
+
+
+def _scatter(axis: Axes, surface: Surface, points: Tensor) -> None:
+    """The held-out points seen along their flattest direction, coloured by their error."""
+    rows = surface.held_out
+    centred = surface.truth[rows] - surface.truth[rows].mean(0)
+    plane = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, 1:].flip(1)
+    x, y = (points[rows] @ plane).T.numpy()
+    error = (points - surface.truth)[rows].norm(dim=1).numpy()
+    axis.scatter(x, y, c=error, s=3, linewidths=0, cmap="viridis", vmin=0, vmax=2 * surface.sigma)
+    axis.set_aspect("equal")
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DOTS, transparent=True)
+    return buffer.getvalue()

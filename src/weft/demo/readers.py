@@ -1,0 +1,141 @@
+"""Point clouds from files: .npy .npz .xyz .bin (KITTI) .ply .pcd, as (N, 3) float64 tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.errors import DTypeError, ShapeError
+
+__all__ = ["read_points"]
+
+Array = np.ndarray[Any, Any]
+
+
+def read_points(path: Path) -> Tensor:
+    """The first three columns of the points in a file; points that are not finite are left out."""
+    suffix = path.suffix.lower()
+    if suffix not in _READERS:
+        raise DTypeError(
+            f"{path} ends in {suffix!r}: the demo reads {' '.join(_READERS)}. "
+            "Save the points in one of these, e.g. with numpy.save."
+        )
+    points = np.asarray(_READERS[suffix](path))
+    if points.ndim != 2 or points.shape[1] < 3:
+        raise ShapeError(
+            f"{path} holds an array of shape {points.shape}: points are rows of x, y, z. "
+            "Save an array of shape (N, 3)."
+        )
+    points = points[:, :3].astype(np.float64)
+    return torch.from_numpy(points[np.isfinite(points).all(1)])
+
+
+def _npz(path: Path) -> Array:
+    with np.load(path) as arrays:
+        for array in arrays.values():
+            if array.ndim == 2 and array.shape[1] >= 3:
+                return np.asarray(array)
+        names = {name: array.shape for name, array in arrays.items()}
+    raise ShapeError(f"{path} holds {names}: one array must be (N, 3). Save one, under any name.")
+
+
+def _xyz(path: Path) -> Array:
+    """Columns of text, split by blanks or commas; lines that begin with a letter are left out."""
+    number = re.compile(r"\s*[-+.\d]")
+    lines = (line.replace(",", " ") for line in path.read_text().splitlines() if number.match(line))
+    rows = [line.split()[:3] for line in lines]
+    return np.array([row for row in rows if len(row) == 3], dtype=np.float64).reshape(-1, 3)
+
+
+def _bin(path: Path) -> Array:
+    """KITTI: float32 x, y, z, reflectance."""
+    return np.fromfile(path, dtype="<f4").reshape(-1, 4)
+
+
+_PLY_TYPES = {
+    "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2",
+    "ushort": "u2", "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4",
+    "float": "f4", "float32": "f4", "double": "f8", "float64": "f8",
+}  # fmt: skip
+
+
+def _ply(path: Path) -> Array:
+    """The vertices of a PLY file, which must be its first element."""
+    with path.open("rb") as file:
+        header = _header(file, path, b"end_header")
+        style = next(words[1] for words in header if words[0] == "format")
+        elements = [n for n, words in enumerate(header) if words[0] == "element"]
+        first = header[elements[0]]
+        properties = header[elements[0] + 1 : (elements[1:] or [len(header)])[0]]
+        if first[1] != "vertex" or any(words[1] == "list" for words in properties):
+            raise DTypeError(
+                f"{path} begins with {' '.join(first)} or has lists in its vertices: the demo "
+                "reads vertices of plain numbers. Save the points as .npy."
+            )
+        order = ">" if style == "binary_big_endian" else "<"
+        fields = [(w[2], order + _PLY_TYPES[w[1]]) for w in properties if w[0] == "property"]
+        return _table(file, fields, int(first[2]), ascii=style == "ascii")
+
+
+def _pcd(path: Path) -> Array:
+    """The points of a PCD file (Point Cloud Library), ascii or binary."""
+    with path.open("rb") as file:
+        lines = _header(file, path, b"DATA")
+        header = {words[0]: words[1:] for words in lines}
+        style = header["DATA"][0]
+        if style not in ("ascii", "binary"):
+            raise DTypeError(
+                f"{path} has DATA {style}: the demo reads ascii and binary. Convert it with "
+                f"pcl_convert_pcd_ascii_binary, or save the points as .npy."
+            )
+        counts = header.get("COUNT", ["1"] * len(header["FIELDS"]))
+        fields = []
+        for number, (name, kind, size, count) in enumerate(
+            zip(header["FIELDS"], header["TYPE"], header["SIZE"], counts, strict=True)
+        ):
+            # a name may occur twice ("_" is padding); a field may hold several numbers
+            base = name if name in "xyz" else f"{number}"
+            names = [base] if count == "1" else [f"{base}.{i}" for i in range(int(count))]
+            fields += [(n, f"<{kind.lower()}{size}") for n in names]
+        return _table(file, fields, int(header["POINTS"][0]), ascii=style == "ascii")
+
+
+def _header(file: BinaryIO, path: Path, last: bytes) -> list[list[str]]:
+    """The words of the lines up to the one that begins with `last`."""
+    lines = []
+    for line in file:
+        if line.strip() and not line.startswith(b"#"):
+            lines.append(line.decode("ascii", "replace").split())
+        if line.startswith(last):
+            return lines
+    raise DTypeError(
+        f"{path} has no line {last.decode()}: it is no {path.suffix} file, or cut off. "
+        "Save the points as .npy."
+    )
+
+
+def _table(file: BinaryIO, fields: list[tuple[str, str]], count: int, *, ascii: bool) -> Array:
+    """Columns x, y, z of `count` rows of named fields."""
+    if ascii:
+        names = [name for name, _ in fields]
+        columns = [names.index(axis) for axis in "xyz"]
+        return np.loadtxt(file, usecols=columns, max_rows=count, ndmin=2)
+    kind = np.dtype(fields)
+    table = np.frombuffer(file.read(count * kind.itemsize), dtype=kind)
+    return np.stack([table[axis] for axis in "xyz"], axis=1)
+
+
+_READERS: dict[str, Callable[[Path], Array]] = {
+    ".npy": np.load,
+    ".npz": _npz,
+    ".xyz": _xyz,
+    ".bin": _bin,
+    ".ply": _ply,
+    ".pcd": _pcd,
+}

@@ -1,0 +1,199 @@
+"""The demo: readers, neighbours, the filter against plain torch, learning, and the page."""
+
+import importlib.util
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft import demo
+from weft.demo import training
+from weft.demo.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
+from weft.demo.measure import op_errors
+from weft.demo.neighbours import nearest, split
+from weft.demo.readers import read_points
+from weft.demo.surface import load
+
+POINTS = np.array([[0.5, -1.0, 2.0], [3.25, 4.0, -5.5], [6.0, 7.0, 8.125]])
+PLY = "ply\nformat {} 1.0\ncomment made up\nelement vertex 3\nproperty float x\nproperty float y\n"
+PLY += (
+    "property uchar red\nproperty double z\nelement face 0\nproperty list uchar int i\nend_header\n"
+)
+PCD = "# made up\nVERSION 0.7\nFIELDS x y _ z\nSIZE 4 4 1 4\nTYPE F F U F\nCOUNT 1 1 3 1\nWIDTH 3\n"
+PCD += "HEIGHT 1\nPOINTS 3\nDATA {}\n"
+
+
+def _records(order, z, padding):
+    fields = [("x", order + "f4"), ("y", order + "f4"), ("p", padding), ("z", order + z)]
+    table = np.zeros(3, dtype=fields)
+    table["x"], table["y"], table["z"] = POINTS.T
+    return table.tobytes()
+
+
+def _text(columns):
+    return "\n".join(columns.format(x, y, z) for x, y, z in POINTS.tolist()).encode()
+
+
+FILES = {
+    "a.xyz": b"x y z\n" + _text("{} {} {} 9"),
+    "b.xyz": _text("{},{},{}"),
+    "a.bin": np.hstack([POINTS, np.ones((3, 1))]).astype("<f4").tobytes(),
+    "ascii.ply": PLY.format("ascii").encode() + _text("{} {} 255 {}"),
+    "little.ply": PLY.format("binary_little_endian").encode() + _records("<", "f8", "u1"),
+    "big.ply": PLY.format("binary_big_endian").encode() + _records(">", "f8", "u1"),
+    "ascii.pcd": PCD.format("ascii").encode() + _text("{} {} 1 2 3 {}"),
+    "binary.pcd": PCD.format("binary").encode() + _records("<", "f4", "3u1"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_reads_files(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(FILES[name])
+    torch.testing.assert_close(read_points(path), torch.from_numpy(POINTS), rtol=0, atol=0)
+
+
+def test_reads_numpy_and_drops_what_is_not_finite(tmp_path):
+    cloud = np.vstack([POINTS, [np.nan, 0, 0]])
+    np.save(tmp_path / "a.npy", cloud)
+    np.savez(tmp_path / "a.npz", colour=np.zeros(3), points=cloud)
+    for name in ("a.npy", "a.npz"):
+        assert read_points(tmp_path / name).tolist() == POINTS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "text"),
+    [
+        ("a.las", b"", weft.DTypeError, r"ends in '\.las': the demo reads .*\. Save the points"),
+        ("a.pcd", PCD.format("binary_compressed").encode(), weft.DTypeError, "DATA binary_compr"),
+        ("a.ply", b"ply\nformat ascii 1.0\n", weft.DTypeError, "no line end_header"),
+        ("a.ply", PLY.format("ascii").replace("vertex", "edge").encode(), weft.DTypeError, "edge"),
+    ],
+)
+def test_teaches_what_it_reads(tmp_path, name, content, error, text):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(error, match=text):
+        read_points(tmp_path / name)
+
+
+def test_refuses_a_flat_array_and_a_small_cloud(tmp_path):
+    np.save(tmp_path / "flat.npy", np.zeros((9, 2)))
+    with pytest.raises(weft.ShapeError, match=r"shape \(9, 2\): points are rows of x, y, z"):
+        read_points(tmp_path / "flat.npy")
+    np.save(tmp_path / "small.npy", np.random.default_rng(0).normal(size=(50, 3)))
+    with pytest.raises(weft.ShapeError, match="50 points: the demo needs 1024 or more"):
+        load(tmp_path / "small.npy", seed=0)
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_neighbours_are_the_nearest(dimensions):
+    points = torch.randn(1500, dimensions, generator=torch.Generator().manual_seed(0)) ** 3
+    squares = (points[:, None] - points).square().sum(2).fill_diagonal_(torch.inf)
+    found = squares.gather(1, nearest(points, 8)).sort(1).values
+    torch.testing.assert_close(found, squares.sort(1).values[:, :8], rtol=0, atol=0)
+    blocks = split(points, 100)
+    assert max(map(len, blocks)) <= 100
+    assert torch.cat(blocks).sort().values.tolist() == list(range(1500))
+
+
+@pytest.fixture(scope="module")
+def cloud_file(tmp_path_factory):
+    """A bumpy sphere."""
+    directions = np.random.default_rng(0).normal(size=(3000, 3))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    radius = 1 + 0.1 * np.sin(4 * directions[:, :1]) * np.cos(3 * directions[:, 1:2])
+    path = tmp_path_factory.mktemp("cloud") / "bumpy.npy"
+    np.save(path, radius * directions)
+    return path
+
+
+@pytest.fixture(scope="module")
+def surface(cloud_file):
+    return load(cloud_file, seed=0)
+
+
+def test_the_elevation_model_is_there():
+    surface = load(None, seed=0)
+    assert surface.grid == (344, 403)
+    assert surface.truth[:, 2].aminmax() == (236, 1076)
+    # the held-out end is made of whole rows, the northern ones
+    rows = surface.held_out.view(surface.grid)
+    assert rows[:137].all()
+    assert not rows[138:].any()
+
+
+def test_products_of_the_filter_are_right(surface):
+    torch.manual_seed(0)
+    graph = graph_of(surface, torch.arange(600))
+    phi, x = torch.randn(600 * NEIGHBOURS, 8), torch.randn(600, 12)
+    z, weight = torch.randn(600, 8, 12), torch.randn(8, 12, 12)
+    for name, inputs in {"gather": (phi, x), "mix": (z, weight)}.items():
+
+        def ours(a, b, op=name):
+            return getattr(SurfaceFilter, op)(a, b, graph)
+
+        def plain(a, b, op=name):
+            return getattr(PlainFilter, op)(a, b, graph)
+
+        for error in op_errors(name, ours, plain, inputs):
+            assert error.ratio < 1, error
+
+
+def test_learning_repeats_and_restores(surface, monkeypatch):
+    monkeypatch.setattr(training, "STEPS", 60)
+    tiles = training.tiles_of(surface, torch.device("cpu"))
+    assert not surface.held_out[torch.cat([t.rows for t in tiles])].any()
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = SurfaceFilter()
+        runs.append(training.fit(model, tiles, seed=0))
+    assert runs[0] == runs[1]  # bit for bit
+    graph = graph_of(surface, torch.arange(len(surface.truth)))
+    with torch.no_grad():
+        restored = surface.noisy + surface.sigma * model(graph) * surface.frames[:, 2]
+    noisy = surface.rmse(surface.noisy, surface.held_out)
+    assert surface.rmse(restored, surface.held_out) < noisy / 2
+
+
+class _Links(HTMLParser):
+    """Every tag is closed, nothing is fetched."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.outside = [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href") and not value.startswith("data:"):
+                self.outside.append(value)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "STEPS", 30)
+    path = demo.main(["--points", str(cloud_file), "--out", str(tmp_path), "--device", "cpu"])
+    assert path == tmp_path / "index.html"
+    text = path.read_text(encoding="utf-8")
+    reader = _Links()
+    reader.feed(text)
+    assert not reader.open
+    assert not reader.outside
+    assert "url(" not in text
+    for part in ("learned filter", "plain torch", "error / bound", "3,000 points", "torch 2."):
+        assert part in text
+
+
+def test_says_what_to_install(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+    )
+    with pytest.raises(weft.BackendError, match=r'pip install "weft\[demo\]"'):
+        demo.main([])

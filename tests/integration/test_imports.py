@@ -1,0 +1,61 @@
+"""`import weft` needs neither triton nor numba nor a test tool; a call then says what is missing.
+
+Seen red with: a top-level `import triton` in weft.products.ops, `import pytest` in weft.testing.
+"""
+
+import subprocess
+import sys
+import textwrap
+
+PREAMBLE = """
+import sys
+from importlib.machinery import PathFinder
+
+found = PathFinder.find_spec
+
+def find_spec(name, path=None, target=None):
+    return None if name.split(".")[0] in {names} else found(name, path, target)
+
+PathFinder.find_spec = find_spec
+"""
+
+
+def run(code: str, *missing: str) -> str:
+    program = PREAMBLE.format(names=set(missing)) + textwrap.dedent(code)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_products_without_triton_and_numba():
+    printed = run(
+        """
+        import torch, weft
+        import weft.testing, weft.testing.contract, weft.testing.receipt
+        x = torch.ones(2, 3)
+        print(float(weft.products.indexed_mul(x, x).sum()))
+        for backend in ("triton", "numba"):
+            try:
+                weft.products.indexed_mul(x, x, backend=backend)
+            except weft.BackendError as error:
+                print(error)
+        """,
+        "triton", "numba", "pytest", "hypothesis", "rich",
+    )  # fmt: skip
+    total, triton, numba = printed.strip().splitlines()
+    assert total == "6.0"
+    assert "triton is not installed" in triton
+    assert "numba is not installed" in numba
+
+
+def test_import_weft_imports_no_heavy_package():
+    printed = run(
+        """
+        import weft
+        print([name for name in ("torch", "triton", "numba") if name in sys.modules])
+        """,
+        "triton",
+    )
+    assert printed.strip() == "[]"
