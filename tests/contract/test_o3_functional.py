@@ -19,6 +19,7 @@ from weft.testing.doors import check_compile, check_export
 
 INFO = o3.irreps_info("2x0e+1o")
 SUITE = suite()
+SHARE = 5 if INTERPRETED else 1  # an interpreted program takes a millisecond
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 randn = torch.randn
 
@@ -144,14 +145,14 @@ def named(case):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", SUITE.cases, ids=named)
+@pytest.mark.parametrize("case", SUITE.cases[::SHARE], ids=named)
 def test_values_and_derivatives(case, backend):
     for dtype in DTYPES[:1] if INTERPRETED else DTYPES:
         check_values(case, Setting(dtype=dtype, backend=backend))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", SUITE.full, ids=named)
+@pytest.mark.parametrize("case", SUITE.full[::SHARE], ids=named)
 @pytest.mark.parametrize("check", BODY_CHECKS[1:])
 def test_promises(check, case, backend):
     check(case, Setting(backend=backend))

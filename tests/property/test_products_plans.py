@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from tests.conftest import BACKENDS, INTERPRETED
 from weft import products
+from weft.testing.cases.products import OPS
 from weft.testing.contract import Setting, check_values
 from weft.testing.strategies import indices, product_cases, segments
 
@@ -62,11 +63,7 @@ def test_oracle_equals_loops(case):
     x, y, scale = (None if a is None else (4 * a).round() for a in case.inputs)
     found = case.oracle(x, y, scale, **case.tables)
     op = case.name.split(":")[0]
-    one = COMBINE[op]
-    ranks = {"mul": (2, 2), "vecmat": (2, 3), "mat_t_vec": (3, 2), "vecsca": (2, 1)}
-    ranks |= {"outer": (2, 2), "inner": (2, 2), "scavec": (1, 2)}
-    batched = [a.dim() > rank for a, rank in zip((x, y), ranks[op], strict=True)]
-    assert one is not None
+    batched = [a.dim() == len(dims) + 2 for a, dims in zip((x, y), OPS[op], strict=True)]
     sizes = [len(a) for a, has_n in zip((x, y), batched, strict=True) if has_n]
     total = not any(batched) or case.tables["out_accumulated"]
     num_rows = found.shape[0 if total else 1]

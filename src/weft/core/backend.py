@@ -14,6 +14,7 @@ BACKENDS = ("triton", "numba", "torch")
 """In the order in which None tries them; `torch` serves every call."""
 
 
+@functools.cache
 def interpreted() -> bool:
     """Whether Triton kernels of this process run on the CPU, in Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"

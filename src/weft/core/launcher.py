@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from weft.core.backend import interpreted
@@ -32,7 +31,7 @@ class Launcher:
         kernel: a jitted function whose parameters have this order.
         programs: how many, all along grid axis 0.
         tables: tensors that every launch reads; None is one that is not there.
-        numbers: counts and strides.
+        numbers: counts and strides; None is one that the kernel does without.
         constants: the leading constexprs.
         tile: the trailing ones, warps and stages.
     """
@@ -53,7 +52,7 @@ class Launcher:
         kernel: Any,
         programs: int,
         tables: tuple[Tensor | None, ...],
-        numbers: tuple[int, ...],
+        numbers: tuple[int | None, ...],
         constants: tuple[Any, ...],
         tile: Tile,
     ) -> None:

@@ -68,7 +68,13 @@ def _body(
     device = first.device
     tables = (index1, index2, seg, gather_index, index_out)
     plan = product_plan(tables, tuple(sizes), device)
-    out = _runner(backend, device.type)(op, first, second, scale, plan, roles, accumulate)
+    run = _runner(backend, device.type)
+    if torch._C._is_any_autocast_enabled():
+        # the inputs have their dtype: torch's own products in a body must not narrow them further
+        with torch.autocast(device.type, enabled=False):
+            out = run(op, first, second, scale, plan, roles, accumulate)
+    else:
+        out = run(op, first, second, scale, plan, roles, accumulate)
     if recording():
         _record_cost(op, [first, second, scale, *tables], out, plan.num_entries)
     return out

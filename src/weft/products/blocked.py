@@ -63,10 +63,10 @@ def product_torch(
     lead = [] if batch is None or accumulate else [batch]
     wide = accumulator(first.dtype)
     out = torch.zeros(*lead, table.num_rows, *channels, dtype=wide, device=first.device)
-    width = max(math.prod(a.shape[len(a.shape) - d :]) for a, d in _shapes(op, operands, out))
-    room = _CHUNK.get(first.device.type, _CHUNK["cpu"]) // max(width, 1)
-    entries = max(1, min(room, table.num_entries))
-    step = max(1, room // entries)
+    shared, own = _widths(op, [*operands, out], [*batched, bool(lead)])
+    room = _CHUNK.get(first.device.type, _CHUNK["cpu"])
+    entries = max(1, min(room // max(shared, own), table.num_entries))
+    step = max(1, min(room // (entries * own), batch or 1))
     chunks = plan.derived((roles, "chunks", entries), lambda: _chunks(table, entries))
     for n in range(0, 1 if batch is None else batch, step):
         part = [a[n : n + step] if has_n else a for a, has_n in zip(operands, batched, strict=True)]
@@ -76,19 +76,18 @@ def product_torch(
             _add(target, terms, chunk, len(lead))
     if recording():
         tile: dict[str, int | str] = {"entries": entries, "batch": step}
-        room_bytes = entries * step * width * out.element_size()
+        room_bytes = entries * (shared + step * own) * out.element_size()
         record(Launch("torch", op, tile, len(chunks), room_bytes))
     return out.to(first.dtype)
 
 
-def _shapes(op: str, operands: list[Tensor], out: Tensor) -> list[tuple[Tensor, int]]:
-    return list(
-        zip(
-            (*operands, out),
-            (*PRODUCTS[op].dims[: len(operands)], PRODUCTS[op].dims[2]),
-            strict=True,
-        )
-    )
+def _widths(op: str, tensors: list[Tensor], batched: list[bool]) -> tuple[int, int]:
+    """Numbers of the widest row among tensors shared over N, and among those that have N."""
+    widths = [1, 1]
+    dims = (*PRODUCTS[op].dims[: len(tensors) - 1], PRODUCTS[op].dims[2])
+    for a, d, has_n in zip(tensors, dims, batched, strict=True):
+        widths[has_n] = max(widths[has_n], math.prod(a.shape[a.dim() - d :]))
+    return widths[0], widths[1]
 
 
 def _equation(
@@ -160,7 +159,8 @@ def _combine(equation: str, rows: list[Tensor], fresh: bool) -> Tensor:
         return rows[0]
     x, y = rows
     if result.endswith("k"):  # inner
-        return torch.linalg.vecdot(x, y)
+        terms: Tensor = torch.linalg.vecdot(x, y)
+        return terms
     if not inputs.endswith("c"):  # vecsca
         y = y.unsqueeze(-1)
     return x.mul_(y) if fresh and x.dim() >= y.dim() else x * y

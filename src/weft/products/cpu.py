@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.core.explain import Launch, record, recording
 from weft.core.plan import Plan, Table
+from weft.products.blocked import product_torch
 from weft.products.forms import PRODUCTS, accumulator
 
 __all__ = ["product_numba"]
@@ -24,8 +25,12 @@ __all__ = ["product_numba"]
 SERIAL = 100_000
 """Multiplications below which one thread is faster: a parallel call costs about 50 µs."""
 
-PARTS = 32
-"""Most parts that a sum over n is split into."""
+ENOUGH = 64
+"""Rows to share among threads: a sum over n is split in parts until there are as many."""
+
+GEMM = 16, 32 * 32
+"""Least N and least size of a matrix for BLAS, which reads it once for many n: 2 to 3 times
+faster than the loop from 64 x 64 on, on one core."""
 
 Array = np.ndarray[Any, Any]
 
@@ -54,8 +59,11 @@ def product_numba(
     """See `weft.products.launch.product`: the same arguments, the same result.
 
     16-bit inputs are widened first and the result is rounded at the end; inputs that are not
-    contiguous are copied (a stride of 0 over n is not: that operand is shared).
+    contiguous are copied (a stride of 0 over n is not: that operand is shared).  Where many n meet
+    one large matrix, or sum into one, the matrix products of `product_torch` serve.
     """
+    if second is not None and _is_gemm(op, first, second, accumulate):
+        return product_torch(op, first, second, scale, plan, roles, accumulate)
     dims = PRODUCTS[op].dims
     wide = accumulator(first.dtype)
     batch = _batch(first, dims[0])
@@ -70,10 +78,10 @@ def product_numba(
 
     summed = accumulate and batch is not None
     size = 1 if batch is None else batch
-    parts = min(size, PARTS) if summed else size
-    part = -(-size // parts) if parts else 1
     width = math.prod(channels)
     pieces = table.num_rows if table.slices is None else table.slices.num_pieces
+    parts = min(size, -(-ENOUGH // max(pieces, 1))) if summed else size
+    part = -(-size // parts) if parts else 1
     out = torch.empty(parts, pieces, width, dtype=wide)
     if min(x.shape[0], y.shape[0]) == 0 or 0 in (size, table.num_entries):
         out.zero_()
@@ -81,8 +89,11 @@ def product_numba(
         work = size * table.num_entries * max(x.shape[2], y.shape[2])
         _run(work, op, x, y, s, *indices, size, part, out.numpy())
     if recording():
-        copied = sum(a.nbytes for a in (x, y) if first.dtype != wide)
-        record(Launch("numba", op, {"part": part}, parts * pieces, copied))
+        copies = [a for a, given in ((x, first), (y, second)) if _is_copy(a, given)]
+        if summed or table.slices is not None or first.dtype != wide:
+            copies.append(out.numpy())
+        room = sum(a.nbytes for a in copies)
+        record(Launch("numba", op, {"part": part}, parts * pieces, room))
     if table.slices is not None:
         out = _sum_pieces(out, table.slices.owner_indptr, table.num_rows)
     if summed:
@@ -90,6 +101,16 @@ def product_numba(
         out = _sum_pieces(out.reshape(1, parts, table.num_rows * width), bounds, 1)
     lead = [] if batch is None or summed else [batch]
     return out.reshape(*lead, table.num_rows, *channels).to(first.dtype)
+
+
+def _is_gemm(op: str, first: Tensor, second: Tensor, accumulate: bool) -> bool:
+    """Whether rows (N, R, C) meet shared matrices, or pairs of rows are summed to matrices."""
+    if not (op == "vecmat" or (op == "outer" and accumulate)):
+        return False
+    if not first.dim() == second.dim() == 3:
+        return False
+    least_batch, least_size = GEMM
+    return first.shape[0] >= least_batch and first.shape[2] * second.shape[2] >= least_size
 
 
 def _batch(operand: Tensor, dims: int) -> int | None:
@@ -117,6 +138,10 @@ def _rows(operand: Tensor, dims: int, wide: torch.dtype) -> Array:
     width = math.prod(operand.shape[2:])
     rows: Array = operand.reshape(*operand.shape[:2], width).to(wide).contiguous().numpy()
     return rows
+
+
+def _is_copy(a: Array, given: Tensor | None) -> bool:
+    return given is not None and a.ctypes.data != given.data_ptr()
 
 
 def _arrays(table: Table) -> tuple[Array, Array, Array, Array]:

@@ -42,19 +42,9 @@ def _segment_of(indptr_ptr, m, INT: tl.constexpr):
 
 @triton.jit
 def _terms(
-    x_ptr,
-    y_ptr,
-    c,
-    live,
-    K,
-    C,
-    stride_xc,
-    stride_yk,
-    stride_yc,
-    OP: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+    x_ptr, y_ptr, c, live, K, C, stride_xc, stride_yk, stride_yc,
+    OP: tl.constexpr, ACC: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
     """x ∘ y of each entry, [BLOCK_R, BLOCK_T, BLOCK_C]; x_ptr and y_ptr point to their rows.
 
     For inner the sum over the channels in a lane is still to come.
@@ -88,35 +78,12 @@ def _terms(
 
 @triton.jit(do_not_specialize=["N", "B", "M", "part"])
 def rows_kernel(
-    x_ptr,
-    y_ptr,
-    scale_ptr,
-    z_ptr,
-    indptr_ptr,
-    index1_ptr,
-    index2_ptr,
-    term_ptr,
-    N,
-    B,
-    M,
-    part,
-    K,
-    C,
-    stride_xn,
-    stride_xr,
-    stride_xc,
-    stride_yn,
-    stride_yr,
-    stride_yk,
-    stride_yc,
-    OP: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    ALONG_N: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+    x_ptr, y_ptr, scale_ptr, z_ptr, indptr_ptr, index1_ptr, index2_ptr, term_ptr,
+    N, B, M, part, K, C,
+    stride_xn, stride_xr, stride_xc, stride_yn, stride_yr, stride_yk, stride_yc,
+    OP: tl.constexpr, ACCUMULATE: tl.constexpr, ALONG_N: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
     """z[b,m,c] = Σ_{n ∈ part b} Σ_{e ∈ segment m} s[t] · (x[n,i] ∘ y[n,j])[c], any product.
 
     A program owns BLOCK_R of the B·M result rows and BLOCK_C channels, and walks the entries of
@@ -228,7 +195,7 @@ def _dot(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
 def split_kernel(
     y_ptr, z_ptr, R, K, C, stride_yr, stride_yk, stride_yc,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """z[p,r,c,k] = part p of y[r,k,c]: matrices in the parts of `_split_tf32` or `_split_bf16`.
 
     Once here instead of in every program that reads them, and with k fastest, as TF32 dots need.
@@ -250,7 +217,7 @@ def split_kernel(
 
 @triton.jit
 def _dot_parts(x, y, mask, stride, acc, PRECISION: tl.constexpr):
-    """acc + x @ (the matrix whose parts stand at y, y + stride, ...): `_dot` with y split before."""
+    """acc + x @ y, y split before: its parts stand at y, y + stride, ..."""
     y_high = tl.load(y, mask=mask, other=0.0)
     y_next = tl.load(y + stride, mask=mask, other=0.0)
     if PRECISION == "tf32x3":
@@ -276,7 +243,7 @@ def vecmat_batch_kernel(
     stride_xn, stride_xr, stride_xc, stride_yr, stride_yk, stride_yc, stride_part,
     WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
-):
+):  # fmt: skip
     """z[n,m,c] = Σ_e s[t] Σ_k x[n,i,k] y[j,k,c]: matrices shared over n, a GEMM over n.
 
     A program owns BLOCK_N n's of one m and BLOCK_C columns; it walks the entries of m, and K in
@@ -295,7 +262,7 @@ def vecmat_batch_kernel(
     x_n = x_ptr + n[:, None] * stride_xn  # [BLOCK_N, 1]
     y_c = y_ptr + c[None, :] * stride_yc  # [1, BLOCK_C]
     acc = tl.zeros((BLOCK_N, BLOCK_C), ACC)
-    for q in range(0, length * num_k):
+    for q in range(length * num_k):
         entry = begin + q // num_k
         k = q % num_k * BLOCK_K + tl.arange(0, BLOCK_K)  # [BLOCK_K]
         i, j = _row_of(index1_ptr, entry, True), _row_of(index2_ptr, entry, True)
@@ -319,32 +286,12 @@ def vecmat_batch_kernel(
 
 @triton.jit(do_not_specialize=["M", "num_tiles"])
 def vecmat_group_kernel(
-    x_ptr,
-    y_ptr,
-    scale_ptr,
-    z_ptr,
-    tile_ptr,
-    owner_ptr,
-    index1_ptr,
-    index_z_ptr,
-    term_ptr,
-    M,
-    num_tiles,
-    K,
-    C,
-    stride_xn,
-    stride_xr,
-    stride_xc,
-    stride_yn,
-    stride_yr,
-    stride_yk,
-    stride_yc,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+    x_ptr, y_ptr, scale_ptr, z_ptr, tile_ptr, owner_ptr, index1_ptr, index_z_ptr, term_ptr,
+    M, num_tiles, K, C,
+    stride_xn, stride_xr, stride_xc, stride_yn, stride_yr, stride_yk, stride_yc,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
     """z[n, index_z[e], c] = s[t] Σ_k x[n,i,k] y[n,j,k,c]: entries that share a matrix together.
 
     Entries are sorted by matrix; tile p holds at most BLOCK_R of them, all with matrix owner[p].
@@ -381,32 +328,12 @@ def vecmat_group_kernel(
 
 @triton.jit(do_not_specialize=["N", "M", "part"])
 def outer_kernel(
-    x_ptr,
-    y_ptr,
-    scale_ptr,
-    z_ptr,
-    indptr_ptr,
-    index1_ptr,
-    index2_ptr,
-    term_ptr,
-    N,
-    M,
-    part,
-    C,
-    D,
-    stride_xn,
-    stride_xr,
-    stride_xc,
-    stride_yn,
-    stride_yr,
-    stride_yd,
-    ACCUMULATE: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    x_ptr, y_ptr, scale_ptr, z_ptr, indptr_ptr, index1_ptr, index2_ptr, term_ptr,
+    N, M, part, C, D,
+    stride_xn, stride_xr, stride_xc, stride_yn, stride_yr, stride_yd,
+    ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """z[b,m,c,d] = Σ_{n ∈ part b} Σ_{e ∈ segment m} s[t] · x[n,i,c] · y[n,j,d]: a GEMM with long K.
 
     A program owns a tile [BLOCK_C, BLOCK_D] of one result row and walks its items, pairs

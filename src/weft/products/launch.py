@@ -98,6 +98,7 @@ def _run(
         None if second is None else (second.shape, second.stride(), second.dtype),
         None if scale is None else scale.dtype,
     )
+    scale = None if scale is None else scale.contiguous()  # kernels read it with stride 1
     recipes: dict[Any, tuple[Step, ...]] = plan.derived("recipes", dict)
     steps = recipes.get(key)
     if steps is None:
@@ -134,9 +135,7 @@ def _describe(
     return Call(op, x, y, scaled, batch, accumulate, channels, dtype, first.device, tf32)
 
 
-def _execute(
-    steps: tuple[Step, ...], tensors: list[Tensor | None], device: torch.device
-) -> Tensor:
+def _execute(steps: tuple[Step, ...], tensors: list[Tensor | None], device: torch.device) -> Tensor:
     """Allocate and fill one tensor after the other."""
     for step in steps:
         make = torch.zeros if step.zeroed else torch.empty

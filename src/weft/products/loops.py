@@ -78,7 +78,7 @@ def _rows(x, y, s, indptr, index1, index2, term, batch, part, z):  # type: ignor
             x_n, y_n = x[min(n, x.shape[0] - 1)], y[min(n, y.shape[0] - 1)]
             for k in range(indptr[m], indptr[m + 1]):
                 weight = s[term[k]] if s.shape[0] else one
-                add_term(weight, x_n[index1[k]], y_n[index2[k]], z_row)  # noqa: F821
+                add_term(weight, x_n[index1[k]], y_n[index2[k]], z_row)  # type: ignore[name-defined]  # noqa: F821
 
 
 @functools.cache

@@ -154,7 +154,7 @@ def _add(
     kernel: Any,
     programs: int,
     tables: tuple[Tensor | None, ...],
-    numbers: tuple[int, ...],
+    numbers: tuple[int | None, ...],
     constants: tuple[Any, ...],
     tile: Tile,
     rows: int,
@@ -236,7 +236,7 @@ def _outer(steps: list[Step], call: Call, table: Table, pieces: Slices | None) -
     c, d = call.channels
     y = _second(call)
     items = table.longest * ((call.batch or 1) if call.accumulate else 1)
-    tile = tiles.outer_tile(c, d, items, call.x.dtype.itemsize)
+    tile = tiles.outer_tile(c, d, items, call.x.dtype.itemsize, tiles.has_wgmma(call.device))
     _, block_c, block_d = tile.blocks
     programs = -(-c // block_c) * -(-d // block_d)
     split = _split(call, table, pieces, programs)
@@ -266,22 +266,23 @@ def _vecmat_batch(steps: list[Step], call: Call, table: Table) -> None:
     """Matrices that all n share: for each result row a matrix product over n."""
     assert call.batch is not None
     inner, columns = _second(call).shape[-2:]
-    tile = tiles.batch_tile(call.batch, inner, columns, call.x.dtype.itemsize)
+    wgmma = tiles.has_wgmma(call.device)
+    tile = tiles.batch_tile(call.batch, inner, columns, call.x.dtype.itemsize, wgmma)
     block_n, _, block_c = tile.blocks
-    precision = _precision(call, inner)
+    batch, precision = call.batch, _precision(call, inner)
     call, part = _split_matrices(steps, call, precision)
-    size = call.batch * table.num_rows * columns
+    size = batch * table.num_rows * columns
     _add(
         steps,
         call,
         kernels.vecmat_batch_kernel,
-        -(-call.batch // block_n) * table.num_rows * -(-columns // block_c),
+        -(-batch // block_n) * table.num_rows * -(-columns // block_c),
         (table.indptr, table.index1, table.index2, table.term),
-        (call.batch, table.num_rows, inner, columns, *call.x.strides, *_second(call).stride, part),
+        (batch, table.num_rows, inner, columns, *call.x.strides, *_second(call).stride, part),
         (_is_wide(call, table, size), precision),
         tile,
         table.num_rows,
-        call.batch,
+        batch,
         call.dtype,
     )
 
@@ -304,15 +305,13 @@ def _split_matrices(steps: list[Step], call: Call, precision: str) -> tuple[Call
         Tile((block,)),
     )
     steps.append(Step(launcher, (y.source,), (count, rows, columns, inner), dtype, False))
-    parts = y._replace(
-        source=len(steps) + 2, stride=(inner * columns, 1, inner), dtype=dtype
-    )
+    parts = y._replace(source=len(steps) + 2, stride=(inner * columns, 1, inner), dtype=dtype)
     return call._replace(y=parts), size
 
 
 def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
     """Entries that share a matrix together: straight to z, or one row an entry, added later."""
-    a, b, c = roles
+    a, b, c = roles[0], roles[1], roles[2]
     result = plan.table(roles)
     direct = result.longest <= 1 and not call.accumulate
     table = plan.table(f"{a}{c}{b}" if direct else f"{a}k{b}")

@@ -1,6 +1,7 @@
-"""Tiles of the product kernels: functions of shapes alone, remembered; what is measured overrides.
+"""Tiles of the product kernels: a rule by shape for each, and what was measured overrides it.
 
 Sums are split by these rules too, so results depend on shapes, never on the machine's load.
+Called when a recipe is made, not at every call.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import functools
 import torch
 
 from weft.core.launcher import Tile
+from weft.core.tuning import tile
 
 __all__ = [
     "LEAST_DOT",
     "PARTS",
     "batch_tile",
     "group_tile",
+    "has_wgmma",
     "num_parts",
     "outer_tile",
     "power_of_two",
@@ -35,29 +38,32 @@ ENOUGH_PROGRAMS = 1024
 LEAST_ITEMS = 128
 """Fewest items that are worth a partial row of their own."""
 
+MANY_ITEMS = 256
+"""From here on a row is long: its entries are spread over a program instead of its neighbours."""
+
 
 def power_of_two(size: int) -> int:
     """The least power of two >= size, at least 1."""
     return 1 << max(size - 1, 0).bit_length()
 
 
-@functools.lru_cache(maxsize=4096)
 def rows_tile(channels: int, items: int, rows: int, itemsize: int) -> Tile:
-    """(BLOCK_R, BLOCK_T, BLOCK_C) for result rows of `channels` that sum about `items` each.
+    """(BLOCK_R, BLOCK_T, BLOCK_C) of `rows_kernel`: `rows` that sum about `items` each.
 
-    16 to 32 numbers a thread: enough loads in flight, few enough registers to fill the GPU.
+    Two (one for single items) 16-byte loads a thread and operand: enough in flight, few enough
+    registers to fill the GPU.
     """
-    numbers = 4096 // itemsize
+    numbers = (8192 if items > 1 else 4096) // itemsize
     block_c = min(power_of_two(channels), 512 // itemsize)
-    block_t = min(power_of_two(items), 4 if items < 256 else 128, numbers // block_c)
+    block_t = min(power_of_two(items), 4 if items < MANY_ITEMS else 128, numbers // block_c)
     block_r = min(numbers // (block_c * block_t), power_of_two(rows))
     warps = max(1, min(4, block_r * block_t * block_c * itemsize // 1024))
-    return Tile((block_r, block_t, block_c), warps)
+    rule = Tile((block_r, block_t, block_c), warps)
+    return tile("rows", (channels, items, rows, itemsize), rule)
 
 
-@functools.lru_cache(maxsize=4096)
 def num_parts(batch: int, items: int, programs: int) -> int:
-    """Parts that a sum over `batch` n's is split into, for `programs` programs of `items` items.
+    """Parts that a sum over `batch` n's is split into, for `programs` programs a part.
 
     `items` counts the entries of one row at one n.
     """
@@ -67,36 +73,52 @@ def num_parts(batch: int, items: int, programs: int) -> int:
     return -(-batch // part)
 
 
-@functools.lru_cache(maxsize=1024)
-def batch_tile(batch: int, inner: int, columns: int, itemsize: int) -> Tile:
+def batch_tile(batch: int, inner: int, columns: int, itemsize: int, wgmma: bool) -> Tile:
     """(BLOCK_N, BLOCK_K, BLOCK_C) of `vecmat_batch_kernel`."""
-    block_n = _dot_side(batch, 128 if itemsize < 8 else 32)
-    block_c = _dot_side(columns, 128 if itemsize < 8 else 32)
-    block_k = _dot_side(inner, 128 // itemsize)
-    return Tile((block_n, block_k, block_c), 8 if block_n * block_c > 8192 else 4)
+    block_n = _dot_side(batch, 64 if itemsize >= 4 else 128, itemsize)
+    block_c = _dot_side(columns, 128 if wgmma else 64, itemsize)
+    block_k = _dot_side(inner, 128 // itemsize, itemsize)
+    rule = Tile((block_n, block_k, block_c), 8 if block_n * block_c > 8192 else 4, 2)
+    return tile("vecmat_batch", (batch, inner, columns, itemsize), rule)
 
 
-@functools.lru_cache(maxsize=1024)
 def group_tile(entries: int, inner: int, columns: int, itemsize: int) -> Tile:
-    """(BLOCK_R, BLOCK_K, BLOCK_C) of `vecmat_group_kernel` for `entries` that share a matrix."""
-    block_r = _dot_side(entries, 128 if itemsize < 8 else 32)
-    block_c = _dot_side(columns, 128 if itemsize < 8 else 32)
-    block_k = _dot_side(inner, 128 // itemsize)
-    return Tile((block_r, block_k, block_c), 8 if block_r * block_c > 8192 else 4)
+    """(BLOCK_R, BLOCK_K, BLOCK_C) of `vecmat_group_kernel` for `entries` that share a matrix.
+
+    With few, the matrix is streamed: small blocks of it, many programs.
+    """
+    block_r = _dot_side(entries, 64 if itemsize >= 4 else 128, itemsize)
+    few = block_r == LEAST_DOT
+    block_c = _dot_side(columns, 64 if few else 128, itemsize)
+    block_k = _dot_side(inner, 64 // itemsize if few else 128 // itemsize, itemsize)
+    warps = 2 if few else 8 if block_r * block_c > 8192 else 4
+    rule = Tile((block_r, block_k, block_c), warps)
+    return tile("vecmat_group", (entries, inner, columns, itemsize), rule)
 
 
-@functools.lru_cache(maxsize=1024)
-def outer_tile(channels1: int, channels2: int, items: int, itemsize: int) -> Tile:
+def outer_tile(channels1: int, channels2: int, items: int, itemsize: int, wgmma: bool) -> Tile:
     """(BLOCK_K, BLOCK_C, BLOCK_D) of `outer_kernel`; BLOCK_K = 1, no dot, for a few items."""
     if items < LEAST_DOT:
-        return Tile((1, _dot_side(channels1, 64), _dot_side(channels2, 64)))
-    side = 128 if itemsize < 8 else 32
-    block_c, block_d = _dot_side(channels1, side), _dot_side(channels2, side)
-    return Tile((128 // itemsize, block_c, block_d), 8 if block_c * block_d > 8192 else 4)
+        rule = Tile((1, _dot_side(channels1, 64, 4), _dot_side(channels2, 64, 4)), 2)
+    else:
+        side, depth = (128, 64) if wgmma else (64, 32)
+        block_c, block_d = (_dot_side(c, side, itemsize) for c in (channels1, channels2))
+        block_k = LEAST_DOT if itemsize == 8 else _dot_side(items, depth, itemsize)
+        rule = Tile((block_k, block_c, block_d), 8 if block_c * block_d > 8192 else 4)
+    return tile("outer", (channels1, channels2, min(items, LEAST_DOT), itemsize), rule)
 
 
-def _dot_side(size: int, most: int) -> int:
-    return max(LEAST_DOT, min(power_of_two(size), most))
+def _dot_side(size: int, most: int, itemsize: int) -> int:
+    """A side of a dot's tile; in fp64 the tensor cores' share is small, and so are tiles."""
+    return max(LEAST_DOT, min(power_of_two(size), most if itemsize < 8 else 32))
+
+
+@functools.cache
+def has_wgmma(device: torch.device) -> bool:
+    """Whether dots run by warp groups, which take larger tiles without spilling registers."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 @functools.cache

@@ -120,8 +120,8 @@ def check_transforms(case: Case, device: str = "cpu") -> None:
 
     def grad_of_grad(f: Function, p: Problem) -> Any:
         def moved(*inputs: Tensor | None) -> Tensor:
-            (gradient,) = grad(f, p._replace(inputs=inputs))[:1]
-            return (gradient * p.tangents[given[0]]).sum()
+            gradient: Tensor = grad(f, p._replace(inputs=inputs))[0]
+            return (gradient * _given(p.tangents)[0]).sum()
 
         return torch.func.grad(moved, argnums=given[1:])(*p.inputs)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +20,7 @@ from weft.testing.doors import DOOR_CHECKS, check_cuda_graph, check_numerical
 
 __all__ = ["Receipt", "check_all"]
 
+LARGE = "large"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -59,26 +63,79 @@ class _Check(NamedTuple):
     run: Callable[[], Mapping[str, float] | None]
 
 
+class _Result(NamedTuple):
+    """What came of a check; `failure` is None where it passed."""
+
+    kind: str
+    dtype: str
+    ratios: Mapping[str, float]
+    failure: str | None
+
+
+BLOCK = 16
+"""Checks that a process takes at a time: neighbours share compiled kernels."""
+
+
 def check_all(device: torch.device, machine: Mapping[str, Any]) -> Receipt:
     """Run the contracts of all families on a device.
+
+    On a GPU the checks are shared among as many processes as there are processors, since nearly
+    all of their time is the compilation of kernels; the large ones come last, one by one.
 
     Args:
         device: "cuda" runs the Triton kernels, "cpu" the numba and torch bodies.
         machine: what the receipt says about where it was made.
     """
     receipt = Receipt(dict(machine))
-    checks = [check for suite in suites() for check in _checks(suite, device.type)]
-    for check in track(checks, "contracts"):
-        receipt.checks += 1
-        try:
-            ratios = check.run() or {}
-        except Exception as error:  # noqa: BLE001 - the receipt lists every way to fail
-            first = str(error).strip().splitlines() or [""]
-            receipt.failures.append(f"{check.name}: {type(error).__name__}: {first[0]}")
-            continue
-        for ratio in ratios.values():
-            receipt.note(check.kind, check.dtype, ratio)
+    checks = _all_checks(device.type)
+    small = [i for i, check in enumerate(checks) if check.kind != LARGE]
+    for results in _shared(device.type, small):
+        _note(receipt, results)
+    for check in track([check for check in checks if check.kind == LARGE], "large contracts"):
+        _note(receipt, [_result(check)])
     return receipt
+
+
+def _shared(device: str, checks: list[int]) -> Iterator[list[_Result]]:
+    """Results of checks, block by block, from several processes on a GPU."""
+    blocks = [checks[i : i + BLOCK] for i in range(0, len(checks), BLOCK)]
+    if device != "cuda":
+        for block in track(blocks, "contracts"):
+            yield _results(device, block)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn) as pool:
+        futures = [pool.submit(_results, device, block) for block in blocks]
+        for future in track(futures, "contracts"):
+            yield future.result()
+
+
+def _results(device: str, checks: list[int]) -> list[_Result]:
+    every = _all_checks(device)
+    return [_result(every[i]) for i in checks]
+
+
+def _result(check: _Check) -> _Result:
+    try:
+        ratios = check.run() or {}
+    except Exception as error:  # noqa: BLE001 - the receipt lists every way to fail
+        first = str(error).strip().splitlines() or [""]
+        failure = f"{check.name}: {type(error).__name__}: {first[0]}"
+        return _Result(check.kind, check.dtype, {}, failure)
+    return _Result(check.kind, check.dtype, ratios, None)
+
+
+def _note(receipt: Receipt, results: list[_Result]) -> None:
+    for result in results:
+        receipt.checks += 1
+        receipt.failures += [result.failure] if result.failure else []
+        for ratio in result.ratios.values():
+            receipt.note(result.kind, result.dtype, ratio)
+
+
+@functools.cache
+def _all_checks(device: str) -> list[_Check]:
+    return [check for suite in suites() for check in _checks(suite, device)]
 
 
 def _checks(suite: Suite, device: str) -> Iterator[_Check]:
@@ -98,7 +155,7 @@ def _checks(suite: Suite, device: str) -> Iterator[_Check]:
         yield _of_door(check_numerical, case, device)
     if device == "cuda":
         for large in suite.large:
-            yield _Check(large.__name__, "large", "float16", functools.partial(large, device))
+            yield _Check(large.__name__, LARGE, "float16", functools.partial(large, device))
 
 
 def _of_body(

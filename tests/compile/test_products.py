@@ -1,0 +1,167 @@
+"""Every product kernel in its default tiles, compiled for GPUs that are not here.
+
+The statistics stand in products.json: growth over 10 % fails.  To accept a change, run with
+WEFT_WRITE_SNAPSHOT=1 and commit the file.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from weft.core.backend import interpreted
+from weft.core.launcher import Tile
+
+if interpreted():
+    pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
+
+from weft.products import kernels, tiles
+from weft.testing.compiler import TARGETS, Build, compile_for, faults, growth, statistics
+
+SNAPSHOT = pathlib.Path(__file__).with_name("products.json")
+SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def build(
+    kernel: Any,
+    dtype: str,
+    tile: Tile,
+    constants: dict[str, Any],
+    absent: tuple[str, ...] = (),
+    **gates: bool,
+) -> Build:
+    """A kernel on aligned operands with contiguous rows; `absent` tables are None."""
+    names = kernel.arg_names
+    blocks = [name for name in names if name.startswith("BLOCK")]
+    fixed = dict(zip(blocks, tile.blocks, strict=True)) | dict.fromkeys(absent)
+    fixed |= {name: 1 for name in names if name in ("stride_xc", "stride_yd")} | constants
+    types = {}
+    for name in names:
+        if name in fixed:
+            continue
+        types[name] = "*i32" if name.endswith("_ptr") else "i32"
+        if name in ("x_ptr", "y_ptr", "z_ptr"):
+            types[name] = f"*{dtype}"
+        elif name == "scale_ptr":
+            types[name] = "*fp64" if dtype == "fp64" else "*fp32"
+    aligned = [n for n in types if n.startswith("stride") or n in ("K", "C", "D")]
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return Build(kernel, types, fixed, options, tuple(aligned), **gates)
+
+
+def rows(op: str, dtype: str, items: int, accumulate: bool = False, channels: int = 64) -> Build:
+    tile = tiles.rows_tile(channels, items, 100_000, SIZES[dtype])
+    constants = {"OP": op, "ACCUMULATE": accumulate, "ALONG_N": False, "WIDE": accumulate}
+    absent = ("indptr_ptr",) if items == 1 else ()
+    if op == "scale":
+        absent = (*absent, "y_ptr", "index2_ptr")
+    if op != "vecsca":
+        constants["stride_yc"] = 1
+    return build(kernels.rows_kernel, dtype, tile, constants, absent, wide_loads=channels > 16)
+
+
+def batch(dtype: str, precision: str, target: str) -> Build:
+    tile = tiles.batch_tile(100_000, 128, 128, SIZES[dtype], target == "sm_90")
+    constants = {"WIDE": False, "PRECISION": precision}
+    absent: tuple[str, ...] = ("scale_ptr", "term_ptr")
+    split = precision in tiles.PARTS
+    constants |= {"stride_yk" if split else "stride_yc": 1}
+    if not split:
+        absent = (*absent, "stride_part")
+    dots = precision != "ieee" or dtype != "fp32"
+    return build(
+        kernels.vecmat_batch_kernel,
+        dtype,
+        tile,
+        constants,
+        absent,
+        wide_loads=True,
+        tensor_cores=dots,
+    )
+
+
+def group(dtype: str, precision: str, target: str, entries: int) -> Build:
+    tile = tiles.group_tile(entries, 64, 64, SIZES[dtype])
+    constants = {"WIDE": False, "PRECISION": precision, "stride_yc": 1}
+    dots = precision != "ieee" or dtype != "fp32"
+    return build(
+        kernels.vecmat_group_kernel, dtype, tile, constants, wide_loads=True, tensor_cores=dots
+    )
+
+
+def outer(dtype: str, precision: str, target: str, items: int) -> Build:
+    tile = tiles.outer_tile(128, 128, items, SIZES[dtype], target == "sm_90")
+    constants = {"ACCUMULATE": items > 16, "WIDE": False, "PRECISION": precision}
+    dots = items > 16 and (precision != "ieee" or dtype != "fp32")
+    absent = ("scale_ptr", "term_ptr")
+    return build(kernels.outer_kernel, dtype, tile, constants, absent, tensor_cores=dots)
+
+
+def split(precision: str) -> Build:
+    types = {"y_ptr": "*fp32", "z_ptr": "*fp32" if precision == "tf32x3" else "*bf16"}
+    types |= dict.fromkeys(("R", "K", "C", "stride_yr", "stride_yk"), "i32")
+    constants = {"PRECISION": precision, "BLOCK": 1024, "stride_yc": 1}
+    return Build(kernels.split_kernel, types, constants, {"num_warps": 4}, ("K", "C"))
+
+
+ROWS = {
+    "mul fp32, one entry": rows("mul", "fp32", 1),
+    "mul bf16, segments": rows("mul", "bf16", 8),
+    "vecsca fp32, segments": rows("vecsca", "fp32", 32),
+    "scale fp64, summed over n": rows("scale", "fp64", 1000, accumulate=True),
+    "inner fp32, summed over n": rows("inner", "fp32", 1000, accumulate=True),
+    "outer fp32, few channels": rows("outer", "fp32", 1, channels=9),
+    "vecmat fp32, few channels": rows("vecmat", "fp32", 4, channels=3),
+}
+"""The rows kernel, the same on every target."""
+
+DOTS: dict[str, Callable[[str, str, str], Build]] = {
+    "outer, few items": partial(outer, items=1),
+    "outer, many items": partial(outer, items=100_000),
+    "vecmat, shared matrices": batch,
+    "vecmat, own matrices": partial(group, entries=1),
+    "vecmat, grouped entries": partial(group, entries=1000),
+}
+"""Kernels with dots: tile and precision depend on the target."""
+
+
+def cases() -> dict[str, tuple[Build, str]]:
+    found = {f"{name}, {target}": (b, target) for name, b in ROWS.items() for target in TARGETS}
+    for name, make in DOTS.items():
+        fp32 = "bf16x6" if name.startswith("outer") else "tf32x3"
+        for target in TARGETS:
+            exact = "ieee" if target == "gfx942" else fp32
+            kinds = {("fp32", exact), ("bf16", "ieee")}
+            if target == "sm_90":
+                kinds |= {("fp32", "tf32"), ("fp64", "ieee")}
+            for dtype, precision in kinds:
+                made = make(dtype, precision, target)
+                found[f"{name}, {dtype} {precision}, {target}"] = (made, target)
+    for precision in tiles.PARTS:
+        found[f"split, {precision}, sm_90"] = (split(precision), "sm_90")
+    return dict(sorted(found.items()))
+
+
+CASES = cases()
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Iterator[dict[str, Any]]:
+    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
+    yield kept
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+    made, target = CASES[name]
+    stats = statistics(compile_for(made, target), target)
+    assert not faults(made, target, stats)
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        snapshot[name] = stats
+    assert not growth(stats, snapshot[name])
