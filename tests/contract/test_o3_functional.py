@@ -3,7 +3,6 @@
 Seen red with: the scale left out, irrep_index shifted by one, Irreps reading "1o" as even.
 """
 
-import functools
 import math
 
 import pytest
@@ -15,7 +14,7 @@ from weft.errors import DTypeError, ShapeError
 from weft.testing import assert_within_bound
 from weft.testing.cases.o3 import suite
 from weft.testing.contract import BODY_CHECKS, Setting, check_values
-from weft.testing.doors import check_compile, check_export
+from weft.testing.doors import check_compile, check_export, check_numerical
 
 INFO = o3.irreps_info("2x0e+1o")
 SUITE = suite()
@@ -126,20 +125,6 @@ def test_equivariance(backend):
     assert_within_bound(after, before, size, terms=9, stored=3)
 
 
-def test_gradients():
-    x, y = (randn(2, 5, 3, dtype=torch.float64).requires_grad_() for _ in range(2))
-    gates = randn(2, 3, 3, dtype=torch.float64).requires_grad_()
-    weight = randn(3, 3, 2, dtype=torch.float64).requires_grad_()
-    for layer, inputs in (
-        (o3.tensor_dot_uu, (x, y)),
-        (o3.gating, (x, gates)),
-        (o3.irrep_wise_linear, (x, weight)),
-    ):
-        call = functools.partial(layer, irreps_info=INFO, backend=BACKENDS[0])
-        assert torch.autograd.gradcheck(call, inputs)
-        assert torch.autograd.gradgradcheck(call, inputs)
-
-
 def named(case):
     return case.name
 
@@ -163,6 +148,12 @@ def test_promises(check, case, backend):
 @pytest.mark.parametrize("check", [check_compile, check_export])
 def test_doors(check, case):
     check(case)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="thousands of calls; the oracle's derivatives are checked")
+@pytest.mark.parametrize("case", SUITE.small, ids=named)
+def test_numerical_gradients(case):
+    check_numerical(case)
 
 
 def test_errors():

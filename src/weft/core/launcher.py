@@ -6,8 +6,10 @@ so once for each combination of aligned operands, and keeps the compiled kernel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from weft.core.backend import interpreted
@@ -36,16 +38,7 @@ class Launcher:
         tile: the trailing ones, warps and stages.
     """
 
-    __slots__ = (
-        "_arguments",
-        "_grid",
-        "_kernel",
-        "_options",
-        "_pointers",
-        "_ready",
-        "_tables",
-        "shown",
-    )
+    __slots__ = ("_aligned", "_grid", "_kernel", "_options", "_ready", "_rest", "_settled", "shown")
 
     def __init__(
         self,
@@ -58,33 +51,52 @@ class Launcher:
     ) -> None:
         self._kernel = kernel
         self._grid = (programs, 1, 1)
-        self._tables = tables
-        self._arguments = (*numbers, *constants, *tile.blocks)
+        self._rest = (*tables, *numbers, *constants, *tile.blocks)
+        self._settled = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._rest)
         self._options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        self._pointers = [None if t is None else t.data_ptr() for t in tables]
-        self._ready: dict[tuple[int | None, ...], Any] = {}
+        self._aligned: Any = None
+        self._ready: dict[tuple[int, ...], Any] = {}
         names = kernel.arg_names[-len(constants) - len(tile.blocks) :]
         values = (v if isinstance(v, str) else int(v) for v in (*constants, *tile.blocks))
         self.shown: dict[str, int | str] = dict(zip(names, values, strict=True)) | self._options
 
-    def __call__(self, *operands: Tensor | None, workspace_bytes: int = 0) -> None:
-        """Launch on the current stream of the device that is current: the operands' own."""
+    def __call__(self, operands: Sequence[Tensor | None], workspace_bytes: int = 0) -> None:
+        """Launch on the current stream of the device that is current: the operands' own.
+
+        The same operands are None in every call of one launcher.
+        """
         if recording():
             name, programs = self._kernel.__name__, self._grid[0]
             record(Launch("triton", name, self.shown, programs, workspace_bytes))
+        pointers = [None if t is None else t.data_ptr() for t in operands]
+        run = self._aligned
+        for pointer in pointers:
+            if pointer is not None and pointer & 15:
+                run = self._ready.get(_alignment(pointers))
+                break
+        if run is None:
+            self._launch_first(operands, pointers)
+        else:
+            stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+            run(*pointers, *self._settled, stream=stream)
+
+    def _launch_first(
+        self, operands: Sequence[Tensor | None], pointers: Sequence[int | None]
+    ) -> None:
+        """Launch by Triton's own door, which compiles, and keep what it found."""
         if self._grid[0] == 0:
             return
+        launch = self._kernel[self._grid]
         if interpreted():
-            self._kernel[self._grid](*operands, *self._tables, *self._arguments)
+            launch(*operands, *self._rest)
             return
-        pointers = [None if t is None else t.data_ptr() for t in operands]
-        # the machine code depends on which operands are aligned to 16 bytes
-        aligned = tuple([p if p is None else p % 16 == 0 for p in pointers])
-        run = self._ready.get(aligned)
-        if run is not None:
-            run(*pointers, *self._pointers, *self._arguments)
-            return
-        compiled = self._kernel[self._grid](
-            *operands, *self._tables, *self._arguments, **self._options
-        )
-        self._ready[aligned] = compiled[self._grid]
+        compiled = launch(*operands, *self._rest, **self._options)[self._grid]
+        # machine code depends on which operands are aligned to 16 bytes
+        key = _alignment(pointers)
+        self._ready[key] = compiled
+        if not any(key):
+            self._aligned = compiled
+
+
+def _alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple((p or 0) & 15 and 1 for p in pointers)

@@ -122,7 +122,8 @@ class Plan:
         num_entries = self.num_entries if entries is None else entries.numel()
         longest = min(1, num_entries) if indptr is None else _longest(indptr)
         if indptr is not None and longest == 1 and num_rows == num_entries:
-            indptr = None
+            belong = int(indptr[-1] - indptr[0])  # fewer than num_entries, and rows without one
+            indptr = None if belong == num_entries else indptr
         slices = cut(indptr, SLICE) if indptr is not None and longest > SLICE else None
         return Table(
             indptr, read(first), read(second), read("t"), num_rows, num_entries, longest, slices

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from weft.errors import DeviceError, DTypeError, ShapeError
 from weft.products.forms import accumulator
 from weft.products.plan import Sizes, Tables
 
-__all__ = ["LAYOUTS", "Metas", "admit", "check_out", "meta", "sizes"]
+__all__ = ["LAYOUTS", "admit", "check_out", "metas", "sizes"]
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32)
@@ -40,31 +39,28 @@ _CHANNELS = {"mul": (-1, -1), "inner": (-1, -1), "vecmat": (-1, -2), "mat_t_vec"
 
 Shape = tuple[int, ...]
 Meta = tuple[Shape, torch.dtype, torch.device]
+Metas = tuple[Meta | None, ...]
+"""The metadata of all tensors of a call, in the order of `NAMES`."""
+
+NAMES = ("input1", "input2", "scale", *Tables._fields)
 
 
-def meta(name: str, tensor: Tensor | None) -> Meta | None:
-    """(shape, dtype, device)."""
-    if tensor is None:
-        return None
-    if not isinstance(tensor, Tensor):
+def metas(tensors: Sequence[Tensor | None]) -> Metas:
+    """(shape, dtype, device) of each tensor of a call."""
+    try:
+        return tuple([None if t is None else (t.shape, t.dtype, t.device) for t in tensors])
+    except AttributeError:
+        for name, tensor in zip(NAMES, tensors, strict=True):
+            _check_tensor(name, tensor)
+        raise
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    if tensor is not None and not isinstance(tensor, Tensor):
         raise DTypeError(
             f"{name} is a {type(tensor).__name__}: it must be a torch.Tensor. "
             f"Pass torch.as_tensor({name})."
         )
-    return tensor.shape, tensor.dtype, tensor.device
-
-
-class Metas(NamedTuple):
-    """The metadata of all tensors of a call."""
-
-    input1: Meta
-    input2: Meta | None
-    scale: Meta | None
-    index1: Meta | None
-    index2: Meta | None
-    seg: Meta | None
-    gather_index: Meta | None
-    index_out: Meta | None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -74,19 +70,26 @@ def admit(op: str, metas: Metas) -> Sizes:
     Raises:
         ShapeError, DTypeError, DeviceError: something does not fit; names it and says what to do.
     """
-    for slot, name in enumerate(("input1", "input2")[: 1 if op == "scale" else 2]):
-        _check_input(op, name, metas[slot], LAYOUTS[op][slot])
-    if metas.input2 is not None:
-        _check_pair(op, metas.input1, metas.input2)
-    if metas.scale is not None:
-        _check_scale(metas.input1, metas.scale)
-    for name in Tables._fields:
-        _check_table(name, getattr(metas, name), metas.input1[2])
+    for name, given in zip(NAMES, metas, strict=True):
+        if given is not None and not isinstance(given[1], torch.dtype):  # a NumPy array
+            raise DTypeError(
+                f"{name} is an array of {given[1]}: it must be a torch.Tensor. "
+                f"Pass torch.as_tensor({name})."
+            )
+    input1, input2, scale, *tables = metas
+    first = _check_input(op, "input1", input1, LAYOUTS[op][0])
+    if op != "scale":
+        second = _check_input(op, "input2", input2, LAYOUTS[op][1])
+        _check_pair(op, first, second)
+    if scale is not None:
+        _check_scale(first, scale)
+    for name, table in zip(Tables._fields, tables, strict=True):
+        _check_table(name, table, first[2])
     return sizes(op, [None if m is None else m[0] for m in metas])
 
 
 def sizes(op: str, shapes: Sequence[Shape | None]) -> Sizes:
-    """Rows of each role, from the shapes of what `Metas` lists."""
+    """Rows of each role, from shapes in the order of `NAMES`."""
     shape1, shape2, scale, index1, index2, seg, gather_index, index_out = shapes
     assert shape1 is not None
     layout1, layout2 = LAYOUTS[op]
@@ -139,7 +142,7 @@ def _rank(layout: str) -> int:
     return layout.count(",") + 1
 
 
-def _check_input(op: str, name: str, given: Meta | None, layout: str) -> None:
+def _check_input(op: str, name: str, given: Meta | None, layout: str) -> Meta:
     if given is None:
         raise DTypeError(f"{name} is None: {op} needs a tensor {layout}. Pass one.")
     shape, dtype, _ = given
@@ -154,6 +157,7 @@ def _check_input(op: str, name: str, given: Meta | None, layout: str) -> None:
             f"{name} is {dtype}: products take float64, float32, bfloat16 and float16. "
             f"Convert it, e.g. {name}.float()."
         )
+    return given
 
 
 def _check_pair(op: str, first: Meta, second: Meta) -> None:
@@ -219,7 +223,8 @@ def _check_table(name: str, table: Meta | None, needed: torch.device) -> None:
 
 def check_out(out: Tensor, result: Tensor) -> None:
     """`out` must be what the call returns: shape, dtype, device, and no part of a graph."""
-    shape, dtype, device = meta("out", out) or ((), None, None)
+    _check_tensor("out", out)
+    shape, dtype, device = out.shape, out.dtype, out.device
     if shape != result.shape:
         raise ShapeError(
             f"out is {tuple(shape)}: this call returns {tuple(result.shape)}. "

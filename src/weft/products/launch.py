@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.core.backend import interpreted
+from weft.core.explain import recording
 from weft.core.plan import Plan
 from weft.products.forms import PRODUCTS
 from weft.products.recipe import Call, Operand, Step, recipe
@@ -98,7 +99,6 @@ def _run(
         None if second is None else (second.shape, second.stride(), second.dtype),
         None if scale is None else scale.dtype,
     )
-    scale = None if scale is None else scale.contiguous()  # kernels read it with stride 1
     recipes: dict[Any, tuple[Step, ...]] = plan.derived("recipes", dict)
     steps = recipes.get(key)
     if steps is None:
@@ -106,11 +106,12 @@ def _run(
             recipes.clear()
         call = _describe(op, first, second, scale is not None, accumulate, dtype, tf32)
         steps = recipes[key] = recipe(call, plan, roles)
-    device = first.device
-    if interpreted() or device.index == torch.cuda.current_device():
-        return _execute(steps, [first, second, scale], device)
-    with torch.cuda.device(device):
-        return _execute(steps, [first, second, scale], device)
+    if scale is not None:
+        scale = scale.contiguous()  # kernels read it with stride 1
+    if interpreted() or first.get_device() == torch._C._cuda_getDevice():
+        return _execute(steps, [first, second, scale])
+    with torch.cuda.device(first.device):
+        return _execute(steps, [first, second, scale])
 
 
 def _describe(
@@ -135,14 +136,16 @@ def _describe(
     return Call(op, x, y, scaled, batch, accumulate, channels, dtype, first.device, tf32)
 
 
-def _execute(steps: tuple[Step, ...], tensors: list[Tensor | None], device: torch.device) -> Tensor:
+def _execute(steps: tuple[Step, ...], tensors: list[Tensor | None]) -> Tensor:
     """Allocate and fill one tensor after the other."""
+    like, last = tensors[0], steps[-1]
+    assert like is not None
     for step in steps:
-        make = torch.zeros if step.zeroed else torch.empty
-        out = make(step.shape, dtype=step.dtype, device=device)
+        make = like.new_zeros if step.zeroed else like.new_empty
+        out = make(step.shape, dtype=step.dtype)
         if step.launcher is not None:
-            workspace = 0 if step is steps[-1] else out.nbytes
             operands = [None if r is None else tensors[r] for r in step.reads]
-            step.launcher(*operands, out, workspace_bytes=workspace)
+            operands.append(out)
+            step.launcher(operands, 0 if step is last or not recording() else out.nbytes)
         tensors.append(out)
     return out

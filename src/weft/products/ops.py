@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.core.explain import explain
 from weft.errors import ShapeError
 from weft.products.autograd import product
-from weft.products.checks import LAYOUTS, Metas, admit, check_out, meta, sizes
+from weft.products.checks import LAYOUTS, admit, check_out, metas, sizes
 from weft.products.forms import CANONICAL
 from weft.products.plan import Tables, largest
 
@@ -85,19 +85,25 @@ def apply(
         input1 = _autocast(input1)
         input2 = None if input2 is None else _autocast(input2)
     tensors = (input1, input2, scale, *tables)
-    if torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if compiling:
         found = sizes(op, [None if t is None else t.shape for t in tensors])
     else:
-        found = admit(op, Metas(*map(meta, Metas._fields, tensors)))  # type: ignore[arg-type]
-    rows = tables.index_out
-    if rows is not None or out_size is not None:
-        found = found._replace(z=_out_rows(found.z, rows, out_size))
-    if op == "scale":
-        return product(input1, None, scale, *tables, found, op, "x_z", accumulate, backend)
-    name, exchanged = CANONICAL[op]
-    if exchanged:
-        return product(input2, input1, scale, *tables, found, name, "yxz", accumulate, backend)
-    return product(input1, input2, scale, *tables, found, name, "xyz", accumulate, backend)
+        found = admit(op, metas(tensors))
+    if tables.index_out is not None or out_size is not None:
+        found = found._replace(z=_out_rows(found.z, tables.index_out, out_size))
+    # a graph holds lists; a tuple is a key as it is
+    rest = (list(found) if compiling else found, *_PLACES[op], accumulate, backend)
+    if op in _EXCHANGED:
+        input1, input2 = input2, input1  # type: ignore[assignment]
+    return product(input1, input2, scale, *tables, *rest)
+
+
+_EXCHANGED = {op for op, (_, exchanged) in CANONICAL.items() if exchanged}
+_PLACES = {
+    op: (name, "yxz" if exchanged else "xyz") for op, (name, exchanged) in CANONICAL.items()
+} | {"scale": ("scale", "x_z")}
+"""The product behind each name, and what its operands and its result are indexed by."""
 
 
 def _autocast(a: Tensor) -> Tensor:

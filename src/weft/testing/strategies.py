@@ -48,9 +48,8 @@ def product_cases(draw: st.DrawFn, ops: tuple[str, ...] = tuple(OPS)) -> Case:
         rows.append(size if name in tables else terms)
     if draw(st.booleans()):
         tables["scaled"] = True
-    results = terms
+    results = entries = terms
     if draw(st.booleans()):
-        entries = terms
         if terms and draw(st.booleans()):
             entries = draw(st.integers(0, 15))
             tables["gather_index"] = draw(indices(terms, entries))
@@ -61,7 +60,8 @@ def product_cases(draw: st.DrawFn, ops: tuple[str, ...] = tuple(OPS)) -> Case:
         tables["index_out"] = draw(indices(size, results))
         tables["out_size"] = draw(st.sampled_from([None, size, size + 2]))
     else:
-        tables["out_size"] = draw(st.sampled_from([None, results, results + 3]))
+        spare = max(results, entries)  # as many rows as entries, of which some have none
+        tables["out_size"] = draw(st.sampled_from([None, results, results + 3, spare]))
     tables["out_accumulated"] = draw(st.booleans())
     return make_case(
         draw(st.sampled_from(ops)),

@@ -84,6 +84,7 @@ MODES: dict[str, Callable[[torch.Generator], Tables]] = {
     "index_out": lambda g: {**_indices(g), "index_out": _rows_of_terms(g), "out_size": 7},
     "largest index_out": lambda g: {**_indices(g), "index_out": _rows_of_terms(g), "scaled": True},
     "part": lambda g: {**_indices(g), "seg": SEG_PART, "out_size": 5, "scaled": True},
+    "lone terms": lambda g: {"seg": torch.tensor([1, 2, 2, 3]), "out_size": TERMS},
     "part to rows": lambda g: {
         **_indices(g), "seg": SEG_PART, "index_out": ROW_OF_SEGMENT[:3], "out_size": 5,
     },
