@@ -6,6 +6,12 @@ TRITON_INTERPRET=1 the Triton kernels.  The cases are in weft.testing.cases.prod
 First gradients call every kernel with every turned table that second ones call, so float32 alone
 goes to second order.  An interpreted program takes a millisecond: there, each case meets one of
 the dtypes, and what runs the same kernels once more is left out.
+
+Seen red with: the last term of a segment dropped, sums in the storage dtype, rows without terms
+left unwritten, a gradient's roles not turned, the gradient of an accumulated sum not expanded, the
+scale's gradient in the storage dtype, gradients of frozen inputs mixed up, entries of no segment
+counted, repeats in gather_index counted once, a stride of the scale ignored, an indptr taken for
+the identity, a random factor of 1 + 1e-7, and indices read by their type.
 """
 
 import pytest

@@ -1,6 +1,8 @@
 """torch's machinery around the products: the doors do not depend on the backend.
 
-Seen red with: autocast left on inside a body (torch's products there narrow the sums again).
+Seen red with: autocast left on inside a body (torch's products there narrow the sums again), dual
+numbers not routed, a fake result without N, a mapped scale taken for a shared one, N taken from
+the mapped dimension.
 """
 
 import functools

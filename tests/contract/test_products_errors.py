@@ -1,7 +1,7 @@
 """Bad input raises the right class, names the argument and the offending value, says what to do.
 
 Seen red with: the check of seg's order, of negative indices, of the last bound, of out_size, and of
-the channels taken out, one at a time.
+the channels taken out, one at a time; a plan kept although its table has changed.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Products over arbitrary tables: every backend equals the oracle, the oracle equals plain loops.
 
-Seen red with: the last entry of a segment dropped, entries outside of all segments counted, a
-repeated entry of gather_index counted once, equal output rows overwritten.
+Seen red with: terms of an info left unsorted, the last entry of a segment dropped, entries outside
+of all segments counted, a repeated entry of gather_index counted once.
 """
 
 import itertools

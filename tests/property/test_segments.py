@@ -1,4 +1,7 @@
-"""Segments and plans: sorting, cutting and turning tables loses no entry and keeps their order."""
+"""Segments and plans: sorting, cutting and turning tables loses no entry and keeps their order.
+
+Seen red with: the last, shorter piece of a segment lost.
+"""
 
 import itertools
 

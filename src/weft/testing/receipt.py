@@ -51,7 +51,7 @@ class Receipt:
     def note(self, kind: str, dtype: str, ratio: float) -> None:
         """Keep the worst ratio of a kind of case."""
         of_kind = self.worst.setdefault(kind, {})
-        of_kind[dtype] = max(of_kind.get(dtype, 0.0), ratio)
+        of_kind[dtype] = max(of_kind.get(dtype, 0.0), float(f"{ratio:.3g}"))
 
 
 class _Check(NamedTuple):

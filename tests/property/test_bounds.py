@@ -1,0 +1,99 @@
+"""The error bound lets rounding pass and nothing else.
+
+Seen red with: u_out·|exact| alone, a bound on the mean instead of each element, NaN ignored.
+"""
+
+import pytest
+import torch
+
+from weft.testing import assert_within_bound, bound_ratio, poisoned_memory
+
+SIZES = [(7, 1), (300, 5), (4000, 3)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def problem(terms, rows, dtype, seed=0):
+    """Sums of products in the accumulator's dtype: (result, exact, S, K)."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(rows, terms, generator=generator).to(dtype) for _ in range(2))
+    out = (x.float() * y.float()).sum(1).to(dtype)
+    products = x.double() * y.double()
+    return out, products.sum(1), products.abs().sum(1), terms
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("terms", "rows"), SIZES)
+def test_rounding_passes(terms, rows, dtype):
+    for seed in range(20):
+        assert 0 <= assert_within_bound(*problem(terms, rows, dtype, seed)) <= 1
+
+
+def last_row_zero(out):
+    out[-1] = 0
+    return out
+
+
+def one_off_by_two_percent(out):
+    out[len(out) // 2] *= 1.02
+    return out
+
+
+def one_is_nan(out):
+    out[0] = float("nan")
+    return out
+
+
+@pytest.mark.parametrize(
+    "bug", [lambda out: out * 1.01, last_row_zero, one_off_by_two_percent, one_is_nan]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bugs_do_not(bug, dtype):
+    out, *rest = problem(300, 50, dtype)
+    with pytest.raises(AssertionError, match=r"element \(\d+,\) of \(50,\) is .* times its bound"):
+        assert_within_bound(bug(out), *rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_in_half_precision_do_not(dtype):
+    x, y = (torch.randn(1000, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (0, 1))
+    out = torch.zeros(1, dtype=dtype)
+    for term in x * y:
+        out += term
+    products = x.double() * y.double()
+    with pytest.raises(AssertionError, match="times its bound"):
+        assert_within_bound(out, products.sum()[None], products.abs().sum()[None], 1000)
+
+
+def test_silent_tf32_does_not_and_declared_tf32_does():
+    x, y = (torch.randn(64, 256, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    narrow = [(a.view(torch.int32) & ~0x1FFF).view(torch.float32) for a in (x, y)]
+    out = (narrow[0] * narrow[1]).sum(1)
+    products = x.double() * y.double()
+    exact, magnitude = products.sum(1), products.abs().sum(1)
+    with pytest.raises(AssertionError, match="times its bound"):
+        assert_within_bound(out, exact, magnitude, 256)
+    assert_within_bound(out, exact, magnitude, 256, tf32=True)
+
+
+def test_a_result_that_is_stored_on_the_way_is_allowed_for():
+    x, y = (torch.randn(9, 50, generator=torch.Generator().manual_seed(s)).half() for s in (0, 1))
+    out = (x * y).float().sum(1).half()  # each product is rounded to half
+    products = x.double() * y.double()
+    rest = products.sum(1), products.abs().sum(1), 50
+    assert float(bound_ratio(out, *rest).max()) > float(bound_ratio(out, *rest, stored=1).max())
+    assert_within_bound(out, *rest, stored=1)
+
+
+def test_shapes_must_agree():
+    out, exact, magnitude, terms = problem(5, 3, torch.float32)
+    with pytest.raises(AssertionError, match=r"out is \(2,\), exact is \(3,\)"):
+        assert_within_bound(out[:2], exact, magnitude, terms)
+
+
+def test_poisoned_memory_fills_and_then_stops():
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    with poisoned_memory():
+        assert torch.empty(100).isnan().all()
+        assert torch.empty(100, dtype=torch.float16).new_empty(7).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory == before
