@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(options.run(options, rest))
-    except WeftError as error:
+    except (WeftError, OSError) as error:
         _say(f"weft {options.command}: {error}")
     except ModuleNotFoundError as error:
         _say(

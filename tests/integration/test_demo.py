@@ -197,3 +197,8 @@ def test_says_what_to_install(monkeypatch):
     )
     with pytest.raises(weft.BackendError, match=r'pip install "weft\[demo\]"'):
         demo.main([])
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.ply is not a file.*leave --points away"):
+        read_points(tmp_path / "none.ply")

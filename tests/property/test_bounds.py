@@ -1,6 +1,7 @@
 """The error bound lets rounding pass and nothing else.
 
-Seen red with: u_out·|exact| alone, a bound on the mean instead of each element, NaN ignored.
+Seen red with: u_out·|exact| alone, the mean ratio for the worst one, NaN ignored, stored results
+not allowed for, memory not filled.
 """
 
 import pytest

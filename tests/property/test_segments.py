@@ -1,6 +1,7 @@
 """Segments and plans: sorting, cutting and turning tables loses no entry and keeps their order.
 
-Seen red with: the last, shorter piece of a segment lost.
+Seen red with: the last, shorter piece of a segment lost, rows shifted where a segment begins, a
+table turned without its other columns.
 """
 
 import itertools

@@ -26,6 +26,11 @@ def read_points(path: Path) -> Tensor:
             f"{path} ends in {suffix!r}: the demo reads {' '.join(_READERS)}. "
             "Save the points in one of these, e.g. with numpy.save."
         )
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is not a file: the demo needs a readable file of points. "
+            "Give its path, or leave --points away to use matplotlib's elevation model."
+        )
     points = np.asarray(_READERS[suffix](path))
     if points.ndim != 2 or points.shape[1] < 3:
         raise ShapeError(

@@ -22,6 +22,7 @@ from weft.products import kernels, tiles
 __all__ = ["Call", "Operand", "Step", "recipe"]
 
 INT32_MAX = 2**31 - 1
+SPLIT_BLOCK = 1024  # numbers that one program splits
 
 
 class Operand(NamedTuple):
@@ -87,16 +88,31 @@ def recipe(call: Call, plan: Plan, roles: str) -> tuple[Step, ...]:
     if 0 in (plan.num_entries, call.batch, rows, summed, *call.channels):
         lead = () if call.batch is None or call.accumulate else (call.batch,)
         return (Step(None, (), (*lead, rows, *call.channels), call.dtype, True),)
-    if call.op == "vecmat" and min(_inner(call), *call.channels) >= tiles.LEAST_DOT:
-        if call.x.batched and not _second(call).batched and (call.batch or 0) >= tiles.LEAST_DOT:
-            _vecmat_batch(steps, call, plan.table(roles))
-        else:
-            _vecmat_group(steps, call, plan, roles)
-    elif call.op == "outer" and min(call.channels) >= tiles.LEAST_DOT:
-        _outer(steps, call, plan.table(roles), _pieces(plan, roles, call.batch))
+    table = plan.table(roles)
+    batch, items = call.batch or 1, math.inf
+    if call.op == "outer":  # that a result row sums
+        items = plan.num_entries / rows * (batch if call.accumulate else 1)
+    elif call.op == "vecmat" and not _is_shared(call):  # that share a matrix
+        items = plan.num_entries / plan.size(roles[1])
+    if call.op not in ("outer", "vecmat") or not tiles.takes_dot(_matrix(call), items):
+        _rows(steps, call, table, _pieces(plan, roles, call.batch))
+    elif call.op == "outer":
+        _outer(steps, call, plan, roles)
+    elif _is_shared(call):
+        _vecmat_batch(steps, call, table)
     else:
-        _rows(steps, call, plan.table(roles), _pieces(plan, roles, call.batch))
+        _vecmat_group(steps, call, plan, roles)
     return tuple(steps)
+
+
+def _matrix(call: Call) -> tuple[int, ...]:
+    """Sides of the matrices of a product: those it reads, or for outer those it gives."""
+    return call.channels if call.op == "outer" else _second(call).shape[-2:]
+
+
+def _is_shared(call: Call) -> bool:
+    """Whether each matrix of a vecmat meets a batch of rows."""
+    return call.x.batched and not _second(call).batched and (call.batch or 0) >= tiles.LEAST_DOT
 
 
 def _second(call: Call) -> Operand:
@@ -109,15 +125,15 @@ def _inner(call: Call) -> int:
     return call.x.shape[-1]
 
 
-def _pieces(plan: Plan, roles: str, batch: int | None) -> Slices | None:
+def _pieces(plan: Plan, roles: str, batch: int | None, least: int = 256) -> Slices | None:
     """Long segments cut, so that no program walks many entries alone.
 
-    A batch has other rows to fill the GPU with; without one pieces are finer, down to 256.
+    A batch has other rows to fill the GPU with; without one pieces are finer, down to `least`.
     """
     table = plan.table(roles)
     if batch is not None or table.indptr is None:
         return table.slices
-    limit = min(SLICE, max(256, tiles.power_of_two(table.num_entries // 1024)))
+    limit = min(SLICE, max(least, tiles.power_of_two(table.num_entries // 1024)))
     if table.longest <= limit:
         return None
     indptr = table.indptr
@@ -205,7 +221,8 @@ def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) ->
     rows = table.num_rows if pieces is None else pieces.num_pieces
     items = -(-table.num_entries // rows) * ((call.batch or 1) if call.accumulate else 1)
     count = rows * (1 if call.accumulate else call.batch or 1)
-    tile = tiles.rows_tile(width, items, count, x.dtype.itemsize)
+    inner = _inner(call) if call.op == "vecmat" else 1
+    tile = tiles.rows_tile(width, items, count, x.dtype.itemsize, inner)
     block_r, _, block_c = tile.blocks
     num_c = 1 if call.op == "inner" else -(-width // block_c)
     split = _split(call, table, pieces, num_c / block_r)
@@ -221,7 +238,7 @@ def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) ->
         blocks * num_c,
         (split.indptr, table.index1, table.index2, table.term),
         (call.batch or 1, lead, rows, split.part, turn, width, *x.strides, *y_strides),
-        (call.op, call.accumulate, along_n, _is_wide(call, table, lead * rows * width)),
+        (call.op, call.accumulate, along_n, _is_wide(call, table, lead * rows * width, inner)),
         tile,
         rows,
         split.lead,
@@ -231,8 +248,15 @@ def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) ->
         _sum_up(steps, call, partial, _owners(table, pieces))
 
 
-def _outer(steps: list[Step], call: Call, table: Table, pieces: Slices | None) -> None:
-    """Outer products of at least LEAST_DOT channels a side."""
+def _outer(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
+    """Outer products with a tile of the result for each program.
+
+    Summed over n, uneven segments are cut fine: each program then walks as many items.
+    """
+    table = plan.table(roles)
+    pieces = _pieces(plan, roles, call.batch)
+    if call.accumulate and call.batch is not None:
+        pieces = _pieces(plan, roles, None, -(-256 // call.batch))
     c, d = call.channels
     y = _second(call)
     items = table.longest * ((call.batch or 1) if call.accumulate else 1)
@@ -251,7 +275,7 @@ def _outer(steps: list[Step], call: Call, table: Table, pieces: Slices | None) -
         (
             call.accumulate,
             _is_wide(call, table, lead * split.rows * c * d),
-            _precision(call, 1, call.scaled),
+            _precision(call, call.scaled),
         ),
         tile,
         split.rows,
@@ -269,17 +293,26 @@ def _vecmat_batch(steps: list[Step], call: Call, table: Table) -> None:
     wgmma = tiles.has_wgmma(call.device)
     tile = tiles.batch_tile(call.batch, inner, columns, call.x.dtype.itemsize, wgmma)
     block_n, _, block_c = tile.blocks
-    batch, precision = call.batch, _precision(call, inner)
-    call, part = _split_matrices(steps, call, precision)
-    size = batch * table.num_rows * columns
+    batch, precision = call.batch, _precision(call)
+    wide = _is_wide(call, table, batch * table.num_rows * columns)
+    kernel: Any = kernels.vecmat_batch_kernel
+    constants: tuple[Any, ...] = (wide, precision)
+    numbers: tuple[int, ...] = (batch, table.num_rows, inner, columns, *call.x.strides)
+    size = math.prod(_second(call).shape)
+    if precision == "bf16x6" and 8 * size <= math.prod(call.x.shape):  # little beside x
+        call = call._replace(y=_parts_of(steps, _second(call)))
+        kernel, constants = kernels.vecmat_parts_kernel, (wide,)
+        numbers = (*numbers, *_second(call).stride, size)
+    else:
+        numbers = (*numbers, *_second(call).stride)
     _add(
         steps,
         call,
-        kernels.vecmat_batch_kernel,
+        kernel,
         -(-batch // block_n) * table.num_rows * -(-columns // block_c),
         (table.indptr, table.index1, table.index2, table.term),
-        (batch, table.num_rows, inner, columns, *call.x.strides, *_second(call).stride, part),
-        (_is_wide(call, table, size), precision),
+        numbers,
+        constants,
         tile,
         table.num_rows,
         batch,
@@ -287,26 +320,15 @@ def _vecmat_batch(steps: list[Step], call: Call, table: Table) -> None:
     )
 
 
-def _split_matrices(steps: list[Step], call: Call, precision: str) -> tuple[Call, int | None]:
-    """y in the parts that fp32 products on tensor cores need, where that is small beside x."""
-    y = _second(call)
+def _parts_of(steps: list[Step], y: Operand) -> Operand:
+    """Matrices in the three parts that fp32 products on tensor cores are made of."""
     rows, inner, columns = y.shape
-    size = rows * inner * columns
-    if precision not in tiles.PARTS or 8 * size > math.prod(call.x.shape):
-        return call, None
-    count, dtype = tiles.PARTS[precision]
-    block = 1024
-    launcher = Launcher(
-        kernels.split_kernel,
-        -(-size // block),
-        (),
-        (rows, inner, columns, *y.stride),
-        (precision,),
-        Tile((block,)),
-    )
-    steps.append(Step(launcher, (y.source,), (count, rows, columns, inner), dtype, False))
-    parts = y._replace(source=len(steps) + 2, stride=(inner * columns, 1, inner), dtype=dtype)
-    return call._replace(y=parts), size
+    programs = -(-rows * inner * columns // SPLIT_BLOCK)
+    numbers = (rows, inner, columns, *y.stride)
+    launcher = Launcher(kernels.split_kernel, programs, (), numbers, (), Tile((SPLIT_BLOCK,)))
+    steps.append(Step(launcher, (y.source,), (3, rows, columns, inner), torch.bfloat16, False))
+    stride = (inner * columns, 1, inner)
+    return y._replace(source=len(steps) + 2, stride=stride, dtype=torch.bfloat16)
 
 
 def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
@@ -334,7 +356,7 @@ def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None
         (call.batch or 1) * num_tiles * -(-columns // block_c),
         (indptr, owner, table.index1, table.index2, table.term),
         (rows, num_tiles, inner, columns, *call.x.strides, *_second(call).strides),
-        (_is_wide(call, table, size), _precision(call, inner)),
+        (_is_wide(call, table, size), _precision(call)),
         tile,
         rows,
         call.batch,
@@ -346,14 +368,17 @@ def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None
         _sum_up(steps, call, entries, sums, _pieces(plan, f"k_{c}", call.batch))
 
 
-def _is_wide(call: Call, table: Table, size: int) -> bool:
-    """Whether an offset or a count of items may pass 2^31; `size`: numbers that are written."""
+def _is_wide(call: Call, table: Table, size: int, inner: int = 1) -> bool:
+    """Whether an offset or a count of items may pass 2^31.
+
+    `size`: numbers that are written; `inner`: items that an entry is.
+    """
     spans = [operand.span for operand in (call.x, call.y) if operand is not None]
-    return max(size, table.num_entries * (call.batch or 1), *spans) > INT32_MAX
+    return max(size, table.num_entries * (call.batch or 1) * inner, *spans) > INT32_MAX
 
 
-def _precision(call: Call, inner: int, scaled: bool = False) -> str:
+def _precision(call: Call, scaled: bool = False) -> str:
     """Of a kernel's dots: 16-bit factors multiply exactly, unless one is widened before."""
     widened = scaled or call.x.dtype != _second(call).dtype
     dtype = call.wide if widened else call.x.dtype
-    return tiles.precision(dtype, call.device, inner, call.tf32)
+    return tiles.precision(dtype, call.device, call.tf32)

@@ -7,6 +7,7 @@ Called when a recipe is made, not at every call.
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
@@ -15,7 +16,6 @@ from weft.core.tuning import tile
 
 __all__ = [
     "LEAST_DOT",
-    "PARTS",
     "batch_tile",
     "group_tile",
     "has_wgmma",
@@ -24,19 +24,23 @@ __all__ = [
     "power_of_two",
     "precision",
     "rows_tile",
+    "takes_dot",
 ]
 
 LEAST_DOT = 16
 """The least size of each side of `tl.dot`: smaller matrices go to the rows kernel."""
 
-PARTS = {"tf32x3": (2, torch.float32), "bf16x6": (3, torch.bfloat16)}
-"""How many parts each fp32 factor of such a dot has, and of what dtype."""
+SMALL_MATRIX = 1024
+"""Numbers of a matrix that is too small for a program of its own."""
 
 ENOUGH_PROGRAMS = 1024
 """Programs that fill a GPU of today; sums over n are split until there are as many."""
 
 LEAST_ITEMS = 128
 """Fewest items that are worth a partial row of their own."""
+
+ONE_WAVE = 2**18
+"""Numbers of a result that a GPU of today works on at once."""
 
 MANY_ITEMS = 256
 """From here on a row is long: its entries are spread over a program instead of its neighbours."""
@@ -47,19 +51,29 @@ def power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def rows_tile(channels: int, items: int, rows: int, itemsize: int) -> Tile:
+def takes_dot(matrix: tuple[int, ...], items: float) -> bool:
+    """Whether matrices that meet so many items each are worth a program with dots."""
+    worthwhile = items >= LEAST_DOT or math.prod(matrix) > SMALL_MATRIX
+    return min(matrix) >= LEAST_DOT and worthwhile
+
+
+def rows_tile(channels: int, items: int, rows: int, itemsize: int, inner: int = 1) -> Tile:
     """(BLOCK_R, BLOCK_T, BLOCK_C) of `rows_kernel`: `rows` that sum about `items` each.
 
     Two (one for single items) 16-byte loads a thread and operand: enough in flight, few enough
-    registers to fill the GPU.
+    registers to fill the GPU.  Where all rows fit in one wave, time is latency: a whole segment in
+    one step, twice the average since segments are uneven.  Of a matrix, `inner` rows, all at once.
     """
-    numbers = (8192 if items > 1 else 4096) // itemsize
+    numbers = (8192 if items * inner > 1 else 4096) // itemsize
     block_c = min(power_of_two(channels), 512 // itemsize)
-    block_t = min(power_of_two(items), 4 if items < MANY_ITEMS else 128, numbers // block_c)
-    block_r = min(numbers // (block_c * block_t), power_of_two(rows))
+    most = max(4, power_of_two(inner)) if items < MANY_ITEMS else 128
+    if 1 < items < MANY_ITEMS and rows * channels <= ONE_WAVE:
+        most = 2 * power_of_two(items * inner)
+    block_t = min(power_of_two(items * inner), most, max(numbers // block_c, 1))
+    block_r = max(1, min(numbers // (block_c * block_t), power_of_two(rows)))
     warps = max(1, min(4, block_r * block_t * block_c * itemsize // 1024))
     rule = Tile((block_r, block_t, block_c), warps)
-    return tile("rows", (channels, items, rows, itemsize), rule)
+    return tile("rows", (channels, items, rows, itemsize, inner), rule)
 
 
 def num_parts(batch: int, items: int, programs: int) -> int:
@@ -103,7 +117,7 @@ def outer_tile(channels1: int, channels2: int, items: int, itemsize: int, wgmma:
     else:
         side, depth = (128, 64) if wgmma else (64, 32)
         block_c, block_d = (_dot_side(c, side, itemsize) for c in (channels1, channels2))
-        block_k = LEAST_DOT if itemsize == 8 else _dot_side(items, depth, itemsize)
+        block_k = LEAST_DOT if itemsize >= 4 else _dot_side(items, depth, itemsize)
         rule = Tile((block_k, block_c, block_d), 8 if block_c * block_d > 8192 else 4)
     return tile("outer", (channels1, channels2, min(items, LEAST_DOT), itemsize), rule)
 
@@ -128,14 +142,8 @@ def _has_tf32(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def precision(dtype: torch.dtype, device: torch.device, inner: int, tf32: bool) -> str:
-    """How dots form products of this dtype, `inner` or more of them summed.
-
-    Three TF32 products keep 2⁻²¹ of each term, within the error bound where many are summed; six
-    in bf16 keep 2⁻²⁴.
-    """
+def precision(dtype: torch.dtype, device: torch.device, tf32: bool) -> str:
+    """How dots form products of this dtype: in fp32 from parts in bf16, or in TF32 if allowed."""
     if dtype != torch.float32 or not _has_tf32(device):
         return "ieee"
-    if tf32:
-        return "tf32"
-    return "tf32x3" if inner >= 2 * LEAST_DOT else "bf16x6"
+    return "tf32" if tf32 else "bf16x6"
