@@ -6,8 +6,9 @@ Each command imports what it needs when it runs, so that `weft doctor` works whe
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from weft.errors import WeftError
 
 if TYPE_CHECKING:
     import torch
+
+    from weft.bench.case import Case
 
 __all__ = ["main"]
 
@@ -60,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
 
     tune = commands.add_parser("tune", help="find the best tiles for this GPU")
+    tune.add_argument("suite", nargs="?", help="a file of benchmarks/suites; default: products")
+    tune.add_argument("--case", help="only cases with this in their name")
     tune.set_defaults(run=_tune)
     return parser
 
@@ -120,10 +125,22 @@ def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _tune(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from weft import bench
     from weft.core import tuning
+    from weft.progress import track
 
-    tuning.tune()
+    device = _device(None)
+    suite = bench.load_suite(options.suite or "products", options.case)
+    for case in track(suite.cases, "tune"):
+        for key, tile in tuning.tune(functools.partial(_forward, case, device)).items():
+            print(f"{case.name}: {key}: {tile}", flush=True)
     return 0
+
+
+def _forward(case: Case, device: torch.device) -> Callable[[], object]:
+    """The forward pass of a case, with new tables and so a new plan."""
+    workload = case.build(device, None)
+    return functools.partial(workload.function, *workload.inputs)
 
 
 def _default_suite(device: torch.device) -> str:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from weft import cli
 from weft.errors import ShapeError
@@ -138,3 +139,9 @@ def test_check_leaves_a_receipt(tmp_path, monkeypatch):
     monkeypatch.setattr(receipt, "check_all", lambda device, machine: made)
     assert cli.main(["check", "--device", "cpu", "--out", str(tmp_path)]) == 1
     assert json.loads((tmp_path / "cpu" / "receipt.json").read_text())["failures"] == ["one"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_tune_needs_a_gpu(capsys):
+    assert cli.main(["tune"]) == 1
+    assert "tuning was asked for without a GPU" in capsys.readouterr().err

@@ -13,17 +13,21 @@ import json
 import os
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from weft.core.backend import interpreted
 from weft.core.launcher import Tile
+from weft.errors import BackendError
 
 __all__ = ["tile", "tune"]
 
 SHIPPED = pathlib.Path(__file__).parent / "tiles"
 REPETITIONS = 9
+GAIN = 0.97
+"""A tile is changed for one that takes at most this part of its time."""
+
 FLUSHED_BYTES = 256 << 20
 """More than any L2 cache holds: written between runs, so that each starts cold."""
 
@@ -34,44 +38,84 @@ def tile(kernel: str, problem: tuple[int, ...], default: Tile) -> Tile:
     """The tile for a kernel on a problem (its sizes): what was measured, or `default`."""
     if interpreted() or not torch.cuda.is_available():
         return default
-    return _table(_gpu()).get(_key(kernel, problem), default)
+    key = _key(kernel, problem)
+    found = _table(_gpu()).get(key, default)
+    if _Watch.seen is not None:
+        _Watch.seen[key] = found
+    return found
 
 
-def tune(
-    kernel: str,
-    problem: tuple[int, ...],
-    candidates: Iterable[Tile],
-    make: Callable[[], Callable[[], object]],
-) -> Tile:
-    """Time the candidates, keep the fastest in the user's table and return it.
+class _Watch:
+    """The tiles that a call under tuning asks for, by key."""
+
+    seen: Table | None = None
+
+
+def tune(make: Callable[[], Callable[[], object]]) -> dict[str, Tile]:
+    """Time tiles around those that a call uses, keep the fastest in the user's table.
 
     Args:
-        kernel: the name that the family looks up.
-        problem: the sizes that it looks up.
-        candidates: tiles to try; one that does not compile is passed over.
-        make: gives a fresh call that launches the kernel on this problem (with a plan of its own,
-            since a plan remembers its tiles).
+        make: gives a fresh call to tune, with a plan of its own: a plan remembers its tiles.
+
+    Returns:
+        The tiles that were changed, by kernel and problem.
+
+    Raises:
+        BackendError: there is no GPU here.
     """
-    gpu, key = _gpu(), _key(kernel, problem)
-    table = _table(gpu)
-    before = table.get(key)
-    times: dict[Tile, float] = {}
+    if interpreted() or not torch.cuda.is_available():
+        raise BackendError(
+            "tuning was asked for without a GPU: tiles are timed on the GPU that they are for. "
+            "Run `weft tune` on a machine with one; the CPU paths need no tuning."
+        )
+    gpu, changed = _gpu(), {}
+    for key, best in _tiles_of(make).items():
+        found = _best(_table(gpu), key, best, make)
+        if found != best:
+            _save(gpu, key, found)
+            changed[key] = found
+    return changed
+
+
+def _tiles_of(make: Callable[[], Callable[[], object]]) -> Table:
+    _Watch.seen = {}
     try:
-        for candidate in candidates:
-            table[key] = candidate
-            try:
-                times[candidate] = _milliseconds(make())
-            except (RuntimeError, ValueError):  # too large for this GPU
-                continue
+        make()()
+        return _Watch.seen
     finally:
-        if before is None:
-            table.pop(key, None)
-        else:
-            table[key] = before
-    best = min(times, key=lambda candidate: times[candidate])
-    table[key] = best
-    _save(gpu, key, best)
-    return best
+        _Watch.seen = None
+
+
+def _best(table: Table, key: str, start: Tile, make: Callable[[], Callable[[], object]]) -> Tile:
+    """The fastest of a tile and its neighbours; the table holds it afterwards."""
+    from triton.errors import TritonError
+
+    times: dict[Tile, float] = {}
+    for candidate in (start, *_neighbours(start)):
+        table[key] = candidate
+        try:
+            times[candidate] = _milliseconds(make())
+        except (TritonError, RuntimeError, ValueError):  # too large for this GPU
+            continue
+    fastest = min(times, key=lambda candidate: times[candidate])
+    if times[fastest] > GAIN * times[start]:
+        fastest = start  # within the noise
+    table[key] = fastest
+    return fastest
+
+
+def _neighbours(start: Tile) -> Iterator[Tile]:
+    """One block, the warps or the stages twice or half as large."""
+    for i, block in enumerate(start.blocks):
+        for size in (block // 2, 2 * block):
+            if size:
+                yield start._replace(blocks=(*start.blocks[:i], size, *start.blocks[i + 1 :]))
+    for warps in (start.num_warps // 2, 2 * start.num_warps):
+        if 1 <= warps <= 16:
+            yield start._replace(num_warps=warps)
+    for stages in (start.num_stages - 1, start.num_stages + 1):
+        if stages:
+            yield start._replace(num_stages=stages)
 
 
 def _key(kernel: str, problem: tuple[int, ...]) -> str:

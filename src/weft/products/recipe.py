@@ -297,21 +297,26 @@ def _vecmat_batch(steps: list[Step], call: Call, table: Table) -> None:
     wide = _is_wide(call, table, batch * table.num_rows * columns)
     kernel: Any = kernels.vecmat_batch_kernel
     constants: tuple[Any, ...] = (wide, precision)
-    numbers: tuple[int, ...] = (batch, table.num_rows, inner, columns, *call.x.strides)
+    part: tuple[int, ...] = ()
     size = math.prod(_second(call).shape)
     if precision == "bf16x6" and 8 * size <= math.prod(call.x.shape):  # little beside x
         call = call._replace(y=_parts_of(steps, _second(call)))
-        kernel, constants = kernels.vecmat_parts_kernel, (wide,)
-        numbers = (*numbers, *_second(call).stride, size)
-    else:
-        numbers = (*numbers, *_second(call).stride)
+        kernel, constants, part = kernels.vecmat_parts_kernel, (wide,), (size,)
     _add(
         steps,
         call,
         kernel,
         -(-batch // block_n) * table.num_rows * -(-columns // block_c),
         (table.indptr, table.index1, table.index2, table.term),
-        numbers,
+        (
+            batch,
+            table.num_rows,
+            inner,
+            columns,
+            *call.x.strides,
+            *_second(call).stride,
+            *part,
+        ),
         constants,
         tile,
         table.num_rows,

@@ -67,10 +67,11 @@ def rows_tile(channels: int, items: int, rows: int, itemsize: int, inner: int = 
     numbers = (8192 if items * inner > 1 else 4096) // itemsize
     block_c = min(power_of_two(channels), 512 // itemsize)
     most = max(4, power_of_two(inner)) if items < MANY_ITEMS else 128
+    block_t = min(power_of_two(items * inner), most)
     if 1 < items < MANY_ITEMS and rows * channels <= ONE_WAVE:
-        most = 2 * power_of_two(items * inner)
-    block_t = min(power_of_two(items * inner), most, max(numbers // block_c, 1))
-    block_r = max(1, min(numbers // (block_c * block_t), power_of_two(rows)))
+        block_t = 2 * power_of_two(items * inner)
+    block_t = min(block_t, numbers // block_c)
+    block_r = min(numbers // (block_c * block_t), power_of_two(rows))
     warps = max(1, min(4, block_r * block_t * block_c * itemsize // 1024))
     rule = Tile((block_r, block_t, block_c), warps)
     return tile("rows", (channels, items, rows, itemsize, inner), rule)
