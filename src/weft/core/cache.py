@@ -51,7 +51,7 @@ class TensorCache(Generic[V]):
 
 
 def _unchanged(tensors: tuple[Tensor | None, ...], versions: tuple[int, ...]) -> bool:
-    for tensor, version in zip(tensors, versions, strict=True):
-        if tensor is not None and tensor._version != version:
+    for i, tensor in enumerate(tensors):
+        if tensor is not None and tensor._version != versions[i]:
             return False
     return True

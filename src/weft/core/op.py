@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = ["Operator"]
 
@@ -81,17 +82,14 @@ class Operator:
 
     def __call__(self, *args: Any) -> Tensor:
         """The operation, by the door that the call needs."""
-        if torch.compiler.is_compiling():
+        if _compiling():
             return self.registered(*args)
-        if (
-            torch._C._are_functorch_transforms_active()
-            or torch.autograd.forward_ad._current_level >= 0
-        ):
+        if _transformed() or forward_ad._current_level >= 0:
             return self._transform(*args)
-        if torch.is_grad_enabled():
+        if _recording():
             for a in args[: self.linear]:
                 if a is not None and a.requires_grad:
-                    return self._eager(args[self.tensors :], *args[: self.tensors])
+                    return self._eager(args[self.linear :], *args[: self.linear])
         return self.forward(*args)
 
     def forward(self, *args: Any) -> Tensor:
@@ -101,12 +99,16 @@ class Operator:
         or replace it: dispatch modes (fake tensors, counters) and tensor subclasses.
         """
         first = args[0]
-        if type(first) in _PLAIN and first.device.type != "meta" and not _watched():
+        if type(first) in _PLAIN and not _watched() and not first.is_meta:
             return self.body(*args)
         return self.raw(*args)
 
 
+# asked at every call, so looked up once
 _PLAIN = (Tensor, torch.nn.Parameter)
+_compiling = torch.compiler.is_compiling
+_recording = torch.is_grad_enabled
+_transformed = torch._C._are_functorch_transforms_active
 _watched = torch._C._len_torch_dispatch_stack
 
 
@@ -128,20 +130,21 @@ def _vmap(
 
 
 def _eager_door(op: Operator) -> Call:
-    nothing = (None,) * (op.tensors - op.linear)
+    tables = op.tensors - op.linear
 
     class Eager(torch.autograd.Function):
+        # tables travel in one tuple: torch inspects every tensor argument at a price
         @staticmethod
-        def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Any) -> Tensor:
-            ctx.save_for_backward(*tensors)
-            ctx.rest = rest
-            return op.forward(*tensors, *rest)
+        def forward(ctx: Any, rest: tuple[Any, ...], *linear: Any) -> Tensor:
+            ctx.save_for_backward(*linear, *rest[:tables])
+            ctx.rest = rest[tables:]
+            return op.forward(*linear, *rest)
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             args = (*ctx.saved_tensors, *ctx.rest)
-            needed = ctx.needs_input_grad[1 : 1 + op.linear]
-            return (None, *op.gradients(op, args, grad, needed), *nothing)
+            needed = ctx.needs_input_grad[1:]
+            return (None, *op.gradients(op, args, grad, needed))
 
     # Function.apply looks for functorch's wrappers first; Operator.__call__ has seen to that
     apply: Call = super(torch.autograd.Function, Eager).apply

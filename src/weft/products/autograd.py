@@ -69,7 +69,7 @@ def _body(
     tables = (index1, index2, seg, gather_index, index_out)
     plan = product_plan(tables, tuple(sizes), device)
     run = _runner(backend, device.type)
-    if torch._C._is_any_autocast_enabled():
+    if _autocast():
         # the inputs have their dtype: torch's own products in a body must not narrow them further
         with torch.autocast(device.type, enabled=False):
             out = run(op, first, second, scale, plan, roles, accumulate)
@@ -78,6 +78,9 @@ def _body(
     if recording():
         _record_cost(op, [first, second, scale, *tables], out, plan.num_entries)
     return out
+
+
+_autocast = torch._C._is_any_autocast_enabled
 
 
 def _record_cost(op: str, inputs: Sequence[Tensor | None], out: Tensor, num_entries: int) -> None:
