@@ -7,7 +7,7 @@ WEFT_WRITE_SNAPSHOT=1 and commit the file.
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -54,8 +54,11 @@ def build(
 
 
 def rows(op: str, dtype: str, items: int, accumulate: bool = False, channels: int = 64) -> Build:
-    tile = tiles.rows_tile(channels, items, 100_000, SIZES[dtype])
+    inner = channels if op in ("outer", "vecmat") else 1
     constants = {"OP": op, "ACCUMULATE": accumulate, "ALONG_N": False, "WIDE": accumulate}
+    constants["K"] = inner
+    depth, width = (inner, channels) if op == "vecmat" else (1, channels * inner)
+    tile = tiles.rows_tile(op, width, items, 100_000, SIZES[dtype], depth)
     absent = ("indptr_ptr",) if items == 1 else ()
     if op == "scale":
         absent = (*absent, "y_ptr", "index2_ptr")
@@ -66,22 +69,24 @@ def rows(op: str, dtype: str, items: int, accumulate: bool = False, channels: in
 
 def batch(dtype: str, precision: str, target: str) -> Build:
     tile = tiles.batch_tile(100_000, 128, 128, SIZES[dtype], target == "sm_90")
-    constants = {"WIDE": False, "PRECISION": precision}
-    absent: tuple[str, ...] = ("scale_ptr", "term_ptr")
-    split = precision in tiles.PARTS
-    constants |= {"stride_yk" if split else "stride_yc": 1}
-    if not split:
-        absent = (*absent, "stride_part")
+    constants = {"WIDE": False, "PRECISION": precision, "stride_yc": 1}
+    kernel = kernels.vecmat_batch_kernel
+    if precision == "bf16x6":
+        constants = {"WIDE": False, "stride_yk": 1}
+        kernel = kernels.vecmat_parts_kernel
     dots = precision != "ieee" or dtype != "fp32"
-    return build(
-        kernels.vecmat_batch_kernel,
+    made = build(
+        kernel,
         dtype,
         tile,
         constants,
-        absent,
+        ("scale_ptr", "term_ptr"),
         wide_loads=True,
         tensor_cores=dots,
     )
+    if precision == "bf16x6":
+        made.types["y_ptr"] = "*bf16"
+    return made
 
 
 def group(dtype: str, precision: str, target: str, entries: int) -> Build:
@@ -101,10 +106,10 @@ def outer(dtype: str, precision: str, target: str, items: int) -> Build:
     return build(kernels.outer_kernel, dtype, tile, constants, absent, tensor_cores=dots)
 
 
-def split(precision: str) -> Build:
-    types = {"y_ptr": "*fp32", "z_ptr": "*fp32" if precision == "tf32x3" else "*bf16"}
+def split() -> Build:
+    types = {"y_ptr": "*fp32", "z_ptr": "*bf16"}
     types |= dict.fromkeys(("R", "K", "C", "stride_yr", "stride_yk"), "i32")
-    constants = {"PRECISION": precision, "BLOCK": 1024, "stride_yc": 1}
+    constants = {"BLOCK": 1024, "stride_yc": 1}
     return Build(kernels.split_kernel, types, constants, {"num_warps": 4}, ("K", "C"))
 
 
@@ -116,13 +121,15 @@ ROWS = {
     "inner fp32, summed over n": rows("inner", "fp32", 1000, accumulate=True),
     "outer fp32, few channels": rows("outer", "fp32", 1, channels=9),
     "vecmat fp32, few channels": rows("vecmat", "fp32", 4, channels=3),
+    "vecmat fp32, small matrices": rows("vecmat", "fp32", 1, channels=16),
+    "outer fp32, small matrices": rows("outer", "fp32", 1, channels=16),
 }
 """The rows kernel, the same on every target."""
 
-DOTS: dict[str, Callable[[str, str, str], Build]] = {
+DOTS: dict[str, partial[Build]] = {
     "outer, few items": partial(outer, items=1),
     "outer, many items": partial(outer, items=100_000),
-    "vecmat, shared matrices": batch,
+    "vecmat, shared matrices": partial(batch),
     "vecmat, own matrices": partial(group, entries=1),
     "vecmat, grouped entries": partial(group, entries=1000),
 }
@@ -132,7 +139,7 @@ DOTS: dict[str, Callable[[str, str, str], Build]] = {
 def cases() -> dict[str, tuple[Build, str]]:
     found = {f"{name}, {target}": (b, target) for name, b in ROWS.items() for target in TARGETS}
     for name, make in DOTS.items():
-        fp32 = "bf16x6" if name.startswith("outer") else "tf32x3"
+        fp32 = "tf32x3" if make.func is group else "bf16x6"
         for target in TARGETS:
             exact = "ieee" if target == "gfx942" else fp32
             kinds = {("fp32", exact), ("bf16", "ieee")}
@@ -141,8 +148,7 @@ def cases() -> dict[str, tuple[Build, str]]:
             for dtype, precision in kinds:
                 made = make(dtype, precision, target)
                 found[f"{name}, {dtype} {precision}, {target}"] = (made, target)
-    for precision in tiles.PARTS:
-        found[f"split, {precision}, sm_90"] = (split(precision), "sm_90")
+    found["split, sm_90"] = (split(), "sm_90")
     return dict(sorted(found.items()))
 
 

@@ -43,13 +43,14 @@ def _segment_of(indptr_ptr, m, INT: tl.constexpr):
 
 @triton.jit
 def _terms(
-    x_ptr, y_ptr, c, k, live, K, C, stride_xc, stride_yk, stride_yc,
-    OP: tl.constexpr, ACC: tl.constexpr, BLOCK_C: tl.constexpr,
+    x_ptr, y_ptr, first, k, live, C, stride_xc, stride_yk, stride_yc,
+    OP: tl.constexpr, ACC: tl.constexpr, K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """x ∘ y of each item, [BLOCK_R, BLOCK_T, BLOCK_C]; x_ptr and y_ptr point to their rows.
 
     For inner the sum over the channels in a lane is still to come, for vecmat the sum over k.
     """
+    c = first + tl.arange(0, BLOCK_C)[None, None, :]  # [1, 1, BLOCK_C]
     mask = live & (c < C)  # [BLOCK_R, BLOCK_T, BLOCK_C]
     if OP == "inner":
         out = tl.zeros(mask.shape, ACC)
@@ -61,6 +62,13 @@ def _terms(
     elif OP == "vecmat":
         x = tl.load(x_ptr + k * stride_xc, mask=live, other=0.0).to(ACC)
         return x * tl.load(y_ptr + k * stride_yk + c * stride_yc, mask=mask, other=0.0).to(ACC)
+    elif OP == "outer" and (K & (K - 1)) == 0 and BLOCK_C >= K:
+        # x and y loaded once each: flat, as below, loads of x have a layout of their own
+        c1 = first // K + tl.arange(0, BLOCK_C // K)[None, None, :]
+        c2 = tl.arange(0, K)[None, None, :]
+        x = tl.load(x_ptr + c1 * stride_xc, mask=live & (c1 < C // K), other=0.0).to(ACC)
+        y = tl.load(y_ptr + c2 * stride_yc, mask=live, other=0.0).to(ACC)
+        return tl.reshape(x[:, :, :, None] * y[:, :, None, :], mask.shape)
     elif OP == "outer":  # the K columns of a result row run fastest: c = c1 K + c2
         x = tl.load(x_ptr + c // K * stride_xc, mask=mask, other=0.0).to(ACC)
         return x * tl.load(y_ptr + c % K * stride_yc, mask=mask, other=0.0).to(ACC)
@@ -76,9 +84,10 @@ def _terms(
 @triton.jit(do_not_specialize=["N", "B", "M", "part"])
 def rows_kernel(
     x_ptr, y_ptr, scale_ptr, z_ptr, indptr_ptr, index1_ptr, index2_ptr, term_ptr,
-    N, B, M, part, K, C,
+    N, B, M, part, C,
     stride_xn, stride_xr, stride_xc, stride_yn, stride_yr, stride_yk, stride_yc,
     OP: tl.constexpr, ACCUMULATE: tl.constexpr, ALONG_N: tl.constexpr, WIDE: tl.constexpr,
+    K: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """z[b,m,c] = Σ_{n ∈ part b} Σ_{e ∈ segment m} s[t] · (x[n,i] ∘ y[n,j])[c], any product.
@@ -87,7 +96,7 @@ def rows_kernel(
     each row BLOCK_T at a time.  ALONG_N: its rows are one m for BLOCK_R n, so that indices and
     lengths are uniform; else they are neighbours in memory, each with a segment of its own.
     ACCUMULATE: b is a part of `part` n's and an item is a pair (n, entry); else b is n.  For vecmat
-    an item is a row k of an entry's matrix.
+    an item is one of the K rows of an entry's matrix; for outer a result row has K columns.
 
     Floor: every row that is named read once, z written once.  Bound: memory for mul, vecsca,
     scale, inner (2 flops for 8 bytes), and for outer with few entries; vecmat here is for
@@ -98,7 +107,8 @@ def rows_kernel(
     num_c = 1 if OP == "inner" else tl.cdiv(C, BLOCK_C)
     pid = tl.program_id(0).to(INT)
     block = pid // num_c
-    c = (pid % num_c) * BLOCK_C + tl.arange(0, BLOCK_C)[None, None, :]  # [1, 1, BLOCK_C]
+    first = (pid % num_c) * BLOCK_C
+    c = first + tl.arange(0, BLOCK_C)[None, None, :]  # [1, 1, BLOCK_C]
     t = tl.arange(0, BLOCK_T)[None, :, None]  # [1, BLOCK_T, 1]
     r = tl.arange(0, BLOCK_R)[:, None, None]  # [BLOCK_R, 1, 1]
     if ALONG_N:
@@ -132,8 +142,8 @@ def rows_kernel(
         x_row = x_ptr + n * stride_xn + i * stride_xr  # [BLOCK_R, BLOCK_T, 1]
         y_row = y_ptr if y_ptr is None else y_ptr + n * stride_yn + j * stride_yr
         term = _terms(
-            x_row, y_row, c, k, live & inside, K, C, stride_xc, stride_yk, stride_yc,
-            OP, ACC, BLOCK_C,
+            x_row, y_row, first, k, live & inside, C, stride_xc, stride_yk, stride_yc,
+            OP, ACC, K, BLOCK_C,
         )  # fmt: skip
         if scale_ptr is not None:
             weight = _row_of(term_ptr, entry, live)
@@ -160,6 +170,14 @@ def _split(x):
 
 
 @triton.jit
+def _split_tf32(x):
+    """x = high + low, high rounded to TF32's 10 bits; low is exact, and 0 where x is infinite."""
+    bits = x.to(tl.int32, bitcast=True)
+    high = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, tl.where(high == x, 0.0, x - high)
+
+
+@triton.jit
 def _dot_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc):
     """acc + x @ y of factors in the parts of `_split`, the small products first."""
     acc = tl.dot(x_low, y_high, acc)
@@ -174,8 +192,9 @@ def _dot_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc):
 def _dot(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
     """acc + x @ y.  Factors of different dtypes meet in the accumulator's.
 
-    bf16x6 forms products of fp32 numbers from six of their parts: what is left out is 2⁻²⁴ of a
-    term, where the three TF32 products that cost the same leave out 2⁻²¹.
+    bf16x6 forms products of fp32 numbers from six of their parts and leaves out 2⁻²⁴ of each;
+    tf32x3 from three, at the same rate but with less to split, and leaves out 2⁻²¹.  By hand,
+    since tl.dot's own form adds each product to an accumulator of its own.
     """
     if x.dtype != y.dtype:
         return _dot(x.to(ACC), y.to(ACC), acc, ACC, PRECISION)
@@ -183,6 +202,12 @@ def _dot(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
         x_high, x_middle, x_low = _split(x)
         y_high, y_middle, y_low = _split(y)
         return _dot_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc)
+    elif PRECISION == "tf32x3":
+        x_high, x_low = _split_tf32(x)
+        y_high, y_low = _split_tf32(y)
+        acc = tl.dot(x_low, y_high, acc, input_precision="tf32")
+        acc = tl.dot(x_high, y_low, acc, input_precision="tf32")
+        return tl.dot(x_high, y_high, acc, input_precision="tf32")
     else:
         return tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=ACC)
 
@@ -271,8 +296,8 @@ def vecmat_parts_kernel(
 
     x is loaded a step ahead and its parts are carried, so that dots take them from shared memory:
     from registers, in the step that loads them, dots wait for the load and for each other.
-    Floor: x and z once.  Bound at K = C = 128: memory, 0.22 ms on an H200 for 9e5 rows, before the
-    six products' 0.18; measured MEASURED_PARTS, what is left is L2, where each program reads y.
+    Floor: x and z once.  Bound at K = C = 128: memory, 0.22 ms on an H200 for 9e5 rows, and
+    0.18 ms of six products; measured 0.43, what is left is L2, where each program reads y.
     """
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     num_c, num_k = tl.cdiv(C, BLOCK_C), tl.cdiv(K, BLOCK_K)
@@ -399,7 +424,7 @@ def outer_kernel(
     plain products, exact, where a dot would pad to 16.  bf16x6: items are loaded a step ahead and
     their parts carried, as in `vecmat_parts_kernel`.
     Floor: x and y once, z once.  Few items: bound by writing z.  Many, at C = D = 128 in fp32:
-    memory, 0.22 ms on an H200 for 9e5 items; measured MEASURED_OUTER.
+    memory, 0.22 ms on an H200 for 9e5 items; measured 0.42 and 0.03 to add the parts up.
     """
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32

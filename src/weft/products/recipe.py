@@ -215,14 +215,13 @@ def _owners(table: Table, pieces: Slices | None) -> Table:
 def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) -> None:
     """Any product, each result row by itself."""
     x, y = call.x, call.y
-    # outer runs over pairs of channels, inner over x's, vecmat over columns with x's inside
-    turn = call.channels[-1] if call.op == "outer" else _inner(call)
+    # outer runs over pairs of channels, inner over x's, vecmat over columns
     width = _inner(call) if call.op == "inner" else math.prod(call.channels)
     rows = table.num_rows if pieces is None else pieces.num_pieces
     items = -(-table.num_entries // rows) * ((call.batch or 1) if call.accumulate else 1)
     count = rows * (1 if call.accumulate else call.batch or 1)
     inner = _inner(call) if call.op == "vecmat" else 1
-    tile = tiles.rows_tile(width, items, count, x.dtype.itemsize, inner)
+    tile = tiles.rows_tile(call.op, width, items, count, x.dtype.itemsize, inner)
     block_r, _, block_c = tile.blocks
     num_c = 1 if call.op == "inner" else -(-width // block_c)
     split = _split(call, table, pieces, num_c / block_r)
@@ -237,8 +236,14 @@ def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) ->
         kernels.rows_kernel,
         blocks * num_c,
         (split.indptr, table.index1, table.index2, table.term),
-        (call.batch or 1, lead, rows, split.part, turn, width, *x.strides, *y_strides),
-        (call.op, call.accumulate, along_n, _is_wide(call, table, lead * rows * width, inner)),
+        (call.batch or 1, lead, rows, split.part, width, *x.strides, *y_strides),
+        (
+            call.op,
+            call.accumulate,
+            along_n,
+            _is_wide(call, table, lead * rows * width, inner),
+            call.channels[-1] if call.op == "outer" else inner,
+        ),
         tile,
         rows,
         split.lead,
@@ -275,7 +280,7 @@ def _outer(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
         (
             call.accumulate,
             _is_wide(call, table, lead * split.rows * c * d),
-            _precision(call, call.scaled),
+            _precision(call, scaled=call.scaled),
         ),
         tile,
         split.rows,
@@ -361,7 +366,7 @@ def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None
         (call.batch or 1) * num_tiles * -(-columns // block_c),
         (indptr, owner, table.index1, table.index2, table.term),
         (rows, num_tiles, inner, columns, *call.x.strides, *_second(call).strides),
-        (_is_wide(call, table, size), _precision(call)),
+        (_is_wide(call, table, size), _precision(call, inner)),
         tile,
         rows,
         call.batch,
@@ -382,8 +387,8 @@ def _is_wide(call: Call, table: Table, size: int, inner: int = 1) -> bool:
     return max(size, table.num_entries * (call.batch or 1) * inner, *spans) > INT32_MAX
 
 
-def _precision(call: Call, scaled: bool = False) -> str:
+def _precision(call: Call, inner: int = 1, scaled: bool = False) -> str:
     """Of a kernel's dots: 16-bit factors multiply exactly, unless one is widened before."""
     widened = scaled or call.x.dtype != _second(call).dtype
     dtype = call.wide if widened else call.x.dtype
-    return tiles.precision(dtype, call.device, call.tf32)
+    return tiles.precision(dtype, call.device, inner, call.tf32)

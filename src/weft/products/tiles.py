@@ -57,24 +57,26 @@ def takes_dot(matrix: tuple[int, ...], items: float) -> bool:
     return min(matrix) >= LEAST_DOT and worthwhile
 
 
-def rows_tile(channels: int, items: int, rows: int, itemsize: int, inner: int = 1) -> Tile:
+def rows_tile(op: str, channels: int, items: int, rows: int, itemsize: int, inner: int = 1) -> Tile:
     """(BLOCK_R, BLOCK_T, BLOCK_C) of `rows_kernel`: `rows` that sum about `items` each.
 
     Two (one for single items) 16-byte loads a thread and operand: enough in flight, few enough
     registers to fill the GPU.  Where all rows fit in one wave, time is latency: a whole segment in
-    one step, twice the average since segments are uneven.  Of a matrix, `inner` rows, all at once.
+    one step, twice the average since segments are uneven.  Matrices are taken whole, their `inner`
+    rows in one step, and by fewer threads, since the other operand is small.
     """
     numbers = (8192 if items * inner > 1 else 4096) // itemsize
-    block_c = min(power_of_two(channels), 512 // itemsize)
+    block_c = min(power_of_two(channels), (4096 if op == "outer" else 512) // itemsize)
     most = max(4, power_of_two(inner)) if items < MANY_ITEMS else 128
     block_t = min(power_of_two(items * inner), most)
     if 1 < items < MANY_ITEMS and rows * channels <= ONE_WAVE:
         block_t = 2 * power_of_two(items * inner)
     block_t = min(block_t, numbers // block_c)
     block_r = min(numbers // (block_c * block_t), power_of_two(rows))
-    warps = max(1, min(4, block_r * block_t * block_c * itemsize // 1024))
+    bytes_of_warp = {"outer": 2048, "vecmat": 4096}.get(op, 1024)
+    warps = max(1, min(4, block_r * block_t * block_c * itemsize // bytes_of_warp))
     rule = Tile((block_r, block_t, block_c), warps)
-    return tile("rows", (channels, items, rows, itemsize, inner), rule)
+    return tile(f"rows {op}", (channels, items, rows, itemsize, inner), rule)
 
 
 def num_parts(batch: int, items: int, programs: int) -> int:
@@ -143,8 +145,14 @@ def _has_tf32(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def precision(dtype: torch.dtype, device: torch.device, tf32: bool) -> str:
-    """How dots form products of this dtype: in fp32 from parts in bf16, or in TF32 if allowed."""
+def precision(dtype: torch.dtype, device: torch.device, inner: int, tf32: bool) -> str:
+    """How dots form products of this dtype, `inner` or more of them summed.
+
+    Three TF32 products keep 2⁻²¹ of each term, within the error bound where many are summed; six
+    in bf16 keep 2⁻²⁴.
+    """
     if dtype != torch.float32 or not _has_tf32(device):
         return "ieee"
-    return "tf32" if tf32 else "bf16x6"
+    if tf32:
+        return "tf32"
+    return "tf32x3" if inner >= 2 * LEAST_DOT else "bf16x6"
