@@ -60,7 +60,7 @@ def _sum_over_n(operand: Tensor) -> Tensor:
     """Σ_n of (N, rows, *dims), in the dtype of sums; a transposed matrix is read as it lies."""
     wide = torch.float64 if operand.dtype == torch.float64 else torch.float32
     if operand.dim() == 4:
-        if operand.stride(2) == 1:
+        if operand.stride(2) == 1 != operand.stride(3):
             return _sum_over_n(operand.mT).mT
         rows = operand.flatten(1, 2)
     else:

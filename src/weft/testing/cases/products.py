@@ -188,6 +188,8 @@ def _edge_cases(op: str) -> list[Case]:
         make("no segments", everything | {"seg": SEG[:1], "index_out": none}),
         make("no channels", everything, channels=(0, 3)),
         make("one", one, batch=1, channels=(1, 1), terms=1),
+        make("one channel accumulated", accumulated, channels=(1, 1), shared="sn"),
+        make("one channel accumulated", accumulated, channels=(1, 1), shared="ns"),
         make("long batch accumulated", accumulated, batch=37, channels=(3, 2), shared="ns"),
         make("long batch accumulated", accumulated, batch=37, channels=(1, 3)),
     ]
