@@ -181,3 +181,19 @@ def test_backends_that_cannot_serve(backend):
     if backend != "triton":
         with raises(weft.BackendError, RuntimeError, r"backend='triton'.*triton serves GPU"):
             call("triton")
+
+
+def test_infos_of_gradients_must_fit_their_inputs(backend):
+    forward, *_ = products.sparse_product_infos([0, 1], [0, 1], [0, 0], in1_size=2, in2_size=2)
+    wrong = products.SparseProductInfo(out_size=X.shape[0])  # N, not the rows of the input
+    with raises(weft.ShapeError, ValueError, r"info_bwd1 gives \d+ rows .* has \d+: the gradient"):
+        products.sparse_mul(X, Y, forward, wrong, backend=backend)
+    with raises(weft.ShapeError, ValueError, r"info_bwd2 gives \d+ rows .* has \d+: the gradient"):
+        products.sparse_mul(X, Y, forward, None, wrong, backend=backend)
+
+
+def test_tables_cannot_be_mapped(backend):
+    x = torch.ones(3, 4)
+    index = torch.tensor([[0, 1], [2, 2]])
+    with raises(weft.ShapeError, ValueError, r"torch\.vmap.*Pass in_dims=None"):
+        torch.vmap(lambda i: products.indexed_mul(x, x, i, i, backend=backend))(index)

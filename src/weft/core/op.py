@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from weft.errors import ShapeError
+
 __all__ = ["Operator"]
 
 # torch's registration and autograd.Function carry no types
@@ -126,6 +128,11 @@ def _backward(op: Operator, call: Call, ctx: Any, grad: Tensor) -> tuple[Tensor 
 def _vmap(
     op: Operator, call: Call, info: Any, in_dims: Sequence[int | None], *args: Any
 ) -> tuple[Tensor, int]:
+    if any(dim is not None for dim in in_dims[op.linear : op.tensors]):
+        raise ShapeError(
+            "an index table was given to torch.vmap as a mapped argument: tables must be the same "
+            "for the whole map. Pass in_dims=None for them, or call once for each table."
+        )
     return op.batch(call, info.batch_size, in_dims, args), 0
 
 

@@ -16,7 +16,7 @@ from weft.errors import DeviceError, DTypeError, ShapeError
 from weft.products.forms import accumulator
 from weft.products.plan import Sizes, Tables
 
-__all__ = ["LAYOUTS", "admit", "check_out", "metas", "sizes"]
+__all__ = ["LAYOUTS", "admit", "check_out", "metas", "rows_in", "sizes"]
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32)
@@ -93,8 +93,8 @@ def sizes(op: str, shapes: Sequence[Shape | None]) -> Sizes:
     shape1, shape2, scale, index1, index2, seg, gather_index, index_out = shapes
     assert shape1 is not None
     layout1, layout2 = LAYOUTS[op]
-    rows1 = shape1[len(shape1) - _rank(layout1) + 1]
-    rows2 = None if shape2 is None else shape2[len(shape2) - _rank(layout2) + 1]
+    rows1 = rows_in(shape1, layout1)
+    rows2 = None if shape2 is None else rows_in(shape2, layout2)
     terms = _terms(rows1, rows2, {"index1": index1, "index2": index2, "scale": scale})
     if gather_index is not None and seg is None:
         raise ShapeError(
@@ -106,6 +106,11 @@ def sizes(op: str, shapes: Sequence[Shape | None]) -> Sizes:
     if index_out is not None and index_out[0] != results:
         raise _wrong_length("index_out", index_out[0], results, "segments (or terms)")
     return Sizes(rows1, rows2 or 0, results, terms, entries)
+
+
+def rows_in(shape: Shape, layout: str) -> int:
+    """The rows of an input, with or without N."""
+    return shape[len(shape) - _rank(layout) + 1]
 
 
 def _terms(rows1: int, rows2: int | None, tables: dict[str, Shape | None]) -> int:

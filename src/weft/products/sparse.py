@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.core.cache import TensorCache
 from weft.errors import DTypeError, ShapeError
+from weft.products.checks import LAYOUTS, rows_in
 from weft.products.forms import accumulator
 from weft.products.infos import SparseProductInfo, SparseScaleInfo
 from weft.products.ops import apply, publish
@@ -72,8 +73,8 @@ def _sparse(op: str) -> Callable[..., Tensor]:
             out_size=info_fwd.out_size,
             backend=backend,
         )
-        _check_backward("info_bwd1", info_bwd1, input1)
-        _check_backward("info_bwd2", info_bwd2, input2)
+        _check_backward("info_bwd1", info_bwd1, input1, LAYOUTS[op][0])
+        _check_backward("info_bwd2", info_bwd2, input2, LAYOUTS[op][1])
         return result
 
     return publish(function, f"sparse_{op}", _DOC.format(op=op))  # type: ignore[no-any-return]
@@ -103,7 +104,7 @@ def sparse_scale(
     tables = Tables(info_fwd.index, None, info_fwd.seg_out, None, info_fwd.index_out)
     scale = _cast(info_fwd.scale, input)
     result = apply("scale", input, None, scale, tables, out_size=info_fwd.out_size, backend=backend)
-    _check_backward("info_bwd", info_bwd, input)
+    _check_backward("info_bwd", info_bwd, input, LAYOUTS["scale"][0])
     return result
 
 
@@ -120,17 +121,18 @@ def _cast(scale: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def _check_backward(
-    name: str, info: SparseProductInfo | SparseScaleInfo | None, operand: Tensor
+    name: str, info: SparseProductInfo | SparseScaleInfo | None, operand: Tensor, layout: str
 ) -> None:
     if info is None:
         return
     if not isinstance(info, SparseProductInfo | SparseScaleInfo):
         raise _not_an_info(name, info, "SparseProductInfo")
-    if info.out_size is not None and info.out_size not in operand.shape[:2]:
+    rows = rows_in(operand.shape, layout)
+    if info.out_size is not None and info.out_size != rows:
         raise ShapeError(
-            f"{name} gives {info.out_size} rows but the input it belongs to is "
-            f"{tuple(operand.shape)}: the gradient needs one row for each row of that input. "
-            f"Build it with sparse_product_infos(..., in1_size=..., in2_size=...)."
+            f"{name} gives {info.out_size} rows but the input it belongs to has {rows}: the "
+            "gradient needs one row for each row of that input. "
+            "Build it with sparse_product_infos(..., in1_size=..., in2_size=...)."
         )
 
 
