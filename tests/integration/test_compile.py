@@ -9,6 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.conftest import INTERPRETED
 from weft import products
+from weft.testing.cases.products import OPS
 
 if INTERPRETED:
     pytest.skip("torch.compile is checked without TRITON_INTERPRET", allow_module_level=True)
@@ -43,6 +44,17 @@ def test_one_compilation_serves_every_batch():
         for pair in zip(*gradients, strict=True):
             same(*pair)
     assert counter.frame_count == 1
+
+
+def test_each_op_is_compiled_by_itself():
+    """All seven, thrice: past the recompile limit if they shared one code object, as they did."""
+    torch.compiler.reset()
+    for batch in (2, 3, 4):
+        for op, dims in OPS.items():
+            function = getattr(products, f"indexed_{op}_scale_gather")
+            compiled = torch.compile(function, fullgraph=True, backend="eager")
+            x, y = (torch.randn(batch, 4, *({"C": 4, "D": 3}[c] for c in d)) for d in dims)
+            same(compiled(x, y, index1=INDEX, index2=INDEX), function(x, y, None, INDEX, INDEX))
 
 
 def test_export_with_a_batch_of_any_size():

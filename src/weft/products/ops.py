@@ -238,6 +238,8 @@ def _scale_gather(op: str) -> ScaleGather:
 def publish(function: Any, name: str, doc: str) -> Any:
     """A generated function under its public name, with its text and its `.explain`."""
     function.__name__ = function.__qualname__ = name
+    # code of its own: torch.compile counts recompilations by code object
+    function.__code__ = function.__code__.replace(co_name=name)
     function.__doc__ = doc
     function.explain = lambda *args, **kwargs: explain(function, *args, **kwargs)
     return function
