@@ -8,9 +8,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
-__all__ = ["TensorCache"]
+__all__ = ["MOST", "TensorCache"]
 
 V = TypeVar("V")
+
+MOST = 4096
+"""Values that a cache keeps: those made without tensors have none to die with."""
 
 
 class _Entry(NamedTuple):
@@ -38,6 +41,8 @@ class TensorCache(Generic[V]):
             return entry.value  # type: ignore[no-any-return]
         value = build()
         if not any(t is not None and t.is_inference() for t in tensors):
+            if len(self._entries) >= MOST:
+                self._entries.pop(next(iter(self._entries)), None)  # the oldest
             self._entries[full_key] = _Entry(
                 value,
                 tuple(0 if t is None else t._version for t in tensors),
