@@ -6,10 +6,12 @@ import shutil
 
 import torch
 
+from benchmarks.peers import clifford
 from benchmarks.peers.torch_eager import best_way
 from weft.bench.case import Candidate, Workload
 
 NAME = "torch.compile"
+MOST_TERMS = 256
 
 
 def missing() -> str | None:
@@ -19,7 +21,13 @@ def missing() -> str | None:
 
 
 def adapt(workload: Workload) -> Candidate | str:
-    if (function := best_way(workload)) is None:
+    if workload.op.startswith("clifford"):
+        if (terms := len(workload.tables["algebra"].terms)) > MOST_TERMS:
+            return f"Inductor takes minutes for a kernel of {terms} terms"
+        function = clifford.pairwise(workload)
+    elif (simple := best_way(workload)) is not None:
+        function = simple
+    else:
         return f"no way written down for {workload.op} with {sorted(workload.tables)}"
     compiled = torch.compile(function, fullgraph=True, dynamic=False)
     return Candidate(NAME, "torch", compiled, workload.inputs, workload.oracle)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from benchmarks.peers import clifford
 from benchmarks.suites.uuu import START, coefficients, paths
 from weft.bench.case import Candidate, Workload
 
@@ -38,6 +39,8 @@ def adapt(workload: Workload) -> Candidate | str:
 def best_way(workload: Workload) -> Callable[..., Tensor] | None:
     """Slices and matrix products where the tables allow, else gather, multiply, add."""
     tables = workload.tables
+    if workload.op.startswith("clifford"):
+        return clifford.dense(workload)
     if workload.op == "uuu":
         return _dense_paths(workload)
     if workload.op == "vecmat" and set(tables) == {"index2"}:

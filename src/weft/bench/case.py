@@ -27,6 +27,8 @@ class Workload(NamedTuple):
     flops: int  # of the forward pass
     output_bytes: int
     shape: str
+    polynomial: bool = True  # else plain PyTorch tells how large an error may be
+    gradients: int | None = None  # backward's operations, in forward passes; None: one an input
 
     @property
     def scale(self) -> Tensor | None:
@@ -52,6 +54,7 @@ class Case(NamedTuple):
     phases: tuple[str, ...] = ("forward", "forward+backward", "second")
     dtype: torch.dtype = torch.float32
     matrix: bool = False  # the small product is a matrix product
+    tf32: bool = False  # float32 matrix products may round their factors to TF32
     check_batch: int | None = None
     backends: tuple[str | None, ...] = (None,)
 

@@ -10,44 +10,77 @@ from torch import Tensor
 
 from weft.bench.case import Candidate
 from weft.bench.phases import cotangents, prepare
-from weft.testing.bounds import bound_ratio
+from weft.testing.bounds import accuracy_ratio, bound_ratio, plain_error
 
-__all__ = ["Exact", "exact_results", "worst_ratio"]
+__all__ = ["Exact", "Noise", "exact_results", "noise_of_plain", "worst_ratio"]
+
+Results = tuple[Tensor, ...]
 
 
 class Exact(NamedTuple):
     """What a phase must give: per result the value, S and K of `weft.testing.error_bound`."""
 
-    values: tuple[Tensor, ...]
-    magnitudes: tuple[Tensor, ...]
-    counts: tuple[Tensor, ...]
+    values: Results
+    magnitudes: Results
+    counts: Results
+
+    def ratio(self, results: Results) -> float:
+        """The largest |error| / bound over all elements of all results."""
+        return max(
+            float(bound_ratio(out, *parts).max()) if out.numel() else 0.0
+            for out, *parts in zip(results, *self, strict=True)
+        )
+
+
+class Noise(NamedTuple):
+    """What a phase must give: per result the value, and the error of plain PyTorch."""
+
+    values: Results
+    errors: Results
+
+    def ratio(self, results: Results) -> float:
+        """The largest error / twice the noise over all results, see `weft.testing`."""
+        return max(accuracy_ratio(*of_one) for of_one in zip(results, *self, strict=True))
 
 
 def exact_results(phase: str, candidate: Candidate, scale: Tensor | None) -> Exact:
     """The oracle in float64: of the inputs, of their absolute values, and of ones.
 
-    The operation is multilinear, so the oracle of ones counts the terms of each element.
+    The operation is a polynomial, so the oracle of ones counts the terms of each element.
     """
-    weights = cotangents(candidate.function, candidate.inputs)
-
-    def run(change: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
-        coefficients = None if scale is None else change(scale.double())
-
-        def oracle(*inputs: Tensor) -> Tensor:
-            return candidate.oracle(*inputs, scale=coefficients)
-
-        inputs = [change(a.double()) for a in candidate.inputs]
-        changed = weights.map(lambda w: change(w.double()))
-        return tuple(t.detach() for t in prepare(phase, oracle, inputs, changed)())
-
-    return Exact(run(lambda a: a), run(torch.abs), run(torch.ones_like))
+    changes = (torch.Tensor.double, lambda a: a.double().abs(), _ones)
+    return Exact(*(_oracle(phase, candidate, scale, change) for change in changes))
 
 
-def worst_ratio(phase: str, candidate: Candidate, exact: Exact) -> float:
-    """The largest |error| / bound over all elements of all results of a phase; ≤ 1 is green."""
+def noise_of_plain(phase: str, candidate: Candidate) -> Noise:
+    """The oracle in float64, and its error in the inputs' own dtype."""
+    dtype = candidate.inputs[0].dtype
+    values = _oracle(phase, candidate, None, torch.Tensor.double)
+    plain = _oracle(phase, candidate, None, torch.clone)
+    errors = (plain_error(p, e, dtype) for p, e in zip(plain, values, strict=True))
+    return Noise(values, tuple(errors))
+
+
+def worst_ratio(phase: str, candidate: Candidate, expected: Exact | Noise) -> float:
+    """The worst ratio of error to bound over all results of a phase; ≤ 1 is green."""
     weights = cotangents(candidate.function, candidate.inputs)
     results = prepare(phase, candidate.function, candidate.inputs, weights)()
-    return max(
-        float(bound_ratio(out.detach(), *parts).max()) if out.numel() else 0.0
-        for out, *parts in zip(results, *exact, strict=True)
-    )
+    return expected.ratio(tuple(result.detach() for result in results))
+
+
+def _ones(a: Tensor) -> Tensor:
+    return torch.ones_like(a, dtype=torch.float64)
+
+
+def _oracle(
+    phase: str, candidate: Candidate, scale: Tensor | None, change: Callable[[Tensor], Tensor]
+) -> Results:
+    """A phase of the oracle, everything that it takes changed before."""
+    coefficients = None if scale is None else change(scale)
+
+    def oracle(*inputs: Tensor) -> Tensor:
+        return candidate.oracle(*inputs, scale=coefficients)
+
+    inputs = [change(a) for a in candidate.inputs]
+    weights = cotangents(candidate.function, candidate.inputs).map(change)
+    return tuple(t.detach() for t in prepare(phase, oracle, inputs, weights)())

@@ -74,7 +74,8 @@ def cost(phase: str, workload: Workload) -> tuple[int, int]:
 
     With k inputs of I bytes, an output of Z bytes, tables of T bytes and F operations:
     forward I + Z + T and F; backward reads inputs and g, and writes the gradients: 2I + Z + T
-    and kF; the second order reads inputs, g and v, and writes as many: 3I + 2Z + T and k²F.
+    and kF, or as many F as the workload says; the second order reads inputs, g and v, and writes
+    as many: 3I + 2Z + T and k²F.
     """
     i, k = sum(a.nbytes for a in workload.inputs), len(workload.inputs)
     z, t, f = workload.output_bytes, workload.table_bytes, workload.flops
@@ -82,7 +83,7 @@ def cost(phase: str, workload: Workload) -> tuple[int, int]:
     return {
         "forward": (forward, f),
         "recorded": (forward, f),
-        "forward+backward": (forward + backward, (1 + k) * f),
+        "forward+backward": (forward + backward, (1 + (workload.gradients or k)) * f),
         "second": (3 * i + 2 * z + t, k * k * f),
     }[phase]
 

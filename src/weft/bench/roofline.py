@@ -29,7 +29,7 @@ GPUS = {
         l2_bytes=50 * 2**20,
         vector={"float32": 50e12, "float16": 50e12, "bfloat16": 50e12},
         # float32 is three products of TF32 parts
-        matrix={"float32": _TF32 / 3, "float16": 790e12, "bfloat16": 790e12},
+        matrix={"float32": _TF32 / 3, "tf32": _TF32, "float16": 790e12, "bfloat16": 790e12},
     ),
 }
 """By the name that the driver gives."""
@@ -47,7 +47,7 @@ def floor_ms(gpu: Gpu, bytes_min: int, flops: int, dtype: str, *, matrix: bool) 
         gpu: the measured rates.
         bytes_min: bytes that must be moved: inputs read once, outputs written once.
         flops: operations that must be done.
-        dtype: of the inputs, such as "float32".
+        dtype: of the inputs, such as "float32"; "tf32" where matrix products may round to it.
         matrix: whether the small product is a matrix product, which matrix units can do.
     """
     peak = (gpu.matrix if matrix else gpu.vector).get(dtype)

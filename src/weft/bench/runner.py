@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from weft.bench.case import Candidate, Case, Peer, Workload
-from weft.bench.gate import exact_results, worst_ratio
+from weft.bench.gate import Exact, Noise, exact_results, noise_of_plain, worst_ratio
 from weft.bench.phases import cost, cotangents, prepare
 from weft.bench.record import Machine, Row, machine
 from weft.bench.roofline import floor_ms, gpu_named
@@ -57,7 +57,7 @@ def run(
             serving.append(peer)
     for case in cases:
         torch.compiler.reset()
-        with _stream(device):
+        with _stream(device), _tf32(case.tf32):
             rows = list(_run_case(suite, case, serving, device, here, say))
         yield rows
 
@@ -67,6 +67,18 @@ def _stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
     if device.type != "cuda":
         return contextlib.nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Whether float32 matrix products may round their factors, by torch's own switch."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def _run_case(
@@ -116,11 +128,11 @@ def _check(phase: str, workload: Workload, candidates: Candidates, say: Say) -> 
     shared = None
     for name, candidate in candidates.items():
         if candidate.inputs is workload.inputs:
-            exact = shared = shared or exact_results(phase, candidate, workload.scale)
+            expected = shared = shared or _expected(phase, workload, candidate)
         else:
-            exact = exact_results(phase, candidate, workload.scale)
+            expected = _expected(phase, workload, candidate)
         try:
-            ratios[name] = worst_ratio(phase, candidate, exact)
+            ratios[name] = worst_ratio(phase, candidate, expected)
         except RuntimeError as error:
             ours = candidate.peer == "weft"
             say(f"{name}: {'red' if ours else 'left out'}: {str(error).splitlines()[0]}")
@@ -130,6 +142,13 @@ def _check(phase: str, workload: Workload, candidates: Candidates, say: Say) -> 
             if ratios[name] > 1:
                 say(f"{name}: red: its error is {ratios[name]:.3g} times the bound")
     return ratios
+
+
+def _expected(phase: str, workload: Workload, candidate: Candidate) -> Exact | Noise:
+    """What the results are held against: the computed bound, or plain PyTorch."""
+    if workload.polynomial:
+        return exact_results(phase, candidate, workload.scale)
+    return noise_of_plain(phase, candidate)
 
 
 def _measure(phase: str, candidates: Candidates, device: torch.device) -> dict[str, list[Measured]]:
@@ -167,9 +186,11 @@ def _row(
     dtype = str(case.dtype).removeprefix("torch.")
     timing, gpu, roofline = found.timing, gpu_named(here.gpu), None
     if gpu and timing:
-        roofline = 100 * floor_ms(gpu, bytes_min, flops, dtype, matrix=case.matrix) / timing.p50
+        rate = "tf32" if case.tf32 else dtype
+        roofline = 100 * floor_ms(gpu, bytes_min, flops, rate, matrix=case.matrix) / timing.p50
     checked = f"checked at batch {case.check_batch}" if case.check_batch else "checked"
     how = "graph replay" if timing and timing.graph else "calls"
+    how += ", tf32 allowed" if case.tf32 else ""
     return Row(
         suite=suite,
         case=case.name,

@@ -21,14 +21,27 @@ from torch.autograd import forward_ad
 
 from weft.errors import ShapeError
 
-__all__ = ["Operator"]
+__all__ = ["LIBRARY", "Operator", "compiling", "recording", "transformed", "unwatched"]
 
 # torch's registration and autograd.Function carry no types
-_LIBRARY: Any = torch.library.Library("weft", "DEF")  # type: ignore[no-untyped-call]
+LIBRARY: Any = torch.library.Library("weft", "DEF")  # type: ignore[no-untyped-call]
 
 Call = Callable[..., Tensor]
 Gradients = Callable[[Call, Sequence[Any], Tensor, Sequence[bool]], tuple[Tensor | None, ...]]
 Batch = Callable[[Call, int, Sequence[int | None], Sequence[Any]], Tensor]
+
+
+# asked at every call, so looked up once
+_PLAIN = (Tensor, torch.nn.Parameter)
+_watched = torch._C._len_torch_dispatch_stack
+compiling = torch.compiler.is_compiling
+recording = torch.is_grad_enabled
+transformed = torch._C._are_functorch_transforms_active
+
+
+def unwatched(tensor: Tensor) -> bool:
+    """Whether nobody watches or replaces the dispatcher's work on a plain tensor."""
+    return type(tensor) in _PLAIN and not _watched() and not tensor.is_meta
 
 
 class Operator:
@@ -64,10 +77,10 @@ class Operator:
         self.gradients = gradients
         self.batch = batch
         for full_name in (f"{name}_raw", name):
-            _LIBRARY.define(f"{full_name}({schema}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+            LIBRARY.define(f"{full_name}({schema}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
             for device in ("CPU", "CUDA"):
-                _LIBRARY.impl(full_name, body, device)
-            torch.library.register_fake(f"weft::{full_name}", fake, lib=_LIBRARY)
+                LIBRARY.impl(full_name, body, device)
+            torch.library.register_fake(f"weft::{full_name}", fake, lib=LIBRARY)
         self.raw: Call = getattr(torch.ops.weft, f"{name}_raw").default
         self.registered: Call = getattr(torch.ops.weft, name).default
         self._eager = _eager_door(self)
@@ -76,19 +89,19 @@ class Operator:
             f"weft::{name}",
             functools.partial(_backward, self, self.registered),
             setup_context=functools.partial(_remember, self),
-            lib=_LIBRARY,
+            lib=LIBRARY,
         )
         torch.library.register_vmap(
-            f"weft::{name}", functools.partial(_vmap, self, self.registered), lib=_LIBRARY
+            f"weft::{name}", functools.partial(_vmap, self, self.registered), lib=LIBRARY
         )
 
     def __call__(self, *args: Any) -> Tensor:
         """The operation, by the door that the call needs."""
-        if _compiling():
+        if compiling():
             return self.registered(*args)
-        if _transformed() or forward_ad._current_level >= 0:
+        if transformed() or forward_ad._current_level >= 0:
             return self._transform(*args)
-        if _recording():
+        if recording():
             for a in args[: self.linear]:
                 if a is not None and a.requires_grad:
                     return self._eager(args[self.linear :], *args[: self.linear])
@@ -100,18 +113,9 @@ class Operator:
         The dispatcher costs as much as the body of a small call, and serves only those who watch
         or replace it: dispatch modes (fake tensors, counters) and tensor subclasses.
         """
-        first = args[0]
-        if type(first) in _PLAIN and not _watched() and not first.is_meta:
+        if unwatched(args[0]):
             return self.body(*args)
         return self.raw(*args)
-
-
-# asked at every call, so looked up once
-_PLAIN = (Tensor, torch.nn.Parameter)
-_compiling = torch.compiler.is_compiling
-_recording = torch.is_grad_enabled
-_transformed = torch._C._are_functorch_transforms_active
-_watched = torch._C._len_torch_dispatch_stack
 
 
 def _remember(op: Operator, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None:

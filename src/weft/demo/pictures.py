@@ -17,10 +17,11 @@ from weft.demo.surface import Surface
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["curve", "panels", "whole"]
+__all__ = ["curve", "forecasts", "panels", "whole"]
 
 GREY, ACCENT, INK = "#808890", "#e0662f", "#26221c"
 LAND = ("#3f6b4f", "#7f9a5a", "#c9b878", "#b98d5c", "#f2ece0")  # by height
+CHARGES = ("#3f7cac", "#b8481a")  # minus, plus
 DOTS = 150  # an inch
 VIEW = (0.25, 0.70)  # of the columns of a map: the part that is shown enlarged
 
@@ -79,6 +80,38 @@ def curve(losses: Sequence[float], levels: Mapping[str, float], unit: str) -> by
     axis.tick_params(colors=GREY)
     axis.xaxis.label.set_color(GREY)
     axis.yaxis.label.set_color(GREY)
+    return _png(figure)
+
+
+def forecasts(charge: Tensor, path: Tensor, views: Mapping[str, tuple[Tensor, str, str]]) -> bytes:
+    """Some systems from their flattest side: the true path of each body, and where it was foretold.
+
+    Args:
+        charge: (S, n), its sign is the colour.
+        path: (T, S, n, 3), from what is known to what is asked.
+        views: foretold positions (S, n, 3), marker and colour, by name.
+    """
+    count = path.shape[1]
+    figure = Figure(figsize=(9.6, 9.6 / count + 0.5), layout="constrained")
+    axes: Any = figure.subplots(1, count)
+    for number, axis in enumerate(axes):
+        centre = path[:, number].flatten(0, 1).mean(0)
+        plane = torch.linalg.svd(path[:, number].flatten(0, 1) - centre).Vh[:2].T
+        flat = (path[:, number] - centre) @ plane
+        for body in range(flat.shape[1]):
+            colour = CHARGES[int(charge[number, body] > 0)]
+            x, y = flat[:, body].T.numpy()
+            axis.plot(x, y, color=colour, linewidth=2, solid_capstyle="round")
+            axis.plot(x[0], y[0], "o", color=colour, markersize=7)
+        for name, (positions, marker, colour) in views.items():
+            x, y = ((positions[number] - centre) @ plane).T.numpy()
+            axis.plot(x, y, marker, color=colour, label=name, markersize=9, markeredgewidth=1.6)
+        axis.set_aspect("equal", "datalim")
+        axis.set_axis_off()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=2, frameon=False, labelcolor=GREY
+    )
     return _png(figure)
 
 

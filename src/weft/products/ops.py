@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from weft.core import autocast
 from weft.core.explain import explain
 from weft.errors import ShapeError
 from weft.products.autograd import product
@@ -81,9 +82,9 @@ def apply(
     backend: str | None = None,
 ) -> Tensor:
     """The product of a public name (or "scale") over the caller's tables: check, size, dispatch."""
-    if torch._C._is_any_autocast_enabled():
-        input1 = _autocast(input1)
-        input2 = None if input2 is None else _autocast(input2)
+    if autocast.active():
+        input1 = autocast.narrowed(input1)
+        input2 = None if input2 is None else autocast.narrowed(input2)
     tensors = (input1, input2, scale, *tables)
     compiling = torch.compiler.is_compiling()
     if compiling:
@@ -104,14 +105,6 @@ _PLACES = {
     op: (name, "yxz" if exchanged else "xyz") for op, (name, exchanged) in CANONICAL.items()
 } | {"scale": ("scale", "x_z")}
 """The product behind each name, and what its operands and its result are indexed by."""
-
-
-def _autocast(a: Tensor) -> Tensor:
-    """Under autocast an input takes its dtype (but for float64), as in torch's own products."""
-    if not isinstance(a, Tensor) or not torch.is_autocast_enabled(a.device.type):
-        return a
-    wide = a.dtype == torch.float64 or not a.is_floating_point()
-    return a if wide else a.to(torch.get_autocast_dtype(a.device.type))
 
 
 def _out_rows(results: int, index_out: Tensor | None, out_size: int | None) -> int:

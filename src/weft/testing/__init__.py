@@ -1,20 +1,35 @@
-"""Tools that test kernels: error bounds, op contracts, poisoned memory, interpreter, compiler.
+"""Tools that test kernels and layers: error bounds, op contracts, equivariance, poisoned memory.
 
 `weft.testing.interpreter`, `.sanitizer` and `.compiler` need triton, `.strategies` needs
 hypothesis; they are imported by themselves.
 """
 
-from weft.testing.bounds import assert_within_bound, bound_ratio, error_bound
+from weft.testing.bounds import (
+    accuracy_ratio,
+    assert_as_accurate,
+    assert_within_bound,
+    bound_ratio,
+    error_bound,
+    plain_error,
+)
 from weft.testing.contract import Case, assert_contract
 from weft.testing.doors import assert_doors
+from weft.testing.equivariance import act, assert_equivariant, random_versor, versor_action
 from weft.testing.memory import poisoned_memory
 
 __all__ = [
     "Case",
+    "accuracy_ratio",
+    "act",
+    "assert_as_accurate",
     "assert_contract",
     "assert_doors",
+    "assert_equivariant",
     "assert_within_bound",
     "bound_ratio",
     "error_bound",
+    "plain_error",
     "poisoned_memory",
+    "random_versor",
+    "versor_action",
 ]

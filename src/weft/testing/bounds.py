@@ -6,6 +6,9 @@
 number of terms that an element sums; u_out and u_acc are the unit round-offs of the result and of
 the accumulator, u_in is 2⁻¹¹ where a call allows TF32, else 0.  Rounding errors of random signs
 grow with √K, so inputs must be random: constants break the bound (and prove nothing).
+
+That is for sums of products.  What holds a root or a transcendental function is measured against
+the same formula in plain PyTorch, see `assert_as_accurate`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["assert_within_bound", "bound_ratio", "error_bound"]
+__all__ = [
+    "accuracy_ratio",
+    "assert_as_accurate",
+    "assert_within_bound",
+    "bound_ratio",
+    "error_bound",
+    "plain_error",
+]
 
 TF32_ROUND_OFF = 2.0**-11
 
@@ -96,6 +106,68 @@ def assert_within_bound(
             f"({int((ratio > 1).sum())} of {ratio.numel()} elements are past theirs)"
         )
     return worst
+
+
+def plain_error(plain: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """|plain − exact|, the noise that a formula has in plain PyTorch, for results in `dtype`.
+
+    float64 has no wider oracle: its noise is that of float32 by the ratio of their round-offs.
+
+    Args:
+        plain: the formula in the accumulator's dtype; in float32 where `dtype` is float64.
+        exact: the formula in float64.
+        dtype: of the result under test.
+    """
+    error = (plain.detach().double() - exact.detach()).abs()
+    return error * _round_off(dtype) / _round_off(plain.dtype) if dtype == torch.float64 else error
+
+
+def accuracy_ratio(out: Tensor, exact: Tensor, noise: Tensor) -> float:
+    """Error over twice the noise, of the maxima and of the RMS, the worse of both; right is ≤ 1.
+
+    The error of `out` is what exceeds its one rounding: |out − exact| − u|exact|, per element.
+    """
+    out, exact = out.detach(), exact.detach()
+    if not out.numel():
+        return 0.0
+    rounding = _round_off(out.dtype) * exact.abs() + torch.finfo(out.dtype).tiny
+    error = ((out.double() - exact).abs() - rounding).clamp(min=0)
+    ratios = _largest_and_rms(error) / (2 * _largest_and_rms(noise))
+    return float(ratios.where(error.any(), 0).nan_to_num(nan=float("inf")).max())
+
+
+def assert_as_accurate(out: Tensor, exact: Tensor, noise: Tensor) -> float:
+    """The error of `out` is at most twice that of plain PyTorch, in maximum and in RMS.
+
+    For operations that are no sums of products.  The rounding of `out` to its own dtype is not
+    counted, so a half-precision result must be within half an ulp of the exact result of its
+    inputs, plus float32 noise.
+
+    Args:
+        out: the result under test, in its own dtype.
+        exact: the formula in float64, of the shape of `out`.
+        noise: errors of the same formula in plain PyTorch, see `plain_error`; of any shape, for
+            one call or several.
+
+    Returns:
+        The worse ratio of the error to twice the noise, for the record.
+    """
+    if out.shape != exact.shape:
+        raise AssertionError(f"out is {tuple(out.shape)}, exact is {tuple(exact.shape)}")
+    ratio = accuracy_ratio(out, exact, noise)
+    if ratio > 1:
+        error = (out.detach().double() - exact.detach()).abs().nan_to_num(nan=float("inf"))
+        at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+        raise AssertionError(
+            f"element {at} of {tuple(out.shape)} is {float(out[at]):.8g}, exact is "
+            f"{float(exact[at]):.8g}: the errors are {2 * ratio:.3g} times those of plain "
+            f"PyTorch, whose largest is {float(noise.max()):.3g}"
+        )
+    return ratio
+
+
+def _largest_and_rms(error: Tensor) -> Tensor:
+    return torch.stack([error.max(), error.square().mean().sqrt()])
 
 
 def _round_off(dtype: torch.dtype) -> float:

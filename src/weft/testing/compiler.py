@@ -24,6 +24,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from weft.errors import BackendError
 
@@ -83,7 +84,8 @@ def compile_for(build: Build, target: str) -> Any:
     attributes = {
         (i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in aligned
     }
-    source = ASTSource(build.kernel, types, build.constants, attributes)
+    make = GluonASTSource if build.kernel.is_gluon() else ASTSource
+    source = make(build.kernel, types, build.constants, attributes)
     with contextlib.redirect_stdout(io.StringIO()):  # a failed assembly prints all of its PTX
         return triton.compile(source, target=TARGETS[target], options=build.options)
 

@@ -146,6 +146,8 @@ def _checks(suite: Suite, device: str) -> Iterator[_Check]:
                 # first gradients call every kernel that second ones call: one dtype goes further
                 order = 2 if dtype == torch.float32 else 1
                 yield _of_body(check_values, case, Setting(device, dtype, backend, order))
+        for case in suite.single:
+            yield _of_body(check_values, case, Setting(device, torch.float32, backend))
         for case in suite.full:
             for check in BODY_CHECKS[1:]:
                 yield _of_body(check, case, Setting(device, torch.float32, backend))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.testing.cases import o3, products
+from weft.testing.cases import clifford, o3, products
 from weft.testing.cases.suite import Suite
 
 __all__ = ["Suite", "suites"]
@@ -10,4 +10,4 @@ __all__ = ["Suite", "suites"]
 
 def suites() -> list[Suite]:
     """The cases of every family."""
-    return [products.suite(), o3.suite()]
+    return [products.suite(), o3.suite(), clifford.suite()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from weft.testing.contract import Case
@@ -18,3 +18,4 @@ class Suite(NamedTuple):
     small: list[Case]  # numerical gradients
     doors: list[Case]  # compile, export, transforms, ...
     large: tuple[Callable[[str], None], ...]  # offsets past 2^31, on a GPU
+    single: Sequence[Case] = ()  # values and derivatives, in float32 alone

@@ -1,0 +1,123 @@
+"""What an operation may be given, and its arguments with blades first and one dimension of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from weft.clifford.algebra import Algebra
+from weft.core import autocast
+from weft.core.backend import choose
+from weft.errors import BackendError, DeviceError, DTypeError, ShapeError
+
+__all__ = ["backend_for", "blades_first", "blades_last", "check_norm", "check_weight", "same_kind"]
+
+LARGEST = 5
+"""Basis vectors up to which code is generated; larger algebras run on the torch path."""
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+NORMS = ("euclidean", "metric")
+
+
+def same_kind(**tensors: Tensor | None) -> list[Tensor]:
+    """The tensors, in autocast's dtype where that is on, of one floating dtype on one device."""
+    given = {name: t for name, t in tensors.items() if t is not None}
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(
+                f"{name} is a {type(tensor).__name__}: it must be a torch.Tensor. "
+                f"Pass torch.as_tensor({name})."
+            )
+    if autocast.active():
+        given = {name: autocast.narrowed(t) for name, t in given.items()}
+    (first, reference), *rest = given.items()
+    if reference.dtype not in _FLOATS:
+        raise DTypeError(
+            f"{first} is {reference.dtype}: it must be float64, float32, bfloat16 or float16. "
+            f"Pass {first}.float()."
+        )
+    for name, tensor in rest:
+        if tensor.dtype != reference.dtype:
+            raise DTypeError(
+                f"{name} is {tensor.dtype} but {first} is {reference.dtype}: they must be the "
+                f"same. Pass {name}.to({first}.dtype), or use torch.autocast."
+            )
+        if tensor.device != reference.device:
+            raise DeviceError(
+                f"{name} is on {tensor.device} but {first} is on {reference.device}: they must be "
+                f"on one device. Pass {name}.to({first}.device)."
+            )
+    return list(given.values())
+
+
+def blades_first(algebra: Algebra, blade_dim: int, **multivectors: Tensor) -> list[Tensor]:
+    """Views (B, rows…, F) of multivectors with blades along dimension 0 or −1."""
+    if not isinstance(algebra, Algebra):
+        raise DTypeError(
+            f"algebra is {algebra!r}: it must be a weft.clifford.Algebra. "
+            "Pass Algebra((1, 1, 1)) or Algebra.cl(3)."
+        )
+    if blade_dim not in (0, -1):
+        raise ShapeError(
+            f"blade_dim is {blade_dim}: it must be 0 for (B, batch…, F) or -1 for (batch…, F, B)."
+        )
+    for name, x in multivectors.items():
+        if x.dim() < 2 or x.shape[blade_dim] != algebra.num_blades:
+            layout = "(B, batch…, F)" if blade_dim == 0 else "(batch…, F, B)"
+            raise ShapeError(
+                f"{name} is {tuple(x.shape)}: it must be {layout} with B = {algebra.num_blades} "
+                f"blades along dimension {blade_dim}, as {algebra} has. Pass all blades, or the "
+                f"other blade_dim."
+            )
+    return [x.movedim(blade_dim, 0) for x in multivectors.values()]
+
+
+def blades_last(z: Tensor, blade_dim: int) -> Tensor:
+    """Where the caller has the blades."""
+    return z.movedim(0, blade_dim)
+
+
+def check_weight(weight: Tensor, needed: dict[str, int | None]) -> None:
+    """The weight's dimensions are the ones needed; None for any length."""
+    fits = weight.dim() == len(needed) and all(
+        length is None or size == length
+        for size, length in zip(weight.shape, needed.values(), strict=False)
+    )
+    if not fits:
+        shape = ", ".join(k if v is None else f"{k} = {v}" for k, v in needed.items())
+        raise ShapeError(
+            f"weight is {tuple(weight.shape)}: it must be ({shape}), P the paths of the algebra in "
+            "the order of algebra.paths. Transpose it, or give it one entry a path and feature."
+        )
+
+
+def check_norm(norm: str) -> str:
+    """The name of a norm."""
+    if norm not in NORMS:
+        raise ShapeError(
+            f"norm is {norm!r}: it must be one of {NORMS}. Use 'metric' where the metric is not "
+            "definite, to be invariant under its boosts and translations."
+        )
+    return norm
+
+
+def backend_for(backend: str | None, algebra: Algebra, tensors: Sequence[Tensor]) -> str:
+    """The backend that serves the call; algebras of many dimensions are the torch path's."""
+    if algebra.n <= LARGEST:
+        return _chosen(backend, tensors[0].device.type)
+    if backend in (None, "torch"):
+        return "torch"
+    raise BackendError(
+        f"backend={backend!r} was asked for with n = {algebra.n} basis vectors: kernels are "
+        f"generated up to n = {LARGEST}. Pass backend=None or 'torch'."
+    )
+
+
+def _chosen(backend: str | None, device: str) -> str:
+    return choose(backend, device)
+
+
+# a constant for torch.compile, which else traces into the cache; its decorator imports triton
+_chosen._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,382 @@
+"""Scalar expressions of data that varies along named axes: build, simplify, share, differentiate.
+
+An expression stands for one number at every position of its axes: `leaf("x", 3, {"row",
+"feature"})` is component 3 of x in each row and feature, `total(e, {"feature"})` its sum over the
+features of a row.  Expressions are interned: equal ones are one object, so whatever is equal is
+computed once.
+
+The derivative rule knows one thing beside the chain rule: a value that is used along more axes
+than it has was copied, and the adjoint of a copy is a sum.  So a weight's gradient is a total over
+the rows, and the gradient of a row sum needs no rule of its own.
+
+Sums over a table of terms (Cayley, Clebsch-Gordan) stay whole, as a `Form`: its derivatives are
+the same table read with other roles, to any order.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+__all__ = [
+    "FUNCTIONS",
+    "SLOTS",
+    "Expr",
+    "Form",
+    "Operands",
+    "add",
+    "apply",
+    "const",
+    "contract",
+    "count",
+    "gradients",
+    "leaf",
+    "multiply",
+    "nonzero_terms",
+    "operands_of",
+    "reachable",
+    "total",
+]
+
+Axes = frozenset[str]
+
+
+class Expr:
+    """A node: `kind` applied to `args`, with `data` that is not an expression.
+
+    Kinds: "const" (data: the number), "leaf" (operand's name, component), "count" (axis: its
+    length), "add" of any number of args, "mul" of two, a name of FUNCTIONS, "total" (axes summed
+    over), "form" (a `Contraction`: vector-valued), "part" (component of the form that is its arg).
+    """
+
+    __slots__ = ("__weakref__", "args", "axes", "data", "kind")
+
+    data: Any
+
+    def __init__(self, kind: str, args: tuple[Expr, ...], data: Hashable, axes: Axes) -> None:
+        self.kind, self.args, self.data, self.axes = kind, args, data, axes
+
+    def __add__(self, other: Expr) -> Expr:
+        return add(self, other)
+
+    def __sub__(self, other: Expr) -> Expr:
+        return add(self, multiply(const(-1), other))
+
+    def __mul__(self, other: Expr) -> Expr:
+        return multiply(self, other)
+
+    def __neg__(self) -> Expr:
+        return multiply(const(-1), self)
+
+    def __repr__(self) -> str:
+        if self.kind == "leaf":
+            return "{}{}".format(*self.data)
+        inside = ", ".join(map(repr, self.args))
+        return f"{self.data:g}" if self.kind == "const" else f"{self.kind}({inside})"
+
+
+_interned: weakref.WeakValueDictionary[Hashable, Expr] = weakref.WeakValueDictionary()
+
+
+def _node(kind: str, args: tuple[Expr, ...], data: Hashable, axes: Iterable[str]) -> Expr:
+    axes = frozenset(axes)
+    key = (kind, args, data, axes)  # nodes compare by identity, and are kept alive by their users
+    found = _interned.get(key)
+    if found is None:
+        found = _interned[key] = Expr(kind, args, data, axes)
+    return found
+
+
+def _union(args: Iterable[Expr]) -> Axes:
+    return frozenset().union(*(a.axes for a in args))
+
+
+def const(value: float) -> Expr:
+    """The number itself."""
+    return _node("const", (), float(value), ())
+
+
+def count(axis: str) -> Expr:
+    """How many positions an axis has, as a number of the computation."""
+    return _node("count", (), axis, ())
+
+
+def leaf(operand: str, component: int, axes: Iterable[str]) -> Expr:
+    """A component of an operand."""
+    return _node("leaf", (), (operand, component), axes)
+
+
+def add(*terms: Expr) -> Expr:
+    """The sum; multiples of one term are collected, zeros dropped."""
+    multiples: dict[Expr | None, float] = {}
+    for term in terms:
+        number, rest = _split(term)
+        multiples[rest] = multiples.get(rest, 0.0) + number
+    found = [
+        const(number) if rest is None else multiply(const(number), rest)
+        for rest, number in multiples.items()
+        if number
+    ]
+    if len(found) < 2:
+        return found[0] if found else const(0)
+    return _node("add", tuple(found), None, _union(found))
+
+
+def multiply(*factors: Expr) -> Expr:
+    """The product, from left to right; constants are collected in front."""
+    number, product = 1.0, None
+    for factor in factors:
+        own, rest = _split(factor)
+        number *= own
+        if rest is not None:
+            product = rest if product is None else _times(product, rest)
+    if not number or product is None:
+        return const(number)
+    return product if number == 1 else _times(const(number), product)
+
+
+def _times(a: Expr, b: Expr) -> Expr:
+    return _node("mul", (a, b), None, a.axes | b.axes)
+
+
+def _split(term: Expr) -> tuple[float, Expr | None]:
+    """Its constant factor, and the rest of it."""
+    if term.kind == "const":
+        return term.data, None
+    if term.kind == "mul" and term.args[0].kind == "const":
+        return term.args[0].data, term.args[1]
+    return 1.0, term
+
+
+def total(expr: Expr, axes: Iterable[str]) -> Expr:
+    """The sum over axes; along an axis where the expression is constant, its multiple."""
+    axes = frozenset(axes)
+    varying = axes & expr.axes
+    counts = [count(axis) for axis in sorted(axes - expr.axes)]
+    if expr == const(0):
+        return expr
+    if varying:
+        expr = _node("total", (expr,), varying, expr.axes - varying)
+    return multiply(*counts, expr) if counts else expr
+
+
+def apply(function: str, arg: Expr) -> Expr:
+    """A function of FUNCTIONS."""
+    return _node(function, (arg,), None, arg.axes)
+
+
+class Function(NamedTuple):
+    """A scalar function: how to compute it in Python, and its derivative."""
+
+    value: Callable[[float], float]
+    derivative: Callable[[Expr, Expr], Expr]  # of the argument and of the function's own value
+
+
+def _sign(x: float) -> float:
+    return float((x > 0) - (x < 0))
+
+
+def _normal_pdf(x: Expr, _: Expr) -> Expr:
+    return const(1 / math.sqrt(2 * math.pi)) * apply("exp", const(-0.5) * x * x)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "exp": Function(math.exp, lambda x, e: e),
+    "normal_cdf": Function(lambda x: math.erfc(-x / math.sqrt(2)) / 2, _normal_pdf),
+    "sigmoid": Function(lambda x: (1 + math.tanh(x / 2)) / 2, lambda x, s: s * (const(1) - s)),
+    "reciprocal": Function(lambda x: 1 / x, lambda x, r: const(-1) * r * r),
+    "sqrt": Function(math.sqrt, lambda x, s: const(0.5) * apply("rsqrt", x)),
+    "rsqrt": Function(lambda x: x**-0.5 if x else 0.0, lambda x, r: const(-0.5) * r * r * r),
+    "abs": Function(abs, lambda x, a: apply("sign", x)),
+    "sign": Function(_sign, lambda x, s: const(0)),
+}
+"""Scalar functions by name.
+
+normal_cdf is Φ(x) = ½ (1 + erf(x/√2)).  rsqrt(0) is 0, so that a norm's derivatives at 0 are 0.
+"""
+
+
+SLOTS = ("left", "right", "weight", "out")
+"""The roles of the operands of a `Form`."""
+
+Operands = tuple[tuple[Expr, ...] | None, ...]
+"""The components in each slot; None in "weight" of a form without weights."""
+
+
+class Form:
+    """Q(left, right, weight, out) = Σ_t c[t] · left[i] · right[k] · weight[p] · out[j].
+
+    Linear in each slot.  The product that the table describes is ∂Q/∂out; its gradients are the
+    other derivatives of Q.  Without weights, p still names the path that a term belongs to.
+
+    Args:
+        name: a Python identifier, for the printed code.
+        sizes: components of left, right, weight (0: no weights) and out.
+        terms: (coefficient, i, k, p, j), each.
+    """
+
+    __slots__ = ("name", "sizes", "terms")
+
+    def __init__(
+        self,
+        name: str,
+        sizes: tuple[int, int, int, int],
+        terms: Iterable[tuple[float, int, int, int, int]],
+    ) -> None:
+        self.name, self.sizes, self.terms = name, sizes, tuple(terms)
+
+    def __repr__(self) -> str:
+        return f"Form({self.name!r}, {len(self.terms)} terms)"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots that it has."""
+        return tuple(s for s, size in zip(SLOTS, self.sizes, strict=True) if s != "weight" or size)
+
+
+class Contraction(NamedTuple):
+    """∂Q/∂slot of a form at operands; those of `slot` itself only say which derivatives share."""
+
+    form: Form
+    slot: str
+    own: tuple[Expr, ...] | None
+
+
+def contract(form: Form, slot: str, operands: Operands) -> tuple[Expr, ...]:
+    """The components of ∂Q/∂slot: Σ over the terms of the operands in the other slots.
+
+    Args:
+        form: the table.
+        slot: the slot whose derivative is wanted.
+        operands: the components of each slot, in the order of SLOTS.  Those of `slot` do not enter
+            the value: where they are given, this and the other derivatives of Q at the same
+            operands are computed together.
+    """
+    at = SLOTS.index(slot)
+    others = [o for i, o in enumerate(operands) if i != at and o is not None]
+    args = tuple(e for o in others for e in o)
+    data = Contraction(form, slot, operands[at])
+    node = _node("form", args, data, _union(args))
+    reached = {at_slot[at] for _, at_slot in nonzero_terms(form, slot, operands)}
+    return tuple(
+        _node("part", (node,), c, node.axes) if c in reached else const(0)
+        for c in range(form.sizes[at])
+    )
+
+
+def nonzero_terms(
+    form: Form, slot: str, operands: Operands
+) -> Iterator[tuple[float, tuple[int, int, int, int]]]:
+    """(coefficient, component in each of SLOTS) of the terms that no zero operand cancels."""
+    at = SLOTS.index(slot)
+    zeros = [
+        {c for c, e in enumerate(components) if e == const(0)} if i != at and components else ()
+        for i, components in enumerate(operands)
+    ]
+    for coefficient, i, k, p, j in form.terms:
+        components = (i, k, p, j)
+        if not any(c in zero for c, zero in zip(components, zeros, strict=True)):
+            yield coefficient, components
+
+
+def operands_of(node: Expr) -> Operands:
+    """The operands of a "form" node, slot by slot."""
+    form, slot, own = node.data
+    found: list[tuple[Expr, ...] | None] = []
+    start = 0
+    for name, size in zip(SLOTS, form.sizes, strict=True):
+        if name == slot:
+            found.append(own)
+        elif name not in form.slots:
+            found.append(None)
+        else:
+            found.append(node.args[start : start + size])
+            start += size
+    return tuple(found)
+
+
+def reachable(outputs: Iterable[Expr]) -> list[Expr]:
+    """Every node that the outputs need, arguments first, in an order that depends on them alone."""
+    order: dict[Expr, None] = {}
+    stack: list[tuple[Expr, bool]] = [(o, False) for o in reversed(list(outputs))]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order[node] = None
+        elif node not in order:
+            stack.append((node, True))
+            stack.extend((a, False) for a in reversed(node.args) if a not in order)
+    return list(order)
+
+
+class _Adjoints:
+    """∂L/∂node of each node: what its users contribute, copies summed away."""
+
+    def __init__(self) -> None:
+        self._found: dict[Expr, dict[Axes, list[Expr]]] = {}
+
+    def give(self, node: Expr, user_axes: Axes, contribution: Expr) -> None:
+        if contribution != const(0):
+            copied = user_axes - node.axes
+            self._found.setdefault(node, {}).setdefault(copied, []).append(contribution)
+
+    def take(self, node: Expr) -> Expr:
+        parts = self._found.get(node, {})
+        return add(*(total(add(*terms), copied) for copied, terms in parts.items()))
+
+
+def gradients(
+    outputs: Sequence[Expr], cotangents: Sequence[Expr], wrt: Sequence[Expr]
+) -> list[Expr]:
+    """∂L/∂e for each e of `wrt`, where L = Σ_o ⟨cotangent_o, output_o⟩ over all positions."""
+    adjoints = _Adjoints()
+    for output, cotangent in zip(outputs, cotangents, strict=True):
+        adjoints.give(output, output.axes, cotangent)
+    parts: dict[Expr, dict[int, Expr]] = {}
+    for node in reversed(reachable(outputs)):
+        if node.kind == "form":
+            _form_rule(node, parts.pop(node, {}), adjoints)
+            continue
+        adjoint = adjoints.take(node)
+        if adjoint == const(0):
+            continue
+        if node.kind == "part":
+            parts.setdefault(node.args[0], {})[node.data] = adjoint
+        else:
+            _scalar_rule(node, adjoint, adjoints)
+    return [adjoints.take(e) for e in wrt]
+
+
+def _scalar_rule(node: Expr, adjoint: Expr, adjoints: _Adjoints) -> None:
+    axes = node.axes
+    if node.kind == "add":
+        for arg in node.args:
+            adjoints.give(arg, axes, adjoint)
+    elif node.kind == "mul":
+        a, b = node.args
+        adjoints.give(a, axes, adjoint * b)
+        adjoints.give(b, axes, adjoint * a)
+    elif node.kind == "total":
+        (arg,) = node.args
+        adjoints.give(arg, arg.axes, adjoint)
+    elif node.kind in FUNCTIONS:
+        (arg,) = node.args
+        adjoints.give(arg, axes, adjoint * FUNCTIONS[node.kind].derivative(arg, node))
+
+
+def _form_rule(node: Expr, adjoint: dict[int, Expr], adjoints: _Adjoints) -> None:
+    """Q is linear in each slot: with the adjoint in place of `slot`, its other derivatives."""
+    if not adjoint:
+        return
+    form, slot, _ = node.data
+    at = SLOTS.index(slot)
+    operands = list(operands_of(node))
+    operands[at] = tuple(adjoint.get(c, const(0)) for c in range(form.sizes[at]))
+    for other, components in zip(SLOTS, operands, strict=True):
+        if other == slot or components is None:
+            continue
+        derivatives = contract(form, other, tuple(operands))
+        for component, derivative in zip(components, derivatives, strict=True):
+            adjoints.give(component, node.axes, derivative)

@@ -1,0 +1,96 @@
+"""Clifford's generated kernels in their default tiles, compiled for GPUs that are not here.
+
+Gluon for NVIDIA, Triton for AMD.  The statistics stand in clifford.json: growth over 10 % fails.
+To accept a change, run with WEFT_WRITE_SNAPSHOT=1 and commit the file.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from weft.core.backend import interpreted
+
+if interpreted():
+    pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
+
+from weft.clifford import generator, tiles
+from weft.clifford.programs import program
+from weft.core.emit import load
+from weft.testing.compiler import SHARED_LIMIT, Build, compile_for, faults, growth, statistics
+
+SNAPSHOT = pathlib.Path(__file__).with_name("clifford.json")
+SIZES = {"fp64": 8, "fp32": 4, "bf16": 2}
+EPS = (1e-6).hex()
+BACKWARD = " | vjp 111 1"
+PLANE = f"chain 1,1 euclidean {EPS}"
+SPACE = f"chain 1,1,1 euclidean {EPS}"
+SPACETIME = f"chain 1,-1,-1,-1 metric {EPS}"
+
+
+def build(key: str, dtype: str, features: int, target: str) -> Build:
+    """The kernel that a program of 4096 rows gets on a GPU of 132 processors."""
+    found = program(key)
+    gluon, aligned = target.startswith("sm_"), features % 16 == 0
+    machine = tiles.Machine(gluon, 132, SHARED_LIMIT[target])
+    tiling, _ = tiles.choose(found, 4096, features, SIZES[dtype], aligned, machine)
+    name = generator.name(found)
+    kernel = load(name, generator.source(found, tiling)).__dict__[name]
+    wide = {o.operand.name for o in found.outputs if "row" not in o.operand.axes}
+    constants: dict[str, Any] = {
+        "num_features": features,
+        "ROWS": tiling.rows,
+        "BLOCK": tiling.block,
+    }
+    types = {}
+    for argument in kernel.arg_names:
+        if argument.endswith("_ptr"):
+            sums = argument.removesuffix("_ptr") in wide and dtype != "fp64"
+            types[argument] = "*fp32" if sums else f"*{dtype}"
+        elif argument.startswith("stride") and argument.endswith("f"):
+            constants[argument] = 1
+        elif argument not in constants:
+            types[argument] = "i64" if argument.endswith("c") else "i32"
+    strides = tuple(a for a in types if a.startswith("stride")) if aligned else ()
+    options = {"num_warps": tiling.warps, "num_stages": 1}
+    return Build(kernel, types, constants, options, strides)
+
+
+CASES = {
+    f"{name}, {dtype}, F={features}, {target}": (key, dtype, features, target)
+    for name, key, dtype, features, targets in (
+        ("Cl(2,0) chain", PLANE, "fp32", 512, ("sm_80", "sm_90", "gfx942")),
+        ("Cl(2,0) chain gradient", PLANE + BACKWARD, "fp32", 512, ("sm_80", "sm_90")),
+        ("Cl(3,0) chain", SPACE, "fp32", 512, ("sm_90", "gfx942")),
+        ("Cl(3,0) chain", SPACE, "bf16", 512, ("sm_90",)),
+        ("Cl(3,0) chain", SPACE, "fp32", 20, ("sm_90",)),
+        ("Cl(3,0) chain gradient", SPACE + BACKWARD, "fp32", 512, ("sm_80", "sm_90")),
+        ("Cl(3,0) chain gradient", SPACE + BACKWARD, "bf16", 512, ("sm_90",)),
+        ("Cl(3,0) chain gradient", SPACE + BACKWARD, "fp32", 1024, ("sm_90",)),
+        ("Cl(3,0) chain gradient", SPACE + BACKWARD, "bf16", 128, ("sm_90",)),
+        ("Cl(3,0) product", "product 1,1,1 geometric", "fp32", 512, ("sm_90", "gfx942")),
+        ("Cl(1,3) chain", SPACETIME, "fp32", 512, ("sm_90",)),
+    )
+    for target in targets
+}
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Iterator[dict[str, Any]]:
+    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
+    yield kept
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+    made, target = build(*CASES[name]), CASES[name][-1]
+    stats = statistics(compile_for(made, target), target)
+    assert not faults(made, target, stats)
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        snapshot[name] = stats
+    assert not growth(stats, snapshot[name])

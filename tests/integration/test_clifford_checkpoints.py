@@ -1,0 +1,244 @@
+"""Checkpoints of other projects in weft's modules: their own numbers come out.
+
+The expected numbers were printed by the originals, in float64 and with the same parameters.
+Seen red with: the fully connected weight not transposed, the maps of GATr not rescaled, the order
+of queries, keys and values turned, the weight of a convolution on the left.
+"""
+
+import pytest
+import torch
+
+from weft.clifford import (
+    Algebra,
+    fully_connected_geometric_product,
+    geometric_product,
+)
+from weft.clifford.cegnn import EGCL, message_plan
+from weft.clifford.checkpoints import from_cegnn, from_cliffordlayers, from_gatr, from_lgatr
+from weft.clifford.convolution import CliffordConv2d
+from weft.clifford.equilinear import EquiLinear, MixedLinear
+from weft.clifford.gatr import GATr, equivariant_join
+from weft.clifford.nn import CliffordLayer, MultivectorLinear
+from weft.errors import ShapeError
+
+X = torch.arange(1.0, 17, dtype=torch.float64)
+
+
+def same(found, expected, digits=6):
+    """Equal to the last printed digit."""
+    exact = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(found.detach().flatten(), exact, rtol=0, atol=0.5 * 10**-digits)
+
+
+def waves(*shape, phase=0.0, size=1.0):
+    count = torch.Size(shape).numel()
+    return size * torch.cos(torch.arange(count, dtype=torch.float64) + phase).reshape(shape)
+
+
+def filled(shapes):
+    return {k: waves(*shapes[k], phase=0.1 * i, size=0.5) for i, k in enumerate(sorted(shapes))}
+
+
+def loaded(module, state):
+    module = module.double()
+    module.load_state_dict(state)
+    return module
+
+
+FLASH = {
+    (2, False): "1.363983 .373411 -.866817 -.234769 1.070073 -.219305 -1.243711 -.673045",
+    (2, True): "-.243198 -1.392173 1.124851 .066544 -.096293 -.848976 .017286 1.413672",
+    (3, False): "-1.043920 .953635 -.525091 -.554901 .708035 -.036949 .923579 -.246076 -.817704 "
+    "-.954141 -.219741 -.378088 .148188 .455748 -1.242595 .675132",
+    (3, True): "-1.114139 .868400 -.839902 -.381987 -.133482 .904165 -.521991 .201873 -.043269 "
+    "-.777821 -.499681 -.549951 .664747 .631721 -1.412358 .019433",
+}
+
+
+@pytest.mark.parametrize(("dims", "use_fc"), FLASH)
+def test_flash_clifford_loads_as_it_is(dims, use_fc):
+    paths = {2: 10, 3: 20}[dims]
+    shapes = {
+        "gp_weight": (paths, 2, 2) if use_fc else (2, paths),
+        "linear_weight": (dims + 1, 2, 2),
+        "linear_bias": (1, 1, 2),
+    }
+    state = filled(shapes)
+    state["linear_bias"] *= 0  # theirs goes to all blades
+    state["weight_expansion"] = torch.zeros(2**dims, dtype=torch.int64)
+    layer = loaded(CliffordLayer(2, dims, use_fc=use_fc), state)
+    same(layer(waves(2**dims, 1, 2)), [float(v) for v in FLASH[dims, use_fc].split()])
+    assert "weight_expansion" in state
+
+
+def test_cegnn_products():
+    algebra = Algebra((1, -1))
+    x, y = X[:8].view(1, 2, 4), X[:8].flip(0).view(1, 2, 4)
+    weight = torch.arange(1.0, 21, dtype=torch.float64)
+    weighted = {"weight": weight.view(2, 10), "linear_right.weight": torch.ones(2, 2, 3)}
+    sgp = from_cegnn(weighted, algebra)["weight"]
+    fc = from_cegnn({"weight": weight.view(1, 2, 10)}, algebra)["weight"]
+    same(
+        geometric_product(x, y, algebra, sgp, blade_dim=-1),
+        [152, -32, -60, 272, 420, 348, 180, 552],
+    )
+    same(fully_connected_geometric_product(x, y, fc, algebra, blade_dim=-1), [572, 316, 120, 824])
+    layer = from_cegnn(
+        {"weight": torch.tensor([[2.0, 3]]), "bias": torch.tensor([[[5.0]]])}, algebra
+    )
+    linear = loaded(MultivectorLinear(2, 1, algebra, blade_dim=-1), layer)
+    same(linear(x), [22, 22, 27, 32])
+
+
+def test_cegnn_message_passing():
+    algebra = Algebra.cl(3)
+    shapes = {}
+    for model, width in (("edge_model", 3), ("node_model", 4)):
+        for i, features in enumerate((width, 2)):
+            at = f"{model}.layers.{i}"
+            shapes |= {
+                f"{at}.0.weight": (2, features, 4),
+                f"{at}.0.bias": (1, 2, 1),
+                f"{at}.1.a": (1, 2, 4),
+                f"{at}.1.b": (1, 2, 4),
+                f"{at}.2.weight": (2, 20),
+                f"{at}.2.normalization.a": (2, 4),
+                f"{at}.2.linear_right.weight": (2, 2, 4),
+                f"{at}.2.linear_left.weight": (2, 2, 4),
+                f"{at}.2.linear_left.bias": (1, 2, 1),
+                f"{at}.3.a": (1, 2),
+            }
+    state = filled(shapes) | {"edge_model.algebra.cayley": torch.zeros(8, 8, 8)}
+    layer = loaded(EGCL(2, algebra, 1), from_cegnn(state, algebra))
+    plan = message_plan(torch.tensor([1, 2, 0, 1]), torch.tensor([0, 0, 1, 2]), 3)
+    h, edges = waves(3, 2, 8), waves(4, 1, 8, phase=0.5)
+    out = layer(h.movedim(-1, 0), plan, edges.movedim(-1, 0)).movedim(0, -1)
+    expected = (
+        "1.574585 .517837 -.416829 -.966916 -.653171 .289622 .965999 .768476 "
+        "-.181933 -.902491 -.838349 -.004263 .844861 .905833 .134196 -.758658"
+    )
+    same(out[0], [float(v) for v in expected.split()])
+
+
+def mixed(name, features_in, features_out, scalars_in, scalars_out=0):
+    shapes = {
+        f"{name}.weight": (features_out, features_in, 9),
+        f"{name}.s2mvs.weight": (features_out, scalars_in),
+        f"{name}.s2mvs.bias": (features_out,),
+    }
+    if scalars_out:
+        shapes |= {
+            f"{name}.mvs2s.weight": (scalars_out, features_in),
+            f"{name}.mvs2s.bias": (scalars_out,),
+            f"{name}.s2s.weight": (scalars_out, scalars_in),
+        }
+    return shapes
+
+
+def gatr_shapes(multi_query):
+    """GATr(2, 1, 2, 1, 1, 2) with two heads and one block."""
+    attention, bilinear = "blocks.0.attention", "blocks.0.mlp.layers.0"
+    qkv = f"{attention}.qkv_module"
+    shapes = mixed("linear_in", 2, 2, 1, 2) | mixed("linear_out", 2, 1, 2, 1)
+    if multi_query:
+        shapes |= mixed(f"{qkv}.q_linear", 2, 4, 2, 8)
+        shapes |= mixed(f"{qkv}.k_linear", 2, 2, 2, 4) | mixed(f"{qkv}.v_linear", 2, 2, 2, 4)
+    else:
+        shapes |= mixed(f"{qkv}.in_linear", 2, 12, 2, 24)
+    shapes |= mixed(f"{attention}.out_linear", 4, 2, 8, 2)
+    shapes |= {f"{attention}.attention.log_weights": (2, 1, 2)}
+    for name in ("left", "right", "join_left", "join_right"):
+        shapes |= mixed(f"{bilinear}.linear_{name}", 2, 2, 2)
+    shapes |= mixed(f"{bilinear}.linear_out", 4, 4, 2, 4)
+    return shapes | mixed("blocks.0.mlp.layers.2", 4, 2, 4, 2)
+
+
+GATR = {
+    True: (
+        "1.280686 .321928 -.017853 -.025395 -.009597 -.066977 -.120564 -.063289 .008629 .028151 "
+        ".021790 .028475 .175147 .160833 .007264 -.154593",
+        "2.283508 1.724115 1.218007",
+    ),
+    False: (
+        "-.260506 .660316 -.036890 -.069614 -.038335 .056450 .078310 .028161 -.017087 -.038862 "
+        "-.024908 -.049947 -.161799 -.124896 .000989 -.191232",
+        "-.070543 -.135206 -.174412",
+    ),
+}
+
+
+@pytest.mark.parametrize("multi_query", GATR)
+def test_gatr_network(multi_query):
+    state = from_gatr(filled(gatr_shapes(multi_query)))
+    network = GATr(2, 1, 2, 1, 1, 2, 1, 2, multi_query, blade_dim=-1)
+    x, scalars = loaded(network, state)(waves(1, 3, 2, 16), waves(1, 3, 1, phase=0.5))
+    for found, text in zip((x[0, 0], scalars), GATR[multi_query], strict=True):
+        same(found, [float(v) for v in text.split()])
+
+
+def test_gatr_layers():
+    state = {"weight": X[:9].view(1, 1, 9), "bias": torch.tensor([[10.0]])}
+    linear = loaded(EquiLinear(1, 1, blade_dim=-1), from_gatr(state))
+    expected = (
+        "11 8 3 4 5 19.4728 24.7390 30.0052 11.0227 12.2474 13.4722 65.5692 72.1880 78.8068 30 215"
+    )
+    same(linear(X[None]), [float(v) for v in expected.split()], digits=4)
+    reference = torch.zeros(16).double()
+    reference[14] = 1
+    join = equivariant_join(*(x[None] for x in (X, X.flip(0), reference)), blade_dim=-1)
+    same(
+        join,
+        [342, -404, -398, -364, -342, 165, 133, 135, 86, 88, 90, -92, -77, -62, -47, 16],
+    )
+
+
+def test_lgatr_layers():
+    algebra = Algebra.cl(1, 3)
+    expected = {
+        5: [11, 4, 6, 8, 10, 18, 21, 24, 27, 30, 33, 48, 52, 56, 60, 80],
+        10: [-149, -131, -120, 125, -98, -70, 101, -48, 91, -26, 81, 83, 24, 77, 74, 86],
+    }
+    for maps, numbers in expected.items():
+        state = {"weight": X[:maps].view(1, 1, maps), "bias": torch.tensor([[10.0]])}
+        linear = EquiLinear(1, 1, algebra, pseudoscalar=maps == 10, blade_dim=-1)
+        same(loaded(linear, from_lgatr(state))(X[None]), numbers)
+
+
+def test_lgatr_mixed_layer():
+    shapes = {
+        "weight": (1, 2, 10),
+        "s2mvs.weight": (2, 1),
+        "s2mvs.bias": (2,),
+        "mvs2s.weight": (1, 4),
+        "mvs2s.bias": (1,),
+        "s2s.weight": (1, 1),
+    }
+    layer = MixedLinear(2, 1, 1, 1, Algebra.cl(1, 3), pseudoscalar=True, blade_dim=-1)
+    x, scalars = loaded(layer, from_lgatr(filled(shapes)))(waves(2, 16), waves(1, phase=0.5))
+    expected = (
+        ".832966 -.078687 .769405 -.502293 .214064 -.312443 -.932657 -.589145 "
+        ".342108 .802785 .647923 -.551460 .149185 -1.082514 .342323 1.039140"
+    )
+    same(x, [float(v) for v in expected.split()])
+    same(scalars, [1.014120])
+
+
+def test_cliffordlayers_convolution():
+    algebra = Algebra((1, -1))
+    state = {f"weight.{k}": X[:2].view(1, 1, 1, 2) + k for k in range(4)}
+    state |= {"g": torch.tensor([1.0, -1]), "bias": X[:4].view(4, 1)}
+    conv = loaded(CliffordConv2d(algebra, 1, 1, (1, 2)), from_cliffordlayers(state))
+    same(conv(X[:8].view(1, 1, 1, 2, 4)), [53, 36, 49, 56])
+
+
+def test_maps_of_another_algebra_are_refused():
+    with pytest.raises(ShapeError, match=r"weight is \(1, 1, 10\): GATr's .* has 9 maps.*lgatr"):
+        from_gatr({"weight": torch.ones(1, 1, 10)})
+
+
+def test_layouts_share_their_parameters():
+    state = from_gatr(filled(gatr_shapes(True)))
+    first, last = (loaded(GATr(2, 1, 2, 1, 1, 2, 1, 2, blade_dim=dim), state) for dim in (0, -1))
+    x, scalars = waves(2, 3, 2, 16), waves(2, 3, 1)
+    found = first(x.movedim(-1, 0), scalars)[0].movedim(0, -1)
+    same(found, last(x, scalars)[0].flatten().tolist())
