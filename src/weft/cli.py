@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+FAMILIES = ("products", "o3", "clifford")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 is good, 1 is a failure, 2 a wrong call."""
@@ -58,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.set_defaults(run=_bench)
 
     check = commands.add_parser("check", help="run every contract on this machine")
+    check.add_argument("family", nargs="?", choices=FAMILIES, help="default: all of them")
     check.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     check.add_argument("--out", type=Path, help="folder of receipts; default: benchmarks/results")
     check.set_defaults(run=_check)
@@ -114,9 +117,10 @@ def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
     device = _device(options.device)
     here = bench.machine(device)
-    receipt = check_all(device, vars(here))
+    receipt = check_all(device, vars(here), options.family)
     folder = options.out or Path("benchmarks") / "results"
-    path = folder / here.folder / "receipt.json"
+    name = f"receipt_{options.family}" if options.family else "receipt"
+    path = folder / here.folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(receipt.json(), encoding="utf-8")
     print(receipt)

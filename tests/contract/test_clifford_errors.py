@@ -129,6 +129,8 @@ def test_options():
 def test_shapes_that_do_not_broadcast():
     with raises(weft.ShapeError, ValueError, r"\(8, 5, 6\).*\(8, 4, 6\)"):
         call("geometric_product", X, X[:, :4])
+    with raises(weft.ShapeError, ValueError, r"\(8, 5, 6\).*\(8, 6\)"):
+        call("geometric_product", X, X[:, 0])
 
 
 def test_backends_that_cannot_serve():

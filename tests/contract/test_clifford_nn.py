@@ -5,6 +5,7 @@ norm's kind not passed on, a parameter left out of the forward pass.
 """
 
 import copy
+import functools
 import io
 import math
 import pickle
@@ -18,6 +19,7 @@ from weft.clifford.attention import geometric_attention
 from weft.clifford.convolution import CliffordConv1d, CliffordConv2d, CliffordConv3d, clifford_conv
 from weft.clifford.equilinear import EquiLinear, MixedLinear
 from weft.clifford.gatr import GATr, GeometricBilinear
+from weft.clifford.lgatr import LGATr
 from weft.clifford.module import PGA
 from weft.clifford.nn import (
     CliffordLayer,
@@ -46,7 +48,7 @@ MODULES = {
     "product_fc": lambda dim: FullyConnectedGeometricProduct(F, 4, SPACE, blade_dim=dim),
     "silu": lambda dim: MVSiLU(F, SPACE, blade_dim=dim),
     "layer_norm": lambda dim: MVLayerNorm(F, SPACE, blade_dim=dim),
-    "equi_linear": lambda dim: EquiLinear(F, 4, SPACE, blade_dim=dim),
+    "equi_linear": lambda dim: EquiLinear(F, 4, Algebra.cl(2, 0, 1), blade_dim=dim),
 }
 
 LEARNING = [name for name in MODULES if name not in ("rms_norm", "gelu")]
@@ -137,14 +139,18 @@ def test_every_parameter_gets_a_gradient(name):
         assert parameter.grad.abs().sum() > 0
 
 
-def test_every_parameter_of_the_transformer_gets_a_gradient():
+NETWORKS = {"GATr": GATr, "LGATr": LGATr}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_parameter_of_a_network_gets_a_gradient(name):
     torch.manual_seed(0)
-    network = GATr(F, 4, 8, 3, 3, 4, blocks=2, heads=2)
+    network = NETWORKS[name](F, 4, 8, 3, 3, 4, blocks=2, heads=2)
     x, scalars = network(torch.randn(16, 2, 5, F), torch.randn(2, 5, 3))
     (x.square().sum() + scalars.square().sum()).backward()
-    for name, parameter in network.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
+    for parameter_name, parameter in network.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.abs().sum() > 0, parameter_name
 
 
 SCALES = {
@@ -174,20 +180,37 @@ def test_fresh_layers_keep_the_scale(name):
         assert abs(math.log2(sizes[-1])) < 1 / 4
 
 
+def transformer():
+    return GATr(F, 4, 8, 3, 3, 4, blocks=1, heads=2), [torch.randn(16, 5, F), torch.randn(5, 3)]
+
+
+def convolution():
+    return CliffordConv1d(SPACE, 4, 6, 3), [torch.randn(2, 4, 7, 8)]
+
+
+COMPILED = {name: functools.partial(built, name) for name in LEARNING}
+COMPILED |= {"transformer": transformer, "convolution": convolution}
+
+
 @pytest.mark.skipif(INTERPRETED, reason="torch.compile is checked without TRITON_INTERPRET")
-@pytest.mark.parametrize("use_fc", [False, True])
-def test_layer_compiles_whole(use_fc):
+@pytest.mark.parametrize("name", COMPILED)
+def test_modules_compile_whole(name):
     torch.manual_seed(0)
-    layer = CliffordLayer(F, 3, use_fc=use_fc)
-    x = torch.randn(8, 5, F, requires_grad=True)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    same(compiled(x), layer(x))
-    grads = [
-        torch.autograd.grad(f(x).square().sum(), [x, *layer.parameters()])
-        for f in (compiled, layer)
-    ]
-    for found, expected in zip(*grads, strict=True):
-        same(found, expected)
+    module, inputs = COMPILED[name]()
+    # what happens in aot_autograd is up to the operators, and slow for a network of many
+    backend = "aot_eager" if name.startswith("layer") else "eager"
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    found, expected = (gradients(f, module, inputs) for f in (compiled, module))
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+
+
+def gradients(function, module, inputs):
+    """The outputs and the gradients of the parameters."""
+    out = function(*inputs)
+    outs = out if isinstance(out, tuple) else (out,)
+    loss = sum(t.square().sum() for t in outs)
+    return [*outs, *torch.autograd.grad(loss, list(module.parameters()))]
 
 
 @pytest.mark.parametrize("name", ["layer", "layer_fc", "linear", "product", "product_fc"])

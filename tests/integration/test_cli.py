@@ -136,9 +136,10 @@ def test_check_leaves_a_receipt(tmp_path, monkeypatch):
     from weft.testing import receipt
 
     made = receipt.Receipt({}, checks=1, failures=["one"])
-    monkeypatch.setattr(receipt, "check_all", lambda device, machine: made)
-    assert cli.main(["check", "--device", "cpu", "--out", str(tmp_path)]) == 1
-    assert json.loads((tmp_path / "cpu" / "receipt.json").read_text())["failures"] == ["one"]
+    monkeypatch.setattr(receipt, "check_all", lambda device, machine, family: made)
+    for words, name in (([], "receipt.json"), (["o3"], "receipt_o3.json")):
+        assert cli.main(["check", *words, "--device", "cpu", "--out", str(tmp_path)]) == 1
+        assert json.loads((tmp_path / "cpu" / name).read_text())["failures"] == ["one"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

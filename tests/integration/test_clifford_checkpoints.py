@@ -5,6 +5,8 @@ Seen red with: the fully connected weight not transposed, the maps of GATr not r
 of queries, keys and values turned, the weight of a convolution on the left.
 """
 
+import functools
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from weft.clifford.checkpoints import from_cegnn, from_cliffordlayers, from_gatr
 from weft.clifford.convolution import CliffordConv2d
 from weft.clifford.equilinear import EquiLinear, MixedLinear
 from weft.clifford.gatr import GATr, equivariant_join
+from weft.clifford.lgatr import LGATr
 from weft.clifford.nn import CliffordLayer, MultivectorLinear
 from weft.errors import ShapeError
 
@@ -120,37 +123,53 @@ def test_cegnn_message_passing():
     same(out[0], [float(v) for v in expected.split()])
 
 
-def mixed(name, features_in, features_out, scalars_in, scalars_out=0):
+def mixed(name, features_in, features_out, scalars_in, scalars_out=0, *, maps=9):
+    ends = 2 if maps == 10 else 1  # with pseudoscalars, they and the scalars
     shapes = {
-        f"{name}.weight": (features_out, features_in, 9),
-        f"{name}.s2mvs.weight": (features_out, scalars_in),
-        f"{name}.s2mvs.bias": (features_out,),
+        f"{name}.weight": (features_out, features_in, maps),
+        f"{name}.s2mvs.weight": (ends * features_out, scalars_in),
+        f"{name}.s2mvs.bias": (ends * features_out,),
     }
     if scalars_out:
         shapes |= {
-            f"{name}.mvs2s.weight": (scalars_out, features_in),
+            f"{name}.mvs2s.weight": (scalars_out, ends * features_in),
             f"{name}.mvs2s.bias": (scalars_out,),
             f"{name}.s2s.weight": (scalars_out, scalars_in),
         }
     return shapes
 
 
+def attention_shapes(hidden, multi_query, maps=9):
+    """Two heads of `hidden` features and 4 scalars."""
+    linear = functools.partial(mixed, maps=maps)
+    at = "blocks.0.attention"
+    shapes = linear(f"{at}.out_linear", 2 * hidden, 2, 8, 2)
+    if not multi_query:
+        return shapes | linear(f"{at}.qkv_module.in_linear", 2, 6 * hidden, 2, 24)
+    shapes |= linear(f"{at}.qkv_module.q_linear", 2, 2 * hidden, 2, 8)
+    shapes |= linear(f"{at}.qkv_module.k_linear", 2, hidden, 2, 4)
+    return shapes | linear(f"{at}.qkv_module.v_linear", 2, hidden, 2, 4)
+
+
 def gatr_shapes(multi_query):
     """GATr(2, 1, 2, 1, 1, 2) with two heads and one block."""
-    attention, bilinear = "blocks.0.attention", "blocks.0.mlp.layers.0"
-    qkv = f"{attention}.qkv_module"
+    bilinear = "blocks.0.mlp.layers.0"
     shapes = mixed("linear_in", 2, 2, 1, 2) | mixed("linear_out", 2, 1, 2, 1)
-    if multi_query:
-        shapes |= mixed(f"{qkv}.q_linear", 2, 4, 2, 8)
-        shapes |= mixed(f"{qkv}.k_linear", 2, 2, 2, 4) | mixed(f"{qkv}.v_linear", 2, 2, 2, 4)
-    else:
-        shapes |= mixed(f"{qkv}.in_linear", 2, 12, 2, 24)
-    shapes |= mixed(f"{attention}.out_linear", 4, 2, 8, 2)
-    shapes |= {f"{attention}.attention.log_weights": (2, 1, 2)}
+    shapes |= attention_shapes(2, multi_query)
+    shapes |= {"blocks.0.attention.attention.log_weights": (2, 1, 2)}
     for name in ("left", "right", "join_left", "join_right"):
         shapes |= mixed(f"{bilinear}.linear_{name}", 2, 2, 2)
     shapes |= mixed(f"{bilinear}.linear_out", 4, 4, 2, 4)
     return shapes | mixed("blocks.0.mlp.layers.2", 4, 2, 4, 2)
+
+
+def lgatr_shapes(multi_query, maps):
+    """LGATr(2, 1, 2, 1, 1, 2) with two heads and one block."""
+    linear, mlp = functools.partial(mixed, maps=maps), "blocks.0.mlp.layers"
+    shapes = linear("linear_in", 2, 2, 1, 2) | linear("linear_out", 2, 1, 2, 1)
+    shapes |= attention_shapes(1, multi_query, maps)
+    shapes |= linear(f"{mlp}.0.linear_left", 2, 8, 2) | linear(f"{mlp}.0.linear_right", 2, 8, 2)
+    return shapes | linear(f"{mlp}.0.linear_out", 8, 8, 2, 8) | linear(f"{mlp}.2", 8, 2, 8, 2)
 
 
 GATR = {
@@ -173,6 +192,30 @@ def test_gatr_network(multi_query):
     network = GATr(2, 1, 2, 1, 1, 2, 1, 2, multi_query, blade_dim=-1)
     x, scalars = loaded(network, state)(waves(1, 3, 2, 16), waves(1, 3, 1, phase=0.5))
     for found, text in zip((x[0, 0], scalars), GATR[multi_query], strict=True):
+        same(found, [float(v) for v in text.split()])
+
+
+LGATR = {
+    10: (
+        "1.600311 -.070145 -.114613 .114279 .024580 -.413693 .754918 -.039728 -.852831 .442576 "
+        "-.038912 .071828 .143401 .373528 .021885 .291778",
+        ".768500 .189535 -.069968",
+    ),
+    5: (
+        ".648572 .125430 -.064414 -.195823 -.157908 .022890 .078397 .034563 -.019237 -.059149 "
+        "-.044395 -.127097 .191816 .332757 .179257 -.078103",
+        ".144474 -.148303 -.261813",
+    ),
+}
+
+
+@pytest.mark.parametrize("maps", LGATR)
+def test_lgatr_network(maps):
+    pseudoscalar = maps == 10
+    state = from_lgatr(filled(lgatr_shapes(not pseudoscalar, maps)))
+    network = LGATr(2, 1, 2, 1, 1, 2, 1, 2, not pseudoscalar, pseudoscalar, blade_dim=-1)
+    x, scalars = loaded(network, state)(waves(1, 3, 2, 16), waves(1, 3, 1, phase=0.5))
+    for found, text in zip((x[0, 0], scalars), LGATR[maps], strict=True):
         same(found, [float(v) for v in text.split()])
 
 

@@ -9,8 +9,9 @@ import torch
 
 import weft
 from weft import demo
-from weft.demo import training
+from weft.demo import forecasting, training
 from weft.demo.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
+from weft.demo.forecaster import Forecaster
 from weft.demo.measure import op_errors
 from weft.demo.neighbours import nearest, split
 from weft.demo.readers import read_points
@@ -176,8 +177,29 @@ class _Links(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_learns_where_charged_bodies_go(monkeypatch):
+    monkeypatch.setattr(forecasting, "LEARNED_FROM", 60)
+    monkeypatch.setattr(forecasting, "HELD_OUT", 20)
+    monkeypatch.setattr(forecasting, "BATCH", 20)
+    monkeypatch.setattr(forecasting, "STEPS", 40)
+    data = forecasting.simulated(0, torch.device("cpu"))
+    assert (len(data.train.charge), len(data.test.charge)) == (60, 20)
+    frames = data.frames.position
+    torch.testing.assert_close(frames[40].float(), data.test.target, rtol=0, atol=0)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = Forecaster(8, 1)
+        runs.append(forecasting.fit(model, data.train, seed=0))
+    assert runs[0] == runs[1]  # bit for bit
+    still = forecasting.rmse(data.test.position, data.test)
+    assert forecasting.rmse(forecasting.foretold(model, data.test), data.test) < still / 1.5
+
+
 def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "STEPS", 30)
+    for name, few in {"LEARNED_FROM": 30, "HELD_OUT": 10, "BATCH": 10, "STEPS": 25}.items():
+        monkeypatch.setattr(forecasting, name, few)
     path = demo.main(["--points", str(cloud_file), "--out", str(tmp_path), "--device", "cpu"])
     assert path == tmp_path / "index.html"
     text = path.read_text(encoding="utf-8")
@@ -186,7 +208,8 @@ def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch
     assert not reader.open
     assert not reader.outside
     assert "url(" not in text
-    for part in ("learned filter", "plain torch", "error / bound", "3,000 points", "torch 2."):
+    words = ("learned filter", "plain torch", "error / bound", "3,000 points", "torch 2.")
+    for part in (*words, "weft.clifford", "straight on", "when turned", "30 systems"):
         assert part in text
 
 

@@ -21,10 +21,10 @@ def no_door(case, device):
 
 def test_a_red_check_is_named_and_the_others_go_on(monkeypatch):
     suite = Suite([CASE, WRONG], [CASE], [], [CASE], ())
-    monkeypatch.setattr(receipt, "suites", lambda: [suite])
+    monkeypatch.setattr(receipt, "suites", lambda: {"products": suite, "o3": suite})
     monkeypatch.setattr(receipt, "_all_checks", receipt._all_checks.__wrapped__)  # not remembered
     monkeypatch.setattr(receipt, "DOOR_CHECKS", (no_door,))
-    made = receipt.check_all(torch.device("cpu"), {"gpu": "none"})
+    made = receipt.check_all(torch.device("cpu"), {"gpu": "none"}, "o3")
     backends, dtypes, body_checks = 2, 4, 4
     assert made.checks == backends * (2 * dtypes + body_checks) + 1
     assert len(made.failures) == backends * dtypes + 1

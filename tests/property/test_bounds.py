@@ -1,13 +1,20 @@
 """The error bound lets rounding pass and nothing else.
 
-Seen red with: u_out·|exact| alone, the mean ratio for the worst one, NaN ignored, stored results
+Seen red with: u_out·|exact| alone, the mean ratio for the worst one, NaN ignored, RMS or maximum
+of the errors left out, the rounding of the result counted or allowed twice, stored results
 not allowed for, memory not filled.
 """
 
 import pytest
 import torch
 
-from weft.testing import assert_within_bound, bound_ratio, poisoned_memory
+from weft.testing import (
+    assert_as_accurate,
+    assert_within_bound,
+    bound_ratio,
+    plain_error,
+    poisoned_memory,
+)
 
 SIZES = [(7, 1), (300, 5), (4000, 3)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -98,3 +105,72 @@ def test_poisoned_memory_fills_and_then_stops():
         assert torch.empty(100, dtype=torch.float16).new_empty(7).isnan().all()
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory == before
+
+
+def gelu(x):
+    return x * (0.5 * (1 + torch.erf(x * 0.5**0.5)))
+
+
+def gelu_problem(dtype, seed=0):
+    """(result rounded once, exact, noise of plain PyTorch) of a formula that is no sum."""
+    x = torch.randn(500, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    exact = gelu(x.double())
+    out = torch.nn.functional.gelu(x if dtype == torch.float64 else x.float()).to(dtype)
+    beside = x.float() * (1 + torch.finfo(torch.float32).eps)
+    return out, exact, plain_error(gelu(beside), exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
+def test_the_noise_of_plain_torch_passes(dtype):
+    for seed in range(20):
+        assert 0 <= assert_as_accurate(*gelu_problem(dtype, seed)) <= 1
+
+
+def first_row_doubled(out):
+    out[0] *= 2
+    return out
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        lambda out: out * 1.01,
+        first_row_doubled,
+        one_off_by_two_percent,
+        one_is_nan,
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
+def test_what_is_less_accurate_does_not(bug, dtype):
+    out, exact, noise = gelu_problem(dtype)
+    with pytest.raises(AssertionError, match=r"element \(\d+, \d\) of \(500, 3\) is .* plain Py"):
+        assert_as_accurate(bug(out), exact, noise)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_second_rounding_in_half_precision_does_not(dtype):
+    out, exact, noise = gelu_problem(dtype)
+    exact = out.double() * (1 + 0.75 * torch.finfo(dtype).eps)  # a rounding and half of another
+    with pytest.raises(AssertionError, match="times those of plain PyTorch"):
+        assert_as_accurate(out, exact, noise)
+
+
+def test_one_element_that_no_mean_shows_does_not():
+    out, exact, noise = gelu_problem(torch.float32)
+    out[7, 1] = exact[7, 1] + 3 * noise.max() + torch.finfo(out.dtype).eps * exact[7, 1].abs()
+    with pytest.raises(AssertionError, match=r"element \(7, 1\).*times those of plain PyTorch"):
+        assert_as_accurate(out, exact, noise)
+
+
+def test_another_formula_with_more_noise_everywhere_does_not():
+    _, exact, noise = gelu_problem(torch.float32)
+    out = (exact + 3 * noise.square().mean().sqrt()).float()  # below twice the largest error
+    with pytest.raises(AssertionError, match="times those of plain PyTorch"):
+        assert_as_accurate(out, exact, noise)
+
+
+def test_no_noise_allows_one_rounding_and_no_more():
+    exact = torch.tensor([1 / 3, 2.0], dtype=torch.float64)
+    assert assert_as_accurate(exact.float(), exact, torch.zeros(1)) == 0
+    with pytest.raises(AssertionError, match="inf times"):
+        assert_as_accurate(exact.float() * (1 + 2**-22), exact, torch.zeros(1))

@@ -1,7 +1,7 @@
 """Layers are equivariant under every versor, with any parameters, biases included.
 
 Seen red with: a bias on all blades, the euclidean norm, the join without its reference, a
-pseudoscalar map under reflections, distances from points that are not normalised.
+pseudoscalar map under reflections, points normalised by another coordinate.
 """
 
 import functools
@@ -19,6 +19,7 @@ from weft.clifford.gatr import (
     SelfAttention,
     join,
 )
+from weft.clifford.lgatr import SPACETIME, LGATr
 from weft.clifford.module import PGA
 from weft.clifford.nn import (
     CliffordLayer,
@@ -30,7 +31,8 @@ from weft.clifford.nn import (
     MVLayerNorm,
     MVSiLU,
 )
-from weft.testing import act, assert_equivariant, random_versor, versor_action
+from weft.testing import assert_equivariant, random_versor
+from weft.testing.equivariance import act, versor_action
 
 F = 16
 ALGEBRAS = [
@@ -162,15 +164,31 @@ def test_the_tool_sees(function, algebra):
         assert_equivariant(function, [random(algebra, 5, F)], algebra)
 
 
-def test_the_pseudoscalar_maps_are_of_even_versors_only():
-    algebra = Algebra.cl(1, 3)
-    layer = randomised(EquiLinear(F, 4, algebra, pseudoscalar=True))
-    x = random(algebra, 5, F)
+PSEUDOSCALAR = {
+    "maps": lambda: EquiLinear(F, 4, SPACETIME, pseudoscalar=True),
+    "network": lambda: LGATr(F, 4, 8, 3, 3, 4, 2, 2),
+}
+
+
+@pytest.mark.parametrize("name", PSEUDOSCALAR)
+def test_the_pseudoscalar_maps_are_of_even_versors_only(name):
+    module = randomised(PSEUDOSCALAR[name]())
+    x, scalars = random(SPACETIME, 5, F), random(SPACETIME, 5, 3)[0]
+
+    def function(x):
+        return (module(x, scalars)[0] if name == "network" else module(x)).detach()
+
     for factors, equivariant in ((1, False), (2, True), (4, True)):
-        action = versor_action(random_versor(algebra, factors), algebra)
-        found, expected = layer(act(action, x)), act(action, layer(x))
-        error = float((found - expected).detach().abs().max() / expected.detach().abs().max())
+        action = versor_action(random_versor(SPACETIME, factors), SPACETIME)
+        found, expected = function(act(action, x)), act(action, function(x))
+        error = float((found - expected).abs().max() / expected.abs().max())
         assert (error < 1e-12) == equivariant
+
+
+def test_lgatr_without_pseudoscalars():
+    network = randomised(LGATr(F, 4, 8, 3, 3, 4, 2, 2, pseudoscalar=False))
+    scalars = random(SPACETIME, 5, 3)[0]
+    assert_equivariant(lambda x: network(x, scalars)[0], [random(SPACETIME, 5, F)], SPACETIME)
 
 
 def test_blades_last_and_metric_free_products():

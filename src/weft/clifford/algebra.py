@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -68,8 +70,9 @@ class Algebra:
         return cls((0,) * r + (1,) * p + (-1,) * q)
 
     @classmethod
+    @functools.cache  # noqa: B019 - algebras are few, and their tables take long to make
     def from_signature(cls, signature: str) -> Algebra:
-        """The algebra with a `signature`."""
+        """The algebra with a `signature`, the same object at each call."""
         return cls(() if signature == "-" else map(int, signature.split(",")))
 
     def __eq__(self, other: object) -> bool:
@@ -119,10 +122,15 @@ class Algebra:
         return tuple(blade.bit_count() for blade in self.blades)
 
     @_Table
+    def sizes(self) -> list[int]:
+        """How many blades each grade has, 0 … n."""
+        return [math.comb(self.n, grade) for grade in range(self.n + 1)]
+
+    @_Table
     def of_grade(self) -> tuple[range, ...]:
         """The blades of each grade, 0 … n: neighbours in shortlex order."""
-        starts = [self.grades.index(g) for g in range(self.n + 1)] + [self.num_blades]
-        return tuple(range(*ends) for ends in itertools.pairwise(starts))
+        ends = itertools.accumulate(self.sizes, initial=0)
+        return tuple(range(*pair) for pair in itertools.pairwise(ends))
 
     @_Table
     def squares(self) -> tuple[int, ...]:

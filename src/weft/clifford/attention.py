@@ -106,4 +106,4 @@ def _sum_of_squares(parts: list[Tensor]) -> Tensor:
 
 def _four_dims(x: Tensor) -> Tensor:
     """(batch…, heads, items, E) with one batch dimension: what the fused kernels take."""
-    return x.reshape(-1, *x.shape[-3:])
+    return x[None].flatten(0, -4)

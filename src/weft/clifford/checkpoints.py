@@ -50,8 +50,9 @@ def from_gatr(state: Mapping[str, Tensor], algebra: Algebra = PGA) -> State:
 
 
 def from_lgatr(state: Mapping[str, Tensor]) -> State:
-    """L-GATr's EquiLinear (out, in, 5), or (out, in, 10) with pseudoscalar=True: no factors."""
-    return _transformer(state, None)
+    """L-GATr's EquiLinear (out, in, 5), or (out, in, 10) with pseudoscalar=True, and networks."""
+    converted = _transformer(state, None)
+    return {name.replace("mlp.bilinear.", "mlp."): tensor for name, tensor in converted.items()}
 
 
 def from_cliffordlayers(state: Mapping[str, Tensor]) -> State:

@@ -10,9 +10,19 @@ from torch import Tensor
 from weft.clifford.algebra import Algebra
 from weft.core import autocast
 from weft.core.backend import choose
+from weft.core.op import constant_when_compiling
 from weft.errors import BackendError, DeviceError, DTypeError, ShapeError
 
-__all__ = ["backend_for", "blades_first", "blades_last", "check_norm", "check_weight", "same_kind"]
+__all__ = [
+    "backend_for",
+    "blades_first",
+    "blades_last",
+    "check_bias",
+    "check_norm",
+    "check_weight",
+    "same_kind",
+    "together",
+]
 
 LARGEST = 5
 """Basis vectors up to which code is generated; larger algebras run on the torch path."""
@@ -79,6 +89,19 @@ def blades_last(z: Tensor, blade_dim: int) -> Tensor:
     return z.movedim(0, blade_dim)
 
 
+def together(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both of one shape: a dimension of length 1 meets any length."""
+    if x.shape == y.shape:
+        return x, y
+    pairs = zip(x.shape, y.shape, strict=False)
+    if x.dim() != y.dim() or any(a != b and 1 not in (a, b) for a, b in pairs):
+        raise ShapeError(
+            f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, blades first: batch dimensions and "
+            "features must be equal or 1. Pass as many of each, with 1 where one serves all."
+        )
+    return tuple(torch.broadcast_tensors(x, y))  # type: ignore[no-untyped-call]
+
+
 def check_weight(weight: Tensor, needed: dict[str, int | None]) -> None:
     """The weight's dimensions are the ones needed; None for any length."""
     fits = weight.dim() == len(needed) and all(
@@ -91,6 +114,16 @@ def check_weight(weight: Tensor, needed: dict[str, int | None]) -> None:
             f"weight is {tuple(weight.shape)}: it must be ({shape}), P the paths of the algebra in "
             "the order of algebra.paths. Transpose it, or give it one entry a path and feature."
         )
+
+
+def check_bias(biases: Sequence[Tensor], length: int) -> None:
+    """The bias, if there is one, has an entry for each feature that comes out."""
+    for bias in biases:
+        if bias.shape != (length,):
+            raise ShapeError(
+                f"bias is {tuple(bias.shape)}: it must be ({length},), a number for the scalar of "
+                "each feature that the weight gives. Pass that many, or None."
+            )
 
 
 def check_norm(norm: str) -> str:
@@ -115,9 +148,6 @@ def backend_for(backend: str | None, algebra: Algebra, tensors: Sequence[Tensor]
     )
 
 
+@constant_when_compiling
 def _chosen(backend: str | None, device: str) -> str:
     return choose(backend, device)
-
-
-# a constant for torch.compile, which else traces into the cache; its decorator imports triton
-_chosen._dynamo_marked_constant = True  # type: ignore[attr-defined]

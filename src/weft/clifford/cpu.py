@@ -50,7 +50,7 @@ def run_numba(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The same, by a printed loop; in torch where it is not worth compiling one."""
     size = lengths(program, inputs)
     positions = size["row"] * size["feature"]
-    if positions * _terms(program) < COMPILED:
+    if not positions or positions * _terms(program) < COMPILED:
         return run_torch(program, inputs)
     wide = accumulator(inputs[0].dtype)
     found, values = hoisted(program)
@@ -58,17 +58,21 @@ def run_numba(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     leaves = {o.name: t.detach() if "row" in o.axes else t.detach()[:, None] for o, t in named}
     leaves = {name: t.to(wide) for name, t in leaves.items()}
     given = list(leaves.values())
-    for components in values:
-        given.append(torch.stack(evaluate.evaluate(components, leaves, size)))
+    for expressions in values:
+        found_values = evaluate.evaluate(expressions, leaves, size)
+        given += [torch.stack([torch.as_tensor(v) for v in found_values])]
     loop = printed(found, str(wide).removeprefix("torch."))
-    return [r.to(inputs[0].dtype) for r in _run(found, loop, [given[i] for i in loop.inputs], size, wide)]
+    return [
+        r.to(inputs[0].dtype)
+        for r in _run(found, loop, [given[i] for i in loop.inputs], size, wide)
+    ]
 
 
 @functools.lru_cache(maxsize=1024)
 def _terms(program: Program) -> int:
     """About how many multiplications a position takes."""
     nodes = reachable(e for output in program.outputs for e in output.components)
-    return sum(len(n.data.form.terms) if n.kind == "form" else n.kind == "mul" for n in nodes)  # type: ignore[union-attr]
+    return sum(len(n.data.form.terms) if n.kind == "form" else n.kind == "mul" for n in nodes)
 
 
 def _run(
@@ -107,7 +111,11 @@ def _run(
     work = rows * features * _terms(program)
     _share(run, tasks, 1 if work < SERIAL else torch.get_num_threads())
     if recording():
-        summed = [o.nbytes for o, r in zip(outputs, program.outputs, strict=True) if "row" not in r.operand.axes]
+        summed = [
+            o.nbytes
+            for o, r in zip(outputs, program.outputs, strict=True)
+            if "row" not in r.operand.axes
+        ]
         record(Launch("numba", program.key, {"tile": TILE, "parts": parts}, tasks, sum(summed)))
     return [
         o if "row" in output.operand.axes else o.sum(0)
@@ -129,7 +137,9 @@ def _flattened(inputs: list[Tensor]) -> list[Tensor] | None:
         if features == 1:
             found.append(t.transpose(1, 2))
         elif rows == 1 or t.stride(1) == features * t.stride(2):
-            found.append(t.as_strided((t.shape[0], 1, rows * features), (t.stride(0), 0, t.stride(2))))
+            found.append(
+                t.as_strided((t.shape[0], 1, rows * features), (t.stride(0), 0, t.stride(2)))
+            )
         else:
             return None
     return found

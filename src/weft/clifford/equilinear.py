@@ -22,9 +22,9 @@ Map = tuple[tuple[int, int, int], ...]
 
 
 class EquiLinear(MultivectorModule):
-    """y = Σ_a φ_a(x) · weight[a], plus bias on the scalar: every equivariant linear map.
+    """y = Σ_a φ_a(x) · weight[a], plus bias on the scalar, with the equivariant maps φ_a of GATr.
 
-    The maps φ_a, in order: the n+1 projections ⟨x⟩_g; for each null vector e, e⟨x⟩_g for g < n
+    In order: the n+1 projections ⟨x⟩_g; for each null vector e, e⟨x⟩_g for g < n
     (nine maps in PGA, as in GATr); with `pseudoscalar`, the n+1 products ⟨x⟩_g e_1…n.
 
     Parameters: weight (maps, F_in, F_out), bias (F_out,).
@@ -59,12 +59,7 @@ class EquiLinear(MultivectorModule):
             )
         self.in_features, self.out_features = in_features, out_features
         self.pseudoscalar = pseudoscalar
-        self._moves = [
-            move
-            for i, m in enumerate(algebra.metric)
-            if not m
-            for move in [_times_vector(algebra, i)]
-        ]
+        self._moves = [_times_vector(algebra, i) for i, m in enumerate(algebra.metric) if m == 0]
         if pseudoscalar:
             self._moves.append(_times_pseudoscalar(algebra))
         for k, move in enumerate(self._moves):

@@ -15,6 +15,7 @@ factors have it too, since pairs of numbers in range need not be.  No atomics: r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -26,12 +27,21 @@ from torch import Tensor
 
 from weft.clifford import fc_launch
 from weft.clifford.algebra import Algebra
-from weft.clifford.fc_kernels import Norm, layout
+from weft.clifford.fc_kernels import layout
+from weft.clifford.fc_rows import Norm
 
-__all__ = ["Norm", "backward", "forward", "forward_normalised"]
+__all__ = ["Norm", "backward", "backward_normalised", "forward", "forward_normalised"]
 
-FORWARD_BYTES, BACKWARD_BYTES = 12, 6
-"""Bytes of pairs at a time, for each number of x: rows are taken in parts that keep to it."""
+MOST_BYTES = 12
+"""Bytes of pairs at a time, for each number of x: rows are taken in parts that keep to it.
+
+On an H200 at Cl(3,0), 4096 × 512 in TF32, forward and backward take 974 µs and 450 MiB; with a
+half of it 1022 µs and 430 MiB, with a quarter 1102 µs and 342 MiB: small products leave SMs idle.
+"""
+
+REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+
+Needed = Sequence[bool]
 
 
 def forward(x: Tensor, y: Tensor, weight: Tensor, algebra: Algebra, gated: bool) -> Tensor:
@@ -41,38 +51,20 @@ def forward(x: Tensor, y: Tensor, weight: Tensor, algebra: Algebra, gated: bool)
     gates.  Returns (D, B, F_out) in x's dtype.
     """
     scaled = _factors(x) == torch.float16
-    o, undo, _ = _product(x, y, weight, algebra, gated, torch.float32 if scaled else x.dtype)
+    source = _Source(x, y, algebra, gated, _factors(x))
+    o, undo, _ = _product(source, weight, torch.float32 if scaled else x.dtype)
     return o if undo is None else o.mul_(undo.unsqueeze(1)).to(x.dtype)
 
 
 def forward_normalised(
     x: Tensor, y: Tensor, weight: Tensor, algebra: Algebra, gated: bool, norm: Norm
 ) -> list[Tensor]:
-    """[z, r, scale]: the product over its size in each row, grade by grade, and what is saved."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    o, undo, scale = _product(x, y, weight, algebra, gated, wide)
-    z = o if x.dtype == wide else torch.empty_like(o, dtype=x.dtype)
+    """[z, r, scale]: z = the product over its size in each row and grade; the rest is saved."""
+    o, undo, scale = _product(_Source(x, y, algebra, gated, _factors(x)), weight, _wide(x))
+    z = o if o.dtype == x.dtype else torch.empty_like(o, dtype=x.dtype)
     r = o.new_empty(algebra.n + 1, o.shape[1])
     fc_launch.normalise(o, undo, z, r, norm, algebra)
-    return [z, r, x.new_empty(0) if scale is None else scale]
-
-
-def _product(
-    x: Tensor, y: Tensor, weight: Tensor, algebra: Algebra, gated: bool, wide: torch.dtype
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(o, undo, scale): the product is o times a factor undo for each row; scale is the pairs'."""
-    factors = _factors(x)
-    w, w_scale = _by_out_grade(weight, algebra, factors)
-    scale = undo = None
-    if w_scale is not None:
-        scale = fc_launch.row_scale(x, y, _most_terms(algebra))
-        undo = 1 / (scale * w_scale)
-    o = x.new_empty((algebra.num_blades, x.shape[1], weight.shape[2]), dtype=wide)
-    for rows in _parts(x, algebra, factors, FORWARD_BYTES):
-        t = _pairs(x, y, scale, rows, algebra, gated, factors)
-        for grade in _grades(t, w, algebra):
-            _multiply(grade.t, grade.w.expand(len(grade.t), -1, -1), o[grade.blades, rows])
-    return o, undo, scale
+    return [z, r, r.new_empty(0) if scale is None else scale]
 
 
 def backward(
@@ -82,75 +74,166 @@ def backward(
     go: Tensor,
     algebra: Algebra,
     gated: bool,
-    needed: Sequence[bool] = (True, True, True),
-    saved: Sequence[Tensor] = (),
-    norm: Norm | None = None,
+    needed: Needed = (True, True, True),
 ) -> list[Tensor | None]:
-    """The gradients of x, y and weight where they are needed, else None.
-
-    go: (D, B, F_out), the gradient of the product; with a norm that of the result of
-    `forward_normalised`, and `saved` all that it returned.
-    """
-    factors = _factors(x)
-    w, w_scale = _by_out_grade(weight, algebra, factors)
-    parts = list(_parts(x, algebra, factors, BACKWARD_BYTES))
-    go_scale = None if w_scale is None else go.new_empty(go.shape[1], dtype=torch.float32)
-    of_product = [_upstream(go, go_scale, rows, saved, norm, algebra, factors) for rows in parts]
-    scales = None
-    if w_scale is not None and go_scale is not None and parts:
-        scale = saved[2] if saved else fc_launch.row_scale(x, y, _most_terms(algebra))
-        scales = _scales(scale, go_scale, w_scale, go.shape[2])
-    inputs = [
-        torch.empty_like(x, memory_format=torch.contiguous_format) if n else None
-        for n in needed[:2]
-    ]
-    gw = (
-        torch.zeros_like(w, dtype=torch.promote_types(x.dtype, torch.float32))
-        if needed[2]
-        else None
-    )
-    for rows in parts:
-        do = of_product.pop(0)
-        if any(needed[:2]):
-            dt = _empty_pairs(x, rows, algebra, factors)
-            for grade in _grades(dt, w, algebra):
-                w_t = grade.w.t().expand(len(grade.t), -1, -1)
-                _multiply(do[grade.blades], w_t, grade.t, scales.shrink if scales else 1)
-            outputs = [None if g is None else g[:, rows] for g in inputs]
-            factor = scales.turn[rows] if scales else None
-            fc_launch.turn(x[:, rows], y[:, rows], factor, dt, outputs, algebra, gated)
-            del dt
-        if gw is not None:
-            t = _pairs(x, y, scales.pairs if scales else None, rows, algebra, gated, factors)
-            for grade in _grades(t, gw, algebra):
-                _add_product(grade.w, grade.t.flatten(0, 1).t(), do[grade.blades].flatten(0, 1))
-    if gw is not None:
-        gw = gw.index_select(0, _places(algebra, weight.device))
-        gw = (gw.div_(scales.weight) if scales else gw).to(weight.dtype)
-    return [*inputs, gw]
+    """The gradients of x, y and weight where they are needed, else None; go: (D, B, F_out)."""
+    source = _Source(x, y, algebra, gated, _factors(x))
+    w, w_scale = _by_out_grade(weight, algebra, source.factors)
+    parts = source.parts()
+    if w_scale is None:
+        return _gradients(source, w, [go[:, rows].contiguous() for rows in parts], None, needed)
+    go_scale = fc_launch.row_scale(go, None, 1)
+    scaled = [_scaled(go[:, p], go_scale[p, None], source.factors) for p in parts]
+    scales = _scales(source.scale(), go_scale, w_scale, go.shape[2])
+    return _gradients(source, w, scaled, scales, needed)
 
 
-def _upstream(
-    go: Tensor,
-    scale: Tensor | None,
-    rows: slice,
+def backward_normalised(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
     saved: Sequence[Tensor],
-    norm: Norm | None,
+    gz: Tensor,
     algebra: Algebra,
-    factors: torch.dtype,
-) -> Tensor:
-    """The gradient of the product in some rows, contiguous, as factors; fills their scales."""
-    go = go[:, rows]
-    of_rows = None if scale is None else scale[rows]
-    if norm is not None:
-        z, r, _ = saved
-        do = torch.empty_like(go, dtype=factors, memory_format=torch.contiguous_format)
-        fc_launch.denormalise(go, z[:, rows], r[:, rows], do, of_rows, norm, algebra)
-        return do
-    if of_rows is None:
-        return go.contiguous()
-    of_rows.copy_(fc_launch.row_scale(go, None, 1))
-    return (go * of_rows.unsqueeze(1)).to(factors)
+    gated: bool,
+    norm: Norm,
+    needed: Needed = (True, True, True),
+) -> list[Tensor | None]:
+    """The same for `forward_normalised`, which returned `saved`; gz: the gradient of z."""
+    source = _Source(x, y, algebra, gated, _factors(x))
+    w, w_scale = _by_out_grade(weight, algebra, source.factors)
+    z, r, t_scale = saved
+    go_scale = None if w_scale is None else torch.empty_like(t_scale)
+    of_product = []
+    for rows in source.parts():
+        go = gz.new_empty(gz[:, rows].shape, dtype=source.factors)
+        of_rows = None if go_scale is None else go_scale[rows]
+        fc_launch.denormalise(gz[:, rows], z[:, rows], r[:, rows], go, of_rows, norm, algebra)
+        of_product.append(go)
+    scales = None
+    if w_scale is not None and go_scale is not None:
+        scales = _scales(t_scale, go_scale, w_scale, gz.shape[2])
+    return _gradients(source, w, of_product, scales, needed)
+
+
+class _Source(NamedTuple):
+    """What pairs are made of; they are made, and used up, for a part of the rows at a time."""
+
+    x: Tensor
+    y: Tensor
+    algebra: Algebra
+    gated: bool
+    factors: torch.dtype
+
+    def parts(self) -> list[slice]:
+        """The rows in equal slices, as few as MOST_BYTES allows."""
+        per_number = len(layout(self.algebra).pairs) * self.factors.itemsize
+        parts = math.ceil(per_number / (self.algebra.num_blades * MOST_BYTES))
+        count = self.x.shape[1]
+        size = max(1, -(-count // parts))
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def scale(self) -> Tensor:
+        """For each row a power of two that brings its pairs just below 2¹⁵."""
+        return fc_launch.row_scale(self.x, self.y, layout(self.algebra).most_terms)
+
+    def empty(self, rows: slice) -> Tensor:
+        """Room for the pairs of some rows."""
+        count = len(layout(self.algebra).pairs) * (rows.stop - rows.start) * self.x.shape[2]
+        return self.x.new_empty(count, dtype=self.factors)
+
+    def pairs(self, rows: slice, scale: Tensor | None) -> Tensor:
+        """The pairs of some rows, times a factor for each."""
+        x, y, t = self.x[:, rows], self.y[:, rows], self.empty(rows)
+        scale = None if scale is None else scale[rows]
+        fc_launch.pairs(x, y, scale, t, self.algebra, self.gated)
+        return t
+
+    def turn(
+        self, rows: slice, factor: Tensor | None, dt: Tensor, gradients: Sequence[Tensor | None]
+    ) -> None:
+        """The gradients of x and y in some rows, from those of the pairs times a row's factor."""
+        x, y = self.x[:, rows], self.y[:, rows]
+        factor = None if factor is None else factor[rows]
+        outputs = [None if g is None else g[:, rows] for g in gradients]
+        fc_launch.turn(x, y, factor, dt, outputs, self.algebra, self.gated)
+
+
+@contextlib.contextmanager
+def _sums_in_fp32() -> Iterator[None]:
+    """No sums in 16 bits inside of the library's products, where ours would overflow.
+
+    The numbers of fp16 factors, and of what is shrunk only at the end, fill all of their range.
+    """
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_fp16_accumulation
+    reductions = {
+        name: (getattr(matmul, name), getattr(matmul, f"{name}_split_k")) for name in REDUCTIONS
+    }
+    try:
+        matmul.allow_fp16_accumulation = False
+        for name, (_, split_k) in reductions.items():
+            setattr(matmul, name, (False, split_k))
+        yield
+    finally:
+        matmul.allow_fp16_accumulation = before
+        for name, value in reductions.items():
+            setattr(matmul, name, value)
+
+
+@_sums_in_fp32()
+def _product(
+    source: _Source, weight: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(o, undo, scale): the product is o times a factor undo for each row; scale is the pairs'."""
+    w, w_scale = _by_out_grade(weight, source.algebra, source.factors)
+    scale = undo = None
+    if w_scale is not None:
+        scale = source.scale()
+        undo = 1 / (scale * w_scale)
+    o = source.x.new_empty((*source.x.shape[:2], weight.shape[2]), dtype=dtype)
+    matrices = _by_grade(w, source.algebra)
+    for rows in source.parts():
+        of_grade = _pairs_by_grade(source.pairs(rows, scale), source)
+        for t, w_g, blades in zip(of_grade, matrices, source.algebra.of_grade, strict=True):
+            batch, out = len(blades), o[blades.start : blades.stop, rows]
+            _multiply(t.view(batch, -1, t.shape[1]), w_g.expand(batch, -1, -1), out)
+    return o, undo, scale
+
+
+@_sums_in_fp32()
+def _gradients(
+    source: _Source,
+    w: Tensor,
+    of_product: Sequence[Tensor],
+    scales: _Scales | None,
+    needed: Needed,
+) -> list[Tensor | None]:
+    """The gradients, from those of the product in each part of the rows, as factors."""
+    x, algebra = source.x, source.algebra
+    of_inputs = [x.new_empty(x.shape) if need else None for need in needed[:2]]
+    gw = torch.zeros_like(w, dtype=_wide(w)) if needed[2] else None
+    dims = [len(blades) for blades in algebra.of_grade]
+    for rows, go in zip(source.parts(), of_product, strict=True):
+        go_by_grade = go.flatten(0, 1).split([dim * go.shape[1] for dim in dims])
+        if any(needed[:2]):
+            dt = source.empty(rows)
+            triples = zip(
+                go_by_grade, _by_grade(w, algebra), _pairs_by_grade(dt, source), strict=True
+            )
+            for go_g, w_g, dt_g in triples:
+                shrink = scales.shrink if scales else 1
+                torch.addmm(dt_g, go_g, w_g.t(), beta=0, alpha=shrink, out=dt_g)
+            source.turn(rows, scales and scales.turn, dt, of_inputs)
+            del dt, dt_g, triples  # before the pairs, which take as much
+        if gw is not None:
+            of_grade = _pairs_by_grade(source.pairs(rows, scales and scales.pairs), source)
+            for go_g, t, gw_g in zip(go_by_grade, of_grade, _by_grade(gw, algebra), strict=True):
+                _add_product(gw_g, t.t(), go_g)
+    if gw is not None:
+        gw = gw.index_select(0, _places(algebra, w.device))
+        gw = (gw.div_(scales.weight) if scales else gw).to(x.dtype)
+    return [*of_inputs, gw]
 
 
 class _Scales(NamedTuple):
@@ -169,7 +252,9 @@ class _Scales(NamedTuple):
     weight: Tensor
 
 
-def _scales(scale: Tensor, go_scale: Tensor, w_scale: Tensor, f_out: int) -> _Scales:
+def _scales(scale: Tensor, go_scale: Tensor, w_scale: Tensor, f_out: int) -> _Scales | None:
+    if not scale.shape[0]:
+        return None
     shrink = 2.0 ** -(15 + (f_out - 1).bit_length())
     of_weight = (scale * go_scale).amin()
     return _Scales(shrink, 1 / (go_scale * w_scale * shrink), of_weight / go_scale, of_weight)
@@ -182,6 +267,11 @@ def _factors(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def _wide(tensor: Tensor) -> torch.dtype:
+    """The dtype of sums."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def _by_out_grade(
     weight: Tensor, algebra: Algebra, factors: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
@@ -192,7 +282,12 @@ def _by_out_grade(
     scale = (
         fc_launch.row_scale(weight.reshape(1, -1, weight.shape[2]), None, 1).amin().view(1, 1, 1)
     )
-    return (weight * scale).to(factors).index_select(0, order), scale.view(())
+    return _scaled(weight, scale, factors).index_select(0, order), scale.view(())
+
+
+def _scaled(tensor: Tensor, scale: Tensor, factors: torch.dtype) -> Tensor:
+    """The tensor times a scale, as contiguous factors."""
+    return torch.mul(tensor, scale, out=tensor.new_empty(tensor.shape, dtype=factors))
 
 
 @functools.lru_cache(maxsize=64)
@@ -207,62 +302,24 @@ def _places(algebra: Algebra, device: torch.device) -> Tensor:
     return torch.argsort(_order(algebra, device))
 
 
-def _most_terms(algebra: Algebra) -> int:
-    return max(len(pair.terms) for pair in layout(algebra).pairs)
+def _by_grade(w: Tensor, algebra: Algebra) -> Sequence[Tensor]:
+    """The matrices of each out grade one over the other, (paths·F_in, F_out)."""
+    return w.flatten(0, 1).split([len(p) * w.shape[1] for p in layout(algebra).paths])
 
 
-def _parts(x: Tensor, algebra: Algebra, factors: torch.dtype, most_bytes: int) -> Iterator[slice]:
-    """The rows in equal slices, so few that the pairs of one take most_bytes a number of x."""
-    per_number = len(layout(algebra).pairs) * factors.itemsize / algebra.num_blades
-    size = max(1, -(-x.shape[1] // math.ceil(per_number / most_bytes)))
-    return (slice(start, min(start + size, x.shape[1])) for start in range(0, x.shape[1], size))
+def _pairs_by_grade(t: Tensor, source: _Source) -> list[Tensor]:
+    """The pairs of each out grade, (dim·rows, paths·F_in)."""
+    algebra, features = source.algebra, source.x.shape[2]
+    rows = t.shape[0] // (len(layout(algebra).pairs) * features)
+    widths = [len(paths) * features for paths in layout(algebra).paths]
+    heights = [len(blades) * rows for blades in algebra.of_grade]
+    parts = t.split([h * w for h, w in zip(heights, widths, strict=True)])
+    return [part.view(-1, width) for part, width in zip(parts, widths, strict=True)]
 
 
-class _Grade(NamedTuple):
-    """An out grade: its blades, pairs (dim, rows, paths·F_in) and matrices (paths·F_in, F_out)."""
-
-    blades: slice
-    t: Tensor
-    w: Tensor
-
-
-def _grades(t: Tensor, w: Tensor, algebra: Algebra) -> Iterator[_Grade]:
-    """The parts of pairs, and of matrices by out grade, that belong to each grade."""
-    start = first = 0
-    rows = t.numel() // (len(layout(algebra).pairs) * w.shape[1])
-    for blades, paths in zip(algebra.of_grade, layout(algebra).paths, strict=True):
-        shape = (len(blades), rows, len(paths) * w.shape[1])
-        of_grade = t[start : start + math.prod(shape)].view(shape)
-        matrices = w[first : first + len(paths)].flatten(0, 1)
-        yield _Grade(slice(blades.start, blades.stop), of_grade, matrices)
-        start, first = start + math.prod(shape), first + len(paths)
-
-
-def _empty_pairs(x: Tensor, rows: slice, algebra: Algebra, factors: torch.dtype) -> Tensor:
-    count = len(layout(algebra).pairs) * (rows.stop - rows.start) * x.shape[2]
-    return x.new_empty(count, dtype=factors)
-
-
-def _pairs(
-    x: Tensor,
-    y: Tensor,
-    scale: Tensor | None,
-    rows: slice,
-    algebra: Algebra,
-    gated: bool,
-    factors: torch.dtype,
-) -> Tensor:
-    t = _empty_pairs(x, rows, algebra, factors)
-    of_rows = None if scale is None else scale[rows]
-    fc_launch.pairs(x[:, rows], y[:, rows], of_rows, t, algebra, gated)
-    return t
-
-
-def _multiply(a: Tensor, b: Tensor, out: Tensor, alpha: float = 1) -> None:
-    """out = alpha · a @ b, batched."""
-    if alpha != 1:
-        torch.baddbmm(out, a, b, beta=0, alpha=alpha, out=out)
-    elif out.dtype == a.dtype:
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a @ b, batched."""
+    if out.dtype == a.dtype:
         torch.bmm(a, b, out=out)
     elif a.is_cuda:
         torch.bmm(a, b, out_dtype=out.dtype, out=out)

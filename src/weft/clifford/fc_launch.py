@@ -1,18 +1,20 @@
-"""Launches of the kernels of the fully connected product: each fills tensors that it is given."""
+"""Launches of the kernels of the fully connected product; each fills tensors that it is given."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.clifford import fc_kernels
+from weft.clifford import fc_kernels, fc_rows
 from weft.clifford.algebra import Algebra
-from weft.clifford.fc_kernels import Norm
+from weft.clifford.fc_rows import Norm
 from weft.core.backend import interpreted
-from weft.core.launcher import Launcher, Tile
+from weft.core.launcher import Launcher
 
 __all__ = ["denormalise", "normalise", "pairs", "row_scale", "turn"]
 
@@ -21,34 +23,33 @@ def pairs(
     x: Tensor, y: Tensor, scale: Tensor | None, t: Tensor, algebra: Algebra, gated: bool
 ) -> None:
     """t = the pairs of x and y, times a factor for each row."""
-    _launch_pairs(algebra, gated, scale, "", [x, y, t])
+    _launch_pairs(algebra, gated, "", [x, y, t, scale])
 
 
 def turn(
     x: Tensor,
     y: Tensor,
-    scale: Tensor | None,
+    factor: Tensor | None,
     dt: Tensor,
-    gradients: list[Tensor | None],
+    gradients: Sequence[Tensor | None],
     algebra: Algebra,
     gated: bool,
 ) -> None:
-    """The gradients of x and y, those that are not None, from the pairs' times a row's factor."""
+    """The gradients of x and y that are not None, from those of the pairs, times a row's factor."""
     wanted = "".join(v for v, g in zip("xy", gradients, strict=True) if g is not None)
-    _launch_pairs(
-        algebra, gated, scale, wanted, [x, y, dt, *(g for g in gradients if g is not None)]
-    )
+    _launch_pairs(algebra, gated, wanted, [x, y, dt, factor, *gradients])
 
 
 def _launch_pairs(
-    algebra: Algebra, gated: bool, scale: Tensor | None, gradients: str, tensors: list[Tensor]
+    algebra: Algebra, gated: bool, gradients: str, tensors: Sequence[Tensor | None]
 ) -> None:
-    x, y, t, *outputs = tensors
+    x, y, t = operands = [t for t in tensors[:3] if t is not None]
+    outputs = [t for t in tensors[4:] if t is not None]
+    operands += [t for t in tensors[3:] if t is not None]
     numbers = (*x.shape[1:], *x.stride(), *y.stride(), *(g.stride(0) for g in outputs[:1]))
-    scales = [] if scale is None else [scale]
-    variant = (algebra, gated, bool(scales), _dialect(), gradients)
-    with _device(x):
-        _pairs_launcher(variant, numbers, x.dtype, t.dtype)([x, y, t, *scales, *outputs], t.nbytes)
+    variant = (algebra, gated, tensors[3] is not None, _dialect(), gradients)
+    with _current(x):
+        _pairs_launcher(variant, numbers, x.dtype, t.dtype)(operands, t.nbytes)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -67,32 +68,28 @@ def _pairs_launcher(
 
 
 def row_scale(x: Tensor, y: Tensor | None, terms: int) -> Tensor:
-    """For each row of (D, B, F) a power of two that brings sums of products just below 2¹⁵.
+    """For each row of (D, B, F) a power of two that brings what is computed of it below 2¹⁵.
 
-    terms: how many products are summed; y may be None.
+    That is the numbers of x or, with y, sums of so many products of x and y.
     """
     scale = x.new_empty(x.shape[1], dtype=torch.float32)
-    strides = (*x.stride(), *((None,) * 3 if y is None else y.stride()))
-    with _device(x):
-        _scale_launcher(x.shape, strides, terms, x.dtype)([x, y, scale])
+    operands = [x] if y is None else [x, y]
+    strides = tuple(stride for operand in operands for stride in operand.stride())
+    names = "xy"[: len(operands)]
+    variant = ("scale_kernel", x.shape[0], names, terms, _dialect())
+    with _current(x):
+        _row_launcher(variant, (*x.shape[1:], *strides), x.dtype)([*operands, scale])
     return scale
-
-
-@functools.lru_cache(maxsize=1024)
-def _scale_launcher(
-    shape: tuple[int, int, int], strides: tuple[int | None, ...], terms: int, dtype: torch.dtype
-) -> Launcher:
-    blades, rows, features = shape
-    block_f = max(16, min(4096 // blades, 1 << (features - 1).bit_length()))
-    numbers, constants = (rows, features, *strides), (terms, blades)
-    return Launcher(fc_kernels.scale_kernel, rows, (), numbers, constants, Tile((block_f,)))
 
 
 def normalise(
     o: Tensor, undo: Tensor | None, z: Tensor, r: Tensor, norm: Norm, algebra: Algebra
 ) -> None:
-    """z = o, times a factor for each row, over its size grade by grade; r (grades, B) 1 / size."""
-    _launch_norm("norm_kernel", algebra, norm, undo is not None, [o, undo, z, r], ())
+    """z = o, times a factor for each row, over its size by grade; r (grades, B) = 1 / size."""
+    operands = [t for t in (o, undo, z, r) if t is not None]
+    variant = ("norm_kernel", algebra, norm, undo is not None, _dialect())
+    with _current(o):
+        _row_launcher(variant, tuple(o.shape[1:]), o.dtype, z.dtype)(operands)
 
 
 def denormalise(
@@ -104,42 +101,26 @@ def denormalise(
     norm: Norm,
     algebra: Algebra,
 ) -> None:
-    """do = the gradient of o, times a factor for each row, which goes to `scale`."""
-    scaled, strides = scale is not None, (*go.stride(), z.stride(0), r.stride(0))
-    _launch_norm("denorm_kernel", algebra, norm, scaled, [go, z, r, do, scale], strides)
-
-
-def _launch_norm(
-    name: str,
-    algebra: Algebra,
-    norm: Norm,
-    scaled: bool,
-    tensors: list[Tensor | None],
-    strides: tuple[int, ...],
-) -> None:
-    operands = [t for t in tensors if t is not None]
-    numbers = (*operands[0].shape[1:], *strides)
-    variant = (algebra, norm, scaled, _dialect())
-    with _device(operands[0]):
-        _norm_launcher(name, variant, numbers, *(t.dtype for t in operands))(operands)
+    """do = the gradient of what was normalised, times a factor for each row that goes to scale."""
+    operands = [t for t in (go, z, r, do, scale) if t is not None]
+    numbers = (*go.shape[1:], *go.stride(), z.stride(0), r.stride(0))
+    variant = ("denorm_kernel", algebra, norm, scale is not None, _dialect())
+    with _current(go):
+        _row_launcher(variant, numbers, go.dtype, z.dtype, do.dtype)(operands)
 
 
 @functools.lru_cache(maxsize=1024)
-def _norm_launcher(
-    name: str,
-    variant: tuple[Algebra, Norm, bool, str],
-    numbers: tuple[int, ...],
-    *_: torch.dtype,
-) -> Launcher:
-    kernel = getattr(fc_kernels.norm_kernels(*variant), name)
+def _row_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...], *_: torch.dtype) -> Launcher:
+    name, *rest = variant
+    make = fc_rows.scale_kernels if name == "scale_kernel" else fc_rows.norm_kernels
     rows, features = numbers[:2]
-    return Launcher(kernel, rows, (), numbers, (), fc_kernels.norm_tile(features))
+    return Launcher(getattr(make(*rest), name), rows, (), numbers, (), fc_rows.row_tile(features))
 
 
 def _dialect() -> str:
     return "triton" if interpreted() or torch.version.hip else "gluon"
 
 
-def _device(tensor: Tensor) -> Any:
-    """The device of a tensor made current, as a launcher needs it."""
-    return torch.cuda.device(tensor.device if tensor.is_cuda else -1)
+def _current(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Makes the tensor's device current, as a launcher needs it."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -18,6 +18,7 @@ from weft.clifford.algebra import Algebra
 from weft.clifford.operators import run
 from weft.clifford.programs import pairs
 from weft.core.fused_op import FusedOperator, Gradients
+from weft.core.op import constant_when_compiling
 
 __all__ = ["fully_connected"]
 
@@ -44,7 +45,7 @@ def _composition(
     return torch.cat(blocks)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiling
 def _blocks(signature: str) -> list[tuple[list[int], int]]:
     """The paths and the number of blades of each out grade."""
     algebra = Algebra.from_signature(signature)

@@ -191,8 +191,12 @@ class SelfAttention(nn.Module):
         heads: how many.
         multi_query: the heads share keys and values, as in GATr unless told otherwise.
         algebra: of the multivectors.
+        growth: how many times the features that come in the heads have together.
+        pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
     """
+
+    log_weights: nn.Parameter | None
 
     def __init__(
         self,
@@ -202,21 +206,26 @@ class SelfAttention(nn.Module):
         multi_query: bool = True,
         algebra: Algebra = PGA,
         *,
+        growth: int = 2,
+        pseudoscalar: bool = False,
         blade_dim: int = 0,
     ) -> None:
         super().__init__()
         self.algebra, self.blade_dim, self.heads = algebra, blade_dim, heads
-        # GATr's sizes: together the heads have twice the features that come in
-        hidden = (max(2 * features // heads, 1), max(2 * scalars // heads, 4))
+        hidden = (max(growth * features // heads, 1), max(growth * scalars // heads, 4))
         wide = (heads * hidden[0], heads * hidden[1])
         shared = hidden if multi_query else wide
-        linear = functools.partial(MixedLinear, algebra=algebra, blade_dim=blade_dim)
+        linear = functools.partial(
+            MixedLinear, algebra=algebra, pseudoscalar=pseudoscalar, blade_dim=blade_dim
+        )
         self.q_linear = linear(features, wide[0], scalars, wide[1])
         self.k_linear = linear(features, shared[0], scalars, shared[1])
         self.v_linear = linear(features, shared[0], scalars, shared[1])
         self.out_linear = linear(wide[0], features, wide[1], scalars)
         self.hidden = hidden
-        self.log_weights = nn.Parameter(torch.zeros(heads, hidden[0]))
+        # of distances, which need points and hence a null vector
+        has_points = algebra.metric.count(0) == 1
+        self.log_weights = nn.Parameter(torch.zeros(heads, hidden[0])) if has_points else None
 
     def forward(
         self, x: Tensor, scalars: Tensor, mask: Tensor | None = None
@@ -234,7 +243,7 @@ class SelfAttention(nn.Module):
             k_s,
             v_s,
             self.algebra,
-            weights=self.log_weights.exp(),
+            weights=None if self.log_weights is None else self.log_weights.exp(),
             mask=mask,
         )
         # (…, heads, items, hidden) to (…, items, heads · hidden)

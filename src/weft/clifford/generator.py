@@ -90,7 +90,7 @@ _FUNCTIONS = {
     "sigmoid": "(1.0 / (1.0 + tl.exp(-({0}))))",
     "reciprocal": "(1.0 / ({0}))",
     "sqrt": "tl.sqrt({0})",
-    "rsqrt": "tl.where(({0}) > 0, tl.rsqrt({0}), 0.0)",
+    "rsqrt": "tl.rsqrt(tl.where(({0}) == 0, float('inf'), {0}))",
     "abs": "tl.abs({0})",
     "sign": "((({0}) > 0).to(tl.int8) - (({0}) < 0).to(tl.int8))",
 }
@@ -210,26 +210,23 @@ class _Writer:
         """A component of a feature operand, [1, BLOCK], where it is used."""
         value = f"{name}{component}"
         if name in self.tiling.shared:
-            return [f"{value} = {value}_kept.load(LAYOUT).to({self.number})"]
+            return [f"{value} = {value}_kept.load(LAYOUT)"]
+        return [f"{value} = {self._feature(name, component)}"]
+
+    def _feature(self, name: str, component: int) -> str:
         address = f"{name}_ptr + {component} * stride_{name}c + f * stride_{name}f"
-        return [f"{value} = {self._load(address, self._feature_mask)}"]
+        return self._load(address, self._feature_mask)
 
     # feature operands, and sums over the rows
 
     def _bring_weights(self) -> Iterable[str]:
-        """The feature operands to shared memory."""
-        for name, size in ((o.name, o.size) for o in self.feature_inputs):
-            if name not in self.tiling.shared:
-                continue
-            element = f"{name}_ptr.dtype.element_ty"
-            mask = f"{self._feature_mask}, other=0.0" if self.tiling.ragged else ""
-            for c in range(size):
-                address = f"{name}_ptr + {c} * stride_{name}c + f * stride_{name}f"
-                value = f"tl.load({address}{mask})"
-                yield (
-                    f"{name}{c}_kept = "
-                    f"tl.allocate_shared_memory({element}, [1, BLOCK], {_FLAT}, {value})"
-                )
+        """The feature operands to shared memory, widened once."""
+        for operand in self.feature_inputs:
+            if operand.name in self.tiling.shared:
+                for c in range(operand.size):
+                    name = f"{operand.name}{c}"
+                    tile = f"{self.number}, [1, BLOCK], {_FLAT}, {self._feature(operand.name, c)}"
+                    yield f"{name}_kept = tl.allocate_shared_memory({tile})"
 
     def _zeros(self) -> str:
         return f"tl.zeros([ROWS, BLOCK], {self.number}{', LAYOUT' * self.tiling.gluon})"
@@ -247,8 +244,8 @@ class _Writer:
 
     def _partial(self, operand: Operand, component: int) -> str:
         """Where this program's own sum lies: (programs, components, features)."""
-        row = f"({self._cast('pid', 'tl.int64')} * {operand.size} + {component})"
-        return f"{operand.name}_ptr + {row} * num_features"
+        first = f"{self._cast('pid', 'tl.int64')} * ({operand.size} * num_features)"
+        return f"{operand.name}_ptr + ({first} + f1) + {component} * num_features"
 
     def _close_sums(self) -> Iterable[str]:
         mask = ", mask=f1 < num_features" if self.tiling.ragged else ""
@@ -262,7 +259,7 @@ class _Writer:
         for result, operand in self.summed:
             for c, name in enumerate(result.names):
                 value = f"{operand.name}_total{c}" if name else "0.0"
-                yield f"tl.store({self._partial(operand, c)} + f1, {value}{mask})"
+                yield f"tl.store({self._partial(operand, c)}, {value}{mask})"
 
     def _reduction(self, of: Mapping[str, str], axis: int) -> list[str]:
         """Sums along an axis of a tile: in Gluon all in one, with one exchange between warps."""
@@ -292,7 +289,7 @@ class _Writer:
                     pending.append(total)
                 elif self.tiling.sweeps:
                     # these very threads alone read and write it
-                    place = f"{self._partial(operand, c)} + f1"
+                    place = f"{self._partial(operand, c)}"
                     mask = ", mask=f1 < num_features" if self.tiling.ragged else ""
                     old = f"tl.load({place}{mask}{', other=0.0' if mask else ''})"
                     found.append(f"tl.store({place}, {old} + tl.sum({value}, 0){mask})")
@@ -345,18 +342,23 @@ class _Writer:
             yield from self._copy_ahead("start + programs * ROWS")
 
     def _address(self, name: str, component: int) -> str:
-        """Row first, then component, then feature: other orders hold pointers in registers."""
-        row = f"{name}_row + {component} * stride_{name}c"
-        return f"{name}_ptr + ({row}) + f * {name}_stride"
+        return self._place(
+            name, f"{name}_row", f"{component} * stride_{name}c", f"f * {name}_stride"
+        )
 
-    @staticmethod
-    def _out_address(name: str, component: int) -> str:
-        return f"{name}_ptr + (out_row + {component} * plane) + f"
+    def _place(self, name: str, row: str, component: str, feature: str) -> str:
+        """Summed so that what a loop does not change is a row's offset, not a pointer a component.
+
+        Such pointers would be held in registers, two for each component.
+        """
+        if self.tiling.sweeps:
+            return f"{name}_ptr + (({row} + {feature}) + {component})"
+        return f"{name}_ptr + ({row} + {component}) + {feature}"
 
     def _stores(self) -> Iterable[str]:
         for result, operand in zip(self.plan.results, self.outputs, strict=True):
             for c, name in enumerate(() if result.summed else result.names):
-                address = self._out_address(operand.name, c)
+                address = self._place(operand.name, "out_row", f"{c} * plane", "f")
                 yield f"tl.store({address}, {name or '0.0'}{self._tile_mask})"
 
     def _swept(self) -> Iterable[str]:

@@ -56,12 +56,14 @@ def run(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
         program: what to compute.
         inputs: (C, rows, features) or (C, features) in any strides, as its operands say.
     """
-    key = (program.key, inputs[0].device, *((t.shape, t.stride(), t.dtype) for t in inputs))
+    whole = not any(t.data_ptr() & 15 for t in inputs)
+    layouts = ((t.shape, t.stride(), t.dtype) for t in inputs)
+    key = (program.key, inputs[0].device, whole, *layouts)
     recipe = _recipes.get(key)
     if recipe is None:
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
-        recipe = _recipes[key] = _prepare(program, inputs)
+        recipe = _recipes[key] = _prepare(program, inputs, whole)
     if interpreted() or inputs[0].get_device() == torch._C._cuda_getDevice():
         return _execute(recipe, inputs)
     with torch.cuda.device(inputs[0].device):
@@ -91,7 +93,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _prepare(program: Program, inputs: Sequence[Tensor]) -> Recipe:
+def _prepare(program: Program, inputs: Sequence[Tensor], whole: bool) -> Recipe:
+    """The recipe of a call; `whole` says whether all inputs begin at a multiple of 16 bytes."""
     lengths: dict[str, int] = {}
     for operand, tensor in zip(program.inputs, inputs, strict=True):
         lengths.update(zip(operand.axes, tensor.shape[1:], strict=True))
@@ -103,7 +106,7 @@ def _prepare(program: Program, inputs: Sequence[Tensor]) -> Recipe:
     used = program.used()
     reads = tuple(at for at, o in enumerate(program.inputs) if o.name in used)
     read = [inputs[at] for at in reads]
-    aligned = all(_is_aligned(t) for t in read if t.dim() == 3)
+    aligned = whole and all(_is_aligned(t) for t in read if t.dim() == 3)
     dtype = inputs[0].dtype
     machine = _machine(inputs[0].device)
     tiling, lanes = tiles.choose(program, rows, features, dtype.itemsize, aligned, machine)
@@ -143,11 +146,8 @@ def _machine(device: torch.device) -> Machine:
     """What kernels may use on a device; in the interpreter few programs, for its speed."""
     if interpreted():
         return Machine(False, 2, 0)
-    gluon = torch.version.hip is None and _has_gluon()
+    ampere = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    gluon = ampere and importlib.util.find_spec("triton.experimental.gluon") is not None
     index = torch.cuda.current_device() if device.index is None else device.index
     properties = triton.runtime.driver.active.utils.get_device_properties(index)
     return Machine(gluon, properties["multiprocessor_count"], properties["max_shared_mem"])
-
-
-def _has_gluon() -> bool:
-    return importlib.util.find_spec("triton.experimental.gluon") is not None

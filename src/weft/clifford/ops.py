@@ -8,7 +8,6 @@ dimensions and features broadcast.  Source: the Cayley table, see docs/families/
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from weft.clifford.algebra import Algebra
@@ -16,9 +15,11 @@ from weft.clifford.checks import (
     backend_for,
     blades_first,
     blades_last,
+    check_bias,
     check_norm,
     check_weight,
     same_kind,
+    together,
 )
 from weft.clifford.fully_connected import fully_connected
 from weft.clifford.layer import layer
@@ -120,19 +121,12 @@ def _product(
     backend: str | None,
 ) -> Tensor:
     x, y, *weights = same_kind(x=x, y=y, weight=weight)
-    x, y = _together(*blades_first(algebra, blade_dim, x=x, y=y))
+    x, y = together(*blades_first(algebra, blade_dim, x=x, y=y))
     for w in weights:
         check_weight(w, {"F": x.shape[-1], "P": len(algebra.paths)})
     name = key("product", algebra, kind, *["weighted"] * len(weights))
     z = _rows(name, backend_for(backend, algebra, [x]), [x, y], weights)
     return blades_last(z, blade_dim)
-
-
-def _together(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both of one shape, by broadcasting."""
-    if x.shape != y.shape:
-        x, y = torch.broadcast_tensors(x, y)  # type: ignore[no-untyped-call]
-    return x, y
 
 
 def _rows(name: str, backend: str, multivectors: list[Tensor], weights: list[Tensor]) -> Tensor:
@@ -167,7 +161,7 @@ def fully_connected_geometric_product(
         (B, batch…, F_out) in x's dtype.  float32 matrix products follow torch's TF32 setting.
     """
     x, y, weight = same_kind(x=x, y=y, weight=weight)
-    x, y = _together(*blades_first(algebra, blade_dim, x=x, y=y))
+    x, y = together(*blades_first(algebra, blade_dim, x=x, y=y))
     return blades_last(_fully_connected(x, y, weight, algebra, False, backend), blade_dim)
 
 
@@ -281,7 +275,7 @@ def gelu_geometric_product_norm(
     Moves three multivector tensors, the gradient five; nothing is saved but the inputs.
     """
     x, y, weight = same_kind(x=x, y=y, weight=weight)
-    x, y = _together(*blades_first(algebra, blade_dim, x=x, y=y))
+    x, y = together(*blades_first(algebra, blade_dim, x=x, y=y))
     ending = (check_norm(norm), float(eps).hex()) if normalize else ()
     if fully_connected:
         z = _fully_connected(x, y, weight, algebra, True, backend)
@@ -320,9 +314,10 @@ def grade_linear(
     x, weight, *biases = same_kind(x=x, weight=weight, bias=bias)
     (x,) = blades_first(algebra, blade_dim, x=x)
     check_weight(weight, {"n+1": algebra.n + 1, "F_in": x.shape[-1], "F_out": None})
+    check_bias(biases, weight.shape[-1])
     backend_for(backend, algebra, [x])
     z = linear(
-        x.reshape(x.shape[0], -1, x.shape[-1]), weight, biases[0] if biases else None, algebra
+        x.reshape(x.shape[0], -1, x.shape[-1]), weight, biases[0] if biases else None, algebra.sizes
     )
     return blades_last(z.reshape(*x.shape[:-1], weight.shape[-1]), blade_dim)
 
@@ -374,7 +369,7 @@ def clifford_layer(
     chain = key("chain", algebra, *((check_norm(norm), float(eps).hex()) if normalize else ()))
     chosen = backend_for(backend, algebra, [x])
     rows = x.reshape(x.shape[0], -1, features)
-    z = layer(rows, linear_weight, linear_bias, weight.T, algebra, chain, chosen)
+    z = layer(rows, linear_weight, linear_bias, weight.T, algebra.sizes, chain, chosen)
     return blades_last(z.reshape(x.shape), blade_dim)
 
 

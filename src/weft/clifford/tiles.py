@@ -68,10 +68,10 @@ def choose(
     apart = machine.gluon and reduces and tile.block < features
     if apart:
         tile = _tile(live, features)
-    block, vector, registers = tile
-    short = block < features
+    short = tile.block < features
     if short and reduces:
-        vector = max(1, vector // 2)  # sums and weights come from memory, on the way to registers
+        tile = _tile(live * 3 // 2, features)  # weights and sums pass through registers as well
+    block, vector, registers = tile
     tile_rows = max(1, THREADS * vector // block)
     threads = tile_rows * block // vector
     tiling = Tiling(
@@ -116,8 +116,9 @@ def _in_shared(
     """What lies in shared memory: sums that registers do not hold, feature operands, rows ahead."""
     itemsize, tile = tiling.itemsize, tiling.rows * tiling.block
     row_inputs = [o for o in inputs if "row" in o.axes]
-    kept = [(o.name, o.size * tile * max(4, itemsize)) for o in sums]
-    kept += [(o.name, o.size * tiling.block * itemsize) for o in inputs if "row" not in o.axes]
+    wide = max(4, itemsize)
+    kept = [(o.name, o.size * tile * wide) for o in sums]
+    kept += [(o.name, o.size * tiling.block * wide) for o in inputs if "row" not in o.axes]
     # copies move 16 bytes, and tiles have powers of 2 as sizes
     can_stage = tiling.aligned and features % 16 == 0
     copies = [o for o in row_inputs if can_stage and o.size & (o.size - 1) == 0]

@@ -20,7 +20,7 @@ from weft.core.program import Program
 
 __all__ = ["CHUNK", "accumulator", "evaluate", "lengths", "run"]
 
-CHUNK = 2**14
+CHUNK = 2**12
 """Rows times features evaluated together: below the size from which torch shares one sum among
 threads, whose number would show in its bits."""
 
@@ -123,18 +123,18 @@ def _value(
 ) -> Value:
     args = [values[arg] for arg in node.args] if node.kind != "form" else []
     if node.kind == "const":
-        return node.data  # type: ignore[return-value]
+        return float(node.data)
     if node.kind == "count":
-        return float(size[node.data])  # type: ignore[index]
+        return float(size[node.data])
     if node.kind == "leaf":
-        operand, component = node.data  # type: ignore[misc]
+        operand, component = node.data
         return leaves[operand][component]
     if node.kind == "add":
         return functools.reduce(lambda a, b: a + b, args)
     if node.kind == "mul":
         return args[0] * args[1]
     if node.kind == "total":
-        return _total(args[0], node.data)  # type: ignore[arg-type]
+        return _total(args[0], node.data)
     if node.kind == "part":
         return args[0][node.data]  # type: ignore[index]
     if node.kind == "form":
@@ -149,7 +149,7 @@ def _total(value: Value, axes: frozenset[str]) -> Tensor:
 
 
 def _form(node: Expr, values: Mapping[Expr, Value], leaves: Mapping[str, Tensor]) -> Tensor:
-    form, slot, _ = node.data  # type: ignore[misc]
+    form, slot, _ = node.data
     like = next(iter(leaves.values()))
     operands = [
         None if components is None or name == slot else _stacked(components, values, leaves, like)
@@ -166,11 +166,11 @@ def _stacked(
 ) -> Tensor:
     """(components, rows or 1, features or 1); an operand as it is without a copy."""
     if components[0].kind == "leaf":
-        name = components[0].data[0]  # type: ignore[index]
+        name = components[0].data[0]
         if [e.data for e in components] == [(name, c) for c in range(len(leaves[name]))]:
             return leaves[name]
     tensors = [torch.as_tensor(values[e], dtype=like.dtype, device=like.device) for e in components]
-    return torch.stack(torch.broadcast_tensors(*tensors))
+    return torch.stack(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
 
 
 class _Group(NamedTuple):
@@ -195,15 +195,20 @@ def _contract(form: Form, slot: str, operands: Sequence[Tensor | None]) -> Tenso
     """∂Q/∂slot, a component of the first factor at a time: few operations however many terms."""
     factors = [o for o in operands if o is not None]
     first, *others = factors
-    shape = torch.broadcast_shapes(*(f.shape[1:] for f in factors))
+    shape = torch.broadcast_shapes(*(f.shape[1:] for f in factors))  # type: ignore[no-untyped-call]
     out = first.new_zeros(form.sizes[SLOTS.index(slot)], *shape)
     for group in _groups(form, slot, first.dtype, first.device):
-        terms = group.coefficients * first[group.component]
-        for factor, index in zip(others, group.indices, strict=True):
-            terms = terms * factor.index_select(0, index)
-        if len(group.runs) == len(group.targets):  # no two terms meet: the order is no one's choice
-            out.index_add_(0, group.targets, terms.expand(-1, *shape))
+        terms = group.coefficients
+        selected = [o.index_select(0, i) for o, i in zip(others, group.indices, strict=True)]
+        for factor in sorted(selected, key=Tensor.numel):
+            terms = factor * terms
+        own = first[group.component]
+        if len(group.targets) == len(group.runs) == len(out):
+            out.addcmul_(terms, own)
+        elif len(group.targets) == len(group.runs):  # no two terms meet: no order to choose
+            out.index_add_(0, group.targets, (terms * own).expand(-1, *shape))
         else:
+            terms = terms * own
             for target, begin, end in group.runs:
                 out[target] += terms[begin:end].sum(0)
     return out

@@ -333,7 +333,7 @@ def gradients(
     """∂L/∂e for each e of `wrt`, where L = Σ_o ⟨cotangent_o, output_o⟩ over all positions."""
     adjoints = _Adjoints()
     for output, cotangent in zip(outputs, cotangents, strict=True):
-        adjoints.give(output, output.axes, cotangent)
+        adjoints.give(output, output.axes | cotangent.axes, cotangent)
     parts: dict[Expr, dict[int, Expr]] = {}
     for node in reversed(reachable(outputs)):
         if node.kind == "form":

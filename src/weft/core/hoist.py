@@ -1,4 +1,4 @@
-"""Functions of the inputs alone taken out of a program: torch has them in vector lanes, numba not."""
+"""Functions of the inputs alone taken out of a program: torch computes them in vector lanes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from weft.core.expr import FUNCTIONS, Expr, add, apply, contract, multiply, operands_of, reachable, total
+from weft.core.expr import (
+    FUNCTIONS,
+    Expr,
+    add,
+    apply,
+    contract,
+    multiply,
+    operands_of,
+    reachable,
+    total,
+)
 from weft.core.program import Operand, Output, Program
 
 __all__ = ["Hoisted", "hoisted"]
@@ -40,7 +50,9 @@ def hoisted(program: Program) -> Hoisted:
         if simple and pointwise.issuperset(node.args):
             pointwise.add(node)
     slow = [node for node in nodes if node.kind in SLOW and node in pointwise]
-    operands, values, replaced = [], [], {}
+    operands: list[Operand] = []
+    values: list[tuple[Expr, ...]] = []
+    replaced: dict[Expr, Expr] = {}
     for name, axes in AXES.items():
         own = tuple(node for node in slow if node.axes == set(axes))
         if own:
@@ -64,26 +76,24 @@ def _rebuilt(roots: Iterable[Expr], replaced: dict[Expr, Expr]) -> dict[Expr, Ex
     found = dict(replaced)
     forms: dict[Expr, tuple[Expr, ...]] = {}
     nodes = reachable(roots)
-    owns = [e for node in nodes if node.kind == "form" for e in node.data.own or ()]  # type: ignore[union-attr]
+    owns = [e for node in nodes if node.kind == "form" for e in node.data.own or ()]
     for node in reachable([*owns, *nodes]):
         if node in found:
             continue
         args = [found[arg] for arg in node.args] if node.kind not in ("form", "part") else []
         if node.kind == "form":
-            form, slot, _ = node.data  # type: ignore[misc]
+            form, slot, _ = node.data
             given = operands_of(node)
-            operands = tuple(
-                None if o is None else tuple(found[e] for e in o) for o in given
-            )
+            operands = tuple(None if o is None else tuple(found[e] for e in o) for o in given)
             forms[node] = contract(form, slot, operands)
         elif node.kind == "part":
-            found[node] = forms[node.args[0]][node.data]  # type: ignore[index]
+            found[node] = forms[node.args[0]][node.data]
         elif node.kind == "add":
             found[node] = add(*args)
         elif node.kind == "mul":
             found[node] = multiply(*args)
         elif node.kind == "total":
-            found[node] = total(args[0], node.data)  # type: ignore[arg-type]
+            found[node] = total(args[0], node.data)
         elif node.kind in FUNCTIONS:
             found[node] = apply(node.kind, args[0])
         else:

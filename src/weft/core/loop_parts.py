@@ -11,7 +11,7 @@ import numba
 __all__ = ["TILE", "add", "clear", "finish", "load", "store", "totals", "walk"]
 
 TILE = 256
-"""Positions of a tile: long enough for vectors, and two dozen slots stay in a core's first cache."""
+"""Positions of a tile: long enough for vectors; two dozen slots stay in a core's first cache."""
 
 jit = numba.njit(
     cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}

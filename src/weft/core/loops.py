@@ -21,18 +21,17 @@ from typing import NamedTuple
 
 from weft.core.emit import Assign, Contract, Dialect, Sums, schedule
 from weft.core.expr import SLOTS
-from weft.core.program import Operand, Program
+from weft.core.program import Program
 
 __all__ = ["Loop", "printed"]
 
-STRAIGHT = 256
-"""Sums of terms that are printed one by one: half a minute of compiling for a few per cent from
-there on."""
+STRAIGHT = 200
+"""Terms of a program that are printed one by one: more take long to compile, for a few per cent."""
 
 _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
-_HEADER = '''
+_HEADER = """
 # with loop_parts {parts}
 import math
 
@@ -76,11 +75,13 @@ def rsqrt(x):
 def sign(x):
     return real(1) if x > real(0) else (real(-1) if x < real(0) else real(0))
 
-'''
+"""
 
 _DIALECT = Dialect(
     {
-        **{f: f"{f}({{}})" for f in ("exp", "normal_cdf", "sigmoid", "reciprocal", "sqrt", "rsqrt")},
+        **{
+            f: f"{f}({{}})" for f in ("exp", "normal_cdf", "sigmoid", "reciprocal", "sqrt", "rsqrt")
+        },
         **{f: f"{f}({{}})" for f in ("abs", "sign")},
     },
     lambda of: [],
@@ -144,7 +145,11 @@ class _Printer:
         self.program = program
         self.steps, self.results = schedule(program)
         self.used = [i for i, o in enumerate(program.inputs) if o.name in program.used()]
-        self.phases = [_phase(steps) for steps in _split(self.steps)]
+        work = sum(
+            len(s.form.terms) * len(s.results) for s in self.steps if isinstance(s, Contract)
+        )
+        alone = (Sums,) if work <= STRAIGHT else (Sums, Contract)
+        self.phases = [_phase(steps, alone) for steps in _split(self.steps, alone)]
         self.slots: dict[str, int] = {}
         self.sums = {r.operand: len(r.names) for r in self.results if r.summed}
         self._give_slots()
@@ -279,7 +284,7 @@ class _Printer:
             factors = [i for i in (0, 1, 3, 2) if i != at and SLOTS[i] in step.form.slots]
             for coefficient, *components in sorted(step.form.terms, key=lambda t: t[1 + at]):
                 name = names.get(components[at])
-                read = [(step.operands[i] or {})[components[i]] for i in factors]  # type: ignore[index]
+                read = [step.operands[i][components[i]] for i in factors]  # type: ignore[index]
                 if name and all(read):
                     a, b, w = ([self.slots[r] for r in read if r] + [-1])[:3]
                     self.terms.append((a, b, w, self.slots[name]))
@@ -292,7 +297,8 @@ class _Printer:
         """The sums over a part of the rows."""
         if self.sums:
             yield from _of_blocks(
-                f"finish(block, {self.outputs[name]}, out_{name}, part, at, features, height, width)"
+                f"finish(block, {self.outputs[name]}, out_{name}, "
+                "part, at, features, height, width)"
                 for name in self.sums
             )
 
@@ -310,11 +316,14 @@ def _indented(lines: Iterable[str], depth: int) -> Iterator[str]:
     return (" " * (4 * depth) + line for line in lines)
 
 
-def _split(steps: Iterable[Step]) -> Iterator[list[Step]]:
-    """Runs of steps that are printed position by position; other steps alone."""
+Kinds = tuple[type[Step], ...]
+
+
+def _split(steps: Iterable[Step], alone: Kinds) -> Iterator[list[Step]]:
+    """Runs of steps that are printed position by position; those of some kinds alone."""
     run: list[Step] = []
     for step in steps:
-        if isinstance(step, Sums) or _is_walked(step):
+        if isinstance(step, alone):
             if run:
                 yield run
             yield [step]
@@ -325,16 +334,11 @@ def _split(steps: Iterable[Step]) -> Iterator[list[Step]]:
         yield run
 
 
-def _is_walked(step: Step) -> bool:
-    return isinstance(step, Contract) and len(step.form.terms) * len(step.results) > STRAIGHT
-
-
-def _phase(steps: list[Step]) -> _Phase:
+def _phase(steps: list[Step], alone: Kinds) -> _Phase:
     step = steps[0]
     if isinstance(step, Sums):
         return _Phase(steps, [], set(step.of), set(step.of.values()))
-    if _is_walked(step):
-        assert isinstance(step, Contract)
+    if isinstance(step, Contract) and Contract in alone:
         read = {name for operand in step.operands if operand for name in operand if name}
         defined = {name for names in step.results.values() for name in names.values()}
         return _Phase(steps, [], defined, read)

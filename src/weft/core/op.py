@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,11 +21,20 @@ from torch.autograd import forward_ad
 
 from weft.errors import ShapeError
 
-__all__ = ["LIBRARY", "Operator", "compiling", "recording", "transformed", "unwatched"]
+__all__ = [
+    "LIBRARY",
+    "Operator",
+    "compiling",
+    "constant_when_compiling",
+    "recording",
+    "transformed",
+    "unwatched",
+]
 
 # torch's registration and autograd.Function carry no types
 LIBRARY: Any = torch.library.Library("weft", "DEF")  # type: ignore[no-untyped-call]
 
+F = TypeVar("F", bound=Callable[..., Any])
 Call = Callable[..., Tensor]
 Gradients = Callable[[Call, Sequence[Any], Tensor, Sequence[bool]], tuple[Tensor | None, ...]]
 Batch = Callable[[Call, int, Sequence[int | None], Sequence[Any]], Tensor]
@@ -42,6 +51,15 @@ transformed = torch._C._are_functorch_transforms_active
 def unwatched(tensor: Tensor) -> bool:
     """Whether nobody watches or replaces the dispatcher's work on a plain tensor."""
     return type(tensor) in _PLAIN and not _watched() and not tensor.is_meta
+
+
+def constant_when_compiling(function: F) -> F:
+    """Let torch.compile call it with constants and keep the answer, instead of tracing into it.
+
+    As torch.compiler.assume_constant_result, which imports torch's compiler, and triton with it.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class Operator:

@@ -96,8 +96,8 @@ class DenseForecaster(nn.Module):
 
     def _squares(self, x: Tensor) -> Tensor:
         """⟨x̃_g x_g⟩₀ of each grade: (rows, F, n + 1)."""
-        parts = (self.squares * x * x).split([len(b) for b in ALGEBRA.of_grade], -1)
-        return torch.stack([part.sum(-1) for part in parts], -1)
+        squares = self.squares * x * x
+        return torch.stack([squares[..., b.start : b.stop].sum(-1) for b in ALGEBRA.of_grade], -1)
 
 
 def _root(square: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from weft.progress import track
 __all__ = ["Data", "fit", "foretold", "rmse", "simulated", "step_of", "turned"]
 
 LEARNED_FROM, HELD_OUT = 500, 200  # systems
-BATCH = 25
-STEPS = 200
-RATE = 1e-2
+BATCH = 100
+STEPS = 100
+RATE = 2e-2
 FRAMES = 41
 
 

@@ -14,13 +14,12 @@ from weft.testing.bounds import (
 )
 from weft.testing.contract import Case, assert_contract
 from weft.testing.doors import assert_doors
-from weft.testing.equivariance import act, assert_equivariant, random_versor, versor_action
+from weft.testing.equivariance import assert_equivariant, random_versor
 from weft.testing.memory import poisoned_memory
 
 __all__ = [
     "Case",
     "accuracy_ratio",
-    "act",
     "assert_as_accurate",
     "assert_contract",
     "assert_doors",
@@ -31,5 +30,4 @@ __all__ = [
     "plain_error",
     "poisoned_memory",
     "random_versor",
-    "versor_action",
 ]

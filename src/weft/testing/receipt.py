@@ -61,6 +61,7 @@ class _Check(NamedTuple):
     kind: str
     dtype: str
     run: Callable[[], Mapping[str, float] | None]
+    family: str = ""
 
 
 class _Result(NamedTuple):
@@ -76,8 +77,10 @@ BLOCK = 16
 """Checks that a process takes at a time: neighbours share compiled kernels."""
 
 
-def check_all(device: torch.device, machine: Mapping[str, Any]) -> Receipt:
-    """Run the contracts of all families on a device.
+def check_all(
+    device: torch.device, machine: Mapping[str, Any], family: str | None = None
+) -> Receipt:
+    """Run the contracts of all families, or of one, on a device.
 
     On a GPU the checks are shared among as many processes as there are processors, since nearly
     all of their time is the compilation of kernels; the large ones come last, one by one.
@@ -85,13 +88,17 @@ def check_all(device: torch.device, machine: Mapping[str, Any]) -> Receipt:
     Args:
         device: "cuda" runs the Triton kernels, "cpu" the numba and torch bodies.
         machine: what the receipt says about where it was made.
+        family: "products", "o3", ...; None is all.
     """
     receipt = Receipt(dict(machine))
-    checks = _all_checks(device.type)
-    small = [i for i, check in enumerate(checks) if check.kind != LARGE]
-    for results in _shared(device.type, small):
+    checks = [
+        (i, check)
+        for i, check in enumerate(_all_checks(device.type))
+        if family in (None, check.family)
+    ]
+    for results in _shared(device.type, [i for i, check in checks if check.kind != LARGE]):
         _note(receipt, results)
-    for check in track([check for check in checks if check.kind == LARGE], "large contracts"):
+    for check in track([check for _, check in checks if check.kind == LARGE], "large contracts"):
         _note(receipt, [_result(check)])
     return receipt
 
@@ -135,7 +142,11 @@ def _note(receipt: Receipt, results: list[_Result]) -> None:
 
 @functools.cache
 def _all_checks(device: str) -> list[_Check]:
-    return [check for suite in suites() for check in _checks(suite, device)]
+    return [
+        check._replace(family=family)
+        for family, suite in suites().items()
+        for check in _checks(suite, device)
+    ]
 
 
 def _checks(suite: Suite, device: str) -> Iterator[_Check]:

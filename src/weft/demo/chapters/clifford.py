@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from weft.demo import page
+from weft.demo import forecasting, page
 from weft.demo.dense import DenseForecaster
 from weft.demo.forecaster import AFTER, BEFORE, Forecaster, Systems, complete_graphs
-from weft.demo.forecasting import BATCH, Data, fit, foretold, rmse, simulated, step_of, turned
+from weft.demo.forecasting import Data, fit, foretold, rmse, simulated, step_of, turned
 from weft.demo.measure import interleaved
 from weft.demo.options import Options
 from weft.demo.pictures import ACCENT, GREY, curve, forecasts
@@ -20,7 +20,7 @@ __all__ = ["chapter"]
 
 OURS, STILL, STRAIGHT = "learned", "staying where it is", "straight on"
 FEATURES, LAYERS = 16, 2
-ROUNDS = 7
+ROUNDS = 3
 SHOWN = 4  # systems
 
 _FORMULA = (
@@ -43,6 +43,7 @@ def chapter(options: Options) -> page.Chapter:
     }
     errors = {name: rmse(positions, data.test) for name, positions in views.items()}
     dense = DenseForecaster(model)
+    size = forecasting.BATCH
     times = _times(model, dense, data)
     asymmetry = _asymmetry(model, data.test)
     blocks = (
@@ -51,7 +52,7 @@ def chapter(options: Options) -> page.Chapter:
         _errors_table(errors),
         page.figure(
             curve(losses, {name: errors[name] for name in (STILL, STRAIGHT)}, ""),
-            f"Learning: RMSE of each of {len(losses)} steps, {BATCH} systems a step, and its mean "
+            f"Learning: RMSE of each of {len(losses)} steps, {size} systems a step, and its mean "
             "over 21 steps. Dashed: without learning, on the held-out systems.",
         ),
         _exactness_table(model, dense, data.test),
@@ -77,13 +78,13 @@ def _asymmetry(model: Forecaster, systems: Systems) -> float:
 def _times(model: Forecaster, dense: DenseForecaster, data: Data) -> dict[str, dict[str, float]]:
     """Milliseconds of weft and of plain torch, turn by turn."""
     device = data.train.charge.device
-    batch = data.train.of(torch.arange(BATCH, device=device))
+    batch = data.train.of(torch.arange(forecasting.BATCH, device=device))
     plan = complete_graphs(*batch.charge.shape).to(device)
     models = {"weft": model, "torch": dense}
     steps = {name: step_of(m, batch, plan) for name, m in models.items()}
     passes = {name: partial(foretold, m, data.test) for name, m in models.items()}
     return {
-        f"one step of learning, {BATCH} systems": interleaved(steps, device, ROUNDS),
+        f"one step of learning, {len(batch.charge)} systems": interleaved(steps, device, ROUNDS),
         f"{len(data.test.charge)} systems foretold": interleaved(passes, device, ROUNDS),
     }
 

@@ -8,6 +8,6 @@ from weft.testing.cases.suite import Suite
 __all__ = ["Suite", "suites"]
 
 
-def suites() -> list[Suite]:
-    """The cases of every family."""
-    return [products.suite(), o3.suite(), clifford.suite()]
+def suites() -> dict[str, Suite]:
+    """The cases of every family, by its name."""
+    return {"products": products.suite(), "o3": o3.suite(), "clifford": clifford.suite()}

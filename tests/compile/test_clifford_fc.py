@@ -1,0 +1,94 @@
+"""The printed kernels of the fully connected product, compiled for GPUs that are not here.
+
+Gluon for NVIDIA, Triton for AMD.  The statistics stand in clifford_fc.json: growth over 10 % fails.
+To accept a change, run with WEFT_WRITE_SNAPSHOT=1 and commit the file.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from weft.core.backend import interpreted
+
+if interpreted():
+    pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
+
+from weft.clifford import fc_kernels, fc_rows
+from weft.clifford.algebra import Algebra
+from weft.core.launcher import Tile
+from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+
+SNAPSHOT = pathlib.Path(__file__).with_name("clifford_fc.json")
+FEATURES = 512
+NORM = fc_rows.Norm("metric", 1e-6)
+PLANE, SPACE, SPACETIME = (1, 1), (1, 1, 1), (1, -1, -1, -1)
+
+
+def build(name: str, metric: tuple[int, ...], dtype: str, factors: str, target: str) -> Build:
+    """A kernel on contiguous rows, with factors of matrix products in a dtype."""
+    algebra, scaled = Algebra(metric), factors == "fp16"
+    dialect = "gluon" if target.startswith("sm_") else "triton"
+    if name in ("pairs", "turn"):
+        gradients = "xy" if name == "turn" else ""
+        module = fc_kernels.pair_kernels(algebra, True, scaled, dialect, gradients)
+        tile = fc_kernels.pair_tile(algebra, FEATURES, gradients)
+    elif name == "scale":
+        module = fc_rows.scale_kernels(algebra.num_blades, "xy", 3, dialect)
+        tile = fc_rows.row_tile(FEATURES)
+    else:
+        module = fc_rows.norm_kernels(algebra, NORM, scaled, dialect)
+        tile = fc_rows.row_tile(FEATURES)
+    return _build(getattr(module, f"{name}_kernel"), tile, dtype, factors)
+
+
+def _build(kernel: Any, tile: Tile, dtype: str, factors: str) -> Build:
+    names = kernel.arg_names
+    blocks = [name for name in names if name.startswith("BLOCK")]
+    constants = dict(zip(blocks, tile.blocks, strict=True))
+    constants |= {name: 1 for name in names if name.startswith("stride") and name.endswith("f")}
+    of = dict.fromkeys(("t_ptr", "d_ptr"), factors)
+    of |= dict.fromkeys(("scale_ptr", "undo_ptr", "r_ptr", "o_ptr"), "fp32")
+    types = {
+        name: f"*{of.get(name, dtype)}" if name.endswith("_ptr") else "i32"
+        for name in names
+        if name not in constants
+    }
+    aligned = [name for name in types if name.startswith("stride") or name == "F"]
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return Build(kernel, types, constants, options, tuple(aligned))
+
+
+CASES = {
+    f"{name} {metric}, {dtype} {factors}, {target}": (name, metric, dtype, factors, target)
+    for metric, dtype, factors, target in (
+        (SPACE, "fp32", "fp16", "sm_90"),
+        (SPACE, "bf16", "bf16", "sm_90"),
+        (SPACE, "fp32", "fp16", "sm_80"),
+        (PLANE, "fp32", "fp32", "sm_90"),
+        (PLANE, "fp32", "fp16", "gfx942"),
+        (SPACETIME, "fp32", "fp16", "sm_90"),
+    )
+    for name in ("pairs", "turn", "scale", "norm", "denorm")
+}
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Iterator[dict[str, Any]]:
+    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
+    yield kept
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+    made, target = build(*CASES[name]), CASES[name][-1]
+    stats = statistics(compile_for(made, target), target)
+    assert not faults(made, target, stats)
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        snapshot[name] = stats
+    assert not growth(stats, snapshot[name])

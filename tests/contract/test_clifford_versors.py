@@ -1,0 +1,88 @@
+"""exp, log and inverse of versors, and algebras of more than five dimensions, on every backend.
+
+exp is held against the exponential of the matrix b ↦ (x ↦ b x), by plain PyTorch's own error.
+"""
+
+import pytest
+import torch
+
+from tests.conftest import BACKENDS
+from weft import clifford
+from weft.clifford import Algebra, reference
+from weft.testing import assert_as_accurate, assert_within_bound, plain_error
+
+METRICS = [(1, 1), (1, 1, 1), (1, -1, -1, -1), (0, 1, 1, 1), (1, 1, 1, 1, -1)]
+pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def bivectors(algebra, seed=0, size=0.4, rows=11):
+    generator = torch.Generator().manual_seed(seed)
+    b = size * torch.randn(algebra.num_blades, rows, 3, dtype=torch.float64, generator=generator)
+    return clifford.grade_project(b, 2, algebra)
+
+
+def by_matrices(b, algebra):
+    """exp(b) is what the exponential of the matrix of x ↦ b x does to 1."""
+    matrices = torch.einsum("i...,ijk->...jk", b, algebra.cayley(b.dtype))
+    return torch.linalg.matrix_exp(matrices)[..., 0].movedim(-1, 0)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_exp(metric, dtype, backend):
+    algebra = Algebra(metric)
+    b = bivectors(algebra).to(dtype)
+    exact = by_matrices(b.double(), algebra)
+    beside = b.float() * (1 + torch.finfo(torch.float32).eps)
+    noise = plain_error(by_matrices(beside, algebra), exact, dtype)
+    assert_as_accurate(clifford.exp(b, algebra, backend=backend), exact, noise)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=str)
+def test_log_undoes_exp(metric, backend):
+    """Within the change of b that float32's rounding of the rotor would make."""
+    algebra = Algebra(metric)
+    b = bivectors(algebra, seed=1)
+    found = clifford.log(clifford.exp(b, algebra, backend=backend), algebra, backend=backend)
+    rounded = clifford.log(by_matrices(b, algebra).float(), algebra, backend=backend)
+    assert_as_accurate(found, b, plain_error(rounded, b, torch.float64))
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=str)
+def test_inverse(metric, backend):
+    algebra = Algebra(metric)
+    versor = by_matrices(bivectors(algebra, seed=2), algebra) * 1.7
+    inverse = clifford.inverse(versor, algebra, backend=backend)
+    product = clifford.geometric_product(versor, inverse, algebra, backend=backend)
+    one = torch.zeros_like(product)
+    one[0] = 1
+    size = reference.product(versor.abs(), inverse.abs(), Algebra((1,) * algebra.n))
+    size = size.abs() + clifford.norm(versor, algebra) * inverse.abs().sum(0)
+    assert_within_bound(product, one, size, terms=algebra.num_blades, stored=2)
+
+
+def test_gradients_at_zero_and_at_a_plane(backend):
+    algebra = Algebra((1, 1, 1))
+    zero = torch.zeros(8, 1, 1, dtype=torch.float64, requires_grad=True)
+    clifford.exp(zero, algebra, backend=backend)[4].sum().backward()
+    assert zero.grad.flatten().tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
+    b = bivectors(algebra, rows=2).requires_grad_()
+    torch.autograd.gradcheck(lambda b: clifford.exp(b, algebra, backend=backend), b)
+
+
+def test_six_dimensions_run_in_torch(backend):
+    """The oracle holds half a million numbers there: two columns of it, and the paths."""
+    if backend != "torch":
+        pytest.skip("kernels are generated up to five dimensions")
+    algebra = Algebra((1, 1, -1, 0, 1, 1))
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(-3, 4, (64, 2, 2), generator=generator).double() for _ in range(2))
+    table = algebra.cayley(torch.float64)
+    expected = torch.einsum("ijk,i...,k...->j...", table, x, y)
+    found = clifford.geometric_product(x, y, algebra)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    weight = torch.ones(2, len(algebra.paths), dtype=torch.float64, requires_grad=True)
+    weighted = clifford.geometric_product(x, y, algebra, weight)
+    torch.testing.assert_close(weighted, expected, rtol=0, atol=0)
+    weighted.sum().backward()
+    torch.testing.assert_close(weight.grad.sum(), expected.sum(), rtol=0, atol=0)
