@@ -1,8 +1,8 @@
 """Generated kernels against the oracle, in each form that the template has.
 
 Rows several at a time, rows longer than a tile (read again for sums, or shared out), any strides,
-no rows, several results summed over rows.  Seen red with: a mask left off rows or features, sums
-that count the overhang of a tile, partial sums that a kernel program did not store.
+no rows, results summed over rows.  Seen red with: the mask of features or of rows left off, a
+partial sum that was not stored, sums of a long row that kept its last tile alone.
 """
 
 import pytest

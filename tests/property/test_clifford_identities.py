@@ -1,7 +1,6 @@
 """The identities of Clifford algebra, in any metric, on multivectors of small integers: exactly.
 
-Seen red with: the metric's signs left out of the table, reverse taken for the conjugate, left and
-right contraction swapped, the dual's sign dropped, the dual applied twice instead of undone.
+Seen red with: left and right contraction swapped.
 """
 
 from typing import NamedTuple

@@ -215,7 +215,7 @@ def _gradients(
     gw = torch.zeros_like(w, dtype=_wide(w)) if needed[2] else None
     dims = [len(blades) for blades in algebra.of_grade]
     for rows, go in zip(source.parts(), of_product, strict=True):
-        go_by_grade = go.flatten(0, 1).split([dim * go.shape[1] for dim in dims])
+        go_by_grade = go.flatten(0, 1).split_with_sizes([dim * go.shape[1] for dim in dims])
         if any(needed[:2]):
             dt = source.empty(rows)
             triples = zip(
@@ -304,7 +304,7 @@ def _places(algebra: Algebra, device: torch.device) -> Tensor:
 
 def _by_grade(w: Tensor, algebra: Algebra) -> Sequence[Tensor]:
     """The matrices of each out grade one over the other, (paths·F_in, F_out)."""
-    return w.flatten(0, 1).split([len(p) * w.shape[1] for p in layout(algebra).paths])
+    return w.flatten(0, 1).split_with_sizes([len(p) * w.shape[1] for p in layout(algebra).paths])
 
 
 def _pairs_by_grade(t: Tensor, source: _Source) -> list[Tensor]:
@@ -313,7 +313,7 @@ def _pairs_by_grade(t: Tensor, source: _Source) -> list[Tensor]:
     rows = t.shape[0] // (len(layout(algebra).pairs) * features)
     widths = [len(paths) * features for paths in layout(algebra).paths]
     heights = [len(blades) * rows for blades in algebra.of_grade]
-    parts = t.split([h * w for h, w in zip(heights, widths, strict=True)])
+    parts = t.split_with_sizes([h * w for h, w in zip(heights, widths, strict=True)])
     return [part.view(-1, width) for part, width in zip(parts, widths, strict=True)]
 
 

@@ -106,6 +106,7 @@ minutes.  Triton's own spelling is for the interpreter and for other vendors.
 ACCUMULATOR = """\
     ACC: tl.constexpr = tl.float64 if {first}_ptr.dtype.element_ty == tl.float64 else tl.float32
     block = R.to(tl.int64) * F
+    wide = R.to(tl.int64) * 0 + 1  # what a stride is multiplied by may pass 2^31
 """
 
 PAIRS_HEAD = """
@@ -165,7 +166,7 @@ def _loads(algebra: Algebra, gated: bool, scaled: bool) -> list[str]:
     lines = []
     for name in "xy":
         for i in range(algebra.num_blades):
-            at = f"({i} * stride_{name}b + row * stride_{name}r) + f * stride_{name}f"
+            at = f"(wide * {i} * stride_{name}b + row * stride_{name}r) + f * stride_{name}f"
             lines.append(f"{name}{i} = tl.load({name}_ptr + {at}, mask=m, other=0.0).to(ACC)")
     factors = []
     if scaled:
@@ -210,7 +211,7 @@ def _turn(algebra: Algebra, gated: bool, scaled: bool, gradients: str) -> list[s
             dot = " + ".join(f"{name}{i} * d{name}{i}" for i in blades)
             lines.append(f"of_gate = {rest} * 0.3989422804014327 * ({dot})")
         for i in blades:
-            at = f"g{name}_ptr + ({i} * stride_gb + row * F) + f"
+            at = f"g{name}_ptr + (wide * {i} * stride_gb + row * F) + f"
             value = f"s * d{name}{i}"
             if gated and i == 0:
                 value += f" + of_gate * tl.exp(-0.5 * {name}0 * {name}0)"

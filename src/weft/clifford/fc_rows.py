@@ -81,7 +81,7 @@ def scale_kernels(blades: int, operands: str, terms: int, dialect: str) -> Modul
     lines = [f"most_{v} = (e * 0).to(ACC)" for v in operands] + [*SWEEP]
     for v in operands:
         for i in range(blades):
-            at = f"{v}_ptr + ({i} * stride_{v}b + row * stride_{v}r) + f * stride_{v}f"
+            at = f"{v}_ptr + (wide * {i} * stride_{v}b + row * stride_{v}r) + f * stride_{v}f"
             value = f"tl.abs(tl.load({at}, mask=m, other=0.0).to(ACC))"
             lines.append(f"    most_{v} = tl.maximum(most_{v}, {value})")
     largest = " * ".join(f"tl.max(most_{v}, 0)" for v in operands)
@@ -127,9 +127,9 @@ def _denorm(algebra: Algebra, norm: Norm, scaled: bool) -> list[str]:
     rescaled, metric = norm.rescaled(algebra), norm.kind == "metric"
     sweep = [*SWEEP]
     for j in range(algebra.num_blades):
-        at = f"g_ptr + ({j} * stride_gb + row * stride_gr) + f * stride_gf"
+        at = f"g_ptr + (wide * {j} * stride_gb + row * stride_gr) + f * stride_gf"
         sweep.append(f"    g{j} = tl.load({at}, mask=m, other=0.0).to(ACC)")
-        at = f"z_ptr + ({j} * stride_zb + row * F) + f"
+        at = f"z_ptr + (wide * {j} * stride_zb + row * F) + f"
         sweep.append(f"    z{j} = tl.load({at}, mask=m, other=0.0).to(ACC)")
     lines = [f"c{g} = (e * 0).to(ACC)" for g in rescaled]
     lines += ["most_g = (e * 0).to(ACC)", "most_z = (e * 0).to(ACC)"] * scaled
@@ -139,7 +139,7 @@ def _denorm(algebra: Algebra, norm: Norm, scaled: bool) -> list[str]:
     for j in range(algebra.num_blades) if scaled else ():
         lines += [f"    most_{v} = tl.maximum(most_{v}, tl.abs({v}{j}))" for v in "gz"]
     for g in rescaled:
-        lines.append(f"r{g} = tl.load(r_ptr + {g} * stride_rg + row)")
+        lines.append(f"r{g} = tl.load(r_ptr + (wide * {g} * stride_rg + row))")
         lines.append(f"c{g} = tl.sum(c{g}, 0) / F")
     lines += _bound(rescaled) * scaled
     lines += sweep

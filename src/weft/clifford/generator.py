@@ -32,7 +32,8 @@ class Tiling(NamedTuple):
 
     Args:
         gluon: whether to print Gluon; else Triton, without shared memory.
-        rows, block: of a tile, powers of 2.
+        rows: of a tile, a power of 2.
+        block: features of a tile, a power of 2.
         vector: neighbouring features of a thread.
         warps: of a kernel program.
         sweeps: whether a row is longer than a tile and is read again for each level of sums.
@@ -289,7 +290,7 @@ class _Writer:
                     pending.append(total)
                 elif self.tiling.sweeps:
                     # these very threads alone read and write it
-                    place = f"{self._partial(operand, c)}"
+                    place = self._partial(operand, c)
                     mask = ", mask=f1 < num_features" if self.tiling.ragged else ""
                     old = f"tl.load({place}{mask}{', other=0.0' if mask else ''})"
                     found.append(f"tl.store({place}, {old} + tl.sum({value}, 0){mask})")

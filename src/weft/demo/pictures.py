@@ -71,7 +71,7 @@ def curve(losses: Sequence[float], levels: Mapping[str, float], unit: str) -> by
         axis.text(len(losses), level, name, color=GREY, fontsize=9, ha="right", va="bottom")
     axis.set(
         xlabel="step",
-        ylabel=f"RMSE [{unit}]",
+        ylabel=f"RMSE [{unit}]" if unit else "RMSE",
         xlim=(0, len(losses)),
         ylim=(0, 1.1 * max(*losses, *levels.values())),
     )
