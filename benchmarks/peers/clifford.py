@@ -57,17 +57,29 @@ def _pairs(algebra: Algebra, x: Tensor, y: Tensor, weight: Tensor | None) -> Ten
 
 
 def _blocks(algebra: Algebra, like: Tensor) -> Product:
-    """The small product of each path, then its matrix, added by out grade."""
+    """The pairs of each path, then its matrix, added by out grade."""
     grades = [slice(b.start, b.stop) for b in algebra.of_grade]
-    table = algebra.cayley(like.dtype).to(like.device)
+
+    def pairs(p: int, x: Tensor, y: Tensor) -> Tensor:
+        out: dict[int, Tensor] = {}
+        for term in algebra.terms:
+            i, j, k, sign = term
+            if algebra.path_of[algebra.grades_of(term)] == p:
+                value = x[i] * y[k] if sign > 0 else -x[i] * y[k]
+                out[j] = out[j] + value if j in out else value
+        return torch.stack([out[j] for j in sorted(out)])
 
     def product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         out: dict[int, Tensor] = {}
-        for p, (a, b, c) in enumerate(algebra.paths):
-            block = table[grades[a], grades[b], grades[c]]
-            pairs = torch.einsum("i...f,ijk,k...f->j...f", x[grades[a]], block, y[grades[c]])
-            part = pairs @ weight[p]
-            out[b] = out[b] + part if b in out else part
+        for p, (_, grade, _) in enumerate(algebra.paths):
+            found = pairs(p, x, y)
+            # a null metric reaches some blades of a grade alone
+            blades = sorted({j for t in algebra.terms for j in [t[1]]
+                             if algebra.path_of[algebra.grades_of(t)] == p})
+            part = x.new_zeros(grades[grade].stop - grades[grade].start, *x.shape[1:-1], weight.shape[2])
+            part = (found @ weight[p]) if len(blades) == part.shape[0] else part.index_copy(
+                0, torch.tensor(blades, device=x.device) - grades[grade].start, found @ weight[p])
+            out[grade] = out[grade] + part if grade in out else part
         return torch.cat([out[grade] for grade in sorted(out)])
 
     return product

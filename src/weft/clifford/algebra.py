@@ -70,7 +70,7 @@ class Algebra:
         return cls((0,) * r + (1,) * p + (-1,) * q)
 
     @classmethod
-    @functools.cache  # noqa: B019 - algebras are few, and their tables take long to make
+    @functools.cache
     def from_signature(cls, signature: str) -> Algebra:
         """The algebra with a `signature`, the same object at each call."""
         return cls(() if signature == "-" else map(int, signature.split(",")))

@@ -20,6 +20,7 @@ __all__ = [
     "check_bias",
     "check_norm",
     "check_weight",
+    "flat",
     "same_kind",
     "together",
 ]
@@ -100,6 +101,11 @@ def together(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             "features must be equal or 1. Pass as many of each, with 1 where one serves all."
         )
     return tuple(torch.broadcast_tensors(x, y))  # type: ignore[no-untyped-call]
+
+
+def flat(x: Tensor) -> Tensor:
+    """(B, batch…, F) as (B, rows, F): a view where strides allow."""
+    return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)
 
 
 def check_weight(weight: Tensor, needed: dict[str, int | None]) -> None:

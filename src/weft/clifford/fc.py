@@ -30,7 +30,14 @@ from weft.clifford.algebra import Algebra
 from weft.clifford.fc_kernels import layout
 from weft.clifford.fc_rows import Norm
 
-__all__ = ["Norm", "backward", "backward_normalised", "forward", "forward_normalised"]
+__all__ = [
+    "Norm",
+    "backward",
+    "backward_normalised",
+    "forward",
+    "forward_normalised",
+    "saved_shapes",
+]
 
 MOST_BYTES = 12
 """Bytes of pairs at a time, for each number of x: rows are taken in parts that keep to it.
@@ -265,6 +272,12 @@ def _factors(x: Tensor) -> torch.dtype:
     if x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
         return torch.float16
     return x.dtype
+
+
+def saved_shapes(x: Tensor, grades: int) -> tuple[list[int], list[int], torch.dtype]:
+    """The shapes of what `forward_normalised` saves beside the result, and their dtype."""
+    rows = x.shape[1]
+    return [grades, rows], [rows if _factors(x) == torch.float16 else 0], _wide(x)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

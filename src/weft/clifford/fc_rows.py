@@ -38,6 +38,12 @@ class Norm(NamedTuple):
     kind: str
     eps: float
 
+    @classmethod
+    def of_words(cls, words: str) -> Norm:
+        """As a program's key spells it, "euclidean 0x…"."""
+        kind, eps = words.split(" ")
+        return cls(kind, float.fromhex(eps))
+
     def signs(self, algebra: Algebra) -> tuple[int, ...]:
         """The factor of each blade's square: 1, or what the metric makes of it."""
         return (1,) * algebra.num_blades if self.kind == "euclidean" else algebra.squares

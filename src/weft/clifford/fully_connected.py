@@ -2,8 +2,8 @@
 
     z_j[m] = Σ_(p,n) W[p,n,m] · pair_(p,j)[n],   pair_(p,j) = Σ sign · x_i y_k over path p
 
-On the GPU one fused matrix product each way (kernels in fc.py); elsewhere, and for gradients of
-gradients, the pairs by a program and a matrix product for each out grade.
+On the GPU pairs, one matrix product an out grade, and the norm around them are fused (fc.py);
+elsewhere, and for gradients of gradients, they are programs around torch's own products.
 """
 
 from __future__ import annotations
@@ -24,15 +24,34 @@ __all__ = ["fully_connected"]
 
 
 def fully_connected(
-    x: Tensor, y: Tensor, weight: Tensor, algebra: Algebra, gated: bool, backend: str
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    algebra: Algebra,
+    backend: str,
+    *,
+    gated: bool = False,
+    ending: str = "",
 ) -> Tensor:
-    """The product of (B, rows, F_in) and (P, F_in, F_out), GELU-gated before it if `gated`."""
-    args = (x, y, weight, algebra.signature, gated, backend)
-    return _fused(*args) if backend == "triton" else _composition(*args)
+    """The product of (B, rows, F_in) and (P, F_in, F_out).
+
+    Args:
+        x: left factors.
+        y: right factors.
+        weight: matrices, by path.
+        algebra: whose product.
+        backend: where the programs run.
+        gated: whether x and y are gated first.
+        ending: the words of the norm that follows, "euclidean 0x…"; "" for none.
+    """
+    args = (x, y, weight, algebra.signature, gated, ending, backend)
+    if backend != "triton":
+        return _composition(*args)
+    return _normalised(*args) if ending else _plain(*args)
 
 
 def _composition(
-    x: Tensor, y: Tensor, weight: Tensor, signature: str, gated: bool, backend: str
+    x: Tensor, y: Tensor, weight: Tensor, signature: str, gated: bool, ending: str, backend: str
 ) -> Tensor:
     (found,) = run(f"pairs {signature}{' gated' * gated}", backend, x, y)
     blocks, start = [], 0
@@ -42,43 +61,88 @@ def _composition(
         matrices = torch.stack([weight[p] for p in paths])
         blocks.append(torch.einsum("pjrn,pnm->jrm", part, matrices))
         start = stop
-    return torch.cat(blocks)
+    z = torch.cat(blocks)
+    return run(f"rms_norm {signature} {ending}", backend, z)[0] if ending else z
 
 
 @constant_when_compiling
 def _blocks(signature: str) -> list[tuple[list[int], int]]:
     """The paths and the number of blades of each out grade."""
     algebra = Algebra.from_signature(signature)
-    return list(zip(pairs(algebra)[1], map(len, algebra.of_grade), strict=True))
+    return list(zip(pairs(algebra)[1], algebra.sizes, strict=True))
 
 
-def _forward(
-    x: Tensor, y: Tensor, weight: Tensor, signature: str, gated: bool, backend: str
+def _plain_forward(
+    x: Tensor, y: Tensor, weight: Tensor, signature: str, gated: bool, ending: str, backend: str
 ) -> list[Tensor]:
     from weft.clifford.fc import forward
 
     return [forward(x, y, weight, Algebra.from_signature(signature), gated)]
 
 
-def _backward(
+def _plain_backward(
     args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> Gradients:
     from weft.clifford.fc import backward
 
-    x, y, weight, signature, gated, _ = args
+    x, y, weight, signature, gated, *_ = args
     return backward(x, y, weight, grad, Algebra.from_signature(signature), gated, needed)
 
 
-def _fake(x: Tensor, y: Tensor, weight: Tensor, *_: Any) -> list[Tensor]:
+def _plain_fake(x: Tensor, y: Tensor, weight: Tensor, *_: Any) -> list[Tensor]:
     return [x.new_empty((*x.shape[:-1], weight.shape[-1]))]
 
 
-_fused = FusedOperator(
+def _normalised_forward(
+    x: Tensor, y: Tensor, weight: Tensor, signature: str, gated: bool, ending: str, backend: str
+) -> list[Tensor]:
+    from weft.clifford.fc import Norm, forward_normalised
+
+    algebra = Algebra.from_signature(signature)
+    return forward_normalised(x, y, weight, algebra, gated, Norm.of_words(ending))
+
+
+def _normalised_backward(
+    args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
+) -> Gradients:
+    from weft.clifford.fc import Norm, backward_normalised
+
+    x, y, weight, signature, gated, ending, _ = args
+    algebra, norm = Algebra.from_signature(signature), Norm.of_words(ending)
+    return backward_normalised(x, y, weight, saved, grad, algebra, gated, norm, needed)
+
+
+def _normalised_fake(x: Tensor, y: Tensor, weight: Tensor, signature: str, *_: Any) -> list[Tensor]:
+    from weft.clifford.fc import saved_shapes
+
+    grades = Algebra.from_signature(signature).n + 1
+    size, scale, wide = saved_shapes(x, grades)
+    return [
+        *_plain_fake(x, y, weight),
+        x.new_empty(size, dtype=wide),
+        x.new_empty(scale, dtype=wide),
+    ]
+
+
+_SCHEMA = "Tensor x, Tensor y, Tensor weight, str signature, bool gated, str ending, str backend"
+
+_plain = FusedOperator(
     "clifford_fully_connected",
-    "Tensor x, Tensor y, Tensor weight, str signature, bool gated, str backend",
+    _SCHEMA,
     3,
-    _forward,
-    _backward,
-    _fake,
+    _plain_forward,
+    _plain_backward,
+    _plain_fake,
     _composition,
+)
+
+_normalised = FusedOperator(
+    "clifford_fully_connected_norm",
+    _SCHEMA,
+    3,
+    _normalised_forward,
+    _normalised_backward,
+    _normalised_fake,
+    _composition,
+    keeps_result=True,
 )

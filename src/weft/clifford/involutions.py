@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from weft.clifford.algebra import Algebra
-from weft.clifford.checks import backend_for, blades_first, blades_last, same_kind
+from weft.clifford.checks import backend_for, blades_first, blades_last, flat, same_kind
 from weft.clifford.operators import run
 from weft.clifford.programs import key
 from weft.errors import ShapeError
@@ -96,5 +96,5 @@ def _program(name: str, x: Tensor, algebra: Algebra, blade_dim: int, backend: st
     (x,) = same_kind(x=x)
     (x,) = blades_first(algebra, blade_dim, x=x)
     chosen = backend_for(backend, algebra, [x])
-    (z,) = run(name, chosen, x.reshape(x.shape[0], -1, x.shape[-1]))
+    (z,) = run(name, chosen, flat(x))
     return blades_last(z.reshape(z.shape[0], *x.shape[1:]), blade_dim)

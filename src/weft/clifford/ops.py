@@ -8,6 +8,8 @@ dimensions and features broadcast.  Source: the Cayley table, see docs/families/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from weft.clifford.algebra import Algebra
@@ -18,6 +20,7 @@ from weft.clifford.checks import (
     check_bias,
     check_norm,
     check_weight,
+    flat,
     same_kind,
     together,
 )
@@ -131,11 +134,10 @@ def _product(
 
 def _rows(name: str, backend: str, multivectors: list[Tensor], weights: list[Tensor]) -> Tensor:
     """A program over all batch dimensions as rows, its weights by path."""
-    first = multivectors[0]
-    shape = first.shape
-    flat = [x.reshape(shape[0], -1, shape[-1]) if x.dim() != 3 else x for x in multivectors]
-    (z,) = run(name, backend, *flat, *(w.T for w in weights))
-    return z.reshape(shape) if first.dim() != 3 else z
+    # a row of the kernel reads a path's weights side by side
+    by_path = [w.T.contiguous() for w in weights]
+    (z,) = run(name, backend, *map(flat, multivectors), *by_path)
+    return z.reshape(multivectors[0].shape)
 
 
 def fully_connected_geometric_product(
@@ -162,17 +164,22 @@ def fully_connected_geometric_product(
     """
     x, y, weight = same_kind(x=x, y=y, weight=weight)
     x, y = together(*blades_first(algebra, blade_dim, x=x, y=y))
-    return blades_last(_fully_connected(x, y, weight, algebra, False, backend), blade_dim)
+    return blades_last(_fully_connected(x, y, weight, algebra, backend), blade_dim)
 
 
 def _fully_connected(
-    x: Tensor, y: Tensor, weight: Tensor, algebra: Algebra, gated: bool, backend: str | None
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    algebra: Algebra,
+    backend: str | None,
+    gated: bool = False,
+    ending: Sequence[str] = (),
 ) -> Tensor:
     check_weight(weight, {"P": len(algebra.paths), "F_in": x.shape[-1], "F_out": None})
-    chosen, shape = backend_for(backend, algebra, [x]), x.shape
-    x, y = (a.reshape(shape[0], -1, shape[-1]) for a in (x, y))
-    z = fully_connected(x, y, weight, algebra, gated, chosen)
-    return z.reshape(*shape[:-1], weight.shape[-1])
+    chosen, words = backend_for(backend, algebra, [x]), " ".join(ending)
+    z = fully_connected(flat(x), flat(y), weight, algebra, chosen, gated=gated, ending=words)
+    return z.reshape(*x.shape[:-1], weight.shape[-1])
 
 
 def gelu(x: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None) -> Tensor:
@@ -278,11 +285,7 @@ def gelu_geometric_product_norm(
     x, y = together(*blades_first(algebra, blade_dim, x=x, y=y))
     ending = (check_norm(norm), float(eps).hex()) if normalize else ()
     if fully_connected:
-        z = _fully_connected(x, y, weight, algebra, True, backend)
-        if normalize:
-            z = _rows(
-                key("rms_norm", algebra, *ending), backend_for(backend, algebra, [z]), [z], []
-            )
+        z = _fully_connected(x, y, weight, algebra, backend, True, ending)
         return blades_last(z, blade_dim)
     check_weight(weight, {"F": x.shape[-1], "P": len(algebra.paths)})
     name = key("chain", algebra, *ending)
@@ -316,9 +319,7 @@ def grade_linear(
     check_weight(weight, {"n+1": algebra.n + 1, "F_in": x.shape[-1], "F_out": None})
     check_bias(biases, weight.shape[-1])
     backend_for(backend, algebra, [x])
-    z = linear(
-        x.reshape(x.shape[0], -1, x.shape[-1]), weight, biases[0] if biases else None, algebra.sizes
-    )
+    z = linear(flat(x), weight, biases[0] if biases else None, algebra.sizes)
     return blades_last(z.reshape(*x.shape[:-1], weight.shape[-1]), blade_dim)
 
 
@@ -368,8 +369,8 @@ def clifford_layer(
     check_weight(weight, {"F": features, "P": len(algebra.paths)})
     chain = key("chain", algebra, *((check_norm(norm), float(eps).hex()) if normalize else ()))
     chosen = backend_for(backend, algebra, [x])
-    rows = x.reshape(x.shape[0], -1, features)
-    z = layer(rows, linear_weight, linear_bias, weight.T, algebra.sizes, chain, chosen)
+    by_path = weight.T.contiguous()
+    z = layer(flat(x), linear_weight, linear_bias, by_path, algebra.sizes, chain, chosen)
     return blades_last(z.reshape(x.shape), blade_dim)
 
 

@@ -111,6 +111,9 @@ class Contract(NamedTuple):
         return list(_Printer(self, dialect).lines())
 
 
+MOST_TERMS = 48
+"""Terms of a printed sum."""
+
 Step = Assign | Sums | Contract
 
 
@@ -369,7 +372,13 @@ def _sign_of(arg: Expr, inner: Callable[..., str]) -> tuple[float, str]:
 
 
 def _signed_sum(items: list[tuple[float, str]]) -> str:
-    """+1 and −1 become signs, other coefficients factors."""
+    """+1 and −1 become signs, other coefficients factors; long sums are sums of shorter ones.
+
+    Compilers walk a sum term by term, and give up on those of hundreds.
+    """
+    if len(items) > MOST_TERMS:
+        parts = [items[i : i + MOST_TERMS] for i in range(0, len(items), MOST_TERMS)]
+        items = [(1, f"({_signed_sum(part)})") for part in parts]
     text = ""
     for coefficient, item in items:
         factor = "" if abs(coefficient) == 1 else f"{abs(coefficient)!r} * "
@@ -382,7 +391,7 @@ def _unsummed(e: Expr) -> Expr:
 
     Sums are linear: Σa + Σb = Σ(a + b), and a factor that no row changes goes inside.
     """
-    if e.kind == "total" and "row" in e.data:  # type: ignore[operator]
+    if e.kind == "total" and "row" in e.data:
         return e.args[0]
     if e.kind == "add":
         return add(*map(_unsummed, e.args))

@@ -34,6 +34,7 @@ class FusedOperator:
             not needed.
         fake: like `forward`, empty tensors of the right shapes.
         composition: `(*args) -> result` by operators with gradients of any order.
+        keeps_result: whether the result itself is the first that is saved.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class FusedOperator:
         backward: Backward,
         fake: Callable[..., list[Tensor]],
         composition: Callable[..., Tensor],
+        keeps_result: bool = False,
     ) -> None:
+        self.first_saved = 0 if keeps_result else 1
         self.tensors, self.forward, self.composition = tensors, forward, composition
         self._backward = backward
         LIBRARY.define(f"{name}({schema}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
@@ -113,7 +116,7 @@ class FusedOperator:
         return [a.new_empty(a.shape) for a, flag in zip(args, needed, strict=False) if flag]
 
     def _remember(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        ctx.save_for_backward(*inputs[: self.tensors], *output[1:])
+        ctx.save_for_backward(*inputs[: self.tensors], *output[self.first_saved :])
         ctx.rest = inputs[self.tensors :]
 
     def _registered_backward(self, ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -128,12 +131,12 @@ def _eager_door(op: FusedOperator) -> Callable[..., tuple[Tensor, ...]]:
     class Eager(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Any) -> tuple[Tensor, ...]:
-            result, *saved = op.run(*tensors, *rest)
-            ctx.save_for_backward(*tensors, *saved)
-            ctx.mark_non_differentiable(*saved)
+            results = op.run(*tensors, *rest)
+            ctx.save_for_backward(*tensors, *results[op.first_saved :])
+            ctx.mark_non_differentiable(*results[1:])
             ctx.set_materialize_grads(False)
             ctx.rest = rest
-            return (result, *saved)
+            return tuple(results)
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:

@@ -102,6 +102,7 @@ def make_case(
         factors=found.factors,
         magnitude=functools.partial(_magnitude, op),
         polynomial=found.polynomial,
+        together=True,
     )
 
 
