@@ -24,7 +24,7 @@ def dense(workload: Workload) -> Product:
         table = algebra.cayley(like.dtype).to(like.device)
         return lambda x, y: torch.einsum("i...f,ijk,k...f->j...f", x, table, y)
     if workload.tables["kind"] == "fc":
-        return _chain(workload, _blocks(algebra, like))
+        return _chain(workload, _blocks(algebra))
     paths = tables(algebra, like.dtype).to(like.device)
 
     def product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def pairwise(workload: Workload) -> Product:
     if workload.op == "clifford product":
         return lambda x, y: _pairs(algebra, x, y, None)
     if workload.tables["kind"] == "fc":
-        return _chain(workload, _blocks(algebra, workload.inputs[0]))
+        return _chain(workload, _blocks(algebra))
     return _chain(workload, lambda x, y, weight: _pairs(algebra, x, y, weight))
 
 
@@ -56,31 +56,21 @@ def _pairs(algebra: Algebra, x: Tensor, y: Tensor, weight: Tensor | None) -> Ten
     return torch.stack(out)  # type: ignore[arg-type]
 
 
-def _blocks(algebra: Algebra, like: Tensor) -> Product:
-    """The pairs of each path, then its matrix, added by out grade."""
-    grades = [slice(b.start, b.stop) for b in algebra.of_grade]
-
-    def pairs(p: int, x: Tensor, y: Tensor) -> Tensor:
-        out: dict[int, Tensor] = {}
-        for term in algebra.terms:
-            i, j, k, sign = term
-            if algebra.path_of[algebra.grades_of(term)] == p:
-                value = x[i] * y[k] if sign > 0 else -x[i] * y[k]
-                out[j] = out[j] + value if j in out else value
-        return torch.stack([out[j] for j in sorted(out)])
+def _blocks(algebra: Algebra) -> Product:
+    """The pairs of each path as one left factor, its matrix, and the sums by blade."""
+    paths: dict[int, dict[int, list[tuple[int, int, int]]]] = {}
+    for term in algebra.terms:
+        i, j, k, sign = term
+        blades = paths.setdefault(algebra.path_of[algebra.grades_of(term)], {})
+        blades.setdefault(j, []).append((sign, i, k))
 
     def product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         out: dict[int, Tensor] = {}
-        for p, (_, grade, _) in enumerate(algebra.paths):
-            found = pairs(p, x, y)
-            # a null metric reaches some blades of a grade alone
-            blades = sorted({j for t in algebra.terms for j in [t[1]]
-                             if algebra.path_of[algebra.grades_of(t)] == p})
-            part = x.new_zeros(grades[grade].stop - grades[grade].start, *x.shape[1:-1], weight.shape[2])
-            part = (found @ weight[p]) if len(blades) == part.shape[0] else part.index_copy(
-                0, torch.tensor(blades, device=x.device) - grades[grade].start, found @ weight[p])
-            out[grade] = out[grade] + part if grade in out else part
-        return torch.cat([out[grade] for grade in sorted(out)])
+        for p, blades in paths.items():
+            pairs = [sum(sign * x[i] * y[k] for sign, i, k in terms) for terms in blades.values()]
+            for j, part in zip(blades, torch.stack(pairs) @ weight[p], strict=True):  # type: ignore[arg-type]
+                out[j] = out[j] + part if j in out else part
+        return torch.stack([out[j] for j in range(algebra.num_blades)])
 
     return product
 

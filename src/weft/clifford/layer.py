@@ -24,12 +24,12 @@ def layer(
     linear_weight: Tensor,
     linear_bias: Tensor,
     weight: Tensor,
-    sizes: Sequence[int],
+    signature: str,
     chain: str,
     backend: str,
 ) -> Tensor:
     """(B, rows, F) by matrices (n+1, F, F), bias (F,), weight (P, F) and a chain's program key."""
-    return _fused(x, linear_weight, linear_bias, weight, sizes, chain, backend)
+    return _fused(x, linear_weight, linear_bias, weight, signature, chain, backend)
 
 
 def _forward(
@@ -37,27 +37,27 @@ def _forward(
     linear_weight: Tensor,
     linear_bias: Tensor,
     weight: Tensor,
-    sizes: Sequence[int],
+    signature: str,
     chain: str,
     backend: str,
 ) -> list[Tensor]:
-    y = outputs(x, linear_weight, linear_bias, sizes)
+    y = outputs(x, linear_weight, linear_bias, signature)
     return [*run.forward(chain, backend, x, y, weight), y]
 
 
 def _backward(
     args: Sequence[Any], saved: Sequence[Any], grad: Tensor, needed: Sequence[bool]
 ) -> Gradients:
-    x, linear_weight, _, weight, sizes, chain, backend = args
+    x, linear_weight, _, weight, signature, chain, backend = args
     (y,) = saved
     wanted = f"{needed[0]:d}{any(needed[:3]):d}{needed[3]:d}"
     found = iter(run.forward(f"{chain} | vjp {wanted} 1", backend, x, y, weight, grad))
     gx, gy, gw = (next(found) if flag == "1" else None for flag in wanted)
     if gx is not None and gy is not None:
-        add_input_gradient(gx, gy, linear_weight, sizes)
+        add_input_gradient(gx, gy, linear_weight, signature)
     return (
         gx,
-        weight_gradient(x, gy, sizes) if gy is not None and needed[1] else None,
+        weight_gradient(x, gy, signature) if gy is not None and needed[1] else None,
         bias_gradient(gy) if gy is not None and needed[2] else None,
         gw,
     )
@@ -68,11 +68,11 @@ def _composition(
     linear_weight: Tensor,
     linear_bias: Tensor,
     weight: Tensor,
-    sizes: Sequence[int],
+    signature: str,
     chain: str,
     backend: str,
 ) -> Tensor:
-    y = linear(x, linear_weight, linear_bias, sizes)
+    y = linear(x, linear_weight, linear_bias, signature)
     return run(chain, backend, x, y, weight)[0]
 
 
@@ -82,7 +82,7 @@ def _fake(x: Tensor, *_: Any) -> list[Tensor]:
 
 _fused = FusedOperator(
     "clifford_layer",
-    "Tensor x, Tensor linear_weight, Tensor linear_bias, Tensor weight, int[] sizes, "
+    "Tensor x, Tensor linear_weight, Tensor linear_bias, Tensor weight, str signature, "
     "str chain, str backend",
     4,
     _forward,

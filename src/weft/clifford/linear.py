@@ -1,7 +1,6 @@
 """Matrices by grade, z_j = x_j @ W[grade of j]: the blades of a grade are rows of one product.
 
-`sizes` are the numbers of blades of each grade, 1, n, …, n, 1: grades g and n − g are as large, so
-that they are one batched product, written to its place.  So few, large products fill a GPU.
+Grades g and n − g have as many blades, so that they are one batched product, written to its place.
 """
 
 from __future__ import annotations
@@ -13,48 +12,71 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.clifford.algebra import Algebra
+from weft.clifford.operators import run
 from weft.core.fused_op import FusedOperator, Gradients
+from weft.core.op import constant_when_compiling
 
 __all__ = ["add_input_gradient", "bias_gradient", "linear", "outputs", "weight_gradient"]
 
+TILE, PRODUCTS = 64, 256
+"""Rows and columns of a tile of a matrix product, and about how many of them fill a GPU."""
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]) -> Tensor:
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> Tensor:
     """(B, rows, F_in), (n+1, F_in, F_out), (F_out,) or None → (B, rows, F_out)."""
-    return _fused(x, weight, bias, sizes)
+    return _fused(x, weight, bias, signature)
 
 
-def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]) -> Tensor:
+def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> Tensor:
     """The products, each written to its place."""
     x, z = x.contiguous(), x.new_empty((*x.shape[:-1], weight.shape[-1]))
-    for pair in _pairs(sizes):
+    for pair in _pairs(_sizes(signature)):
         torch.bmm(pair.rows(x), pair.matrices(weight), out=pair.rows(z))
     if bias is not None:
         z[0] += bias
     return z
 
 
-def add_input_gradient(total: Tensor, grad: Tensor, weight: Tensor, sizes: Sequence[int]) -> None:
+def add_input_gradient(total: Tensor, grad: Tensor, weight: Tensor, signature: str) -> None:
     """total_j += grad_j @ W[grade of j]ᵀ, in the accumulator of the matrix product."""
-    for pair in _pairs(sizes):
+    for pair in _pairs(_sizes(signature)):
         place = pair.rows(total)
         torch.baddbmm(place, pair.rows(grad), pair.matrices(weight).mT, out=place)
 
 
-def weight_gradient(x: Tensor, grad: Tensor, sizes: Sequence[int]) -> Tensor:
+def weight_gradient(x: Tensor, grad: Tensor, signature: str) -> Tensor:
     """Σ over blades of a grade and rows of x_j ⊗ grad_j, a matrix a grade.
 
-    A product a blade, then sums over blades: few outputs with long sums would leave a GPU idle.
+    A product for each blade and part of the rows, then the sums over them: few small products with
+    long sums would leave a GPU idle.
     """
-    narrow = x.dtype in (torch.float16, torch.bfloat16)
-    if narrow and x.is_cuda:
-        found = torch.bmm(x.mT, grad, out_dtype=torch.float32)
-    else:
-        wide = torch.float32 if narrow else x.dtype
-        found = torch.bmm(x.mT.to(wide), grad.to(wide))
-    result = found.new_empty((len(sizes), x.shape[-1], grad.shape[-1]))
-    for blades, place in zip(found.split_with_sizes(list(sizes)), result, strict=True):
-        torch.sum(blades, 0, out=place)
-    return result.to(x.dtype)
+    blades, rows, features = x.shape
+    parts = _parts(blades, rows, features, grad.shape[-1])
+    left, right = (
+        t.reshape(blades * parts, -1, t.shape[-1]) for t in (x.contiguous(), grad.contiguous())
+    )
+    found = _wide_product(left.mT, right).view(blades, -1, grad.shape[-1])
+    backend = "triton" if x.is_cuda else "torch"
+    (sums,) = run.forward(f"grade_sums {signature}", backend, found)
+    by_part = sums.view(len(sums), parts, features, -1)
+    return (by_part.sum(1) if parts > 1 else by_part[:, 0]).to(x.dtype)
+
+
+def _parts(blades: int, rows: int, features: int, outputs: int) -> int:
+    """Equal parts of the rows: as many products as fill a GPU, none too short."""
+    tiles = blades * -(-features // TILE) * -(-outputs // TILE)
+    most = max(1, min(PRODUCTS // tiles, rows // TILE)) if tiles else 1
+    return max(part for part in range(1, most + 1) if rows % part == 0)
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, batched; that of 16-bit numbers in float32."""
+    if a.dtype not in (torch.float16, torch.bfloat16):
+        return torch.bmm(a, b)
+    if a.is_cuda:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())
 
 
 def bias_gradient(grad: Tensor) -> Tensor:
@@ -91,6 +113,12 @@ class _Pair(NamedTuple):
         return weight[self.first : self.last + 1 : max(self.last - self.first, 1)]
 
 
+@constant_when_compiling
+def _sizes(signature: str) -> list[int]:
+    """How many blades each grade has."""
+    return Algebra.from_signature(signature).sizes
+
+
 def _pairs(sizes: Sequence[int]) -> Iterator[_Pair]:
     starts, n = list(itertools.accumulate(sizes, initial=0)), len(sizes) - 1
     for first in range(n // 2 + 1):
@@ -98,24 +126,27 @@ def _pairs(sizes: Sequence[int]) -> Iterator[_Pair]:
         yield _Pair(first, n - first, starts[first], sizes[first], distance)
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]) -> list[Tensor]:
-    return [outputs(x, weight, bias, sizes)]
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> list[Tensor]:
+    return [outputs(x, weight, bias, signature)]
 
 
 def _backward(
     args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> Gradients:
-    x, weight, _, sizes = args
+    x, weight, _, signature = args
     return (
-        outputs(grad, weight.mT, None, sizes) if needed[0] else None,
-        weight_gradient(x, grad, sizes) if needed[1] else None,
+        outputs(grad, weight.mT, None, signature) if needed[0] else None,
+        weight_gradient(x, grad, signature) if needed[1] else None,
         bias_gradient(grad) if needed[2] else None,
     )
 
 
-def _composition(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]) -> Tensor:
+def _composition(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> Tensor:
     z = torch.cat(
-        [part @ matrix for part, matrix in zip(x.split_with_sizes(sizes), weight, strict=True)]
+        [
+            part @ matrix
+            for part, matrix in zip(x.split_with_sizes(_sizes(signature)), weight, strict=True)
+        ]
     )
     return z if bias is None else torch.cat([z[:1] + bias, z[1:]])
 
@@ -126,7 +157,7 @@ def _fake(x: Tensor, weight: Tensor, *_: Any) -> list[Tensor]:
 
 _fused = FusedOperator(
     "clifford_linear",
-    "Tensor x, Tensor weight, Tensor? bias, int[] sizes",
+    "Tensor x, Tensor weight, Tensor? bias, str signature",
     3,
     _forward,
     _backward,

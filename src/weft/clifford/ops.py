@@ -319,7 +319,7 @@ def grade_linear(
     check_weight(weight, {"n+1": algebra.n + 1, "F_in": x.shape[-1], "F_out": None})
     check_bias(biases, weight.shape[-1])
     backend_for(backend, algebra, [x])
-    z = linear(flat(x), weight, biases[0] if biases else None, algebra.sizes)
+    z = linear(flat(x), weight, biases[0] if biases else None, algebra.signature)
     return blades_last(z.reshape(*x.shape[:-1], weight.shape[-1]), blade_dim)
 
 
@@ -370,7 +370,7 @@ def clifford_layer(
     chain = key("chain", algebra, *((check_norm(norm), float(eps).hex()) if normalize else ()))
     chosen = backend_for(backend, algebra, [x])
     by_path = weight.T.contiguous()
-    z = layer(flat(x), linear_weight, linear_bias, by_path, algebra.sizes, chain, chosen)
+    z = layer(flat(x), linear_weight, linear_bias, by_path, algebra.signature, chain, chosen)
     return blades_last(z.reshape(x.shape), blade_dim)
 
 
