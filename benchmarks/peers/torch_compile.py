@@ -11,7 +11,7 @@ from benchmarks.peers.torch_eager import best_way
 from weft.bench.case import Candidate, Workload
 
 NAME = "torch.compile"
-MOST_TERMS = 256
+MOST_TERMS = 64
 
 
 def missing() -> str | None:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.clifford.linear import add_input_gradient, bias_gradient, linear, outputs, weight_gradient
+from weft.clifford.linear import add_input_gradient, linear, outputs, weight_gradient
 from weft.clifford.operators import run
 from weft.core.fused_op import FusedOperator, Gradients
+from weft.core.program import mask
 
 __all__ = ["layer"]
 
@@ -25,55 +26,56 @@ def layer(
     linear_bias: Tensor,
     weight: Tensor,
     signature: str,
-    chain: str,
+    ending: str,
     backend: str,
 ) -> Tensor:
-    """(B, rows, F) by matrices (n+1, F, F), bias (F,), weight (P, F) and a chain's program key."""
-    return _fused(x, linear_weight, linear_bias, weight, signature, chain, backend)
+    """(B, rows, F) by matrices (n+1, F, F), bias (F,) and weight (P, F).
+
+    `ending` are the words of the norm, "euclidean 0x…", or "" for none.
+    """
+    program = f"layer {signature} {ending}".rstrip()
+    bias = linear_bias.view(1, -1)
+    return _fused(x, linear_weight, bias, weight, signature, program, backend)
 
 
 def _forward(
     x: Tensor,
     linear_weight: Tensor,
-    linear_bias: Tensor,
+    bias: Tensor,
     weight: Tensor,
     signature: str,
-    chain: str,
+    program: str,
     backend: str,
 ) -> list[Tensor]:
-    y = outputs(x, linear_weight, linear_bias, signature)
-    return [*run.forward(chain, backend, x, y, weight), y]
+    y = outputs(x, linear_weight, None, signature)
+    return [*run.forward(program, backend, x, y, bias, weight), y]
 
 
 def _backward(
     args: Sequence[Any], saved: Sequence[Any], grad: Tensor, needed: Sequence[bool]
 ) -> Gradients:
-    x, linear_weight, _, weight, signature, chain, backend = args
+    x, linear_weight, bias, weight, signature, program, backend = args
     (y,) = saved
-    wanted = f"{needed[0]:d}{any(needed[:3]):d}{needed[3]:d}"
-    found = iter(run.forward(f"{chain} | vjp {wanted} 1", backend, x, y, weight, grad))
-    gx, gy, gw = (next(found) if flag == "1" else None for flag in wanted)
+    wanted = mask([needed[0], needed[0] or needed[1], needed[2], needed[3]])
+    found = iter(run.forward(f"{program} | vjp {wanted} 1", backend, x, y, bias, weight, grad))
+    gx, gy, g_bias, gw = (next(found) if flag == "1" else None for flag in wanted)
     if gx is not None and gy is not None:
         add_input_gradient(gx, gy, linear_weight, signature)
-    return (
-        gx,
-        weight_gradient(x, gy, signature) if gy is not None and needed[1] else None,
-        bias_gradient(gy) if gy is not None and needed[2] else None,
-        gw,
-    )
+    g_linear = None if gy is None or not needed[1] else weight_gradient(x, gy, signature)
+    return gx, g_linear, g_bias, gw
 
 
 def _composition(
     x: Tensor,
     linear_weight: Tensor,
-    linear_bias: Tensor,
+    bias: Tensor,
     weight: Tensor,
     signature: str,
-    chain: str,
+    program: str,
     backend: str,
 ) -> Tensor:
-    y = linear(x, linear_weight, linear_bias, signature)
-    return run(chain, backend, x, y, weight)[0]
+    y = linear(x, linear_weight, None, signature)
+    return run(program, backend, x, y, bias, weight)[0]
 
 
 def _fake(x: Tensor, *_: Any) -> list[Tensor]:
@@ -82,8 +84,8 @@ def _fake(x: Tensor, *_: Any) -> list[Tensor]:
 
 _fused = FusedOperator(
     "clifford_layer",
-    "Tensor x, Tensor linear_weight, Tensor linear_bias, Tensor weight, str signature, "
-    "str chain, str backend",
+    "Tensor x, Tensor linear_weight, Tensor bias, Tensor weight, str signature, "
+    "str program, str backend",
     4,
     _forward,
     _backward,

@@ -17,7 +17,7 @@ from weft.clifford.operators import run
 from weft.core.fused_op import FusedOperator, Gradients
 from weft.core.op import constant_when_compiling
 
-__all__ = ["add_input_gradient", "bias_gradient", "linear", "outputs", "weight_gradient"]
+__all__ = ["add_input_gradient", "linear", "outputs", "weight_gradient"]
 
 TILE, PRODUCTS = 64, 256
 """Rows and columns of a tile of a matrix product, and about how many of them fill a GPU."""
@@ -79,11 +79,6 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.float(), b.float())
 
 
-def bias_gradient(grad: Tensor) -> Tensor:
-    """The sum of the scalars over the rows."""
-    return grad[0].sum(0)
-
-
 class _Pair(NamedTuple):
     """Grades g and n − g, or the middle one alone.
 
@@ -137,7 +132,7 @@ def _backward(
     return (
         outputs(grad, weight.mT, None, signature) if needed[0] else None,
         weight_gradient(x, grad, signature) if needed[1] else None,
-        bias_gradient(grad) if needed[2] else None,
+        grad[0].sum(0) if needed[2] else None,
     )
 
 

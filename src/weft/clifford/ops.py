@@ -367,10 +367,10 @@ def clifford_layer(
         )
         return blades_last(z, blade_dim)
     check_weight(weight, {"F": features, "P": len(algebra.paths)})
-    chain = key("chain", algebra, *((check_norm(norm), float(eps).hex()) if normalize else ()))
+    ending = f"{check_norm(norm)} {float(eps).hex()}" if normalize else ""
     chosen = backend_for(backend, algebra, [x])
     by_path = weight.T.contiguous()
-    z = layer(flat(x), linear_weight, linear_bias, by_path, algebra.signature, chain, chosen)
+    z = layer(flat(x), linear_weight, linear_bias, by_path, algebra.signature, ending, chosen)
     return blades_last(z.reshape(x.shape), blade_dim)
 
 

@@ -126,7 +126,7 @@ def _pairs(name: str, algebra: Algebra, gated: str = "") -> Program:
     x, y = operands = _operands(algebra, weighted=False)
     components = contract(table, "out", (x.leaves(), y.leaves(), None, None))
     if gated:
-        components = tuple(_gate(*operands) * e for e in components)
+        components = tuple(_gate(*(o.leaves() for o in operands)) * e for e in components)
     return Program(name, operands, (Output(Operand("z", table.sizes[3], ROWS), components),))
 
 
@@ -152,15 +152,15 @@ def _magnitude(name: str, algebra: Algebra) -> Program:
     return Program(name, (x,), (Output(Operand("z", 1, ROWS), (size,)),))
 
 
-def _gate(*operands: Operand) -> Expr:
+def _gate(*multivectors: tuple[Expr, ...]) -> Expr:
     """Φ(x₀), or the product of those of several multivectors."""
-    return multiply(*(apply("normal_cdf", operand.leaves()[0]) for operand in operands))
+    return multiply(*(apply("normal_cdf", blades[0]) for blades in multivectors))
 
 
 def _gelu(name: str, algebra: Algebra) -> Program:
     """z = x Φ(x₀)."""
     x = Operand("x", algebra.num_blades, ROWS)
-    gate = _gate(x)
+    gate = _gate(x.leaves())
     return Program(name, (x,), _result(algebra, tuple(gate * e for e in x.leaves())))
 
 
@@ -194,13 +194,34 @@ def _rms_norm(name: str, algebra: Algebra, norm: str, eps: str) -> Program:
     return Program(name, (x,), _result(algebra, components))
 
 
-def _chain(name: str, algebra: Algebra, norm: str = "", eps: str = "") -> Program:
-    """GELU of x and y, weighted product, norm.  The product is bilinear: the gates are outside."""
+def _chain(name: str, algebra: Algebra, *ending: str) -> Program:
+    """GELU of x and y, weighted product, norm."""
     operands = _operands(algebra, weighted=True)
-    gate = _gate(*operands[:2])
-    o = _multiplied(algebra, "geometric", operands)
-    components = _normalised(o, gate, algebra, norm, eps) if norm else tuple(gate * e for e in o)
+    components = _chained(algebra, *(o.leaves() for o in operands), ending)
     return Program(name, operands, _result(algebra, components))
+
+
+def _layer(name: str, algebra: Algebra, *ending: str) -> Program:
+    """The chain of x and y + bias, the bias on the scalar: it costs no pass of its own."""
+    x, y, w = _operands(algebra, weighted=True)
+    bias = Operand("b", 1, FEATURES)
+    scalar, *others = y.leaves()
+    shifted = (scalar + bias.leaves()[0], *others)
+    components = _chained(algebra, x.leaves(), shifted, w.leaves(), ending)
+    return Program(name, (x, y, bias, w), _result(algebra, components))
+
+
+def _chained(
+    algebra: Algebra,
+    x: tuple[Expr, ...],
+    y: tuple[Expr, ...],
+    w: tuple[Expr, ...],
+    ending: tuple[str, ...],
+) -> tuple[Expr, ...]:
+    """The product is bilinear: the gates are outside."""
+    gate = _gate(x, y)
+    o = contract(form(algebra, weighted=True), "out", (x, y, w, None))
+    return _normalised(o, gate, algebra, *ending) if ending else tuple(gate * e for e in o)
 
 
 def _of_grades(x: Sequence[Expr], algebra: Algebra) -> list[Expr]:
@@ -272,6 +293,7 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
     "product": _product,
     "pairs": _pairs,
     "chain": _chain,
+    "layer": _layer,
     "gelu": _gelu,
     "grade_sums": _grade_sums,
     "rms_norm": _rms_norm,
