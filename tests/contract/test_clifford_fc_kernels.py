@@ -15,7 +15,7 @@ from weft.clifford.algebra import Algebra
 from weft.testing import assert_as_accurate, assert_within_bound
 
 DEVICE = "cpu" if interpreted() else "cuda"
-METRICS = [(1, 1), (1, 1, 1), (1, -1, -1, -1), (0, 1, 1, 1), (0, 0, 1)]
+METRICS = [(1, -1, -1, -1), (0, 1, 1, 1), (0, 0, 1)]
 """Every blade, sign and zero of the printed code shows in one dtype; dtypes, in one metric."""
 
 KINDS = ["fp64", "fp32", "tf32", "bf16", "fp16"]
@@ -105,13 +105,14 @@ def test_product_and_gradients(metric):
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("shape", [(1, 1, 1), (9, 5, 7), (40, 33, 16)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (40, 33, 16)])
 def test_shapes(shape, kind):
     algebra = Algebra((1, 1))
     check_product(algebra, draw(algebra, kind, *shape), kind)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("kind", ["fp32", "fp16"], indirect=True)
 def test_rows_in_parts(kind, monkeypatch):
     monkeypatch.setattr(fc, "MOST_BYTES", 4)
     algebra = Algebra((1, 1))
@@ -130,6 +131,7 @@ def test_rows_of_any_size():
     check_product(algebra, (zeroed, y, weight, go), "tf32")
 
 
+@pytest.mark.parametrize("kind", ["tf32", "bf16"], indirect=True)
 def test_strides(kind):
     algebra = Algebra((1, 1))
     x, y, weight, go = draw(algebra, kind)
@@ -140,8 +142,12 @@ def test_strides(kind):
     check_product(algebra, (last, wide, turned, expanded), kind)
 
 
-@pytest.mark.parametrize("norm", ["euclidean", "metric", None])
-@pytest.mark.parametrize("metric", [(1, -1), (0, 1)])
+# formulas show in one dtype; dtypes, in one formula
+CHAINS = [(kind, (0, 1), "euclidean") for kind in KINDS]
+CHAINS += [("fp64", (1, -1), "metric"), ("fp64", (0, 1), "metric"), ("fp64", (1, -1), None)]
+
+
+@pytest.mark.parametrize(("kind", "metric", "norm"), CHAINS, indirect=["kind"])
 @pytest.mark.usefixtures("poisoned_memory")
 def test_gated_chain_is_as_accurate_as_plain_torch(metric, norm, kind):
     algebra = Algebra(metric)
@@ -182,7 +188,7 @@ def _chain(algebra, norm, x, y, weight, go):
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("norm", [None, "euclidean"])
 def test_only_what_is_needed_is_computed_and_is_the_same(norm):
-    algebra = Algebra((1, 1))
+    algebra = Algebra((1,))
     x, y, weight, go = draw(algebra)
     _, *every = _chain(algebra, norm, x, y, weight, go)
     for needed in [(True, False, False), (False, True, True), (False, False, True)]:

@@ -6,12 +6,13 @@ exp is held against the exponential of the matrix b ↦ (x ↦ b x), by plain Py
 import pytest
 import torch
 
-from tests.conftest import BACKENDS
+from tests.conftest import BACKENDS, INTERPRETED
 from weft import clifford
 from weft.clifford import Algebra, reference
 from weft.testing import assert_as_accurate, assert_within_bound, plain_error
 
-METRICS = [(1, 1), (1, 1, 1), (1, -1, -1, -1), (0, 1, 1, 1), (1, 1, 1, 1, -1)]
+EVERY = [(1, 1), (1, 1, 1), (1, -1, -1, -1), (0, 1, 1, 1), (1, 1, 1, 1, -1)]
+METRICS = [(1, 1), (0, 1, -1)] if INTERPRETED else EVERY
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -79,7 +80,7 @@ def test_gradients_at_zero_and_at_a_plane(backend):
     clifford.exp(zero, algebra, backend=backend)[4].sum().backward()
     assert zero.grad.flatten().tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
     b = bivectors(algebra, rows=2).requires_grad_()
-    torch.autograd.gradcheck(lambda b: clifford.exp(b, algebra, backend=backend), b)
+    torch.autograd.gradcheck(lambda b: clifford.exp(b, algebra, backend=backend), b, fast_mode=True)
 
 
 def test_six_dimensions_run_in_torch(backend):

@@ -233,7 +233,10 @@ def test_suites_and_peers_load(monkeypatch):
     assert [case.name for case in load_suite("products", "P2").cases] == ["P2 tensor_dot"]
     names = [peer.NAME for peer in load_peers()]
     assert names == ["torch eager", "torch.compile", "cuEquivariance", "e3nn"]
-    with pytest.raises(WeftError, match="the suite is 'product': it must be one of cpu, products"):
+    with pytest.raises(
+        WeftError,
+        match="the suite is 'product': it must be one of clifford, clifford_cpu, cpu, products",
+    ):
         load_suite("product")
     with pytest.raises(WeftError, match="no case of suite 'cpu' has 'W5' in its name"):
         load_suite("cpu", "W5")

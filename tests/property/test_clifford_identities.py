@@ -158,6 +158,7 @@ def test_norm(trial):
     assert_within_bound(norm, square.abs().sqrt(), norm, terms=1)
 
 
+@settings(max_examples=30)
 @given(trial=trials())
 def test_blades_in_the_last_dimension(trial):
     algebra, x, y, _ = trial

@@ -32,9 +32,13 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> T
     """The products, each written to its place."""
     x, z = x.contiguous(), x.new_empty((*x.shape[:-1], weight.shape[-1]))
     for pair in _pairs(_sizes(signature)):
-        torch.bmm(pair.rows(x), pair.matrices(weight), out=pair.rows(z))
-    if bias is not None:
-        z[0] += bias
+        rows, matrices, place = pair.rows(x), pair.matrices(weight), pair.rows(z)
+        if pair.first or bias is None:
+            torch.bmm(rows, matrices, out=place)
+        else:  # inside the product: rounded once
+            on_scalar = x.new_zeros(len(rows), 1, len(bias))
+            on_scalar[0] = bias
+            torch.baddbmm(on_scalar, rows, matrices, out=place)
     return z
 
 
