@@ -197,7 +197,8 @@ def _rms_norm(name: str, algebra: Algebra, norm: str, eps: str) -> Program:
 def _chain(name: str, algebra: Algebra, *ending: str) -> Program:
     """GELU of x and y, weighted product, norm."""
     operands = _operands(algebra, weighted=True)
-    components = _chained(algebra, *(o.leaves() for o in operands), ending)
+    x, y, w = (o.leaves() for o in operands)
+    components = _chained(algebra, x, y, w, ending)
     return Program(name, operands, _result(algebra, components))
 
 
