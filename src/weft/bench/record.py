@@ -100,12 +100,12 @@ def read(path: Path) -> list[Row]:
 def machine(device: torch.device) -> Machine:
     """What this process measures on.
 
-    The commit comes from git; where the code is a copy without its history, from the environment
-    variable WEFT_COMMIT, which holds what `git describe --always --dirty --exclude '*'` prints.
+    The commit comes from git; where the code is a copy whose history does not tell, from the
+    environment variable WEFT_COMMIT: what `git describe --always --dirty --exclude '*'` printed.
     """
     cuda = device.type == "cuda"
     described = _output("git", "describe", "--always", "--dirty", "--exclude", "*")
-    commit = described or os.environ.get("WEFT_COMMIT", "unknown")
+    commit = os.environ.get("WEFT_COMMIT") or described or "unknown"
     return Machine(
         gpu=torch.cuda.get_device_name(device) if cuda else f"{_processor()} x {os.cpu_count()}",
         driver=_driver() if cuda else "none",
