@@ -1,6 +1,7 @@
 """Foretell charged bodies: the field's n-body comparison, with CEGNN's network and recipe
+=======================================================================================
 
-    python examples/nbody.py --out nbody.json
+``python examples/nbody.py --out nbody.json``
 
 Five charged bodies attract and repel each other; from frame 30 of a simulation the network
 foretells frame 40.  Data: the comparison's own 3000 + 2000 + 2000 systems (Satorras et al. 2021),
