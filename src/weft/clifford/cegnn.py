@@ -2,8 +2,9 @@
 
     h_i ← h_i + ψ(h_i, mean_{j → i} φ(h_i − h_j, a_ij))
 
-φ and ψ are of class `CEMLP`.  Names, parameters and defaults are those of Ruhe, Brandstetter and Forré,
-"Clifford group equivariant neural networks" (2023); multivectors are (B, rows, F), blades first.
+φ and ψ are of class `CEMLP`.  Names, parameters and defaults are those of Ruhe, Brandstetter and
+Forré, "Clifford group equivariant neural networks" (2023); multivectors are (B, rows, F), blades
+first.
 Every block is equivariant under the versors of its algebra, for any parameter values; differences
 h_i − h_j make message passing blind to translations of what does not enter as a node's feature.
 """
