@@ -1,0 +1,334 @@
+"""Coordinates: distinct voxels (batch, s0, s1, …) with exact keys, sorted once.
+
+A key is the mixed-radix number of a voxel's columns, each less its lowest value:
+
+    key = ((b · R0 + s0) · R1 + s1) · R2 + …
+
+exact and ascending in (batch, s0, s1, …).  Where the product of the ranges passes 2⁶³, the columns
+before are replaced by their rank among those that occur, which is below 2³¹: one more column of any
+int32 range fits then.  Nothing is hashed, so no two voxels ever share a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.errors import DTypeError, IndexRangeError, ShapeError
+
+__all__ = ["Coordinates", "Packing"]
+
+LOW, HIGH = -(2**31), 2**31 - 1
+MOST_DIMENSIONS = 4
+
+
+class Word(NamedTuple):
+    """Columns packed into one integer after the rank of those before.
+
+    Args:
+        columns: the first and one past the last.
+        known: ascending packed prefixes that occur, whose place is their rank; None for the first
+            word, which has no prefix.
+    """
+
+    columns: tuple[int, int]
+    known: Tensor | None
+
+
+class Packing:
+    """How rows of integers become keys: exact, and ascending in lexicographic order.
+
+    Args:
+        rows: (N, columns) integers that the keys must tell apart.
+        lows: of each column, the lowest value.
+        sizes: of each column, how many values it may have.
+    """
+
+    def __init__(self, rows: Tensor, lows: Sequence[int], sizes: Sequence[int]) -> None:
+        self.lows, self.sizes = tuple(lows), tuple(sizes)
+        self.words: list[Word] = []
+        begin, room, known = 0, 1, None
+        for column, size in enumerate(self.sizes):
+            if room * size >= 2**63:
+                self.words.append(Word((begin, column), known))
+                known = torch.unique(self._key(rows))
+                begin, room = column, max(known.numel(), 1)
+            room *= size
+        self.words.append(Word((begin, len(self.sizes)), known))
+
+    def to(self, device: torch.device | str) -> Packing:
+        """The same for rows on another device."""
+        found = object.__new__(Packing)
+        found.lows, found.sizes = self.lows, self.sizes
+        found.words = [Word(c, None if t is None else t.to(device)) for c, t in self.words]
+        return found
+
+    @property
+    def single(self) -> bool:
+        """Whether one integer holds all columns: neighbours then differ by a constant."""
+        return len(self.words) == 1
+
+    def step(self, offset: Sequence[int]) -> int:
+        """key(row + offset) − key(row), where all columns stay in range and `single` holds."""
+        found = 0
+        for size, o in zip(self.sizes, offset, strict=True):
+            found = found * size + o
+        return found
+
+    def inside(self, rows: Tensor, offset: Sequence[int] | None = None) -> Tensor:
+        """Whether all columns of row + offset are in their ranges."""
+        found = None
+        for column, (low, size) in enumerate(zip(self.lows, self.sizes, strict=True)):
+            o = offset[column] if offset else 0
+            if offset and not o:
+                continue  # the rows themselves are inside
+            values = rows[:, column]
+            within = (values >= low - o) & (values < low + size - o)
+            found = within if found is None else found & within
+        return rows.new_ones(rows.shape[0], dtype=torch.bool) if found is None else found
+
+    def keys(self, rows: Tensor) -> Tensor:
+        """The keys (N,) int64; −1 where a row is out of range or has no known prefix."""
+        return torch.where(self.inside(rows), self._key(rows), -1)
+
+    def _key(self, rows: Tensor) -> Tensor:
+        key = rows.new_zeros(rows.shape[0], dtype=torch.int64)
+        absent = None
+        for word in self.words:
+            if word.known is not None:
+                key, missing = _rank(word.known, key)
+                absent = missing if absent is None else absent | missing
+            for column in range(*word.columns):
+                value = rows[:, column].long() - self.lows[column]
+                key = key * self.sizes[column] + value
+        return key if absent is None else torch.where(absent, -1, key)
+
+    def rows(self, keys: Tensor) -> Tensor:
+        """The (N, columns) int32 rows of keys that occur."""
+        columns: list[Tensor] = []
+        for word in reversed(self.words):
+            for column in reversed(range(*word.columns)):
+                columns.append(keys % self.sizes[column] + self.lows[column])
+                keys = torch.div(keys, self.sizes[column], rounding_mode="floor")
+            if word.known is not None:
+                keys = word.known.index_select(0, keys)
+        return torch.stack(columns[::-1], 1).int()
+
+
+def _rank(known: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of each key among the known ones, and whether it is not there."""
+    if not known.numel():
+        return torch.zeros_like(key), torch.ones_like(key, dtype=torch.bool)
+    place = torch.searchsorted(known, key).clamp_(max=known.numel() - 1)
+    return place, known.index_select(0, place) != key
+
+
+class Coordinates:
+    """N distinct voxels, immutable; what is derived from them is made when first needed.
+
+    Args:
+        rows: (N, 1 + d) integers (batch, s0, s1, …) on any device, in any order.
+        spatial_shape: d lengths; None is the box [0, max + 1) of the voxels.
+        batch_size: None is the largest batch number + 1.
+        stride: voxels of the finest level that one voxel spans, for each axis.
+
+    Raises:
+        DTypeError, ShapeError: not integers, not 2 to 5 columns.
+        IndexRangeError: a negative batch number, a voxel outside of the shape or of int32.
+        ShapeError: a voxel that occurs twice, when they are first sorted.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        spatial_shape: Sequence[int] | None = None,
+        batch_size: int | None = None,
+        stride: Sequence[int] | None = None,
+    ) -> None:
+        _check_rows(rows)
+        self.dim = rows.shape[1] - 1
+        self._shape = None if spatial_shape is None else self._axes("spatial_shape", spatial_shape)
+        self._batch = None if batch_size is None else int(batch_size)
+        self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
+        self._bounds = _bounds(rows)
+        self._check_range()
+        self.rows = rows.int().contiguous()
+        self._packing: Packing | None = None
+        self._sorted: tuple[Tensor, Tensor | None] | None = None
+
+    @classmethod
+    def ascending(
+        cls,
+        packing: Packing,
+        keys: Tensor,
+        spatial_shape: Sequence[int],
+        batch_size: int,
+        stride: Sequence[int],
+    ) -> Coordinates:
+        """Those of ascending distinct keys, which need no check and no sort."""
+        found = cls.__new__(cls)
+        found.dim = len(spatial_shape)
+        found._shape, found._batch, found.stride = tuple(spatial_shape), batch_size, tuple(stride)
+        found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
+        found.rows = packing.rows(keys)
+        found._packing, found._sorted = packing, (keys, None)
+        return found
+
+    def __len__(self) -> int:
+        return self.rows.shape[0]
+
+    def __repr__(self) -> str:
+        return (
+            f"Coordinates({len(self)} voxels, d={self.dim}, shape {self._shape}, on {self.device})"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where they live."""
+        return self.rows.device
+
+    @property
+    def batch_size(self) -> int:
+        """How many samples, empty ones too."""
+        return self._batch if self._batch is not None else self._bounds[1][0] + 1
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """The box of the voxels.
+
+        Raises:
+            IndexRangeError: no shape was given and a coordinate is negative.
+        """
+        if self._shape is None:
+            lows, highs = self._bounds
+            if min(lows[1:]) < 0:
+                axis = next(a for a, low in enumerate(lows[1:]) if low < 0)
+                raise IndexRangeError(
+                    f"axis {axis} has the coordinate {lows[1 + axis]} and no spatial_shape was "
+                    "given: the box [0, max + 1) needs coordinates ≥ 0. Shift the coordinates, or "
+                    "use submanifold layers, which need no box."
+                )
+            self._shape = tuple(high + 1 for high in highs[1:])
+        return self._shape
+
+    @property
+    def packing(self) -> Packing:
+        """How voxels become keys."""
+        if self._packing is None:
+            lows, highs = self._bounds
+            sizes = [max(high - low + 1, 1) for low, high in zip(lows, highs, strict=True)]
+            self._packing = Packing(self.rows, lows, sizes)
+        return self._packing
+
+    @property
+    def keys(self) -> Tensor:
+        """(N,) int64, ascending."""
+        return self._sort()[0]
+
+    @property
+    def order(self) -> Tensor | None:
+        """(N,) int32: the rows in ascending order of (batch, s0, s1, …); None: as they stand."""
+        return self._sort()[1]
+
+    def find(self, rows: Tensor) -> Tensor:
+        """For each of (M, 1 + d) voxels the row where it stands, int32; −1: it is not there."""
+        return self.find_keys(self.packing.keys(rows))
+
+    def find_keys(self, keys: Tensor) -> Tensor:
+        """The same for keys; a negative one is not there."""
+        known, order = self._sort()
+        if not known.numel():
+            return torch.full_like(keys, -1, dtype=torch.int32)
+        place, absent = _rank(known, keys)
+        found = place.int() if order is None else order.index_select(0, place)
+        return found.masked_fill_(absent, -1)
+
+    def to(self, device: torch.device | str) -> Coordinates:
+        """The same voxels on another device, sorted if they were."""
+        found = object.__new__(Coordinates)
+        found.__dict__.update(self.__dict__)
+        found.rows = self.rows.to(device)
+        found._packing = None if self._packing is None else self._packing.to(device)
+        if self._sorted is not None:
+            keys, order = self._sorted
+            found._sorted = keys.to(device), None if order is None else order.to(device)
+        return found
+
+    def _axes(self, name: str, numbers: Sequence[int]) -> tuple[int, ...]:
+        found = tuple(int(n) for n in numbers)
+        if len(found) != self.dim or min(found) < 0:
+            raise ShapeError(
+                f"{name} is {found} but coords have {self.dim} spatial columns: {self.dim} numbers "
+                f"≥ 0 are needed. Correct {name}, or the columns of coords (batch first)."
+            )
+        return found
+
+    def _check_range(self) -> None:
+        """Read the columns' bounds against int32 and what was given."""
+        given = (self._batch, *(self._shape or (None,) * self.dim))
+        for column, (low, high, size) in enumerate(zip(*self._bounds, given, strict=True)):
+            name = f"axis {column - 1}" if column else "the batch column"
+            if low < LOW or high > HIGH:
+                value = low if low < LOW else high
+                raise IndexRangeError(
+                    f"{name} of coords has the value {value}: values must lie in {LOW}..{HIGH}. "
+                    "Divide by the voxel size first, or shift the cloud towards the origin."
+                )
+            if low < 0 and (size is not None or not column):
+                raise IndexRangeError(
+                    f"{name} of coords has the value {low}: it must be ≥ 0"
+                    + (
+                        ", batch numbers count from 0. "
+                        if not column
+                        else " within spatial_shape. "
+                    )
+                    + "Correct coords; their columns are (batch, s0, s1, …)."
+                )
+            if size is not None and high >= size and high >= 0:
+                what = "batch_size" if not column else f"spatial_shape[{column - 1}]"
+                raise IndexRangeError(
+                    f"{name} of coords has the value {high} but {what} is {size}: values must lie "
+                    f"in 0..{size - 1}. Pass a larger {what}, or drop these voxels."
+                )
+
+    def _sort(self) -> tuple[Tensor, Tensor | None]:
+        if self._sorted is None:
+            keys, order = torch.sort(self.packing.keys(self.rows))
+            self._check_distinct(keys, order)
+            self._sorted = keys, order.int()
+        return self._sorted
+
+    def _check_distinct(self, keys: Tensor, order: Tensor) -> None:
+        twice = keys[1:] == keys[:-1]
+        if bool(twice.any()):
+            at = int(twice.nonzero()[0, 0])
+            rows = sorted(int(r) for r in order[at : at + 2])
+            raise ShapeError(
+                f"voxel {tuple(self.rows[rows[0]].tolist())} stands in rows {rows[0]} and "
+                f"{rows[1]} of coords ({int(twice.sum())} rows repeat another): voxels must be "
+                'distinct. Merge them: voxelize(points, size, reduce="mean"), or drop repeats.'
+            )
+
+
+def _check_rows(rows: Tensor) -> None:
+    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+        raise DTypeError(
+            f"coords are {rows.dtype}: they must be integers. Use voxelize(points, size) for "
+            "points, or coords.int()."
+        )
+    if rows.dim() != 2 or not 2 <= rows.shape[1] <= 1 + MOST_DIMENSIONS:
+        raise ShapeError(
+            f"coords are {tuple(rows.shape)}: they must be (N, 1 + d), batch number first, then "
+            f"d = 1 to {MOST_DIMENSIONS} axes. Add the batch column, or use sparse_collate."
+        )
+
+
+def _bounds(rows: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The lowest and highest value of each column: one read from the device."""
+    if not rows.shape[0]:
+        return (0,) * rows.shape[1], (-1,) * rows.shape[1]
+    low, high = torch.stack(torch.aminmax(rows.long(), dim=0)).tolist()
+    return tuple(low), tuple(high)

@@ -1,0 +1,296 @@
+"""Kernel maps: for each offset of a kernel, which input row meets which output row.
+
+    sources[k, o] = q   ⇔   targets[k, q] = o   ⇔   input row q meets output row o at offset k
+
+Both sides name a row at most once an offset, so a map is two tables, one by output row and one by
+input row, −1 where nobody is met: a convolution reads the first, its gradient by the input the
+second.  A map is built once for its coordinates and kept with them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.errors import IndexRangeError, ShapeError
+from weft.voxels.coordinates import Coordinates, Packing
+from weft.voxels.geometry import Geometry, Size, geometry
+
+if TYPE_CHECKING:
+    from weft.voxels.tensor import SparseTensor
+
+__all__ = ["KernelMap", "Maps", "build", "kernel_map"]
+
+
+class KernelMap(NamedTuple):
+    """Who meets whom in one layer.
+
+    Args:
+        sources: (K, N_out) int32, the input row of each output row, −1 for none.
+        targets: (K, N_in) int32, the output row of each input row, −1 for none.
+        inputs: the voxels that are read.
+        outputs: the voxels that are written.
+        geometry: the layer's; of an inverse layer, that of the layer it undoes.
+        inverse: whether the two sides are swapped.
+    """
+
+    sources: Tensor
+    targets: Tensor
+    inputs: Coordinates
+    outputs: Coordinates
+    geometry: Geometry
+    inverse: bool = False
+
+    def __repr__(self) -> str:
+        sides = f"{len(self.inputs)} → {len(self.outputs)} voxels"
+        return f"KernelMap({self.sources.shape[0]} offsets, {sides}, {self.geometry.mode})"
+
+    @property
+    def counts(self) -> Tensor:
+        """(K,) int64: pairs of each offset."""
+        return (self.sources >= 0).sum(1)
+
+    @property
+    def offsets(self) -> Tensor:
+        """(K, d): output o reads the voxel at o·stride + offsets[k].
+
+        A transposed or inverse layer: input q writes the voxel at q·stride + offsets[k].
+        """
+        return torch.tensor(self.geometry.offsets(), device=self.sources.device)
+
+    def pairs(self, k: int) -> tuple[Tensor, Tensor]:
+        """(input rows, output rows) that meet at offset k, output rows ascending."""
+        out_rows = (self.sources[k] >= 0).nonzero().squeeze(1)
+        return self.sources[k].index_select(0, out_rows).long(), out_rows
+
+    def transpose(self) -> KernelMap:
+        """The map with its sides swapped, the same k."""
+        swapped = self.targets, self.sources, self.outputs, self.inputs
+        return KernelMap(*swapped, self.geometry, not self.inverse)
+
+
+class Maps:
+    """The maps of a cloud and of all that was derived from it, by their input and geometry.
+
+    A map holds coordinates, coordinates hold no map: nothing here waits for a garbage collector.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, Geometry], KernelMap] = {}
+        self._named: dict[str, KernelMap] = {}
+
+    def get(self, inputs: Coordinates, shape: Geometry, name: str | None = None) -> KernelMap:
+        """The map of coordinates under a geometry, built when first asked for; perhaps named."""
+        if name is not None and name in self._named:
+            named = self._named[name]
+            if named.inputs is not inputs or named.geometry != shape:
+                raise ShapeError(
+                    f"indice_key={name!r} names the map of {_described(named.geometry)} on "
+                    f"{len(named.inputs)} voxels, but was given with {_described(shape)} on "
+                    f"{'the same' if named.inputs is inputs else f'{len(inputs)} other'} voxels: a "
+                    "key names one map. Give this layer another indice_key, or none."
+                )
+            return named
+        key = (id(inputs), shape)  # the map keeps its coordinates alive, and so the id its own
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = build(inputs, shape)
+        if name is not None:
+            self._named[name] = found
+        return found
+
+    def named(self, name: str) -> KernelMap:
+        """The map that a layer has named.
+
+        Raises:
+            ShapeError: no layer has.
+        """
+        if name not in self._named:
+            raise ShapeError(
+                f"indice_key={name!r} names no map of this tensor; its keys are "
+                f"{sorted(self._named)}: an inverse layer undoes a layer that ran before. Give "
+                f"that layer indice_key={name!r}."
+            )
+        return self._named[name]
+
+
+def kernel_map(
+    tensor: SparseTensor,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    submanifold: bool = True,
+    transposed: bool = False,
+) -> KernelMap:
+    """The map of a layer on a tensor's voxels, built once and kept with them.
+
+    Args:
+        tensor: whose voxels are the input.
+        kernel_size: one number for all axes, or one for each; also even, uneven, 1.
+        stride: 1 in a submanifold layer.
+        padding: as in torch; a submanifold kernel is centred whatever it is.
+        dilation: distance of neighbouring kernel places.
+        submanifold: whether the outputs are the inputs; else every voxel that a pair reaches.
+        transposed: whether the layer is that of torch's transposed convolution.
+
+    Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches a voxel.
+    """
+    mode = mode_of(submanifold, transposed)
+    shape = geometry(tensor.dim, kernel_size, stride, padding, dilation, mode=mode)
+    return tensor.maps.get(tensor.coordinates, shape)
+
+
+def mode_of(submanifold: bool, transposed: bool) -> str:
+    """The word of `geometry` for two flags.
+
+    Raises:
+        ShapeError: both are set.
+    """
+    if submanifold and transposed:
+        raise ShapeError(
+            "transposed=True was given with submanifold=True: a submanifold layer keeps its voxels "
+            "and has no transpose of its own. Pass submanifold=False for a transposed layer."
+        )
+    return "submanifold" if submanifold else "transposed" if transposed else "strided"
+
+
+def build(inputs: Coordinates, shape: Geometry) -> KernelMap:
+    """The map of coordinates under a geometry."""
+    if shape.mode == "submanifold":
+        return _submanifold(inputs, shape)
+    return _resampled(inputs, shape)
+
+
+def _submanifold(inputs: Coordinates, shape: Geometry) -> KernelMap:
+    offsets = shape.offsets()
+    num, count = len(offsets), len(inputs)
+    empty = functools.partial(torch.full, dtype=torch.int32, device=inputs.device)
+    sources = empty((num, count), -1)
+    targets = sources if shape.symmetric else empty((num, count), -1)
+    order = inputs.order
+    rows = inputs.rows if order is None else inputs.rows.index_select(0, order)
+    own = torch.arange(count, device=inputs.device) if order is None else order.long()
+    for k, offset in enumerate(offsets[: (num + 1) // 2] if shape.symmetric else offsets):
+        found = _neighbours(inputs, rows, offset)
+        _fill(sources[k], own, found)
+        if shape.symmetric:
+            _turn(sources[num - 1 - k], own, found)
+        else:
+            _turn(targets[k], own, found)
+    if shape.symmetric:
+        targets = sources.flip(0)
+    return KernelMap(sources, targets, inputs, inputs, shape)
+
+
+def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> Tensor:
+    """The row of the voxel at an offset from each row, −1 for none; rows are in ascending order."""
+    packing, away = inputs.packing, (0, *offset)
+    if packing.single:
+        keys = torch.where(packing.inside(rows, away), inputs.keys + packing.step(away), -1)
+    else:
+        moved = rows.long() + torch.tensor(away, device=rows.device)
+        keys = packing.keys(moved)
+    return inputs.find_keys(keys)
+
+
+def _fill(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """table[rows] = values."""
+    table.index_copy_(0, rows, values.to(table.dtype))
+
+
+def _turn(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """table[values] = rows where a value is not −1."""
+    met = values >= 0
+    table.index_copy_(0, values[met].long(), rows[met].to(table.dtype))
+
+
+def _resampled(inputs: Coordinates, shape: Geometry) -> KernelMap:
+    """Strided and transposed: the outputs are all voxels with a pair, ascending."""
+    spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
+    _check_extent(spatial, shape)
+    packing = Packing(inputs.rows[:0], (0,) * (1 + inputs.dim), (max(size, 1), *_positive(spatial)))
+    packing = packing if packing.single else _wide_packing(inputs, shape, spatial)
+    reached = [_reached(inputs, shape, packing, spatial, offset) for offset in shape.offsets()]
+    pieces = [keys for _, keys in reached]
+    keys = torch.unique(torch.cat(pieces)) if pieces else inputs.keys[:0]
+    stride = _output_stride(inputs.stride, shape)
+    outputs = Coordinates.ascending(packing, keys, spatial, size, stride)
+    num = shape.num_offsets
+    sources = inputs.rows.new_full((num, len(outputs)), -1)
+    targets = inputs.rows.new_full((num, len(inputs)), -1)
+    for k, (rows, found) in enumerate(reached):
+        places = torch.searchsorted(keys, found)
+        _fill(sources[k], places, rows)
+        _fill(targets[k], rows, places)
+    return KernelMap(sources, targets, inputs, outputs, shape)
+
+
+def _check_extent(spatial: Sequence[int], shape: Geometry) -> None:
+    if max(spatial) > 2**31:
+        raise IndexRangeError(
+            f"the output of {_described(shape)} would have the shape {tuple(spatial)}: an axis "
+            f"has at most {2**31} voxels. Pass a smaller spatial_shape, or shift the cloud to 0."
+        )
+
+
+def _positive(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(max(n, 1) for n in shape)
+
+
+def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:
+    """Voxels of the finest level that an output spans; at least 1 after a transposed layer."""
+    pairs = zip(stride, shape.stride, strict=True)
+    if shape.mode == "transposed":
+        return tuple(max(1, a // s) for a, s in pairs)
+    return tuple(a * s for a, s in pairs)
+
+
+def _outputs(
+    inputs: Coordinates, shape: Geometry, spatial: Sequence[int], offset: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """(input rows, the voxels that they meet) at an offset, inside the output's box."""
+    rows = inputs.rows.long()
+    columns = [rows[:, 0]]
+    met = torch.ones_like(columns[0], dtype=torch.bool)
+    for axis, (size, s, o) in enumerate(zip(spatial, shape.stride, offset, strict=True)):
+        q = rows[:, 1 + axis]
+        if shape.mode == "transposed":
+            place = q * s + o
+        else:
+            place = torch.div(q - o, s, rounding_mode="floor")
+            met &= place * s == q - o
+        met &= (place >= 0) & (place < size)
+        columns.append(place)
+    found = met.nonzero().squeeze(1)
+    return found, torch.stack(columns, 1).index_select(0, found)
+
+
+def _reached(
+    inputs: Coordinates,
+    shape: Geometry,
+    packing: Packing,
+    spatial: Sequence[int],
+    offset: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """(input rows, keys of the outputs that they meet) at an offset."""
+    rows, voxels = _outputs(inputs, shape, spatial, offset)
+    return rows, packing.keys(voxels)
+
+
+def _wide_packing(inputs: Coordinates, shape: Geometry, spatial: Sequence[int]) -> Packing:
+    """A packing for boxes past 2⁶³, which needs the voxels that it is to tell apart."""
+    reached = [_outputs(inputs, shape, spatial, offset)[1] for offset in shape.offsets()]
+    sizes = (max(inputs.batch_size, 1), *_positive(spatial))
+    return Packing(torch.cat(reached), (0,) * len(sizes), sizes)
+
+
+def _described(shape: Geometry) -> str:
+    return (
+        f"a {shape.mode} layer with kernel {shape.kernel_size}, stride {shape.stride}, padding "
+        f"{shape.padding}, dilation {shape.dilation}"
+    )

@@ -1,0 +1,240 @@
+"""SparseTensor: features on distinct voxels, with the kernel maps of these voxels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import DeviceError, DTypeError, ShapeError
+from weft.voxels.coordinates import Coordinates
+from weft.voxels.kernel_map import Maps
+
+__all__ = ["SparseTensor", "cat", "sparse_collate", "union"]
+
+
+class SparseTensor:
+    """feats[n] is the feature row of the voxel coords[n] = (batch, s0, s1, …); all others are 0.
+
+    The spatial columns, `spatial_shape` and the axes of kernels have one order, so that `dense()`
+    is (batch, C, *spatial_shape) and every layer is torch's convolution on it.  Row order carries
+    no information.
+
+    Args:
+        feats: (N, C) floating-point features.
+        coords: (N, 1 + d) integers, d = 1 to 4, distinct, on the device of feats.
+        spatial_shape: d lengths; None is the box [0, max + 1) when it is first needed.  Negative
+            coordinates are then legal in submanifold layers and maps.
+        batch_size: how many samples; None is the largest batch number + 1.
+        stride: voxels of the finest level that one voxel spans.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: feats and coords that do not fit each other; a voxel
+            that occurs twice, at the latest when the first map is built.
+        IndexRangeError: a negative batch number, a voxel outside of spatial_shape.
+    """
+
+    def __init__(
+        self,
+        feats: Tensor,
+        coords: Tensor,
+        spatial_shape: Sequence[int] | None = None,
+        batch_size: int | None = None,
+        stride: int | Sequence[int] = 1,
+    ) -> None:
+        dim = coords.shape[-1] - 1 if coords.dim() else 0
+        strides = (stride,) * dim if isinstance(stride, int) else stride
+        if feats.device != coords.device:
+            raise DeviceError(
+                f"feats are on {feats.device}, coords on {coords.device}: both must be on one "
+                "device. Move one of them with .to(device)."
+            )
+        self._set(feats, Coordinates(coords, spatial_shape, batch_size, strides), Maps())
+
+    def _set(self, feats: Tensor, coordinates: Coordinates, maps: Maps) -> None:
+        _check_feats(feats, len(coordinates))
+        self.feats, self.coordinates, self.maps = feats, coordinates, maps
+
+    @classmethod
+    def on(cls, feats: Tensor, coordinates: Coordinates, maps: Maps) -> SparseTensor:
+        """Features on voxels that are there already, and the maps they share."""
+        found = cls.__new__(cls)
+        found._set(feats, coordinates, maps)
+        return found
+
+    @classmethod
+    def from_dense(cls, dense: Tensor, batch_size: int | None = None) -> SparseTensor:
+        """The voxels of (batch, C, *shape) where some channel is not 0; NaN is not 0."""
+        if not 3 <= dense.dim() <= 6:
+            raise ShapeError(
+                f"dense is {tuple(dense.shape)}: it must be (batch, C, s0, …) with 1 to 4 axes. "
+                "Add the missing dimensions with unsqueeze."
+            )
+        coords = (dense != 0).any(1).nonzero()
+        feats = dense.movedim(1, -1)[tuple(coords.T)]
+        return cls(feats, coords, tuple(dense.shape[2:]), batch_size or dense.shape[0])
+
+    @property
+    def F(self) -> Tensor:  # noqa: N802 - the field's name
+        """The features."""
+        return self.feats
+
+    @property
+    def C(self) -> Tensor:  # noqa: N802 - the field's name
+        """The coordinates, (N, 1 + d) int32."""
+        return self.coordinates.rows
+
+    @property
+    def dim(self) -> int:
+        """Spatial axes."""
+        return self.coordinates.dim
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """The box of the voxels."""
+        return self.coordinates.spatial_shape
+
+    @property
+    def batch_size(self) -> int:
+        """Samples, empty ones too."""
+        return self.coordinates.batch_size
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Voxels of the finest level that one voxel spans, by axis."""
+        return self.coordinates.stride
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self.feats.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the features."""
+        return self.feats.dtype
+
+    def __len__(self) -> int:
+        return len(self.coordinates)
+
+    def __repr__(self) -> str:
+        return (
+            f"SparseTensor({len(self)} voxels, {self.feats.shape[1]} channels, d={self.dim}, "
+            f"{self.dtype}, on {self.device})"
+        )
+
+    def replace(self, feats: Tensor) -> SparseTensor:
+        """Other features (N, C′) on the same voxels, which share coordinates and maps."""
+        return SparseTensor.on(feats, self.coordinates, self.maps)
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
+        """As Tensor.to: the features' dtype, and everything's device; a move leaves maps behind."""
+        feats = self.feats.to(*args, **kwargs)
+        if feats.device == self.device:
+            return self.replace(feats)
+        return SparseTensor.on(feats, self.coordinates.to(feats.device), Maps())
+
+    def cuda(self) -> SparseTensor:
+        """On the current GPU."""
+        return self.to("cuda")
+
+    def cpu(self) -> SparseTensor:
+        """On the CPU."""
+        return self.to("cpu")
+
+    def dense(self) -> Tensor:
+        """(batch, C, *spatial_shape), 0 where no voxel is, with gradients.
+
+        Raises:
+            IndexRangeError: no spatial_shape was given and a coordinate is negative.
+        """
+        shape = (self.batch_size, *self.spatial_shape, self.feats.shape[1])
+        grid = self.feats.new_zeros(shape)
+        grid = grid.index_put(tuple(self.C.long().T), self.feats)
+        return grid.movedim(-1, 1)
+
+    def __add__(self, other: SparseTensor) -> SparseTensor:
+        """Sums of features on the same voxels; `union` adds on any."""
+        _check_same(self, other, "+", "Add tensors on different voxels with union([a, b]).")
+        return self.replace(self.feats + other.feats)
+
+
+def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    """The channels of tensors on the same voxels side by side, (N, ΣC)."""
+    first = _first(tensors, "cat")
+    for other in tensors[1:]:
+        _check_same(first, other, "cat", "Put them on the same voxels first, with union.")
+    return first.replace(torch.cat([t.feats for t in tensors], 1))
+
+
+def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    """z[v] = Σ of the features of v in all tensors, on every voxel that one of them has.
+
+    The voxels stand in ascending order; the box and the batch are the largest that occur.
+    """
+    first = _first(tensors, "union")
+    for other in tensors[1:]:
+        if (other.dim, other.stride) != (first.dim, first.stride):
+            raise ShapeError(
+                f"union was given tensors of {first.dim} axes at stride {first.stride} and "
+                f"{other.dim} at {other.stride}: both must agree. Resample one of them first."
+            )
+    voxels = torch.cat([t.C for t in tensors])
+    rows, place = torch.unique(voxels, dim=0, return_inverse=True)
+    feats = torch.cat([t.feats for t in tensors])
+    total = feats.new_zeros(len(rows), feats.shape[1]).index_add(0, place, feats)
+    given = [t.coordinates._shape for t in tensors]
+    shape = None if None in given else [max(n) for n in zip(*given, strict=True)]
+    size = max(t.batch_size for t in tensors)
+    return SparseTensor(total, rows, shape, size, first.stride)
+
+
+def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
+    """Samples one behind the other: the batch numbers of each count on from those before it.
+
+    The box is given if every sample's is: the largest of them.
+    """
+    first = _first(samples, "sparse_collate")
+    rows, start = [], 0
+    for sample in samples:
+        if (sample.dim, sample.stride) != (first.dim, first.stride):
+            raise ShapeError(
+                f"sparse_collate was given samples of {first.dim} axes at stride {first.stride} "
+                f"and {sample.dim} at {sample.stride}: all must agree. Collate them apart."
+            )
+        shift = torch.zeros(1 + sample.dim, dtype=torch.int32, device=sample.device)
+        shift[0] = start
+        rows.append(sample.C + shift)
+        start += sample.batch_size
+    given = [s.coordinates._shape for s in samples]
+    shape = None if None in given else [max(n) for n in zip(*given, strict=True)]
+    feats = torch.cat([s.feats for s in samples])
+    return SparseTensor(feats, torch.cat(rows), shape, start, first.stride)
+
+
+def _first(tensors: Sequence[SparseTensor], name: str) -> SparseTensor:
+    if not tensors:
+        raise ShapeError(f"{name} was given no tensor: it needs at least one. Pass a list of them.")
+    return tensors[0]
+
+
+def _check_same(a: SparseTensor, b: SparseTensor, name: str, remedy: str) -> None:
+    if a.coordinates is not b.coordinates:
+        raise ShapeError(
+            f"{name} was given tensors on different coordinates ({len(a)} and {len(b)} voxels): "
+            f"they must come from the same layers, or from replace(). {remedy}"
+        )
+
+
+def _check_feats(feats: Tensor, count: int) -> None:
+    if feats.dim() != 2 or feats.shape[0] != count:
+        raise ShapeError(
+            f"feats are {tuple(feats.shape)} but there are {count} voxels: feats must be "
+            f"({count}, C). Pass one feature row a voxel, feats[:, None] for a single channel."
+        )
+    if not feats.is_floating_point():
+        raise DTypeError(
+            f"feats are {feats.dtype}: they must be floating-point. Pass feats.float()."
+        )
