@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from weft.clifford.algebra import Algebra
-from weft.clifford.checks import backend_for, same_kind
+from weft.clifford.checks import backend_for
 from weft.clifford.module import MultivectorModule
 from weft.clifford.nn import MultivectorLinear, MVLayerNorm, MVSiLU
 from weft.clifford.operators import run
 from weft.clifford.programs import key
+from weft.core.operands import same_kind
 from weft.errors import ShapeError
 from weft.products import SparseScaleInfo, sparse_scale, sparse_scale_infos
 

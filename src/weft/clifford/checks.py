@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from weft.clifford.algebra import Algebra
-from weft.core import autocast
 from weft.core.backend import choose
 from weft.core.op import constant_when_compiling
-from weft.errors import BackendError, DeviceError, DTypeError, ShapeError
+from weft.errors import BackendError, DTypeError, ShapeError
 
 __all__ = [
     "backend_for",
@@ -21,46 +20,13 @@ __all__ = [
     "check_norm",
     "check_weight",
     "flat",
-    "same_kind",
     "together",
 ]
 
 LARGEST = 5
 """Basis vectors up to which code is generated; larger algebras run on the torch path."""
 
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("euclidean", "metric")
-
-
-def same_kind(**tensors: Tensor | None) -> list[Tensor]:
-    """The tensors, in autocast's dtype where that is on, of one floating dtype on one device."""
-    given = {name: t for name, t in tensors.items() if t is not None}
-    for name, tensor in given.items():
-        if not isinstance(tensor, Tensor):
-            raise DTypeError(
-                f"{name} is a {type(tensor).__name__}: it must be a torch.Tensor. "
-                f"Pass torch.as_tensor({name})."
-            )
-    if autocast.active():
-        given = {name: autocast.narrowed(t) for name, t in given.items()}
-    (first, reference), *rest = given.items()
-    if reference.dtype not in _FLOATS:
-        raise DTypeError(
-            f"{first} is {reference.dtype}: it must be float64, float32, bfloat16 or float16. "
-            f"Pass {first}.float()."
-        )
-    for name, tensor in rest:
-        if tensor.dtype != reference.dtype:
-            raise DTypeError(
-                f"{name} is {tensor.dtype} but {first} is {reference.dtype}: they must be the "
-                f"same. Pass {name}.to({first}.dtype), or use torch.autocast."
-            )
-        if tensor.device != reference.device:
-            raise DeviceError(
-                f"{name} is on {tensor.device} but {first} is on {reference.device}: they must be "
-                f"on one device. Pass {name}.to({first}.device)."
-            )
-    return list(given.values())
 
 
 def blades_first(algebra: Algebra, blade_dim: int, **multivectors: Tensor) -> list[Tensor]:

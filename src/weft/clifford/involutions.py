@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from weft.clifford.algebra import Algebra
-from weft.clifford.checks import backend_for, blades_first, blades_last, flat, same_kind
+from weft.clifford.checks import backend_for, blades_first, blades_last, flat
 from weft.clifford.operators import run
 from weft.clifford.programs import key
+from weft.core.operands import same_kind
 from weft.errors import ShapeError
 
 __all__ = ["conjugate", "dual", "grade_involution", "grade_project", "norm", "reverse"]

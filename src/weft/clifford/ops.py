@@ -21,7 +21,6 @@ from weft.clifford.checks import (
     check_norm,
     check_weight,
     flat,
-    same_kind,
     together,
 )
 from weft.clifford.fully_connected import fully_connected
@@ -29,6 +28,7 @@ from weft.clifford.layer import layer
 from weft.clifford.linear import linear
 from weft.clifford.operators import run
 from weft.clifford.programs import key
+from weft.core.operands import same_kind
 
 __all__ = [
     "clifford_layer",

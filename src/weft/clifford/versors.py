@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from weft.clifford.algebra import Algebra
-from weft.clifford.checks import LARGEST, blades_first, blades_last, same_kind
+from weft.clifford.checks import LARGEST, blades_first, blades_last
 from weft.clifford.involutions import grade_project, reverse
 from weft.clifford.ops import geometric_product
+from weft.core.operands import same_kind
 from weft.errors import ShapeError
 
 __all__ = ["exp", "inverse", "log", "sandwich"]
