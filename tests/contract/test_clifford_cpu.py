@@ -1,6 +1,7 @@
 """Programs on the CPU: printed loops and torch against plain torch, at sizes around a tile.
 
-Seen red with: a row stride kept for operands without rows, one temporary shared by two phases.
+Seen red with: a row stride kept for operands without rows, one temporary shared by two phases,
+operands read in place with the stride of another, a run of tasks that no thread takes.
 """
 
 import functools
@@ -11,6 +12,8 @@ import torch
 from tests.conftest import INTERPRETED
 from weft.clifford import Algebra, cpu, programs, reference
 from weft.core import loops
+from weft.core.expr import const, multiply
+from weft.core.program import Operand, Output, Program
 from weft.testing.contract import assert_same_bits
 
 if INTERPRETED:
@@ -93,6 +96,27 @@ def test_any_strides_any_dtype(dtype):
     assert found[0].dtype == dtype
 
 
+def test_contiguous_operands_are_read_in_place():
+    key, oracle, (x, y) = problem("plain", ALGEBRAS[1], 70, 5)
+    program = programs.program(key)
+    assert "load(block" not in loops.printed(program, "float64", contiguous=True).source
+    last = y.movedim(0, -1).contiguous().movedim(-1, 0)
+    apart = y.new_zeros(16, 75, 5)[:, 5:].copy_(y)  # components further apart than those of x
+    bound = 64 * torch.finfo(x.dtype).eps * float(oracle(x, y).abs().max())
+    for other in (y, last, apart):
+        (found,) = cpu.run_numba(program, [x, other])
+        assert float((found - oracle(x, y)).abs().max()) <= bound
+
+
+def test_results_that_are_operands():
+    operand = Operand("x", 2, ("row", "feature"))
+    a, b = operand.leaves()
+    result = Output(operand._replace(name="z", size=3), (b, multiply(a, b), const(0)))
+    x = torch.randn(2, 70, 5)
+    (found,) = cpu.run_numba(Program("swapped", (operand,), (result,)), [x])
+    assert_same_bits(found, torch.stack([x[1], x[0] * x[1], 0 * x[0]]), "copied and multiplied")
+
+
 @pytest.mark.parametrize("runner", [cpu.run_numba, cpu.run_torch])
 def test_no_rows(runner):
     key, _, inputs = problem("weighted", ALGEBRAS[0], 0, 4)
@@ -103,7 +127,7 @@ def test_no_rows(runner):
 
 @pytest.mark.parametrize("runner", [cpu.run_numba, cpu.run_torch])
 def test_the_same_bits_on_any_number_of_threads(runner):
-    key, _, inputs = problem("chain", ALGEBRAS[0], 4000, 7, torch.float32)
+    key, _, inputs = problem("chain", ALGEBRAS[0], 40_000, 7, torch.float32)
     program = programs.program(f"{key} | vjp 111 1")
     before = torch.get_num_threads()
     found = []

@@ -30,6 +30,9 @@ SERIAL = 100_000
 COMPILED = 2**20
 """Multiplications from which a program is worth the seconds of its first compilation."""
 
+RUNS = 4
+"""Runs of tasks for each thread: what a thread that comes late leaves to the others."""
+
 PARTS = 64
 """Most parts that rows are cut into: to share among threads, and one partial sum each."""
 
@@ -80,6 +83,8 @@ def _run(
 ) -> list[Tensor]:
     rows, features = size["row"], size["feature"]
     flat = _flattened(inputs) if _is_pointwise(program, loop) else None
+    if flat is not None and all(t.stride(2) == 1 for t in flat):
+        loop = printed(program, str(wide).removeprefix("torch."), contiguous=True)
     num_rows, width = (rows, features) if flat is None else (1, rows * features)
     from weft.core.loop_parts import TILE
 
@@ -163,14 +168,25 @@ os.register_at_fork(after_in_child=lambda: setattr(_Threads, "pool", None))
 
 
 def _share(run: Callable[[int, int], None], tasks: int, threads: int) -> None:
-    """Tasks in equal runs, several for each thread; the caller takes the first."""
+    """Tasks in runs; the caller and the pool's threads take the next one until none is left.
+
+    So a thread that comes late, as when its core is taken by a loop of torch's, holds up nobody.
+    """
     if threads == 1 or tasks == 1:
         run(0, tasks)
         return
     if _Threads.pool is None or _Threads.size < threads:
         _Threads.pool, _Threads.size = ThreadPoolExecutor(threads), threads
-    ends = [tasks * i // threads for i in range(threads + 1)]
-    others = [_Threads.pool.submit(run, *pair) for pair in itertools.pairwise(ends[1:])]
-    run(*ends[:2])
+    number = min(tasks, RUNS * threads)
+    ends = [tasks * i // number for i in range(number + 1)]
+    counter = itertools.count()  # takes one step at a time, whoever asks
+
+    def work() -> None:
+        while (i := next(counter)) < number:
+            run(ends[i], ends[i + 1])
+
+    others = [_Threads.pool.submit(work) for _ in range(threads - 1)]
+    work()
     for other in others:
-        other.result()
+        if not other.cancel():
+            other.result()

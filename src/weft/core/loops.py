@@ -6,7 +6,9 @@ A tile's values lie in slots of `TILE` numbers in one small array, so that the c
 distances, and a phase is one loop over positions that fills vector lanes.  Phases end at sums over
 the features, and at forms with many terms: those are walked term by term from a table, which
 compiles in no time.  Several short rows share a tile; rows that are summed over features and longer
-than a tile take several blocks of slots.  Sums over rows are added tile by tile in a fixed part of
+than a tile take several blocks of slots.  A loop of one phase over contiguous operands needs no
+loads: it reads them in place, and only results pass through the tile, as the compiler cannot know
+whether operands and results share memory.  Sums over rows are added tile by tile in a fixed part of
 the rows, so the bits do not depend on threads.
 """
 
@@ -135,13 +137,19 @@ def _parts_version() -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def printed(program: Program, dtype: str) -> Loop:
-    """The loop of a program in numpy's float32 or float64."""
-    return _Printer(program).loop(dtype)
+def printed(program: Program, dtype: str, contiguous: bool = False) -> Loop:
+    """The loop of a program in numpy's float32 or float64.
+
+    Args:
+        program: what to compute.
+        dtype: the name of numpy's type.
+        contiguous: whether each component of each operand is a run of numbers, one row.
+    """
+    return _Printer(program, contiguous).loop(dtype)
 
 
 class _Printer:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, contiguous: bool) -> None:
         self.program = program
         self.steps, self.results = schedule(program)
         self.used = [i for i, o in enumerate(program.inputs) if o.name in program.used()]
@@ -150,21 +158,24 @@ class _Printer:
         )
         alone = (Sums,) if work <= STRAIGHT else (Sums, Contract)
         self.phases = [_phase(steps, alone) for steps in _split(self.steps, alone)]
+        self.shown = {name for result in self.results for name in result.names if name}
+        # a result that is an operand goes through a slot
+        straight = all(phase.lines and self.shown <= phase.defined for phase in self.phases)
+        self.in_place = contiguous and straight and len(self.phases) == 1
         self.slots: dict[str, int] = {}
         self.sums = {r.operand: len(r.names) for r in self.results if r.summed}
         self._give_slots()
 
     def _give_slots(self) -> None:
         """Operands and sums over rows in order, then what one phase leaves for another."""
-        for i in self.used:
+        for i in [] if self.in_place else self.used:
             operand = self.program.inputs[i]
             for c in range(operand.size):
                 self._slot(f"{operand.name}{c}")
         for name, size in self.sums.items():
             for c in range(size):
                 self._slot(f"{name}[{c}]")
-        shown = {name for result in self.results for name in result.names if name}
-        needed = shown.union(*(phase.read for phase in self.phases))
+        needed = self.shown.union(*(phase.read for phase in self.phases))
         for phase in self.phases:
             # walked results stand together, to be zeroed at once
             kept = phase.defined if not phase.lines else phase.defined & needed
@@ -183,7 +194,7 @@ class _Printer:
         self.whole_rows = any(isinstance(step, Sums) for step in self.steps)
         for i in self.used:
             operand = self.program.inputs[i]
-            self._span(self.slots[f"{operand.name}0"], operand.size)
+            self._span(self.slots.get(f"{operand.name}0", -1), operand.size)
         self.outputs = {}
         for result in self.results:
             slot = self.slots[f"{result.operand}[0]"] if result.summed else 0
@@ -235,6 +246,15 @@ class _Printer:
             if ("row" in operand.axes) == by_row:
                 yield f"load(block, layout[{place}], in_{operand.name}, {rows})"
 
+    def _views(self) -> Iterator[str]:
+        """Where the components lie that are read in place."""
+        for place, i in enumerate(self.used):
+            operand = self.program.inputs[i].name
+            for c in range(self.program.inputs[i].size):
+                if f"{operand}{c}" in self.phases[0].read:
+                    start = f"{c} * layout[{place}, 2] + at"
+                    yield f"given_{operand}{c} = in_{operand}[{start} : {start} + width]"
+
     def _prepare(self) -> Iterator[str]:
         """What a task loads once; zeros for its sums."""
         lines = list(self._loads(by_row=False))
@@ -246,7 +266,8 @@ class _Printer:
 
     def _tile(self) -> Iterator[str]:
         """Load, all phases, store; whatever lies between two sums is done block by block."""
-        lines = ["count = rows * width", *self._loads(by_row=True)]
+        given = self._views() if self.in_place else self._loads(by_row=True)
+        lines = ["count = rows * width", *given]
         for phase in self.phases:
             step = phase.steps[0]
             if isinstance(step, Sums):
@@ -272,7 +293,9 @@ class _Printer:
     def _positions(self, phase: _Phase) -> Iterator[str]:
         yield "for q in range(count):"
         for name in sorted(phase.read):
-            yield f"    {name} = block[{self.slots[name]} * TILE + q]"
+            slot = self.slots.get(name)
+            value = f"given_{name}[q]" if slot is None else f"block[{slot} * TILE + q]"
+            yield f"    {name} = {value}"
         yield from _indented(phase.lines, 1)
         for name in sorted(phase.defined & self.slots.keys()):
             yield f"    block[{self.slots[name]} * TILE + q] = {name}"
