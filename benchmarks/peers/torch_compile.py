@@ -25,6 +25,8 @@ def adapt(workload: Workload) -> Candidate | str:
         if (terms := len(workload.tables["algebra"].terms)) > MOST_TERMS:
             return f"Inductor takes minutes for a kernel of {terms} terms"
         function = clifford.pairwise(workload)
+    elif workload.op == "sparse convolution":
+        return "it is gathers and library products, offset by offset: nothing to fuse"
     elif (simple := best_way(workload)) is not None:
         function = simple
     else:

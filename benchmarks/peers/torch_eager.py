@@ -41,6 +41,8 @@ def best_way(workload: Workload) -> Callable[..., Tensor] | None:
     tables = workload.tables
     if workload.op.startswith("clifford"):
         return clifford.dense(workload)
+    if workload.op == "sparse convolution":
+        return _offset_by_offset(workload)
     if workload.op == "uuu":
         return _dense_paths(workload)
     if workload.op == "vecmat" and set(tables) == {"index2"}:
@@ -115,6 +117,22 @@ def _outer_of_slices(bounds: list[int]) -> Callable[..., Tensor]:
         return torch.stack(
             [x[:, a:b].flatten(0, 1).T @ y[:, a:b].flatten(0, 1) for a, b in pairwise(bounds)]
         )
+
+    return function
+
+
+def _offset_by_offset(workload: Workload) -> Callable[..., Tensor]:
+    """For each kernel offset gather, matrix product, add; offsets without a pair are left out."""
+    found = workload.tables["map"]
+    pairs = {k: found.pairs(k) for k, count in enumerate(found.counts.tolist()) if count}
+    rows = len(found.outputs)
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        matrices = weight.unbind(0)  # one node of the graph: backward fills one gradient
+        result = x.new_zeros(rows, weight.shape[2])
+        for k, (in_rows, out_rows) in pairs.items():
+            result = result.index_add(0, out_rows, x.index_select(0, in_rows) @ matrices[k])
+        return result
 
     return function
 

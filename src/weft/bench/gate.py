@@ -25,11 +25,8 @@ class Exact(NamedTuple):
     counts: Results
 
     def ratio(self, results: Results) -> float:
-        """The largest |error| / bound over all elements of all results."""
-        return max(
-            float(bound_ratio(out, *parts).max()) if out.numel() else 0.0
-            for out, *parts in zip(results, *self, strict=True)
-        )
+        """The largest |error| / bound over all elements of all results; integers must be equal."""
+        return max(_ratio(out, *parts) for out, *parts in zip(results, *self, strict=True))
 
 
 class Noise(NamedTuple):
@@ -66,6 +63,14 @@ def worst_ratio(phase: str, candidate: Candidate, expected: Exact | Noise) -> fl
     weights = cotangents(candidate.function, candidate.inputs)
     results = prepare(phase, candidate.function, candidate.inputs, weights)()
     return expected.ratio(tuple(result.detach() for result in results))
+
+
+def _ratio(out: Tensor, exact: Tensor, magnitude: Tensor, count: Tensor) -> float:
+    if not out.numel():
+        return 0.0
+    if not out.is_floating_point():
+        return float("inf") if bool((out != exact).any()) else 0.0
+    return float(bound_ratio(out, exact, magnitude, count).max())
 
 
 def _ones(a: Tensor) -> Tensor:

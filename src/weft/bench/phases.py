@@ -42,9 +42,14 @@ def cotangents(function: Function, inputs: Sequence[Tensor]) -> Cotangents:
         like = (function(*inputs), *inputs)
     generator = torch.Generator(inputs[0].device).manual_seed(1)
     g, *v = (
-        torch.randn(t.shape, generator=generator, device=t.device, dtype=t.dtype) for t in like
+        torch.randn(t.shape, generator=generator, device=t.device, dtype=_real(t)) for t in like
     )
     return Cotangents(g, tuple(v))
+
+
+def _real(t: Tensor) -> torch.dtype:
+    """Its dtype; tables of integers are weighed, if at all, in float32."""
+    return t.dtype if t.is_floating_point() else torch.float32
 
 
 def prepare(

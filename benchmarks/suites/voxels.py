@@ -1,0 +1,30 @@
+"""Submanifold convolutions and kernel maps: the guide's clouds, in half precision."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.suites.clouds import lidar_file
+from benchmarks.suites.sparse import conv_case, map_case
+
+FAMILY = "voxels"
+
+ALL = [
+    map_case("lidar05"),
+    map_case("lidar05", 6),
+    map_case("sphere64"),
+    map_case("sphere256"),
+    map_case("sphere512"),
+    map_case("rand1m"),
+    conv_case("lidar05", 64),
+    conv_case("lidar05", 128, 6),
+    conv_case("sphere64", 1024),
+    conv_case("sphere256", 256),
+    conv_case("sphere512", 128),
+    conv_case("rand1m", 32),
+    conv_case("sphere256", 256, dtype=torch.bfloat16),
+    conv_case("sphere256", 64, dtype=torch.float32),
+    conv_case("sphere256", 64, kernel_size=5),
+]
+
+CASES = [case for case in ALL if lidar_file() or not case.name.startswith("lidar")]
