@@ -1,0 +1,531 @@
+"""Triton kernels of sparse convolution, and of what is prepared for them from its tables.
+
+    y[o] = Σ_k x[sources[k,o]] w[k]          dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
+
+Preparation: rows of equal masks (which of the K offsets have a voxel) stand together, so that a
+tile of rows needs few offsets; pairs of an offset stand together in canonical order.  A panel is
+`PANEL` sorted rows, `lists` (panels, K, PANEL) the input rows they read, −1 for none, defined for
+the offsets that one of them needs.  Halves of panels have masks of their own: tiles are 64 or 128
+rows.  Masks are words of 32 bits.  Everything runs along grid axis 0.  Rows are counted in int64
+where K N or N C may pass 2^31 (WIDE, and always in the preparation).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "convolve_kernel",
+    "depthwise_gradient_kernel",
+    "depthwise_kernel",
+    "fold_kernel",
+    "key_kernel",
+    "list_kernel",
+    "longest_kernel",
+    "mask_kernel",
+    "pair_kernel",
+    "place_kernel",
+    "reduce_kernel",
+    "scan_kernel",
+    "weight_gradient_kernel",
+]
+
+PANEL = tl.constexpr(128)
+HALF = tl.constexpr(64)
+UNIT = tl.constexpr(64)
+"""Pairs that are summed at once; those of an offset are filled up to a multiple with −1."""
+
+
+@triton.jit
+def _row_of(order_ptr, i, live):
+    """Row number i of the canonical order."""
+    if order_ptr is None:
+        return i.to(tl.int64)
+    else:
+        return tl.load(order_ptr + i, mask=live, other=0).to(tl.int64)
+
+
+@triton.jit
+def _lowest(word):
+    """The number of the lowest bit that is set in an int64 below 2^32; 0 if there is none."""
+    bit = (((word & -word).to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
+    return tl.where(word == 0, 0, bit)
+
+
+@triton.jit
+def _count(word):
+    """How many bits are set in an int32."""
+    pairs = word - ((word >> 1) & 0x55555555)
+    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    eights = (fours + (fours >> 4)) & 0x0F0F0F0F
+    return (eights + (eights >> 8) + (eights >> 16) + (eights >> 24)) & 63
+
+
+@triton.jit(do_not_specialize=["N"])
+def mask_kernel(sources_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
+    """masks[w,o]: bit b says whether row o has a source at offset 32 w + b.
+
+    A program reads 32 offsets of BLOCK rows, as they lie.  Bound: memory, 4 K N bytes.
+    """
+    WORDS: tl.constexpr = (K + 31) // 32
+    pid = tl.program_id(0)
+    bit = tl.arange(0, 32)[:, None]
+    k = pid % WORDS * 32 + bit  # [32, 1]
+    row = pid.to(tl.int64) // WORDS * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    at = k * N.to(tl.int64) + row[None, :]
+    source = tl.load(sources_ptr + at, mask=(k < K) & (row < N)[None, :], other=-1)
+    mask = tl.sum((source >= 0).to(tl.int32) << bit, axis=0)
+    tl.store(masks_ptr + pid % WORDS * N.to(tl.int64) + row, mask, mask=row < N)
+
+
+@triton.jit(do_not_specialize=["N"])
+def place_kernel(
+    masks_ptr, order_ptr, place_ptr, N,
+    K: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, SAMPLES: tl.constexpr,
+):  # fmt: skip
+    """place[k]: the bit of a sort key that says whether offset k is there; −1 if none does.
+
+    The rarer an offset the higher its bit, by a sample of rows.  One program.
+    """
+    k = tl.arange(0, OFFSETS)  # [OFFSETS]
+    sample = tl.arange(0, SAMPLES).to(tl.int64)
+    row = _row_of(order_ptr, sample * N // SAMPLES, sample < N)  # [SAMPLES]
+    at = (k // 32)[None, :] * N.to(tl.int64) + row[:, None]
+    masks = tl.load(masks_ptr + at, mask=(k < K)[None, :], other=0)  # [SAMPLES, OFFSETS]
+    count = tl.sum((masks >> (k % 32)[None, :]) & 1, axis=0)
+    rarest = tl.sort(tl.where(k < K, count, SAMPLES + 1) * OFFSETS + k) % OFFSETS
+    tl.store(place_ptr + rarest, tl.maximum(BITS - 1 - k, -1), mask=k < K)
+
+
+@triton.jit(do_not_specialize=["N", "blocks"])
+def key_kernel(
+    masks_ptr, order_ptr, place_ptr, keys_ptr, counts_ptr, N, blocks,
+    K: tl.constexpr, BITS: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """keys[i]: row i's mask as a Gray code, below the number of its NEAR neighbours in the order.
+
+    Neighbours in a Gray code differ in one offset.  Also counts[k,b], the pairs of block b of the
+    canonical order.  A program owns one such block.
+    """
+    KEY: tl.constexpr = keys_ptr.dtype.element_ty
+    block = tl.program_id(0)
+    i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    row = _row_of(order_ptr, i, i < N)
+    bit = tl.arange(0, 32)
+    gray = tl.zeros((BLOCK,), KEY)
+    for word in tl.static_range((K + 31) // 32):
+        mask = tl.load(masks_ptr + word * N.to(tl.int64) + row, mask=i < N, other=0)
+        there = (mask[:, None] >> bit[None, :]) & 1  # [BLOCK, 32]
+        k = word * 32 + bit
+        tl.store(counts_ptr + k * blocks + block, tl.sum(there, axis=0), mask=k < K)
+        place = tl.load(place_ptr + k, mask=k < K, other=-1)[None, :]
+        digits = there.to(KEY) << tl.maximum(place, 0).to(KEY)
+        gray += tl.sum(tl.where(place >= 0, digits, 0), axis=1)
+    for log in tl.static_range(6 if keys_ptr.dtype.element_ty == tl.int64 else 5):
+        gray ^= gray >> (1 << log)
+    tl.store(keys_ptr + i, ((i // NEAR).to(KEY) << BITS) | gray, mask=i < N)
+
+
+@triton.jit(do_not_specialize=["N"])
+def list_kernel(
+    sources_ptr, masks_ptr, order_ptr, sorted_ptr, rows_ptr, lists_ptr, halves_ptr, N,
+    K: tl.constexpr,
+):  # fmt: skip
+    """rows, lists and the masks of its halves, of one panel and 32 offsets.
+
+    Bound: latency of four loads that wait for each other; few of them miss L2.
+    """
+    WORDS: tl.constexpr = (K + 31) // 32
+    panel = tl.program_id(0).to(tl.int64) // WORDS
+    word = tl.program_id(0) % WORDS
+    lane = tl.arange(0, PANEL)
+    slot = panel * PANEL + lane  # [PANEL]
+    live = slot < N
+    row = _row_of(order_ptr, tl.load(sorted_ptr + slot, mask=live, other=0), live)
+    if word == 0:
+        tl.store(rows_ptr + slot, tl.where(live, row, -1).to(tl.int32))
+    mask = tl.load(masks_ptr + word * N.to(tl.int64) + row, mask=live, other=0)
+    bit = tl.arange(0, 32)[:, None]
+    there = ((mask[None, :] >> bit) & 1) != 0  # [32, PANEL]
+    k = word * 32 + bit
+    source = tl.load(sources_ptr + k * N.to(tl.int64) + row[None, :], mask=there, other=-1)
+    needed = tl.max(there.to(tl.int32), axis=1, keep_dims=True) != 0
+    at = (panel * K + k) * PANEL + lane[None, :]
+    tl.store(lists_ptr + at, source, mask=needed & (k < K))
+    for half in tl.static_range(2):
+        here = (there & (lane // HALF == half)[None, :]).to(tl.int32)
+        bits = tl.sum(tl.max(here, axis=1, keep_dims=True) << bit)
+        tl.store(halves_ptr + (2 * panel + half) * WORDS + word, bits)
+
+
+@triton.jit
+def _offsets_of(halves_ptr, tile, live, WORDS: tl.constexpr, PARTS: tl.constexpr):
+    """How many offsets each tile of PARTS halves needs."""
+    count = tl.zeros(tile.shape, tl.int32)
+    for word in tl.static_range(WORDS):
+        mask = tl.zeros(tile.shape, tl.int32)
+        for part in tl.static_range(PARTS):
+            at = (tile * PARTS + part) * WORDS + word
+            mask |= tl.load(halves_ptr + at, mask=live, other=0)
+        count += _count(mask)
+    return count
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def longest_kernel(
+    halves_ptr, turns_ptr, tiles, WORDS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """turns: tiles by how many offsets they need, most first.  A program owns one such number."""
+    needed = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    longer = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, tiles, BLOCK):
+        live = first + lane < tiles
+        count = _offsets_of(halves_ptr, first + lane, live, WORDS, PARTS)
+        longer += (live & (count > needed)).to(tl.int32)
+    turn = tl.sum(longer)
+    for first in range(0, tiles, BLOCK):
+        live = first + lane < tiles
+        count = _offsets_of(halves_ptr, first + lane, live, WORDS, PARTS)
+        mine = (live & (count == needed)).to(tl.int32)
+        tl.store(turns_ptr + turn + tl.cumsum(mine, 0) - mine, first + lane, mask=mine != 0)
+        turn += tl.sum(mine)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def scan_kernel(counts_ptr, totals_ptr, blocks, BLOCK: tl.constexpr):
+    """counts[k,b] becomes the pairs of offset k in earlier blocks; totals[k], in all."""
+    k = tl.program_id(0)
+    total = 0
+    for first in range(0, blocks, BLOCK):
+        b = first + tl.arange(0, BLOCK)
+        at = counts_ptr + k * blocks + b
+        count = tl.load(at, mask=b < blocks, other=0)
+        tl.store(at, total + tl.cumsum(count, 0) - count, mask=b < blocks)
+        total += tl.sum(count)
+    tl.store(totals_ptr + k, total)
+
+
+@triton.jit
+def _units_before(totals_ptr, k, K: tl.constexpr, OFFSETS: tl.constexpr):
+    """Units of pairs of the offsets below k."""
+    other = tl.arange(0, OFFSETS)
+    total = tl.load(totals_ptr + other, mask=(other < k) & (other < K), other=0)
+    return tl.sum((total + UNIT - 1) // UNIT)
+
+
+@triton.jit(do_not_specialize=["N", "blocks"])
+def pair_kernel(
+    sources_ptr, masks_ptr, order_ptr, starts_ptr, totals_ptr, in_ptr, out_ptr, N, blocks,
+    K: tl.constexpr, OFFSETS: tl.constexpr, SOME: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The pairs (in, out), offset after offset, each in canonical order of the output rows.
+
+    A program owns SOME offsets of one block; the last block fills the offsets' last units.
+    """
+    GROUPS: tl.constexpr = (K + SOME - 1) // SOME
+    block = tl.program_id(0) // GROUPS
+    i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    row = _row_of(order_ptr, i, i < N)
+    for j in tl.static_range(SOME):
+        k = tl.program_id(0) % GROUPS * SOME + j
+        if k < K:
+            mask = tl.load(masks_ptr + k // 32 * N.to(tl.int64) + row, mask=i < N, other=0)
+            there = (mask >> k % 32) & 1
+            first = _units_before(totals_ptr, k, K, OFFSETS).to(tl.int64) * UNIT
+            at = first + tl.load(starts_ptr + k * blocks + block) + tl.cumsum(there, 0) - there
+            source = tl.load(sources_ptr + k * N.to(tl.int64) + row, mask=there != 0, other=-1)
+            tl.store(in_ptr + at, source, mask=there != 0)
+            tl.store(out_ptr + at, row.to(tl.int32), mask=there != 0)
+            if block == blocks - 1:
+                total = tl.load(totals_ptr + k)
+                rest = total + tl.arange(0, UNIT)
+                unfilled = rest < (total + UNIT - 1) // UNIT * UNIT
+                tl.store(in_ptr + first + rest, tl.full((UNIT,), -1, tl.int32), mask=unfilled)
+                tl.store(out_ptr + first + rest, tl.full((UNIT,), -1, tl.int32), mask=unfilled)
+
+
+@triton.jit
+def _word_of(halves_ptr, tile, word, WORDS: tl.constexpr, PARTS: tl.constexpr):
+    """The offsets that a tile of PARTS halves needs, of 32, as the bits of an int64."""
+    mask = tl.load(halves_ptr + tile * PARTS * WORDS + word)
+    if PARTS == 2:
+        mask |= tl.load(halves_ptr + (tile * PARTS + 1) * WORDS + word)
+    return mask.to(tl.int64) & 0xFFFFFFFF
+
+
+@triton.jit
+def _tile_of(turns_ptr, turn):
+    if turns_ptr is None:
+        return turn
+    else:
+        return tl.load(turns_ptr + turn)
+
+
+@triton.jit
+def _finish(
+    acc, y_ptr, bias_ptr, rows_ptr, tile, n, last, stride_yr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """y of a tile's rows: what is done to a sum before it is rounded, in the sum's precision."""
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]
+    row = tl.load(rows_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+    y = y_ptr + tl.maximum(row, 0).to(INT)[:, None] * stride_yr + n[None, :]
+    mask = (row >= 0)[:, None] & (n < last)[None, :]
+    tl.store(y, acc.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def convolve_kernel(
+    x_ptr, w_ptr, bias_ptr, y_ptr, lists_ptr, halves_ptr, rows_ptr, turns_ptr,
+    C, D, groups, stride_xr, stride_wk, stride_wc, stride_wd,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """y[o] = Σ_k x[sources[k,o]] w[k] (FLIP: w[K−1−k]), each group C channels to D.
+
+    A program owns BLOCK_M sorted rows and BLOCK_N columns, and walks (offset that a row needs,
+    block of channels).  The rows to read come a step ahead in registers: x then waits for no other
+    load of its step, and the pipeline holds num_stages blocks of x and of w.
+    Floor: 2 L C D flops, or x and y once.  Bound: tensor cores from C = 128 on, at fewer channels
+    L2, where a row of x is read for each of its pairs.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    WORDS: tl.constexpr = (K + 31) // 32
+    PARTS: tl.constexpr = BLOCK_M // HALF
+    pid = tl.program_id(0)
+    num_n = tl.cdiv(D, BLOCK_N)
+    group = pid // num_n % groups
+    tile = _tile_of(turns_ptr, pid // (num_n * groups)).to(INT)
+    n = group * D + pid % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    last = (group + 1) * D
+    c = tl.arange(0, BLOCK_K)
+    lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    list_ptr = lists_ptr + tile // (PANEL // BLOCK_M) * K * PANEL + lane  # [BLOCK_M]
+    x_ptr += group * C
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    for word in tl.static_range(WORDS):
+        rest = _word_of(halves_ptr, tile, word, WORDS, PARTS)
+        first_ptr = list_ptr + word * 32 * PANEL
+        k = _lowest(rest)
+        row = tl.load(first_ptr + k * PANEL)
+        chunk = 0
+        for _ in range(_count(rest.to(tl.int32)) * tl.cdiv(C, BLOCK_K)):
+            offset = word * 32 + k
+            if FLIP:
+                offset = K - 1 - offset
+            ch = chunk * BLOCK_K + c
+            x = x_ptr + tl.maximum(row, 0).to(INT)[:, None] * stride_xr + ch[None, :]
+            x = tl.load(x, mask=(row >= 0)[:, None] & (ch < C)[None, :], other=0.0)
+            w = w_ptr + offset.to(INT) * stride_wk
+            w += ch[:, None] * stride_wc + n[None, :] * stride_wd
+            w = tl.load(w, mask=(ch < C)[:, None] & (n < last)[None, :], other=0.0)
+            acc = tl.dot(x, w, acc, input_precision=PRECISION, out_dtype=ACC)
+            ends = (chunk + 1) * BLOCK_K >= C
+            rest = tl.where(ends, rest & (rest - 1), rest)
+            chunk = tl.where(ends, 0, chunk + 1)
+            k = _lowest(rest)
+            row = tl.load(first_ptr + k * PANEL)
+    _finish(acc, y_ptr, bias_ptr, rows_ptr, tile, n, last, groups * D, WIDE, BLOCK_M)
+
+
+@triton.jit
+def fold_kernel(
+    x_ptr, w_ptr, bias_ptr, y_ptr, lists_ptr, halves_ptr, rows_ptr, turns_ptr,
+    C, D, groups, stride_xr, stride_wk, stride_wc, stride_wd,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """What `convolve_kernel` computes for C <= WIDTH: BLOCK_K / WIDTH offsets in one dot.
+
+    Bound: writing y, and the latency of reading short rows.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    WORDS: tl.constexpr = (K + 31) // 32
+    PARTS: tl.constexpr = BLOCK_M // HALF
+    pid = tl.program_id(0)
+    num_n = tl.cdiv(D, BLOCK_N)
+    group = pid // num_n % groups
+    tile = _tile_of(turns_ptr, pid // (num_n * groups)).to(INT)
+    n = group * D + pid % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    last = (group + 1) * D
+    lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    list_ptr = lists_ptr + (tile // (PANEL // BLOCK_M) * K * PANEL + lane)[:, None]
+    c = tl.arange(0, BLOCK_K) % WIDTH
+    x_ptr += group * C + c[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    for first in range(0, K, BLOCK_K // WIDTH):
+        k = first + tl.arange(0, BLOCK_K) // WIDTH  # [BLOCK_K]
+        mask = tl.load(halves_ptr + tile * PARTS * WORDS + k // 32, mask=k < K, other=0)
+        if PARTS == 2:
+            at = (tile * PARTS + 1) * WORDS + k // 32
+            mask |= tl.load(halves_ptr + at, mask=k < K, other=0)
+        needed = ((mask >> k % 32) & 1) != 0
+        row = tl.load(list_ptr + k[None, :] * PANEL, mask=needed[None, :], other=-1)
+        x = x_ptr + tl.maximum(row, 0).to(INT) * stride_xr  # [BLOCK_M, BLOCK_K]
+        x = tl.load(x, mask=(row >= 0) & (c < C)[None, :], other=0.0)
+        offset = K - 1 - k if FLIP else k
+        w = w_ptr + offset.to(INT)[:, None] * stride_wk
+        w += c[:, None] * stride_wc + n[None, :] * stride_wd
+        w = tl.load(w, mask=(needed & (c < C))[:, None] & (n < last)[None, :], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision=PRECISION, out_dtype=ACC)
+    _finish(acc, y_ptr, bias_ptr, rows_ptr, tile, n, last, groups * D, WIDE, BLOCK_M)
+
+
+@triton.jit
+def depthwise_kernel(
+    x_ptr, w_ptr, bias_ptr, y_ptr, lists_ptr, halves_ptr, rows_ptr, turns_ptr,
+    D, channels, stride_xr, stride_wk, stride_wd,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """y[o,n] = Σ_k x[sources[k,o], n/D] w[k,n]: groups of one channel, to D of all `channels`.
+
+    Bound: L2, where a row of x is read for each of its pairs.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    WORDS: tl.constexpr = (K + 31) // 32
+    num_n = tl.cdiv(channels, BLOCK_N)
+    tile = _tile_of(turns_ptr, tl.program_id(0) // num_n).to(INT)
+    n = tl.program_id(0) % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    list_ptr = lists_ptr + tile // (PANEL // BLOCK_M) * K * PANEL + lane  # [BLOCK_M]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    for word in tl.static_range(WORDS):
+        rest = _word_of(halves_ptr, tile, word, WORDS, BLOCK_M // HALF)
+        for _ in range(_count(rest.to(tl.int32))):
+            k = word * 32 + _lowest(rest)
+            rest &= rest - 1
+            row = tl.load(list_ptr + k * PANEL)
+            x = x_ptr + tl.maximum(row, 0).to(INT)[:, None] * stride_xr + (n // D)[None, :]
+            x = tl.load(x, mask=(row >= 0)[:, None] & (n < channels)[None, :], other=0.0)
+            if FLIP:
+                k = K - 1 - k
+            w = tl.load(w_ptr + k.to(INT) * stride_wk + n * stride_wd, mask=n < channels, other=0.0)
+            acc += x.to(ACC) * w.to(ACC)[None, :]
+    _finish(acc, y_ptr, bias_ptr, rows_ptr, tile, n, channels, channels, WIDE, BLOCK_M)
+
+
+@triton.jit
+def _share(totals_ptr, share, shares, K: tl.constexpr, OFFSETS: tl.constexpr, DIRECT: tl.constexpr):
+    """(begin, end, first offset, last offset) of a share of all units; DIRECT: of one offset."""
+    k = tl.arange(0, OFFSETS)
+    units = (tl.load(totals_ptr + k, mask=k < K, other=0) + UNIT - 1) // UNIT
+    if DIRECT:
+        begin = tl.sum(tl.where(k < share, units, 0))
+        return begin, begin + tl.sum(tl.where(k == share, units, 0)), share, share
+    else:
+        total = tl.sum(units)
+        size = tl.maximum(tl.cdiv(total, shares), 1)
+        begin = tl.minimum(share * size, total)
+        end = tl.minimum(begin + size, total)
+        ends = tl.cumsum(units, 0)
+        first = tl.sum((ends <= begin).to(tl.int32))
+        return begin, end, first, tl.sum((ends < end).to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["shares"])
+def weight_gradient_kernel(
+    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr,
+    shares, C, D, groups, stride_xr, stride_gr,
+    K: tl.constexpr, OFFSETS: tl.constexpr, DIRECT: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """z[s + k] = Σ x[in]ᵀ g[out] over the pairs of offset k in share s; DIRECT: z[k], over all.
+
+    All units of pairs, offset after offset, are cut into equal shares, so that programs end
+    together.  A program owns the tile [BLOCK_C, BLOCK_D] of a share and stores a sum for each
+    offset that it meets; s + k is another number for each.  Rows come a step ahead, as in
+    `convolve_kernel`.
+    Floor: 2 L C D flops, or x and g once.  Bound: tensor cores from C = 128 on, else L2.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    pid = tl.program_id(0)
+    num_c, num_d = tl.cdiv(C, BLOCK_C), tl.cdiv(D, BLOCK_D)
+    share = pid // (num_c * num_d * groups)
+    group = pid // (num_c * num_d) % groups
+    c = pid // num_d % num_c * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
+    d = pid % num_d * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    begin, end, first, last = _share(totals_ptr, share, shares, K, OFFSETS, DIRECT)
+    x_ptr += group * C + c[None, :]
+    g_ptr += group * D + d[None, :]
+    lane = tl.arange(0, UNIT)
+    for k in range(first, last + 1):
+        before = _units_before(totals_ptr, k, K, OFFSETS)
+        low = tl.maximum(begin, before)
+        high = tl.minimum(end, before + tl.cdiv(tl.load(totals_ptr + k), UNIT))
+        at = low.to(INT) * UNIT + lane
+        i = tl.load(in_ptr + at, mask=low < high, other=-1)
+        o = tl.load(out_ptr + at, mask=low < high, other=-1)
+        acc = tl.zeros((BLOCK_C, BLOCK_D), ACC)
+        for unit in range(low, high):
+            x = x_ptr + tl.maximum(i, 0).to(INT)[:, None] * stride_xr
+            x = tl.load(x, mask=(i >= 0)[:, None] & (c < C)[None, :], other=0.0)
+            g = g_ptr + tl.maximum(o, 0).to(INT)[:, None] * stride_gr
+            g = tl.load(g, mask=(o >= 0)[:, None] & (d < D)[None, :], other=0.0)
+            acc = tl.dot(tl.trans(x), g, acc, input_precision=PRECISION, out_dtype=ACC)
+            at += UNIT
+            i = tl.load(in_ptr + at, mask=unit + 1 < high, other=-1)
+            o = tl.load(out_ptr + at, mask=unit + 1 < high, other=-1)
+        slot = k if DIRECT else share + k
+        z = z_ptr + (slot.to(tl.int64) * C + c[:, None]) * (groups * D) + group * D + d[None, :]
+        tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(c < C)[:, None] & (d < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["shares"])
+def depthwise_gradient_kernel(
+    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr,
+    shares, D, channels, stride_xr, stride_gr,
+    K: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What `weight_gradient_kernel` computes for groups of one channel, to D of all `channels`."""
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    num_n = tl.cdiv(channels, BLOCK_N)
+    share = tl.program_id(0) // num_n
+    n = tl.program_id(0) % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    begin, end, first, last = _share(totals_ptr, share, shares, K, OFFSETS, False)
+    lane = tl.arange(0, UNIT)
+    for k in range(first, last + 1):
+        before = _units_before(totals_ptr, k, K, OFFSETS)
+        low = tl.maximum(begin, before)
+        high = tl.minimum(end, before + tl.cdiv(tl.load(totals_ptr + k), UNIT))
+        at = low.to(INT) * UNIT + lane
+        acc = tl.zeros((UNIT, BLOCK_N), ACC)
+        for _ in range(low, high):
+            i, o = tl.load(in_ptr + at), tl.load(out_ptr + at)
+            mask = (i >= 0)[:, None] & (n < channels)[None, :]
+            x = x_ptr + tl.maximum(i, 0).to(INT)[:, None] * stride_xr + (n // D)[None, :]
+            g = g_ptr + tl.maximum(o, 0).to(INT)[:, None] * stride_gr + n[None, :]
+            x = tl.load(x, mask=mask, other=0.0).to(ACC)
+            acc += x * tl.load(g, mask=mask, other=0.0).to(ACC)
+            at += UNIT
+        z = z_ptr + (share + k).to(tl.int64) * channels + n
+        tl.store(z, tl.sum(acc, axis=0), mask=n < channels)
+
+
+@triton.jit(do_not_specialize=["shares"])
+def reduce_kernel(
+    z_ptr, dw_ptr, totals_ptr, shares, size,
+    K: tl.constexpr, OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dw[k] = Σ_s z[s + k] over the shares that meet offset k, in their order."""
+    ACC: tl.constexpr = z_ptr.dtype.element_ty
+    num = tl.cdiv(size, BLOCK)
+    k = tl.program_id(0) // num
+    e = tl.program_id(0) % num * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    total = _units_before(totals_ptr, K, K, OFFSETS)
+    step = tl.maximum(tl.cdiv(total, shares), 1)
+    low = _units_before(totals_ptr, k, K, OFFSETS)
+    high = _units_before(totals_ptr, k + 1, K, OFFSETS)
+    acc = tl.zeros((BLOCK,), ACC)
+    for share in range(low // step, tl.where(high > low, (high - 1) // step + 1, low // step)):
+        acc += tl.load(z_ptr + (share + k).to(tl.int64) * size + e, mask=e < size, other=0.0)
+    tl.store(dw_ptr + k.to(tl.int64) * size + e, acc.to(dw_ptr.dtype.element_ty), mask=e < size)

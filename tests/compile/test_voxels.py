@@ -1,0 +1,135 @@
+"""The kernels of the sparse convolution, compiled for GPUs that are not here.
+
+The statistics stand in voxels.json: growth over 10 % fails.  To accept a change, run with
+WEFT_WRITE_SNAPSHOT=1 and commit the file.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from weft.core.backend import interpreted
+
+if interpreted():
+    pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
+
+from weft.core.launcher import Tile
+from weft.testing.compiler import (
+    SHARED_LIMIT,
+    Build,
+    compile_for,
+    faults,
+    growth,
+    statistics,
+)
+from weft.voxels import kernels, launch, tiles
+
+SNAPSHOT = pathlib.Path(__file__).with_name("voxels.json")
+SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+GPUS = {
+    target: tiles.Gpu(target == "sm_90", target != "gfx942", SHARED_LIMIT[target])
+    for target in SHARED_LIMIT
+}
+TABLES = {"order_ptr": "*i32", "sorted_ptr": "*i64", "keys_ptr": "*i32"}
+ONES = {"stride_wd": 1}
+PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
+    "mask": ({"K": 27}, Tile((256,))),
+    "place": ({"K": 27, "BITS": 27, "OFFSETS": 32}, Tile((512,), 8)),
+    "key": ({"K": 27, "BITS": 27, "NEAR": launch.NEAR}, Tile((launch.BLOCK,), 8)),
+    "list": ({"K": 27}, Tile(())),
+    "longest": ({"WORDS": 1, "PARTS": 2}, Tile((1024,))),
+    "scan": ({}, Tile((1024,))),
+    "pair": ({"K": 27, "OFFSETS": 32, "SOME": launch.SOME}, Tile((launch.BLOCK,))),
+    "reduce": ({"K": 27, "OFFSETS": 32}, Tile((1024,))),
+}
+
+
+def build(name: str, kind: str, channels: int, target: str) -> Build:
+    """A kernel for 27 offsets, from so many channels to as many, of contiguous tensors."""
+    if name in PREPARATION:
+        return _build(name, *PREPARATION[name], "fp32", {})
+    constants: dict[str, Any] = {"K": 27, "WIDE": False}
+    precision = {"tf32": "tf32"}.get(kind, "ieee")
+    size, gpu = SIZES[kind], GPUS[target]
+    if name.startswith("depthwise"):
+        tile = tiles.depthwise_tile(channels, size)
+        if name == "depthwise":
+            constants["FLIP"] = False
+        else:
+            constants["OFFSETS"] = 32
+            tile = tile._replace(blocks=tile.blocks[1:])
+    elif name == "weight_gradient":
+        constants |= {"OFFSETS": 32, "DIRECT": False, "PRECISION": precision}
+        tile = tiles.gradient_tile(channels, channels, size, gpu)
+    else:
+        constants |= {"FLIP": False, "PRECISION": precision}
+        tile = tiles.convolve_tile(channels, channels, size, gpu)
+        if name == "fold":
+            constants["WIDTH"] = 4
+            tile = tiles.fold_tile(64, size)
+    return _build(name, constants, tile, kind, ONES)
+
+
+def _build(
+    name: str, constants: dict[str, Any], tile: Tile, kind: str, ones: dict[str, int]
+) -> Build:
+    dtype = kind.replace("tf32", "fp32")
+    kernel = getattr(kernels, f"{name}_kernel")
+    names = kernel.arg_names
+    constants = constants | {n: 1 for n in names if n in ones}
+    constants = constants | dict(
+        zip(names[len(names) - len(tile.blocks) :], tile.blocks, strict=True)
+    )
+    data = {"x_ptr": dtype, "w_ptr": dtype, "bias_ptr": dtype, "y_ptr": dtype, "g_ptr": dtype}
+    data |= {"z_ptr": "fp64" if dtype == "fp64" else "fp32", "dw_ptr": "fp16"}
+    types = {
+        n: TABLES.get(n, f"*{data.get(n, 'i32')}") if n.endswith("_ptr") else "i32"
+        for n in names
+        if n not in constants
+    }
+    aligned = [n for n in types if n.startswith("stride") or n in ("C", "D", "channels", "size")]
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    dots = name in ("convolve", "fold", "weight_gradient") and dtype in ("fp16", "bf16")
+    wide = name in ("convolve", "weight_gradient") and kind in ("fp16", "bf16")
+    return Build(kernel, types, constants, options, tuple(aligned), dots, wide)
+
+
+CASES = [(name, "fp32", 1, "sm_90") for name in PREPARATION]
+CASES += [("convolve", "fp16", c, "sm_90") for c in (16, 32, 64, 128, 256)]
+CASES += [("weight_gradient", "fp16", c, "sm_90") for c in (16, 32, 64, 128, 256)]
+CASES += [
+    (name, kind, 128, "sm_90")
+    for name in ("convolve", "weight_gradient")
+    for kind in ("bf16", "tf32", "fp32", "fp64")
+]
+CASES += [
+    (name, "fp16", 64, target)
+    for name in ("convolve", "weight_gradient")
+    for target in ("sm_80", "gfx942")
+]
+CASES += [(name, "fp16", 64, "sm_90") for name in ("fold", "depthwise", "depthwise_gradient")]
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Iterator[dict[str, Any]]:
+    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
+    yield kept
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize(("name", "kind", "channels", "target"), CASES)
+def test_kernel_compiles_within_its_gates(
+    name: str, kind: str, channels: int, target: str, snapshot: dict[str, Any]
+) -> None:
+    made = build(name, kind, channels, target)
+    stats = statistics(compile_for(made, target), target)
+    assert not faults(made, target, stats)
+    key = f"{name} {kind} {channels}, {target}"
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        snapshot[key] = stats
+    assert not growth(stats, snapshot[key])

@@ -1,0 +1,210 @@
+"""The GPU bodies of the sparse convolution, on tables as small as they come."""
+
+import numpy as np
+import pytest
+import torch
+
+from weft.core.backend import interpreted
+
+if not interpreted() and not torch.cuda.is_available():
+    pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
+
+from weft.testing import assert_within_bound
+from weft.voxels import launch
+
+DEVICE = "cpu" if interpreted() else "cuda"
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+def tables(offsets, n_in, n_out, density=0.3, seed=0):
+    """Sources as maps have them: at one offset a row of the input is read by one output at most."""
+    g = torch.Generator().manual_seed(seed)
+    sources = torch.full((offsets, n_out), -1, dtype=torch.int32)
+    for k in range(offsets):
+        size = min(n_in, n_out)
+        of_in, of_out = torch.randperm(n_in, generator=g), torch.randperm(n_out, generator=g)
+        # offsets differ in how many rows they have, some have none
+        there = torch.rand(size, generator=g) < density * (k % 3)
+        sources[k, of_out[:size][there]] = of_in[:size][there].int()
+    return sources.to(DEVICE)
+
+
+def draw(kind, *shape, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g).to(DEVICE, DTYPES[kind])
+
+
+def by_loop(x, weight, sources, groups):
+    """(y, number of terms) in the precision of x."""
+    y = x.new_zeros(sources.shape[1], weight.shape[2])
+    terms = torch.zeros(sources.shape[1], 1, dtype=torch.float64, device=x.device)
+    for k, source in enumerate(sources.long()):
+        rows = source >= 0
+        blocks = zip(x.chunk(groups, 1), weight[k].chunk(groups, 1), strict=True)
+        y[rows] += torch.cat([part[source[rows]] @ block for part, block in blocks], 1)
+        terms[rows] += weight.shape[1]
+    return y, terms
+
+
+def gradient_by_loop(x, g, sources, groups):
+    dw = []
+    for source in sources.long():
+        rows = source >= 0
+        parts = zip(x[source[rows]].chunk(groups, 1), g[rows].chunk(groups, 1), strict=True)
+        dw.append(torch.cat([part.mT @ block for part, block in parts], 1))
+    return torch.stack(dw), (sources >= 0).sum(1)[:, None, None]
+
+
+def check(kind, offsets, n_in, n_out, c, d, groups=1, order=None, **other):
+    """Convolution and weight gradient of random tables, every element within its bound."""
+    sources = tables(offsets, n_in, n_out)
+    x, g = draw(kind, n_in, c), draw(kind, n_out, d, seed=2)
+    weight = draw(kind, offsets, c // groups, d, seed=3)
+    check_convolve(kind, x, weight, sources, order, groups, **other)
+    check_gradient(kind, x, g, sources, order, groups)
+
+
+def check_convolve(kind, x, weight, sources, order, groups=1, **other):
+    precision = "tf32" if kind == "tf32" else "ieee"
+    y = launch.convolve(x, weight, sources, order, groups=groups, precision=precision, **other)
+    used = weight.flip(0) if other.get("flip") else weight
+    exact, terms = by_loop(x.double(), used.double(), sources, groups)
+    size, _ = by_loop(x.double().abs(), used.double().abs(), sources, groups)
+    if (bias := other.get("bias")) is not None:
+        exact, size, terms = exact + bias.double(), size + bias.double().abs(), terms + 1
+    assert y.dtype == x.dtype
+    assert_within_bound(y, exact, size, terms, tf32=kind == "tf32")
+
+
+def check_gradient(kind, x, g, sources, order, groups=1):
+    precision = "tf32" if kind == "tf32" else "ieee"
+    dw = launch.weight_gradient(x, g, sources, order, groups=groups, precision=precision)
+    exact, terms = gradient_by_loop(x.double(), g.double(), sources, groups)
+    size, _ = gradient_by_loop(x.double().abs(), g.double().abs(), sources, groups)
+    assert dw.dtype == x.dtype
+    assert_within_bound(dw, exact, size, terms, tf32=kind == "tf32")
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_dtypes(kind):
+    check(kind, 27, 90, 150, 20, 24)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "n_in", "n_out", "c", "d"),
+    [
+        (1, 7, 5, 16, 16),
+        (8, 200, 130, 33, 70),
+        (27, 40, 300, 64, 130),
+        (27, 60, 64, 130, 260),
+        (32, 50, 70, 17, 16),
+        (125, 80, 140, 16, 33),
+    ],
+)
+def test_shapes(offsets, n_in, n_out, c, d):
+    check("fp16", offsets, n_in, n_out, c, d)
+
+
+@pytest.mark.parametrize("c", [1, 3, 4, 8])
+def test_few_channels(c):
+    check("fp32", 27, 70, 150, c, 20)
+    check("fp16", 125, 70, 70, c, 16)
+
+
+@pytest.mark.parametrize(
+    ("c", "d", "groups"), [(32, 64, 2), (12, 36, 4), (40, 40, 40), (20, 60, 20), (18, 6, 2)]
+)
+def test_groups(c, d, groups):
+    check("fp32", 27, 70, 150, c, d, groups)
+
+
+@pytest.mark.parametrize(("c", "groups"), [(16, 1), (3, 1), (6, 6)])
+def test_bias_and_flip(c, groups):
+    check("bf16", 27, 70, 150, c, 24, groups, bias=draw("bf16", 24, seed=4), flip=True)
+
+
+def test_strides():
+    sources = tables(27, 60, 90)
+    x, g = draw("fp32", 20, 60).mT, draw("fp32", 90, 1).expand(90, 36)
+    wide = draw("fp32", 60, 50)[:, 5:25]
+    weight = draw("fp32", 27, 36, 20).mT
+    for one in (x, wide):
+        check_convolve("fp32", one, weight, sources, None)
+        check_gradient("fp32", one, g, sources, None)
+
+
+def test_nothing_to_sum():
+    for n_in, n_out in ((0, 5), (5, 0), (0, 0)):
+        check("fp32", 27, n_in, n_out, 16, 16)
+    none = torch.full((27, 9), -1, dtype=torch.int32, device=DEVICE)
+    check_convolve("fp16", draw("fp16", 4, 16), draw("fp16", 27, 16, 16), none, None)
+    check_gradient("fp16", draw("fp16", 4, 16), draw("fp16", 9, 16), none, None)
+
+
+@pytest.mark.parametrize(("c", "groups"), [(16, 1), (2, 1), (6, 6)])
+def test_row_order_carries_no_information(c, groups, monkeypatch):
+    monkeypatch.setattr(launch, "NEAR", 64)
+    if interpreted():  # a row of BLAS's product has other bits at another place in the matrix
+        monkeypatch.setattr(
+            np, "matmul", lambda a, b, dtype: np.einsum("ik,kj->ij", a, b, dtype=dtype)
+        )
+    sources = tables(9, 150, 300, seed=5)
+    x, g = draw("fp16", 150, c), draw("fp16", 300, 30, seed=2)
+    weight = draw("fp16", 9, c // groups, 30, seed=3)
+    options = {"groups": groups, "precision": "ieee"}
+    y = launch.convolve(x, weight, sources, None, **options)
+    dw = launch.weight_gradient(x, g, sources, None, **options)
+    for seed in range(2):
+        of = torch.Generator().manual_seed(seed)
+        old_in, old_out = (torch.randperm(n, generator=of).to(DEVICE) for n in (150, 300))
+        new_in = torch.argsort(old_in).int()
+        moved = sources[:, old_out]
+        moved = torch.where(moved >= 0, new_in[moved.long().clamp(min=0)], -1)
+        order = torch.argsort(old_out).int()
+        again = launch.convolve(x[old_in], weight, moved, order, **options)
+        torch.testing.assert_close(again, y[old_out], rtol=0, atol=0)
+        again = launch.weight_gradient(x[old_in], g[old_out], moved, order, **options)
+        torch.testing.assert_close(again, dw, rtol=0, atol=0)
+
+
+def test_rows_are_sorted_by_mask_and_tiles_by_length():
+    sources = tables(27, 400, 500, seed=6)
+    made = launch._tiles_of(sources, None)
+    rows = made.rows[made.rows >= 0]
+    torch.testing.assert_close(rows.sort().values, torch.arange(500, device=DEVICE).int())
+    there = (sources >= 0)[:, rows.long()]
+    for parts, turns in zip((1, 2), made.turns, strict=True):
+        needed = [int(tile.any(1).sum()) for tile in there.split(64 * parts, dim=1)]
+        needed += [0] * (len(turns) - len(needed))
+        lengths = [needed[i] for i in turns.tolist()]
+        assert sorted(turns.tolist()) == list(range(len(turns)))
+        assert lengths == sorted(lengths, reverse=True)
+
+
+def test_offsets_past_int32_are_the_same(monkeypatch):
+    """WIDE code on small tensors."""
+    plain = launch._kernel
+
+    def wide(name):
+        kernel = plain(name)
+        names = kernel._kernel.arg_names
+
+        def call(programs, tensors, free=(), numbers=(), constants=(), *tile):
+            first = len(tensors) + len(free) + len(numbers)
+            named = dict(zip(names[first:], constants, strict=False))
+            if "WIDE" in named:
+                named["WIDE"] = True
+            kernel(programs, tensors, free, numbers, tuple(named.values()), *tile)
+
+        return call
+
+    monkeypatch.setattr(launch, "_kernel", wide)
+    for c, groups in ((16, 1), (3, 1), (6, 6)):
+        check("fp32", 27, 70, 150, c, 12, groups)
