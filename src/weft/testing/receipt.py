@@ -150,7 +150,7 @@ def _all_checks(device: str) -> list[_Check]:
 
 
 def _checks(suite: Suite, device: str) -> Iterator[_Check]:
-    backends = ("triton",) if device == "cuda" else ("numba", "torch")
+    backends = ("triton",) if device == "cuda" else suite.backends
     for backend in backends:
         for case in suite.cases:
             for dtype in DTYPES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.testing.cases import clifford, o3, products
+from weft.testing.cases import clifford, o3, products, voxels
 from weft.testing.cases.suite import Suite
 
 __all__ = ["Suite", "suites"]
@@ -10,4 +10,5 @@ __all__ = ["Suite", "suites"]
 
 def suites() -> dict[str, Suite]:
     """The cases of every family, by its name."""
-    return {"products": products.suite(), "o3": o3.suite(), "clifford": clifford.suite()}
+    families = {"products": products, "o3": o3, "clifford": clifford, "voxels": voxels}
+    return {name: family.suite() for name, family in families.items()}

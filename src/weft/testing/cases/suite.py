@@ -19,3 +19,4 @@ class Suite(NamedTuple):
     doors: list[Case]  # compile, export, transforms, ...
     large: tuple[Callable[[str], None], ...]  # offsets past 2^31, on a GPU
     single: Sequence[Case] = ()  # values and derivatives, in float32 alone
+    backends: tuple[str, ...] = ("numba", "torch")  # of the CPU
