@@ -16,7 +16,7 @@ _ERRORS = (
     "ShapeError",
     "WeftError",
 )
-_NAMESPACES = ("clifford", "o3", "products", "testing")
+_NAMESPACES = ("clifford", "o3", "products", "testing", "voxels")
 
 __all__ = [*_ERRORS, *_NAMESPACES, "explain"]
 

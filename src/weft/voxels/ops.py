@@ -1,0 +1,213 @@
+"""Sparse convolutions as functions: checked, their map found or built, then computed.
+
+    out[o] = bias + Σ_k x[in(o, k)] @ weight[k]
+
+Which input voxel in(o, k) meets output voxel o at offset k is torch's geometry (geometry.py), so
+that values equal torch.nn.functional.conv{d}d, or conv_transpose{d}d, of `dense()` on the output's
+voxels.  K is row-major over the kernel's axes; cross-correlation, as in torch.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from weft.core.backend import choose
+from weft.core.op import constant_when_compiling
+from weft.core.operands import same_kind
+from weft.errors import BackendError, DTypeError, ShapeError
+from weft.voxels.convolution import convolution
+from weft.voxels.geometry import Size, geometry
+from weft.voxels.kernel_map import KernelMap, mode_of
+from weft.voxels.tensor import SparseTensor
+
+__all__ = ["sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
+
+PRECISIONS = ("ieee", "tf32", "tf32x3")
+
+
+def sparse_conv(
+    tensor: SparseTensor,
+    weight: Tensor,
+    kernel_size: Size,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    dilation: Size = 1,
+    padding: Size = 0,
+    transposed: bool = False,
+    submanifold: bool = True,
+    *,
+    groups: int = 1,
+    indice_key: str | None = None,
+    precision: str = "ieee",
+    backend: str | None = None,
+) -> SparseTensor:
+    """out[o] = bias + Σ_k x[in(o, k)] @ weight[k] in 1 to 4 dimensions.
+
+    Args:
+        tensor: the voxels and their (N, C_in) features.
+        weight: (K, C_in / groups, C_out), K row-major over the kernel's axes.
+        kernel_size: one number for all axes, or one for each.
+        bias: (C_out,), added to the output's voxels alone.
+        stride: 1 in a submanifold layer.
+        dilation: distance of neighbouring kernel places.
+        padding: as in torch; a submanifold kernel is centred whatever it is.
+        transposed: torch's transposed convolution; outputs are all voxels that a pair reaches.
+        submanifold: outputs are the input's voxels, in their order; else all that a pair reaches,
+            ascending.
+        groups: channels fall into so many groups that do not mix.
+        indice_key: names the map, for layers of the same geometry and for an inverse layer.
+        precision: of float32 products: "ieee", "tf32" (mantissas of 10 bits), "tf32x3".
+        backend: None chooses.
+
+    Returns:
+        The output's voxels with (N_out, C_out) features in the input's dtype.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: arguments that do not fit each other; an indice_key
+            that names another map; a voxel that occurs twice.
+        IndexRangeError: negative coordinates without a spatial_shape in a strided layer.
+
+    Error: one rounding of sums in float32 (float64).  Gradients of any order; the same bits at
+    every call, and whatever the order of the rows.  Cost: 2 L C_in C_out / groups operations for L
+    pairs of voxels; the map is built once and kept.
+    """
+    _check_tensor(tensor)
+    shape = geometry(
+        tensor.dim, kernel_size, stride, padding, dilation, mode=mode_of(submanifold, transposed)
+    )
+    _check_weight(tensor, weight, bias, shape.num_offsets, groups)
+    found = tensor.maps.get(tensor.coordinates, shape, indice_key)
+    return _convolved(tensor, weight, bias, found, groups, precision, backend)
+
+
+def sparse_inverse_conv(
+    tensor: SparseTensor,
+    weight: Tensor,
+    indice_key: str,
+    bias: Tensor | None = None,
+    *,
+    groups: int = 1,
+    precision: str = "ieee",
+    backend: str | None = None,
+) -> SparseTensor:
+    """out[q] = bias + Σ_k x[o(q, k)] @ weight[k] by the pairs of an earlier layer, swapped.
+
+    The output has the voxels that the layer named `indice_key` read, in their order.
+
+    Args:
+        tensor: on the voxels that the named layer wrote.
+        weight: (K, C_in / groups, C_out), K offsets of the named layer.
+        indice_key: of the layer to undo.
+        bias: (C_out,).
+        groups: see sparse_conv, and for the rest.
+        precision: of float32 products.
+        backend: None chooses.
+
+    Raises:
+        ShapeError: no layer has the name, or it wrote other voxels.
+    """
+    _check_tensor(tensor)
+    named = tensor.maps.named(indice_key)
+    if named.outputs is not tensor.coordinates:
+        raise ShapeError(
+            f"indice_key={indice_key!r} names a map onto {len(named.outputs)} voxels, the tensor "
+            f"has {len(tensor)} others: an inverse layer reads what the named layer wrote. Give "
+            "it a tensor of that level."
+        )
+    _check_weight(tensor, weight, bias, named.geometry.num_offsets, groups)
+    return _convolved(tensor, weight, bias, named.transpose(), groups, precision, backend)
+
+
+def sparse_conv3d(
+    tensor: SparseTensor,
+    weight: Tensor,
+    kernel_size: Size,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    dilation: Size = 1,
+    padding: Size = 0,
+    transposed: bool = False,
+    submanifold: bool = True,
+) -> SparseTensor:
+    """`sparse_conv` in three dimensions; it says more.
+
+    Raises:
+        ShapeError: a tensor that has not three axes.
+    """
+    _check_tensor(tensor)
+    if tensor.dim != 3:
+        raise ShapeError(
+            f"sparse_conv3d was given coordinates of {tensor.dim} axes: it needs 3. "
+            "Use sparse_conv, which takes 1 to 4."
+        )
+    return sparse_conv(
+        tensor, weight, kernel_size, bias, stride, dilation, padding, transposed, submanifold
+    )
+
+
+def _convolved(
+    tensor: SparseTensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel_map: KernelMap,
+    groups: int,
+    precision: str,
+    backend: str | None,
+) -> SparseTensor:
+    if precision not in PRECISIONS:
+        raise DTypeError(
+            f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
+            'Pass "ieee" for exact float32 products.'
+        )
+    feats, weight, *biases = same_kind(feats=tensor.feats, weight=weight, bias=bias)
+    serving = _serving(backend, feats.device.type)
+    given = biases[0] if biases else None
+    result = convolution(feats, weight, given, kernel_map, groups, precision, serving)
+    return SparseTensor.on(result, kernel_map.outputs, tensor.maps)
+
+
+@constant_when_compiling
+def _serving(backend: str | None, device: str) -> str:
+    """The backend of a call; numba does not serve voxels."""
+    if backend == "numba":
+        raise BackendError(
+            "backend='numba' was asked for: convolutions on the CPU are matrix products, which "
+            "torch's library computes. Pass backend='torch', or None to let weft choose."
+        )
+    return choose("torch" if backend is None and device != "cuda" else backend, device)
+
+
+def _check_tensor(tensor: SparseTensor) -> None:
+    if not isinstance(tensor, SparseTensor):
+        raise DTypeError(
+            f"tensor is a {type(tensor).__name__}: it must be a weft.voxels.SparseTensor. "
+            "Build SparseTensor(feats, coords), or SparseTensor.from_dense(x)."
+        )
+
+
+def _check_weight(
+    tensor: SparseTensor, weight: Tensor, bias: Tensor | None, offsets: int, groups: int
+) -> None:
+    channels = tensor.feats.shape[1]
+    if groups < 1 or channels % groups:
+        raise ShapeError(
+            f"groups is {groups} but feats has C_in = {channels}: it must divide C_in. "
+            "Pass groups=1, or another number of channels."
+        )
+    needed = f"({offsets}, {channels // groups}, C_out)"
+    if weight.dim() != 3 or tuple(weight.shape[:2]) != (offsets, channels // groups):
+        raise ShapeError(
+            f"weight is {tuple(weight.shape)} but feats has C_in = {channels}, the kernel "
+            f"{offsets} offsets and groups is {groups}: weight must be {needed}. Build it so; "
+            "torch's (C_out, C_in, k…) becomes it by weight.flatten(2).permute(2, 1, 0)."
+        )
+    if weight.shape[2] % groups:
+        raise ShapeError(
+            f"weight has C_out = {weight.shape[2]} but groups is {groups}: groups must divide "
+            "C_out. Pass groups=1, or another number of output channels."
+        )
+    if bias is not None and tuple(bias.shape) != (weight.shape[2],):
+        raise ShapeError(
+            f"bias is {tuple(bias.shape)} but weight has C_out = {weight.shape[2]}: bias must be "
+            f"({weight.shape[2]},). Pass one number a channel, or None."
+        )
