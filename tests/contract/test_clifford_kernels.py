@@ -1,8 +1,8 @@
 """Generated kernels against the oracle, in each form that the template has.
 
-Rows several at a time, rows longer than a tile (read again for sums, or shared out), any strides,
-no rows, results summed over rows.  Seen red with: the mask of features or of rows left off, a
-partial sum that was not stored, sums of a long row that kept its last tile alone.
+Rows several at a time, rows longer than a tile (programs split at their sums, or shared out), any
+strides, no rows, results summed over rows.  Seen red with: the mask of features or of rows left
+off, a partial sum that was not stored, sums of a long row that kept one tile alone.
 """
 
 import pytest
@@ -10,6 +10,9 @@ import torch
 
 from tests.conftest import INTERPRETED
 from weft.clifford import Algebra, programs, reference
+from weft.core.expr import reachable, total
+from weft.core.program import Operand, Output, Program
+from weft.core.split import split
 from weft.testing.bounds import assert_as_accurate, plain_error
 
 if not INTERPRETED:
@@ -127,6 +130,41 @@ class TestKernels:
 
     def test_second_gradient_of_long_rows(self, short_tiles):
         check(*chain(PLANE, "euclidean"), 3, 37, order=2)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_parts_sum_over_features_in_their_results_alone(order):
+    found = programs.program(chain(PLANE, "euclidean")[0] + " | vjp 111 1" * min(order, 1))
+    if order == 2:
+        found = programs.program(f"{found.key} | vjp 1111 111")
+    *sums, rest = split(found)
+    assert sums
+    for part in sums:
+        (output,) = part.outputs
+        assert output.operand.axes == ("row",)
+        assert not any(is_row_sum(e) for sum_ in output.components for e in reachable(sum_.args))
+    assert not any(is_row_sum(e) for o in rest.outputs for e in reachable(o.components))
+    assert [o.operand for o in rest.outputs] == [o.operand for o in found.outputs]
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_sums_of_sums(strided, short_tiles):
+    """z = x Σ x Σ x: the second sum waits for the first."""
+    x = Operand("x", 1, ("row", "feature"))
+    (e,) = x.leaves()
+    z = e * total(e * total(e, {"feature"}), {"feature"})
+    found = Program("sums of sums", (x,), (Output(x._replace(name="z"), (z,)),))
+    (a,) = inputs = operands(found, 50, 37, torch.float32, strided)
+    (result,) = launch.run(found, inputs)
+    exact, plain = (
+        b * (b * b.sum(-1, keepdim=True)).sum(-1, keepdim=True) for b in (a.double(), a)
+    )
+    assert_as_accurate(result, exact, plain_error(plain, exact, torch.float32))
+    assert len(split(found)) == 3
+
+
+def is_row_sum(e):
+    return e.kind == "total" and e.data == {"feature"}
 
 
 @pytest.mark.parametrize(("rows", "features"), [(0, 8), (3, 0)])

@@ -1,7 +1,8 @@
 """Kernels of programs: loads and stores printed around emitted steps, in Gluon or Triton.
 
 One template serves every program: products, the fused chain, gradients of any order.  A kernel
-program owns whole rows, so that row sums stay inside it, and loops over the rows:
+program owns whole rows, so that row sums stay inside it, or the same tile of rows that are longer
+(row sums are then results, one partial a tile), and loops over the rows:
 
     bring the feature operands (weights) to shared memory, once
     for the rows of this program:
@@ -21,10 +22,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from weft.core.emit import Dialect, Schedule, Step, Sums, schedule
+from weft.core.emit import Dialect, Schedule, Step, schedule
 from weft.core.program import Operand, Program
 
-__all__ = ["Tiling", "name", "parameters", "source"]
+__all__ = ["Tiling", "copied_at_once", "name", "parameters", "source"]
 
 
 class Tiling(NamedTuple):
@@ -36,12 +37,11 @@ class Tiling(NamedTuple):
         block: features of a tile, a power of 2.
         vector: neighbouring features of a thread.
         warps: of a kernel program.
-        sweeps: whether a row is longer than a tile and is read again for each level of sums.
-        tiles: whether it is longer and each tile is a kernel program's: without sums over it.
+        tiles: whether a row is longer than a tile, and each tile is a kernel program's.
         ragged: whether tiles overhang the features.
         aligned: whether all strides of rows and components are multiples of 16, of features 1.
-        staged: row operands that are copied ahead to shared memory.
-        shared: feature operands and outputs that live in shared memory.
+        staged: row operands that are copied ahead to shared memory: how many components.
+        shared: feature operands and outputs that live in shared memory: how many components.
         itemsize: bytes of an element.
     """
 
@@ -50,20 +50,19 @@ class Tiling(NamedTuple):
     block: int
     vector: int = 4
     warps: int = 4
-    sweeps: bool = False
     tiles: bool = False
     ragged: bool = True
     aligned: bool = False
-    staged: tuple[str, ...] = ()
-    shared: tuple[str, ...] = ()
+    staged: tuple[tuple[str, int], ...] = ()
+    shared: tuple[tuple[str, int], ...] = ()
     itemsize: int = 4
 
 
 def parameters(program: Program) -> tuple[list[Operand], list[Operand]]:
     """The inputs that a kernel reads, and the outputs: its first parameters are their pointers.
 
-    Then come `num_rows` and `num_features`, and the strides of each input: component, row
-    (where it has rows), feature.  Outputs are contiguous.
+    Then come `num_rows` and `num_features`, and the strides of each input: component, row and
+    feature (where it has them).  Outputs are contiguous.
     """
     used = program.used()
     return [o for o in program.inputs if o.name in used], [o.operand for o in program.outputs]
@@ -111,6 +110,7 @@ class _Writer:
         self.feature_inputs = [o for o in self.inputs if "row" not in o.axes]
         pairs = zip(self.plan.results, self.outputs, strict=True)
         self.summed = [(result, operand) for result, operand in pairs if result.summed]
+        self.staged, self.kept = dict(tiling.staged), dict(tiling.shared)
         self.number = "tl.float64" if tiling.itemsize == 8 else "tl.float32"
         self.joint: set[int] = set()
         self.dialect = Dialect(_FUNCTIONS, self._sums, self._fetch)
@@ -124,8 +124,7 @@ class _Writer:
         body = list(self._body())
         for count in sorted(self.joint):
             yield from _joint_sum(count)
-        free = ["num_rows"] if self.tiling.aligned else ["num_rows", *self._wide_strides()]
-        yield f"\n\n@{'gluon' if gluon else 'triton'}.jit(do_not_specialize={free})"
+        yield f"\n\n@{'gluon' if gluon else 'triton'}.jit(do_not_specialize={self._free()})"
         yield f"def {name(self.program)}({', '.join(self._parameters())}):"
         for line in body:
             yield f"    {line}"
@@ -136,10 +135,15 @@ class _Writer:
         yield "num_rows"
         wide = set(self._wide_strides())
         for operand in self.inputs:
-            for axis in ("c", "r", "f") if "row" in operand.axes else ("c", "f"):
-                name = f"stride_{operand.name}{axis}"
+            for axis in ("component", *operand.axes):
+                name = f"stride_{operand.name}{axis[0]}"
                 yield f'{name}: "i64"' if name in wide else name
         yield from (f"{name}: tl.constexpr" for name in ("num_features", "ROWS", "BLOCK"))
+
+    def _free(self) -> list[str]:
+        """What may be any number in one compiled kernel: all that follows from the rows."""
+        free = [o for o in self.inputs if o.axes == ("row",) or not self.tiling.aligned]
+        return ["num_rows", *(f"stride_{operand.name}c" for operand in free)]
 
     def _wide_strides(self) -> list[str]:
         return [f"stride_{operand.name}c" for operand in self.inputs]
@@ -158,24 +162,22 @@ class _Writer:
         yield "programs = tl.num_programs(0)"
         if tiling.tiles:
             yield "tiles = (num_features + BLOCK - 1) // BLOCK"
-            yield "first = pid % tiles * BLOCK"
+            yield "tile = pid % tiles"
             yield "pid = pid // tiles"
             yield "programs = programs // tiles"
         yield "num_feature: tl.constexpr = num_features"
         yield f"plane = {self._cast('num_rows', 'tl.int64')} * num_features"
         yield f"lanes = tl.arange(0, BLOCK{self._slice(0)})"
         yield f"own = tl.expand_dims(tl.arange(0, ROWS{self._slice(1)}), 1)"
-        if not tiling.sweeps:
-            yield from self._features("first" if tiling.tiles else "")
-            yield from self._bring_weights()
-            yield from self._open_sums()
+        yield from self._features()
+        yield from self._bring_weights()
+        yield from self._open_sums()
         if tiling.staged:
             yield from self._stage("pid * ROWS")
         yield "for start in range(pid * ROWS, num_rows, programs * ROWS):"
         for line in self._rows():
             yield f"    {line}"
-        if not tiling.sweeps:
-            yield from self._close_sums()
+        yield from self._close_sums()
 
     # tiles and addresses
 
@@ -188,9 +190,9 @@ class _Writer:
     def _slice(self, axis: int) -> str:
         return f", tl.SliceLayout({axis}, LAYOUT)" if self.tiling.gluon else ""
 
-    def _features(self, first: str = "") -> Iterable[str]:
+    def _features(self) -> Iterable[str]:
         """f: the features of the tile, [1, BLOCK]."""
-        yield f"f1 = {first} + lanes" if first else "f1 = lanes"
+        yield "f1 = tile * BLOCK + lanes" if self.tiling.tiles else "f1 = lanes"
         yield "f = tl.expand_dims(f1, 0)"
         if self.tiling.ragged:
             yield "inside = f < num_features"
@@ -199,9 +201,9 @@ class _Writer:
     def _feature_mask(self) -> str:
         return ", mask=inside" if self.tiling.ragged else ""
 
-    @property
-    def _tile_mask(self) -> str:
-        masks = ["inside"] * self.tiling.ragged + ["present"] * (self.tiling.rows > 1)
+    def _mask(self, operand: Operand) -> str:
+        masks = ["inside"] * (self.tiling.ragged and "feature" in operand.axes)
+        masks += ["present"] * (self.tiling.rows > 1)
         return f", mask={' & '.join(masks)}" if masks else ""
 
     def _load(self, address: str, mask: str) -> str:
@@ -210,7 +212,7 @@ class _Writer:
     def _fetch(self, name: str, component: int) -> list[str]:
         """A component of a feature operand, [1, BLOCK], where it is used."""
         value = f"{name}{component}"
-        if name in self.tiling.shared:
+        if component < self.kept.get(name, 0):
             return [f"{value} = {value}_kept.load(LAYOUT)"]
         return [f"{value} = {self._feature(name, component)}"]
 
@@ -223,11 +225,10 @@ class _Writer:
     def _bring_weights(self) -> Iterable[str]:
         """The feature operands to shared memory, widened once."""
         for operand in self.feature_inputs:
-            if operand.name in self.tiling.shared:
-                for c in range(operand.size):
-                    name = f"{operand.name}{c}"
-                    tile = f"{self.number}, [1, BLOCK], {_FLAT}, {self._feature(operand.name, c)}"
-                    yield f"{name}_kept = tl.allocate_shared_memory({tile})"
+            for c in range(self.kept.get(operand.name, 0)):
+                name = f"{operand.name}{c}"
+                tile = f"{self.number}, [1, BLOCK], {_FLAT}, {self._feature(operand.name, c)}"
+                yield f"{name}_kept = tl.allocate_shared_memory({tile})"
 
     def _zeros(self) -> str:
         return f"tl.zeros([ROWS, BLOCK], {self.number}{', LAYOUT' * self.tiling.gluon})"
@@ -238,7 +239,7 @@ class _Writer:
                 if not name:
                     continue
                 value = self._zeros()
-                if operand.name in self.tiling.shared:
+                if c < self.kept.get(operand.name, 0):
                     tile = f"{self.number}, [ROWS, BLOCK], {_FLAT}, {value}"
                     value = f"tl.allocate_shared_memory({tile})"
                 yield f"{operand.name}_sum{c} = {value}"
@@ -252,8 +253,8 @@ class _Writer:
         mask = ", mask=f1 < num_features" if self.tiling.ragged else ""
         totals = {}
         for result, operand in self.summed:
-            kept = ".load(LAYOUT)" if operand.name in self.tiling.shared else ""
             for c, name in enumerate(result.names):
+                kept = ".load(LAYOUT)" if c < self.kept.get(operand.name, 0) else ""
                 if name:
                     totals[f"{operand.name}_total{c}"] = f"{operand.name}_sum{c}{kept}"
         yield from self._reduction(totals, 0)
@@ -284,16 +285,10 @@ class _Writer:
             found.append(line)
             for operand, c, name in due.get(at, ()):
                 value = f"tl.where(present, {name}, 0.0)" if self.tiling.rows > 1 else name
-                if operand.name in self.tiling.shared:
+                if c < self.kept.get(operand.name, 0):
                     total = f"{operand.name}_sum{c}"
                     found.append(f"{total}_new = {total}.load(LAYOUT) + {value}")
                     pending.append(total)
-                elif self.tiling.sweeps:
-                    # these very threads alone read and write it
-                    place = self._partial(operand, c)
-                    mask = ", mask=f1 < num_features" if self.tiling.ragged else ""
-                    old = f"tl.load({place}{mask}{', other=0.0' if mask else ''})"
-                    found.append(f"tl.store({place}, {old} + tl.sum({value}, 0){mask})")
                 else:
                     found.append(f"{operand.name}_sum{c} += {value}")
             if len(pending) == _FLUSH or at == len(lines) - 1:
@@ -310,13 +305,11 @@ class _Writer:
             yield "present = row < num_rows"
         yield "out_row = row * num_features"
         for operand in self.row_inputs:
-            if operand.name not in self.tiling.staged:
+            if self.staged.get(operand.name, 0) < operand.size:
                 yield f"{operand.name}_row = row * stride_{operand.name}r"
-                stride = self._cast(f"stride_{operand.name}f", "tl.int64")
-                yield f"{operand.name}_stride = {stride}"
-        if self.tiling.sweeps:
-            yield from self._swept()
-            return
+                if "feature" in operand.axes:
+                    stride = self._cast(f"stride_{operand.name}f", "tl.int64")
+                    yield f"{operand.name}_stride = {stride}"
         yield from self._read_rows()
         yield from self._add_to_sums(self._lines(self.plan.steps))
         yield from self._stores()
@@ -326,61 +319,43 @@ class _Writer:
 
     def _read_rows(self) -> Iterable[str]:
         """All components of the row operands, [ROWS, BLOCK]; then the copy of the next rows."""
-        staged = self.tiling.staged
-        if staged:
+        if self.staged:
             yield "async_copy.wait_group(0)"
             yield "tl.thread_barrier()"
         for operand in self.row_inputs:
-            name = operand.name
+            name, at_once = operand.name, copied_at_once(operand, self.tiling)
             for c in range(operand.size):
-                if name in staged:
-                    read = f"{name}_next.slice({c} * ROWS, ROWS).load(LAYOUT).to({self.number})"
+                if c < self.staged.get(name, 0):
+                    place = f"{name}_next{c - c % at_once}.slice({c % at_once} * ROWS, ROWS)"
+                    read = f"{place}.load(LAYOUT).to({self.number})"
                 else:
-                    read = self._load(self._address(name, c), self._tile_mask)
+                    read = self._load(self._address(operand, c), self._mask(operand))
                 yield f"{name}{c} = {read}"
-        if staged:
+        if self.staged:
             yield "tl.thread_barrier()"
             yield from self._copy_ahead("start + programs * ROWS")
 
-    def _address(self, name: str, component: int) -> str:
-        return self._place(
-            name, f"{name}_row", f"{component} * stride_{name}c", f"f * {name}_stride"
-        )
-
-    def _place(self, name: str, row: str, component: str, feature: str) -> str:
-        """Summed so that what a loop does not change is a row's offset, not a pointer a component.
-
-        Such pointers would be held in registers, two for each component.
-        """
-        if self.tiling.sweeps:
-            return f"{name}_ptr + (({row} + {feature}) + {component})"
-        return f"{name}_ptr + ({row} + {component}) + {feature}"
+    def _address(self, operand: Operand, component: int) -> str:
+        name = operand.name
+        place = f"{name}_ptr + ({name}_row + {component} * stride_{name}c)"
+        return f"{place} + f * {name}_stride" if "feature" in operand.axes else place
 
     def _stores(self) -> Iterable[str]:
         for result, operand in zip(self.plan.results, self.outputs, strict=True):
             for c, name in enumerate(() if result.summed else result.names):
-                address = self._place(operand.name, "out_row", f"{c} * plane", "f")
-                yield f"tl.store({address}, {name or '0.0'}{self._tile_mask})"
+                place = f"{operand.name}_ptr + {self._place(operand, c)}"
+                yield f"tl.store({place}, {name or '0.0'}{self._mask(operand)})"
 
-    def _swept(self) -> Iterable[str]:
-        """A row longer than a tile: once for each level of sums, and once for the outputs."""
-        steps = self.plan.steps
-        plain = [step for step in steps if not isinstance(step, Sums)]
-        for at, step in enumerate(steps):
-            if isinstance(step, Sums):
-                for name in step.of:
-                    yield f"{name}_tile = {self._zeros()}"
-                before = [s for s in steps[:at] if not isinstance(s, Sums)]
-                adds = [f"{name}_tile += {self._masked(term)}" for name, term in step.of.items()]
-                yield from self._sweep([*self._lines(before), *adds])
-                yield from self._reduction({f"{name}_row": f"{name}_tile" for name in step.of}, 1)
-                yield from (f"{name} = tl.expand_dims({name}_row, 1)" for name in step.of)
-        yield from self._sweep([*self._add_to_sums(self._lines(plain)), *self._stores()])
+    def _place(self, operand: Operand, component: int) -> str:
+        """Of a component of an output.
 
-    def _sweep(self, lines: list[str]) -> Iterable[str]:
-        yield "for first in range(0, num_features, BLOCK):"
-        for line in (*self._features("first"), *self._read_rows(), *lines):
-            yield f"    {line}"
+        Summed so that what a loop does not change is a row's offset, not a pointer a component.
+        Such pointers would be held in registers, two for each component.
+        """
+        if "feature" in operand.axes:
+            return f"(out_row + {component} * plane) + f"
+        own = f"tile * {operand.size} + {component}" if self.tiling.tiles else f"{component}"
+        return f"({own}) * {self._cast('num_rows', 'tl.int64')} + row"
 
     def _masked(self, term: str) -> str:
         return f"tl.where(inside, {term}, 0.0)" if self.tiling.ragged else term
@@ -395,40 +370,56 @@ class _Writer:
 
     # copies ahead
 
+    def _copies(self) -> Iterable[tuple[str, int, int]]:
+        """Staged operands: how many components, and how many of them at once."""
+        for operand in self.row_inputs:
+            if operand.name in self.staged:
+                at_once = copied_at_once(operand, self.tiling)
+                yield operand.name, self.staged[operand.name], at_once
+
     def _stage(self, start: str) -> Iterable[str]:
         """Shared memory for the next rows, and the copy of the first."""
         tiling = self.tiling
-        sizes = {o.name: o.size for o in self.row_inputs if o.name in tiling.staged}
-        for size in sorted(set(sizes.values())):
+        for size in sorted({at_once for _, _, at_once in self._copies()}):
             shape = (size * tiling.rows, tiling.block)
             copy = f"COPY{size}"
             yield f"{copy}: tl.constexpr = {_blocked(shape, 16 // tiling.itemsize, tiling.warps)}"
             at = f"tl.expand_dims(tl.arange(0, {size} * ROWS, tl.SliceLayout(1, {copy})), 1)"
-            yield f"c{size} = {self._cast(f'{at} // ROWS', 'tl.int64')}"
-            yield f"r{size} = {self._cast(f'{at} % ROWS', 'tl.int64')}"
-            yield f"f{size} = tl.expand_dims(tl.arange(0, BLOCK, tl.SliceLayout(0, {copy})), 0)"
-        for name, size in sizes.items():
+            yield f"copy{size}_c = {self._cast(f'{at} // ROWS', 'tl.int64')}"
+            yield f"copy{size}_r = {self._cast(f'{at} % ROWS', 'tl.int64')}"
+            lanes = f"tl.expand_dims(tl.arange(0, BLOCK, tl.SliceLayout(0, {copy})), 0)"
+            yield f"copy{size}_f = {'tile * BLOCK + ' * tiling.tiles}{lanes}"
+        for name, count, size in self._copies():
             element = f"{name}_ptr.dtype.element_ty"
-            shape_text = f"[{size} * ROWS, BLOCK]"
-            yield f"{name}_next = tl.allocate_shared_memory({element}, {shape_text}, {_FLAT})"
-            strides = f"c{size} * stride_{name}c + r{size} * stride_{name}r"
-            yield f"{name}_ahead = {strides} + f{size}"
+            tile = f"{element}, [{size} * ROWS, BLOCK], {_FLAT}"
+            for first in range(0, count, size):
+                # each of its own: no barrier between their copies
+                yield f"{name}_next{first} = tl.allocate_shared_memory({tile})"
+            strides = f"copy{size}_c * stride_{name}c + copy{size}_r * stride_{name}r"
+            yield f"{name}_ahead = {strides} + copy{size}_f"
         yield from self._copy_ahead(start)
 
     def _copy_ahead(self, start: str) -> Iterable[str]:
+        """Copy after copy: of their places only what threads differ in is held in registers."""
         yield f"following = {start}"
         yield "if following < num_rows:"
         base = self._cast("following", "tl.int64")
-        for operand in self.row_inputs:
-            name, size = operand.name, operand.size
-            if name in self.tiling.staged:
-                masks = [f"(f{size} < num_features)"] * self.tiling.ragged
-                masks += [f"(following + r{size} < num_rows)"] * (self.tiling.rows > 1)
-                mask = f", mask={' & '.join(masks)}" if masks else ""
-                place = f"{base} * stride_{name}r + {name}_ahead"
-                copy = f"async_copy.async_copy_global_to_shared({name}_next, "
-                yield f"    {copy}{name}_ptr + ({place}){mask})"
+        for name, count, size in self._copies():
+            masks = [f"(copy{size}_f < num_features)"] * self.tiling.ragged
+            masks += [f"(following + copy{size}_r < num_rows)"] * (self.tiling.rows > 1)
+            mask = f", mask={' & '.join(masks)}" if masks else ""
+            for first in range(0, count, size):
+                to = f"{name}_next{first}"
+                place = f"({base} * stride_{name}r + {first} * stride_{name}c)"
+                read = f"({name}_ptr + {place}) + {name}_ahead"
+                yield f"    async_copy.async_copy_global_to_shared({to}, {read}{mask})"
         yield "async_copy.commit_group()"
+
+
+def copied_at_once(operand: Operand, tiling: Tiling) -> int:
+    """How many components of a row operand a kernel program copies with one instruction."""
+    moved = 32 * tiling.warps * (16 // tiling.itemsize)
+    return math.gcd(operand.size, max(1, moved // (tiling.rows * tiling.block)))
 
 
 def _joint_sum(count: int) -> Iterable[str]:

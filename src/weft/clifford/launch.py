@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from weft.clifford import generator, tiles
 from weft.clifford.kernels import sum_partials_kernel
-from weft.clifford.tiles import Machine
+from weft.clifford.tiles import Kernel, Machine
 from weft.core.backend import interpreted
 from weft.core.emit import load
 from weft.core.launcher import Launcher, Tile
@@ -26,27 +27,26 @@ MOST_RECIPES = 4096
 
 
 class Recipe(NamedTuple):
-    """A call, prepared.
+    """A kernel of a call, prepared.
 
     Args:
         reads: places of the inputs that the kernel reads.
         shapes: of the results.
-        partials: for each result that is summed over rows, how many kernel programs sum it; 0 for
-            the others.
-        swept: whether kernel programs add to their partials in memory.
+        dtypes: of the results.
+        partials: for each result that several kernel programs sum, how many; 0 for the others.
         kernel: computes results and partials; None where there is nothing to compute.
         sums: for each result, what adds its partials; None for the others.
     """
 
     reads: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
     partials: tuple[int, ...]
-    swept: bool
     kernel: Launcher | None
     sums: tuple[Launcher | None, ...]
 
 
-_recipes: dict[Any, Recipe] = {}
+_recipes: dict[Any, tuple[Recipe, ...]] = {}
 
 
 def run(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -59,27 +59,34 @@ def run(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     whole = not any(t.data_ptr() & 15 for t in inputs)
     layouts = ((t.shape, t.stride(), t.dtype) for t in inputs)
     key = (program.key, inputs[0].device, whole, *layouts)
-    recipe = _recipes.get(key)
-    if recipe is None:
+    recipes = _recipes.get(key)
+    if recipes is None:
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
-        recipe = _recipes[key] = _prepare(program, inputs, whole)
+        recipes = _recipes[key] = _prepare(program, inputs, whole)
     if interpreted() or inputs[0].get_device() == torch._C._cuda_getDevice():
-        return _execute(recipe, inputs)
+        return _execute_all(recipes, inputs)
     with torch.cuda.device(inputs[0].device):
-        return _execute(recipe, inputs)
+        return _execute_all(recipes, inputs)
+
+
+def _execute_all(recipes: tuple[Recipe, ...], inputs: Sequence[Tensor]) -> list[Tensor]:
+    *parts, last = recipes
+    for part in parts:
+        inputs = (*inputs, *_execute(part, inputs))
+    return _execute(last, inputs)
 
 
 def _execute(recipe: Recipe, inputs: Sequence[Tensor]) -> list[Tensor]:
     like = inputs[0]
+    make = like.new_zeros if recipe.kernel is None else like.new_empty
+    results = [make(s, dtype=d) for s, d in zip(recipe.shapes, recipe.dtypes, strict=True)]
     if recipe.kernel is None:
-        return [like.new_zeros(shape) for shape in recipe.shapes]
-    results = [like.new_empty(shape) for shape in recipe.shapes]
+        return results
     targets, workspace = list(results), 0
     for at, count in enumerate(recipe.partials):
         if count:
-            make = like.new_zeros if recipe.swept else like.new_empty
-            targets[at] = make((count, *recipe.shapes[at]), dtype=_wide(like.dtype))
+            targets[at] = like.new_empty((count, *recipe.shapes[at]), dtype=_wide(like.dtype))
             workspace += targets[at].nbytes
     recipe.kernel([*(inputs[at] for at in recipe.reads), *targets], workspace)
     for add, partial, result in zip(recipe.sums, targets, results, strict=True):
@@ -93,38 +100,66 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _prepare(program: Program, inputs: Sequence[Tensor], whole: bool) -> Recipe:
-    """The recipe of a call; `whole` says whether all inputs begin at a multiple of 16 bytes."""
+def _prepare(program: Program, inputs: Sequence[Tensor], whole: bool) -> tuple[Recipe, ...]:
+    """The kernels of a call; `whole` says whether all inputs begin at a multiple of 16 bytes."""
     lengths: dict[str, int] = {}
     for operand, tensor in zip(program.inputs, inputs, strict=True):
         lengths.update(zip(operand.axes, tensor.shape[1:], strict=True))
+    rows, features, dtype = lengths["row"], lengths["feature"], inputs[0].dtype
+    if not rows * features:
+        shapes, dtypes = _results(program, lengths, dtype)
+        return (Recipe((), shapes, dtypes, (), None, ()),)
+    used = program.used()
+    read = [t for t, o in zip(inputs, program.inputs, strict=True) if o.name in used]
+    aligned = whole and all(_is_aligned(t) for t in read if t.dim() == 3)
+    machine = _machine(inputs[0].device)
+    kernels = tiles.choose(program, rows, features, dtype.itemsize, aligned, machine)
+    strides = {o.name: t.stride() for o, t in zip(program.inputs, inputs, strict=True)}
+    recipes = []
+    for kernel in kernels:
+        recipes.append(_recipe(kernel, lengths, strides, dtype))
+        strides |= {o.operand.name: (rows, 1) for o in kernel.program.outputs}
+    return tuple(recipes)
+
+
+def _results(
+    program: Program, lengths: dict[str, int], dtype: torch.dtype
+) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:
+    """Shapes and dtypes: sums over the features, which another kernel reads, stay wide."""
     operands = [output.operand for output in program.outputs]
     shapes = tuple((o.size, *(lengths[axis] for axis in o.axes)) for o in operands)
-    rows, features = lengths["row"], lengths["feature"]
-    if not rows * features:
-        return Recipe((), shapes, (), False, None, ())
-    used = program.used()
-    reads = tuple(at for at, o in enumerate(program.inputs) if o.name in used)
-    read = [inputs[at] for at in reads]
-    aligned = whole and all(_is_aligned(t) for t in read if t.dim() == 3)
-    dtype = inputs[0].dtype
-    machine = _machine(inputs[0].device)
-    tiling, lanes = tiles.choose(program, rows, features, dtype.itemsize, aligned, machine)
-    strides = tuple(stride for t in read for stride in t.stride())
-    kernel = Launcher(
+    return shapes, tuple(dtype if "feature" in o.axes else _wide(dtype) for o in operands)
+
+
+def _recipe(
+    kernel: Kernel,
+    lengths: dict[str, int],
+    strides: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+) -> Recipe:
+    program, tiling, count, lanes = kernel
+    inputs, outputs = generator.parameters(program)
+    shapes, dtypes = _results(program, lengths, dtype)
+    names = [o.name for o in program.inputs]
+    launcher = Launcher(
         load(name := generator.name(program), generator.source(program, tiling)).__dict__[name],
-        lanes * (-(-features // tiling.block) if tiling.tiles else 1),
+        lanes * count,
         (),
-        (rows, *strides),
-        (features,),
+        (lengths["row"], *(stride for o in inputs for stride in strides[o.name])),
+        (lengths["feature"],),
         Tile((tiling.rows, tiling.block), tiling.warps, 1),
     )
-    partials = tuple(0 if "row" in o.axes else lanes for o in operands)
+    shared: dict[tuple[str, ...], int] = {
+        ("feature",): lanes,
+        ("row",): count if tiling.tiles else 0,
+    }
+    partials = tuple(shared.get(o.axes, 0) for o in outputs)
     sums = tuple(
-        _sum_partials(count, shape[0] * features) if count else None
-        for count, shape in zip(partials, shapes, strict=True)
+        _sum_partials(number, math.prod(shape)) if number else None
+        for number, shape in zip(partials, shapes, strict=True)
     )
-    return Recipe(reads, shapes, partials, tiling.sweeps, kernel, sums)
+    reads = tuple(names.index(o.name) for o in inputs)
+    return Recipe(reads, shapes, dtypes, partials, launcher, sums)
 
 
 def _is_aligned(tensor: Tensor) -> bool:

@@ -19,7 +19,7 @@ from weft.core.expr import (
 )
 from weft.core.program import Operand, Output, Program
 
-__all__ = ["Hoisted", "hoisted"]
+__all__ = ["Hoisted", "hoisted", "rebuilt"]
 
 SLOW = ("exp", "normal_cdf", "sigmoid")
 
@@ -62,16 +62,16 @@ def hoisted(program: Program) -> Hoisted:
             replaced.update(zip(own, operand.leaves(), strict=True))
     if not operands:
         return Hoisted(program, ())
-    rebuilt = _rebuilt(roots, replaced)
+    found = rebuilt(roots, replaced)
     outputs = tuple(
-        Output(output.operand, tuple(rebuilt[e] for e in output.components))
+        Output(output.operand, tuple(found[e] for e in output.components))
         for output in program.outputs
     )
     inputs = (*program.inputs, *operands)
     return Hoisted(Program(f"{program.key} | hoisted", inputs, outputs), tuple(values))
 
 
-def _rebuilt(roots: Iterable[Expr], replaced: dict[Expr, Expr]) -> dict[Expr, Expr]:
+def rebuilt(roots: Iterable[Expr], replaced: dict[Expr, Expr]) -> dict[Expr, Expr]:
     """What becomes of each node when some are replaced."""
     found = dict(replaced)
     forms: dict[Expr, tuple[Expr, ...]] = {}

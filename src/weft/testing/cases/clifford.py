@@ -131,7 +131,18 @@ def layout_cases() -> list[Case]:
             make(batch=(9,), features=(128, 64)),
             make_case(op, (0, 1, 1, 1), batch=(2, 31), features=(3, 7), last=True),
         ]
-    return found
+    return found + long_cases()
+
+
+def long_cases() -> list[Case]:
+    """Rows that no tile of a kernel holds, aligned for wide copies; the last tile is short."""
+    return [
+        *(
+            make_case(op, (1, 1, 1), batch=(5,), features=(2064, 1))
+            for op in ("weighted", "chain euclidean")
+        ),
+        make_case("chain euclidean", (1, 1, 1, 1, 1), batch=(5,), features=(528, 1)),
+    ]
 
 
 def door_cases() -> list[Case]:
