@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.clifford.algebra import Algebra
-from weft.clifford.operators import run
+from weft.core.backend import choose
 from weft.core.fused_op import FusedOperator, Gradients
 from weft.core.op import constant_when_compiling
 
@@ -21,6 +21,9 @@ __all__ = ["add_input_gradient", "linear", "outputs", "weight_gradient"]
 
 TILE, PRODUCTS = 64, 256
 """Rows and columns of a tile of a matrix product, and about how many of them fill a GPU."""
+
+WORTH_TURNING = 2**33
+"""Multiplications of a TF32 product, from which on it gains more than the turn of its matrices."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> Tensor:
@@ -31,6 +34,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> Te
 def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> Tensor:
     """The products, each written to its place."""
     x, z = x.contiguous(), x.new_empty((*x.shape[:-1], weight.shape[-1]))
+    if choose(None, x.device.type) == "triton":
+        from weft.clifford import linear_launch  # so that no other path needs Triton
+
+        if linear_launch.serves_rows(x, weight):
+            linear_launch.rows(x, weight, bias, len(weight) - 1, z)
+            return z
+        if _pays_to_turn(x, weight):
+            weight = linear_launch.turned(weight)
     for pair in _pairs(_sizes(signature)):
         rows, matrices, place = pair.rows(x), pair.matrices(weight), pair.rows(z)
         if pair.first or bias is None:
@@ -55,20 +66,33 @@ def weight_gradient(x: Tensor, grad: Tensor, signature: str) -> Tensor:
     A product for each blade and part of the rows, then the sums over them: few small products with
     long sums would leave a GPU idle.
     """
-    blades, rows, features = x.shape
-    parts = _parts(blades, rows, features, grad.shape[-1])
+    parts = _parts(x, grad.shape[-1])
     left, right = (
-        t.reshape(blades * parts, -1, t.shape[-1]) for t in (x.contiguous(), grad.contiguous())
+        t.reshape(len(t) * parts, -1, t.shape[-1]) for t in (x.contiguous(), grad.contiguous())
     )
-    found = _wide_product(left.mT, right).view(blades, -1, grad.shape[-1])
-    backend = "triton" if x.is_cuda else "torch"
-    (sums,) = run.forward(f"grade_sums {signature}", backend, found)
-    by_part = sums.view(len(sums), parts, features, -1)
-    return (by_part.sum(1) if parts > 1 else by_part[:, 0]).to(x.dtype)
+    found = _wide_product(left.mT, right)
+    sizes = _sizes(signature)
+    if choose(None, x.device.type) == "triton":
+        from weft.clifford.linear_launch import sum_by_grade
+
+        return sum_by_grade(found, len(sizes) - 1, parts, x.dtype)
+    of_grade = found.split_with_sizes([size * parts for size in sizes])
+    return torch.stack([part.sum(0) for part in of_grade]).to(x.dtype)
 
 
-def _parts(blades: int, rows: int, features: int, outputs: int) -> int:
+def _pays_to_turn(x: Tensor, weight: Tensor) -> bool:
+    """Whether TF32's product gains more from turned matrices than it takes to turn them."""
+    return (
+        x.dtype == torch.float32
+        and torch.backends.cuda.matmul.fp32_precision == "tf32"
+        and weight.is_contiguous()
+        and x.numel() * weight.shape[-1] >= WORTH_TURNING
+    )
+
+
+def _parts(x: Tensor, outputs: int) -> int:
     """Equal parts of the rows: as many products as fill a GPU, none too short."""
+    blades, rows, features = x.shape
     tiles = blades * -(-features // TILE) * -(-outputs // TILE)
     most = max(1, min(PRODUCTS // tiles, rows // TILE)) if tiles else 1
     return max(part for part in range(1, most + 1) if rows % part == 0)

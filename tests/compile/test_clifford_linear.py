@@ -1,0 +1,118 @@
+"""The kernels of linear maps by grade, compiled for the GPUs that run them.
+
+The statistics stand in clifford_linear.json: growth over 10 % fails.  To accept a change, run with
+WEFT_WRITE_SNAPSHOT=1 and commit the file.
+
+Seen red: one kernel whatever the number of rows, with `R` specialised.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from weft.core.backend import interpreted
+
+if interpreted():
+    pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
+
+import torch
+from triton.compiler.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from weft.clifford import linear_kernels, linear_launch
+from weft.testing.compiler import TARGETS, Build, compile_for, faults, growth, statistics
+
+SNAPSHOT = pathlib.Path(__file__).with_name("clifford_linear.json")
+
+
+def rows(dtype: str, features: int, turned: bool, biased: bool) -> Build:
+    """The product of 8 blades; its tiles come by the copy engine of sm_90."""
+    tile = linear_launch.rows_tile(features)
+    block_m, block_n, block_k = tile.blocks
+    block_w = f"{block_n},{block_k}" if turned else f"{block_k},{block_n}"
+    types = {
+        "x_desc": f"tensordesc<{dtype}[1,{block_m},{block_k}]>",
+        "w_desc": f"tensordesc<{dtype}[1,{block_w}]>",
+        "z_ptr": f"*{dtype}",
+    }
+    types |= dict.fromkeys(("R", "F_IN", "F_OUT"), "i32")
+    constants: dict[str, Any] = {"BLADES": 8, "N": 3, "TURNED": turned}
+    constants |= dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile.blocks, strict=True))
+    if biased:
+        types["bias_ptr"] = f"*{dtype}"
+    else:
+        constants["bias_ptr"] = None
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    kernel, aligned = linear_kernels.rows_kernel, ("F_IN", "F_OUT")
+    return Build(kernel, types, constants, options, aligned, tensor_cores=True, wide_loads=True)
+
+
+def sums(dtype: str) -> Build:
+    tile = linear_launch.SUM_TILE
+    types = {"part_ptr": "*fp32", "sum_ptr": f"*{dtype}", "COLUMNS": "i32"}
+    constants = {"N": 3, "PARTS": 2, "BLOCK": tile.blocks[0]}
+    options = {"num_warps": tile.num_warps}
+    return Build(linear_kernels.sum_kernel, types, constants, options, ("COLUMNS",), False, True)
+
+
+def turn() -> Build:
+    tile = linear_launch.TURN_TILE
+    types = {"w_ptr": "*fp32", "t_ptr": "*fp32", "F_IN": "i32", "F_OUT": "i32"}
+    constants, options = {"BLOCK": tile.blocks[0]}, {"num_warps": tile.num_warps}
+    aligned = ("F_IN", "F_OUT")
+    return Build(linear_kernels.turn_kernel, types, constants, options, aligned, False, True)
+
+
+CASES = {
+    "rows, bf16, sm_90": (rows("bf16", 512, False, False), "sm_90"),
+    "rows, bf16, narrow, sm_90": (rows("bf16", 128, False, False), "sm_90"),
+    "rows, fp16, turned, biased, sm_90": (rows("fp16", 512, True, True), "sm_90"),
+    **{
+        f"{name}, {target}": (build, target)
+        for name, build in (("sums", sums("fp32")), ("sums, bf16", sums("bf16")), ("turn", turn()))
+        for target in ("sm_80", "sm_90", "gfx942")
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Iterator[dict[str, Any]]:
+    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
+    yield kept
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+    made, target = CASES[name]
+    stats = statistics(compile_for(made, target), target)
+    assert not faults(made, target, stats)
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        snapshot[name] = stats
+    assert not growth(stats, snapshot[name])
+
+
+def specialisation(rows: int) -> str:
+    """What Triton compiles the product anew for, read off the arguments."""
+    kernel, tile = linear_kernels.rows_kernel, linear_launch.rows_tile(512)
+    backend = make_backend(TARGETS["sm_90"])
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    x = torch.empty(8, rows, 512, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(4, 512, 512, dtype=torch.bfloat16, device="meta")
+    block_m, block_n, block_k = tile.blocks
+    x_desc = TensorDescriptor.from_tensor(x, [1, block_m, block_k])
+    w_desc = TensorDescriptor.from_tensor(weight, [1, block_k, block_n])
+    z = torch.empty(16, dtype=torch.bfloat16)
+    _, read, _ = bind(x_desc, w_desc, None, z, rows, 512, 512, 8, 3, False, *tile.blocks)
+    return str(read)
+
+
+def test_one_product_whatever_the_number_of_rows() -> None:
+    counts = (1, 2, 5, 16, 100, 4096, 4097, 70_000_000)
+    assert len({specialisation(rows) for rows in counts}) == 1
