@@ -131,6 +131,29 @@ def test_rows_of_any_size():
     check_product(algebra, (zeroed, y, weight, go), "tf32")
 
 
+@pytest.mark.usefixtures("tf32")
+def test_rows_of_any_size_under_the_norm():
+    """Row by row as accurate as plain torch: no row's factors leave fp16's range."""
+    algebra = Algebra((1, 1))
+    x, y, weight, go = draw(algebra)
+    sizes = torch.logspace(-6, 6, x.shape[1], device=DEVICE)[:, None]
+    tensors = (x * sizes, y * sizes, weight, go)
+
+    def chain(x, y, weight):
+        o = reference.fully_connected(x, y, weight, algebra)
+        return reference.rms_norm(o, algebra, "euclidean", 1e-6)
+
+    exact = with_gradients(chain, *(t.double() for t in tensors))
+    noisy = with_gradients(chain, *(_rounded(t, "tf32") for t in tensors))
+    norm = fc.Norm("euclidean", 1e-6)
+    saved = fc.forward_normalised(*tensors[:3], algebra, False, norm)
+    found = [saved[0], *fc.backward_normalised(*tensors[:3], saved, go, algebra, False, norm)]
+    for out, value, plain in zip(found[:3], exact, noisy, strict=False):
+        for row in range(x.shape[1]):
+            noise = (plain[:, row].double() - value[:, row]).abs()
+            assert_as_accurate(out[:, row], value[:, row], noise)
+
+
 @pytest.mark.parametrize("kind", ["tf32", "bf16"], indirect=True)
 def test_strides(kind):
     algebra = Algebra((1, 1))

@@ -147,7 +147,7 @@ def _denorm(algebra: Algebra, norm: Norm, scaled: bool) -> list[str]:
     for g in rescaled:
         lines.append(f"r{g} = tl.load(r_ptr + (wide * {g} * stride_rg + row))")
         lines.append(f"c{g} = tl.sum(c{g}, 0) / F")
-    lines += _bound(rescaled) * scaled
+    lines += _bound(rescaled, len(rescaled) <= algebra.n) * scaled
     lines += sweep
     for g in rescaled if metric else ():
         size = _size(algebra, norm, g, "z")
@@ -161,9 +161,10 @@ def _denorm(algebra: Algebra, norm: Norm, scaled: bool) -> list[str]:
     return lines
 
 
-def _bound(rescaled: list[int]) -> list[str]:
-    """|do| ≤ r (|go| + |z| |c|) with the largest of the row; |go| where nothing is rescaled."""
-    lines = ["most_g = tl.max(most_g, 0)", "most_z = tl.max(most_z, 0)", "bound = most_g"]
+def _bound(rescaled: list[int], whole: bool) -> list[str]:
+    """|do| ≤ r (|go| + |z| |c|) with the largest of the row; |go| in grades not rescaled."""
+    start = "most_g" if whole else "most_g * 0"
+    lines = ["most_g = tl.max(most_g, 0)", "most_z = tl.max(most_z, 0)", f"bound = {start}"]
     lines += [
         f"bound = tl.maximum(bound, r{g} * (most_g + most_z * tl.abs(c{g})))" for g in rescaled
     ]
