@@ -92,14 +92,27 @@ def _sort(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -> tuple[T
 
 
 def _reduce(x: Tensor, bounds: Tensor, reduce: str) -> Tensor:
-    """Sums or maxima of the rows between bounds: cut at them and at every PIECE rows."""
+    """Sums or maxima of the rows between bounds, long segments in pieces of pieces."""
     count = bounds.numel() - 1
     while -(-x.shape[0] // PIECE) + count < x.shape[0] // 2:
-        cuts = torch.arange(0, x.shape[0], PIECE, dtype=bounds.dtype, device=x.device)
-        edges = torch.cat([cuts, bounds]).sort().values
+        edges, bounds = _pieces(bounds, x.shape[0])
         x = _segment_reduce(x, edges, reduce)
-        bounds = torch.searchsorted(edges, bounds)
     return _segment_reduce(x, bounds, reduce)
+
+
+def _pieces(bounds: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Where pieces of at most PIECE rows begin, and the pieces that each segment begins with.
+
+    A segment is cut counting from its own first row, so that its sum does not depend on where it
+    stands.  There are as many pieces as any lengths may need; those past the last are empty.
+    """
+    needed = (bounds.diff() + PIECE - 1) // PIECE
+    first = torch.nn.functional.pad(needed.cumsum(0), (1, 0))
+    most = -(-rows // PIECE) + needed.numel()
+    piece = torch.arange(most + 1, device=bounds.device)
+    segment = torch.searchsorted(first, piece, right=True) - 1
+    begin = bounds.index_select(0, segment) + (piece - first.index_select(0, segment)) * PIECE
+    return begin.clamp(max=rows), first
 
 
 def _segment_reduce(x: Tensor, bounds: Tensor, reduce: str) -> Tensor:
