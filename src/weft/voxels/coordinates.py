@@ -11,18 +11,27 @@ int32 range fits then.  Nothing is hashed, so no two voxels ever share a key.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.core.backend import choose
 from weft.errors import DTypeError, IndexRangeError, ShapeError
 
-__all__ = ["Coordinates", "Packing"]
+__all__ = ["Coordinates", "Packing", "kernels_serve"]
 
 LOW, HIGH = -(2**31), 2**31 - 1
 MOST_DIMENSIONS = 4
+
+
+@functools.cache
+def kernels_serve(device: str) -> bool:
+    """Whether `map_launch` serves tensors on a kind of device; the torch code serves all."""
+    return device == "cuda" and choose(None, device) == "triton"
 
 
 class Word(NamedTuple):
@@ -71,6 +80,11 @@ class Packing:
         """Whether one integer holds all columns: neighbours then differ by a constant."""
         return len(self.words) == 1
 
+    @functools.cached_property
+    def dtype(self) -> torch.dtype:
+        """Of the keys: int32 where it holds them all, which halves the bytes of the sort."""
+        return torch.int32 if math.prod(self.sizes) < 2**31 else torch.int64
+
     def step(self, offset: Sequence[int]) -> int:
         """key(row + offset) − key(row), where all columns stay in range and `single` holds."""
         found = 0
@@ -85,14 +99,22 @@ class Packing:
             o = offset[column] if offset else 0
             if offset and not o:
                 continue  # the rows themselves are inside
-            values = rows[:, column]
+            values = rows[:, column].long()  # an int32 compares wrongly with what lies outside
             within = (values >= low - o) & (values < low + size - o)
             found = within if found is None else found & within
         return rows.new_ones(rows.shape[0], dtype=torch.bool) if found is None else found
 
     def keys(self, rows: Tensor) -> Tensor:
-        """The keys (N,) int64; −1 where a row is out of range or has no known prefix."""
-        return torch.where(self.inside(rows), self._key(rows), -1)
+        """The keys (N,); −1 where a row is out of range or has no known prefix."""
+        return torch.where(self.inside(rows), self._key(rows), -1).to(self.dtype)
+
+    def pack(self, rows: Tensor) -> Tensor:
+        """The keys (N,) of int32 rows that this packing was made for."""
+        if self.single and rows.shape[0] and kernels_serve(rows.device.type):
+            from weft.voxels import map_launch
+
+            return map_launch.pack(rows, self.lows, self.sizes, self.dtype)
+        return self._key(rows).to(self.dtype)
 
     def _key(self, rows: Tensor) -> Tensor:
         key = rows.new_zeros(rows.shape[0], dtype=torch.int64)
@@ -153,7 +175,7 @@ class Coordinates:
         self._shape = None if spatial_shape is None else self._axes("spatial_shape", spatial_shape)
         self._batch = None if batch_size is None else int(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
-        self._bounds = _bounds(rows)
+        self._bounds, self._ascends = _survey(rows)
         self._check_range()
         self.rows = rows.int().contiguous()
         self._packing: Packing | None = None
@@ -167,14 +189,15 @@ class Coordinates:
         spatial_shape: Sequence[int],
         batch_size: int,
         stride: Sequence[int],
+        rows: Tensor | None = None,
     ) -> Coordinates:
-        """Those of ascending distinct keys, which need no check and no sort."""
+        """Those of ascending distinct keys, which need no check and no sort; perhaps their rows."""
         found = cls.__new__(cls)
         found.dim = len(spatial_shape)
         found._shape, found._batch, found.stride = tuple(spatial_shape), batch_size, tuple(stride)
         found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
-        found.rows = packing.rows(keys)
-        found._packing, found._sorted = packing, (keys, None)
+        found.rows = packing.rows(keys) if rows is None else rows
+        found._packing, found._sorted, found._ascends = packing, (keys, None), True
         return found
 
     def __len__(self) -> int:
@@ -225,13 +248,17 @@ class Coordinates:
 
     @property
     def keys(self) -> Tensor:
-        """(N,) int64, ascending."""
+        """(N,) of the packing's dtype, ascending."""
         return self._sort()[0]
 
     @property
     def order(self) -> Tensor | None:
         """(N,) int32: the rows in ascending order of (batch, s0, s1, …); None: as they stand."""
         return self._sort()[1]
+
+    def require_distinct(self) -> None:
+        """Raise if a voxel stands twice; sorts them when first called."""
+        self._sort()
 
     def find(self, rows: Tensor) -> Tensor:
         """For each of (M, 1 + d) voxels the row where it stands, int32; −1: it is not there."""
@@ -242,7 +269,7 @@ class Coordinates:
         known, order = self._sort()
         if not known.numel():
             return torch.full_like(keys, -1, dtype=torch.int32)
-        place, absent = _rank(known, keys)
+        place, absent = _rank(known, keys.to(known.dtype))
         found = place.int() if order is None else order.index_select(0, place)
         return found.masked_fill_(absent, -1)
 
@@ -296,9 +323,12 @@ class Coordinates:
 
     def _sort(self) -> tuple[Tensor, Tensor | None]:
         if self._sorted is None:
-            keys, order = torch.sort(self.packing.keys(self.rows))
-            self._check_distinct(keys, order)
-            self._sorted = keys, order.int()
+            keys, order = self.packing.pack(self.rows), None
+            if not self._ascends:
+                keys, places = torch.sort(keys)
+                self._check_distinct(keys, places)
+                order = places.int()
+            self._sorted = keys, order
         return self._sorted
 
     def _check_distinct(self, keys: Tensor, order: Tensor) -> None:
@@ -326,9 +356,24 @@ def _check_rows(rows: Tensor) -> None:
         )
 
 
-def _bounds(rows: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The lowest and highest value of each column: one read from the device."""
+Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _survey(rows: Tensor) -> tuple[Bounds, bool]:
+    """The lowest and highest value of each column, and whether each row is below the next.
+
+    Rows that ascend are sorted already, and distinct: most clouds come so.
+    """
     if not rows.shape[0]:
-        return (0,) * rows.shape[1], (-1,) * rows.shape[1]
+        return ((0,) * rows.shape[1], (-1,) * rows.shape[1]), True
+    if kernels_serve(rows.device.type):
+        from weft.voxels import map_launch
+
+        return map_launch.survey(rows)
     low, high = torch.stack(torch.aminmax(rows.long(), dim=0)).tolist()
-    return tuple(low), tuple(high)
+    first, second = rows[:-1], rows[1:]
+    below = torch.zeros_like(first[:, 0], dtype=torch.bool)
+    for column in reversed(range(rows.shape[1])):
+        a, b = first[:, column], second[:, column]
+        below = (a < b) | ((a == b) & below)
+    return (tuple(low), tuple(high)), bool(below.all())

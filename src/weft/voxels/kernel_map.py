@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import IndexRangeError, ShapeError
-from weft.voxels.coordinates import Coordinates, Packing
+from weft.voxels.coordinates import Coordinates, Packing, kernels_serve
 from weft.voxels.geometry import Geometry, Size, geometry
 
 if TYPE_CHECKING:
@@ -161,12 +161,21 @@ def mode_of(submanifold: bool, transposed: bool) -> str:
 
 def build(inputs: Coordinates, shape: Geometry) -> KernelMap:
     """The map of coordinates under a geometry."""
+    inputs.require_distinct()
     if shape.mode == "submanifold":
         return _submanifold(inputs, shape)
     return _resampled(inputs, shape)
 
 
+def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
+    """Whether `map_launch` builds a map: its integers must hold all numbers on the way."""
+    small = packing.single and max(max(axis) for axis in shape[1:]) < 2**31
+    return small and len(inputs) > 0 and kernels_serve(inputs.device.type)
+
+
 def _submanifold(inputs: Coordinates, shape: Geometry) -> KernelMap:
+    if _kernels_serve(inputs, inputs.packing, shape):
+        return _submanifold_by_kernels(inputs, shape)
     offsets = shape.offsets()
     num, count = len(offsets), len(inputs)
     empty = functools.partial(torch.full, dtype=torch.int32, device=inputs.device)
@@ -187,11 +196,19 @@ def _submanifold(inputs: Coordinates, shape: Geometry) -> KernelMap:
     return KernelMap(sources, targets, inputs, inputs, shape)
 
 
+def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> KernelMap:
+    from weft.voxels import map_launch
+
+    voxels = inputs.keys, inputs.order, inputs.rows
+    box = inputs.packing.lows, inputs.packing.sizes
+    return KernelMap(*map_launch.submanifold(*voxels, *box, shape), inputs, inputs, shape)
+
+
 def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> Tensor:
     """The row of the voxel at an offset from each row, −1 for none; rows are in ascending order."""
     packing, away = inputs.packing, (0, *offset)
     if packing.single:
-        keys = torch.where(packing.inside(rows, away), inputs.keys + packing.step(away), -1)
+        keys = torch.where(packing.inside(rows, away), inputs.keys.long() + packing.step(away), -1)
     else:
         moved = rows.long() + torch.tensor(away, device=rows.device)
         keys = packing.keys(moved)
@@ -214,11 +231,18 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> KernelMap:
     spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
     _check_extent(spatial, shape)
     packing = Packing(inputs.rows[:0], (0,) * (1 + inputs.dim), (max(size, 1), *_positive(spatial)))
+    stride = _output_stride(inputs.stride, shape)
+    if 0 not in spatial and _kernels_serve(inputs, packing, shape):
+        from weft.voxels import map_launch
+
+        made = map_launch.resample(inputs.rows, packing.sizes, packing.dtype, shape)
+        sources, targets, rows, keys = made
+        outputs = Coordinates.ascending(packing, keys, spatial, size, stride, rows)
+        return KernelMap(sources, targets, inputs, outputs, shape)
     packing = packing if packing.single else _wide_packing(inputs, shape, spatial)
     reached = [_reached(inputs, shape, packing, spatial, offset) for offset in shape.offsets()]
     pieces = [keys for _, keys in reached]
-    keys = torch.unique(torch.cat(pieces)) if pieces else inputs.keys[:0]
-    stride = _output_stride(inputs.stride, shape)
+    keys = torch.unique(torch.cat(pieces))
     outputs = Coordinates.ascending(packing, keys, spatial, size, stride)
     num = shape.num_offsets
     sources = inputs.rows.new_full((num, len(outputs)), -1)

@@ -1,0 +1,372 @@
+"""Kernels of coordinates and kernel maps: survey, pack, search, and the voxels a layer reaches.
+
+    pack     key = ((b · R0 + s0) · R1 + s1) · R2 + …        of columns less their lowest values
+    search   table[k, o] = the row whose key is key(o) + step(k), −1 if none
+
+Axes are numbered 0 to 3 and end with the last column of a row: of d < 4 axes the first 4 − d are
+missing and have size and kernel 1.  A line is all offsets of a kernel that differ in the last axis
+alone: their keys follow each other, so one search finds the first, and a walk the others.  All
+counts are run-time numbers that no specialisation knows.  No atomics, nothing is hashed.
+"""
+# ruff: noqa: N803
+# mypy: ignore-errors
+# Parameters stand axis by axis:
+# fmt: off
+
+import triton
+import triton.language as tl
+
+__all__ = ["candidates_kernel", "outputs_kernel", "pack_kernel", "search_kernel", "survey_kernel"]
+
+
+@triton.jit
+def _column(rows_ptr, at, mask, AXIS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Axis −1 is the batch number; the column of a missing axis is 0."""
+    if AXIS < 0:
+        return tl.load(rows_ptr + at.to(tl.int64) * COLUMNS, mask=mask, other=0).to(tl.int64)
+    if AXIS < 5 - COLUMNS:
+        return tl.zeros_like(at).to(tl.int64)
+    cell = at.to(tl.int64) * COLUMNS + (AXIS + COLUMNS - 4)
+    return tl.load(rows_ptr + cell, mask=mask, other=0).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["N"])
+def survey_kernel(rows_ptr, found_ptr, N: tl.int64, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Of a block: ~lowest and highest of each column, and whether some row is not below the next.
+
+    The largest over all blocks is the answer; ~v = −v − 1 never overflows.
+    """
+    program = tl.program_id(0)
+    at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    last = N - 1
+    row, following = tl.minimum(at, last), tl.minimum(at + 1, last)
+    out_ptr = found_ptr + program.to(tl.int64) * (2 * COLUMNS + 1)
+    below = at >= last  # the last row has none after it
+    for i in tl.static_range(COLUMNS):
+        column = COLUMNS - 1 - i
+        value = tl.load(rows_ptr + row * COLUMNS + column).to(tl.int64)
+        after = tl.load(rows_ptr + following * COLUMNS + column).to(tl.int64)
+        tl.store(out_ptr + column, ~tl.min(value, 0))
+        tl.store(out_ptr + COLUMNS + column, tl.max(value, 0))
+        below = (value < after) | ((value == after) & below)
+    tl.store(out_ptr + 2 * COLUMNS, 1 - tl.min(below.to(tl.int64), 0))
+
+
+@triton.jit(do_not_specialize=range(2, 12))
+def pack_kernel(
+    rows_ptr, keys_ptr,
+    N: tl.int64, low_b: tl.int64,
+    low0: tl.int64, low1: tl.int64, low2: tl.int64, low3: tl.int64,
+    size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """keys[i] of the rows, all of them inside the box."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < N
+    key = _column(rows_ptr, at, mask, -1, COLUMNS) - low_b
+    key = key * size0 + _column(rows_ptr, at, mask, 0, COLUMNS) - low0
+    key = key * size1 + _column(rows_ptr, at, mask, 1, COLUMNS) - low1
+    key = key * size2 + _column(rows_ptr, at, mask, 2, COLUMNS) - low2
+    key = key * size3 + _column(rows_ptr, at, mask, 3, COLUMNS) - low3
+    tl.store(keys_ptr + at, key.to(keys_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _lower_bound(keys_ptr, target, begin, end, step):
+    """How many keys are below each target; it lies in begin..end, at most 2·step − 1 apart."""
+    at = begin
+    while step > 0:
+        fits = step <= end - at
+        key = tl.load(keys_ptr + (at + step - 1), mask=fits, other=0)
+        at = tl.where(fits & (key < target), at + step, at)
+        step = step // 2
+    return at
+
+
+@triton.jit
+def _search(keys_ptr, target, wanted, N, top, MOST: tl.constexpr):
+    """(LINES, BLOCK) lower bounds: those of a line's lowest and highest target come first.
+
+    The targets of a block follow each other about as its keys do, so what is left between these
+    two is about as long as the block: 8 steps where log2 N would be 20.
+    """
+    highest = tl.max(tl.where(wanted, target, -1), 1)
+    lowest = tl.minimum(tl.min(tl.where(wanted, target, MOST), 1), highest)
+    nothing = tl.zeros_like(highest).to(tl.int32)
+    begin = _lower_bound(keys_ptr, lowest, nothing, nothing + N, top)
+    end = _lower_bound(keys_ptr, highest, nothing, nothing + N, top)
+    span = tl.max(end - begin, 0)
+    step = tl.zeros_like(span) + 1
+    while step <= span // 2:
+        step = step * 2
+    place = begin[:, None] + tl.zeros_like(target).to(tl.int32)
+    return _lower_bound(keys_ptr, target, place, end[:, None] + tl.zeros_like(place), step)
+
+
+@triton.jit
+def _keep(forward_ptr, mirrored_ptr, k, num_offsets, N, own, value, mask):
+    """forward[k, own] = value, mirrored[K − 1 − k, own] = value."""
+    if forward_ptr is not None:
+        tl.store(forward_ptr + k.to(tl.int64) * N + own, value, mask=mask)
+    if mirrored_ptr is not None:
+        tl.store(mirrored_ptr + (num_offsets - 1 - k).to(tl.int64) * N + own, value, mask=mask)
+
+
+@triton.jit
+def _row_at(order_ptr, place, hit):
+    """The row that stands at a place of the sorted keys; −1 where nothing was hit."""
+    if order_ptr is not None:
+        return tl.load(order_ptr + place, mask=hit, other=-1)
+    return tl.where(hit, place, -1)
+
+
+@triton.jit
+def _centre(
+    keys_ptr,
+    order_ptr,
+    forward_ptr,
+    mirrored_ptr,
+    at,
+    own,
+    key,
+    coordinate,
+    size,
+    mask,
+    N,
+    num_offsets,
+    LAST: tl.constexpr,
+    GAP: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """The centre line of a symmetric kernel: its voxels stand beside the row itself."""
+    k = tl.zeros_like(at) + num_offsets // 2
+    _keep(forward_ptr, mirrored_ptr, k, num_offsets, N, own, own, mask)
+    for side in tl.static_range(-1, 2, 2):
+        place = at + side
+        here = tl.load(keys_ptr + place, mask=mask & (place >= 0) & (place < N), other=MOST)
+        for t in tl.static_range(1, LAST // 2 + 1):
+            target = key + (side * t * GAP)
+            for _ in tl.static_range(GAP):
+                short = (here < target) if side > 0 else (here > target)
+                place = tl.where(short & (here != MOST), place + side, place)
+                here = tl.load(keys_ptr + place, mask=mask & (place >= 0) & (place < N), other=MOST)
+            moved = coordinate + (side * t * GAP)
+            hit = mask & (here == target) & (moved >= 0) & (moved < size)
+            value = _row_at(order_ptr, place, hit)
+            write = mask if order_ptr is None else hit
+            _keep(forward_ptr, mirrored_ptr, k + side * t, num_offsets, N, own, value, write)
+
+
+@triton.jit(do_not_specialize=range(5, 28))
+def search_kernel(
+    keys_ptr, order_ptr, rows_ptr, forward_ptr, mirrored_ptr,
+    N: tl.int32, num_offsets: tl.int32, lines: tl.int32, top: tl.int32,
+    low0: tl.int64, low1: tl.int64, low2: tl.int64, low3: tl.int64,
+    size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
+    kernel1: tl.int32, kernel2: tl.int32, kernel3: tl.int32,
+    dil0: tl.int64, dil1: tl.int64, dil2: tl.int64, dil3: tl.int64,
+    begin0: tl.int64, begin1: tl.int64, begin2: tl.int64, begin3: tl.int64,
+    COLUMNS: tl.constexpr, SYMMETRIC: tl.constexpr, LAST: tl.constexpr, GAP: tl.constexpr,
+    MOST: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """forward[k, o] = the row at row o + offset k; mirrored[K − 1 − k, o] = the same.
+
+    A program owns BLOCK rows that follow each other in sorted order and LINES lines of the kernel.
+    Without an order all entries are written, with one only what is found: tables come filled
+    with −1.  Bytes: two tables.  Bound: the instructions of the search, then memory.
+
+    `kernel1` … `kernel3` count the kernel's `lines`, LAST the offsets of each.  `top` is the
+    largest power of 2 up to N, MOST the largest number of the keys' type, above all keys.
+    """
+    blocks = tl.cdiv(N, BLOCK)
+    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    tile = tl.program_id(0) // blocks
+    mask = at < N
+    own = at if order_ptr is None else tl.load(order_ptr + at, mask=mask, other=0)
+    key = tl.load(keys_ptr + at, mask=mask, other=0)
+    last = _column(rows_ptr, own, mask, 3, COLUMNS) - low3
+
+    line = tile * LINES + tl.arange(0, LINES)  # [LINES]
+    if SYMMETRIC:
+        if tile == 0:
+            _centre(
+                keys_ptr,
+                order_ptr,
+                forward_ptr,
+                mirrored_ptr,
+                at,
+                own,
+                key,
+                last,
+                size3,
+                mask,
+                N,
+                num_offsets,
+                LAST,
+                GAP,
+                MOST,
+            )
+        line += (line >= lines // 2).to(tl.int32)
+    away3 = (line % kernel3).to(tl.int64) * dil3 - begin3
+    outer = line // kernel3
+    away2 = (outer % kernel2).to(tl.int64) * dil2 - begin2
+    outer = outer // kernel2
+    away1 = (outer % kernel1).to(tl.int64) * dil1 - begin1
+    away0 = (outer // kernel1).to(tl.int64) * dil0 - begin0
+    step = ((away0 * size1 + away1) * size2 + away2) * size3
+
+    inside = (line < lines)[:, None] & mask[None, :]  # [LINES, BLOCK]
+    if COLUMNS > 4:
+        moved = (_column(rows_ptr, own, mask, 0, COLUMNS) - low0)[None, :] + away0[:, None]
+        inside &= (moved >= 0) & (moved < size0)
+    if COLUMNS > 3:
+        moved = (_column(rows_ptr, own, mask, 1, COLUMNS) - low1)[None, :] + away1[:, None]
+        inside &= (moved >= 0) & (moved < size1)
+    if COLUMNS > 2:
+        moved = (_column(rows_ptr, own, mask, 2, COLUMNS) - low2)[None, :] + away2[:, None]
+        inside &= (moved >= 0) & (moved < size2)
+
+    # a coordinate outside is cut to one cell beside its line: order is kept, nothing overflows
+    begin = (key.to(tl.int64) - last)[None, :] + step[:, None]
+    moved = last[None, :] + away3[:, None]
+    target = (begin + tl.minimum(tl.maximum(moved, -1), size3)).to(key.dtype)
+    place = _search(keys_ptr, target, inside, N, top, MOST)
+    here = tl.load(keys_ptr + place, mask=inside & (place < N), other=MOST)
+    for t in tl.static_range(LAST):
+        if t > 0:
+            moved += GAP
+            target = (begin + tl.minimum(tl.maximum(moved, -1), size3)).to(key.dtype)
+            for _ in tl.static_range(GAP):
+                place += (here < target).to(tl.int32)
+                here = tl.load(keys_ptr + place, mask=inside & (place < N), other=MOST)
+        hit = inside & (here == target) & (moved >= 0) & (moved < size3)
+        value = _row_at(order_ptr, place, hit)
+        write = (line < lines)[:, None] & mask[None, :] if order_ptr is None else hit
+        k = line * LAST + t
+        _keep(forward_ptr, mirrored_ptr, k[:, None], num_offsets, N, own[None, :], value, write)
+
+
+@triton.jit
+def _meet(
+    q,
+    place,
+    size,
+    stride,
+    padding,
+    dilation,
+    kernel,
+    common,
+    inverse,
+    period,
+    TRANSPOSED: tl.constexpr,
+):
+    """(the kernel place j, the output o, whether they are there) of an axis.
+
+    Strided: q + p = o·s + j·dil.  With g = gcd(s, dil) this has solutions where g divides q + p:
+    j = (q + p)/g · (dil/g)⁻¹ mod s/g, and then every s/g-th.
+    """
+    if TRANSPOSED:
+        o = q * stride - padding + place * dilation
+        return place + tl.zeros_like(q), o, (o >= 0) & (o < size)
+    whole = q + padding
+    j = ((whole // common) % period) * inverse % period + place * period
+    o = (whole - j * dilation) // stride
+    rest = whole - j * dilation
+    return j, o, (whole % common == 0) & (j < kernel) & (rest >= 0) & (o < size)
+
+
+@triton.jit(do_not_specialize=range(3, 39))
+def candidates_kernel(
+    rows_ptr, keys_ptr, offsets_ptr,
+    N: tl.int64,
+    size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
+    stride0: tl.int64, stride1: tl.int64, stride2: tl.int64, stride3: tl.int64,
+    pad0: tl.int64, pad1: tl.int64, pad2: tl.int64, pad3: tl.int64,
+    dil0: tl.int64, dil1: tl.int64, dil2: tl.int64, dil3: tl.int64,
+    kernel0: tl.int64, kernel1: tl.int64, kernel2: tl.int64, kernel3: tl.int64,
+    common0: tl.int64, common1: tl.int64, common2: tl.int64, common3: tl.int64,
+    inverse0: tl.int64, inverse1: tl.int64, inverse2: tl.int64, inverse3: tl.int64,
+    period0: tl.int64, period1: tl.int64, period2: tl.int64, period3: tl.int64,
+    places1: tl.int64, places2: tl.int64, places3: tl.int64,
+    COLUMNS: tl.constexpr, TRANSPOSED: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """keys[m, q] = the output that input row q meets at its m-th chance, MOST if none.
+
+    offsets[m, q] is the offset k of that pair.
+    """
+    blocks = tl.cdiv(N, BLOCK)
+    chance = tl.program_id(0) // blocks
+    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < N
+    chance = chance.to(tl.int64)
+    m3, rest = chance % places3, chance // places3
+    m2, rest = rest % places2, rest // places2
+    m1, m0 = rest % places1, rest // places1
+
+    q0 = _column(rows_ptr, at, mask, 0, COLUMNS)
+    j0, o0, met = _meet(
+        q0, m0, size0, stride0, pad0, dil0, kernel0, common0, inverse0, period0, TRANSPOSED
+    )
+    q1 = _column(rows_ptr, at, mask, 1, COLUMNS)
+    j1, o1, met1 = _meet(
+        q1, m1, size1, stride1, pad1, dil1, kernel1, common1, inverse1, period1, TRANSPOSED
+    )
+    q2 = _column(rows_ptr, at, mask, 2, COLUMNS)
+    j2, o2, met2 = _meet(
+        q2, m2, size2, stride2, pad2, dil2, kernel2, common2, inverse2, period2, TRANSPOSED
+    )
+    q3 = _column(rows_ptr, at, mask, 3, COLUMNS)
+    j3, o3, met3 = _meet(
+        q3, m3, size3, stride3, pad3, dil3, kernel3, common3, inverse3, period3, TRANSPOSED
+    )
+
+    key = _column(rows_ptr, at, mask, -1, COLUMNS)
+    key = (((key * size0 + o0) * size1 + o1) * size2 + o2) * size3 + o3
+    key = tl.where(met & met1 & met2 & met3, key, MOST)
+    offset = ((j0 * kernel1 + j1) * kernel2 + j2) * kernel3 + j3
+    cell = chance * N + at
+    tl.store(keys_ptr + cell, key.to(keys_ptr.dtype.element_ty), mask=mask)
+    tl.store(offsets_ptr + cell, offset.to(tl.int32), mask=mask)
+
+
+@triton.jit(do_not_specialize=range(8, 15))
+def outputs_kernel(
+    keys_ptr, source_ptr, counts_ptr, offsets_ptr, sources_ptr, targets_ptr, out_keys_ptr,
+    out_rows_ptr,
+    found: tl.int64, N: tl.int64, outputs: tl.int64,
+    size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
+    COLUMNS: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """sources[k, o] = q, targets[k, q] = o of candidates in the order of their keys.
+
+    The first of each key also writes the output's key and row.  `source_ptr` says where each
+    candidate stood, m·N + q; `counts_ptr` how many different keys there are up to it.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < found
+    key = tl.load(keys_ptr + at, mask=mask, other=MOST)
+    met = key != MOST
+    source = tl.load(source_ptr + at, mask=met, other=0)
+    k = tl.load(offsets_ptr + source, mask=met, other=0).to(tl.int64)
+    o = tl.load(counts_ptr + at, mask=met, other=1) - 1
+    q = source % N
+    tl.store(sources_ptr + k * outputs + o, q.to(tl.int32), mask=met)
+    tl.store(targets_ptr + k * N + q, o, mask=met)
+
+    before = tl.load(keys_ptr + at - 1, mask=met & (at > 0), other=-1)
+    first = met & (key != before)
+    tl.store(out_keys_ptr + o, key, mask=first)
+    row_ptr = out_rows_ptr + o.to(tl.int64) * COLUMNS + (COLUMNS - 4)
+    rest = key.to(tl.int64)
+    tl.store(row_ptr + 3, (rest % size3).to(tl.int32), mask=first)
+    rest = rest // size3
+    if COLUMNS > 2:
+        tl.store(row_ptr + 2, (rest % size2).to(tl.int32), mask=first)
+        rest = rest // size2
+    if COLUMNS > 3:
+        tl.store(row_ptr + 1, (rest % size1).to(tl.int32), mask=first)
+        rest = rest // size1
+    if COLUMNS > 4:
+        tl.store(row_ptr, (rest % size0).to(tl.int32), mask=first)
+        rest = rest // size0
+    tl.store(row_ptr + (4 - COLUMNS), rest.to(tl.int32), mask=first)

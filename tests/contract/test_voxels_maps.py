@@ -1,0 +1,325 @@
+"""Kernel maps against a dictionary of voxels: all geometries, d = 1 to 4, any coordinates.
+
+Natively the torch code is held to the dictionary; in the interpreter, and on a GPU, the kernels
+too, and then to the torch code bit for bit.  Adversarial boxes: products of ranges past 2⁶³, ends
+of int32, huge batch numbers, edges where the key of a neighbour wraps into the next line.
+Seen red with: no test of the box (wrapped neighbours), a line's second place taken from its first
+without a step, the mirrored table of even kernels not reversed, ~lowest stored as lowest, the
+last candidate place of a stride left out, the smallest key of a block taken for its first.
+"""
+
+import functools
+import importlib
+import itertools
+import math
+import pathlib
+import random
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies
+
+from weft.core.backend import interpreted
+from weft.errors import IndexRangeError, ShapeError
+from weft.voxels.coordinates import Coordinates
+from weft.voxels.geometry import Geometry, geometry
+from weft.voxels.kernel_map import KernelMap, build
+
+KERNELS = interpreted()
+DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
+EXAMPLES = 25 if KERNELS else 150
+
+same = functools.partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.fixture(autouse=KERNELS)
+def kernels(monkeypatch):
+    """In the interpreter the kernels serve CPU tensors, as they serve a GPU's."""
+    with_kernels(monkeypatch, True)
+
+
+def with_kernels(monkeypatch, serve: bool) -> None:
+    for name in ("coordinates", "kernel_map"):
+        module = importlib.import_module(f"weft.voxels.{name}")
+        monkeypatch.setattr(module, "kernels_serve", lambda device: serve)
+
+
+# --- the dictionary ---------------------------------------------------------------------------
+
+
+def expected(rows: list, spatial: tuple | None, shape: Geometry) -> tuple[dict, list]:
+    """{offset: {output row: input row}} and the output rows, from the formulas of the contract."""
+    at = {tuple(row): i for i, row in enumerate(rows)}
+    offsets = shape.offsets()
+    if shape.mode == "submanifold":
+        pairs = {
+            k: {
+                o: at[found]
+                for row, o in at.items()
+                if (found := (row[0], *map(sum, zip(row[1:], offset, strict=True)))) in at
+            }
+            for k, offset in enumerate(offsets)
+        }
+        return pairs, rows
+    size, met = shape.output_shape(spatial), []
+    for row, q in at.items():
+        for k, offset in enumerate(offsets):
+            out = tuple(map(output_of, row[1:], offset, shape.stride, size, [shape.mode] * 4))
+            if None not in out:
+                met.append(((row[0], *out), k, q))
+    outputs = sorted({out for out, *_ in met})
+    place = {out: o for o, out in enumerate(outputs)}
+    pairs = {k: {} for k in range(len(offsets))}
+    for out, k, q in met:
+        pairs[k][place[out]] = q
+    return pairs, outputs
+
+
+def output_of(q: int, offset: int, stride: int, size: int, mode: str) -> int | None:
+    if mode == "transposed":
+        o, rest = q * stride + offset, 0
+    else:
+        o, rest = divmod(q - offset, stride)
+    return o if rest == 0 and 0 <= o < size else None
+
+
+def check(found: KernelMap, rows: list, spatial: tuple | None) -> None:
+    pairs, outputs = expected(rows, spatial, found.geometry)
+    assert found.outputs.rows.tolist() == [list(row) for row in outputs]
+    sources = torch.full((len(pairs), len(outputs)), -1, dtype=torch.int32)
+    targets = torch.full((len(pairs), len(rows)), -1, dtype=torch.int32)
+    for k, of_k in pairs.items():
+        for o, q in of_k.items():
+            sources[k, o], targets[k, q] = q, o
+    same(found.sources, sources)
+    same(found.targets, targets)
+
+
+# --- any cloud, any geometry ------------------------------------------------------------------
+
+
+@strategies.composite
+def problems(draw, mode: str):
+    """Voxels that cluster at corners of a box, and a geometry."""
+    dim = draw(strategies.integers(1, 4))
+    low, high = (0, 12) if mode != "submanifold" else draw(boxes())
+    kernel = [draw(strategies.integers(1, 3 if dim == 4 else 5)) for _ in range(dim)]
+    dilation = [draw(strategies.sampled_from((1, 1, 2, 3, 9))) for _ in range(dim)]
+    stride, padding = [1] * dim, [0] * dim
+    if mode != "submanifold":
+        stride = [draw(strategies.integers(1, 4)) for _ in range(dim)]
+        padding = [draw(strategies.integers(0, 3)) for _ in range(dim)]
+    shape = geometry(dim, kernel, stride, padding, dilation, mode=mode)
+    corners = [
+        [draw(strategies.sampled_from((low, high - 3))) for _ in range(dim)]
+        for _ in range(draw(strategies.integers(1, 2)))
+    ]
+    batches = draw(strategies.sampled_from(((0,), (0, 1, 3), (5, 2**31 - 1))))
+    batches = batches if mode == "submanifold" else batches[:2]
+    number = random.Random(draw(strategies.integers(0, 2**20)))
+    cells = {
+        (number.choice(batches), *(c + number.randrange(4) for c in number.choice(corners)))
+        for _ in range(draw(strategies.integers(0, 40)))
+    }
+    rows = sorted(cells)
+    if draw(strategies.booleans()):
+        number.shuffle(rows)
+    return rows, shape, (16,) * dim
+
+
+@strategies.composite
+def boxes(draw):
+    """Ends of the coordinates: small, far apart, or those of int32."""
+    return draw(
+        strategies.sampled_from(((0, 6), (-3, 5), (-(2**31), 2**31 - 1), (-70_000, 70_000)))
+    )
+
+
+def coordinates(rows: list, dim: int, spatial: tuple | None = None) -> Coordinates:
+    return Coordinates(torch.tensor(rows, dtype=torch.int64).reshape(-1, 1 + dim), spatial)
+
+
+@pytest.mark.parametrize("mode", ["submanifold", "strided", "transposed"])
+def test_maps_are_those_of_a_dictionary(mode):
+    @hypothesis.settings(max_examples=EXAMPLES)
+    @hypothesis.given(problems(mode))
+    def holds(problem):
+        rows, shape, spatial = problem
+        given = None if mode == "submanifold" else spatial
+        found = build(coordinates(rows, len(spatial), given), shape)
+        check(found, rows, given)
+
+    holds()
+
+
+# --- adversarial keys -------------------------------------------------------------------------
+
+ENDS = (-(2**31), -1, 0, 2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        (ENDS, ENDS, (0, 1)),  # 2⁶⁴ and more: several words
+        ((0, 2**30), (0, 2**30), (0, 1, 6)),  # 2⁶² · 7, past 2⁶³
+        ((0, 2**20), (0, 2**20), (0, 2**22 - 1, 2**22)),  # 2⁶²: just one word
+        ((0, 1, 2), (0, 2**31 - 1)),  # neighbours in the next line's last place
+        ((0, 1), (0, 1), (0, 2**29 - 1)),  # 2³¹ keys: int64, though every one is below
+        ((0, 1), (0, 1), (0, 2**29 - 2)),  # just int32
+        ((0, 1, 2, 3), (0, 1), (0, 1), (0, 1)),
+    ],
+)
+@pytest.mark.parametrize("kernel", [3, 2, (1, 5)])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_no_two_voxels_share_a_key(axes, kernel, shuffled):
+    dim = len(axes)
+    sizes = kernel if isinstance(kernel, int) else (*[kernel[0]] * (dim - 1), kernel[1])
+    rows = list(itertools.product((0, 7), *axes))
+    if shuffled:
+        random.Random(0).shuffle(rows)
+    found = build(coordinates(rows, dim), geometry(dim, sizes))
+    check(found, rows, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_integers_of_any_type_and_stride(dtype):
+    rows = [(b, x, y) for b in (0, 1) for x in (0, 3, 4) for y in (1, 2, 100)]
+    wide = torch.tensor(rows, dtype=dtype).T.contiguous().T
+    check(build(Coordinates(wide), geometry(2, 3)), rows, None)
+
+
+def test_keys_are_int32_only_where_they_fit():
+    assert coordinates([(0, 0, 0), (0, 2**15, 2**15 - 3)], 2).packing.dtype == torch.int32
+    assert coordinates([(0, 0, 0), (0, 2**16, 2**15)], 2).packing.dtype == torch.int64
+
+
+# --- validation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("mode", ["submanifold", "strided", "transposed"])
+def test_a_voxel_that_stands_twice_raises_with_the_first_map(mode, shuffled):
+    rows = [(0, x, y) for x in range(9) for y in range(9)]
+    if shuffled:
+        random.Random(1).shuffle(rows)
+    rows.insert(30, rows[29])
+    voxels = coordinates(rows, 2)
+    with pytest.raises(ShapeError, match=r"stands in rows 29 and 30 .* must be distinct\. Merge"):
+        build(voxels, geometry(2, 3, mode=mode))
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ((0, 4, 9), r"axis 1 of coords has the value 9 but spatial_shape\[1\] is 9"),
+        ((0, -1, 0), "axis 0 of coords has the value -1"),
+        ((2, 0, 0), "the batch column of coords has the value 2 but batch_size is 2"),
+        ((0, 2**40, 0), f"axis 0 of coords has the value {2**40}"),
+        ((0, 0, -(2**63)), f"axis 1 of coords has the value {-(2**63)}"),
+    ],
+)
+def test_a_voxel_outside_raises(row, text):
+    rows = torch.tensor([(0, 0, 0), (1, 2, 3), row])
+    with pytest.raises(IndexRangeError, match=text):
+        Coordinates(rows, (5, 9), 2)
+
+
+# --- the same bits as the torch code ----------------------------------------------------------
+
+WAYMO = "waymo_spconv_benchmark-pc.npz"
+
+
+def voxelise(points, size: float) -> torch.Tensor:
+    """Points in metres to distinct voxels with a batch column, ascending."""
+    p = torch.as_tensor(points)[:, :3]
+    cells = torch.unique(torch.floor((p - p.amin(0)) / size).int(), dim=0)
+    return torch.cat([torch.zeros_like(cells[:, :1]), cells], 1)
+
+
+@functools.cache
+def cloud(name: str) -> torch.Tensor:
+    if name == "sphere":
+        grid = torch.cartesian_prod(*[torch.arange(16)] * 3)
+        radius = (grid - 7.5).square().sum(1).sqrt()
+        shell = grid[(radius <= 8) & (radius >= 6.75)].int()
+        return torch.cat([torch.zeros_like(shell[:, :1]), shell], 1)
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"needs the point cloud {name}")
+    if path.suffix == ".npz":
+        return voxelise(np.load(path)["pc"], 0.05)
+    points = np.fromfile(path, np.float32).reshape(-1, 4 if "kitti" in name else 5)
+    return voxelise(points, 0.05)
+
+
+CLOUDS = ["sphere"] if KERNELS else ["sphere", "kitti_000008.bin", "nuscenes_lidar_top.bin", WAYMO]
+LAYERS = {
+    "3³": {"kernel_size": 3},
+    "2³": {"kernel_size": 2},
+    "(3, 1, 5), dilated": {"kernel_size": (3, 1, 5), "dilation": (1, 2, 3)},
+    "3³, stride 2": {"kernel_size": 3, "stride": 2, "padding": 1, "mode": "strided"},
+    "2³, stride 2": {"kernel_size": 2, "stride": 2, "mode": "strided"},
+    "2³, transposed": {"kernel_size": 2, "stride": 2, "mode": "transposed"},
+}
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("name", CLOUDS)
+def test_kernels_give_the_bits_of_the_torch_code(name, layer, shuffled, monkeypatch):
+    voxels = cloud(name)
+    if interpreted():
+        voxels = voxels[:900]
+    elif not torch.cuda.is_available():
+        pytest.skip("needs a GPU, or the interpreter")
+    if shuffled:
+        voxels = voxels[torch.randperm(len(voxels), generator=torch.Generator().manual_seed(0))]
+    shape = geometry(3, **LAYERS[layer])
+    found = build(Coordinates(voxels.to("cpu" if interpreted() else "cuda")), shape)
+    with_kernels(monkeypatch, False)
+    wanted = build(Coordinates(voxels), shape)
+    for side in ("sources", "targets"):
+        same(getattr(found, side).cpu(), getattr(wanted, side))
+    same(found.outputs.rows.cpu(), wanted.outputs.rows)
+    same(found.outputs.keys.cpu(), wanted.outputs.keys)
+
+
+@pytest.mark.skipif(KERNELS, reason="searches whole clouds: too many programs to interpret")
+@pytest.mark.parametrize("name", ["sphere", "kitti_000008.bin", WAYMO])
+def test_pairs_of_real_clouds(name):
+    """Every pair is one offset apart, as many as a search for each offset finds."""
+    voxels = cloud(name)
+    found = build(Coordinates(voxels), geometry(3, 3))
+    rows = voxels.long()
+    for k, offset in enumerate(found.offsets.tolist()):
+        inputs, outputs = found.pairs(k)
+        same(rows[inputs] - rows[outputs], torch.tensor([0, *offset]).expand(len(inputs), 4))
+    same(found.counts, found.counts.flip(0))
+    occupied = {tuple(row) for row in voxels[:, 1:].tolist()}
+    total = sum(
+        (x + i, y + j, z + k) in occupied
+        for x, y, z in occupied
+        for i, j, k in itertools.product((-1, 0, 1), repeat=3)
+    )
+    assert int(found.counts.sum()) == total
+
+
+def test_row_order_carries_no_information():
+    voxels = cloud("sphere")[:300]
+    order = torch.randperm(len(voxels), generator=torch.Generator().manual_seed(1))
+    first = build(Coordinates(voxels), geometry(3, 3))
+    second = build(Coordinates(voxels[order]), geometry(3, 3))
+    back = torch.cat([order, torch.tensor([-1])])
+    renamed = torch.empty_like(first.sources).index_copy_(
+        1, order, back[second.sources.long()].int()
+    )
+    same(renamed, first.sources)
+
+
+def test_empty_clouds():
+    for mode in ("submanifold", "strided", "transposed"):
+        found = build(coordinates([], 3, (4, 4, 4)), geometry(3, 3, mode=mode))
+        assert found.sources.shape == found.targets.shape == (27, 0)
+        assert math.prod(found.sources.shape) == 0
