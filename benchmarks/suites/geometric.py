@@ -12,6 +12,7 @@ from benchmarks.suites.recipes import Random
 from weft import clifford
 from weft.bench.case import Case, Workload
 from weft.clifford import Algebra, reference
+from weft.clifford.ops import clifford_layer
 
 __all__ = ["ALGEBRAS", "chain_case", "product_workload"]
 
@@ -104,9 +105,11 @@ def _function(tables: dict[str, object], *inputs: Tensor, backend: str | None = 
     algebra = tables["algebra"]
     if tables["layer"]:
         x, weight, linear, bias = inputs
-        y = clifford.grade_linear(x, linear, bias, algebra, backend=backend)
-    else:
-        x, y, weight = inputs
+        connected = tables["kind"] == "fc"
+        return clifford_layer(
+            x, linear, bias, weight, algebra, fully_connected=connected, backend=backend
+        )
+    x, y, weight = inputs
     return clifford.gelu_geometric_product_norm(
         x, y, weight, algebra, fully_connected=tables["kind"] == "fc", backend=backend
     )

@@ -137,13 +137,6 @@ def _turned(name: str, algebra: Algebra, *words: str) -> Program:
     return Program(name, (x,), _result(algebra, tuple(const(s) * x.leaves()[i] for i, s in read)))
 
 
-def _grade_sums(name: str, algebra: Algebra) -> Program:
-    """z_g = Σ_(j∈g) x_j."""
-    x = Operand("x", algebra.num_blades, ROWS)
-    sums = tuple(add(*(x.leaves()[j] for j in blades)) for blades in algebra.of_grade)
-    return Program(name, (x,), (Output(Operand("z", algebra.n + 1, ROWS), sums),))
-
-
 def _magnitude(name: str, algebra: Algebra) -> Program:
     """z = √|Σ q_j x_j²|, q_j the product of the blade's metric entries."""
     x = Operand("x", algebra.num_blades, ROWS)
@@ -296,7 +289,6 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
     "chain": _chain,
     "layer": _layer,
     "gelu": _gelu,
-    "grade_sums": _grade_sums,
     "rms_norm": _rms_norm,
     "magnitude": _magnitude,
     "turned": _turned,

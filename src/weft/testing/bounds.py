@@ -154,9 +154,10 @@ def assert_as_accurate(out: Tensor, exact: Tensor, noise: Tensor) -> float:
     """
     if out.shape != exact.shape:
         raise AssertionError(f"out is {tuple(out.shape)}, exact is {tuple(exact.shape)}")
+    out, exact = out.detach(), exact.detach()
     ratio = accuracy_ratio(out, exact, noise)
     if ratio > 1:
-        error = (out.detach().double() - exact.detach()).abs().nan_to_num(nan=float("inf"))
+        error = (out.double() - exact).abs().nan_to_num(nan=float("inf"))
         at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
         raise AssertionError(
             f"element {at} of {tuple(out.shape)} is {float(out[at]):.8g}, exact is "
