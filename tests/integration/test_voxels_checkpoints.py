@@ -1,0 +1,279 @@
+"""Weights of other projects in weft's layers, against each project's documented formula.
+
+The oracles below say, place by place, which voxel a saved weight multiplies: spconv's (C_out, k…,
+C_in) with its own centre, torchsparse's list of offsets, MinkowskiEngine's decoding of an index.
+
+Seen red with: the last axis fastest for MinkowskiEngine, the first for even torchsparse kernels,
+spconv's even kernels unshifted, channels swapped.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from tests.clouds import cloud, same
+from weft.errors import ShapeError
+from weft.testing import assert_within_bound
+from weft.voxels.checkpoints import from_minkowski, from_spconv, from_torchsparse
+from weft.voxels.nn import (
+    SparseConv2d,
+    SparseConv3d,
+    SparseConvTranspose3d,
+    SparseInverseConv3d,
+    SparseSequential,
+    SubMConv1d,
+    SubMConv2d,
+    SubMConv3d,
+)
+from weft.voxels.norm import SparseBatchNorm
+
+
+def loaded(model, state):
+    model.load_state_dict(state)
+    return model
+
+
+def spconv_terms(weight, sizes, begin, dilation=1):
+    """(offset, (C_in, C_out)) of weight[:, j0, j1, …, :]."""
+    for places in itertools.product(*(range(k) for k in sizes)):
+        offset = tuple(dilation * (j - b) for j, b in zip(places, begin, strict=True))
+        yield offset, weight[(slice(None), *places)].T
+
+
+def torchsparse_terms(weight, sizes):
+    """The offsets of its documentation: x fastest where the number of places is odd, else z."""
+    axes = [range(-k // 2 + 1, k // 2 + 1) for k in sizes]
+    if math.prod(sizes) % 2:
+        offsets = [(x, y, z) for z in axes[2] for y in axes[1] for x in axes[0]]
+    else:
+        offsets = [(x, y, z) for x in axes[0] for y in axes[1] for z in axes[2]]
+    yield from zip(offsets, weight, strict=True)
+
+
+def minkowski_terms(weight, sizes):
+    """Its decoding of an index: the remainder by the first axis, then by the next."""
+    for index, matrix in enumerate(weight):
+        offset, rest = [], index
+        for size in sizes:
+            place = rest % size
+            offset.append(place if size % 2 == 0 else place - size // 2)
+            rest //= size
+        yield tuple(offset), matrix
+
+
+def submanifold(tensor, terms, channels):
+    """out[p] = Σ x[p + offset] @ matrix, voxel by voxel."""
+    rows = {tuple(voxel): row for row, voxel in enumerate(tensor.C.tolist())}
+    out = torch.zeros(len(tensor), channels, dtype=torch.float64)
+    for offset, matrix in terms:
+        for (sample, *voxel), row in rows.items():
+            there = (sample, *(v + o for v, o in zip(voxel, offset, strict=True)))
+            if there in rows:
+                out[row] += tensor.feats[rows[there]].detach() @ matrix
+    return out
+
+
+def strided(tensor, out, terms, stride):
+    """out[o] = Σ x[o·stride + offset] @ matrix on the voxels of `out`."""
+    rows = {tuple(voxel): row for row, voxel in enumerate(tensor.C.tolist())}
+    found = torch.zeros(out.feats.shape, dtype=torch.float64)
+    for offset, matrix in terms:
+        for row, (sample, *voxel) in enumerate(out.C.tolist()):
+            there = (sample, *(v * stride + o for v, o in zip(voxel, offset, strict=True)))
+            if there in rows:
+                found[row] += tensor.feats[rows[there]].detach() @ matrix
+    return found
+
+
+def agree(out, exact, terms=200):
+    size = torch.full_like(exact, float(exact.abs().max()))
+    assert_within_bound(out.feats, exact, size, terms)
+
+
+SIZES = [(3, 3, 3), (1, 3, 5), (3, 1, 1), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_spconv_submanifold(sizes, dilation):
+    tensor = cloud()
+    weight = torch.randn(4, *sizes, 3, dtype=torch.float64)
+    layer = SubMConv3d(3, 4, sizes, dilation=dilation, bias=False).double()
+    loaded(layer, from_spconv({"weight": weight}, layer))
+    begin = [k // 2 for k in sizes]
+    exact = submanifold(tensor, spconv_terms(weight, sizes, begin, dilation), 4)
+    agree(layer(tensor), exact)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 2), (2, 3)], ids=str)
+def test_spconvs_even_submanifold_kernels_begin_one_lower(sizes):
+    tensor = cloud(2)
+    weight = torch.randn(4, *sizes, 3, dtype=torch.float64)
+    larger = tuple(k + (k % 2 == 0) for k in sizes)
+    layer = SubMConv2d(3, 4, larger, bias=False).double()
+    loaded(layer, from_spconv({"weight": weight}, layer))
+    begin = [k // 2 for k in sizes]
+    agree(layer(tensor), submanifold(tensor, spconv_terms(weight, sizes, begin), 4))
+    with pytest.raises(ShapeError, match=r"begins \(., .\) below.*larger by one"):
+        from_spconv({"weight": weight}, SubMConv2d(3, 4, sizes))
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("sizes", [(3, 3), (2, 2), (3, 2)], ids=str)
+def test_spconv_strided(sizes, padding):
+    tensor = cloud(2)
+    weight = torch.randn(4, *sizes, 3, dtype=torch.float64)
+    layer = SparseConv2d(3, 4, sizes, 2, padding, bias=False).double()
+    out = loaded(layer, from_spconv({"weight": weight}, layer))(tensor)
+    agree(out, strided(tensor, out, spconv_terms(weight, sizes, [padding] * 2), 2))
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (1, 3, 5), (2, 2, 2), (2, 1, 2)], ids=str)
+def test_torchsparse_submanifold(sizes):
+    tensor = cloud()
+    weight = torch.randn(math.prod(sizes), 3, 4, dtype=torch.float64)
+    layer = SubMConv3d(3, 4, sizes, bias=False).double()
+    loaded(layer, from_torchsparse({"kernel": weight}, layer))
+    agree(layer(tensor), submanifold(tensor, torchsparse_terms(weight, sizes), 4))
+
+
+@pytest.mark.parametrize(("size", "padding"), [(3, 1), (2, 0)])
+@pytest.mark.parametrize("project", ["torchsparse", "minkowski"])
+def test_strided_kernels_of_the_others(project, size, padding):
+    tensor, sizes = cloud(), (size,) * 3
+    weight = torch.randn(size**3, 3, 4, dtype=torch.float64)
+    layer = SparseConv3d(3, 4, size, 2, padding, bias=False).double()
+    convert, terms = {
+        "torchsparse": (from_torchsparse, torchsparse_terms),
+        "minkowski": (from_minkowski, minkowski_terms),
+    }[project]
+    out = loaded(layer, convert({"kernel": weight}, layer))(tensor)
+    agree(out, strided(tensor, out, terms(weight, sizes), 2))
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (1, 3, 5), (2, 2, 2), (3, 2, 1)], ids=str)
+def test_minkowski_submanifold(sizes):
+    tensor = cloud()
+    weight = torch.randn(math.prod(sizes), 3, 4, dtype=torch.float64)
+    layer = SubMConv3d(3, 4, sizes, bias=False).double()
+    loaded(layer, from_minkowski({"kernel": weight}, layer))
+    agree(layer(tensor), submanifold(tensor, minkowski_terms(weight, sizes), 4))
+
+
+@pytest.mark.parametrize(("size", "padding"), [(3, 1), (2, 0)])
+@pytest.mark.parametrize("project", ["spconv", "torchsparse", "minkowski"])
+def test_transposed_kernels_write_where_strided_ones_read(project, size, padding):
+    """out[q] = Σ over o·2 + offset = q of x[o] @ matrix: the same offsets, sides swapped."""
+    tensor = cloud()
+    saved = torch.randn(4, *(size,) * 3, 3, dtype=torch.float64)
+    if project != "spconv":
+        saved = torch.randn(size**3, 3, 4, dtype=torch.float64)
+    convert, terms = {
+        "spconv": (from_spconv, lambda w, s: spconv_terms(w, s, [padding] * 3)),
+        "torchsparse": (from_torchsparse, torchsparse_terms),
+        "minkowski": (from_minkowski, minkowski_terms),
+    }[project]
+    state = {"weight" if project == "spconv" else "kernel": saved}
+    matrices = list(terms(saved, (size,) * 3))
+    turned = SparseConvTranspose3d(3, 4, size, 2, padding, bias=False).double()
+    out = loaded(turned, convert(state, turned))(tensor)
+    places = {tuple(v): row for row, v in enumerate(out.C.tolist())}
+    exact = torch.zeros(len(out), 4, dtype=torch.float64)
+    for row, (sample, *voxel) in enumerate(tensor.C.tolist()):
+        for offset, matrix in matrices:
+            there = (sample, *(2 * v + o for v, o in zip(voxel, offset, strict=True)))
+            if there in places:
+                exact[places[there]] += tensor.feats[row].detach() @ matrix
+    agree(out, exact)
+    down = SparseConv3d(3, 3, size, 2, padding, indice_key="down").double()
+    up = SparseInverseConv3d(3, 4, size, bias=False, indice_key="down").double()
+    coarse = down(tensor)
+    out = loaded(up, convert(state, up))(coarse)
+    exact = torch.zeros(len(out), 4, dtype=torch.float64)
+    rows = {tuple(v): row for row, v in enumerate(tensor.C.tolist())}
+    for row, (sample, *voxel) in enumerate(coarse.C.tolist()):
+        for offset, matrix in matrices:
+            there = (sample, *(2 * v + o for v, o in zip(voxel, offset, strict=True)))
+            if there in rows:
+                exact[rows[there]] += coarse.feats[row].detach() @ matrix
+    agree(out, exact)
+
+
+def test_order_of_a_small_kernel():
+    """A kernel 2 × 3 × 1 whose matrices are its places, by hand."""
+    layer = SparseConv3d(1, 1, (2, 3, 1), padding=(0, 1, 0), bias=False)
+    places = torch.arange(6.0)
+    expected = {
+        "spconv": [0, 1, 2, 3, 4, 5],
+        "torchsparse": [0, 1, 2, 3, 4, 5],
+        "minkowski": [0, 2, 4, 1, 3, 5],
+    }
+    found = {
+        "spconv": from_spconv({"weight": places.view(1, 2, 3, 1, 1)}, layer),
+        "torchsparse": from_torchsparse({"kernel": places.view(6, 1, 1)}, layer),
+        "minkowski": from_minkowski({"kernel": places.view(6, 1, 1)}, layer),
+    }
+    for project, order in expected.items():
+        same(found[project]["weight"].flatten(), torch.tensor(order).float())
+    odd = SubMConv3d(1, 1, (3, 1, 3), bias=False)
+    state = from_torchsparse({"kernel": torch.arange(9.0).view(9, 1, 1)}, odd)
+    same(state["weight"].flatten(), torch.tensor([0.0, 3, 6, 1, 4, 7, 2, 5, 8]))
+    even = SubMConv1d(1, 1, 3, bias=False)
+    state = from_spconv({"weight": torch.tensor([[[1.0], [2.0]]])}, even)
+    same(state["weight"].flatten(), torch.tensor([1.0, 2, 0]))
+
+
+def network():
+    return SparseSequential(
+        SubMConv3d(3, 4, 3),
+        SparseBatchNorm(4),
+        torch.nn.ReLU(),
+        SubMConv3d(4, 5, 1),
+        torch.nn.Linear(5, 2),
+    )
+
+
+def test_whole_networks_load():
+    torch.manual_seed(0)
+    ours = network().state_dict()
+    rest = {k: v for k, v in ours.items() if k.startswith(("1.", "4."))}
+    spconv = rest | {"0.bias": ours["0.bias"], "3.bias": ours["3.bias"]}
+    spconv["0.weight"] = ours["0.weight"].reshape(3, 3, 3, 3, 4).movedim(-1, 0)
+    spconv["3.weight"] = ours["3.weight"].reshape(1, 1, 1, 4, 5).movedim(-1, 0)
+    first_fastest = ours["0.weight"].reshape(3, 3, 3, 3, 4).permute(2, 1, 0, 3, 4).flatten(0, 2)
+    torchsparse = rest | {"0.kernel": first_fastest, "3.kernel": ours["3.weight"][0]}
+    torchsparse |= {"0.bias": ours["0.bias"], "3.bias": ours["3.bias"]}
+    minkowski = {k: v for k, v in torchsparse.items() if k.endswith("kernel")}
+    minkowski |= {f"{k}.bias": ours[f"{k}.bias"][None] for k in "03"}
+    minkowski |= {k.replace("1.", "1.bn."): v for k, v in rest.items() if k.startswith("1.")}
+    minkowski |= {k.replace("4.", "4.linear."): v for k, v in rest.items() if k.startswith("4.")}
+    for convert, state in (
+        (from_spconv, spconv),
+        (from_torchsparse, torchsparse),
+        (from_minkowski, minkowski),
+    ):
+        model = network()
+        loaded(model, convert(state, model))
+        for name, tensor in model.state_dict().items():
+            same(tensor, ours[name])
+
+
+def test_weights_that_do_not_fit_are_refused():
+    layer = SubMConv3d(3, 4, 3)
+    with pytest.raises(ShapeError, match=r"weight is \(27, 3, 4\): spconv's .*movedim"):
+        from_spconv({"weight": torch.ones(27, 3, 4)}, layer)
+    with pytest.raises(ShapeError, match=r"kernel is \(8, 3, 4\) but .*Build the layer"):
+        from_torchsparse({"kernel": torch.ones(8, 3, 4)}, layer)
+    with pytest.raises(ShapeError, match=r"kernel maps 4 to 3 channels, the layer 3 to 4.*Build"):
+        from_minkowski({"kernel": torch.ones(27, 4, 3)}, layer)
+    with pytest.raises(ShapeError, match=r"kernel is of an even submanifold.*retrain"):
+        from_torchsparse({"kernel": torch.ones(64, 3, 4)}, SubMConv3d(3, 4, 4))
+    with pytest.raises(ShapeError, match=r"begins \(0, 0, 0\) below.*begins \(1, 1, 1\)"):
+        from_minkowski({"kernel": torch.ones(64, 3, 4)}, SubMConv3d(3, 4, 4))
+    unpadded = SparseConv3d(3, 4, 3, 2)
+    with pytest.raises(ShapeError, match=r"begins \(1, 1, 1\) below.*padding"):
+        from_minkowski({"kernel": torch.ones(27, 3, 4)}, unpadded)
+    with pytest.raises(ShapeError, match=r"has a kernel of \(2, 2, 2\)"):
+        from_spconv({"weight": torch.ones(4, 2, 2, 2, 3)}, unpadded)
