@@ -36,13 +36,19 @@ def build(name: str, metric: tuple[int, ...], dtype: str, factors: str, target: 
         gradients = "xy" if name == "turn" else ""
         module = fc_kernels.pair_kernels(algebra, True, scaled, dialect, gradients)
         tile = fc_kernels.pair_tile(algebra, FEATURES, gradients)
+    elif name == "found pairs":
+        module = fc_kernels.pair_kernels(algebra, True, True, dialect, "", True)
+        tile = fc_kernels.row_tile(algebra, FEATURES)
+    elif name == "arrange":
+        module = fc_rows.arrange_kernels(scaled, dialect)
+        tile = fc_rows.row_tile(FEATURES)
     elif name == "scale":
         module = fc_rows.scale_kernels(algebra.num_blades, "xy", 3, dialect)
         tile = fc_rows.row_tile(FEATURES)
     else:
         module = fc_rows.norm_kernels(algebra, NORM, scaled, dialect)
         tile = fc_rows.row_tile(FEATURES)
-    return _build(getattr(module, f"{name}_kernel"), tile, dtype, factors)
+    return _build(getattr(module, f"{name.split()[-1]}_kernel"), tile, dtype, factors)
 
 
 def _build(kernel: Any, tile: Tile, dtype: str, factors: str) -> Build:
@@ -50,8 +56,8 @@ def _build(kernel: Any, tile: Tile, dtype: str, factors: str) -> Build:
     blocks = [name for name in names if name.startswith("BLOCK")]
     constants = dict(zip(blocks, tile.blocks, strict=True))
     constants |= {name: 1 for name in names if name.startswith("stride") and name.endswith("f")}
-    of = dict.fromkeys(("t_ptr", "d_ptr"), factors)
-    of |= dict.fromkeys(("scale_ptr", "undo_ptr", "r_ptr", "o_ptr"), "fp32")
+    of = dict.fromkeys(("t_ptr", "d_ptr"), factors) | {"order_ptr": "i64"}
+    of |= dict.fromkeys(("scale_ptr", "all_ptr", "r_ptr", "o_ptr"), "fp32")
     types = {
         name: f"*{of.get(name, dtype)}" if name.endswith("_ptr") else "i32"
         for name in names
@@ -72,7 +78,9 @@ CASES = {
         (PLANE, "fp32", "fp16", "gfx942"),
         (SPACETIME, "fp32", "fp16", "sm_90"),
     )
-    for name in ("pairs", "turn", "scale", "norm", "denorm")
+    for name in ("pairs", "found pairs", "turn", "scale", "norm", "denorm", "arrange")
+    # only fp16 factors have scales, and rows of 16 blades are found apart
+    if name != "found pairs" or (factors == "fp16" and len(metric) < 4)
 }
 
 

@@ -28,6 +28,8 @@ __all__ = [
     "layout",
     "pair_kernels",
     "pair_tile",
+    "power_of_two",
+    "row_tile",
 ]
 
 
@@ -53,11 +55,14 @@ class Layout(NamedTuple):
     Args:
         pairs: by out grade, then blade, then path.
         paths: of each out grade, as places in `Algebra.paths`.
+        groups: the out grades with as many blades and as many paths, g and n - g or one alone:
+            their matrix products have one shape.
         most_terms: how many terms the longest pair has.
     """
 
     pairs: tuple[Pair, ...]
     paths: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[int, ...], ...]
     most_terms: int
 
 
@@ -79,7 +84,12 @@ def layout(algebra: Algebra) -> Layout:
         for j, before in enumerate(itertools.accumulate(per_blade[:-1], initial=0))
         for at, path in enumerate(paths[algebra.grades[j]])
     )
-    return Layout(pairs, paths, max(len(pair.terms) for pair in pairs))
+    shapes = [(blades, len(p)) for blades, p in zip(algebra.sizes, paths, strict=True)]
+    groups = tuple(
+        tuple(grade for grade, shape in enumerate(shapes) if shape == one)
+        for one in dict.fromkeys(shapes)
+    )
+    return Layout(pairs, paths, groups, max(len(pair.terms) for pair in pairs))
 
 
 DIALECTS = {
@@ -127,7 +137,12 @@ def {name}_kernel(
 
 @functools.cache
 def pair_kernels(
-    algebra: Algebra, gated: bool, scaled: bool, dialect: str, gradients: str = ""
+    algebra: Algebra,
+    gated: bool,
+    scaled: bool,
+    dialect: str,
+    gradients: str = "",
+    finds: bool = False,
 ) -> ModuleType:
     """The module with `pairs_kernel`, or with the `turn_kernel` of some gradients.
 
@@ -138,6 +153,7 @@ def pair_kernels(
             row in `scale_ptr`.
         dialect: a key of DIALECTS.
         gradients: "x", "y" or "xy": what `turn_kernel` computes from the pairs' gradients.
+        finds: whether `pairs_kernel` finds these factors, as its program owns a whole row.
     """
     name = "turn" if gradients else "pairs"
     operands = "scale_ptr, " * scaled + "".join(f"g{v}_ptr, " for v in gradients)
@@ -150,28 +166,71 @@ def pair_kernels(
         operands=operands,
         strides="stride_gb," if gradients else "",
     )
-    lines = _loads(algebra, gated, scaled)
+    lines = _loads(algebra)
+    if finds:
+        lines += _found(algebra)
+    elif scaled:
+        lines.append("scale = tl.load(scale_ptr + row, mask=row < R, other=0.0)")
+    lines += _factor(gated, scaled)
     lines += _turn(algebra, gated, scaled, gradients) if gradients else _pairs(algebra)
     return emit.load(f"clifford_{name}", imports + head + body(lines))
 
 
 def pair_tile(algebra: Algebra, features: int, gradients: str = "") -> Tile:
     """(BLOCK, BLOCK_F): about 64 numbers of x, y and what else a thread keeps."""
-    block = 128 * max(1, min(8, (16 if gradients else 32) // algebra.num_blades))
+    block = _most(algebra, gradients)
     return Tile((block, min(block, 1 << max(features - 1, 0).bit_length())), 4)
 
 
-def _loads(algebra: Algebra, gated: bool, scaled: bool) -> list[str]:
-    """The blades of x and y, and the factor s of all that is stored."""
+def row_tile(algebra: Algebra, features: int) -> Tile | None:
+    """The same for a program that owns one whole row; None if a row is too long."""
+    block = max(128, 1 << max(features - 1, 0).bit_length())
+    return Tile((block, block), 4) if block <= _most(algebra) else None
+
+
+def _most(algebra: Algebra, gradients: str = "") -> int:
+    return 128 * max(1, min(8, (16 if gradients else 32) // algebra.num_blades))
+
+
+def power_of_two(row: str) -> list[str]:
+    """`scale`, from 2⁻⁶⁰ to 2⁶⁰, which brings `bound` to at least 2¹⁴, below 2¹⁵; it is stored.
+
+    Two of them multiply without overflow.  An fp32 number is below 2^(its exponent's bits − 126).
+    """
+    return [
+        "k = tl.minimum(tl.maximum(141 - (bound.to(tl.int32, bitcast=True) >> 23), -60), 60)",
+        "scale = ((127 + k) << 23).to(tl.float32, bitcast=True)",
+        f"tl.store(scale_ptr + {row}, scale)",
+    ]
+
+
+def _loads(algebra: Algebra) -> list[str]:
+    """The blades of x and y."""
     lines = []
     for name in "xy":
         for i in range(algebra.num_blades):
             at = f"(wide * {i} * stride_{name}b + row * stride_{name}r) + f * stride_{name}f"
             lines.append(f"{name}{i} = tl.load({name}_ptr + {at}, mask=m, other=0.0).to(ACC)")
-    factors = []
-    if scaled:
-        lines.append("scale = tl.load(scale_ptr + row, mask=row < R, other=0.0)")
-        factors = ["scale"]
+    return lines
+
+
+def _found(algebra: Algebra) -> list[str]:
+    """The factor of the program's row: no pair has more terms, and no term is larger."""
+    lines = []
+    for name in "xy":
+        most = f"most_{name}"
+        lines.append(f"{most} = tl.abs({name}0)")
+        others = range(1, algebra.num_blades)
+        lines += [f"{most} = tl.maximum({most}, tl.abs({name}{i}))" for i in others]
+    terms = layout(algebra).most_terms
+    lines.append(f"bound = {terms}.0 * tl.max(most_x, 0) * tl.max(most_y, 0)")
+    return lines + power_of_two("pid")
+
+
+def _factor(gated: bool, scaled: bool) -> list[str]:
+    """The factor s of all that is stored."""
+    factors = ["scale"] * scaled
+    lines = []
     if gated:
         lines += [f"gate_{v} = 0.5 + 0.5 * tl.erf({v}0 * 0.7071067811865476)" for v in "xy"]
         factors += ["gate_x", "gate_y"]

@@ -16,14 +16,36 @@ from weft.clifford.fc_rows import Norm
 from weft.core.backend import interpreted
 from weft.core.launcher import Launcher
 
-__all__ = ["denormalise", "normalise", "pairs", "row_scale", "turn"]
+__all__ = [
+    "arrange",
+    "denormalise",
+    "normalise",
+    "pairs",
+    "row_scale",
+    "turn",
+]
 
 
 def pairs(
-    x: Tensor, y: Tensor, scale: Tensor | None, t: Tensor, algebra: Algebra, gated: bool
+    x: Tensor,
+    y: Tensor,
+    scale: Tensor | None,
+    t: Tensor,
+    algebra: Algebra,
+    gated: bool,
+    finds: bool = False,
 ) -> None:
-    """t = the pairs of x and y, times a factor for each row."""
-    _launch_pairs(algebra, gated, "", [x, y, t, scale])
+    """t = the pairs of x and y, times a factor for each row.
+
+    finds: the factors, if there are any, are found: powers of two that bring the pairs below 2¹⁵.
+    A program that owns a row finds its factor on the way; longer rows are read twice.
+    """
+    finds = finds and scale is not None
+    if finds and scale is not None and fc_kernels.row_tile(algebra, x.shape[2]) is None:
+        row_scale(x, y, fc_kernels.layout(algebra).most_terms, scale)
+        finds = False
+    variant = (algebra, gated, scale is not None, _dialect(), "", finds)
+    _launch_pairs(variant, [x, y, t, scale], [])
 
 
 def turn(
@@ -37,59 +59,74 @@ def turn(
 ) -> None:
     """The gradients of x and y that are not None, from those of the pairs, times a row's factor."""
     wanted = "".join(v for v, g in zip("xy", gradients, strict=True) if g is not None)
-    _launch_pairs(algebra, gated, wanted, [x, y, dt, factor, *gradients])
+    outputs = [g for g in gradients if g is not None]
+    variant = (algebra, gated, factor is not None, _dialect(), wanted, False)
+    _launch_pairs(variant, [x, y, dt, factor], outputs)
 
 
 def _launch_pairs(
-    algebra: Algebra, gated: bool, gradients: str, tensors: Sequence[Tensor | None]
+    variant: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs: Sequence[Tensor]
 ) -> None:
-    x, y, t = operands = [t for t in tensors[:3] if t is not None]
-    outputs = [t for t in tensors[4:] if t is not None]
-    operands += [t for t in tensors[3:] if t is not None]
+    x, y, t, *_ = operands = [t for t in tensors if t is not None]
     numbers = (*x.shape[1:], *x.stride(), *y.stride(), *(g.stride(0) for g in outputs[:1]))
-    variant = (algebra, gated, tensors[3] is not None, _dialect(), gradients)
     with _current(x):
-        _pairs_launcher(variant, numbers, x.dtype, t.dtype)(operands, t.nbytes)
+        launch = _pairs_launcher(variant, numbers, x.dtype, t.dtype)
+        launch([*operands, *outputs], t.nbytes)
 
 
 @functools.lru_cache(maxsize=1024)
 def _pairs_launcher(
-    variant: tuple[Algebra, bool, bool, str, str], numbers: tuple[int, ...], *_: torch.dtype
+    variant: tuple[Any, ...], numbers: tuple[int, ...], *dtypes: torch.dtype
 ) -> Launcher:
     """A launcher keeps compiled code, so that the dtypes are part of what it is known by."""
-    algebra, gradients = variant[0], variant[-1]
+    algebra, *_, gradients, finds = variant
     module = fc_kernels.pair_kernels(*variant)
     kernel = module.turn_kernel if gradients else module.pairs_kernel
     rows, features = numbers[:2]
-    tile = fc_kernels.pair_tile(algebra, features, gradients)
+    whole = fc_kernels.row_tile(algebra, features) if finds else None
+    tile = whole or fc_kernels.pair_tile(algebra, features, gradients)
     block, block_f = tile.blocks
     programs = -(-rows // (block // block_f)) * -(-features // block_f)
     return Launcher(kernel, programs, (), numbers, (), tile)
 
 
-def row_scale(x: Tensor, y: Tensor | None, terms: int) -> Tensor:
+def row_scale(x: Tensor, y: Tensor | None, terms: int, scale: Tensor) -> None:
     """For each row of (D, B, F) a power of two that brings what is computed of it below 2¹⁵.
 
     That is the numbers of x or, with y, sums of so many products of x and y.
     """
-    scale = x.new_empty(x.shape[1], dtype=torch.float32)
     operands = [x] if y is None else [x, y]
     strides = tuple(stride for operand in operands for stride in operand.stride())
     names = "xy"[: len(operands)]
     variant = ("scale_kernel", x.shape[0], names, terms, _dialect())
     with _current(x):
         _row_launcher(variant, (*x.shape[1:], *strides), x.dtype)([*operands, scale])
-    return scale
+
+
+def arrange(w: Tensor, order: Tensor, scale: Tensor | None, z: Tensor) -> None:
+    """z[p] = w[order[p]], times the scale if there is one; w: (P, N, F), z: contiguous."""
+    operands = [t for t in (w, order, scale, z) if t is not None]
+    paths, rows, features = w.shape
+    variant = ("arrange_kernel", scale is not None, _dialect())
+    numbers = (paths * rows, features, rows, *w.stride())
+    with _current(w):
+        _row_launcher(variant, numbers, w.dtype, z.dtype)(operands)
 
 
 def normalise(
-    o: Tensor, undo: Tensor | None, z: Tensor, r: Tensor, norm: Norm, algebra: Algebra
+    o: Tensor,
+    scales: tuple[Tensor, Tensor] | None,
+    z: Tensor,
+    r: Tensor,
+    norm: Norm,
+    algebra: Algebra,
 ) -> None:
-    """z = o, times a factor for each row, over its size by grade; r (grades, B) = 1 / size."""
-    operands = [t for t in (o, undo, z, r) if t is not None]
-    variant = ("norm_kernel", algebra, norm, undo is not None, _dialect())
+    """z = o, without the scales of its rows and of all, over its size by grade; r = 1 / size."""
+    operands = [o, *(scales or ()), z, r]
+    variant = ("norm_kernel", algebra, norm, scales is not None, _dialect())
+    numbers = (*o.shape[1:], z.stride(0), r.stride(0))
     with _current(o):
-        _row_launcher(variant, tuple(o.shape[1:]), o.dtype, z.dtype)(operands)
+        _row_launcher(variant, numbers, o.dtype, z.dtype)(operands)
 
 
 def denormalise(
@@ -109,10 +146,13 @@ def denormalise(
         _row_launcher(variant, numbers, go.dtype, z.dtype, do.dtype)(operands)
 
 
+MAKERS = {"scale_kernel": fc_rows.scale_kernels, "arrange_kernel": fc_rows.arrange_kernels}
+
+
 @functools.lru_cache(maxsize=1024)
 def _row_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...], *_: torch.dtype) -> Launcher:
     name, *rest = variant
-    make = fc_rows.scale_kernels if name == "scale_kernel" else fc_rows.norm_kernels
+    make = MAKERS.get(name, fc_rows.norm_kernels)
     rows, features = numbers[:2]
     return Launcher(getattr(make(*rest), name), rows, (), numbers, (), fc_rows.row_tile(features))
 

@@ -11,11 +11,11 @@ from types import ModuleType
 from typing import NamedTuple
 
 from weft.clifford.algebra import Algebra
-from weft.clifford.fc_kernels import ACCUMULATOR, DIALECTS, body
+from weft.clifford.fc_kernels import ACCUMULATOR, DIALECTS, body, power_of_two
 from weft.core import emit
 from weft.core.launcher import Tile
 
-__all__ = ["Norm", "norm_kernels", "row_tile", "scale_kernels"]
+__all__ = ["Norm", "arrange_kernels", "norm_kernels", "row_tile", "scale_kernels"]
 
 HEAD = """
 
@@ -65,10 +65,11 @@ def norm_kernels(algebra: Algebra, norm: Norm, scaled: bool, dialect: str) -> Mo
 
     norm_kernel: z_j = r_g a o_j, r_g = (mean_f |Σ_(j∈g) q_j (a o_j)²| + eps)^-½, and r.
     denorm_kernel: do_j = r_g (go_j − σ_g q_j z_j mean_f Σ_(j∈g) go_j z_j), σ the sign of that sum.
-    scaled: o has a factor a for each row; do leaves with one, in a range that fp16 holds.
+    scaled: o has a factor 1/a for each row, one of its own times one of all; do leaves with one
+    of its own, in a range that fp16 holds.
     """
-    undo, scale = ("undo_ptr, ", "scale_ptr, ") if scaled else ("", "")
-    forward = _head("norm", f"o_ptr, {undo}z_ptr, r_ptr, ", "", dialect)
+    undo, scale = ("scale_ptr, all_ptr, ", "scale_ptr, ") if scaled else ("", "")
+    forward = _head("norm", f"o_ptr, {undo}z_ptr, r_ptr, ", "stride_zb, stride_rg, ", dialect)
     forward += body(_norm(algebra, norm, scaled))
     strides = "stride_gb, stride_gr, stride_gf, stride_zb, stride_rg, "
     backward = _head("denorm", f"g_ptr, z_ptr, r_ptr, d_ptr, {scale}", strides, dialect)
@@ -91,9 +92,30 @@ def scale_kernels(blades: int, operands: str, terms: int, dialect: str) -> Modul
             value = f"tl.abs(tl.load({at}, mask=m, other=0.0).to(ACC))"
             lines.append(f"    most_{v} = tl.maximum(most_{v}, {value})")
     largest = " * ".join(f"tl.max(most_{v}, 0)" for v in operands)
-    lines += [f"bound = {terms}.0 * {largest}", *_scale()]
+    lines += [f"bound = {terms}.0 * {largest}", *power_of_two("row")]
     head = _head("scale", f"{names}scale_ptr, ", strides, dialect, first="x")
     return emit.load("clifford_fc_scale", DIALECTS[dialect][0] + head + body(lines))
+
+
+@functools.cache
+def arrange_kernels(scaled: bool, dialect: str) -> ModuleType:
+    """The module with `arrange_kernel`: z[p] = a w[order[p]], a = 1 or the number in `scale_ptr`.
+
+    w: (P, N, F) in any strides, z: (P, N, F) contiguous; a row is one p and n.
+    """
+    strides = "N, stride_wp, stride_wn, stride_wf, "
+    operands = f"w_ptr, order_ptr, {'scale_ptr, ' * scaled}z_ptr, "
+    lines = [
+        "first_of_path = tl.load(order_ptr + row // N) * stride_wp",
+        "start = first_of_path + row % N * stride_wn",
+        *["scale = tl.load(scale_ptr)"] * scaled,
+        *SWEEP,
+        "    at = w_ptr + start + wide * f * stride_wf",
+        "    value = tl.load(at, mask=m, other=0.0).to(ACC)" + " * scale" * scaled,
+        _stored("z_ptr + row * F + f", "value"),
+    ]
+    head = _head("arrange", operands, strides, dialect, first="w")
+    return emit.load("clifford_fc_arrange", DIALECTS[dialect][0] + head + body(lines))
 
 
 def _head(name: str, operands: str, strides: str, dialect: str, first: str = "z") -> str:
@@ -115,17 +137,17 @@ def _norm(algebra: Algebra, norm: Norm, scaled: bool) -> list[str]:
     for j in blades:
         at = f"o_ptr + ({j} * block + row * F) + f"
         sweep.append(f"    o{j} = tl.load({at}, mask=m, other=0.0).to(ACC)" + " * undo" * scaled)
-    lines = ["undo = tl.load(undo_ptr + row)"] * scaled
+    lines = ["undo = 1.0 / (tl.load(scale_ptr + row) * tl.load(all_ptr))"] * scaled
     lines += [f"n{g} = (e * 0).to(ACC)" for g in rescaled]
     lines += sweep
     lines += [f"    n{g} += tl.abs({_size(algebra, norm, g, 'o')})" for g in rescaled]
     for g in rescaled:
         lines.append(f"r{g} = 1.0 / tl.sqrt(tl.sum(n{g}, 0) / F + {norm.eps!r})")
-        lines.append(f"tl.store(r_ptr + {g} * R.to(tl.int64) + row, r{g})")
+        lines.append(f"tl.store(r_ptr + (wide * {g} * stride_rg + row), r{g})")
     lines += sweep
     for j, g in zip(blades, algebra.grades, strict=True):
         value = f"o{j} * r{g}" if g in rescaled else f"o{j}"
-        lines.append(_stored("z", j, value))
+        lines.append(_stored(f"z_ptr + (wide * {j} * stride_zb + row * F) + f", value))
     return lines
 
 
@@ -157,7 +179,8 @@ def _denorm(algebra: Algebra, norm: Norm, scaled: bool) -> list[str]:
         g = algebra.grades[j]
         own = f" {'-+'[q < 0]} z{j} * {'cn'[metric]}{g}" if q else ""
         value = f"(g{j}{own})" + f" * r{g}" * (g in rescaled)
-        lines.append(_stored("d", j, value + " * scale" * scaled))
+        at = f"d_ptr + ({j} * block + row * F) + f"
+        lines.append(_stored(at, value + " * scale" * scaled))
     return lines
 
 
@@ -168,19 +191,7 @@ def _bound(rescaled: list[int], whole: bool) -> list[str]:
     lines += [
         f"bound = tl.maximum(bound, r{g} * (most_g + most_z * tl.abs(c{g})))" for g in rescaled
     ]
-    return [*lines, *_scale()]
-
-
-def _scale() -> list[str]:
-    """The power of two, from 2⁻⁶⁰ to 2⁶⁰, that brings the bound to at least 2¹⁴, below 2¹⁵.
-
-    Two of them multiply without overflow.  An fp32 number is below 2^(its exponent's bits − 126).
-    """
-    return [
-        "k = tl.minimum(tl.maximum(141 - (bound.to(tl.int32, bitcast=True) >> 23), -60), 60)",
-        "tl.store(scale_ptr + row, ((127 + k) << 23).to(tl.float32, bitcast=True))",
-        "scale = ((127 + k) << 23).to(tl.float32, bitcast=True)",
-    ]
+    return [*lines, *power_of_two("row")]
 
 
 def _size(algebra: Algebra, norm: Norm, grade: int, name: str) -> str:
@@ -194,6 +205,6 @@ def _size(algebra: Algebra, norm: Norm, grade: int, name: str) -> str:
     return "".join(squares).removeprefix(" +").strip()
 
 
-def _stored(name: str, blade: int, value: str) -> str:
-    at = f"{name}_ptr + ({blade} * block + row * F) + f"
-    return f"    tl.store({at}, ({value}).to({name}_ptr.dtype.element_ty), mask=m)"
+def _stored(at: str, value: str) -> str:
+    name = at.split(" ", 1)[0]
+    return f"    tl.store({at}, ({value}).to({name}.dtype.element_ty), mask=m)"

@@ -107,21 +107,17 @@ def _normalised_backward(
 ) -> Gradients:
     from weft.clifford.fc import Norm, backward_normalised
 
-    x, y, weight, signature, gated, ending, _ = args
+    x, y, _, signature, gated, ending, _ = args
     algebra, norm = Algebra.from_signature(signature), Norm.of_words(ending)
-    return backward_normalised(x, y, weight, saved, grad, algebra, gated, norm, needed)
+    return backward_normalised(x, y, saved, grad, algebra, gated, norm, needed)
 
 
 def _normalised_fake(x: Tensor, y: Tensor, weight: Tensor, signature: str, *_: Any) -> list[Tensor]:
     from weft.clifford.fc import saved_shapes
 
     grades = Algebra.from_signature(signature).n + 1
-    size, scale, wide = saved_shapes(x, grades)
-    return [
-        *_plain_fake(x, y, weight),
-        x.new_empty(size, dtype=wide),
-        x.new_empty(scale, dtype=wide),
-    ]
+    kept = (x.new_empty(shape, dtype=dtype) for shape, dtype in saved_shapes(x, weight, grades))
+    return [*_plain_fake(x, y, weight), *kept]
 
 
 _SCHEMA = "Tensor x, Tensor y, Tensor weight, str signature, bool gated, str ending, str backend"
