@@ -26,7 +26,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from weft.clifford import generator, launch, tiles
 from weft.clifford.programs import program
-from weft.core.emit import load
+from weft.core.generated import load
 from weft.core.program import Operand
 from weft.testing.compiler import (
     SHARED_LIMIT,

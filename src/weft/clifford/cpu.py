@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from weft.core import evaluate
-from weft.core.emit import load
 from weft.core.evaluate import accumulator, lengths
 from weft.core.explain import Launch, record, recording
 from weft.core.expr import reachable
+from weft.core.generated import load
 from weft.core.hoist import hoisted
 from weft.core.loops import Loop, printed
 from weft.core.program import Program

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from weft.clifford.algebra import Algebra
-from weft.core import emit
+from weft.core.generated import load
 from weft.core.launcher import Tile
 
 __all__ = [
@@ -173,7 +173,7 @@ def pair_kernels(
         lines.append("scale = tl.load(scale_ptr + row, mask=row < R, other=0.0)")
     lines += _factor(gated, scaled)
     lines += _turn(algebra, gated, scaled, gradients) if gradients else _pairs(algebra)
-    return emit.load(f"clifford_{name}", imports + head + body(lines))
+    return load(f"clifford_{name}", imports + head + body(lines))
 
 
 def pair_tile(algebra: Algebra, features: int, gradients: str = "") -> Tile:

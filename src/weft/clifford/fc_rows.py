@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from weft.clifford.algebra import Algebra
 from weft.clifford.fc_kernels import ACCUMULATOR, DIALECTS, body, power_of_two
-from weft.core import emit
+from weft.core.generated import load
 from weft.core.launcher import Tile
 
 __all__ = ["Norm", "arrange_kernels", "norm_kernels", "row_tile", "scale_kernels"]
@@ -74,7 +74,7 @@ def norm_kernels(algebra: Algebra, norm: Norm, scaled: bool, dialect: str) -> Mo
     strides = "stride_gb, stride_gr, stride_gf, stride_zb, stride_rg, "
     backward = _head("denorm", f"g_ptr, z_ptr, r_ptr, d_ptr, {scale}", strides, dialect)
     backward += body(_denorm(algebra, norm, scaled))
-    return emit.load("clifford_fc_norm", DIALECTS[dialect][0] + forward + backward)
+    return load("clifford_fc_norm", DIALECTS[dialect][0] + forward + backward)
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def scale_kernels(blades: int, operands: str, terms: int, dialect: str) -> Modul
     largest = " * ".join(f"tl.max(most_{v}, 0)" for v in operands)
     lines += [f"bound = {terms}.0 * {largest}", *power_of_two("row")]
     head = _head("scale", f"{names}scale_ptr, ", strides, dialect, first="x")
-    return emit.load("clifford_fc_scale", DIALECTS[dialect][0] + head + body(lines))
+    return load("clifford_fc_scale", DIALECTS[dialect][0] + head + body(lines))
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def arrange_kernels(scaled: bool, dialect: str) -> ModuleType:
         _stored("z_ptr + row * F + f", "value"),
     ]
     head = _head("arrange", operands, strides, dialect, first="w")
-    return emit.load("clifford_fc_arrange", DIALECTS[dialect][0] + head + body(lines))
+    return load("clifford_fc_arrange", DIALECTS[dialect][0] + head + body(lines))
 
 
 def _head(name: str, operands: str, strides: str, dialect: str, first: str = "z") -> str:

@@ -16,7 +16,7 @@ from weft.clifford import generator, tiles
 from weft.clifford.kernels import sum_partials_kernel
 from weft.clifford.tiles import Kernel, Machine
 from weft.core.backend import interpreted
-from weft.core.emit import load
+from weft.core.generated import load
 from weft.core.launcher import Launcher, Tile
 from weft.core.program import Program
 

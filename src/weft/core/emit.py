@@ -4,22 +4,14 @@
 
 A step assigns names: of a scalar expression, of all sums of one level (they can be reduced
 together), or of every derivative of a form that is wanted at the same operands.  A kernel template
-puts loads before them, stores behind, and says by its `Dialect` how things are spelled.  Generated
-modules are real files, as Triton needs them: readable, cached on disk, written atomically.
+puts loads before them, stores behind, and says by its `Dialect` how things are spelled.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.util
-import os
-import pathlib
 import re
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
 from typing import NamedTuple
 
 from weft.core.expr import (
@@ -42,7 +34,6 @@ __all__ = [
     "Result",
     "Schedule",
     "Sums",
-    "load",
     "most_live",
     "reads",
     "schedule",
@@ -488,27 +479,3 @@ class _Printer:
         first = name not in self.assigned
         self.assigned.add(name)
         return f"{name} {'=' if first else '+='} {text}"
-
-
-@functools.cache
-def load(name: str, source: str) -> ModuleType:
-    """The module of a generated source, from the disk cache.
-
-    $WEFT_CACHE_DIR or ~/.cache/weft holds it, under its name and a hash of the source.
-    """
-    home = os.environ.get("WEFT_CACHE_DIR") or pathlib.Path.home() / ".cache" / "weft"
-    folder = pathlib.Path(home) / "generated"
-    module_name = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    path = folder / f"{module_name}.py"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-            file.write(source)
-        pathlib.Path(file.name).replace(path)
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be read as a module: remove it, it will be made again")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # numba's own cache looks for the module of a function
-    spec.loader.exec_module(module)
-    return module
