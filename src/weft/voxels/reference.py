@@ -71,7 +71,7 @@ def dense_conv(
     if mode == "transposed":
         outer = kernel.shape[0] // groups  # torch has (C_in, C_out/groups, …)
         kernel = kernel.reshape(groups, outer, *kernel.shape[1:]).transpose(1, 2).flatten(0, 1)
-    kernel = kernel.reshape(*kernel.shape[:2], *kernel_size)
+    kernel = kernel.reshape(*kernel.shape[:2], *kernel_size).contiguous()
     options = {"stride": tuple(stride), "dilation": tuple(dilation), "groups": groups}
     if mode == "submanifold":
         return function(x, kernel, padding="same", **options)

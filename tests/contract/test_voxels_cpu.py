@@ -1,0 +1,162 @@
+"""The bodies in torch: one product or many, in chunks of any size, the same sums and the same bits.
+
+Row order carries no information: permuted rows give permuted results, to the bit, and the weight's
+gradient does not change; nor does anything with the number of threads.
+
+Seen red with: rows visited as they stand, channels not filled up (three threads, C = 31 to 65),
+what fills up an offset's pairs left in the gradient, a chunk's last rows dropped, a full offset
+added at the places of the one before, weights not flipped.
+"""
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+from weft.testing import assert_within_bound
+from weft.testing.cases.voxels import Cloud, Layer, random_cloud
+from weft.testing.contract import assert_same_bits
+from weft.voxels import cpu, reference
+from weft.voxels.kernel_map import kernel_map
+from weft.voxels.operator import conv_op
+
+if INTERPRETED:
+    pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)
+
+WIDTHS = [(1, 1, 1), (1, 16, 1), (31, 65, 1), (64, 64, 1), (65, 3, 1), (66, 90, 2), (24, 40, 8),
+          (33, 33, 33), (16, 32, 16)]  # fmt: skip
+"""(C_in, C_out, groups)"""
+
+LAYERS = [
+    Layer((3, 3, 3)),
+    Layer((2, 2, 2)),
+    Layer((3, 3, 3), "strided", 2, 1),
+    Layer((2, 2, 2), "transposed", 2),
+]
+
+
+def tables(cloud, layer):
+    """The arguments of conv_op behind the operands, and the map."""
+    found = kernel_map(
+        cloud.on("cpu"), layer.kernel_size, layer.stride, layer.padding, layer.dilation,
+        layer.mode == "submanifold", layer.mode == "transposed",
+    )  # fmt: skip
+    return (found.sources, found.targets, found.inputs.order, found.outputs.order), found
+
+
+@pytest.fixture(params=["one product", "many", "small chunks"])
+def way(request, monkeypatch):
+    """How a body works, whatever the sizes."""
+    folded = request.param == "one product"
+    monkeypatch.setattr(cpu, "_is_folded", lambda x, shape, sources, groups: folded and groups == 1)
+    if request.param == "small chunks":
+        monkeypatch.setattr(cpu, "MOST", 48)
+    monkeypatch.setattr(cpu, "FOLDED", 2**12)
+    for cache in (cpu._chunk_cache, cpu._table_cache):
+        cache._entries.clear()
+    yield request.param
+    cpu._chunk_cache._entries.clear()
+
+
+def operands(cloud, maps, width, dtype=torch.float32):
+    """x, weight and a gradient of the output."""
+    inner, outer, groups = width
+    generator = torch.Generator().manual_seed(0)
+    num_offsets, num_rows = maps[0].shape
+    shapes = (
+        (len(cloud.coords), inner),
+        (num_offsets, inner // groups, outer),
+        (num_rows, outer),
+    )
+    return [torch.randn(s, generator=generator, dtype=dtype) for s in shapes]
+
+
+def run(x, weight, g, maps, groups):
+    """The value and both gradients."""
+    rest = (groups, "ieee", "torch")
+    return (
+        conv_op(x, weight, *maps, "y", *rest),
+        conv_op(g, weight, *maps, "x", *rest),
+        conv_op(x, g, *maps, "w", *rest),
+    )
+
+
+def oracle(x, weight, g, sources, groups):
+    leaves = [a.detach().requires_grad_() for a in (x, weight)]
+    y = reference.conv(*leaves, sources, groups=groups)
+    return (y.detach(), *torch.autograd.grad(y, leaves, g))
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize("width", WIDTHS, ids=str)
+def test_sums_and_bits(width, layer, way, poisoned_memory):
+    generator = torch.Generator().manual_seed(1)
+    cloud = random_cloud((8, 8, 8), 2, generator)
+    maps, found = tables(cloud, layer)
+    x, weight, g = operands(cloud, maps, width)
+    results = run(x, weight, g, maps, width[2])
+
+    exact = oracle(x.double(), weight.double(), g.double(), maps[0], width[2])
+    sizes, terms = (
+        oracle(*(f(a.double()) for a in (x, weight, g)), maps[0], width[2])
+        for f in (torch.abs, torch.ones_like)
+    )
+    for out, *expected in zip(results, exact, sizes, terms, strict=True):
+        assert_within_bound(out, *expected)
+
+    order = torch.randperm(len(x), generator=generator)
+    other = cloud.permuted(order)
+    its_maps, its_found = tables(other, layer)
+    # outputs of a submanifold layer stand as its inputs do, else they ascend
+    rows = order if layer.mode == "submanifold" else torch.arange(len(g))
+    assert_same_bits(its_found.outputs.rows, found.outputs.rows[rows], "the outputs")
+    y, dx, dw = run(x[order], weight, g[rows], its_maps, width[2])
+    assert_same_bits(y, results[0][rows], "the value of permuted rows")
+    assert_same_bits(dx, results[1][order], "the input's gradient of permuted rows")
+    assert_same_bits(dw, results[2], "the weight's gradient of permuted rows")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("width", WIDTHS[2:], ids=str)
+@pytest.mark.parametrize("way", ["one product", "many"], indirect=True)
+def test_threads_change_no_bit(width, dtype, way):
+    layer = Layer((3, 1, 1))
+    cloud = random_cloud((16, 16, 16), 1, torch.Generator().manual_seed(2))
+    maps, _ = tables(cloud, layer)
+    inputs = operands(cloud, maps, width, dtype)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            found.append(run(*inputs, maps, width[2]))
+    finally:
+        torch.set_num_threads(before)
+    for results in found[1:]:
+        for name, out, expected in zip(("y", "dx", "dw"), results, found[0], strict=True):
+            assert_same_bits(out, expected, f"{name} by other threads")
+
+
+@pytest.mark.parametrize("way", ["one product", "small chunks"], indirect=True)
+def test_infinities_stay_where_they_meet(way):
+    """Row 0 is infinite and meets few others: nothing that fills up reads it."""
+    cloud = Cloud(torch.tensor([[0, 0], [0, 5], [0, 6], [0, 9]]), (10,), 1)
+    maps, _ = tables(cloud, Layer((3,)))
+    x, weight, g = operands(cloud, maps, (2, 2, 1))
+    x[0] = float("inf")
+    y, _, dw = run(x, weight, g, maps, 1)
+    assert y[1:].isfinite().all()
+    assert not y[0].isfinite().any()
+    assert dw[[0, 2]].isfinite().all()
+    assert not dw[1].isfinite().any()
+
+
+@pytest.mark.parametrize("width", WIDTHS, ids=str)
+def test_a_symmetric_map_needs_no_second_table(width, way):
+    """Without `targets` the offsets of `sources` are turned round."""
+    cloud = random_cloud((8, 8, 8), 1, torch.Generator().manual_seed(3))
+    (sources, targets, _, order), _ = tables(cloud, LAYERS[0])
+    inputs = operands(cloud, (sources,), width, torch.float64)
+    _, expected, _ = run(*inputs, (sources, targets, order, order), width[2])
+    _, found, _ = run(*inputs, (sources, None, order, order), width[2])
+    magnitude = oracle(*(a.abs() for a in inputs), sources, width[2])[1]
+    terms = len(sources) * width[1] // width[2]
+    assert_within_bound(found, expected, magnitude, 2 * terms)

@@ -1,0 +1,145 @@
+"""Bad input raises the right class, names the argument and the offending value, says what to do.
+
+Seen red with: the check of the weight, of groups, of the precision taken out, numba taken for
+torch.
+"""
+
+import re
+
+import pytest
+import torch
+
+import weft
+from weft.voxels import ops
+from weft.voxels.tensor import SparseTensor
+
+COORDS = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4], [1, 0, 0, 0]])
+FEATS = torch.zeros(3, 6)
+WEIGHT = torch.zeros(27, 6, 4)
+
+
+def raises(error, builtin, pattern):
+    assert issubclass(error, builtin)
+    return pytest.raises(error, match=re.compile(pattern, re.DOTALL))
+
+
+def conv(weight=WEIGHT, kernel_size=3, feats=FEATS, coords=COORDS, **options):
+    return ops.sparse_conv(SparseTensor(feats, coords), weight, kernel_size, **options)
+
+
+CASES = {
+    "offsets": (
+        lambda: conv(WEIGHT[:8]),
+        weft.ShapeError,
+        r"weight is \(8, 6, 4\) but feats has C_in = 6, the kernel 27 offsets.*\(27, 6, C_out\)",
+    ),
+    "channels": (lambda: conv(WEIGHT[:, :5]), weft.ShapeError, r"weight is \(27, 5, 4\)"),
+    "torch's weight": (
+        lambda: conv(torch.zeros(4, 6, 3, 3, 3)),
+        weft.ShapeError,
+        r"weight is \(4, 6, 3, 3, 3\).*permute",
+    ),
+    "groups": (lambda: conv(groups=4), weft.ShapeError, r"groups is 4.*C_in = 6.*divide"),
+    "groups of outputs": (
+        lambda: conv(WEIGHT[:, :2], groups=3),
+        weft.ShapeError,
+        r"C_out = 4 but groups is 3",
+    ),
+    "no groups": (lambda: conv(groups=0), weft.ShapeError, r"groups is 0"),
+    "bias": (
+        lambda: conv(bias=torch.zeros(6)),
+        weft.ShapeError,
+        r"bias is \(6,\) but weight has C_out = 4",
+    ),
+    "precision": (
+        lambda: conv(precision="bf16"),
+        weft.DTypeError,
+        r"precision is 'bf16'.*ieee, tf32, tf32x3",
+    ),
+    "dtypes": (
+        lambda: conv(WEIGHT.double()),
+        weft.DTypeError,
+        r"weight is torch.float64 but feats is torch.float32",
+    ),
+    "bias of another dtype": (
+        lambda: conv(bias=torch.zeros(4).half()),
+        weft.DTypeError,
+        r"bias is torch.float16 but feats is torch.float32",
+    ),
+    "devices": (
+        lambda: conv(WEIGHT.to("meta")),
+        weft.DeviceError,
+        r"weight is on meta but feats is on cpu",
+    ),
+    "stride": (lambda: conv(stride=2), weft.ShapeError, r"stride is \(2, 2, 2\).*must be 1"),
+    "transposed": (
+        lambda: conv(transposed=True),
+        weft.ShapeError,
+        r"transposed=True.*submanifold=False",
+    ),
+    "twice": (
+        lambda: conv(coords=COORDS[[0, 0, 1]]),
+        weft.ShapeError,
+        r"voxel \(0, 1, 2, 3\) stands in rows 0 and 1.*voxelize",
+    ),
+    "negative": (
+        lambda: conv(coords=COORDS - torch.tensor([0, 0, 0, 1]), submanifold=False),
+        weft.IndexRangeError,
+        r"axis 2 has the coordinate -1.*Shift",
+    ),
+    "not a tensor": (
+        lambda: ops.sparse_conv(FEATS, WEIGHT, 3),
+        weft.DTypeError,
+        r"tensor is a Tensor: it must be a weft.voxels.SparseTensor",
+    ),
+    "axes": (
+        lambda: ops.sparse_conv3d(SparseTensor(FEATS, COORDS[:, :3]), WEIGHT, 3),
+        weft.ShapeError,
+        r"coordinates of 2 axes: it needs 3.*sparse_conv",
+    ),
+    "numba": (
+        lambda: conv(backend="numba"),
+        weft.BackendError,
+        r"backend='numba'.*matrix products.*torch",
+    ),
+    "triton": (
+        lambda: conv(backend="triton"),
+        weft.BackendError,
+        r"backend='triton' was asked for on cpu",
+    ),
+    "unknown": (lambda: conv(backend="cuda"), weft.BackendError, r"no such backend"),
+    "no key": (
+        lambda: ops.sparse_inverse_conv(SparseTensor(FEATS, COORDS), WEIGHT, "down"),
+        weft.ShapeError,
+        r"indice_key='down' names no map",
+    ),
+}
+BUILTINS = {
+    weft.ShapeError: ValueError,
+    weft.DTypeError: TypeError,
+    weft.DeviceError: RuntimeError,
+    weft.IndexRangeError: IndexError,
+    weft.BackendError: RuntimeError,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_texts(name):
+    function, error, pattern = CASES[name]
+    with raises(error, BUILTINS[error], pattern) as caught:
+        function()
+    assert re.search(r"(Pass|Build|Use|Merge|Shift|Move|Give|Or pass) .*\.$", str(caught.value))
+
+
+def test_a_key_names_one_map():
+    tensor = SparseTensor(FEATS, COORDS)
+    ops.sparse_conv(tensor, WEIGHT, 3, indice_key="a")
+    with raises(weft.ShapeError, ValueError, r"indice_key='a' names the map.*another indice_key"):
+        ops.sparse_conv(tensor, WEIGHT, 3, dilation=2, indice_key="a")
+
+
+def test_an_inverse_layer_reads_what_its_layer_wrote():
+    tensor = SparseTensor(FEATS, COORDS)
+    ops.sparse_conv(tensor, WEIGHT, 3, submanifold=False, padding=1, indice_key="down")
+    with raises(weft.ShapeError, ValueError, r"'down' names a map onto .* voxels.*that level"):
+        ops.sparse_inverse_conv(tensor, WEIGHT, "down")
