@@ -34,17 +34,24 @@ GPUS = {
     target: tiles.Gpu(target == "sm_90", target != "gfx942", SHARED_LIMIT[target])
     for target in SHARED_LIMIT
 }
-TABLES = {"order_ptr": "*i32", "sorted_ptr": "*i64", "keys_ptr": "*i32"}
+TABLES = {
+    "order_ptr": "*i32",
+    "sorted_ptr": "*i64",
+    "keys_ptr": "*i32",
+    "bytes_ptr": "*u8",
+    "work_ptr": "*i64",
+}
 ONES = {"stride_wd": 1}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
     "place": ({"K": 27, "BITS": 27, "OFFSETS": 32}, Tile((512,), 8)),
     "key": ({"K": 27, "BITS": 27, "NEAR": launch.NEAR}, Tile((launch.BLOCK,), 8)),
-    "list": ({"K": 27}, Tile(())),
-    "longest": ({"WORDS": 1, "PARTS": 2}, Tile((1024,))),
+    "list": ({"K": 27, "WIDE": False}, Tile((), 8)),
+    "longest": ({"K": 27}, Tile((1024,))),
     "scan": ({}, Tile((1024,))),
-    "pair": ({"K": 27, "OFFSETS": 32, "SOME": launch.SOME}, Tile((launch.BLOCK,))),
-    "reduce": ({"K": 27, "OFFSETS": 32}, Tile((1024,))),
+    "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((launch.BLOCK,))),
+    "share": ({"K": 27, "OFFSETS": 32}, Tile((launch.SHARES,))),
+    "reduce": ({"K": 27, "OFFSETS": 32}, launch.REDUCED),
 }
 
 
@@ -53,21 +60,22 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
     if name in PREPARATION:
         return _build(name, *PREPARATION[name], "fp32", {})
     constants: dict[str, Any] = {"K": 27, "WIDE": False}
+    if name.endswith("gradient"):
+        constants |= {"OFFSETS": 32, "WHOLE": False}
     precision = {"tf32": "tf32"}.get(kind, "ieee")
     size, gpu = SIZES[kind], GPUS[target]
     if name.startswith("depthwise"):
         tile = tiles.depthwise_tile(channels, size)
         if name == "depthwise":
-            constants["FLIP"] = False
+            constants |= {"FLIP": False}
         else:
-            constants["OFFSETS"] = 32
             tile = tile._replace(blocks=tile.blocks[1:])
     elif name == "weight_gradient":
-        constants |= {"OFFSETS": 32, "DIRECT": False, "PRECISION": precision}
+        constants["PRECISION"] = precision
         tile = tiles.gradient_tile(channels, channels, size, gpu)
     else:
         constants |= {"FLIP": False, "PRECISION": precision}
-        tile = tiles.convolve_tile(channels, channels, size, gpu)
+        tile = tiles.convolve_tile(channels, channels, size, True, gpu)
         if name == "fold":
             constants["WIDTH"] = 4
             tile = tiles.fold_tile(64, size)

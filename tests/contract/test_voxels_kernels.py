@@ -94,47 +94,47 @@ def check_gradient(kind, x, g, sources, order, groups=1):
 
 @pytest.mark.parametrize("kind", DTYPES)
 def test_dtypes(kind):
-    check(kind, 27, 90, 150, 20, 24)
+    check(kind, 27, 60, 80, 20, 24)
 
 
 @pytest.mark.parametrize(
     ("offsets", "n_in", "n_out", "c", "d"),
     [
         (1, 7, 5, 16, 16),
-        (8, 200, 130, 33, 70),
-        (27, 40, 300, 64, 130),
-        (27, 60, 64, 130, 260),
-        (32, 50, 70, 17, 16),
-        (125, 80, 140, 16, 33),
+        (8, 100, 70, 33, 70),
+        (9, 40, 70, 64, 130),
+        (3, 60, 64, 130, 260),
+        (32, 30, 40, 17, 16),
+        (125, 20, 40, 16, 17),
     ],
 )
 def test_shapes(offsets, n_in, n_out, c, d):
     check("fp16", offsets, n_in, n_out, c, d)
 
 
-@pytest.mark.parametrize("c", [1, 3, 4, 8])
+@pytest.mark.parametrize("c", [1, 3, 8])
 def test_few_channels(c):
-    check("fp32", 27, 70, 150, c, 20)
-    check("fp16", 125, 70, 70, c, 16)
+    check("fp32", 27, 40, 70, c, 20)
+    check("fp16", 40, 40, 40, c, 16)
 
 
 @pytest.mark.parametrize(
     ("c", "d", "groups"), [(32, 64, 2), (12, 36, 4), (40, 40, 40), (20, 60, 20), (18, 6, 2)]
 )
 def test_groups(c, d, groups):
-    check("fp32", 27, 70, 150, c, d, groups)
+    check("fp32", 9, 70, 100, c, d, groups)
 
 
 @pytest.mark.parametrize(("c", "groups"), [(16, 1), (3, 1), (6, 6)])
 def test_bias_and_flip(c, groups):
-    check("bf16", 27, 70, 150, c, 24, groups, bias=draw("bf16", 24, seed=4), flip=True)
+    check("bf16", 9, 70, 100, c, 24, groups, bias=draw("bf16", 24, seed=4), flip=True)
 
 
 def test_strides():
-    sources = tables(27, 60, 90)
+    sources = tables(9, 60, 90)
     x, g = draw("fp32", 20, 60).mT, draw("fp32", 90, 1).expand(90, 36)
     wide = draw("fp32", 60, 50)[:, 5:25]
-    weight = draw("fp32", 27, 36, 20).mT
+    weight = draw("fp32", 9, 36, 20).mT
     for one in (x, wide):
         check_convolve("fp32", one, weight, sources, None)
         check_gradient("fp32", one, g, sources, None)
@@ -192,19 +192,18 @@ def test_offsets_past_int32_are_the_same(monkeypatch):
     """WIDE code on small tensors."""
     plain = launch._kernel
 
-    def wide(name):
-        kernel = plain(name)
-        names = kernel._kernel.arg_names
-
-        def call(programs, tensors, free=(), numbers=(), constants=(), *tile):
-            first = len(tensors) + len(free) + len(numbers)
-            named = dict(zip(names[first:], constants, strict=False))
-            if "WIDE" in named:
-                named["WIDE"] = True
-            kernel(programs, tensors, free, numbers, tuple(named.values()), *tile)
-
-        return call
+    def wide(name, numbers, constants, tile, *key):
+        kernel = getattr(launch.kernels, f"{name}_kernel")
+        names = kernel.arg_names[len(kernel.arg_names) - len(constants) - len(tile.blocks) :]
+        named = dict(zip(names, constants, strict=False))
+        if "WIDE" in named:
+            named["WIDE"] = True
+        return plain(name, numbers, tuple(named.values()), tile, *key)
 
     monkeypatch.setattr(launch, "_kernel", wide)
+    for recipe in (launch._convolver, launch._differentiator):
+        recipe.cache_clear()
     for c, groups in ((16, 1), (3, 1), (6, 6)):
-        check("fp32", 27, 70, 150, c, 12, groups)
+        check("fp32", 9, 70, 100, c, 12, groups)
+    for recipe in (launch._convolver, launch._differentiator):
+        recipe.cache_clear()

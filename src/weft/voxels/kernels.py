@@ -28,13 +28,14 @@ __all__ = [
     "place_kernel",
     "reduce_kernel",
     "scan_kernel",
+    "share_kernel",
     "weight_gradient_kernel",
 ]
 
 PANEL = tl.constexpr(128)
 HALF = tl.constexpr(64)
 UNIT = tl.constexpr(64)
-"""Pairs that are summed at once; those of an offset are filled up to a multiple with −1."""
+"""Pairs that are summed at once."""
 
 
 @triton.jit
@@ -100,13 +101,13 @@ def place_kernel(
 
 @triton.jit(do_not_specialize=["N", "blocks"])
 def key_kernel(
-    masks_ptr, order_ptr, place_ptr, keys_ptr, counts_ptr, N, blocks,
+    masks_ptr, order_ptr, place_ptr, keys_ptr, counts_ptr, ordered_ptr, N, blocks,
     K: tl.constexpr, BITS: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """keys[i]: row i's mask as a Gray code, below the number of its NEAR neighbours in the order.
 
     Neighbours in a Gray code differ in one offset.  Also counts[k,b], the pairs of block b of the
-    canonical order.  A program owns one such block.
+    canonical order, and the masks in that order.  A program owns one such block.
     """
     KEY: tl.constexpr = keys_ptr.dtype.element_ty
     block = tl.program_id(0)
@@ -116,6 +117,8 @@ def key_kernel(
     gray = tl.zeros((BLOCK,), KEY)
     for word in tl.static_range((K + 31) // 32):
         mask = tl.load(masks_ptr + word * N.to(tl.int64) + row, mask=i < N, other=0)
+        if ordered_ptr is not None:
+            tl.store(ordered_ptr + word * N.to(tl.int64) + i, mask, mask=i < N)
         there = (mask[:, None] >> bit[None, :]) & 1  # [BLOCK, 32]
         k = word * 32 + bit
         tl.store(counts_ptr + k * blocks + block, tl.sum(there, axis=0), mask=k < K)
@@ -129,27 +132,29 @@ def key_kernel(
 
 @triton.jit(do_not_specialize=["N"])
 def list_kernel(
-    sources_ptr, masks_ptr, order_ptr, sorted_ptr, rows_ptr, lists_ptr, halves_ptr, N,
-    K: tl.constexpr,
+    sources_ptr, ordered_ptr, order_ptr, sorted_ptr, rows_ptr, lists_ptr, halves_ptr, N,
+    K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """rows, lists and the masks of its halves, of one panel and 32 offsets.
 
-    Bound: latency of four loads that wait for each other; few of them miss L2.
+    Bound: instructions, for each of 32 N entries, there or not.
     """
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     WORDS: tl.constexpr = (K + 31) // 32
-    panel = tl.program_id(0).to(tl.int64) // WORDS
+    panel = tl.program_id(0).to(INT) // WORDS
     word = tl.program_id(0) % WORDS
     lane = tl.arange(0, PANEL)
     slot = panel * PANEL + lane  # [PANEL]
     live = slot < N
-    row = _row_of(order_ptr, tl.load(sorted_ptr + slot, mask=live, other=0), live)
+    i = tl.load(sorted_ptr + slot, mask=live, other=0)
+    mask = tl.load(ordered_ptr + word * N.to(tl.int64) + i, mask=live, other=0)
+    row = _row_of(order_ptr, i, live).to(INT)
     if word == 0:
         tl.store(rows_ptr + slot, tl.where(live, row, -1).to(tl.int32))
-    mask = tl.load(masks_ptr + word * N.to(tl.int64) + row, mask=live, other=0)
     bit = tl.arange(0, 32)[:, None]
     there = ((mask[None, :] >> bit) & 1) != 0  # [32, PANEL]
     k = word * 32 + bit
-    source = tl.load(sources_ptr + k * N.to(tl.int64) + row[None, :], mask=there, other=-1)
+    source = tl.load(sources_ptr + (k * N.to(INT) + row[None, :]), mask=there, other=-1)
     needed = tl.max(there.to(tl.int32), axis=1, keep_dims=True) != 0
     at = (panel * K + k) * PANEL + lane[None, :]
     tl.store(lists_ptr + at, source, mask=needed & (k < K))
@@ -161,7 +166,7 @@ def list_kernel(
 
 @triton.jit
 def _offsets_of(halves_ptr, tile, live, WORDS: tl.constexpr, PARTS: tl.constexpr):
-    """How many offsets each tile of PARTS halves needs."""
+    """How many offsets each tile of PARTS halves needs; −1 where there is no tile."""
     count = tl.zeros(tile.shape, tl.int32)
     for word in tl.static_range(WORDS):
         mask = tl.zeros(tile.shape, tl.int32)
@@ -169,81 +174,131 @@ def _offsets_of(halves_ptr, tile, live, WORDS: tl.constexpr, PARTS: tl.constexpr
             at = (tile * PARTS + part) * WORDS + word
             mask |= tl.load(halves_ptr + at, mask=live, other=0)
         count += _count(mask)
-    return count
+    return tl.where(live, count, -1)
 
 
-@triton.jit(do_not_specialize=["tiles"])
-def longest_kernel(
-    halves_ptr, turns_ptr, tiles, WORDS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit
+def _turns(
+    halves_ptr, turns_ptr, tiles, needed,
+    WORDS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """turns: tiles by how many offsets they need, most first.  A program owns one such number."""
-    needed = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     longer = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, tiles, BLOCK):
-        live = first + lane < tiles
-        count = _offsets_of(halves_ptr, first + lane, live, WORDS, PARTS)
-        longer += (live & (count > needed)).to(tl.int32)
+        count = _offsets_of(halves_ptr, first + lane, first + lane < tiles, WORDS, PARTS)
+        longer += (count > needed).to(tl.int32)
     turn = tl.sum(longer)
     for first in range(0, tiles, BLOCK):
-        live = first + lane < tiles
-        count = _offsets_of(halves_ptr, first + lane, live, WORDS, PARTS)
-        mine = (live & (count == needed)).to(tl.int32)
+        count = _offsets_of(halves_ptr, first + lane, first + lane < tiles, WORDS, PARTS)
+        mine = (count == needed).to(tl.int32)
         tl.store(turns_ptr + turn + tl.cumsum(mine, 0) - mine, first + lane, mask=mine != 0)
         turn += tl.sum(mine)
 
 
+@triton.jit(do_not_specialize=["panels"])
+def longest_kernel(halves_ptr, turns_ptr, panels, K: tl.constexpr, BLOCK: tl.constexpr):
+    """turns: tiles of 64, then of 128 rows, by how many offsets they need, most first.
+
+    A program owns one such number of one size of tile.
+    """
+    WORDS: tl.constexpr = (K + 31) // 32
+    pid = tl.program_id(0)
+    if pid <= K:
+        _turns(halves_ptr, turns_ptr, 2 * panels, pid, WORDS, 1, BLOCK)
+    else:
+        _turns(halves_ptr, turns_ptr + 2 * panels, panels, pid - K - 1, WORDS, 2, BLOCK)
+
+
 @triton.jit(do_not_specialize=["blocks"])
-def scan_kernel(counts_ptr, totals_ptr, blocks, BLOCK: tl.constexpr):
-    """counts[k,b] becomes the pairs of offset k in earlier blocks; totals[k], in all."""
+def scan_kernel(counts_ptr, starts_ptr, totals_ptr, blocks, BLOCK: tl.constexpr):
+    """starts[k,b]: the pairs of offset k in earlier blocks; totals[k], in all."""
     k = tl.program_id(0)
     total = 0
     for first in range(0, blocks, BLOCK):
         b = first + tl.arange(0, BLOCK)
-        at = counts_ptr + k * blocks + b
-        count = tl.load(at, mask=b < blocks, other=0)
-        tl.store(at, total + tl.cumsum(count, 0) - count, mask=b < blocks)
+        count = tl.load(counts_ptr + k * blocks + b, mask=b < blocks, other=0)
+        start = total + tl.cumsum(count, 0) - count
+        tl.store(starts_ptr + k * blocks + b, start, mask=b < blocks)
         total += tl.sum(count)
     tl.store(totals_ptr + k, total)
 
 
 @triton.jit
-def _units_before(totals_ptr, k, K: tl.constexpr, OFFSETS: tl.constexpr):
-    """Units of pairs of the offsets below k."""
+def _pairs_before(totals_ptr, k, K: tl.constexpr, OFFSETS: tl.constexpr):
+    """Pairs of the offsets below k."""
     other = tl.arange(0, OFFSETS)
     total = tl.load(totals_ptr + other, mask=(other < k) & (other < K), other=0)
-    return tl.sum((total + UNIT - 1) // UNIT)
+    return tl.sum(total.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["N", "blocks"])
 def pair_kernel(
-    sources_ptr, masks_ptr, order_ptr, starts_ptr, totals_ptr, in_ptr, out_ptr, N, blocks,
-    K: tl.constexpr, OFFSETS: tl.constexpr, SOME: tl.constexpr, BLOCK: tl.constexpr,
+    sources_ptr, ordered_ptr, order_ptr, starts_ptr, totals_ptr, in_ptr, out_ptr, N, blocks,
+    K: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The pairs (in, out), offset after offset, each in canonical order of the output rows.
 
-    A program owns SOME offsets of one block; the last block fills the offsets' last units.
+    A program owns 8 offsets of one block.  Bound: instructions, for each of K N entries.
     """
-    GROUPS: tl.constexpr = (K + SOME - 1) // SOME
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    GROUPS: tl.constexpr = (K + 7) // 8
     block = tl.program_id(0) // GROUPS
+    group = tl.program_id(0) % GROUPS
     i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    row = _row_of(order_ptr, i, i < N)
-    for j in tl.static_range(SOME):
-        k = tl.program_id(0) % GROUPS * SOME + j
+    row = _row_of(order_ptr, i, i < N).to(INT)
+    mask = tl.load(ordered_ptr + group // 4 * N.to(tl.int64) + i, mask=i < N, other=0)
+    for j in range(8):
+        k = group * 8 + j
         if k < K:
-            mask = tl.load(masks_ptr + k // 32 * N.to(tl.int64) + row, mask=i < N, other=0)
             there = (mask >> k % 32) & 1
-            first = _units_before(totals_ptr, k, K, OFFSETS).to(tl.int64) * UNIT
-            at = first + tl.load(starts_ptr + k * blocks + block) + tl.cumsum(there, 0) - there
-            source = tl.load(sources_ptr + k * N.to(tl.int64) + row, mask=there != 0, other=-1)
+            first = _pairs_before(totals_ptr, k, K, OFFSETS).to(INT)
+            first += tl.load(starts_ptr + k * blocks + block)
+            at = first + tl.cumsum(there, 0) - there
+            source = tl.load(sources_ptr + (k * N.to(INT) + row), mask=there != 0, other=-1)
             tl.store(in_ptr + at, source, mask=there != 0)
             tl.store(out_ptr + at, row.to(tl.int32), mask=there != 0)
-            if block == blocks - 1:
-                total = tl.load(totals_ptr + k)
-                rest = total + tl.arange(0, UNIT)
-                unfilled = rest < (total + UNIT - 1) // UNIT * UNIT
-                tl.store(in_ptr + first + rest, tl.full((UNIT,), -1, tl.int32), mask=unfilled)
-                tl.store(out_ptr + first + rest, tl.full((UNIT,), -1, tl.int32), mask=unfilled)
+
+
+@triton.jit
+def _share_size(totals_ptr, shares, K: tl.constexpr, OFFSETS: tl.constexpr):
+    """Pairs of a share, a multiple of UNIT."""
+    size = tl.cdiv(tl.cdiv(_pairs_before(totals_ptr, K, K, OFFSETS), shares), UNIT)
+    return tl.maximum(size, 1) * UNIT
+
+
+@triton.jit
+def _part_of(share, size, total, OFFSETS: tl.constexpr):
+    """At which part of its offset each share begins, in [0, 1]; past the last pair, 2."""
+    begin = (share.to(tl.int64) * size)[:, None]  # [shares, 1]
+    end = tl.cumsum(total, 0)[None, :]  # [1, OFFSETS]
+    inside = (begin < end) & (begin >= end - total[None, :])
+    passed = (begin - end + total[None, :]).to(tl.float32)
+    part = passed / tl.maximum(total, 1).to(tl.float32)[None, :]
+    part = tl.sum(tl.where(inside, part, 0.0), axis=1)
+    return tl.where(share * size < tl.sum(total), part, 2.0)
+
+
+@triton.jit(do_not_specialize=["shares"])
+def share_kernel(
+    totals_ptr, turns_ptr, shares, K: tl.constexpr, OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """turns: shares of the pairs by the part of their offset at which they begin.
+
+    Shares that run together then read about the same rows.  A program places BLOCK shares.
+    """
+    k = tl.arange(0, OFFSETS)
+    total = tl.load(totals_ptr + k, mask=k < K, other=0).to(tl.int64)
+    size = _share_size(totals_ptr, shares, K, OFFSETS)
+    lane = tl.arange(0, BLOCK)
+    share = tl.program_id(0) * BLOCK + lane
+    part = _part_of(share, size, total, OFFSETS)[:, None]
+    turn = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, shares, BLOCK):
+        other = first + lane
+        before = _part_of(other, size, total, OFFSETS)[None, :]
+        ahead = (before < part) | ((before == part) & (other[None, :] < share[:, None]))
+        turn += tl.sum((ahead & (other < shares)[None, :]).to(tl.int32), axis=1)
+    tl.store(turns_ptr + turn, share, mask=share < shares)
 
 
 @triton.jit
@@ -413,119 +468,129 @@ def depthwise_kernel(
 
 
 @triton.jit
-def _share(totals_ptr, share, shares, K: tl.constexpr, OFFSETS: tl.constexpr, DIRECT: tl.constexpr):
-    """(begin, end, first offset, last offset) of a share of all units; DIRECT: of one offset."""
-    k = tl.arange(0, OFFSETS)
-    units = (tl.load(totals_ptr + k, mask=k < K, other=0) + UNIT - 1) // UNIT
-    if DIRECT:
-        begin = tl.sum(tl.where(k < share, units, 0))
-        return begin, begin + tl.sum(tl.where(k == share, units, 0)), share, share
+def _share(
+    totals_ptr, turns_ptr, turn, shares, K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """(number, begin, end, first offset, last offset) of the share whose turn it is.
+
+    WHOLE: a share is one offset, and its number 0, since the offset is added to it.
+    """
+    if WHOLE:
+        begin = _pairs_before(totals_ptr, turn, K, OFFSETS)
+        return 0, begin, begin + tl.load(totals_ptr + turn), turn, turn
     else:
-        total = tl.sum(units)
-        size = tl.maximum(tl.cdiv(total, shares), 1)
-        begin = tl.minimum(share * size, total)
-        end = tl.minimum(begin + size, total)
-        ends = tl.cumsum(units, 0)
+        share = tl.load(turns_ptr + turn)
+        size = _share_size(totals_ptr, shares, K, OFFSETS)
+        k = tl.arange(0, OFFSETS)
+        total = tl.load(totals_ptr + k, mask=k < K, other=0).to(tl.int64)
+        begin = tl.minimum(share * size, tl.sum(total))
+        end = tl.minimum(begin + size, tl.sum(total))
+        ends = tl.cumsum(total, 0)
         first = tl.sum((ends <= begin).to(tl.int32))
-        return begin, end, first, tl.sum((ends < end).to(tl.int32))
+        return share, begin, end, first, tl.sum((ends < end).to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["shares"])
 def weight_gradient_kernel(
-    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr,
+    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr, turns_ptr,
     shares, C, D, groups, stride_xr, stride_gr,
-    K: tl.constexpr, OFFSETS: tl.constexpr, DIRECT: tl.constexpr, WIDE: tl.constexpr,
+    K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """z[s + k] = Σ x[in]ᵀ g[out] over the pairs of offset k in share s; DIRECT: z[k], over all.
+    """z[s + k] = Σ x[in]ᵀ g[out] over the pairs of offset k in share s; WHOLE: z[k], over all.
 
-    All units of pairs, offset after offset, are cut into equal shares, so that programs end
-    together.  A program owns the tile [BLOCK_C, BLOCK_D] of a share and stores a sum for each
-    offset that it meets; s + k is another number for each.  Rows come a step ahead, as in
-    `convolve_kernel`.
-    Floor: 2 L C D flops, or x and g once.  Bound: tensor cores from C = 128 on, else L2.
+    All pairs, offset after offset, are cut into equal shares, so that programs end together.  A
+    program owns the tile [BLOCK_C, BLOCK_D] of a share and stores a sum for each offset that it
+    meets; s + k is another number for each.  Rows come a step ahead, as in `convolve_kernel`.
+    Floor: 2 L C D flops, or x and g once.  Bound: tensor cores from C = 256 on, else memory: rows
+    come from L2 as far as shares that run together read the same.
     """
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     pid = tl.program_id(0)
     num_c, num_d = tl.cdiv(C, BLOCK_C), tl.cdiv(D, BLOCK_D)
-    share = pid // (num_c * num_d * groups)
+    turn = pid // (num_c * num_d * groups)
     group = pid // (num_c * num_d) % groups
     c = pid // num_d % num_c * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
     d = pid % num_d * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
-    begin, end, first, last = _share(totals_ptr, share, shares, K, OFFSETS, DIRECT)
+    number, begin, end, first, last = _share(totals_ptr, turns_ptr, turn, shares, K, OFFSETS, WHOLE)
     x_ptr += group * C + c[None, :]
     g_ptr += group * D + d[None, :]
     lane = tl.arange(0, UNIT)
     for k in range(first, last + 1):
-        before = _units_before(totals_ptr, k, K, OFFSETS)
-        low = tl.maximum(begin, before)
-        high = tl.minimum(end, before + tl.cdiv(tl.load(totals_ptr + k), UNIT))
-        at = low.to(INT) * UNIT + lane
-        i = tl.load(in_ptr + at, mask=low < high, other=-1)
-        o = tl.load(out_ptr + at, mask=low < high, other=-1)
+        low = _pairs_before(totals_ptr, k, K, OFFSETS)
+        high = tl.minimum(end, low + tl.load(totals_ptr + k))
+        low = tl.maximum(begin, low)
+        left = (high - low).to(tl.int32)
+        i = tl.load(in_ptr + low + lane, mask=lane < left, other=-1)
+        o = tl.load(out_ptr + low + lane, mask=lane < left, other=-1)
         acc = tl.zeros((BLOCK_C, BLOCK_D), ACC)
-        for unit in range(low, high):
+        for step in range(0, left, UNIT):
             x = x_ptr + tl.maximum(i, 0).to(INT)[:, None] * stride_xr
             x = tl.load(x, mask=(i >= 0)[:, None] & (c < C)[None, :], other=0.0)
             g = g_ptr + tl.maximum(o, 0).to(INT)[:, None] * stride_gr
             g = tl.load(g, mask=(o >= 0)[:, None] & (d < D)[None, :], other=0.0)
             acc = tl.dot(tl.trans(x), g, acc, input_precision=PRECISION, out_dtype=ACC)
-            at += UNIT
-            i = tl.load(in_ptr + at, mask=unit + 1 < high, other=-1)
-            o = tl.load(out_ptr + at, mask=unit + 1 < high, other=-1)
-        slot = k if DIRECT else share + k
-        z = z_ptr + (slot.to(tl.int64) * C + c[:, None]) * (groups * D) + group * D + d[None, :]
+            following = step + UNIT + lane
+            i = tl.load(in_ptr + low + following, mask=following < left, other=-1)
+            o = tl.load(out_ptr + low + following, mask=following < left, other=-1)
+        slot = (number + k).to(tl.int64)
+        z = z_ptr + (slot * C + c[:, None]) * (groups * D) + group * D + d[None, :]
         tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(c < C)[:, None] & (d < D)[None, :])
 
 
 @triton.jit(do_not_specialize=["shares"])
 def depthwise_gradient_kernel(
-    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr,
+    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr, turns_ptr,
     shares, D, channels, stride_xr, stride_gr,
-    K: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+    K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What `weight_gradient_kernel` computes for groups of one channel, to D of all `channels`."""
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     num_n = tl.cdiv(channels, BLOCK_N)
-    share = tl.program_id(0) // num_n
+    turn = tl.program_id(0) // num_n
     n = tl.program_id(0) % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    begin, end, first, last = _share(totals_ptr, share, shares, K, OFFSETS, False)
+    number, begin, end, first, last = _share(totals_ptr, turns_ptr, turn, shares, K, OFFSETS, WHOLE)
     lane = tl.arange(0, UNIT)
     for k in range(first, last + 1):
-        before = _units_before(totals_ptr, k, K, OFFSETS)
-        low = tl.maximum(begin, before)
-        high = tl.minimum(end, before + tl.cdiv(tl.load(totals_ptr + k), UNIT))
-        at = low.to(INT) * UNIT + lane
+        low = _pairs_before(totals_ptr, k, K, OFFSETS)
+        high = tl.minimum(end, low + tl.load(totals_ptr + k))
+        low = tl.maximum(begin, low)
+        left = (high - low).to(tl.int32)
         acc = tl.zeros((UNIT, BLOCK_N), ACC)
-        for _ in range(low, high):
-            i, o = tl.load(in_ptr + at), tl.load(out_ptr + at)
-            mask = (i >= 0)[:, None] & (n < channels)[None, :]
-            x = x_ptr + tl.maximum(i, 0).to(INT)[:, None] * stride_xr + (n // D)[None, :]
-            g = g_ptr + tl.maximum(o, 0).to(INT)[:, None] * stride_gr + n[None, :]
+        for step in range(0, left, UNIT):
+            live = step + lane < left
+            i = tl.load(in_ptr + low + step + lane, mask=live, other=0)
+            o = tl.load(out_ptr + low + step + lane, mask=live, other=0)
+            mask = live[:, None] & (n < channels)[None, :]
+            x = x_ptr + i.to(INT)[:, None] * stride_xr + (n // D)[None, :]
             x = tl.load(x, mask=mask, other=0.0).to(ACC)
+            g = g_ptr + o.to(INT)[:, None] * stride_gr + n[None, :]
             acc += x * tl.load(g, mask=mask, other=0.0).to(ACC)
-            at += UNIT
-        z = z_ptr + (share + k).to(tl.int64) * channels + n
-        tl.store(z, tl.sum(acc, axis=0), mask=n < channels)
+        z = z_ptr + (number + k).to(tl.int64) * channels + n
+        tl.store(z, tl.sum(acc, axis=0).to(z_ptr.dtype.element_ty), mask=n < channels)
 
 
 @triton.jit(do_not_specialize=["shares"])
 def reduce_kernel(
     z_ptr, dw_ptr, totals_ptr, shares, size,
-    K: tl.constexpr, OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, OFFSETS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dw[k] = Σ_s z[s + k] over the shares that meet offset k, in their order."""
-    ACC: tl.constexpr = z_ptr.dtype.element_ty
+    """dw[k] = Σ_s z[s + k] over the shares that meet offset k, in an order that is fixed."""
     num = tl.cdiv(size, BLOCK)
     k = tl.program_id(0) // num
-    e = tl.program_id(0) % num * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    total = _units_before(totals_ptr, K, K, OFFSETS)
-    step = tl.maximum(tl.cdiv(total, shares), 1)
-    low = _units_before(totals_ptr, k, K, OFFSETS)
-    high = _units_before(totals_ptr, k + 1, K, OFFSETS)
-    acc = tl.zeros((BLOCK,), ACC)
-    for share in range(low // step, tl.where(high > low, (high - 1) // step + 1, low // step)):
-        acc += tl.load(z_ptr + (share + k).to(tl.int64) * size + e, mask=e < size, other=0.0)
-    tl.store(dw_ptr + k.to(tl.int64) * size + e, acc.to(dw_ptr.dtype.element_ty), mask=e < size)
+    e = (tl.program_id(0) % num * BLOCK + tl.arange(0, BLOCK))[None, :]  # [1, BLOCK]
+    step = _share_size(totals_ptr, shares, K, OFFSETS)
+    low = _pairs_before(totals_ptr, k, K, OFFSETS)
+    first = low // step
+    last = first + tl.cdiv(low - first * step + tl.load(totals_ptr + k), step)
+    last = tl.where(tl.load(totals_ptr + k) > 0, last, first).to(tl.int32)
+    acc = tl.zeros((BLOCK_S, BLOCK), z_ptr.dtype.element_ty)
+    for share in range(first.to(tl.int32), last, BLOCK_S):
+        number = (share + tl.arange(0, BLOCK_S)).to(tl.int64)[:, None]
+        z = tl.load(z_ptr + (number + k) * size + e, mask=(number < last) & (e < size), other=0.0)
+        acc += z
+    dw = tl.sum(acc, axis=0, keep_dims=True).to(dw_ptr.dtype.element_ty)
+    tl.store(dw_ptr + k.to(tl.int64) * size + e, dw, mask=e < size)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,17 +24,20 @@ __all__ = ["convolve", "prepare", "weight_gradient"]
 PANEL = 128
 """Rows of a panel, see `kernels`."""
 
-NEAR = 65_536
+NEAR = 2**20
 """Rows that are sorted by mask among themselves: neighbours whose sources stay in L2."""
 
-MOST_SORTED = 4 * NEAR
+MOST_SORTED = 2**18
 """Rows up to which tiles run longest first: with more, the last ones matter less than L2."""
 
 BLOCK = 512
 """Rows whose pairs are counted and compacted together."""
 
-SOME = 8
-"""Offsets that one program compacts."""
+SHARES = 64
+"""Shares of pairs that one program places."""
+
+REDUCED = Tile((16, 128))
+"""Shares and numbers that a program adds up at once."""
 
 
 class Tiles(NamedTuple):
@@ -45,8 +48,8 @@ class Tiles(NamedTuple):
         lists: (P, K, 128) the rows they read.
         halves: (2 P, words) the offsets that half a panel needs.
         turns: tiles of 64 and of 128 rows, longest first; None: as they stand.
-        masks: (words, N) the offsets of each row.
-        counts: (K, blocks) pairs of each block of the canonical order.
+        masks: (words, N) the offsets of each row, in canonical order.
+        counts: (K, blocks) pairs of each block of that order.
     """
 
     rows: Tensor
@@ -58,17 +61,19 @@ class Tiles(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Pairs by offset, in canonical order, each offset filled up to units of 64 with −1.
+    """Pairs by offset, in canonical order.
 
     Args:
-        inputs: rows read; as many as there could be, the rest is not defined.
+        inputs: rows read; there is room for K N, what lies past the last pair is not defined.
         outputs: rows written.
         totals: (K,) pairs of each offset.
+        turns: of shares of the pairs, by how many shares: see `kernels.share_kernel`.
     """
 
     inputs: Tensor
     outputs: Tensor
     totals: Tensor
+    turns: dict[int, Tensor]
 
 
 _TILES: TensorCache[Tiles] = TensorCache()
@@ -78,53 +83,78 @@ _PAIRS: TensorCache[Pairs] = TensorCache()
 class _Kernel:
     """`kernel[(programs,)](*tensors, *free, *numbers, *constants, *tile.blocks)` for any cloud.
 
-    Triton's own launcher binds, inspects and hashes every argument at every call.  This one keeps
-    the compiled kernel by all it depends on.  `free` counts rows: the code does not depend on it.
+    Triton's own launcher binds, inspects and hashes every argument at every call.  This one does
+    so once for each combination of aligned tensors.  `free` counts rows: code does not depend
+    on them.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-        self._ready: dict[Any, Any] = {}
+    def __init__(
+        self, name: str, numbers: tuple[int, ...], constants: tuple[Any, ...], tile: Tile
+    ) -> None:
+        self._kernel = getattr(kernels, f"{name}_kernel")
+        self._settled = (*numbers, *constants, *tile.blocks)
+        self._options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        self._ready: dict[tuple[int, ...], Any] = {}
+        self._aligned: Any = None
+        self._constants = (*constants, *tile.blocks)
 
     def __call__(
-        self,
-        programs: int,
-        tensors: Sequence[Tensor | None],
-        free: tuple[int, ...] = (),
-        numbers: tuple[int, ...] = (),
-        constants: tuple[Any, ...] = (),
-        tile: Tile = Tile(()),  # noqa: B008 (immutable)
+        self, programs: int, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()
     ) -> None:
+        """Launch on the current stream of the device that is current: the tensors' own."""
         if programs == 0:
             return
         if recording():
-            names = self._kernel.arg_names[len(tensors) + len(free) + len(numbers) :]
-            shown = dict(zip(names, (*constants, *tile.blocks), strict=True))
-            shown |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+            names = self._kernel.arg_names[-len(self._constants) :]
+            shown = dict(zip(names, self._constants, strict=True)) | self._options
             record(Launch("triton", self._kernel.__name__, shown, programs))
-        settled = (*free, *numbers, *constants, *tile.blocks)
-        if interpreted():
-            self._kernel[(programs,)](*tensors, *settled)
-            return
         pointers = [None if t is None else t.data_ptr() for t in tensors]
-        dtypes = tuple(None if t is None else t.dtype for t in tensors)
-        odd = tuple((p or 0) & 15 and 1 for p in pointers)
-        device = torch._C._cuda_getDevice()
-        key = (device, dtypes, odd, numbers, constants, tile)
-        code = self._ready.get(key)
+        code = self._aligned
+        for pointer in pointers:
+            if pointer is not None and pointer & 15:
+                code = self._ready.get(_alignment(pointers))
+                break
         if code is None:
-            options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-            code = self._kernel[(programs,)](*tensors, *settled, **options)
-            self._ready[key] = (code.run, code.function, code.packed_metadata)
+            self._launch_first(programs, tensors, pointers, free)
             return
         run, function, metadata = code
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *settled)
+        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+        rest = (*pointers, *free, *self._settled)
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *rest)
+
+    def _launch_first(
+        self,
+        programs: int,
+        tensors: Sequence[Tensor | None],
+        pointers: Sequence[int | None],
+        free: tuple[int, ...],
+    ) -> None:
+        """Launch by Triton's own door, which compiles, and keep what it found."""
+        launch = self._kernel[(programs,)]
+        if interpreted():
+            launch(*tensors, *free, *self._settled)
+            return
+        code = launch(*tensors, *free, *self._settled, **self._options)
+        key = _alignment(pointers)
+        self._ready[key] = (code.run, code.function, code.packed_metadata)
+        if not any(key):
+            self._aligned = self._ready[key]
 
 
-@functools.cache
-def _kernel(name: str) -> _Kernel:
-    return _Kernel(getattr(kernels, f"{name}_kernel"))
+def _alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple((p or 0) & 15 and 1 for p in pointers)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel(
+    name: str,
+    numbers: tuple[int, ...],
+    constants: tuple[Any, ...],
+    tile: Tile,
+    *_: Hashable,
+) -> _Kernel:
+    """A kernel keeps compiled code: device, dtypes and which tensors are None are in its key."""
+    return _Kernel(name, numbers, constants, tile)
 
 
 def prepare(sources: Tensor, order: Tensor | None, gradient: bool) -> None:
@@ -136,67 +166,80 @@ def prepare(sources: Tensor, order: Tensor | None, gradient: bool) -> None:
 
 
 def _tiles_of(sources: Tensor, order: Tensor | None) -> Tiles:
-    return _TILES.get((sources, order), None, lambda: _make_tiles(sources, order))
+    return _TILES.get((sources, order), None, lambda: _make_tiles(sources.contiguous(), order))
 
 
 def _pairs_of(sources: Tensor, order: Tensor | None) -> Pairs:
-    return _PAIRS.get((sources, order), None, lambda: _make_pairs(sources, order))
+    made = _tiles_of(sources, order)
+    return _PAIRS.get(
+        (sources, order), None, lambda: _make_pairs(sources.contiguous(), order, made)
+    )
 
 
 def _make_tiles(sources: Tensor, order: Tensor | None) -> Tiles:
-    sources = sources.contiguous()
-    offsets, rows = sources.shape
-    words, panels, blocks = -(-offsets // 32), -(-rows // PANEL), -(-rows // BLOCK)
-    near_bits = (-(-rows // NEAR) - 1).bit_length()
-    wide = offsets + near_bits > 31
-    bits = min(offsets, (63 if wide else 31) - near_bits)
+    k, rows = sources.shape
+    near = NEAR
+    words, panels, blocks = -(-k // 32), -(-rows // PANEL), -(-rows // BLOCK)
+    near_bits = (-(-rows // near) - 1).bit_length()
+    wide = k + near_bits > 31
+    bits = min(k, (63 if wide else 31) - near_bits)
     ints = functools.partial(torch.empty, dtype=torch.int32, device=sources.device)
-    masks, place, counts = ints((words, rows)), ints(offsets), ints((offsets, blocks))
+    masks, place, counts = ints((words, rows)), ints(k), ints((k, blocks))
+    ordered = None if order is None else ints((words, rows))
     keys = torch.empty(rows, dtype=torch.int64 if wide else torch.int32, device=sources.device)
-    padded = _padded(offsets)
-    mask_programs = words * -(-rows // 256)
-    _kernel("mask")(mask_programs, (sources, masks), (rows,), (), (offsets,), Tile((256,)))
-    constants = (offsets, bits, padded)
-    sampling = Tile((max(16, 16384 // padded),), 8)
-    _kernel("place")(1, (masks, order, place), (rows,), (), constants, sampling)
-    constants = (offsets, bits, NEAR)
-    tensors: tuple[Tensor | None, ...] = (masks, order, place, keys, counts)
-    _kernel("key")(blocks, tensors, (rows, blocks), (), constants, Tile((BLOCK,), 8))
+    key = (sources.device, None if order is None else order.dtype)
+    mask = _kernel("mask", (), (k,), Tile((256,)), *key)
+    mask(words * -(-rows // 256), (sources, masks), (rows,))
+    sampling = Tile((max(16, 16384 // _padded(k)),), 8)
+    _kernel("place", (), (k, bits, _padded(k)), sampling, *key)(1, (masks, order, place), (rows,))
+    tensors: tuple[Tensor | None, ...] = (masks, order, place, keys, counts, ordered)
+    _kernel("key", (), (k, bits, near), Tile((BLOCK,), 8), *key)(blocks, tensors, (rows, blocks))
+    slots, halves, lists = ints(panels * PANEL), ints((2 * panels, words)), ints((panels, k, PANEL))
     by_mask = torch.sort(keys, stable=True).indices
-    slots, halves = ints(panels * PANEL), ints((2 * panels, words))
-    lists = ints((panels, offsets, PANEL))
+    masks = masks if ordered is None else ordered
     tensors = (sources, masks, order, by_mask, slots, lists, halves)
-    _kernel("list")(panels * words, tensors, (rows,), (), (offsets,), Tile((), 4))
-    turns = (_turns(halves, offsets, 1), _turns(halves, offsets, 2))
-    return Tiles(slots, lists, halves, turns, masks, counts)
+    wide = lists.numel() >= 2**31
+    _kernel("list", (), (k, wide), Tile((), 8), *key)(words * panels, tensors, (rows,))
+    return Tiles(slots, lists, halves, _longest_first(halves, k), masks, counts)
 
 
-def _turns(halves: Tensor, offsets: int, parts: int) -> Tensor | None:
-    """Tiles of so many halves, longest first."""
-    count, words = halves.shape
-    if count * PANEL > 2 * MOST_SORTED:
-        return None
-    turns = torch.empty(count // parts, dtype=torch.int32, device=halves.device)
-    tile = Tile((1024,))
-    _kernel("longest")(offsets + 1, (halves, turns), (count // parts,), (), (words, parts), tile)
-    return turns
+def _longest_first(halves: Tensor, k: int) -> tuple[Tensor | None, Tensor | None]:
+    """Tiles of one and of two halves of a panel by the number of offsets that they need."""
+    panels = len(halves) // 2
+    if panels * PANEL > MOST_SORTED:
+        return None, None
+    turns = torch.empty(3 * panels, dtype=torch.int32, device=halves.device)
+    kernel = _kernel("longest", (), (k,), Tile((1024,)), halves.device)
+    kernel(2 * (k + 1), (halves, turns), (panels,))
+    return turns[: 2 * panels], turns[2 * panels :]
 
 
-def _make_pairs(sources: Tensor, order: Tensor | None) -> Pairs:
-    made = _tiles_of(sources, order)
-    sources = sources.contiguous()
-    offsets, rows = sources.shape
+def _make_pairs(sources: Tensor, order: Tensor | None, made: Tiles) -> Pairs:
+    k, rows = sources.shape
     ints = functools.partial(torch.empty, dtype=torch.int32, device=sources.device)
-    starts, totals = made.counts.clone(), ints(offsets)
+    starts, totals = torch.empty_like(made.counts), ints(k)
     blocks = starts.shape[1]
-    _kernel("scan")(offsets, (starts, totals), (blocks,), (), (), Tile((1024,)))
-    capacity = offsets * (-(-rows // tiles.UNIT) * tiles.UNIT)
-    inputs, outputs = ints(capacity), ints(capacity)
+    key = (sources.device, None if order is None else order.dtype)
+    _kernel("scan", (), (), Tile((1024,)), *key)(k, (made.counts, starts, totals), (blocks,))
+    inputs, outputs = ints(k * rows), ints(k * rows)
     tensors = (sources, made.masks, order, starts, totals, inputs, outputs)
-    constants = (offsets, _padded(offsets), SOME)
-    programs = blocks * -(-offsets // SOME)
-    _kernel("pair")(programs, tensors, (rows, blocks), (), constants, Tile((BLOCK,)))
-    return Pairs(inputs, outputs, totals)
+    wide = k * rows >= 2**31
+    kernel = _kernel("pair", (), (k, _padded(k), wide), Tile((BLOCK,)), *key)
+    kernel(blocks * -(-k // 8), tensors, (rows, blocks))
+    return Pairs(inputs, outputs, totals, {})
+
+
+def _turns_of(pairs: Pairs, shares: int) -> Tensor | None:
+    """Shares in their turns; 0: there are none."""
+    if shares == 0:
+        return None
+    if shares not in pairs.turns:
+        k, device = len(pairs.totals), pairs.totals.device
+        turns = torch.empty(shares, dtype=torch.int32, device=device)
+        kernel = _kernel("share", (), (k, _padded(k)), Tile((SHARES,)), device)
+        kernel(-(-shares // SHARES), (pairs.totals, turns), (shares,))
+        pairs.turns[shares] = turns
+    return pairs.turns[shares]
 
 
 def _padded(size: int) -> int:
@@ -231,8 +274,7 @@ def convolve(
     Returns:
         (N_out, C_out) in x's dtype, rounded once.
     """
-    offsets, rows = sources.shape
-    d = weight.shape[2]
+    rows, d = sources.shape[1], weight.shape[2]
     y = x.new_empty(rows, d)
     if y.numel() == 0:
         return y
@@ -241,49 +283,48 @@ def convolve(
     with _current(x):
         made = _tiles_of(sources, order)
         wide = max(x.numel(), y.numel(), made.lists.numel()) >= 2**31
-        launch = _launch_depthwise if groups > 1 and weight.shape[1] == 1 else _launch_dots
-        launch((x, weight, bias, y), made, groups, (offsets, flip, wide), precision)
+        precision = precision if x.dtype == torch.float32 else "ieee"
+        flags = (flip, wide, bias is None, made.turns[0] is None)
+        stride = x.stride(0)
+        recipe = _convolver(
+            x.device, x.dtype, weight.shape, weight.stride(), stride, groups, precision, flags
+        )
+        kernel, columns, parts = recipe
+        tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
+        kernel(len(made.halves) // parts * columns, (x, weight, bias, y, *tables))
     return y
 
 
-Operands = tuple[Tensor, Tensor, Tensor | None, Tensor]
-Constants = tuple[int, bool, bool]
-
-
-def _launch_dots(
-    operands: Operands, made: Tiles, groups: int, constants: Constants, precision: str
-) -> None:
-    x, weight = operands[:2]
-    gpu = tiles.gpu_of(x.device)
-    c, d, size = weight.shape[1], weight.shape[2] // groups, x.element_size()
-    more: tuple[Any, ...] = (_precision(x, precision),)
-    if c <= tiles.FOLDED:
-        name, tile = "fold", tiles.fold_tile(d, size)
-        more += (1 << (c - 1).bit_length(),)
+@functools.lru_cache(maxsize=1024)
+def _convolver(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    strides: tuple[int, int, int],
+    stride: int,
+    groups: int,
+    precision: str,
+    flags: tuple[bool, bool, bool, bool],
+) -> tuple[_Kernel, int, int]:
+    """(kernel, programs of a tile, halves of a panel in a tile) of calls of one kind."""
+    k, c, d = shape[0], shape[1], shape[2] // groups
+    size, gpu = dtype.itemsize, tiles.gpu_of(device)
+    constants: tuple[Any, ...] = (k, *flags[:2])
+    if groups > 1 and c == 1:
+        name, tile = "depthwise", tiles.depthwise_tile(shape[2], size)
+        numbers: tuple[int, ...] = (d, shape[2], stride, strides[0], strides[2])
+        columns = -(-shape[2] // tile.blocks[1])
     else:
-        name, tile = "convolve", tiles.convolve_tile(c, d, size, gpu)
-    tables, num_tiles = _tables(made, tile)
-    programs = num_tiles * groups * -(-d // tile.blocks[1])
-    numbers = (c, d, groups, x.stride(0), *weight.stride())
-    _kernel(name)(programs, (*operands, *tables), (), numbers, (*constants, *more), tile)
-
-
-def _launch_depthwise(
-    operands: Operands, made: Tiles, groups: int, constants: Constants, _: str
-) -> None:
-    x, weight = operands[:2]
-    d = weight.shape[2]
-    tile = tiles.depthwise_tile(d, x.element_size())
-    tables, num_tiles = _tables(made, tile)
-    numbers = (d // groups, d, x.stride(0), weight.stride(0), weight.stride(2))
-    programs = num_tiles * -(-d // tile.blocks[1])
-    _kernel("depthwise")(programs, (*operands, *tables), (), numbers, constants, tile)
-
-
-def _tables(made: Tiles, tile: Tile) -> tuple[tuple[Tensor | None, ...], int]:
-    """What a kernel reads of the tiles, and how many there are."""
-    parts = 2 * tile.blocks[0] // PANEL
-    return (made.lists, made.halves, made.rows, made.turns[parts - 1]), len(made.halves) // parts
+        numbers = (c, d, groups, stride, *strides)
+        constants += (precision if gpu.tf32 else "ieee",)
+        if c <= tiles.FOLDED:
+            name, tile = "fold", tiles.fold_tile(d, size)
+            constants += (1 << (c - 1).bit_length(),)
+        else:
+            name, tile = "convolve", tiles.convolve_tile(c, d, size, strides[2] == 1, gpu)
+        columns = groups * -(-d // tile.blocks[1])
+    kernel = _kernel(name, numbers, constants, tile, device, dtype, flags)
+    return kernel, columns, 2 * tile.blocks[0] // PANEL
 
 
 def weight_gradient(
@@ -308,74 +349,62 @@ def weight_gradient(
     Returns:
         (K, C_in / groups, C_out) in x's dtype, rounded once.
     """
-    offsets = sources.shape[0]
-    c, d = x.shape[1] // groups, g.shape[1]
-    dw = x.new_empty(offsets, c, d)
-    if dw.numel() == 0 or sources.shape[1] == 0:
+    k, rows = sources.shape
+    dw = x.new_empty(k, x.shape[1] // groups, g.shape[1])
+    if dw.numel() == 0 or rows == 0:
         return dw.zero_()
     x = x if x.stride(1) == 1 else x.contiguous()
     g = g if g.stride(1) == 1 else g.contiguous()
     with _current(x):
         pairs = _pairs_of(sources, order)
-        wide = max(x.numel(), g.numel(), len(pairs.inputs)) >= 2**31
-        launch = _launch_depthwise_gradient if groups > 1 and c == 1 else _launch_gradient
-        launch(x, g, dw, pairs, groups, wide, precision)
+        wide = max(x.numel(), g.numel()) >= 2**31
+        precision = precision if x.dtype == torch.float32 else "ieee"
+        strides = (x.stride(0), g.stride(0))
+        made = _differentiator(x.device, x.dtype, dw.shape, strides, rows, groups, precision, wide)
+        kernel, reduction, matrix_tiles, shares = made
+        z = dw
+        if shares:
+            sums = torch.float64 if dw.dtype == torch.float64 else torch.float32
+            z = dw.new_empty((shares + k, *dw.shape[1:]), dtype=sums)
+        tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals, _turns_of(pairs, shares))
+        kernel((shares or k) * matrix_tiles, tensors, (shares,))
+        if shares:
+            numbers = k * -(-dw[0].numel() // REDUCED.blocks[1])
+            reduction(numbers, (z, dw, pairs.totals), (shares,))
     return dw
 
 
-def _launch_gradient(
-    x: Tensor, g: Tensor, dw: Tensor, pairs: Pairs, groups: int, wide: bool, precision: str
-) -> None:
-    offsets, c, d = dw.shape
-    tile = tiles.gradient_tile(c, d // groups, x.element_size(), tiles.gpu_of(x.device))
-    block_c, block_d = tile.blocks
-    matrix_tiles = groups * -(-c // block_c) * -(-d // groups // block_d)
-    shares = tiles.num_shares(len(g), offsets, matrix_tiles, tile)
-    z = _partial_sums(dw, shares)
-    constants = (offsets, _padded(offsets), shares == 0, wide, _precision(x, precision))
-    numbers = (c, d // groups, groups, x.stride(0), g.stride(0))
-    programs = (shares or offsets) * matrix_tiles
-    _kernel("weight_gradient")(programs, (x, g, z, *pairs), (shares,), numbers, constants, tile)
-    _add_up(z, dw, pairs.totals, shares)
-
-
-def _launch_depthwise_gradient(
-    x: Tensor, g: Tensor, dw: Tensor, pairs: Pairs, groups: int, wide: bool, _: str
-) -> None:
-    offsets, d = len(dw), dw.shape[2]
-    tile = tiles.depthwise_tile(d, x.element_size())
-    tile = tile._replace(blocks=tile.blocks[1:])
-    programs = -(-d // tile.blocks[0])
-    shares = max(1, tiles.num_shares(len(g), offsets, programs, tile))
-    z = _partial_sums(dw, shares)
-    numbers = (d // groups, d, x.stride(0), g.stride(0))
-    constants = (offsets, _padded(offsets), wide)
-    kernel = _kernel("depthwise_gradient")
-    kernel(shares * programs, (x, g, z, *pairs), (shares,), numbers, constants, tile)
-    _add_up(z, dw, pairs.totals, shares)
-
-
-def _partial_sums(dw: Tensor, shares: int) -> Tensor:
-    """Room for a sum of each share and offset; the result itself where nothing is shared."""
-    if shares == 0:
-        return dw
-    wide = torch.float64 if dw.dtype == torch.float64 else torch.float32
-    return dw.new_empty((shares + len(dw), *dw.shape[1:]), dtype=wide)
-
-
-def _add_up(z: Tensor, dw: Tensor, totals: Tensor, shares: int) -> None:
-    if z is dw:
-        return
-    offsets, size = len(dw), dw[0].numel()
-    tile = Tile((1024,))
-    programs = offsets * -(-size // tile.blocks[0])
-    constants = (offsets, _padded(offsets))
-    _kernel("reduce")(programs, (z, dw, totals), (shares,), (size,), constants, tile)
-
-
-def _precision(x: Tensor, precision: str) -> str:
-    """How dots form products; TF32 is for float32 where there is any."""
-    return precision if x.dtype == torch.float32 and tiles.gpu_of(x.device).tf32 else "ieee"
+@functools.lru_cache(maxsize=1024)
+def _differentiator(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    strides: tuple[int, int],
+    rows: int,
+    groups: int,
+    precision: str,
+    wide: bool,
+) -> tuple[_Kernel, _Kernel, int, int]:
+    """(kernel, reduction, tiles of a matrix, shares) of weight gradients of one kind."""
+    k, c, d = shape[0], shape[1], shape[2] // groups
+    gpu = tiles.gpu_of(device)
+    more: tuple[Any, ...] = ()
+    if groups > 1 and c == 1:
+        tile = tiles.depthwise_tile(shape[2], dtype.itemsize)
+        tile = tile._replace(blocks=tile.blocks[1:])
+        matrix_tiles = -(-shape[2] // tile.blocks[0])
+        name = "depthwise_gradient"
+        numbers: tuple[int, ...] = (d, shape[2], *strides)
+    else:
+        tile = tiles.gradient_tile(c, d, dtype.itemsize, gpu)
+        matrix_tiles = groups * -(-c // tile.blocks[0]) * -(-d // tile.blocks[1])
+        name, numbers = "weight_gradient", (c, d, groups, *strides)
+        more = (precision if gpu.tf32 else "ieee",)
+    shares = tiles.num_shares(rows, k, matrix_tiles, tile)
+    constants = (k, _padded(k), shares == 0, wide, *more)
+    kernel = _kernel(name, numbers, constants, tile, device, dtype)
+    reduction = _kernel("reduce", (c * shape[2],), constants[:2], REDUCED, device, dtype)
+    return kernel, reduction, matrix_tiles, shares
 
 
 def _current(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

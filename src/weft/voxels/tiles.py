@@ -63,19 +63,27 @@ def gpu_of(device: torch.device) -> Gpu:
     return Gpu(properties.major == 9, properties.major >= 8, shared)
 
 
-def convolve_tile(c: int, d: int, itemsize: int, gpu: Gpu) -> Tile:
-    """(BLOCK_M, BLOCK_N, BLOCK_K) of `convolve_kernel` for c channels to d."""
+def convolve_tile(c: int, d: int, itemsize: int, along: bool, gpu: Gpu) -> Tile:
+    """(BLOCK_M, BLOCK_N, BLOCK_K) of `convolve_kernel` for c channels to d.
+
+    Args:
+        c: channels read.
+        d: channels written.
+        itemsize: bytes of an element.
+        along: whether a weight's numbers lie along d; turned, wide tiles are slower.
+        gpu: where.
+    """
     if itemsize == 8:
         return _fit(Tile((64, _side(d, 32), _side(c, 16)), 4, 2), itemsize, gpu)
     if itemsize == 4 or not gpu.wgmma:
         return _fit(Tile((64, _side(d, 64), _side(c, 32)), 4, 3), itemsize, gpu)
-    if d > 128 and c >= 128:
-        return _fit(Tile((128, 256, 64), 8, 4), itemsize, gpu)
+    if d > 128 and c > 128 and along:
+        return _fit(Tile((128, 256, 64), 8, 3), itemsize, gpu)
     if d > 64:
-        return _fit(Tile((128, 128, _side(c, 64)), 8, 3), itemsize, gpu)
+        return _fit(Tile((128, 128, _side(c, 64)), 4, 3), itemsize, gpu)
     if d > 32:
-        return _fit(Tile((64, 64, _side(c, 64)), 4, 3), itemsize, gpu)
-    return _fit(Tile((128, _side(d, 32), _side(c, 64)), 4, 3), itemsize, gpu)
+        return _fit(Tile((64, 64, _side(c, 64)), 4, 2), itemsize, gpu)
+    return _fit(Tile((64, _side(d, 32), _side(c, 64)), 4, 3), itemsize, gpu)
 
 
 def fold_tile(d: int, itemsize: int) -> Tile:
@@ -94,21 +102,21 @@ def gradient_tile(c: int, d: int, itemsize: int, gpu: Gpu) -> Tile:
         tile = Tile((_side(c, 32), _side(d, 32)), 4, 2)
     elif itemsize == 4 or not gpu.wgmma or max(c, d) <= 64:
         tile = Tile((_side(c, 64), _side(d, 64)), 4, 3)
-    elif c > 64 and d > 128:
-        tile = Tile((128, 256), 8, 4)
+    elif c > 64 and 128 < d < 512:
+        tile = Tile((128, 256), 8, 3)
     else:
-        tile = Tile((_side(c, 128), _side(d, 128)), 8, 3)
+        tile = Tile((_side(c, 128), _side(d, 128)), 4, 3)
     blocks = (*tile.blocks, UNIT)
     return tile._replace(num_stages=_fit(tile._replace(blocks=blocks), itemsize, gpu).num_stages)
 
 
 def num_shares(rows: int, offsets: int, matrix_tiles: int, tile: Tile) -> int:
-    """Shares that the pairs are cut into, so that two waves or one fill an H200; 0: not at all.
+    """Shares that the pairs are cut into, so that an H200 has work for some waves; 0: not at all.
 
     Without shares a program sums all pairs of an offset: enough programs where the matrix is large.
     """
-    programs = 264 if tile.num_warps == 8 else 792
-    if matrix_tiles * offsets >= 2 * programs:
+    programs = 264 if tile.num_warps == 8 else 528
+    if matrix_tiles * offsets >= 792:
         return 0
     worthwhile = rows * offsets // (LEAST_UNITS * UNIT) + 1
     return max(1, min(programs // matrix_tiles, worthwhile))
