@@ -6,7 +6,8 @@ Preparation: rows of equal masks (which of the K offsets have a voxel) stand tog
 tile of rows needs few offsets; pairs of an offset stand together in canonical order.  A panel is
 `PANEL` sorted rows, `lists` (panels, K, PANEL) the input rows they read, −1 for none, defined for
 the offsets that one of them needs.  Halves of panels have masks of their own: tiles are 64 or 128
-rows.  Masks are words of 32 bits.  Everything runs along grid axis 0.  Rows are counted in int64
+rows.  Masks are words of 32 bits.  One file, since preparation and use share this layout.
+Everything runs along grid axis 0.  Rows are counted in int64
 where K N or N C may pass 2^31 (WIDE, and always in the preparation).
 """
 

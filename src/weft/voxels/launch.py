@@ -282,7 +282,8 @@ def convolve(
     bias = None if bias is None else bias.contiguous()
     with _current(x):
         made = _tiles_of(sources, order)
-        wide = max(x.numel(), y.numel(), made.lists.numel()) >= 2**31
+        extents = (_extent(x), y.numel(), weight.numel(), made.lists.numel())
+        wide = max(extents) >= 2**31
         precision = precision if x.dtype == torch.float32 else "ieee"
         flags = (flip, wide, bias is None, made.turns[0] is None)
         stride = x.stride(0)
@@ -357,7 +358,7 @@ def weight_gradient(
     g = g if g.stride(1) == 1 else g.contiguous()
     with _current(x):
         pairs = _pairs_of(sources, order)
-        wide = max(x.numel(), g.numel()) >= 2**31
+        wide = max(_extent(x), _extent(g)) >= 2**31
         precision = precision if x.dtype == torch.float32 else "ieee"
         strides = (x.stride(0), g.stride(0))
         made = _differentiator(x.device, x.dtype, dw.shape, strides, rows, groups, precision, wide)
@@ -405,6 +406,11 @@ def _differentiator(
     kernel = _kernel(name, numbers, constants, tile, device, dtype)
     reduction = _kernel("reduce", (c * shape[2],), constants[:2], REDUCED, device, dtype)
     return kernel, reduction, matrix_tiles, shares
+
+
+def _extent(rows: Tensor) -> int:
+    """Elements from the first row to the end of the last, gaps included."""
+    return len(rows) * max(rows.stride(0), rows.shape[1])
 
 
 def _current(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
