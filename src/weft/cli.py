@@ -1,4 +1,4 @@
-"""The command `weft`: doctor, demo, bench, check, tune.
+"""The command `weft`: doctor, demo, inspect, bench, check, tune.
 
 Each command imports what it needs when it runs, so that `weft doctor` works where torch does not.
 """
@@ -51,6 +51,17 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="the main job on real data", add_help=False)
     demo.set_defaults(run=_demo)
 
+    inspect = commands.add_parser("inspect", help="what a point cloud costs as voxels")
+    inspect.add_argument("file", type=Path, help="points: .npy .npz .xyz .bin .ply .pcd")
+    default = "twice the median distance of neighbouring points"
+    inspect.add_argument("--size", type=float, help=f"edge of a voxel; default: {default}")
+    inspect.add_argument("--kernel", type=int, default=3, help="of every axis; default: 3")
+    inspect.add_argument("--channels", type=int, default=64, help="in and out; default: 64")
+    inspect.add_argument(
+        "--out", type=Path, default=Path("weft-inspect"), help="folder of the page"
+    )
+    inspect.set_defaults(run=_inspect)
+
     bench = commands.add_parser("bench", help="measure, next to plain torch and peers")
     which = "a file of benchmarks/suites; default: products (on a CPU: cpu)"
     bench.add_argument("suite", nargs="?", help=which)
@@ -87,6 +98,14 @@ def _demo(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from weft import demo
 
     demo.main(rest)
+    return 0
+
+
+def _inspect(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from weft.demo.inspection import inspect
+
+    path = inspect(options.file, options.size, options.kernel, options.channels, options.out)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The demo: readers, neighbours, the filter against plain torch, learning, and the page."""
+"""The demo: readers, neighbours, the networks against plain torch, learning, and the page.
+
+Seen red with: mean curvature of the wrong sign, a mirrored tile whose labels are turned too.
+"""
 
 import importlib.util
 from html.parser import HTMLParser
@@ -9,13 +12,14 @@ import torch
 
 import weft
 from weft import demo
-from weft.demo import forecasting, training
+from weft.demo import forecasting, landforms, segmenter, training
 from weft.demo.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
 from weft.demo.forecaster import Forecaster
 from weft.demo.measure import op_errors
 from weft.demo.neighbours import nearest, split
 from weft.demo.readers import read_points
-from weft.demo.surface import load
+from weft.demo.surface import Surface, load
+from weft.voxels import sparse_conv
 
 POINTS = np.array([[0.5, -1.0, 2.0], [3.25, 4.0, -5.5], [6.0, 7.0, 8.125]])
 PLY = "ply\nformat {} 1.0\ncomment made up\nelement vertex 3\nproperty float x\nproperty float y\n"
@@ -67,7 +71,7 @@ def test_reads_numpy_and_drops_what_is_not_finite(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "error", "text"),
     [
-        ("a.las", b"", weft.DTypeError, r"ends in '\.las': the demo reads .*\. Save the points"),
+        ("a.las", b"", weft.DTypeError, r"ends in '\.las': weft reads .*\. Save the points"),
         ("a.pcd", PCD.format("binary_compressed").encode(), weft.DTypeError, "DATA binary_compr"),
         ("a.ply", b"ply\nformat ascii 1.0\n", weft.DTypeError, "no line end_header"),
         ("a.ply", PLY.format("ascii").replace("vertex", "edge").encode(), weft.DTypeError, "edge"),
@@ -196,10 +200,87 @@ def test_learns_where_charged_bodies_go(monkeypatch):
     assert forecasting.rmse(forecasting.foretold(model, data.test), data.test) < still / 1.5
 
 
+def _map(heights):
+    """A map of cells of 2 × 3 units."""
+    rows, columns = heights.shape
+    y, x = torch.meshgrid(-3.0 * torch.arange(rows), 2.0 * torch.arange(columns), indexing="ij")
+    points = torch.stack([x, y, heights], -1).reshape(-1, 3)
+    held_out = torch.arange(rows * columns) < rows * columns // 3
+    frames = torch.eye(3).expand(len(points), 3, 3)
+    grid = rows, columns
+    return Surface("made up", "m", points, points, frames, points[:, :2], held_out, 2.0, 1.0, grid)
+
+
+def test_a_dome_is_bent_upwards_as_much_as_its_sphere():
+    radius = 400.0
+    y, x = torch.meshgrid(3.0 * torch.arange(-40, 41), 2.0 * torch.arange(-40, 41), indexing="ij")
+    heights = (radius**2 - x.square() - y.square()).sqrt()
+    for sign in (1, -1):
+        bent = landforms.bend(_map(sign * heights)).view(81, 81)[25:-25, 25:-25]
+        # κ = 1/R; smoothing takes less than 1 % off, away from the edges
+        assert (sign * radius * bent > 0.99).all()
+        assert (sign * radius * bent < 1.01).all()
+
+
+def test_a_fold_of_a_cloud_is_its_edge():
+    sheet = _map((torch.arange(41.0) - 20).abs().expand(40, -1))
+    varied = landforms.bend(sheet.__class__(**{**vars(sheet), "grid": None})).view(40, 41)
+    assert varied[10:-10, 20].min() > 0.01
+    assert varied[10:-10, 4:12].max() < 1e-12  # a plane
+
+
+def test_landforms_are_of_distinct_voxels_and_mirrored_tiles_keep_theirs(surface):
+    tiles, test = landforms.landforms(surface, torch.device("cpu"))
+    found = torch.cat([tile.label for tile in tiles[::4]])
+    share = torch.bincount(found, minlength=3) / len(found)
+    torch.testing.assert_close(share, torch.tensor([0.2, 0.6, 0.2]), atol=2 / len(found), rtol=0)
+    for tile in (*tiles, test):
+        tile.tensor.coordinates.require_distinct()
+        assert all(n % landforms.UNIT == 0 for n in tile.tensor.spatial_shape)
+    plain, across, along, both = tiles[:4]
+    for part, axes in ((across, [2]), (along, [3]), (both, [2, 3])):
+        values = torch.stack([part.label + 1.0, part.tensor.feats[:, 1]], 1)
+        there = torch.stack([plain.label + 1.0, plain.tensor.feats[:, 1]], 1)
+        turned = plain.tensor.replace(there).dense().flip(axes)
+        assert (part.tensor.replace(values).dense() == turned).all()
+
+
+def test_learns_to_tell_landforms(monkeypatch):
+    monkeypatch.setattr(segmenter, "STEPS", 60)
+    y, x = torch.meshgrid(torch.arange(90.0), torch.arange(80.0), indexing="ij")
+    hills = _map(8 * torch.sin(x / 6 + y / 20) * torch.cos(y / 9))
+    tiles, test = landforms.landforms(hills, torch.device("cpu"))
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = segmenter.Segmenter()
+        runs.append(segmenter.fit(model, tiles, seed=0))
+    assert runs[0] == runs[1]  # bit for bit
+    table = segmenter.confusion(segmenter.foretold(model, test.tensor).argmax(1), test.label)
+    assert table.sum() == len(test.label)
+    assert table.diag().sum() > 1.1 * table.sum(1).max()  # better than the most frequent kind
+
+
+def test_plain_convolutions_are_the_same(surface):
+    tile = landforms.landforms(surface, torch.device("cpu"))[0][0].tensor
+    inputs = torch.randn(len(tile), 8), torch.randn(27, 8, 16)
+    found = tile.maps.get(tile.coordinates, segmenter.Segmenter().inward[0][0].geometry)
+
+    def ours(x, w):
+        return sparse_conv(tile.replace(x), w, 3).feats
+
+    def plain(x, w):
+        return segmenter.gathered(x, w, found)
+
+    for error in op_errors("convolution", ours, plain, inputs):
+        assert error.ratio < 1, error
+
+
 def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "STEPS", 30)
     for name, few in {"LEARNED_FROM": 30, "HELD_OUT": 10, "BATCH": 10, "STEPS": 25}.items():
         monkeypatch.setattr(forecasting, name, few)
+    monkeypatch.setattr(segmenter, "STEPS", 25)
     path = demo.main(["--points", str(cloud_file), "--out", str(tmp_path), "--device", "cpu"])
     assert path == tmp_path / "index.html"
     text = path.read_text(encoding="utf-8")
@@ -209,6 +290,7 @@ def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch
     assert not reader.outside
     assert "url(" not in text
     words = ("learned filter", "plain torch", "error / bound", "3,000 points", "torch 2.")
+    words = (*words, "weft.voxels", "mean overlap", "bent", "submanifold, 3³", "other kinds")
     for part in (*words, "weft.clifford", "straight on", "when turned", "30 systems"):
         assert part in text
 
@@ -223,5 +305,5 @@ def test_says_what_to_install(monkeypatch):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.ply is not a file.*leave --points away"):
+    with pytest.raises(FileNotFoundError, match=r"none\.ply is not a file.*without --points"):
         read_points(tmp_path / "none.ply")

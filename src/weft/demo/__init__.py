@@ -10,16 +10,12 @@ from pathlib import Path
 
 from weft.errors import BackendError
 
-__all__ = ["main"]
+__all__ = ["main", "require_matplotlib"]
 
 
 def main(arguments: Sequence[str] = ()) -> Path:
     """Run every chapter and write `weft-demo/index.html`; says where, and returns it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise BackendError(
-            "matplotlib is not installed: the demo takes its elevation model and its pictures from "
-            'it. Run pip install "weft[demo]".'
-        )
+    require_matplotlib()
     import weft
     from weft.demo.chapters import CHAPTERS
     from weft.demo.measure import machine, versions
@@ -41,6 +37,19 @@ def main(arguments: Sequence[str] = ()) -> Path:
     path.write_text(page("weft at work", _LEAD, chapters, facts), encoding="utf-8")
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {time.perf_counter() - begin:.0f} s")
     return path
+
+
+def require_matplotlib() -> None:
+    """Raise unless matplotlib is installed.
+
+    Raises:
+        BackendError: it is not.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BackendError(
+            "matplotlib is not installed: pages take their pictures from it, and the demo its "
+            'elevation model. Run pip install "weft[demo]".'
+        )
 
 
 _LEAD = (

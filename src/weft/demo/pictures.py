@@ -17,7 +17,7 @@ from weft.demo.surface import Surface
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["curve", "forecasts", "panels", "whole"]
+__all__ = ["LAND", "curve", "forecasts", "panels", "plain_axis", "png", "whole"]
 
 GREY, ACCENT, INK = "#808890", "#e0662f", "#26221c"
 LAND = ("#3f6b4f", "#7f9a5a", "#c9b878", "#b98d5c", "#f2ece0")  # by height
@@ -37,7 +37,7 @@ def panels(surface: Surface, views: Mapping[str, Tensor]) -> bytes:
             _scatter(axis, surface, points)
         axis.set_title(title, color=GREY, fontsize=11, loc="left")
         axis.set_axis_off()
-    return _png(figure)
+    return png(figure)
 
 
 def whole(surface: Surface, points: Tensor) -> bytes:
@@ -54,11 +54,11 @@ def whole(surface: Surface, points: Tensor) -> bytes:
     ):
         axis.text(5, row, text, color=INK, fontsize=11, va=side, weight="bold")
     axis.set_axis_off()
-    return _png(figure)
+    return png(figure)
 
 
-def curve(losses: Sequence[float], levels: Mapping[str, float], unit: str) -> bytes:
-    """RMSE over the steps of learning, beside the levels that need no learning."""
+def curve(losses: Sequence[float], levels: Mapping[str, float], name: str) -> bytes:
+    """A root mean square over the steps of learning, beside levels that need no learning."""
     figure = Figure(figsize=(9.6, 3.4), layout="constrained")
     axis = figure.subplots()
     window = 21
@@ -66,21 +66,26 @@ def curve(losses: Sequence[float], levels: Mapping[str, float], unit: str) -> by
     squares = np.convolve(np.square(losses), kernel, mode="valid")
     axis.plot(losses, color=ACCENT, alpha=0.25, linewidth=0.8)
     axis.plot(np.arange(len(squares)) + window // 2, np.sqrt(squares), color=ACCENT, linewidth=2)
-    for name, level in levels.items():
+    for what, level in levels.items():
         axis.axhline(level, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)))
-        axis.text(len(losses), level, name, color=GREY, fontsize=9, ha="right", va="bottom")
+        axis.text(len(losses), level, what, color=GREY, fontsize=9, ha="right", va="bottom")
     axis.set(
         xlabel="step",
-        ylabel=f"RMSE [{unit}]" if unit else "RMSE",
+        ylabel=name,
         xlim=(0, len(losses)),
         ylim=(0, 1.1 * max(*losses, *levels.values())),
     )
+    plain_axis(axis)
+    return png(figure)
+
+
+def plain_axis(axis: Axes) -> None:
+    """Two grey lines for the axes, grey letters."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(GREY)
     axis.tick_params(colors=GREY)
     axis.xaxis.label.set_color(GREY)
     axis.yaxis.label.set_color(GREY)
-    return _png(figure)
 
 
 def forecasts(charge: Tensor, path: Tensor, views: Mapping[str, tuple[Tensor, str, str]]) -> bytes:
@@ -112,7 +117,7 @@ def forecasts(charge: Tensor, path: Tensor, views: Mapping[str, tuple[Tensor, st
     figure.legend(
         handles, labels, loc="outside lower center", ncols=2, frameon=False, labelcolor=GREY
     )
-    return _png(figure)
+    return png(figure)
 
 
 def _relief(surface: Surface, points: Tensor, rows: Tensor | None = None) -> Any:
@@ -149,7 +154,8 @@ def _scatter(axis: Axes, surface: Surface, points: Tensor) -> None:
     axis.set_aspect("equal")
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """The picture as a file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DOTS, transparent=True)
     return buffer.getvalue()

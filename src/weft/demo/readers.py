@@ -23,13 +23,13 @@ def read_points(path: Path) -> Tensor:
     suffix = path.suffix.lower()
     if suffix not in _READERS:
         raise DTypeError(
-            f"{path} ends in {suffix!r}: the demo reads {' '.join(_READERS)}. "
+            f"{path} ends in {suffix!r}: weft reads {' '.join(_READERS)}. "
             "Save the points in one of these, e.g. with numpy.save."
         )
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is not a file: the demo needs a readable file of points. "
-            "Give its path, or leave --points away to use matplotlib's elevation model."
+            f"{path} is not a file: a readable file of points is needed. Give its path; "
+            "`weft demo` without --points takes matplotlib's elevation model."
         )
     points = np.asarray(_READERS[suffix](path))
     if points.ndim != 2 or points.shape[1] < 3:
@@ -80,7 +80,7 @@ def _ply(path: Path) -> Array:
         properties = header[elements[0] + 1 : (elements[1:] or [len(header)])[0]]
         if first[1] != "vertex" or any(words[1] == "list" for words in properties):
             raise DTypeError(
-                f"{path} begins with {' '.join(first)} or has lists in its vertices: the demo "
+                f"{path} begins with {' '.join(first)} or has lists in its vertices: weft "
                 "reads vertices of plain numbers. Save the points as .npy."
             )
         order = ">" if style == "binary_big_endian" else "<"
@@ -96,7 +96,7 @@ def _pcd(path: Path) -> Array:
         style = header["DATA"][0]
         if style not in ("ascii", "binary"):
             raise DTypeError(
-                f"{path} has DATA {style}: the demo reads ascii and binary. Convert it with "
+                f"{path} has DATA {style}: weft reads ascii and binary. Convert it with "
                 f"pcl_convert_pcd_ascii_binary, or save the points as .npy."
             )
         counts = header.get("COUNT", ["1"] * len(header["FIELDS"]))

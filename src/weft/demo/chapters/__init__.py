@@ -2,4 +2,4 @@
 
 __all__ = ["CHAPTERS"]
 
-CHAPTERS = ("products", "clifford")
+CHAPTERS = ("products", "clifford", "voxels")

@@ -52,7 +52,7 @@ def chapter(options: Options) -> page.Chapter:
         page.figure(_picture(data, views), _picture_caption(errors)),
         _errors_table(errors),
         page.figure(
-            curve(losses, {name: errors[name] for name in (STILL, STRAIGHT)}, ""),
+            curve(losses, {name: errors[name] for name in (STILL, STRAIGHT)}, "RMSE"),
             f"Learning: RMSE of each of {len(losses)} steps, {size} systems a step, and its mean "
             "over 21 steps. Dashed: without learning, on the held-out systems.",
         ),

@@ -61,7 +61,11 @@ def chapter(options: Options) -> page.Chapter:
         page.figure(panels(surface, views), _panels_caption(surface, errors)),
         _errors_table(surface, errors),
         page.figure(
-            curve([surface.sigma * loss for loss in losses], _levels(errors, rival), surface.unit),
+            curve(
+                [surface.sigma * loss for loss in losses],
+                _levels(errors, rival),
+                f"RMSE [{surface.unit}]",
+            ),
             f"Learning: RMSE of each of {len(losses)} steps, one tile of the learned-from part a "
             "step, and its mean over 21 steps. Dashed: without learning, on the held-out part.",
         ),
