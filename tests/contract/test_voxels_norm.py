@@ -184,15 +184,20 @@ def test_errors(name):
         norm(torch.ones(4, C))
 
 
-SIZES = {"uneven": (50, 13), "one is empty": (40, 0), "all are empty": (0, 0), "one each": (1, 1)}
+RANKS = {
+    "uneven": (50, 13, torch.float32),
+    "low precision": (30, 70, torch.bfloat16),
+    "one is empty": (40, 0, torch.float32),
+    "all are empty": (0, 0, torch.float32),
+    "one each": (1, 1, torch.float32),
+}
 
 
-def rank_rows(sizes):
-    """The rows of all ranks, a gradient for them, and where each rank's begin."""
+def rank_rows(first, second, dtype):
+    """The rows of both ranks, and a gradient for them."""
     torch.manual_seed(7)
-    count = sum(sizes)
-    feats = torch.randn(count, C) * torch.arange(1, C + 1) + 100
-    return feats, torch.randn(count, C), (0, sizes[0], count)
+    feats = torch.randn(first + second, C) * torch.arange(1, C + 1) + 100
+    return feats.to(dtype), torch.randn(first + second, C).to(dtype)
 
 
 def rank_steps(norm, feats, grad):
@@ -212,9 +217,9 @@ def rank_main(rank, folder):
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
     )
     results = {}
-    for name, sizes in SIZES.items():
-        feats, grad, begin = rank_rows(sizes)
-        rows = slice(begin[rank], begin[rank + 1])
+    for name, (first, second, dtype) in RANKS.items():
+        feats, grad = rank_rows(first, second, dtype)
+        rows = slice(first) if rank == 0 else slice(first, None)
         norm = built("batch")
         results[name] = rank_steps(norm, feats[rows], grad[rows]), norm.state_dict()
     torch.save(results, f"{folder}/{rank}.pt")
@@ -230,25 +235,25 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without distributed")
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", RANKS)
 def test_two_ranks_are_one(name, ranks):
     (first, state), (second, other_state) = (rank[name] for rank in ranks)
-    feats, grad, _ = rank_rows(SIZES[name])
+    feats, grad = rank_rows(*RANKS[name])
     norm = built("batch")
     for key, value in state.items():
         same(value, other_state[key])
-    if not sum(SIZES[name]):
+    if not len(feats):
         same(state["running_mean"], norm.running_mean)
         same(state["running_var"], norm.running_var)
         return
     exact_norm, plain_norm = copy.deepcopy(norm).double(), copy.deepcopy(norm)
     whole = rank_steps(exact_norm, feats.double(), grad.double())
-    rough = rank_steps(plain_norm, feats, grad)
+    rough = rank_steps(plain_norm, feats.float(), grad.float())
     for a, b, exact, plain in zip(first, second, whole, rough, strict=True):
         found = [torch.cat([a[i], b[i]]) for i in range(2)]  # rows; parameters add up
         found += [x + y for x, y in zip(a[2:], b[2:], strict=True)]
         for one, other, third in zip(found, exact, plain, strict=True):
-            noise = plain_error(third, other, torch.float32)
+            noise = plain_error(third, other, one.dtype)
             assert_as_accurate(one, other, noise + noise.max())
     for key in ("running_mean", "running_var"):
         exact = exact_norm.state_dict()[key]

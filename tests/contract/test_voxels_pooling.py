@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from tests.clouds import at, cloud, empty, occupied, permuted, same
 from weft.errors import DTypeError, ShapeError
 from weft.testing import assert_within_bound
-from weft.voxels import pooling
+from weft.voxels import pooling, segments
 from weft.voxels.nn import SparseSequential
 from weft.voxels.pooling import (
     GlobalPool,
@@ -170,6 +170,22 @@ def test_vmap_is_a_loop(name):
         return LAYERS[name](tensor.replace(feats))
 
     same(torch.vmap(function)(stack), torch.stack([function(f) for f in stack]))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_devices_that_do_not_walk_rows_find_the_same(name, monkeypatch):
+    """The way of a GPU, on the CPU."""
+    tensor = cloud(3, dtype=torch.float32, density=0.6, shape=(9, 9, 9))
+    out = LAYERS[name](tensor)
+    expected = gradient(out, tensor.feats)
+    for module in (pooling, segments):
+        monkeypatch.setattr(module, "walks_rows", lambda device: False)
+    again = LAYERS[name](tensor)
+    same(again, out)
+    same(gradient(again, tensor.feats), expected)
+    none = empty()
+    LAYERS[name](none).sum().backward()
+    assert none.feats.grad.shape == (0, 3)
 
 
 @pytest.mark.parametrize("name", LAYERS)

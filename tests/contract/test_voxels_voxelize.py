@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from tests.clouds import at, cloud, occupied, permuted, same
 from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from weft.testing import assert_within_bound
+from weft.voxels import segments
 from weft.voxels.pooling import sparse_max_pool
 from weft.voxels.tensor import SparseTensor
 from weft.voxels.voxelize import devoxelize, voxelize
@@ -96,6 +97,16 @@ def test_reductions(reduce, dtype):
         share *= found != 0
     exact = share * grad.double()[voxel]
     assert_within_bound(found, exact, exact.abs(), 1)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_devices_that_do_not_walk_rows_find_the_same(reduce, monkeypatch):
+    """The way of a GPU, on the CPU; one voxel has most of the points."""
+    points = torch.cat([points_of(), points_of(3000, spread=0.01).abs()])
+    feats = torch.randn(len(points), 3)
+    expected = voxelize(points, 0.5, feats, reduce=reduce)[0].feats
+    monkeypatch.setattr(segments, "walks_rows", lambda device: False)
+    same(voxelize(points, 0.5, feats, reduce=reduce)[0].feats, expected)
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)

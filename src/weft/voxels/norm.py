@@ -54,7 +54,7 @@ class SparseBatchNorm(SparseModule, _NormBase):
         if self.training and world_size() > 1:
             return self._synchronised(x)
         if not x.shape[0]:
-            return _affine(x, self.weight, self.bias)
+            return _affine(x, self.weight, self.bias).to(x.dtype)
         if x.shape[0] == 1:
             raise ShapeError(
                 "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, or "

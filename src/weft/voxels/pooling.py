@@ -29,6 +29,7 @@ from weft.voxels.segments import (
     samples_of,
     together,
     unfold_channels,
+    walks_rows,
 )
 from weft.voxels.tensor import SparseTensor
 
@@ -202,31 +203,40 @@ def _windows(
 
 
 def _choice(x: Tensor, sources: Tensor) -> Tensor:
-    """(N_out, C): the first place of each window that is largest."""
-    best = x.new_full((sources.shape[1], x.shape[1]), -torch.inf)
-    choice = torch.full_like(best, -1, dtype=_places(sources))
-    padded = _padded(x)
+    """(N_out, C): the first place of each window that is largest, NaN above all."""
+    places, there = _places(sources), sources >= 0
+    first = there.to(torch.int8).argmax(0, keepdim=True).to(places).T
+    choice = first.repeat(1, x.shape[1])
+    best = x.new_full(choice.shape, -torch.inf)
+    padded = torch.cat([x, x.new_full((1, x.shape[1]), -torch.inf)])
     for k, rows in enumerate(sources):
-        value = padded.index_select(0, _or_last(rows, x.shape[0]))
-        larger = (choice < 0) | (value > best) | (value.isnan() & ~best.isnan())
-        larger &= (rows >= 0).unsqueeze(1)
-        choice.masked_fill_(larger, k)
-        best = torch.where(larger, value, best)
+        outs, ins = _met(rows, x.shape[0])
+        value = padded.index_select(0, ins)
+        before = best if outs is None else best.index_select(0, outs)
+        larger = (value > before) | (value.isnan() & ~before.isnan())
+        value = torch.where(larger, value, before)
+        if outs is None:
+            best, choice = value, torch.where(larger, k, choice)
+        else:
+            best.index_copy_(0, outs, value)
+            choice.index_copy_(0, outs, torch.where(larger, k, choice.index_select(0, outs)))
     return choice
+
+
+def _met(rows: Tensor, absent: int) -> tuple[Tensor | None, Tensor]:
+    """The outputs that meet a row at one place, and these rows.
+
+    A device that would have to be waited for takes all outputs (None), some with the row `absent`.
+    """
+    if not walks_rows(rows.device.type):
+        return None, torch.where(rows < 0, absent, rows)
+    outs = (rows >= 0).nonzero().squeeze(1)
+    return outs, rows.index_select(0, outs)
 
 
 def _places(sources: Tensor) -> torch.dtype:
     """Integers that count the places of a window."""
     return torch.int16 if sources.shape[0] < 2**15 else torch.int32
-
-
-def _padded(x: Tensor) -> Tensor:
-    """X and a row of zeros, which stands for a voxel that is not there."""
-    return torch.cat([x, x.new_zeros(1, x.shape[1])])
-
-
-def _or_last(rows: Tensor, last: int) -> Tensor:
-    return torch.where(rows < 0, last, rows)
 
 
 def _register_choice() -> None:
@@ -258,14 +268,17 @@ def _table_sum(
     table = targets if turned else sources
     wide = torch.promote_types(x.dtype, torch.float32)
     total = x.new_zeros(table.shape[1], x.shape[1], dtype=wide)
-    padded = _padded(x)
+    padded = torch.nn.functional.pad(x, (0, 0, 0, 1))
     chosen = None if choice is None else torch.nn.functional.pad(choice, (0, 0, 0, 1), value=-1)
-    for k, given in enumerate(table):
-        rows = _or_last(given, x.shape[0])
-        part = padded.index_select(0, rows)
+    for k, rows in enumerate(table):
+        outs, ins = _met(rows, x.shape[0])
+        part = padded.index_select(0, ins)
         if chosen is not None:
-            part = torch.where(chosen.index_select(0, rows) == k, part, 0)
-        total += part
+            part = torch.where(chosen.index_select(0, ins) == k, part, 0)
+        if outs is None:
+            total += part
+        else:
+            total.index_add_(0, outs, part.to(wide))  # each output once
     return total.to(x.dtype)
 
 
