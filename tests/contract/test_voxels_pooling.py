@@ -161,7 +161,7 @@ def test_bits_do_not_depend_on_the_order_of_rows(name):
     same(first[order], second)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if "max" not in name])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "max"])
 def test_vmap_is_a_loop(name):
     tensor = cloud(2)
     stack = torch.randn(4, *tensor.feats.shape)
@@ -211,6 +211,12 @@ def test_equals_and_values_that_are_no_numbers():
     same(out, torch.tensor([[1.0], [-torch.inf], [torch.nan]]))
     out.backward(torch.tensor([[3.0], [5.0], [7.0]]))
     same(feats.grad, torch.tensor([[0.0], [3.0], [5.0], [7.0], [0.0]]))
+
+
+def test_a_maximum_of_windows_is_not_mapped():
+    tensor = cloud(2)
+    with pytest.raises(ShapeError, match=r"sparse_max_pool .* torch.vmap.*Put the mapped"):
+        torch.vmap(lambda f: LAYERS["max"](tensor.replace(f)))(torch.randn(2, *tensor.feats.shape))
 
 
 def test_windows_of_more_places_than_16_bits_count():

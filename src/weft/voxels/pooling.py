@@ -239,6 +239,13 @@ def _places(sources: Tensor) -> torch.dtype:
     return torch.int16 if sources.shape[0] < 2**15 else torch.int32
 
 
+def _refuse_vmap(*_: object) -> None:
+    raise ShapeError(
+        "sparse_max_pool was given to torch.vmap: it takes one tensor a call, since who is largest "
+        "differs between them. Put the mapped dimension into the channels, or loop."
+    )
+
+
 def _register_choice() -> None:
     LIBRARY.define(
         "voxels_choice(Tensor x, Tensor sources) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
@@ -250,6 +257,7 @@ def _register_choice() -> None:
         lambda x, sources: x.new_empty(sources.shape[1], x.shape[1], dtype=_places(sources)),
         lib=LIBRARY,
     )
+    torch.library.register_vmap("weft::voxels_choice", _refuse_vmap, lib=LIBRARY)
 
 
 _register_choice()

@@ -182,6 +182,13 @@ def _first_largest(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -
     return first if order is None else torch.empty_like(first).index_copy_(0, order.long(), first)
 
 
+def _first_largest_batch(
+    info: Any, in_dims: Sequence[int | None], x: Tensor, *segments: Any
+) -> tuple[Tensor, int]:
+    folded = _first_largest(fold_channels(x, in_dims[0], info.batch_size), *segments)
+    return unfold_channels(folded, info.batch_size), 0
+
+
 def _register_first_largest() -> None:
     LIBRARY.define(
         "voxels_first_largest(Tensor x, Tensor owner, Tensor? order, SymInt count) -> Tensor",
@@ -194,6 +201,7 @@ def _register_first_largest() -> None:
         lambda x, owner, order, count: torch.empty_like(x, dtype=torch.bool),
         lib=LIBRARY,
     )
+    torch.library.register_vmap("weft::voxels_first_largest", _first_largest_batch, lib=LIBRARY)
 
 
 _register_first_largest()
