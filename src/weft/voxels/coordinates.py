@@ -180,6 +180,7 @@ class Coordinates:
         self.rows = rows.int().contiguous()
         self._packing: Packing | None = None
         self._sorted: tuple[Tensor, Tensor | None] | None = None
+        self._repeats: _Later | None = None
 
     @classmethod
     def ascending(
@@ -198,6 +199,7 @@ class Coordinates:
         found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
         found.rows = packing.rows(keys) if rows is None else rows
         found._packing, found._sorted, found._ascends = packing, (keys, None), True
+        found._repeats = None
         return found
 
     def __len__(self) -> int:
@@ -249,16 +251,35 @@ class Coordinates:
     @property
     def keys(self) -> Tensor:
         """(N,) of the packing's dtype, ascending."""
-        return self._sort()[0]
+        self.require_distinct()
+        return self.unchecked()[0]
 
     @property
     def order(self) -> Tensor | None:
         """(N,) int32: the rows in ascending order of (batch, s0, s1, …); None: as they stand."""
-        return self._sort()[1]
+        self.require_distinct()
+        return self.unchecked()[1]
+
+    def unchecked(self) -> tuple[Tensor, Tensor | None]:
+        """Keys and order for what is launched before `require_distinct` waits for the device."""
+        if self._sorted is None:
+            keys, order = self.packing.pack(self.rows), None
+            if not self._ascends:
+                keys, places = torch.sort(keys)
+                self._repeats = _Later((keys[1:] == keys[:-1]).any())
+                order = places.int()
+            self._sorted = keys, order
+        return self._sorted
 
     def require_distinct(self) -> None:
         """Raise if a voxel stands twice; sorts them when first called."""
-        self._sort()
+        keys, order = self.unchecked()
+        if self._repeats is None:
+            return
+        if self._repeats.read():
+            assert order is not None
+            raise _stands_twice(self.rows, keys, order)
+        self._repeats = None
 
     def find(self, rows: Tensor) -> Tensor:
         """For each of (M, 1 + d) voxels the row where it stands, int32; −1: it is not there."""
@@ -266,7 +287,7 @@ class Coordinates:
 
     def find_keys(self, keys: Tensor) -> Tensor:
         """The same for keys; a negative one is not there."""
-        known, order = self._sort()
+        known, order = self.keys, self.order
         if not known.numel():
             return torch.full_like(keys, -1, dtype=torch.int32)
         place, absent = _rank(known, keys.to(known.dtype))
@@ -280,7 +301,8 @@ class Coordinates:
         found.rows = self.rows.to(device)
         found._packing = None if self._packing is None else self._packing.to(device)
         if self._sorted is not None:
-            keys, order = self._sorted
+            keys, order = self.keys, self.order
+            found._repeats = None
             found._sorted = keys.to(device), None if order is None else order.to(device)
         return found
 
@@ -321,26 +343,33 @@ class Coordinates:
                     f"in 0..{size - 1}. Pass a larger {what}, or drop these voxels."
                 )
 
-    def _sort(self) -> tuple[Tensor, Tensor | None]:
-        if self._sorted is None:
-            keys, order = self.packing.pack(self.rows), None
-            if not self._ascends:
-                keys, places = torch.sort(keys)
-                self._check_distinct(keys, places)
-                order = places.int()
-            self._sorted = keys, order
-        return self._sorted
 
-    def _check_distinct(self, keys: Tensor, order: Tensor) -> None:
-        twice = keys[1:] == keys[:-1]
-        if bool(twice.any()):
-            at = int(twice.nonzero()[0, 0])
-            rows = sorted(int(r) for r in order[at : at + 2])
-            raise ShapeError(
-                f"voxel {tuple(self.rows[rows[0]].tolist())} stands in rows {rows[0]} and "
-                f"{rows[1]} of coords ({int(twice.sum())} rows repeat another): voxels must be "
-                'distinct. Merge them: voxelize(points, size, reduce="mean"), or drop repeats.'
-            )
+class _Later:
+    """A truth on its way from the device: the host waits for it when it asks, not before."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+        self._event: torch.cuda.Event | None = None
+        if value.is_cuda:
+            self._value = torch.empty_like(value, device="cpu", pin_memory=True)
+            self._value.copy_(value, non_blocking=True)
+            self._event = torch.cuda.current_stream(value.device).record_event()
+
+    def read(self) -> bool:
+        if self._event is not None:
+            self._event.synchronize()
+        return bool(self._value)
+
+
+def _stands_twice(rows: Tensor, keys: Tensor, order: Tensor) -> ShapeError:
+    twice = keys[1:] == keys[:-1]
+    at = int(twice.nonzero()[0, 0])
+    first, second = sorted(order[at : at + 2].tolist())
+    return ShapeError(
+        f"voxel {tuple(rows[first].tolist())} stands in rows {first} and {second} of coords "
+        f"({int(twice.sum())} rows repeat another): voxels must be distinct. Merge them: "
+        'voxelize(points, size, reduce="mean"), or drop repeats.'
+    )
 
 
 def _check_rows(rows: Tensor) -> None:

@@ -161,16 +161,18 @@ def mode_of(submanifold: bool, transposed: bool) -> str:
 
 def build(inputs: Coordinates, shape: Geometry) -> KernelMap:
     """The map of coordinates under a geometry."""
-    inputs.require_distinct()
-    if shape.mode == "submanifold":
-        return _submanifold(inputs, shape)
-    return _resampled(inputs, shape)
+    found = (
+        _submanifold(inputs, shape) if shape.mode == "submanifold" else _resampled(inputs, shape)
+    )
+    inputs.require_distinct()  # last: what is launched by now runs while the host waits
+    return found
 
 
 def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
     """Whether `map_launch` builds a map: its integers must hold all numbers on the way."""
-    small = packing.single and max(max(axis) for axis in shape[1:]) < 2**31
-    return small and len(inputs) > 0 and kernels_serve(inputs.device.type)
+    if not kernels_serve(inputs.device.type) or not 0 < len(inputs) < 2**30:
+        return False
+    return packing.single and all(number < 2**31 for axis in shape[1:] for number in axis)
 
 
 def _submanifold(inputs: Coordinates, shape: Geometry) -> KernelMap:
@@ -199,7 +201,7 @@ def _submanifold(inputs: Coordinates, shape: Geometry) -> KernelMap:
 def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> KernelMap:
     from weft.voxels import map_launch
 
-    voxels = inputs.keys, inputs.order, inputs.rows
+    voxels = *inputs.unchecked(), inputs.rows
     box = inputs.packing.lows, inputs.packing.sizes
     return KernelMap(*map_launch.submanifold(*voxels, *box, shape), inputs, inputs, shape)
 
@@ -235,6 +237,7 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> KernelMap:
     if 0 not in spatial and _kernels_serve(inputs, packing, shape):
         from weft.voxels import map_launch
 
+        inputs.require_distinct()  # or two candidates would be one pair
         made = map_launch.resample(inputs.rows, packing.sizes, packing.dtype, shape)
         sources, targets, rows, keys = made
         outputs = Coordinates.ascending(packing, keys, spatial, size, stride, rows)

@@ -72,35 +72,45 @@ def pack_kernel(
 
 
 @triton.jit
-def _lower_bound(keys_ptr, target, begin, end, step):
-    """How many keys are below each target; it lies in begin..end, at most 2·step − 1 apart."""
-    at = begin
-    while step > 0:
-        fits = step <= end - at
-        key = tl.load(keys_ptr + (at + step - 1), mask=fits, other=0)
-        at = tl.where(fits & (key < target), at + step, at)
-        step = step // 2
-    return at
+def _among_all(keys_ptr, target, N, PIVOTS: tl.constexpr):
+    """How many of all keys are below each of a few targets, PIVOTS ways at a step.
+
+    A step waits once for memory: 20 bits are 4 steps, where halving would wait 20 times.
+    """
+    begin = tl.zeros_like(target).to(tl.int32)
+    width = tl.cdiv(N, PIVOTS)
+    while width > 0:
+        at = begin[:, None] + (tl.arange(0, PIVOTS) + 1)[None, :] * width - 1
+        key = tl.load(keys_ptr + at, mask=at < N, other=0)
+        below = (at < N) & (key < target[:, None])
+        begin += tl.sum(below.to(tl.int32), 1) * width
+        width = tl.where(width > 1, tl.cdiv(width, PIVOTS), 0)
+    return begin
 
 
 @triton.jit
-def _search(keys_ptr, target, wanted, N, top, MOST: tl.constexpr):
-    """(LINES, BLOCK) lower bounds: those of a line's lowest and highest target come first.
+def _search(keys_ptr, target, wanted, N, MOST: tl.constexpr, PIVOTS: tl.constexpr):
+    """[LINES, BLOCK] how many keys are below each target; first for a line's lowest and highest.
 
     The targets of a block follow each other about as its keys do, so what is left between these
-    two is about as long as the block: 8 steps where log2 N would be 20.
+    two is about as long as the block: 8 halvings where log2 N would be 20.
     """
     highest = tl.max(tl.where(wanted, target, -1), 1)
     lowest = tl.minimum(tl.min(tl.where(wanted, target, MOST), 1), highest)
-    nothing = tl.zeros_like(highest).to(tl.int32)
-    begin = _lower_bound(keys_ptr, lowest, nothing, nothing + N, top)
-    end = _lower_bound(keys_ptr, highest, nothing, nothing + N, top)
+    ends = tl.join(lowest, highest)  # [LINES, 2]
+    place = _among_all(keys_ptr, tl.reshape(ends, (2 * ends.shape[0],)), N, PIVOTS)
+    begin, end = tl.split(tl.reshape(place, ends.shape))
     span = tl.max(end - begin, 0)
     step = tl.zeros_like(span) + 1
     while step <= span // 2:
         step = step * 2
-    place = begin[:, None] + tl.zeros_like(target).to(tl.int32)
-    return _lower_bound(keys_ptr, target, place, end[:, None] + tl.zeros_like(place), step)
+    at, last = begin[:, None] + tl.zeros_like(target).to(tl.int32), end[:, None]
+    while step > 0:
+        fits = wanted & (step <= last - at)
+        key = tl.load(keys_ptr + (at + step - 1), mask=fits, other=0)
+        at = tl.where(fits & (key < target), at + step, at)
+        step = step // 2
+    return at
 
 
 @triton.jit
@@ -157,17 +167,17 @@ def _centre(
             _keep(forward_ptr, mirrored_ptr, k + side * t, num_offsets, N, own, value, write)
 
 
-@triton.jit(do_not_specialize=range(5, 28))
+@triton.jit(do_not_specialize=range(5, 27))
 def search_kernel(
     keys_ptr, order_ptr, rows_ptr, forward_ptr, mirrored_ptr,
-    N: tl.int32, num_offsets: tl.int32, lines: tl.int32, top: tl.int32,
+    N: tl.int32, num_offsets: tl.int32, lines: tl.int32,
     low0: tl.int64, low1: tl.int64, low2: tl.int64, low3: tl.int64,
     size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
     kernel1: tl.int32, kernel2: tl.int32, kernel3: tl.int32,
     dil0: tl.int64, dil1: tl.int64, dil2: tl.int64, dil3: tl.int64,
     begin0: tl.int64, begin1: tl.int64, begin2: tl.int64, begin3: tl.int64,
     COLUMNS: tl.constexpr, SYMMETRIC: tl.constexpr, LAST: tl.constexpr, GAP: tl.constexpr,
-    MOST: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+    MOST: tl.constexpr, PIVOTS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """forward[k, o] = the row at row o + offset k; mirrored[K − 1 − k, o] = the same.
 
@@ -175,8 +185,8 @@ def search_kernel(
     Without an order all entries are written, with one only what is found: tables come filled
     with −1.  Bytes: two tables.  Bound: the instructions of the search, then memory.
 
-    `kernel1` … `kernel3` count the kernel's `lines`, LAST the offsets of each.  `top` is the
-    largest power of 2 up to N, MOST the largest number of the keys' type, above all keys.
+    `kernel1` … `kernel3` count the kernel's `lines`, LAST the offsets of each.  MOST is
+    the largest number of the keys' type, above all keys.
     """
     blocks = tl.cdiv(N, BLOCK)
     at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
@@ -226,24 +236,23 @@ def search_kernel(
         moved = (_column(rows_ptr, own, mask, 2, COLUMNS) - low2)[None, :] + away2[:, None]
         inside &= (moved >= 0) & (moved < size2)
 
-    # a coordinate outside is cut to one cell beside its line: order is kept, nothing overflows
-    begin = (key.to(tl.int64) - last)[None, :] + step[:, None]
+    # a coordinate far outside is cut near its line: nothing overflows, and it is no hit
     moved = last[None, :] + away3[:, None]
-    target = (begin + tl.minimum(tl.maximum(moved, -1), size3)).to(key.dtype)
-    place = _search(keys_ptr, target, inside, N, top, MOST)
+    near = tl.minimum(tl.maximum(moved, -LAST * GAP), size3 + LAST * GAP)
+    target = ((key.to(tl.int64) - last)[None, :] + step[:, None] + near).to(key.dtype)
+    place = _search(keys_ptr, target, inside, N, MOST, PIVOTS)
     here = tl.load(keys_ptr + place, mask=inside & (place < N), other=MOST)
     for t in tl.static_range(LAST):
-        if t > 0:
-            moved += GAP
-            target = (begin + tl.minimum(tl.maximum(moved, -1), size3)).to(key.dtype)
-            for _ in tl.static_range(GAP):
-                place += (here < target).to(tl.int32)
-                here = tl.load(keys_ptr + place, mask=inside & (place < N), other=MOST)
+        for _ in tl.static_range(GAP if t > 0 else 0):
+            place += (here < target).to(tl.int32)
+            here = tl.load(keys_ptr + place, mask=inside & (place < N), other=MOST)
         hit = inside & (here == target) & (moved >= 0) & (moved < size3)
         value = _row_at(order_ptr, place, hit)
         write = (line < lines)[:, None] & mask[None, :] if order_ptr is None else hit
         k = line * LAST + t
         _keep(forward_ptr, mirrored_ptr, k[:, None], num_offsets, N, own[None, :], value, write)
+        target += GAP
+        moved += GAP
 
 
 @triton.jit

@@ -7,6 +7,7 @@ over at every call, so another count of voxels never compiles again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ AXES = 4
 ROWS, PAIRS = 1024, 512
 """Rows that a program surveys or packs, pairs that one places."""
 
-SEARCH = Tile((8, 128), num_warps=8)
-"""Lines at most, and rows, that one program searches for."""
+SEARCH = Tile((64, 2, 256), num_warps=8)
+"""Pivots of a step, lines at most and rows that one program searches for."""
 
 Numbers = tuple[int, ...]
 
@@ -95,7 +96,7 @@ def submanifold(
     size = (2, shape.num_offsets, len(keys))
     # in another order entries are scattered: only those that are there
     made = rows.new_empty(size) if order is None else rows.new_full(size, -1)
-    sources, targets = made
+    sources, targets = made.unbind()
     operands = [keys, order, rows]
     if shape.symmetric:
         _search([*operands, sources, targets], lows, sizes, shape, shape.begin)
@@ -111,26 +112,48 @@ def submanifold(
 def _search(
     operands: list[Tensor | None], lows: Numbers, sizes: Numbers, shape: Geometry, begin: Numbers
 ) -> None:
-    keys, _, rows = operands[:3]
+    keys = operands[0]
     assert keys is not None
-    assert rows is not None
-    count, num = len(keys), shape.num_offsets
-    last, gap = shape.kernel_size[-1], shape.dilation[-1]
+    count, plan = keys.shape[0], _plan(shape, begin, keys.dtype, SEARCH)
+    box = (*_front(lows[1:], 0), *_front(sizes[1:], 1))
+    numbers = (count, *plan.counts, *box, *plan.axes)
+    programs = -(-count // SEARCH.blocks[-1]) * plan.tiles
+    warps = SEARCH.num_warps
+    _launch(
+        map_kernels.search_kernel, programs, operands, numbers, *plan.constants, num_warps=warps
+    )
+
+
+class _Plan(NamedTuple):
+    """What of a search follows from the geometry alone.
+
+    Args:
+        counts: offsets and lines of the kernel.
+        axes: lines, dilation and begin of each axis.
+        tiles: programs that share rows.
+        constants: of the kernel.
+    """
+
+    counts: Numbers
+    axes: Numbers
+    tiles: int
+    constants: tuple[Any, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(shape: Geometry, begin: Numbers, dtype: torch.dtype, tile: Tile) -> _Plan:
+    num, last, gap = shape.num_offsets, shape.kernel_size[-1], shape.dilation[-1]
     if last * gap > WALK:
         last, gap = 1, 1
     lines = num // last
     kernel = _front((*shape.kernel_size[:-1], shape.kernel_size[-1] // last), 1)
     searched = max(1, lines - shape.symmetric)
-    most_lines, block = SEARCH.blocks
-    tile = min(most_lines, 1 << (searched - 1).bit_length())
-    numbers = [count, num, lines, 1 << (count.bit_length() - 1)]
-    numbers += [*_front(lows[1:], 0), *_front(sizes[1:], 1), *kernel[1:]]
-    numbers += [*_front(shape.dilation, 1), *_front(begin, 0)]
-    most = torch.iinfo(keys.dtype).max
-    programs = -(-count // block) * -(-searched // tile)
-    constants = (rows.shape[1], shape.symmetric, last, gap, most, tile, block)
-    warps = SEARCH.num_warps
-    _launch(map_kernels.search_kernel, programs, operands, numbers, *constants, num_warps=warps)
+    pivots, most_lines, block = tile.blocks
+    together = min(most_lines, 1 << (searched - 1).bit_length())
+    most, columns = torch.iinfo(dtype).max, 1 + len(begin)
+    constants = (columns, shape.symmetric, last, gap, most, pivots, together, block)
+    axes = (*kernel[1:], *_front(shape.dilation, 1), *_front(begin, 0))
+    return _Plan((num, lines), axes, -(-searched // together), constants)
 
 
 def resample(
@@ -206,9 +229,10 @@ def _launch(
     first = operands[0]
     assert first is not None
     pointers = [None if t is None else t.data_ptr() for t in operands]
-    kinds = [None if t is None else (t.dtype, t.data_ptr() & 15 == 0) for t in operands]
-    key = (kernel.__name__, first.device, constants, num_warps, *kinds)
-    with _current(first):
+    dtypes = tuple(None if t is None else t.dtype for t in operands)
+    aligned = tuple(p is None or p & 15 == 0 for p in pointers)
+    key = (kernel.__name__, first.device, constants, num_warps, dtypes, aligned)
+    with _current(first.device):
         compiled = _compiled.get(key)
         if compiled is None:
             launch = kernel[(programs,)]
@@ -219,8 +243,9 @@ def _launch(
         compiled.run(programs, 1, 1, stream, *code, *pointers, *numbers, *constants)
 
 
-def _current(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Makes the tensor's device current."""
-    if tensor.get_device() == torch._C._cuda_getDevice():
-        return contextlib.nullcontext()
-    return torch.cuda.device(tensor.device)
+_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a device current."""
+    return _NOTHING if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)

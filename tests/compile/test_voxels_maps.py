@@ -1,0 +1,84 @@
+"""The kernels of kernel maps, compiled for GPUs that are not here.
+
+The statistics stand in voxels_maps.json: growth over 10 % fails.  To accept a change, run with
+WEFT_WRITE_SNAPSHOT=1 and commit the file.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from weft.core.backend import interpreted
+
+if interpreted():
+    pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
+
+from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+from weft.voxels import map_kernels
+
+SNAPSHOT = pathlib.Path(__file__).with_name("voxels_maps.json")
+CONSTANTS = {
+    "survey_kernel": {"COLUMNS": 4, "BLOCK": 1024},
+    "pack_kernel": {"COLUMNS": 4, "BLOCK": 1024},
+    "search_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "PIVOTS": 64, "LINES": 2, "BLOCK": 256},
+    "candidates_kernel": {"COLUMNS": 4, "BLOCK": 512},
+    "outputs_kernel": {"COLUMNS": 4, "BLOCK": 512},
+}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "search_kernel": {
+        "symmetric": {"SYMMETRIC": True},
+        "symmetric in order": {"SYMMETRIC": True, "order_ptr": None},
+        "uneven": {"SYMMETRIC": False, "mirrored_ptr": None},
+        "uneven mirrored": {"SYMMETRIC": False, "forward_ptr": None},
+    },
+    "candidates_kernel": {
+        "strided": {"TRANSPOSED": False},
+        "transposed": {"TRANSPOSED": True},
+    },
+}
+
+
+def build(name: str, keys: str, variant: str) -> Build:
+    """A kernel for keys of a type."""
+    kernel = getattr(map_kernels, name)
+    constants = CONSTANTS[name] | VARIANTS.get(name, {"": {}})[variant]
+    if "MOST" in kernel.arg_names:
+        constants |= {"MOST": 2**31 - 1 if keys == "i32" else 2**63 - 1}
+    of = {"found_ptr": "i64", "source_ptr": "i64", "keys_ptr": keys, "out_keys_ptr": keys}
+    types = {
+        p.name: f"*{of.get(p.name, 'i32')}" if p.name.endswith("_ptr") else p.annotation_type
+        for p in kernel.params
+        if p.name not in constants
+    }
+    return Build(kernel, types, constants, {"num_warps": 8 if name == "search_kernel" else 4})
+
+
+CASES = {
+    f"{name} {variant}, {keys} keys, {target}": (name, keys, variant, target)
+    for name in CONSTANTS
+    for variant in VARIANTS.get(name, {"": {}})
+    for keys, target in (("i32", "sm_90"), ("i64", "sm_90"), ("i64", "sm_80"), ("i64", "gfx942"))
+}
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Iterator[dict[str, Any]]:
+    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
+    yield kept
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+    *case, target = CASES[name]
+    made = build(*case)
+    stats = statistics(compile_for(made, target), target)
+    assert not faults(made, target, stats)
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        snapshot[name] = stats
+    assert not growth(stats, snapshot[name])
