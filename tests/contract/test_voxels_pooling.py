@@ -219,6 +219,14 @@ def test_a_maximum_of_windows_is_not_mapped():
         torch.vmap(lambda f: LAYERS["max"](tensor.replace(f)))(torch.randn(2, *tensor.feats.shape))
 
 
+def test_the_first_of_several_nan_is_chosen():
+    feats = torch.tensor([[torch.nan], [torch.nan], [3.0]], requires_grad=True)
+    tensor = SparseTensor(feats, torch.tensor([[0, 2], [0, 1], [0, 0]]))
+    for out in (sparse_max_pool(tensor, 3).feats, global_pool(tensor, "max")):
+        (found,) = torch.autograd.grad(out, feats, torch.ones(1, 1))
+        same(found, torch.tensor([[0.0], [1.0], [0.0]]))
+
+
 def test_windows_of_more_places_than_16_bits_count():
     assert pooling._places(torch.empty(2**15 - 1, 0)) == torch.int16
     assert pooling._places(torch.empty(2**15, 0)) == torch.int32
