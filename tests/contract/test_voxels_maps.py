@@ -3,9 +3,10 @@
 Natively the torch code is held to the dictionary; in the interpreter, and on a GPU, the kernels
 too, and then to the torch code bit for bit.  Adversarial boxes: products of ranges past 2⁶³, ends
 of int32, huge batch numbers, edges where the key of a neighbour wraps into the next line.
-Seen red with: no test of the box (wrapped neighbours), a line's second place taken from its first
-without a step, the mirrored table of even kernels not reversed, ~lowest stored as lowest, the
-last candidate place of a stride left out, the smallest key of a block taken for its first.
+Seen red with: a box one axis too wide, a walk that never advances, the mirrored table not reversed,
+lowest stored without its complement, the last candidate of a stride left out, a block's highest
+target left out, repeats not asked for, int32 columns compared with numbers outside of int32, a
+search over no span that never ended.
 """
 
 import functools
