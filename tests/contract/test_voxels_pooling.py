@@ -227,6 +227,14 @@ def test_the_first_of_several_nan_is_chosen():
         same(found, torch.tensor([[0.0], [1.0], [0.0]]))
 
 
+def test_minus_infinity_alone_in_its_window():
+    feats = torch.tensor([[-torch.inf]], requires_grad=True)
+    out = sparse_max_pool(SparseTensor(feats, torch.tensor([[0, 1]])), 2).feats
+    same(out, feats)
+    out.sum().backward()
+    same(feats.grad, torch.ones(1, 1))
+
+
 def test_windows_of_more_places_than_16_bits_count():
     assert pooling._places(torch.empty(2**15 - 1, 0)) == torch.int16
     assert pooling._places(torch.empty(2**15, 0)) == torch.int32
