@@ -277,7 +277,7 @@ def _table_sum(
     wide = torch.promote_types(x.dtype, torch.float32)
     total = x.new_zeros(table.shape[1], x.shape[1], dtype=wide)
     padded = torch.nn.functional.pad(x, (0, 0, 0, 1))
-    chosen = None if choice is None else torch.nn.functional.pad(choice, (0, 0, 0, 1), value=-1)
+    chosen = None if choice is None else torch.nn.functional.pad(choice, (0, 0, 0, 1))
     for k, rows in enumerate(table):
         outs, ins = _met(rows, x.shape[0])
         part = padded.index_select(0, ins)
