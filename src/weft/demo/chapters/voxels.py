@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv3d, conv_transpose3d
 
 from weft.demo import page
 from weft.demo.blocks import blocks
@@ -19,6 +18,7 @@ from weft.demo.pictures import curve
 from weft.demo.segmenter import PlainSegmenter, Segmenter, confusion, fit, foretold, step_of
 from weft.demo.surface import Surface, load
 from weft.voxels import SparseTensor, kernel_map, sparse_conv, sparse_inverse_conv
+from weft.voxels.reference import dense_conv
 
 __all__ = ["chapter"]
 
@@ -176,46 +176,43 @@ def _network_table(model: Segmenter, plain: Segmenter, tensor: SparseTensor) -> 
 
 def _accuracies(tensor: SparseTensor) -> list[OpError]:
     """Of each kind of layer, against torch's dense convolution of some of the voxels."""
-    places = tensor.C[split(tensor.C[:, 1:].cpu().float(), FEW)[0].to(tensor.device)]
-    shape = tensor.spatial_shape
-    fine = SparseTensor(torch.randn(len(places), 16, device=tensor.device), places, shape, 1)
+    device = tensor.device
+    places = tensor.C[split(tensor.C[:, 1:].cpu().float(), FEW)[0].to(device)]
+    fine = SparseTensor(torch.randn(len(places), 16, device=device), places, tensor.spatial_shape)
     down = partial(sparse_conv, kernel_size=2, stride=2, submanifold=False, indice_key="down")
-    coarse = down(fine, torch.randn(8, 16, 24, device=tensor.device))
+    coarse = down(fine, torch.randn(8, 16, 24, device=device))
 
-    def dense(x: Tensor, on: SparseTensor) -> Tensor:
-        return on.replace(x).dense()
-
-    def at(grid: Tensor, on: SparseTensor) -> Tensor:
-        sample, *rest = on.C.long().T
+    def dense(
+        x: Tensor, w: Tensor, on: SparseTensor, to: SparseTensor, k: int, mode: str
+    ) -> Tensor:
+        none, ones, steps = (0,) * 3, (1,) * 3, (1 if on is to else 2,) * 3
+        grid = dense_conv(
+            on.replace(x).dense(), w, (k,) * 3, stride=steps, padding=none, dilation=ones, mode=mode
+        )
+        sample, *rest = to.C.long().T
         return grid.movedim(1, -1)[(sample, *rest)]
-
-    def cube(w: Tensor, size: int) -> Tensor:
-        """(K, C_in, C_out) → torch's (C_out, C_in, k, k, k)"""
-        return w.permute(2, 1, 0).reshape(w.shape[2], w.shape[1], size, size, size)
 
     kinds = {
         "submanifold, 3³": (
             lambda x, w: sparse_conv(fine.replace(x), w, 3).feats,
-            lambda x, w: at(conv3d(dense(x, fine), cube(w, 3), padding=1), fine),
-            (fine.feats, (27, 16, 16)),
+            partial(dense, on=fine, to=fine, k=3, mode="submanifold"),
+            (fine.feats, torch.randn(27, 16, 16, device=device)),
         ),
         "strided, 2³": (
             lambda x, w: down(fine.replace(x), w).feats,
-            lambda x, w: at(conv3d(dense(x, fine), cube(w, 2), stride=2), coarse),
-            (fine.feats, (8, 16, 24)),
+            partial(dense, on=fine, to=coarse, k=2, mode="strided"),
+            (fine.feats, torch.randn(8, 16, 24, device=device)),
         ),
         "inverse, 2³": (
             lambda x, w: sparse_inverse_conv(coarse.replace(x), w, "down").feats,
-            lambda x, w: at(
-                conv_transpose3d(dense(x, coarse), cube(w, 2).transpose(0, 1), stride=2), fine
-            ),
-            (coarse.feats, (8, 24, 16)),
+            partial(dense, on=coarse, to=fine, k=2, mode="transposed"),
+            (coarse.feats, torch.randn(8, 24, 16, device=device)),
         ),
     }
     return [
         error
-        for name, (ours, exact, (x, size)) in kinds.items()
-        for error in op_errors(name, ours, exact, (x, torch.randn(size, device=x.device)))
+        for name, (ours, exact, inputs) in kinds.items()
+        for error in op_errors(name, ours, exact, inputs)
     ]
 
 
