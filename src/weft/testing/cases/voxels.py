@@ -211,7 +211,7 @@ def group_cases() -> list[Case]:
 
 def edge_cases() -> list[Case]:
     """No voxels, one voxel, voxels without a neighbour, no output, empty samples."""
-    cases = [
+    return [
         make_case("no voxels", Layer(CUBE), BOX, share=0),
         make_case("no voxels strided", Layer(CUBE, "strided", 2, 1), BOX, share=0),
         make_case("no voxels transposed", Layer(CUBE, "transposed", 2, 1), BOX, share=0),
@@ -222,7 +222,6 @@ def edge_cases() -> list[Case]:
         make_case("empty samples", Layer(CUBE), (2, 2, 2), batch=9, share=0.06),
         make_case("full box", Layer(CUBE, "strided", 1, 1), (4, 4, 4), share=1, bias=False),
     ]
-    return cases
 
 
 def door_cases() -> list[Case]:
