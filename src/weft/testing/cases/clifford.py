@@ -112,7 +112,7 @@ ROWS = 61
 
 def op_cases(op: str) -> list[Case]:
     """One op in every algebra."""
-    elements = 64 if OPS[op].polynomial or OPS[op].factors else 8 * ROWS
+    elements = 64 if OPS[op].polynomial else 8 * ROWS
     return [make_case(op, m, batch=(max(elements >> len(m), 5),)) for m in METRICS]
 
 
