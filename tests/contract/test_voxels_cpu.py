@@ -3,9 +3,9 @@
 Row order carries no information: permuted rows give permuted results, to the bit, and the weight's
 gradient does not change; nor does anything with the number of threads.
 
-Seen red with: rows visited as they stand, channels not filled up (three threads, C = 31 to 65),
-what fills up an offset's pairs left in the gradient, a chunk's last rows dropped, an offset
-with one row missing taken for a full one, weights not flipped.
+Seen red with: rows visited as they stand, pairs of an offset shifted by one, channels not filled up
+(C = 31 to 65, two and four threads), what fills up an offset's pairs left in the gradient or added
+to row 0, an offset with one row missing taken for a full one, weights not flipped.
 """
 
 import pytest

@@ -3,8 +3,8 @@
 In one to three dimensions against torch itself, in four against the maps that dictionaries give;
 the outputs are those that a pair reaches, and they ascend.
 
-Seen red with: a stride's remainder taken for a neighbour, the padding left out of the last output,
-the dilation of a submanifold kernel's centre, offsets counted with the first axis fastest.
+Seen red with: a stride's remainder taken for a neighbour, half of the padding left out of the last
+output, the dilation of a submanifold kernel's centre, offsets counted with the first axis fastest.
 """
 
 import math
