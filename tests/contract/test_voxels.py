@@ -3,9 +3,9 @@
 The cases are in weft.testing.cases.voxels.  float32 goes to second order, the other dtypes to
 first.  Interpreted, the smaller clouds meet one of the dtypes each.
 
-Seen red with: groups in the wrong order in the input's gradient, offsets of the inputs' table turned
-round, sums in the storage dtype, the bias added after the rounding, row 0 counted for offsets
-without a pair.
+Seen red with: groups in the wrong order in the input's gradient, offsets of the inputs' table
+turned round, sums in the storage dtype, the bias added after the rounding, row 0 counted for
+offsets without a pair.
 """
 
 import pytest
