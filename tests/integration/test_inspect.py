@@ -14,7 +14,7 @@ import weft
 from weft import cli
 from weft.demo import inspection
 from weft.demo.inspection import by_mask, inspect, layer_of, spacing_of, tile_waste
-from weft.voxels import SparseTensor
+from weft.voxels import SparseTensor, kernel_map
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,11 @@ def test_counts_of_a_layer_are_those_of_a_set():
     assert layer.operations(8) == 2 * sum(counts) * 64
     assert layer.saved(8) == 27 * layer.box / sum(counts)
     assert layer.bytes(8)["gathered"] == 2 * 8 * sum(counts)
+    found = kernel_map(tensor, 3)
+    assert found.back is None  # one table is kept
+    assert layer.bytes(8)["map"] == found.sources.nbytes
+    found = kernel_map(tensor, 2)
+    assert layer_of(tensor, 0.5, 2).bytes(8)["map"] == found.sources.nbytes + found.targets.nbytes
 
 
 def test_tile_waste_is_counted_tile_by_tile():

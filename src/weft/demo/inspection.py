@@ -63,9 +63,10 @@ class Layer(NamedTuple):
 
     def bytes(self, channels: int) -> dict[str, int]:
         """What a layer in float16 keeps, and what gathering its rows would add."""
+        tables = 1 if self.kernel % 2 else 2  # of an odd kernel one serves both directions
         return {
             "in, out": 2 * 2 * self.voxels * channels,
-            "map": 2 * 4 * len(self.counts) * self.voxels,
+            "map": tables * 4 * len(self.counts) * self.voxels,
             "weight": 2 * len(self.counts) * channels**2,
             "gathered": 2 * self.pairs * channels,
         }
