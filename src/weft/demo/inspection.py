@@ -16,8 +16,7 @@ from weft.demo import require_matplotlib
 from weft.demo.readers import read_points
 from weft.errors import DTypeError, ShapeError
 from weft.progress import track
-from weft.voxels import SparseTensor, greedy_group, kernel_map
-from weft.voxels.voxelize import voxelize
+from weft.voxels import SparseTensor, greedy_group, kernel_map, voxelize
 
 __all__ = ["Layer", "by_mask", "inspect", "layer_of", "spacing_of", "tile_waste"]
 

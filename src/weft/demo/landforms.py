@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from weft.demo.neighbours import nearest, split
 from weft.demo.surface import Surface
-from weft.voxels import SparseTensor
-from weft.voxels.voxelize import voxelize
+from weft.voxels import SparseTensor, voxelize
 
 __all__ = ["Part", "bend", "kinds_of", "landforms", "smoothed"]
 

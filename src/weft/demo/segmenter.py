@@ -18,15 +18,17 @@ from torch import Tensor, nn
 from weft.core.cache import TensorCache
 from weft.demo.landforms import Part
 from weft.progress import track
-from weft.voxels import KernelMap, SparseTensor, cat
-from weft.voxels.nn import (
+from weft.voxels import (
+    KernelMap,
+    SparseBatchNorm,
     SparseConv3d,
     SparseConvolution,
     SparseInverseConv3d,
     SparseInverseConvolution,
+    SparseTensor,
     SubMConv3d,
+    cat,
 )
-from weft.voxels.norm import SparseBatchNorm
 
 __all__ = ["PlainSegmenter", "Segmenter", "confusion", "fit", "foretold", "gathered", "step_of"]
 
