@@ -26,7 +26,7 @@ from weft.core.backend import interpreted
 from weft.errors import IndexRangeError, ShapeError
 from weft.voxels.coordinates import Coordinates
 from weft.voxels.geometry import Geometry, geometry
-from weft.voxels.kernel_map import KernelMap, build
+from weft.voxels.kernel_map import KernelMap, Maps
 
 KERNELS = interpreted()
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
@@ -84,6 +84,11 @@ def output_of(q: int, offset: int, stride: int, size: int, mode: str) -> int | N
     else:
         o, rest = divmod(q - offset, stride)
     return o if rest == 0 and 0 <= o < size else None
+
+
+def build(voxels: Coordinates, shape: Geometry) -> KernelMap:
+    """The map of voxels that share none with others."""
+    return Maps().get(voxels, shape)
 
 
 def check(found: KernelMap, rows: list, spatial: tuple | None) -> None:

@@ -34,10 +34,9 @@ def convolution(
 
 
 def tables(kernel_map: KernelMap) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """What of a map enters an operator; no targets where they are the sources, flipped."""
-    same = kernel_map.geometry.mode == "submanifold" and kernel_map.geometry.symmetric
-    targets = None if same else kernel_map.targets
-    return kernel_map.sources, targets, kernel_map.inputs.order, kernel_map.outputs.order
+    """What of a map enters an operator."""
+    orders = kernel_map.inputs.order, kernel_map.outputs.order
+    return kernel_map.sources, kernel_map.back, *orders
 
 
 def _forward(

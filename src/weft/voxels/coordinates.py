@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -181,6 +181,7 @@ class Coordinates:
         self._packing: Packing | None = None
         self._sorted: tuple[Tensor, Tensor | None] | None = None
         self._repeats: _Later | None = None
+        self.tables: dict[Any, Any] = {}  # of kernel maps, by geometry: see kernel_map.py
 
     @classmethod
     def ascending(
@@ -199,7 +200,7 @@ class Coordinates:
         found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
         found.rows = packing.rows(keys) if rows is None else rows
         found._packing, found._sorted, found._ascends = packing, (keys, None), True
-        found._repeats = None
+        found._repeats, found.tables = None, {}
         return found
 
     def __len__(self) -> int:
@@ -298,7 +299,7 @@ class Coordinates:
         """The same voxels on another device, sorted if they were."""
         found = object.__new__(Coordinates)
         found.__dict__.update(self.__dict__)
-        found.rows = self.rows.to(device)
+        found.rows, found.tables = self.rows.to(device), {}
         found._packing = None if self._packing is None else self._packing.to(device)
         if self._sorted is not None:
             keys, order = self.keys, self.order

@@ -23,7 +23,7 @@ from weft.voxels.geometry import Geometry, Size, geometry
 if TYPE_CHECKING:
     from weft.voxels.tensor import SparseTensor
 
-__all__ = ["KernelMap", "Maps", "build", "kernel_map"]
+__all__ = ["KernelMap", "Maps", "kernel_map"]
 
 
 class KernelMap(NamedTuple):
@@ -31,7 +31,8 @@ class KernelMap(NamedTuple):
 
     Args:
         sources: (K, N_out) int32, the input row of each output row, −1 for none.
-        targets: (K, N_in) int32, the output row of each input row, −1 for none.
+        back: `targets`; None where they are the sources with the offsets reversed, as in a
+            submanifold layer with an odd kernel.
         inputs: the voxels that are read.
         outputs: the voxels that are written.
         geometry: the layer's; of an inverse layer, that of the layer it undoes.
@@ -39,7 +40,7 @@ class KernelMap(NamedTuple):
     """
 
     sources: Tensor
-    targets: Tensor
+    back: Tensor | None
     inputs: Coordinates
     outputs: Coordinates
     geometry: Geometry
@@ -48,6 +49,11 @@ class KernelMap(NamedTuple):
     def __repr__(self) -> str:
         sides = f"{len(self.inputs)} → {len(self.outputs)} voxels"
         return f"KernelMap({self.sources.shape[0]} offsets, {sides}, {self.geometry.mode})"
+
+    @property
+    def targets(self) -> Tensor:
+        """(K, N_in) int32, the output row of each input row, −1 for none."""
+        return self.sources.flip(0) if self.back is None else self.back
 
     @property
     def counts(self) -> Tensor:
@@ -74,31 +80,31 @@ class KernelMap(NamedTuple):
 
 
 class Maps:
-    """The maps of a cloud and of all that was derived from it, by their input and geometry.
+    """The named maps of a cloud and of all that was derived from it.
 
-    A map holds coordinates, coordinates hold no map: nothing here waits for a garbage collector.
+    Tables live with the coordinates that they read, by their geometry.  Coordinates hold tables and
+    the coordinates these write, never those they were made from: nothing waits for a garbage
+    collector.
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, Geometry], KernelMap] = {}
         self._named: dict[str, KernelMap] = {}
 
     def get(self, inputs: Coordinates, shape: Geometry, name: str | None = None) -> KernelMap:
         """The map of coordinates under a geometry, built when first asked for; perhaps named."""
-        if name is not None and name in self._named:
-            named = self._named[name]
-            if named.inputs is not inputs or named.geometry != shape:
-                raise ShapeError(
-                    f"indice_key={name!r} names the map of {_described(named.geometry)} on "
-                    f"{len(named.inputs)} voxels, but was given with {_described(shape)} on "
-                    f"{'the same' if named.inputs is inputs else f'{len(inputs)} other'} voxels: a "
-                    "key names one map. Give this layer another indice_key, or none."
-                )
-            return named
-        key = (id(inputs), shape)  # the map keeps its coordinates alive, and so the id its own
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = build(inputs, shape)
+        named = None if name is None else self._named.get(name)
+        if named is not None and (named.inputs is not inputs or named.geometry != shape):
+            raise ShapeError(
+                f"indice_key={name!r} names the map of {_described(named.geometry)} on "
+                f"{len(named.inputs)} voxels, but was given with {_described(shape)} on "
+                f"{'the same' if named.inputs is inputs else f'{len(inputs)} other'} voxels: a "
+                "key names one map. Give this layer another indice_key, or none."
+            )
+        tables = inputs.tables.get(shape)
+        if tables is None:
+            tables = inputs.tables[shape] = _build(inputs, shape)
+        sources, back, outputs = tables
+        found = KernelMap(sources, back, inputs, inputs if outputs is None else outputs, shape)
         if name is not None:
             self._named[name] = found
         return found
@@ -159,8 +165,12 @@ def mode_of(submanifold: bool, transposed: bool) -> str:
     return "submanifold" if submanifold else "transposed" if transposed else "strided"
 
 
-def build(inputs: Coordinates, shape: Geometry) -> KernelMap:
-    """The map of coordinates under a geometry."""
+Tables = tuple[Tensor, Tensor | None, Coordinates | None]
+"""A map's sources and back, and its outputs; None where they are the inputs."""
+
+
+def _build(inputs: Coordinates, shape: Geometry) -> Tables:
+    """The tables of coordinates under a geometry."""
     found = (
         _submanifold(inputs, shape) if shape.mode == "submanifold" else _resampled(inputs, shape)
     )
@@ -175,35 +185,30 @@ def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bo
     return packing.single and all(number < 2**31 for axis in shape[1:] for number in axis)
 
 
-def _submanifold(inputs: Coordinates, shape: Geometry) -> KernelMap:
+def _submanifold(inputs: Coordinates, shape: Geometry) -> Tables:
     if _kernels_serve(inputs, inputs.packing, shape):
         return _submanifold_by_kernels(inputs, shape)
     offsets = shape.offsets()
     num, count = len(offsets), len(inputs)
     empty = functools.partial(torch.full, dtype=torch.int32, device=inputs.device)
     sources = empty((num, count), -1)
-    targets = sources if shape.symmetric else empty((num, count), -1)
+    back = None if shape.symmetric else empty((num, count), -1)
     order = inputs.order
     rows = inputs.rows if order is None else inputs.rows.index_select(0, order)
     own = torch.arange(count, device=inputs.device) if order is None else order.long()
     for k, offset in enumerate(offsets[: (num + 1) // 2] if shape.symmetric else offsets):
         found = _neighbours(inputs, rows, offset)
         _fill(sources[k], own, found)
-        if shape.symmetric:
-            _turn(sources[num - 1 - k], own, found)
-        else:
-            _turn(targets[k], own, found)
-    if shape.symmetric:
-        targets = sources.flip(0)
-    return KernelMap(sources, targets, inputs, inputs, shape)
+        _turn(sources[num - 1 - k] if back is None else back[k], own, found)
+    return sources, back, None
 
 
-def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> KernelMap:
+def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> Tables:
     from weft.voxels import map_launch
 
     voxels = *inputs.unchecked(), inputs.rows
     box = inputs.packing.lows, inputs.packing.sizes
-    return KernelMap(*map_launch.submanifold(*voxels, *box, shape), inputs, inputs, shape)
+    return *map_launch.submanifold(*voxels, *box, shape), None
 
 
 def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> Tensor:
@@ -228,7 +233,7 @@ def _turn(table: Tensor, rows: Tensor, values: Tensor) -> None:
     table.index_copy_(0, values[met].long(), rows[met].to(table.dtype))
 
 
-def _resampled(inputs: Coordinates, shape: Geometry) -> KernelMap:
+def _resampled(inputs: Coordinates, shape: Geometry) -> Tables:
     """Strided and transposed: the outputs are all voxels with a pair, ascending."""
     spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
     _check_extent(spatial, shape)
@@ -240,8 +245,11 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> KernelMap:
         inputs.require_distinct()  # or two candidates would be one pair
         made = map_launch.resample(inputs.rows, packing.sizes, packing.dtype, shape)
         sources, targets, rows, keys = made
-        outputs = Coordinates.ascending(packing, keys, spatial, size, stride, rows)
-        return KernelMap(sources, targets, inputs, outputs, shape)
+        return (
+            sources,
+            targets,
+            Coordinates.ascending(packing, keys, spatial, size, stride, rows),
+        )
     packing = packing if packing.single else _wide_packing(inputs, shape, spatial)
     reached = [_reached(inputs, shape, packing, spatial, offset) for offset in shape.offsets()]
     pieces = [keys for _, keys in reached]
@@ -254,7 +262,7 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> KernelMap:
         places = torch.searchsorted(keys, found)
         _fill(sources[k], places, rows)
         _fill(targets[k], rows, places)
-    return KernelMap(sources, targets, inputs, outputs, shape)
+    return sources, targets, outputs
 
 
 def _check_extent(spatial: Sequence[int], shape: Geometry) -> None:

@@ -91,22 +91,21 @@ def pack(rows: Tensor, lows: Numbers, sizes: Numbers, dtype: torch.dtype) -> Ten
 
 def submanifold(
     keys: Tensor, order: Tensor | None, rows: Tensor, lows: Numbers, sizes: Numbers, shape: Geometry
-) -> tuple[Tensor, Tensor]:
-    """sources and targets of ascending keys; `order` says which row each of them is."""
-    size = (2, shape.num_offsets, len(keys))
+) -> tuple[Tensor, Tensor | None]:
+    """sources and back of ascending keys; `order` says which row each of them is."""
+    sides = 1 if shape.symmetric else 2
+    size = (sides, shape.num_offsets, len(keys))
     # in another order entries are scattered: only those that are there
     made = rows.new_empty(size) if order is None else rows.new_full(size, -1)
-    sources, targets = made.unbind()
     operands = [keys, order, rows]
+    _search([*operands, made[0], None], lows, sizes, shape, shape.begin)
     if shape.symmetric:
-        _search([*operands, sources, targets], lows, sizes, shape, shape.begin)
-    else:
-        # what reads q at offset k is q − offset: the kernel mirrored, with its places reversed
-        _search([*operands, sources, None], lows, sizes, shape, shape.begin)
-        ends = zip(shape.kernel_size, shape.dilation, shape.begin, strict=True)
-        begin = tuple((k - 1) * d - b for k, d, b in ends)
-        _search([*operands, None, targets], lows, sizes, shape, begin)
-    return sources, targets
+        return made[0], None
+    # what reads q at offset k is q − offset: the kernel mirrored, with its places reversed
+    ends = zip(shape.kernel_size, shape.dilation, shape.begin, strict=True)
+    begin = tuple((k - 1) * d - b for k, d, b in ends)
+    _search([*operands, None, made[1]], lows, sizes, shape, begin)
+    return made[0], made[1]
 
 
 def _search(
