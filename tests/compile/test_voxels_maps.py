@@ -30,8 +30,8 @@ CONSTANTS = {
 }
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "search_kernel": {
-        "symmetric": {"SYMMETRIC": True},
-        "symmetric in order": {"SYMMETRIC": True, "order_ptr": None},
+        "symmetric": {"SYMMETRIC": True, "mirrored_ptr": None},
+        "symmetric in order": {"SYMMETRIC": True, "order_ptr": None, "mirrored_ptr": None},
         "uneven": {"SYMMETRIC": False, "mirrored_ptr": None},
         "uneven mirrored": {"SYMMETRIC": False, "forward_ptr": None},
     },
