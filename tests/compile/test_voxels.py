@@ -42,6 +42,8 @@ TABLES = {
     "work_ptr": "*i64",
 }
 ONES = {"stride_wd": 1}
+PLAIN = {"FLIP": False, "ACTIVATION": None, "scale_ptr": None, "residual_ptr": None}
+FINISHED = {"FLIP": False, "ACTIVATION": "gelu"}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
     "place": ({"K": 27, "BITS": 27, "OFFSETS": 32}, Tile((512,), 8)),
@@ -67,19 +69,20 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
     if name.startswith("depthwise"):
         tile = tiles.depthwise_tile(channels, size)
         if name == "depthwise":
-            constants |= {"FLIP": False}
+            constants |= PLAIN
         else:
             tile = tile._replace(blocks=tile.blocks[1:])
     elif name == "weight_gradient":
         constants["PRECISION"] = precision
         tile = tiles.gradient_tile(channels, channels, size, gpu)
     else:
-        constants |= {"FLIP": False, "PRECISION": precision}
-        tile = tiles.convolve_tile(channels, channels, size, True, gpu)
+        constants |= (FINISHED if name == "finished" else PLAIN) | {"PRECISION": precision}
+        crowded = name == "finished"
+        tile = tiles.convolve_tile(channels, channels, size, True, gpu, crowded)
         if name == "fold":
             constants["WIDTH"] = 4
             tile = tiles.fold_tile(64, size)
-    return _build(name, constants, tile, kind, ONES)
+    return _build(name.replace("finished", "convolve"), constants, tile, kind, ONES)
 
 
 def _build(
@@ -92,7 +95,8 @@ def _build(
     constants = constants | dict(
         zip(names[len(names) - len(tile.blocks) :], tile.blocks, strict=True)
     )
-    data = {"x_ptr": dtype, "w_ptr": dtype, "bias_ptr": dtype, "y_ptr": dtype, "g_ptr": dtype}
+    ours = ("x_ptr", "w_ptr", "y_ptr", "g_ptr", "scale_ptr", "shift_ptr", "residual_ptr")
+    data = dict.fromkeys(ours, dtype)
     data |= {"z_ptr": "fp64" if dtype == "fp64" else "fp32", "dw_ptr": "fp16"}
     types = {
         n: TABLES.get(n, f"*{data.get(n, 'i32')}") if n.endswith("_ptr") else "i32"
@@ -119,6 +123,7 @@ CASES += [
     for name in ("convolve", "weight_gradient")
     for target in ("sm_80", "gfx942")
 ]
+CASES += [("finished", "fp16", c, "sm_90") for c in (64, 128, 256)]
 CASES += [(name, "fp16", 64, "sm_90") for name in ("fold", "depthwise", "depthwise_gradient")]
 
 

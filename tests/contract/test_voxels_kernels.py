@@ -9,8 +9,9 @@ from weft.core.backend import interpreted
 if not interpreted() and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 
-from weft.testing import assert_within_bound
+from weft.testing import assert_as_accurate, assert_within_bound, plain_error
 from weft.voxels import launch
+from weft.voxels.epilogue import ACTIVATIONS, Epilogue
 
 DEVICE = "cpu" if interpreted() else "cuda"
 DTYPES = {
@@ -77,8 +78,9 @@ def check_convolve(kind, x, weight, sources, order, groups=1, **other):
     used = weight.flip(0) if other.get("flip") else weight
     exact, terms = by_loop(x.double(), used.double(), sources, groups)
     size, _ = by_loop(x.double().abs(), used.double().abs(), sources, groups)
-    if (bias := other.get("bias")) is not None:
-        exact, size, terms = exact + bias.double(), size + bias.double().abs(), terms + 1
+    if (after := other.get("after")) is not None:
+        exact, terms = after.to(torch.float64)(exact), terms + len(after) - after.count(None)
+        size = Epilogue(*(None if t is None else t.double().abs() for t in after[:3]))(size)
     assert y.dtype == x.dtype
     assert_within_bound(y, exact, size, terms, tf32=kind == "tf32")
 
@@ -127,7 +129,40 @@ def test_groups(c, d, groups):
 
 @pytest.mark.parametrize(("c", "groups"), [(16, 1), (3, 1), (6, 6)])
 def test_bias_and_flip(c, groups):
-    check("bf16", 9, 70, 100, c, 24, groups, bias=draw("bf16", 24, seed=4), flip=True)
+    check(
+        "bf16", 9, 70, 100, c, 24, groups, after=Epilogue(shift=draw("bf16", 24, seed=4)), flip=True
+    )
+
+
+@pytest.mark.parametrize(("c", "groups"), [(20, 1), (4, 1), (24, 24)])
+@pytest.mark.parametrize("given", ["scale", "shift", "residual", "all"])
+def test_epilogue(given, c, groups):
+    """relu moves no error: the bound is that of the sum."""
+    tensors = {
+        "scale": draw("fp32", 24, seed=4),
+        "shift": draw("bf16", 24, seed=5),
+        "residual": draw("bf16", 100, 24, seed=6),
+    }
+    used = tensors if given == "all" else {given: tensors[given]}
+    check("bf16", 9, 70, 100, c, 24, groups, after=Epilogue(**used, activation="relu"))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation):
+    """As torch's, on the same sums; a NaN stays one."""
+    sources, x = tables(9, 70, 100), draw("fp32", 70, 20)
+    x[3] = float("nan")
+    weight, options = draw("fp32", 9, 20, 24, seed=3), {"groups": 1, "precision": "ieee"}
+    sums = launch.convolve(x, weight, sources, None, **options)
+    found = launch.convolve(
+        x, weight, sources, None, after=Epilogue(activation=activation), **options
+    )
+    bad = sums.isnan()
+    assert bad.any()
+    torch.testing.assert_close(found.isnan(), bad, rtol=0, atol=0)
+    exact = ACTIVATIONS[activation](sums[~bad].double())
+    noise = plain_error(ACTIVATIONS[activation](sums[~bad]), exact, torch.float32)
+    assert_as_accurate(found[~bad], exact, noise)
 
 
 def test_strides():

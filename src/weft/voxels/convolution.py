@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from weft.core.fused_op import FusedOperator, Gradients
+from weft.core.op import compiling, recording, transformed, unwatched
+from weft.voxels.epilogue import PLAIN, Epilogue
 from weft.voxels.kernel_map import KernelMap
 from weft.voxels.operator import body, conv_op
 
@@ -24,13 +27,32 @@ def convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    after: Epilogue,
     kernel_map: KernelMap,
     groups: int,
     precision: str,
     backend: str,
 ) -> Tensor:
     """(N_in, C_in), (K, C_in/groups, C_out), (C_out,) or None → (N_out, C_out)."""
-    return _fused(x, weight, bias, *tables(kernel_map), groups, precision, backend)
+    maps = tables(kernel_map)
+    if after == PLAIN or _observed(x, weight, bias, *after[:3]):
+        return after(_fused(x, weight, bias, *maps, groups, precision, backend))
+    sources, _, _, order = maps
+    convolve, whole = body(backend).convolve, after.with_bias(bias)
+    with torch.no_grad():
+        y: Tensor = convolve(
+            x, weight, sources, order, groups=groups, precision=precision, after=whole
+        )
+    return y
+
+
+def _observed(*tensors: Tensor | None) -> bool:
+    """Whether somebody records, transforms or watches a call: then its steps are torch's own."""
+    given = [t for t in tensors if t is not None]
+    if compiling() or transformed() or forward_ad._current_level >= 0:
+        return True
+    recorded = recording() and any(t.requires_grad for t in given)
+    return recorded or not all(unwatched(t) for t in given)
 
 
 def tables(kernel_map: KernelMap) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
@@ -51,9 +73,10 @@ def _forward(
     precision: str,
     backend: str,
 ) -> list[Tensor]:
-    convolve = body(backend).convolve
-    y = convolve(x, weight, sources, out_order, groups=groups, precision=precision, bias=bias)
-    return [y]
+    convolve, after = body(backend).convolve, Epilogue(shift=bias)
+    return [
+        convolve(x, weight, sources, out_order, groups=groups, precision=precision, after=after)
+    ]
 
 
 def _backward(

@@ -1,6 +1,6 @@
 """The bodies in torch: for each offset rows are gathered, multiplied and added, in cached chunks.
 
-    y[o] = bias + Σ_k x[sources[k,o]] @ weight[k]        dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
+    y[o] = Σ_k x[sources[k,o]] @ weight[k]        dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
 
 Rows are visited in canonical order, whatever the order they stand in, so a permutation of the rows
 changes no bit.  A matrix library rounds by the sizes that it is given and by the places where it
@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 
 from weft.core import autocast
 from weft.core.cache import TensorCache
+from weft.voxels.epilogue import PLAIN, Epilogue
 
 __all__ = ["convolve", "weight_gradient"]
 
@@ -53,10 +54,10 @@ def convolve(
     *,
     groups: int = 1,
     precision: str = "ieee",
-    bias: Tensor | None = None,
+    after: Epilogue = PLAIN,
     flip: bool = False,
 ) -> Tensor:
-    """y[o] = bias + Σ_k x[sources[k,o]] @ weight[k]
+    """y[o] = Σ_k x[sources[k,o]] @ weight[k]
 
     Args:
         x: (N_in, C_in), any strides.
@@ -65,19 +66,18 @@ def convolve(
         order: (N_out,) int32, the output rows in canonical order; None: as they stand.
         groups: into so many the channels fall.
         precision: of float32 products; here each is exact.
-        bias: (C_out,), added before the one rounding.
+        after: what is done to the sums before the one rounding.
         flip: weight[K − 1 − k] instead of weight[k].
 
     Returns:
         (N_out, C_out) in x's dtype.
     """
     y = x.new_empty(sources.shape[1], weight.shape[2])
-    shift = None if bias is None else bias.to(_wide(x))
     weight = weight.flip(0) if flip else weight
     with _untouched(x):
         sums = _folded_sums if _is_folded(x, weight.shape, sources, groups) else _sums
         for begin, total in sums(x, weight, sources, order, groups):
-            total = total if shift is None else total + shift
+            total = _finished(total, after, order, begin)
             if order is None:
                 y[begin : begin + len(total)] = total
             else:
@@ -299,6 +299,13 @@ def _columns(num_offsets: int, channels: int) -> int:
     """Offsets filled up, so that they make a multiple of LANES numbers."""
     unit = LANES // math.gcd(LANES, channels)
     return -(-num_offsets // unit) * unit
+
+
+def _finished(total: Tensor, after: Epilogue, order: Tensor | None, begin: int) -> Tensor:
+    """What follows the sums of a chunk, in their dtype."""
+    if after.residual is not None:
+        after = after._replace(residual=_rows(after.residual, order, begin, len(total)))
+    return after.to(total.dtype)(total)
 
 
 def _rows(g: Tensor, order: Tensor | None, begin: int, count: int) -> Tensor:

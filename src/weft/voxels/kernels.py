@@ -320,25 +320,45 @@ def _tile_of(turns_ptr, turn):
 
 
 @triton.jit
+def _activated(y, ACTIVATION: tl.constexpr):
+    """act(y); a NaN stays one."""
+    if ACTIVATION == "relu":
+        y = tl.where(y < 0, 0.0, y)
+    elif ACTIVATION == "silu":
+        e = tl.exp(-tl.abs(y))  # no overflow, whatever the sign
+        y = y * (tl.where(y < 0, e, 1.0) / (1.0 + e))
+    elif ACTIVATION == "gelu":
+        y = y * (0.5 + 0.5 * tl.erf(y * 0.7071067811865476))
+    return y
+
+
+@triton.jit
 def _finish(
-    acc, y_ptr, bias_ptr, rows_ptr, tile, n, last, stride_yr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, stride_yr,
+    ACTIVATION: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """y of a tile's rows: what is done to a sum before it is rounded, in the sum's precision."""
+    """y = act(acc scale + shift + residual) of a tile's rows: all before the one rounding."""
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]
+    if scale_ptr is not None:
+        acc *= tl.load(scale_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]
+    if shift_ptr is not None:
+        acc += tl.load(shift_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]
     row = tl.load(rows_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
-    y = y_ptr + tl.maximum(row, 0).to(INT)[:, None] * stride_yr + n[None, :]
+    at = tl.maximum(row, 0).to(INT)[:, None] * stride_yr + n[None, :]
     mask = (row >= 0)[:, None] & (n < last)[None, :]
-    tl.store(y, acc.to(y_ptr.dtype.element_ty), mask=mask)
+    if residual_ptr is not None:
+        acc += tl.load(residual_ptr + at, mask=mask, other=0.0).to(acc.dtype)
+    acc = _activated(acc, ACTIVATION)
+    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def convolve_kernel(
-    x_ptr, w_ptr, bias_ptr, y_ptr, lists_ptr, halves_ptr, rows_ptr, turns_ptr,
+    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr,
+    lists_ptr, halves_ptr, rows_ptr, turns_ptr,
     C, D, groups, stride_xr, stride_wk, stride_wc, stride_wd,
-    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """y[o] = Σ_k x[sources[k,o]] w[k] (FLIP: w[K−1−k]), each group C channels to D.
@@ -386,14 +406,19 @@ def convolve_kernel(
             chunk = tl.where(ends, 0, chunk + 1)
             k = _lowest(rest)
             row = tl.load(first_ptr + k * PANEL)
-    _finish(acc, y_ptr, bias_ptr, rows_ptr, tile, n, last, groups * D, WIDE, BLOCK_M)
+    _finish(
+        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, groups * D,
+        ACTIVATION, WIDE, BLOCK_M,
+    )  # fmt: skip
 
 
 @triton.jit
 def fold_kernel(
-    x_ptr, w_ptr, bias_ptr, y_ptr, lists_ptr, halves_ptr, rows_ptr, turns_ptr,
+    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr,
+    lists_ptr, halves_ptr, rows_ptr, turns_ptr,
     C, D, groups, stride_xr, stride_wk, stride_wc, stride_wd,
-    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """What `convolve_kernel` computes for C <= WIDTH: BLOCK_K / WIDTH offsets in one dot.
@@ -430,14 +455,18 @@ def fold_kernel(
         w += c[:, None] * stride_wc + n[None, :] * stride_wd
         w = tl.load(w, mask=(needed & (c < C))[:, None] & (n < last)[None, :], other=0.0)
         acc = tl.dot(x, w, acc, input_precision=PRECISION, out_dtype=ACC)
-    _finish(acc, y_ptr, bias_ptr, rows_ptr, tile, n, last, groups * D, WIDE, BLOCK_M)
+    _finish(
+        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, groups * D,
+        ACTIVATION, WIDE, BLOCK_M,
+    )  # fmt: skip
 
 
 @triton.jit
 def depthwise_kernel(
-    x_ptr, w_ptr, bias_ptr, y_ptr, lists_ptr, halves_ptr, rows_ptr, turns_ptr,
+    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr,
+    lists_ptr, halves_ptr, rows_ptr, turns_ptr,
     D, channels, stride_xr, stride_wk, stride_wd,
-    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y[o,n] = Σ_k x[sources[k,o], n/D] w[k,n]: groups of one channel, to D of all `channels`.
@@ -465,7 +494,10 @@ def depthwise_kernel(
                 k = K - 1 - k
             w = tl.load(w_ptr + k.to(INT) * stride_wk + n * stride_wd, mask=n < channels, other=0.0)
             acc += x.to(ACC) * w.to(ACC)[None, :]
-    _finish(acc, y_ptr, bias_ptr, rows_ptr, tile, n, channels, channels, WIDE, BLOCK_M)
+    _finish(
+        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, channels, channels,
+        ACTIVATION, WIDE, BLOCK_M,
+    )  # fmt: skip
 
 
 @triton.jit

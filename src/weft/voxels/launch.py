@@ -18,6 +18,7 @@ from weft.core.cache import TensorCache
 from weft.core.explain import Launch, record, recording
 from weft.core.launcher import Tile
 from weft.voxels import kernels, tiles
+from weft.voxels.epilogue import PLAIN, Epilogue
 
 __all__ = ["convolve", "prepare", "weight_gradient"]
 
@@ -255,10 +256,10 @@ def convolve(
     *,
     groups: int,
     precision: str,
-    bias: Tensor | None = None,
+    after: Epilogue = PLAIN,
     flip: bool = False,
 ) -> Tensor:
-    """y[o] = bias + Σ_k x[sources[k,o]] @ weight[k], summed over k in one order for all rows.
+    """y[o] = Σ_k x[sources[k,o]] @ weight[k], summed over k in one order for all rows.
 
     Args:
         x: (N_in, C_in), any strides.
@@ -267,7 +268,7 @@ def convolve(
         order: (N_out,) the output rows in canonical order; None: they stand so.
         groups: of channels.
         precision: of float32, "ieee", "tf32" or "tf32x3".
-        bias: (C_out,); None is 0.
+        after: what is done to the sums before they are rounded.
         flip: weight[K − 1 − k] instead of weight[k].  The input gradient of a submanifold
             convolution with an odd kernel needs no table of its own: `sources`, flipped.
 
@@ -279,21 +280,39 @@ def convolve(
     if y.numel() == 0:
         return y
     x = x if x.stride(1) == 1 else x.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    scale, shift, residual = (None if t is None else t.contiguous() for t in after[:3])
     with _current(x):
         made = _tiles_of(sources, order)
         extents = (_extent(x), y.numel(), weight.numel(), made.lists.numel())
         wide = max(extents) >= 2**31
         precision = precision if x.dtype == torch.float32 else "ieee"
-        flags = (flip, wide, bias is None, made.turns[0] is None)
+        kinds = tuple(None if t is None else t.dtype for t in (scale, shift, residual))
+        flags = _Flags(flip, wide, after.activation, kinds, made.turns[0] is None)
         stride = x.stride(0)
         recipe = _convolver(
             x.device, x.dtype, weight.shape, weight.stride(), stride, groups, precision, flags
         )
         kernel, columns, parts = recipe
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
-        kernel(len(made.halves) // parts * columns, (x, weight, bias, y, *tables))
+        operands = (x, weight, y, scale, shift, residual, *tables)
+        kernel(len(made.halves) // parts * columns, operands)
     return y
+
+
+class _Flags(NamedTuple):
+    """What a kernel of `convolve` is compiled for beside shapes.
+
+    Args:
+        flip, wide, activation: its constants.
+        after: the dtypes of scale, shift and residual, None where one is not there.
+        as_they_stand: whether tiles run in their own order.
+    """
+
+    flip: bool
+    wide: bool
+    activation: str | None
+    after: tuple[torch.dtype | None, ...]
+    as_they_stand: bool
 
 
 @functools.lru_cache(maxsize=1024)
@@ -305,12 +324,12 @@ def _convolver(
     stride: int,
     groups: int,
     precision: str,
-    flags: tuple[bool, bool, bool, bool],
+    flags: _Flags,
 ) -> tuple[_Kernel, int, int]:
     """(kernel, programs of a tile, halves of a panel in a tile) of calls of one kind."""
     k, c, d = shape[0], shape[1], shape[2] // groups
     size, gpu = dtype.itemsize, tiles.gpu_of(device)
-    constants: tuple[Any, ...] = (k, *flags[:2])
+    constants: tuple[Any, ...] = (k, *flags[:3])
     if groups > 1 and c == 1:
         name, tile = "depthwise", tiles.depthwise_tile(shape[2], size)
         numbers: tuple[int, ...] = (d, shape[2], stride, strides[0], strides[2])
@@ -322,7 +341,9 @@ def _convolver(
             name, tile = "fold", tiles.fold_tile(d, size)
             constants += (1 << (c - 1).bit_length(),)
         else:
-            name, tile = "convolve", tiles.convolve_tile(c, d, size, strides[2] == 1, gpu)
+            along = strides[2] == 1
+            crowded = flags.after[2] is not None or flags.activation == "gelu"
+            name, tile = "convolve", tiles.convolve_tile(c, d, size, along, gpu, crowded)
         columns = groups * -(-d // tile.blocks[1])
     kernel = _kernel(name, numbers, constants, tile, device, dtype, flags)
     return kernel, columns, 2 * tile.blocks[0] // PANEL

@@ -16,6 +16,7 @@ from weft.core.op import constant_when_compiling
 from weft.core.operands import same_kind
 from weft.errors import BackendError, DTypeError, ShapeError
 from weft.voxels.convolution import convolution
+from weft.voxels.epilogue import PLAIN, Epilogue, check
 from weft.voxels.geometry import Size, geometry
 from weft.voxels.kernel_map import KernelMap, mode_of
 from weft.voxels.tensor import SparseTensor
@@ -39,9 +40,17 @@ def sparse_conv(
     groups: int = 1,
     indice_key: str | None = None,
     precision: str = "ieee",
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
     backend: str | None = None,
 ) -> SparseTensor:
     """out[o] = bias + Σ_k x[in(o, k)] @ weight[k] in 1 to 4 dimensions.
+
+    Then act(out · scale + shift + residual): a folded norm, a skip connection and an activation.
+    Without gradients, as in inference, they are part of the convolution's own pass and share its
+    one rounding; where gradients are recorded each is a step of its own.
 
     Args:
         tensor: the voxels and their (N, C_in) features.
@@ -57,6 +66,10 @@ def sparse_conv(
         groups: channels fall into so many groups that do not mix.
         indice_key: names the map, for layers of the same geometry and for an inverse layer.
         precision: of float32 products: "ieee", "tf32" (mantissas of 10 bits), "tf32x3".
+        scale: (C_out,).
+        shift: (C_out,).
+        residual: (N_out, C_out), features on the output's voxels.
+        activation: "relu", "silu" or "gelu".
         backend: None chooses.
 
     Returns:
@@ -77,7 +90,8 @@ def sparse_conv(
     )
     _check_weight(tensor, weight, bias, shape.num_offsets, groups)
     found = tensor.maps.get(tensor.coordinates, shape, indice_key)
-    return _convolved(tensor, weight, bias, found, groups, precision, backend)
+    after = Epilogue(scale, shift, residual, activation)
+    return _convolved(tensor, weight, bias, after, found, groups, precision, backend)
 
 
 def sparse_inverse_conv(
@@ -115,7 +129,7 @@ def sparse_inverse_conv(
             "it a tensor of that level."
         )
     _check_weight(tensor, weight, bias, named.geometry.num_offsets, groups)
-    return _convolved(tensor, weight, bias, named.transpose(), groups, precision, backend)
+    return _convolved(tensor, weight, bias, PLAIN, named.transpose(), groups, precision, backend)
 
 
 def sparse_conv3d(
@@ -149,6 +163,7 @@ def _convolved(
     tensor: SparseTensor,
     weight: Tensor,
     bias: Tensor | None,
+    after: Epilogue,
     kernel_map: KernelMap,
     groups: int,
     precision: str,
@@ -159,10 +174,16 @@ def _convolved(
             f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
             'Pass "ieee" for exact float32 products.'
         )
-    feats, weight, *biases = same_kind(feats=tensor.feats, weight=weight, bias=bias)
+    check(after, len(kernel_map.outputs), weight.shape[2])
+    tensors = {"bias": bias, **after._asdict()}
+    names = [name for name in ("bias", "scale", "shift", "residual") if tensors[name] is not None]
+    given = {name: tensors[name] for name in names}
+    feats, weight, *rest = same_kind(feats=tensor.feats, weight=weight, **given)
+    given = dict(zip(names, rest, strict=True))
+    bias = given.pop("bias", None)
+    after = after._replace(**given)
     serving = _serving(backend, feats.device.type)
-    given = biases[0] if biases else None
-    result = convolution(feats, weight, given, kernel_map, groups, precision, serving)
+    result = convolution(feats, weight, bias, after, kernel_map, groups, precision, serving)
     return SparseTensor.on(result, kernel_map.outputs, tensor.maps)
 
 

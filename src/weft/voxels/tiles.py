@@ -63,7 +63,9 @@ def gpu_of(device: torch.device) -> Gpu:
     return Gpu(properties.major == 9, properties.major >= 8, shared)
 
 
-def convolve_tile(c: int, d: int, itemsize: int, along: bool, gpu: Gpu) -> Tile:
+def convolve_tile(
+    c: int, d: int, itemsize: int, along: bool, gpu: Gpu, crowded: bool = False
+) -> Tile:
     """(BLOCK_M, BLOCK_N, BLOCK_K) of `convolve_kernel` for c channels to d.
 
     Args:
@@ -72,11 +74,14 @@ def convolve_tile(c: int, d: int, itemsize: int, along: bool, gpu: Gpu) -> Tile:
         itemsize: bytes of an element.
         along: whether a weight's numbers lie along d; turned, wide tiles are slower.
         gpu: where.
+        crowded: whether what follows the sums needs as many registers as they do.
     """
     if itemsize == 8:
         return _fit(Tile((64, _side(d, 32), _side(c, 16)), 4, 2), itemsize, gpu)
     if itemsize == 4 or not gpu.wgmma:
         return _fit(Tile((64, _side(d, 64), _side(c, 32)), 4, 3), itemsize, gpu)
+    if d > 64 and crowded:
+        return _fit(Tile((128, 128, _side(c, 64)), 8, 3), itemsize, gpu)
     if d > 128 and c > 128 and along:
         return _fit(Tile((128, 256, 64), 8, 3), itemsize, gpu)
     if d > 64:
