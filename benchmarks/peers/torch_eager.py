@@ -131,7 +131,7 @@ def _offset_by_offset(workload: Workload) -> Callable[..., Tensor]:
         matrices = weight.unbind(0)  # one node of the graph: backward fills one gradient
         result = x.new_zeros(rows, weight.shape[2])
         for k, (in_rows, out_rows) in pairs.items():
-            result = result.index_add(0, out_rows, x.index_select(0, in_rows) @ matrices[k])
+            result.index_add_(0, out_rows, x.index_select(0, in_rows) @ matrices[k])
         return result
 
     return function
