@@ -37,6 +37,10 @@ PAIRS = 2048
 MOST = 4 * PAIRS
 """Rows of a chunk: more terms in a row would be less accurate."""
 
+CHANNELS, LARGER = 128, 4
+"""Rows of fewer channels than that come in larger chunks, up to so many times: an addition by index
+takes longer to share among threads than to do."""
+
 FOLDED = 2**18
 """Numbers gathered at a time where all offsets are one product."""
 
@@ -143,7 +147,8 @@ def _sums(x: Tensor, weight: Tensor, sources: Tensor, order: Tensor | None, grou
     wide = _wide(x)
     matrices = _by_group(weight.to(wide), groups).transpose(1, 2)
     matrices = _filled(matrices)
-    for chunk in _chunks(sources, order):
+    larger = max(1, min(LARGER, CHANNELS // max(x.shape[1], weight.shape[2], 1)))
+    for chunk in _chunks(sources, order, larger):
         shape = (chunk.rows + LANES, groups, matrices.shape[3])
         total = torch.zeros(shape, dtype=wide, device=x.device)
         for piece in chunk.pieces:
@@ -204,15 +209,17 @@ def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
             total[group].addmm_(left[:, group].T, right[:, group])
 
 
-def _chunks(sources: Tensor, order: Tensor | None) -> list[_Chunk]:
-    return _chunk_cache.get((sources, order), None, lambda: list(_cut(sources, order)))
+def _chunks(sources: Tensor, order: Tensor | None, larger: int = 1) -> list[_Chunk]:
+    """The chunks of a map, so many times larger than they are where sums over rows are cut."""
+    return _chunk_cache.get((sources, order), larger, lambda: list(_cut(sources, order, larger)))
 
 
-def _cut(sources: Tensor, order: Tensor | None) -> Iterator[_Chunk]:
+def _cut(sources: Tensor, order: Tensor | None, larger: int) -> Iterator[_Chunk]:
     table = sources if order is None else sources.index_select(1, order)
     num_offsets, num_rows = table.shape
     density = max(_count(sources), 1) / max(table.numel(), 1)
-    size = LANES * math.ceil(min(PAIRS / density, MOST, max(num_rows, 1)) / LANES)
+    most = larger * min(PAIRS / density, MOST)
+    size = LANES * math.ceil(min(most, max(num_rows, 1)) / LANES)
     for begin in range(0, num_rows, size):
         part = table[:, begin : begin + size]
         offset, place = (part >= 0).nonzero().unbind(1)
