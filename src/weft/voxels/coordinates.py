@@ -172,7 +172,9 @@ class Coordinates:
     ) -> None:
         _check_rows(rows)
         self.dim = rows.shape[1] - 1
-        self._shape = None if spatial_shape is None else self._axes("spatial_shape", spatial_shape)
+        self.given_shape = (
+            None if spatial_shape is None else self._axes("spatial_shape", spatial_shape)
+        )
         self._batch = None if batch_size is None else int(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
         self._bounds, self._ascends = _survey(rows)
@@ -196,7 +198,11 @@ class Coordinates:
         """Those of ascending distinct keys, which need no check and no sort; perhaps their rows."""
         found = cls.__new__(cls)
         found.dim = len(spatial_shape)
-        found._shape, found._batch, found.stride = tuple(spatial_shape), batch_size, tuple(stride)
+        found.given_shape, found._batch, found.stride = (
+            tuple(spatial_shape),
+            batch_size,
+            tuple(stride),
+        )
         found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
         found.rows = packing.rows(keys) if rows is None else rows
         found._packing, found._sorted, found._ascends = packing, (keys, None), True
@@ -207,9 +213,8 @@ class Coordinates:
         return self.rows.shape[0]
 
     def __repr__(self) -> str:
-        return (
-            f"Coordinates({len(self)} voxels, d={self.dim}, shape {self._shape}, on {self.device})"
-        )
+        box = f"d={self.dim}, shape {self.given_shape}"
+        return f"Coordinates({len(self)} voxels, {box}, on {self.device})"
 
     @property
     def device(self) -> torch.device:
@@ -228,17 +233,17 @@ class Coordinates:
         Raises:
             IndexRangeError: no shape was given and a coordinate is negative.
         """
-        if self._shape is None:
-            lows, highs = self._bounds
-            if min(lows[1:]) < 0:
-                axis = next(a for a, low in enumerate(lows[1:]) if low < 0)
-                raise IndexRangeError(
-                    f"axis {axis} has the coordinate {lows[1 + axis]} and no spatial_shape was "
-                    "given: the box [0, max + 1) needs coordinates ≥ 0. Shift the coordinates, or "
-                    "use submanifold layers, which need no box."
-                )
-            self._shape = tuple(high + 1 for high in highs[1:])
-        return self._shape
+        if self.given_shape is not None:
+            return self.given_shape
+        lows, highs = self._bounds
+        if min(lows[1:]) < 0:
+            axis = next(a for a, low in enumerate(lows[1:]) if low < 0)
+            raise IndexRangeError(
+                f"axis {axis} has the coordinate {lows[1 + axis]} and no spatial_shape was "
+                "given: the box [0, max + 1) needs coordinates ≥ 0. Shift the coordinates, or "
+                "use submanifold layers, which need no box."
+            )
+        return tuple(high + 1 for high in highs[1:])
 
     @property
     def packing(self) -> Packing:
@@ -318,7 +323,7 @@ class Coordinates:
 
     def _check_range(self) -> None:
         """Read the columns' bounds against int32 and what was given."""
-        given = (self._batch, *(self._shape or (None,) * self.dim))
+        given = (self._batch, *(self.given_shape or (None,) * self.dim))
         for column, (low, high, size) in enumerate(zip(*self._bounds, given, strict=True)):
             name = f"axis {column - 1}" if column else "the batch column"
             if low < LOW or high > HIGH:

@@ -65,7 +65,7 @@ class SparseTensor:
         return found
 
     @classmethod
-    def from_dense(cls, dense: Tensor, batch_size: int | None = None) -> SparseTensor:
+    def from_dense(cls, dense: Tensor) -> SparseTensor:
         """The voxels of (batch, C, *shape) where some channel is not 0; NaN is not 0."""
         if not 3 <= dense.dim() <= 6:
             raise ShapeError(
@@ -74,7 +74,7 @@ class SparseTensor:
             )
         coords = (dense != 0).any(1).nonzero()
         feats = dense.movedim(1, -1)[tuple(coords.T)]
-        return cls(feats, coords, tuple(dense.shape[2:]), batch_size or dense.shape[0])
+        return cls(feats, coords, tuple(dense.shape[2:]), dense.shape[0])
 
     @property
     def F(self) -> Tensor:  # noqa: N802 - the field's name
@@ -185,10 +185,8 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
     rows, place = torch.unique(voxels, dim=0, return_inverse=True)
     feats = torch.cat([t.feats for t in tensors])
     total = feats.new_zeros(len(rows), feats.shape[1]).index_add(0, place, feats)
-    given = [t.coordinates._shape for t in tensors]
-    shape = None if None in given else [max(n) for n in zip(*given, strict=True)]
     size = max(t.batch_size for t in tensors)
-    return SparseTensor(total, rows, shape, size, first.stride)
+    return SparseTensor(total, rows, _largest_box(tensors), size, first.stride)
 
 
 def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
@@ -208,10 +206,15 @@ def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
         shift[0] = start
         rows.append(sample.C + shift)
         start += sample.batch_size
-    given = [s.coordinates._shape for s in samples]
-    shape = None if None in given else [max(n) for n in zip(*given, strict=True)]
     feats = torch.cat([s.feats for s in samples])
-    return SparseTensor(feats, torch.cat(rows), shape, start, first.stride)
+    return SparseTensor(feats, torch.cat(rows), _largest_box(samples), start, first.stride)
+
+
+def _largest_box(tensors: Sequence[SparseTensor]) -> list[int] | None:
+    """The box that holds all that were given; None where one was not."""
+    shapes = [t.coordinates.given_shape for t in tensors]
+    given = [shape for shape in shapes if shape is not None]
+    return [max(n) for n in zip(*given, strict=True)] if len(given) == len(shapes) else None
 
 
 def _first(tensors: Sequence[SparseTensor], name: str) -> SparseTensor:

@@ -1,0 +1,151 @@
+"""SparseTensor, and tensors made of tensors, against their dense selves.
+
+Seen red with: empty samples dropped, batch numbers that do not count on, union without the sum,
+the channels of from_dense in the wrong place.
+"""
+
+import pytest
+import torch
+
+from weft import voxels
+from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from weft.voxels import SparseTensor
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def tensor(seed=0, count=12, channels=3, batch=3, shape=(3, 4, 5)):
+    """Voxels in random order; the last sample is empty."""
+    generator = torch.Generator().manual_seed(seed)
+    sides = (batch - 1, *shape)
+    size = int(torch.tensor(sides).prod())
+    places = torch.randperm(size, generator=generator)[:count]
+    coords = torch.stack(torch.unravel_index(places, sides), 1)
+    feats = torch.randn(count, channels, dtype=torch.float64, generator=generator)
+    return SparseTensor(feats, coords, shape, batch)
+
+
+def test_dense_keeps_every_sample_and_place():
+    x = tensor()
+    dense = x.dense()
+    assert dense.shape == (3, 3, 3, 4, 5)
+    assert not dense[2].any()
+    expected = torch.zeros(3, 3, 3, 4, 5, dtype=torch.float64)
+    for row, (b, i, j, k) in enumerate(x.C.tolist()):
+        expected[b, :, i, j, k] = x.F[row]
+    same(dense, expected)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+def test_from_dense_and_back(dim):
+    dense = torch.zeros(2, 3, *range(2, 2 + dim))
+    dense[1, 2].flatten()[:2] = torch.tensor([1.0, float("nan")])
+    dense[0, 0].flatten()[1] = -2.0
+    found = SparseTensor.from_dense(dense)
+    assert len(found) == 3
+    torch.testing.assert_close(found.dense(), dense, rtol=0, atol=0, equal_nan=True)
+
+
+def test_gradients_of_dense_and_from_dense():
+    x = tensor()
+    leaf = x.F.clone().requires_grad_()
+    weight = torch.randn_like(x.dense())
+    (gradient,) = torch.autograd.grad((x.replace(leaf).dense() * weight).sum(), leaf)
+    same(gradient, weight.movedim(1, -1)[tuple(x.C.long().T)])
+    dense = x.dense().requires_grad_()
+    (gradient,) = torch.autograd.grad(SparseTensor.from_dense(dense).F.sum(), dense)
+    same(gradient, (dense.detach() != 0).any(1, keepdim=True).expand_as(dense).double())
+
+
+def test_sums_and_channels_on_the_same_voxels():
+    x = tensor()
+    y = x.replace(torch.randn_like(x.F))
+    same((x + y).dense(), x.dense() + y.dense())
+    same(voxels.cat([x, y]).dense(), torch.cat([x.dense(), y.dense()], 1))
+    assert (x + y).coordinates is x.coordinates
+    for join in (lambda: x + tensor(), lambda: voxels.cat([x, tensor()])):
+        with pytest.raises(ShapeError, match=r"on different coordinates \(12 and 12 voxels\)"):
+            join()
+
+
+def test_union_adds_on_any_voxels():
+    x, y = tensor(0), tensor(1)
+    found = voxels.union([x, y])
+    same(found.dense(), x.dense() + y.dense())
+    assert len(found) == len({tuple(v) for v in (*x.C.tolist(), *y.C.tolist())})
+    assert found.coordinates.order is None  # ascending
+
+
+def test_a_box_is_given_or_not_whoever_asked_for_it():
+    """Seen red with a box that was kept once it had been asked for."""
+    coords = torch.tensor([[0, 1, 2], [0, 3, 0]])
+    x = SparseTensor(torch.ones(2, 1), coords)
+    assert x.dense().shape == (1, 1, 4, 3)
+    wider = SparseTensor(torch.ones(1, 1), torch.tensor([[0, 0, 5]]))
+    assert wider.dense().shape == (1, 1, 1, 6)
+    assert voxels.union([x, wider]).spatial_shape == (4, 6)
+    assert voxels.sparse_collate([x, wider]).coordinates.given_shape is None
+
+
+def test_collated_samples_stand_one_behind_the_other():
+    x, y = tensor(0), tensor(1, count=5)
+    same(voxels.sparse_collate([x, y]).dense(), torch.cat([x.dense(), y.dense()]))
+    box = voxels.sparse_collate([x, tensor(1, shape=(5, 2, 6))])
+    assert box.spatial_shape == (5, 4, 6)
+
+
+def test_moves_and_dtypes():
+    x = tensor()
+    voxels.kernel_map(x, 3)
+    assert x.to(torch.float32).dtype == torch.float32
+    assert x.to(torch.float32).coordinates is x.coordinates
+    assert x.cpu().coordinates is x.coordinates
+    meta = x.to("meta")
+    assert meta.device.type == "meta"
+    assert not meta.coordinates.tables
+
+
+def test_empty():
+    x = SparseTensor(torch.zeros(0, 4), torch.zeros(0, 3, dtype=torch.int32), (2, 3), 2)
+    same(x.dense(), torch.zeros(2, 4, 2, 3))
+    assert len(voxels.union([x, x])) == len(voxels.sparse_collate([x, x])) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: SparseTensor.from_dense(torch.zeros(2, 3)), ShapeError, r"dense is \(2, 3\)"),
+        (lambda: voxels.union([]), ShapeError, "union was given no tensor"),
+        (lambda: voxels.sparse_collate([]), ShapeError, "sparse_collate was given no tensor"),
+        (
+            lambda: voxels.sparse_collate([tensor(), tensor(shape=(3, 4))]),
+            ShapeError,
+            "samples of 3 axes at stride .* and 2 at",
+        ),
+        (
+            lambda: voxels.union([tensor(), tensor(shape=(3, 4))]),
+            ShapeError,
+            "tensors of 3 axes at stride .* and 2 at",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2, device="meta"), torch.zeros(1, 3).int()),
+            DeviceError,
+            "feats are on meta, coords on cpu",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2).int(), torch.zeros(1, 3).int()),
+            DTypeError,
+            "feats are torch.int32",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2), torch.tensor([[0, -1, 2]])).dense(),
+            IndexRangeError,
+            "axis 0 has the coordinate -1 and no spatial_shape was given",
+        ),
+    ],
+)
+def test_errors(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
