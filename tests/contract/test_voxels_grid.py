@@ -3,10 +3,12 @@
 Random voxels, features and weights ~ N(0, 1), submanifold=False; dense convolution of the same
 rounded inputs in float64 is right, by the computed bound; where that takes seconds, the pairs that
 dictionaries find are.  The gradient of the output is random, and every call is made twice.
+On the CPU a part of the grid is run, on a GPU the whole.
 
 Seen red with: the weight's gradient doubled, channels of the last vector dropped, fp16 sums.
 """
 
+import functools
 import itertools
 
 import pytest
@@ -28,18 +30,26 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 KERNELS = [(k, p, s) for k in (3, 5) for p in (0, 1, 2) for s in (1, 2)]
 
 
-def problem(c_in, c_out, kernel, dtype, voxels, box, batch):
-    """A tensor, a weight, and the same on the dense grid in float64."""
-    generator = torch.Generator().manual_seed(c_in + 1000 * c_out)
-    cloud = random_cloud((box,) * 3, batch, generator, voxels / (batch * box**3))
-    x = torch.randn(len(cloud.coords), c_in, generator=generator).to(dtype)
-    w = torch.randn(kernel**3, c_in, c_out, generator=generator).to(dtype)
-    return cloud.on(DEVICE), x.to(DEVICE), w.to(DEVICE), generator
+@functools.lru_cache(maxsize=4)
+def cloud(voxels, box, batch):
+    generator = torch.Generator().manual_seed(voxels)
+    return random_cloud((box,) * 3, batch, generator, voxels / (batch * box**3))
+
+
+@functools.lru_cache(maxsize=4)
+def sources(voxels, box, batch, kernel, padding, stride):
+    """The strided layer's pairs, found by dictionaries."""
+    layer = {"kernel_size": (kernel,) * 3, "dilation": (1,) * 3, "mode": "strided"}
+    layer |= {"stride": (stride,) * 3, "padding": (padding,) * 3, "spatial_shape": (box,) * 3}
+    return reference.pairs_of(cloud(voxels, box, batch).coords.tolist(), **layer).sources()
 
 
 def check(c_in, c_out, kernel, padding, stride, dtype, *, voxels=40, box=6, batch=2, order=1,
           transposed=False, dense=True):  # fmt: skip
-    tensor, x, w, generator = problem(c_in, c_out, kernel, dtype, voxels, box, batch)
+    tensor = cloud(voxels, box, batch).on(DEVICE)
+    generator = torch.Generator().manual_seed(c_in + 1000 * c_out)
+    x = torch.randn(len(tensor.C), c_in, generator=generator).to(DEVICE, dtype)
+    w = torch.randn(kernel**3, c_in, c_out, generator=generator).to(DEVICE, dtype)
     options = {"stride": stride, "padding": padding}
 
     def ours(x, w):
@@ -61,11 +71,8 @@ def check(c_in, c_out, kernel, padding, stride, dtype, *, voxels=40, box=6, batc
         return y.movedim(1, -1)[tuple(found[0].C.long().T)]
 
     def pairs_oracle(x, w):
-        return reference.conv(x, w, sources)
+        return reference.conv(x, w, sources(voxels, box, batch, kernel, padding, stride).to(DEVICE))
 
-    if not dense:
-        pairs = reference.pairs_of(tensor.C.tolist(), **layer, spatial_shape=tensor.spatial_shape)
-        sources = pairs.sources().to(DEVICE)
     oracle = dense_oracle if dense else pairs_oracle
     found = []
     size = ours(x, w).shape
@@ -139,3 +146,15 @@ def test_many_voxels():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_transposed(dtype):
     check(16, 8, 3, 1, 2, dtype, transposed=True)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the whole grid needs a CUDA GPU")
+@pytest.mark.parametrize("voxels", [512, 32768])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("kernel", "padding", "stride"), KERNELS)
+def test_the_whole_grid(kernel, padding, stride, dtype, voxels):
+    """Every pair of widths, in the seed's box; backward for 16 of them."""
+    for c_in, c_out in PAIRS:
+        backward = {c_in, c_out} <= {1, 4, 16, 64}
+        check(c_in, c_out, kernel, padding, stride, dtype, voxels=voxels, box=64,
+              order=int(backward), dense=False)  # fmt: skip

@@ -84,12 +84,26 @@ def test_right_candidates_are_timed_in_every_phase():
         assert row.reps >= 5
 
 
-def test_one_wrong_element_is_red_and_has_no_time():
+def test_one_wrong_element_is_red():
+    """A peer's time is still worth knowing; its error stands beside it."""
     rows, said = measured([Peer("wrong", error=1e-5)])
     for row in rows:
-        assert (row.ms_p50 is None) == (row.peer == "wrong")
         assert (row.bound_ratio > 1) == (row.peer == "wrong")
+        assert row.ms_p50 is not None
     assert "dot forward wrong torch: red" in said[0]
+
+
+def test_our_own_wrong_element_has_no_time():
+    def wrong(device, batch):
+        workload = dot_workload(device, batch)
+        return workload._replace(
+            function=lambda *xy, backend=None: 1.001 * workload.function(*xy, backend=backend)
+        )
+
+    rows, said = measured(case=DOT._replace(build=wrong))
+    assert [row.ms_p50 for row in rows] == [None] * len(PHASES)
+    assert all(row.bound_ratio > 1 for row in rows)
+    assert "dot forward weft torch: red" in said[0]
 
 
 def test_our_own_failure_is_red_and_a_peers_leaves_it_out():
@@ -171,7 +185,7 @@ def test_rows_survive_the_file_and_the_latest_counts(tmp_path):
     )
 
 
-def test_pages_show_red_and_never_a_time_for_it(tmp_path):
+def test_pages_show_a_wrong_peers_error(tmp_path):
     rows, _ = measured([Peer("torch eager", error=0.01)])
     append(tmp_path / "cpu" / "products.jsonl", rows)
     page = tables.performance_page(tmp_path)
@@ -180,7 +194,15 @@ def test_pages_show_red_and_never_a_time_for_it(tmp_path):
     for line, ours in zip(lines, rows[::2], strict=True):
         cells = [cell.strip() for cell in line.split("|")]
         assert cells[4].startswith(f"{ours.ms_p50:.3g} [")
-        assert cells[5] == "red"
+        assert ", error " in cells[5]
+
+
+def test_pages_show_red_for_ours_without_a_time(tmp_path):
+    rows, _ = measured()
+    red = [dataclasses.replace(row, ms_p50=None, bound_ratio=2.0) for row in rows]
+    append(tmp_path / "cpu" / "products.jsonl", red)
+    page = tables.performance_page(tmp_path)
+    assert page.count("| red |") == len(PHASES)
 
 
 def test_readme_table_stands_between_its_markers(tmp_path):

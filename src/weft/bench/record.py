@@ -39,7 +39,7 @@ class Machine:
 class Row:
     """One measurement of one candidate: weft, or a peer.
 
-    A candidate whose check is red has `bound_ratio` above 1 and no times.
+    A candidate whose check is red has `bound_ratio` above 1, and if it is ours, no times.
     """
 
     suite: str

@@ -1,4 +1,4 @@
-"""Runs cases: check every candidate, time the right ones in turn, write down both."""
+"""Runs cases: check every candidate, time them in turn, write down both; ours only when right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Candidates = Mapping[str, Candidate]
 
 
 class Measured(NamedTuple):
-    """What is known of a candidate that was timed; of a red one, only the state of the cache."""
+    """What is known of a candidate that was timed; of ours when red, only the cache's state."""
 
     l2: str
     timing: Timing | None = None
@@ -92,8 +92,12 @@ def _run_case(
         checked = _candidates(case, to_check, peers)
     for phase in case.phases:
         ratios = _check(phase, to_check, checked, functools.partial(_say_of, say, case, phase))
-        green = {name: candidates[name] for name, ratio in ratios.items() if ratio <= 1}
-        measured = _measure(phase, green, device) if green else {}
+        timed = {
+            name: candidates[name]
+            for name, ratio in ratios.items()
+            if ratio <= 1 or candidates[name].peer != "weft"
+        }
+        measured = _measure(phase, timed, device) if timed else {}
         for name, ratio in ratios.items():
             for found in measured.get(
                 name, [Measured("cold" if device.type == "cuda" else "warm")]

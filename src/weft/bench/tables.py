@@ -22,8 +22,8 @@ Generated from the rows in `benchmarks/results` by `weft bench`; every number is
 
 - Milliseconds are medians; weft's have the 20th and 80th percentile in brackets. Candidates take
   turns, on random data, after their results were checked against the float64 oracle: *error* is
-  the worst error of weft over its computed bound, and must be below 1. A result past its bound
-  has no time.
+  the worst error of weft over its computed bound, and must be below 1. Of ours, a result past
+  its bound has no time; a peer's time then stands beside its error ("3.2, error 57").
 - *floor* is the least time that the bytes (inputs read once, outputs written once) or the
   operations allow on this machine; *of floor* is floor over time.
 - On a GPU the L2 cache is cleared before each call, and calls under 0.1 ms are replayed as CUDA
@@ -130,7 +130,8 @@ def _median(row: Row | None, *, spread: bool) -> str:
     if row.ms_p50 is None:
         return "red"
     quantiles = f" [{row.ms_p20:.3g}, {row.ms_p80:.3g}]" if spread else ""
-    return f"{row.ms_p50:.3g}{quantiles}"
+    red = f", error {row.bound_ratio:.2g}" if row.bound_ratio > 1 else ""
+    return f"{row.ms_p50:.3g}{quantiles}{red}"
 
 
 def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
