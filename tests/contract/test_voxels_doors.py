@@ -8,15 +8,19 @@ import functools
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.conftest import INTERPRETED
+from weft.errors import ShapeError
 from weft.testing.cases import voxels
 from weft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
+from weft.voxels import SparseTensor, kernel_map, sparse_conv
 
 if INTERPRETED:
     pytest.skip("the doors are checked without TRITON_INTERPRET", allow_module_level=True)
 
 SUITE = voxels.suite()
+COORDS = torch.tensor([[0, 1, 1], [0, 0, 1], [0, 2, 2]])
 
 
 def named(case):
@@ -37,3 +41,25 @@ def test_numerical_gradients(case):
 @pytest.mark.parametrize("case", SUITE.doors, ids=named)
 def test_autocast_does_not_reach_into_a_body(case):
     check_autocast(replace(case, call=functools.partial(case.call, backend="torch")))
+
+
+def test_tables_made_under_a_transform_outlive_it():
+    """Seen red without `below_transforms`: tables were wrappers of a transform that had ended."""
+    kept = []
+
+    def loss(x):
+        kept.append(SparseTensor(x, COORDS.clone(), (3, 3), 1))
+        return sparse_conv(kept[0], torch.ones(9, 2, 2), 3).feats.sum()
+
+    torch.func.grad(loss)(torch.randn(3, 2))
+    found = kernel_map(kept[0], 3)
+    for table in (found.sources, kept[0].coordinates.rows, kept[0].coordinates.order):
+        assert table.data_ptr()
+
+
+def test_coordinates_cannot_be_mapped():
+    def conv(coords):
+        return sparse_conv(SparseTensor(torch.ones(3, 2), coords), torch.ones(9, 2, 2), 3).feats
+
+    with pytest.raises(ShapeError, match=r"shape \(3, 3\) is mapped by torch.vmap"):
+        torch.vmap(conv)(torch.stack([COORDS, COORDS]))

@@ -15,6 +15,7 @@ def test_graph_replay(case):
     check_cuda_graph(case)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("case", products.door_cases(), ids=lambda case: case.name)
 def test_no_synchronisation_once_a_plan_exists(case):
     problem = pose(case, device="cuda", dtype=torch.float32)

@@ -100,6 +100,7 @@ def test_a_whole_inference_in_a_graph(dtype):
         assert_same_bits(captured, run(), "replayed")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_training_step_does_not_wait_for_the_gpu():
     """Nothing is read back once the maps are there."""
     model = network()

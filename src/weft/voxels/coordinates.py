@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.core.backend import choose
+from weft.core.transforms import below_transforms
 from weft.errors import DTypeError, IndexRangeError, ShapeError
 
 __all__ = ["Coordinates", "Packing", "kernels_serve"]
@@ -177,9 +178,8 @@ class Coordinates:
         )
         self._batch = None if batch_size is None else int(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
-        self._bounds, self._ascends = _survey(rows)
+        self._bounds, self._ascends, self.rows = _read(rows)
         self._check_range()
-        self.rows = rows.int().contiguous()
         self._packing: Packing | None = None
         self._sorted: tuple[Tensor, Tensor | None] | None = None
         self._repeats: _Later | None = None
@@ -246,6 +246,7 @@ class Coordinates:
         return tuple(high + 1 for high in highs[1:])
 
     @property
+    @below_transforms
     def packing(self) -> Packing:
         """How voxels become keys."""
         if self._packing is None:
@@ -266,6 +267,7 @@ class Coordinates:
         self.require_distinct()
         return self.unchecked()[1]
 
+    @below_transforms
     def unchecked(self) -> tuple[Tensor, Tensor | None]:
         """Keys and order for what is launched before `require_distinct` waits for the device."""
         if self._sorted is None:
@@ -392,6 +394,12 @@ def _check_rows(rows: Tensor) -> None:
 
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@below_transforms
+def _read(rows: Tensor) -> tuple[Bounds, bool, Tensor]:
+    """What `_survey` finds, and the rows as int32."""
+    return *_survey(rows), rows.int().contiguous()
 
 
 def _survey(rows: Tensor) -> tuple[Bounds, bool]:

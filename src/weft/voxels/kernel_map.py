@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.core.transforms import below_transforms
 from weft.errors import IndexRangeError, ShapeError
 from weft.voxels.coordinates import Coordinates, Packing, kernels_serve
 from weft.voxels.geometry import Geometry, Size, geometry
@@ -169,6 +170,7 @@ Tables = tuple[Tensor, Tensor | None, Coordinates | None]
 """A map's sources and back, and its outputs; None where they are the inputs."""
 
 
+@below_transforms
 def _build(inputs: Coordinates, shape: Geometry) -> Tables:
     """The tables of coordinates under a geometry."""
     found = (
