@@ -36,6 +36,8 @@ def _convolution(workload: Workload) -> Candidate | str:
     if feats.dtype == torch.bfloat16:
         return "spconv has no bfloat16"
     offsets, c_in, c_out = weight.shape
+    if offsets > 32:
+        return "spconv 2.3.8 stops with a failed assertion where a kernel has over 32 offsets"
     size = workload.tables["kernel"]
     layer = spconv.SubMConv3d(
         c_in, c_out, size, bias=False, indice_key="cloud", fp32_accum=True

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.suites.clouds import CLOUDS
 from benchmarks.suites.recipes import Random
 from weft.bench.case import Case, Workload
-from weft.voxels import SparseTensor, kernel_map, sparse_conv
+from weft.voxels import SparseTensor, kernel_map, launch, sparse_conv
 
 __all__ = ["conv_case", "map_case"]
 
@@ -114,7 +114,11 @@ def _map(
     feats = torch.ones(len(coords), 1, device=device)
 
     def function(feats: Tensor, backend: str | None = None) -> Tensor:
-        return kernel_map(SparseTensor(feats, coords, shape, copies), kernel_size).sources
+        tensor = SparseTensor(feats, coords, shape, copies)
+        sources = kernel_map(tensor, kernel_size).sources
+        if device.type == "cuda":
+            launch.prepare(sources, tensor.coordinates.order, gradient=True)
+        return sources
 
     def oracle(feats: Tensor, scale: None) -> Tensor:
         cpu = SparseTensor(feats.cpu(), coords.cpu(), shape, copies)
