@@ -10,14 +10,13 @@ from weft.reductions.formula import (
     const,
     expand,
     is_zero,
-    node,
     reachable,
     total,
     var,
     variables,
     zeros,
 )
-from weft.reductions.operations import OPERATIONS, place
+from weft.reductions.operations import OPERATIONS, concat, place
 
 __all__ = [
     "diff",
@@ -82,7 +81,7 @@ def diff(f: Node, v: Node, u: Node) -> Node:
 def grad_matrix(f: Node, v: Node) -> Node:
     """The matrix ∂f_k/∂v_l of f.dim rows and v.dim columns, row after row."""
     rows = [gradient(f, v, place(const(1), k, f.dim)) for k in range(f.dim)]
-    return node("concat", *rows) if len(rows) > 1 else rows[0]
+    return concat(*rows)
 
 
 def trace_operator(f: Node, v: Node) -> Node:

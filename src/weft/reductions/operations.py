@@ -20,7 +20,7 @@ from torch import Tensor
 
 from weft.reductions.formula import Node, const, expand, is_zero, node, total, zeros
 
-__all__ = ["OPERATIONS", "Operation", "extract", "place", "power", "product"]
+__all__ = ["OPERATIONS", "Operation", "apply", "concat", "extract", "place", "power", "product"]
 
 Contributions = tuple[Node | None, ...]
 
@@ -59,7 +59,19 @@ def extract(f: Node, start: int, dim: int) -> Node:
     whole = node("extract", f, data=(start, dim))  # raises where they are not there
     if dim == f.dim:
         return f
-    return expand(f.args[0], dim) if f.op == "expand" else whole
+    if f.op == "expand":
+        return expand(f.args[0], dim)
+    if f.op == "extract":
+        return extract(f.args[0], f.data[0] + start, dim)
+    if f.op in ("concat", "place"):
+        first = f.data[0] if f.op == "place" else 0
+        for part in f.args:
+            if first <= start and start + dim <= first + part.dim:
+                return extract(part, start - first, dim)
+            first += part.dim
+        if f.op == "place" and (start + dim <= f.data[0] or start >= first):
+            return zeros(dim)
+    return whole
 
 
 def place(f: Node, start: int, dim: int) -> Node:
@@ -68,6 +80,23 @@ def place(f: Node, start: int, dim: int) -> Node:
     if dim == f.dim:
         return f
     return zeros(dim) if is_zero(f) else whole
+
+
+def concat(*parts: Node) -> Node:
+    """The components of one after those of the other."""
+    found: list[Node] = []
+    for part in (p for whole in parts for p in (whole.args if whole.op == "concat" else (whole,))):
+        joined = _joined(found[-1], part) if found else None
+        found[-1:] = [part] if not found else [joined] if joined else [found[-1], part]
+    return node("concat", *found) if len(found) > 1 else found[0]
+
+
+def _joined(a: Node, b: Node) -> Node | None:
+    """Both as one, where they are neighbours in one formula."""
+    if a.op != "extract" or b.op != "extract" or a.args != b.args:
+        return None
+    start = a.data[0]
+    return extract(a.args[0], start, a.dim + b.dim) if start + a.dim == b.data[0] else None
 
 
 def product(
