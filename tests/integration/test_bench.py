@@ -228,11 +228,11 @@ def test_pages_of_this_repository_are_those_of_its_rows():
     assert readme == tables.readme_with_table(readme, results), "run python -m weft.bench.tables"
 
 
-def test_rows_of_this_repository_have_no_time_without_a_green_check():
+def test_our_rows_in_this_repository_have_no_time_without_a_green_check():
     for path in (ROOT / "benchmarks" / "results").glob("*/*.jsonl"):
         row: Row
         for row in read(path):
-            assert row.bound_ratio <= 1 or row.ms_p50 is None, row
+            assert row.bound_ratio <= 1 or row.ms_p50 is None or row.peer != "weft", row
 
 
 def test_every_candidate_computes_every_workload(monkeypatch):
