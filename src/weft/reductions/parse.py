@@ -11,13 +11,14 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from weft.errors import WeftError
 from weft.reductions.composed import COMPOSED
-from weft.reductions.formula import Node, const, var, zeros
+from weft.reductions.formula import Node, const, var, variables, zeros
 
 __all__ = ["FormulaError", "Variable", "parse", "parse_aliases", "parse_variable"]
 
@@ -31,13 +32,13 @@ class Variable(NamedTuple):
 
     Args:
         name: that formulas use, or None.
-        index: the position of the tensor, or None where it is not said.
+        position: of the tensor among the arguments, or None where it is not said.
         dim: the dimension.
         cat: 0 (i), 1 (j) or 2 (parameter).
     """
 
     name: str | None
-    index: int | None
+    position: int | None
     dim: int
     cat: int
 
@@ -56,8 +57,8 @@ def parse_variable(text: str) -> Variable:
     if found and found["kind"] == "Var" and len(numbers) == 3:
         return Variable(found["name"], *numbers)
     if found and found["kind"] != "Var" and len(numbers) in (1, 2):
-        index = numbers[0] if len(numbers) == 2 else None
-        return Variable(found["name"], index, numbers[-1], _CATEGORIES[found["kind"]])
+        position = numbers[0] if len(numbers) == 2 else None
+        return Variable(found["name"], position, numbers[-1], _CATEGORIES[found["kind"]])
     raise FormulaError(
         f"{text!r} is given as a variable: it must read like 'x = Vi(3)', 'x = Vi(0, 3)', 'Vi(3)' "
         "or 'x = Var(0, 3, 0)', with Vi, Vj or Pm for data that varies with i, with j, or not at "
@@ -69,14 +70,14 @@ def parse_aliases(aliases: Sequence[str]) -> dict[str, Node]:
     """The variables that aliases name; where they say no position, their place in the list."""
     named: dict[str, Node] = {}
     for place, alias in enumerate(aliases):
-        name, index, dim, cat = parse_variable(alias)
+        name, position, dim, cat = parse_variable(alias)
         if name in named:
             raise FormulaError(
                 f"the aliases {list(aliases)} declare {name!r} twice: each name must be declared "
                 "once. Rename or remove one."
             )
         if name is not None:
-            named[name] = var(place if index is None else index, dim, cat)
+            named[name] = var(place if position is None else position, dim, cat)
     return named
 
 
@@ -87,16 +88,27 @@ def parse(text: str, names: dict[str, Node] | None = None) -> Node:
         text: the formula string.
         names: what names stand for beside the operations, see `parse_aliases`.
     """
+    flat = re.sub(r"\s", " ", text).strip()
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(flat, mode="eval")
     except SyntaxError as error:
         raise FormulaError(
-            f"the formula {text!r} has a syntax error at position {(error.offset or 1) - 1}: it "
+            f"a syntax error at position {(error.offset or 1) - 1} of the formula {flat!r}: it "
             "must be one expression of operators, numbers, names and calls. Check parentheses, "
             "commas and operators there."
         ) from None
-    reader = _Reader(text.strip(), names or {})
-    return reader.formula(tree.body)
+    formula = _Reader(flat, names or {}).formula(tree.body)
+    _check_variables(flat, variables(formula))
+    return formula
+
+
+def _check_variables(text: str, found: Sequence[Node]) -> None:
+    for v, w in itertools.pairwise(found):
+        if v.data[0] == w.data[0]:
+            raise FormulaError(
+                f"the formula {text!r} has Var{v.data} and Var{w.data}: one position must have one "
+                "dimension and one category. Change the aliases or the positions."
+            )
 
 
 _BINARY: dict[type[ast.AST], str] = {
@@ -146,9 +158,12 @@ class _Reader:
     def __init__(self, text: str, names: dict[str, Node]) -> None:
         self.text, self.names = text, names
 
-    def fail(self, tree: ast.expr, given: str, needed: str) -> NoReturn:
-        at = len(self.text.encode()[: tree.col_offset].decode())
-        raise FormulaError(f"the formula {self.text!r} has {given} at position {at}: {needed}")
+    def at(self, tree: ast.expr) -> str:
+        position = len(self.text.encode()[: tree.col_offset].decode())
+        return f"at position {position} of the formula {self.text!r}"
+
+    def error(self, tree: ast.expr, given: str, needed: str) -> FormulaError:
+        return FormulaError(f"{given} {self.at(tree)}: {needed}")
 
     def formula(self, tree: ast.expr) -> Node:
         """The formula of an expression."""
@@ -168,7 +183,7 @@ class _Reader:
             operands = [tree.left, *tree.comparators]
             return self.apply(tree, _BINARY[type(tree.ops[0])], operands)
         part = ast.get_source_segment(self.text, tree)
-        self.fail(
+        raise self.error(
             tree,
             f"{part!r}",
             "formulas are made of names, numbers, calls, one comparison and the operators "
@@ -188,9 +203,11 @@ class _Reader:
         if tree.id in self.names:
             return self.names[tree.id]
         if tree.id in _FUNCTIONS:
-            self.fail(tree, f"the operation {tree.id!r}", f"it needs arguments, {tree.id}(…).")
+            raise self.error(
+                tree, f"the bare operation {tree.id!r}", f"it needs arguments, {tree.id}(…)."
+            )
         known = sorted(self.names)
-        self.fail(
+        raise self.error(
             tree,
             f"the unknown name {tree.id!r}",
             f"the variables are {', '.join(known) or 'none'}. Add the alias '{tree.id} = Vi(dim)', "
@@ -206,14 +223,14 @@ class _Reader:
         name = tree.func.id if isinstance(tree.func, ast.Name) else None
         if name is None or name not in _FUNCTIONS:
             named = ast.get_source_segment(self.text, tree.func)
-            self.fail(
+            raise self.error(
                 tree,
                 f"the unknown operation {named!r}",
                 "operations have the names of KeOps, in its capitals, such as Exp or SqDist. "
                 f"Compose it of those{self.similar(str(named), sorted(_FUNCTIONS))}.",
             )
         if tree.keywords:
-            self.fail(
+            raise self.error(
                 tree, f"keywords in {name}", "arguments have no names here. Write them in order."
             )
         return self.apply(tree, name, tree.args)
@@ -226,7 +243,7 @@ class _Reader:
             bound = signature.bind(*operands)
         except TypeError:
             counts = ", ".join(signature.parameters)
-            self.fail(
+            raise self.error(
                 tree,
                 f"{len(operands)} arguments of {name}",
                 f"it takes ({counts}). Give these in order.",
@@ -236,7 +253,10 @@ class _Reader:
             parameter = signature.parameters[key]
             parts = operand if parameter.kind is parameter.VAR_POSITIONAL else (operand,)
             arguments.extend(self.argument(p, str(parameter.annotation)) for p in parts)
-        return function(*arguments)
+        try:
+            return function(*arguments)
+        except WeftError as error:
+            raise type(error)(f"{error} It is {name} {self.at(tree)}.") from None
 
     def argument(self, tree: ast.expr, annotation: str) -> Any:
         if annotation.startswith("Node"):
@@ -249,7 +269,7 @@ class _Reader:
         number = self.number(tree)
         if not isinstance(number, int):
             part = ast.get_source_segment(self.text, tree)
-            self.fail(tree, f"{part!r}", "an integer must stand there. Write it in digits.")
+            raise self.error(tree, f"{part!r}", "an integer must stand there. Write it in digits.")
         return number
 
     def integers(self, tree: ast.expr) -> list[int]:
