@@ -16,7 +16,7 @@ from weft.reductions.formula import (
     variables,
     zeros,
 )
-from weft.reductions.operations import OPERATIONS, concat, place
+from weft.reductions.operations import OPERATIONS, concat, extract, place
 
 __all__ = [
     "diff",
@@ -92,13 +92,27 @@ def trace_operator(f: Node, v: Node) -> Node:
             "must be equal. Take the components that match with extract."
         )
     w = _new(f.dim, f, v)
-    linear = gradient(f, v, w)
-    basis = [place(const(1), k, f.dim) for k in range(f.dim)]
-    parts = [gradient(linear, w, e) for e in basis]
-    picked = [total(e * part) for e, part in zip(basis, parts, strict=True)]
-    result = picked[0]
-    for p in picked[1:]:
-        result = result + p
+    return _trace(gradient(f, v, w), w, expand(const(1), f.dim))  # that of the transpose
+
+
+_COMPONENTWISE = frozenset(("add", "sub", "mul", "div", "neg", "ifelse"))
+
+
+def _trace(f: Node, w: Node, weight: Node) -> Node:
+    """Σ_k weight_k ∂f_k/∂w_k of an f that is linear in w, of w's dimension."""
+    if f is w:
+        return total(weight)
+    if f.op not in _COMPONENTWISE:
+        rows = [gradient(f, w, place(const(1), k, f.dim)) for k in range(f.dim)]
+        return total(weight * concat(*(extract(row, k, 1) for k, row in enumerate(rows))))
+    result = const(0)
+    for arg, scaled in zip(f.args, OPERATIONS[f.op].derivative(f, weight), strict=True):
+        if scaled is None or w not in variables(arg):
+            continue
+        if arg.dim == f.dim:
+            result = result + _trace(arg, w, scaled)
+        else:  # the same number in each component
+            result = result + total(scaled * gradient(arg, w, const(1)))
     return result
 
 

@@ -283,8 +283,8 @@ def _multiply(a: Node, b: Node) -> Node:
 
 
 def _times(number: float, f: Node | None) -> Node:
-    if f is None:
-        return const(number)
+    if f is None or f.op == "const":
+        return const(number if f is None else number * f.data)
     if f.op == "expand":
         return expand(_times(number, f.args[0]), f.dim)
     if abs(number) != 1:

@@ -247,7 +247,7 @@ class _Reader:
                 tree,
                 f"{len(operands)} arguments of {name}",
                 f"it takes ({counts}). Give these in order.",
-            )
+            ) from None
         arguments: list[Any] = []
         for key, operand in bound.arguments.items():
             parameter = signature.parameters[key]

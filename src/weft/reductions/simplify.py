@@ -58,6 +58,15 @@ def _sum(f: Node) -> Node:
     return total(f)
 
 
+def _product(a: Node, b: Node) -> Node:
+    """a b; zeros around one of them stay outside."""
+    for f, g in ((a, b), (b, a)):
+        if f.op == "place":
+            inside = f.args[0] * (g if g.dim == 1 else extract(g, f.data[0], f.args[0].dim))
+            return place(inside, *f.data)
+    return a * b
+
+
 def _dot(a: Node, b: Node) -> Node:
     """Σ_k a_k b_k."""
     if a.dim == 1:
@@ -65,6 +74,8 @@ def _dot(a: Node, b: Node) -> Node:
     for f, g in ((a, b), (b, a)):
         if f.op == "neg":
             return -_dot(f.args[0], g)
+        if f.op == "place":
+            return _dot(f.args[0], extract(g, f.data[0], f.args[0].dim))
         if f.op in ("mul", "div"):
             scale, rest = (f.args[1], f.args[0]) if f.args[1].dim == 1 else f.args
             if rest.dim == f.dim and scale.dim == 1 and (f.op == "mul" or scale is f.args[1]):
@@ -76,16 +87,16 @@ def _dot(a: Node, b: Node) -> Node:
 
 
 def _einsum(n: Node, args: tuple[Node, ...]) -> Node:
-    _, labels_a, _, labels_b, labels_out = n.data
+    (a, b), (_, labels_a, _, labels_b, labels_out) = args, n.data
     if labels_a == labels_b and not labels_out:
-        return _dot(*args)
-    return product(*args, *n.data)
+        return _dot(a, b)
+    return product(a, b, *n.data)
 
 
 _REBUILD: dict[str, Callable[[Node, tuple[Node, ...]], Node]] = {
     "add": lambda n, args: args[0] + args[1],
     "sub": lambda n, args: args[0] - args[1],
-    "mul": lambda n, args: args[0] * args[1],
+    "mul": lambda n, args: _product(*args),
     "div": lambda n, args: args[0] / args[1],
     "neg": lambda n, args: -args[0],
     "pow": lambda n, args: power(args[0], n.data),
