@@ -1,0 +1,202 @@
+"""An operator on a list of tensors whose derivatives are operators again: gradients of any order.
+
+    weft::<name>(Tensor[] tensors, <rest>) -> Tensor[]
+
+Four doors, as in core/op.py: the raw op, an autograd.Function for eager gradients, one for
+torch.func and forward mode, and the registered op for torch.compile, export and AOTInductor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from weft.core.op import LIBRARY, compiling, recording, transformed, unwatched
+
+__all__ = ["ListOperator", "Rule"]
+
+Tensors = Sequence[Tensor]
+Rest = tuple[Any, ...]
+Results = tuple[Tensor, ...]
+Call = Callable[[Tensors, Rest], Results]
+
+
+class Rule(Protocol):
+    """What an operator computes, and how it is differentiated and mapped.
+
+    `call` is the operator by the door in use: `(tensors, rest) -> results`.
+    """
+
+    def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """The results on real tensors: fresh ones."""
+
+    def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """Empty tensors of the results' shapes and dtypes."""
+
+    def gradients(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        results: Tensors,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> Sequence[Tensor | None]:
+        """The gradient of each tensor, None where it is not needed."""
+
+    def tangents(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        results: Tensors,
+        directions: Sequence[Tensor | None],
+    ) -> Sequence[Tensor]:
+        """How the results change as the tensors move."""
+
+    def batch(
+        self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    ) -> Results:
+        """The results of a mapped call, the mapped dimension in front."""
+
+
+class ListOperator:
+    """`op(tensors, rest)` by the door that the call needs.
+
+    Args:
+        name: `weft::<name>` is the registered op, `weft::<name>_raw` the one without autograd.
+        schema: of the rest, in torch's schema language, without defaults.
+        rule: what it computes.
+    """
+
+    def __init__(self, name: str, schema: str, rule: Rule) -> None:
+        self.rule = rule
+        for full_name in (f"{name}_raw", name):
+            LIBRARY.define(
+                f"{full_name}(Tensor[] tensors, {schema}) -> Tensor[]",
+                tags=(torch.Tag.pt2_compliant_tag,),
+            )
+            for device in ("CPU", "CUDA"):
+                LIBRARY.impl(full_name, rule.body, device)
+            torch.library.register_fake(f"weft::{full_name}", rule.fake, lib=LIBRARY)
+        self._raw = getattr(torch.ops.weft, f"{name}_raw").default
+        self._op = getattr(torch.ops.weft, name).default
+        self._eager = _eager_door(self)
+        self._transform = _transform_door(self)
+        torch.library.register_autograd(
+            f"weft::{name}", self._registered_backward, setup_context=_remember, lib=LIBRARY
+        )
+        torch.library.register_vmap(f"weft::{name}", self._registered_vmap, lib=LIBRARY)
+
+    def __call__(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results."""
+        if compiling():
+            return self.registered(tensors, rest)
+        if transformed() or forward_ad._current_level >= 0:
+            return self.mapped(tensors, rest)
+        if recording() and any(a.requires_grad for a in tensors):
+            return self._eager(rest, *tensors)
+        return self.forward(tensors, rest)
+
+    def forward(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results without a graph: the body itself for plain tensors, else the raw op."""
+        if tensors and unwatched(tensors[0]):
+            return tuple(self.rule.body(tensors, *rest))
+        return self.raw(tensors, rest)
+
+    def raw(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results by the op without autograd."""
+        return tuple(self._raw(list(tensors), *rest))
+
+    def registered(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results by the registered op."""
+        return tuple(self._op(list(tensors), *rest))
+
+    def mapped(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results under torch.func or forward mode."""
+        return self._transform(rest, *tensors)
+
+    def _registered_backward(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        kept = ctx.saved_tensors
+        found = self.rule.gradients(
+            self.registered,
+            kept[: ctx.count],
+            ctx.rest,
+            kept[ctx.count :],
+            grads,
+            ctx.needs_input_grad[0],
+        )
+        return list(found), *[None] * len(ctx.rest)
+
+    def _registered_vmap(
+        self, info: Any, dims: Any, tensors: Tensors, *rest: Any
+    ) -> tuple[list[Tensor], list[int]]:
+        results = self.rule.batch(self.registered, info.batch_size, dims[0], tensors, rest)
+        return list(results), [0] * len(results)
+
+
+def _remember(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+    tensors, *rest = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.count, ctx.rest = len(tensors), tuple(rest)
+
+
+def _eager_door(op: ListOperator) -> Callable[..., Results]:
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, rest: Rest, *tensors: Tensor) -> Results:
+            results = op.forward(tensors, rest)
+            ctx.save_for_backward(*tensors, *results)
+            ctx.set_materialize_grads(False)
+            ctx.rest, ctx.count = rest, len(tensors)
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            kept = ctx.saved_tensors
+            tensors, results = kept[: ctx.count], kept[ctx.count :]
+            needed = ctx.needs_input_grad[1:]
+            return (None, *op.rule.gradients(op, tensors, ctx.rest, results, grads, needed))
+
+    # Function.apply looks for functorch's wrappers first; ListOperator.__call__ has seen to that
+    apply: Callable[..., Results] = super(torch.autograd.Function, Eager).apply
+    return apply
+
+
+def _transform_door(op: ListOperator) -> Callable[..., Results]:
+    class Transform(torch.autograd.Function):
+        @staticmethod
+        def forward(rest: Rest, *tensors: Tensor) -> Results:
+            return op.raw(tensors, rest)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Sequence[Any], output: Results) -> None:
+            ctx.rest, *tensors = inputs
+            ctx.count = len(tensors)
+            ctx.save_for_backward(*tensors, *output)
+            ctx.save_for_forward(*tensors, *output)
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            kept, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+            tensors, results = kept[: ctx.count], kept[ctx.count :]
+            found = op.rule.gradients(op.mapped, tensors, ctx.rest, results, grads, needed)
+            return (None, *found)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Results:
+            kept = ctx.saved_tensors
+            tensors, results = kept[: ctx.count], kept[ctx.count :]
+            return tuple(op.rule.tangents(op.mapped, tensors, ctx.rest, results, tangents[1:]))
+
+        @staticmethod
+        def vmap(info: Any, dims: Any, rest: Rest, *tensors: Tensor) -> Any:
+            return op.rule.batch(op.mapped, info.batch_size, dims[1:], tensors, rest), 0
+
+    apply: Callable[..., Results] = Transform.apply
+    return apply

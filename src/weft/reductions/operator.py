@@ -1,0 +1,305 @@
+"""The operators of the family: sums, sums of shifted exponentials, and the smallest values.
+
+    sums      z_i = Σ_j f(x_i, y_j, p)
+    shifted   m_i = max_j f,  s_i = Σ_j exp(f − m_i) w
+    smallest  the indices j of the k smallest f(x_i, y_j, p)
+
+All reduce over j.  The gradient of a sum is a sum again, over the pairs of one row or of one
+column: with e the cotangent, ∂/∂x_i = Σ_j e_i ∂f/∂x and ∂/∂y_j = Σ_i e_i ∂f/∂y.  So one operator
+has every order.  The maximum is a constant of `shifted`: s is differentiated as the sum that it is,
+and log s + m does not depend on m.
+
+Tensors are values, (B or 1, M or N or 1, D) by the number of their variable, then either no tables
+or the `Blocks` of rows and those of columns.  Formulas travel as a `Key`, which registered ops take
+and torch.compile can fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.backend import choose
+from weft.core.list_op import Call, ListOperator, Rest, Results, Tensors
+from weft.core.op import LIBRARY
+from weft.errors import BackendError, ShapeError
+from weft.reductions import keys
+from weft.reductions.formula import Node
+from weft.reductions.keys import Key
+from weft.reductions.ranges import Blocks, Options, Sizes
+
+__all__ = ["shifted_sums", "smallest", "sums"]
+
+TABLES = len(Blocks._fields)
+
+LOOPS_FROM = 2**22
+"""Pairs from which on the CPU a loop is compiled for a formula, which takes a second or two."""
+
+
+def sums(key: Key, values: Tensors, tables: Tensors, sizes: Sizes, how: str) -> Tensor:
+    """(B, M, f.dim): Σ_j f."""
+    return _sums([*values, *tables], (key, *sizes, how))[0]
+
+
+def shifted_sums(
+    key: Key, values: Tensors, tables: Tensors, sizes: Sizes, how: str
+) -> tuple[Tensor, Tensor]:
+    """(B, M, 1), (B, M, w.dim): max_j f and Σ_j exp(f − max) w; the key is that of (f, w)."""
+    m, s = _shifted([*values, *tables], (key, *sizes, how))
+    return m, s
+
+
+def smallest(key: Key, k: int, values: Tensors, tables: Tensors, sizes: Sizes, how: str) -> Tensor:
+    """(B, M, k, f.dim) int64: the indices of the k smallest values, ascending; −1 for none."""
+    tensors = [*(v.detach() for v in values), *tables]
+    found: Tensor = torch.ops.weft.reductions_smallest(tensors, key, k, *sizes, how)
+    return found
+
+
+class _Sums:
+    """z_i = Σ_j f."""
+
+    def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        (f,), values, tables, sizes, options, executor = _opened(tensors, rest)
+        return [executor.sums(f, values, sizes, tables, options)]
+
+    def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        key, batch, rows, *_ = rest
+        (f,) = keys.formulas(key)
+        return [tensors[0].new_empty(batch, rows, f.dim)]
+
+    def gradients(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        results: Tensors,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        return _gradients(call, tensors, rest, grads[0], needed)
+
+    def tangents(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        results: Tensors,
+        directions: Sequence[Tensor | None],
+    ) -> list[Tensor]:
+        return [_tangent(call, tensors, rest, directions)]
+
+    def batch(
+        self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    ) -> Results:
+        key, batch, *others = rest
+        tensors = _mapped(size, dims, tensors, batch)
+        results = call(tensors, (key, size * batch, *others))
+        return tuple(r.view(size, batch, *r.shape[1:]) for r in results)
+
+
+class _Shifted(_Sums):
+    """m_i and s_i."""
+
+    def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        (f, w), values, tables, sizes, options, executor = _opened(tensors, rest)
+        return list(executor.shifted(f, w, values, sizes, tables, options))
+
+    def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        key, batch, rows, *_ = rest
+        _, w = keys.formulas(key)
+        dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+        return [tensors[0].new_empty(batch, rows, d, dtype=dtype) for d in (1, w.dim)]
+
+    def gradients(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        results: Tensors,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        tensors, rest, at = _with_maximum(tensors, rest, results[0])
+        more = [*needed[:at], False, *needed[at:]]
+        found = _gradients(_door_of_sums(call), tensors, rest, grads[1], more)
+        return found[:at] + found[at + 1 :]
+
+    def tangents(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        results: Tensors,
+        directions: Sequence[Tensor | None],
+    ) -> list[Tensor]:
+        tensors, rest, at = _with_maximum(tensors, rest, results[0])
+        more = [*directions[:at], None, *directions[at:]]
+        tangent = _tangent(_door_of_sums(call), tensors, rest, more)
+        return [torch.zeros_like(results[0]), tangent.to(results[1].dtype)]
+
+
+def _with_maximum(tensors: Tensors, rest: Rest, m: Tensor) -> tuple[list[Tensor], Rest, int]:
+    """The sum Σ_j exp(f − m) w with m as one more value, whose number is returned too."""
+    key, *others = rest
+    key, at = keys.shifted(key), keys.count(key)
+    finite = torch.where(m.isfinite(), m, 0).detach().to(tensors[0].dtype)
+    return [*tensors[:at], finite, *tensors[at:]], (key, *others), at
+
+
+def _door_of_sums(call: Call) -> Call:
+    """The operator of sums, by the door through which `call` is that of shifted sums."""
+    doors: dict[Call, Call] = {
+        _shifted.registered: _sums.registered,
+        _shifted.mapped: _sums.mapped,
+    }
+    return doors.get(call, _sums)
+
+
+def _gradients(
+    call: Call, tensors: Tensors, rest: Rest, grad: Tensor | None, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of Σ_j f in the values that need one; those of one axis in one pass."""
+    found: list[Tensor | None] = [None] * len(tensors)
+    key, batch, rows, columns, how = rest
+    count = keys.count(key)
+    wanted = tuple(n for n in range(count) if needed[n])
+    if grad is None or not wanted:
+        return found
+    values, tables = tensors[:count], list(tensors[count:])
+    with_grad = [*values, grad.to(tensors[0].dtype)]
+    for derivative in keys.gradients(key, wanted):
+        sizes, blocks = (rows, columns), tables
+        if derivative.turned:
+            sizes, blocks = (columns, rows), tables[TABLES:] + tables[:TABLES]
+        used = [with_grad[n] for n in derivative.used]
+        joined = call([*used, *blocks], (derivative.key, batch, *sizes, how))[0]
+        parts = torch.split(joined, [v.dim for v in derivative.of], -1)
+        for v, part in zip(derivative.of, parts, strict=True):
+            found[v.number] = _reduced_to(values[v.number], part, v.cat)
+    return found
+
+
+def _tangent(
+    call: Call, tensors: Tensors, rest: Rest, directions: Sequence[Tensor | None]
+) -> Tensor:
+    """How Σ_j f changes as its values move."""
+    key, *others = rest
+    count = keys.count(key)
+    moved = tuple(n for n in range(count) if directions[n] is not None)
+    key, used = keys.tangent(key, moved)
+    values = [*tensors[:count], *(d for d in directions[:count] if d is not None)]
+    return call([*(values[n] for n in used), *tensors[count:]], (key, *others))[0]
+
+
+def _reduced_to(value: Tensor, gradient: Tensor, cat: int) -> Tensor:
+    """The gradient summed along what the value was the same for: rows (a parameter), the batch."""
+    if cat == 2:
+        gradient = gradient.sum(-2, keepdim=True)
+    if value.shape[0] != gradient.shape[0]:
+        gradient = gradient.sum(0, keepdim=True)
+    return gradient
+
+
+def _mapped(size: int, dims: Sequence[int | None], tensors: Tensors, batch: int) -> list[Tensor]:
+    """A mapped dimension becomes part of the batch; what is the same for all stays one."""
+    found = []
+    for tensor, dim in zip(tensors, dims, strict=True):
+        if dim is None:
+            repeats = tensor.is_floating_point() and tensor.shape[0] > 1
+            found.append(tensor.repeat(size, 1, 1) if repeats else tensor)
+            continue
+        if not tensor.is_floating_point():
+            raise ShapeError(
+                "ranges were given to torch.vmap as a mapped argument: they must be the same for "
+                "the whole map. Pass in_dims=None for them, or call once for each."
+            )
+        found.append(tensor.movedim(dim, 0).expand(-1, batch, -1, -1).flatten(0, 1))
+    return found
+
+
+def _opened(tensors: Tensors, rest: Rest) -> tuple[Any, ...]:
+    """Formulas, values, the blocks of rows, sizes, options and the executor of a call."""
+    key, *numbers, how = rest
+    formulas, count, sizes = keys.formulas(key), keys.count(key), Sizes(*numbers)
+    values = {number: value.contiguous() for number, value in enumerate(tensors[:count])}
+    tables = tensors[count : count + TABLES]
+    backend, precision, accumulate = how.split(":")
+    executor = _executor(backend or None, formulas, values, sizes)
+    options = Options(precision or None, accumulate)
+    return formulas, values, Blocks(*tables) if tables else None, sizes, options, executor
+
+
+def _executor(
+    backend: str | None, formulas: Sequence[Node], values: Mapping[int, Tensor], sizes: Sizes
+) -> Any:
+    """The module that reduces: the one asked for, else the fastest that serves."""
+    from weft.reductions import blocked
+
+    name = choose(backend, values[0].device.type)
+    if name == "torch":
+        return blocked
+    if (
+        backend is None
+        and name == "numba"
+        and sizes.batch * sizes.rows * sizes.columns < LOOPS_FROM
+    ):
+        return blocked
+    module = _loops(name)
+    if module.serves(*formulas):
+        return module
+    if backend is None:
+        return blocked
+    raise BackendError(
+        f"backend={name!r} was asked for a formula that is too large for its kernels: "
+        f"{len(str(formulas[0]))} characters as primitives, {formulas[0].dim} components. Pass "
+        "backend=None or 'torch', or take the formula apart."
+    )
+
+
+def _loops(name: str) -> Any:
+    if name == "triton":
+        from weft.reductions import launch
+
+        return launch
+    from weft.reductions import cpu
+
+    return cpu
+
+
+_SCHEMA = "str formula, SymInt batch, SymInt rows, SymInt columns, str how"
+_sums = ListOperator("reductions_sums", _SCHEMA, _Sums())
+_shifted = ListOperator("reductions_shifted", _SCHEMA, _Shifted())
+
+
+def _smallest_body(tensors: Tensors, key: Key, k: int, *rest: Any) -> Tensor:
+    (f,), values, tables, sizes, options, executor = _opened(tensors, (key, *rest))
+    found: Tensor = executor.smallest(f, k, values, sizes, tables, options)
+    return found
+
+
+def _smallest_fake(tensors: Tensors, key: Key, k: int, batch: Any, rows: Any, *_: Any) -> Tensor:
+    (f,) = keys.formulas(key)
+    return tensors[0].new_empty(batch, rows, k, f.dim, dtype=torch.int64)
+
+
+def _smallest_mapped(
+    info: Any, dims: Any, tensors: Tensors, key: Key, k: int, batch: int, *rest: Any
+) -> tuple[Tensor, int]:
+    flat = _mapped(info.batch_size, dims[0], tensors, batch)
+    found: Tensor = torch.ops.weft.reductions_smallest(flat, key, k, info.batch_size * batch, *rest)
+    return found.view(info.batch_size, batch, *found.shape[1:]), 0
+
+
+LIBRARY.define(
+    "reductions_smallest(Tensor[] tensors, str formula, int k, SymInt batch, SymInt rows, "
+    "SymInt columns, str how) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for _device in ("CPU", "CUDA"):
+    LIBRARY.impl("reductions_smallest", _smallest_body, _device)
+torch.library.register_fake("weft::reductions_smallest", _smallest_fake, lib=LIBRARY)
+torch.library.register_vmap("weft::reductions_smallest", _smallest_mapped, lib=LIBRARY)

@@ -1,0 +1,280 @@
+"""Reductions by name, made of three operators: sums, shifted sums and the smallest values.
+
+Sum                Σ_j f
+LogSumExp          log Σ_j exp(f) w = m + log s        with m = max_j f, s = Σ_j exp(f − m) w
+SumSoftMaxWeight   Σ_j exp(f) w / Σ_j exp(f)
+Max_SumShiftExp    [m, s]
+Min, KMin          f at the smallest values' indices, so they have gradients of any order
+Max                −Min(−f)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.core.op import constant_when_compiling
+from weft.errors import DeviceError, DTypeError, ShapeError
+from weft.reductions import keys, operator
+from weft.reductions.cluster import Ranges
+from weft.reductions.evaluate import evaluate
+from weft.reductions.formula import Node, const, node, read, swap, variables
+from weft.reductions.ranges import Options, Sizes
+
+__all__ = ["KINDS", "reduce"]
+
+PLAIN = Options()
+
+Result = Tensor | tuple[Tensor, Tensor]
+
+EXPONENTIAL = ("LogSumExp", "SumSoftMaxWeight", "Max_SumShiftExp")
+KINDS = (
+    *("Sum", *EXPONENTIAL, "Min", "Max", "ArgMin", "ArgMax", "Min_ArgMin", "Max_ArgMax"),
+    *("KMin", "ArgKMin", "KMin_ArgKMin"),
+)
+
+
+class _Call(NamedTuple):
+    """A call, with i and j exchanged where it reduces over i.
+
+    Args:
+        f, weight: canonical texts.
+        tensors: by variable: (B or 1, M or N or 1, D).
+        tables: the blocks of rows and of columns, or none.
+        batch: the dimensions that B stands for.
+        how: backend, precision and accumulation, as operators take them.
+    """
+
+    f: str
+    weight: str
+    tensors: list[Tensor]
+    tables: list[Tensor]
+    sizes: Sizes
+    batch: tuple[int, ...]
+    how: str
+
+    def key(self, *texts: str) -> tuple[str, list[Tensor]]:
+        """The key of formulas and its values."""
+        key, used = keys.make(*texts)
+        return key, [self.tensors[n] for n in used]
+
+
+def reduce(
+    kind: str,
+    f: Node | str,
+    tensors: Sequence[Tensor],
+    axis: int,
+    *,
+    weight: Node | str | None = None,
+    k: int = 1,
+    ranges: Ranges | None = None,
+    backend: str | None = None,
+    options: Options = PLAIN,
+) -> Result:
+    """out_i = R_j f(x_i, y_j, p), or over i.
+
+    Args:
+        kind: a name of KINDS.
+        f: the formula, as a node or as its canonical text.
+        tensors: its variables by number: (*batch, M, D) of category 0, (*batch, N, D) of 1,
+            (*batch, D) of 2; batch dimensions broadcast.
+        axis: 1 reduces over j, 0 over i.
+        weight: of the exponentials.
+        k: how many of the smallest.
+        ranges: the 6-tuple of arrays of a block-sparse mask.
+        backend: None chooses.
+        options: precision and accumulation.
+
+    Returns:
+        (*batch, M or N, ·) in the dtype of the tensors, indices in int64; a pair where the name
+        says two.  KMin gives (..., K) for a formula of one component, else (..., K, D).
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: tensors that do not fit the formula or each other.
+
+    Cost: M · N evaluations of f, or one for each pair of the mask; memory for results alone.
+    """
+    call = _call(f, weight, tensors, axis, ranges, backend, options)
+    if kind == "Sum":
+        key, values = call.key(call.f)
+        return _shaped(call, operator.sums(key, values, call.tables, call.sizes, call.how))
+    if kind in EXPONENTIAL:
+        return _exponential(kind, call)
+    return _ranked(kind, call, k)
+
+
+def _call(
+    f: Node | str,
+    weight: Node | str | None,
+    tensors: Sequence[Tensor],
+    axis: int,
+    ranges: Ranges | None,
+    backend: str | None,
+    options: Options,
+) -> _Call:
+    text, other = (f if isinstance(f, str) else str(f)), "const[1.0]()"
+    if weight is not None:
+        other = weight if isinstance(weight, str) else str(weight)
+    cats = _categories(text, other)
+    if axis == 0:
+        text, other = _swapped(text), _swapped(other)
+        cats = tuple((number, 1 - cat if cat < 2 else cat) for number, cat in cats)
+    flat, sizes, batch = _flat(tensors, cats)
+    how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
+    return _Call(text, other, flat, _tables(ranges, axis), sizes, batch, how)
+
+
+@constant_when_compiling
+def _categories(*texts: str) -> tuple[tuple[int, int], ...]:
+    """(number, category) of the variables of formulas."""
+    found = {v for text in texts for v in variables(read(text))}
+    return tuple(sorted((v.data[0], v.data[2]) for v in found))
+
+
+@constant_when_compiling
+def _swapped(text: str) -> str:
+    return str(swap(read(text)))
+
+
+@constant_when_compiling
+def _negated(text: str) -> str:
+    return str(-read(text))
+
+
+@constant_when_compiling
+def _with_one(text: str) -> str:
+    """[w, 1]."""
+    return str(node("concat", read(text), const(1)))
+
+
+@constant_when_compiling
+def _dim(text: str) -> int:
+    return read(text).dim
+
+
+def _tables(ranges: Ranges | None, axis: int) -> list[Tensor]:
+    if ranges is None:
+        return []
+    from weft.reductions.sparsity import blocks_of
+
+    return [*blocks_of(ranges, axis), *blocks_of(ranges, 1 - axis)]
+
+
+def _flat(
+    tensors: Sequence[Tensor], cats: Sequence[tuple[int, int]]
+) -> tuple[list[Tensor], Sizes, tuple[int, ...]]:
+    """The tensors with one batch dimension, the sizes, and the batch dimensions that there were."""
+    of = dict(cats)
+    _require_alike(tensors)
+    leading = [t.shape[: -1 if of.get(n, 2) == 2 else -2] for n, t in enumerate(tensors)]
+    batch: tuple[int, ...] = tuple(torch.broadcast_shapes(*leading))  # type: ignore[no-untyped-call]
+    count = 1
+    for size in batch:
+        count *= size
+    lengths: dict[int, int] = {}
+    flat = []
+    for n, t in enumerate(tensors):
+        cat = of.get(n, 2)
+        if cat == 2:
+            t = t.unsqueeze(-2)
+        elif lengths.setdefault(cat, t.shape[-2]) != t.shape[-2]:
+            raise ShapeError(
+                f"variable {n} has {t.shape[-2]} {'ij'[cat]} entries, an earlier one "
+                f"{lengths[cat]}: variables of one category must have as many. Check which of "
+                "them are Vi and which are Vj."
+            )
+        flat.append(_one_batch(t, batch, count))
+    return flat, Sizes(count, lengths.get(0, 1), lengths.get(1, 1)), batch
+
+
+def _one_batch(t: Tensor, batch: tuple[int, ...], count: int) -> Tensor:
+    own = t.shape[:-2]
+    if all(size == 1 for size in own) and count != 0:
+        return t.reshape(1, *t.shape[-2:])
+    return t.expand(*batch, -1, -1).reshape(count, *t.shape[-2:])
+
+
+def _require_alike(tensors: Sequence[Tensor]) -> None:
+    first = tensors[0]
+    for n, t in enumerate(tensors):
+        if not t.is_floating_point() or t.dtype != first.dtype:
+            raise DTypeError(
+                f"variable {n} is {t.dtype}, variable 0 {first.dtype}: all must be of one real "
+                "floating type. Convert them with .to(dtype)."
+            )
+        if t.device != first.device:
+            raise DeviceError(
+                f"variable {n} is on {t.device}, variable 0 on {first.device}: all must be on one "
+                "device. Move them with .to(device)."
+            )
+
+
+def _shaped(call: _Call, result: Tensor) -> Tensor:
+    """(B, ...) as (*batch, ...) in the dtype of the tensors."""
+    if result.is_floating_point():
+        result = result.to(call.tensors[0].dtype)
+    return result.reshape(*call.batch, *result.shape[1:])
+
+
+def _exponential(kind: str, call: _Call) -> Tensor:
+    softmax = kind == "SumSoftMaxWeight"
+    key, values = call.key(call.f, _with_one(call.weight) if softmax else call.weight)
+    m, s = operator.shifted_sums(key, values, call.tables, call.sizes, call.how)
+    if kind == "Max_SumShiftExp":
+        return _shaped(call, torch.cat([m.expand(*s.shape[:2], 1), s], -1))
+    if softmax:
+        total = s[..., -1:]
+        something = total > 0
+        return _shaped(call, s[..., :-1] / torch.where(something, total, 1))
+    # a row with nothing is −inf, and its gradients are 0: neither log nor quotient sees its 0
+    something = m > -torch.inf
+    logarithm = torch.where(something, s, 1).log() + torch.where(something, m, 0)
+    return _shaped(call, torch.where(something, logarithm, -torch.inf))
+
+
+def _ranked(kind: str, call: _Call, k: int) -> Result:
+    largest = kind.startswith(("Max", "ArgMax"))
+    sought = _negated(call.f) if largest else call.f
+    key, values = call.key(sought)
+    index = operator.smallest(key, k, values, call.tables, call.sizes, call.how)
+    if kind.startswith("Arg"):
+        return _listed(call, index, kind)
+    found = _at(call, key, values, index)
+    found = -found if largest else found
+    if "_" in kind:
+        return _listed(call, found, kind), _listed(call, index, kind)
+    return _listed(call, found, kind)
+
+
+def _listed(call: _Call, found: Tensor, kind: str) -> Tensor:
+    """(B, M, k, D): without K where there is no K in the name, without D where it is 1."""
+    if "K" not in kind:
+        return _shaped(call, found[:, :, 0])
+    return _shaped(call, found[..., 0] if found.shape[-1] == 1 else found)
+
+
+def _at(call: _Call, key: str, values: Sequence[Tensor], index: Tensor) -> Tensor:
+    """(B, M, k, D): the formula at the column of each component, +inf where there is none."""
+    (f,) = keys.formulas(key)
+    missing = index < 0
+    if call.sizes.columns == 0:
+        return values[0].new_full(index.shape, torch.inf)
+    parts = []
+    for component in range(f.dim):
+        chosen = index[..., component].clamp(min=0)
+        at = {v.data[0]: _chosen(values[v.data[0]], v.data[2], chosen) for v in variables(f)}
+        found = evaluate(f, at).expand(*chosen.shape, f.dim)
+        parts.append(found[..., component])
+    return torch.where(missing, torch.inf, torch.stack(parts, -1))
+
+
+def _chosen(value: Tensor, cat: int, index: Tensor) -> Tensor:
+    """The values that go with each (row, rank): (B or 1, M or 1, k or 1, dim)."""
+    if cat != 1:
+        return value[:, :, None]
+    batch, rows, k = index.shape
+    flat = index.reshape(batch, rows * k, 1).expand(-1, -1, value.shape[-1])
+    return value.expand(batch, -1, -1).gather(1, flat).view(batch, rows, k, -1)
