@@ -168,7 +168,7 @@ def test_vmap(dims):
 
 def test_vmap_solves_each():
     x, b, ridge = system()
-    several = b * torch.tensor([1.0, 1e-12]).double().view(2, 1, 1)
+    several = torch.stack([b, 1e-12 * draw(*b.shape, seed=9)])
     found = torch.func.vmap(solve, (0, None, None))(several, x, ridge)
     assert residual_ratio(found[1], several[1], x, ridge, 1e-6) <= 1
 
@@ -205,6 +205,15 @@ def test_kernel_solve(batch):
     noise = plain_error(plain, exact, torch.float32)
     assert_as_accurate(kernel_solve(*inputs), exact, noise)
     assert_as_accurate(kernel_solve(*inputs, unknown="Var(2,2,1)"), exact, noise)
+
+
+def test_kernel_solve_solves_each_entry():
+    x, b, g, alpha = kernel_inputs(batch=(2,))
+    b[1] *= 1e-12
+    alone = kernel_solve(x[1], b[1], g, alpha, eps=1e-6)
+    found = kernel_solve(x, b, g, alpha, eps=1e-6)[1]
+    exact = kernel_dense(x[1], b[1], g, alpha)
+    assert_as_accurate(found, exact, (alone - exact).abs())
 
 
 def test_kernel_solve_over_i():
