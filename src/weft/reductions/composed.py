@@ -181,8 +181,8 @@ def _weighted_sqnorm(weight: Node, f: Node) -> Node:
     if weight.dim != f.dim**2:
         raise ShapeError(
             f"a weighted squared norm is given a weight of dimension {weight.dim} for a formula of "
-            f"dimension {f.dim}: it must be 1, {f.dim} or {f.dim**2}. Change the weight, or "
-            "extract components of it."
+            f"dimension {f.dim}: it must be of dimension 1, D = {f.dim} or D·D = {f.dim**2}. "
+            "Change the weight, or extract components of it."
         )
     return _symmetric_sqnorm(weight, f)
 

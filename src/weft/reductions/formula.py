@@ -218,6 +218,14 @@ def _narrow(a: Node, b: Node) -> tuple[Node, Node]:
     return a, b
 
 
+def _repeated(a: Node, b: Node) -> tuple[Node, Node] | None:
+    """What they repeat in each component, where both do and one is an `expand`."""
+    if "expand" not in (a.op, b.op):
+        return None
+    a, b = (f.args[0] if f.op == "expand" else f for f in (a, b))
+    return (a, b) if a.dim == b.dim == 1 else None
+
+
 def _split(f: Node) -> tuple[float, Node]:
     """Its constant factor, and the rest of it."""
     if f.op == "neg":
@@ -235,8 +243,8 @@ def _add(a: Node, b: Node) -> Node:
         return _same(b, a)
     if a.op == b.op == "const":
         return const(a.data + b.data)
-    if a.op == b.op == "expand" and a.dim == b.dim:
-        return expand(a.args[0] + b.args[0], a.dim)
+    if repeated := _repeated(a, b):
+        return expand(repeated[0] + repeated[1], broadcast("add", [a.dim, b.dim]))
     (m, rest_a), (n, rest_b) = _split(a), _split(b)
     if rest_a is rest_b:
         return const(m + n) * rest_a
@@ -251,8 +259,8 @@ def _subtract(a: Node, b: Node) -> Node:
         return _same(a, b)
     if b.op in ("neg", "const") or (b.op == "mul" and b.args[0].op == "const") or a is b:
         return _add(a, -b)
-    if a.op == b.op == "expand" and a.dim == b.dim:
-        return expand(a.args[0] - b.args[0], a.dim)
+    if repeated := _repeated(a, b):
+        return expand(repeated[0] - repeated[1], broadcast("sub", [a.dim, b.dim]))
     return _same(-b, a) if is_zero(a) else node("sub", *_narrow(a, b))
 
 
@@ -270,8 +278,8 @@ def _negate(f: Node) -> Node:
 def _multiply(a: Node, b: Node) -> Node:
     if is_zero(a) or is_zero(b):
         return zeros(broadcast("mul", [a.dim, b.dim]))
-    if a.op == b.op == "expand" and a.dim == b.dim:
-        return expand(a.args[0] * b.args[0], a.dim)
+    if repeated := _repeated(a, b):
+        return expand(repeated[0] * repeated[1], broadcast("mul", [a.dim, b.dim]))
     a, b = _narrow(a, b)
     m, rest_a = (a.data, None) if a.op == "const" else _split(a)
     n, rest_b = (b.data, None) if b.op == "const" else _split(b)
@@ -297,8 +305,8 @@ def _divide(a: Node, b: Node) -> Node:
         return zeros(broadcast("div", [a.dim, b.dim]))
     if b.op == "const" and (a.op == "const" or abs(b.data) == 1):
         return const(_quotient(a.data, b.data)) if a.op == "const" else _times(b.data, a)
-    if a.op == b.op == "expand" and a.dim == b.dim:
-        return expand(a.args[0] / b.args[0], a.dim)
+    if repeated := _repeated(a, b):
+        return expand(repeated[0] / repeated[1], broadcast("div", [a.dim, b.dim]))
     return node("div", *_narrow(a, b))
 
 

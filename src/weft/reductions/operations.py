@@ -215,12 +215,12 @@ def _ifelse(n: Node, g: Node) -> Contributions:
 
 
 def _sinxdivx_slope(x: Node, value: Node) -> Node:
-    """(cos x − sin x / x) / x, by its series Σ_k (−1)^k 2k x^(2k−1) / (2k+1)! where |x| < 1."""
-    small = const(1) - apply("abs", x)
-    safe = node("ifelse", small, const(1), x)
+    """(cos x − sin x / x) / x, by its series Σ_k (−1)^k 2k x^(2k−1) / (2k+1)! where |x| ≤ 2."""
+    small = const(2) - apply("abs", x)
+    safe = node("ifelse", small, const(2), x)
     square = x * x
     series = const(0)
-    for k in range(12, 0, -1):
+    for k in range(14, 0, -1):
         series = series * square + const((-1) ** k * 2 * k / math.factorial(2 * k + 1))
     large = (apply("cos", safe) - apply("sinxdivx", safe)) / safe
     return node("ifelse", small, series * x, large)

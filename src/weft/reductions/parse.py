@@ -92,8 +92,10 @@ def parse(text: str, names: dict[str, Node] | None = None) -> Node:
     try:
         tree = ast.parse(flat, mode="eval")
     except SyntaxError as error:
+        at_end = not error.lineno or not error.offset
+        position = len(flat) if at_end else len(flat[: error.offset]) - 1
         raise FormulaError(
-            f"a syntax error at position {(error.offset or 1) - 1} of the formula {flat!r}: it "
+            f"a syntax error at position {position} of the formula {flat!r}: it "
             "must be one expression of operators, numbers, names and calls. Check parentheses, "
             "commas and operators there."
         ) from None
