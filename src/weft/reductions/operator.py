@@ -303,3 +303,25 @@ for _device in ("CPU", "CUDA"):
     LIBRARY.impl("reductions_smallest", _smallest_body, _device)
 torch.library.register_fake("weft::reductions_smallest", _smallest_fake, lib=LIBRARY)
 torch.library.register_vmap("weft::reductions_smallest", _smallest_mapped, lib=LIBRARY)
+
+
+def _blocks_body(rows: Tensor, slices: Tensor, intervals: Tensor) -> list[Tensor]:
+    from weft.reductions.sparsity import blocks_of
+
+    half = (rows, slices, intervals)
+    return [t.clone() for t in blocks_of((*half, *half), 1)]
+
+
+def _blocks_fake(rows: Tensor, slices: Tensor, intervals: Tensor) -> list[Tensor]:
+    blocks, lists = rows.shape[0], intervals.shape[0]
+    sizes = Blocks(blocks, blocks, blocks + 1, lists, lists)  # type: ignore[arg-type]
+    return [rows.new_empty(size, dtype=torch.int64) for size in sizes]
+
+
+LIBRARY.define(
+    "reductions_blocks(Tensor rows, Tensor slices, Tensor intervals) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for _device in ("CPU", "CUDA"):
+    LIBRARY.impl("reductions_blocks", _blocks_body, _device)
+torch.library.register_fake("weft::reductions_blocks", _blocks_fake, lib=LIBRARY)

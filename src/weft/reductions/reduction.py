@@ -16,12 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.core.op import constant_when_compiling
+from weft.core.op import compiling, constant_when_compiling
 from weft.errors import DeviceError, DTypeError, ShapeError
 from weft.reductions import keys, operator
 from weft.reductions.cluster import Ranges
-from weft.reductions.evaluate import evaluate
-from weft.reductions.formula import Node, const, node, read, swap, variables
+from weft.reductions.formula import Node, const, node, read, substitute, swap, var, variables
+from weft.reductions.operations import extract
 from weft.reductions.ranges import Options, Sizes
 
 __all__ = ["KINDS", "reduce"]
@@ -42,18 +42,20 @@ class _Call(NamedTuple):
 
     Args:
         f, weight: canonical texts.
-        tensors: by variable: (B or 1, M or N or 1, D).
+        tensors: by variable: (B or 1, M or N or 1, D), those of 16 bits in float32.
         tables: the blocks of rows and of columns, or none.
         batch: the dimensions that B stands for.
+        dtype: of the results.
         how: backend, precision and accumulation, as operators take them.
     """
 
     f: str
     weight: str
-    tensors: list[Tensor]
+    tensors: dict[int, Tensor]
     tables: list[Tensor]
     sizes: Sizes
     batch: tuple[int, ...]
+    dtype: torch.dtype
     how: str
 
     def key(self, *texts: str) -> tuple[str, list[Tensor]]:
@@ -95,7 +97,8 @@ def reduce(
     Raises:
         ShapeError, DTypeError, DeviceError: tensors that do not fit the formula or each other.
 
-    Cost: M · N evaluations of f, or one for each pair of the mask; memory for results alone.
+    Cost: M · N evaluations of f, or one for each pair of the mask; memory for the results, and for
+    variables of 16 bits a copy in float32: all is computed in that, and rounded once at the end.
     """
     call = _call(f, weight, tensors, axis, ranges, backend, options)
     if kind == "Sum":
@@ -122,9 +125,11 @@ def _call(
     if axis == 0:
         text, other = _swapped(text), _swapped(other)
         cats = tuple((number, 1 - cat if cat < 2 else cat) for number, cat in cats)
-    flat, sizes, batch = _flat(tensors, cats)
+    _require_alike(tensors)
+    wide = torch.promote_types(tensors[0].dtype, torch.float32)
+    flat, sizes, batch = _flat([t.to(wide) for t in tensors], cats or ((0, 2),))
     how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
-    return _Call(text, other, flat, _tables(ranges, axis), sizes, batch, how)
+    return _Call(text, other, flat, _tables(ranges, axis), sizes, batch, tensors[0].dtype, how)
 
 
 @constant_when_compiling
@@ -156,8 +161,12 @@ def _dim(text: str) -> int:
 
 
 def _tables(ranges: Ranges | None, axis: int) -> list[Tensor]:
+    """The blocks of the result's rows, then those of the columns."""
     if ranges is None:
         return []
+    if compiling():
+        halves = (ranges[:3], ranges[3:]) if axis == 1 else (ranges[3:], ranges[:3])
+        return [t for half in halves for t in torch.ops.weft.reductions_blocks(*half)]
     from weft.reductions.sparsity import blocks_of
 
     return [*blocks_of(ranges, axis), *blocks_of(ranges, 1 - axis)]
@@ -165,19 +174,17 @@ def _tables(ranges: Ranges | None, axis: int) -> list[Tensor]:
 
 def _flat(
     tensors: Sequence[Tensor], cats: Sequence[tuple[int, int]]
-) -> tuple[list[Tensor], Sizes, tuple[int, ...]]:
-    """The tensors with one batch dimension, the sizes, and the batch dimensions that there were."""
-    of = dict(cats)
-    _require_alike(tensors)
-    leading = [t.shape[: -1 if of.get(n, 2) == 2 else -2] for n, t in enumerate(tensors)]
+) -> tuple[dict[int, Tensor], Sizes, tuple[int, ...]]:
+    """The variables with one batch dimension, the sizes, and the batch dimensions there were."""
+    leading = [tensors[n].shape[: -1 if cat == 2 else -2] for n, cat in cats]
     batch: tuple[int, ...] = tuple(torch.broadcast_shapes(*leading))  # type: ignore[no-untyped-call]
     count = 1
     for size in batch:
         count *= size
     lengths: dict[int, int] = {}
-    flat = []
-    for n, t in enumerate(tensors):
-        cat = of.get(n, 2)
+    flat = {}
+    for n, cat in cats:
+        t = tensors[n]
         if cat == 2:
             t = t.unsqueeze(-2)
         elif lengths.setdefault(cat, t.shape[-2]) != t.shape[-2]:
@@ -186,7 +193,7 @@ def _flat(
                 f"{lengths[cat]}: variables of one category must have as many. Check which of "
                 "them are Vi and which are Vj."
             )
-        flat.append(_one_batch(t, batch, count))
+        flat[n] = _one_batch(t, batch, count)
     return flat, Sizes(count, lengths.get(0, 1), lengths.get(1, 1)), batch
 
 
@@ -215,7 +222,7 @@ def _require_alike(tensors: Sequence[Tensor]) -> None:
 def _shaped(call: _Call, result: Tensor) -> Tensor:
     """(B, ...) as (*batch, ...) in the dtype of the tensors."""
     if result.is_floating_point():
-        result = result.to(call.tensors[0].dtype)
+        result = result.to(call.dtype)
     return result.reshape(*call.batch, *result.shape[1:])
 
 
@@ -242,7 +249,7 @@ def _ranked(kind: str, call: _Call, k: int) -> Result:
     index = operator.smallest(key, k, values, call.tables, call.sizes, call.how)
     if kind.startswith("Arg"):
         return _listed(call, index, kind)
-    found = _at(call, key, values, index)
+    found = _at(call, sought, index)
     found = -found if largest else found
     if "_" in kind:
         return _listed(call, found, kind), _listed(call, index, kind)
@@ -252,29 +259,42 @@ def _ranked(kind: str, call: _Call, k: int) -> Result:
 def _listed(call: _Call, found: Tensor, kind: str) -> Tensor:
     """(B, M, k, D): without K where there is no K in the name, without D where it is 1."""
     if "K" not in kind:
-        return _shaped(call, found[:, :, 0])
-    return _shaped(call, found[..., 0] if found.shape[-1] == 1 else found)
+        return _shaped(call, found[:, :, 0].contiguous())
+    return _shaped(call, found.squeeze(-1))
 
 
-def _at(call: _Call, key: str, values: Sequence[Tensor], index: Tensor) -> Tensor:
-    """(B, M, k, D): the formula at the column of each component, +inf where there is none."""
-    (f,) = keys.formulas(key)
-    missing = index < 0
+def _at(call: _Call, text: str, index: Tensor) -> Tensor:
+    """(B, M, k, D): the formula at the column of each component, +inf where there is none.
+
+    With the columns gathered, their values vary with i: a sum over one column.
+    """
+    batch, rows, k, _ = index.shape
     if call.sizes.columns == 0:
-        return values[0].new_full(index.shape, torch.inf)
+        return next(iter(call.tensors.values())).new_full(index.shape, torch.inf)
+    sizes = Sizes(batch, rows * k, 1)
     parts = []
-    for component in range(f.dim):
-        chosen = index[..., component].clamp(min=0)
-        at = {v.data[0]: _chosen(values[v.data[0]], v.data[2], chosen) for v in variables(f)}
-        found = evaluate(f, at).expand(*chosen.shape, f.dim)
-        parts.append(found[..., component])
-    return torch.where(missing, torch.inf, torch.stack(parts, -1))
+    for component, column in enumerate(index.unbind(-1)):
+        key, used, cats = _gathered_key(text, component)
+        chosen = column.clamp(min=0).reshape(batch, rows * k, 1)
+        values = [_chosen(call.tensors[n], c, chosen, k) for n, c in zip(used, cats, strict=True)]
+        parts.append(operator.sums(key, values, [], sizes, call.how).view(batch, rows, k))
+    return torch.where(index < 0, torch.inf, torch.stack(parts, -1))
 
 
-def _chosen(value: Tensor, cat: int, index: Tensor) -> Tensor:
-    """The values that go with each (row, rank): (B or 1, M or 1, k or 1, dim)."""
-    if cat != 1:
-        return value[:, :, None]
-    batch, rows, k = index.shape
-    flat = index.reshape(batch, rows * k, 1).expand(-1, -1, value.shape[-1])
-    return value.expand(batch, -1, -1).gather(1, flat).view(batch, rows, k, -1)
+@constant_when_compiling
+def _gathered_key(text: str, component: int) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """A component of the formula with j in the place of i: key, variables and their categories."""
+    f = read(text)
+    cats = {v.data[0]: v.data[2] for v in variables(f)} or {0: 2}
+    gathered = substitute(f, {v: var(v.data[0], v.dim, 0) for v in variables(f) if v.data[2] == 1})
+    key, used = keys.make(str(extract(gathered, component, 1)))
+    return key, used, tuple(cats.get(n, 2) for n in used)
+
+
+def _chosen(value: Tensor, cat: int, index: Tensor, k: int) -> Tensor:
+    """The values that go with each (row, rank): (B or 1, M k or 1, dim)."""
+    if cat == 2:
+        return value
+    if cat == 0:
+        return value.repeat_interleave(k, 1)
+    return value.expand(len(index), -1, -1).gather(1, index.expand(-1, -1, value.shape[-1]))

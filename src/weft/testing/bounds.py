@@ -125,14 +125,16 @@ def plain_error(plain: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
 def accuracy_ratio(out: Tensor, exact: Tensor, noise: Tensor) -> float:
     """Error over twice the noise, of the maxima and of the RMS, the worse of both; right is ≤ 1.
 
-    The error of `out` is what exceeds its one rounding: |out − exact| − u|exact|, per element.
+    The RMS of n numbers is known to a part 1/√n only: that is added to what is allowed.  The error
+    of `out` is what exceeds its one rounding: |out − exact| − u|exact|, per element.
     """
     out, exact = out.detach(), exact.detach()
     if not out.numel():
         return 0.0
     rounding = _round_off(out.dtype) * exact.abs() + torch.finfo(out.dtype).tiny
     error = ((out.double() - exact).abs() - rounding).clamp(min=0)
-    ratios = _largest_and_rms(error) / (2 * _largest_and_rms(noise))
+    spread = torch.tensor([1, 1 + error.numel() ** -0.5], device=error.device)
+    ratios = _largest_and_rms(error) / (2 * spread * _largest_and_rms(noise))
     return float(ratios.where(error.any(), 0).nan_to_num(nan=float("inf")).max())
 
 
