@@ -1,0 +1,108 @@
+"""Reductions and linear systems of lazy tensors that wait for their symbolic variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.errors import ShapeError
+from weft.reductions.reduced import ACCURACY, Job, run
+from weft.reductions.variables import Extent, Variable, agree, argument, extent, places, values
+
+__all__ = ["Reduced", "Solved"]
+
+
+class Reduced:
+    """A reduction that waits for its arguments: one for each symbolic variable, by its index.
+
+    Its call takes those and the keywords `backend`, `device_id`, `ranges` and `out`.
+    """
+
+    def __init__(
+        self,
+        what: Job,
+        variables: tuple[Variable, ...],
+        known: Extent,
+        options: dict[str, Any],
+        origin: Any,
+    ) -> None:
+        self._job, self._variables, self._known = what, variables, known
+        self._options, self._origin = options, origin
+        self.places = places(variables)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """The result, of these arguments."""
+        if len(args) != self.places:
+            raise ShapeError(
+                f"the reduction is called with {len(args)} arguments: it has {self.places} "
+                "symbolic variables. Pass one tensor for each, by its index."
+            )
+        origin, known = self._origin, self._known
+        given = [origin._tensor(a) for a in args]
+        for v in self._variables:
+            if v.place is not None:
+                x = given[v.place]
+                found = argument(v, x, f"argument {v.place}")
+                known = agree(known, extent(found), _called(v.place, x))
+        options = self._options | options
+        out = options.pop("out", None)
+        ranges = origin._tensor(options.pop("ranges", None))
+        tensors = values(self._variables, known, given)
+        target = None if out is None else origin._tensor(out)
+        result = run(self._job, tensors, known, ranges=ranges, out=target, **options)
+        return origin._finished(result) if out is None else out
+
+
+class Solved:
+    """A linear system that waits for its arguments: one for each symbolic variable, by its index.
+
+    The right-hand side stands at the index of the unknown, unless it was given before.
+    """
+
+    def __init__(
+        self,
+        linear: Any,
+        unknown: Variable,
+        rhs: Variable,
+        axis: int,
+        options: dict[str, Any],
+    ) -> None:
+        self._linear, self._unknown, self._rhs = linear, unknown, rhs
+        self._axis, self._options = axis, options
+        asked = [v for v in linear._variables if rhs.place is not None or v.place != unknown.place]
+        self.places = places(asked)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """The solution, of these arguments."""
+        if len(args) != self.places:
+            raise ShapeError(
+                f"the system is called with {len(args)} arguments: it has {self.places} symbolic "
+                "variables. Pass one tensor for each, by its index."
+            )
+        from weft.reductions.solve import KernelSolve
+
+        origin, variables = self._linear, self._linear._variables
+        number = next(n for n, v in enumerate(variables) if v.place == self._unknown.place)
+        exact = self._options | options
+        settings = {key: exact.pop(key) for key in ACCURACY if key in exact}
+        given = [origin._tensor(a) for a in args]
+        bound = [
+            self._rhs if n == number and self._rhs.place is None else v
+            for n, v in enumerate(variables)
+        ]
+        system = KernelSolve(
+            origin._formula,
+            [f"Var({n},{v.dim},{v.cat})" for n, v in enumerate(variables)],
+            f"Var({number},{self._unknown.dim},{self._unknown.cat})",
+            self._axis,
+            **settings,
+        )
+        exact["ranges"] = origin._tensor(exact["ranges"])
+        known = extent(self._rhs) if self._rhs.place is None else origin._extent
+        return origin._array(system(*values(bound, known, given), **exact))
+
+
+def _called(place: int, x: Any) -> Callable[[], str]:
+    return lambda: (
+        f"the reduction is called with argument {place} of shape {tuple(x.shape)} beside the others"
+    )

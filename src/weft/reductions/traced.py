@@ -1,0 +1,123 @@
+"""Formulas as the front end carries them: nodes, and texts while torch.compile traces.
+
+Dynamo follows strings and folds calls of functions of strings; it cannot follow interned objects.
+So every step on formulas is one `apply`, of nodes in eager mode and of their canonical texts while
+compiling: whatever is built there is a constant of the compiled program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.core.op import compiling, constant_when_compiling
+from weft.reductions.composed import COMPOSED
+from weft.reductions.formula import Node, const, node, read, substitute, swap, var, variables
+from weft.reductions.parse import parse, parse_aliases
+
+__all__ = [
+    "Formula",
+    "apply",
+    "dimension",
+    "leaf",
+    "number",
+    "parsed",
+    "renumbered",
+    "swapped",
+    "used",
+    "with_witness",
+]
+
+Formula = Node | str
+
+
+def apply(name: str, *formulas: Formula, data: tuple[Any, ...] = ()) -> Any:
+    """The function `name` of formulas, and of data that are constants."""
+    if compiling():
+        return _folded(name, tuple(map(_as_text, formulas)), data)
+    return _FUNCTIONS[name](*formulas, *data)
+
+
+def leaf(index: int, dim: int, cat: int) -> Any:
+    """Variable number `index`."""
+    return apply("leaf", data=(index, dim, cat))
+
+
+def number(value: float) -> Any:
+    """A constant."""
+    return apply("number", data=(value,))
+
+
+def dimension(f: Formula) -> int:
+    """How many components it has."""
+    return int(apply("dimension", f))
+
+
+def renumbered(f: Formula, renumbering: tuple[tuple[int, int, int, int], ...]) -> Any:
+    """The formula with variable k, of dimension d and category c, as number m: for (k, m, d, c)."""
+    return apply("renumbered", f, data=renumbering) if renumbering else f
+
+
+def swapped(f: Formula) -> Any:
+    """The formula with the roles of i and j exchanged."""
+    return apply("swapped", f)
+
+
+def used(f: Formula, weight: Formula | None) -> tuple[tuple[int, int], ...]:
+    """(number, category) of the variables of both."""
+    return tuple(apply("used", *((f,) if weight is None else (f, weight))))
+
+
+def with_witness(f: Formula, number: int, cat: int) -> Any:
+    """f + v, of one more variable v: it is 0, and there to say how many i or j there are."""
+    return apply("with_witness", f, data=(number, cat))
+
+
+def parsed(text: str, aliases: tuple[str, ...]) -> Any:
+    """The formula of a formula string."""
+    return apply("parsed", data=(text, aliases))
+
+
+def _as_text(f: Formula) -> str:
+    return f if isinstance(f, str) else _text(f)
+
+
+@constant_when_compiling
+def _text(f: Node) -> str:
+    return str(f)
+
+
+@constant_when_compiling
+def _folded(name: str, texts: tuple[str, ...], data: tuple[Any, ...]) -> Any:
+    result = _FUNCTIONS[name](*map(read, texts), *data)
+    return str(result) if isinstance(result, Node) else result
+
+
+def _renumbered(f: Node, *renumbering: tuple[int, int, int, int]) -> Node:
+    return substitute(f, {var(k, d, c): var(m, d, c) for k, m, d, c in renumbering})
+
+
+def _parsed(text: str, aliases: tuple[str, ...]) -> Node:
+    return parse(text, parse_aliases(aliases))
+
+
+def _used(*formulas: Node) -> tuple[tuple[int, int], ...]:
+    found = {v for f in formulas for v in variables(f)}
+    return tuple(sorted((v.data[0], v.data[2]) for v in found))
+
+
+def _with_witness(f: Node, number: int, cat: int) -> Node:
+    return node("add", f, var(number, 1, cat))
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **COMPOSED,
+    "parsed": _parsed,
+    "leaf": var,
+    "number": const,
+    "dimension": lambda f: f.dim,
+    "renumbered": _renumbered,
+    "swapped": swap,
+    "used": _used,
+    "with_witness": _with_witness,
+}
