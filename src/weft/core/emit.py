@@ -10,6 +10,7 @@ puts loads before them, stores behind, and says by its `Dialect` how things are 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class Dialect(NamedTuple):
     """How a language spells what steps are made of.
 
     Args:
-        functions: a format of one argument for each name in expr.FUNCTIONS.
+        functions: a format of the arguments for each name in expr.FUNCTIONS that is used.
         sums: the lines that assign to names the sums, over the features, of other names.
         fetch: the lines that bring a feature operand's component to its name where it is used:
             registers are scarcer than cache hits.  Empty where it is there already.
@@ -283,7 +284,7 @@ class _Scheduler:
 
         def inner(e: Expr, *open_kinds: str) -> str:
             if e.kind == "const":
-                return repr(e.data)
+                return _number(e.data)
             if e.kind == "count":
                 return f"num_{e.data}"
             if e.kind in ("leaf", "part") or e in self.names:
@@ -296,11 +297,15 @@ class _Scheduler:
         if node.kind == "mul":
             return f"{inner(node.args[0], 'mul')} * {inner(node.args[1])}"
         if node.kind in FUNCTIONS:
-            return dialect.functions[node.kind].format(inner(node.args[0]))
+            return dialect.functions[node.kind].format(*map(inner, node.args))
         return inner(node)
 
 
-_BLANK = Dialect(dict.fromkeys(FUNCTIONS, "{0}"), lambda of: [], lambda name, component: [])
+_BLANK = Dialect(
+    {name: ", ".join(["{}"] * function.arity) for name, function in FUNCTIONS.items()},
+    lambda of: [],
+    lambda name, component: [],
+)
 
 
 def reads(step: Step) -> set[str]:
@@ -354,6 +359,10 @@ def _early(steps: list[Step]) -> list[Step]:
                     place = at
         found.insert(place, step)
     return found
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
 def _sign_of(arg: Expr, inner: Callable[..., str]) -> tuple[float, str]:

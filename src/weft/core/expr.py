@@ -162,16 +162,23 @@ def total(expr: Expr, axes: Iterable[str]) -> Expr:
     return multiply(*counts, expr) if counts else expr
 
 
-def apply(function: str, arg: Expr) -> Expr:
+def apply(function: str, *args: Expr) -> Expr:
     """A function of FUNCTIONS."""
-    return _node(function, (arg,), None, arg.axes)
+    if len(args) != FUNCTIONS[function].arity:
+        raise TypeError(f"{function} takes {FUNCTIONS[function].arity} arguments, not {len(args)}")
+    return _node(function, args, None, _union(args))
 
 
 class Function(NamedTuple):
-    """A scalar function: how to compute it in Python, and its derivative."""
+    """A scalar function: how to compute it in Python, its derivative, its number of arguments.
 
-    value: Callable[[float], float]
-    derivative: Callable[[Expr, Expr], Expr]  # of the argument and of the function's own value
+    The derivative is of the one argument and of the function's own value; None where a family
+    differentiates before it takes a formula to scalars.
+    """
+
+    value: Callable[..., float]
+    derivative: Callable[[Expr, Expr], Expr] | None = None
+    arity: int = 1
 
 
 def _sign(x: float) -> float:
@@ -191,10 +198,32 @@ FUNCTIONS: dict[str, Function] = {
     "rsqrt": Function(lambda x: x**-0.5 if x else 0.0, lambda x, r: const(-0.5) * r * r * r),
     "abs": Function(abs, lambda x, a: apply("sign", x)),
     "sign": Function(_sign, lambda x, s: const(0)),
+    "same": Function(lambda x: x),
+    "exp2": Function(lambda x: 2.0**x),
+    "log": Function(math.log),
+    "cos": Function(math.cos),
+    "sin": Function(math.sin),
+    "asin": Function(math.asin),
+    "acos": Function(math.acos),
+    "atan": Function(math.atan),
+    "floor": Function(math.floor),
+    "round": Function(round),
+    "step": Function(lambda x: float(x >= 0)),
+    "xlogx": Function(lambda x: x * math.log(x) if x else 0.0),
+    "sinxdivx": Function(lambda x: math.sin(x) / x if x else 1.0),
+    "divide": Function(lambda a, b: a / b, arity=2),
+    "power": Function(lambda a, b: a**b, arity=2),
+    "atan2": Function(math.atan2, arity=2),
+    "equal": Function(lambda a, b: float(a == b), arity=2),
+    "less": Function(lambda a, b: float(a < b), arity=2),
+    "less_equal": Function(lambda a, b: float(a <= b), arity=2),
+    "ifelse": Function(lambda c, a, b: a if c >= 0 else b, arity=3),
 }
 """Scalar functions by name.
 
 normal_cdf is Φ(x) = ½ (1 + erf(x/√2)).  rsqrt(0) is 0, so that a norm's derivatives at 0 are 0.
+round is to the nearest even, step is 1 at 0, xlogx 0 and sinxdivx 1; comparisons are 1 or 0;
+ifelse(c, a, b) is a where c ≥ 0, else b; same keeps a product together.
 """
 
 
@@ -362,8 +391,10 @@ def _scalar_rule(node: Expr, adjoint: Expr, adjoints: _Adjoints) -> None:
         (arg,) = node.args
         adjoints.give(arg, arg.axes, adjoint)
     elif node.kind in FUNCTIONS:
-        (arg,) = node.args
-        adjoints.give(arg, axes, adjoint * FUNCTIONS[node.kind].derivative(arg, node))
+        (arg,), derivative = node.args, FUNCTIONS[node.kind].derivative
+        if derivative is None:
+            raise TypeError(f"{node.kind} has no derivative among scalars")
+        adjoints.give(arg, axes, adjoint * derivative(arg, node))
 
 
 def _form_rule(node: Expr, adjoint: dict[int, Expr], adjoints: _Adjoints) -> None:

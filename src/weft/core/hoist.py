@@ -95,7 +95,7 @@ def rebuilt(roots: Iterable[Expr], replaced: dict[Expr, Expr]) -> dict[Expr, Exp
         elif node.kind == "total":
             found[node] = total(args[0], node.data)
         elif node.kind in FUNCTIONS:
-            found[node] = apply(node.kind, args[0])
+            found[node] = apply(node.kind, *args)
         else:
             found[node] = node
     return found

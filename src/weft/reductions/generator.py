@@ -1,0 +1,471 @@
+"""Triton kernels of formulas: a function `pairs` that holds the formula, and a loop around it.
+
+A kernel program takes a task, some rows by some columns:
+
+    load the rows once; what depends on i alone is computed here
+    for the intervals of its columns (one, or those of a block of rows):
+        for blocks of TILES tiles: for tiles of BLOCK_N columns:
+            terms = pairs(...)            # [BLOCK_N / LANES, BLOCK_M, LANES]
+            add them up, LANES columns beside each other
+        the last tile of an interval is cut: its terms are masked, no others are
+    add up the lanes; store the result, or a partial one for a merge
+
+A lane of columns is a lane of a warp, so sums over a tile need no exchange between threads; one at
+the end does.  Sums are of a tile, then of a block of tiles, then in total: in float32 the error
+stays that of a few dozen additions.  shifted keeps a maximum for each row and lane, and moves it
+once a tile.  smallest looks for terms under the row's worst entry, and skips tiles without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from weft.core.emit import Dialect
+from weft.core.expr import Expr, const, reachable
+from weft.reductions.formula import Node, variables
+from weft.reductions.printed import assigned, text
+from weft.reductions.scalars import factored, operand, scalars, separated
+
+__all__ = ["LANES", "NUMBERS", "Job", "operands", "registers", "source"]
+
+
+class Job(NamedTuple):
+    """What one kernel computes.  Its source depends on all of it.
+
+    Args:
+        kind: "sums", "shifted" or "smallest".
+        formula: what is summed, the exponent, or what is compared.
+        weight: in shifted, what the exponential is multiplied by.
+        first: the first of the result's components that it computes.
+        last: the one behind the last.
+        ranged: whether columns are lists of intervals.
+        partial: whether the columns of a row are shared out among tasks.
+        wide: whether the formula is in float64.
+        accumulate: "auto", "kahan" (sums) or "float64".
+        kept: in smallest, K.
+        far: in smallest, whether indices need 64 bits.
+    """
+
+    kind: str
+    formula: Node
+    weight: Node | None
+    first: int
+    last: int
+    ranged: bool = False
+    partial: bool = False
+    wide: bool = False
+    accumulate: str = "auto"
+    kept: int = 0
+    far: bool = False
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype of sums."""
+        return "float64" if self.wide or self.accumulate == "float64" else "float32"
+
+
+NUMBERS = {False: ("rows", "columns", "tiles", "parts", "length"), True: ("rows", "tasks")}
+"""The numbers that a kernel takes: where columns are one interval, and where they are several."""
+
+LANES = 32
+"""Columns that are added up apart."""
+
+_FORMATS = {
+    "same": "({})",
+    "exp2": "tl.exp2({})",
+    "log": "tl.log({})",
+    "cos": "tl.cos({})",
+    "sin": "tl.sin({})",
+    "asin": "asin({})",
+    "acos": "acos({})",
+    "atan": "atan({})",
+    "sqrt": "tl.sqrt({})",
+    "rsqrt": "tl.rsqrt(tl.where({0} == 0, float('inf'), {0}))",
+    "reciprocal": "(1.0 / {})",
+    "abs": "tl.abs({})",
+    "sign": "(({0} > 0).to(NUMBER) - ({0} < 0).to(NUMBER))",
+    "floor": "tl.floor({})",
+    "round": "nearest({})",
+    "step": "({} >= 0).to(NUMBER)",
+    "xlogx": "xlogx({})",
+    "sinxdivx": "sinxdivx({})",
+    "divide": "({} / {})",
+    "power": "power({}, {})",
+    "atan2": "atan2({}, {})",
+    "equal": "({} == {}).to(NUMBER)",
+    "less": "({} < {}).to(NUMBER)",
+    "less_equal": "({} <= {}).to(NUMBER)",
+    "ifelse": "tl.where({} >= 0, {}, {})",
+}
+
+_HEADER = """# {title}
+import triton
+import triton.language as tl
+
+from weft.reductions.kernels import (
+    LOG2E, acos, asin, atan, atan2, empty_lists, insert, nearest, power, sinxdivx, store_sorted,
+    xlogx,
+)
+
+NUMBER = tl.{number}
+TOTAL = tl.{total}
+LANES = tl.constexpr({lanes})
+"""
+
+
+def source(job: Job) -> str:
+    """The module text of a job's kernel, whose name is `<kind>_kernel`."""
+    return "\n".join(_Writer(job).module()) + "\n"
+
+
+def operands(job: Job) -> tuple[Node, ...]:
+    """The variables that its kernel reads, in the order of its pointers."""
+    return _Writer(job).variables
+
+
+def registers(job: Job) -> int:
+    """How many numbers a kernel keeps for each row and lane, at least."""
+    writer = _Writer(job)
+    rows = [e for e in reachable(writer.parts.pairs) if e.kind == "leaf" and e.axes == {"i"}]
+    kept = {"sums": 2, "shifted": 2, "smallest": 0}[job.kind] * len(writer.summed)
+    return len(rows) + kept + 2 * (job.kind == "shifted")
+
+
+class _Writer:
+    """The lines of one kernel."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        weights = job.weight is not None
+        outputs = scalars(job.weight if weights else job.formula)[job.first : job.last]
+        split = [factored(e) for e in outputs] if job.kind != "smallest" else []
+        self.outer = [outer for outer, _ in split]
+        inner = [e for _, e in split] or list(outputs)
+        self.summed = list(dict.fromkeys(inner))
+        self.place = [self.summed.index(e) for e in inner]
+        exponent = list(scalars(job.formula)) if weights else []
+        terms = [*exponent, *(e for e in self.summed if not weights or e != const(1))]
+        self.parts = separated(terms)
+        read = {e.data[0] for e in reachable([*terms, *self.outer]) if e.kind == "leaf"}
+        given = variables(job.formula) + (variables(job.weight) if job.weight else ())
+        found = {v.data[0]: v for v in given if operand(v.data[0]) in read}
+        self.variables = tuple(found[index] for index in sorted(found))
+        number = "tl.float64" if job.wide else "tl.float32"
+        formats = {name: form.replace("NUMBER", number) for name, form in _FORMATS.items()}
+        self.number, self.total = number, f"tl.{job.accumulator}"
+        self.dialect = Dialect(formats, lambda of: [], lambda name, component: [])
+
+    # the module
+
+    def module(self) -> Iterator[str]:
+        wide = "float64" if self.job.wide else "float32"
+        title = f"{self.job.kind} of {self.job.formula}"
+        yield _HEADER.format(title=title, number=wide, total=self.job.accumulator, lanes=LANES)
+        yield from self._pairs()
+        yield ""
+        yield ""
+        numbers = [*NUMBERS[self.job.ranged], *(f"v{v.data[0]}_batch" for v in self.variables)]
+        pointers = [f"v{v.data[0]}_ptr" for v in self.variables] + self._results()
+        blocks = [f"{name}: tl.constexpr" for name in ("BLOCK_M", "BLOCK_N", "TILES")]
+        yield f"@triton.jit(do_not_specialize={numbers})"
+        yield f"def {self.job.kind}_kernel("
+        yield f"    {', '.join([*pointers, *numbers, *blocks])}"
+        yield "):"
+        yield from _indented(self._body())
+
+    def _results(self) -> list[str]:
+        lists = ["tasks_ptr", "intervals_ptr"] if self.job.ranged else []
+        if self.job.kind == "smallest":
+            return (
+                ["values_ptr", "indices_ptr", *lists] if self.job.partial else ["out_ptr", *lists]
+            )
+        one = ["out_ptr"] if self.job.kind == "sums" or self.job.partial else ["top_ptr", "out_ptr"]
+        return [*one, *lists]
+
+    # the formula
+
+    def _arguments(self) -> list[str]:
+        """What `pairs` is given: values of rows and parameters."""
+        leaves = [e for e in reachable(self.parts.pairs) if e.kind == "leaf" and "j" not in e.axes]
+        more = [e for _, c in self.parts.columns for e in reachable([c]) if e.kind == "leaf"]
+        return list(dict.fromkeys(text(e) for e in (*leaves, *more) if "j" not in e.axes))
+
+    def _columns(self) -> list[Node]:
+        """The variables of columns that `pairs` reads."""
+        return [v for v in self.variables if v.data[2] == 1]
+
+    def _pairs(self) -> Iterator[str]:
+        pointers = [f"v{v.data[0]}_ptr" for v in self._columns()]
+        blocks = ["BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"]
+        yield ""
+        yield "@triton.jit"
+        yield f"def pairs({', '.join([*self._arguments(), *pointers, 'j', *blocks])}):"
+        yield from _indented(self._formula())
+
+    def _formula(self) -> Iterator[str]:
+        columns = [e for _, e in self.parts.columns]
+        yield from self._loads(1, [*columns, *self.parts.pairs], "j")
+        yield from self._assign(self.parts.columns)
+        lines, names = assigned(self.parts.pairs, self.dialect)
+        yield from lines
+        shown = []
+        for e, name in zip(self.parts.pairs, names, strict=True):
+            shape = "[BLOCK_N // LANES, BLOCK_M, LANES]"
+            if e.axes == {"i", "j"}:
+                shown.append(name)
+            elif e.axes:
+                shown.append(f"tl.broadcast_to({name}, {shape})")
+            else:
+                shown.append(f"tl.full({shape}, {name}, {self.number})")
+        yield f"return {', '.join(shown)}"
+
+    def _loads(self, cat: int, expressions: Iterable[Expr], at: str) -> Iterator[str]:
+        leaves = {e.data for e in reachable(expressions) if e.kind == "leaf"}
+        for v in self.variables:
+            index, dim, own = v.data
+            for c in range(dim):
+                if own == cat and (operand(index), c) in leaves:
+                    place = f" + {at} * {dim} + {c}" if at else f" + {c}"
+                    yield f"v{index}_{c} = tl.load(v{index}_ptr{place}).to({self.number})"
+
+    def _assign(self, part: Iterable[tuple[Expr, Expr]]) -> Iterator[str]:
+        targets, expressions = [a for a, _ in part], [e for _, e in part]
+        lines, names = assigned(expressions, self.dialect)
+        yield from lines
+        for target, name in zip(targets, names, strict=True):
+            yield f"{text(target)} = {name}"
+
+    # the loop
+
+    def _body(self) -> Iterator[str]:
+        yield from self._task()
+        for v in self.variables:
+            name = f"v{v.data[0]}"
+            yield f"{name}_ptr += batch * {name}_batch"
+        parts, outer = self.parts, self.outer
+        every = [e for _, e in (*parts.constant, *parts.rows)]
+        yield from self._loads(
+            2, [*every, *(e for _, e in parts.columns), *parts.pairs, *outer], ""
+        )
+        yield from self._loads(0, [*every, *parts.pairs, *outer], "held")
+        yield from self._assign(parts.constant)
+        yield from self._assign(parts.rows)
+        yield "lanes = tl.arange(0, BLOCK_N // LANES)[:, None, None] * LANES"
+        yield "lanes = lanes + tl.arange(0, LANES)[None, None, :]"
+        yield from self._start()
+        inside = list(self._interval())
+        if self.job.ranged:
+            yield "for q in range(first_interval, last_interval):"
+            yield from _indented(self._bounds())
+            yield from _indented(inside)
+        else:
+            yield "begin = part * length"
+            yield "end = tl.minimum(begin + length, columns)"
+            yield from inside
+        yield from self._finish()
+
+    def _task(self) -> Iterator[str]:
+        """Its batch entry and rows.  Rows past the last stand for the last and are not stored."""
+        yield "pid = tl.program_id(0).to(tl.int64)"
+        if self.job.ranged:
+            yield "batch = pid // tasks"
+            yield "task_ptr = tasks_ptr + pid % tasks * 6"
+            for n, what in enumerate(("row", "interval", "place")):
+                yield f"first_{what} = tl.load(task_ptr + {2 * n})"
+                yield f"last_{what} = tl.load(task_ptr + {2 * n + 1})"
+        else:
+            yield "part = pid % parts"
+            yield "batch = pid // parts // tiles"
+            yield "first_row = pid // parts % tiles * BLOCK_M"
+            yield "last_row = rows"
+        yield "i = first_row + tl.arange(0, BLOCK_M)[None, :, None]"
+        yield "held = tl.maximum(tl.minimum(i, last_row - 1), 0)"
+
+    def _bounds(self) -> Iterator[str]:
+        """The part of an interval that is the task's: its place is that in the whole list."""
+        yield "first_column = tl.load(intervals_ptr + q * 3)"
+        yield "place = tl.load(intervals_ptr + q * 3 + 2)"
+        yield "begin = first_column + tl.maximum(first_place - place, 0)"
+        yield "end = tl.load(intervals_ptr + q * 3 + 1)"
+        yield "end = tl.minimum(end, first_column + tl.maximum(last_place - place, 0))"
+
+    def _interval(self) -> Iterator[str]:
+        yield "whole = begin + tl.maximum(end - begin, 0) // BLOCK_N * BLOCK_N"
+        if self.job.kind == "smallest":
+            yield "for start in range(begin, whole, BLOCK_N):"
+            yield from _indented(self._call("start", "lanes"))
+            yield from _indented(self._add(""))
+        else:
+            sums = range(len(self.summed))
+            yield "for block in range(begin, whole, TILES * BLOCK_N):"
+            if self._by_blocks():
+                yield from _indented(f"part{n} = {self._zeros()}" for n in sums)
+            yield "    block_end = tl.minimum(block + TILES * BLOCK_N, whole)"
+            yield "    for start in range(block, block_end, BLOCK_N):"
+            yield from _indented(self._call("start", "lanes"), 2)
+            yield from _indented(self._add("part"), 2)
+            yield from _indented(self._add_blocks())
+        yield "if whole < end:"
+        yield "    left = (end - whole).to(tl.int32)"
+        yield from _indented(self._call("whole", "tl.minimum(lanes, left - 1)"))
+        yield from _indented(self._masked())
+        yield from _indented(self._add("total"))
+
+    def _call(self, start: str, lanes: str) -> Iterator[str]:
+        pointers = [f"v{v.data[0]}_ptr + {start} * {v.dim}" for v in self._columns()]
+        arguments = ", ".join([*self._arguments(), *pointers, lanes, "BLOCK_M", "BLOCK_N"])
+        names = [f"f{n}" for n in range(len(self.parts.pairs))]
+        yield f"{', '.join(names)} = pairs({arguments})"
+        if self.job.kind == "smallest":
+            yield f"j = ({start} + lanes).to({self._indices()})"
+
+    def _masked(self) -> Iterator[str]:
+        """What stands past the end of the interval changes nothing."""
+        neutral = {"sums": "0.0", "smallest": "float('inf')", "shifted": "float('-inf')"}
+        for n in range(len(self.parts.pairs)):
+            value = "0.0" if n else neutral[self.job.kind]
+            yield f"f{n} = tl.where(lanes < left, f{n}, {value})"
+        if self.job.kind == "smallest":
+            last = 2**63 - 1 if self.job.far else 2**31 - 1
+            yield f"j = tl.where(lanes < left, j, {last})"
+
+    # what is done with the terms
+
+    def _zeros(self) -> str:
+        return "tl.zeros([BLOCK_M, LANES], TOTAL)"
+
+    def _by_blocks(self) -> bool:
+        """Whether tiles are added to blocks first; Kahan's rule does without."""
+        return self.job.kind == "shifted" or self.job.accumulate != "kahan"
+
+    def _lowest(self) -> str:
+        """Where maxima start: finite, as −inf less −inf would be NaN."""
+        return "-1.7976931348623157e308" if self.job.wide else "-3.4028234663852886e38"
+
+    def _indices(self) -> str:
+        return "tl.int64" if self.job.far else "tl.int32"
+
+    def _start(self) -> Iterator[str]:
+        kind = self.job.kind
+        if kind == "smallest":
+            kept = 1 << (self.job.kept - 1).bit_length()
+            lists = f"BLOCK_M, {kept}, {self.job.kept}, {self.number}, {self._indices()}"
+            yield f"best, index = empty_lists({lists})"
+            yield "worst = tl.max(best, 1)[:, None]"
+            return
+        for n in range(len(self.summed)):
+            yield f"total{n} = {self._zeros()}"
+            if self.job.accumulate == "kahan":
+                yield f"lost{n} = {self._zeros()}"
+        if kind == "shifted":
+            yield f"top = tl.full([BLOCK_M, LANES], {self._lowest()}, {self.number})"
+            yield "block_top = top"
+
+    def _add(self, target: str) -> Iterator[str]:
+        """A tile's terms to sums of a block, or in total."""
+        if self.job.kind == "smallest":
+            yield "lowest = tl.min(f0, 0)"
+            yield "if tl.max((lowest <= worst).to(tl.int32)) > 0:"
+            yield "    best, index = insert(best, index, f0, j)"
+            yield "    worst = tl.max(best, 1)[:, None]"
+            return
+        weights = iter(range(1, len(self.parts.pairs)))
+        if self.job.kind == "shifted":
+            yield "new = tl.maximum(top, tl.max(f0, 0))"
+            yield "scale = tl.exp2(tl.maximum(top - new, -1e30) * LOG2E).to(TOTAL)"
+            yield "e = tl.exp2((f0 - new[None, :, :]) * LOG2E)"
+            if target == "total":
+                yield "block_top = new"
+            yield "top = new"
+        for n, summed in enumerate(self.summed):
+            if self.job.kind == "sums":
+                term = f"f{n}"
+            elif summed == const(1):
+                term = "e"
+            else:
+                term = f"e * f{next(weights)}"
+            more = f"tl.sum(({term}).to(TOTAL), 0)"
+            if self.job.kind == "shifted":
+                yield f"{target}{n} = {target}{n} * scale + {more}"
+            elif target == "total" or not self._by_blocks():
+                yield from self._accumulated(n, more)
+            else:
+                yield f"{target}{n} += {more}"
+
+    def _accumulated(self, n: int, more: str) -> Iterator[str]:
+        """Into a total; by Kahan's rule with what the last addition lost."""
+        if self.job.accumulate != "kahan":
+            yield f"total{n} += {more}"
+            return
+        yield f"more = {more} - lost{n}"
+        yield f"new = total{n} + more"
+        yield f"lost{n} = (new - total{n}) - more"
+        yield f"total{n} = new"
+
+    def _add_blocks(self) -> Iterator[str]:
+        if self.job.kind == "shifted":
+            yield "scale = tl.exp2(tl.maximum(block_top - top, -1e30) * LOG2E).to(TOTAL)"
+            yield "block_top = top"
+        for n in range(len(self.summed)):
+            if self.job.kind == "shifted":
+                yield f"total{n} = total{n} * scale + part{n}"
+            elif self._by_blocks():
+                yield f"total{n} += part{n}"
+
+    # the result
+
+    def _finish(self) -> Iterator[str]:
+        if self.job.kind == "smallest":
+            yield from self._store_lists()
+            return
+        if self.job.kind == "shifted":
+            yield "new = tl.max(top, 1)[:, None]"
+            yield "scale = tl.exp2(tl.maximum(top - new, -1e30) * LOG2E).to(TOTAL)"
+        for n in range(len(self.summed)):
+            scale = " * scale" if self.job.kind == "shifted" else ""
+            yield f"sum{n} = tl.sum(total{n}{scale}, 1)[None, :, None]"
+        outer = ((f"outer{n}", e) for n, e in enumerate(self.outer) if e != const(1))
+        named = dict(outer)
+        lines, names = assigned(named.values(), self.dialect)
+        yield from lines
+        yield from self._stores(dict(zip(named, names, strict=True)))
+
+    def _stores(self, outer: Mapping[str, str]) -> Iterator[str]:
+        job, count = self.job, self.job.last - self.job.first
+        shifted = job.kind == "shifted"
+        if shifted:
+            yield f"top = tl.where(new == {self._lowest()}, float('-inf'), new)[None, :, :]"
+        lanes = "tl.arange(0, BLOCK_M)[None, :, None]"
+        if job.partial:
+            yield f"at = pid * ({count + shifted} * BLOCK_M) + {lanes}"
+            if shifted:
+                yield "tl.store(out_ptr + at, top)"
+        elif shifted:
+            yield "tl.store(top_ptr + batch * rows + i, top, mask=i < last_row)"
+        size = (job.weight or job.formula).dim
+        for e in range(count):
+            value = f"sum{self.place[e]}"
+            if f"outer{e}" in outer:
+                value += f" * {outer[f'outer{e}']}"
+            if job.partial:
+                yield f"tl.store(out_ptr + at + {e + shifted} * BLOCK_M, {value})"
+            else:
+                place = f"(batch * rows + i) * {size} + {job.first + e}"
+                yield f"tl.store(out_ptr + {place}, {value}, mask=i < last_row)"
+
+    def _store_lists(self) -> Iterator[str]:
+        job = self.job
+        size, kept = job.formula.dim, job.kept
+        yield "row = tl.arange(0, BLOCK_M)[:, None]"
+        if job.partial:
+            yield f"at = (pid * BLOCK_M + row) * {kept}"
+            where = "values_ptr, indices_ptr, at, at >= 0, 1"
+        else:
+            yield f"at = (batch * rows + first_row + row) * {kept * size} + {job.first}"
+            where = f"out_ptr, out_ptr, at, first_row + row < last_row, {size}"
+        yield f"store_sorted(best, index, {where}, {kept}, {job.partial})"
+
+
+def _indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
+    return (" " * (4 * depth) + line for line in lines)

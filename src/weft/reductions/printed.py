@@ -1,0 +1,31 @@
+"""Lines of source that assign scalar expressions to names, in a dialect of core.emit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.core.emit import Dialect, schedule
+from weft.core.expr import Expr, leaf, reachable
+from weft.core.hoist import rebuilt
+from weft.core.program import Operand, Output, Program
+
+__all__ = ["assigned", "text"]
+
+
+def text(e: Expr) -> str:
+    """The name of a leaf, or a number."""
+    return "{}{}".format(*e.data) if e.kind == "leaf" else repr(e.data)
+
+
+def assigned(expressions: Iterable[Expr], dialect: Dialect) -> tuple[list[str], list[str]]:
+    """The lines that compute expressions, and the name or number of each of them."""
+    wanted = list(expressions)
+    # emit gives a name to what varies with something alone
+    free = [e for e in reachable(wanted) if e.kind == "leaf" and not e.axes]
+    found = rebuilt(wanted, {e: leaf(e.data[0], e.data[1], {"i"}) for e in free})
+    computed = [found[e] for e in wanted if found[e].kind not in ("leaf", "const")]
+    output = Output(Operand("z", len(computed), ("row",)), tuple(computed))
+    steps, (result,) = schedule(Program("", (), (output,)))
+    lines = [line for step in steps for line in step.lines(dialect)]
+    names = dict(zip(computed, result.names, strict=True))
+    return lines, [names.get(found[e]) or text(found[e]) for e in wanted]
