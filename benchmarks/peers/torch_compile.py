@@ -27,6 +27,8 @@ def adapt(workload: Workload) -> Candidate | str:
         function = clifford.pairwise(workload)
     elif workload.op == "sparse convolution":
         return "it is gathers and library products, offset by offset: nothing to fuse"
+    elif workload.op == "reduction":
+        function = workload.oracle  # fused: no matrix is stored
     elif (simple := best_way(workload)) is not None:
         function = simple
     else:

@@ -15,6 +15,7 @@ from weft.bench.case import Candidate, Workload
 NAME = "torch eager"
 
 FEW = 32  # segments that are worth a slice each
+MOST_PAIRS = 2**31  # of a dense matrix that is stored
 
 _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mul": lambda x, y: x * y,
@@ -45,6 +46,9 @@ def best_way(workload: Workload) -> Callable[..., Tensor] | None:
         return _offset_by_offset(workload)
     if workload.op == "uuu":
         return _dense_paths(workload)
+    if workload.op == "reduction":
+        pairs = workload.inputs[0].shape[0] * workload.inputs[1].shape[0]
+        return None if pairs > MOST_PAIRS else workload.oracle
     if workload.op == "vecmat" and set(tables) == {"index2"}:
         return _matrix_runs(workload)
     if workload.op == "outer" and tables.get("out_accumulated"):

@@ -1,0 +1,21 @@
+"""Reductions of formulas over all pairs: the guide's workloads."""
+
+from __future__ import annotations
+
+from benchmarks.suites.formulas import formula_case
+
+FAMILY = "reductions"
+
+BOTH = ("forward", "forward+backward")
+
+CASES = [
+    formula_case("gaussian_1m", "gaussian", 10**6, 10**6),
+    formula_case("gaussian_1k_1m", "gaussian", 1024, 10**6),
+    formula_case("gaussian_100k", "gaussian", 10**5, 10**5, phases=BOTH),
+    formula_case("gaussian_d64", "gaussian", 2**18, 2**18, 64),
+    formula_case("gaussian_d64_tf32", "gaussian", 2**18, 2**18, 64, tf32=True),
+    formula_case("gaussian_d128", "gaussian", 2**18, 2**18, 128),
+    formula_case("logsumexp_1m", "logsumexp", 10**6, 10**6),
+    formula_case("nearest_1m", "nearest", 10**6, 10**6),
+    formula_case("nearest_d64", "nearest", 2**18, 2**18, 64),
+]
