@@ -562,6 +562,51 @@ def test_gaussian_sums_of_wide_and_far_clouds(dim, away):
     assert float((found - exact).norm() / exact.norm()) <= 2e-6
 
 
+@pytest.mark.parametrize("dim", [3, 9, 40])
+def test_near_points_keep_their_digits(dim):
+    # expanded, the distance of points that nearly coincide would be noise, and 1/r² with it
+    generator = torch.Generator().manual_seed(dim)
+    x = 100 + torch.randn(2, 20, dim, generator=generator)
+    y = x.flip(1) + 0
+    y[:, :10] += 1e-3 * torch.randn(2, 10, dim, generator=generator)
+    f = COMPOSED["SqDist"](var(0, dim, 0), var(1, dim, 1))
+    found = evaluate(f, {0: x[:, :, None], 1: y[:, None]})
+    exact = total((x.double()[:, :, None] - y.double()[:, None]) ** 2)
+    assert (found[exact == 0] == 0).all()
+    assert int((exact == 0).sum()) == 20
+    error = (found.double() - exact).abs() / exact.where(exact > 0, 1)
+    assert float(error.max()) <= dim**0.5 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_one_infinite_point_spoils_itself_alone(bad):
+    x, y = torch.randn(5, 1, 12), torch.randn(1, 6, 12)
+    y[0, 2, 3] = bad
+    f = COMPOSED["SqDist"](var(0, 12, 0), var(1, 12, 1))
+    found = evaluate(f, {0: x, 1: y})[..., 0].isfinite()
+    assert found.sum(0).tolist() == [5, 5, 0, 5, 5, 5]
+
+
+def test_inputs_and_shared_values_are_not_written_over():
+    x = torch.randn(4, 1, 3)
+    kept = x.clone()
+    a = var(0, 3, 0)
+    b = COMPOSED["Exp"](a)
+    f = COMPOSED["Concat"](COMPOSED["Elem"](b, 0), COMPOSED["Sin"](-b), b * 2) + 3
+    first = x.exp()
+    expected = torch.cat([first[..., :1], (-first).sin(), first * 2], -1) + 3
+    torch.testing.assert_close(evaluate(f, {0: x}), expected, rtol=0, atol=0)
+    view = COMPOSED["Elem"](b, 1)
+    g = COMPOSED["Concat"](COMPOSED["Log"](b), view)
+    torch.testing.assert_close(
+        evaluate(g, {0: x}), torch.cat([first.log(), first[..., 1:2]], -1), rtol=0, atol=0
+    )
+    evaluate(COMPOSED["Exp"](-(a * 2)), {0: x})
+    torch.testing.assert_close(x, kept, rtol=0, atol=0)
+    out = evaluate(-COMPOSED["Elem"](a, 0), {0: x.requires_grad_()})
+    assert out.requires_grad
+
+
 def test_products_of_all_pairs_make_no_tensor_of_pairs_and_components(monkeypatch):
     largest = 0
 
