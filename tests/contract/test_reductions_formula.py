@@ -199,6 +199,14 @@ CASES = [
     ),
     (
         "TensorDot",
+        (24, 8),
+        ([2, 3, 4], [2, 4], [2], [1], [2, 0, 1]),  # axis k of what remains goes to place p[k]
+        lambda a, b, *_: torch.einsum(
+            "nabc,ndc->nbda", a.reshape(-1, 2, 3, 4), b.reshape(-1, 2, 4)
+        ).flatten(1),
+    ),
+    (
+        "TensorDot",
         (2, 3),
         ([2], [3], [], []),
         lambda a, b, *_: (a[..., :, None] * b[..., None, :]).flatten(-2),

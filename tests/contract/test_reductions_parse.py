@@ -1,7 +1,7 @@
 """Formula strings: what they mean, and what their errors say.
 
-Seen red with: an alias without a position taken as variable 0, `|` bound tighter than `+`, integers
-read as constants, and names folded to lower case.
+Seen red with: an alias without a position taken as variable 0, `|` bound tighter than `+`, lists
+read as integers, and operations found in other capitals.
 """
 
 import math

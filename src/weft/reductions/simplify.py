@@ -78,7 +78,7 @@ def _dot(a: Node, b: Node) -> Node:
             return _dot(f.args[0], extract(g, f.data[0], f.args[0].dim))
         if f.op in ("mul", "div"):
             scale, rest = (f.args[1], f.args[0]) if f.args[1].dim == 1 else f.args
-            if rest.dim == f.dim and scale.dim == 1 and (f.op == "mul" or scale is f.args[1]):
+            if scale.dim == 1 and (f.op == "mul" or scale is f.args[1]):
                 inside = _dot(rest, g)
                 return inside * scale if f.op == "mul" else inside / scale
     if a is b and a.op == "sub":
