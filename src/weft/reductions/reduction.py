@@ -10,8 +10,9 @@ Max                −Min(−f)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from weft.reductions.ranges import Options, Sizes
 __all__ = ["KINDS", "reduce"]
 
 PLAIN = Options()
+ONE = str(const(1))
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -41,7 +43,7 @@ class _Call(NamedTuple):
     """A call, with i and j exchanged where it reduces over i.
 
     Args:
-        f, weight: canonical texts.
+        of: what follows from its formulas.
         tensors: by variable: (B or 1, M or N or 1, D), those of 16 bits in float32.
         tables: the blocks of rows and of columns, or none.
         batch: the dimensions that B stands for.
@@ -49,8 +51,7 @@ class _Call(NamedTuple):
         how: backend, precision and accumulation, as operators take them.
     """
 
-    f: str
-    weight: str
+    of: _Derived
     tensors: dict[int, Tensor]
     tables: list[Tensor]
     sizes: Sizes
@@ -58,10 +59,10 @@ class _Call(NamedTuple):
     dtype: torch.dtype
     how: str
 
-    def key(self, *texts: str) -> tuple[str, list[Tensor]]:
-        """The key of formulas and its values."""
-        key, used = keys.make(*texts)
-        return key, [self.tensors[n] for n in used]
+    @property
+    def values(self) -> list[Tensor]:
+        """What the key takes."""
+        return [self.tensors[n] for n in self.of.used]
 
 
 def reduce(
@@ -100,64 +101,74 @@ def reduce(
     Cost: M · N evaluations of f, or one for each pair of the mask; memory for the results, and for
     variables of 16 bits a copy in float32: all is computed in that, and rounded once at the end.
     """
-    call = _call(f, weight, tensors, axis, ranges, backend, options)
+    if kind not in KINDS or axis not in (0, 1):
+        raise ShapeError(
+            f"the reduction is {kind!r} over axis {axis}: it must be one of {', '.join(KINDS)}, "
+            "over axis 0 (i) or 1 (j). Pass one of these names."
+        )
+    text = f if isinstance(f, str) else str(f)
+    other = ONE if weight is None else weight if isinstance(weight, str) else str(weight)
+    over = "j" if axis == 1 else "i"  # Dynamo may take an integer for a symbol
+    of = _Derived(*_derived(kind, text, other, over))
+    call = _call(of, tensors, axis, ranges, backend, options)
     if kind == "Sum":
-        key, values = call.key(call.f)
-        return _shaped(call, operator.sums(key, values, call.tables, call.sizes, call.how))
+        found = operator.sums(call.of.key, call.values, call.tables, call.sizes, call.how)
+        return _shaped(call, found)
     if kind in EXPONENTIAL:
         return _exponential(kind, call)
     return _ranked(kind, call, k)
 
 
 def _call(
-    f: Node | str,
-    weight: Node | str | None,
+    of: _Derived,
     tensors: Sequence[Tensor],
     axis: int,
     ranges: Ranges | None,
     backend: str | None,
     options: Options,
 ) -> _Call:
-    text, other = (f if isinstance(f, str) else str(f)), "const[1.0]()"
-    if weight is not None:
-        other = weight if isinstance(weight, str) else str(weight)
-    cats = _categories(text, other)
-    if axis == 0:
-        text, other = _swapped(text), _swapped(other)
-        cats = tuple((number, 1 - cat if cat < 2 else cat) for number, cat in cats)
     _require_alike(tensors)
-    wide = torch.promote_types(tensors[0].dtype, torch.float32)
-    flat, sizes, batch = _flat([t.to(wide) for t in tensors], cats or ((0, 2),))
+    dtype = tensors[0].dtype
+    if dtype.itemsize == 2:
+        tensors = [t.float() for t in tensors]
+    flat, sizes, batch = _flat(tensors, of.cats)
     how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
-    return _Call(text, other, flat, _tables(ranges, axis), sizes, batch, tensors[0].dtype, how)
+    return _Call(of, flat, _tables(ranges, axis), sizes, batch, dtype, how)
+
+
+class _Derived(NamedTuple):
+    """What a call needs of its formulas; texts are those of the reduction over j.
+
+    Args:
+        key, used: the key of the formula that operators take, and the variables that it takes.
+        cats: (number, category) of all variables.
+        sought: the formula whose smallest values are wanted.
+    """
+
+    key: keys.Key
+    used: tuple[int, ...]
+    cats: tuple[tuple[int, int], ...]
+    sought: str
 
 
 @constant_when_compiling
-def _categories(*texts: str) -> tuple[tuple[int, int], ...]:
-    """(number, category) of the variables of formulas."""
-    found = {v for text in texts for v in variables(read(text))}
-    return tuple(sorted((v.data[0], v.data[2]) for v in found))
+def _derived(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
+    """The fields of `_Derived`: what follows from a call's formulas."""
+    return _derive(kind, text, weight, over)
 
 
-@constant_when_compiling
-def _swapped(text: str) -> str:
-    return str(swap(read(text)))
-
-
-@constant_when_compiling
-def _negated(text: str) -> str:
-    return str(-read(text))
-
-
-@constant_when_compiling
-def _with_one(text: str) -> str:
-    """[w, 1]."""
-    return str(node("concat", read(text), const(1)))
-
-
-@constant_when_compiling
-def _dim(text: str) -> int:
-    return read(text).dim
+@functools.lru_cache(keys.KEPT)
+def _derive(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
+    f, w = read(text), read(weight)
+    f, w = (f, w) if over == "j" else (swap(f), swap(w))
+    f = -f if kind.startswith(("Max", "ArgMax")) and kind not in EXPONENTIAL else f
+    formulas = [f]
+    if kind in EXPONENTIAL:
+        formulas.append(node("concat", w, const(1)) if kind == "SumSoftMaxWeight" else w)
+    key, used = keys.make(*map(str, formulas))
+    found = {v for g in formulas for v in variables(g)}
+    cats = tuple(sorted((v.data[0], v.data[2]) for v in found)) or ((0, 2),)
+    return key, used, cats, str(f)
 
 
 def _tables(ranges: Ranges | None, axis: int) -> list[Tensor]:
@@ -177,7 +188,9 @@ def _flat(
 ) -> tuple[dict[int, Tensor], Sizes, tuple[int, ...]]:
     """The variables with one batch dimension, the sizes, and the batch dimensions there were."""
     leading = [tensors[n].shape[: -1 if cat == 2 else -2] for n, cat in cats]
-    batch: tuple[int, ...] = tuple(torch.broadcast_shapes(*leading))  # type: ignore[no-untyped-call]
+    batch: tuple[int, ...] = ()
+    if any(leading):  # torch's way to broadcast shapes is slow
+        batch = tuple(torch.broadcast_shapes(*leading))  # type: ignore[no-untyped-call]
     count = 1
     for size in batch:
         count *= size
@@ -228,8 +241,7 @@ def _shaped(call: _Call, result: Tensor) -> Tensor:
 
 def _exponential(kind: str, call: _Call) -> Tensor:
     softmax = kind == "SumSoftMaxWeight"
-    key, values = call.key(call.f, _with_one(call.weight) if softmax else call.weight)
-    m, s = operator.shifted_sums(key, values, call.tables, call.sizes, call.how)
+    m, s = operator.shifted_sums(call.of.key, call.values, call.tables, call.sizes, call.how)
     if kind == "Max_SumShiftExp":
         return _shaped(call, torch.cat([m.expand(*s.shape[:2], 1), s], -1))
     if softmax:
@@ -244,12 +256,10 @@ def _exponential(kind: str, call: _Call) -> Tensor:
 
 def _ranked(kind: str, call: _Call, k: int) -> Result:
     largest = kind.startswith(("Max", "ArgMax"))
-    sought = _negated(call.f) if largest else call.f
-    key, values = call.key(sought)
-    index = operator.smallest(key, k, values, call.tables, call.sizes, call.how)
+    index = operator.smallest(call.of.key, k, call.values, call.tables, call.sizes, call.how)
     if kind.startswith("Arg"):
         return _listed(call, index, kind)
-    found = _at(call, sought, index)
+    found = _at(call, index)
     found = -found if largest else found
     if "_" in kind:
         return _listed(call, found, kind), _listed(call, index, kind)
@@ -263,20 +273,19 @@ def _listed(call: _Call, found: Tensor, kind: str) -> Tensor:
     return _shaped(call, found.squeeze(-1))
 
 
-def _at(call: _Call, text: str, index: Tensor) -> Tensor:
+def _at(call: _Call, index: Tensor) -> Tensor:
     """(B, M, k, D): the formula at the column of each component, +inf where there is none.
 
     With the columns gathered, their values vary with i: a sum over one column.
     """
     batch, rows, k, _ = index.shape
     if call.sizes.columns == 0:
-        key, values = call.key(text)
-        zero = operator.sums(key, values, [], call.sizes, call.how)  # it has the graph
+        zero = operator.sums(call.of.key, call.values, [], call.sizes, call.how)  # it has the graph
         return torch.where(index < 0, torch.inf, zero[:, :, None])
     sizes = Sizes(batch, rows * k, 1)
     parts = []
     for component, column in enumerate(index.unbind(-1)):
-        key, used, cats = _gathered_key(text, component)
+        key, used, cats = _gathered_key(call.of.sought, component)
         chosen = column.clamp(min=0).reshape(batch, rows * k, 1)
         values = [_chosen(call.tensors[n], c, chosen, k) for n, c in zip(used, cats, strict=True)]
         parts.append(operator.sums(key, values, [], sizes, call.how).view(batch, rows, k))
