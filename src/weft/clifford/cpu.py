@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ from weft.core.generated import load
 from weft.core.hoist import hoisted
 from weft.core.loops import Loop, printed
 from weft.core.program import Program
+from weft.core.threads import share
 
 __all__ = ["run_numba", "run_torch"]
 
@@ -29,9 +27,6 @@ SERIAL = 100_000
 
 COMPILED = 2**20
 """Multiplications from which a program is worth the seconds of its first compilation."""
-
-RUNS = 4
-"""Runs of tasks for each thread: what a thread that comes late leaves to the others."""
 
 PARTS = 64
 """Most parts that rows are cut into: to share among threads, and one partial sum each."""
@@ -114,7 +109,7 @@ def _run(
         kernel(first, last, *shape, layout, *tables, *arrays)
 
     work = rows * features * _terms(program)
-    _share(run, tasks, 1 if work < SERIAL else torch.get_num_threads())
+    share(run, tasks, 1 if work < SERIAL else torch.get_num_threads())
     if recording():
         summed = [
             o.nbytes
@@ -155,38 +150,3 @@ def _storage(t: Tensor) -> Array:
     extent = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     array: Array = t.as_strided((extent,), (1,)).numpy()
     return array
-
-
-class _Threads:
-    """A pool that does not survive a fork: the child makes its own."""
-
-    pool: ThreadPoolExecutor | None = None
-    size = 0
-
-
-os.register_at_fork(after_in_child=lambda: setattr(_Threads, "pool", None))
-
-
-def _share(run: Callable[[int, int], None], tasks: int, threads: int) -> None:
-    """Tasks in runs; the caller and the pool's threads take the next one until none is left.
-
-    So a thread that comes late, as when its core is taken by a loop of torch's, holds up nobody.
-    """
-    if threads == 1 or tasks == 1:
-        run(0, tasks)
-        return
-    if _Threads.pool is None or _Threads.size < threads:
-        _Threads.pool, _Threads.size = ThreadPoolExecutor(threads), threads
-    number = min(tasks, RUNS * threads)
-    ends = [tasks * i // number for i in range(number + 1)]
-    counter = itertools.count()  # takes one step at a time, whoever asks
-
-    def work() -> None:
-        while (i := next(counter)) < number:
-            run(ends[i], ends[i + 1])
-
-    others = [_Threads.pool.submit(work) for _ in range(threads - 1)]
-    work()
-    for other in others:
-        if not other.cancel():
-            other.result()
