@@ -16,7 +16,7 @@ _ERRORS = (
     "ShapeError",
     "WeftError",
 )
-_NAMESPACES = ("clifford", "o3", "products", "testing", "voxels")
+_NAMESPACES = ("clifford", "o3", "products", "reductions", "testing", "voxels")
 
 __all__ = [*_ERRORS, *_NAMESPACES, "explain"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-FAMILIES = ("products", "o3", "clifford", "voxels")
+FAMILIES = ("products", "o3", "clifford", "reductions", "voxels")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

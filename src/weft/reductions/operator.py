@@ -314,7 +314,7 @@ def _blocks_body(rows: Tensor, slices: Tensor, intervals: Tensor) -> list[Tensor
 
 def _blocks_fake(rows: Tensor, slices: Tensor, intervals: Tensor) -> list[Tensor]:
     blocks, lists = rows.shape[0], intervals.shape[0]
-    sizes = Blocks(blocks, blocks, blocks + 1, lists, lists)  # type: ignore[arg-type]
+    sizes = (blocks, blocks, blocks + 1, lists, lists)
     return [rows.new_empty(size, dtype=torch.int64) for size in sizes]
 
 

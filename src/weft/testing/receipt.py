@@ -16,7 +16,7 @@ import torch
 from weft.progress import track
 from weft.testing.cases import Suite, suites
 from weft.testing.contract import BODY_CHECKS, Case, Setting, check_values
-from weft.testing.doors import DOOR_CHECKS, check_cuda_graph, check_numerical
+from weft.testing.doors import DOOR_CHECKS, check_autocast, check_cuda_graph, check_numerical
 
 __all__ = ["Receipt", "check_all"]
 
@@ -162,7 +162,8 @@ def _checks(suite: Suite, device: str) -> Iterator[_Check]:
         for case in suite.full:
             for check in BODY_CHECKS[1:]:
                 yield _of_body(check, case, Setting(device, torch.float32, backend))
-    doors = (*DOOR_CHECKS, check_cuda_graph) if device == "cuda" else DOOR_CHECKS
+    doors = [door for door in DOOR_CHECKS if suite.autocast or door is not check_autocast]
+    doors += [check_cuda_graph] if device == "cuda" else []
     for case in suite.doors:
         for door in doors:
             yield _of_door(door, case, device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.testing.cases import clifford, o3, products, voxels
+from weft.testing.cases import clifford, o3, products, reductions, voxels
 from weft.testing.cases.suite import Suite
 
 __all__ = ["Suite", "suites"]
@@ -10,5 +10,11 @@ __all__ = ["Suite", "suites"]
 
 def suites() -> dict[str, Suite]:
     """The cases of every family, by its name."""
-    families = {"products": products, "o3": o3, "clifford": clifford, "voxels": voxels}
+    families = {
+        "products": products,
+        "o3": o3,
+        "clifford": clifford,
+        "reductions": reductions,
+        "voxels": voxels,
+    }
     return {name: family.suite() for name, family in families.items()}

@@ -292,4 +292,4 @@ def suite() -> Suite:
     cases = reduction_cases() + formula_cases() + size_cases()
     full = [make_case("Sum"), make_case("LogSumExp", "distances"), make_case("KMin", "distances")]
     full.append(make_case("Sum", ranges="holes"))
-    return Suite(cases, full, door_cases(), door_cases(), (check_far_clouds,))
+    return Suite(cases, full, door_cases(), door_cases(), (check_far_clouds,), autocast=False)

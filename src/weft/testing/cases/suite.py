@@ -20,3 +20,4 @@ class Suite(NamedTuple):
     large: tuple[Callable[[str], None], ...]  # offsets past 2^31, on a GPU
     single: Sequence[Case] = ()  # values and derivatives, in float32 alone
     backends: tuple[str, ...] = ("numba", "torch")  # of the CPU
+    autocast: bool = True  # whether it computes in the low precision under autocast
