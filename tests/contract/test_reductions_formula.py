@@ -8,7 +8,9 @@ strong table of nodes, and distances expanded into squares and a product.
 import gc
 import math
 import pickle
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -528,6 +530,20 @@ def test_nodes_that_nobody_uses_are_gone():
     assert count() == before
 
 
+def test_threads_make_one_node(monkeypatch):
+    # both find none and go on to make one: seen red without the second look
+    rule = formulas.dimension
+
+    def slow(*args):
+        time.sleep(0.05)
+        return rule(*args)
+
+    monkeypatch.setattr(formulas, "dimension", slow)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: var(1000, 3, 0), range(4)))
+    assert len(set(map(id, found))) == 1
+
+
 def test_deep_formulas():
     f = x1
     for k in range(20_000):
@@ -584,6 +600,17 @@ def test_near_points_keep_their_digits(dim):
     assert int((exact == 0).sum()) == 20
     error = (found.double() - exact).abs() / exact.where(exact > 0, 1)
     assert float(error.max()) <= dim**0.5 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("dim", [3, 12])
+def test_distances_are_the_same_in_either_order(dim):
+    # a gradient over the other axis must meet the numbers that the forward pass rounded
+    generator = torch.Generator().manual_seed(dim)
+    x = torch.randn(50, 1, dim, generator=generator)
+    y = torch.randn(1, 40, dim, generator=generator)
+    f = COMPOSED["SqDist"](var(0, dim, 0), var(1, dim, 1))
+    there, back = evaluate(f, {0: x, 1: y}), evaluate(f, {0: y, 1: x})
+    torch.testing.assert_close(there, back, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])

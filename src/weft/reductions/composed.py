@@ -6,8 +6,7 @@ The parameters annotated `Node` are formulas, the others integers and lists of i
 from __future__ import annotations
 
 import math
-import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from weft.errors import ShapeError
 from weft.reductions.complex_operations import COMPLEX
@@ -22,6 +21,13 @@ from weft.reductions.derivatives import (
 from weft.reductions.dimensions import broadcast
 from weft.reductions.formula import Node, const, expand, node, total
 from weft.reductions.operations import apply, concat, extract, place, power, product
+from weft.reductions.tensor_operations import (
+    kron,
+    matrix_vector,
+    tensor_product,
+    tensordot,
+    vector_matrix,
+)
 
 __all__ = ["COMPOSED", "raised"]
 
@@ -189,7 +195,7 @@ def _weighted_sqnorm(weight: Node, f: Node) -> Node:
 
 def _symmetric_sqnorm(matrix: Node, f: Node) -> Node:
     """Σ s_kl f_k f_l."""
-    return _dot(_matrix_vector(matrix, f), f)
+    return _dot(matrix_vector(matrix, f), f)
 
 
 def _weighted_sqdist(weight: Node, f: Node, g: Node) -> Node:
@@ -310,85 +316,6 @@ def _softmin(paths: Node, gamma: Node) -> Node:
     return smallest - gamma * apply("log", shares)
 
 
-# Matrices and tensors, row-major
-
-
-def _columns(matrix: Node, vector: Node) -> int:
-    """How many vectors of that dimension the matrix holds."""
-    if matrix.dim % vector.dim:
-        raise ShapeError(
-            f"a product of a matrix and a vector is given formulas of dimensions {matrix.dim} and "
-            f"{vector.dim}: the first must be a multiple of the second. Extract the components "
-            "that match."
-        )
-    return matrix.dim // vector.dim
-
-
-def _matrix_vector(matrix: Node, vector: Node) -> Node:
-    """Σ_l A_kl b_l."""
-    rows = _columns(matrix, vector)
-    return product(matrix, vector, (rows, vector.dim), "ab", (vector.dim,), "b", "a")
-
-
-def _vector_matrix(vector: Node, matrix: Node) -> Node:
-    """Σ_k b_k A_kl."""
-    columns = _columns(matrix, vector)
-    return product(vector, matrix, (vector.dim,), "a", (vector.dim, columns), "ab", "b")
-
-
-def _tensor_product(f: Node, g: Node) -> Node:
-    """f_k g_l."""
-    return product(f, g, (f.dim,), "a", (g.dim,), "b", "ab")
-
-
-def _tensordot(
-    f: Node,
-    g: Node,
-    dimfa: Sequence[int],
-    dimfb: Sequence[int],
-    contfa: Sequence[int],
-    contfb: Sequence[int],
-    permute: Sequence[int] | None = None,
-) -> Node:
-    """The product of tensors of shapes dimfa and dimfb, summed over pairs of axes.
-
-    Axis contfa[n] of f is paired with contfb[n] of g.  The axes that remain, f's before g's, go to
-    the places that `permute` says.
-    """
-    rank = len(dimfa) + len(dimfb) - 2 * len(contfa)
-    places = list(range(rank) if permute is None else permute)
-    if (
-        len(contfa) != len(contfb)
-        or not set(contfa) <= set(range(len(dimfa)))
-        or not set(contfb) <= set(range(len(dimfb)))
-        or sorted(places) != list(range(rank))
-    ):
-        raise ShapeError(
-            f"a product of tensors of shapes {tuple(dimfa)} and {tuple(dimfb)} pairs axes "
-            f"{tuple(contfa)} with {tuple(contfb)} and permutes by {permute}: it needs axes that "
-            f"are there, in pairs, and a permutation of the {rank} that remain. Change the lists."
-        )
-    labels_a = list(string.ascii_lowercase[: len(dimfa)])
-    labels_b = list(string.ascii_uppercase[: len(dimfb)])
-    for a, b in zip(contfa, contfb, strict=True):
-        labels_b[b] = labels_a[a]
-    kept = [label for label in labels_a + labels_b if (labels_a + labels_b).count(label) == 1]
-    out = "".join(label for _, label in sorted(zip(places, kept, strict=True)))
-    return product(f, g, dimfa, "".join(labels_a), dimfb, "".join(labels_b), out)
-
-
-def _kron(f: Node, g: Node, dimfa: Sequence[int], dimfb: Sequence[int]) -> Node:
-    """The Kronecker product of tensors of equal rank."""
-    if len(dimfa) != len(dimfb):
-        raise ShapeError(
-            f"the Kronecker product is given shapes {tuple(dimfa)} and {tuple(dimfb)}: they must "
-            "be of one rank. Add axes of length 1."
-        )
-    rank = len(dimfa)
-    places = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
-    return _tensordot(f, g, dimfa, dimfb, [], [], places)
-
-
 # Symbolic operations
 
 
@@ -452,12 +379,12 @@ COMPOSED: dict[str, Callable[..., Node]] = {
     "IfElse": _primitive("ifelse", 3),
     "IntInv": _inverse_of_integer,
     "Inv": _primitive("reciprocal"),
-    "Kron": _kron,
+    "Kron": kron,
     "Laplacian": laplacian,
     "LessOrEqual": _primitive("less_equal", 2),
     "LessThan": _primitive("less", 2),
     "Log": _primitive("log"),
-    "MatVecMult": _matrix_vector,
+    "MatVecMult": matrix_vector,
     "Max": _max,
     "Min": _min,
     "Minus": _minus,
@@ -489,10 +416,10 @@ COMPOSED: dict[str, Callable[..., Node]] = {
     "Sum": _sum,
     "SumT": _sum_t,
     "SymSqNorm": _symmetric_sqnorm,
-    "TensorDot": _tensordot,
-    "TensorProd": _tensor_product,
+    "TensorDot": tensordot,
+    "TensorProd": tensor_product,
     "TraceOperator": trace_operator,
-    "VecMatMult": _vector_matrix,
+    "VecMatMult": vector_matrix,
     "WeightedSqDist": _weighted_sqdist,
     "WeightedSqNorm": _weighted_sqnorm,
     "XLogX": _primitive("xlogx"),

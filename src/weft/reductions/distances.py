@@ -21,6 +21,8 @@ def sqdist(a: Tensor, b: Tensor) -> Tensor:
     Of (..., I, 1, D) and (..., 1, J, D) in float32 on a CPU it is one product of matrices in
     float64.  It is centred, and what is small beside |a|² + |b|² is computed from differences.
     """
+    if a.dim() > 2 and b.dim() > 2 and b.shape[-2] == a.shape[-3] == 1:
+        a, b = b, a  # in either order the same numbers: gradients repeat what a sum rounded
     pairs = a.dim() > 2 and b.dim() > 2 and a.shape[-2] == b.shape[-3] == 1
     plain = a.dtype == torch.float32 and a.device.type == "cpu"
     taped = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
@@ -55,7 +57,8 @@ def _expanded(a: Tensor, b: Tensor) -> Tensor:
     if not float(out.min()) >= smallest:  # not a number in any point, too
         near = out < smallest
         if not smallest < torch.inf or int(near.sum()) * DIRECT > near.numel():
-            return _direct(a[..., None, :], b[..., None, :, :])[..., 0]
+            wide = _direct(a[..., None, :].double(), b[..., None, :, :].double())
+            return wide[..., 0].to(a.dtype)
         *batch, i, j = near.nonzero(as_tuple=True)
         a, b = (t.expand(*out.shape[:-2], *t.shape[-2:]) for t in (a, b))
         found = (a[(*batch, i)].double() - b[(*batch, j)]).square().sum(-1)

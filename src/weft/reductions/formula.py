@@ -11,6 +11,8 @@ The operators + - * / fold constants and drop zeros; `node` makes exactly what i
 from __future__ import annotations
 
 import ast
+import os
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -89,6 +91,17 @@ class Node:
 
 
 _interned: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
+_lock = threading.RLock()  # backward passes run in threads: two nodes for one formula would differ
+
+
+def _new_lock() -> None:
+    """A process that forked while another thread held the lock would wait for ever."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 def node(op: str, *args: Node, data: Hashable = None) -> Node:
@@ -102,7 +115,10 @@ def node(op: str, *args: Node, data: Hashable = None) -> Node:
         dim = dimension(op, [a.dim for a in args], data)
         cats = frozenset((data[2],)) if op == "var" else frozenset[int]()  # type: ignore[index]
         cats = cats.union(*(a.cats for a in args))
-        found = _interned[key] = Node(op, args, data, dim, cats)
+        with _lock:
+            found = _interned.get(key)
+            if found is None:
+                found = _interned[key] = Node(op, args, data, dim, cats)
     return found
 
 
