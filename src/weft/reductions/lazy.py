@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -109,16 +110,16 @@ class LazyTensor(Reducers):
             return read(x, axis)
         if isinstance(x, tuple):
             return symbol(x, axis)
-        if isinstance(x, list | float):
+        if isinstance(x, numbers.Integral):
+            return operator.index(x)
+        if isinstance(x, list | numbers.Real):
             if axis not in (None, 2):
                 raise ShapeError(
                     f"x is {x!r} with axis={axis}: numbers are a parameter. Leave out axis, or "
                     "pass a tensor (M, D)."
                 )
-            numbers = tuple(float(v) for v in x) if isinstance(x, list) else (float(x),)
-            return Variable(numbers, None, len(numbers), 2)
-        if hasattr(x, "__index__"):
-            return operator.index(x)
+            found = tuple(float(v) for v in x) if isinstance(x, list) else (float(x),)
+            return Variable(found, None, len(found), 2)
         raise DTypeError(
             f"x is a {type(x).__name__}: a lazy tensor is made of a tensor, numbers, a list of "
             "numbers, or (index, dim, category). Convert it."

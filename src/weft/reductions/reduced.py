@@ -16,7 +16,7 @@ from weft.reductions.cluster import swap_axes
 from weft.reductions.ranges import Options
 from weft.reductions.reduction import EXPONENTIAL, KINDS, reduce
 from weft.reductions.sparsity import check_ranges
-from weft.reductions.traced import Formula, dimension, used, with_witness
+from weft.reductions.traced import Formula, dimension, text, used, with_witness
 from weft.reductions.variables import Extent
 
 __all__ = ["ACCURACY", "Job", "accuracy", "job", "run", "turned"]
@@ -150,10 +150,10 @@ def run(
         ranges = _moved(ranges, moved)
     result = reduce(
         what.kind,
-        f,
+        text(f),
         tensors,
         what.axis,
-        weight=what.weight,
+        weight=None if what.weight is None else text(what.weight),
         k=what.k,
         ranges=ranges,
         backend=serves,

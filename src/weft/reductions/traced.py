@@ -7,6 +7,7 @@ compiling: whatever is built there is a constant of the compiled program.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,17 +25,21 @@ __all__ = [
     "parsed",
     "renumbered",
     "swapped",
+    "text",
     "used",
     "with_witness",
 ]
 
 Formula = Node | str
 
+KEPT = 4096
+"""Answers that are kept of functions that every reduction asks again."""
+
 
 def apply(name: str, *formulas: Formula, data: tuple[Any, ...] = ()) -> Any:
     """The function `name` of formulas, and of data that are constants."""
     if compiling():
-        return _folded(name, tuple(map(_as_text, formulas)), data)
+        return _folded(name, tuple(map(text, formulas)), data)
     return _FUNCTIONS[name](*formulas, *data)
 
 
@@ -73,17 +78,23 @@ def with_witness(f: Formula, number: int, cat: int) -> Any:
     return apply("with_witness", f, data=(number, cat))
 
 
-def parsed(text: str, aliases: tuple[str, ...]) -> Any:
+def parsed(formula: str, aliases: tuple[str, ...]) -> Any:
     """The formula of a formula string."""
-    return apply("parsed", data=(text, aliases))
+    return apply("parsed", data=(formula, aliases))
 
 
-def _as_text(f: Formula) -> str:
+def text(f: Formula) -> str:
+    """The canonical text."""
     return f if isinstance(f, str) else _text(f)
 
 
 @constant_when_compiling
 def _text(f: Node) -> str:
+    return _kept_text(f)
+
+
+@functools.lru_cache(KEPT)
+def _kept_text(f: Node) -> str:
     return str(f)
 
 
@@ -97,10 +108,11 @@ def _renumbered(f: Node, *renumbering: tuple[int, int, int, int]) -> Node:
     return substitute(f, {var(k, d, c): var(m, d, c) for k, m, d, c in renumbering})
 
 
-def _parsed(text: str, aliases: tuple[str, ...]) -> Node:
-    return parse(text, parse_aliases(aliases))
+def _parsed(formula: str, aliases: tuple[str, ...]) -> Node:
+    return parse(formula, parse_aliases(aliases))
 
 
+@functools.lru_cache(KEPT)
 def _used(*formulas: Node) -> tuple[tuple[int, int], ...]:
     found = {v for f in formulas for v in variables(f)}
     return tuple(sorted((v.data[0], v.data[2]) for v in found))

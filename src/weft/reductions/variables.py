@@ -173,7 +173,7 @@ def argument(v: Variable, x: Any, name: str) -> Variable:
         kind = ("Vi", "Vj", "Pm")[v.cat]
         raise ShapeError(
             f"{name} is {tuple(x.shape)} but declared {kind}({v.dim}): it must be "
-            f" (..., {rows}{v.dim}). Reshape it, x[:, None] for one component, or change the "
+            f"(..., {rows}{v.dim}). Reshape it, x[:, None] for one component, or change the "
             "declaration."
         )
     return tensor_variable(x, v.cat)
