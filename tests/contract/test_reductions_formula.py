@@ -12,6 +12,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
@@ -427,6 +428,7 @@ def test_infinite_components_do_not_mix():
         (lambda: COMPOSED["BSpline"](x3, x1, 2), ShapeError, "4 knots"),
         (lambda: COMPOSED["OneHot"](x3, 4), ShapeError, "dimension 3"),
         (lambda: COMPOSED["SumT"](x3, 4), ShapeError, "dimension 3"),
+        (lambda: COMPOSED["SumT"](x1, 0), ShapeError, "expand to dimension 0"),
         (lambda: COMPOSED["ComplexReal"](x3), ShapeError, "must be even"),
         (lambda: COMPOSED["ComplexRealScal"](x3, y3), ShapeError, "3 and 3"),
         (lambda: COMPOSED["ComplexSumT"](x3, 4), ShapeError, "dimension 3"),
@@ -460,6 +462,24 @@ def test_constants_are_exact(number):
     assert read(str(f)) is f
     assert math.copysign(1, read(str(f)).args[0].data) == math.copysign(1, number)
     assert read(str(f)).args[0].data == number
+
+
+def test_integers_of_numpy_are_integers():
+    one, three = np.int64(1), np.array([3])
+    made = [
+        COMPOSED["Elem"](x3, one),
+        COMPOSED["ElemT"](x1, np.int64(3), one),
+        COMPOSED["SumT"](x1, np.int64(3)),
+        COMPOSED["Pow"](x3, np.int64(2)),
+        COMPOSED["Round"](x3, one),
+        COMPOSED["OneHot"](x1, np.int64(3)),
+        COMPOSED["TensorDot"](x3, y3, three, three, np.array([]), np.array([]), np.array([1, 0])),
+        formulas.var(np.int64(0), np.int64(3), one),
+    ]
+    assert made[0] is COMPOSED["Elem"](x3, 1)
+    for f in made:
+        assert read(str(f)) is f
+        assert "np" not in str(f)
 
 
 def test_equal_formulas_are_one():

@@ -6,6 +6,7 @@ The parameters annotated `Node` are formulas, the others integers and lists of i
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 
 from weft.errors import ShapeError
@@ -142,7 +143,7 @@ def _mod(f: Node, modulus: Node, offset: Node | None = None) -> Node:
 
 
 def _round(f: Node, decimals: int = 0) -> Node:
-    return node("round", f, data=decimals)
+    return node("round", f, data=operator.index(decimals))
 
 
 # Vectors
@@ -244,7 +245,7 @@ def _sum(f: Node) -> Node:
 
 
 def _one_hot(f: Node, dim: int) -> Node:
-    return node("one_hot", f, data=dim)
+    return node("one_hot", f, data=operator.index(dim))
 
 
 def _picked(f: Node, index: Node) -> Node:

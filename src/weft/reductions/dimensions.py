@@ -50,10 +50,10 @@ def _var_dim(_: Sequence[int], data: Any) -> int:
 
 
 def _expand_dim(dims: Sequence[int], dim: Any) -> int:
-    if dims[0] != 1:
+    if dims[0] != 1 or dim < 1:
         raise ShapeError(
-            f"expand to dimension {dim} is given a formula of dimension {dims[0]}: it must be 1. "
-            "Reduce it with sum or elem."
+            f"expand to dimension {dim} is given a formula of dimension {dims[0]}: the formula "
+            "must be of dimension 1, the result of 1 or more. Reduce it with sum or elem."
         )
     return int(dim)
 

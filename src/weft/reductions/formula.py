@@ -11,6 +11,7 @@ The operators + - * / fold constants and drop zeros; `node` makes exactly what i
 from __future__ import annotations
 
 import ast
+import operator
 import os
 import threading
 import weakref
@@ -134,7 +135,7 @@ def const(number: float) -> Node:
 
 def expand(f: Node, dim: int) -> Node:
     """`f` of dimension 1 in each of `dim` components."""
-    return f if f.dim == dim else node("expand", f, data=dim)
+    return f if f.dim == dim else node("expand", f, data=operator.index(dim))
 
 
 def zeros(dim: int) -> Node:

@@ -12,6 +12,7 @@ powf in its exponent at 0 are 0 too.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -51,12 +52,14 @@ def power(f: Node, exponent: int) -> Node:
         return expand(const(1), f.dim)
     if exponent == -1:
         return node("reciprocal", f)
-    return f if exponent == 1 else node("pow", f, data=exponent)
+    return f if exponent == 1 else node("pow", f, data=operator.index(exponent))
 
 
 def extract(f: Node, start: int, dim: int) -> Node:
     """Components start to start + dim."""
-    whole = node("extract", f, data=(start, dim))  # raises where they are not there
+    whole = node(
+        "extract", f, data=(operator.index(start), operator.index(dim))
+    )  # raises where they are not there
     if dim == f.dim:
         return f
     if f.op == "expand":
@@ -76,7 +79,7 @@ def extract(f: Node, start: int, dim: int) -> Node:
 
 def place(f: Node, start: int, dim: int) -> Node:
     """f at components start and on of dim, zeros around."""
-    whole = node("place", f, data=(start, dim))
+    whole = node("place", f, data=(operator.index(start), operator.index(dim)))
     if dim == f.dim:
         return f
     return zeros(dim) if is_zero(f) else whole
@@ -112,7 +115,8 @@ def product(
 
     Each label is in two of the three at least, and once in each.
     """
-    data = (tuple(shape_a), labels_a, tuple(shape_b), labels_b, labels_out)
+    shape_a, shape_b = tuple(map(operator.index, shape_a)), tuple(map(operator.index, shape_b))
+    data = (shape_a, labels_a, shape_b, labels_b, labels_out)
     whole = node("einsum", a, b, data=data)  # raises where they do not fit
     if is_zero(a) or is_zero(b):
         return zeros(whole.dim)
