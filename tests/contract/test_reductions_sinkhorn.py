@@ -1,0 +1,357 @@
+"""Losses between clouds against dense float64 ones, what must hold of them, and every error.
+
+Seen red with: costs without their 1 / p, potentials replaced and not averaged, sources that are
+not held, a cloud against itself counted once, weights of the other cloud, a mask not turned for g,
+bounds of clusters without their radii or without t, a kernel in the wrong units, 16-bit potentials,
+a second derivative let through.
+"""
+
+import functools
+import math
+
+import pytest
+import torch
+
+import weft
+from weft.reductions import sinkhorn
+from weft.reductions.sinkhorn import SamplesLoss, sinkhorn_divergence
+from weft.testing import assert_as_accurate, plain_error
+
+
+def distance(x, y):
+    """|x_i − y_j|, whose derivative is 0 where it is 0."""
+    square = (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+    away = square > 0
+    return torch.where(away, square.where(away, 1).sqrt(), 0)
+
+
+def softmin(eps, x, y, weights, potential, p):
+    scores = (weights.log() + potential / eps).detach().unsqueeze(-2)
+    unit = (p * eps) ** (1 / p)
+    return -eps * (scores - distance(x / unit, y.detach() / unit) ** p).logsumexp(-1)
+
+
+def transport(a, x, b, y, lengths, p):
+    """f and g at the end; all pairs at every step."""
+
+    def update(length, f, g):
+        return softmin(length**p, x, y, b, g, p), softmin(length**p, y, x, a, f, p)
+
+    with torch.no_grad():
+        f, g = update(lengths[0], torch.zeros_like(a), torch.zeros_like(b))
+        for length in lengths:
+            new_f, new_g = update(length, f, g)
+            f, g = (f + new_f) / 2, (g + new_g) / 2
+    return update(lengths[-1], f, g)
+
+
+def dense_sinkhorn(a, x, b, y, p=2, blur=0.05, scaling=0.5, debias=True):
+    points = torch.cat([x, y], -2).detach()
+    diameter = float((points.amax(-2) - points.amin(-2)).norm(dim=-1).max())
+    count = math.ceil(math.log(blur / diameter) / math.log(scaling))
+    lengths = [diameter, *(diameter * scaling**n for n in range(count)), blur]
+    f, g = transport(a, x, b, y, lengths, p)
+    if debias:
+        f = f - transport(a, x, a, x, lengths, p)[0]
+        g = g - transport(b, y, b, y, lengths, p)[0]
+    return (a * f).sum(-1) + (b * g).sum(-1)
+
+
+def dense_kernel(a, x, b, y, name, blur):
+    kernels = {
+        "energy": lambda r: -r,
+        "gaussian": lambda r: (-r.square() / (2 * blur**2)).exp(),
+        "laplacian": lambda r: (-r / blur).exp(),
+    }
+
+    def mean(w, z, v, u):
+        return torch.einsum("...i,...ij,...j", w, kernels[name](distance(z, u)), v)
+
+    return (mean(a, x, a, x) + mean(b, y, b, y)) / 2 - mean(a, x, b, y)
+
+
+def clouds(batch=(), dim=3, rows=60, columns=40, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(*batch, rows, dim, generator=g).double()
+    y = 0.3 + 0.7 * torch.rand(*batch, columns, dim, generator=g).double()
+    a, b = (0.1 + torch.rand(z.shape[:-1], generator=g).double() for z in (x, y))
+    return [a / a.sum(-1, keepdim=True), x, b / b.sum(-1, keepdim=True), y]
+
+
+def with_gradients(loss, inputs, dtype):
+    inputs = [t.detach().to(dtype).requires_grad_() for t in inputs]
+    value = loss(*inputs)
+    assert value.dtype == dtype
+    return value.detach(), *torch.autograd.grad(value.sum(), inputs)
+
+
+def assert_loss(loss, dense, dtype=torch.float32, **options):
+    """Value and gradients no worse than twice the dense ones in float32, on several draws."""
+    exact, plain, found = [], [], []
+    for seed in range(12):
+        inputs = [t.to(dtype) for t in clouds(seed=seed, **options)]
+        exact.append(with_gradients(dense, inputs, torch.float64))
+        plain.append(with_gradients(dense, inputs, torch.float32))
+        found.append(with_gradients(loss, inputs, dtype))
+    for n in range(5):  # the value, then each gradient
+        one, true, rough = (torch.stack([r[n] for r in runs]) for runs in (found, exact, plain))
+        assert_as_accurate(one, true, plain_error(rough, true, torch.float32))
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize(("batch", "dim"), [((), 1), ((), 3), ((2, 3), 2), ((), 10)])
+def test_sinkhorn(p, debias, batch, dim):
+    options = {"p": p, "debias": debias, "blur": 0.1}
+    loss = SamplesLoss(**options)
+    dense = functools.partial(dense_sinkhorn, **options)
+    assert_loss(loss, dense, torch.float64, batch=batch, dim=dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes_of_sinkhorn(dtype):
+    assert_loss(SamplesLoss(blur=0.2, scaling=0.7), dense_of(0.2, 0.7), dtype)
+
+
+def dense_of(blur, scaling):
+    return functools.partial(dense_sinkhorn, blur=blur, scaling=scaling)
+
+
+@pytest.mark.parametrize("name", ["energy", "gaussian", "laplacian"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_kernels(name, dtype, batch):
+    dense = functools.partial(dense_kernel, name=name, blur=0.3)
+    assert_loss(SamplesLoss(name, blur=0.3), dense, dtype, batch=batch)
+
+
+def test_second_gradients_of_kernels():
+    def twice(loss, inputs):
+        inputs = [t.detach().requires_grad_() for t in inputs]
+        (first,) = torch.autograd.grad(loss(*inputs), inputs[1], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), inputs)
+
+    inputs = clouds()
+    dense = functools.partial(dense_kernel, name="gaussian", blur=0.3)
+    rough = twice(dense, [t.float() for t in inputs])
+    found = twice(SamplesLoss("gaussian", blur=0.3), inputs)
+    for one, true, plain in zip(found, twice(dense, inputs), rough, strict=True):
+        assert_as_accurate(one, true, plain_error(plain, true, torch.float32))
+
+
+@pytest.mark.parametrize("name", ["sinkhorn", "energy", "gaussian", "laplacian"])
+@pytest.mark.parametrize("backend", ["online", "multiscale"])
+def test_a_cloud_and_itself(name, backend):
+    """0, and its gradient is 0, at coincident points too."""
+    x = clouds()[1].requires_grad_()
+    loss = SamplesLoss(name, backend=backend)(x, x.detach().clone())
+    (gradient,) = torch.autograd.grad(loss, x)
+    # sums of 60 terms about as large as the diameter, taken off each other
+    size = 60**0.5 * torch.finfo(x.dtype).eps * 4
+    assert abs(float(loss.detach())) <= size
+    assert float(gradient.abs().max()) <= size
+
+
+@pytest.mark.parametrize("backend", ["online", "multiscale"])
+def test_uniform_weights(backend):
+    a, x, b, y = clouds()
+    loss = SamplesLoss(backend=backend)
+    a, b = torch.full_like(a, 1 / 60), torch.full_like(b, 1 / 40)
+    torch.testing.assert_close(loss(x, y), loss(a, x, b, y), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["online", "multiscale"])
+def test_weights_of_zero(backend):
+    """Also of all points of a cell."""
+    a, x, b, y = clouds()
+    a[:7], x[:7] = 0, x[:7] + 0.5
+    found = with_gradients(SamplesLoss(backend=backend), (a, x, b, y), torch.float64)
+    assert all(bool(t.isfinite().all()) for t in found)
+    assert not found[2][:7].any()
+
+
+def test_one_point():
+    _, x, _, y = clouds()
+    alone = SamplesLoss(debias=False)(x[:1], y[:1])
+    exact = (x[0] - y[0]).square().sum() / 2
+    assert_as_accurate(alone, exact, torch.finfo(torch.float32).eps * exact)
+    assert float(SamplesLoss()(x[:1], x[:1])) == 0
+
+
+def test_a_shifted_cloud():
+    """At the maximum the loss is |v|² / 2 and its gradient −v a_i, for any ε."""
+    x, v = clouds()[1], torch.tensor([0.5, -0.2, 0.1]).double()
+    found, gradient, _ = with_gradients_of_points(SamplesLoss(blur=0.3, scaling=0.95), x, x + v)
+    rough, rough_gradient, _ = with_gradients_of_points(SamplesLoss(blur=0.3), x, x + v)
+    exact, exact_gradient = v.square().sum() / 2, -v / len(x)
+    assert abs(found - exact) < abs(rough - exact) / 4
+    error, rough_error = ((g - exact_gradient).norm() for g in (gradient, rough_gradient))
+    assert error < rough_error / 4
+
+
+def with_gradients_of_points(loss, *inputs):
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    value = loss(*inputs)
+    return value.detach(), *torch.autograd.grad(value, inputs)
+
+
+def test_clouds_far_from_the_origin():
+    a, x, b, y = (t.float() for t in clouds())
+    x, y = (t.mul(2**12).round() / 2**12 for t in (x, y))  # exact when moved by 2^10
+    near, far = SamplesLoss()(a, x, b, y), SamplesLoss()(a, x + 2**10, b, y + 2**10)
+    torch.testing.assert_close(near, far, rtol=0, atol=0)
+
+
+def sides(seed, p, blur=0.2, rows=200, columns=150, size=0.3):
+    """Sorted clouds, their cells, and smooth potentials."""
+    a, x, b, y = clouds(rows=rows, columns=columns, seed=seed)
+    out = []
+    for weights, points in ((a, x), (b, y)):
+        weights, points, cells = sinkhorn._sorted(weights, points - 0.5, size)
+        out.append((sinkhorn._Cloud(points, sinkhorn._log(weights)), cells))
+    lengths = [1.7, 1.7, 0.8, 0.4, 0.2, *([blur] if blur < 0.2 else [])]
+    (x, log_a), (y, log_b) = out[0][0], out[1][0]
+    weights = log_a.exp()[:, 0], log_b.exp()[:, 0]
+    return out, transport(weights[0], x, weights[1], y, lengths, p)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_bounds_of_clusters_hold(p, seed):
+    """Of every pair of points, also under potentials that are no solution."""
+    (one, other), potentials = sides(seed, p)
+    noise = torch.Generator().manual_seed(seed)
+    bound = sinkhorn._plane_bound if p == 2 else sinkhorn._plain_bound
+    for amount in (0.0, 0.1):
+        f, g = (u + amount * torch.randn(u.shape, generator=noise).double() for u in potentials)
+        found = bound(0.2**p, (*one, f), (*other, g))
+        inside = f.unsqueeze(1) + g - distance(one[0].points, other[0].points) ** p / p
+        labels = [torch.repeat_interleave(side[1].ranges.diff().view(-1)) for side in (one, other)]
+        slack = found[labels[0]][:, labels[1]] - inside
+        assert float(slack.min()) >= -64 * torch.finfo(torch.float64).eps
+        closest = slack.amin(1).median()
+        assert float(closest) < 0.5  # not a bound that keeps everything
+
+
+def test_the_bound_is_reached():
+    """One cell each, points along one line, and potentials that t and s make constant."""
+    e = torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+    c, d = torch.tensor([[0.2, 0.1], [0.5, -0.3]], dtype=torch.float64)
+    x, y = c + 0.1 * e, d + 0.2 * e
+    f = x.square().sum(1) / 2 - (x - c) @ d
+    g = y.square().sum(1) / 2 - (y - d) @ c
+    half = torch.full((2,), 0.5, dtype=torch.float64)
+    sides_ = []
+    for points, potential in ((x, f), (y, g)):
+        _, points, cells = sinkhorn._sorted(half, points, 1.0)
+        sides_.append((sinkhorn._Cloud(points, sinkhorn._log(half)), cells, potential))
+    found = sinkhorn._plane_bound(0.01, *sides_)
+    exact = (f[:, None] + g - distance(x, y).square() / 2).max()
+    assert_as_accurate(found[0, 0], exact, torch.finfo(torch.float32).eps * exact.abs())
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_what_masks_leave_out(p):
+    """The mass left out of row i is ≤ e^−8 exp((f_new − f_i) / ε), so f_new is off by no more."""
+    blur = 0.07 if p == 2 else 0.02
+    (one, other), (f, g) = sides(0, p, blur, 800, 800, 0.1)
+    clouds_, cells = (one[0], other[0]), (one[1], other[1])
+    potentials = sinkhorn._Potentials(f, g, None, None)
+    masks = sinkhorn._masks(p, blur, clouds_, cells, potentials)
+    assert masks.xy.num_pairs() < 0.5 * 800 * 800
+    full = sinkhorn._updated(p, blur, clouds_, clouds_, potentials, sinkhorn.ALL)
+    some = sinkhorn._updated(p, blur, clouds_, clouds_, potentials, masks)
+    eps = blur**p
+    for before, with_all, with_some in zip((f, g), full, some, strict=False):
+        share = ((with_all - before) / eps - 8).exp()
+        allowed = -eps * torch.log1p(-share.clamp(max=1 - 1e-12))
+        rounding = 64 * torch.finfo(torch.float64).eps * with_all.abs().max()
+        assert bool((with_some - with_all >= -rounding).all())
+        assert bool((with_some - with_all <= allowed + rounding).all())
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_multiscale_is_as_near_the_maximum(p):
+    """Its steps are others: against a slow run, it is no further off than twice the online one."""
+    inputs = clouds(rows=500, columns=400)
+    exact = with_gradients(SamplesLoss(p=p, scaling=0.97, blur=0.1), inputs, torch.float64)
+    errors = {}
+    for backend in ("online", "multiscale"):
+        loss = SamplesLoss(p=p, blur=0.1, backend=backend)
+        value, _, gradient, *_ = with_gradients(loss, inputs, torch.float64)
+        true_value, _, true_gradient, *_ = exact
+        # sorting does not change whose gradient it is
+        errors[backend] = (
+            float((gradient - true_gradient).norm()),
+            float((value - true_value).abs()),
+        )
+    assert errors["multiscale"][0] <= 2 * errors["online"][0]
+    assert errors["multiscale"][1] <= 2 * errors["online"][1]
+
+
+def test_auto_takes_clusters_for_many_pairs(monkeypatch):
+    _, x, _, y = clouds()
+    online, multiscale = (SamplesLoss(backend=name)(x, y) for name in ("online", "multiscale"))
+    assert float(SamplesLoss()(x, y)) == float(online) != float(multiscale)
+    monkeypatch.setattr(sinkhorn, "LARGE", 1000)
+    assert float(SamplesLoss()(x, y)) == float(multiscale)
+    wide = torch.rand(60, 5), torch.rand(40, 5)
+    assert float(SamplesLoss()(*wide)) == float(SamplesLoss(backend="online")(*wide))
+
+
+def test_repeats_to_the_bit():
+    inputs = clouds()
+    for backend in ("online", "multiscale"):
+        loss = SamplesLoss(backend=backend)
+        for one, other in zip(
+            *(with_gradients(loss, inputs, torch.float32) for _ in range(2)), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_second_derivatives_raise(which):
+    inputs = [t.requires_grad_() for t in clouds()]
+    loss = SamplesLoss()(*inputs)
+    (first,) = torch.autograd.grad(loss, inputs[which], create_graph=True)
+    with pytest.raises(weft.BackendError, match=r"only first derivatives are right.*energy"):
+        first.square().sum().backward()
+
+
+ERRORS = {
+    "loss": (
+        lambda: SamplesLoss("hausdorff"),
+        r"loss is 'hausdorff': it must be one of 'sinkhorn'",
+    ),
+    "p": (lambda: SamplesLoss(p=3), r"p is 3: it must be one of 1, 2"),
+    "backend": (lambda: SamplesLoss(backend="gpu"), r"backend is 'gpu'.*'auto', 'online'"),
+    "blur": (lambda: SamplesLoss(blur=0.0), r"blur is 0.0 and scaling 0.5: blur must be positive"),
+    "scaling": (lambda: SamplesLoss(scaling=1.0), r"scaling 1.0.*between 0 and 1"),
+    "three": (
+        lambda: SamplesLoss()(*clouds()[:3]),
+        r"3 tensors are given: x and y, or a, x, b and y",
+    ),
+    "dims": (
+        lambda: SamplesLoss()(torch.rand(5, 2), torch.rand(5, 3)),
+        r"x is \(5, 2\) but y is \(5, 3\)",
+    ),
+    "weights": (
+        lambda: SamplesLoss()(torch.rand(4), torch.rand(5, 2), torch.rand(5), torch.rand(5, 2)),
+        r"a is \(4,\) but its points are \(5, 2\).*Pass a as \(5,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    call, text = ERRORS[name]
+    with pytest.raises(weft.ShapeError, match=text):
+        call()
+
+
+def test_multiscale_needs_few_dimensions():
+    with pytest.raises(weft.BackendError, match=r"x is \(5, 4\): multiscale needs.*online"):
+        sinkhorn_divergence(
+            *(torch.rand(5), torch.rand(5, 4), torch.rand(5), torch.rand(5, 4)),
+            backend="multiscale",
+        )
