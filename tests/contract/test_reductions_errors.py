@@ -1,6 +1,7 @@
 """Bad input raises the right class, names the variable, the operation and both shapes.
 
-Seen red with: each check taken out, one after the other, and i and j exchanged in the advice.
+Seen red with: the checks of dtypes, devices, masks, ranges, K and shared memory taken out, and i
+and j exchanged in the advice.
 """
 
 import re

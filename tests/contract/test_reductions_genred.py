@@ -1,7 +1,7 @@
 """Genred, KernelSolve and generic_*: keywords, aliases, every reduction, torch and NumPy.
 
-Seen red with: the default axis 1, positions taken from the order of names, formula2 read without
-the aliases, K taken from Vj as the axis, and an output memory that is returned but not written.
+Seen red with: the default axis 1, positions taken from the order of aliases, formula2 read without
+the aliases, the other axis for an output, and memory that is returned but not written.
 """
 
 import inspect
