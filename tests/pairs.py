@@ -148,7 +148,8 @@ def check_sums(run, f, values, sizes, listed=None, options=PLAIN):
     return found
 
 
-def check_shifted(run, f, w, values, sizes, listed=None, options=PLAIN):
+def check_shifted(run, f, w, values, sizes, listed=None, options=PLAIN, roundings=1):
+    """Scores may be rounded to so many units of round-off."""
     top, found = run(f, w, values, sizes, listed, options)
     kind = torch.promote_types(values[0].dtype, torch.float32)
     assert top.shape == (sizes.batch, sizes.rows, 1)
@@ -161,7 +162,10 @@ def check_shifted(run, f, w, values, sizes, listed=None, options=PLAIN):
         m = score.amax(2) if sizes.columns else score.new_full(top.shape, -torch.inf)
         shift = torch.where(m.isfinite(), m, 0)
         terms = often * (score - shift[:, :, None]).exp() * weight
-        results.append((m, terms.sum(2), terms.abs().sum(2)))
+        rounded = terms.abs() * (
+            1 + roundings * score.abs()
+        )  # a rounded score moves its exponential so much
+        results.append((m, terms.sum(2), rounded.nan_to_num(nan=0).sum(2)))
     (m, exact, magnitude), (plain_m, plain, _) = results
     there = m.isfinite()
     assert bool((top.isfinite() == there).all())

@@ -7,10 +7,14 @@ from tests.conftest import INTERPRETED
 from tests.pairs import (
     BLOCKS,
     COMPARED,
+    DISTANCE,
     SHIFTED,
     SIZES,
     SMALL,
     SUMS,
+    A,
+    B,
+    P,
     X,
     Y,
     blocks,
@@ -18,15 +22,16 @@ from tests.pairs import (
     check_smallest,
     check_sums,
     data,
+    part,
 )
-from weft.reductions.formula import node
+from weft.reductions.formula import const, node
 from weft.reductions.ranges import Options, Sizes
 from weft.testing.contract import assert_same_bits
 
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft.reductions import launch
+from weft.reductions import launch, tensor_cores
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
@@ -131,3 +136,44 @@ def test_long_formulas_are_refused():
     assert launch.serves(f, f)
     assert not launch.serves(f, k=launch.WIDEST + 1)
     assert not launch.serves(node("concat", *[X * Y] * launch.MOST))
+
+
+GAUSSIAN = node("exp", -(node("sqdist", X, Y) * P)) * part(B, 0)
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Tensor cores for few columns, and how often they were used."""
+    monkeypatch.setattr(launch, "COLUMNS", 1)
+    used, operands = [], tensor_cores.operands
+
+    def counted(*args):
+        found = operands(*args)
+        used.append(int(found[0]))
+        return found
+
+    monkeypatch.setattr(tensor_cores, "operands", counted)
+    return used
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("scale", [0.2, 1000.0])
+def test_products(products, sign, scale):
+    """Far away and narrow, or so wide that differences take over."""
+    sizes = Sizes(2, 300, 150)
+    values = data(*sizes)
+    for index in (0, 1):
+        values[index] = values[index] * scale + 1e4 * (scale < 1)
+        values[index] = (values[index] * 64).round() / 64  # of which differences are exact
+    f = GAUSSIAN if sign > 0 else -(A * GAUSSIAN) * 3
+    check_sums(launch.sums, f, values, sizes)
+    score = sign * -(2 * node("sqdist", X, Y)) + part(B, 0) * 0.5 - A if sign > 0 else A - DISTANCE
+    for w in (const(1), part(B, 1)):  # of exponents 22 bits of 24 are kept
+        check_shifted(launch.shifted, score, w, values, sizes, roundings=4)
+    assert products == [int(scale < 1)] * 3
+
+
+def test_ieee_takes_differences(products):
+    sizes = Sizes(2, 300, 17)
+    launch.sums(GAUSSIAN, data(*sizes), sizes, None, Options("ieee"))
+    assert not products

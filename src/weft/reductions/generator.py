@@ -45,6 +45,7 @@ class Job(NamedTuple):
         accumulate: "auto", "kahan" (sums) or "float64".
         kept: in smallest, K.
         far: in smallest, whether indices need 64 bits.
+        guarded: whether tensor cores may have done the work: a guard says so.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Job(NamedTuple):
     accumulate: str = "auto"
     kept: int = 0
     far: bool = False
+    guarded: bool = False
 
     @property
     def accumulator(self) -> str:
@@ -128,7 +130,7 @@ def registers(job: Job) -> int:
     """How many numbers a kernel keeps for each row and lane, at least."""
     writer = _Writer(job)
     rows = [e for e in reachable(writer.parts.pairs) if e.kind == "leaf" and e.axes == {"i"}]
-    kept = {"sums": 2, "shifted": 2, "smallest": 0}[job.kind] * len(writer.summed)
+    kept = 2 * len(writer.summed) if job.kind != "smallest" else 5
     return len(rows) + kept + 2 * (job.kind == "shifted")
 
 
@@ -176,6 +178,7 @@ class _Writer:
 
     def _results(self) -> list[str]:
         lists = ["tasks_ptr", "intervals_ptr"] if self.job.ranged else []
+        lists += ["guard_ptr"] if self.job.guarded else []
         if self.job.kind == "smallest":
             return (
                 ["values_ptr", "indices_ptr", *lists] if self.job.partial else ["out_ptr", *lists]
@@ -239,6 +242,9 @@ class _Writer:
     # the loop
 
     def _body(self) -> Iterator[str]:
+        if self.job.guarded:
+            yield "if tl.load(guard_ptr) != 0:"
+            yield "    return"
         yield from self._task()
         for v in self.variables:
             name = f"v{v.data[0]}"

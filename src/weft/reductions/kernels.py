@@ -245,3 +245,79 @@ def merge_smallest_kernel(
     i = row + lanes
     at = (batch * rows + i) * (K * TOTAL) + FIRST
     store_sorted(best, index, out_ptr, out_ptr, at, i < last_row, TOTAL, K, False)
+
+
+@triton.jit(do_not_specialize=["rows", "columns", "tiles"])
+def split_sums_kernel(
+    x_ptr, y_ptr, r_ptr, w_ptr, guard_ptr, out_ptr, rows, columns, tiles,
+    WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """out[i] = r_i Σ_j 2^⟨x_i, y_j⟩ w_j, where the guard is 1; see tensor_cores.
+
+    x, r  # (B, rows, WIDTH), (B, rows)
+    y, w  # (B, columns, WIDTH), (B, columns), a multiple of BLOCK_N columns
+    One product, one exponential and one multiplication a pair.
+    """
+    if tl.load(guard_ptr) == 0:
+        return
+    pid = tl.program_id(0).to(tl.int64)
+    batch = pid // tiles
+    i = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tl.arange(0, WIDTH)
+    lanes = tl.arange(0, BLOCK_N)
+    held = tl.minimum(i, rows - 1)
+    x = tl.load(x_ptr + (batch * rows + held)[:, None] * WIDTH + k[None, :])
+    y_ptr += batch * columns * WIDTH
+    w_ptr += batch * columns
+    total = tl.zeros([BLOCK_M], tl.float32)
+    for block in range(0, columns, TILES * BLOCK_N):
+        part = tl.zeros([BLOCK_M], tl.float32)
+        for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
+            at = tl.cast(start, tl.int64)
+            y = tl.load(y_ptr + at * WIDTH + lanes[None, :] * WIDTH + k[:, None])
+            w = tl.load(w_ptr + at + lanes)
+            s = tl.dot(x, y, input_precision="tf32")
+            part += tl.sum(tl.exp2(s) * w[None, :], 1)
+        total += part
+    total *= tl.load(r_ptr + batch * rows + held)
+    tl.store(out_ptr + batch * rows + i, total, mask=i < rows)
+
+
+@triton.jit(do_not_specialize=["rows", "columns", "tiles"])
+def split_shifted_kernel(
+    x_ptr, y_ptr, w_ptr, guard_ptr, top_ptr, out_ptr, rows, columns, tiles,
+    WEIGHTED: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """m_i = max_j ⟨x_i, y_j⟩ ln 2 and Σ_j 2^⟨x_i, y_j⟩ w_j exp(−m_i), where the guard is 1."""
+    if tl.load(guard_ptr) == 0:
+        return
+    pid = tl.program_id(0).to(tl.int64)
+    batch = pid // tiles
+    i = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tl.arange(0, WIDTH)
+    lanes = tl.arange(0, BLOCK_N)
+    held = tl.minimum(i, rows - 1)
+    x = tl.load(x_ptr + (batch * rows + held)[:, None] * WIDTH + k[None, :])
+    y_ptr += batch * columns * WIDTH
+    w_ptr += batch * columns
+    total = tl.zeros([BLOCK_M], tl.float32)
+    top = tl.full([BLOCK_M], -1e30, tl.float32)
+    block_top = top
+    for block in range(0, columns, TILES * BLOCK_N):
+        part = tl.zeros([BLOCK_M], tl.float32)
+        for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
+            at = tl.cast(start, tl.int64)
+            y = tl.load(y_ptr + at * WIDTH + lanes[None, :] * WIDTH + k[:, None])
+            s = tl.dot(x, y, input_precision="tf32")
+            new = tl.maximum(top, tl.max(s, 1))
+            e = tl.exp2(s - new[:, None])
+            if WEIGHTED:
+                e = e * tl.load(w_ptr + at + lanes)[None, :]
+            part = part * tl.exp2(top - new) + tl.sum(e, 1)
+            top = new
+        total = total * tl.exp2(block_top - top) + part
+        block_top = top
+    present = i < rows
+    tl.store(top_ptr + batch * rows + i, top * 0.6931471805599453, mask=present)
+    tl.store(out_ptr + batch * rows + i, total, mask=present)

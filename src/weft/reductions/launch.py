@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.core.backend import interpreted
 from weft.core.generated import load
 from weft.core.launcher import Launcher, Tile
-from weft.reductions import generator, kernels
+from weft.reductions import generator, kernels, tensor_cores
 from weft.reductions.formula import Node, const
 from weft.reductions.generator import Job
 from weft.reductions.ranges import Blocks, Options, Sizes
@@ -56,7 +56,8 @@ def sums(f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: 
     like = next(iter(values.values()))
     out = like.new_zeros(sizes.batch, sizes.rows, f.dim)
     if out.numel() and sizes.columns:
-        _run("sums", f, None, 0, values, [out], sizes, blocks, options)
+        guard = _on_tensor_cores("sums", f, None, values, [out], sizes, blocks, options)
+        _run("sums", f, None, 0, values, [out], sizes, blocks, options, guard)
     return out
 
 
@@ -70,7 +71,8 @@ def shifted(
     top = like.new_full((sizes.batch, sizes.rows, 1), float("-inf"), dtype=dtype)
     out = like.new_zeros(sizes.batch, sizes.rows, w.dim, dtype=dtype)
     if top.numel() and sizes.columns:
-        _run("shifted", f, w, 0, values, [top, out], sizes, blocks, options)
+        guard = _on_tensor_cores("shifted", f, w, values, [top, out], sizes, blocks, options)
+        _run("shifted", f, w, 0, values, [top, out], sizes, blocks, options, guard)
     return top, out
 
 
@@ -143,19 +145,22 @@ def _run(
     sizes: Sizes,
     blocks: Blocks | None,
     options: Options,
+    guard: Tensor | None = None,
 ) -> None:
     like = results[0]
     batched = tuple(sorted((index, t.shape[0] > 1) for index, t in values.items()))
     counts = None if blocks is None else (len(blocks.starts), len(blocks.j_starts))
     dtype = next(iter(values.values())).dtype
-    key = (kind, f, w, k, sizes, counts, options.accumulate, dtype, like.device, batched)
+    guarded = guard is not None
+    key = (kind, f, w, k, sizes, counts, options.accumulate, dtype, like.device, batched, guarded)
     recipe = _recipes.get(key)
     if recipe is None:
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
         wide = dtype == torch.float64
         jobs = _jobs(kind, f, w, k, wide, options.accumulate, sizes.columns >= 2**31)
-        recipe = _recipes[key] = _prepare(list(jobs), dict(batched), sizes, counts, like.device)
+        jobs = [job._replace(guarded=guarded) for job in jobs]
+        recipe = _recipes[key] = _prepare(jobs, dict(batched), sizes, counts, like.device)
     cut = None
     if blocks is not None:
         if not len(blocks.starts) or not len(blocks.j_starts):
@@ -163,14 +168,21 @@ def _run(
         share = SHARE * _processors(like.device)
         cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
     if interpreted() or like.get_device() == torch._C._cuda_getDevice():
-        _execute(recipe, values, results, cut)
+        _execute(recipe, values, results, cut, guard)
     else:
         with torch.cuda.device(like.device):
-            _execute(recipe, values, results, cut)
+            _execute(recipe, values, results, cut, guard)
 
 
-def _execute(recipe: _Recipe, values: Values, results: Sequence[Tensor], cut: Tasks | None) -> None:
+def _execute(
+    recipe: _Recipe,
+    values: Values,
+    results: Sequence[Tensor],
+    cut: Tasks | None,
+    guard: Tensor | None,
+) -> None:
     lists = [] if cut is None else [cut.tasks, cut.intervals]
+    lists += [] if guard is None else [guard]
     for job, reads, kernel, partials, merge in recipe.steps:
         inputs = [values[index] for index in reads]
         if merge is None:
@@ -200,6 +212,56 @@ def _jobs(
         yield Job(kind, f, w, first, last, wide=wide, accumulate=accumulate, kept=k, far=far)
 
 
+PRODUCTS = Tile((64, 128, BLOCK), 4, 3)
+"""The tile of products on tensor cores."""
+
+COLUMNS = 2**12
+"""Columns from which products are worth their preparation."""
+
+
+def _on_tensor_cores(
+    kind: str,
+    f: Node,
+    w: Node | None,
+    values: Values,
+    results: Sequence[Tensor],
+    sizes: Sizes,
+    blocks: Blocks | None,
+    options: Options,
+) -> Tensor | None:
+    """Launch products of rows where f is a Gaussian of that kind; the guard says if they held."""
+    like, height = results[0], PRODUCTS.blocks[0]
+    tiles = -(-sizes.rows // height)
+    plain = blocks is None and options.accumulate == "auto" and options.precision != "ieee"
+    single = all(v.dtype == torch.float32 for v in values.values())
+    many = sizes.columns >= COLUMNS and sizes.batch * tiles >= SHARE * _processors(like.device)
+    if not (plain and single and many) or torch.version.hip is not None:
+        return None
+    if kind == "sums":
+        found = tensor_cores.split(f)
+    else:
+        exponent = tensor_cores.exponent(f)
+        alone = w is not None and w.dim == 1 and w.cats <= {1, 2}
+        found = tensor_cores.Split(exponent, const(1), w) if exponent and w and alone else None
+    if found is None:
+        return None
+    most = tensor_cores.SUMS if kind == "sums" else tensor_cores.SHIFTED
+    operands = tensor_cores.operands(found, values, sizes, PRODUCTS.blocks[1], most)
+    constants: tuple[int, ...] = (tensor_cores.WIDTH,)
+    kernel = kernels.split_sums_kernel
+    if kind == "shifted":
+        constants, kernel = (
+            (found.columns is not const(1), *constants),
+            kernels.split_shifted_kernel,
+        )
+    guard, x, y, rows, columns = operands
+    numbers = (sizes.rows, y.shape[1], tiles)
+    launcher = Launcher(kernel, sizes.batch * tiles, (), numbers, constants, PRODUCTS)
+    given = [x, y, rows, columns, guard] if kind == "sums" else [x, y, columns, guard]
+    launcher([*given, *results], sum(t.nbytes for t in operands))
+    return guard
+
+
 def tile(job: Job, height: float = 64) -> Tile:
     """Rows, columns and tiles of a block; `height` is how many rows a tile can fill.
 
@@ -208,6 +270,8 @@ def tile(job: Job, height: float = 64) -> Tile:
     """
     needed = generator.registers(job) * (2 if job.wide else 1)
     rows, columns, warps = next(shape for most, *shape in _SHAPES if needed <= most)
+    if job.wide:
+        columns, warps = 2, 4
     while rows > 1 and (warps * rows >= 2 * height or warps * rows * _kept(job) > KEPT):
         rows //= 2
     return Tile((warps * rows, generator.LANES * columns, BLOCK), warps, 1)

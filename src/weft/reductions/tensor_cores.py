@@ -1,0 +1,198 @@
+"""Gaussian-like reductions on tensor cores: the exponent of a pair is one product of 16 numbers.
+
+For f = exp(g |u − v|² + a + b) w, where u and a vary with i, v, b and w with j, g with neither,
+
+    g |u − v|² + a + b = g |u|² + a − 2 g u·v + g |v|² + b
+
+A tf32 operand keeps 11 bits; high and low parts, each rounded, keep 22:
+
+    [uh, uh, ul, αh, αl, 1, 1] · [vh, vl, vh, 1, 1, βh, βl]      α = g |u|² + a, β = g |v|² + b
+
+holds it up to 2⁻²² of its terms, which the points' distances to their centre bound.  The centre is
+the mean of v.  Where that bound is not that of float32, on the device, nothing is written and a
+guard tells the kernel of differences to run: no cloud, wherever it lies, is summed less exactly,
+and nobody waits for the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.reductions.evaluate import evaluate
+from weft.reductions.formula import Node, const
+
+__all__ = ["SUMS", "WIDTH", "Exponent", "Split", "exponent", "operands", "split"]
+
+WIDTH = 16
+"""Numbers of a product: 3 D + 4 of them for D coordinates."""
+
+SUMS, SHIFTED = 8.0, 128.0
+"""Exponents, in powers of 2, up to which the terms of a product may go.
+
+The error of an exponent is 2⁻²² of its terms: 2e-6 of a sum, and 3e-5 of a logarithm of one, which
+is what the rounding of scores of that size costs in float32.
+"""
+
+LOG2E = 1 / math.log(2)
+LOWEST = -1e30
+"""The exponent of a column that fills a tile up."""
+
+
+class Exponent(NamedTuple):
+    """g |u − v|² + a + b."""
+
+    factor: Node
+    left: Node
+    right: Node
+    rows: Node
+    columns: Node
+
+
+class Split(NamedTuple):
+    """exp(exponent) · rows · columns, of one component."""
+
+    exponent: Exponent
+    rows: Node
+    columns: Node
+
+
+@functools.lru_cache(maxsize=256)
+def split(f: Node) -> Split | None:
+    """The parts of a formula that is exp(exponent) times factors of i and of j; else None."""
+    if f.dim != 1:
+        return None
+    pairs = [n for n in _factors(f) if {0, 1} <= n.cats]
+    if len(pairs) != 1 or pairs[0].op != "exp":
+        return None
+    found = exponent(pairs[0].args[0])
+    if found is None:
+        return None
+    rows, columns = const(1), const(1)
+    for n in _factors(f):
+        if 1 in n.cats and n is not pairs[0]:
+            columns = columns * n
+        elif n is not pairs[0]:
+            rows = rows * n
+    return Split(found, rows, columns)
+
+
+@functools.lru_cache(maxsize=256)
+def exponent(f: Node) -> Exponent | None:
+    """The parts of an exponent that is a multiple of one |u − v|² and terms of i and of j."""
+    found, rows, columns = None, const(0), const(0)
+    for factor, term in _terms(f):
+        if not {0, 1} <= term.cats:
+            if 1 in term.cats:
+                columns = columns + factor * term
+            else:
+                rows = rows + factor * term
+            continue
+        number, distance = _distance(term)
+        if found is not None or distance is None:
+            return None
+        left, right = distance.args if 0 in distance.args[0].cats else distance.args[::-1]
+        if 1 in left.cats or 0 in right.cats or 3 * left.dim + 4 > WIDTH:
+            return None
+        found = (const(factor) * number, left, right)
+    return None if found is None or f.dim != 1 else Exponent(*found, rows, columns)
+
+
+def _factors(f: Node) -> list[Node]:
+    if f.op == "mul":
+        return [n for a in f.args for n in _factors(a)]
+    return [const(-1), *_factors(f.args[0])] if f.op == "neg" else [f]
+
+
+def _terms(f: Node) -> list[tuple[float, Node]]:
+    """Numbers and terms of a sum."""
+    if f.op in ("add", "sub"):
+        sign = 1 if f.op == "add" else -1
+        return [*_terms(f.args[0]), *((sign * c, n) for c, n in _terms(f.args[1]))]
+    if f.op == "neg":
+        return [(-c, n) for c, n in _terms(f.args[0])]
+    if f.op == "mul" and f.args[0].op == "const":
+        return [(f.args[0].data * c, n) for c, n in _terms(f.args[1])]
+    return [(1.0, f)]
+
+
+def _distance(term: Node) -> tuple[Node, Node | None]:
+    """The factor of parameters, and the squared distance that it multiplies."""
+    number, distance = const(1), None
+    for n in _factors(term):
+        if n.op == "sqdist" and distance is None:
+            distance = n
+        elif n.cats <= {2}:
+            number = number * n
+        else:
+            return number, None
+    return number, distance
+
+
+def operands(
+    f: Split, values: Mapping[int, Tensor], sizes: tuple[int, int, int], width: int, most: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The operands of a kernel of products, float32.
+
+    Args:
+        f: the formula.
+        values: the variables by index, (B or 1, M or N or 1, dim), float32.
+        sizes: batch entries, rows and columns.
+        width: columns of a tile: the operand is filled up to whole tiles.
+        most: how large exponents may be, in powers of 2.
+
+    Returns:
+        The guard: 1 where the bound holds, else 0 (int32); the rows of both factors of the
+        products, (B, M, WIDTH) and (B, whole tiles of N, WIDTH); the factors of rows and columns.
+    """
+    e = f.exponent
+    like = next(iter(values.values()))
+
+    def evaluated(f: Node, length: int) -> Tensor:
+        return evaluate(f, values).to(like).expand(sizes[0], length, f.dim)
+
+    g = evaluated(e.factor, 1).double() * LOG2E
+    u, v = evaluated(e.left, sizes[1]), evaluated(e.right, sizes[2])
+    centre = v.mean(1, keepdim=True)
+    u, v = u - centre, v - centre
+    u2, v2 = (p.double().square().sum(-1, keepdim=True) for p in (u, v))
+    alpha = g * u2 + LOG2E * evaluated(e.rows, sizes[1])
+    beta = g * v2 + LOG2E * evaluated(e.columns, sizes[2])
+    bound = torch.maximum((g * u2).abs().amax(), (g * v2).abs().amax())
+    bound = torch.maximum(bound, torch.maximum(alpha.abs().amax(), beta.abs().amax()))
+    guard = (bound <= most).to(torch.int32)  # NaN: not within
+    left, right = _high_low(-2 * g * u), _high_low(v.double())
+    a, b = _high_low(alpha), _high_low(beta)
+    one = u2.new_ones(sizes[0], 1, 1, dtype=torch.float32)
+    rows = torch.cat((left[0], left[0], left[1], *a, *[one.expand_as(a[0])] * 2), -1)
+    columns = torch.cat((right[0], right[1], right[0], *[one.expand_as(b[0])] * 2, *b), -1)
+    more = -sizes[2] % width
+    outside = evaluated(f.rows, sizes[1]).contiguous()
+    weights = torch.nn.functional.pad(evaluated(f.columns, sizes[2]), (0, 0, 0, more)).contiguous()
+    return guard, _filled(rows, 0, 0.0), _filled(columns, more, LOWEST), outside, weights
+
+
+def _filled(rows: Tensor, more: int, value: float) -> Tensor:
+    """Rows of WIDTH numbers, and `more` rows whose product with any other's ones is twice value."""
+    dim = rows.shape[-1]
+    rows = torch.nn.functional.pad(rows, (0, WIDTH - dim, 0, more))
+    if more:
+        rows[:, -more:, dim - 2 : dim] = value
+    return rows.contiguous()
+
+
+def _round_tf32(a: Tensor) -> Tensor:
+    """To the 10 stored bits of tf32, nearest even: tensor cores cut off the others."""
+    bits = a.contiguous().view(torch.int32)
+    return ((bits + ((bits >> 13) & 1) + 0xFFF) & ~0x1FFF).view(torch.float32)
+
+
+def _high_low(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tf32 numbers whose sum keeps 22 bits of a float64 one."""
+    high = _round_tf32(a.float())
+    return high, _round_tf32((a - high.double()).float())

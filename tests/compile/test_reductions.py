@@ -1,0 +1,133 @@
+"""Generated kernels of reductions in their default tiles, compiled for GPUs that are not here.
+
+The statistics stand in reductions.json: growth over 10 % fails.  To accept a change, run with
+WEFT_WRITE_SNAPSHOT=1 and commit the file.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from weft.core.backend import interpreted
+
+if interpreted():
+    pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
+
+from weft.core.generated import load
+from weft.core.launcher import Tile
+from weft.reductions import generator, kernels, launch, tensor_cores
+from weft.reductions.derivatives import gradient
+from weft.reductions.formula import Node, const, node, swap, var
+from weft.testing.compiler import TARGETS, Build, compile_for, faults, growth, statistics
+
+SNAPSHOT = pathlib.Path(__file__).with_name("reductions.json")
+X, Y, B, G = var(0, 3, 0), var(1, 3, 1), var(2, 1, 1), var(3, 1, 0)
+DISTANCE = node("sqdist", X, Y)
+GAUSSIAN = node("exp", -DISTANCE) * B
+SCORE = const(-50) * DISTANCE + B
+GRADIENT = gradient(GAUSSIAN, X, G)
+OTHER = swap(gradient(GAUSSIAN, Y, G))
+
+FORMULAS: dict[str, tuple[str, Node, Node | None, int]] = {
+    "gaussian": ("sums", GAUSSIAN, None, 0),
+    "gradient in x": ("sums", GRADIENT, None, 0),
+    "gradient in y": ("sums", OTHER, None, 0),
+    "logsumexp": ("shifted", SCORE, const(1), 0),
+    "softmax": ("shifted", SCORE, var(4, 3, 1), 0),
+    "nearest": ("smallest", DISTANCE, None, 1),
+    "ten nearest": ("smallest", DISTANCE, None, 10),
+    "sixteen dimensions": (
+        "sums",
+        node("exp", -node("sqdist", var(0, 16, 0), var(1, 16, 1))) * B,
+        None,
+        0,
+    ),
+}
+
+CASES = {
+    f"{name}, {dtype}, {'blocks' if ranged else 'dense'}, {target}": (name, dtype, ranged, target)
+    for name in FORMULAS
+    for dtype, ranged, targets in (
+        ("fp32", False, ("sm_90", "sm_80", "gfx942")),
+        ("fp32", True, ("sm_90",)),
+        ("fp64", False, ("sm_90",)),
+    )
+    for target in targets
+    if target == "sm_90" or name in ("gaussian", "logsumexp", "ten nearest")
+}
+
+
+def build(name: str, dtype: str, ranged: bool) -> Build:
+    kind, f, w, k = FORMULAS[name]
+    job = next(iter(launch._jobs(kind, f, w, k, dtype == "fp64", "auto", False)))
+    job = job._replace(ranged=ranged, partial=ranged)
+    kernel = load(f"reductions_{kind}", generator.source(job)).__dict__[f"{kind}_kernel"]
+    return made(kernel, dtype, launch.tile(job), {})
+
+
+def made(kernel: Any, dtype: str, tile: Tile, constants: dict[str, Any]) -> Build:
+    names = [name for name in kernel.arg_names if name.isupper() and name not in constants]
+    constants = constants | dict(zip(names, tile.blocks, strict=True))
+    types = {name: "i32" for name in kernel.arg_names if name not in constants}
+    integers = ("tasks_ptr", "intervals_ptr", "indices_ptr")
+    for name in types:
+        if name.endswith("_ptr"):
+            lists = name == "out_ptr" and kernel.__name__.startswith("smallest")
+            types[name] = "*i64" if lists or name in integers else f"*{dtype}"
+    if "guard_ptr" in types:
+        types["guard_ptr"] = "*i32"
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return Build(kernel, types, constants, options, tensor_cores="WIDTH" in constants)
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Iterator[dict[str, Any]]:
+    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
+    yield kept
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
+
+
+def check(found: Build, name: str, target: str, snapshot: dict[str, Any]) -> None:
+    stats = statistics(compile_for(found, target), target)
+    assert not faults(found, target, stats)
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        snapshot[name] = stats
+    assert not growth(stats, snapshot[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_generated_kernels(name: str, snapshot: dict[str, Any]) -> None:
+    formula, dtype, ranged, target = CASES[name]
+    check(build(formula, dtype, ranged), name, target, snapshot)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_80"])
+@pytest.mark.parametrize("kind", ["sums", "shifted"])
+def test_products(kind: str, target: str, snapshot: dict[str, Any]) -> None:
+    assert target in TARGETS
+    kernel = getattr(kernels, f"split_{kind}_kernel")
+    constants = {"WIDTH": tensor_cores.WIDTH} | ({"WEIGHTED": False} if kind == "shifted" else {})
+    check(
+        made(kernel, "fp32", launch.PRODUCTS, constants),
+        f"products, {kind}, {target}",
+        target,
+        snapshot,
+    )
+
+
+@pytest.mark.parametrize("kind", ["sums", "shifted", "smallest"])
+def test_merges(kind: str, snapshot: dict[str, Any]) -> None:
+    kernel = getattr(kernels, f"merge_{kind}_kernel")
+    constants = dict.fromkeys(n for n in kernel.arg_names if n.isupper() and n != "BLOCK_M")
+    constants |= {"FIRST": 0, "RANGED": True, "TOTAL": 1}
+    constants |= {n: {"E": 4, "K": 10, "KEPT": 16}[n] for n in constants if n in ("E", "K", "KEPT")}
+    found = made(kernel, "fp32", Tile((64,), 4, 1), constants)
+    found.types["tiles_ptr"] = "*i64"
+    if kind == "smallest":
+        found.types["out_ptr"] = "*i64"
+    check(found, f"merge of {kind}", "sm_90", snapshot)
