@@ -1,0 +1,117 @@
+"""Nearest neighbours by cells against all pairs, index by index.
+
+Seen red with: 3^D cells taken for enough, their borders a cell too far on either side or taken for
+the end of the points, ties to the largest index or left to the order of the cells, a row of cells
+forgotten, numbers of cells that run into the next line.
+"""
+
+import pytest
+import torch
+
+import weft
+from weft.reductions import knn
+from weft.reductions.knn import nearest
+
+
+def by_all_pairs(x, y, k):
+    """Stable sort of squared distances: the smallest index first."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x, y = x.to(wide), y.to(wide)
+    square = torch.zeros(len(x), len(y), dtype=wide)
+    for a, b in zip(x.T, y.T, strict=True):
+        square += (a[:, None] - b).square()
+    found = square.sort(dim=1, stable=True).indices[:, :k]
+    return torch.nn.functional.pad(found, (0, k - found.shape[1]), value=-1)
+
+
+def assert_exact(x, y, k):
+    torch.testing.assert_close(nearest(x, y, k), by_all_pairs(x, y, k), rtol=0, atol=0)
+
+
+def draw(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", [1, 4, 30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_even_points(dim, k, dtype):
+    assert_exact(draw(300, dim).to(dtype), draw(700, dim, seed=1).to(dtype), k)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ties_go_to_the_smallest_index(dtype):
+    """A lattice in random order, and every point twice."""
+    line = torch.arange(6.0, dtype=dtype)
+    lattice = torch.cartesian_prod(line, line, line).repeat(2, 1)
+    lattice = lattice[torch.randperm(len(lattice), generator=torch.Generator().manual_seed(0))]
+    assert_exact(lattice, lattice, 9)
+
+
+CLOUDS = {
+    "uneven": draw(500, 3) ** 8,
+    "two far clusters": torch.cat([draw(300, 3), 1e4 + draw(7, 3, seed=1)]),
+    "a curve": torch.stack([draw(400, 1)[:, 0] ** n for n in (1, 2, 3)], 1),
+    "a plane": torch.cat([draw(400, 2), torch.ones(400, 1)], 1),
+    "one place": torch.ones(50, 3),
+    "far away": 1e5 + draw(300, 3),
+}
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+@pytest.mark.parametrize("other", CLOUDS)
+def test_uneven_points(name, other):
+    """Also queries that are nowhere near the points."""
+    assert_exact(CLOUDS[name], CLOUDS[other], 6)
+
+
+def test_few_pairs_at_a_time(monkeypatch):
+    monkeypatch.setattr(knn, "PAIRS", 100)
+    assert_exact(draw(100, 2), draw(200, 2, seed=1), 5)
+
+
+def test_cells_that_are_few(monkeypatch):
+    monkeypatch.setattr(knn, "MOST_CELLS", 2)
+    assert_exact(draw(100, 3), draw(200, 3, seed=1), 5)
+
+
+def test_fewer_points_than_asked_for():
+    assert_exact(draw(10, 3), draw(4, 3, seed=1), 6)
+    assert_exact(draw(10, 3), draw(4, 3, seed=1), 4)
+    assert_exact(draw(0, 3), draw(4, 3, seed=1), 2)
+    assert bool((nearest(draw(10, 3), draw(0, 3), 2) == -1).all())
+
+
+def test_infinite_points():
+    x = draw(20, 2)
+    y = draw(30, 2, seed=1)
+    y[3] = torch.inf
+    assert_exact(x, y, 5)
+
+
+def test_cost():
+    """Evenly spread points: most queries end where they begin."""
+    x, y = draw(2000, 3), draw(20_000, 3, seed=1)
+    grid = knn._first_grid(y, 8)
+    starts, ends = knn._lists(grid, grid.cells(x))
+    _, final = knn._look(grid, x, y, 8)
+    assert float((ends - starts).sum(1).double().mean()) < 20 * 8
+    assert float(final.double().mean()) > 0.7
+
+
+ERRORS = {
+    "dims": (lambda: nearest(draw(3, 2), draw(3, 3), 1), weft.ShapeError, r"x is \(3, 2\), y is"),
+    "none": (lambda: nearest(draw(3, 2), draw(3, 2), 0), weft.ShapeError, r"k is 0.*at least 1"),
+    "dtypes": (
+        lambda: nearest(draw(3, 2), draw(3, 2).double(), 1),
+        weft.DTypeError,
+        r"x is torch.float32 but y is torch.float64.*y.to",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    call, error, text = ERRORS[name]
+    with pytest.raises(error, match=text):
+        call()
