@@ -600,6 +600,14 @@ def test_complex_objects():
     torch.testing.assert_close((Vi(z[:, 0]) * Vj(w[0])).sum(1), (z * w).sum(1))
 
 
+def test_complex_out():
+    z, w, _ = complex_data()
+    product = LazyTensor(z) * LazyTensor(w)
+    out = torch.zeros(M, D, dtype=z.dtype)
+    assert product.sum(1, out=out) is out
+    same(out, product.sum(1))
+
+
 # NumPy
 
 

@@ -46,6 +46,10 @@ class ComplexLazyTensor(LazyTensor):
             return [part for z in numbers for part in (z.real, z.imag)]
         return x
 
+    @classmethod
+    def _target(cls, out: Any) -> Any:
+        return cls._pairs(out)
+
     @property
     def _components(self) -> int:
         return self.ndim // 2

@@ -70,9 +70,7 @@ class LazyTensor(Reducers):
         if isinstance(found, int):
             self._set(traced.number(found), (), Extent())
         else:
-            place = 0  # among the variables of this formula
-            formula = traced.leaf(place, found.dim, found.cat)
-            self._set(formula, (found,), extent(found))
+            self._set(traced.leaf(0, found.dim, found.cat), (found,), extent(found))
 
     def _set(
         self,
@@ -97,6 +95,11 @@ class LazyTensor(Reducers):
     def _tensor(cls, x: Any) -> Any:
         """The tensor of an array; anything else as it is."""
         return x
+
+    @classmethod
+    def _target(cls, out: Any) -> Any:
+        """The memory of an `out`, as a tensor of real numbers."""
+        return cls._tensor(out)
 
     @classmethod
     def _array(cls, x: Any) -> Any:

@@ -48,7 +48,7 @@ class Reduced:
         out = options.pop("out", None)
         ranges = origin._tensor(options.pop("ranges", None))
         tensors = values(self._variables, known, given)
-        target = None if out is None else origin._tensor(out)
+        target = None if out is None else origin._target(out)
         result = run(self._job, tensors, known, ranges=ranges, out=target, **options)
         return origin._finished(result) if out is None else out
 
