@@ -175,13 +175,22 @@ def _with_sizes(what: Job, tensors: list[Tensor], known: Extent) -> tuple[Formul
     """The formula and its tensors, where variables that it lost still say how many i and j are."""
     cats = dict(used(what.formula, what.weight))
     f, here = what.formula, set(cats.values())
+    lost = [
+        (cat, size)
+        for cat, size in ((0, known.rows), (1, known.columns))
+        if cat not in here and size not in (None, 1)
+    ]
+    if not lost and len(cats) == len(tensors) > 0:
+        return f, tensors
     nothing = torch.zeros(1, dtype=known.dtype, device=known.device)
-    for cat, size in ((0, known.rows), (1, known.columns), (2, None if cats else 1)):
-        if cat not in here and size not in (None, 1 if cat < 2 else None):
-            f = with_witness(f, len(tensors), cat)
-            cats[len(tensors)] = cat
-            tensors.append(nothing if cat == 2 else nothing.expand(size, 1))
-    return f, [t if n in cats else nothing for n, t in enumerate(tensors)]
+    kept = [t if n in cats else nothing for n, t in enumerate(tensors)]
+    for cat, size in lost:
+        f = with_witness(f, len(kept), cat)
+        kept.append(nothing.expand(size, 1))
+    if not cats and not lost:
+        f = with_witness(f, len(kept), 2)
+        kept.append(nothing)
+    return f, kept
 
 
 def _size(given: int | None) -> int:
