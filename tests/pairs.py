@@ -169,7 +169,10 @@ def check_shifted(run, f, w, values, sizes, listed=None, options=PLAIN, rounding
     (m, exact, magnitude), (plain_m, plain, _) = results
     there = m.isfinite()
     assert bool((top.isfinite() == there).all())
-    noise = noise_of(plain_m[there], m[there], m[there].abs(), kind)
+    size = m.abs()[there]
+    if roundings > 1:
+        size = size.maximum((roundings - 1) * score.abs().amax())
+    noise = noise_of(plain_m[there], m[there], size, kind)
     wide = top.dtype if options.accumulate == "float64" else kind
     assert top.dtype == found.dtype == wide
     assert_as_accurate(top[there].to(kind), m[there], noise)

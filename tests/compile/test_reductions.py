@@ -22,7 +22,7 @@ from weft.core.launcher import Tile
 from weft.reductions import generator, kernels, launch, tensor_cores
 from weft.reductions.derivatives import gradient
 from weft.reductions.formula import Node, const, node, swap, var
-from weft.testing.compiler import TARGETS, Build, compile_for, faults, growth, statistics
+from weft.testing.compiler import Build, compile_for, faults, growth, statistics
 
 SNAPSHOT = pathlib.Path(__file__).with_name("reductions.json")
 X, Y, B, G = var(0, 3, 0), var(1, 3, 1), var(2, 1, 1), var(3, 1, 0)
@@ -107,17 +107,21 @@ def test_generated_kernels(name: str, snapshot: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_80"])
+@pytest.mark.parametrize("way", launch.PRODUCTS)
 @pytest.mark.parametrize("kind", ["sums", "shifted"])
-def test_products(kind: str, target: str, snapshot: dict[str, Any]) -> None:
-    assert target in TARGETS
+def test_products(kind: str, way: str, target: str, snapshot: dict[str, Any]) -> None:
     kernel = getattr(kernels, f"split_{kind}_kernel")
-    constants = {"WIDTH": tensor_cores.WIDTH} | ({"WEIGHTED": False} if kind == "shifted" else {})
-    check(
-        made(kernel, "fp32", launch.PRODUCTS, constants),
-        f"products, {kind}, {target}",
-        target,
-        snapshot,
-    )
+    if (way == "tf32x3") != (target == "sm_90") and way.startswith("tf32x3"):
+        pytest.skip("the tile of another GPU")
+    apart = way != "split"
+    constants: dict[str, Any] = {"WEIGHTED": False} if kind == "shifted" else {}
+    constants |= {"WIDTH": 64 if apart else tensor_cores.WIDTH, "APART": apart}
+    constants |= {"PRECISION": "tf32x3" if way.startswith("tf32x3") else "tf32"}
+    constants |= {} if apart else {"a_ptr": None, "b_ptr": None}
+    found = made(kernel, "fp32", launch.PRODUCTS[way], constants)
+    if way == "bf16":
+        found.types.update(x_ptr="*bf16", y_ptr="*bf16")
+    check(found, f"products, {kind}, {way}, {target}", target, snapshot)
 
 
 @pytest.mark.parametrize("kind", ["sums", "shifted", "smallest"])

@@ -24,7 +24,8 @@ from tests.pairs import (
     data,
     part,
 )
-from weft.reductions.formula import const, node
+from weft.errors import BackendError
+from weft.reductions.formula import const, node, var
 from weft.reductions.ranges import Options, Sizes
 from weft.testing.contract import assert_same_bits
 
@@ -135,6 +136,8 @@ def test_long_formulas_are_refused():
     assert launch.serves(f)
     assert launch.serves(f, f)
     assert not launch.serves(f, k=launch.WIDEST + 1)
+    with pytest.raises(BackendError, match="1025 smallest values are asked for"):
+        launch.smallest(f, 1025, data(1, 3, 3), Sizes(1, 3, 3), None, Options())
     assert not launch.serves(node("concat", *[X * Y] * launch.MOST))
 
 
@@ -149,7 +152,7 @@ def products(monkeypatch):
 
     def counted(*args):
         found = operands(*args)
-        used.append(int(found[0]))
+        used.append(int(found.guard))
         return found
 
     monkeypatch.setattr(tensor_cores, "operands", counted)
@@ -177,3 +180,16 @@ def test_ieee_takes_differences(products):
     sizes = Sizes(2, 300, 17)
     launch.sums(GAUSSIAN, data(*sizes), sizes, None, Options("ieee"))
     assert not products
+
+
+@pytest.mark.parametrize("dim", [6, 33])
+def test_products_of_many_dimensions(products, dim):
+    sizes = Sizes(2, 300, 70)
+    values = data(*sizes)
+    generator = torch.Generator().manual_seed(dim)
+    for index, length in ((0, 300), (1, 70)):
+        values[index] = torch.randn(2, length, dim, generator=generator) * 0.1 + 100
+    distance = node("sqdist", var(0, dim, 0), var(1, dim, 1))
+    check_sums(launch.sums, node("exp", -distance) * A * part(B, 1), values, sizes)
+    check_shifted(launch.shifted, 2 * -distance, const(1), values, sizes, roundings=4)
+    assert products == [1, 1]

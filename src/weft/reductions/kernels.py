@@ -249,13 +249,15 @@ def merge_smallest_kernel(
 
 @triton.jit(do_not_specialize=["rows", "columns", "tiles"])
 def split_sums_kernel(
-    x_ptr, y_ptr, r_ptr, w_ptr, guard_ptr, out_ptr, rows, columns, tiles,
-    WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+    x_ptr, y_ptr, a_ptr, b_ptr, r_ptr, w_ptr, guard_ptr, out_ptr, rows, columns, tiles,
+    WIDTH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = r_i Σ_j 2^⟨x_i, y_j⟩ w_j, where the guard is 1; see tensor_cores.
+    """out[i] = r_i Σ_j 2^(⟨x_i, y_j⟩ + a_i + b_j) w_j, where the guard is 1; see tensor_cores.
 
-    x, r  # (B, rows, WIDTH), (B, rows)
-    y, w  # (B, columns, WIDTH), (B, columns), a multiple of BLOCK_N columns
+    x, a, r  # (B, rows, WIDTH), (B, rows), (B, rows)
+    y, b, w  # (B, columns, WIDTH), (B, columns), (B, columns), a multiple of BLOCK_N columns
+    Unless they are APART, a and b are in the product.
     One product, one exponential and one multiplication a pair.
     """
     if tl.load(guard_ptr) == 0:
@@ -269,6 +271,9 @@ def split_sums_kernel(
     x = tl.load(x_ptr + (batch * rows + held)[:, None] * WIDTH + k[None, :])
     y_ptr += batch * columns * WIDTH
     w_ptr += batch * columns
+    if APART:
+        a = tl.load(a_ptr + batch * rows + held)
+        b_ptr += batch * columns
     total = tl.zeros([BLOCK_M], tl.float32)
     for block in range(0, columns, TILES * BLOCK_N):
         part = tl.zeros([BLOCK_M], tl.float32)
@@ -276,7 +281,9 @@ def split_sums_kernel(
             at = tl.cast(start, tl.int64)
             y = tl.load(y_ptr + at * WIDTH + lanes[None, :] * WIDTH + k[:, None])
             w = tl.load(w_ptr + at + lanes)
-            s = tl.dot(x, y, input_precision="tf32")
+            s = tl.dot(x, y, input_precision=PRECISION)
+            if APART:
+                s += a[:, None] + tl.load(b_ptr + at + lanes)[None, :]
             part += tl.sum(tl.exp2(s) * w[None, :], 1)
         total += part
     total *= tl.load(r_ptr + batch * rows + held)
@@ -285,11 +292,11 @@ def split_sums_kernel(
 
 @triton.jit(do_not_specialize=["rows", "columns", "tiles"])
 def split_shifted_kernel(
-    x_ptr, y_ptr, w_ptr, guard_ptr, top_ptr, out_ptr, rows, columns, tiles,
-    WEIGHTED: tl.constexpr, WIDTH: tl.constexpr,
+    x_ptr, y_ptr, a_ptr, b_ptr, w_ptr, guard_ptr, top_ptr, out_ptr, rows, columns, tiles,
+    WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """m_i = max_j ⟨x_i, y_j⟩ ln 2 and Σ_j 2^⟨x_i, y_j⟩ w_j exp(−m_i), where the guard is 1."""
+    """m_i = max_j s_ij ln 2 and Σ_j 2^s_ij exp(−m_i) w_j, s_ij as in split_sums_kernel."""
     if tl.load(guard_ptr) == 0:
         return
     pid = tl.program_id(0).to(tl.int64)
@@ -301,6 +308,9 @@ def split_shifted_kernel(
     x = tl.load(x_ptr + (batch * rows + held)[:, None] * WIDTH + k[None, :])
     y_ptr += batch * columns * WIDTH
     w_ptr += batch * columns
+    if APART:
+        a = tl.load(a_ptr + batch * rows + held)
+        b_ptr += batch * columns
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], -1e30, tl.float32)
     block_top = top
@@ -309,7 +319,9 @@ def split_shifted_kernel(
         for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
             at = tl.cast(start, tl.int64)
             y = tl.load(y_ptr + at * WIDTH + lanes[None, :] * WIDTH + k[:, None])
-            s = tl.dot(x, y, input_precision="tf32")
+            s = tl.dot(x, y, input_precision=PRECISION)
+            if APART:
+                s += a[:, None] + tl.load(b_ptr + at + lanes)[None, :]
             new = tl.maximum(top, tl.max(s, 1))
             e = tl.exp2(s - new[:, None])
             if WEIGHTED:

@@ -16,8 +16,9 @@ from torch import Tensor
 from weft.core.backend import interpreted
 from weft.core.generated import load
 from weft.core.launcher import Launcher, Tile
+from weft.errors import BackendError
 from weft.reductions import generator, kernels, tensor_cores
-from weft.reductions.formula import Node, const
+from weft.reductions.formula import Node, const, reachable
 from weft.reductions.generator import Job
 from weft.reductions.ranges import Blocks, Options, Sizes
 from weft.reductions.scalars import count
@@ -27,6 +28,9 @@ __all__ = ["serves", "shifted", "smallest", "source", "sums", "tile"]
 
 MOST = 1024
 """Scalar terms of a formula that registers and compilers bear."""
+
+LONGEST = 64
+"""Components that one term sums: more compile for many seconds, and spill."""
 
 WIDEST = 1024
 """Entries of a list of the smallest."""
@@ -48,7 +52,10 @@ Values = Mapping[int, Tensor]
 
 def serves(f: Node, w: Node | None = None, k: int = 1) -> bool:
     """Whether kernels of these formulas can be printed and compiled in reasonable time."""
-    return count(f) + (count(w) if w is not None else 0) <= MOST and k <= WIDEST
+    formulas = (f,) if w is None else (f, w)
+    inner = (n for n in reachable(*formulas) if n.op in ("sqdist", "einsum", "sum"))
+    short = all(a.dim <= LONGEST for n in inner for a in n.args)
+    return short and sum(map(count, formulas)) <= MOST and k <= WIDEST
 
 
 def sums(f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options) -> Tensor:
@@ -80,6 +87,11 @@ def smallest(
     f: Node, k: int, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options
 ) -> Tensor:
     """Indices of the k smallest values, (B, M, k, f.dim), ascending; −1 where there are fewer."""
+    if k > WIDEST:
+        raise BackendError(
+            f"{k} smallest values are asked for: kernels keep up to {WIDEST}. Pass "
+            'backend="torch", or ask for fewer.'
+        )
     like = next(iter(values.values()))
     out = like.new_full((sizes.batch, sizes.rows, k, f.dim), -1, dtype=torch.int64)
     if out.numel() and sizes.columns:
@@ -212,8 +224,17 @@ def _jobs(
         yield Job(kind, f, w, first, last, wide=wide, accumulate=accumulate, kept=k, far=far)
 
 
-PRODUCTS = Tile((64, 128, BLOCK), 4, 3)
-"""The tile of products on tensor cores."""
+PRODUCTS = {
+    "split": Tile((64, 128, BLOCK), 4, 3),
+    "tf32x3": Tile((128, 64, BLOCK), 4, 2),
+    "tf32x3, no wgmma": Tile((128, 32, BLOCK), 8, 2),
+    "tf32": Tile((128, 128, BLOCK), 8, 2),
+    "bf16": Tile((128, 128, BLOCK), 8, 3),
+}
+"""The tiles of products on tensor cores."""
+
+ROWS = 64
+"""Rows for each task from which the rows alone make enough tasks."""
 
 COLUMNS = 2**12
 """Columns from which products are worth their preparation."""
@@ -230,11 +251,11 @@ def _on_tensor_cores(
     options: Options,
 ) -> Tensor | None:
     """Launch products of rows where f is a Gaussian of that kind; the guard says if they held."""
-    like, height = results[0], PRODUCTS.blocks[0]
-    tiles = -(-sizes.rows // height)
+    like = results[0]
     plain = blocks is None and options.accumulate == "auto" and options.precision != "ieee"
     single = all(v.dtype == torch.float32 for v in values.values())
-    many = sizes.columns >= COLUMNS and sizes.batch * tiles >= SHARE * _processors(like.device)
+    enough = sizes.batch * sizes.rows >= ROWS * SHARE * _processors(like.device)
+    many = enough and sizes.columns >= COLUMNS
     if not (plain and single and many) or torch.version.hip is not None:
         return None
     if kind == "sums":
@@ -245,21 +266,34 @@ def _on_tensor_cores(
         found = tensor_cores.Split(exponent, const(1), w) if exponent and w and alone else None
     if found is None:
         return None
+    asked = options.precision or "tf32x3"
+    shape = PRODUCTS[_way(found, asked, like.device)]
     most = tensor_cores.SUMS if kind == "sums" else tensor_cores.SHIFTED
-    operands = tensor_cores.operands(found, values, sizes, PRODUCTS.blocks[1], most)
-    constants: tuple[int, ...] = (tensor_cores.WIDTH,)
-    kernel = kernels.split_sums_kernel
+    if options.precision is not None:
+        most = float("inf")
+    made = tensor_cores.operands(found, values, sizes, shape.blocks[1], most, asked)
+    apart = made.a is not None
+    precision = asked if apart and asked == "tf32x3" else "tf32"
+    constants: tuple[Any, ...] = (made.x.shape[2], apart, precision)
+    kernel, rows = kernels.split_sums_kernel, [made.rows]
     if kind == "shifted":
-        constants, kernel = (
-            (found.columns is not const(1), *constants),
-            kernels.split_shifted_kernel,
-        )
-    guard, x, y, rows, columns = operands
-    numbers = (sizes.rows, y.shape[1], tiles)
-    launcher = Launcher(kernel, sizes.batch * tiles, (), numbers, constants, PRODUCTS)
-    given = [x, y, rows, columns, guard] if kind == "sums" else [x, y, columns, guard]
-    launcher([*given, *results], sum(t.nbytes for t in operands))
-    return guard
+        kernel, rows = kernels.split_shifted_kernel, []
+        constants = (found.columns is not const(1), *constants)
+    tiles = -(-sizes.rows // shape.blocks[0])
+    numbers = (sizes.rows, made.y.shape[1], tiles)
+    launcher = Launcher(kernel, sizes.batch * tiles, (), numbers, constants, shape)
+    given = [made.x, made.y, made.a, made.b, *rows, made.columns, made.guard, *results]
+    launcher(given, sum(t.nbytes for t in made if t is not None))
+    return made.guard
+
+
+def _way(found: tensor_cores.Split, asked: str, device: torch.device) -> str:
+    """The key of PRODUCTS."""
+    if tensor_cores.is_split(found):
+        return "split"
+    if asked != "tf32x3" or interpreted() or torch.cuda.get_device_capability(device) >= (9, 0):
+        return asked
+    return "tf32x3, no wgmma"
 
 
 def tile(job: Job, height: float = 64) -> Tile:

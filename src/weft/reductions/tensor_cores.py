@@ -8,10 +8,11 @@ A tf32 operand keeps 11 bits; high and low parts, each rounded, keep 22:
 
     [uh, uh, ul, αh, αl, 1, 1] · [vh, vl, vh, 1, 1, βh, βl]      α = g |u|² + a, β = g |v|² + b
 
-holds it up to 2⁻²² of its terms, which the points' distances to their centre bound.  The centre is
-the mean of v.  Where that bound is not that of float32, on the device, nothing is written and a
-guard tells the kernel of differences to run: no cloud, wherever it lies, is summed less exactly,
-and nobody waits for the device.
+holds it up to 2⁻²² of its terms, which the points' distances to their centre bound.  That is for
+D ≤ 4 coordinates; for up to WIDEST the product is −2 g u·v alone, by three of tf32 ("tf32x3"), or
+by one of tf32 or bf16 where less is asked for.  The centre is the mean of v.  Where that bound is
+not that of float32, nothing is written and a guard, on the device, tells the kernel of differences
+to run: no cloud, wherever it lies, is summed less exactly, and nobody waits for the device.
 """
 
 from __future__ import annotations
@@ -23,14 +24,28 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from weft.reductions.evaluate import evaluate
 from weft.reductions.formula import Node, const
 
-__all__ = ["SUMS", "WIDTH", "Exponent", "Split", "exponent", "operands", "split"]
+__all__ = [
+    "SHIFTED",
+    "SUMS",
+    "WIDEST",
+    "WIDTH",
+    "Exponent",
+    "Split",
+    "exponent",
+    "operands",
+    "split",
+]
 
 WIDTH = 16
-"""Numbers of a product: 3 D + 4 of them for D coordinates."""
+"""Least numbers of a product: high and low parts are 3 D + 4 of them for D coordinates."""
+
+WIDEST = 128
+"""Coordinates of a product."""
 
 SUMS, SHIFTED = 8.0, 128.0
 """Exponents, in powers of 2, up to which the terms of a product may go.
@@ -97,7 +112,7 @@ def exponent(f: Node) -> Exponent | None:
         if found is not None or distance is None:
             return None
         left, right = distance.args if 0 in distance.args[0].cats else distance.args[::-1]
-        if 1 in left.cats or 0 in right.cats or 3 * left.dim + 4 > WIDTH:
+        if 1 in left.cats or 0 in right.cats or left.dim > WIDEST:
             return None
         found = (const(factor) * number, left, right)
     return None if found is None or f.dim != 1 else Exponent(*found, rows, columns)
@@ -134,9 +149,41 @@ def _distance(term: Node) -> tuple[Node, Node | None]:
     return number, distance
 
 
+def is_split(f: Split) -> bool:
+    """Whether all of the exponent is one product of high and low parts."""
+    return 3 * f.exponent.left.dim + 4 <= WIDTH
+
+
+class Operands(NamedTuple):
+    """Of a kernel of products.
+
+    Args:
+        guard: 1 where the bound holds, else 0, int32.
+        x: the rows of the left factor, (B, M, WIDTH or more).
+        y: those of the right, (B, whole tiles of N, as many).
+        a: what is added for rows, where it is not in the product, else None.
+        b: for columns.
+        rows: factors of rows.
+        columns: factors of columns, 0 where they fill a tile up.
+    """
+
+    guard: Tensor
+    x: Tensor
+    y: Tensor
+    a: Tensor | None
+    b: Tensor | None
+    rows: Tensor
+    columns: Tensor
+
+
 def operands(
-    f: Split, values: Mapping[int, Tensor], sizes: tuple[int, int, int], width: int, most: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    f: Split,
+    values: Mapping[int, Tensor],
+    sizes: tuple[int, int, int],
+    width: int,
+    most: float,
+    precision: str,
+) -> Operands:
     """The operands of a kernel of products, float32.
 
     Args:
@@ -145,10 +192,7 @@ def operands(
         sizes: batch entries, rows and columns.
         width: columns of a tile: the operand is filled up to whole tiles.
         most: how large exponents may be, in powers of 2.
-
-    Returns:
-        The guard: 1 where the bound holds, else 0 (int32); the rows of both factors of the
-        products, (B, M, WIDTH) and (B, whole tiles of N, WIDTH); the factors of rows and columns.
+        precision: of products that are not of high and low parts.
     """
     e = f.exponent
     like = next(iter(values.values()))
@@ -166,22 +210,35 @@ def operands(
     bound = torch.maximum((g * u2).abs().amax(), (g * v2).abs().amax())
     bound = torch.maximum(bound, torch.maximum(alpha.abs().amax(), beta.abs().amax()))
     guard = (bound <= most).to(torch.int32)  # NaN: not within
-    left, right = _high_low(-2 * g * u), _high_low(v.double())
-    a, b = _high_low(alpha), _high_low(beta)
-    one = u2.new_ones(sizes[0], 1, 1, dtype=torch.float32)
-    rows = torch.cat((left[0], left[0], left[1], *a, *[one.expand_as(a[0])] * 2), -1)
-    columns = torch.cat((right[0], right[1], right[0], *[one.expand_as(b[0])] * 2, *b), -1)
     more = -sizes[2] % width
     outside = evaluated(f.rows, sizes[1]).contiguous()
-    weights = torch.nn.functional.pad(evaluated(f.columns, sizes[2]), (0, 0, 0, more)).contiguous()
-    return guard, _filled(rows, 0, 0.0), _filled(columns, more, LOWEST), outside, weights
+    weights = pad(evaluated(f.columns, sizes[2]), (0, 0, 0, more)).contiguous()
+    if not is_split(f):
+        x, y = (_narrowed(t, precision) for t in ((-2 * g * u).float(), v))
+        b = pad(beta.float(), (0, 0, 0, more), value=2 * LOWEST)
+        y = _filled(y, more, 0.0)
+        return Operands(guard, _filled(x, 0, 0.0), y, alpha.float(), b, outside, weights)
+    left, right = _high_low(-2 * g * u), _high_low(v.double())
+    a, c = _high_low(alpha), _high_low(beta)
+    one = u2.new_ones(sizes[0], 1, 1, dtype=torch.float32)
+    rows = torch.cat((left[0], left[0], left[1], *a, *[one.expand_as(a[0])] * 2), -1)
+    columns = torch.cat((right[0], right[1], right[0], *[one.expand_as(c[0])] * 2, *c), -1)
+    x, y = _filled(rows, 0, 0.0), _filled(columns, more, LOWEST)
+    return Operands(guard, x, y, None, None, outside, weights)
+
+
+def _narrowed(t: Tensor, precision: str) -> Tensor:
+    if precision == "bf16":
+        return t.bfloat16()
+    return _round_tf32(t) if precision == "tf32" else t
 
 
 def _filled(rows: Tensor, more: int, value: float) -> Tensor:
-    """Rows of WIDTH numbers, and `more` rows whose product with any other's ones is twice value."""
+    """Rows of a power of 2 of numbers, `more` of them with `value` in their last two columns."""
     dim = rows.shape[-1]
-    rows = torch.nn.functional.pad(rows, (0, WIDTH - dim, 0, more))
-    if more:
+    size = max(WIDTH, 1 << (dim - 1).bit_length())
+    rows = pad(rows, (0, size - dim, 0, more))
+    if more and value:
         rows[:, -more:, dim - 2 : dim] = value
     return rows.contiguous()
 
