@@ -154,10 +154,15 @@ def _width(formulas: Sequence[Node]) -> int:
 
 
 def _apart(f: Node) -> tuple[Node, Node | None]:
-    """f = factor · weight, where the factor is one number and the weight varies with j alone."""
+    """f = factor · weight: one number for each pair, and a vector for each j."""
     if f.op == "mul" and f.dim > 1:
         for factor, weight in (f.args, f.args[::-1]):
-            if factor.dim == 1 and weight.dim > 1 and 0 not in weight.cats:
+            if (
+                factor.dim == 1
+                and {0, 1} <= factor.cats
+                and 1 in weight.cats
+                and 0 not in weight.cats
+            ):
                 return factor, weight
     return f, None
 
@@ -171,13 +176,10 @@ def _summed(found: Tensor, width: int, options: Options) -> Tensor:
 
 
 def _weighted(factor: Tensor, weight: Tensor, options: Options) -> Tensor:
-    """Σ_j factor_ij weight_j, (B, I, dim)."""
+    """Σ_j factor_ij weight_j, (B, I, dim), of a factor (B, I, J, 1)."""
     if options.accumulate != "auto":
         factor, weight = factor.double(), weight.double()
     plain = factor.device.type == "cpu" or factor.dtype == torch.float64  # no TF32 behind our back
-    if plain and weight.dim() == 4 and weight.shape[1] == factor.shape[-1] == 1:
-        width = max(factor.shape[2], weight.shape[2])
-        left = factor[..., 0].expand(-1, -1, width)
-        right = weight[:, 0].expand(-1, width, -1)
-        return left @ right
+    if plain and weight.dim() == 4 and weight.shape[1:3] == (1, factor.shape[2]):
+        return factor[..., 0] @ weight[:, 0]
     return (factor * weight).sum(2)

@@ -16,12 +16,14 @@ and torch.compile can fold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from weft.core import autocast
 from weft.core.backend import choose
 from weft.core.list_op import Call, ListOperator, Rest, Results, Tensors
 from weft.core.op import LIBRARY
@@ -32,6 +34,8 @@ from weft.reductions.keys import Key
 from weft.reductions.ranges import Blocks, Options, Sizes
 
 __all__ = ["shifted_sums", "smallest", "sums"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 TABLES = len(Blocks._fields)
 
@@ -59,9 +63,23 @@ def smallest(key: Key, k: int, values: Tensors, tables: Tensors, sizes: Sizes, h
     return found
 
 
+def _exact(body: F) -> F:
+    """Autocast must not narrow the products inside a body."""
+
+    @functools.wraps(body)
+    def run(*args: Any) -> Any:
+        if not autocast.active():
+            return body(*args)
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return body(*args)
+
+    return run  # type: ignore[return-value]
+
+
 class _Sums:
     """z_i = Σ_j f."""
 
+    @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         (f,), values, tables, sizes, options, executor = _opened(tensors, rest)
         return [executor.sums(f, values, sizes, tables, options)]
@@ -104,6 +122,7 @@ class _Sums:
 class _Shifted(_Sums):
     """m_i and s_i."""
 
+    @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         (f, w), values, tables, sizes, options, executor = _opened(tensors, rest)
         return list(executor.shifted(f, w, values, sizes, tables, options))
@@ -275,6 +294,7 @@ _sums = ListOperator("reductions_sums", _SCHEMA, _Sums())
 _shifted = ListOperator("reductions_shifted", _SCHEMA, _Shifted())
 
 
+@_exact
 def _smallest_body(tensors: Tensors, key: Key, k: int, *rest: Any) -> Tensor:
     (f,), values, tables, sizes, options, executor = _opened(tensors, (key, *rest))
     found: Tensor = executor.smallest(f, k, values, sizes, tables, options)

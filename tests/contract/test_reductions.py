@@ -1,0 +1,77 @@
+"""Reductions against the dense matrix of the pairs, on every backend.
+
+Seen red with: a weight's variables taken for parameters, the blocks of rows used for a gradient of
+columns, the gradient of a broadcast batch not summed, and a maximum that is not detached.
+"""
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+from weft.testing.cases import reductions
+from weft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values, pose
+from weft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
+
+SUITE = reductions.suite()
+BACKEND = "triton" if INTERPRETED else "torch"
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+natively = pytest.mark.skipif(INTERPRETED, reason="the doors do not depend on the backend")
+
+
+def named(case):
+    return case.name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", SUITE.cases, ids=named)
+def test_values(case, dtype):
+    check_values(case, Setting("cpu", dtype, BACKEND, 1))
+
+
+@pytest.mark.parametrize("case", SUITE.full, ids=named)
+@pytest.mark.parametrize("check", BODY_CHECKS[1:])
+def test_body(check, case):
+    check(case, Setting("cpu", torch.float32, BACKEND, 1))
+
+
+@natively
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("case", reductions.looped_cases(), ids=named)
+def test_values_of_loops(case, dtype):
+    """Numbers of 16 bits are computed in float32, by the same loops."""
+    check_values(case, Setting("cpu", dtype, "numba", 1))
+
+
+@natively
+@pytest.mark.parametrize("case", SUITE.full, ids=named)
+@pytest.mark.parametrize("check", BODY_CHECKS[1:])
+def test_body_of_loops(check, case):
+    check(case, Setting("cpu", torch.float32, "numba", 1))
+
+
+@natively
+@pytest.mark.parametrize("case", SUITE.doors, ids=named)
+@pytest.mark.parametrize("check", [door for door in DOOR_CHECKS if door is not check_autocast])
+def test_door(check, case):
+    check(case)
+
+
+@natively
+@pytest.mark.parametrize("case", SUITE.doors, ids=named)
+def test_autocast_changes_nothing(case):
+    problem = pose(case, dtype=torch.float32)
+    expected = case.call(*problem.inputs, **problem.tables)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = case.call(*problem.inputs, **problem.tables)
+    assert_same_bits(found, expected, "under autocast")
+
+
+@natively
+@pytest.mark.parametrize("case", SUITE.small, ids=named)
+def test_numerical_gradients(case):
+    check_numerical(case)
+
+
+@natively
+def test_far_clouds_are_as_accurate_as_near_ones():
+    reductions.check_far_clouds("cpu")

@@ -1,0 +1,144 @@
+"""What a row with nothing gives, ties, missing candidates: values exact, gradients exactly 0.
+
+Seen red with: a logarithm of 0 left in the graph, the last index of a tie, a score of −inf that
+made the shift −inf, and candidates that wrap to index 0.
+"""
+
+import math
+
+import pytest
+import torch
+
+from tests.conftest import BACKENDS
+from weft.reductions.formula import const, node, var
+from weft.reductions.reduction import reduce
+from weft.testing.cases.reductions import _arrays as arrays
+
+DTYPES = (torch.float64, torch.float32, torch.float16)
+X, Y, W = var(0, 1, 0), var(1, 1, 1), var(2, 2, 1)
+NOTHING = {
+    "Sum": 0.0,
+    "LogSumExp": -math.inf,
+    "SumSoftMaxWeight": 0.0,
+    "Min": math.inf,
+    "Max": -math.inf,
+    "KMin": math.inf,
+    "ArgMin": -1,
+    "ArgMax": -1,
+    "ArgKMin": -1,
+}
+both = pytest.mark.parametrize("backend", BACKENDS)
+kinds = pytest.mark.parametrize("kind", NOTHING)
+
+
+def call(kind, inputs, axis=1, **options):
+    weight = W if kind == "SumSoftMaxWeight" else None
+    return reduce(kind, X - Y + const(0.5), inputs, axis, weight=weight, k=2, **options)
+
+
+def inputs(rows, columns, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    draw = [
+        torch.randn(n, d, generator=generator) for n, d in ((rows, 1), (columns, 1), (columns, 2))
+    ]
+    return [a.to(dtype).requires_grad_() for a in draw]
+
+
+def assert_nothing(out, kind, given):
+    assert (out == NOTHING[kind]).all()
+    if out.is_floating_point():
+        grads = torch.autograd.grad(out, given, torch.ones_like(out), allow_unused=True)
+        assert all(g is None or (g == 0).all() for g in grads)
+
+
+@both
+@kinds
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_columns(kind, dtype, backend):
+    given = inputs(5, 0, dtype)
+    out = call(kind, given, backend=backend)
+    assert out.shape[0] == 5
+    assert_nothing(out, kind, given)
+
+
+@both
+@kinds
+def test_no_rows(kind, backend):
+    given = inputs(0, 4)
+    out = call(kind, given, backend=backend)
+    assert out.shape[0] == 0
+    if out.is_floating_point():
+        grads = torch.autograd.grad(out.sum(), given, allow_unused=True)
+        assert all(g is None or (g == 0).all() for g in grads)
+
+
+@both
+@kinds
+def test_uncovered_rows_and_empty_lists(kind, backend):
+    """Rows 0, 1, 5, 6 and 12 stand in no block; in the last mask no block has a list."""
+    given = inputs(13, 11)
+    out = call(kind, given, ranges=arrays("holes"), backend=backend)
+    empty = torch.tensor([0, 1, 5, 6, 12])
+    assert (out[empty] == NOTHING[kind]).all()
+    assert out[2].isfinite().all()
+    if out.is_floating_point():
+        (gx,) = torch.autograd.grad(
+            out[2:5].sum() + out[empty].nan_to_num(0, 0, 0).sum(), given[:1]
+        )
+        assert gx.isfinite().all()
+        assert (gx[empty] == 0).all()
+    out = call(kind, given, ranges=arrays("nothing"), backend=backend)
+    assert_nothing(out, kind, given)
+
+
+@both
+@kinds
+def test_a_smaller_list_than_k(kind, backend):
+    given = inputs(3, 1)
+    out = call(kind, given, backend=backend)
+    if "KMin" in kind:
+        assert (out[:, 0] != NOTHING[kind]).all()
+        assert (out[:, 1] == NOTHING[kind]).all()
+
+
+@both
+def test_scores_of_minus_infinity_are_nothing(backend):
+    scores = torch.tensor([[-math.inf], [2.0], [-math.inf]], requires_grad=True)
+    x = torch.zeros(2, 1, requires_grad=True)
+    w = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], requires_grad=True)
+    some, none = X + Y, X + Y - const(math.inf)
+    assert (reduce("LogSumExp", some, [x, scores], 1, backend=backend) == 2).all()
+    for kind in ("LogSumExp", "SumSoftMaxWeight"):
+        weight = W if kind == "SumSoftMaxWeight" else None
+        for formula in (some, none):
+            out = reduce(kind, formula, [x, scores, w], 1, weight=weight, backend=backend)
+            grads = torch.autograd.grad(out.sum(), [x, scores, w], allow_unused=True)
+            assert all(g is None or g.isfinite().all() for g in grads)
+        assert (out == NOTHING[kind]).all()
+
+
+@both
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ties_go_to_the_smallest_index(dtype, backend):
+    x = torch.zeros(3, 1, dtype=dtype)
+    y = torch.tensor([3, 1, 2, 1, 1, 3, 2, 1], dtype=dtype)[:, None].repeat(20, 1)
+    found = reduce("ArgKMin", node("abs", X - Y), [x, y], 1, k=5, backend=backend)
+    assert found.tolist() == [[1, 3, 4, 7, 9]] * 3
+    assert reduce("ArgMin", Y - X, [x, y], 1, backend=backend).flatten().tolist() == [1] * 3
+    assert reduce("ArgMax", Y - X, [x, y], 1, backend=backend).flatten().tolist() == [0] * 3
+
+
+@both
+def test_indices_are_exact_under_ranges(backend):
+    """Positions in all of [0, N), whatever the blocks."""
+    given = inputs(13, 11)
+    found = call("ArgMin", given, ranges=arrays("holes"), backend=backend)
+    f = given[0] - given[1].T
+    assert found[7:12, 0].tolist() == (f[7:12, 5:9].argmin(1) + 5).tolist()
+
+
+@both
+def test_an_infinite_candidate_is_a_candidate(backend):
+    x = torch.full((2, 1), math.inf)
+    found = reduce("ArgKMin", X + Y, [x, torch.zeros(3, 1)], 1, k=2, backend=backend)
+    assert found.tolist() == [[0, 1]] * 2
