@@ -1,4 +1,7 @@
-"""Printed loops of reductions for the CPU against the matrix of pairs."""
+"""Printed loops of reductions for the CPU against the matrix of pairs.
+
+Seen red with: 2^x of the smallest number for 2^−∞, a total that does not move with its maximum.
+"""
 
 import pytest
 import torch

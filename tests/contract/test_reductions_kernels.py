@@ -1,4 +1,8 @@
-"""Generated Triton kernels of reductions against the matrix of pairs, in the interpreter."""
+"""Generated Triton kernels of reductions against the matrix of pairs, in the interpreter.
+
+Seen red with: terms past the end of an interval left in, intervals joined across lists, ties to
+whichever comes first in a tile, products of a cloud too wide for them.
+"""
 
 import pytest
 import torch
