@@ -2,4 +2,4 @@
 
 __all__ = ["CHAPTERS"]
 
-CHAPTERS = ("products", "clifford", "voxels")
+CHAPTERS = ("products", "clifford", "reductions", "voxels")

@@ -1,0 +1,164 @@
+"""reductions: kernel smoothing, dense and block-sparse; the cheapest way to level the ground."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.demo import page
+from weft.demo.levelling import BLUR, Levelling, arrows, carried, levelling
+from weft.demo.measure import interleaved
+from weft.demo.neighbours import split
+from weft.demo.options import Options
+from weft.demo.surface import Surface, load
+from weft.progress import track
+from weft.reductions import BlockSparsity, LazyTensor
+from weft.reductions.cluster import grid_cluster, sort_clusters
+
+__all__ = ["chapter"]
+
+POINTS = 10_000  # dense: 10⁸ pairs
+WIDTH = 1.5  # σ of the kernel, in spacings of the points
+REACH = 5.0  # radius, in σ: the weight beyond is below e^−12.5
+CELL = 6.0  # edge of the clusters, in spacings
+ROUNDS = 3
+
+_FORMULA = (
+    "<i>m<sub>i</sub></i> = Σ<sub><i>j</i></sub> <i>k<sub>ij</sub></i> <i>p<sub>j</sub></i> / "
+    "Σ<sub><i>j</i></sub> <i>k<sub>ij</sub></i> &emsp; <i>k<sub>ij</sub></i> = exp(−|"
+    "<i>q<sub>i</sub></i> − <i>q<sub>j</sub></i>|² / 2σ²) &emsp; "
+    "<i>p<sub>i</sub></i> ← <i>p<sub>i</sub></i> + ⟨<i>m<sub>i</sub></i> − "
+    "<i>p<sub>i</sub></i>, <i>n<sub>i</sub></i>⟩ <i>n<sub>i</sub></i>"
+)
+
+
+class Part(NamedTuple):
+    """Points that lie together, sorted by cluster."""
+
+    base: Tensor  # (N, 2 or 3) where they are, in units of σ
+    noisy: Tensor  # (N, 3) what is smoothed
+    truth: Tensor  # (N, 3) what it should be
+    normal: Tensor  # (N, 3) along which points move
+    mask: BlockSparsity  # pairs of clusters within reach
+
+
+class Result(NamedTuple):
+    """What one way to smooth gave."""
+
+    pairs: int
+    milliseconds: float
+    error: float  # against float64, all pairs
+
+
+def chapter(options: Options) -> page.Chapter:
+    """Smooth a part of the surface in two ways, then level all of it."""
+    surface = load(options.points, options.seed)
+    part = _part(surface, options.device)
+    smooth = {
+        "all pairs": partial(smoothed, part, None),
+        "blocks": partial(smoothed, part, part.mask),
+    }
+    results, restored = _compared(part, smooth, options.device)
+    ground = levelling(surface)
+    aims = carried(ground, options.device)
+    before, after = (_rms(values - part.truth) for values in (part.noisy, restored))
+    return page.Chapter(
+        "weft.reductions",
+        "Sums over all pairs, and over the pairs that matter",
+        (
+            *_story(surface, part, results, (before, after)),
+            _table(part, results),
+            page.figure(arrows(ground, aims), _caption(surface, ground, aims)),
+        ),
+    )
+
+
+def _part(surface: Surface, device: torch.device) -> Part:
+    """Held-out points in clusters."""
+    held_out = surface.held_out.nonzero().squeeze(1)
+    rows = held_out[split(surface.base[held_out], POINTS)[0]]
+    sigma = WIDTH * surface.spacing
+    base = surface.base[rows] - surface.base[rows].mean(0)
+    labels = grid_cluster(base, CELL * surface.spacing)
+    columns = [base / sigma, surface.noisy[rows], surface.truth[rows], surface.frames[rows, 2]]
+    columns, labels = sort_clusters([t.to(device) for t in columns], labels.to(device))
+    mask = BlockSparsity.from_radius(columns[0], labels, columns[0], labels, REACH)
+    return Part(columns[0], columns[1], columns[2], columns[3], mask)
+
+
+def smoothed(part: Part, mask: BlockSparsity | None) -> Tensor:
+    """Points moved along their normals to the mean of what is near, under Gaussian weights."""
+    x, y = LazyTensor(part.base[:, None, :]), LazyTensor(part.base[None, :, :])
+    kernel = (-((x - y) ** 2).sum(-1) / 2).exp()
+    if mask is not None:
+        kernel.ranges = mask.ranges
+    sums: Tensor = kernel @ torch.cat([part.noisy, torch.ones_like(part.noisy[:, :1])], 1)
+    change = sums[:, :-1] / sums[:, -1:] - part.noisy
+    return part.noisy + (change * part.normal).sum(1, keepdim=True) * part.normal
+
+
+def _compared(
+    part: Part, ways: Mapping[str, Callable[[], Tensor]], device: torch.device
+) -> tuple[dict[str, Result], Tensor]:
+    wide = part._replace(
+        base=part.base.double(), noisy=part.noisy.double(), normal=part.normal.double()
+    )
+    exact = smoothed(wide, None)
+    pairs = {"all pairs": len(part.base) ** 2, "blocks": part.mask.num_pairs()}
+    times = interleaved(ways, device, ROUNDS)
+    results, found = {}, exact
+    for name, way in track(list(ways.items()), "smoothing"):
+        found = way()
+        error = float((found.double() - exact).norm() / (exact - wide.noisy).norm())
+        results[name] = Result(pairs[name], times[name], error)
+    return results, found
+
+
+def _rms(error: Tensor) -> float:
+    return float(error.square().sum(1).mean().sqrt())
+
+
+def _story(
+    surface: Surface, part: Part, results: dict[str, Result], rms: tuple[float, float]
+) -> list[str]:
+    dense, sparse = results["all pairs"], results["blocks"]
+    text = (
+        f"{len(part.base):,} noisy points of {surface.name}, held out before, are smoothed by "
+        f"Gaussian weights with σ = {WIDTH:g} spacings. Every point is compared with every other, "
+        "and no matrix is stored. Beyond a few σ the weights are nothing: clusters of points whose "
+        f"boxes are farther apart than {REACH:g} σ are left out, and no pair within it is lost."
+    )
+    numbers = [
+        (f"{sparse.pairs / dense.pairs:.1%}", "of the pairs are left"),
+        (f"{sparse.error:.0e}", "error against all pairs in float64"),
+        (f"{rms[0]:.3g} → {rms[1]:.3g}", f"distance to the truth [{surface.unit}], RMS"),
+        (f"{dense.milliseconds / sparse.milliseconds:.1f} ×", "the speed of all pairs"),
+    ]
+    return [page.paragraph(text), page.cards(numbers), page.formula(_FORMULA)]
+
+
+def _table(part: Part, results: dict[str, Result]) -> str:
+    rows = [
+        (name, f"{r.pairs:,}", f"{r.milliseconds:.1f}", f"{r.error:.1e}")
+        for name, r in results.items()
+    ]
+    caption = (
+        f"Smoothing {len(part.base):,} points in float32, the two ways taking turns; medians. "
+        "Errors: against all pairs in float64, as parts of how far points are moved."
+    )
+    return page.table(caption, ["", "pairs", "milliseconds", "error"], rows)
+
+
+def _caption(surface: Surface, ground: Levelling, aims: Tensor) -> str:
+    way = (aims - ground.heap).norm(dim=1)
+    mean = float((ground.amount * way).sum()) * ground.side
+    return (
+        "Levelling the ground: earth above the mean height goes where ground is missing, by "
+        f"optimal transport (Sinkhorn, cost |x − y|²/2, blur {BLUR:g} of the longer side). "
+        f"{len(ground.heap):,} heaps, {len(ground.hollow):,} hollows, a mean way of {mean:,.0f} "
+        f"{surface.unit}. Arrows: the largest heaps, from the gradient of the cost."
+    )
