@@ -288,7 +288,7 @@ def _typed(expressions: Iterable[Expr]) -> tuple[list[str], list[str]]:
 
 def _number(line: str) -> str:
     line = _NUMBER.sub(lambda found: f"real({found[0]})", line)
-    return re.sub(r'float\("-?inf"\)', "infinity", line).replace('float("nan")', "nan")
+    return re.sub(r'float\("(-?)inf"\)', r"(\1infinity)", line).replace('float("nan")', "nan")
 
 
 def _indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
