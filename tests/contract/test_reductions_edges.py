@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS
+from weft.errors import ShapeError
 from weft.reductions.formula import const, node, var
 from weft.reductions.reduction import reduce
+from weft.reductions.sparsity import BlockSparsity
 from weft.testing.cases.reductions import _arrays as arrays
+from weft.testing.contract import assert_same_bits
 
 DTYPES = (torch.float64, torch.float32, torch.float16)
 X, Y, W = var(0, 1, 0), var(1, 1, 1), var(2, 2, 1)
@@ -142,3 +145,28 @@ def test_an_infinite_candidate_is_a_candidate(backend):
     x = torch.full((2, 1), math.inf)
     found = reduce("ArgKMin", X + Y, [x, torch.zeros(3, 1)], 1, k=2, backend=backend)
     assert found.tolist() == [[0, 1]] * 2
+
+
+@pytest.mark.parametrize("kind", ["Sum", "LogSumExp", "KMin_ArgKMin"])
+def test_a_mask_for_each_entry(kind):
+    """Each entry equals the call with its own mask; indices are counted in the entry."""
+    first, second = (BlockSparsity(arrays(name)) for name in ("whole", "holes"))
+    stacked = BlockSparsity.stack([first, second], 13, 11)
+    pairs = [inputs(13, 11), [a.flip(0) for a in inputs(13, 11)]]
+    both_inputs = [torch.stack(two) for two in zip(*pairs, strict=True)]
+    found = call(kind, both_inputs, ranges=stacked, backend=BACKENDS[0])
+    each = [
+        call(kind, own, ranges=mask, backend=BACKENDS[0])
+        for own, mask in zip(pairs, (first, second), strict=True)
+    ]
+    found, each = ([found], [[a] for a in each]) if kind[0] != "K" else (found, each)
+    for out, *own in zip(found, *each, strict=True):
+        assert_same_bits(out, torch.stack(own), kind)
+
+
+def test_parameters_are_the_same_for_entries_with_a_mask_each():
+    mask = BlockSparsity(arrays("whole"))
+    stacked = BlockSparsity.stack([mask, mask], 13, 11)
+    x, y, _ = inputs(13, 11)
+    with pytest.raises(ShapeError, match="parameter 2 differs between 2 entries"):
+        reduce("Sum", (X - Y) * var(2, 1, 2), [x, y, torch.ones(2, 1).double()], 1, ranges=stacked)

@@ -17,7 +17,7 @@ and torch.compile can fold.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +41,9 @@ TABLES = len(Blocks._fields)
 
 LOOPS_FROM = 2**22
 """Pairs from which on the CPU a loop is compiled for a formula, which takes a second or two."""
+
+FEW_BLOCKS = 16
+"""Blocks of rows that torch takes one by one."""
 
 
 def sums(key: Key, values: Tensors, tables: Tensors, sizes: Sizes, how: str) -> Tensor:
@@ -240,42 +243,44 @@ def _mapped(size: int, dims: Sequence[int | None], tensors: Tensors, batch: int)
     return found
 
 
-def _opened(tensors: Tensors, rest: Rest) -> tuple[Any, ...]:
+def _opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[Any, ...]:
     """Formulas, values, the blocks of rows, sizes, options and the executor of a call."""
     key, *numbers, how = rest
     formulas, count, sizes = keys.formulas(key), keys.count(key), Sizes(*numbers)
     values = {number: value.contiguous() for number, value in enumerate(tensors[:count])}
     tables = tensors[count : count + TABLES]
+    blocks = Blocks(*tables) if tables else None
     backend, precision, accumulate = how.split(":")
-    executor = _executor(backend or None, formulas, values, sizes)
+    name = choose(backend or None, values[0].device.type)
+    if not backend and name == "numba" and _few(sizes, blocks):
+        name = "torch"
+    executor = _executor(name, formulas, k, chosen=not backend)
     options = Options(precision or None, accumulate)
-    return formulas, values, Blocks(*tables) if tables else None, sizes, options, executor
+    return formulas, values, blocks, sizes, options, executor
 
 
-def _executor(
-    backend: str | None, formulas: Sequence[Node], values: Mapping[int, Tensor], sizes: Sizes
-) -> Any:
-    """The module that reduces: the one asked for, else the fastest that serves."""
+def _few(sizes: Sizes, blocks: Blocks | None) -> bool:
+    """Whether there are too few pairs to compile a loop for; torch takes block after block."""
+    pairs = sizes.batch * sizes.rows * sizes.columns
+    return pairs < LOOPS_FROM and (blocks is None or len(blocks.starts) <= FEW_BLOCKS)
+
+
+def _executor(name: str, formulas: Sequence[Node], k: int, *, chosen: bool) -> Any:
+    """The module that reduces; where the backend was chosen by us, torch for what it lacks."""
     from weft.reductions import blocked
 
-    name = choose(backend, values[0].device.type)
     if name == "torch":
         return blocked
-    if (
-        backend is None
-        and name == "numba"
-        and sizes.batch * sizes.rows * sizes.columns < LOOPS_FROM
-    ):
-        return blocked
+    f, w = (*formulas, None)[:2]
     module = _loops(name)
-    if module.serves(*formulas):
+    if module.serves(f, w, k):
         return module
-    if backend is None:
+    if chosen:
         return blocked
     raise BackendError(
-        f"backend={name!r} was asked for a formula that is too large for its kernels: "
-        f"{len(str(formulas[0]))} characters as primitives, {formulas[0].dim} components. Pass "
-        "backend=None or 'torch', or take the formula apart."
+        f"backend={name!r} was asked for more than its kernels hold: a formula of "
+        f"{len(str(formulas[0]))} characters as primitives, {formulas[0].dim} components, k = {k}. "
+        "Pass backend=None or 'torch', or take the formula apart."
     )
 
 
@@ -296,7 +301,7 @@ _shifted = ListOperator("reductions_shifted", _SCHEMA, _Shifted())
 
 @_exact
 def _smallest_body(tensors: Tensors, key: Key, k: int, *rest: Any) -> Tensor:
-    (f,), values, tables, sizes, options, executor = _opened(tensors, (key, *rest))
+    (f,), values, tables, sizes, options, executor = _opened(tensors, (key, *rest), k)
     found: Tensor = executor.smallest(f, k, values, sizes, tables, options)
     return found
 

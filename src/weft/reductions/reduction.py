@@ -24,6 +24,7 @@ from weft.reductions.cluster import Ranges
 from weft.reductions.formula import Node, const, node, read, substitute, swap, var, variables
 from weft.reductions.operations import extract
 from weft.reductions.ranges import Options, Sizes
+from weft.reductions.sparsity import BlockSparsity, blocks_of
 
 __all__ = ["KINDS", "reduce"]
 
@@ -46,6 +47,8 @@ class _Call(NamedTuple):
         of: what follows from its formulas.
         tensors: by variable: (B or 1, M or N or 1, D), those of 16 bits in float32.
         tables: the blocks of rows and of columns, or none.
+        sizes: of what operators see: with a mask for each entry, the batch stands in rows.
+        entry: the sizes, B entries of M × N pairs.
         batch: the dimensions that B stands for.
         dtype: of the results.
         how: backend, precision and accumulation, as operators take them.
@@ -55,6 +58,7 @@ class _Call(NamedTuple):
     tensors: dict[int, Tensor]
     tables: list[Tensor]
     sizes: Sizes
+    entry: Sizes
     batch: tuple[int, ...]
     dtype: torch.dtype
     how: str
@@ -73,7 +77,7 @@ def reduce(
     *,
     weight: Node | str | None = None,
     k: int = 1,
-    ranges: Ranges | None = None,
+    ranges: Ranges | BlockSparsity | None = None,
     backend: str | None = None,
     options: Options = PLAIN,
 ) -> Result:
@@ -87,7 +91,7 @@ def reduce(
         axis: 1 reduces over j, 0 over i.
         weight: of the exponentials.
         k: how many of the smallest.
-        ranges: the 6-tuple of arrays of a block-sparse mask.
+        ranges: the 6-tuple of arrays of a block-sparse mask, or a BlockSparsity.
         backend: None chooses.
         options: precision and accumulation.
 
@@ -123,7 +127,7 @@ def _call(
     of: _Derived,
     tensors: Sequence[Tensor],
     axis: int,
-    ranges: Ranges | None,
+    ranges: Ranges | BlockSparsity | None,
     backend: str | None,
     options: Options,
 ) -> _Call:
@@ -131,9 +135,12 @@ def _call(
     dtype = tensors[0].dtype
     if dtype.itemsize == 2:
         tensors = [t.float() for t in tensors]
-    flat, sizes, batch = _flat(tensors, of.cats)
+    flat, entry, batch = _flat(tensors, of.cats)
+    sizes = entry
+    if isinstance(ranges, BlockSparsity) and ranges.batch is not None:
+        flat, sizes = _stacked(flat, of.cats, entry)
     how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
-    return _Call(of, flat, _tables(ranges, axis), sizes, batch, dtype, how)
+    return _Call(of, flat, _tables(ranges, axis), sizes, entry, batch, dtype, how)
 
 
 class _Derived(NamedTuple):
@@ -171,15 +178,14 @@ def _derive(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
     return key, used, cats, str(f)
 
 
-def _tables(ranges: Ranges | None, axis: int) -> list[Tensor]:
+def _tables(ranges: Ranges | BlockSparsity | None, axis: int) -> list[Tensor]:
     """The blocks of the result's rows, then those of the columns."""
     if ranges is None:
         return []
     if compiling():
-        halves = (ranges[:3], ranges[3:]) if axis == 1 else (ranges[3:], ranges[:3])
+        arrays = ranges.ranges if isinstance(ranges, BlockSparsity) else ranges
+        halves = (arrays[:3], arrays[3:]) if axis == 1 else (arrays[3:], arrays[:3])
         return [t for half in halves for t in torch.ops.weft.reductions_blocks(*half)]
-    from weft.reductions.sparsity import blocks_of
-
     return [*blocks_of(ranges, axis), *blocks_of(ranges, 1 - axis)]
 
 
@@ -217,6 +223,22 @@ def _one_batch(t: Tensor, batch: tuple[int, ...], count: int) -> Tensor:
     return t.expand(*batch, -1, -1).reshape(count, *t.shape[-2:])
 
 
+def _stacked(
+    flat: dict[int, Tensor], cats: Sequence[tuple[int, int]], entry: Sizes
+) -> tuple[dict[int, Tensor], Sizes]:
+    """The entries of the batch one after the other, as a mask for each of them counts."""
+    found = {}
+    for n, cat in cats:
+        t = flat[n]
+        if cat == 2 and t.shape[0] != 1:
+            raise ShapeError(
+                f"parameter {n} differs between {t.shape[0]} entries that have a mask each: it "
+                "must be the same for all. Expand it along i and pass it as a Vi."
+            )
+        found[n] = t if cat == 2 else t.expand(entry.batch, -1, -1).flatten(0, 1)[None]
+    return found, Sizes(1, entry.batch * entry.rows, entry.batch * entry.columns)
+
+
 def _require_alike(tensors: Sequence[Tensor]) -> None:
     first = tensors[0]
     for n, t in enumerate(tensors):
@@ -236,7 +258,7 @@ def _shaped(call: _Call, result: Tensor) -> Tensor:
     """(B, ...) as (*batch, ...) in the dtype of the tensors."""
     if result.is_floating_point():
         result = result.to(call.dtype)
-    return result.reshape(*call.batch, *result.shape[1:])
+    return result.reshape(*call.batch, call.entry.rows, *result.shape[2:])
 
 
 def _exponential(kind: str, call: _Call) -> Tensor:
@@ -258,12 +280,21 @@ def _ranked(kind: str, call: _Call, k: int) -> Result:
     largest = kind.startswith(("Max", "ArgMax"))
     index = operator.smallest(call.of.key, k, call.values, call.tables, call.sizes, call.how)
     if kind.startswith("Arg"):
-        return _listed(call, index, kind)
+        return _listed(call, _own(call, index), kind)
     found = _at(call, index)
     found = -found if largest else found
     if "_" in kind:
-        return _listed(call, found, kind), _listed(call, index, kind)
+        return _listed(call, found, kind), _listed(call, _own(call, index), kind)
     return _listed(call, found, kind)
+
+
+def _own(call: _Call, index: Tensor) -> Tensor:
+    """Columns as the row's own entry counts them, where entries stand one after the other."""
+    if call.sizes == call.entry:
+        return index
+    entries = torch.arange(call.entry.batch, device=index.device)
+    before = (entries * call.entry.columns).repeat_interleave(call.entry.rows)
+    return torch.where(index < 0, index, index - before[:, None, None])
 
 
 def _listed(call: _Call, found: Tensor, kind: str) -> Tensor:
