@@ -745,3 +745,10 @@ def test_compiled_gradients():
         leaf = x.clone().requires_grad_()
         found.append(torch.autograd.grad(function(leaf, y, b).square().sum(), leaf)[0])
     same(*found)
+
+
+def test_autocast_changes_nothing():
+    x, y, b = (t.float() for t in small())
+    expected = lazy_sum(x, y, b)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same(lazy_sum(x, y, b), expected)

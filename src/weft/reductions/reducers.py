@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weft.reductions.operators import Operators
+from weft.reductions.arithmetic import Operators
 
 __all__ = ["Reducers"]
 
