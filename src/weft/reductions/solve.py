@@ -3,7 +3,9 @@
     (α + K) a = b,   K a = Σ_j k(x_i, y_j) a_j symmetric and positive definite
 
 The derivative is that of the equation, not of the iterations: with A λ = g,
+
     ∂b = λ,   ∂θ = −⟨λ, (∂A/∂θ) a⟩,   da = A⁻¹ (db − dA a)
+
 and both are solved by the same function, so all orders exist.
 """
 
