@@ -49,9 +49,9 @@ def predicted(at, sigma, alpha):
 # The width and the ridge, learned from the held-out points: the gradient goes through the solution
 # of the system, by another system with the same matrix.
 parameters = torch.tensor([0.03, 0.05]).log().requires_grad_()
-optimizer = torch.optim.Adam([parameters], lr=0.3)
+optimizer = torch.optim.Adam([parameters], lr=0.15)
 path = []
-for _ in range(12):
+for _ in range(20):
     optimizer.zero_grad()
     error = (predicted(points[held_out], *parameters.exp()) - measured[held_out]).square().mean()
     error.backward()

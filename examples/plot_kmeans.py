@@ -16,7 +16,7 @@ from weft.reductions import LazyTensor
 from weft.reductions.cluster import cluster_centroids
 
 # %%
-# Points along a spiral, more of them near its middle.
+# Points along a spiral, as many on each part of its length.
 torch.manual_seed(0)
 angle = 4 * torch.pi * torch.rand(20_000).sqrt()
 points = torch.stack([angle.cos(), angle.sin()], 1) * angle[:, None] / 10

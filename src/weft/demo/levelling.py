@@ -16,15 +16,15 @@ from torch import Tensor
 
 from weft.demo.pictures import ACCENT, GREY, png
 from weft.demo.surface import Surface
+from weft.reductions import SamplesLoss
 from weft.reductions.cluster import cluster_ranges_centroids, grid_cluster
-from weft.reductions.sinkhorn import SamplesLoss
 
 __all__ = ["Levelling", "arrows", "carried", "levelling"]
 
 HEAPS = 40  # along the longer side
 BLUR = 0.02  # of the longer side
 COLOURS = ("#b98d5c", "#3f7cac")  # cut, fill
-SHOWN = 250  # arrows
+SHOWN = 120  # arrows
 
 
 class Levelling(NamedTuple):
@@ -80,7 +80,7 @@ def arrows(ground: Levelling, aims: Tensor) -> bytes:
     ):
         x, y = places.T.numpy()
         sizes = (60 * share / share.max()).numpy()
-        axis.scatter(x, y, s=sizes, color=colour, linewidths=0, label=name)
+        axis.scatter(x, y, s=sizes, color=colour, linewidths=0, alpha=0.55, label=name)
     largest = ground.amount.argsort(descending=True)[:SHOWN]
     starts, ways = ground.heap[largest], (aims - ground.heap)[largest]
     axis.quiver(
@@ -89,9 +89,9 @@ def arrows(ground: Levelling, aims: Tensor) -> bytes:
         angles="xy",
         scale_units="xy",
         scale=1,
-        width=0.0016,
+        width=0.0026,
         color=ACCENT,
-        alpha=0.7,
+        zorder=2,
     )
     axis.set_aspect("equal")
     axis.set_axis_off()
