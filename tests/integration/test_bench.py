@@ -255,7 +255,9 @@ def test_suites_and_peers_load(monkeypatch):
     assert {"products", "sizes", "cpu"} <= set(suite_names())
     assert [case.name for case in load_suite("products", "P2").cases] == ["P2 tensor_dot"]
     names = [peer.NAME for peer in load_peers()]
-    assert names == ["torch eager", "torch.compile", "cuEquivariance", "e3nn", "spconv"]
+    assert names == [
+        *("torch eager", "torch.compile", "cuEquivariance", "e3nn", "spconv", "pykeops"),
+    ]
     with pytest.raises(
         WeftError,
         match="the suite is 'product': it must be one of clifford, clifford_cpu, cpu, products",
