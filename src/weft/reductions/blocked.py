@@ -43,9 +43,9 @@ def sums(f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: 
         total = out.new_zeros(sizes.batch, strip.end - strip.begin, f.dim, dtype=torch.float64)
         for tile, width in _tiles([f], values, sizes, strip):
             if weight is None:
-                total += _summed(evaluate(f, tile), width, options)
+                total += _summed(_found(f, tile), width, options)
             else:
-                total += _weighted(evaluate(factor, tile), evaluate(weight, tile), options)
+                total += _weighted(_found(factor, tile), _found(weight, tile), options)
         out[:, strip.begin : strip.end] = total.to(out.dtype)
     return out
 
@@ -61,11 +61,11 @@ def shifted(
     for strip in _strips([f, w], sizes, blocks):
         rows = slice(strip.begin, strip.end)
         for tile, width in _tiles([f, w], values, sizes, strip):
-            score = evaluate(f, tile).expand(-1, -1, width, -1)
+            score = _found(f, tile).expand(-1, -1, width, -1)
             top = torch.maximum(m[:, rows], score.amax(2))
             shift = torch.where(top.isfinite(), top, 0)  # −inf: nothing yet
             s[:, rows] *= (m[:, rows] - shift).exp()
-            s[:, rows] += _weighted((score - shift[:, :, None]).exp(), evaluate(w, tile), options)
+            s[:, rows] += _weighted((score - shift[:, :, None]).exp(), _found(w, tile), options)
             m[:, rows] = top
     return m, s.to(dtype)
 
@@ -80,7 +80,8 @@ def smallest(
         best = known = torch.empty(0)
         for tile, width in _tiles([f], values, sizes, strip):
             at = tile.columns.expand(sizes.batch, strip.end - strip.begin, f.dim, width)
-            found = evaluate(f, tile).expand(-1, -1, width, -1).transpose(2, 3).expand_as(at)
+            found = _found(f, tile).expand(-1, -1, width, -1).transpose(2, 3).expand_as(at)
+            found = found.where(found == found, torch.inf)  # NaN ties with +∞
             if best.numel():  # the earlier ones stand first, so ties go to them
                 found, at = torch.cat([best, found], -1), torch.cat([known, at], -1)
             best, order = found.sort(stable=True, dim=-1)
@@ -98,7 +99,7 @@ class _Tile(dict[int, Tensor]):
 
 def _strips(formulas: Sequence[Node], sizes: Sizes, blocks: Blocks | None) -> Iterator[_Strip]:
     """Rows that meet the same columns, a few at a time."""
-    step = min(ROWS, max(1, TILE // (sizes.batch * _width(formulas))))
+    step = min(ROWS, max(1, TILE // max(sizes.batch * _width(formulas), 1)))
     if blocks is None:
         for begin in range(0, sizes.rows, step):
             yield _Strip(begin, min(begin + step, sizes.rows), None)
@@ -146,6 +147,12 @@ def _tiles(
             else:
                 tile[number] = value.index_select(1, columns)[:, None]
         yield tile, end - begin
+
+
+def _found(f: Node, tile: _Tile) -> Tensor:
+    """f, (B or 1, I or 1, J or 1, dim): of numbers alone it would be (dim,)."""
+    found = evaluate(f, tile)
+    return found if found.dim() > 1 else found.expand(1, 1, 1, -1)
 
 
 def _width(formulas: Sequence[Node]) -> int:

@@ -7,7 +7,8 @@
             add the tile's sum to the row's total, in float64
 
 shifted stores a tile's exponents, moves the row's maximum once, then takes exponentials.  smallest
-stores a tile's values, and looks through them only where the smallest comes before the row's worst.
+stores a tile's values, NaN as +∞, and looks through them only where the smallest comes before the
+row's worst.
 """
 
 from __future__ import annotations
@@ -240,7 +241,8 @@ class _Printer:
         yield "for j in range(width):"
         yield from _indented(lines)
         if self.kind == "smallest":
-            yield f"    values[j] = {name}"
+            yield f"    value = {name}"
+            yield "    values[j] = value if value == value else infinity"
             yield "if lowest(values, scratch, width) <= best[batch, i, len(best[batch, i]) - 1]:"
             yield "    insert(best[batch, i], index[batch, i], values, start, width)"
             return
@@ -248,7 +250,7 @@ class _Printer:
         yield "top = largest(values, scratch, width)"
         yield "if tops[i - begin] > top:"
         yield "    top = tops[i - begin]"
-        yield "shift = top if top != -infinity else real(0)"
+        yield "shift = top if abs(top) < infinity else real(0)"
         yield "scale = np.float64(exp2((tops[i - begin] - shift) * LOG2E))"
         yield "tops[i - begin] = top"
         for n in range(len(self.summed)):

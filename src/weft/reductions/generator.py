@@ -93,7 +93,7 @@ _FORMATS = {
     "xlogx": "xlogx({})",
     "sinxdivx": "sinxdivx({})",
     "divide": "({} / {})",
-    "power": "power({}, {})",
+    "power": "power({}, {}, NUMBER)",
     "atan2": "atan2({}, {})",
     "equal": "({} == {}).to(NUMBER)",
     "less": "({} < {}).to(NUMBER)",
@@ -346,7 +346,7 @@ class _Writer:
         return self.job.kind == "shifted" or self.job.accumulate != "kahan"
 
     def _lowest(self) -> str:
-        """Where maxima start: finite, as −inf less −inf would be NaN."""
+        """Where maxima start, and less it where they end: finite, as ∞ less ∞ would be NaN."""
         return "-1.7976931348623157e308" if self.job.wide else "-3.4028234663852886e38"
 
     def _indices(self) -> str:
@@ -371,6 +371,7 @@ class _Writer:
     def _add(self, target: str) -> Iterator[str]:
         """A tile's terms to sums of a block, or in total."""
         if self.job.kind == "smallest":
+            yield "f0 = tl.where(f0 == f0, f0, float('inf'))"
             yield "lowest = tl.min(f0, 0)"
             yield "if tl.max((lowest <= worst).to(tl.int32)) > 0:"
             yield "    best, index = insert(best, index, f0, j)"
@@ -378,7 +379,7 @@ class _Writer:
             return
         weights = iter(range(1, len(self.parts.pairs)))
         if self.job.kind == "shifted":
-            yield "new = tl.maximum(top, tl.max(f0, 0))"
+            yield f"new = tl.minimum(tl.maximum(top, tl.max(f0, 0)), -({self._lowest()}))"
             yield "scale = tl.exp2(tl.maximum(top - new, -1e30) * LOG2E).to(TOTAL)"
             yield "e = tl.exp2((f0 - new[None, :, :]) * LOG2E)"
             if target == "total":
@@ -441,7 +442,8 @@ class _Writer:
         job, count = self.job, self.job.last - self.job.first
         shifted = job.kind == "shifted"
         if shifted:
-            yield f"top = tl.where(new == {self._lowest()}, float('-inf'), new)[None, :, :]"
+            yield f"top = tl.where(new == {self._lowest()}, float('-inf'), new)"
+            yield f"top = tl.where(new == -({self._lowest()}), float('inf'), top)[None, :, :]"
         lanes = "tl.arange(0, BLOCK_M)[None, :, None]"
         if job.partial:
             yield f"at = pid * ({count + shifted} * BLOCK_M) + {lanes}"

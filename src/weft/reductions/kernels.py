@@ -38,16 +38,16 @@ def sinxdivx(x):
 
 
 @triton.jit
-def power(a, b):
+def power(a, b, dtype: tl.constexpr):
     """a^b as IEEE's pow, by float64: the exponent multiplies the error of a logarithm."""
-    wide = a.to(tl.float64)
-    exponent = tl.zeros_like(wide) + b
+    zero = tl.zeros_like(a == b).to(tl.float64)  # a tensor, where one of them is a number
+    wide, exponent = zero + a, zero + b
     size = tl.exp2(exponent * tl.log2(tl.abs(wide)))
     integral = tl.floor(exponent) == exponent
     odd = integral & (exponent - 2 * tl.floor(exponent * 0.5) == 1)
     signed = tl.where(odd, -size, size)
     found = tl.where(wide < 0, tl.where(integral, signed, float("nan")), size)
-    return tl.where((exponent == 0) | (wide == 1), 1.0, found).to(a.dtype)
+    return tl.where((exponent == 0) | (wide == 1), 1.0, found).to(dtype)
 
 
 @triton.jit
@@ -212,7 +212,7 @@ def merge_shifted_kernel(
     i = row + lanes
     present = i < last_row
     tl.store(top_ptr + batch * rows + i, top, mask=present)
-    finite = tl.where(top == float("-inf"), 0.0, top)
+    finite = tl.where(tl.abs(top) == float("inf"), 0.0, top)
     for e in range(E):
         total = tl.zeros([BLOCK_M], partial_ptr.dtype.element_ty)
         for t in range(task, last_task):

@@ -271,7 +271,7 @@ def _exponential(kind: str, call: _Call) -> Tensor:
         something = total > 0
         return _shaped(call, s[..., :-1] / torch.where(something, total, 1))
     # a row with nothing is −inf, and its gradients are 0: neither log nor quotient sees its 0
-    something = m > -torch.inf
+    something = (m > -torch.inf) | s.isnan()
     logarithm = torch.where(something, s, 1).log() + torch.where(something, m, 0)
     return _shaped(call, torch.where(something, logarithm, -torch.inf))
 

@@ -110,7 +110,8 @@ def _selected(c: Expr, a: Expr, b: Expr) -> Expr:
     if a is b:
         return a
     if a.kind == b.kind == "const" and math.isfinite(a.data - b.data):
-        return b + multiply(a - b, apply("step", c))  # languages round a choice between numbers
+        chosen = apply("step", c)  # languages round a choice between numbers
+        return multiply(a, chosen) + multiply(b, const(1) - chosen)
     return apply("ifelse", c, a, b)
 
 
@@ -219,7 +220,7 @@ def _best(better: Callable[[Expr, Expr], Expr], a: Components) -> Components:
 
 
 def _one_hot(node: Node, a: Components) -> Components:
-    rounded = _function("round", a[0])
+    rounded = _function("floor", a[0] + const(0.5))  # as in torch: "round" takes the even of two
     return tuple(_function("equal", rounded, const(k)) for k in range(node.data))
 
 
