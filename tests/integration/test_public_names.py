@@ -1,15 +1,17 @@
-"""The public names and signatures of the design, and nothing else, in weft.products.
+"""The public names of the design; in weft.products their signatures, and nothing else.
 
-Seen red with: a keyword renamed, a name left out of __all__.
+Seen red with: a keyword renamed, a name left out of __all__, `source` imported with reductions.
 """
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import weft
-from weft import products
+from weft import products, reductions
 
 OPS = ("mul", "outer", "inner", "vecmat", "vecsca", "scavec", "mat_t_vec")
 SCALE_GATHER = (
@@ -61,6 +63,22 @@ def test_info_is_a_named_tuple_that_moves(name):
 
 def test_products_lists_these_names_and_no_others():
     assert sorted(products.__all__) == sorted([*EXPECTED, *INFOS])
+
+
+def test_reductions_has_the_names_it_lists():
+    for name in reductions.__all__:
+        assert getattr(reductions, name).__doc__
+    for name in ("SamplesLoss", "cluster", "nearest", "source"):
+        assert name in reductions.__all__
+
+
+def test_reductions_imports_no_triton_until_a_kernel_is_asked_for():
+    program = (
+        "import sys, weft.reductions as r; print('triton' in sys.modules); "
+        "r.source; print('triton' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 def test_every_module_lists_its_names():
