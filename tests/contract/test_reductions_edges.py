@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS
+from weft.core.explain import explain
 from weft.errors import ShapeError
 from weft.reductions.formula import const, node, var
 from weft.reductions.reduction import reduce
 from weft.reductions.sparsity import BlockSparsity
 from weft.testing.cases.reductions import _arrays as arrays
+from weft.testing.cases.reductions import pairs_of
 from weft.testing.contract import assert_same_bits
 
 DTYPES = (torch.float64, torch.float32, torch.float16)
@@ -170,3 +172,12 @@ def test_parameters_are_the_same_for_entries_with_a_mask_each():
     x, y, _ = inputs(13, 11)
     with pytest.raises(ShapeError, match="parameter 2 differs between 2 entries"):
         reduce("Sum", (X - Y) * var(2, 1, 2), [x, y, torch.ones(2, 1).double()], 1, ranges=stacked)
+
+
+def test_explain_counts_bytes_and_pairs():
+    x, y, _ = inputs(13, 11)
+    whole = explain(reduce, "Sum", X - Y, [x, y], 1)
+    assert whole.bytes_min == 8 * (13 + 11 + 13)
+    assert whole.flops == 13 * 11 * 2  # a difference and an addition for each pair
+    some = explain(reduce, "Sum", X - Y, [x, y], 1, ranges=arrays("holes"))
+    assert some.flops == 2 * int(pairs_of(arrays("holes"), 13, 11).sum())

@@ -17,7 +17,7 @@ and torch.compile can fold.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,11 +25,12 @@ from torch import Tensor
 
 from weft.core import autocast
 from weft.core.backend import choose
+from weft.core.explain import record_cost, recording
 from weft.core.list_op import Call, ListOperator, Rest, Results, Tensors
 from weft.core.op import LIBRARY
 from weft.errors import BackendError, ShapeError
 from weft.reductions import keys
-from weft.reductions.formula import Node
+from weft.reductions.formula import Node, reachable
 from weft.reductions.keys import Key
 from weft.reductions.ranges import Blocks, Options, Sizes
 
@@ -85,7 +86,9 @@ class _Sums:
     @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         (f,), values, tables, sizes, options, executor = _opened(tensors, rest)
-        return [executor.sums(f, values, sizes, tables, options)]
+        out = executor.sums(f, values, sizes, tables, options)
+        _record_cost((f,), values, sizes, tables, [out])
+        return [out]
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         key, batch, rows, *_ = rest
@@ -128,7 +131,9 @@ class _Shifted(_Sums):
     @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         (f, w), values, tables, sizes, options, executor = _opened(tensors, rest)
-        return list(executor.shifted(f, w, values, sizes, tables, options))
+        out = executor.shifted(f, w, values, sizes, tables, options)
+        _record_cost((f, w), values, sizes, tables, out)
+        return list(out)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         key, batch, rows, *_ = rest
@@ -259,6 +264,28 @@ def _opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[Any, ...]:
     return formulas, values, blocks, sizes, options, executor
 
 
+def _record_cost(
+    formulas: Sequence[Node],
+    values: Mapping[int, Tensor],
+    sizes: Sizes,
+    blocks: Blocks | None,
+    results: Sequence[Tensor],
+) -> None:
+    """For `explain`: every value read and every result written once, each pair evaluated once."""
+    if not recording():
+        return
+    pairs = sizes.batch * sizes.rows * sizes.columns
+    if blocks is not None:
+        lengths = (blocks.j_ends - blocks.j_starts).cumsum(0)
+        before = torch.cat([lengths.new_zeros(1), lengths])
+        columns = before[blocks.indptr[1:]] - before[blocks.indptr[:-1]]
+        pairs = sizes.batch * int(((blocks.ends - blocks.starts) * columns).sum())
+    of_pairs = [n for n in reachable(*formulas) if {0, 1} <= n.cats]
+    components = sum(max(a.dim for a in (n, *n.args)) for n in of_pairs)
+    added = sum(f.dim for f in formulas)
+    record_cost(sum(t.nbytes for t in (*values.values(), *results)), pairs * (components + added))
+
+
 def _few(sizes: Sizes, blocks: Blocks | None) -> bool:
     """Whether there are too few pairs to compile a loop for; torch takes block after block."""
     pairs = sizes.batch * sizes.rows * sizes.columns
@@ -303,6 +330,7 @@ _shifted = ListOperator("reductions_shifted", _SCHEMA, _Shifted())
 def _smallest_body(tensors: Tensors, key: Key, k: int, *rest: Any) -> Tensor:
     (f,), values, tables, sizes, options, executor = _opened(tensors, (key, *rest), k)
     found: Tensor = executor.smallest(f, k, values, sizes, tables, options)
+    _record_cost((f,), values, sizes, tables, [found])
     return found
 
 
