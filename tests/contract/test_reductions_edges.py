@@ -181,3 +181,36 @@ def test_explain_counts_bytes_and_pairs():
     assert whole.flops == 13 * 11 * 2  # a difference and an addition for each pair
     some = explain(reduce, "Sum", X - Y, [x, y], 1, ranges=arrays("holes"))
     assert some.flops == 2 * int(pairs_of(arrays("holes"), 13, 11).sum())
+
+
+@both
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's, in the interpreter
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+@pytest.mark.parametrize("at", [0, 3])
+def test_scores_that_are_no_number_say_so(score, at, backend):
+    """Seen red: NaN gave −inf, +inf gave NaN."""
+    y = torch.ones(5, 1)
+    y[at] = score
+    found = reduce("LogSumExp", X + Y, [torch.zeros(2, 1), y], 1, backend=backend)
+    assert (found.isnan() if math.isnan(score) else found == score).all()
+
+
+@both
+def test_one_nan_hides_no_candidate(backend):
+    """It stands with +inf, behind every number.  Seen red: a whole tile was lost."""
+    y = torch.arange(40.0)[:, None]
+    y[7] = math.nan
+    found = reduce("ArgKMin", X + Y, [torch.zeros(2, 1), y], 1, k=40, backend=backend)
+    assert found.tolist() == [[n for n in range(40) if n != 7] + [7]] * 2
+
+
+@both
+def test_choices_of_numbers_are_exact(backend):
+    """Seen red: 5 − 1e10 + 1e10 was 0 in float32, and one_hot of 2.5 went to the even side."""
+    y = torch.tensor([[0.5], [2.5]])
+    chosen = node("ifelse", X, const(5), const(1e10)) + node("sub", Y, Y)
+    assert (reduce("Sum", chosen, [torch.ones(2, 1), y], 1, backend=backend) == 10).all()
+    found = reduce(
+        "Sum", node("one_hot", Y + X, data=4), [torch.zeros(1, 1), y], 1, backend=backend
+    )
+    assert found.tolist() == [[0, 1, 0, 1]]

@@ -110,8 +110,9 @@ def _selected(c: Expr, a: Expr, b: Expr) -> Expr:
     if a is b:
         return a
     if a.kind == b.kind == "const" and math.isfinite(a.data - b.data):
-        chosen = apply("step", c)  # languages round a choice between numbers
-        return multiply(a, chosen) + multiply(b, const(1) - chosen)
+        # languages round a choice between numbers; 1 − chosen could be reassociated
+        chosen = apply("step", c)
+        return multiply(a, chosen) + multiply(b, apply("equal", chosen, const(0)))
     return apply("ifelse", c, a, b)
 
 
