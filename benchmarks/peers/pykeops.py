@@ -23,7 +23,8 @@ def adapt(workload: Workload) -> Candidate | str:
     from pykeops.torch import Genred
 
     of, aliases = workload.tables["formula"], workload.tables["aliases"]
-    reduction = Genred(of.text, aliases, reduction_op=of.kind, axis=1, opt_arg=of.k)
+    options = {"opt_arg": of.k} if of.kind == "KMin" else {}  # it refuses one elsewhere
+    reduction = Genred(of.text, aliases, reduction_op=of.kind, axis=1, **options)
 
     def function(*inputs: Tensor) -> Tensor:
         found: Tensor = reduction(*inputs)
