@@ -57,7 +57,7 @@ def test_door(check, case):
 
 
 @natively
-@pytest.mark.parametrize("case", SUITE.doors, ids=named)
+@pytest.mark.parametrize("case", SUITE.doors + SUITE.full, ids=named)
 def test_autocast_changes_nothing(case):
     problem = pose(case, dtype=torch.float32)
     expected = case.call(*problem.inputs, **problem.tables)

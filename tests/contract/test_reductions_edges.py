@@ -12,6 +12,7 @@ import torch
 from tests.conftest import BACKENDS
 from weft.core.explain import explain
 from weft.errors import ShapeError
+from weft.reductions import blocked
 from weft.reductions.formula import const, node, var
 from weft.reductions.reduction import reduce
 from weft.reductions.sparsity import BlockSparsity
@@ -124,7 +125,9 @@ def test_scores_of_minus_infinity_are_nothing(backend):
 
 @both
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_ties_go_to_the_smallest_index(dtype, backend):
+def test_ties_go_to_the_smallest_index(dtype, backend, monkeypatch):
+    """Also of two tiles."""
+    monkeypatch.setattr(blocked, "TILE", 1)
     x = torch.zeros(3, 1, dtype=dtype)
     y = torch.tensor([3, 1, 2, 1, 1, 3, 2, 1], dtype=dtype)[:, None].repeat(20, 1)
     found = reduce("ArgKMin", node("abs", X - Y), [x, y], 1, k=5, backend=backend)
