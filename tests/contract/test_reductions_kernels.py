@@ -9,21 +9,14 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.pairs import (
-    BLOCKS,
-    COMPARED,
     DISTANCE,
-    SHIFTED,
-    SIZES,
-    SMALL,
     SUMS,
     A,
     B,
     P,
     X,
     Y,
-    blocks,
     check_shifted,
-    check_smallest,
     check_sums,
     data,
     part,
@@ -42,88 +35,12 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("name", SUMS)
-def test_formulas(name):
-    sizes = Sizes(2, 21, 40)
-    values = data(2, 40, 21) if name == "swapped" else data(*sizes)
-    check_sums(launch.sums, SUMS[name], values, sizes)
-
-
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_sizes(sizes):
-    values = data(*sizes)
-    check_sums(launch.sums, SUMS["gaussian"], values, sizes)
-    check_shifted(launch.shifted, *SHIFTED["weights of columns"], values, sizes)
-    check_smallest(launch.smallest, COMPARED["distance"], 3, values, sizes)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dtypes(dtype):
-    sizes = Sizes(2, 17, 70)
-    values = data(*sizes, dtype)
-    check_sums(launch.sums, SUMS["gradient"], values, sizes)
-    check_shifted(launch.shifted, *SHIFTED["plain"], values, sizes)
-    check_smallest(launch.smallest, COMPARED["ties"], 5, values, sizes)
-
-
 @pytest.mark.parametrize(
     "name", ["angles", "real powers", "choice", "rounded", "atan2", "quotients"]
 )
 def test_float64_is_float64(name):
     sizes = Sizes(1, 5, 33)
     check_sums(launch.sums, SUMS[name], data(*sizes, torch.float64), sizes)
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_blocks(name):
-    values = data(*SMALL)
-    check_sums(launch.sums, SUMS["gaussian"], values, SMALL, blocks(name))
-    check_shifted(launch.shifted, *SHIFTED["weights of pairs"], values, SMALL, blocks(name))
-    check_smallest(launch.smallest, COMPARED["distance"], 4, values, SMALL, blocks(name))
-    check_smallest(launch.smallest, COMPARED["ties"], 2, values, SMALL, blocks(name))
-
-
-def test_long_lists_are_cut():
-    sizes = Sizes(1, 40, 5000)
-    listed = blocks("holes")._replace(j_ends=torch.tensor([3000, 5000, 4000, 4900]))
-    values = data(*sizes)
-    check_sums(launch.sums, SUMS["rows outside"], values, sizes, listed)
-    check_shifted(launch.shifted, *SHIFTED["plain"], values, sizes, listed)
-    check_smallest(launch.smallest, COMPARED["distance"], 3, values, sizes, listed)
-
-
-@pytest.mark.parametrize("name", SHIFTED)
-def test_shifted(name):
-    sizes = Sizes(2, 9, 300)
-    check_shifted(launch.shifted, *SHIFTED[name], data(*sizes), sizes)
-
-
-@pytest.mark.parametrize("name", COMPARED)
-@pytest.mark.parametrize("k", [1, 2, 5, 40])
-def test_smallest(name, k):
-    sizes = Sizes(1, 9, 150)
-    check_smallest(launch.smallest, COMPARED[name], k, data(*sizes), sizes)
-
-
-@pytest.mark.parametrize("accumulate", ["kahan", "float64"])
-def test_accumulation(accumulate):
-    sizes = Sizes(1, 5, 5000)
-    values, options = data(*sizes), Options(accumulate=accumulate)
-    for name in ("gaussian", "columns alone"):
-        check_sums(launch.sums, SUMS[name], values, sizes, None, options)
-    check_shifted(launch.shifted, *SHIFTED["plain"], values, sizes, None, options)
-
-
-def test_a_score_of_minus_infinity_is_nothing():
-    sizes = Sizes(1, 3, 100)
-    values = data(*sizes)
-    values[2][:, :99] = -torch.inf
-    f, w = SHIFTED["exponent of columns"]
-    check_shifted(launch.shifted, f, w, values, sizes)
-    values[2][:] = -torch.inf
-    top, total = launch.shifted(f, w, values, sizes, None, Options())
-    assert bool((top == -torch.inf).all())
-    assert not total.any()
 
 
 def test_bits_repeat():

@@ -8,6 +8,7 @@ torch.func and forward mode, and the registered op for torch.compile, export and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -37,12 +38,15 @@ class Rule(Protocol):
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         """Empty tensors of the results' shapes and dtypes."""
 
+    def saved(self, results: Tensors) -> Tensors:
+        """What derivatives need of the results."""
+
     def gradients(
         self,
         call: Call,
         tensors: Tensors,
         rest: Rest,
-        results: Tensors,
+        saved: Tensors,
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
     ) -> Sequence[Tensor | None]:
@@ -53,7 +57,7 @@ class Rule(Protocol):
         call: Call,
         tensors: Tensors,
         rest: Rest,
-        results: Tensors,
+        saved: Tensors,
         directions: Sequence[Tensor | None],
     ) -> Sequence[Tensor]:
         """How the results change as the tensors move."""
@@ -88,7 +92,10 @@ class ListOperator:
         self._eager = _eager_door(self)
         self._transform = _transform_door(self)
         torch.library.register_autograd(
-            f"weft::{name}", self._registered_backward, setup_context=_remember, lib=LIBRARY
+            f"weft::{name}",
+            self._registered_backward,
+            setup_context=functools.partial(_remember, rule),
+            lib=LIBRARY,
         )
         torch.library.register_vmap(f"weft::{name}", self._registered_vmap, lib=LIBRARY)
 
@@ -139,9 +146,9 @@ class ListOperator:
         return list(results), [0] * len(results)
 
 
-def _remember(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+def _remember(rule: Rule, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     tensors, *rest = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*tensors, *rule.saved(output))
     ctx.count, ctx.rest = len(tensors), tuple(rest)
 
 
@@ -150,7 +157,7 @@ def _eager_door(op: ListOperator) -> Callable[..., Results]:
         @staticmethod
         def forward(ctx: Any, rest: Rest, *tensors: Tensor) -> Results:
             results = op.forward(tensors, rest)
-            ctx.save_for_backward(*tensors, *results)
+            ctx.save_for_backward(*tensors, *op.rule.saved(results))
             ctx.set_materialize_grads(False)
             ctx.rest, ctx.count = rest, len(tensors)
             return results
@@ -158,9 +165,9 @@ def _eager_door(op: ListOperator) -> Callable[..., Results]:
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             kept = ctx.saved_tensors
-            tensors, results = kept[: ctx.count], kept[ctx.count :]
+            tensors, saved = kept[: ctx.count], kept[ctx.count :]
             needed = ctx.needs_input_grad[1:]
-            return (None, *op.rule.gradients(op, tensors, ctx.rest, results, grads, needed))
+            return (None, *op.rule.gradients(op, tensors, ctx.rest, saved, grads, needed))
 
     # Function.apply looks for functorch's wrappers first; ListOperator.__call__ has seen to that
     apply: Callable[..., Results] = super(torch.autograd.Function, Eager).apply
@@ -177,22 +184,23 @@ def _transform_door(op: ListOperator) -> Callable[..., Results]:
         def setup_context(ctx: Any, inputs: Sequence[Any], output: Results) -> None:
             ctx.rest, *tensors = inputs
             ctx.count = len(tensors)
-            ctx.save_for_backward(*tensors, *output)
-            ctx.save_for_forward(*tensors, *output)
+            saved = op.rule.saved(output)
+            ctx.save_for_backward(*tensors, *saved)
+            ctx.save_for_forward(*tensors, *saved)
             ctx.set_materialize_grads(False)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             kept, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
-            tensors, results = kept[: ctx.count], kept[ctx.count :]
-            found = op.rule.gradients(op.mapped, tensors, ctx.rest, results, grads, needed)
+            tensors, saved = kept[: ctx.count], kept[ctx.count :]
+            found = op.rule.gradients(op.mapped, tensors, ctx.rest, saved, grads, needed)
             return (None, *found)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Results:
             kept = ctx.saved_tensors
-            tensors, results = kept[: ctx.count], kept[ctx.count :]
-            return tuple(op.rule.tangents(op.mapped, tensors, ctx.rest, results, tangents[1:]))
+            tensors, saved = kept[: ctx.count], kept[ctx.count :]
+            return tuple(op.rule.tangents(op.mapped, tensors, ctx.rest, saved, tangents[1:]))
 
         @staticmethod
         def vmap(info: Any, dims: Any, rest: Rest, *tensors: Tensor) -> Any:

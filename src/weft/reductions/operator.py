@@ -95,12 +95,15 @@ class _Sums:
         (f,) = keys.formulas(key)
         return [tensors[0].new_empty(batch, rows, f.dim)]
 
+    def saved(self, results: Tensors) -> Tensors:
+        return ()
+
     def gradients(
         self,
         call: Call,
         tensors: Tensors,
         rest: Rest,
-        results: Tensors,
+        saved: Tensors,
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
@@ -111,7 +114,7 @@ class _Sums:
         call: Call,
         tensors: Tensors,
         rest: Rest,
-        results: Tensors,
+        saved: Tensors,
         directions: Sequence[Tensor | None],
     ) -> list[Tensor]:
         return [_tangent(call, tensors, rest, directions)]
@@ -141,16 +144,19 @@ class _Shifted(_Sums):
         dtype = torch.promote_types(tensors[0].dtype, torch.float32)
         return [tensors[0].new_empty(batch, rows, d, dtype=dtype) for d in (1, w.dim)]
 
+    def saved(self, results: Tensors) -> Tensors:
+        return results[:1]  # the maximum
+
     def gradients(
         self,
         call: Call,
         tensors: Tensors,
         rest: Rest,
-        results: Tensors,
+        saved: Tensors,
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
-        tensors, rest, at = _with_maximum(tensors, rest, results[0])
+        tensors, rest, at = _with_maximum(tensors, rest, saved[0])
         more = [*needed[:at], False, *needed[at:]]
         found = _gradients(_door_of_sums(call), tensors, rest, grads[1], more)
         return found[:at] + found[at + 1 :]
@@ -160,13 +166,13 @@ class _Shifted(_Sums):
         call: Call,
         tensors: Tensors,
         rest: Rest,
-        results: Tensors,
+        saved: Tensors,
         directions: Sequence[Tensor | None],
     ) -> list[Tensor]:
-        tensors, rest, at = _with_maximum(tensors, rest, results[0])
+        tensors, rest, at = _with_maximum(tensors, rest, saved[0])
         more = [*directions[:at], None, *directions[at:]]
         tangent = _tangent(_door_of_sums(call), tensors, rest, more)
-        return [torch.zeros_like(results[0]), tangent.to(results[1].dtype)]
+        return [torch.zeros_like(saved[0]), tangent.to(saved[0].dtype)]
 
 
 def _with_maximum(tensors: Tensors, rest: Rest, m: Tensor) -> tuple[list[Tensor], Rest, int]:
