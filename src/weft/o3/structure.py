@@ -1,0 +1,104 @@
+"""The static structure of a channelwise tensor product: blocks, where they lie, and paths.
+
+    Q(x, y, w, z) = Σ_p c_p Σ_{abm} C[a,b,m] Σ_u x[p.x,a,u] · y[p.y,b,u] · w[p.w,u] · z[p.z,m,u]
+
+C is the Wigner 3j symbol of the path's degrees, u the channel.  Q is linear in each of its four
+slots; ∂Q/∂z is the tensor product, the other derivatives are its gradients.  What a channel is in
+memory is each block's own matter, so that mul_ir and ir_mul, ragged multiplicities and the modes
+uvu, uvv, uuu and uvuv are all this one form.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any, NamedTuple
+
+__all__ = ["SLOTS", "Block", "Path", "Product", "Structure", "read"]
+
+SLOTS = "xyzw"
+"""The roles of the operands: two factors, the result, the weight."""
+
+
+class Block(NamedTuple):
+    """One irrep in a row: component a of channel u is at offset + a · step + u · channel_step.
+
+    A channel_step of 0 says that all channels share the block.
+    """
+
+    offset: int
+    degree: int
+    step: int
+    channel_step: int
+
+    @property
+    def components(self) -> int:
+        """2l + 1."""
+        return 2 * self.degree + 1
+
+
+class Path(NamedTuple):
+    """Blocks that meet: their places in x, y and z, that of their weight, and the factor.
+
+    w is -1 in every path of a product without weights.
+    """
+
+    x: int
+    y: int
+    z: int
+    w: int
+    factor: float
+
+
+class Product(NamedTuple):
+    """Paths of one number of channels.  No block of z is shared by channels."""
+
+    channels: int
+    x: tuple[Block, ...]
+    y: tuple[Block, ...]
+    z: tuple[Block, ...]
+    w: tuple[Block, ...]
+    paths: tuple[Path, ...]
+
+    def blocks(self, slot: str) -> tuple[Block, ...]:
+        """Those of a slot."""
+        found: tuple[Block, ...] = getattr(self, slot)
+        return found
+
+
+class Structure(NamedTuple):
+    """Products on the same rows, one for each number of channels.
+
+    Args:
+        widths: numbers in a row of x, y, z and w; 0 for w: no weights.
+        products: their blocks of z do not overlap.
+    """
+
+    widths: tuple[int, int, int, int]
+    products: tuple[Product, ...]
+
+    def width(self, slot: str) -> int:
+        """Numbers in a row of a slot."""
+        return self.widths[SLOTS.index(slot)]
+
+    @property
+    def weighted(self) -> bool:
+        """Whether its paths have weights."""
+        return self.width("w") > 0
+
+    def __str__(self) -> str:
+        """A text that `read` turns into the same structure."""
+        return json.dumps(self, separators=(",", ":"))
+
+
+@functools.lru_cache(maxsize=1024)
+def read(text: str) -> Structure:
+    """The structure with a text."""
+    widths, products = json.loads(text)
+    return Structure(tuple(widths), tuple(map(_product, products)))
+
+
+def _product(fields: list[Any]) -> Product:
+    channels, *slots, paths = fields
+    x, y, z, w = (tuple(Block(*block) for block in slot) for slot in slots)
+    return Product(channels, x, y, z, w, tuple(Path(*path) for path in paths))
