@@ -27,7 +27,7 @@ def adapt(workload: Workload) -> Candidate | str:
     reduction = Genred(of.text, aliases, reduction_op=of.kind, axis=1, **options)
 
     def function(*inputs: Tensor) -> Tensor:
-        found: Tensor = reduction(*inputs)
+        found: Tensor = reduction(*inputs, ranges=workload.tables["ranges"])
         return found
 
     return Candidate(NAME, "keops", function, workload.inputs, workload.oracle)

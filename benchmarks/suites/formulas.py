@@ -1,4 +1,8 @@
-"""Builds the workloads of reductions: points uniform in a cube of side √(6/D), b and h normal."""
+"""Builds the workloads of reductions: points uniform in a cube of side √(6/D), b and h normal.
+
+Block-sparse ones keep pairs of cells of the cube whose centres are near, and take a kernel that is
+a quarter of that radius wide.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,31 @@ from torch import Tensor
 
 from benchmarks.suites.recipes import Random
 from weft.bench.case import Case, Workload
-from weft.reductions import Genred
+from weft.reductions import BlockSparsity, Genred
+from weft.reductions.cluster import cluster_ranges_centroids, grid_cluster, sort_clusters
 
 __all__ = ["FORMULAS", "Formula", "formula_case"]
 
 CHECKED = 4096
 """Rows and columns of the check, whose oracle is the dense matrix in float64."""
 
+CHECKED_BATCH = 4
+"""Entries of a batch in the check."""
+
+RADIUS = 0.21
+"""Within which the centres of cells of the unit cube meet."""
+
 
 class Formula(NamedTuple):
     """A reduction over j of a formula of x (i), y (j) and b (j), for KeOps' names and for torch.
 
-    `dense` takes (M, 1, D), (1, N, D) and (1, N, 1).
+    `dense` takes (*batch, M, 1, D), (*batch, 1, N, D), (*batch, 1, N, 1) and, for a sum, what each
+    pair is weighed by.
     """
 
     kind: str
     text: str
-    dense: Callable[[Tensor, Tensor, Tensor], Tensor]
+    dense: Callable[..., Tensor]
     k: int = 1
 
 
@@ -39,7 +51,7 @@ FORMULAS = {
     "gaussian": Formula(
         "Sum",
         "Exp(-SqDist(x, y)) * b",
-        lambda x, y, b: ((-_sqdist(x, y)).exp() * b[..., 0]).sum(1, keepdim=True),
+        lambda x, y, b, kept=1: ((-_sqdist(x, y)).exp() * b[..., 0] * kept).sum(-1, keepdim=True),
     ),
     "logsumexp": Formula(
         "LogSumExp",
@@ -55,21 +67,34 @@ FORMULAS = {
 }
 
 
+class Size(NamedTuple):
+    """Of a workload: rows, columns, dimension, entries of the batch, cells along the unit cube."""
+
+    rows: int
+    columns: int
+    dim: int
+    batch: int | None
+    cells: int | None
+
+
 def formula_case(
     name: str,
     formula: str,
     rows: int,
     columns: int,
     dim: int = 3,
+    *,
+    batch: int | None = None,
+    cells: int | None = None,
     phases: tuple[str, ...] = ("forward",),
     tf32: bool = False,
     backends: tuple[str | None, ...] = (None,),
 ) -> Case:
-    """A reduction of a formula over all pairs of two clouds."""
+    """A reduction of a formula over all pairs of two clouds, or over blocks of pairs."""
     return Case(
         name,
         FORMULAS[formula].kind,
-        functools.partial(_workload, formula, rows, columns, dim),
+        functools.partial(_workload, formula, Size(rows, columns, dim, batch, cells)),
         phases=phases,
         tf32=tf32,
         check_batch=CHECKED,
@@ -77,34 +102,74 @@ def formula_case(
     )
 
 
-def _workload(
-    formula: str, rows: int, columns: int, dim: int, device: torch.device, batch: int | None
-) -> Workload:
-    of = FORMULAS[formula]
-    rows, columns = (n if batch is None else min(n, batch) for n in (rows, columns))
-    random = Random(device)
-    side = (6 / dim) ** 0.5
-    x, y = (torch.special.ndtr(random.normal(n, dim)) * side for n in (rows, columns))
-    b = random.normal(columns, 1)
-    aliases = [f"x = Vi(0, {dim})", f"y = Vj(1, {dim})", "b = Vj(2, 1)"]
+def _workload(formula: str, full: Size, device: torch.device, check_batch: int | None) -> Workload:
+    of, size = FORMULAS[formula], full if check_batch is None else _reduced(full, check_batch)
+    x, y, b = _inputs(size, device)
+    mask = _mask(x, y, size.cells) if size.cells else None
+    aliases = [f"x = Vi(0, {size.dim})", f"y = Vj(1, {size.dim})", "b = Vj(2, 1)"]
     reduction = Genred(of.text, aliases, of.kind, axis=1, opt_arg=of.k)
+    ranges = mask and mask.blocks.ranges
 
     def function(x: Tensor, y: Tensor, b: Tensor, backend: str | None = None) -> Tensor:
-        found = reduction(x, y, b, backend=backend or "auto")
+        found = reduction(x, y, b, backend=backend or "auto", ranges=ranges)
         assert isinstance(found, Tensor)
         return found
 
     def oracle(x: Tensor, y: Tensor, b: Tensor, scale: None = None) -> Tensor:
-        return of.dense(x[:, None], y[None], b[None])
+        weighed = () if mask is None else (mask.dense().to(x.dtype),)
+        return of.dense(x.unsqueeze(-2), y.unsqueeze(-3), b.unsqueeze(-3), *weighed)
 
+    pairs = mask.blocks.num_pairs() if mask else size.rows * size.columns * (size.batch or 1)
     return Workload(
         "reduction",
         (x, y, b),
-        {"formula": of, "aliases": aliases},
+        {"formula": of, "aliases": aliases, "ranges": ranges},
         function,
         oracle,
-        rows * columns * (3 * dim + 3),
-        rows * of.k * x.element_size(),
-        f"M={rows} N={columns} D={dim}",
+        pairs * (3 * size.dim + 3),
+        x.shape[:-1].numel() * of.k * x.element_size(),
+        " ".join(f"{key}={value}" for key, value in size._asdict().items() if value),
         polynomial=False,
     )
+
+
+def _reduced(size: Size, most: int) -> Size:
+    return size._replace(
+        rows=min(size.rows, most),
+        columns=min(size.columns, most),
+        batch=size.batch and min(size.batch, CHECKED_BATCH),
+    )
+
+
+def _inputs(size: Size, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Two clouds, sorted by cells if there are any, and numbers for the second."""
+    random, batch = Random(device), (size.batch,) if size.batch else ()
+    side = 4 / (2**0.5 * RADIUS) if size.cells else (6 / size.dim) ** 0.5
+    x, y = (
+        torch.special.ndtr(random.normal(*batch, n, size.dim)) * side
+        for n in (size.rows, size.columns)
+    )
+    if size.cells:
+        x, y = (sort_clusters(p, grid_cluster(p, side / size.cells))[0] for p in (x, y))
+    return x, y, random.normal(*batch, size.columns, 1)
+
+
+class _Mask(NamedTuple):
+    blocks: BlockSparsity
+    labels_x: Tensor
+    labels_y: Tensor
+    keep: Tensor
+
+    def dense(self) -> Tensor:
+        """(M, N) booleans."""
+        return self.keep[self.labels_x][:, self.labels_y]
+
+
+def _mask(x: Tensor, y: Tensor, cells: int) -> _Mask:
+    side = 4 / (2**0.5 * RADIUS)
+    labels = [grid_cluster(p, side / cells) for p in (x, y)]
+    (ranges_x, centres_x, _), (ranges_y, centres_y, _) = (
+        cluster_ranges_centroids(p, lab) for p, lab in zip((x, y), labels, strict=True)
+    )
+    keep = torch.cdist(centres_x, centres_y) < RADIUS * side
+    return _Mask(BlockSparsity.from_matrix(ranges_x, ranges_y, keep), *labels, keep)

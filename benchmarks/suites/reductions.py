@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from benchmarks.suites.formulas import formula_case
+from benchmarks.suites.transport import transport_case
 
 FAMILY = "reductions"
 
 BOTH = ("forward", "forward+backward")
 
 CASES = [
-    formula_case("gaussian_1m", "gaussian", 10**6, 10**6),
+    formula_case("gaussian_1m", "gaussian", 10**6, 10**6, phases=BOTH),
     formula_case("gaussian_1k_1m", "gaussian", 1024, 10**6),
     formula_case("gaussian_100k", "gaussian", 10**5, 10**5, phases=BOTH),
     formula_case("gaussian_d64", "gaussian", 2**18, 2**18, 64),
@@ -18,4 +19,8 @@ CASES = [
     formula_case("logsumexp_1m", "logsumexp", 10**6, 10**6),
     formula_case("nearest_1m", "nearest", 10**6, 10**6),
     formula_case("nearest_d64", "nearest", 2**18, 2**18, 64),
+    formula_case("gaussian_1k_cells", "gaussian", 10**6, 10**6, cells=10, phases=BOTH),
+    formula_case("gaussian_8k_cells", "gaussian", 10**6, 10**6, cells=20, phases=BOTH),
+    formula_case("gaussian_batch", "gaussian", 2048, 2048, batch=64),
+    transport_case("sinkhorn_100k", 10**5),
 ]
