@@ -14,8 +14,9 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
+from weft.core.machine import Run, machine_code
 
-__all__ = ["Launcher", "Tile"]
+__all__ = ["Launcher", "Tile", "alignment", "current_stream"]
 
 
 class Tile(NamedTuple):
@@ -54,8 +55,8 @@ class Launcher:
         self._rest = (*tables, *numbers, *constants, *tile.blocks)
         self._settled = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._rest)
         self._options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        self._aligned: Any = None
-        self._ready: dict[tuple[int, ...], Any] = {}
+        self._aligned: Run | None = None
+        self._ready: dict[tuple[int, ...], Run] = {}
         names = kernel.arg_names[-len(constants) - len(tile.blocks) :]
         values = (v if isinstance(v, str) else int(v) for v in (*constants, *tile.blocks))
         self.shown: dict[str, int | str] = dict(zip(names, values, strict=True)) | self._options
@@ -72,42 +73,37 @@ class Launcher:
         run = self._aligned
         for pointer in pointers:
             if pointer is not None and pointer & 15:
-                run = self._ready.get(_alignment(pointers))
+                run = self._ready.get(alignment(pointers))
                 break
         if run is None:
             self._launch_first(operands, pointers)
         else:
-            stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-            run(stream, pointers, self._settled)
+            run(self._grid[0], current_stream(), (*pointers, *self._settled))
 
     def _launch_first(
         self, operands: Sequence[Tensor | None], pointers: Sequence[int | None]
     ) -> None:
-        """Launch by Triton's own door, which compiles, and keep what it found."""
+        """Compile, keep what came of it, and launch."""
         if self._grid[0] == 0:
             return
-        launch = self._kernel[self._grid]
         if interpreted():
-            launch(*operands, *self._rest)
+            self._kernel[self._grid](*operands, *self._rest)
             return
-        compiled = _bound(launch(*operands, *self._rest, **self._options), self._grid)
+        run = machine_code(self._kernel, (*operands, *self._rest), self._options)
         # machine code depends on which operands are aligned to 16 bytes
-        key = _alignment(pointers)
-        self._ready[key] = compiled
+        key = alignment(pointers)
+        self._ready[key] = run
         if not any(key):
-            self._aligned = compiled
+            self._aligned = run
+        run(self._grid[0], current_stream(), (*pointers, *self._settled))
 
 
-def _bound(compiled: Any, grid: tuple[int, int, int]) -> Any:
-    """Launches compiled code as Triton's own launcher does, without its hooks for profilers."""
-    run, code = compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
-    x, y, z = grid
-
-    def launch(stream: int, pointers: Sequence[int | None], settled: tuple[Any, ...]) -> None:
-        run(x, y, z, stream, *code, *pointers, *settled)
-
-    return launch
-
-
-def _alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:
+def alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:
+    """Which addresses are not aligned to 16 bytes."""
     return tuple((p or 0) & 15 and 1 for p in pointers)
+
+
+def current_stream() -> int:
+    """The handle of the current stream of the current device."""
+    stream: int = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+    return stream
