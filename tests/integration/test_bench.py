@@ -257,6 +257,7 @@ def test_suites_and_peers_load(monkeypatch):
     names = [peer.NAME for peer in load_peers()]
     assert names == [
         *("torch eager", "torch.compile", "cuEquivariance", "e3nn", "spconv", "pykeops"),
+        "flash-sinkhorn",
     ]
     with pytest.raises(
         WeftError,
