@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from weft.o3.structure import SLOTS
 
-__all__ = ["Call", "Result", "forward", "gradient", "read_call", "tangent"]
+__all__ = ["Call", "Result", "forward", "gradient", "read_call", "tangent", "trimmed"]
 
 Term = tuple[int, ...]
 """The tensor in each slot but the result's, in the order of SLOTS; no weight slot: without it."""
@@ -99,6 +99,17 @@ def tangent(call: Call, given: Sequence[bool]) -> Call:
         for result in call.results
     )
     return Call(slots, results)
+
+
+def trimmed(call: Call) -> tuple[Call, tuple[int, ...]]:
+    """The call of those tensors alone that its terms name, and their numbers."""
+    used = tuple(sorted({t for result in call.results for term in result.terms for t in term}))
+    place = {t: i for i, t in enumerate(used)}
+    results = tuple(
+        Result(slot, tuple(tuple(place[t] for t in term) for term in terms))
+        for slot, terms in call.results
+    )
+    return Call("".join(call.slots[t] for t in used), results), used
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 __all__ = ["SLOTS", "Block", "Path", "Product", "Structure", "read"]
@@ -65,17 +66,43 @@ class Product(NamedTuple):
         found: tuple[Block, ...] = getattr(self, slot)
         return found
 
+    def degrees(self, path: Path) -> tuple[int, int, int]:
+        """Those of x, y and z on a path."""
+        return self.x[path.x].degree, self.y[path.y].degree, self.z[path.z].degree
 
-class Structure(NamedTuple):
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Structure:
     """Products on the same rows, one for each number of channels.
 
     Args:
         widths: numbers in a row of x, y, z and w; 0 for w: no weights.
         products: their blocks of z do not overlap.
+
+    `text` is what `read` turns into the same structure; it also is its identity.
     """
 
     widths: tuple[int, int, int, int]
     products: tuple[Product, ...]
+    text: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # written once: registered operators take it at every call
+        text = json.dumps((self.widths, self.products), separators=(",", ":"))
+        object.__setattr__(self, "text", text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        paths = sum(len(product.paths) for product in self.products)
+        return f"Structure({paths} paths, widths {self.widths})"
 
     def width(self, slot: str) -> int:
         """Numbers in a row of a slot."""
@@ -85,10 +112,6 @@ class Structure(NamedTuple):
     def weighted(self) -> bool:
         """Whether its paths have weights."""
         return self.width("w") > 0
-
-    def __str__(self) -> str:
-        """A text that `read` turns into the same structure."""
-        return json.dumps(self, separators=(",", ":"))
 
 
 @functools.lru_cache(maxsize=1024)

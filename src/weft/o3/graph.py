@@ -1,0 +1,295 @@
+"""Graphs: which row each edge reads, which it adds to, and the edges sorted by either.
+
+    edge e:  out[dst[e]] += f(x[src[e]], e)
+
+Sorted once by dst and once by src, so that sums and their gradients need no atomics: the edges of a
+row follow each other, in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.core.cache import TensorCache
+from weft.core.op import compiling, unwatched
+from weft.core.segments import SLICE, Slices, cut, indptr_of, narrow, sort_rows
+from weft.core.transforms import below_transforms
+from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+
+__all__ = ["Graph", "Tables", "graph_of", "pack", "repeated", "row_by_row", "unpack"]
+
+
+class Tables(NamedTuple):
+    """What an executor reads of a graph.
+
+    Tensors are contiguous, on one device, int32 where all numbers are below 2^31, else int64.
+    Row m of slot z sums the edges z_edges[z_indptr[m]] .. z_edges[z_indptr[m+1] − 1], in this
+    order; likewise slot x.
+    """
+
+    num_x: int  # rows of slot x
+    num_z: int  # rows of slot z
+    num_edges: int  # E
+    src: Tensor | None = None  # (E,) row of x; None: edge e reads row e
+    dst: Tensor | None = None  # (E,) row of z; None: edge e is row e
+    z_indptr: Tensor | None = None  # (num_z + 1,); None: dst is
+    z_edges: Tensor | None = None  # (E,) edges sorted by dst; None: they are
+    x_indptr: Tensor | None = None
+    x_edges: Tensor | None = None
+    z_slices: Slices | None = None  # pieces of rows, None where no row is longer than SLICE
+    x_slices: Slices | None = None
+
+
+class Graph:
+    """Edges from src to dst, checked and sorted once; any multigraph.
+
+    Args:
+        src: (E,) int64 or int32, the row that each edge reads.
+        dst: (E,) the row that it adds to.
+        num_nodes: rows that are added to; None: one more than the largest number in src and dst.
+        num_sources: rows that are read; None: num_nodes.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: src and dst do not fit each other.
+        IndexRangeError: an edge is out of range; on a GPU that is looked at under WEFT_CHECK=1.
+
+    It holds copies.  Cost: two sorts of E numbers and one read by the host (none inside
+    torch.compile, where rows of many thousand edges are then not cut into pieces).
+    """
+
+    def __init__(
+        self,
+        src: Tensor,
+        dst: Tensor,
+        num_nodes: int | None = None,
+        num_sources: int | None = None,
+    ) -> None:
+        if not compiling():
+            _check_tensors(src, dst)
+        if num_nodes is None:
+            num_nodes = _largest(src, dst) + 1
+        sources = num_nodes if num_sources is None else num_sources
+        self.tables = _tables(src, dst, sources, num_nodes)
+        self.packed, self.present = pack(self.tables)
+
+    def __repr__(self) -> str:
+        return f"Graph({self.num_edges} edges, {self.num_sources} to {self.num_nodes} rows)"
+
+    @property
+    def src(self) -> Tensor:
+        """(E,) the row that each edge reads."""
+        return self.packed[0]
+
+    @property
+    def dst(self) -> Tensor:
+        """(E,) the row that each edge adds to."""
+        return self.packed[1]
+
+    @property
+    def num_nodes(self) -> int:
+        """Rows that are added to."""
+        return self.tables.num_z
+
+    @property
+    def num_sources(self) -> int:
+        """Rows that are read."""
+        return self.tables.num_x
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return self.tables.num_edges
+
+    def to(self, device: torch.device | str) -> Graph:
+        """The same graph on a device."""
+        return Graph(self.src.to(device), self.dst.to(device), self.num_nodes, self.num_sources)
+
+
+_graphs: TensorCache[Graph] = TensorCache()
+
+
+def graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Graph:
+    """The graph of these very tensors in their present state, sorted once."""
+    if compiling():
+        return Graph(src, dst, num_nodes, num_sources)
+    return _graph_of(src, dst, num_nodes, num_sources)
+
+
+@below_transforms
+def _graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Graph:
+    if not isinstance(src, Tensor) or not isinstance(dst, Tensor) or not unwatched(src):
+        return Graph(src, dst, num_nodes, num_sources)
+    sizes = (num_nodes, num_sources)
+    return _graphs.get((src, dst), sizes, lambda: Graph(src, dst, *sizes))
+
+
+def row_by_row(rows: int) -> Tables:
+    """Edge e reads row e and is row e."""
+    return Tables(rows, rows, rows)
+
+
+def pack(tables: Tables) -> tuple[list[Tensor], str]:
+    """The tensors that there are, and a text that says which."""
+    every = list(_flat(tables))
+    return [t for t in every if t is not None], "".join("01"[t is not None] for t in every)
+
+
+def unpack(tensors: Sequence[Tensor], present: str, num_x: int, num_z: int, edges: int) -> Tables:
+    """The tables that `pack` took apart."""
+    if not tensors:
+        return Tables(num_x, num_z, edges)
+    rest = iter(tensors)
+    every = [next(rest) if flag == "1" else None for flag in present]
+    src, dst, z_indptr, z_edges, x_indptr, x_edges, *slices = every
+    orders = (z_indptr, z_edges, x_indptr, x_edges)
+    return Tables(num_x, num_z, edges, src, dst, *orders, _slices(slices[:3]), _slices(slices[3:]))
+
+
+def repeated(tables: Tables, times: int) -> Tables:
+    """Copies of a graph side by side, none connected with another."""
+    rows, more, edges = tables.num_x, tables.num_z, tables.num_edges
+    limit = times * max(rows, more, edges) + 1
+
+    def shifted(index: Tensor | None, step: int) -> Tensor | None:
+        if index is None:
+            return None
+        copies = torch.arange(times, device=index.device)[:, None] * step
+        return narrow((index + copies).flatten(), limit)
+
+    def bounds(indptr: Tensor | None, step: int) -> Tensor | None:
+        if indptr is None:
+            return None
+        starts = shifted(indptr[:-1], step)
+        assert starts is not None
+        return torch.cat([starts, starts.new_full((1,), times * step)])
+
+    def pieces(slices: Slices | None, rows: int) -> Slices | None:
+        if slices is None:
+            return None
+        count = slices.num_pieces
+        owners = bounds(slices.owner_indptr, count)
+        return _slices([bounds(slices.indptr, edges), shifted(slices.owner, rows), owners])
+
+    return Tables(
+        times * rows,
+        times * more,
+        times * edges,
+        shifted(tables.src, rows),
+        shifted(tables.dst, more),
+        bounds(tables.z_indptr, edges),
+        shifted(tables.z_edges, edges),
+        bounds(tables.x_indptr, edges),
+        shifted(tables.x_edges, edges),
+        pieces(tables.z_slices, more),
+        pieces(tables.x_slices, rows),
+    )
+
+
+def _flat(tables: Tables) -> Iterator[Tensor | None]:
+    yield from tables[3:9]
+    for slices in tables[9:]:
+        yield from (None,) * 3 if slices is None else slices[:3]
+
+
+def _slices(parts: Sequence[Tensor | None]) -> Slices | None:
+    indptr, owner, owner_indptr = parts
+    if indptr is None or owner is None or owner_indptr is None:
+        return None
+    return Slices(indptr, owner, owner_indptr, owner.shape[0])
+
+
+@below_transforms
+def _tables(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
+    traced = compiling() or not unwatched(src)
+    if not traced and (src.device.type == "cpu" or os.environ.get("WEFT_CHECK") == "1"):
+        _check_range("src", src, num_x, "rows of x (num_sources)")
+        _check_range("dst", dst, num_z, "rows to add to (num_nodes)")
+    edges = src.shape[0]
+    limit = max(num_x, num_z, edges) + 1
+    src, dst = (narrow(index, limit).clone() for index in (src, dst))
+    (z_indptr, z_edges), (x_indptr, x_edges) = (
+        _sorted(index, rows, limit) for index, rows in ((dst, num_z), (src, num_x))
+    )
+    tables = Tables(num_x, num_z, edges, src, dst, z_indptr, z_edges, x_indptr, x_edges)
+    return tables if traced or not (edges and num_x and num_z) else _with_facts(tables)
+
+
+def _sorted(rows: Tensor, size: int, limit: int) -> tuple[Tensor, Tensor]:
+    order = sort_rows(rows)
+    indptr = indptr_of(rows.index_select(0, order), size)
+    return narrow(indptr, limit), narrow(order, limit)
+
+
+def _with_facts(tables: Tables) -> Tables:
+    """Orders that are the identity left out, and long rows cut: what the host must read."""
+    z_indptr, x_indptr = tables.z_indptr, tables.x_indptr
+    src, dst = tables.src, tables.dst
+    assert src is not None
+    assert dst is not None
+    assert z_indptr is not None
+    assert x_indptr is not None
+    facts = [(dst.diff() >= 0).all(), z_indptr.diff().max()]
+    facts += [(src.diff() >= 0).all(), x_indptr.diff().max()]
+    z_sorted, z_longest, x_sorted, x_longest = torch.stack([f.long() for f in facts]).tolist()
+    return tables._replace(
+        z_edges=None if z_sorted else tables.z_edges,
+        x_edges=None if x_sorted else tables.x_edges,
+        z_slices=cut(z_indptr, SLICE) if z_longest > SLICE else None,
+        x_slices=cut(x_indptr, SLICE) if x_longest > SLICE else None,
+    )
+
+
+def _largest(src: Tensor, dst: Tensor) -> int:
+    if compiling():
+        raise ShapeError(
+            "num_nodes was left out inside torch.compile or export: the number of rows must not "
+            "depend on values there. Pass num_nodes."
+        )
+    return max((int(index.max()) for index in (src, dst) if index.numel()), default=-1)
+
+
+def _check_tensors(src: Tensor, dst: Tensor) -> None:
+    for name, index in (("src", src), ("dst", dst)):
+        if not isinstance(index, Tensor):
+            raise DTypeError(
+                f"{name} is a {type(index).__name__}: it must be a torch.Tensor. "
+                f"Pass torch.as_tensor({name})."
+            )
+        if index.dtype not in (torch.int64, torch.int32):
+            raise DTypeError(
+                f"{name} is {index.dtype}: edges are numbers of rows, int64 or int32. "
+                f"Convert it, e.g. {name}.long()."
+            )
+        if index.dim() != 1:
+            raise ShapeError(
+                f"{name} is {tuple(index.shape)}: it must be (E,), one number an edge. "
+                f"Pass {name}.flatten(), or a row of edge_index."
+            )
+    if src.shape != dst.shape:
+        raise ShapeError(
+            f"src has {src.shape[0]} edges and dst has {dst.shape[0]}: they must have the same "
+            "number, one of each an edge. Pass the two rows of one edge_index."
+        )
+    if src.device != dst.device:
+        raise DeviceError(
+            f"src is on {src.device} and dst on {dst.device}: they must be on one device. "
+            f"Pass dst.to({str(src.device)!r})."
+        )
+
+
+def _check_range(name: str, index: Tensor, rows: int, what: str) -> None:
+    if not index.numel():
+        return
+    low, high = (int(v) for v in index.aminmax())
+    if low < 0 or high >= rows:
+        value = low if low < 0 else high
+        where = int((index == value).nonzero()[0, 0])
+        raise IndexRangeError(
+            f"{name}[{where}] is {value} but there are {rows} {what}: every value must lie in "
+            f"0..{rows - 1}. Correct {name}, or pass more rows."
+        )
