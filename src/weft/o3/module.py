@@ -1,0 +1,169 @@
+"""What modules with weights share: the flat weight, its views, and checkpoints of e3nn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import DTypeError, ShapeError
+from weft.o3.irreps import Irreps
+
+__all__ = ["WeightedModule", "forget_e3nn_tables"]
+
+
+class Weighted(Protocol):
+    """An instruction."""
+
+    @property
+    def i_out(self) -> int:
+        """The item of the output."""
+
+    @property
+    def path_weight(self) -> float:
+        """Its factor."""
+
+    @property
+    def path_shape(self) -> tuple[int, ...]:
+        """The shape of its weight."""
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in its weight; 0 without one."""
+
+
+class WeightedModule(nn.Module):
+    """A module whose instructions have one flat weight, which it owns or the caller gives.
+
+    Args:
+        instructions: in the order of their weights.
+        irreps_out: of the output; `output_mask` is 1 where an instruction reaches it, else 0.
+        internal_weights: whether the module owns the weight; None: if it is shared.
+        shared_weights: whether all rows have the same weight, (weight_numel,), or each its own,
+            (…, weight_numel).
+        dims: of the module's own weight, in front of weight_numel.
+    """
+
+    weight: nn.Parameter | None
+    output_mask: Tensor
+
+    def __init__(
+        self,
+        instructions: Sequence[Weighted],
+        irreps_out: Irreps,
+        internal_weights: bool | None,
+        shared_weights: bool,
+        dims: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__()
+        if internal_weights and not shared_weights:
+            raise ShapeError(
+                "internal_weights is True but shared_weights is False: weights of the module are "
+                "the same in all rows. Leave one of both out, or give weights at the call."
+            )
+        self.instructions = list(instructions)
+        self.irreps_out = irreps_out
+        self.weight_numel = sum(instruction.num_weights for instruction in instructions)
+        self.shared_weights = shared_weights
+        self.internal_weights = (
+            shared_weights and self.weight_numel > 0
+            if internal_weights is None
+            else internal_weights
+        )
+        owned = self.internal_weights and self.weight_numel > 0
+        self.weight = nn.Parameter(torch.randn(*dims, self.weight_numel)) if owned else None
+        self.register_buffer("output_mask", self._mask(), persistent=False)
+
+    def weight_view_for_instruction(self, instruction: int, weight: Tensor | None = None) -> Tensor:
+        """(…, *path_shape): the weight of one instruction, a view of all.
+
+        Args:
+            instruction: its number.
+            weight: all weights, if they are not the module's.
+
+        Raises:
+            ShapeError: the instruction has no weight, or the weights do not fit.
+        """
+        chosen = self.instructions[instruction]
+        if not chosen.num_weights:
+            raise ShapeError(
+                f"instruction {instruction} has no weight: there is nothing to view. Choose one "
+                "with has_weight and copies on all sides."
+            )
+        first = sum(other.num_weights for other in self.instructions[:instruction])
+        return self._view(self.checked_weight(weight), first, chosen)
+
+    def weight_views(
+        self, weight: Tensor | None = None, yield_instruction: bool = False
+    ) -> Iterator[Any]:
+        """The weights of the instructions that have one; with (number, instruction) in front."""
+        flat, first = self.checked_weight(weight), 0
+        for n, instruction in enumerate(self.instructions):
+            if instruction.num_weights:
+                view = self._view(flat, first, instruction)
+                first += instruction.num_weights
+                yield (n, instruction, view) if yield_instruction else view
+
+    def checked_weight(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor | None:
+        """The flat weights: the given ones, one tensor or one an instruction, or the module's."""
+        if weight is None:
+            if self.weight is None and self.weight_numel:
+                raise ShapeError(
+                    f"weight is missing: {type(self).__name__} takes {self._wanted()}. "
+                    "Pass it, or build the module with internal_weights=True."
+                )
+            return self.weight
+        if not isinstance(weight, Tensor):
+            weight = self._flattened(weight)
+        own = self.weight.shape if self.weight is not None else (self.weight_numel,)
+        fits = weight.dim() > 0 and weight.shape[-1] == self.weight_numel
+        if not fits or (weight.shape != own if self.shared_weights else weight.dim() < 2):
+            raise ShapeError(
+                f"weight is {tuple(weight.shape)}: {type(self).__name__} with shared_weights="
+                f"{self.shared_weights} takes {self._wanted()}. Pass such weights, or change "
+                "shared_weights."
+            )
+        return weight
+
+    def _flattened(self, weights: Sequence[Tensor]) -> Tensor:
+        shapes = [i.path_shape for i in self.instructions if i.num_weights]
+        if not isinstance(weights, list | tuple) or len(weights) != len(shapes):
+            raise DTypeError(
+                f"weight is a {type(weights).__name__}: it must be {self._wanted()}, or a list of "
+                f"{len(shapes)}, one for each instruction with weights. Pass one of these."
+            )
+        return torch.cat(
+            [w.flatten(w.dim() - len(s)) for w, s in zip(weights, shapes, strict=True)], -1
+        )
+
+    def _wanted(self) -> str:
+        return f"({self.weight_numel},)" if self.shared_weights else f"(…, {self.weight_numel})"
+
+    def _mask(self) -> Tensor:
+        reached = {i.i_out for i in self.instructions if i.path_weight and 0 not in i.path_shape}
+        parts = [
+            torch.full((item.dim,), float(n in reached)) for n, item in enumerate(self.irreps_out)
+        ]
+        return torch.cat(parts) if parts else torch.ones(0)
+
+    @staticmethod
+    def _view(weight: Tensor | None, first: int, instruction: Weighted) -> Tensor:
+        assert weight is not None
+        flat = weight.narrow(-1, first, instruction.num_weights)
+        return flat.reshape(*flat.shape[:-1], *instruction.path_shape)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        forget_e3nn_tables(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def forget_e3nn_tables(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    """Drop what e3nn stores and a module makes anew: tables of its code, masks, empty weights."""
+    known = {f"{prefix}{name}" for name, p in module.named_parameters(recurse=False)}
+    tables = (f"{prefix}output_mask", f"{prefix}_compiled_main")
+    for key in [k for k in state if k.startswith(prefix) and k not in known]:
+        empty = key in (f"{prefix}weight", f"{prefix}bias") and not state[key].numel()
+        if empty or key.startswith(tables):
+            del state[key]
