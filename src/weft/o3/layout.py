@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, cat
+import torch
+from torch import Tensor
 
 from weft.errors import DTypeError, ShapeError
 from weft.o3.irreps import Irreps, MulIr
 
-__all__ = ["LAYOUTS", "check_layout", "check_rows", "join", "split", "steps"]
+__all__ = ["LAYOUTS", "broadcast", "check_layout", "check_rows", "join", "split", "steps"]
 
 LAYOUTS = ("mul_ir", "ir_mul")
 
@@ -33,7 +34,20 @@ def split(x: Tensor, irreps: Irreps, layout: str) -> list[Tensor]:
 def join(blocks: Sequence[Tensor], layout: str) -> Tensor:
     """Blocks (…, mul, 2l+1), at least one, as rows (…, D)."""
     turned = [block if layout == "mul_ir" else block.transpose(-1, -2) for block in blocks]
-    return cat([block.flatten(-2) for block in turned], -1)
+    return torch.cat([block.flatten(-2) for block in turned], -1)
+
+
+def broadcast(leads: Sequence[torch.Size]) -> torch.Size:
+    """The common leading dimensions."""
+    try:
+        found: torch.Size = torch.broadcast_shapes(*leads)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        shapes = ", ".join(str(tuple(lead)) for lead in leads)
+        raise ShapeError(
+            f"the leading dimensions of the inputs are {shapes}: they must broadcast. "
+            "Pass one row of each for every row of the output, or dimensions of size 1."
+        ) from None
+    return found
 
 
 def steps(item: MulIr, layout: str) -> tuple[int, int]:

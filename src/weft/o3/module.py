@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,7 @@ class WeightedModule(nn.Module):
         dims: of the module's own weight, in front of weight_numel.
     """
 
+    instructions: Sequence[Weighted]
     weight: nn.Parameter | None
     output_mask: Tensor
 
@@ -65,7 +67,8 @@ class WeightedModule(nn.Module):
             )
         self.instructions = list(instructions)
         self.irreps_out = irreps_out
-        self.weight_numel = sum(instruction.num_weights for instruction in instructions)
+        counts = (instruction.num_weights for instruction in instructions)
+        *self.offsets, self.weight_numel = accumulate(counts, initial=0)
         self.shared_weights = shared_weights
         self.internal_weights = (
             shared_weights and self.weight_numel > 0
@@ -92,19 +95,24 @@ class WeightedModule(nn.Module):
                 f"instruction {instruction} has no weight: there is nothing to view. Choose one "
                 "with has_weight and copies on all sides."
             )
-        first = sum(other.num_weights for other in self.instructions[:instruction])
-        return self._view(self.checked_weight(weight), first, chosen)
+        return self.view(instruction, self.checked_weight(weight))
 
     def weight_views(
         self, weight: Tensor | None = None, yield_instruction: bool = False
     ) -> Iterator[Any]:
         """The weights of the instructions that have one; with (number, instruction) in front."""
-        flat, first = self.checked_weight(weight), 0
+        flat = self.checked_weight(weight)
         for n, instruction in enumerate(self.instructions):
             if instruction.num_weights:
-                view = self._view(flat, first, instruction)
-                first += instruction.num_weights
+                view = self.view(n, flat)
                 yield (n, instruction, view) if yield_instruction else view
+
+    def view(self, n: int, weight: Tensor | None) -> Tensor:
+        """(…, *path_shape): the weight of an instruction that has one."""
+        assert weight is not None
+        instruction = self.instructions[n]
+        flat = weight.narrow(-1, self.offsets[n], instruction.num_weights)
+        return flat.reshape(*flat.shape[:-1], *instruction.path_shape)
 
     def checked_weight(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor | None:
         """The flat weights: the given ones, one tensor or one an instruction, or the module's."""
@@ -147,12 +155,6 @@ class WeightedModule(nn.Module):
             torch.full((item.dim,), float(n in reached)) for n, item in enumerate(self.irreps_out)
         ]
         return torch.cat(parts) if parts else torch.ones(0)
-
-    @staticmethod
-    def _view(weight: Tensor | None, first: int, instruction: Weighted) -> Tensor:
-        assert weight is not None
-        flat = weight.narrow(-1, first, instruction.num_weights)
-        return flat.reshape(*flat.shape[:-1], *instruction.path_shape)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         forget_e3nn_tables(self, state_dict, prefix)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from weft.o3.instructions import Instruction, Operands
@@ -56,10 +57,7 @@ class Parts(NamedTuple):
 
 def weight_offsets(instructions: Sequence[Instruction]) -> list[int]:
     """Where each instruction's weight begins in the flat one, and the length of that."""
-    offsets = [0]
-    for instruction in instructions:
-        offsets.append(offsets[-1] + instruction.num_weights)
-    return offsets
+    return list(accumulate((i.num_weights for i in instructions), initial=0))
 
 
 def structures_of(

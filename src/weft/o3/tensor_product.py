@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from weft.core.operands import same_kind
-from weft.errors import ShapeError
 from weft.o3.evaluation import recipe_of
 from weft.o3.instructions import Operands, instructions_of
 from weft.o3.irreps import Irreps, IrrepsLike
-from weft.o3.layout import check_layout, check_rows
+from weft.o3.layout import broadcast, check_layout, check_rows
 from weft.o3.module import WeightedModule
 
 __all__ = ["InstructedModule", "TensorProduct"]
@@ -144,7 +143,7 @@ class TensorProduct(InstructedModule):
         x, y, *given = same_kind(x=x, y=y, weight=flat)
         flat = given[0] if given else None
         own = [] if flat is None or self.shared_weights else [flat.shape[:-1]]
-        batch = _batch([x.shape[:-1], y.shape[:-1], *own])
+        batch = broadcast([x.shape[:-1], y.shape[:-1], *own])
         x, y = _rows(x, batch), _rows(y, batch)
         rows = self.recipe(x, y, _rows(flat, batch) if own and flat is not None else flat)
         return rows.view(*batch, self.irreps_out.dim)
@@ -156,18 +155,6 @@ class TensorProduct(InstructedModule):
             flat = flat.unsqueeze(-2)
         unit = torch.eye(self.irreps_in1.dim, dtype=y.dtype, device=y.device)
         return TensorProduct.forward(self, unit, y.unsqueeze(-2), flat)
-
-
-def _batch(leads: list[torch.Size]) -> torch.Size:
-    try:
-        found: torch.Size = torch.broadcast_shapes(*leads)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        shapes = ", ".join(str(tuple(lead)) for lead in leads)
-        raise ShapeError(
-            f"the leading dimensions of x, y and own weights are {shapes}: they must broadcast. "
-            "Pass one row of each for every row of the output, or dimensions of size 1."
-        ) from None
-    return found
 
 
 def _rows(x: Tensor, batch: torch.Size) -> Tensor:

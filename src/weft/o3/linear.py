@@ -1,0 +1,256 @@
+"""Linear maps between irreps: a matrix for each pair of items that are the same irrep.
+
+z[o, w] = Σ_{(i, o)} factor Σ_u weight_uw x[i, u]  (+ bias_w for 0e)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.operands import same_kind
+from weft.errors import IndexRangeError, ShapeError
+from weft.o3.instructions import chosen
+from weft.o3.irreps import Irreps, IrrepsLike
+from weft.o3.layout import broadcast, check_layout, check_rows, join, split
+from weft.o3.module import WeightedModule
+
+__all__ = ["Linear", "LinearInstruction"]
+
+
+class LinearInstruction(NamedTuple):
+    """From item i_in to item i_out; i_in is -1 for a bias, whose weight is none of `weight`."""
+
+    i_in: int
+    i_out: int
+    path_shape: tuple[int, ...]
+    path_weight: float
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in its weight; 0 for a bias."""
+        return math.prod(self.path_shape) if self.i_in >= 0 else 0
+
+
+class Linear(WeightedModule):
+    """z[o, w] = Σ_{(i, o)} factor Σ_u weight_uw x[i, u] (+ bias_w): equivariant under O(3).
+
+    The factor is 1/√(Σ copies of the items into the output) ("element"), or with the item's own
+    copies times the number of such items ("path").  One matrix product an output item.
+
+    Args:
+        irreps_in: of x.
+        irreps_out: of z; items that nothing reaches are zero.
+        f_in: x is (…, f_in, D) and the weight (f_in, f_out, weight_numel): every feature has its
+            own, and the factor counts f_in copies more.  None: neither has that dimension.
+        f_out: z is (…, f_out, D_out); given together with f_in.
+        internal_weights: whether the module owns weight and bias; None: where they are shared.
+        shared_weights: one weight for all rows (None), or one a row.
+        instructions: (i_in, i_out) of items to connect; None: all that are the same irrep.
+        biases: whether 0e items have a bias, for all or one flag an item.
+        path_normalization: "element" or "path".
+        layout: "mul_ir", e3nn's, or "ir_mul", of x and z; weights have one order.
+
+    Raises:
+        WeftError: instructions or biases that do not fit the irreps.
+    """
+
+    instructions: Sequence[LinearInstruction]
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        irreps_in: IrrepsLike,
+        irreps_out: IrrepsLike,
+        *,
+        f_in: int | None = None,
+        f_out: int | None = None,
+        internal_weights: bool | None = None,
+        shared_weights: bool | None = None,
+        instructions: Iterable[tuple[int, int]] | None = None,
+        biases: bool | Sequence[bool] = False,
+        path_normalization: str = "element",
+        layout: str = "mul_ir",
+    ) -> None:
+        check_layout(layout)
+        if (f_in is None) != (f_out is None):
+            raise ShapeError(
+                f"f_in is {f_in} and f_out is {f_out}: features go in and out together. Pass both, "
+                "or none."
+            )
+        irreps, out = Irreps(irreps_in), Irreps(irreps_out)
+        paths = _paths(irreps, out, instructions)
+        normalization = chosen("path_normalization", path_normalization, ("element", "path"))
+        found = [
+            *_normalised(paths, irreps, out, f_in or 1, normalization),
+            *(LinearInstruction(-1, k, (out[k].mul,), 1.0) for k in _biased(biases, out)),
+        ]
+        features = () if f_in is None or f_out is None else (f_in, f_out)
+        shared = True if shared_weights is None else shared_weights
+        super().__init__(found, out, internal_weights, shared, features)
+        self.irreps_in, self.layout, self.features = irreps, layout, features
+        self.bias_numel = sum(i.path_shape[0] for i in found if i.i_in < 0)
+        owned = self.bias_numel > 0 and (shared if internal_weights is None else internal_weights)
+        self.bias = nn.Parameter(torch.zeros(*features[1:], self.bias_numel)) if owned else None
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.irreps_in} -> {self.irreps_out} | "
+            f"{self.weight_numel} weights)"
+        )
+
+    def forward(
+        self, x: Tensor, weight: Tensor | Sequence[Tensor] | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """The map.
+
+        Args:
+            x: (…, D), or (…, f_in, D).
+            weight: (weight_numel,), or (…, weight_numel) without shared_weights; with f_in, f_out
+                in front of weight_numel; None: the module's.
+            bias: (bias_numel,), or (…, bias_numel); with f_out in front; None: the module's.
+
+        Returns:
+            (…, D_out), or (…, f_out, D_out), in the inputs' dtype.
+        """
+        check_rows("x", x, self.irreps_in, self)
+        flat = self.checked_weight(weight)
+        shift = self._checked_bias(bias)
+        given = same_kind(x=x, weight=flat, bias=shift)
+        x = given[0] if self.features else given[0].unsqueeze(-2)
+        f_in, _ = self.features or (1, 1)
+        if x.dim() < 2 or x.shape[-2] != f_in:
+            raise ShapeError(
+                f"x is {tuple(x.shape)} but f_in is {f_in}: it must be "
+                f"(…, {f_in}, {self.irreps_in.dim}). Put the features before D."
+            )
+        flat = None if flat is None else given[1]
+        shift = None if shift is None else given[-1]
+        z = self._mapped(x, flat, shift)
+        return z if self.features else z.squeeze(-2)
+
+    def _mapped(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """(…, f_out, D_out) of x (…, f_in, D)."""
+        blocks = split(x, self.irreps_in, self.layout)
+        lead, (_, f_out) = x.shape[:-2], self.features or (1, 1)
+        if not self.shared_weights and weight is not None:
+            lead = broadcast([lead, weight.shape[: -1 - len(self.features)]])
+        out = []
+        for k, item in enumerate(self.irreps_out):
+            rows = self._item(k, blocks, weight, lead)
+            if rows is None:
+                rows = x.new_zeros(*lead, f_out, item.mul, item.ir.dim)
+            shift = self._shift(k, bias)
+            out.append(rows if shift is None else rows + shift)
+        return (
+            join(out, self.layout) if out else x.new_zeros(*lead, *(self.features[1:] or (1,)), 0)
+        )
+
+    def _item(
+        self, k: int, blocks: list[Tensor], weight: Tensor | None, lead: torch.Size
+    ) -> Tensor | None:
+        """(…, f_out, mul, 2l+1) of one item of the output: the items into it side by side."""
+        members = [n for n, i in enumerate(self.instructions) if i.i_out == k and i.num_weights]
+        if not members or weight is None:
+            return None
+        item, (f_in, f_out) = self.irreps_out[k], self.features or (1, 1)
+        rows, matrices = [], []
+        for n in members:
+            instruction = self.instructions[n]
+            mul = instruction.path_shape[0]
+            view = self.view(n, weight) * instruction.path_weight
+            front = view.shape[: -2 - len(self.features)]
+            view = view.reshape(*front, f_in, f_out, mul, item.mul).transpose(-3, -2)
+            matrices.append(view.reshape(*front, f_in * mul, f_out * item.mul))
+            block = blocks[instruction.i_in].movedim(-1, -3)  # (…, 2l+1, f_in, mul)
+            rows.append(block.reshape(*block.shape[:-2], f_in * mul))
+        z = _side_by_side(rows, -1) @ _side_by_side(matrices, -2)
+        return z.reshape(*lead, item.ir.dim, f_out, item.mul).movedim(-3, -1)
+
+    def _shift(self, k: int, bias: Tensor | None) -> Tensor | None:
+        """(…, f_out, mul, 1): the bias of an item of the output."""
+        first = 0
+        for instruction in self.instructions:
+            if instruction.i_in < 0 and bias is not None:
+                (count,) = instruction.path_shape
+                if instruction.i_out == k:
+                    part = bias.narrow(-1, first, count).unsqueeze(-1)
+                    return part if self.features else part.unsqueeze(-3)
+                first += count
+        return None
+
+    def _checked_bias(self, bias: Tensor | None) -> Tensor | None:
+        bias = self.bias if bias is None else bias
+        if bias is None and self.bias_numel:
+            raise ShapeError(
+                f"bias is missing: this Linear takes (…, {self.bias_numel}). Pass it, or build the "
+                "module with internal_weights=True."
+            )
+        if bias is not None and (bias.dim() == 0 or bias.shape[-1] != self.bias_numel):
+            raise ShapeError(
+                f"bias is {tuple(bias.shape)}: this Linear takes (…, {self.bias_numel}). Pass "
+                "such a bias, or other biases= at construction."
+            )
+        return bias
+
+
+def _side_by_side(tensors: list[Tensor], dim: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
+
+
+def _paths(
+    irreps: Irreps, out: Irreps, given: Iterable[tuple[int, int]] | None
+) -> list[tuple[int, int]]:
+    if given is None:
+        return [
+            (i, k)
+            for i, item in enumerate(irreps)
+            for k, other in enumerate(out)
+            if item.ir == other.ir
+        ]
+    paths = [(int(i), int(k)) for i, k in given]
+    for i, k in paths:
+        for index, name, items in ((i, "irreps_in", irreps), (k, "irreps_out", out)):
+            if not 0 <= index < len(items):
+                raise IndexRangeError(
+                    f"instruction ({i}, {k}) names item {index} of {name}, which has {len(items)}: "
+                    f"{items or 'none'}. Pass an index from 0 to {len(items) - 1}."
+                )
+        if irreps[i].ir != out[k].ir:
+            raise ShapeError(
+                f"instruction ({i}, {k}) connects {irreps[i]} with {out[k]}: a linear map between "
+                "different irreps that is equivariant is zero. Connect items of one irrep."
+            )
+    return paths
+
+
+def _normalised(
+    paths: list[tuple[int, int]], irreps: Irreps, out: Irreps, f_in: int, normalization: str
+) -> Iterator[LinearInstruction]:
+    for i, k in paths:
+        beside = [irreps[j].mul for j, other in paths if other == k]
+        terms = sum(beside) if normalization == "element" else irreps[i].mul * len(beside)
+        factor = 1 / math.sqrt(f_in * terms) if terms else 1.0
+        yield LinearInstruction(i, k, (irreps[i].mul, out[k].mul), factor)
+
+
+def _biased(biases: bool | Sequence[bool] | None, out: Irreps) -> list[int]:
+    """The items of the output that have a bias."""
+    if biases is None or isinstance(biases, bool):
+        return [k for k, item in enumerate(out) if biases and item.ir.is_scalar()]
+    if len(biases) != len(out):
+        raise ShapeError(
+            f"biases has {len(biases)} flags but irreps_out {out} has {len(out)} items. Pass one "
+            "flag an item, or True for all 0e."
+        )
+    for flag, item in zip(biases, out, strict=True):
+        if flag and not item.ir.is_scalar():
+            raise ShapeError(
+                f"biases asks for one of {item}: only 0e may have a bias, another irrep would turn "
+                "away from it. Pass False there, or biases=True for all 0e."
+            )
+    return [k for k, flag in enumerate(biases) if flag]
