@@ -203,20 +203,35 @@ def _slices(parts: Sequence[Tensor | None]) -> Slices | None:
     return Slices(indptr, owner, owner_indptr, owner.shape[0])
 
 
-@below_transforms
 def _tables(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
-    traced = compiling() or not unwatched(src)
-    if not traced and (src.device.type == "cpu" or os.environ.get("WEFT_CHECK") == "1"):
+    return (_traced if compiling() else _built)(src, dst, num_x, num_z)
+
+
+@below_transforms
+def _built(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
+    """With the values at hand."""
+    if not unwatched(src):
+        return _traced(src, dst, num_x, num_z)
+    if src.device.type == "cpu" or os.environ.get("WEFT_CHECK") == "1":
         _check_range("src", src, num_x, "rows of x (num_sources)")
         _check_range("dst", dst, num_z, "rows to add to (num_nodes)")
-    edges = src.shape[0]
-    limit = max(num_x, num_z, edges) + 1
+    limit = max(num_x, num_z, src.shape[0]) + 1
+    tables = _sorted_both(src, dst, num_x, num_z, limit)
+    return _with_facts(tables) if src.shape[0] else tables
+
+
+def _traced(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
+    """Without a look at values or sizes: in int64, no order known, no row cut."""
+    return _sorted_both(src, dst, num_x, num_z, 2**63)
+
+
+def _sorted_both(src: Tensor, dst: Tensor, num_x: int, num_z: int, limit: int) -> Tables:
     src, dst = (narrow(index, limit).clone() for index in (src, dst))
     (z_indptr, z_edges), (x_indptr, x_edges) = (
         _sorted(index, rows, limit) for index, rows in ((dst, num_z), (src, num_x))
     )
-    tables = Tables(num_x, num_z, edges, src, dst, z_indptr, z_edges, x_indptr, x_edges)
-    return tables if traced or not (edges and num_x and num_z) else _with_facts(tables)
+    edges = src.shape[0]
+    return Tables(num_x, num_z, edges, src, dst, z_indptr, z_edges, x_indptr, x_edges)
 
 
 def _sorted(rows: Tensor, size: int, limit: int) -> tuple[Tensor, Tensor]:

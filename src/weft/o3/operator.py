@@ -246,15 +246,15 @@ def _runner(structure: str, call: str, like: Tensor, num_edges: int, backend: st
 def _chosen(
     structure: str, call: str, dtype: torch.dtype, device: str, backend: str, few: bool
 ) -> Run:
-    name = choose(backend or None, device)
-    serves = name == "torch" or _module(name).serves(read(structure), read_call(call), dtype)
-    if few or (not serves and not backend):
+    name = "torch" if few else choose(backend or None, device)
+    if name != "torch" and not _module(name).serves(read(structure), read_call(call), dtype):
+        if backend:
+            raise BackendError(
+                f"backend={backend!r} was asked for more than its kernels hold: "
+                f"{read(structure)!r} in the call {call!r}, {dtype}. "
+                "Pass backend=None or 'torch'."
+            )
         name = "torch"
-    elif not serves:
-        raise BackendError(
-            f"backend={backend!r} was asked for more than its kernels hold: {read(structure)!r} "
-            f"in the call {call!r}, {dtype}. Pass backend=None or 'torch'."
-        )
     run: Run = _module(name).run
     return run
 

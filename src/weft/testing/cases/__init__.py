@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from weft.testing.cases import clifford, o3, products, reductions, voxels
-from weft.testing.cases.suite import Suite
+from weft.testing.cases import channelwise, clifford, o3, products, reductions, voxels
+from weft.testing.cases.suite import Suite, joined
 
 __all__ = ["Suite", "suites"]
 
 
 def suites() -> dict[str, Suite]:
     """The cases of every family, by its name."""
-    families = {
-        "products": products,
-        "o3": o3,
-        "clifford": clifford,
-        "reductions": reductions,
-        "voxels": voxels,
+    return {
+        "products": products.suite(),
+        "o3": joined(o3.suite(), channelwise.suite()),
+        "clifford": clifford.suite(),
+        "reductions": reductions.suite(),
+        "voxels": voxels.suite(),
     }
-    return {name: family.suite() for name, family in families.items()}

@@ -24,7 +24,7 @@ from weft.o3.channelwise import channelwise_product
 from weft.o3.graph import graph_of
 from weft.o3.structure import Block, Path, Product, Structure
 from weft.testing.cases.suite import Suite
-from weft.testing.contract import Case
+from weft.testing.contract import Case, assert_same_bits
 
 __all__ = ["GRAPHS", "STRUCTURES", "Edges", "make_case", "make_structure", "suite"]
 
@@ -153,7 +153,7 @@ STRUCTURES: dict[str, Structure] = {
     "unweighted": make_structure([(4, 1), (2, 0)], [(1, 1)], weighted=False, joined=True),
     "scalars": make_structure([(1, 0)], [(1, 0)], lmax=0),
 }
-"""Modes, both layouts, equal and ragged multiplicities, outputs of one path, of several, of none."""
+"""Modes, layouts, equal and ragged multiplicities; outputs of one path, of several, of none."""
 
 
 class Edges(NamedTuple):
@@ -259,6 +259,30 @@ def make_case(
     )
 
 
+def check_large_offsets(device: str) -> None:
+    """Offsets past 2^31: the last edges of many, alone in their row, equal these edges alone."""
+    structure = make_structure([(128, 0)] * 16, [(1, 0)], lmax=0)
+    last, (wx, wy, wz, ww) = 9, structure.widths
+    generator = torch.Generator(device).manual_seed(0)
+    randn = functools.partial(torch.randn, dtype=torch.float16, device=device, generator=generator)
+    x, cotangent = randn(2, wx), randn(2, wz)
+    tail_y, tail_w = randn(last, wy), randn(last, ww)
+
+    def run(count: int) -> list[Tensor]:
+        nodes = (torch.arange(count, device=device) >= count - last).long()
+        y, w = (torch.zeros(count, n, dtype=torch.float16, device=device) for n in (wy, ww))
+        y[-last:], w[-last:] = tail_y, tail_w
+        leaves = [t.requires_grad_() for t in (x.clone(), y, w)]
+        graph = graph_of(nodes, nodes, 2, 2)
+        z = channelwise_product(structure, leaves[0], leaves[1], leaves[2], graph)
+        gx, gy, gw = torch.autograd.grad(z, leaves, cotangent)
+        return [z[1].detach(), gx[1], gy[-last:].clone(), gw[-last:].clone()]
+
+    names = ("the last row", "its gradient", "gradients of the last y", "of the last weights")
+    for name, found, exact in zip(names, run(2**31 // ww + 64), run(last), strict=True):
+        assert_same_bits(found, exact, name)
+
+
 def suite() -> Suite:
     """The channelwise products' part of `weft check`."""
     small = GRAPHS["unsorted"]
@@ -279,4 +303,10 @@ def suite() -> Suite:
         make_case("door shared", STRUCTURES["uvv"], few, shared=True),
         make_case("door unweighted, rows", STRUCTURES["unweighted"], None),
     ]
-    return Suite(cases, full, [make_case("small uvuv", STRUCTURES["uvuv"], few)], doors, ())
+    return Suite(
+        cases,
+        full,
+        [make_case("small uvuv", STRUCTURES["uvuv"], few)],
+        doors,
+        (check_large_offsets,),
+    )

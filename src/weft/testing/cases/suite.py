@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from weft.testing.contract import Case
 
-__all__ = ["Suite"]
+__all__ = ["Suite", "joined"]
 
 
 class Suite(NamedTuple):
@@ -21,3 +21,15 @@ class Suite(NamedTuple):
     single: Sequence[Case] = ()  # values and derivatives, in float32 alone
     backends: tuple[str, ...] = ("numba", "torch")  # of the CPU
     autocast: bool = True  # whether it computes in the low precision under autocast
+
+
+def joined(*suites: Suite) -> Suite:
+    """The cases of several parts of a family; how they are run is said by the first."""
+    return suites[0]._replace(
+        cases=[case for s in suites for case in s.cases],
+        full=[case for s in suites for case in s.full],
+        small=[case for s in suites for case in s.small],
+        doors=[case for s in suites for case in s.doors],
+        large=tuple(check for s in suites for check in s.large),
+        single=[case for s in suites for case in s.single],
+    )

@@ -1,0 +1,158 @@
+"""Graphs: what their tables say, that they are built once, that they follow their tensors; errors.
+
+Seen red with: a cache that does not look at versions, an order that is not stable.
+"""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+from weft.core.segments import SLICE
+from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from weft.o3.graph import Graph, graph_of, pack, repeated, unpack
+from weft.testing.cases.channelwise import GRAPHS
+
+if INTERPRETED:
+    pytest.skip("graphs do not depend on the backend", allow_module_level=True)
+
+SRC, DST = torch.tensor([0, 2, 1, 2, 0]), torch.tensor([1, 0, 1, 1, 3])
+
+
+def tensors(tables):
+    return pack(tables)[0]
+
+
+def test_tables():
+    graph = Graph(SRC, DST, 5, 3)
+    tables = graph.tables
+    assert (tables.num_x, tables.num_z, tables.num_edges) == (3, 5, 5)
+    assert tables.z_indptr.tolist() == [0, 1, 4, 4, 5, 5]
+    assert tables.z_edges.tolist() == [1, 0, 2, 3, 4]
+    assert tables.x_indptr.tolist() == [0, 2, 3, 5]
+    assert tables.x_edges.tolist() == [0, 4, 2, 1, 3]
+    assert {t.dtype for t in tensors(tables)} == {torch.int32}
+    assert (graph.src.tolist(), graph.dst.tolist()) == (SRC.tolist(), DST.tolist())
+    assert repr(graph) == "Graph(5 edges, 3 to 5 rows)"
+
+
+def test_sorted_edges_need_no_order():
+    order = torch.argsort(DST, stable=True)
+    tables = Graph(SRC[order], DST[order]).tables
+    assert tables.z_edges is None
+    assert tables.x_edges is not None
+    assert Graph(SRC.sort().values, DST).tables.x_edges is None
+
+
+def test_rows_left_out_are_counted():
+    graph = Graph(SRC, DST)
+    assert (graph.num_nodes, graph.num_sources, graph.num_edges) == (4, 4, 5)
+    assert Graph(SRC[:0], DST[:0]).num_nodes == 0
+
+
+def test_long_rows_are_cut():
+    hub = GRAPHS["hub"]
+    tables = Graph(*hub).tables
+    for slices, indptr in (
+        (tables.z_slices, tables.z_indptr),
+        (tables.x_slices, tables.x_indptr),
+    ):
+        assert slices.indptr.diff().max() <= SLICE
+        assert slices.owner_indptr[-1] == slices.num_pieces > indptr.numel() - 1
+    assert Graph(SRC, DST).tables.z_slices is None
+
+
+def test_packing():
+    for name in ("hub", "sorted", "unsorted", "no edges"):
+        tables = Graph(*GRAPHS[name]).tables
+        again = unpack(*pack(tables), *tables[:3])
+        assert pack(again)[1] == pack(tables)[1]
+        for a, b in zip(tensors(again), tensors(tables), strict=True):
+            assert a is b
+
+
+@pytest.mark.parametrize("name", ["hub", "sorted", "two sets", "no edges"])
+def test_copies_side_by_side_are_the_graph_of_all(name):
+    edges = GRAPHS[name]
+    found = repeated(Graph(*edges).tables, 3)
+    copies = torch.arange(3)[:, None]
+    src = (edges.src + copies * edges.num_sources).flatten()
+    dst = (edges.dst + copies * edges.num_nodes).flatten()
+    exact = Graph(src, dst, 3 * edges.num_nodes, 3 * edges.num_sources).tables
+    assert found[:3] == exact[:3]
+    assert pack(found)[1] == pack(exact)[1]
+    for a, b in zip(tensors(found), tensors(exact), strict=True):
+        assert a.tolist() == b.tolist()
+        assert a.dtype == b.dtype
+
+
+def test_the_same_tensors_are_sorted_once():
+    src, dst = SRC.clone(), DST.clone()
+    graph = graph_of(src, dst, 4, 3)
+    assert graph_of(src, dst, 4, 3) is graph
+    assert graph_of(src, dst, 5, 3) is not graph
+    dst[0] = 0
+    changed = graph_of(src, dst, 4, 3)
+    assert changed is not graph
+    assert changed.dst.tolist() == dst.tolist()
+    assert graph.dst.tolist() == DST.tolist()  # a graph holds copies
+
+
+def test_a_kept_graph_goes_with_its_tensors():
+    src = SRC.int()
+    graph = weakref.ref(graph_of(src, DST, 4, 3))
+    assert graph() is not None
+    del src
+    gc.collect()
+    assert graph() is None
+
+
+def test_tables_made_under_a_transform_outlive_it():
+    kept = []
+
+    def loss(x):
+        kept.append(graph_of(SRC.clone(), DST.clone(), 4, 3))
+        return x.sum()
+
+    torch.func.grad(loss)(torch.ones(3))
+    for table in tensors(kept[0].tables):
+        assert table.data_ptr()
+
+
+def test_to():
+    graph = Graph(SRC, DST, 5, 3)
+    again = graph.to("cpu")
+    assert (again.num_nodes, again.num_sources) == (5, 3)
+    assert again.src.tolist() == SRC.tolist()
+
+
+class TestErrors:
+    def test_tensors(self):
+        with pytest.raises(DTypeError, match="src is a list: it must be"):
+            Graph([0], DST)
+        with pytest.raises(DTypeError, match=r"dst is torch\.float32: edges are numbers of rows"):
+            Graph(SRC, DST.float())
+        with pytest.raises(ShapeError, match=r"src is \(1, 5\): it must be \(E,\)"):
+            Graph(SRC[None], DST)
+        with pytest.raises(ShapeError, match="src has 5 edges and dst has 4"):
+            Graph(SRC, DST[1:])
+        with pytest.raises(DeviceError, match="src is on cpu and dst on meta"):
+            Graph(SRC, DST.to("meta"))
+
+    def test_ranges(self):
+        with pytest.raises(IndexRangeError, match=r"src\[1\] is 2 but there are 2 rows of x"):
+            Graph(SRC, DST, 4, 2)
+        with pytest.raises(IndexRangeError, match=r"dst\[4\] is 3 but there are 3 rows to add to"):
+            Graph(SRC, DST, 3)
+        with pytest.raises(IndexRangeError, match=r"dst\[0\] is -1 .* must lie in 0..3"):
+            Graph(SRC, torch.tensor([-1, 0, 0, 0, 0]), 4)
+
+    def test_rows_must_be_known_when_compiling(self):
+        def rows(src, dst):
+            return Graph(src, dst).src
+
+        compiled = torch.compile(rows, fullgraph=True, backend="eager")
+        with pytest.raises(RuntimeError, match=r"num_nodes was left out inside torch\.compile"):
+            compiled(SRC, DST)
