@@ -31,9 +31,14 @@ class LinearInstruction(NamedTuple):
     path_weight: float
 
     @property
+    def has_weight(self) -> bool:
+        """Whether it is no bias."""
+        return self.i_in >= 0
+
+    @property
     def num_weights(self) -> int:
         """Numbers in its weight; 0 for a bias."""
-        return math.prod(self.path_shape) if self.i_in >= 0 else 0
+        return math.prod(self.path_shape) if self.has_weight else 0
 
 
 class Linear(WeightedModule):

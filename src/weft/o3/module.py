@@ -31,6 +31,10 @@ class Weighted(Protocol):
         """The shape of its weight."""
 
     @property
+    def has_weight(self) -> bool:
+        """Whether it has a part of the flat weight."""
+
+    @property
     def num_weights(self) -> int:
         """Numbers in its weight; 0 without one."""
 
@@ -90,10 +94,10 @@ class WeightedModule(nn.Module):
             ShapeError: the instruction has no weight, or the weights do not fit.
         """
         chosen = self.instructions[instruction]
-        if not chosen.num_weights:
+        if not chosen.has_weight:
             raise ShapeError(
                 f"instruction {instruction} has no weight: there is nothing to view. Choose one "
-                "with has_weight and copies on all sides."
+                "with has_weight."
             )
         return self.view(instruction, self.checked_weight(weight))
 
@@ -103,7 +107,7 @@ class WeightedModule(nn.Module):
         """The weights of the instructions that have one; with (number, instruction) in front."""
         flat = self.checked_weight(weight)
         for n, instruction in enumerate(self.instructions):
-            if instruction.num_weights:
+            if instruction.has_weight and flat is not None:
                 view = self.view(n, flat)
                 yield (n, instruction, view) if yield_instruction else view
 
