@@ -165,10 +165,15 @@ class WeightedModule(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def forget_e3nn_tables(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-    """Drop what e3nn stores and a module makes anew: tables of its code, masks, empty weights."""
+def forget_e3nn_tables(
+    module: nn.Module, state: dict[str, Any], prefix: str, parts: tuple[str, ...] = ()
+) -> None:
+    """Drop what e3nn stores and a module makes anew.
+
+    Tables of its code, masks, empty weights, and modules inside that have no parameters (`parts`).
+    """
     known = {f"{prefix}{name}" for name, p in module.named_parameters(recurse=False)}
-    tables = (f"{prefix}output_mask", f"{prefix}_compiled_main")
+    tables = tuple(f"{prefix}{name}" for name in ("output_mask", "_compiled_main", *parts))
     for key in [k for k in state if k.startswith(prefix) and k not in known]:
         empty = key in (f"{prefix}weight", f"{prefix}bias") and not state[key].numel()
         if empty or key.startswith(tables):

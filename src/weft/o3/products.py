@@ -23,6 +23,7 @@ __all__ = [
     "FullTensorProduct",
     "FullyConnectedTensorProduct",
     "TensorSquare",
+    "paired",
 ]
 
 Given = tuple[int, int, int, str, bool, float]
@@ -90,7 +91,7 @@ class ElementwiseTensorProduct(TensorProduct):
         irrep_normalization: str | None = None,
         **options: Any,
     ) -> None:
-        pairs = list(_paired(Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()))
+        pairs = list(paired(Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()))
         keep = _filter(filter_ir_out)
         out: list[MulIr] = []
         instructions = []
@@ -199,8 +200,8 @@ class TensorSquare(TensorProduct):
         return super().forward(x, x, weight)
 
 
-def _paired(first: Irreps, second: Irreps) -> Iterator[tuple[MulIr, MulIr]]:
-    """Both cut where either has another irrep."""
+def paired(first: Irreps, second: Irreps) -> Iterator[tuple[MulIr, MulIr]]:
+    """The items of both, cut where either has another irrep: pairs of as many copies."""
     if first.num_irreps != second.num_irreps:
         raise ShapeError(
             f"irreps_in1 {first} has {first.num_irreps} irreps and irreps_in2 {second} has "
