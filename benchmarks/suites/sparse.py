@@ -115,14 +115,14 @@ def _map(
 
     def function(feats: Tensor, backend: str | None = None) -> Tensor:
         tensor = SparseTensor(feats, coords, shape, copies)
-        sources = kernel_map(tensor, kernel_size).sources
+        table = kernel_map(tensor, kernel_size).table
         if device.type == "cuda":
-            launch.prepare(sources, tensor.coordinates.order, gradient=True)
-        return sources
+            launch.prepare(table, tensor.coordinates.order, gradient=True)
+        return table
 
     def oracle(feats: Tensor, scale: None) -> Tensor:
         cpu = SparseTensor(feats.cpu(), coords.cpu(), shape, copies)
-        return kernel_map(cpu, kernel_size).sources.to(device)
+        return kernel_map(cpu, kernel_size).table.to(device)
 
     tables = {"coords": coords, "shape": shape, "size": copies, "kernel": kernel_size}
     return Workload(

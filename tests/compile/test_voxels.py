@@ -7,6 +7,8 @@ WEFT_WRITE_SNAPSHOT=1 and commit the file.
 import json
 import os
 import pathlib
+import re
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from weft.core.launcher import Tile
+from weft.core.machine import SCRATCH, layout
 from weft.testing.compiler import (
     SHARED_LIMIT,
     Build,
@@ -44,13 +47,12 @@ TABLES = {
 ONES = {"stride_wd": 1}
 PLAIN = {"FLIP": False, "ACTIVATION": None, "scale_ptr": None, "residual_ptr": None}
 FINISHED = {"FLIP": False, "ACTIVATION": "gelu"}
+KEY = {"SAMPLES": 512, "NEAR": launch.NEAR}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
-    "place": ({"K": 27, "BITS": 27, "OFFSETS": 32}, Tile((512,), 8)),
-    "key": ({"K": 27, "BITS": 27, "NEAR": launch.NEAR}, Tile((launch.BLOCK,), 8)),
+    "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, Tile((launch.BLOCK,), 8)),
     "list": ({"K": 27, "WIDE": False}, Tile((), 8)),
-    "longest": ({"K": 27}, Tile((1024,))),
-    "scan": ({}, Tile((1024,))),
+    "tally": ({"K": 27}, Tile((1024,))),
     "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((launch.BLOCK,))),
     "share": ({"K": 27, "OFFSETS": 32}, Tile((launch.SHARES,))),
     "reduce": ({"K": 27, "OFFSETS": 32}, launch.REDUCED),
@@ -146,3 +148,15 @@ def test_kernel_compiles_within_its_gates(
     if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
         snapshot[key] = stats
     assert not growth(stats, snapshot[key])
+
+
+@pytest.mark.parametrize("name", ["key", "convolve", "weight_gradient"])
+def test_machine_code_takes_the_arguments_that_are_laid_out(name: str) -> None:
+    """What `core.machine` packs, and two scratch pointers behind, is what the code declares."""
+    compiled = compile_for(build(name, "fp16", 64, "sm_90"), "sm_90")
+    found = layout(compiled)
+    assert found is not None
+    entry = compiled.asm["ptx"].split(".entry")[1].split(")")[0]
+    sizes = [int(kind[1:]) // 8 for kind in re.findall(r"\.param \.([usbf]\d+)", entry)]
+    slots = re.findall(r"\w\d*x?", found[1])
+    assert sizes == [struct.calcsize("<" + slot.rstrip("4x")) for slot in slots] + [8] * SCRATCH

@@ -18,22 +18,25 @@ if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from weft.testing.compiler import Build, compile_for, faults, growth, statistics
-from weft.voxels import map_kernels
+from weft.voxels import map_kernels, map_launch
 
 SNAPSHOT = pathlib.Path(__file__).with_name("voxels_maps.json")
 CONSTANTS = {
-    "survey_kernel": {"COLUMNS": 4, "BLOCK": 1024},
-    "pack_kernel": {"COLUMNS": 4, "BLOCK": 1024},
+    "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},
+    "pack_kernel": {"COLUMNS": 4, "BLOCK": map_launch.ROWS},
+    "settle_kernel": {"BLOCK": map_launch.ROWS},
     "search_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "PIVOTS": 64, "LINES": 2, "BLOCK": 256},
-    "candidates_kernel": {"COLUMNS": 4, "BLOCK": 512},
-    "outputs_kernel": {"COLUMNS": 4, "BLOCK": 512},
+    "candidates_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PAIRS},
+    "outputs_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PAIRS},
 }
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "pack_kernel": {"checked": {}, "unchecked": {"flags_ptr": None}},
     "search_kernel": {
-        "symmetric": {"SYMMETRIC": True, "mirrored_ptr": None},
-        "symmetric in order": {"SYMMETRIC": True, "order_ptr": None, "mirrored_ptr": None},
-        "uneven": {"SYMMETRIC": False, "mirrored_ptr": None},
-        "uneven mirrored": {"SYMMETRIC": False, "forward_ptr": None},
+        "symmetric": {"SYMMETRIC": True, "MIRRORED": False},
+        "symmetric in order": {"SYMMETRIC": True, "MIRRORED": False, "order_ptr": None},
+        "uneven": {"SYMMETRIC": False, "MIRRORED": False},
+        "uneven mirrored": {"SYMMETRIC": False, "MIRRORED": True},
+        "many offsets": {"SYMMETRIC": True, "MIRRORED": False, "parts_ptr": None},
     },
     "candidates_kernel": {
         "strided": {"TRANSPOSED": False},
@@ -48,7 +51,8 @@ def build(name: str, keys: str, variant: str) -> Build:
     constants = CONSTANTS[name] | VARIANTS.get(name, {"": {}})[variant]
     if "MOST" in kernel.arg_names:
         constants |= {"MOST": 2**31 - 1 if keys == "i32" else 2**63 - 1}
-    of = {"found_ptr": "i64", "source_ptr": "i64", "keys_ptr": keys, "out_keys_ptr": keys}
+    of = {"found_ptr": "i64", "source_ptr": "i64", "places_ptr": "i64"}
+    of |= {"keys_ptr": keys, "out_keys_ptr": keys}
     types = {
         p.name: f"*{of.get(p.name, 'i32')}" if p.name.endswith("_ptr") else p.annotation_type
         for p in kernel.params

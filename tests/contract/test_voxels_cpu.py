@@ -40,18 +40,18 @@ def tables(cloud, layer):
         cloud.on("cpu"), layer.kernel_size, layer.stride, layer.padding, layer.dilation,
         layer.mode == "submanifold", layer.mode == "transposed",
     )  # fmt: skip
-    return (found.sources, found.targets, found.inputs.order, found.outputs.order), found
+    return (found.table, found.transpose().table, found.inputs.order, found.outputs.order), found
 
 
 @pytest.fixture(params=["one product", "many", "small chunks"])
 def way(request, monkeypatch):
     """How a body works, whatever the sizes."""
     folded = request.param == "one product"
-    monkeypatch.setattr(cpu, "_is_folded", lambda x, shape, sources, groups: folded and groups == 1)
+    monkeypatch.setattr(cpu, "_is_folded", lambda x, shape, table, groups: folded and groups == 1)
     if request.param == "small chunks":
         monkeypatch.setattr(cpu, "MOST", 48)
     monkeypatch.setattr(cpu, "FOLDED", 2**12)
-    for cache in (cpu._chunk_cache, cpu._table_cache):
+    for cache in (cpu._chunk_cache, cpu._row_cache):
         cache._entries.clear()
     yield request.param
     cpu._chunk_cache._entries.clear()
@@ -105,7 +105,7 @@ def test_sums_and_bits(width, layer, way, poisoned_memory):
     x, weight, g = operands(cloud, maps, width)
     results = run(x, weight, g, maps, width[2])
 
-    assert_sums(results, (x, weight, g), maps[0], width[2])
+    assert_sums(results, (x, weight, g), found.sources, width[2])
 
     order = torch.randperm(len(x), generator=generator)
     other = cloud.permuted(order)
@@ -123,9 +123,9 @@ def test_sums_and_bits(width, layer, way, poisoned_memory):
 def test_offsets_that_all_rows_but_one_have(width, way):
     """A line of voxels: rows that are all there need no places, one missing is enough for them."""
     cloud = Cloud(torch.stack([torch.zeros(41), torch.arange(41)], 1).long(), (41,), 1)
-    maps, _ = tables(cloud, Layer((3,)))
+    maps, found = tables(cloud, Layer((3,)))
     inputs = operands(cloud, maps, width)
-    assert_sums(run(*inputs, maps, width[2]), inputs, maps[0], width[2])
+    assert_sums(run(*inputs, maps, width[2]), inputs, found.sources, width[2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -164,12 +164,12 @@ def test_infinities_stay_where_they_meet(way):
 
 @pytest.mark.parametrize("width", WIDTHS, ids=str)
 def test_a_symmetric_map_needs_no_second_table(width, way):
-    """Without `targets` the offsets of `sources` are turned round."""
+    """Without `back` the offsets of the table are turned round."""
     cloud = random_cloud((8, 8, 8), 1, torch.Generator().manual_seed(3))
-    (sources, targets, _, order), _ = tables(cloud, LAYERS[0])
-    inputs = operands(cloud, (sources,), width, torch.float64)
-    _, expected, _ = run(*inputs, (sources, targets, order, order), width[2])
-    _, found, _ = run(*inputs, (sources, None, order, order), width[2])
-    magnitude = oracle(*(a.abs() for a in inputs), sources, width[2])[1]
-    terms = len(sources) * width[1] // width[2]
+    (table, back, _, order), its_map = tables(cloud, LAYERS[0])
+    inputs = operands(cloud, (table,), width, torch.float64)
+    _, expected, _ = run(*inputs, (table, back, order, order), width[2])
+    _, found, _ = run(*inputs, (table, None, order, order), width[2])
+    magnitude = oracle(*(a.abs() for a in inputs), its_map.sources, width[2])[1]
+    terms = len(table) * width[1] // width[2]
     assert_within_bound(found, expected, magnitude, 2 * terms)

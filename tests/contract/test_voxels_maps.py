@@ -6,7 +6,8 @@ of int32, huge batch numbers, edges where the key of a neighbour wraps into the 
 Seen red with: a box one axis too wide, a walk that never advances, the mirrored table not reversed,
 lowest stored without its complement, the last candidate of a stride left out, a block's highest
 target left out, repeats not asked for, int32 columns compared with numbers outside of int32, a
-search over no span that never ended.
+search over no span that never ended; a box whose columns are not asked for, rows said to ascend,
+columns of a table as the rows stand, bits of one line left out, a flag that stays up.
 """
 
 import functools
@@ -230,6 +231,93 @@ def test_a_voxel_outside_raises(row, text):
     rows = torch.tensor([(0, 0, 0), (1, 2, 3), row])
     with pytest.raises(IndexRangeError, match=text):
         Coordinates(rows, (5, 9), 2)
+
+
+# --- a box that is given ----------------------------------------------------------------------
+
+
+def boxed(rows, dtype=torch.int32) -> Coordinates:
+    """Voxels in a box of 6 · 7 · 9 cells, which is known before they are."""
+    return Coordinates(torch.tensor(rows, dtype=dtype), (6, 7, 9), 3)
+
+
+def cells(shuffled: bool) -> list:
+    number = random.Random(3)
+    rows = [
+        r
+        for r in itertools.product(range(3), range(6), range(7), range(9))
+        if number.random() < 0.2
+    ]
+    if shuffled:
+        number.shuffle(rows)
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("kernel", [3, 2])
+def test_a_box_that_is_given_gives_the_same_map(kernel, shuffled, dtype):
+    rows = cells(shuffled)
+    voxels = boxed(rows, dtype)
+    found = build(voxels, geometry(3, kernel))
+    check(found, rows, None)
+    assert voxels.rows.dtype == torch.int32
+    assert (voxels.order is None) == (not shuffled)
+
+
+@pytest.mark.parametrize("column", range(4))
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize("place", [0, 200, -1])
+def test_a_voxel_outside_of_the_box_raises(column, below, place):
+    rows = [list(row) for row in cells(False)]
+    rows[place][column] = -1 if below else (3, 6, 7, 9)[column]
+    with pytest.raises(IndexRangeError, match="of coords has the value"):
+        boxed(rows)
+    rows[place][column] = 2**40
+    with pytest.raises(IndexRangeError, match=f"has the value {2**40}"):
+        boxed(rows, torch.int64)
+    boxed(cells(False))  # what was found is forgotten
+
+
+@pytest.mark.parametrize("place", [0, 130, -1])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_voxel_that_stands_twice_in_the_box_raises(place, shuffled):
+    rows = cells(shuffled)
+    rows.insert(place, rows[place])
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=r"1 rows repeat another"):
+            build(boxed(rows), geometry(3, 3))
+    check(build(boxed(cells(shuffled)), geometry(3, 3)), cells(shuffled), None)
+
+
+@pytest.mark.parametrize("layer", [(3, "submanifold"), (2, "submanifold"), (2, "strided")])
+def test_columns_of_a_table_ascend_whatever_the_rows_do(layer):
+    kernel, mode = layer
+    rows = cells(True)
+    found = build(boxed(rows), geometry(3, kernel, 1, mode=mode))
+    inputs, outputs = (found.inputs.order, found.outputs.order)
+    back = found.transpose().table
+    for table, whole, order in (
+        (found.table, found.sources, outputs),
+        (back, found.targets, inputs),
+    ):
+        same(table, whole if order is None else whole[:, order.long()])
+
+
+@pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
+@pytest.mark.parametrize("kernel", [3, 2, (1, 5, 5), (3, 1, 1), 1])
+def test_the_search_leaves_the_bits_of_what_it_finds(kernel):
+    from weft.voxels import launch
+
+    device = "cpu" if KERNELS else "cuda"
+    voxels = Coordinates(torch.tensor(cells(True), device=device), (6, 7, 9), 3)
+    found = build(voxels, geometry(3, kernel))
+    for table in (found.table, found.back):
+        if table is None:
+            continue
+        left = launch.PARTS.get((table,), None, lambda: pytest.fail("nothing was left"))
+        joined = functools.reduce(torch.bitwise_or, left)
+        same(joined, launch._make_parts(table)[0])
 
 
 # --- the same bits as the torch code ----------------------------------------------------------

@@ -37,11 +37,11 @@ def convolution(
     maps = tables(kernel_map)
     if after == PLAIN or _observed(x, weight, bias, *after[:3]):
         return after(_fused(x, weight, bias, *maps, groups, precision, backend))
-    sources, _, _, order = maps
+    table, _, _, order = maps
     convolve, whole = body(backend).convolve, after.with_bias(bias)
     with torch.no_grad():
         y: Tensor = convolve(
-            x, weight, sources, order, groups=groups, precision=precision, after=whole
+            x, weight, table, order, groups=groups, precision=precision, after=whole
         )
     return y
 
@@ -58,15 +58,15 @@ def _observed(*tensors: Tensor | None) -> bool:
 def tables(kernel_map: KernelMap) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """What of a map enters an operator."""
     orders = kernel_map.inputs.order, kernel_map.outputs.order
-    return kernel_map.sources, kernel_map.back, *orders
+    return kernel_map.table, kernel_map.back, *orders
 
 
 def _forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    sources: Tensor,
-    targets: Tensor | None,
+    table: Tensor,
+    back: Tensor | None,
     in_order: Tensor | None,
     out_order: Tensor | None,
     groups: int,
@@ -74,9 +74,7 @@ def _forward(
     backend: str,
 ) -> list[Tensor]:
     convolve, after = body(backend).convolve, Epilogue(shift=bias)
-    return [
-        convolve(x, weight, sources, out_order, groups=groups, precision=precision, after=after)
-    ]
+    return [convolve(x, weight, table, out_order, groups=groups, precision=precision, after=after)]
 
 
 def _backward(
@@ -104,13 +102,13 @@ def _composition(x: Tensor, weight: Tensor, bias: Tensor | None, *maps_and_rest:
     return y if bias is None else y + bias
 
 
-def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, sources: Tensor, *_: Any) -> list[Tensor]:
-    return [x.new_empty((sources.shape[1], weight.shape[2]))]
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor, *_: Any) -> list[Tensor]:
+    return [x.new_empty((table.shape[1], weight.shape[2]))]
 
 
 _fused = FusedOperator(
     "voxel_convolution",
-    "Tensor x, Tensor weight, Tensor? bias, Tensor sources, Tensor? targets, Tensor? in_order, "
+    "Tensor x, Tensor weight, Tensor? bias, Tensor table, Tensor? back, Tensor? in_order, "
     "Tensor? out_order, int groups, str precision, str backend",
     3,
     _forward,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -142,9 +142,9 @@ class Packing:
 
 
 def _rank(known: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The place of each key among the known ones, and whether it is not there."""
+    """The place (int64) of each key among the known ones, and whether it is not there."""
     if not known.numel():
-        return torch.zeros_like(key), torch.ones_like(key, dtype=torch.bool)
+        return key.new_zeros(key.shape, dtype=torch.int64), torch.ones_like(key, dtype=torch.bool)
     place = torch.searchsorted(known, key).clamp_(max=known.numel() - 1)
     return place, known.index_select(0, place) != key
 
@@ -178,11 +178,13 @@ class Coordinates:
         )
         self._batch = None if batch_size is None else int(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
-        self._bounds, self._ascends, self.rows = _read(rows)
-        self._check_range()
         self._packing: Packing | None = None
+        self._keys: Tensor | None = None  # as the rows stand
         self._sorted: tuple[Tensor, Tensor | None] | None = None
         self._repeats: _Later | None = None
+        if not self._fits(rows):
+            self._bounds, self._ascends, self.rows = _read(rows)
+            self._check_range()
         self.tables: dict[Any, Any] = {}  # of kernel maps, by geometry: see kernel_map.py
 
     @classmethod
@@ -206,6 +208,7 @@ class Coordinates:
         found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
         found.rows = packing.rows(keys) if rows is None else rows
         found._packing, found._sorted, found._ascends = packing, (keys, None), True
+        found._keys = None
         found._repeats, found.tables = None, {}
         return found
 
@@ -271,12 +274,12 @@ class Coordinates:
     def unchecked(self) -> tuple[Tensor, Tensor | None]:
         """Keys and order for what is launched before `require_distinct` waits for the device."""
         if self._sorted is None:
-            keys, order = self.packing.pack(self.rows), None
+            keys = self.packing.pack(self.rows) if self._keys is None else self._keys
+            self._sorted, self._keys = (keys, None), None
             if not self._ascends:
                 keys, places = torch.sort(keys)
-                self._repeats = _Later((keys[1:] == keys[:-1]).any())
-                order = places.int()
-            self._sorted = keys, order
+                order, self._repeats = _settled(keys, places)
+                self._sorted = keys, order
         return self._sorted
 
     def require_distinct(self) -> None:
@@ -295,12 +298,14 @@ class Coordinates:
 
     def find_keys(self, keys: Tensor) -> Tensor:
         """The same for keys; a negative one is not there."""
-        known, order = self.keys, self.order
-        if not known.numel():
-            return torch.full_like(keys, -1, dtype=torch.int32)
-        place, absent = _rank(known, keys.to(known.dtype))
-        found = place.int() if order is None else order.index_select(0, place)
+        place, absent = self.place_keys(keys)
+        order = self.order
+        found = place.int() if order is None or not len(self) else order.index_select(0, place)
         return found.masked_fill_(absent, -1)
+
+    def place_keys(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The place of each key among those of the voxels, and whether it is not there."""
+        return _rank(self.keys, keys.to(self.keys.dtype))
 
     def to(self, device: torch.device | str) -> Coordinates:
         """The same voxels on another device, sorted if they were."""
@@ -308,11 +313,33 @@ class Coordinates:
         found.__dict__.update(self.__dict__)
         found.rows, found.tables = self.rows.to(device), {}
         found._packing = None if self._packing is None else self._packing.to(device)
+        found._keys = None if self._keys is None else self._keys.to(device)
         if self._sorted is not None:
             keys, order = self.keys, self.order
             found._repeats = None
             found._sorted = keys.to(device), None if order is None else order.to(device)
         return found
+
+    def _fits(self, rows: Tensor) -> bool:
+        """Whether all rows are known to lie in the box that was given; makes their keys on the way.
+
+        That takes one launch where `_read` takes three, and no bounds come back to the host.
+        """
+        if self.given_shape is None or self._batch is None or not len(rows):
+            return False
+        sizes = (self._batch, *self.given_shape)
+        if not 0 < math.prod(sizes) < 2**63 or max(sizes) > HIGH or sizes[0] < 0:
+            return False
+        if not kernels_serve(rows.device.type):
+            return False
+        packing = Packing(rows, (0,) * len(sizes), sizes)
+        found = _checked(rows, packing)
+        if found is None:
+            return False
+        self._keys, self._ascends, self.rows = found
+        self._packing = packing
+        self._bounds = packing.lows, tuple(n - 1 for n in sizes)
+        return True
 
     def _axes(self, name: str, numbers: Sequence[int]) -> tuple[int, ...]:
         found = tuple(int(n) for n in numbers)
@@ -355,18 +382,26 @@ class Coordinates:
 class _Later:
     """A truth on its way from the device: the host waits for it when it asks, not before."""
 
-    def __init__(self, value: Tensor) -> None:
-        self._value = value
-        self._event: torch.cuda.Event | None = None
-        if value.is_cuda:
-            self._value = torch.empty_like(value, device="cpu", pin_memory=True)
-            self._value.copy_(value, non_blocking=True)
-            self._event = torch.cuda.current_stream(value.device).record_event()
+    def __init__(self, read: Callable[[], bool], device: torch.device) -> None:
+        self._read = read
+        on_gpu = device.type == "cuda"
+        self._event = torch.cuda.current_stream(device).record_event() if on_gpu else None
 
     def read(self) -> bool:
         if self._event is not None:
             self._event.synchronize()
-        return bool(self._value)
+        return self._read()
+
+
+def _settled(keys: Tensor, places: Tensor) -> tuple[Tensor, _Later]:
+    """The order of sorted keys as int32, and whether one of them stands twice."""
+    if len(keys) and kernels_serve(keys.device.type):
+        from weft.voxels import map_launch
+
+        order, flags = map_launch.settle(keys, places)
+        return order, _Later(lambda: flags.read()[0], keys.device)
+    twice = (keys[1:] == keys[:-1]).any()
+    return places.int(), _Later(lambda: bool(twice), keys.device)
 
 
 def _stands_twice(rows: Tensor, keys: Tensor, order: Tensor) -> ShapeError:
@@ -394,6 +429,16 @@ def _check_rows(rows: Tensor) -> None:
 
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@below_transforms
+def _checked(rows: Tensor, packing: Packing) -> tuple[Tensor, bool, Tensor] | None:
+    """The keys in a box from 0 on, whether they ascend, and the rows as int32; None: not inside."""
+    from weft.voxels import map_launch
+
+    rows = rows.contiguous()
+    keys, outside, ascends = map_launch.checked(rows, packing.sizes, packing.dtype)
+    return None if outside else (keys, ascends, rows.int())
 
 
 @below_transforms

@@ -53,7 +53,7 @@ Sums = Iterator[tuple[int, Tensor]]
 def convolve(
     x: Tensor,
     weight: Tensor,
-    sources: Tensor,
+    table: Tensor,
     order: Tensor | None,
     *,
     groups: int = 1,
@@ -66,7 +66,7 @@ def convolve(
     Args:
         x: (N_in, C_in), any strides.
         weight: (K, C_in/groups, C_out), any strides.
-        sources: (K, N_out) int32, −1 for none.
+        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i.
         order: (N_out,) int32, the output rows in canonical order; None: as they stand.
         groups: into so many the channels fall.
         precision: of float32 products; here each is exact.
@@ -76,11 +76,11 @@ def convolve(
     Returns:
         (N_out, C_out) in x's dtype.
     """
-    y = x.new_empty(sources.shape[1], weight.shape[2])
+    y = x.new_empty(table.shape[1], weight.shape[2])
     weight = weight.flip(0) if flip else weight
     with _untouched(x):
-        sums = _folded_sums if _is_folded(x, weight.shape, sources, groups) else _sums
-        for begin, total in sums(x, weight, sources, order, groups):
+        sums = _folded_sums if _is_folded(x, weight.shape, table, groups) else _sums
+        for begin, total in sums(x, weight, table, groups):
             total = _finished(total, after, order, begin)
             if order is None:
                 y[begin : begin + len(total)] = total
@@ -92,7 +92,7 @@ def convolve(
 def weight_gradient(
     x: Tensor,
     g: Tensor,
-    sources: Tensor,
+    table: Tensor,
     order: Tensor | None,
     *,
     groups: int = 1,
@@ -103,7 +103,7 @@ def weight_gradient(
     Args:
         x: (N_in, C_in), any strides.
         g: (N_out, C_out), any strides, in x's dtype.
-        sources: see convolve, and for the rest.
+        table: see convolve, and for the rest.
         order: of the rows of g; pairs are added in this order.
         groups: into so many the channels fall.
         precision: of float32 products; here each is exact.
@@ -111,10 +111,10 @@ def weight_gradient(
     Returns:
         (K, C_in/groups, C_out) in x's dtype.
     """
-    shape = (sources.shape[0], x.shape[1] // groups, g.shape[1])
+    shape = (table.shape[0], x.shape[1] // groups, g.shape[1])
     with _untouched(x):
-        gradient = _folded_gradient if _is_folded(x, shape, sources, groups) else _gradient
-        return gradient(x, g, sources, order, groups).to(x.dtype)
+        gradient = _folded_gradient if _is_folded(x, shape, table, groups) else _gradient
+        return gradient(x, g, table, order, groups).to(x.dtype)
 
 
 class _Piece(NamedTuple):
@@ -138,17 +138,17 @@ class _Chunk(NamedTuple):
 
 
 _chunk_cache: TensorCache[list[_Chunk]] = TensorCache()
-_table_cache: TensorCache[Tensor] = TensorCache()
+_row_cache: TensorCache[Tensor] = TensorCache()
 _count_cache: TensorCache[int] = TensorCache()
 
 
-def _sums(x: Tensor, weight: Tensor, sources: Tensor, order: Tensor | None, groups: int) -> Sums:
+def _sums(x: Tensor, weight: Tensor, table: Tensor, groups: int) -> Sums:
     """(first row, sums of its chunk) in canonical order; a chunk lives until the next one."""
     wide = _wide(x)
     matrices = _by_group(weight.to(wide), groups).transpose(1, 2)
     matrices = _filled(matrices)
     larger = max(1, min(LARGER, CHANNELS // max(x.shape[1], weight.shape[2], 1)))
-    for chunk in _chunks(sources, order, larger):
+    for chunk in _chunks(table, larger):
         shape = (chunk.rows + LANES, groups, matrices.shape[3])
         total = torch.zeros(shape, dtype=wide, device=x.device)
         for piece in chunk.pieces:
@@ -174,13 +174,13 @@ def _multiplied(rows: Tensor, matrices: Tensor) -> Tensor:
     return product
 
 
-def _gradient(x: Tensor, g: Tensor, sources: Tensor, order: Tensor | None, groups: int) -> Tensor:
+def _gradient(x: Tensor, g: Tensor, table: Tensor, order: Tensor | None, groups: int) -> Tensor:
     """(K, C_in/groups, C_out): chunk by chunk, the pairs of an offset by one product."""
     wide = _wide(x)
     inner, outer = x.shape[1] // groups, g.shape[1] // groups
-    sizes = (sources.shape[0], groups, _lanes(inner), _lanes(outer))
+    sizes = (table.shape[0], groups, _lanes(inner), _lanes(outer))
     found = torch.zeros(sizes, dtype=wide, device=x.device)
-    for chunk in _chunks(sources, order):
+    for chunk in _chunks(table):
         own = _by_group(_rows(g, order, chunk.begin, chunk.rows).to(wide), groups)
         own = pad(own, (0, sizes[3] - outer, 0, 0, 0, LANES))
         for piece in chunk.pieces:
@@ -209,15 +209,14 @@ def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
             total[group].addmm_(left[:, group].T, right[:, group])
 
 
-def _chunks(sources: Tensor, order: Tensor | None, larger: int = 1) -> list[_Chunk]:
+def _chunks(table: Tensor, larger: int = 1) -> list[_Chunk]:
     """The chunks of a map, so many times larger than they are where sums over rows are cut."""
-    return _chunk_cache.get((sources, order), larger, lambda: list(_cut(sources, order, larger)))
+    return _chunk_cache.get((table,), larger, lambda: list(_cut(table, larger)))
 
 
-def _cut(sources: Tensor, order: Tensor | None, larger: int) -> Iterator[_Chunk]:
-    table = sources if order is None else sources.index_select(1, order)
+def _cut(table: Tensor, larger: int) -> Iterator[_Chunk]:
     num_offsets, num_rows = table.shape
-    density = max(_count(sources), 1) / max(table.numel(), 1)
+    density = max(_count(table), 1) / max(table.numel(), 1)
     most = larger * min(PAIRS / density, MOST)
     size = LANES * math.ceil(min(most, max(num_rows, 1)) / LANES)
     for begin in range(0, num_rows, size):
@@ -234,12 +233,12 @@ def _cut(sources: Tensor, order: Tensor | None, larger: int) -> Iterator[_Chunk]
         yield _Chunk(begin, rows, pieces)
 
 
-def _count(sources: Tensor) -> int:
+def _count(table: Tensor) -> int:
     """L, the pairs of a map."""
-    return _count_cache.get((sources,), None, lambda: int((sources >= 0).sum()))
+    return _count_cache.get((table,), None, lambda: int((table >= 0).sum()))
 
 
-def _is_folded(x: Tensor, shape: tuple[int, ...], sources: Tensor, groups: int) -> bool:
+def _is_folded(x: Tensor, shape: tuple[int, ...], table: Tensor, groups: int) -> bool:
     """Whether all offsets are one product, with zeros where nobody is met.
 
     Counted in nanoseconds of a core of 85 GFLOP/s: a row of a gather, a number of it, a product;
@@ -249,55 +248,50 @@ def _is_folded(x: Tensor, shape: tuple[int, ...], sources: Tensor, groups: int) 
     product = inner * outer / 42
     entry = 4 + inner / 3 + product
     pair = 8 + (inner + outer) / 2 + product
-    alone = pair * _count(sources) + 8_000 * num_offsets
-    return groups == 1 and entry * sources.numel() < alone
+    alone = pair * _count(table) + 8_000 * num_offsets
+    return groups == 1 and entry * table.numel() < alone
 
 
-def _folded_sums(
-    x: Tensor, weight: Tensor, sources: Tensor, order: Tensor | None, groups: int
-) -> Sums:
+def _folded_sums(x: Tensor, weight: Tensor, table: Tensor, groups: int) -> Sums:
     """(first row, sums): y[o] = (x[sources[0,o]], x[sources[1,o]], …) @ weight, one matrix"""
     wide = _wide(x)
-    columns = _columns(sources.shape[0], x.shape[1])
+    columns = _columns(table.shape[0], x.shape[1])
     matrix = _filled(weight.to(wide))
     matrix = pad(matrix, (0, 0, 0, 0, 0, columns - len(matrix))).flatten(0, 1)
-    for begin, rows, neighbours in _folded(x.to(wide), sources, order, columns):
+    for begin, rows, neighbours in _folded(x.to(wide), table, columns):
         yield begin, (neighbours @ matrix)[:rows, : weight.shape[2]]
 
 
 def _folded_gradient(
-    x: Tensor, g: Tensor, sources: Tensor, order: Tensor | None, groups: int
+    x: Tensor, g: Tensor, table: Tensor, order: Tensor | None, groups: int
 ) -> Tensor:
     wide = _wide(x)
-    (num_offsets, _), inner, outer = sources.shape, x.shape[1], g.shape[1]
+    (num_offsets, _), inner, outer = table.shape, x.shape[1], g.shape[1]
     columns = _columns(num_offsets, inner)
     found = torch.zeros(columns * inner, _lanes(outer), dtype=wide, device=x.device)
-    for begin, rows, neighbours in _folded(x.to(wide), sources, order, columns):
+    for begin, rows, neighbours in _folded(x.to(wide), table, columns):
         own = _rows(g, order, begin, rows).to(wide)
         own = pad(own, (0, found.shape[1] - outer, 0, len(neighbours) - rows))
         found.addmm_(neighbours.T, own)
     return found.view(columns, inner, -1)[:num_offsets, :, :outer]
 
 
-def _folded(
-    x: Tensor, sources: Tensor, order: Tensor | None, columns: int
-) -> Iterator[tuple[int, int, Tensor]]:
+def _folded(x: Tensor, table: Tensor, columns: int) -> Iterator[tuple[int, int, Tensor]]:
     """(first row, rows, (rows filled up to LANES, columns · C_in) neighbours), chunk by chunk."""
-    table = _table_cache.get((sources, order), columns, lambda: _table(sources, order, columns))
-    num_rows = sources.shape[1]
+    by_row = _row_cache.get((table,), columns, lambda: _by_row(table, columns))
+    num_rows = table.shape[1]
     x = pad(x, (0, 0, 0, 1))  # −1 reads the zeros behind
     width = columns * x.shape[1]
     size = LANES * max(1, min(FOLDED // max(width, 1), PAIRS) // LANES)
     for begin in range(0, num_rows, size):
-        part = table[begin : begin + size]
+        part = by_row[begin : begin + size]
         part = torch.where(part < 0, len(x) - 1, part).flatten()
         neighbours = x.index_select(0, part).view(-1, width)
         yield begin, min(size, num_rows - begin), neighbours
 
 
-def _table(sources: Tensor, order: Tensor | None, columns: int) -> Tensor:
+def _by_row(table: Tensor, columns: int) -> Tensor:
     """(N_out, K) in canonical order, both sides filled up."""
-    table = sources if order is None else sources.index_select(1, order)
     num_offsets, num_rows = table.shape
     return pad(table.T, (0, columns - num_offsets, 0, -num_rows % LANES), value=-1).contiguous()
 

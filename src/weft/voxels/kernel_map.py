@@ -4,7 +4,12 @@
 
 Both sides name a row at most once an offset, so a map is two tables, one by output row and one by
 input row, −1 where nobody is met: a convolution reads the first, its gradient by the input the
-second.  A map is built once for its coordinates and kept with them.
+second.  What is kept has its columns in canonical order, ascending by (batch, s0, s1, …),
+
+    table[k, i] = sources[k, order[i]]           back[k, i] = targets[k, order[i]]
+
+the order in which they are found, and in which sums over rows run: nothing is scattered.  A map is
+built once for its coordinates and kept with them.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.core.cache import TensorCache
+from weft.core.op import compiling
 from weft.core.transforms import below_transforms
 from weft.errors import IndexRangeError, ShapeError
 from weft.voxels.coordinates import Coordinates, Packing, kernels_serve
@@ -31,16 +38,16 @@ class KernelMap(NamedTuple):
     """Who meets whom in one layer.
 
     Args:
-        sources: (K, N_out) int32, the input row of each output row, −1 for none.
-        back: `targets`; None where they are the sources with the offsets reversed, as in a
-            submanifold layer with an odd kernel.
+        table: (K, N_out) int32, the input row of each output in canonical order, −1 for none.
+        back: (K, N_in) int32, the output row of each input in canonical order; None where that
+            is the table with the offsets reversed, as in a submanifold layer with an odd kernel.
         inputs: the voxels that are read.
         outputs: the voxels that are written.
         geometry: the layer's; of an inverse layer, that of the layer it undoes.
         inverse: whether the two sides are swapped.
     """
 
-    sources: Tensor
+    table: Tensor
     back: Tensor | None
     inputs: Coordinates
     outputs: Coordinates
@@ -49,17 +56,22 @@ class KernelMap(NamedTuple):
 
     def __repr__(self) -> str:
         sides = f"{len(self.inputs)} → {len(self.outputs)} voxels"
-        return f"KernelMap({self.sources.shape[0]} offsets, {sides}, {self.geometry.mode})"
+        return f"KernelMap({self.table.shape[0]} offsets, {sides}, {self.geometry.mode})"
+
+    @property
+    def sources(self) -> Tensor:
+        """(K, N_out) int32, the input row of each output row, −1 for none."""
+        return _by_row(self.table, self.outputs.order)
 
     @property
     def targets(self) -> Tensor:
         """(K, N_in) int32, the output row of each input row, −1 for none."""
-        return self.sources.flip(0) if self.back is None else self.back
+        return self.sources.flip(0) if self.back is None else _by_row(self.back, self.inputs.order)
 
     @property
     def counts(self) -> Tensor:
         """(K,) int64: pairs of each offset."""
-        return (self.sources >= 0).sum(1)
+        return (self.table >= 0).sum(1)
 
     @property
     def offsets(self) -> Tensor:
@@ -67,17 +79,35 @@ class KernelMap(NamedTuple):
 
         A transposed or inverse layer: input q writes the voxel at q·stride + offsets[k].
         """
-        return torch.tensor(self.geometry.offsets(), device=self.sources.device)
+        return torch.tensor(self.geometry.offsets(), device=self.table.device)
 
     def pairs(self, k: int) -> tuple[Tensor, Tensor]:
         """(input rows, output rows) that meet at offset k, output rows ascending."""
-        out_rows = (self.sources[k] >= 0).nonzero().squeeze(1)
-        return self.sources[k].index_select(0, out_rows).long(), out_rows
+        sources = self.sources[k]
+        out_rows = (sources >= 0).nonzero().squeeze(1)
+        return sources.index_select(0, out_rows).long(), out_rows
 
     def transpose(self) -> KernelMap:
         """The map with its sides swapped, the same k."""
-        swapped = self.targets, self.sources, self.outputs, self.inputs
+        back = self.table.flip(0) if self.back is None else self.back
+        swapped = back, self.table, self.outputs, self.inputs
         return KernelMap(*swapped, self.geometry, not self.inverse)
+
+
+_ROWS: TensorCache[Tensor] = TensorCache()
+
+
+def _by_row(table: Tensor, order: Tensor | None) -> Tensor:
+    """A table's columns as the rows stand."""
+    if order is None:
+        return table
+    if compiling():
+        return _put_back(table, order)
+    return _ROWS.get((table, order), None, lambda: below_transforms(_put_back)(table, order))
+
+
+def _put_back(table: Tensor, order: Tensor) -> Tensor:
+    return torch.empty_like(table).index_copy_(1, order.long(), table)
 
 
 class Maps:
@@ -104,8 +134,8 @@ class Maps:
         tables = inputs.tables.get(shape)
         if tables is None:
             tables = inputs.tables[shape] = _build(inputs, shape)
-        sources, back, outputs = tables
-        found = KernelMap(sources, back, inputs, inputs if outputs is None else outputs, shape)
+        table, back, outputs = tables
+        found = KernelMap(table, back, inputs, inputs if outputs is None else outputs, shape)
         if name is not None:
             self._named[name] = found
         return found
@@ -167,7 +197,7 @@ def mode_of(submanifold: bool, transposed: bool) -> str:
 
 
 Tables = tuple[Tensor, Tensor | None, Coordinates | None]
-"""A map's sources and back, and its outputs; None where they are the inputs."""
+"""A map's table and back, and its outputs; None where they are the inputs."""
 
 
 @below_transforms
@@ -193,16 +223,24 @@ def _submanifold(inputs: Coordinates, shape: Geometry) -> Tables:
     offsets = shape.offsets()
     num, count = len(offsets), len(inputs)
     empty = functools.partial(torch.full, dtype=torch.int32, device=inputs.device)
-    sources = empty((num, count), -1)
+    table = empty((num, count), -1)
     back = None if shape.symmetric else empty((num, count), -1)
-    order = inputs.order
-    rows = inputs.rows if order is None else inputs.rows.index_select(0, order)
-    own = torch.arange(count, device=inputs.device) if order is None else order.long()
+    rows, own = _in_order(inputs)
     for k, offset in enumerate(offsets[: (num + 1) // 2] if shape.symmetric else offsets):
-        found = _neighbours(inputs, rows, offset)
-        _fill(sources[k], own, found)
-        _turn(sources[num - 1 - k] if back is None else back[k], own, found)
-    return sources, back, None
+        place, absent = _neighbours(inputs, rows, offset)
+        table[k] = own[place].masked_fill_(absent, -1)
+        met = place[~absent]
+        turned = table[num - 1 - k] if back is None else back[k]
+        turned.index_copy_(0, met, own[~absent])
+    return table, back, None
+
+
+def _in_order(inputs: Coordinates) -> tuple[Tensor, Tensor]:
+    """The voxels in canonical order, and the row (int32) where each of them stands."""
+    order = inputs.order
+    if order is None:
+        return inputs.rows, torch.arange(len(inputs), dtype=torch.int32, device=inputs.device)
+    return inputs.rows.index_select(0, order), order
 
 
 def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> Tables:
@@ -213,26 +251,15 @@ def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> Tables:
     return *map_launch.submanifold(*voxels, *box, shape), None
 
 
-def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> Tensor:
-    """The row of the voxel at an offset from each row, −1 for none; rows are in ascending order."""
+def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The place of the voxel at an offset from each of the voxels in order, see `place_keys`."""
     packing, away = inputs.packing, (0, *offset)
     if packing.single:
         keys = torch.where(packing.inside(rows, away), inputs.keys.long() + packing.step(away), -1)
     else:
         moved = rows.long() + torch.tensor(away, device=rows.device)
         keys = packing.keys(moved)
-    return inputs.find_keys(keys)
-
-
-def _fill(table: Tensor, rows: Tensor, values: Tensor) -> None:
-    """table[rows] = values."""
-    table.index_copy_(0, rows, values.to(table.dtype))
-
-
-def _turn(table: Tensor, rows: Tensor, values: Tensor) -> None:
-    """table[values] = rows where a value is not −1."""
-    met = values >= 0
-    table.index_copy_(0, values[met].long(), rows[met].to(table.dtype))
+    return inputs.place_keys(keys)
 
 
 def _resampled(inputs: Coordinates, shape: Geometry) -> Tables:
@@ -245,26 +272,22 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> Tables:
         from weft.voxels import map_launch
 
         inputs.require_distinct()  # or two candidates would be one pair
-        made = map_launch.resample(inputs.rows, packing.sizes, packing.dtype, shape)
-        sources, targets, rows, keys = made
-        return (
-            sources,
-            targets,
-            Coordinates.ascending(packing, keys, spatial, size, stride, rows),
-        )
+        voxels = inputs.rows, inputs.order
+        table, back, rows, keys = map_launch.resample(*voxels, packing.sizes, packing.dtype, shape)
+        return table, back, Coordinates.ascending(packing, keys, spatial, size, stride, rows)
     packing = packing if packing.single else _wide_packing(inputs, shape, spatial)
     reached = [_reached(inputs, shape, packing, spatial, offset) for offset in shape.offsets()]
     pieces = [keys for _, keys in reached]
     keys = torch.unique(torch.cat(pieces))
     outputs = Coordinates.ascending(packing, keys, spatial, size, stride)
-    num = shape.num_offsets
-    sources = inputs.rows.new_full((num, len(outputs)), -1)
-    targets = inputs.rows.new_full((num, len(inputs)), -1)
-    for k, (rows, found) in enumerate(reached):
+    table = inputs.rows.new_full((shape.num_offsets, len(outputs)), -1)
+    back = inputs.rows.new_full((shape.num_offsets, len(inputs)), -1)
+    _, own = _in_order(inputs)
+    for k, (met, found) in enumerate(reached):
         places = torch.searchsorted(keys, found)
-        _fill(sources[k], places, rows)
-        _fill(targets[k], rows, places)
-    return sources, targets, outputs
+        table[k].index_copy_(0, places, own[met])
+        back[k].index_copy_(0, met, places.int())
+    return table, back, outputs
 
 
 def _check_extent(spatial: Sequence[int], shape: Geometry) -> None:
@@ -290,8 +313,8 @@ def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:
 def _outputs(
     inputs: Coordinates, shape: Geometry, spatial: Sequence[int], offset: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """(input rows, the voxels that they meet) at an offset, inside the output's box."""
-    rows = inputs.rows.long()
+    """(inputs in order, the voxels that they meet) at an offset, inside the output's box."""
+    rows = _in_order(inputs)[0].long()
     columns = [rows[:, 0]]
     met = torch.ones_like(columns[0], dtype=torch.bool)
     for axis, (size, s, o) in enumerate(zip(spatial, shape.stride, offset, strict=True)):
@@ -314,9 +337,9 @@ def _reached(
     spatial: Sequence[int],
     offset: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """(input rows, keys of the outputs that they meet) at an offset."""
-    rows, voxels = _outputs(inputs, shape, spatial, offset)
-    return rows, packing.keys(voxels)
+    """(inputs in order, keys of the outputs that they meet) at an offset."""
+    met, voxels = _outputs(inputs, shape, spatial, offset)
+    return met, packing.keys(voxels)
 
 
 def _wide_packing(inputs: Coordinates, shape: Geometry, spatial: Sequence[int]) -> Packing:

@@ -2,6 +2,7 @@
 
     y[o] = Σ_k x[sources[k,o]] w[k]          dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
 
+What is prepared reads table[k,i] = sources[k, order[i]], whose columns i stand in canonical order.
 Preparation: rows of equal masks (which of the K offsets have a voxel) stand together, so that a
 tile of rows needs few offsets; pairs of an offset stand together in canonical order.  A panel is
 `PANEL` sorted rows, `lists` (panels, K, PANEL) the input rows they read, −1 for none, defined for
@@ -23,13 +24,11 @@ __all__ = [
     "fold_kernel",
     "key_kernel",
     "list_kernel",
-    "longest_kernel",
     "mask_kernel",
     "pair_kernel",
-    "place_kernel",
     "reduce_kernel",
-    "scan_kernel",
     "share_kernel",
+    "tally_kernel",
     "weight_gradient_kernel",
 ]
 
@@ -65,65 +64,82 @@ def _count(word):
 
 
 @triton.jit(do_not_specialize=["N"])
-def mask_kernel(sources_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
-    """masks[w,o]: bit b says whether row o has a source at offset 32 w + b.
+def mask_kernel(table_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
+    """masks[w,i]: bit b says whether column i of a table has a row at offset 32 w + b.
 
-    A program reads 32 offsets of BLOCK rows, as they lie.  Bound: memory, 4 K N bytes.
+    A program reads 32 offsets of BLOCK columns, as they lie.  Bound: memory, 4 K N bytes.
     """
     WORDS: tl.constexpr = (K + 31) // 32
     pid = tl.program_id(0)
     bit = tl.arange(0, 32)[:, None]
     k = pid % WORDS * 32 + bit  # [32, 1]
-    row = pid.to(tl.int64) // WORDS * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    at = k * N.to(tl.int64) + row[None, :]
-    source = tl.load(sources_ptr + at, mask=(k < K) & (row < N)[None, :], other=-1)
+    i = pid.to(tl.int64) // WORDS * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    at = k * N.to(tl.int64) + i[None, :]
+    source = tl.load(table_ptr + at, mask=(k < K) & (i < N)[None, :], other=-1)
     mask = tl.sum((source >= 0).to(tl.int32) << bit, axis=0)
-    tl.store(masks_ptr + pid % WORDS * N.to(tl.int64) + row, mask, mask=row < N)
+    tl.store(masks_ptr + pid % WORDS * N.to(tl.int64) + i, mask, mask=i < N)
 
 
-@triton.jit(do_not_specialize=["N"])
-def place_kernel(
-    masks_ptr, order_ptr, place_ptr, N,
-    K: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, SAMPLES: tl.constexpr,
+@triton.jit
+def _mask_of(parts_ptr, word, i, live, N, PARTS: tl.constexpr):
+    """Word `word` of the masks of columns, from its parts."""
+    mask = tl.zeros(i.shape, tl.int32)
+    for part in tl.static_range(PARTS):
+        at = (word * PARTS + part) * N.to(tl.int64) + i
+        mask |= tl.load(parts_ptr + at, mask=live, other=0)
+    return mask
+
+
+@triton.jit
+def _often(
+    parts_ptr, word, N,
+    K: tl.constexpr, PARTS: tl.constexpr, OFFSETS: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
-    """place[k]: the bit of a sort key that says whether offset k is there; −1 if none does.
-
-    The rarer an offset the higher its bit, by a sample of rows.  One program.
-    """
-    k = tl.arange(0, OFFSETS)  # [OFFSETS]
-    sample = tl.arange(0, SAMPLES).to(tl.int64)
-    row = _row_of(order_ptr, sample * N // SAMPLES, sample < N)  # [SAMPLES]
-    at = (k // 32)[None, :] * N.to(tl.int64) + row[:, None]
-    masks = tl.load(masks_ptr + at, mask=(k < K)[None, :], other=0)  # [SAMPLES, OFFSETS]
-    count = tl.sum((masks >> (k % 32)[None, :]) & 1, axis=0)
-    rarest = tl.sort(tl.where(k < K, count, SAMPLES + 1) * OFFSETS + k) % OFFSETS
-    tl.store(place_ptr + rarest, tl.maximum(BITS - 1 - k, -1), mask=k < K)
+    """How many of a sample of columns have a row at each offset: of one word, and of all words."""
+    sample = tl.arange(0, SAMPLES).to(tl.int64) * N // SAMPLES
+    live = sample < N
+    bit = tl.arange(0, 32)[None, :]
+    mask = _mask_of(parts_ptr, word, sample, live, N, PARTS)
+    count = tl.sum((mask[:, None] >> bit) & 1, axis=0)  # [32]
+    if K <= 32:
+        return count, count
+    else:
+        k = tl.arange(0, OFFSETS)[None, :]
+        at = k // 32 * N.to(tl.int64) + sample[:, None]
+        masks = tl.load(parts_ptr + at, mask=live[:, None] & (k < K), other=0)
+        return count, tl.sum((masks >> k % 32) & 1, axis=0)
 
 
 @triton.jit(do_not_specialize=["N", "blocks"])
 def key_kernel(
-    masks_ptr, order_ptr, place_ptr, keys_ptr, counts_ptr, ordered_ptr, N, blocks,
-    K: tl.constexpr, BITS: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
+    parts_ptr, masks_ptr, keys_ptr, counts_ptr, N, blocks,
+    K: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr,
+    SAMPLES: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """keys[i]: row i's mask as a Gray code, below the number of its NEAR neighbours in the order.
+    """keys[i]: column i's mask as a Gray code, below the number of its NEAR neighbours.
 
-    Neighbours in a Gray code differ in one offset.  Also counts[k,b], the pairs of block b of the
-    canonical order, and the masks in that order.  A program owns one such block.
+    The rarer an offset in a sample of columns, the higher its bit; neighbours in a Gray code
+    differ in one offset.  Also the masks, and counts[k,b], the pairs of block b of the columns.
+    A program owns one such block.
     """
     KEY: tl.constexpr = keys_ptr.dtype.element_ty
     block = tl.program_id(0)
     i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    row = _row_of(order_ptr, i, i < N)
     bit = tl.arange(0, 32)
+    other = tl.arange(0, OFFSETS)[None, :]
     gray = tl.zeros((BLOCK,), KEY)
     for word in tl.static_range((K + 31) // 32):
-        mask = tl.load(masks_ptr + word * N.to(tl.int64) + row, mask=i < N, other=0)
-        if ordered_ptr is not None:
-            tl.store(ordered_ptr + word * N.to(tl.int64) + i, mask, mask=i < N)
+        mask = _mask_of(parts_ptr, word, i, i < N, N, PARTS)
+        if masks_ptr is not None:
+            tl.store(masks_ptr + word * N.to(tl.int64) + i, mask, mask=i < N)
         there = (mask[:, None] >> bit[None, :]) & 1  # [BLOCK, 32]
         k = word * 32 + bit
         tl.store(counts_ptr + k * blocks + block, tl.sum(there, axis=0), mask=k < K)
-        place = tl.load(place_ptr + k, mask=k < K, other=-1)[None, :]
+        own, all = _often(parts_ptr, word, N, K, PARTS, OFFSETS, SAMPLES)
+        rarer = (all[None, :] < own[:, None]) | (
+            (all[None, :] == own[:, None]) & (other < k[:, None])
+        )
+        place = BITS - 1 - tl.sum((rarer & (other < K)).to(tl.int32), axis=1)[None, :]
         digits = there.to(KEY) << tl.maximum(place, 0).to(KEY)
         gray += tl.sum(tl.where(place >= 0, digits, 0), axis=1)
     for log in tl.static_range(6 if keys_ptr.dtype.element_ty == tl.int64 else 5):
@@ -133,12 +149,12 @@ def key_kernel(
 
 @triton.jit(do_not_specialize=["N"])
 def list_kernel(
-    sources_ptr, ordered_ptr, order_ptr, sorted_ptr, rows_ptr, lists_ptr, halves_ptr, N,
+    table_ptr, masks_ptr, order_ptr, sorted_ptr, rows_ptr, lists_ptr, halves_ptr, N,
     K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """rows, lists and the masks of its halves, of one panel and 32 offsets.
 
-    Bound: instructions, for each of 32 N entries, there or not.
+    Bound: L2, a sector for each entry that is there.
     """
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     WORDS: tl.constexpr = (K + 31) // 32
@@ -147,15 +163,15 @@ def list_kernel(
     lane = tl.arange(0, PANEL)
     slot = panel * PANEL + lane  # [PANEL]
     live = slot < N
-    i = tl.load(sorted_ptr + slot, mask=live, other=0)
-    mask = tl.load(ordered_ptr + word * N.to(tl.int64) + i, mask=live, other=0)
-    row = _row_of(order_ptr, i, live).to(INT)
+    i = tl.load(sorted_ptr + slot, mask=live, other=0).to(INT)
+    mask = tl.load(masks_ptr + word * N.to(tl.int64) + i, mask=live, other=0)
     if word == 0:
+        row = _row_of(order_ptr, i, live)
         tl.store(rows_ptr + slot, tl.where(live, row, -1).to(tl.int32))
     bit = tl.arange(0, 32)[:, None]
     there = ((mask[None, :] >> bit) & 1) != 0  # [32, PANEL]
     k = word * 32 + bit
-    source = tl.load(sources_ptr + (k * N.to(INT) + row[None, :]), mask=there, other=-1)
+    source = tl.load(table_ptr + (k * N.to(INT) + i[None, :]), mask=there, other=-1)
     needed = tl.max(there.to(tl.int32), axis=1, keep_dims=True) != 0
     at = (panel * K + k) * PANEL + lane[None, :]
     tl.store(lists_ptr + at, source, mask=needed & (k < K))
@@ -196,24 +212,8 @@ def _turns(
         turn += tl.sum(mine)
 
 
-@triton.jit(do_not_specialize=["panels"])
-def longest_kernel(halves_ptr, turns_ptr, panels, K: tl.constexpr, BLOCK: tl.constexpr):
-    """turns: tiles of 64, then of 128 rows, by how many offsets they need, most first.
-
-    A program owns one such number of one size of tile.
-    """
-    WORDS: tl.constexpr = (K + 31) // 32
-    pid = tl.program_id(0)
-    if pid <= K:
-        _turns(halves_ptr, turns_ptr, 2 * panels, pid, WORDS, 1, BLOCK)
-    else:
-        _turns(halves_ptr, turns_ptr + 2 * panels, panels, pid - K - 1, WORDS, 2, BLOCK)
-
-
-@triton.jit(do_not_specialize=["blocks"])
-def scan_kernel(counts_ptr, starts_ptr, totals_ptr, blocks, BLOCK: tl.constexpr):
-    """starts[k,b]: the pairs of offset k in earlier blocks; totals[k], in all."""
-    k = tl.program_id(0)
+@triton.jit
+def _scan(counts_ptr, starts_ptr, totals_ptr, k, blocks, BLOCK: tl.constexpr):
     total = 0
     for first in range(0, blocks, BLOCK):
         b = first + tl.arange(0, BLOCK)
@@ -222,6 +222,27 @@ def scan_kernel(counts_ptr, starts_ptr, totals_ptr, blocks, BLOCK: tl.constexpr)
         tl.store(starts_ptr + k * blocks + b, start, mask=b < blocks)
         total += tl.sum(count)
     tl.store(totals_ptr + k, total)
+
+
+@triton.jit(do_not_specialize=["blocks", "panels"])
+def tally_kernel(
+    counts_ptr, starts_ptr, totals_ptr, halves_ptr, turns_ptr, blocks, panels,
+    K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """starts[k,b]: the pairs of offset k in earlier blocks; totals[k], in all.
+
+    turns: tiles of 64, then of 128 rows, by how many offsets they need, most first.  A program
+    owns an offset; of those behind, such a number of one size of tile.
+    """
+    WORDS: tl.constexpr = (K + 31) // 32
+    pid = tl.program_id(0)
+    needed = pid - K
+    if needed < 0:
+        _scan(counts_ptr, starts_ptr, totals_ptr, pid, blocks, BLOCK)
+    elif needed <= K:
+        _turns(halves_ptr, turns_ptr, 2 * panels, needed, WORDS, 1, BLOCK)
+    else:
+        _turns(halves_ptr, turns_ptr + 2 * panels, panels, needed - K - 1, WORDS, 2, BLOCK)
 
 
 @triton.jit
@@ -234,7 +255,7 @@ def _pairs_before(totals_ptr, k, K: tl.constexpr, OFFSETS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N", "blocks"])
 def pair_kernel(
-    sources_ptr, ordered_ptr, order_ptr, starts_ptr, totals_ptr, in_ptr, out_ptr, N, blocks,
+    table_ptr, masks_ptr, order_ptr, starts_ptr, totals_ptr, in_ptr, out_ptr, N, blocks,
     K: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The pairs (in, out), offset after offset, each in canonical order of the output rows.
@@ -246,8 +267,8 @@ def pair_kernel(
     block = tl.program_id(0) // GROUPS
     group = tl.program_id(0) % GROUPS
     i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    row = _row_of(order_ptr, i, i < N).to(INT)
-    mask = tl.load(ordered_ptr + group // 4 * N.to(tl.int64) + i, mask=i < N, other=0)
+    row = _row_of(order_ptr, i, i < N).to(tl.int32)
+    mask = tl.load(masks_ptr + group // 4 * N.to(tl.int64) + i, mask=i < N, other=0)
     for j in range(8):
         k = group * 8 + j
         if k < K:
@@ -255,9 +276,9 @@ def pair_kernel(
             first = _pairs_before(totals_ptr, k, K, OFFSETS).to(INT)
             first += tl.load(starts_ptr + k * blocks + block)
             at = first + tl.cumsum(there, 0) - there
-            source = tl.load(sources_ptr + (k * N.to(INT) + row), mask=there != 0, other=-1)
+            source = tl.load(table_ptr + (k * N.to(INT) + i), mask=there != 0, other=-1)
             tl.store(in_ptr + at, source, mask=there != 0)
-            tl.store(out_ptr + at, row.to(tl.int32), mask=there != 0)
+            tl.store(out_ptr + at, row, mask=there != 0)
 
 
 @triton.jit

@@ -5,20 +5,19 @@ Everything is sized by K, N and C alone: counts of pairs stay on the GPU, the ho
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.core.backend import interpreted
 from weft.core.cache import TensorCache
-from weft.core.explain import Launch, record, recording
 from weft.core.launcher import Tile
 from weft.voxels import kernels, tiles
+from weft.voxels.dispatch import Kernel, current_device, kernel_of
 from weft.voxels.epilogue import PLAIN, Epilogue
+from weft.voxels.map_launch import PARTS
 
 __all__ = ["convolve", "prepare", "weight_gradient"]
 
@@ -49,8 +48,11 @@ class Tiles(NamedTuple):
         lists: (P, K, 128) the rows they read.
         halves: (2 P, words) the offsets that half a panel needs.
         turns: tiles of 64 and of 128 rows, longest first; None: as they stand.
-        masks: (words, N) the offsets of each row, in canonical order.
-        counts: (K, blocks) pairs of each block of that order.
+        masks: (words, N) the offsets of each column of the table.
+        starts: (K, blocks) pairs of an offset before each block of columns.
+        totals: (K,) pairs of each offset.
+
+    Those with several axes are flat here.
     """
 
     rows: Tensor
@@ -58,7 +60,8 @@ class Tiles(NamedTuple):
     halves: Tensor
     turns: tuple[Tensor | None, Tensor | None]
     masks: Tensor
-    counts: Tensor
+    starts: Tensor
+    totals: Tensor
 
 
 class Pairs(NamedTuple):
@@ -81,153 +84,89 @@ _TILES: TensorCache[Tiles] = TensorCache()
 _PAIRS: TensorCache[Pairs] = TensorCache()
 
 
-class _Kernel:
-    """`kernel[(programs,)](*tensors, *free, *numbers, *constants, *tile.blocks)` for any cloud.
-
-    Triton's own launcher binds, inspects and hashes every argument at every call.  This one does
-    so once for each combination of aligned tensors.  `free` counts rows: code does not depend
-    on them.
-    """
-
-    def __init__(
-        self, name: str, numbers: tuple[int, ...], constants: tuple[Any, ...], tile: Tile
-    ) -> None:
-        self._kernel = getattr(kernels, f"{name}_kernel")
-        self._settled = (*numbers, *constants, *tile.blocks)
-        self._options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        self._ready: dict[tuple[int, ...], Any] = {}
-        self._aligned: Any = None
-        self._constants = (*constants, *tile.blocks)
-
-    def __call__(
-        self, programs: int, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()
-    ) -> None:
-        """Launch on the current stream of the device that is current: the tensors' own."""
-        if programs == 0:
-            return
-        if recording():
-            names = self._kernel.arg_names[-len(self._constants) :]
-            shown = dict(zip(names, self._constants, strict=True)) | self._options
-            record(Launch("triton", self._kernel.__name__, shown, programs))
-        pointers = [None if t is None else t.data_ptr() for t in tensors]
-        code = self._aligned
-        for pointer in pointers:
-            if pointer is not None and pointer & 15:
-                code = self._ready.get(_alignment(pointers))
-                break
-        if code is None:
-            self._launch_first(programs, tensors, pointers, free)
-            return
-        run, function, metadata = code
-        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-        rest = (*pointers, *free, *self._settled)
-        run(programs, 1, 1, stream, function, metadata, None, None, None, *rest)
-
-    def _launch_first(
-        self,
-        programs: int,
-        tensors: Sequence[Tensor | None],
-        pointers: Sequence[int | None],
-        free: tuple[int, ...],
-    ) -> None:
-        """Launch by Triton's own door, which compiles, and keep what it found."""
-        launch = self._kernel[(programs,)]
-        if interpreted():
-            launch(*tensors, *free, *self._settled)
-            return
-        code = launch(*tensors, *free, *self._settled, **self._options)
-        key = _alignment(pointers)
-        self._ready[key] = (code.run, code.function, code.packed_metadata)
-        if not any(key):
-            self._aligned = self._ready[key]
-
-
-def _alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:
-    return tuple((p or 0) & 15 and 1 for p in pointers)
-
-
-@functools.lru_cache(maxsize=1024)
 def _kernel(
-    name: str,
-    numbers: tuple[int, ...],
-    constants: tuple[Any, ...],
-    tile: Tile,
-    *_: Hashable,
-) -> _Kernel:
-    """A kernel keeps compiled code: device, dtypes and which tensors are None are in its key."""
-    return _Kernel(name, numbers, constants, tile)
+    name: str, numbers: tuple[int, ...], constants: tuple[Any, ...], tile: Tile, *key: Hashable
+) -> Kernel:
+    return kernel_of(getattr(kernels, f"{name}_kernel"), numbers, constants, tile, *key)
 
 
-def prepare(sources: Tensor, order: Tensor | None, gradient: bool) -> None:
-    """Make now what `convolve` and, with gradient, `weight_gradient` keep of the tables."""
-    with _current(sources):
-        _tiles_of(sources, order)
+def prepare(table: Tensor, order: Tensor | None, gradient: bool) -> None:
+    """Make now what `convolve` and, with gradient, `weight_gradient` keep of a table."""
+    with current_device(table):
+        _tiles_of(table, order)
         if gradient:
-            _pairs_of(sources, order)
+            _pairs_of(table, order)
 
 
-def _tiles_of(sources: Tensor, order: Tensor | None) -> Tiles:
-    return _TILES.get((sources, order), None, lambda: _make_tiles(sources.contiguous(), order))
+def _tiles_of(table: Tensor, order: Tensor | None) -> Tiles:
+    return _TILES.get((table, order), None, lambda: _make_tiles(table.contiguous(), order))
 
 
-def _pairs_of(sources: Tensor, order: Tensor | None) -> Pairs:
-    made = _tiles_of(sources, order)
-    return _PAIRS.get(
-        (sources, order), None, lambda: _make_pairs(sources.contiguous(), order, made)
-    )
+def _pairs_of(table: Tensor, order: Tensor | None) -> Pairs:
+    made = _tiles_of(table, order)
+    return _PAIRS.get((table, order), None, lambda: _make_pairs(table.contiguous(), order, made))
 
 
-def _make_tiles(sources: Tensor, order: Tensor | None) -> Tiles:
-    k, rows = sources.shape
-    near = NEAR
-    words, panels, blocks = -(-k // 32), -(-rows // PANEL), -(-rows // BLOCK)
-    near_bits = (-(-rows // near) - 1).bit_length()
+def _parts_of(table: Tensor) -> Tensor:
+    """(parts, N): one row for each word of masks, or more where the search has left them."""
+    return PARTS.get((table,), None, lambda: _make_parts(table))
+
+
+def _make_parts(table: Tensor) -> Tensor:
+    k, count = table.shape
+    words = -(-k // 32)
+    masks = table.new_empty((words, count))
+    mask = _kernel("mask", (), (k,), Tile((256,)), table.device)
+    mask(words * -(-count // 256), (table, masks), (count,))
+    return masks
+
+
+def _make_tiles(table: Tensor, order: Tensor | None) -> Tiles:
+    k, count = table.shape
+    words, panels, blocks = -(-k // 32), -(-count // PANEL), -(-count // BLOCK)
+    near_bits = (-(-count // NEAR) - 1).bit_length()
     wide = k + near_bits > 31
     bits = min(k, (63 if wide else 31) - near_bits)
-    ints = functools.partial(torch.empty, dtype=torch.int32, device=sources.device)
-    masks, place, counts = ints((words, rows)), ints(k), ints((k, blocks))
-    ordered = None if order is None else ints((words, rows))
-    keys = torch.empty(rows, dtype=torch.int64 if wide else torch.int32, device=sources.device)
-    key = (sources.device, None if order is None else order.dtype)
-    mask = _kernel("mask", (), (k,), Tile((256,)), *key)
-    mask(words * -(-rows // 256), (sources, masks), (rows,))
-    sampling = Tile((max(16, 16384 // _padded(k)),), 8)
-    _kernel("place", (), (k, bits, _padded(k)), sampling, *key)(1, (masks, order, place), (rows,))
-    tensors: tuple[Tensor | None, ...] = (masks, order, place, keys, counts, ordered)
-    _kernel("key", (), (k, bits, near), Tile((BLOCK,), 8), *key)(blocks, tensors, (rows, blocks))
-    slots, halves, lists = ints(panels * PANEL), ints((2 * panels, words)), ints((panels, k, PANEL))
+    parts = _parts_of(table)
+    joined = len(parts) == words
+    turns = 3 * panels if panels * PANEL <= MOST_SORTED else 0
+    sizes = (0 if joined else count, k * blocks, k * blocks, k, panels * PANEL)
+    pieces = _ints(table, (*sizes, 2 * panels * words, turns, panels * k * PANEL))
+    masks, counts, starts, totals, slots, halves, turned, lists = pieces
+    masks, joint = (parts, None) if joined else (masks, masks)
+    keys = table.new_empty(count, dtype=torch.int64 if wide else torch.int32)
+    key = (table.device, order is None, joined)
+    samples = max(16, 16384 // _padded(k))
+    constants = (k, len(parts) // words, bits, _padded(k), samples, NEAR)
+    kernel = _kernel("key", (), constants, Tile((BLOCK,), 8), *key)
+    kernel(blocks, (parts, joint, keys, counts), (count, blocks))
     by_mask = torch.sort(keys, stable=True).indices
-    masks = masks if ordered is None else ordered
-    tensors = (sources, masks, order, by_mask, slots, lists, halves)
-    wide = lists.numel() >= 2**31
-    _kernel("list", (), (k, wide), Tile((), 8), *key)(words * panels, tensors, (rows,))
-    return Tiles(slots, lists, halves, _longest_first(halves, k), masks, counts)
+    tensors = (table, masks, order, by_mask, slots, lists, halves)
+    kernel = _kernel("list", (), (k, lists.numel() >= 2**31), Tile((), 8), *key)
+    kernel(words * panels, tensors, (count,))
+    kernel = _kernel("tally", (), (k,), Tile((1024,)), *key)
+    programs = k + (2 * (k + 1) if turns else 0)
+    kernel(programs, (counts, starts, totals, halves, turned), (blocks, panels))
+    longest = (turned[: 2 * panels], turned[2 * panels :]) if turns else (None, None)
+    return Tiles(slots, lists, halves, longest, masks, starts, totals)
 
 
-def _longest_first(halves: Tensor, k: int) -> tuple[Tensor | None, Tensor | None]:
-    """Tiles of one and of two halves of a panel by the number of offsets that they need."""
-    panels = len(halves) // 2
-    if panels * PANEL > MOST_SORTED:
-        return None, None
-    turns = torch.empty(3 * panels, dtype=torch.int32, device=halves.device)
-    kernel = _kernel("longest", (), (k,), Tile((1024,)), halves.device)
-    kernel(2 * (k + 1), (halves, turns), (panels,))
-    return turns[: 2 * panels], turns[2 * panels :]
+def _ints(like: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Tables of int32 that share one allocation, each aligned to 16 bytes."""
+    room = [-(-size // 4) * 4 for size in sizes]
+    pieces = torch.split(like.new_empty(sum(room), dtype=torch.int32), room)
+    return tuple(p if len(p) == n else p[:n] for p, n in zip(pieces, sizes, strict=True))
 
 
-def _make_pairs(sources: Tensor, order: Tensor | None, made: Tiles) -> Pairs:
-    k, rows = sources.shape
-    ints = functools.partial(torch.empty, dtype=torch.int32, device=sources.device)
-    starts, totals = torch.empty_like(made.counts), ints(k)
-    blocks = starts.shape[1]
-    key = (sources.device, None if order is None else order.dtype)
-    _kernel("scan", (), (), Tile((1024,)), *key)(k, (made.counts, starts, totals), (blocks,))
-    inputs, outputs = ints(k * rows), ints(k * rows)
-    tensors = (sources, made.masks, order, starts, totals, inputs, outputs)
-    wide = k * rows >= 2**31
-    kernel = _kernel("pair", (), (k, _padded(k), wide), Tile((BLOCK,)), *key)
-    kernel(blocks * -(-k // 8), tensors, (rows, blocks))
-    return Pairs(inputs, outputs, totals, {})
+def _make_pairs(table: Tensor, order: Tensor | None, made: Tiles) -> Pairs:
+    k, count = table.shape
+    blocks = -(-count // BLOCK)
+    inputs, outputs = _ints(table, (k * count, k * count))
+    tensors = (table, made.masks, order, made.starts, made.totals, inputs, outputs)
+    constants = (k, _padded(k), k * count >= 2**31)
+    kernel = _kernel("pair", (), constants, Tile((BLOCK,)), table.device, order is None)
+    kernel(blocks * -(-k // 8), tensors, (count, blocks))
+    return Pairs(inputs, outputs, made.totals, {})
 
 
 def _turns_of(pairs: Pairs, shares: int) -> Tensor | None:
@@ -251,7 +190,7 @@ def _padded(size: int) -> int:
 def convolve(
     x: Tensor,
     weight: Tensor,
-    sources: Tensor,
+    table: Tensor,
     order: Tensor | None,
     *,
     groups: int,
@@ -264,25 +203,25 @@ def convolve(
     Args:
         x: (N_in, C_in), any strides.
         weight: (K, C_in / groups, C_out), any strides.
-        sources: (K, N_out) int32, −1 for none.
+        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i.
         order: (N_out,) the output rows in canonical order; None: they stand so.
         groups: of channels.
         precision: of float32, "ieee", "tf32" or "tf32x3".
         after: what is done to the sums before they are rounded.
         flip: weight[K − 1 − k] instead of weight[k].  The input gradient of a submanifold
-            convolution with an odd kernel needs no table of its own: `sources`, flipped.
+            convolution with an odd kernel needs no table of its own.
 
     Returns:
         (N_out, C_out) in x's dtype, rounded once.
     """
-    rows, d = sources.shape[1], weight.shape[2]
+    rows, d = table.shape[1], weight.shape[2]
     y = x.new_empty(rows, d)
     if y.numel() == 0:
         return y
     x = x if x.stride(1) == 1 else x.contiguous()
     scale, shift, residual = (None if t is None else t.contiguous() for t in after[:3])
-    with _current(x):
-        made = _tiles_of(sources, order)
+    with current_device(x):
+        made = _tiles_of(table, order)
         extents = (_extent(x), y.numel(), weight.numel(), made.lists.numel())
         wide = max(extents) >= 2**31
         precision = precision if x.dtype == torch.float32 else "ieee"
@@ -295,7 +234,7 @@ def convolve(
         kernel, columns, parts = recipe
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
         operands = (x, weight, y, scale, shift, residual, *tables)
-        kernel(len(made.halves) // parts * columns, operands)
+        kernel(len(made.rows) // (PANEL // 2) // parts * columns, operands)
     return y
 
 
@@ -325,7 +264,7 @@ def _convolver(
     groups: int,
     precision: str,
     flags: _Flags,
-) -> tuple[_Kernel, int, int]:
+) -> tuple[Kernel, int, int]:
     """(kernel, programs of a tile, halves of a panel in a tile) of calls of one kind."""
     k, c, d = shape[0], shape[1], shape[2] // groups
     size, gpu = dtype.itemsize, tiles.gpu_of(device)
@@ -352,7 +291,7 @@ def _convolver(
 def weight_gradient(
     x: Tensor,
     g: Tensor,
-    sources: Tensor,
+    table: Tensor,
     order: Tensor | None,
     *,
     groups: int,
@@ -363,7 +302,7 @@ def weight_gradient(
     Args:
         x: (N_in, C_in), any strides.
         g: (N_out, C_out), any strides.
-        sources: (K, N_out) int32, −1 for none.
+        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i.
         order: (N_out,) the output rows in canonical order; None: they stand so.
         groups: of channels.
         precision: of float32, "ieee", "tf32" or "tf32x3".
@@ -371,14 +310,14 @@ def weight_gradient(
     Returns:
         (K, C_in / groups, C_out) in x's dtype, rounded once.
     """
-    k, rows = sources.shape
+    k, rows = table.shape
     dw = x.new_empty(k, x.shape[1] // groups, g.shape[1])
     if dw.numel() == 0 or rows == 0:
         return dw.zero_()
     x = x if x.stride(1) == 1 else x.contiguous()
     g = g if g.stride(1) == 1 else g.contiguous()
-    with _current(x):
-        pairs = _pairs_of(sources, order)
+    with current_device(x):
+        pairs = _pairs_of(table, order)
         wide = max(_extent(x), _extent(g)) >= 2**31
         precision = precision if x.dtype == torch.float32 else "ieee"
         strides = (x.stride(0), g.stride(0))
@@ -406,7 +345,7 @@ def _differentiator(
     groups: int,
     precision: str,
     wide: bool,
-) -> tuple[_Kernel, _Kernel, int, int]:
+) -> tuple[Kernel, Kernel, int, int]:
     """(kernel, reduction, tiles of a matrix, shares) of weight gradients of one kind."""
     k, c, d = shape[0], shape[1], shape[2] // groups
     gpu = tiles.gpu_of(device)
@@ -432,10 +371,3 @@ def _differentiator(
 def _extent(rows: Tensor) -> int:
     """Elements from the first row to the end of the last, gaps included."""
     return len(rows) * max(rows.stride(0), rows.shape[1])
-
-
-def _current(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Makes the tensor's device current, as launches need it."""
-    if not tensor.is_cuda or tensor.get_device() == torch._C._cuda_getDevice():
-        return contextlib.nullcontext()
-    return torch.cuda.device(tensor.device)

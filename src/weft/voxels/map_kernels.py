@@ -1,7 +1,7 @@
 """Kernels of coordinates and kernel maps: survey, pack, search, and the voxels a layer reaches.
 
     pack     key = ((b · R0 + s0) · R1 + s1) · R2 + …        of columns less their lowest values
-    search   table[k, o] = the row whose key is key(o) + step(k), −1 if none
+    search   table[k, i] = the row whose key is keys[i] + step(k), −1 if none
 
 Axes are numbered 0 to 3 and end with the last column of a row: of d < 4 axes the first 4 − d are
 missing and have size and kernel 1.  A line is all offsets of a kernel that differ in the last axis
@@ -16,7 +16,14 @@ counts are run-time numbers that no specialisation knows.  No atomics, nothing i
 import triton
 import triton.language as tl
 
-__all__ = ["candidates_kernel", "outputs_kernel", "pack_kernel", "search_kernel", "survey_kernel"]
+__all__ = [
+    "candidates_kernel",
+    "outputs_kernel",
+    "pack_kernel",
+    "search_kernel",
+    "settle_kernel",
+    "survey_kernel",
+]
 
 
 @triton.jit
@@ -52,23 +59,72 @@ def survey_kernel(rows_ptr, found_ptr, N: tl.int64, COLUMNS: tl.constexpr, BLOCK
     tl.store(out_ptr + 2 * COLUMNS, 1 - tl.min(below.to(tl.int64), 0))
 
 
-@triton.jit(do_not_specialize=range(2, 12))
+@triton.jit
+def _raise(flag_ptr, truth):
+    """Set a flag if something is true; all who set it write the same."""
+    tl.store(flag_ptr, 1, mask=tl.max(truth.to(tl.int32), 0) != 0)
+
+
+@triton.jit
+def _digit(
+    key, outside, rows_ptr, at, mask, low, size, AXIS: tl.constexpr, COLUMNS: tl.constexpr,
+):
+    """(key · size + digit, whether a digit is outside of its range)"""
+    digit = _column(rows_ptr, at, mask, AXIS, COLUMNS) - low
+    return key * size + digit, outside | (mask & ((digit < 0) | (digit >= size)))
+
+
+@triton.jit
+def _packed(
+    rows_ptr, at, mask, low_b, low0, low1, low2, low3, size_b, size0, size1, size2, size3,
+    COLUMNS: tl.constexpr,
+):
+    """The keys of rows, and which of them are outside of the box."""
+    key = tl.zeros_like(at).to(tl.int64)
+    out = key != key
+    key, out = _digit(key, out, rows_ptr, at, mask, low_b, size_b, -1, COLUMNS)
+    key, out = _digit(key, out, rows_ptr, at, mask, low0, size0, 0, COLUMNS)
+    key, out = _digit(key, out, rows_ptr, at, mask, low1, size1, 1, COLUMNS)
+    key, out = _digit(key, out, rows_ptr, at, mask, low2, size2, 2, COLUMNS)
+    return _digit(key, out, rows_ptr, at, mask, low3, size3, 3, COLUMNS)
+
+
+@triton.jit(do_not_specialize=range(3, 14))
 def pack_kernel(
-    rows_ptr, keys_ptr,
-    N: tl.int64, low_b: tl.int64,
-    low0: tl.int64, low1: tl.int64, low2: tl.int64, low3: tl.int64,
-    size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
+    rows_ptr, keys_ptr, flags_ptr,
+    N: tl.int64,
+    low_b: tl.int64, low0: tl.int64, low1: tl.int64, low2: tl.int64, low3: tl.int64,
+    size_b: tl.int64, size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """keys[i] of the rows, all of them inside the box."""
+    """keys[i] of the rows; flags: some row is outside of the box, some is not below the next."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < N
-    key = _column(rows_ptr, at, mask, -1, COLUMNS) - low_b
-    key = key * size0 + _column(rows_ptr, at, mask, 0, COLUMNS) - low0
-    key = key * size1 + _column(rows_ptr, at, mask, 1, COLUMNS) - low1
-    key = key * size2 + _column(rows_ptr, at, mask, 2, COLUMNS) - low2
-    key = key * size3 + _column(rows_ptr, at, mask, 3, COLUMNS) - low3
+    key, outside = _packed(
+        rows_ptr, at, mask, low_b, low0, low1, low2, low3, size_b, size0, size1, size2, size3,
+        COLUMNS,
+    )
     tl.store(keys_ptr + at, key.to(keys_ptr.dtype.element_ty), mask=mask)
+    if flags_ptr is not None:
+        _raise(flags_ptr, outside)
+        mask = at + 1 < N
+        following, _ = _packed(
+            rows_ptr, at + 1, mask, low_b, low0, low1, low2, low3,
+            size_b, size0, size1, size2, size3, COLUMNS,
+        )
+        _raise(flags_ptr + 1, mask & (key >= following))
+
+
+@triton.jit(do_not_specialize=["N"])
+def settle_kernel(keys_ptr, places_ptr, order_ptr, flags_ptr, N: tl.int64, BLOCK: tl.constexpr):
+    """order = places; a flag: some sorted key is the next one's equal."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < N
+    place = tl.load(places_ptr + at, mask=mask, other=0)
+    tl.store(order_ptr + at, place.to(tl.int32), mask=mask)
+    mask = at + 1 < N
+    key = tl.load(keys_ptr + at, mask=mask, other=0)
+    _raise(flags_ptr, mask & (key == tl.load(keys_ptr + at + 1, mask=mask, other=0)))
 
 
 @triton.jit
@@ -114,12 +170,13 @@ def _search(keys_ptr, target, wanted, N, MOST: tl.constexpr, PIVOTS: tl.constexp
 
 
 @triton.jit
-def _keep(forward_ptr, mirrored_ptr, k, num_offsets, N, own, value, mask):
-    """forward[k, own] = value, mirrored[K − 1 − k, own] = value."""
-    if forward_ptr is not None:
-        tl.store(forward_ptr + k.to(tl.int64) * N + own, value, mask=mask)
-    if mirrored_ptr is not None:
-        tl.store(mirrored_ptr + (num_offsets - 1 - k).to(tl.int64) * N + own, value, mask=mask)
+def _keep(table_ptr, k, num_offsets, N, at, value, mask, MIRRORED: tl.constexpr):
+    """table[k, at] = value; MIRRORED: table[K − 1 − k, at].  Returns the bits of those found."""
+    if MIRRORED:
+        k = num_offsets - 1 - k
+    tl.store(table_ptr + k.to(tl.int64) * N + at, value, mask=mask)
+    # bits count for up to 32 offsets; those of lines past the last are never set
+    return (mask & (value >= 0)).to(tl.int32) << tl.minimum(tl.maximum(k, 0), 31)
 
 
 @triton.jit
@@ -132,25 +189,13 @@ def _row_at(order_ptr, place, hit):
 
 @triton.jit
 def _centre(
-    keys_ptr,
-    order_ptr,
-    forward_ptr,
-    mirrored_ptr,
-    at,
-    own,
-    key,
-    coordinate,
-    size,
-    mask,
-    N,
-    num_offsets,
-    LAST: tl.constexpr,
-    GAP: tl.constexpr,
-    MOST: tl.constexpr,
+    keys_ptr, order_ptr, table_ptr,
+    at, own, key, coordinate, size, mask, N, num_offsets,
+    LAST: tl.constexpr, GAP: tl.constexpr, MOST: tl.constexpr, MIRRORED: tl.constexpr,
 ):
     """The centre line of a symmetric kernel: its voxels stand beside the row itself."""
     k = tl.zeros_like(at) + num_offsets // 2
-    _keep(forward_ptr, mirrored_ptr, k, num_offsets, N, own, own, mask)
+    bits = _keep(table_ptr, k, num_offsets, N, at, own, mask, MIRRORED)
     for side in tl.static_range(-1, 2, 2):
         place = at + side
         here = tl.load(keys_ptr + place, mask=mask & (place >= 0) & (place < N), other=MOST)
@@ -163,27 +208,28 @@ def _centre(
             moved = coordinate + (side * t * GAP)
             hit = mask & (here == target) & (moved >= 0) & (moved < size)
             value = _row_at(order_ptr, place, hit)
-            write = mask if order_ptr is None else hit
-            _keep(forward_ptr, mirrored_ptr, k + side * t, num_offsets, N, own, value, write)
+            bits |= _keep(table_ptr, k + side * t, num_offsets, N, at, value, mask, MIRRORED)
+    return bits
 
 
 @triton.jit(do_not_specialize=range(5, 27))
 def search_kernel(
-    keys_ptr, order_ptr, rows_ptr, forward_ptr, mirrored_ptr,
+    keys_ptr, order_ptr, rows_ptr, table_ptr, parts_ptr,
     N: tl.int32, num_offsets: tl.int32, lines: tl.int32,
     low0: tl.int64, low1: tl.int64, low2: tl.int64, low3: tl.int64,
     size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
     kernel1: tl.int32, kernel2: tl.int32, kernel3: tl.int32,
     dil0: tl.int64, dil1: tl.int64, dil2: tl.int64, dil3: tl.int64,
     begin0: tl.int64, begin1: tl.int64, begin2: tl.int64, begin3: tl.int64,
-    COLUMNS: tl.constexpr, SYMMETRIC: tl.constexpr, LAST: tl.constexpr, GAP: tl.constexpr,
-    MOST: tl.constexpr, PIVOTS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr, SYMMETRIC: tl.constexpr, MIRRORED: tl.constexpr,
+    LAST: tl.constexpr, GAP: tl.constexpr, MOST: tl.constexpr,
+    PIVOTS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """forward[k, o] = the row at row o + offset k; mirrored[K − 1 − k, o] = the same.
+    """table[k, i] = the row at offset k from the i-th in order, −1 for none; see `_keep`.
 
     A program owns BLOCK rows that follow each other in sorted order and LINES lines of the kernel.
-    Without an order all entries are written, with one only what is found: tables come filled
-    with −1.  Bytes: two tables.  Bound: the instructions of the search, then memory.
+    parts[tile, i]: the offsets that it found, as bits, of a kernel of up to 32.
+    Bytes: the table.  Bound: the instructions of the search, then memory.
 
     `kernel1` … `kernel3` count the kernel's `lines`, LAST the offsets of each.  MOST is
     the largest number of the keys' type, above all keys.
@@ -195,26 +241,15 @@ def search_kernel(
     own = at if order_ptr is None else tl.load(order_ptr + at, mask=mask, other=0)
     key = tl.load(keys_ptr + at, mask=mask, other=0)
     last = _column(rows_ptr, own, mask, 3, COLUMNS) - low3
+    bits = tl.zeros((BLOCK,), tl.int32)
 
     line = tile * LINES + tl.arange(0, LINES)  # [LINES]
     if SYMMETRIC:
         if tile == 0:
-            _centre(
-                keys_ptr,
-                order_ptr,
-                forward_ptr,
-                mirrored_ptr,
-                at,
-                own,
-                key,
-                last,
-                size3,
-                mask,
-                N,
-                num_offsets,
-                LAST,
-                GAP,
-                MOST,
+            bits = _centre(
+                keys_ptr, order_ptr, table_ptr,
+                at, own, key, last, size3, mask, N, num_offsets,
+                LAST, GAP, MOST, MIRRORED,
             )
         line += (line >= lines // 2).to(tl.int32)
     away3 = (line % kernel3).to(tl.int64) * dil3 - begin3
@@ -226,6 +261,7 @@ def search_kernel(
     step = ((away0 * size1 + away1) * size2 + away2) * size3
 
     inside = (line < lines)[:, None] & mask[None, :]  # [LINES, BLOCK]
+    write = inside
     if COLUMNS > 4:
         moved = (_column(rows_ptr, own, mask, 0, COLUMNS) - low0)[None, :] + away0[:, None]
         inside &= (moved >= 0) & (moved < size0)
@@ -242,17 +278,21 @@ def search_kernel(
     target = ((key.to(tl.int64) - last)[None, :] + step[:, None] + near).to(key.dtype)
     place = _search(keys_ptr, target, inside, N, MOST, PIVOTS)
     here = tl.load(keys_ptr + place, mask=inside & (place < N), other=MOST)
+    found = tl.zeros((LINES, BLOCK), tl.int32)
     for t in tl.static_range(LAST):
         for _ in tl.static_range(GAP if t > 0 else 0):
             place += (here < target).to(tl.int32)
             here = tl.load(keys_ptr + place, mask=inside & (place < N), other=MOST)
         hit = inside & (here == target) & (moved >= 0) & (moved < size3)
         value = _row_at(order_ptr, place, hit)
-        write = (line < lines)[:, None] & mask[None, :] if order_ptr is None else hit
-        k = line * LAST + t
-        _keep(forward_ptr, mirrored_ptr, k[:, None], num_offsets, N, own[None, :], value, write)
+        k = (line * LAST + t)[:, None]
+        found |= _keep(table_ptr, k, num_offsets, N, at[None, :], value, write, MIRRORED)
         target += GAP
         moved += GAP
+    if parts_ptr is not None:
+        # no two lines share an offset: adding their bits is joining them
+        bits += tl.sum(found, 0)
+        tl.store(parts_ptr + tile.to(tl.int64) * N + at, bits, mask=mask)
 
 
 @triton.jit
@@ -284,9 +324,9 @@ def _meet(
     return j, o, (whole % common == 0) & (j < kernel) & (rest >= 0) & (o < size)
 
 
-@triton.jit(do_not_specialize=range(3, 39))
+@triton.jit(do_not_specialize=range(4, 40))
 def candidates_kernel(
-    rows_ptr, keys_ptr, offsets_ptr,
+    rows_ptr, order_ptr, keys_ptr, offsets_ptr,
     N: tl.int64,
     size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
     stride0: tl.int64, stride1: tl.int64, stride2: tl.int64, stride3: tl.int64,
@@ -299,37 +339,38 @@ def candidates_kernel(
     places1: tl.int64, places2: tl.int64, places3: tl.int64,
     COLUMNS: tl.constexpr, TRANSPOSED: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """keys[m, q] = the output that input row q meets at its m-th chance, MOST if none.
+    """keys[m, i] = the output that the i-th input in order meets at its m-th chance, MOST if none.
 
-    offsets[m, q] is the offset k of that pair.
+    offsets[m, i] is the offset k of that pair.
     """
     blocks = tl.cdiv(N, BLOCK)
     chance = tl.program_id(0) // blocks
     at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     mask = at < N
+    own = at if order_ptr is None else tl.load(order_ptr + at, mask=mask, other=0)
     chance = chance.to(tl.int64)
     m3, rest = chance % places3, chance // places3
     m2, rest = rest % places2, rest // places2
     m1, m0 = rest % places1, rest // places1
 
-    q0 = _column(rows_ptr, at, mask, 0, COLUMNS)
+    q0 = _column(rows_ptr, own, mask, 0, COLUMNS)
     j0, o0, met = _meet(
         q0, m0, size0, stride0, pad0, dil0, kernel0, common0, inverse0, period0, TRANSPOSED
     )
-    q1 = _column(rows_ptr, at, mask, 1, COLUMNS)
+    q1 = _column(rows_ptr, own, mask, 1, COLUMNS)
     j1, o1, met1 = _meet(
         q1, m1, size1, stride1, pad1, dil1, kernel1, common1, inverse1, period1, TRANSPOSED
     )
-    q2 = _column(rows_ptr, at, mask, 2, COLUMNS)
+    q2 = _column(rows_ptr, own, mask, 2, COLUMNS)
     j2, o2, met2 = _meet(
         q2, m2, size2, stride2, pad2, dil2, kernel2, common2, inverse2, period2, TRANSPOSED
     )
-    q3 = _column(rows_ptr, at, mask, 3, COLUMNS)
+    q3 = _column(rows_ptr, own, mask, 3, COLUMNS)
     j3, o3, met3 = _meet(
         q3, m3, size3, stride3, pad3, dil3, kernel3, common3, inverse3, period3, TRANSPOSED
     )
 
-    key = _column(rows_ptr, at, mask, -1, COLUMNS)
+    key = _column(rows_ptr, own, mask, -1, COLUMNS)
     key = (((key * size0 + o0) * size1 + o1) * size2 + o2) * size3 + o3
     key = tl.where(met & met1 & met2 & met3, key, MOST)
     offset = ((j0 * kernel1 + j1) * kernel2 + j2) * kernel3 + j3
@@ -338,18 +379,19 @@ def candidates_kernel(
     tl.store(offsets_ptr + cell, offset.to(tl.int32), mask=mask)
 
 
-@triton.jit(do_not_specialize=range(8, 15))
+@triton.jit(do_not_specialize=range(9, 16))
 def outputs_kernel(
-    keys_ptr, source_ptr, counts_ptr, offsets_ptr, sources_ptr, targets_ptr, out_keys_ptr,
+    keys_ptr, source_ptr, counts_ptr, offsets_ptr, order_ptr, table_ptr, back_ptr, out_keys_ptr,
     out_rows_ptr,
     found: tl.int64, N: tl.int64, outputs: tl.int64,
     size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
     COLUMNS: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """sources[k, o] = q, targets[k, q] = o of candidates in the order of their keys.
+    """table[k, o] = q, back[k, i] = o of candidates in the order of their keys.
 
-    The first of each key also writes the output's key and row.  `source_ptr` says where each
-    candidate stood, m·N + q; `counts_ptr` how many different keys there are up to it.
+    Input i in order is row q.  The first of each key also writes the output's key and row.
+    `source_ptr` says where each candidate stood, m·N + i; `counts_ptr` how many different keys
+    there are up to it.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < found
@@ -358,9 +400,10 @@ def outputs_kernel(
     source = tl.load(source_ptr + at, mask=met, other=0)
     k = tl.load(offsets_ptr + source, mask=met, other=0).to(tl.int64)
     o = tl.load(counts_ptr + at, mask=met, other=1) - 1
-    q = source % N
-    tl.store(sources_ptr + k * outputs + o, q.to(tl.int32), mask=met)
-    tl.store(targets_ptr + k * N + q, o, mask=met)
+    i = source % N
+    q = i.to(tl.int32) if order_ptr is None else tl.load(order_ptr + i, mask=met, other=0)
+    tl.store(table_ptr + k * outputs + o, q, mask=met)
+    tl.store(back_ptr + k * N + i, o, mask=met)
 
     before = tl.load(keys_ptr + at - 1, mask=met & (at > 0), other=-1)
     first = met & (key != before)

@@ -6,30 +6,45 @@ over at every call, so another count of voxels never compiles again.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.core.backend import interpreted
-from weft.core.explain import Launch, record, recording
+from weft.core.cache import TensorCache
 from weft.core.launcher import Tile
 from weft.voxels import map_kernels
+from weft.voxels.dispatch import current_device, kernel_of
 from weft.voxels.geometry import Geometry
 
-__all__ = ["WALK", "pack", "resample", "submanifold", "survey"]
+__all__ = [
+    "PARTS",
+    "WALK",
+    "Flags",
+    "checked",
+    "pack",
+    "resample",
+    "settle",
+    "submanifold",
+    "survey",
+]
 
 WALK = 8
 """Cells of the last axis that a search walks over; a longer line is searched place by place."""
 
 AXES = 4
-ROWS, PAIRS = 1024, 512
-"""Rows that a program surveys or packs, pairs that one places."""
+
+BITS = 32
+"""Offsets whose bits a word holds."""
+
+ROWS, PAIRS = 512, 512
+"""Rows that a program packs, pairs that one places."""
+
+SURVEY, PACK, PLACE = Tile((2 * ROWS,)), Tile((ROWS,)), Tile((PAIRS,))
 
 SEARCH = Tile((64, 2, 256), num_warps=8)
 """Pivots of a step, lines at most and rows that one program searches for."""
@@ -68,59 +83,115 @@ class _Axis(NamedTuple):
         return cls(stride, padding, dilation, kernel, common, inverse, period, places)
 
 
+class Flags:
+    """Truths that kernels write into the host's memory: once they have run, nothing is copied.
+
+    Their places are taken from one piece of memory that stays: a kernel may write late.
+    """
+
+    WIDTH, MANY = 4, 256
+    _free: ClassVar[list[tuple[Tensor, Any]]] = []
+
+    def __init__(self, device: torch.device) -> None:
+        if not self._free:
+            on_gpu = device.type == "cuda"
+            memory = torch.zeros(
+                self.MANY, self.WIDTH, dtype=torch.int32, device="cpu", pin_memory=on_gpu
+            )
+            self._free.extend((row, row.numpy()) for row in memory)
+        self._place = self._free.pop()
+        self.tensor, self._seen = self._place
+
+    def read(self) -> list[bool]:
+        """What they are, once the kernels that write them have run; they are then given back."""
+        found = [bool(flag) for flag in self._seen]
+        self._seen[:] = 0
+        self._free.append(self._place)
+        return found
+
+
 def survey(rows: Tensor) -> tuple[tuple[Numbers, Numbers], bool]:
     """The lowest and highest value of each column, and whether the rows ascend: one read."""
     count, columns = rows.shape
-    programs = -(-count // ROWS)
+    programs = -(-count // SURVEY.blocks[0])
     found = rows.new_empty((programs, 2 * columns + 1), dtype=torch.int64)
-    _launch(map_kernels.survey_kernel, programs, [rows.contiguous(), found], [count], columns, ROWS)
+    _launch("survey", programs, [rows.contiguous(), found], (count,), (columns,), SURVEY)
     numbers = found.amax(0).tolist()
     lows, highs = (~low for low in numbers[:columns]), numbers[columns:-1]
     return (tuple(lows), tuple(highs)), not numbers[-1]
 
 
-def pack(rows: Tensor, lows: Numbers, sizes: Numbers, dtype: torch.dtype) -> Tensor:
-    """key = ((b · R0 + s0) · R1 + s1) · R2 + … of int32 rows that all lie in the box."""
+def pack(
+    rows: Tensor, lows: Numbers, sizes: Numbers, dtype: torch.dtype, flags: Flags | None = None
+) -> Tensor:
+    """key = ((b · R0 + s0) · R1 + s1) · R2 + … of rows in the box; flags: see `checked`."""
     count, columns = rows.shape
     keys = rows.new_empty(count, dtype=dtype)
-    numbers = [count, lows[0], *_front(lows[1:], 0), *_front(sizes[1:], 1)]
-    programs = -(-count // ROWS)
-    _launch(map_kernels.pack_kernel, programs, [rows, keys], numbers, columns, ROWS)
+    box = lows[0], *_front(lows[1:], 0), sizes[0], *_front(sizes[1:], 1)
+    operands = [rows, keys, None if flags is None else flags.tensor]
+    _launch("pack", -(-count // ROWS), operands, (count, *box), (columns,), PACK)
     return keys
+
+
+def checked(rows: Tensor, sizes: Numbers, dtype: torch.dtype) -> tuple[Tensor, bool, bool]:
+    """(keys in the box from 0 on, whether some row is outside, whether the rows ascend): one wait.
+
+    Rows may be of any integer type; the keys are those of the box only if no row is outside.
+    """
+    flags = Flags(rows.device)
+    keys = pack(rows, (0,) * len(sizes), sizes, dtype, flags)
+    if rows.is_cuda:
+        torch.cuda.current_stream(rows.device).synchronize()
+    outside, descends, *_ = flags.read()
+    return keys, outside, not descends
+
+
+def settle(keys: Tensor, places: Tensor) -> tuple[Tensor, Flags]:
+    """The places as int32, and whether some sorted key stands twice, when it is known."""
+    order, flags = places.new_empty(len(places), dtype=torch.int32), Flags(keys.device)
+    operands = [keys, places, order, flags.tensor]
+    _launch("settle", -(-len(keys) // ROWS), operands, (len(keys),), (), PACK)
+    return order, flags
+
+
+PARTS: TensorCache[Tensor] = TensorCache()
+"""Of tables of up to 32 offsets: (parts, N) int32, joined the masks of their columns: bit k for a row
+at offset k.  Each program of a search has found a part of them."""
 
 
 def submanifold(
     keys: Tensor, order: Tensor | None, rows: Tensor, lows: Numbers, sizes: Numbers, shape: Geometry
 ) -> tuple[Tensor, Tensor | None]:
-    """sources and back of ascending keys; `order` says which row each of them is."""
-    sides = 1 if shape.symmetric else 2
-    size = (sides, shape.num_offsets, len(keys))
-    # in another order entries are scattered: only those that are there
-    made = rows.new_empty(size) if order is None else rows.new_full(size, -1)
-    operands = [keys, order, rows]
-    _search([*operands, made[0], None], lows, sizes, shape, shape.begin)
+    """table and back of ascending keys; `order` says which row each of them is."""
+    voxels = keys, order, rows
+    table = _search(voxels, lows, sizes, shape, shape.begin, mirrored=False)
     if shape.symmetric:
-        return made[0], None
+        return table, None
     # what reads q at offset k is q − offset: the kernel mirrored, with its places reversed
     ends = zip(shape.kernel_size, shape.dilation, shape.begin, strict=True)
     begin = tuple((k - 1) * d - b for k, d, b in ends)
-    _search([*operands, None, made[1]], lows, sizes, shape, begin)
-    return made[0], made[1]
+    return table, _search(voxels, lows, sizes, shape, begin, mirrored=True)
 
 
 def _search(
-    operands: list[Tensor | None], lows: Numbers, sizes: Numbers, shape: Geometry, begin: Numbers
-) -> None:
-    keys = operands[0]
-    assert keys is not None
-    count, plan = keys.shape[0], _plan(shape, begin, keys.dtype, SEARCH)
+    voxels: tuple[Tensor, Tensor | None, Tensor],
+    lows: Numbers,
+    sizes: Numbers,
+    shape: Geometry,
+    begin: Numbers,
+    mirrored: bool,
+) -> Tensor:
+    keys, _, rows = voxels
+    count, plan = len(keys), _plan(shape, begin, keys.dtype, SEARCH, mirrored)
+    table = rows.new_empty((plan.counts[0], count), dtype=torch.int32)
+    parts = table.new_empty((plan.tiles, count)) if plan.counts[0] <= BITS else None
     box = (*_front(lows[1:], 0), *_front(sizes[1:], 1))
-    numbers = (count, *plan.counts, *box, *plan.axes)
     programs = -(-count // SEARCH.blocks[-1]) * plan.tiles
-    warps = SEARCH.num_warps
-    _launch(
-        map_kernels.search_kernel, programs, operands, numbers, *plan.constants, num_warps=warps
-    )
+    numbers = (count, *plan.counts, *box, *plan.axes)
+    _launch("search", programs, [*voxels, table, parts], numbers, plan.constants, plan.tile)
+    if parts is not None:
+        PARTS.get((table,), None, lambda: parts)
+    return table
 
 
 class _Plan(NamedTuple):
@@ -131,16 +202,18 @@ class _Plan(NamedTuple):
         axes: lines, dilation and begin of each axis.
         tiles: programs that share rows.
         constants: of the kernel.
+        tile: of the kernel.
     """
 
     counts: Numbers
     axes: Numbers
     tiles: int
     constants: tuple[Any, ...]
+    tile: Tile
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(shape: Geometry, begin: Numbers, dtype: torch.dtype, tile: Tile) -> _Plan:
+def _plan(shape: Geometry, begin: Numbers, dtype: torch.dtype, tile: Tile, mirrored: bool) -> _Plan:
     num, last, gap = shape.num_offsets, shape.kernel_size[-1], shape.dilation[-1]
     if last * gap > WALK:
         last, gap = 1, 1
@@ -150,20 +223,22 @@ def _plan(shape: Geometry, begin: Numbers, dtype: torch.dtype, tile: Tile) -> _P
     pivots, most_lines, block = tile.blocks
     together = min(most_lines, 1 << (searched - 1).bit_length())
     most, columns = torch.iinfo(dtype).max, 1 + len(begin)
-    constants = (columns, shape.symmetric, last, gap, most, pivots, together, block)
+    constants = (columns, shape.symmetric, mirrored, last, gap, most)
     axes = (*kernel[1:], *_front(shape.dilation, 1), *_front(begin, 0))
-    return _Plan((num, lines), axes, -(-searched // together), constants)
+    tiles, blocks = -(-searched // together), (pivots, together, block)
+    return _Plan((num, lines), axes, tiles, constants, tile._replace(blocks=blocks))
 
 
 def resample(
-    rows: Tensor, sizes: Numbers, dtype: torch.dtype, shape: Geometry
+    rows: Tensor, order: Tensor | None, sizes: Numbers, dtype: torch.dtype, shape: Geometry
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """sources, targets, output rows and their ascending keys of a strided or transposed layer.
+    """table, back, output rows and their ascending keys of a strided or transposed layer.
 
     Each row names the outputs that it meets; their keys are sorted and counted: one read.
 
     Args:
         rows: (N, 1 + d) int32, not negative.
+        order: (N,) the rows in canonical order; None: they stand so.
         sizes: batch size and output shape.
         dtype: that holds the keys of this box, and one number more.
         shape: the geometry.
@@ -177,9 +252,9 @@ def resample(
     box, most = _front(sizes[1:], 1), torch.iinfo(dtype).max
     *given, places = zip(*axes, strict=True)
     numbers = [count, *box, *itertools.chain(*given), *places[1:]]
-    constants = (columns, shape.mode == "transposed", most, PAIRS)
+    constants = (columns, shape.mode == "transposed", most)
     programs = -(-count // PAIRS) * chances
-    _launch(map_kernels.candidates_kernel, programs, [rows, keys, offsets], numbers, *constants)
+    _launch("candidates", programs, [rows, order, keys, offsets], tuple(numbers), constants, PLACE)
 
     keys, standing = torch.sort(keys)
     fresh = keys != most
@@ -187,14 +262,13 @@ def resample(
     counts = fresh.cumsum(0, dtype=torch.int32)
     outputs = int(counts[-1])
 
-    sources = rows.new_full((shape.num_offsets, outputs), -1)
-    targets = rows.new_full((shape.num_offsets, count), -1)
+    table = rows.new_full((shape.num_offsets, outputs), -1)
+    back = rows.new_full((shape.num_offsets, count), -1)
     out_keys, out_rows = keys.new_empty(outputs), rows.new_empty((outputs, columns))
-    operands = [keys, standing, counts, offsets, sources, targets, out_keys, out_rows]
-    numbers = [len(keys), count, outputs, *box]
-    programs = -(-len(keys) // PAIRS)
-    _launch(map_kernels.outputs_kernel, programs, operands, numbers, columns, most, PAIRS)
-    return sources, targets, out_rows, out_keys
+    operands = [keys, standing, counts, offsets, order, table, back, out_keys, out_rows]
+    programs, free = -(-len(keys) // PAIRS), (len(keys), count, outputs, *box)
+    _launch("outputs", programs, operands, free, (columns, most), PLACE)
+    return table, back, out_rows, out_keys
 
 
 def _front(numbers: Sequence[int], missing: int) -> list[int]:
@@ -202,49 +276,18 @@ def _front(numbers: Sequence[int], missing: int) -> list[int]:
     return [missing] * (AXES - len(numbers)) + list(numbers)
 
 
-_compiled: dict[Any, Any] = {}
-
-
 def _launch(
-    kernel: Any,
+    name: str,
     programs: int,
     operands: Sequence[Tensor | None],
-    numbers: Sequence[int],
-    *constants: Any,
-    num_warps: int = 4,
+    numbers: Numbers,
+    constants: tuple[Any, ...],
+    tile: Tile,
 ) -> None:
-    """kernel[(programs,)](*operands, *numbers, *constants), compiled once for dtypes and constants.
-
-    Triton's own door binds and inspects every argument at every call; numbers here have declared
-    types and are not specialised, so the compiled kernel depends on nothing else.
-    """
-    if recording():
-        names = kernel.arg_names[-len(constants) :]
-        shown = dict(zip(names, map(int, constants), strict=True))
-        record(Launch("triton", kernel.__name__, shown, programs, 0))
-    if interpreted():
-        kernel[(programs,)](*operands, *numbers, *constants)
-        return
+    """Numbers have declared types and are not specialised: code depends on nothing else."""
+    kernel = getattr(map_kernels, f"{name}_kernel")
     first = operands[0]
     assert first is not None
-    pointers = [None if t is None else t.data_ptr() for t in operands]
-    dtypes = tuple(None if t is None else t.dtype for t in operands)
-    aligned = tuple(p is None or p & 15 == 0 for p in pointers)
-    key = (kernel.__name__, first.device, constants, num_warps, dtypes, aligned)
-    with _current(first.device):
-        compiled = _compiled.get(key)
-        if compiled is None:
-            launch = kernel[(programs,)]
-            _compiled[key] = launch(*operands, *numbers, *constants, num_warps=num_warps)
-            return
-        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-        code = (compiled.function, compiled.packed_metadata, None, None, None)
-        compiled.run(programs, 1, 1, stream, *code, *pointers, *numbers, *constants)
-
-
-_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes a device current."""
-    return _NOTHING if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)
+    dtypes = [None if t is None else t.dtype for t in operands]
+    with current_device(first):
+        kernel_of(kernel, (), constants, tile, first.device, *dtypes)(programs, operands, numbers)

@@ -8,8 +8,11 @@
     "w"    x   y   ∂Q/∂w[k] = Σ_o x[sources[k,o]]ᵀ y[o]       (K, C_in/groups, C_out)
 
 Each is linear in both operands, and its derivatives are the other two with the gradient in the slot
-that was open: so there are gradients of any order, and no backward kernel.  `targets` None says
-sources[K−1−k] (a submanifold map of an odd kernel): nothing else is then derived for role "x".
+that was open: so there are gradients of any order, and no backward kernel.
+
+Maps come as their tables, table[k,i] = sources[k, out_order[i]] and back[k,i] = targets[k,
+in_order[i]]; `back` None says table[K−1−k] (a submanifold map of an odd kernel): nothing else is
+then derived for role "x".
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ def body(backend: str) -> Body:
 
 
 _SCHEMA = (
-    "Tensor a, Tensor b, Tensor sources, Tensor? targets, Tensor? in_order, Tensor? out_order, "
+    "Tensor a, Tensor b, Tensor table, Tensor? back, Tensor? in_order, Tensor? out_order, "
     "str role, int groups, str precision, str backend"
 )
 
@@ -48,8 +51,8 @@ _SCHEMA = (
 def _body(
     a: Tensor,
     b: Tensor,
-    sources: Tensor,
-    targets: Tensor | None,
+    table: Tensor,
+    back: Tensor | None,
     in_order: Tensor | None,
     out_order: Tensor | None,
     role: str,
@@ -59,13 +62,13 @@ def _body(
 ) -> Tensor:
     run = body(backend)
     if role == "w":
-        return run.weight_gradient(a, b, sources, out_order, groups=groups, precision=precision)
+        return run.weight_gradient(a, b, table, out_order, groups=groups, precision=precision)
     if role == "x":
-        flip = targets is None
-        table, order = (sources, out_order) if targets is None else (targets, in_order)
+        flip = back is None
+        read, order = (table, out_order) if back is None else (back, in_order)
         turned = _turned(b, groups)
-        return run.convolve(a, turned, table, order, groups=groups, precision=precision, flip=flip)
-    return run.convolve(a, b, sources, out_order, groups=groups, precision=precision)
+        return run.convolve(a, turned, read, order, groups=groups, precision=precision, flip=flip)
+    return run.convolve(a, b, table, out_order, groups=groups, precision=precision)
 
 
 def _turned(weight: Tensor, groups: int) -> Tensor:
@@ -77,14 +80,14 @@ def _turned(weight: Tensor, groups: int) -> Tensor:
     return matrices.permute(0, 3, 2, 1).flatten(2)
 
 
-def _fake(a: Tensor, b: Tensor, sources: Tensor, targets: Tensor | None, *rest: Any) -> Tensor:
+def _fake(a: Tensor, b: Tensor, table: Tensor, back: Tensor | None, *rest: Any) -> Tensor:
     role, groups = rest[2:4]
     if role == "w":
-        return a.new_empty((sources.shape[0], a.shape[1] // groups, b.shape[1]))
+        return a.new_empty((table.shape[0], a.shape[1] // groups, b.shape[1]))
     if role == "x":
-        table = sources if targets is None else targets
-        return a.new_empty((table.shape[1], b.shape[1] * groups))
-    return a.new_empty((sources.shape[1], b.shape[2]))
+        read = table if back is None else back
+        return a.new_empty((read.shape[1], b.shape[1] * groups))
+    return a.new_empty((table.shape[1], b.shape[2]))
 
 
 _OPERANDS = {"y": ("x", "w"), "x": ("y", "w"), "w": ("x", "y")}
@@ -118,4 +121,4 @@ def _batch(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[
 
 
 conv_op = Operator("voxel_conv", _SCHEMA, 2, 4, _body, _fake, _gradients, _batch)
-"""conv_op(a, b, sources, targets, in_order, out_order, role, groups, precision, backend)"""
+"""conv_op(a, b, table, back, in_order, out_order, role, groups, precision, backend)"""
