@@ -22,6 +22,7 @@ from weft.core.launcher import Tile
 from weft.reductions import generator, kernels, launch, tensor_cores
 from weft.reductions.derivatives import gradient
 from weft.reductions.formula import Node, const, node, swap, var
+from weft.reductions.inner import BLOCK, looped
 from weft.testing.compiler import Build, compile_for, faults, growth, statistics
 
 SNAPSHOT = pathlib.Path(__file__).with_name("reductions.json")
@@ -32,6 +33,11 @@ SCORE = const(-50) * DISTANCE + B
 GRADIENT = gradient(GAUSSIAN, X, G)
 OTHER = swap(gradient(GAUSSIAN, Y, G))
 
+
+def gaussian_of(dim: int) -> Node:
+    return node("exp", -node("sqdist", var(0, dim, 0), var(1, dim, 1))) * B
+
+
 FORMULAS: dict[str, tuple[str, Node, Node | None, int]] = {
     "gaussian": ("sums", GAUSSIAN, None, 0),
     "gradient in x": ("sums", GRADIENT, None, 0),
@@ -40,12 +46,17 @@ FORMULAS: dict[str, tuple[str, Node, Node | None, int]] = {
     "softmax": ("shifted", SCORE, var(4, 3, 1), 0),
     "nearest": ("smallest", DISTANCE, None, 1),
     "ten nearest": ("smallest", DISTANCE, None, 10),
-    "sixteen dimensions": (
-        "sums",
-        node("exp", -node("sqdist", var(0, 16, 0), var(1, 16, 1))) * B,
-        None,
+    "sixteen dimensions": ("sums", gaussian_of(16), None, 0),
+    "64 dimensions": ("sums", gaussian_of(64), None, 0),
+    "1000 dimensions": ("sums", gaussian_of(1000), None, 0),
+    "gradient of 64 dimensions": ("sums", gradient(gaussian_of(64), var(0, 64, 0), G), None, 0),
+    "logsumexp of 64 dimensions": (
+        "shifted",
+        node("sqdist", var(0, 64, 0), var(1, 64, 1)) * 0.5,
+        const(1),
         0,
     ),
+    "softmax of 64 components": ("shifted", SCORE, var(4, 64, 1), 0),
 }
 
 CASES = {
@@ -63,7 +74,9 @@ CASES = {
 
 def build(name: str, dtype: str, ranged: bool) -> Build:
     kind, f, w, k = FORMULAS[name]
-    job = next(iter(launch._jobs(kind, f, w, k, dtype == "fp64", "auto", False)))
+    formulas = (f,) if w is None else (f, w)
+    what = looped(*formulas, size=1 if kind == "smallest" else BLOCK)
+    job = launch._jobs(kind, what, k, dtype == "fp64", "auto", False)[0]
     job = job._replace(ranged=ranged, partial=ranged)
     kernel = load(f"reductions_{kind}", generator.source(job)).__dict__[f"{kind}_kernel"]
     return made(kernel, dtype, launch.tile(job), {})

@@ -4,6 +4,8 @@ Seen red with: terms past the end of an interval left in, intervals joined acros
 whichever comes first in a tile, products of a cloud too wide for them.
 """
 
+import functools
+
 import pytest
 import torch
 
@@ -19,11 +21,16 @@ from tests.pairs import (
     check_shifted,
     check_sums,
     data,
+    noise_of,
     part,
 )
 from weft.errors import BackendError
+from weft.reductions.evaluate import evaluate
 from weft.reductions.formula import const, node, var
-from weft.reductions.ranges import Options, Sizes
+from weft.reductions.inner import looped
+from weft.reductions.operations import concat
+from weft.reductions.ranges import Blocks, Options, Sizes
+from weft.testing.bounds import assert_as_accurate
 from weft.testing.contract import assert_same_bits
 
 if not INTERPRETED:
@@ -60,6 +67,101 @@ def test_long_formulas_are_refused():
     with pytest.raises(BackendError, match="1025 smallest values are asked for"):
         launch.smallest(f, 1025, data(1, 3, 3), Sizes(1, 3, 3), None, Options())
     assert not launch.serves(node("concat", *[X * Y] * launch.MOST))
+
+
+def long(dim, size):
+    """Formulas of vectors of a dimension, results of a size, and their data."""
+    x, y, u, w = var(0, dim, 0), var(1, dim, 1), var(2, size, 0), var(3, size, 1)
+    p, a = var(4, dim, 2), var(5, 1, 0)
+    generator = torch.Generator().manual_seed(dim)
+    shapes = {0: (2, 11, dim), 1: (1, 70, dim), 2: (2, 11, size), 3: (2, 70, size)}
+    shapes |= {4: (1, 1, dim), 5: (2, 11, 1)}
+    values = {n: torch.randn(s, generator=generator) for n, s in shapes.items()}
+    for n in (0, 1):
+        values[n] = values[n] / dim**0.5 + 3  # where squares lose what differences keep
+    dot = functools.partial(node, "einsum", data=((dim,), "a", (dim,), "a", ""))
+    kernel = node("exp", -node("sqdist", x, y))
+    formulas = {
+        "kernel": kernel,
+        "matrix": kernel * w,
+        "rows and columns": kernel * (u - w) * a,
+        "gradient": kernel * (x - y),
+        "two sums": kernel * dot(x - 3, y - 3) * w,
+        "absolute": node("exp", -node("sum", node("abs", node("exp", a) * x - y)) / dim) * a,
+        "weighted": node("exp", -dot(p * p, node("pow", x - y, data=2))) * w,
+        "of one axis": dot(x, x) * node("rsqrt", dot(y, y)) * kernel,
+        "scaled": node("exp", -node("sqdist", x * a, y * a)) * part(w, 1),
+        "components": kernel * part(x, 2) * part(y, dim - 1),
+        "joined": concat(kernel * w, kernel * a),
+        "columns": w * part(p, 0),
+    }
+    return formulas, values
+
+
+LENGTHS = {"long": (37, 20), "short": (3, 17), "shares": (259, 2)}
+
+
+def dense_long(f, values, dtype):
+    at = {0: lambda v: v[:, :, None], 1: lambda v: v[:, None], 2: lambda v: v[:, :, None]}
+    cats = {0: 0, 1: 1, 2: 0, 3: 1, 4: 2, 5: 0}
+    given = {n: at[cats[n]](v.to(dtype)) for n, v in values.items()}
+    return evaluate(f, given).expand(2, 11, 70, f.dim)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "name"),
+    [("long", name) for name in long(17, 9)[0]]
+    + [("short", name) for name in ("matrix", "rows and columns", "joined")]
+    + [("shares", "kernel")],
+)
+def test_long_vectors(lengths, name):
+    formulas, values = long(*LENGTHS[lengths])
+    f = formulas[name]
+    assert launch.serves(f)
+    terms, plain = (dense_long(f, values, d) for d in (torch.float64, torch.float32))
+    exact = terms.sum(2)
+    noise = noise_of(plain.sum(2), exact, terms.abs().sum(2), torch.float32)
+    for listed in (None, WHOLE):
+        found = launch.sums(f, values, Sizes(2, 11, 70), listed, Options())
+        assert_as_accurate(found, exact, noise)
+
+
+WHOLE = Blocks(*(torch.tensor(t) for t in ([8, 0], [11, 8], [0, 2, 3], [0, 30, 0], [30, 70, 70])))
+"""All pairs, as blocks."""
+
+
+def test_long_scores():
+    dim, size = LENGTHS["long"]
+    formulas, values = long(dim, size)
+    score = -node("sqdist", var(0, dim, 0), var(1, dim, 1))
+    sizes = Sizes(2, 11, 70)
+    for w in (const(1), var(3, size, 1), concat(var(3, size, 1), const(1)), formulas["matrix"]):
+        assert launch.serves(score, w)
+        terms = {}
+        for dtype in (torch.float64, torch.float32):
+            f = dense_long(score, values, dtype)
+            weighted = (f - f.amax(2, keepdim=True)).exp() * dense_long(w, values, dtype)
+            terms[dtype] = f.amax(2), weighted
+        (m, exact), (plain_m, plain) = terms.values()
+        top, found = launch.shifted(score, w, values, sizes, None, Options())
+        assert_as_accurate(top, m, noise_of(plain_m, m, 4 * m.abs(), torch.float32))
+        size_of = exact.abs().sum(2) * (1 + 4 * m.abs())
+        noise = noise_of(plain.sum(2), exact.sum(2), size_of, torch.float32)
+        assert_as_accurate(found, exact.sum(2), noise)
+    for f in (-score, formulas["rows and columns"]):
+        exact = dense_long(f, values, torch.float32).sort(dim=2, stable=True).indices[:, :, :3]
+        found = launch.smallest(f, 3, values, sizes, None, Options())
+        torch.testing.assert_close(found, exact, rtol=0, atol=0)
+
+
+def test_how_long_formulas_are_printed():
+    """Neither the dimension nor the length of a result makes a kernel longer, or more of them."""
+    x, y, w = (var(n, 500, n > 0) for n in range(3))
+    f = node("exp", -node("sqdist", x, y)) * w
+    what = looped(f)
+    assert len(launch._jobs("sums", what, 0, False, "auto", False)) == 1
+    assert len(launch.source("sums", f).splitlines()) < 200
+    assert not launch.serves(node("sum", node("concat", x - y, x - y)))
 
 
 GAUSSIAN = node("exp", -(node("sqdist", X, Y) * P)) * part(B, 0)

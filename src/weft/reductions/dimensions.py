@@ -120,6 +120,7 @@ def _one_hot_dim(dims: Sequence[int], dim: Any) -> int:
 _RULES: dict[str, Callable[[Sequence[int], Any], int]] = {
     "var": _var_dim,
     "const": lambda dims, data: 1,
+    "inner": lambda dims, data: 1,
     "sum": lambda dims, data: 1,
     "expand": _expand_dim,
     "extract": _extract_dim,

@@ -91,6 +91,9 @@ class Node:
         return _text(self)
 
 
+_CATS = {"inner": frozenset((0, 1))}
+"""What leaves but variables depend on."""
+
 _interned: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
 _lock = threading.RLock()  # backward passes run in threads: two nodes for one formula would differ
 
@@ -114,7 +117,7 @@ def node(op: str, *args: Node, data: Hashable = None) -> Node:
     found = _interned.get(key)
     if found is None:
         dim = dimension(op, [a.dim for a in args], data)
-        cats = frozenset((data[2],)) if op == "var" else frozenset[int]()  # type: ignore[index]
+        cats = frozenset((data[2],)) if op == "var" else _CATS.get(op, frozenset[int]())  # type: ignore[index]
         cats = cats.union(*(a.cats for a in args))
         with _lock:
             found = _interned.get(key)

@@ -23,8 +23,10 @@ from typing import NamedTuple
 
 from weft.core.emit import Dialect
 from weft.core.expr import Expr, const, reachable
+from weft.reductions.components import Loops
 from weft.reductions.formula import Node, variables
-from weft.reductions.printed import assigned, text
+from weft.reductions.inner import LONG, Inner
+from weft.reductions.printed import FORMATS, assigned, text
 from weft.reductions.scalars import factored, operand, scalars, separated
 
 __all__ = ["LANES", "NUMBERS", "Job", "operands", "registers", "source"]
@@ -46,6 +48,9 @@ class Job(NamedTuple):
         kept: in smallest, K.
         far: in smallest, whether indices need 64 bits.
         guarded: whether tensor cores may have done the work: a guard says so.
+        inner: sums over components, whose numbers the formulas have.
+        blocked: the variables of which a program takes a block of components: a batch entry is then
+            an entry of the data and a block.
     """
 
     kind: str
@@ -60,11 +65,17 @@ class Job(NamedTuple):
     kept: int = 0
     far: bool = False
     guarded: bool = False
+    inner: tuple[Inner, ...] = ()
+    blocked: tuple[int, ...] = ()
 
     @property
     def accumulator(self) -> str:
         """The dtype of sums."""
         return "float64" if self.wide or self.accumulate == "float64" else "float32"
+
+    def apart(self, v: Node) -> bool:
+        """Whether a variable is stored by component: (B, dim, pitch)."""
+        return v.data[2] != 2 and (v.dim > LONG or v.data[0] in self.blocked)
 
 
 NUMBERS = {False: ("rows", "columns", "tiles", "parts", "length"), True: ("rows", "tasks")}
@@ -72,34 +83,6 @@ NUMBERS = {False: ("rows", "columns", "tiles", "parts", "length"), True: ("rows"
 
 LANES = 32
 """Columns that are added up apart."""
-
-_FORMATS = {
-    "same": "({})",
-    "exp2": "tl.exp2({})",
-    "log": "tl.log({})",
-    "cos": "tl.cos({})",
-    "sin": "tl.sin({})",
-    "asin": "asin({})",
-    "acos": "acos({})",
-    "atan": "atan({})",
-    "sqrt": "tl.sqrt({})",
-    "rsqrt": "tl.rsqrt(tl.where({0} == 0, float('inf'), {0}))",
-    "reciprocal": "(1.0 / {})",
-    "abs": "tl.abs({})",
-    "sign": "(({0} > 0).to(NUMBER) - ({0} < 0).to(NUMBER))",
-    "floor": "tl.floor({})",
-    "round": "nearest({})",
-    "step": "({} >= 0).to(NUMBER)",
-    "xlogx": "xlogx({})",
-    "sinxdivx": "sinxdivx({})",
-    "divide": "({} / {})",
-    "power": "power({}, {}, NUMBER)",
-    "atan2": "atan2({}, {})",
-    "equal": "({} == {}).to(NUMBER)",
-    "less": "({} < {}).to(NUMBER)",
-    "less_equal": "({} <= {}).to(NUMBER)",
-    "ifelse": "tl.where({} >= 0, {}, {})",
-}
 
 _HEADER = """# {title}
 import triton
@@ -149,14 +132,17 @@ class _Writer:
         exponent = list(scalars(job.formula)) if weights else []
         terms = [*exponent, *(e for e in self.summed if not weights or e != const(1))]
         self.parts = separated(terms)
-        read = {e.data[0] for e in reachable([*terms, *self.outer]) if e.kind == "leaf"}
-        given = variables(job.formula) + (variables(job.weight) if job.weight else ())
-        found = {v.data[0]: v for v in given if operand(v.data[0]) in read}
-        self.variables = tuple(found[index] for index in sorted(found))
         number = "tl.float64" if job.wide else "tl.float32"
-        formats = {name: form.replace("NUMBER", number) for name, form in _FORMATS.items()}
+        formats = {name: form.replace("NUMBER", number) for name, form in FORMATS.items()}
         self.number, self.total = number, f"tl.{job.accumulator}"
         self.dialect = Dialect(formats, lambda of: [], lambda name, component: [])
+        self.loops = Loops(job.inner, number, self.dialect)
+        leaves = [e for e in reachable([*terms, *self.outer]) if e.kind == "leaf"]
+        read = {e.data[0] for e in (*leaves, *self.loops.leaves())}
+        given = [job.formula, *([job.weight] if weights else []), *(s.term for s in job.inner)]
+        found = {v.data[0]: v for f in given for v in variables(f) if operand(v.data[0]) in read}
+        found |= self.loops.variables
+        self.variables = tuple(found[index] for index in sorted(found))
 
     # the module
 
@@ -164,10 +150,12 @@ class _Writer:
         wide = "float64" if self.job.wide else "float32"
         title = f"{self.job.kind} of {self.job.formula}"
         yield _HEADER.format(title=title, number=wide, total=self.job.accumulator, lanes=LANES)
+        yield from self.loops.functions()
         yield from self._pairs()
         yield ""
         yield ""
         numbers = [*NUMBERS[self.job.ranged], *(f"v{v.data[0]}_batch" for v in self.variables)]
+        numbers += [*(["blocks"] if self.job.blocked else []), *self._pitches()]
         pointers = [f"v{v.data[0]}_ptr" for v in self.variables] + self._results()
         blocks = [f"{name}: tl.constexpr" for name in ("BLOCK_M", "BLOCK_N", "TILES")]
         yield f"@triton.jit(do_not_specialize={numbers})"
@@ -190,25 +178,32 @@ class _Writer:
 
     def _arguments(self) -> list[str]:
         """What `pairs` is given: values of rows and parameters."""
-        leaves = [e for e in reachable(self.parts.pairs) if e.kind == "leaf" and "j" not in e.axes]
-        more = [e for _, c in self.parts.columns for e in reachable([c]) if e.kind == "leaf"]
-        return list(dict.fromkeys(text(e) for e in (*leaves, *more) if "j" not in e.axes))
+        computed = [*self.parts.pairs, *(e for _, e in self.parts.columns)]
+        leaves = [e for e in reachable(computed) if e.kind == "leaf"] + self.loops.leaves()
+        return list(dict.fromkeys(text(e) for e in leaves if "j" not in e.axes))
 
     def _columns(self) -> list[Node]:
         """The variables of columns that `pairs` reads."""
         return [v for v in self.variables if v.data[2] == 1]
 
+    def _pitches(self) -> list[str]:
+        """From one component to the next, of variables that are stored by component."""
+        return [f"v{v.data[0]}_pitch" for v in self.variables if self.job.apart(v)]
+
     def _pairs(self) -> Iterator[str]:
-        pointers = [f"v{v.data[0]}_ptr" for v in self._columns()]
+        pointers = [f"v{v.data[0]}_ptr" for v in (*self.loops.pointers(), *self._columns())]
         blocks = ["BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"]
+        names = [*self._arguments(), *pointers, *self._pitches(), "lanes", "j", *blocks]
+        yield ""
         yield ""
         yield "@triton.jit"
-        yield f"def pairs({', '.join([*self._arguments(), *pointers, 'j', *blocks])}):"
+        yield f"def pairs({', '.join(names)}):"
         yield from _indented(self._formula())
 
     def _formula(self) -> Iterator[str]:
-        columns = [e for _, e in self.parts.columns]
-        yield from self._loads(1, [*columns, *self.parts.pairs], "j")
+        yield from self._loads(1, self.loops.leaves(), "j")
+        yield from self.loops.lines()
+        yield from self._loads(1, [*(e for _, e in self.parts.columns), *self.parts.pairs], "j")
         yield from self._assign(self.parts.columns)
         lines, names = assigned(self.parts.pairs, self.dialect)
         yield from lines
@@ -229,8 +224,10 @@ class _Writer:
             index, dim, own = v.data
             for c in range(dim):
                 if own == cat and (operand(index), c) in leaves:
-                    place = f" + {at} * {dim} + {c}" if at else f" + {c}"
-                    yield f"v{index}_{c} = tl.load(v{index}_ptr{place}).to({self.number})"
+                    place = f"{at} * {dim} + {c}" if at else f"{c}"
+                    if self.job.apart(v):
+                        place = f"{c} * v{index}_pitch + {'lanes' if cat == 1 else at}"
+                    yield f"v{index}_{c} = tl.load(v{index}_ptr + {place}).to({self.number})"
 
     def _assign(self, part: Iterable[tuple[Expr, Expr]]) -> Iterator[str]:
         targets, expressions = [a for a, _ in part], [e for _, e in part]
@@ -246,11 +243,9 @@ class _Writer:
             yield "if tl.load(guard_ptr) != 0:"
             yield "    return"
         yield from self._task()
-        for v in self.variables:
-            name = f"v{v.data[0]}"
-            yield f"{name}_ptr += batch * {name}_batch"
+        yield from self._entry()
         parts, outer = self.parts, self.outer
-        every = [e for _, e in (*parts.constant, *parts.rows)]
+        every = [*(e for _, e in (*parts.constant, *parts.rows)), *self.loops.leaves()]
         yield from self._loads(
             2, [*every, *(e for _, e in parts.columns), *parts.pairs, *outer], ""
         )
@@ -270,6 +265,17 @@ class _Writer:
             yield "end = tl.minimum(begin + length, columns)"
             yield from inside
         yield from self._finish()
+
+    def _entry(self) -> Iterator[str]:
+        """The data of its batch entry, and its block of components."""
+        yield from (f"{pitch} = tl.cast({pitch}, tl.int64)" for pitch in self._pitches())
+        entry = "batch // blocks" if self.job.blocked else "batch"
+        for v in self.variables:
+            name, block = f"v{v.data[0]}", ""
+            if v.data[0] in self.job.blocked:
+                step = v.dim if v.data[2] == 2 else f"{v.dim} * {name}_pitch"
+                block = f" + batch % blocks * {step}"
+            yield f"{name}_ptr += {entry} * {name}_batch{block}"
 
     def _task(self) -> Iterator[str]:
         """Its batch entry and rows.  Rows past the last stand for the last and are not stored."""
@@ -319,8 +325,12 @@ class _Writer:
         yield from _indented(self._add("total"))
 
     def _call(self, start: str, lanes: str) -> Iterator[str]:
-        pointers = [f"v{v.data[0]}_ptr + {start} * {v.dim}" for v in self._columns()]
-        arguments = ", ".join([*self._arguments(), *pointers, lanes, "BLOCK_M", "BLOCK_N"])
+        begins = {v: " + first_row" if v.data[2] == 0 else "" for v in self.loops.pointers()}
+        for v in self._columns():
+            begins[v] = f" + {start}" + ("" if self.job.apart(v) else f" * {v.dim}")
+        pointers = [f"v{v.data[0]}_ptr{begin}" for v, begin in begins.items()]
+        given = [*self._arguments(), *pointers, *self._pitches(), "lanes", lanes]
+        arguments = ", ".join([*given, "BLOCK_M", "BLOCK_N"])
         names = [f"f{n}" for n in range(len(self.parts.pairs))]
         yield f"{', '.join(names)} = pairs({arguments})"
         if self.job.kind == "smallest":

@@ -17,11 +17,13 @@ from weft.core.backend import interpreted
 from weft.core.generated import load
 from weft.core.launcher import Launcher, Tile
 from weft.errors import BackendError
-from weft.reductions import generator, kernels, tensor_cores
+from weft.reductions import components, generator, inner, kernels, tensor_cores
 from weft.reductions.formula import Node, const, reachable
 from weft.reductions.generator import Job
+from weft.reductions.inner import Looped, looped, parts
 from weft.reductions.ranges import Blocks, Options, Sizes
 from weft.reductions.scalars import count
+from weft.reductions.storage import Stored, stored
 from weft.reductions.tasks import Tasks, tasks
 
 __all__ = ["serves", "shifted", "smallest", "source", "sums", "tile"]
@@ -30,7 +32,7 @@ MOST = 1024
 """Scalar terms of a formula that registers and compilers bear."""
 
 LONGEST = 64
-"""Components that one term sums: more compile for many seconds, and spill."""
+"""Components of a sum that no loop takes: more compile for many seconds, and spill."""
 
 WIDEST = 1024
 """Entries of a list of the smallest."""
@@ -52,20 +54,29 @@ Values = Mapping[int, Tensor]
 
 def serves(f: Node, w: Node | None = None, k: int = 1) -> bool:
     """Whether kernels of these formulas can be printed and compiled in reasonable time."""
-    formulas = (f,) if w is None else (f, w)
-    inner = (n for n in reachable(*formulas) if n.op in ("sqdist", "einsum", "sum"))
-    short = all(a.dim <= LONGEST for n in inner for a in n.args)
-    return short and sum(map(count, formulas)) <= MOST and k <= WIDEST
+    given = [(part,) for part in parts(f)] if w is None else [(f, part) for part in parts(w)]
+    return k <= WIDEST and all(map(_serves, given))
+
+
+def _serves(given: tuple[Node, ...]) -> bool:
+    what = looped(*given)
+    formulas = (*what.formulas, *(s.term for s in what.inner))
+    rest = (n for n in reachable(*formulas) if n.op in ("sqdist", "einsum", "sum"))
+    short = all(a.dim <= LONGEST for n in rest for a in n.args)
+    return short and sum(map(count, formulas)) <= MOST
 
 
 def sums(f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options) -> Tensor:
     """Σ_j f, (B, M, f.dim); 0 where there is nothing."""
     like = next(iter(values.values()))
-    out = like.new_zeros(sizes.batch, sizes.rows, f.dim)
-    if out.numel() and sizes.columns:
-        guard = _on_tensor_cores("sums", f, None, values, [out], sizes, blocks, options)
-        _run("sums", f, None, 0, values, [out], sizes, blocks, options, guard)
-    return out
+    found = []
+    for part in parts(f):
+        out = like.new_zeros(sizes.batch, sizes.rows, part.dim)
+        if out.numel() and sizes.columns:
+            guard = _on_tensor_cores("sums", part, None, values, [out], sizes, blocks, options)
+            _run("sums", (part,), 0, values, [out], sizes, blocks, options, guard)
+        found.append(out)
+    return torch.cat(found, -1) if len(found) > 1 else found[0]
 
 
 def shifted(
@@ -75,12 +86,15 @@ def shifted(
     like = next(iter(values.values()))
     wide = like.dtype == torch.float64 or options.accumulate == "float64"
     dtype = torch.float64 if wide else torch.float32
-    top = like.new_full((sizes.batch, sizes.rows, 1), float("-inf"), dtype=dtype)
-    out = like.new_zeros(sizes.batch, sizes.rows, w.dim, dtype=dtype)
-    if top.numel() and sizes.columns:
-        guard = _on_tensor_cores("shifted", f, w, values, [top, out], sizes, blocks, options)
-        _run("shifted", f, w, 0, values, [top, out], sizes, blocks, options, guard)
-    return top, out
+    found = []
+    for part in parts(w):
+        top = like.new_full((sizes.batch, sizes.rows, 1), float("-inf"), dtype=dtype)
+        out = like.new_zeros(sizes.batch, sizes.rows, part.dim, dtype=dtype)
+        if top.numel() and sizes.columns:
+            guard = _on_tensor_cores("shifted", f, part, values, [top, out], sizes, blocks, options)
+            _run("shifted", (f, part), 0, values, [top, out], sizes, blocks, options, guard)
+        found.append(out)
+    return top, torch.cat(found, -1) if len(found) > 1 else found[0]
 
 
 def smallest(
@@ -95,7 +109,7 @@ def smallest(
     like = next(iter(values.values()))
     out = like.new_full((sizes.batch, sizes.rows, k, f.dim), -1, dtype=torch.int64)
     if out.numel() and sizes.columns:
-        _run("smallest", f, None, k, values, [out], sizes, blocks, options)
+        _run("smallest", (f,), k, values, [out], sizes, blocks, options)
     return out
 
 
@@ -112,7 +126,8 @@ def source(
         wide: for float64.
         ranged: over lists of intervals.
     """
-    job = next(_jobs(kind, f, w, k, wide, "auto", False))
+    formulas = (f,) if kind != "shifted" else (f, const(1) if w is None else w)
+    job = _jobs(kind, looped(*formulas), k, wide, "auto", False)[0]
     return generator.source(job._replace(ranged=ranged, partial=ranged))
 
 
@@ -138,9 +153,24 @@ class _Step(NamedTuple):
 
 
 class _Recipe(NamedTuple):
+    """The steps of a call, and the data that they take.
+
+    Args:
+        steps: one kernel after another, of the same tiles.
+        height: rows of a tile.
+        width: columns of a tile.
+        data: how each variable is stored.
+        blocks: how many blocks of components batch entries have; 0 if components are not shared
+            out.
+        size: components of a block.
+    """
+
     steps: tuple[_Step, ...]
     height: int
     width: int
+    data: Mapping[int, Stored]
+    blocks: int
+    size: int
 
 
 _recipes: dict[Any, _Recipe] = {}
@@ -149,8 +179,7 @@ MOST_RECIPES = 4096
 
 def _run(
     kind: str,
-    f: Node,
-    w: Node | None,
+    formulas: tuple[Node, ...],
     k: int,
     values: Values,
     results: Sequence[Tensor],
@@ -160,19 +189,31 @@ def _run(
     guard: Tensor | None = None,
 ) -> None:
     like = results[0]
-    batched = tuple(sorted((index, t.shape[0] > 1) for index, t in values.items()))
+    batched = tuple([t.shape[0] > 1 for t in values.values()])
     counts = None if blocks is None else (len(blocks.starts), len(blocks.j_starts))
     dtype = next(iter(values.values())).dtype
     guarded = guard is not None
-    key = (kind, f, w, k, sizes, counts, options.accumulate, dtype, like.device, batched, guarded)
+    key = (
+        kind,
+        formulas,
+        k,
+        sizes,
+        counts,
+        options.accumulate,
+        dtype,
+        like.device,
+        batched,
+        guarded,
+    )
     recipe = _recipes.get(key)
     if recipe is None:
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
-        wide = dtype == torch.float64
-        jobs = _jobs(kind, f, w, k, wide, options.accumulate, sizes.columns >= 2**31)
-        jobs = [job._replace(guarded=guarded) for job in jobs]
-        recipe = _recipes[key] = _prepare(jobs, dict(batched), sizes, counts, like.device)
+        what = looped(*formulas, size=1 if kind == "smallest" else inner.BLOCK)
+        wide, far = dtype == torch.float64, sizes.columns >= 2**31
+        jobs = _jobs(kind, what, k, wide, options.accumulate, far, guarded)
+        among = dict(zip(values, batched, strict=True))
+        recipe = _recipes[key] = _prepare(jobs, what, among, sizes, counts, like.device)
     cut = None
     if blocks is not None:
         if not len(blocks.starts) or not len(blocks.j_starts):
@@ -195,16 +236,35 @@ def _execute(
 ) -> None:
     lists = [] if cut is None else [cut.tasks, cut.intervals]
     lists += [] if guard is None else [guard]
+    data = {index: s.tensor(values) for index, s in recipe.data.items()}
+    written = results
+    if recipe.blocks:
+        written = [_in_blocks(r, recipe.blocks, min(recipe.size, r.shape[-1])) for r in results]
     for job, reads, kernel, partials, merge in recipe.steps:
-        inputs = [values[index] for index in reads]
+        inputs = [data[index] for index in reads]
         if merge is None:
-            kernel([*inputs, *results, *lists])
+            kernel([*inputs, *written, *lists])
             continue
         total = getattr(torch, job.accumulator)
         dtypes = (total,) if job.kind != "smallest" else (_number(job), torch.int64)
         made = [results[0].new_empty(s, dtype=d) for s, d in zip(partials, dtypes, strict=True)]
         kernel([*inputs, *made, *lists], sum(t.nbytes for t in made))
-        merge([*made, *results, None if cut is None else cut.tiles])
+        merge([*made, *written, None if cut is None else cut.tiles])
+    if recipe.blocks:
+        for result, found in zip(results, written, strict=True):
+            _put_together(found, result)
+
+
+def _in_blocks(result: Tensor, blocks: int, size: int) -> Tensor:
+    """(B, blocks, ..., size): the same for each block of the components."""
+    made = result.new_empty(len(result), blocks, *result.shape[1:-1], size)
+    return made.copy_(result[:, None, ..., :1].expand_as(made))
+
+
+def _put_together(found: Tensor, result: Tensor) -> None:
+    """The blocks of components one after the other; of what has one component the first."""
+    joined = found.movedim(1, -2).flatten(-2)
+    result.copy_(joined[..., : result.shape[-1]])
 
 
 def _number(job: Job) -> torch.dtype:
@@ -212,16 +272,18 @@ def _number(job: Job) -> torch.dtype:
 
 
 def _jobs(
-    kind: str, f: Node, w: Node | None, k: int, wide: bool, accumulate: str, far: bool
-) -> Any:
+    kind: str, what: Looped, k: int, wide: bool, accumulate: str, far: bool, guarded: bool = False
+) -> list[Job]:
     """One job for each few components."""
-    if kind == "shifted" and w is None:
-        w = const(1)
-    dim = (w or f).dim
-    step = 1 if kind == "smallest" else TOGETHER
-    for first in range(0, dim, step):
-        last = min(first + step, dim)
-        yield Job(kind, f, w, first, last, wide=wide, accumulate=accumulate, kept=k, far=far)
+    weight = what.formulas[1] if len(what.formulas) > 1 else None
+    job = Job(kind, what.formulas[0], weight, 0, 0, wide=wide, accumulate=accumulate, kept=k)
+    blocked = tuple(m.number for m in what.made if m.blocked)
+    job = job._replace(far=far, guarded=guarded, inner=what.inner, blocked=blocked)
+    dim = what.formulas[-1].dim
+    long = bool(what.inner or what.blocks)  # pairs are dear, or the tile is that of a block
+    step = 1 if kind == "smallest" else inner.BLOCK if long else TOGETHER
+    starts = range(0, dim, step)
+    return [job._replace(first=first, last=min(first + step, dim)) for first in starts]
 
 
 PRODUCTS = {
@@ -303,7 +365,10 @@ def tile(job: Job, height: float = 64) -> Tile:
     R partial and whole sums of each component.
     """
     needed = generator.registers(job) * (2 if job.wide else 1)
-    rows, columns, warps = next(shape for most, *shape in _SHAPES if needed <= most)
+    shapes = _LOOPED if job.inner else _SHAPES
+    if not job.wide and any(s.dim >= components.LONGEST for s in job.inner):
+        needed += SHARED
+    rows, columns, warps = next(shape for most, *shape in shapes if needed <= most)
     if job.wide:
         columns, warps = 2, 4
     while rows > 1 and (warps * rows >= 2 * height or warps * rows * _kept(job) > KEPT):
@@ -323,15 +388,23 @@ A tile has fewer columns than threads: else the compiler lays tiles out as their
 and sums go through shared memory.
 """
 
+SHARED = 9
+"""Registers of a row beside a thread's columns, where components are added up by shares."""
+
+_LOOPED = ((10, 8, 4, 8), (40, 4, 4, 8), (1 << 30, 2, 4, 8))
+"""The same of kernels that loop over components: each is loaded for all rows and columns."""
+
 
 def _prepare(
     jobs: list[Job],
+    what: Looped,
     batched: Mapping[int, bool],
     sizes: Sizes,
     counts: tuple[int, int] | None,
     device: torch.device,
 ) -> _Recipe:
     batch, rows, columns = sizes
+    batch *= max(what.blocks, 1)
     height = rows if counts is None else rows / max(counts[0], 1)
     tiles_ = [tile(job, height) for job in jobs]
     # one list of tasks serves all
@@ -340,33 +413,43 @@ def _prepare(
     share = SHARE * _processors(device)
     if counts is None:
         tiles = -(-rows // height)
-        parts = max(1, min(-(-share // (batch * tiles)), -(-columns // (4 * width))))
-        length = -(-columns // (parts * width)) * width
-        parts = -(-columns // length)
-        programs = batch * tiles * parts
-        numbers: tuple[int, ...] = (rows, columns, tiles, parts, length)
-        merged = (tiles, parts, rows)
+        shared = max(1, min(-(-share // (batch * tiles)), -(-columns // (4 * width))))
+        length = -(-columns // (shared * width)) * width
+        shared = -(-columns // length)
+        programs = batch * tiles * shared
+        numbers: tuple[int, ...] = (rows, columns, tiles, shared, length)
+        merged = (tiles, shared, rows)
     else:
         tiles = counts[0] + rows // height
         programs = batch * (tiles + share)
         numbers = (rows, tiles + share)
         merged = (tiles, tiles + share, rows)
     ranged = counts is not None
-    steps = []
+    steps, data = [], {}
     for job in jobs:
-        job = job._replace(ranged=ranged, partial=ranged or parts > 1)
+        job = job._replace(ranged=ranged, partial=ranged or shared > 1)
         reads = generator.operands(job)
-        strides = tuple(batched[v.data[0]] * v.dim * (rows, columns, 1)[v.data[2]] for v in reads)
+        for v in reads:
+            apart = job.apart(v)
+            data[v.data[0]] = stored(v, what, batched, sizes, max(height, width), apart=apart)
+        numbers_ = (*numbers, *_layout([data[v.data[0]] for v in reads], what.blocks))
         name = f"{job.kind}_kernel"
         module = load(f"reductions_{job.kind}", generator.source(job))
-        kernel = Launcher(module.__dict__[name], programs, (), (*numbers, *strides), (), shape)
+        kernel = Launcher(module.__dict__[name], programs, (), numbers_, (), shape)
         indices = tuple(v.data[0] for v in reads)
         if not job.partial:
             steps.append(_Step(job, indices, kernel, (), None))
             continue
         partials, merge = _merge(job, batch, merged, programs, height)
         steps.append(_Step(job, indices, kernel, partials, merge))
-    return _Recipe(tuple(steps), height, width)
+    size = what.formulas[-1].dim
+    return _Recipe(tuple(steps), height, width, data, what.blocks, size)
+
+
+def _layout(read: Sequence[Stored], blocks: int) -> tuple[int, ...]:
+    """The numbers of a kernel behind those of its tasks."""
+    pitches = (s.pitch for s in read if s.pitch)
+    return (*(s.stride for s in read), *([blocks] if blocks else []), *pitches)
 
 
 def _merge(

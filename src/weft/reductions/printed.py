@@ -1,4 +1,4 @@
-"""Lines of source that assign scalar expressions to names, in a dialect of core.emit."""
+"""Lines of source that assign scalar expressions to names, and how Triton spells functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,36 @@ from weft.core.expr import Expr, leaf, reachable
 from weft.core.hoist import rebuilt
 from weft.core.program import Operand, Output, Program
 
-__all__ = ["assigned", "text"]
+__all__ = ["FORMATS", "assigned", "text"]
+
+FORMATS = {
+    "same": "({})",
+    "exp2": "tl.exp2({})",
+    "log": "tl.log({})",
+    "cos": "tl.cos({})",
+    "sin": "tl.sin({})",
+    "asin": "asin({})",
+    "acos": "acos({})",
+    "atan": "atan({})",
+    "sqrt": "tl.sqrt({})",
+    "rsqrt": "tl.rsqrt(tl.where({0} == 0, float('inf'), {0}))",
+    "reciprocal": "(1.0 / {})",
+    "abs": "tl.abs({})",
+    "sign": "(({0} > 0).to(NUMBER) - ({0} < 0).to(NUMBER))",
+    "floor": "tl.floor({})",
+    "round": "nearest({})",
+    "step": "({} >= 0).to(NUMBER)",
+    "xlogx": "xlogx({})",
+    "sinxdivx": "sinxdivx({})",
+    "divide": "({} / {})",
+    "power": "power({}, {}, NUMBER)",
+    "atan2": "atan2({}, {})",
+    "equal": "({} == {}).to(NUMBER)",
+    "less": "({} < {}).to(NUMBER)",
+    "less_equal": "({} <= {}).to(NUMBER)",
+    "ifelse": "tl.where({} >= 0, {}, {})",
+}
+"""How Triton spells functions; NUMBER is the dtype of a formula."""
 
 
 def text(e: Expr) -> str:

@@ -228,6 +228,7 @@ def _one_hot(node: Node, a: Components) -> Components:
 _WHOLE: dict[str, Callable[..., Components]] = {
     "var": _variable,
     "const": lambda node: (const(node.data),),
+    "inner": lambda node: (leaf("s", node.data, {"i", "j"}),),
     "sum": lambda node, a: (add(*a),),
     "expand": lambda node, a: a * node.dim,
     "extract": lambda node, a: a[node.data[0] : node.data[0] + node.data[1]],
