@@ -1,8 +1,21 @@
-"""Equivariant layers with e3nn's conventions; so far irreps and the layers without parameters."""
+"""Equivariant layers with e3nn's conventions."""
 
+from weft.o3.conv import TensorProductConv
+from weft.o3.dropout import Dropout
+from weft.o3.gate import Activation, Gate
+from weft.o3.graph import Graph
+from weft.o3.harmonics import SphericalHarmonics, spherical_harmonics
 from weft.o3.irreps import Irrep, Irreps
+from weft.o3.linear import Linear
+from weft.o3.norms import BatchNorm, LayerNorm, Norm, NormActivation
 from weft.o3.ops import gating, irrep_wise_linear, tensor_dot_uu
 from weft.o3.plan import IrrepsInfo, irreps_info
+from weft.o3.products import (
+    ElementwiseTensorProduct,
+    FullTensorProduct,
+    FullyConnectedTensorProduct,
+    TensorSquare,
+)
 from weft.o3.rotation import (
     angles_to_axis_angle,
     angles_to_matrix,
@@ -33,12 +46,29 @@ from weft.o3.rotation import (
     rand_quaternion,
     xyz_to_angles,
 )
+from weft.o3.tensor_product import TensorProduct
 from weft.o3.wigner import wigner_3j, wigner_D
 
 __all__ = [
+    "Activation",
+    "BatchNorm",
+    "Dropout",
+    "ElementwiseTensorProduct",
+    "FullTensorProduct",
+    "FullyConnectedTensorProduct",
+    "Gate",
+    "Graph",
     "Irrep",
     "Irreps",
     "IrrepsInfo",
+    "LayerNorm",
+    "Linear",
+    "Norm",
+    "NormActivation",
+    "SphericalHarmonics",
+    "TensorProduct",
+    "TensorProductConv",
+    "TensorSquare",
     "angles_to_axis_angle",
     "angles_to_matrix",
     "angles_to_quaternion",
@@ -69,6 +99,7 @@ __all__ = [
     "rand_axis_angle",
     "rand_matrix",
     "rand_quaternion",
+    "spherical_harmonics",
     "tensor_dot_uu",
     "wigner_3j",
     "wigner_D",
