@@ -25,6 +25,7 @@ __all__ = [
     "axis_angle_to_angles",
     "axis_angle_to_matrix",
     "axis_angle_to_quaternion",
+    "check_last",
     "check_matrix",
     "compose_angles",
     "compose_axis_angle",
@@ -130,7 +131,7 @@ def angles_to_matrix(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
 
 def quaternion_to_matrix(q: Tensor) -> Tensor:
     """(w² - v·v) I + 2 v vᵀ + 2 w [v]×, (..., 3, 3), of q / |q| = (w, v)."""
-    _check_last("q", q, 4)
+    check_last("q", q, 4)
     w, v = unit(q).tensor_split([1], -1)
     scalar = w.square() - v.square().sum(-1, keepdim=True)
     return _rodrigues(scalar, 2 * w, 2 * torch.ones_like(w), v)
@@ -138,14 +139,14 @@ def quaternion_to_matrix(q: Tensor) -> Tensor:
 
 def axis_angle_to_matrix(axis: Tensor, angle: Tensor) -> Tensor:
     """cos θ I + (1 - cos θ) a aᵀ + sin θ [a]×, (..., 3, 3), of a = axis / |axis|."""
-    _check_last("axis", axis, 3)
+    check_last("axis", axis, 3)
     c, s = angle.cos()[..., None], angle.sin()[..., None]
     return _rodrigues(c, s, 1 - c, unit(axis))
 
 
 def xyz_to_angles(xyz: Tensor) -> tuple[Tensor, Tensor]:
     """α = atan2(x, z), β = atan2(√(x² + z²), y), each (...), of vectors (..., 3) of any length."""
-    _check_last("xyz", xyz, 3)
+    check_last("xyz", xyz, 3)
     x, y, z = xyz.unbind(-1)
     return torch.atan2(x, z), torch.atan2(torch.linalg.vector_norm(xyz[..., ::2], dim=-1), y)
 
@@ -177,7 +178,7 @@ def axis_angle_to_angles(axis: Tensor, angle: Tensor) -> Angles:
 
 def axis_angle_to_quaternion(xyz: Tensor, angle: Tensor) -> Tensor:
     """(cos θ/2, a sin θ/2), (..., 4), of a = xyz / |xyz|."""
-    _check_last("xyz", xyz, 3)
+    check_last("xyz", xyz, 3)
     half = angle[..., None] / 2
     w, v = half.cos(), unit(xyz) * half.sin()
     return torch.cat([w.expand(*v.shape[:-1], 1), v], -1)
@@ -211,7 +212,7 @@ def matrix_to_quaternion(R: Tensor) -> Tensor:  # noqa: N803 - e3nn's name
 
 def quaternion_to_axis_angle(q: Tensor) -> tuple[Tensor, Tensor]:
     """v / |v| (..., 3) and θ = 2 atan2(|v|, w) (...) in [0, 2π], of q = (w, v)."""
-    _check_last("q", q, 4)
+    check_last("q", q, 4)
     w, v = q[..., 0], q[..., 1:]
     return unit(v), 2 * torch.atan2(torch.linalg.vector_norm(v, dim=-1), w)
 
@@ -235,8 +236,8 @@ def compose_angles(
 
 def compose_quaternion(q1: Tensor, q2: Tensor) -> Tensor:
     """(w1 w2 - v1·v2, w1 v2 + w2 v1 + v1 × v2), (..., 4): q2 acts first."""
-    _check_last("q1", q1, 4)
-    _check_last("q2", q2, 4)
+    check_last("q1", q1, 4)
+    check_last("q2", q2, 4)
     q1, q2 = _broadcast(q1, q2)
     (w1, v1), (w2, v2) = (q.tensor_split([1], -1) for q in (q1, q2))
     scalar = w1 * w2 - (v1 * v2).sum(-1, keepdim=True)
@@ -258,7 +259,7 @@ def inverse_angles(a: Tensor, b: Tensor, c: Tensor) -> Angles:
 
 def inverse_quaternion(q: Tensor) -> Tensor:
     """(w, -v), the inverse of a quaternion of length 1."""
-    _check_last("q", q, 4)
+    check_last("q", q, 4)
     return torch.cat([q[..., :1], -q[..., 1:]], -1)
 
 
@@ -301,7 +302,8 @@ def _broadcast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
 
 
-def _check_last(name: str, a: Tensor, size: int) -> None:
+def check_last(name: str, a: Tensor, size: int) -> None:
+    """Raise unless it is (..., size)."""
     if a.dim() == 0 or a.shape[-1] != size:
         raise ShapeError(
             f"{name} is {tuple(a.shape)}: it must be (..., {size}). Move the components last."

@@ -1,0 +1,192 @@
+"""Real spherical harmonics as polynomials of (x, y, z), with y the polar axis.
+
+Y_l^{m≥0} = q_lm(y, r²) Re (z + ix)^m,  Y_l^{-m} = q_lm(y, r²) Im (z + ix)^m,
+q_lm = a_lm y q_{l-1,m} - b_lm r² q_{l-2,m}
+
+No angles and no divisions: every gradient is right everywhere, at the poles and at zero too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from weft.errors import ShapeError
+from weft.o3.irreps import Irrep, Irreps, IrrepsLike, MulIr
+from weft.o3.rotation import check_last, unit
+from weft.o3.wigner import check_degrees, working_dtype
+
+__all__ = ["SphericalHarmonics", "spherical_harmonics"]
+
+Degrees: TypeAlias = "int | Iterable[int] | IrrepsLike"
+"""A degree, degrees in any order and number, or irreps."""
+
+
+def spherical_harmonics(
+    l: Degrees,  # noqa: E741 - e3nn's name
+    x: Tensor,
+    normalize: bool,
+    normalization: str = "integral",
+) -> Tensor:
+    """Y_l(x), homogeneous polynomials of degree l with Y_l(R x) = D_l(R) Y_l(x).
+
+    Args:
+        l: a degree, degrees in any order, or irreps, all of the parities p^l for one p.
+        x: (..., 3).
+        normalize: evaluate at x / |x|.  The zero vector then gives Y_0, and 0 for l > 0, with
+            gradients 0.
+        normalization: of Y_l on the unit sphere: |Y_l|² is (2l+1)/4π for "integral" (so that
+            ∫ (Y_l^m)² = 1), 2l+1 for "component", 1 for "norm".
+
+    Returns:
+        (..., Σ 2l+1) in x's dtype; half precision computes in float32.  Differentiable to any
+        order.  Three to four elementwise operations a component, which torch.compile fuses.
+
+    Raises:
+        ShapeError: x is not (..., 3), a parity does not fit, or there are no degrees.
+        DTypeError: x is not real, or l does not read as degrees.
+    """
+    degrees, _ = _read(l, None)
+    return _evaluate(degrees, x, normalize, normalization)
+
+
+class SphericalHarmonics(torch.nn.Module):
+    """`spherical_harmonics` as a module.
+
+    Args:
+        irreps_out: what `spherical_harmonics` takes as l.
+        normalize: as there.
+        normalization: as there.
+        irreps_in: "1o" or "1e", the parity of x; None: "1e" if irreps_out needs it, else "1o".
+
+    Attributes:
+        irreps_in: one vector.
+        irreps_out: of the result.
+    """
+
+    def __init__(
+        self,
+        irreps_out: Degrees,
+        normalize: bool,
+        normalization: str = "integral",
+        irreps_in: IrrepsLike | None = None,
+    ):
+        super().__init__()
+        self.normalize, self.normalization = normalize, normalization
+        self._degrees, self.irreps_in = _read(irreps_out, irreps_in)
+        parity = self.irreps_in[0].ir.p
+        self.irreps_out = Irreps(
+            [Irrep(degree, parity**degree) for degree in self._degrees]
+        ).simplify()
+        _scale(normalization, 0)  # that it is one
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Y(x): (..., 3) to (..., irreps_out.dim)."""
+        return _evaluate(self._degrees, x, self.normalize, self.normalization)
+
+
+def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalization: str) -> Tensor:
+    check_last("x", x, 3)
+    v = x.to(working_dtype(x.dtype))
+    if normalize:
+        v = unit(v)
+        square = v.any(-1).to(v.dtype)  # 1 without a gradient; 0 of the zero vector
+    else:
+        square = v.square().sum(-1)
+    rows = _components(set(degrees), v, square, normalization)
+    found = torch.stack([y for degree in degrees for y in rows[degree]])
+    return found.movedim(0, -1).contiguous().to(x.dtype)  # faster than to stack last
+
+
+def _components(
+    degrees: Collection[int], v: Tensor, square: Tensor, normalization: str
+) -> dict[int, list[Tensor]]:
+    """Y_l^-l … Y_l^l of each degree at vectors v (..., 3) of squared length `square` (...)."""
+    x, y, z = v.unbind(-1)
+    rows = {degree: [y] * (2 * degree + 1) for degree in degrees}
+    cos, sin = z, x  # of z + ix to the power m
+    for m in range(max(degrees) + 1):
+        if m > 1:
+            cos, sin = torch.addcmul(z * cos, x, sin, value=-1), torch.addcmul(z * sin, x, cos)
+        for degree, q in _ladder(m, max(degrees), y, square, normalization):
+            if degree in rows and m:
+                rows[degree][degree - m], rows[degree][degree + m] = q * sin, q * cos
+            elif degree in rows:
+                rows[degree][degree] = q if isinstance(q, Tensor) else torch.full_like(y, q)
+    return rows
+
+
+def _ladder(
+    m: int, lmax: int, y: Tensor, square: Tensor, normalization: str
+) -> Iterator[tuple[int, Tensor | float]]:
+    """(l, q_lm) for l from m, where q is a number, to lmax."""
+    root = math.sqrt((2 if m else 1) * (2 * m + 1) * math.comb(2 * m, m)) / 2**m
+    before: Tensor | float = 0.0
+    q: Tensor | float = root * _scale(normalization, m)
+    yield m, q
+    for degree in range(m + 1, lmax + 1):
+        a, b = _factors(degree, m, normalization)
+        if isinstance(q, Tensor):
+            before, q = q, torch.addcmul(square * (-b * before), y, q, value=a)
+        else:
+            before, q = q, (a * q) * y
+        yield degree, q
+
+
+def _factors(degree: int, m: int, normalization: str) -> tuple[float, float]:
+    """a_lm = √((4l²-1) / (l²-m²)) and b_lm = a_lm / a_{l-1,m}, for the scales of degrees."""
+    width, old = degree * degree - m * m, (degree - 1) ** 2 - m * m
+    here = _scale(normalization, degree)
+    a = math.sqrt((4 * degree * degree - 1) / width) * here / _scale(normalization, degree - 1)
+    if not old:
+        return a, 0.0
+    b = math.sqrt((2 * degree + 1) * old / ((2 * degree - 3) * width)) * here
+    return a, b / _scale(normalization, degree - 2)
+
+
+def _scale(normalization: str, degree: int) -> float:
+    """|Y_l| / √(2l+1) on the unit sphere."""
+    match normalization:
+        case "component":
+            return 1.0
+        case "norm":
+            return 1 / math.sqrt(2 * degree + 1)
+        case "integral":
+            return 1 / math.sqrt(4 * math.pi)
+    raise ShapeError(
+        f"normalization is {normalization!r}: it must be one of integral, component, norm. "
+        'Pass normalization="component".'
+    )
+
+
+def _read(given: Degrees, irreps_in: IrrepsLike | None) -> tuple[tuple[int, ...], Irreps]:
+    """The degrees, and the irreps of the vector."""
+    irreps: list[Irrep] = []
+    degrees: tuple[Any, ...]
+    if isinstance(given, str | Irreps | Irrep | MulIr):
+        irreps = [ir for mul, ir in Irreps(given) for _ in range(mul)]
+        degrees = tuple(ir.l for ir in irreps)
+    else:
+        degrees = tuple(given) if isinstance(given, Iterable) else (given,)
+        for degree in degrees:
+            check_degrees(l=degree)
+    if not degrees:
+        raise ShapeError("there are no degrees: there must be one or more. Pass l=[0, 1].")
+    pseudo = any(ir.l % 2 and ir.p == 1 for ir in irreps)
+    vector = Irreps(("1e" if pseudo else "1o") if irreps_in is None else irreps_in)
+    if vector not in (Irreps("1o"), Irreps("1e")):
+        raise ShapeError(
+            f"irreps_in is {vector}: spherical harmonics are of one vector. Pass '1o', or '1e'."
+        )
+    parity = vector[0].ir.p
+    for ir in irreps:
+        if ir.p != parity**ir.l:
+            raise ShapeError(
+                f"irreps_out has {ir}, but of {vector} the harmonics of degree {ir.l} must be "
+                f"{Irrep(ir.l, parity**ir.l)}. Change that irrep, or irreps_in."
+            )
+    return degrees, vector
