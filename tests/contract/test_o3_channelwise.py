@@ -1,6 +1,10 @@
 """The contract of channelwise products: modes, layouts, graphs, derivatives, doors, errors.
 
 The cases are in weft.testing.cases.channelwise.
+
+Seen red with: one term of a gradient or a tangent left out, sums in the storage dtype, the last
+chunk alone summed, a sum over channels left out, gradients that nobody asked for, w's fake rows of
+shared weights, autocast inside a body, shared weights mapped side by side, guards on sizes.
 """
 
 import functools
@@ -18,7 +22,14 @@ from weft.o3.graph import Graph, graph_of
 from weft.o3.structure import Structure, read
 from weft.testing import assert_within_bound
 from weft.testing.cases.channelwise import GRAPHS, STRUCTURES, make_case, make_structure, suite
-from weft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values, evaluate
+from weft.testing.contract import (
+    BODY_CHECKS,
+    Setting,
+    assert_same_bits,
+    check_values,
+    evaluate,
+    judge,
+)
 from weft.testing.doors import DOOR_CHECKS, check_numerical
 
 SUITE = suite()
@@ -108,6 +119,24 @@ class TestBodies:
         (gradient,) = torch.autograd.grad(z.sum(), x, materialize_grads=True)
         assert not gradient.any()
 
+    @pytest.mark.parametrize("name", ["uvu ragged", "uuu", "11w"])
+    def test_third_derivatives(self, backend, name):
+        """Sums of several terms are differentiated too."""
+
+        def third(function, problem):
+            leaves = [t.clone().requires_grad_() for t in problem.inputs]
+            total = (function(*leaves, **problem.tables) * problem.cotangent).sum()
+            for _ in range(3):
+                gradients = torch.autograd.grad(total, leaves, create_graph=True)
+                pairs = zip(gradients, problem.tangents, strict=True)
+                total = sum((g * t).sum() for g, t in pairs)
+            return dict(zip("xyw", gradients, strict=True))
+
+        case = make_case(f"third, {name}", STRUCTURES[name], GRAPHS["two sets"])
+        problem = Setting(backend=backend).pose(case)
+        found = third(functools.partial(case.call, backend=backend), problem)
+        judge(case, problem, third, found, "third derivatives")
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_the_order_of_edges_is_rounding(self, backend, dtype):
         case = make_case("permuted", UVU, GRAPHS["empty rows"])
@@ -146,8 +175,8 @@ def test_leading_dimensions_broadcast():
 
 @pytest.mark.parametrize("room", [1, 2**12])
 @pytest.mark.parametrize("graph", ["unsorted", "sorted", "rows", "empty rows"])
-def test_chunks_change_no_bit_beyond_rounding(graph, room, monkeypatch):
-    """Seen red with: rows of a chunk counted from the wrong end."""
+def test_chunks_change_nothing_beyond_rounding(graph, room, monkeypatch):
+    """Seen red with: the first or the last row of a chunk off by one."""
     monkeypatch.setitem(blocked._CHUNK, "cpu", room)
     check_values(make_case("chunks", UVU, GRAPHS[graph]), Setting(backend="torch"))
 

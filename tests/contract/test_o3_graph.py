@@ -1,6 +1,7 @@
 """Graphs: what their tables say, that they are built once, that they follow their tensors; errors.
 
-Seen red with: a cache that does not look at versions, an order that is not stable.
+Seen red with: a cache that looks at src alone, an order that is not stable, copies that read the
+rows of another copy, a graph that holds the caller's tensors.
 """
 
 import gc

@@ -64,18 +64,8 @@ def contract(
 class _Contract:
     """Results of derivatives of Q."""
 
-    def body(
-        self,
-        tensors: Tensors,
-        structure: str,
-        call: str,
-        present: str,
-        num_x: int,
-        num_z: int,
-        num_edges: int,
-        shared: bool,
-        backend: str,
-    ) -> list[Tensor]:
+    def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        structure, call, present, num_x, num_z, num_edges, shared, backend = rest
         what = read_call(call)
         count = len(what.slots)
         values = [t.contiguous() for t in tensors[:count]]
@@ -91,24 +81,12 @@ class _Contract:
             record_cost(moved, num_edges * _operations(structure, call))
         return results
 
-    def fake(
-        self,
-        tensors: Tensors,
-        structure: str,
-        call: str,
-        present: str,
-        num_x: int,
-        num_z: int,
-        num_edges: int,
-        shared: bool,
-        backend: str,
-    ) -> list[Tensor]:
+    def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        structure, call, _, num_x, num_z, num_edges, shared, _ = rest
         rows = {"x": num_x, "y": num_edges, "z": num_z, "w": 1 if shared else num_edges}
         width = read(structure).width
-        return [
-            tensors[0].new_empty(rows[result.slot], width(result.slot))
-            for result in read_call(call).results
-        ]
+        slots = [result.slot for result in read_call(call).results]
+        return [tensors[0].new_empty(rows[slot], width(slot)) for slot in slots]
 
     def saved(self, results: Tensors) -> Tensors:
         return ()
@@ -154,46 +132,48 @@ class _Contract:
     def batch(
         self, call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
     ) -> Results:
-        structure, text, present, num_x, num_z, num_edges, shared, backend = rest
-        slots, results = read_call(text)
+        slots, results = read_call(rest[1])
         count = len(slots)
         if any(dim is not None for dim in dims[count:]):
             raise ShapeError(
                 "the edges of a graph were given to torch.vmap as a mapped argument: they must be "
                 "the same for the whole map. Map features and weights only, or call once for each."
             )
-        mapped = [
-            t if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(tensors[:count], dims, strict=False)
-        ]
-        weights = [dim for slot, dim in zip(slots, dims, strict=False) if slot == "w"]
-        if shared and (
-            any(dim is not None for dim in weights) or any(r.slot == "w" for r in results)
-        ):
-            # one row of weights for all edges is then one for each sample: sample by sample
-            each = [
-                call(
-                    [*_sample(mapped, dims, i), *tensors[count:]],
-                    rest,
-                )
-                for i in range(size)
-            ]
-            return tuple(torch.stack(found) for found in zip(*each, strict=True))
-        tables = repeated(unpack(tensors[count:], present, num_x, num_z, num_edges), size)
-        rows = [
-            t
-            if shared and slot == "w"
-            else (t.expand(size, *t.shape) if dim is None else t).flatten(0, 1)
-            for t, slot, dim in zip(mapped, slots, dims, strict=False)
-        ]
-        packed, present = pack(tables)
-        sizes = (size * num_x, size * num_z, size * num_edges)
-        found = call([*rows, *packed], (structure, text, present, *sizes, shared, backend))
-        return tuple(r.view(size, r.shape[0] // size, r.shape[1]) for r in found)
+        mapped = {slot for slot, dim in zip(slots, dims, strict=False) if dim is not None}
+        shared = rest[6]
+        # one row of weights for all edges would be one for all samples too
+        alone = shared and ("w" in mapped or any(result.slot == "w" for result in results))
+        run = _one_by_one if alone else _side_by_side
+        return run(call, size, dims, tensors, rest)
 
 
-def _sample(tensors: Tensors, dims: Sequence[int | None], i: int) -> list[Tensor]:
-    return [t if dim is None else t[i] for t, dim in zip(tensors, dims, strict=False)]
+def _one_by_one(
+    call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+) -> Results:
+    each = [
+        call([t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)], rest)
+        for i in range(size)
+    ]
+    return tuple(torch.stack(found) for found in zip(*each, strict=True))
+
+
+def _side_by_side(
+    call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+) -> Results:
+    """The samples as copies of the graph, none connected with another."""
+    structure, text, present, *sizes, shared, backend = rest
+    slots = read_call(text).slots
+    copies = repeated(unpack(tensors[len(slots) :], present, *sizes), size)
+    packed, present = pack(copies)
+    rows = []
+    for slot, tensor, dim in zip(slots, tensors, dims, strict=False):
+        if shared and slot == "w":
+            rows.append(tensor)
+        else:
+            every = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            rows.append(every.flatten(0, 1))
+    found = call([*rows, *packed], (structure, text, present, *copies[:3], shared, backend))
+    return tuple(r.view(size, r.shape[0] // size, r.shape[1]) for r in found)
 
 
 class _Derived(NamedTuple):

@@ -6,6 +6,7 @@ A structure is written as the blocks of x and of y, (multiplicity, degree) each,
     uvv   z[v] = x[u] y[v] w[u,v]    summed over u
     uuu   z[u] = x[u] y[u] w[u]
     uvuv  z[u,v] = x[u] y[v] w[u,v]
+    11w   z[w] = x[0] y[0] w[w]      three copies
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def _meetings(mode: str, x: _Place, y: _Place, z: _Place, w: int) -> list[_Meeti
             (y.mul, x.copy(u), y.channels(), z.channels(), Block(w + u * y.mul, 0, 1, 1))
             for u in range(x.mul)
         ]
+    if mode == "11w":
+        return [(z.mul, x.copy(0), y.copy(0), z.channels(), Block(w, 0, 1, 1))]
     own = mode == "uvuv"
     return [
         (
@@ -105,11 +108,11 @@ def make_structure(
     found: list[tuple[str, _Place, _Place, tuple[int, int]]] = []
     for a in rows:
         for b in edges:
-            mul = {"uvu": a.mul, "uuu": a.mul, "uvv": b.mul, "uvuv": a.mul * b.mul}[mode]
+            muls = {"uvu": a.mul, "uuu": a.mul, "uvv": b.mul, "uvuv": a.mul * b.mul, "11w": 3}
             if mode == "uuu" and a.mul != b.mul:
                 continue
             low, high = abs(a.degree - b.degree), min(a.degree + b.degree, lmax)
-            found += [(mode, a, b, (mul, degree)) for degree in range(low, high + 1)]
+            found += [(mode, a, b, (muls[mode], degree)) for degree in range(low, high + 1)]
     kinds = sorted({out for *_, out in found})
     outs = kinds if joined else [out for *_, out in found]
     results = _places([*outs, (2, 1)], layout)  # the last has no path
@@ -150,6 +153,7 @@ STRUCTURES: dict[str, Structure] = {
     "uvv": make_structure([(2, 1), (1, 0)], [(4, 1)], "uvv"),
     "uuu": make_structure([(6, 1), (6, 0)], [(6, 1)], "uuu", "ir_mul"),
     "uvuv": make_structure([(3, 1)], [(2, 1), (1, 2)], "uvuv", lmax=3),
+    "11w": make_structure([(1, 1)], [(1, 1), (1, 0)], "11w", "ir_mul"),
     "unweighted": make_structure([(4, 1), (2, 0)], [(1, 1)], weighted=False, joined=True),
     "scalars": make_structure([(1, 0)], [(1, 0)], lmax=0),
 }
