@@ -1,0 +1,395 @@
+"""Triton kernels of calls: loads and stores printed around the arithmetic of paths.
+
+A kernel program owns a row of one slot, z or x, and a block of channels, and walks the row's edges:
+
+    load the row's tensors, if they are held in registers
+    for the edges of the row:                     # a tile of EDGES edges where channels are few
+        load x, y and w of the edge
+        path after path: load the row's components, add to the results
+        store the results of the edge as soon as no path is left that adds to them
+    store the results of the row
+
+Where every edge is a row of its own, a program owns a tile of rows and there is no loop.  What
+channels share is summed over those of a program: one part a block of channels.  Gradients of
+weights that all edges share are summed over all rows of a program, and programs are few.
+
+Weights are read once and pass the cache by; x, and the row that is read again for every edge, stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from weft.o3.contraction import Call
+from weft.o3.polynomial import Arithmetic, value_name
+from weft.o3.structure import Block, Product
+
+__all__ = ["Job", "Target", "Tiling", "operands", "source"]
+
+
+class Target(NamedTuple):
+    """Where a kernel stores a result.
+
+    Args:
+        width: numbers in a row.
+        blocks: where each block lies; None: no path of the kernel reaches it.
+        part: numbers between the parts that blocks of channels store of what they share.
+    """
+
+    width: int
+    blocks: tuple[Block | None, ...]
+    part: int = 0
+
+
+class Tiling(NamedTuple):
+    """How a kernel lays its work out.
+
+    Args:
+        block: channels of a program, a power of 2.
+        edges: of a tile, a power of 2.
+        warps: of a program.
+        stages: iterations of the loop over edges whose loads are under way; 1: no copies ahead.
+        held: whether the row's tensors stay in registers; else they are read again (from L1).
+        ahead: whether the numbers of the next edge's rows are read one edge ahead.
+    """
+
+    block: int
+    edges: int = 1
+    warps: int = 1
+    stages: int = 1
+    held: bool = False
+    ahead: bool = False
+
+
+class Job(NamedTuple):
+    """What one kernel computes.  Its source depends on all of it.
+
+    Args:
+        product: blocks and paths.
+        paths: those of the product that it computes, by number.
+        call: its results; tensors are those of the whole call.
+        targets: for each of its results.
+        owner: "z" or "x", the slot whose rows programs own.
+        widths: numbers in a row of each tensor.
+        segmented: whether a row has a list of edges; else edge and row are one.
+        pieces: whether lists are pieces of rows.
+        ordered: whether edges are numbered in another order than that of the lists.
+        indexed: whether an edge names its row of the other slot.
+        shared: whether w has one row.
+        wide: for float64.
+        tiling: how the work is laid out.
+    """
+
+    product: Product
+    paths: tuple[int, ...]
+    call: Call
+    targets: tuple[Target, ...]
+    owner: str
+    widths: tuple[int, ...]
+    segmented: bool
+    pieces: bool
+    ordered: bool
+    indexed: bool
+    shared: bool
+    wide: bool
+    tiling: Tiling
+
+    @property
+    def looped(self) -> bool:
+        """Whether a program takes several rows: its part of a shared gradient is summed."""
+        return self.shared and any(r.slot == "w" and r.terms for r in self.call.results)
+
+    @property
+    def channel_blocks(self) -> int:
+        """Programs that share a row."""
+        return -(-self.product.channels // self.tiling.block)
+
+
+def operands(job: Job) -> tuple[int, ...]:
+    """The tensors that its kernel reads, in the order of its first pointers."""
+    return tuple(sorted({t for r in job.call.results for term in r.terms for t in term}))
+
+
+def source(job: Job) -> str:
+    """The module text of a job's kernel, `kernel`.
+
+    Its pointers are the tensors', the results', then those of the tables that the job has: indptr,
+    owner, edges, index.  Then come the numbers `items` (rows, or tiles of rows), `rows` and `lanes`
+    (programs for each block of channels).
+    """
+    return "\n".join(_Writer(job).module()) + "\n"
+
+
+class _Writer:
+    """The lines of one kernel."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.tiling = job, job.tiling
+        self.tensors = operands(job)
+        self.number = "tl.float64" if job.wide else "tl.float32"
+        self.flat = job.tiling.edges == 1
+        self.ragged = job.product.channels % job.tiling.block != 0
+        self.shape = "(BLOCK,)" if self.flat else "(EDGES, BLOCK)"
+        self.seen: set[str] = set()
+        self.last: dict[tuple[int, int], int] = {}
+        self.bodies: list[list[str]] = []
+        self.reads: list[set[tuple[int, int]]] = []
+        self._compute()
+
+    # the arithmetic, path by path
+
+    def _compute(self) -> None:
+        """The lines of each path, and which path is the last to add to a block of a result."""
+        product, call = self.job.product, self.job.call
+        arithmetic = Arithmetic(product, call, self._add)
+        self.lines = arithmetic.lines
+        for at, number in enumerate(self.job.paths):
+            path, begin = product.paths[number], len(self.lines)
+            arithmetic.path(path)
+            self.bodies.append(self.lines[begin:])
+            used = {(t, getattr(path, call.slots[t])) for t in self.tensors}
+            self.reads.append(used)
+            for r, result in enumerate(call.results):
+                if result.terms:
+                    self.last[r, getattr(path, result.slot)] = at
+
+    def _add(self, result: int, block: int, component: int, terms: str) -> None:
+        name = f"r{result}_{block}_{component}"
+        if self._carried(result) or name in self.seen:
+            self.lines.append(f"{name} = {name} {terms}")
+        else:
+            self.lines.append(f"{name} = {terms.removeprefix('+ ')}")
+        self.seen.add(name)
+
+    def _carried(self, result: int) -> bool:
+        """Whether a result is summed over edges."""
+        slot = self.job.call.results[result].slot
+        return (slot == self.job.owner and self.job.segmented) or (slot == "w" and self.job.looped)
+
+    def _components(self, result: int, block: int) -> list[str]:
+        """The names of a block of a result that are computed."""
+        size = self.job.product.blocks(self.job.call.results[result].slot)[block].components
+        names = [f"r{result}_{block}_{c}" for c in range(size)]
+        return [name for name in names if name in self.seen]
+
+    # the module
+
+    def module(self) -> Iterator[str]:
+        yield "import triton"
+        yield "import triton.language as tl"
+        yield ""
+        yield ""
+        yield "@triton.jit(do_not_specialize=['items', 'rows', 'lanes'])"
+        yield f"def kernel({', '.join(self._parameters())}):"
+        yield from _indented(self._body())
+
+    def _parameters(self) -> list[str]:
+        job = self.job
+        tables = {
+            "indptr": job.segmented,
+            "owner": job.pieces,
+            "edges": job.ordered,
+            "index": job.indexed,
+        }
+        pointers = [f"{job.call.slots[t]}{t}" for t in self.tensors]
+        pointers += [f"out{r}" for r in range(len(job.call.results))]
+        pointers += [name for name, there in tables.items() if there]
+        blocks = ["BLOCK: tl.constexpr", "EDGES: tl.constexpr", "STAGES: tl.constexpr"]
+        return [*(f"{name}_ptr" for name in pointers), "items", "rows", "lanes", *blocks]
+
+    def _body(self) -> Iterator[str]:
+        blocks = self.job.channel_blocks
+        yield "pid = tl.program_id(0)"
+        yield f"lane = pid // {blocks}" if blocks > 1 else "lane = pid"
+        lanes = "tl.arange(0, BLOCK)" if self.flat else "tl.arange(0, BLOCK)[None, :]"
+        if blocks > 1:
+            yield f"block = pid % {blocks}"
+            yield f"u = block * BLOCK + {lanes}"
+        else:
+            yield f"u = {lanes}"
+        if self.ragged:
+            yield f"inside = u < {self.job.product.channels}"
+        if not self.job.looped:
+            yield "item = lane"
+            yield from self._item()
+            return
+        yield from self._zeros("w")
+        yield "for item in range(lane, items, lanes):"
+        yield from _indented(self._item())
+        yield from self._store_carried("w", "lane")
+
+    def _item(self) -> Iterator[str]:
+        if self.job.segmented:
+            yield from self._row()
+        elif self.flat:
+            yield from self._edge("item")
+        else:
+            yield "p = item * EDGES + tl.arange(0, EDGES)[:, None]"
+            yield "present = p < rows"
+            yield from self._edge("p")
+
+    def _row(self) -> Iterator[str]:
+        """A row and the loop over its edges."""
+        job = self.job
+        yield "first = tl.load(indptr_ptr + item)"
+        yield "last = tl.load(indptr_ptr + item + 1)"
+        number = "tl.load(owner_ptr + item)" if job.pieces else "item"
+        yield f"row = tl.cast({number}, tl.int64)"
+        yield from self._places([t for t in self.tensors if self._owned(t)], "row")
+        if self.tiling.held:
+            for t, block in sorted(set().union(*self.reads)):
+                if self._owned(t):
+                    yield from self._load(t, block)
+        yield from self._zeros(job.owner)
+        ahead = self.tiling.ahead and self.flat and job.indexed
+        if ahead:
+            yield from self._look("next", "first", "first < last")
+        if self.flat:
+            yield "for p in tl.range(first, last, num_stages=STAGES):"
+            if ahead:
+                yield from _indented(self._move_on())
+            yield from _indented(self._edge("p", known=ahead))
+        else:
+            yield "for start in tl.range(first, last, EDGES, num_stages=STAGES):"
+            yield "    p = start + tl.arange(0, EDGES)[:, None]"
+            yield "    present = p < last"
+            yield from _indented(self._edge("p"))
+        yield from self._store_carried(job.owner, "item")
+
+    def _look(self, prefix: str, at: str, mask: str) -> Iterator[str]:
+        """The numbers of an edge and of its row of the other slot."""
+        edge = f"tl.load(edges_ptr + {at}, mask={mask}, other=0)" if self.job.ordered else at
+        yield f"{prefix}_e = tl.cast({edge}, tl.int64)"
+        found = f"tl.load(index_ptr + {prefix}_e, mask={mask}, other=0)"
+        yield f"{prefix}_other = tl.cast({found}, tl.int64)"
+
+    def _move_on(self) -> Iterator[str]:
+        yield "e = next_e"
+        yield "other = next_other"
+        yield from self._look("next", "p + 1", "p + 1 < last")
+
+    def _zeros(self, slot: str) -> Iterator[str]:
+        for (r, block), _ in sorted(self.last.items()):
+            if self.job.call.results[r].slot == slot:
+                for name in self._components(r, block):
+                    yield f"{name} = tl.zeros({self.shape}, {self.number})"
+
+    # an edge
+
+    def _edge(self, at: str, known: bool = False) -> Iterator[str]:
+        if not known:
+            yield from self._numbers(at)
+        yield from self._places([t for t in self.tensors if not self._owned(t)], "e")
+        first = {key for reads in self.reads for key in reads if self._early(key[0])}
+        for t, block in sorted(first):
+            yield from self._load(t, block)
+        read: set[tuple[int, int]] = set()
+        for at_path, body in enumerate([[], *self.bodies]):
+            if at_path < len(self.reads):  # those of the next path, before this one stores
+                late = {key for key in self.reads[at_path] if self._late(key[0])} - read
+                read |= late
+                for t, block in sorted(late):
+                    yield from self._load(t, block)
+            yield from body
+            yield from self._finished(at_path - 1)
+
+    def _numbers(self, at: str) -> Iterator[str]:
+        """e, the edge, and other, its row of the slot that is not the owner's."""
+        mask = "" if self.flat else ", mask=present, other=0"
+        edge = f"tl.load(edges_ptr + {at}{mask})" if self.job.ordered else at
+        yield f"e = tl.cast({edge}, tl.int64)"
+        if self.job.indexed:
+            yield f"other = tl.cast(tl.load(index_ptr + e{mask}), tl.int64)"
+
+    def _owned(self, tensor: int) -> bool:
+        """Whether a tensor's row is that of the program."""
+        return self.job.segmented and self.job.call.slots[tensor] == self.job.owner
+
+    def _early(self, tensor: int) -> bool:
+        """Whether a tensor is loaded whole, before the first path: what comes from afar."""
+        return not self._owned(tensor) and not self._late(tensor)
+
+    def _late(self, tensor: int) -> bool:
+        """Whether a tensor's blocks are loaded as paths need them: rows of z are long."""
+        slot = self.job.call.slots[tensor]
+        return (slot == "z" or self._owned(tensor)) and not (
+            self._owned(tensor) and self.tiling.held
+        )
+
+    def _places(self, tensors: Iterable[int], number: str) -> Iterator[str]:
+        """The rows of tensors, and of what an edge stores."""
+        job = self.job
+        for t in tensors:
+            slot = job.call.slots[t]
+            if slot == "w" and job.shared:
+                yield f"w{t}_row = w{t}_ptr"
+                continue
+            crossed = slot in "xz" and slot != job.owner and job.indexed
+            place = f"{'other' if crossed else number} * {job.widths[t]}"
+            yield f"{slot}{t}_row = {slot}{t}_ptr + {place}"
+
+    def _load(self, t: int, block: int) -> Iterator[str]:
+        slot = self.job.call.slots[t]
+        place = self.job.product.blocks(slot)[block]
+        streamed = slot == "w" and not self.job.shared
+        policy = ", eviction_policy='evict_first'" if streamed else ""
+        masks = ["inside"] * (self.ragged and place.channel_step != 0)
+        alone = self._owned(t) or (slot == "w" and self.job.shared)
+        masks += ["present"] * (not self.flat and not alone)
+        mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
+        for c in range(place.components):
+            name = value_name(slot, t, block, c)
+            address = _address(f"{slot}{t}_row", place, c)
+            yield f"{name} = tl.load({address}{mask}{policy}).to({self.number})"
+
+    # results
+
+    def _finished(self, at: int) -> Iterator[str]:
+        """Stores of what no later path of the edge adds to."""
+        for (r, block), last in sorted(self.last.items()):
+            if last == at and not self._carried(r):
+                yield from self._store(r, block, "e", ["present"] * (not self.flat))
+
+    def _store_carried(self, slot: str, number: str) -> Iterator[str]:
+        """Stores of what is summed over edges."""
+        for r, block in sorted(self.last):
+            if self.job.call.results[r].slot == slot:
+                yield from self._store(r, block, f"tl.cast({number}, tl.int64)", [])
+
+    def _store(self, r: int, block: int, number: str, masks: list[str]) -> Iterator[str]:
+        target, slot = self.job.targets[r], self.job.call.results[r].slot
+        place = target.blocks[block]
+        assert place is not None
+        shared = self.job.product.blocks(slot)[block].channel_step == 0
+        masks = masks + ["inside"] * (self.ragged and not shared)
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        policy = "" if self._carried(r) else ", cache_modifier='.cs'"
+        yield f"at = out{r}_ptr + {number} * {target.width}"
+        if shared and self.job.channel_blocks > 1:
+            yield f"at = at + block * {target.part}"
+        for name in self._components(r, block):
+            c = int(name.rsplit("_", 1)[1])
+            value = self._summed(name, self._carried(r), shared)
+            yield f"tl.store({_address('at', place, c)}, {value}{mask}{policy})"
+
+    def _summed(self, name: str, over_edges: bool, over_channels: bool) -> str:
+        """A component summed over edges and channels of the tile."""
+        if self.flat:
+            return f"tl.sum({name}, 0)" if over_channels else name
+        if over_edges:
+            return (
+                f"tl.sum(tl.sum({name}, 0), 0)" if over_channels else f"tl.sum({name}, 0)[None, :]"
+            )
+        return f"tl.sum({name}, 1)[:, None]" if over_channels else name
+
+
+def _address(pointer: str, place: Block, component: int) -> str:
+    offset = place.offset + component * place.step
+    lanes = "" if place.channel_step == 0 else " + u"
+    lanes += f" * {place.channel_step}" if place.channel_step > 1 else ""
+    return f"{pointer}{f' + {offset}' if offset else ''}{lanes}"
+
+
+def _indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"    {line}" for line in lines)

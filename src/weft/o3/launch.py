@@ -1,0 +1,287 @@
+"""Calls by generated Triton kernels: what is launched, and the memory between launches.
+
+What a call needs beside its tensors and tables is settled once for each combination of structure,
+call, sizes and dtype, and kept.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.core.backend import interpreted
+from weft.core.generated import load
+from weft.core.launcher import Launcher, Tile
+from weft.o3 import generator, kernels
+from weft.o3.contraction import Call
+from weft.o3.division import Division, Facts, Output, divide
+from weft.o3.generator import Job
+from weft.o3.graph import Tables
+from weft.o3.structure import Structure
+
+__all__ = ["run", "serves"]
+
+MOST_RECIPES = 4096
+"""One for each combination of structure, call, sizes and dtype."""
+
+MOST_PATHS = 512
+"""Paths that compilers bear in reasonable time."""
+
+LANES = 4
+"""Programs for each processor where a program takes several rows."""
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def serves(structure: Structure, call: Call, dtype: torch.dtype) -> bool:
+    """Whether kernels of a call can be printed and compiled in reasonable time."""
+    terms = sum(len(result.terms) for result in call.results)
+    paths = sum(len(product.paths) for product in structure.products)
+    return dtype in DTYPES and terms * paths <= MOST_PATHS
+
+
+def run(
+    structure: Structure, call: Call, tensors: Sequence[Tensor], tables: Tables, shared: bool
+) -> list[Tensor]:
+    """The results of a call.
+
+    Args:
+        structure: blocks and paths.
+        call: what is computed.
+        tensors: one for each of the call's slots, (rows, width) contiguous.
+        tables: the edges.
+        shared: whether w has one row for all edges.
+    """
+    like = tensors[0]
+    sizes = (tables.num_x, tables.num_z, tables.num_edges)
+    facts = _facts(tables, shared, like.dtype)
+    pieces = tuple(s and s.num_pieces for s in (tables.x_slices, tables.z_slices))
+    key = (structure, call, sizes, pieces, facts, like.dtype, like.device)
+    recipe = _recipes.get(key)
+    if recipe is None:
+        if len(_recipes) >= MOST_RECIPES:
+            _recipes.clear()
+        recipe = _recipes[key] = _prepare(structure, call, tables, facts, like)
+    if interpreted() or like.get_device() == torch._C._cuda_getDevice():
+        return _execute(recipe, tensors, tables)
+    with torch.cuda.device(like.device):
+        return _execute(recipe, tensors, tables)
+
+
+class _Fold(NamedTuple):
+    """One kernel that adds parts up: which table it walks, and the shape of what it makes."""
+
+    kernel: Launcher
+    walk: str
+    shape: tuple[int, int]
+    places: Tensor | None
+
+
+class _Made(NamedTuple):
+    """A result: what kernels write, and what adds it up."""
+
+    shape: tuple[int, int]
+    parts: tuple[int, int] | None
+    folds: tuple[_Fold, ...]
+    zero: bool
+
+
+class _Step(NamedTuple):
+    """A kernel of paths."""
+
+    kernel: Launcher
+    job: Job
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+class _Recipe(NamedTuple):
+    steps: tuple[_Step, ...]
+    results: tuple[_Made, ...]
+
+
+_recipes: dict[Any, _Recipe] = {}
+
+
+def _facts(tables: Tables, shared: bool, dtype: torch.dtype) -> Facts:
+    present = {
+        "x": (tables.src, tables.x_edges, tables.x_slices),
+        "z": (tables.dst, tables.z_edges, tables.z_slices),
+    }
+    indexed, ordered, pieces = (
+        "".join(slot for slot, found in present.items() if found[i] is not None) for i in range(3)
+    )
+    return Facts(indexed, ordered, pieces, shared, dtype == torch.float64)
+
+
+# execution
+
+
+def _execute(recipe: _Recipe, tensors: Sequence[Tensor], tables: Tables) -> list[Tensor]:
+    like = tensors[0]
+    wide = _wide(like.dtype)
+    results = [
+        (like.new_zeros if made.zero else like.new_empty)(made.shape) for made in recipe.results
+    ]
+    parts = [
+        result if made.parts is None else like.new_empty(made.parts, dtype=wide)
+        for result, made in zip(results, recipe.results, strict=True)
+    ]
+    workspace = sum(t.nbytes for t, m in zip(parts, recipe.results, strict=True) if m.parts)
+    for kernel, job, reads, writes in recipe.steps:
+        pointers = [*(tensors[t] for t in reads), *(parts[r] for r in writes)]
+        kernel([*pointers, *_lists(job, tables)], workspace)
+    for part, result, made in zip(parts, results, recipe.results, strict=True):
+        for fold in made.folds:
+            last = fold is made.folds[-1]
+            total = result if last else like.new_empty(fold.shape, dtype=wide)
+            fold.kernel([part, total, fold.places, *_walk(fold.walk, tables)])
+            part = total
+    return results
+
+
+def _lists(job: Job, tables: Tables) -> list[Tensor | None]:
+    """The tables that a kernel reads."""
+    if job.owner == "z":
+        index, indptr, edges, slices = tables.src, tables.z_indptr, tables.z_edges, tables.z_slices
+    else:
+        index, indptr, edges, slices = tables.dst, tables.x_indptr, tables.x_edges, tables.x_slices
+    found = [indptr, None] if slices is None else [slices.indptr, slices.owner]
+    return [t for t in (*found, edges, index) if t is not None]
+
+
+def _walk(walk: str, tables: Tables) -> list[Tensor | None]:
+    """indptr and entries of a fold."""
+    slot, what = walk[0], walk[2:]
+    if what == "columns":
+        return []
+    if what == "all":
+        return [None, None]
+    slices = tables.z_slices if slot == "z" else tables.x_slices
+    indptr = tables.z_indptr if slot == "z" else tables.x_indptr
+    entries = tables.z_edges if slot == "z" else tables.x_edges
+    if what == "owners":
+        return [slices.owner_indptr if slices else None, None]
+    return [slices.indptr if what == "pieces" and slices else indptr, entries]
+
+
+# preparation
+
+
+def _prepare(
+    structure: Structure, call: Call, tables: Tables, facts: Facts, like: Tensor
+) -> _Recipe:
+    rows = {"x": tables.num_x, "z": tables.num_z, "y": tables.num_edges}
+    rows["w"] = 1 if facts.shared else tables.num_edges
+    shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
+    if not tables.num_edges:
+        return _Recipe((), tuple(_Made(shape, None, (), True) for shape in shapes))
+    division = divide(structure, call, facts)
+    lanes = _lanes(division, tables, like.device)
+    steps = tuple(_step(job, numbers, tables, lanes) for job, numbers in division.jobs)
+    made = tuple(
+        _made(output, result.slot, shape, tables, lanes, like.device)
+        for output, result, shape in zip(division.outputs, call.results, shapes, strict=True)
+    )
+    return _Recipe(steps, made)
+
+
+def _step(job: Job, numbers: tuple[int, ...], tables: Tables, lanes: int) -> _Step:
+    rows = _items(job, tables)
+    items = rows if job.segmented else -(-rows // job.tiling.edges)
+    module = load("o3_product", _source(job))
+    tile = Tile((job.tiling.block, job.tiling.edges, job.tiling.stages), job.tiling.warps, 1)
+    lanes = lanes if job.looped else items
+    kernel = Launcher(
+        module.__dict__["kernel"], lanes * job.channel_blocks, (), (items, rows, lanes), (), tile
+    )
+    return _Step(kernel, job, generator.operands(job), numbers)
+
+
+_source = functools.lru_cache(maxsize=256)(generator.source)
+
+
+def _items(job: Job, tables: Tables) -> int:
+    """Rows, or pieces of rows, that the programs of a job own."""
+    slices = tables.z_slices if job.owner == "z" else tables.x_slices
+    if slices is not None:
+        return slices.num_pieces
+    return tables.num_z if job.owner == "z" else tables.num_x
+
+
+def _lanes(division: Division, tables: Tables, device: torch.device) -> int:
+    """Programs that share the rows where a program takes several, for a block of channels."""
+    looped = [job for job, _ in division.jobs if job.looped]
+    if not looped:
+        return 0
+    share = LANES * _processors(device) // max(job.channel_blocks for job in looped)
+    return max(1, min(share, *(_items(job, tables) for job in looped)))
+
+
+def _made(
+    output: Output | None,
+    slot: str,
+    shape: tuple[int, int],
+    tables: Tables,
+    lanes: int,
+    device: torch.device,
+) -> _Made:
+    if output is None:
+        return _Made(shape, None, (), True)
+    if output.direct:
+        return _Made(shape, None, (), not output.covered)
+    slices = tables.z_slices if slot == "z" else tables.x_slices
+    places = None if output.places is None else torch.tensor(output.places, dtype=torch.int32)
+    walks = [(f"{slot} columns", shape[0])]
+    count = shape[0]
+    if output.rows == "lanes":
+        walks, count = [(f"{slot} all", shape[0])], lanes
+    elif output.rows == "pieces" and slices is not None:
+        walks, count = [(f"{slot} owners", shape[0])], slices.num_pieces
+    elif output.rows == "edges":
+        walks, count = [(f"{slot} rows", shape[0])], tables.num_edges
+        if slices is not None:
+            walks = [(f"{slot} pieces", slices.num_pieces), (f"{slot} owners", shape[0])]
+    folds: list[_Fold] = []
+    width = output.width
+    for walk, made_rows in walks:
+        here = None if folds or places is None else places.to(device)
+        folds.append(_fold(walk, (made_rows, shape[1]), width, here, count))
+        width = shape[1]
+    return _Made(shape, (count, output.width), tuple(folds), False)
+
+
+def _fold(
+    walk: str, shape: tuple[int, int], partial_width: int, places: Tensor | None, length: int
+) -> _Fold:
+    count = 1 if places is None else places.shape[0]
+    rows, width = shape
+    if walk.endswith("columns"):
+        columns = min(128, 1 << max(width - 1, 0).bit_length())
+        tile = Tile((1024 // columns, columns), 4, 1)
+        programs = -(-rows // tile.blocks[0]) * -(-width // columns)
+        numbers: tuple[int, ...] = (rows, width, partial_width)
+        kernel = kernels.fold_columns_kernel
+    else:
+        tile = Tile((64, 32), 4, 1) if rows == 1 else Tile((16, 128), 4, 1)
+        programs = rows * -(-width // tile.blocks[1])
+        numbers = (length, width, partial_width)
+        kernel = kernels.fold_rows_kernel
+    return _Fold(Launcher(kernel, programs, (), numbers, (count,), tile), walk, shape, places)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    """Of a GPU; in the interpreter few, for its speed."""
+    if interpreted():
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

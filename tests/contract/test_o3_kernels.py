@@ -1,0 +1,219 @@
+"""Generated kernels of channelwise products against the oracle, in the interpreter."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+
+if not INTERPRETED:
+    pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
+
+from weft.core.segments import cut
+from weft.o3 import division, launch, reference, tilings
+from weft.o3.contraction import Call, Result, forward, gradient, tangent
+from weft.o3.generator import Tiling
+from weft.o3.graph import Graph, row_by_row
+from weft.o3.structure import SLOTS, Block, Path, Product, Structure
+from weft.testing import assert_within_bound
+from weft.testing.contract import assert_same_bits
+from weft.testing.o3_workloads import calls, conv, elementwise, rows
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+SRC = torch.tensor([0, 1, 1, 2, 0, 3, 3, 1])
+DST = torch.tensor([1, 0, 1, 4, 4, 0, 4, 4])
+UNSORTED = Graph(SRC, DST, 5, 4).tables
+SORTED = Graph(SRC[DST.argsort(stable=True)], DST.sort().values, 6, 4).tables
+CUT = UNSORTED._replace(z_slices=cut(UNSORTED.z_indptr, 2), x_slices=cut(UNSORTED.x_indptr, 2))
+SOURCES = UNSORTED._replace(num_z=8, dst=None, z_indptr=None, z_edges=None)
+TARGETS = UNSORTED._replace(num_x=8, src=None, x_indptr=None, x_edges=None)
+TABLES = {
+    "unsorted": UNSORTED,
+    "sorted": SORTED,
+    "cut": CUT,
+    "sources": SOURCES,
+    "targets": TARGETS,
+    "rows": row_by_row(5),
+}
+
+# 3x1o with 3x0e as uvu (z0 = Σ_v x_u y_v) and uvv (z1 = Σ_u x_u y_v), mul_ir: blocks overlap
+UVU = tuple(Path(0, v, 0, v, 0.7) for v in range(3))
+UVV = tuple(Path(1 + u, 3, 1, 3 + u, -1.3) for u in range(3))
+OVERLAPPING = Structure(
+    (10, 3, 18, 18),
+    (
+        Product(
+            3,
+            (Block(1, 1, 1, 3), *(Block(1 + 3 * u, 1, 1, 0) for u in range(3))),
+            (*(Block(v, 0, 1, 0) for v in range(3)), Block(0, 0, 1, 1)),
+            (Block(0, 1, 1, 3), Block(9, 1, 3, 1)),
+            tuple(Block(n, 0, 1, 3) for n in (0, 1, 2))
+            + tuple(Block(9 + 3 * u, 0, 1, 1) for u in range(3)),
+            UVU + UVV,
+        ),
+    ),
+)
+RAGGED = conv(((3, 0), (3, 1), (5, 1)), (0, 1), natural=False)
+STRUCTURES = {
+    "ragged": RAGGED,
+    "overlapping": OVERLAPPING,
+    "elementwise": elementwise(6, (0, 1)),
+    "many channels": conv(((70, 1),), (1,), natural=False),
+}
+
+
+def unweighted(structure):
+    products = tuple(
+        p._replace(w=(), paths=tuple(path._replace(w=-1) for path in p.paths))
+        for p in structure.products
+    )
+    return Structure((*structure.widths[:3], 0), products)
+
+
+def oracle(structure, call, tensors, tables, shared, sign=torch.positive):
+    """The derivatives of Q = ⟨z, product⟩ that a call names, in float64."""
+    counts = {"x": tables.num_x, "y": tables.num_edges, "z": tables.num_z}
+    counts["w"] = 1 if shared else tables.num_edges
+    found = []
+    for slot, terms in call.results:
+        total = torch.zeros(counts[slot], structure.width(slot), dtype=torch.float64)
+        for term in terms:
+            others = (s for s in SLOTS if s != slot)
+            at = dict(zip(others, (tensors[t].double() for t in term), strict=False))
+            at[slot] = torch.zeros_like(total).requires_grad_()
+            w = at.get("w")
+            weight = w if w is None or not shared else w[0]
+            out = reference.channelwise_product(
+                structure, at["x"], at["y"], weight, tables.src, tables.dst, tables.num_z, sign
+            )
+            form = (out * at["z"]).sum() + 0 * at[slot].sum()  # a gradient without paths too
+            total += torch.autograd.grad(form, at[slot])[0]
+        found.append(total)
+    return found
+
+
+def check(structure, call, tables, shared=False, dtype=torch.float32):
+    tensors = rows(structure, call, tables, shared, dtype)
+    results = launch.run(structure, call, tensors, tables, shared)
+    exact = oracle(structure, call, tensors, tables, shared)
+    sizes = oracle(structure, call, [t.abs() for t in tensors], tables, shared, torch.abs)
+    for result, value, size in zip(results, exact, sizes, strict=True):
+        assert result.dtype == dtype
+        assert_within_bound(result, value, size, tables.num_edges)
+    return results
+
+
+@pytest.fixture
+def fresh():
+    """Nothing is remembered before or after."""
+
+    def forget():
+        division.divide.cache_clear()
+        launch._recipes.clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("order", calls())
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("tables", TABLES)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_orders(name, tables, shared, order):
+    check(STRUCTURES[name], calls()[order], TABLES[tables], shared)
+
+
+@pytest.mark.parametrize("order", calls())
+@pytest.mark.parametrize("tables", ["cut", "rows"])
+@pytest.mark.parametrize("name", ["ragged", "overlapping"])
+def test_without_weights(name, tables, order):
+    check(unweighted(STRUCTURES[name]), calls(weighted=False)[order], TABLES[tables])
+
+
+@pytest.mark.parametrize("needed", list(itertools.product([False, True], repeat=3)))
+def test_subsets(needed):
+    call = gradient(forward(weighted=True), needed, (True,))
+    check(RAGGED, call, UNSORTED)
+    check(RAGGED, call, row_by_row(3), shared=True)
+
+
+def test_third_order():
+    call = calls()["second order"]
+    check(RAGGED, gradient(call, (True,) * 7, (True,) * 4), CUT)
+
+
+def test_tangents():
+    check(RAGGED, tangent(forward(weighted=True), (True, False, True)), UNSORTED)
+
+
+@pytest.mark.parametrize("way", ["by source", "by scratch"])
+@pytest.mark.parametrize("order", ["backward", "second order"])
+def test_gradients_of_x(fresh, monkeypatch, way, order):
+    monkeypatch.setattr(division, "GRADIENT_OF_X", way)
+    check(RAGGED, calls()[order], CUT)
+    check(OVERLAPPING, calls()[order], SORTED, shared=True)
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        Tiling(4, held=True),
+        Tiling(4, ahead=True, stages=3),
+        Tiling(2, edges=4, held=True),
+        Tiling(8, edges=2),
+        Tiling(2, edges=1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("order", ["forward", "second order"])
+def test_tilings(fresh, monkeypatch, tiling, order):
+    monkeypatch.setattr(tilings, "choose", lambda job: tiling)
+    for structure, shared in ((RAGGED, False), (OVERLAPPING, True)):
+        for tables in (CUT, row_by_row(3)):
+            check(structure, calls()[order], tables, shared)
+
+
+@pytest.mark.parametrize("order", calls())
+def test_groups(fresh, monkeypatch, order):
+    monkeypatch.setattr(tilings, "WORK", 8)
+    call = calls()[order]
+    facts = launch._facts(CUT, False, torch.float32)
+    assert len(division.divide(OVERLAPPING, call, facts).jobs) > 1
+    check(OVERLAPPING, call, CUT)
+    check(RAGGED, call, row_by_row(5), shared=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("order", calls())
+def test_dtypes(dtype, order):
+    degrees = conv(((3, 1), (3, 2)), (2,), natural=False)
+    check(degrees, calls()[order], UNSORTED, dtype=dtype)
+    check(degrees, calls()[order], row_by_row(3), shared=True, dtype=dtype)
+
+
+def test_bits_repeat():
+    call = calls()["second order"]
+    tensors = rows(RAGGED, call, CUT, False)
+    first, second = (launch.run(RAGGED, call, tensors, CUT, False) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert_same_bits(a, b, "the same call again")
+
+
+def test_nothing():
+    none = torch.zeros(0, dtype=torch.int64)
+    for tables in (Graph(none, none, 3, 2).tables, Graph(none, none, 0, 0).tables, row_by_row(0)):
+        for shared in (False, True):
+            check(RAGGED, calls()["backward"], tables, shared)
+    empty = Structure((0, 3, 5, 2), (Product(0, (), (Block(0, 1, 1, 0),), (), (), ()),))
+    check(empty, calls()["backward"], UNSORTED)
+    zero = Call("xyw", (Result("z", ()), Result("x", ())))
+    check(RAGGED, zero, UNSORTED)
+
+
+def test_what_is_served():
+    call = calls()["second order"]
+    assert launch.serves(RAGGED, call, torch.bfloat16)
+    assert not launch.serves(RAGGED, call, torch.complex64)
