@@ -320,6 +320,37 @@ def test_the_search_leaves_the_bits_of_what_it_finds(kernel):
         same(joined, launch._make_parts(table)[0])
 
 
+@pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
+@pytest.mark.parametrize("kernel", [3, 2, (3, 5, 5)])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_what_is_prepared_names_every_pair_once(kernel, shuffled):
+    """Panels and lists of pairs against the map itself; masks in parts, and of three words."""
+    from weft.voxels import launch
+
+    device = "cpu" if KERNELS else "cuda"
+    voxels = Coordinates(torch.tensor(cells(shuffled), device=device), (6, 7, 9), 3)
+    found = build(voxels, geometry(3, kernel))
+    num, count = found.table.shape
+    made = launch._tiles_of(found.table, voxels.order)
+    pairs = launch._pairs_of(found.table, voxels.order)
+    totals = pairs.totals[:num].long()
+    same(totals, found.counts)
+
+    place = voxels.order.long() if shuffled else torch.arange(count, device=device)
+    k, i = (found.table >= 0).nonzero().unbind(1)  # offset by offset, in canonical order
+    same(pairs.inputs[: len(k)], found.table[k, i])
+    same(pairs.outputs[: len(k)].long(), place[i])
+
+    rows = made.rows.view(-1, 128)
+    lists = made.lists[: rows.numel() * num].view(-1, num, 128)
+    same(made.rows[made.rows >= 0].sort().values.long(), torch.arange(count, device=device))
+    for row, entries in zip(rows, lists, strict=True):
+        live = row >= 0
+        sources = found.sources[:, row[live].long()]
+        needed = (sources >= 0).any(1)
+        same(entries[needed][:, live], sources[needed])
+
+
 # --- the same bits as the torch code ----------------------------------------------------------
 
 WAYMO = "waymo_spconv_benchmark-pc.npz"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from weft.core.explain import Launch, record, recording
 from weft.core.launcher import Tile, alignment, current_stream
 from weft.core.machine import Run, machine_code
 
-__all__ = ["Kernel", "current_device", "kernel_of"]
+__all__ = ["Kernel", "current_device"]
 
 
 class Kernel:
@@ -23,7 +22,8 @@ class Kernel:
 
     Triton's own launcher binds, inspects and hashes every argument at every call.  This one does
     so once for each combination of aligned tensors.  `free` counts rows: code does not depend
-    on them.
+    on them.  It does on the device, on dtypes and on which tensors are None: who keeps a kernel
+    has one for each.
     """
 
     def __init__(
@@ -74,18 +74,6 @@ class Kernel:
         names = self._kernel.arg_names[-len(self._constants) :] if self._constants else ()
         shown = dict(zip(names, self._constants, strict=True)) | self._options
         record(Launch("triton", self._kernel.__name__, shown, programs))
-
-
-@functools.lru_cache(maxsize=4096)
-def kernel_of(
-    kernel: Any,
-    numbers: tuple[int, ...],
-    constants: tuple[Any, ...],
-    tile: Tile,
-    *_: Hashable,
-) -> Kernel:
-    """A kernel keeps compiled code: device, dtypes and which tensors are None are in its key."""
-    return Kernel(kernel, numbers, constants, tile)
 
 
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

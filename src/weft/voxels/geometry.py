@@ -10,6 +10,7 @@ K(j0, j1, …) counts the places row-major, as torch stores its weights.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -86,6 +87,14 @@ def geometry(
         ShapeError: a number of axes that is not `dim`, a size or a step below 1, a negative
             padding, or a submanifold layer with a stride.
     """
+    if type(kernel_size) is type(stride) is type(padding) is type(dilation) is int:
+        return _of_numbers(dim, kernel_size, stride, padding, dilation, mode)
+    return _checked(dim, kernel_size, stride, padding, dilation, mode)
+
+
+def _checked(
+    dim: int, kernel_size: Size, stride: Size, padding: Size, dilation: Size, mode: str
+) -> Geometry:
     if mode not in MODES:
         raise ShapeError(
             f"mode is {mode!r}: it must be one of {', '.join(MODES)}. Pass one of them."
@@ -104,6 +113,10 @@ def geometry(
             )
         sizes["padding"] = (0,) * dim  # the kernel is centred, whatever was given
     return Geometry(mode, **sizes)
+
+
+_of_numbers = functools.lru_cache(maxsize=1024)(_checked)
+"""The same geometries come with every call; only numbers can be looked up, and True is not 1."""
 
 
 def _axes(name: str, value: Size, dim: int, least: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.core.cache import TensorCache
 from weft.core.launcher import Tile
 from weft.voxels import kernels, tiles
-from weft.voxels.dispatch import Kernel, current_device, kernel_of
+from weft.voxels.dispatch import Kernel, current_device
 from weft.voxels.epilogue import PLAIN, Epilogue
 from weft.voxels.map_launch import PARTS
 
@@ -51,8 +51,9 @@ class Tiles(NamedTuple):
         masks: (words, N) the offsets of each column of the table.
         starts: (K, blocks) pairs of an offset before each block of columns.
         totals: (K,) pairs of each offset.
+        parts: rows of which the search of the table made a mask.
 
-    Those with several axes are flat here.
+    Those with several axes are flat here, and may be longer.
     """
 
     rows: Tensor
@@ -62,6 +63,7 @@ class Tiles(NamedTuple):
     masks: Tensor
     starts: Tensor
     totals: Tensor
+    parts: int
 
 
 class Pairs(NamedTuple):
@@ -70,7 +72,7 @@ class Pairs(NamedTuple):
     Args:
         inputs: rows read; there is room for K N, what lies past the last pair is not defined.
         outputs: rows written.
-        totals: (K,) pairs of each offset.
+        totals: (K,) pairs of each offset, perhaps longer.
         turns: of shares of the pairs, by how many shares: see `kernels.share_kernel`.
     """
 
@@ -84,10 +86,12 @@ _TILES: TensorCache[Tiles] = TensorCache()
 _PAIRS: TensorCache[Pairs] = TensorCache()
 
 
+@functools.lru_cache(maxsize=1024)
 def _kernel(
-    name: str, numbers: tuple[int, ...], constants: tuple[Any, ...], tile: Tile, *key: Hashable
+    name: str, numbers: tuple[int, ...], constants: tuple[Any, ...], tile: Tile, *_: Hashable
 ) -> Kernel:
-    return kernel_of(getattr(kernels, f"{name}_kernel"), numbers, constants, tile, *key)
+    """One for each device, the dtypes of its tensors and which of them are None."""
+    return Kernel(getattr(kernels, f"{name}_kernel"), numbers, constants, tile)
 
 
 def prepare(table: Tensor, order: Tensor | None, gradient: bool) -> None:
@@ -121,41 +125,80 @@ def _make_parts(table: Tensor) -> Tensor:
     return masks
 
 
+class _Preparation(NamedTuple):
+    """The kernels that prepare tables of one kind, and the dtype of the keys that they sort."""
+
+    key: Kernel
+    panel: Kernel
+    tally: Kernel
+    pair: Kernel
+    keys: torch.dtype
+
+
+@functools.lru_cache(maxsize=256)
+def _preparation(
+    device: torch.device, k: int, parts: int, near_bits: int, in_order: bool, wide: bool
+) -> _Preparation:
+    """Of K offsets whose masks come in so many parts, with so many bits for numbers of neighbours.
+
+    Args:
+        device: of the tables.
+        k: K.
+        parts: rows that make a word of the masks.
+        near_bits: of a key.
+        in_order: whether the rows stand in canonical order.
+        wide: whether K N reaches 2^31.
+    """
+    bits = min(k, (63 if k + near_bits > 31 else 31) - near_bits)
+    offsets = _padded(k)
+    kind = device, in_order
+    return _Preparation(
+        _kernel(
+            "key",
+            (),
+            (k, parts, bits, offsets, max(16, 16384 // offsets), NEAR),
+            Tile((BLOCK,), 8),
+            *kind,
+        ),
+        _kernel("list", (), (k, wide), Tile((), 8), *kind),
+        _kernel("tally", (), (k,), Tile((1024,)), *kind),
+        _kernel("pair", (), (k, offsets, wide), Tile((BLOCK,)), *kind),
+        torch.int64 if k + near_bits > 31 else torch.int32,
+    )
+
+
+def _recipe(table: Tensor, order: Tensor | None, parts: int) -> _Preparation:
+    k, count = table.shape
+    near_bits = (-(-count // NEAR) - 1).bit_length()
+    wide = k * (count + PANEL) >= 2**31
+    return _preparation(table.device, k, parts, near_bits, order is None, wide)
+
+
 def _make_tiles(table: Tensor, order: Tensor | None) -> Tiles:
     k, count = table.shape
     words, panels, blocks = -(-k // 32), -(-count // PANEL), -(-count // BLOCK)
-    near_bits = (-(-count // NEAR) - 1).bit_length()
-    wide = k + near_bits > 31
-    bits = min(k, (63 if wide else 31) - near_bits)
-    parts = _parts_of(table)
-    joined = len(parts) == words
+    found = _parts_of(table)
+    parts = found.shape[0] // words
+    recipe = _recipe(table, order, parts)
     turns = 3 * panels if panels * PANEL <= MOST_SORTED else 0
-    sizes = (0 if joined else count, k * blocks, k * blocks, k, panels * PANEL)
+    sizes = (0 if parts == 1 else count, k * blocks, k * blocks, k, panels * PANEL)
     pieces = _ints(table, (*sizes, 2 * panels * words, turns, panels * k * PANEL))
     masks, counts, starts, totals, slots, halves, turned, lists = pieces
-    masks, joint = (parts, None) if joined else (masks, masks)
-    keys = table.new_empty(count, dtype=torch.int64 if wide else torch.int32)
-    key = (table.device, order is None, joined)
-    samples = max(16, 16384 // _padded(k))
-    constants = (k, len(parts) // words, bits, _padded(k), samples, NEAR)
-    kernel = _kernel("key", (), constants, Tile((BLOCK,), 8), *key)
-    kernel(blocks, (parts, joint, keys, counts), (count, blocks))
-    by_mask = torch.sort(keys, stable=True).indices
-    tensors = (table, masks, order, by_mask, slots, lists, halves)
-    kernel = _kernel("list", (), (k, lists.numel() >= 2**31), Tile((), 8), *key)
-    kernel(words * panels, tensors, (count,))
-    kernel = _kernel("tally", (), (k,), Tile((1024,)), *key)
+    masks, joined = (found, None) if parts == 1 else (masks, masks)
+    keys = table.new_empty(count, dtype=recipe.keys)
+    recipe.key(blocks, (found, joined, keys, counts), (count, blocks))
+    by_mask = torch.sort(keys, stable=True)[1]
+    recipe.panel(words * panels, (table, masks, order, by_mask, slots, lists, halves), (count,))
     programs = k + (2 * (k + 1) if turns else 0)
-    kernel(programs, (counts, starts, totals, halves, turned), (blocks, panels))
-    longest = (turned[: 2 * panels], turned[2 * panels :]) if turns else (None, None)
-    return Tiles(slots, lists, halves, longest, masks, starts, totals)
+    recipe.tally(programs, (counts, starts, totals, halves, turned), (blocks, panels))
+    longest = (turned[: 2 * panels], turned[2 * panels : turns]) if turns else (None, None)
+    return Tiles(slots, lists, halves, longest, masks, starts, totals, parts)
 
 
 def _ints(like: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Tables of int32 that share one allocation, each aligned to 16 bytes."""
-    room = [-(-size // 4) * 4 for size in sizes]
-    pieces = torch.split(like.new_empty(sum(room), dtype=torch.int32), room)
-    return tuple(p if len(p) == n else p[:n] for p, n in zip(pieces, sizes, strict=True))
+    """Tables of int32 that share one allocation, each aligned to 16 bytes and as long or longer."""
+    room = [size + -size % 4 for size in sizes]
+    return torch.split_with_sizes(like.new_empty(sum(room), dtype=torch.int32), room)
 
 
 def _make_pairs(table: Tensor, order: Tensor | None, made: Tiles) -> Pairs:
@@ -163,18 +206,16 @@ def _make_pairs(table: Tensor, order: Tensor | None, made: Tiles) -> Pairs:
     blocks = -(-count // BLOCK)
     inputs, outputs = _ints(table, (k * count, k * count))
     tensors = (table, made.masks, order, made.starts, made.totals, inputs, outputs)
-    constants = (k, _padded(k), k * count >= 2**31)
-    kernel = _kernel("pair", (), constants, Tile((BLOCK,)), table.device, order is None)
-    kernel(blocks * -(-k // 8), tensors, (count, blocks))
+    _recipe(table, order, made.parts).pair(blocks * -(-k // 8), tensors, (count, blocks))
     return Pairs(inputs, outputs, made.totals, {})
 
 
-def _turns_of(pairs: Pairs, shares: int) -> Tensor | None:
+def _turns_of(pairs: Pairs, k: int, shares: int) -> Tensor | None:
     """Shares in their turns; 0: there are none."""
     if shares == 0:
         return None
     if shares not in pairs.turns:
-        k, device = len(pairs.totals), pairs.totals.device
+        device = pairs.totals.device
         turns = torch.empty(shares, dtype=torch.int32, device=device)
         kernel = _kernel("share", (), (k, _padded(k)), Tile((SHARES,)), device)
         kernel(-(-shares // SHARES), (pairs.totals, turns), (shares,))
@@ -234,7 +275,7 @@ def convolve(
         kernel, columns, parts = recipe
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
         operands = (x, weight, y, scale, shift, residual, *tables)
-        kernel(len(made.rows) // (PANEL // 2) // parts * columns, operands)
+        kernel(made.rows.shape[0] // (PANEL // 2) // parts * columns, operands)
     return y
 
 
@@ -327,7 +368,7 @@ def weight_gradient(
         if shares:
             sums = torch.float64 if dw.dtype == torch.float64 else torch.float32
             z = dw.new_empty((shares + k, *dw.shape[1:]), dtype=sums)
-        tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals, _turns_of(pairs, shares))
+        tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals, _turns_of(pairs, k, shares))
         kernel((shares or k) * matrix_tiles, tensors, (shares,))
         if shares:
             numbers = k * -(-dw[0].numel() // REDUCED.blocks[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.core.cache import TensorCache
 from weft.core.launcher import Tile
 from weft.voxels import map_kernels
-from weft.voxels.dispatch import current_device, kernel_of
+from weft.voxels.dispatch import Kernel, current_device
 from weft.voxels.geometry import Geometry
 
 __all__ = [
@@ -148,15 +148,16 @@ def checked(rows: Tensor, sizes: Numbers, dtype: torch.dtype) -> tuple[Tensor, b
 
 def settle(keys: Tensor, places: Tensor) -> tuple[Tensor, Flags]:
     """The places as int32, and whether some sorted key stands twice, when it is known."""
-    order, flags = places.new_empty(len(places), dtype=torch.int32), Flags(keys.device)
+    count, flags = keys.shape[0], Flags(keys.device)
+    order = places.new_empty(count, dtype=torch.int32)
     operands = [keys, places, order, flags.tensor]
-    _launch("settle", -(-len(keys) // ROWS), operands, (len(keys),), (), PACK)
+    _launch("settle", -(-count // ROWS), operands, (count,), (), PACK)
     return order, flags
 
 
 PARTS: TensorCache[Tensor] = TensorCache()
-"""Of tables of up to 32 offsets: (parts, N) int32, joined the masks of their columns: bit k for a row
-at offset k.  Each program of a search has found a part of them."""
+"""Of tables of up to 32 offsets: (parts, N) int32.  Joined, its rows are the masks of the columns,
+bit k for a row at offset k; each program of a search has found a part of them."""
 
 
 def submanifold(
@@ -182,7 +183,7 @@ def _search(
     mirrored: bool,
 ) -> Tensor:
     keys, _, rows = voxels
-    count, plan = len(keys), _plan(shape, begin, keys.dtype, SEARCH, mirrored)
+    count, plan = keys.shape[0], _plan(shape, begin, keys.dtype, SEARCH, mirrored)
     table = rows.new_empty((plan.counts[0], count), dtype=torch.int32)
     parts = table.new_empty((plan.tiles, count)) if plan.counts[0] <= BITS else None
     box = (*_front(lows[1:], 0), *_front(sizes[1:], 1))
@@ -285,9 +286,14 @@ def _launch(
     tile: Tile,
 ) -> None:
     """Numbers have declared types and are not specialised: code depends on nothing else."""
-    kernel = getattr(map_kernels, f"{name}_kernel")
     first = operands[0]
     assert first is not None
     dtypes = [None if t is None else t.dtype for t in operands]
     with current_device(first):
-        kernel_of(kernel, (), constants, tile, first.device, *dtypes)(programs, operands, numbers)
+        _kernel(name, constants, tile, first.device, *dtypes)(programs, operands, numbers)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel(name: str, constants: tuple[Any, ...], tile: Tile, *_: Hashable) -> Kernel:
+    """One for each device, and the dtypes of its tensors."""
+    return Kernel(getattr(map_kernels, f"{name}_kernel"), (), constants, tile)
