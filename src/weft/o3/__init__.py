@@ -16,6 +16,7 @@ from weft.o3.products import (
     FullyConnectedTensorProduct,
     TensorSquare,
 )
+from weft.o3.radial import BesselBasis, PolynomialCutoff, soft_one_hot_linspace
 from weft.o3.rotation import (
     angles_to_axis_angle,
     angles_to_matrix,
@@ -46,12 +47,14 @@ from weft.o3.rotation import (
     rand_quaternion,
     xyz_to_angles,
 )
+from weft.o3.symmetric_contraction import SymmetricContraction
 from weft.o3.tensor_product import TensorProduct
 from weft.o3.wigner import wigner_3j, wigner_D
 
 __all__ = [
     "Activation",
     "BatchNorm",
+    "BesselBasis",
     "Dropout",
     "ElementwiseTensorProduct",
     "FullTensorProduct",
@@ -65,7 +68,9 @@ __all__ = [
     "Linear",
     "Norm",
     "NormActivation",
+    "PolynomialCutoff",
     "SphericalHarmonics",
+    "SymmetricContraction",
     "TensorProduct",
     "TensorProductConv",
     "TensorSquare",
@@ -99,6 +104,7 @@ __all__ = [
     "rand_axis_angle",
     "rand_matrix",
     "rand_quaternion",
+    "soft_one_hot_linspace",
     "spherical_harmonics",
     "tensor_dot_uu",
     "wigner_3j",

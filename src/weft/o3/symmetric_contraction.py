@@ -1,0 +1,265 @@
+"""Symmetric contraction: a polynomial of the irreps of each channel, with weights by element.
+
+    z[n, L, m, c] = Σ_ν Σ_k w_ν[element n, k, c] f_νk(x[n, :, c])_m,    ν = 1 … correlation
+
+The f_νk are MACE's couplings of ν factors x to the irrep L.  They are evaluated as channelwise
+products of independent functions (see weft.o3.symmetric_basis), each degree from the one below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.operands import same_kind
+from weft.errors import DTypeError, ShapeError
+from weft.o3.channelwise import channelwise_product
+from weft.o3.irreps import Irreps, IrrepsLike
+from weft.o3.layout import check_layout, check_rows, steps
+from weft.o3.structure import Block, Path, Product, Structure
+from weft.o3.symmetric_basis import Basis, Coupled, Output, symmetric_basis
+from weft.products import SparseScaleInfo, sparse_scale
+
+__all__ = ["SymmetricContraction"]
+
+
+class _Contraction(nn.Module):
+    """The weights into one irrep, named and shaped as MACE's: (num_elements, products, C) each.
+
+    Args:
+        outputs: of the degrees 1 to correlation.
+        num_elements: elements.
+        channels: C.
+    """
+
+    def __init__(self, outputs: Sequence[Output], num_elements: int, channels: int) -> None:
+        super().__init__()
+        counts = [output.weights.shape[1] for output in outputs]
+        made = [_weight(num_elements, count, channels) for count in reversed(counts)]
+        self.weights_max = made[0]
+        self.weights = nn.ParameterList(made[1:])
+        for degree, output in enumerate(outputs, 1):
+            table = torch.from_numpy(output.weights)
+            self.register_buffer(f"table_{degree}", table, persistent=False)
+        self.tables = [torch.from_numpy(output.weights) for output in outputs]
+
+    def forward(self, degree: int) -> Tensor:
+        """(num_elements, independent products, C): T w."""
+        place = len(self.weights) - degree
+        weight = self.weights_max if place < 0 else self.weights[place]
+        table = getattr(self, f"table_{degree}")
+        if not table.shape[1]:
+            return weight[:, :0]
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        return torch.einsum("pk,ekc->epc", table.to(wide), weight.to(wide)).to(weight.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Contraction:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for degree, table in enumerate(self.tables, 1):  # a cast must not round them
+            name = f"table_{degree}"
+            self._buffers[name] = table.to(getattr(self, name).device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # MACE stores its tables and code
+        mine = ("weights_max", *(f"weights.{n}" for n in range(len(self.weights))))
+        for key in [k for k in state_dict if k.startswith(prefix)]:
+            if key.removeprefix(prefix) not in mine:
+                del state_dict[key]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class SymmetricContraction(nn.Module):
+    """z[n, L, c] = Σ over degrees and couplings of w[element n, k, c] f_k(x[n, :, c])_L.
+
+    Args:
+        irreps_in: of x, all items with one number of copies: the channels C.
+        irreps_out: of z, C copies of each item.
+        correlation: the highest degree.
+        num_elements: how many elements have weights of their own.
+        layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
+
+    Raises:
+        ShapeError: items of different numbers of copies, no degree, or no element.
+
+    Parameters are those of MACE's layer of this name, `contractions.{item}.weights_max` (the
+    highest degree) and `contractions.{item}.weights.{n}` (the ones below), (num_elements,
+    couplings, C): its checkpoints load.  Degree ν is one channelwise product of x with functions
+    of degree ν − 1; for each node the weights of its element are gathered.
+    """
+
+    def __init__(
+        self,
+        irreps_in: IrrepsLike,
+        irreps_out: IrrepsLike,
+        correlation: int,
+        num_elements: int,
+        *,
+        layout: str = "mul_ir",
+    ) -> None:
+        super().__init__()
+        check_layout(layout)
+        self.irreps_in, self.irreps_out = Irreps(irreps_in), Irreps(irreps_out)
+        self.channels = _channels(self.irreps_in, self.irreps_out)
+        if correlation < 1 or num_elements < 1:
+            raise ShapeError(
+                f"correlation is {correlation} and num_elements {num_elements}: there must be a "
+                "degree and an element. Pass 1 or more for both."
+            )
+        self.correlation, self.num_elements, self.layout = correlation, num_elements, layout
+        items = tuple(item.ir for item in self.irreps_in)
+        outs = tuple(item.ir for item in self.irreps_out)
+        basis = symmetric_basis(items, outs, correlation)
+        self.contractions = nn.ModuleList(
+            _Contraction([degree[n] for degree in basis.outputs], num_elements, self.channels)
+            for n in range(len(outs))
+        )
+        self._structures = _structures(basis, self.irreps_in, self.irreps_out, layout)
+
+    def extra_repr(self) -> str:
+        """The irreps and sizes."""
+        return (
+            f"{self.irreps_in} -> {self.irreps_out}, correlation={self.correlation}, "
+            f"num_elements={self.num_elements}"
+        )
+
+    def forward(self, x: Tensor, element: Tensor) -> Tensor:
+        """The polynomial.
+
+        Args:
+            x: (N, D).
+            element: (N,) integers, or (N, num_elements) real, one-hot or any mixture.
+
+        Returns:
+            (N, D_out) in the dtype of x.
+        """
+        check_rows("x", x, self.irreps_in, self)
+        (x,) = same_kind(x=x)
+        self._check_element(x, element)
+        below, z = x.new_ones(x.shape[0], 1), None
+        for degree, (product, output) in enumerate(self._structures, 1):
+            if output is not None:
+                part = channelwise_product(output, x, below, self._weights(degree, element, x))
+                z = part if z is None else z + part
+            if product is None:
+                below = x
+            elif product.products:
+                below = channelwise_product(product, x, below)
+        return x.new_zeros(x.shape[0], self.irreps_out.dim) if z is None else z
+
+    def _weights(self, degree: int, element: Tensor, x: Tensor) -> Tensor:
+        """(N, independent products · C) of each node's element."""
+        parts = [contraction(degree).flatten(1) for contraction in self.contractions]
+        table = torch.cat(parts, 1).to(x.dtype)
+        if element.is_floating_point():
+            return element.to(x.dtype) @ table
+        return sparse_scale(table, SparseScaleInfo(index=element))
+
+    def _check_element(self, x: Tensor, element: Tensor) -> None:
+        if x.dim() != 2:
+            raise ShapeError(
+                f"x is {tuple(x.shape)}: it must be (N, {self.irreps_in.dim}). Flatten the leading "
+                "dimensions."
+            )
+        if not isinstance(element, Tensor) or element.dtype == torch.bool:
+            raise DTypeError(
+                f"element is a {getattr(element, 'dtype', type(element).__name__)}: it must be "
+                "integers, or one-hot real numbers. Pass element.long(), or one_hot.float()."
+            )
+        rows = x.shape[0]
+        shape = (rows, self.num_elements) if element.is_floating_point() else (rows,)
+        if element.shape != shape:
+            raise ShapeError(
+                f"element is {tuple(element.shape)}: it must be ({rows},) integers, or "
+                f"({rows}, {self.num_elements}) real numbers. Pass one element a row of x."
+            )
+
+
+def _weight(num_elements: int, count: int, channels: int) -> nn.Parameter:
+    """N(0, 1/count); where there is no coupling one number a channel, unused, as in MACE."""
+    if not count:
+        return nn.Parameter(torch.zeros(num_elements, 1, channels), requires_grad=False)
+    return nn.Parameter(torch.randn(num_elements, count, channels) / count)
+
+
+def _channels(irreps: Irreps, out: Irreps) -> int:
+    muls = {mul for mul, _ in irreps} | {mul for mul, _ in out}
+    if len(muls) != 1 or not irreps or not out or 0 in muls:
+        raise ShapeError(
+            f"irreps_in is {irreps or 'empty'} and irreps_out {out or 'empty'}: all items must "
+            "have one number of copies, the channels. Put a Linear in front or behind."
+        )
+    return muls.pop()
+
+
+def _structures(
+    basis: Basis, irreps: Irreps, out: Irreps, layout: str
+) -> tuple[tuple[Structure | None, Structure | None], ...]:
+    """For each degree: the product for the next one's functions, and what it adds to z.
+
+    Degree 1 needs no product, its functions are x; the highest one's has no readers.
+    """
+    channels = irreps[0].mul
+    x = _blocks(irreps, layout)
+    below, width = [Block(0, 0, 1, 0)], 1
+    found: list[tuple[Structure | None, Structure | None]] = []
+    for degree, outputs in enumerate(basis.outputs, 1):
+        adds = _output(outputs, irreps, out, below, width, layout)
+        product = None
+        if degree == 1:
+            below, width = x, irreps.dim
+        elif degree <= len(basis.levels) + 1:
+            level = basis.levels[degree - 2]
+            functions = Irreps([(channels, product.ir) for product in level])
+            here = _blocks(functions, "ir_mul")
+            paths = [_path(coupled, n, -1) for n, coupled in enumerate(level)]
+            widths = (irreps.dim, width, functions.dim, 0)
+            product = _structure(widths, channels, (x, below, here, []), paths)
+            below, width = here, functions.dim
+        found.append((product, adds))
+    return tuple(found)
+
+
+def _output(
+    outputs: Sequence[Output],
+    irreps: Irreps,
+    out: Irreps,
+    below: list[Block],
+    width: int,
+    layout: str,
+) -> Structure | None:
+    """What a degree adds to z; None where nothing couples."""
+    channels = irreps[0].mul
+    paths: list[Path] = []
+    for z, output in enumerate(outputs):
+        paths += [_path(product, z, len(paths) + n) for n, product in enumerate(output.products)]
+    if not paths:
+        return None
+    weights = [Block(n * channels, 0, 1, 1) for n in range(len(paths))]
+    widths = (irreps.dim, width, out.dim, len(paths) * channels)
+    blocks = (_blocks(irreps, layout), below, _blocks(out, layout), weights)
+    return _structure(widths, channels, blocks, paths)
+
+
+def _path(product: Coupled, z: int, w: int) -> Path:
+    return Path(product.item, product.left, z, w, product.ir.dim**0.5)
+
+
+def _blocks(irreps: Irreps, layout: str) -> list[Block]:
+    return [
+        Block(place.start, item.ir.l, *steps(item, layout))
+        for place, item in zip(irreps.slices(), irreps, strict=True)
+    ]
+
+
+def _structure(
+    widths: tuple[int, int, int, int],
+    channels: int,
+    blocks: Sequence[list[Block]],
+    paths: Sequence[Path],
+) -> Structure:
+    x, y, z, w = map(tuple, blocks)
+    return Structure(widths, (Product(channels, x, y, z, w, tuple(paths)),))
