@@ -27,6 +27,7 @@ from weft.reductions.formula import (
 from weft.reductions.simplify import simplify
 
 __all__ = [
+    "KEPT",
     "Derivative",
     "Key",
     "Variable",

@@ -71,7 +71,7 @@ def sums(f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: 
     like = next(iter(values.values()))
     found = []
     for part in parts(f):
-        out = like.new_zeros(sizes.batch, sizes.rows, part.dim)
+        out = _filled(like, (sizes.batch, sizes.rows, part.dim), 0, sizes, blocks)
         if out.numel() and sizes.columns:
             guard = _on_tensor_cores("sums", part, None, values, [out], sizes, blocks, options)
             _run("sums", (part,), 0, values, [out], sizes, blocks, options, guard)
@@ -88,8 +88,8 @@ def shifted(
     dtype = torch.float64 if wide else torch.float32
     found = []
     for part in parts(w):
-        top = like.new_full((sizes.batch, sizes.rows, 1), float("-inf"), dtype=dtype)
-        out = like.new_zeros(sizes.batch, sizes.rows, part.dim, dtype=dtype)
+        top = _filled(like, (sizes.batch, sizes.rows, 1), float("-inf"), sizes, blocks, dtype)
+        out = _filled(like, (sizes.batch, sizes.rows, part.dim), 0, sizes, blocks, dtype)
         if top.numel() and sizes.columns:
             guard = _on_tensor_cores("shifted", f, part, values, [top, out], sizes, blocks, options)
             _run("shifted", (f, part), 0, values, [top, out], sizes, blocks, options, guard)
@@ -107,10 +107,24 @@ def smallest(
             'backend="torch", or ask for fewer.'
         )
     like = next(iter(values.values()))
-    out = like.new_full((sizes.batch, sizes.rows, k, f.dim), -1, dtype=torch.int64)
+    shape = (sizes.batch, sizes.rows, k, f.dim)
+    out = _filled(like, shape, -1, sizes, blocks, torch.int64)
     if out.numel() and sizes.columns:
         _run("smallest", (f,), k, values, [out], sizes, blocks, options)
     return out
+
+
+def _filled(
+    like: Tensor,
+    shape: tuple[int, ...],
+    value: float,
+    sizes: Sizes,
+    blocks: Blocks | None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Memory for a result: what a row with nothing has, unless kernels write all rows."""
+    found = like.new_empty(shape, dtype=dtype or like.dtype)
+    return found.fill_(value) if blocks is not None or not sizes.columns else found
 
 
 def source(
@@ -248,7 +262,7 @@ def _execute(
         total = getattr(torch, job.accumulator)
         dtypes = (total,) if job.kind != "smallest" else (_number(job), torch.int64)
         made = [results[0].new_empty(s, dtype=d) for s, d in zip(partials, dtypes, strict=True)]
-        kernel([*inputs, *made, *lists], sum(t.nbytes for t in made))
+        kernel([*inputs, *made, *lists], sum([t.nbytes for t in made]))
         merge([*made, *written, None if cut is None else cut.tiles])
     if recipe.blocks:
         for result, found in zip(results, written, strict=True):

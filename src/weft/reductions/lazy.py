@@ -30,6 +30,8 @@ from weft.reductions.variables import (
 
 __all__ = ["LazyTensor", "Pm", "Var", "Vi", "Vj"]
 
+PLAIN = accuracy()
+
 
 class LazyTensor(Reducers):
     """f(x_i, y_j, p) for all pairs: shape (..., M, N, D), nothing stored but x, y and p.
@@ -285,7 +287,8 @@ class LazyTensor(Reducers):
             known = agree(known, other._extent, _joined(reduction_op, self, other))
             ranges = _same_ranges(reduction_op, ranges, other.ranges)
             backend = _same_backend(reduction_op, backend, other.backend)
-        exact = accuracy(**{key: options.pop(key) for key in ACCURACY if key in options})
+        given = {key: options.pop(key) for key in ACCURACY if key in options} if options else {}
+        exact = accuracy(**given) if given else PLAIN
         options = {"ranges": ranges, "backend": backend} | options
         what = job(reduction_op, self._formula, weight, opt_arg, axis - self.nbatchdims, exact)
         reduced = Reduced(what, variables, known, options, self)

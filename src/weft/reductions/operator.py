@@ -256,18 +256,27 @@ def _mapped(size: int, dims: Sequence[int | None], tensors: Tensors, batch: int)
 
 def _opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[Any, ...]:
     """Formulas, values, the blocks of rows, sizes, options and the executor of a call."""
-    key, *numbers, how = rest
-    formulas, count, sizes = keys.formulas(key), keys.count(key), Sizes(*numbers)
+    key, batch, rows, columns, how = rest
+    formulas, count, options, executor, fewer = _plan(key, how, tensors[0].device.type, k)
+    sizes = Sizes(batch, rows, columns)
     values = {number: value.contiguous() for number, value in enumerate(tensors[:count])}
     tables = tensors[count : count + TABLES]
     blocks = Blocks(*tables) if tables else None
+    chosen = fewer if fewer is not executor and _few(sizes, blocks) else executor
+    return formulas, values, blocks, sizes, options, chosen
+
+
+@functools.lru_cache(keys.KEPT)
+def _plan(key: Key, how: str, device: str, k: int) -> tuple[Any, ...]:
+    """Formulas, how many values, options, the executor, and that of few pairs."""
+    formulas = keys.formulas(key)
     backend, precision, accumulate = how.split(":")
-    name = choose(backend or None, values[0].device.type)
-    if not backend and name == "numba" and _few(sizes, blocks):
-        name = "torch"
+    name = choose(backend or None, device)
     executor = _executor(name, formulas, k, chosen=not backend)
-    options = Options(precision or None, accumulate)
-    return formulas, values, blocks, sizes, options, executor
+    fewer = executor
+    if not backend and name == "numba":
+        fewer = _executor("torch", formulas, k, chosen=True)
+    return formulas, keys.count(key), Options(precision or None, accumulate), executor, fewer
 
 
 def _record_cost(

@@ -217,8 +217,9 @@ def _flat(
 
 
 def _one_batch(t: Tensor, batch: tuple[int, ...], count: int) -> Tensor:
-    own = t.shape[:-2]
-    if all(size == 1 for size in own) and count != 0:
+    if t.dim() == 2 and count:
+        return t.unsqueeze(0)
+    if count and all(size == 1 for size in t.shape[:-2]):
         return t.reshape(1, *t.shape[-2:])
     return t.expand(*batch, -1, -1).reshape(count, *t.shape[-2:])
 
@@ -256,7 +257,7 @@ def _require_alike(tensors: Sequence[Tensor]) -> None:
 
 def _shaped(call: _Call, result: Tensor) -> Tensor:
     """(B, ...) as (*batch, ...) in the dtype of the tensors."""
-    if result.is_floating_point():
+    if result.dtype != call.dtype and result.is_floating_point():
         result = result.to(call.dtype)
     return result.reshape(*call.batch, call.entry.rows, *result.shape[2:])
 

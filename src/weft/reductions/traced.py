@@ -40,6 +40,13 @@ def apply(name: str, *formulas: Formula, data: tuple[Any, ...] = ()) -> Any:
     """The function `name` of formulas, and of data that are constants."""
     if compiling():
         return _folded(name, tuple(map(text, formulas)), data)
+    if name == "number":  # 0.0 and -0.0 are equal keys
+        return _FUNCTIONS[name](*data)
+    return _kept(name, formulas, data)
+
+
+@functools.lru_cache(KEPT)
+def _kept(name: str, formulas: tuple[Node, ...], data: tuple[Any, ...]) -> Any:
     return _FUNCTIONS[name](*formulas, *data)
 
 
