@@ -1,0 +1,107 @@
+"""Runs e3nn's own tests with weft.o3 under e3nn's names; prints passed and failed.
+
+    python -m benchmarks.peers.e3nn_tests CHECKOUT [options of pytest]
+
+CHECKOUT is a clone or an unpacked sdist of e3nn.  Its tests and e3nn/util, which they import, are
+read from there; nothing else of it is used.  Where a test scripts a layer with TorchScript, which
+torch has given up and weft does not promise, the layer itself takes the script's place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.pykeops_tests import Tally, _module
+from weft import o3
+
+FILES = (
+    "o3/cartesian_spherical_harmonics_test.py",
+    "o3/irreps_test.py",
+    "o3/rotation_test.py",
+    "o3/wigner_test.py",
+    "math/soft_one_hot_test.py",
+)
+"""Below e3nn's tests/."""
+
+DEFAULTS = {"specialized_code": True, "optimize_einsums": True, "jit_mode": "eager"}
+"""e3nn's options, which tests set and reset."""
+
+
+class _Names(ModuleType):
+    """e3nn.o3.irrep: its l1o is Irrep("1o")."""
+
+    def __getattr__(self, name: str) -> o3.Irrep:
+        if not name.startswith("l"):
+            raise AttributeError(name)
+        return o3.Irrep(name[1:])
+
+
+def install(package: Path) -> None:
+    """Make e3nn importable, as weft.o3 and the checkout's e3nn.util."""
+    irrep = _Names("e3nn.o3.irrep")
+    sys.modules["e3nn.o3.irrep"] = irrep
+    layers = _module("e3nn.o3", **{name: getattr(o3, name) for name in o3.__all__}, irrep=irrep)
+    layers.__path__ = []
+    _module("e3nn.o3._irreps", Irrep=o3.Irrep, Irreps=o3.Irreps)
+    functions = _module("e3nn.math", soft_one_hot_linspace=o3.soft_one_hot_linspace)
+    e3nn = _module(
+        "e3nn",
+        o3=layers,
+        math=functions,
+        get_optimization_defaults=lambda: dict(DEFAULTS),
+        set_optimization_defaults=DEFAULTS.update,
+    )
+    e3nn.__path__ = [str(package)]  # where e3nn.util is
+    _module("opt_einsum_fx", jitable=lambda layer: layer)
+    from e3nn.util import test
+
+    def itself(layer: Any, **options: Any) -> Any:
+        return layer
+
+    test.assert_auto_jitable = itself
+
+
+def find(checkout: Path) -> Path:
+    """The clone or sdist, which has e3nn/ and tests/."""
+    for folder in (checkout, *checkout.glob("e3nn-*")):
+        if (folder / "tests" / FILES[0]).is_file():
+            return folder
+    raise SystemExit(f"{checkout} holds no tests/{FILES[0]}: name a clone or an unpacked sdist.")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="of pytest")
+    given = parser.parse_args(arguments)
+    checkout = find(given.checkout)
+    install(checkout / "e3nn")
+    began, tally = time.perf_counter(), Tally()
+    with tempfile.TemporaryDirectory() as folder:  # there pytest finds no package to import
+        for name in ("conftest.py", *FILES):
+            shutil.copy(checkout / "tests" / name, folder)
+        options = ["--rootdir", folder, "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+        pytest.main([folder, *options, "-c", "/dev/null", *given.options], plugins=[tally])
+    total: Counter[str] = Counter()
+    for name, outcomes in sorted(tally.outcomes.items()):
+        print(f"{name:45s} " + ", ".join(f"{n} {kind}" for kind, n in sorted(outcomes.items())))
+        total += outcomes
+    took = time.perf_counter() - began
+    print(f"{len(tally.outcomes)} files: {dict(total)} in {took:.1f} s")
+    return 1 if total["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
