@@ -48,6 +48,7 @@ def test_irreps_are_values():
     assert pickle.loads(pickle.dumps(irreps)) == copy.deepcopy(irreps) == irreps
     assert pickle.loads(pickle.dumps(Irrep("3o"))) == Irrep(3, -1)
     assert irreps != 3
+    assert irreps != "cartesian"
     with pytest.raises(AttributeError):
         irreps.name = "x"
 

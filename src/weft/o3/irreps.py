@@ -192,9 +192,12 @@ class Irreps:
         return Irreps(self._items[i]) if isinstance(i, slice) else self._items[i]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, str | Irreps):
-            return NotImplemented
-        return self._items == Irreps(other)._items
+        if isinstance(other, str):
+            try:
+                other = Irreps(other)
+            except ShapeError:  # not irreps, so not these
+                return False
+        return self._items == other._items if isinstance(other, Irreps) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._items)
@@ -362,7 +365,8 @@ class Irreps:
         """
         check_matrix(R)
         matrix = R.to(working_dtype(R.dtype))
-        sign = torch.linalg.det(matrix.detach()).sign()[..., None, None]
+        first, second, third = matrix.detach().unbind(-2)
+        sign = (torch.linalg.cross(first, second) * third).sum(-1).sign()[..., None, None]
         degree = max([0, *(item.ir.l for item in self)])
         blocks = wigner_D_matrices(degree, sign * matrix)
         rows = [R.new_zeros(*R.shape[:-2], 0, self.dim)]

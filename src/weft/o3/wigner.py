@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -181,7 +182,8 @@ def _numbers(degrees: tuple[int, ...]) -> list[Any]:
 def _table(degrees: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """`_array` where it is needed, kept there: a copy to a GPU could not be captured."""
     if torch.compiler.is_compiling():
-        return torch.tensor(_numbers(degrees), device=device, dtype=dtype)
+        numbers = _numbers(tuple(operator.index(degree) for degree in degrees))  # not symbols
+        return torch.tensor(numbers, device=device, dtype=dtype)
     key = (degrees, device, dtype)
     if key not in _kept:
         made = torch.from_numpy(_array(degrees)).to(device, dtype, copy=True)
