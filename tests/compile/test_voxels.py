@@ -51,6 +51,7 @@ KEY = {"SAMPLES": 512, "NEAR": launch.NEAR}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
     "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, Tile((launch.BLOCK,), 8)),
+    "rank": ({"MOST": 2**31 - 1}, launch.RANKED),
     "list": ({"K": 27, "WIDE": False}, Tile((), 8)),
     "tally": ({"K": 27}, Tile((1024,))),
     "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((launch.BLOCK,))),

@@ -224,6 +224,26 @@ def test_rows_are_sorted_by_mask_and_tiles_by_length():
         assert lengths == sorted(lengths, reverse=True)
 
 
+@pytest.mark.parametrize("count", [1, 63, 64, 128, 500])
+@pytest.mark.parametrize("few", [0, 2**14])
+@pytest.mark.parametrize("offsets", [27, 40])
+def test_few_rows_are_ranked_as_a_stable_sort_would(count, few, offsets, monkeypatch):
+    """Seen red with: equal keys of a chunk in any order, of an earlier chunk behind."""
+    monkeypatch.setattr(launch, "FEW", few)
+    dense = torch.where(tables(3, count, count, seed=count)[0] >= 0, 1, 0)
+    table = torch.arange(count, device=DEVICE).int().expand(offsets, -1).clone()
+    table[1:] = torch.where(dense > 0, table[1:], -1)  # two masks, each of many rows
+    table[offsets - 1, : count // 3] = -1
+    made = launch._make_tiles(table, None)
+    there = (table >= 0).T.int().tolist()
+    rows = made.rows[made.rows >= 0].tolist()
+    runs = [there[row] for row in rows]
+    first = {tuple(mask): runs.index(mask) for mask in runs}
+    for mask, begin in first.items():
+        same_mask = [row for row in range(count) if tuple(there[row]) == mask]
+        assert rows[begin : begin + len(same_mask)] == same_mask
+
+
 def test_offsets_past_int32_are_the_same(monkeypatch):
     """WIDE code on small tensors."""
     plain = launch._kernel

@@ -26,6 +26,7 @@ __all__ = [
     "list_kernel",
     "mask_kernel",
     "pair_kernel",
+    "rank_kernel",
     "reduce_kernel",
     "share_kernel",
     "tally_kernel",
@@ -145,6 +146,32 @@ def key_kernel(
     for log in tl.static_range(6 if keys_ptr.dtype.element_ty == tl.int64 else 5):
         gray ^= gray >> (1 << log)
     tl.store(keys_ptr + i, ((i // NEAR).to(KEY) << BITS) | gray, mask=i < N)
+
+
+@triton.jit(do_not_specialize=["N"])
+def rank_kernel(
+    keys_ptr, sorted_ptr, N, MOST: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """sorted[r] = i where key i is the r-th, equal keys as they stand: a stable sort of few keys.
+
+    A program owns BLOCK keys and counts those before each of them; BLOCK divides CHUNK.  MOST is
+    not below any key, and keys are not negative.  Bound: instructions, two for each of N² pairs.
+    """
+    begin = tl.program_id(0) * BLOCK
+    i = begin + tl.arange(0, BLOCK)[:, None]
+    lane = tl.arange(0, CHUNK)[None, :]
+    key = tl.load(keys_ptr + i, mask=i < N, other=0)
+    before = tl.zeros((BLOCK, CHUNK), tl.int32)
+    for first in range(0, N, CHUNK):
+        other = tl.load(keys_ptr + first + lane, mask=first + lane < N, other=MOST)
+        # of chunks that stand before, equal keys come before too
+        other -= (first + CHUNK <= begin).to(tl.int32)
+        before += (other < key).to(tl.int32)
+    j = begin // CHUNK * CHUNK + lane
+    other = tl.load(keys_ptr + j, mask=j < N, other=MOST)
+    before += ((other == key) & (j < i)).to(tl.int32)
+    rank = tl.sum(before, axis=1, keep_dims=True)
+    tl.store(sorted_ptr + rank, i, mask=i < N)
 
 
 @triton.jit(do_not_specialize=["N"])

@@ -36,6 +36,12 @@ BLOCK = 512
 SHARES = 64
 """Shares of pairs that one program places."""
 
+FEW = 2**14
+"""Rows up to which each is compared with all: the launches of a sort would take longer."""
+
+RANKED = Tile((32, 128))
+"""Rows of a program, and of those it compares them with at once."""
+
 REDUCED = Tile((16, 128))
 """Shares and numbers that a program adds up at once."""
 
@@ -129,6 +135,7 @@ class _Preparation(NamedTuple):
     """The kernels that prepare tables of one kind, and the dtype of the keys that they sort."""
 
     key: Kernel
+    rank: Kernel
     panel: Kernel
     tally: Kernel
     pair: Kernel
@@ -137,7 +144,13 @@ class _Preparation(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _preparation(
-    device: torch.device, k: int, parts: int, near_bits: int, in_order: bool, wide: bool
+    device: torch.device,
+    k: int,
+    parts: int,
+    near_bits: int,
+    in_order: bool,
+    wide: bool,
+    few: bool,
 ) -> _Preparation:
     """Of K offsets whose masks come in so many parts, with so many bits for numbers of neighbours.
 
@@ -148,10 +161,11 @@ def _preparation(
         near_bits: of a key.
         in_order: whether the rows stand in canonical order.
         wide: whether K N reaches 2^31.
+        few: whether rows are ranked, not sorted.
     """
-    bits = min(k, (63 if k + near_bits > 31 else 31) - near_bits)
-    offsets = _padded(k)
-    kind = device, in_order
+    keys = torch.int64 if k + near_bits > 31 else torch.int32
+    most, offsets, kind = torch.iinfo(keys).max, _padded(k), (device, in_order)
+    bits = min(k, most.bit_length() - near_bits)
     return _Preparation(
         _kernel(
             "key",
@@ -160,10 +174,11 @@ def _preparation(
             Tile((BLOCK,), 8),
             *kind,
         ),
-        _kernel("list", (), (k, wide), Tile((), 8), *kind),
+        _kernel("rank", (), (most,), RANKED, device),
+        _kernel("list", (), (k, wide), Tile((), 8), *kind, few),
         _kernel("tally", (), (k,), Tile((1024,)), *kind),
         _kernel("pair", (), (k, offsets, wide), Tile((BLOCK,)), *kind),
-        torch.int64 if k + near_bits > 31 else torch.int32,
+        keys,
     )
 
 
@@ -171,7 +186,7 @@ def _recipe(table: Tensor, order: Tensor | None, parts: int) -> _Preparation:
     k, count = table.shape
     near_bits = (-(-count // NEAR) - 1).bit_length()
     wide = k * (count + PANEL) >= 2**31
-    return _preparation(table.device, k, parts, near_bits, order is None, wide)
+    return _preparation(table.device, k, parts, near_bits, order is None, wide, count <= FEW)
 
 
 def _make_tiles(table: Tensor, order: Tensor | None) -> Tiles:
@@ -187,7 +202,11 @@ def _make_tiles(table: Tensor, order: Tensor | None) -> Tiles:
     masks, joined = (found, None) if parts == 1 else (masks, masks)
     keys = table.new_empty(count, dtype=recipe.keys)
     recipe.key(blocks, (found, joined, keys, counts), (count, blocks))
-    by_mask = torch.sort(keys, stable=True)[1]
+    if count <= FEW:
+        by_mask = table.new_empty(count)
+        recipe.rank(-(-count // RANKED.blocks[0]), (keys, by_mask), (count,))
+    else:
+        by_mask = torch.sort(keys, stable=True)[1]
     recipe.panel(words * panels, (table, masks, order, by_mask, slots, lists, halves), (count,))
     programs = k + (2 * (k + 1) if turns else 0)
     recipe.tally(programs, (counts, starts, totals, halves, turned), (blocks, panels))
