@@ -63,12 +63,13 @@ def install(package: Path) -> None:
     )
     e3nn.__path__ = [str(package)]  # where e3nn.util is
     _module("opt_einsum_fx", jitable=lambda layer: layer)
-    from e3nn.util import test
+    from e3nn.util import _argtools, test
 
     def itself(layer: Any, **options: Any) -> Any:
         return layer
 
     test.assert_auto_jitable = itself
+    _argtools._is_irreps = lambda given: isinstance(given, o3.Irreps)  # they look for a mark
 
 
 def find(checkout: Path) -> Path:
