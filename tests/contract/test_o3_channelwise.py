@@ -191,6 +191,17 @@ def test_wide_sums_of_shared_weights(monkeypatch):
     check_values(case, Setting(dtype=torch.bfloat16, backend="torch", order=1))
 
 
+def test_products_of_matrices_keep_their_digits(monkeypatch):
+    """Where torch may round factors to TF32 or bfloat16, sums are in float64.
+
+    Seen red on no machine: this needs one whose torch does round.
+    """
+    monkeypatch.setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16")
+    x = torch.ones(2)
+    assert blocked._accumulator(x) == torch.float64
+    check_values(make_case("rounded", UVU, GRAPHS["sorted"]), Setting(backend="torch"))
+
+
 def test_only_gradients_asked_for_are_computed():
     x, y, w = inputs(UVU, 5, 8, torch.float32)
     graph = Graph(*random_edges(5, 8), 5)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,11 +63,9 @@ def _run(
     structure: Structure, result: Result, tensors: Sequence[Tensor], tables: Tables, shared: bool
 ) -> Tensor:
     slot, like = result.slot, tensors[0]
-    wide = torch.promote_types(like.dtype, torch.float32)
-    rows = {"x": tables.num_x, "z": tables.num_z, "y": tables.num_edges}.get(
-        slot, 1 if shared else tables.num_edges
-    )
-    out = like.new_zeros(rows, structure.width(slot), dtype=wide)
+    rows = {"x": tables.num_x, "z": tables.num_z, "w": 1 if shared else tables.num_edges}
+    shape = (rows.get(slot, tables.num_edges), structure.width(slot))
+    out = like.new_zeros(shape, dtype=_accumulator(like))
     if not result.terms or not out.numel():
         return out.to(like.dtype)
     order = _order(slot, tables)
@@ -85,6 +83,14 @@ def _run(
         room = size * max(structure.widths) * out.element_size()
         record(Launch("torch", f"contract_{slot}", {"edges": size}, len(chunks), room))
     return out.to(like.dtype)
+
+
+def _accumulator(like: Tensor) -> torch.dtype:
+    """The dtype of sums: float32, or float64 where torch would round the factors of a product."""
+    backends: Any = torch.backends
+    matmul = backends.cuda.matmul if like.is_cuda else backends.mkldnn.matmul
+    rounds = matmul.fp32_precision not in ("none", "ieee")
+    return torch.float64 if rounds else torch.promote_types(like.dtype, torch.float32)
 
 
 def _order(slot: str, tables: Tables) -> _Order:
@@ -129,16 +135,16 @@ class _Edges:
     ) -> None:
         self.count = chunk.end - chunk.begin
         self._tensors, self._tables, self._shared = tensors, tables, shared
+        self._wide = _accumulator(tensors[0])
         self._edges = None if order.edges is None else order.edges[chunk.begin : chunk.end]
         self._range = chunk.begin, self.count
         self._rows: dict[tuple[str, int], Tensor] = {}
-        self.wide = torch.promote_types(tensors[0].dtype, torch.float32)
 
     def block(self, slot: str, tensor: int, block: Block, channels: int) -> Tensor:
         """(edges, components, channels or 1)."""
         rows = self._rows.get((slot, tensor))
         if rows is None:
-            rows = self._gathered(slot, self._tensors[tensor]).to(self.wide)
+            rows = self._gathered(slot, self._tensors[tensor]).to(self._wide)
             self._rows[slot, tensor] = rows
         return _view(rows, block, channels)
 
