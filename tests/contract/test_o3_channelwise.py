@@ -191,14 +191,19 @@ def test_wide_sums_of_shared_weights(monkeypatch):
     check_values(case, Setting(dtype=torch.bfloat16, backend="torch", order=1))
 
 
-def test_products_of_matrices_keep_their_digits(monkeypatch):
-    """Where torch may round factors to TF32 or bfloat16, sums are in float64.
+@pytest.fixture
+def rounding_products():
+    """torch may round the factors of a product of matrices to bfloat16."""
+    matmul = torch.backends.mkldnn.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+    yield
+    matmul.fp32_precision = before
 
-    Seen red on no machine: this needs one whose torch does round.
-    """
-    monkeypatch.setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16")
-    x = torch.ones(2)
-    assert blocked._accumulator(x) == torch.float64
+
+@pytest.mark.usefixtures("rounding_products")
+def test_products_of_matrices_keep_their_digits():
+    """Sums are then in float64; on most CPUs torch rounds nothing, so their dtype is looked at."""
+    assert blocked._accumulator(torch.ones(2)) == torch.float64
     check_values(make_case("rounded", UVU, GRAPHS["sorted"]), Setting(backend="torch"))
 
 
