@@ -22,6 +22,7 @@ from weft.reductions.scalars import AXES, operand, scalars
 
 __all__ = ["LONGEST", "Loops"]
 
+STEP = 2
 SHARE = 128
 LONGEST = 256
 """Components from which float32 adds them up by shares."""
@@ -71,7 +72,7 @@ class Loops:
             yield from (f"s{n} = tl.zeros({SHAPE}, {self.number})" for n in numbers)
             yield from (f"u{v.data[0]}_ptr = v{v.data[0]}_ptr" for v in of)
             shared = dim >= LONGEST and self.number == "tl.float32"
-            step = 4 if shared else 2  # by 2 takes few registers, with shares it spills
+            step = 2 * STEP if shared else STEP  # by 2 takes few registers, with shares it spills
             whole = dim // step * step
             if not shared:
                 yield f"for k in tl.range(0, {whole}, {step}):"

@@ -302,12 +302,16 @@ def _jobs(
 
 PRODUCTS = {
     "split": Tile((64, 128, BLOCK), 4, 3),
-    "tf32x3": Tile((128, 64, BLOCK), 4, 2),
-    "tf32x3, no wgmma": Tile((128, 32, BLOCK), 8, 2),
+    "tf32x3": Tile((64, 128, BLOCK), 4, 1),
+    "tf32x3, wide": Tile((64, 64, BLOCK), 4, 1),
+    "tf32x3, no wgmma": Tile((64, 32, BLOCK), 8, 1),
     "tf32": Tile((128, 128, BLOCK), 8, 2),
     "bf16": Tile((128, 128, BLOCK), 8, 3),
 }
 """The tiles of products on tensor cores."""
+
+MIX = 0
+"""One exponential in so many is a polynomial; 0: none."""
 
 ROWS = 64
 """Rows for each task from which the rows alone make enough tasks."""
@@ -349,27 +353,43 @@ def _on_tensor_cores(
         most = float("inf")
     made = tensor_cores.operands(found, values, sizes, shape.blocks[1], most, asked)
     apart = made.a is not None
-    precision = asked if apart and asked == "tf32x3" else "tf32"
-    constants: tuple[Any, ...] = (made.x.shape[2], apart, precision)
+    precision = "tf32x3" if made.x.dim() == 4 else "tf32"
+    mix = 0 if interpreted() else MIX
+    constants: tuple[Any, ...] = (made.width, apart, precision, mix)
     kernel, rows = kernels.split_sums_kernel, [made.rows]
     if kind == "shifted":
         kernel, rows = kernels.split_shifted_kernel, []
         constants = (found.columns is not const(1), *constants)
     tiles = -(-sizes.rows // shape.blocks[0])
     numbers = (sizes.rows, made.y.shape[1], tiles)
-    launcher = Launcher(kernel, sizes.batch * tiles, (), numbers, constants, shape)
+    launcher = _product(kernel, sizes.batch * tiles, numbers, constants, shape, like.device)
     given = [made.x, made.y, made.a, made.b, *rows, made.columns, made.guard, *results]
-    launcher(given, sum(t.nbytes for t in made if t is not None))
+    launcher(given, sum(t.nbytes for t in made if isinstance(t, Tensor)))
     return made.guard
+
+
+@functools.lru_cache(maxsize=MOST_RECIPES)
+def _product(
+    kernel: Any,
+    programs: int,
+    numbers: tuple[int, ...],
+    constants: tuple[Any, ...],
+    shape: Tile,
+    _: torch.device,
+) -> Launcher:
+    """Launches products; compiled code belongs to a device."""
+    return Launcher(kernel, programs, (), numbers, constants, shape)
 
 
 def _way(found: tensor_cores.Split, asked: str, device: torch.device) -> str:
     """The key of PRODUCTS."""
     if tensor_cores.is_split(found):
         return "split"
-    if asked != "tf32x3" or interpreted() or torch.cuda.get_device_capability(device) >= (9, 0):
+    if asked != "tf32x3":
         return asked
-    return "tf32x3, no wgmma"
+    if not interpreted() and torch.cuda.get_device_capability(device) < (9, 0):
+        return "tf32x3, no wgmma"
+    return "tf32x3" if found.exponent.left.dim <= tensor_cores.WIDEST // 2 else "tf32x3, wide"
 
 
 def tile(job: Job, height: float = 64) -> Tile:

@@ -340,4 +340,6 @@ def _chosen(value: Tensor, cat: int, index: Tensor, k: int) -> Tensor:
         return value
     if cat == 0:
         return value.repeat_interleave(k, 1)
-    return value.expand(len(index), -1, -1).gather(1, index.expand(-1, -1, value.shape[-1]))
+    # indexing, since the gradient of a gather adds with atomics on a GPU
+    entry = torch.arange(len(index), device=index.device)[:, None]
+    return value.expand(len(index), -1, -1)[entry, index.squeeze(-1)]

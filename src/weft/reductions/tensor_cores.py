@@ -9,10 +9,11 @@ A tf32 operand keeps 11 bits; high and low parts, each rounded, keep 22:
     [uh, uh, ul, αh, αl, 1, 1] · [vh, vl, vh, 1, 1, βh, βl]      α = g |u|² + a, β = g |v|² + b
 
 holds it up to 2⁻²² of its terms, which the points' distances to their centre bound.  That is for
-D ≤ 4 coordinates; for up to WIDEST the product is −2 g u·v alone, by three of tf32 ("tf32x3"), or
-by one of tf32 or bf16 where less is asked for.  The centre is the mean of v.  Where that bound is
-not that of float32, nothing is written and a guard, on the device, tells the kernel of differences
-to run: no cloud, wherever it lies, is summed less exactly, and nobody waits for the device.
+D ≤ 4 coordinates; for up to WIDEST the product is −2 g u·v alone, by three of tf32 ("tf32x3") of
+high and low parts, or by one of tf32 or bf16 where less is asked for.  The centre is the mean of v.
+Where that bound is not that of float32, nothing is written and a guard, on the device, tells the
+kernel of differences to run: no cloud, wherever it lies, is summed less exactly, and nobody waits
+for the device.
 """
 
 from __future__ import annotations
@@ -159,12 +160,13 @@ class Operands(NamedTuple):
 
     Args:
         guard: 1 where the bound holds, else 0, int32.
-        x: the rows of the left factor, (B, M, WIDTH or more).
-        y: those of the right, (B, whole tiles of N, as many).
-        a: what is added for rows, where it is not in the product, else None.
+        x: the rows of the left factor, (B, M, width); high and low parts of "tf32x3" (B, M, 2, ·).
+        y: those of the right, (B, whole tiles of N, ·).
+        a: what is added for rows, where it is not in the product or the factors, else None.
         b: for columns.
         rows: factors of rows.
         columns: factors of columns, 0 where they fill a tile up.
+        width: of the product.
     """
 
     guard: Tensor
@@ -174,6 +176,7 @@ class Operands(NamedTuple):
     b: Tensor | None
     rows: Tensor
     columns: Tensor
+    width: int
 
 
 def operands(
@@ -191,7 +194,8 @@ def operands(
         values: the variables by index, (B or 1, M or N or 1, dim), float32.
         sizes: batch entries, rows and columns.
         width: columns of a tile: the operand is filled up to whole tiles.
-        most: how large exponents may be, in powers of 2.
+        most: how large exponents may be, in powers of 2; where that is SUMS, terms of rows and of
+            columns alone become factors.
         precision: of products that are not of high and low parts.
     """
     e = f.exponent
@@ -214,23 +218,29 @@ def operands(
     outside = evaluated(f.rows, sizes[1]).contiguous()
     weights = pad(evaluated(f.columns, sizes[2]), (0, 0, 0, more)).contiguous()
     if not is_split(f):
-        x, y = (_narrowed(t, precision) for t in ((-2 * g * u).float(), v))
+        x, y = (_parts(t, precision) for t in (-2 * g * u, v.double()))
+        y = pad(y, (0, 0) * (y.dim() - 2) + (0, more)).contiguous()
+        width = x.shape[-1]
+        if most == SUMS:
+            outside = (outside * alpha.exp2()).float()
+            weights = weights * pad(beta.exp2().float(), (0, 0, 0, more))
+            return Operands(guard, x, y, None, None, outside, weights, width)
         b = pad(beta.float(), (0, 0, 0, more), value=2 * LOWEST)
-        y = _filled(y, more, 0.0)
-        return Operands(guard, _filled(x, 0, 0.0), y, alpha.float(), b, outside, weights)
+        return Operands(guard, x, y, alpha.float(), b, outside, weights, width)
     left, right = _high_low(-2 * g * u), _high_low(v.double())
     a, c = _high_low(alpha), _high_low(beta)
     one = u2.new_ones(sizes[0], 1, 1, dtype=torch.float32)
     rows = torch.cat((left[0], left[0], left[1], *a, *[one.expand_as(a[0])] * 2), -1)
     columns = torch.cat((right[0], right[1], right[0], *[one.expand_as(c[0])] * 2, *c), -1)
     x, y = _filled(rows, 0, 0.0), _filled(columns, more, LOWEST)
-    return Operands(guard, x, y, None, None, outside, weights)
+    return Operands(guard, x, y, None, None, outside, weights, WIDTH)
 
 
-def _narrowed(t: Tensor, precision: str) -> Tensor:
-    if precision == "bf16":
-        return t.bfloat16()
-    return _round_tf32(t) if precision == "tf32" else t
+def _parts(t: Tensor, precision: str) -> Tensor:
+    """The operand of a product, filled up to a power of 2."""
+    if precision == "tf32x3":
+        return torch.stack([_filled(part, 0, 0.0) for part in _high_low(t)], -2)
+    return _filled(t.bfloat16() if precision == "bf16" else _round_tf32(t.float()), 0, 0.0)
 
 
 def _filled(rows: Tensor, more: int, value: float) -> Tensor:
