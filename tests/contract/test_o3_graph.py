@@ -122,6 +122,15 @@ def test_tables_made_under_a_transform_outlive_it():
         assert table.data_ptr()
 
 
+def test_a_graph_of_inference_mode_serves_training():
+    """Seen red with: tables made in inference mode, which autograd cannot keep."""
+    src, dst = SRC.clone(), DST.clone()
+    with torch.inference_mode():
+        kept = graph_of(src, dst, 4, 3)
+    assert not any(t.is_inference() for t in tensors(kept.tables))
+    assert graph_of(src, dst, 4, 3) is kept
+
+
 def test_to():
     graph = Graph(SRC, DST, 5, 3)
     again = graph.to("cpu")

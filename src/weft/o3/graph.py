@@ -216,8 +216,9 @@ def _built(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
         _check_range("src", src, num_x, "rows of x (num_sources)")
         _check_range("dst", dst, num_z, "rows to add to (num_nodes)")
     limit = max(num_x, num_z, src.shape[0]) + 1
-    tables = _sorted_both(src, dst, num_x, num_z, limit)
-    return _with_facts(tables) if src.shape[0] else tables
+    with torch.inference_mode(False):  # autograd keeps tables, which may be made in evaluation
+        tables = _sorted_both(src, dst, num_x, num_z, limit)
+        return _with_facts(tables) if src.shape[0] else tables
 
 
 def _traced(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
