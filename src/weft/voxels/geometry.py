@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from weft.core.op import compiling
 from weft.errors import DTypeError, ShapeError
 
 __all__ = ["MODES", "Geometry", "Size", "geometry"]
@@ -87,7 +88,8 @@ def geometry(
         ShapeError: a number of axes that is not `dim`, a size or a step below 1, a negative
             padding, or a submanifold layer with a stride.
     """
-    if type(kernel_size) is type(stride) is type(padding) is type(dilation) is int:
+    numbers = type(kernel_size) is type(stride) is type(padding) is type(dilation) is int
+    if numbers and not compiling():  # dynamo warns of look-ups
         return _of_numbers(dim, kernel_size, stride, padding, dilation, mode)
     return _checked(dim, kernel_size, stride, padding, dilation, mode)
 
