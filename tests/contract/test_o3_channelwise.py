@@ -114,6 +114,16 @@ class TestBodies:
         exact = torch.tensor([[2 * root, 0, -2, 0], [2 * root, 1, 0, 12]], dtype=torch.float64)
         assert_within_bound(z, exact, exact.abs(), 2)
 
+    def test_the_backend_that_is_asked_for_serves(self, backend):
+        """However small the call."""
+        x, y, w = (t.requires_grad_() for t in inputs(UVU, 4, 4, torch.float32))
+
+        def call():
+            z = channelwise_product(UVU, x, y, w, backend=backend)
+            return torch.autograd.grad(z.sum(), (x, y, w))
+
+        assert {launch.backend for launch in weft.explain(call).launches} == {backend}
+
     def test_no_paths(self, backend):
         structure = Structure((3, 5, 4, 0), ())
         x, y = torch.ones(6, 3, requires_grad=True), torch.ones(6, 5)
