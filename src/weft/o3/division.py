@@ -113,7 +113,7 @@ def _drafts(structure: Structure, call: Call, facts: Facts) -> Iterator[_Draft]:
         for product in structure.products:
             if not product.channels:
                 continue
-            for paths in tilings.groups(product, part, owner):
+            for paths in tilings.groups(product, part, owner, facts.wide):
                 job = Job(
                     product,
                     paths,

@@ -215,7 +215,8 @@ class _Writer:
             yield from self._item()
             return
         yield from self._zeros("w")
-        yield "for item in range(lane, items, lanes):"
+        stages = "" if self.job.segmented else ", num_stages=STAGES"
+        yield f"for item in tl.range(lane, items, lanes{stages}):"
         yield from _indented(self._item())
         yield from self._store_carried("w", "lane")
 
@@ -311,11 +312,11 @@ class _Writer:
         return not self._owned(tensor) and not self._late(tensor)
 
     def _late(self, tensor: int) -> bool:
-        """Whether a tensor's blocks are loaded as paths need them: rows of z are long."""
+        """Whether a tensor's blocks are loaded as paths need them: long rows, and what is near."""
         slot = self.job.call.slots[tensor]
-        return (slot == "z" or self._owned(tensor)) and not (
-            self._owned(tensor) and self.tiling.held
-        )
+        if self._owned(tensor):
+            return not self.tiling.held
+        return slot == "z" or (slot == "w" and self.job.shared)
 
     def _places(self, tensors: Iterable[int], number: str) -> Iterator[str]:
         """The rows of tensors, and of what an edge stores."""
@@ -332,8 +333,6 @@ class _Writer:
     def _load(self, t: int, block: int) -> Iterator[str]:
         slot = self.job.call.slots[t]
         place = self.job.product.blocks(slot)[block]
-        streamed = slot == "w" and not self.job.shared
-        policy = ", eviction_policy='evict_first'" if streamed else ""
         masks = ["inside"] * (self.ragged and place.channel_step != 0)
         alone = self._owned(t) or (slot == "w" and self.job.shared)
         masks += ["present"] * (not self.flat and not alone)
@@ -341,7 +340,15 @@ class _Writer:
         for c in range(place.components):
             name = value_name(slot, t, block, c)
             address = _address(f"{slot}{t}_row", place, c)
-            yield f"{name} = tl.load({address}{mask}{policy}).to({self.number})"
+            yield f"{name} = tl.load({address}{mask}{self._policy(t, place)}).to({self.number})"
+
+    def _policy(self, t: int, place: Block) -> str:
+        """What is read once passes a cache by: weights both, rows of other edges L1."""
+        slot = self.job.call.slots[t]
+        if slot == "w" and not self.job.shared:
+            return ", eviction_policy='evict_first'"
+        far = slot in "xz" and not self._owned(t) and place.channel_step == 1
+        return ", cache_modifier='.cg'" if far and self.tiling.stages == 1 else ""
 
     # results
 

@@ -31,8 +31,8 @@ MOST_RECIPES = 4096
 MOST_PATHS = 512
 """Paths that compilers bear in reasonable time."""
 
-LANES = 4
-"""Programs for each processor where a program takes several rows."""
+WARPS = 8
+"""Of each processor where a program takes several rows: as many as run at once."""
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -60,7 +60,9 @@ def run(
     sizes = (tables.num_x, tables.num_z, tables.num_edges)
     facts = _facts(tables, shared, like.dtype)
     pieces = tuple(s and s.num_pieces for s in (tables.x_slices, tables.z_slices))
-    key = (structure, call, sizes, pieces, facts, like.dtype, like.device)
+    # tables that were traced are int64 however small their numbers: other machine code
+    indices = tuple(t.dtype for t in tables[3:9] if t is not None)
+    key = (structure, call, sizes, pieces, indices, facts, like.dtype, like.device)
     recipe = _recipes.get(key)
     if recipe is None:
         if len(_recipes) >= MOST_RECIPES:
@@ -218,7 +220,8 @@ def _lanes(division: Division, tables: Tables, device: torch.device) -> int:
     looped = [job for job, _ in division.jobs if job.looped]
     if not looped:
         return 0
-    share = LANES * _processors(device) // max(job.channel_blocks for job in looped)
+    warps = max(job.channel_blocks * job.tiling.warps for job in looped)
+    share = WARPS * _processors(device) // warps
     return max(1, min(share, *(_items(job, tables) for job in looped)))
 
 

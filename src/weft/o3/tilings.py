@@ -21,16 +21,13 @@ from weft.o3.structure import Path, Product
 __all__ = ["choose", "groups"]
 
 CARRIED = 72
-"""Components that a thread sums over edges in a kernel that does nothing else."""
+"""Components that a thread with two channels sums over edges in a kernel that does nothing else."""
 
 CARRIED_BESIDE = 40
 """The same where edges have results of their own."""
 
-WORK = 1250
-"""Entries of 3j symbols times terms of the call in a kernel: more compile for many seconds."""
-
-PAIR = 64
-"""Channels of a warp where each thread has two."""
+WORK = 1600
+"""Entries of 3j symbols times terms of the call, of two channels: more compile for many seconds."""
 
 WARP = 32
 
@@ -38,7 +35,7 @@ WASTE = 0.25
 """The part of a block of channels that may stay empty."""
 
 
-def groups(product: Product, call: Call, owner: str) -> list[tuple[int, ...]]:
+def groups(product: Product, call: Call, owner: str, wide: bool) -> list[tuple[int, ...]]:
     """The paths of a product, by number, in groups: each is a kernel.
 
     They are cut between blocks of x where they can be: then no two groups share a block of x or,
@@ -46,6 +43,8 @@ def groups(product: Product, call: Call, owner: str) -> list[tuple[int, ...]]:
     """
     slots = {result.slot for result in call.results}
     most = CARRIED if slots == {owner} else CARRIED_BESIDE
+    single = 1 if _pairs(product, wide) else 2
+    most *= 1 if wide else single
     terms = sum(len(result.terms) for result in call.results)
     found: list[list[int]] = [[]]
 
@@ -53,7 +52,7 @@ def groups(product: Product, call: Call, owner: str) -> list[tuple[int, ...]]:
         chosen = [product.paths[p] for p in paths]
         carried = _components(product, chosen, owner) if owner in slots else 0
         work = sum(len(entries(product, path)[0]) for path in chosen)
-        return carried <= most and terms * work <= WORK
+        return carried <= most and terms * work <= WORK * single
 
     for block in _by_block_of_x(product.paths):
         for part in [block] if fits(block) else [[p] for p in block]:
@@ -68,15 +67,33 @@ def choose(job: Job) -> Tiling:
     """How a job is laid out."""
     channels, slots = job.product.channels, {result.slot for result in job.call.results}
     alone = slots == {job.owner} and job.segmented
-    stages = 3 if alone else 1
+    stages, ahead = (3, False) if alone else (1, True)
     if channels <= WARP:
         block = 1 << (channels - 1).bit_length()
-        return Tiling(block, (WARP if job.segmented else PAIR) // block, 1, stages)
-    padded = -(-channels // PAIR) * PAIR
-    if job.wide or padded - channels > WASTE * padded:
-        return Tiling(WARP, 1, 1, stages)
-    warps = 2 if alone and channels % (2 * PAIR) == 0 else 1
-    return Tiling(warps * PAIR, 1, warps, stages)
+        edges = (WARP if job.segmented else 2 * WARP) // block
+        return Tiling(block, edges, 1, stages, ahead=ahead)
+    summed = any(
+        not block.channel_step
+        for result in job.call.results
+        for block in job.product.blocks(result.slot)
+    )
+    # what is summed over channels is so by shuffles alone where a program is one warp
+    warps = 1 if summed else 4 if not job.segmented else 2
+    width = 2 * WARP if _pairs(job.product, job.wide) else WARP
+    while warps > 1 and _wasted(channels, warps * width):
+        warps //= 2
+    return Tiling(warps * width, 1, warps, stages, ahead=ahead)
+
+
+def _pairs(product: Product, wide: bool) -> bool:
+    """Whether a thread has two channels: for what they share, the arithmetic on y."""
+    shared = any(not product.y[path.y].channel_step for path in product.paths)
+    return shared and not wide and product.channels > WARP and not _wasted(product.channels, 64)
+
+
+def _wasted(channels: int, block: int) -> bool:
+    padded = -(-channels // block) * block
+    return padded - channels > WASTE * padded
 
 
 def _by_block_of_x(paths: Iterable[Path]) -> Iterator[list[int]]:
