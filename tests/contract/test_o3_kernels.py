@@ -1,4 +1,9 @@
-"""Generated kernels of channelwise products against the oracle, in the interpreter."""
+"""Generated kernels of channelwise products against the oracle, in the interpreter.
+
+Seen red with: a gradient of w without its path's factor, tiles of edges without their mask, pieces
+that take the row of their own number, parts of the first block of channels alone, second parts
+dropped, edges taken in the order of their numbers, coefficients rounded to float32.
+"""
 
 import itertools
 
@@ -217,3 +222,6 @@ def test_what_is_served():
     call = calls()["second order"]
     assert launch.serves(RAGGED, call, torch.bfloat16)
     assert not launch.serves(RAGGED, call, torch.complex64)
+    assert not launch.serves(
+        conv(tuple((1, a) for a in range(8)), tuple(range(8))), call, torch.float32
+    )

@@ -22,14 +22,15 @@ from weft.o3.division import Division, Facts, Output, divide
 from weft.o3.generator import Job
 from weft.o3.graph import Tables
 from weft.o3.structure import Structure
+from weft.o3.wigner import entries_3j
 
 __all__ = ["run", "serves"]
 
 MOST_RECIPES = 4096
 """One for each combination of structure, call, sizes and dtype."""
 
-MOST_PATHS = 512
-"""Paths that compilers bear in reasonable time."""
+MOST_WORK = 2**13
+"""Entries of 3j symbols times terms of a call that compilers bear: half a minute on one core."""
 
 WARPS = 8
 """Of each processor where a program takes several rows: as many as run at once."""
@@ -40,8 +41,12 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def serves(structure: Structure, call: Call, dtype: torch.dtype) -> bool:
     """Whether kernels of a call can be printed and compiled in reasonable time."""
     terms = sum(len(result.terms) for result in call.results)
-    paths = sum(len(product.paths) for product in structure.products)
-    return dtype in DTYPES and terms * paths <= MOST_PATHS
+    found = sum(
+        len(entries_3j(*product.degrees(path)))
+        for product in structure.products
+        for path in product.paths
+    )
+    return dtype in DTYPES and terms * found <= MOST_WORK
 
 
 def run(

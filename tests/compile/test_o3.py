@@ -1,0 +1,99 @@
+"""Generated kernels of channelwise products in their default layouts, compiled for absent GPUs.
+
+The statistics stand in o3.json: growth over 10 % fails.  To accept a change, run with
+WEFT_WRITE_SNAPSHOT=1 and commit the file.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from weft.core.backend import interpreted
+
+if interpreted():
+    pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
+
+from weft.core.generated import load
+from weft.o3 import generator, kernels
+from weft.o3.division import Facts, divide
+from weft.o3.generator import Job
+from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+from weft.testing.o3_workloads import WORKLOADS, calls
+
+SNAPSHOT = pathlib.Path(__file__).with_name("o3.json")
+INTEGERS = ("indptr_ptr", "owner_ptr", "edges_ptr", "index_ptr", "places_ptr", "entries_ptr")
+CASES = {
+    f"{name}, {order}, {dtype}, {target}": (name, order, dtype, target)
+    for name, orders, dtype, targets in (
+        ("mace_L2_carbon", ("forward", "backward", "second order"), "fp32", ("sm_90",)),
+        ("mace_L2_carbon", ("forward",), "fp32", ("sm_80", "gfx942")),
+        ("mace_L2_carbon", ("forward",), "bf16", ("sm_90",)),
+        ("l3_uniform64", ("forward", "backward"), "fp32", ("sm_90",)),
+        ("sevennet_l3i5", ("backward",), "fp32", ("sm_90",)),
+        ("sevennet_l3i5", ("backward",), "fp64", ("sm_90",)),
+        ("uuu_seed", ("forward", "backward"), "fp32", ("sm_90",)),
+    )
+    for order in orders
+    for target in targets
+}
+
+
+def jobs(name: str, order: str, dtype: str) -> list[Job]:
+    workload = WORKLOADS[name]
+    graph = "" if workload.shared else "xz"
+    facts = Facts(graph, graph[:1], "", workload.shared, dtype == "fp64")
+    return [job for job, _ in divide(workload.structure, calls()[order], facts).jobs]
+
+
+def build(kernel: Any, constants: dict[str, Any], dtype: str, warps: int) -> Build:
+    names = [name for name in kernel.arg_names if name not in constants]
+    types = {
+        name: "*i32" if name in INTEGERS else f"*{dtype}" if name.endswith("_ptr") else "i32"
+        for name in names
+    }
+    return Build(kernel, types, constants, {"num_warps": warps, "num_stages": 1})
+
+
+def product(job: Job, dtype: str) -> Build:
+    tiling = job.tiling
+    constants = {"BLOCK": tiling.block, "EDGES": tiling.edges, "STAGES": tiling.stages}
+    return build(load("o3_product", generator.source(job)).kernel, constants, dtype, tiling.warps)
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Iterator[dict[str, Any]]:
+    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
+    yield kept
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
+
+
+def check(found: Build, name: str, target: str, snapshot: dict[str, Any]) -> None:
+    stats = statistics(compile_for(found, target), target)
+    assert not faults(found, target, stats)
+    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
+        snapshot[name] = stats
+    assert not growth(stats, snapshot[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products(name: str, snapshot: dict[str, Any]) -> None:
+    workload, order, dtype, target = CASES[name]
+    for n, job in enumerate(jobs(workload, order, dtype)):
+        check(product(job, dtype), f"{name}, kernel {n}", target, snapshot)
+
+
+@pytest.mark.parametrize("places", [None, 2])
+def test_folds(places: int | None, snapshot: dict[str, Any]) -> None:
+    constants: dict[str, Any] = {"COUNT": places or 1, "BLOCK_E": 16, "BLOCK_C": 128}
+    if places is None:
+        constants["places_ptr"] = None
+    found = build(kernels.fold_rows_kernel, constants, "fp32", 4)
+    check(found, f"fold of rows, {places}", "sm_90", snapshot)
+    constants = {"COUNT": 2, "BLOCK_R": 64, "BLOCK_C": 16}
+    found = build(kernels.fold_columns_kernel, constants, "fp32", 4)
+    check(found, "fold of columns", "sm_90", snapshot)
