@@ -1,7 +1,9 @@
 """Generated Triton kernels of reductions against the matrix of pairs, in the interpreter.
 
 Seen red with: terms past the end of an interval left in, intervals joined across lists, ties to
-whichever comes first in a tile, products of a cloud too wide for them.
+whichever comes first in a tile, products of a cloud too wide for them, low parts or terms of rows
+left out of products; of long vectors a share of the components or the last one left out, the first
+block of a result in the place of all, one entry of a batch for all.
 """
 
 import functools

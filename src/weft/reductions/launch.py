@@ -17,7 +17,7 @@ from weft.core.backend import interpreted
 from weft.core.generated import load
 from weft.core.launcher import Launcher, Tile
 from weft.errors import BackendError
-from weft.reductions import components, generator, inner, kernels, tensor_cores
+from weft.reductions import generator, inner, kernels, tensor_cores
 from weft.reductions.formula import Node, const, reachable
 from weft.reductions.generator import Job
 from weft.reductions.inner import Looped, looped, parts
@@ -25,6 +25,7 @@ from weft.reductions.ranges import Blocks, Options, Sizes
 from weft.reductions.scalars import count
 from weft.reductions.storage import Stored, stored
 from weft.reductions.tasks import Tasks, tasks
+from weft.reductions.tiles import BLOCK, kept, tile
 
 __all__ = ["serves", "shifted", "smallest", "source", "sums", "tile"]
 
@@ -37,17 +38,11 @@ LONGEST = 64
 WIDEST = 1024
 """Entries of a list of the smallest."""
 
-KEPT = 4096
-"""Entries of the lists of a tile."""
-
 TOGETHER = 4
 """Components that one kernel sums."""
 
 SHARE = 8
 """Tasks for each processor."""
-
-BLOCK = 16
-"""Tiles of a block."""
 
 Values = Mapping[int, Tensor]
 
@@ -392,43 +387,6 @@ def _way(found: tensor_cores.Split, asked: str, device: torch.device) -> str:
     return "tf32x3" if found.exponent.left.dim <= tensor_cores.WIDEST // 2 else "tf32x3, wide"
 
 
-def tile(job: Job, height: float = 64) -> Tile:
-    """Rows, columns and tiles of a block; `height` is how many rows a tile can fill.
-
-    A thread has one column of each LANES and R rows: it keeps what pairs read of a row R times, and
-    R partial and whole sums of each component.
-    """
-    needed = generator.registers(job) * (2 if job.wide else 1)
-    shapes = _LOOPED if job.inner else _SHAPES
-    if not job.wide and any(s.dim >= components.LONGEST for s in job.inner):
-        needed += SHARED
-    rows, columns, warps = next(shape for most, *shape in shapes if needed <= most)
-    if job.wide:
-        columns, warps = 2, 4
-    while rows > 1 and (warps * rows >= 2 * height or warps * rows * _kept(job) > KEPT):
-        rows //= 2
-    return Tile((warps * rows, generator.LANES * columns, BLOCK), warps, 1)
-
-
-def _kept(job: Job) -> int:
-    """Slots of a list."""
-    return 1 << max(job.kept - 1, 0).bit_length()
-
-
-_SHAPES = ((6, 16, 2, 4), (14, 8, 4, 8), (30, 4, 4, 8), (1 << 30, 2, 4, 8))
-"""Registers of a row up to which a thread has so many rows and columns, and the warps.
-
-A tile has fewer columns than threads: else the compiler lays tiles out as their columns are loaded,
-and sums go through shared memory.
-"""
-
-SHARED = 9
-"""Registers of a row beside a thread's columns, where components are added up by shares."""
-
-_LOOPED = ((10, 8, 4, 8), (40, 4, 4, 8), (1 << 30, 2, 4, 8))
-"""The same of kernels that loop over components: each is loaded for all rows and columns."""
-
-
 def _prepare(
     jobs: list[Job],
     what: Looped,
@@ -500,7 +458,7 @@ def _merge(
     elif job.kind == "shifted":
         partials = ((programs, 1 + outputs, height),)
     else:
-        constants = (job.kept, _kept(job), total, job.first, job.ranged)
+        constants = (job.kept, kept(job), total, job.first, job.ranged)
         partials = ((programs, height, job.kept),) * 2
     return partials, Launcher(kernel, merges, (), numbers, constants, Tile((height,), 4, 1))
 

@@ -1,0 +1,52 @@
+"""The tiles of generated kernels, from how many values a pair keeps in registers."""
+
+from __future__ import annotations
+
+from weft.core.launcher import Tile
+from weft.reductions.components import LONGEST
+from weft.reductions.generator import LANES, Job, registers
+
+__all__ = ["BLOCK", "kept", "tile"]
+
+BLOCK = 16
+"""Tiles of a block."""
+
+KEPT = 4096
+"""Entries of the lists of a tile."""
+
+
+def tile(job: Job, height: float = 64) -> Tile:
+    """Rows, columns and tiles of a block; `height` is how many rows a tile can fill.
+
+    A thread has one column of each LANES and R rows: it keeps what pairs read of a row R times, and
+    R partial and whole sums of each component.
+    """
+    needed = registers(job) * (2 if job.wide else 1)
+    shapes = LOOPED if job.inner else SHAPES
+    if not job.wide and any(s.dim >= LONGEST for s in job.inner):
+        needed += SHARED
+    rows, columns, warps = next(shape for most, *shape in shapes if needed <= most)
+    if job.wide:
+        columns, warps = 2, 4
+    while rows > 1 and (warps * rows >= 2 * height or warps * rows * kept(job) > KEPT):
+        rows //= 2
+    return Tile((warps * rows, LANES * columns, BLOCK), warps, 1)
+
+
+def kept(job: Job) -> int:
+    """Slots of a list."""
+    return 1 << max(job.kept - 1, 0).bit_length()
+
+
+SHAPES = ((6, 16, 2, 4), (14, 8, 4, 8), (30, 4, 4, 8), (1 << 30, 2, 4, 8))
+"""Registers of a row up to which a thread has so many rows and columns, and the warps.
+
+A tile has fewer columns than threads: else the compiler lays tiles out as their columns are loaded,
+and sums go through shared memory.
+"""
+
+SHARED = 9
+"""Registers of a row beside a thread's columns, where components are added up by shares."""
+
+LOOPED = ((10, 8, 4, 8), (40, 4, 4, 8), (1 << 30, 2, 4, 8))
+"""The same of kernels that loop over components: each is loaded for all rows and columns."""
