@@ -22,7 +22,7 @@ from weft.o3 import blocked
 from weft.o3.contraction import Call
 from weft.o3.cpu_generator import Sweep, printed
 from weft.o3.graph import Tables
-from weft.o3.structure import Structure
+from weft.o3.structure import Block, Product, Structure
 from weft.o3.wigner import entries_3j
 
 __all__ = ["run", "serves"]
@@ -36,7 +36,7 @@ SERIAL = 100_000
 COMPILED = 2**22
 """Multiplications from which a call is worth the seconds of its first compilation."""
 
-MOST = 4096
+MOST = 6144
 """Terms of a call that compile in half a minute."""
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -65,11 +65,11 @@ def run(
         return blocked.run(structure, call, tensors, tables, shared)
     dtype = tensors[0].dtype
     wide = torch.promote_types(dtype, torch.float32)
-    arrays = [t.detach().to(wide).numpy() for t in tensors]
+    values = [t.detach().to(wide) for t in tensors]
     found: dict[int, Tensor] = {}
     for owner, numbers in _owners(call, tables) if tables.num_edges else ():
         part = Call(call.slots, tuple(call.results[n] for n in numbers))
-        results = _swept(structure, part, arrays, _walk(tables, owner), shared, wide)
+        results = _swept(structure, part, values, _walk(tables, owner), shared)
         found |= {n: result.to(dtype) for n, result in zip(numbers, results, strict=True)}
     rows = {"x": tables.num_x, "z": tables.num_z, "y": tables.num_edges}
     rows["w"] = 1 if shared else tables.num_edges
@@ -113,6 +113,7 @@ class _Walk(NamedTuple):
         tasks: where tasks begin, and the end.
         tables: rows, indptr, edges, others, see `printed`.
         slices: the pieces of rows that stand for rows; None: rows are whole.
+        gathered: the slot whose rows many edges read, or none.
         num_edges: of the graph.
     """
 
@@ -120,6 +121,7 @@ class _Walk(NamedTuple):
     tasks: Array
     tables: tuple[Array, ...]
     slices: Slices | None
+    gathered: str
     num_edges: int
 
 
@@ -137,7 +139,8 @@ def _walk(tables: Tables, owner: str) -> _Walk:
         indptr = identity[: tables.num_edges + 1]
     found = [identity if t is None else t for t in (rows, indptr, edges, others)]
     arrays = tuple(t.numpy() for t in found)
-    return _Walk(owner, _tasks(arrays[1]), arrays, slices, tables.num_edges)
+    gathered = "" if others is None else "zx"[owner == "z"]
+    return _Walk(owner, _tasks(arrays[1]), arrays, slices, gathered, tables.num_edges)
 
 
 def _tasks(indptr: Array) -> Array:
@@ -151,39 +154,78 @@ def _tasks(indptr: Array) -> Array:
 def _swept(
     structure: Structure,
     call: Call,
-    arrays: Sequence[Array],
+    values: Sequence[Tensor],
     walk: _Walk,
     shared: bool,
-    wide: torch.dtype,
 ) -> list[Tensor]:
     """The results of one walk over the edges for each product."""
-    name = str(wide).removeprefix("torch.")
+    name = str(values[0].dtype).removeprefix("torch.")
     tasks = len(walk.tasks) - 1
     outs, added = [], []
     for slot, _ in call.results:
         most, least = _stores(structure, slot)
         added.append(most > 1)
-        # numpy's memory comes in huge pages: the first writes to torch's take longer than the loop
-        make = np.empty if most == least == 1 else np.zeros
-        outs.append(make((_rows(slot, walk, shared), structure.width(slot)), name))
+        shape = _rows(slot, walk, shared), structure.width(slot)
+        outs.append(_unwritten(shape, name) if most == least == 1 else np.zeros(shape, name))
     for product in structure.products:
         if not product.channels or not product.paths:
             continue
+        product, given = _packed(product, call, values, walk)
         kernel = _kernel(Sweep(product, call, walk.owner, shared, tuple(added), name))
+        arrays = [t.numpy() for t in given]
         run = functools.partial(_run, kernel, (walk.tasks, *walk.tables, *arrays, *outs))
         work = walk.num_edges * _terms(structure, call, channels=True)
         share(run, tasks, 1 if work < SERIAL else torch.get_num_threads())
         if recording():
             what = "contract_" + "".join(slot for slot, _ in call.results)
-            record(Launch("numba", what, {"channels": product.channels}, tasks))
+            room = sum(t.nbytes for t, v in zip(given, values, strict=True) if t is not v)
+            record(Launch("numba", what, {"channels": product.channels}, tasks, room))
     return [
         _folded(torch.from_numpy(out), slot, walk, shared)
         for out, (slot, _) in zip(outs, call.results, strict=True)
     ]
 
 
+def _unwritten(shape: tuple[int, int], name: str) -> Array:
+    """Numpy's memory comes in huge pages: first writes to torch's take longer than the loop."""
+    return np.empty(shape, name)
+
+
 def _run(kernel: Any, arguments: tuple[Array, ...], first: int, last: int) -> None:
     kernel(first, last, *arguments)
+
+
+def _packed(
+    product: Product, call: Call, values: Sequence[Tensor], walk: _Walk
+) -> tuple[Product, Sequence[Tensor]]:
+    """The product with its channels side by side in what edges share, and its tensors.
+
+    A row that many edges read is turned once, not by each of them.
+    """
+    slot = walk.gathered
+    if not slot or all(block.channel_step < 2 for block in product.blocks(slot)):
+        return product, values
+    blocks, end = [], 0
+    for block in product.blocks(slot):
+        width = product.channels if block.channel_step else 1
+        blocks.append(Block(end, block.degree, width, min(block.channel_step, 1)))
+        end += block.components * width
+    given = list(values)
+    for t in (t for t, s in enumerate(call.slots) if s == slot):
+        given[t] = values[t].new_empty(values[t].shape[0], end)
+        for block, place in zip(product.blocks(slot), blocks, strict=True):
+            _view(given[t], place, product.channels).copy_(
+                _view(values[t], block, product.channels)
+            )
+    packed = tuple(blocks)
+    return product._replace(x=packed) if slot == "x" else product._replace(z=packed), given
+
+
+def _view(rows: Tensor, block: Block, channels: int) -> Tensor:
+    """(rows, components, channels or 1)."""
+    shape = rows.shape[0], block.components, channels if block.channel_step else 1
+    begin = rows.storage_offset() + block.offset
+    return rows.as_strided(shape, (rows.stride(0), block.step, block.channel_step), begin)
 
 
 def _rows(slot: str, walk: _Walk, shared: bool) -> int:
