@@ -27,7 +27,7 @@ POINTS = 256
 """Random points at which functions are compared: more than a degree has functions."""
 
 DEPENDENT = 1e-9
-"""A part of a function's size that is rounding error."""
+"""A part of a function's size that is rounding error; functions are of the size of 1 or more."""
 
 
 class Coupled(NamedTuple):
@@ -138,7 +138,7 @@ def _independent(
         for _ in range(2):  # twice is enough for all digits
             rest = rest - axes.T @ (axes @ rest)
         size = np.linalg.norm(rest)
-        if size > DEPENDENT * np.linalg.norm(flat):
+        if size > DEPENDENT * max(1.0, float(np.linalg.norm(flat))):
             axes = np.vstack([axes, rest / size])
             products.append(candidate)
             functions.append(function)

@@ -14,7 +14,11 @@ from weft.testing.bounds import (
 )
 from weft.testing.contract import Case, assert_contract
 from weft.testing.doors import assert_doors
-from weft.testing.equivariance import assert_equivariant, random_versor
+from weft.testing.equivariance import (
+    assert_equivariant,
+    assert_o3_equivariant,
+    random_versor,
+)
 from weft.testing.memory import poisoned_memory
 
 __all__ = [
@@ -24,6 +28,7 @@ __all__ = [
     "assert_contract",
     "assert_doors",
     "assert_equivariant",
+    "assert_o3_equivariant",
     "assert_within_bound",
     "bound_ratio",
     "error_bound",

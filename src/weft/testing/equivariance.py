@@ -1,4 +1,4 @@
-"""Equivariance under versors, boosts and translations included, as a tool for any layer.
+"""Equivariance under versors, boosts and translations included, and under O(3), for any layer.
 
 A versor u, a product of vectors that are not null, acts on a multivector as x ↦ u x̂ u⁻¹, x̂ being
 the grade involution of x if u is odd, else x.  The action is a matrix built from the Cayley table
@@ -13,8 +13,17 @@ import torch
 from torch import Tensor
 
 from weft.clifford.algebra import Algebra
+from weft.o3.irreps import Irreps, IrrepsLike
+from weft.o3.layout import join, split
 
-__all__ = ["act", "assert_equivariant", "random_versor", "versor_action"]
+__all__ = [
+    "act",
+    "assert_equivariant",
+    "assert_o3_equivariant",
+    "random_versor",
+    "turn",
+    "versor_action",
+]
 
 PROMISED = {torch.float32: 1e-5, torch.float64: 1e-12}
 """The error that weft promises at most, as a part of the output's largest value."""
@@ -108,3 +117,58 @@ def _unit_vector(algebra: Algebra, generator: torch.Generator) -> Tensor:
         square = (metric * vector * vector).sum()
         if 5 * square.abs() >= 4 * (metric.abs() * vector * vector).sum():
             return vector / square.abs().sqrt()
+
+
+def assert_o3_equivariant(
+    function: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    irreps_in: Sequence[IrrepsLike],
+    irreps_out: IrrepsLike,
+    *,
+    layout: str = "mul_ir",
+    error: float | None = None,
+) -> float:
+    """f(D(R) x, …) = D(R) f(x, …) for random R of O(3), proper and improper, or AssertionError.
+
+    Args:
+        function: of rows of irreps, to rows of irreps.
+        inputs: (…, D) each, all in one dtype.
+        irreps_in: of each input.
+        irreps_out: of the output.
+        layout: "mul_ir" or "ir_mul", of the inputs and of the output.
+        error: allowed at most, as a part of the largest output; None: what weft promises, 1e-5 in
+            float32 and 1e-12 in float64.
+
+    Returns:
+        The largest error, as a part of the largest output.
+    """
+    allowed = PROMISED[inputs[0].dtype] if error is None else error
+    plain = function(*inputs).detach()
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for sign in (1, -1, 1, -1):
+        rotation = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
+        matrix = sign * torch.linalg.det(rotation) * rotation
+        expected = turn(matrix, plain.double(), irreps_out, layout)
+        moved = (turn(matrix, x, i, layout) for x, i in zip(inputs, irreps_in, strict=True))
+        found = function(*moved).detach().double()
+        relative = float((found - expected).abs().max() / expected.abs().max())
+        if not relative <= allowed:
+            kind = "a rotation" if sign > 0 else "a rotation with inversion"
+            raise AssertionError(
+                f"under {kind} the output is off by {relative:.3g} of its largest value: "
+                f"{allowed:.3g} is allowed"
+            )
+        worst = max(worst, relative)
+    return worst
+
+
+def turn(matrix: Tensor, x: Tensor, irreps: IrrepsLike, layout: str = "mul_ir") -> Tensor:
+    """D(R) x in float64, rounded once to x's dtype; x (…, D) of irreps, R (3, 3)."""
+    given = Irreps(irreps)
+    blocks = split(x.double(), given, layout)
+    turned = [
+        block @ Irreps(item.ir).D_from_matrix(matrix).mT
+        for block, item in zip(blocks, given, strict=True)
+    ]
+    return join(turned, layout).to(x.dtype) if turned else x

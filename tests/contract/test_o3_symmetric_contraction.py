@@ -1,0 +1,215 @@
+"""SymmetricContraction against MACE's definition: dense tensors U, weights by element, Horner.
+
+Seen red with: couplings in another order, a basis that is one function short, tables cast by
+half(), elements gathered by row number, degrees read from the wrong weights.
+"""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+from weft import o3
+from weft.errors import DTypeError, IndexRangeError, ShapeError
+from weft.o3.layout import join, split
+from weft.o3.symmetric_basis import symmetric_basis
+from weft.testing import (
+    assert_as_accurate,
+    assert_o3_equivariant,
+    assert_within_bound,
+    plain_error,
+)
+from weft.testing.contract import Problem, assert_same_bits, evaluate
+
+if INTERPRETED:
+    pytest.skip("kernels have a contract of their own", allow_module_level=True)
+
+DOUBLE = torch.float64
+ELEMENTS = 3
+LAYERS = {
+    "cubic": ("3x0e+3x1o+3x2e", "3x0e+3x1o", 3),
+    "every output": ("2x0e+2x1o", "2x0e+2x1o+2x1e+2x2e", 3),
+    "other parity": ("2x0e+2x1e+2x1o", "2x0o+2x1e", 2),
+    "linear": ("4x0e+4x1o", "4x1o+4x1e", 1),
+    "quartic": ("1x0e+1x1o", "1x0e+1x1o", 4),
+}
+
+
+def layer(name, layout="mul_ir"):
+    torch.manual_seed(0)
+    irreps, out, correlation = LAYERS[name]
+    return o3.SymmetricContraction(irreps, out, correlation, ELEMENTS, layout=layout)
+
+
+@functools.cache
+def couplings(irreps, degree, natural):
+    """(irrep, U (2l+1, D, …, D)) of every coupling from the left, sorted as MACE sorts them."""
+    size = irreps.dim
+    eye = torch.eye(size, dtype=DOUBLE)
+    items = [(item.ir, eye[s]) for item, s in zip(irreps, irreps.slices(), strict=True)]
+    if degree == 1:
+        return items
+    found = []
+    for left, u in couplings(irreps, degree - 1, natural):
+        for right, e in items:
+            for ir in left * right:
+                if natural and ir.p != (-1) ** ir.l:
+                    continue
+                c = o3.wigner_3j(ir.l, left.l, right.l, DOUBLE) * ir.dim**0.5
+                found.append((ir, torch.einsum("ijk,j...,kd->i...d", c, u, e)))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def oracle(x, *weights, module, element):
+    """Σ over degrees of U x … x w, one product of x after the other; weights as parameters."""
+    irreps = o3.Irreps([item.ir for item in module.irreps_in])
+    features = torch.cat(split(x, module.irreps_in, module.layout), -1)  # (N, C, D)
+    rest, blocks = iter(weights), []
+    for item in module.irreps_out:
+        total = x.new_zeros(x.shape[0], module.channels, item.ir.dim)
+        for degree in range(module.correlation, 0, -1):
+            w = next(rest)[element]
+            found = [u for ir, u in couplings(irreps, degree, degree == 4) if ir == item.ir]
+            if not found:
+                continue
+            value = torch.einsum("nkc,kmd...->ncmd...", w, torch.stack(found).to(x.dtype))
+            for _ in range(degree):
+                value = torch.einsum("nc...d,ncd->nc...", value, features)
+            total = total + value
+        blocks.append(total)
+    return join(blocks, module.layout)
+
+
+def problem(name, layout="mul_ir", rows=6):
+    module = layer(name, layout)
+    generator = torch.Generator().manual_seed(0)
+    randn = functools.partial(torch.randn, dtype=DOUBLE, generator=generator)
+    weights = [randn(p.shape) for p in module.parameters()]
+    x = randn(rows, module.irreps_in.dim)
+    element = torch.randint(0, ELEMENTS, (rows,), generator=generator)
+    tangents = tuple(randn(t.shape) for t in (x, *weights))
+    tables = {"module": module, "element": element}
+    return Problem((x, *weights), randn(rows, module.irreps_out.dim), tangents, tables)
+
+
+def call(x, *weights, module, element):
+    module = copy.deepcopy(module).to(x.dtype)
+    names = [name for name, _ in module.named_parameters()]
+    given = dict(zip(names, weights, strict=True))
+    return torch.func.functional_call(module, given, (x, element))
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_is_maces(name, layout):
+    """Value, gradients and second gradients by x and by every weight, in float32 and float64.
+
+    In float64 the oracle rounds as much as the layer: errors are within the bound of a sum of its
+    many terms, of which the largest element tells the size.
+    """
+    wide = problem(name, layout)
+    narrow = wide.map(torch.Tensor.float)
+    wanted = [0] + [i for i, p in enumerate(layer(name).parameters(), 1) if p.requires_grad]
+    exact, found = evaluate(oracle, wide, wanted), evaluate(call, wide, wanted)
+    irreps, _, correlation = LAYERS[name]
+    terms = sum(ir.dim for _, ir in o3.Irreps(irreps)) ** correlation
+    for key, value in found.items():
+        size = exact[key].abs().max().clamp(min=1).expand_as(exact[key])  # inputs are of size 1
+        assert_within_bound(value, exact[key], size, terms)
+    exact = evaluate(oracle, narrow.map(torch.Tensor.double), wanted)
+    plain, found = evaluate(oracle, narrow, wanted), evaluate(call, narrow, wanted)
+    for key, value in found.items():
+        noise = plain_error(plain[key], exact[key], torch.float32)
+        assert_as_accurate(value, exact[key], noise + noise.max())
+
+
+def test_few_functions_are_independent():
+    """Of MACE's 74 cubic couplings 20, on top of 10 quadratic functions."""
+    items = tuple(item.ir for item in o3.Irreps("0e+1o+2e+3o"))
+    basis = symmetric_basis(items, (o3.Irrep("0e"), o3.Irrep("1o")), 3)
+    shapes = [output.weights.shape for output in basis.outputs[2]]
+    assert shapes == [(8, 23), (12, 51)]
+    assert len(basis.levels[0]) == 10
+
+
+def test_elements_may_be_one_hot():
+    module = layer("cubic").double()
+    x = torch.randn(6, module.irreps_in.dim, dtype=DOUBLE)
+    element = torch.tensor([0, 2, 1, 2, 0, 0])
+    expected = module(x, element).detach()
+    one_hot = torch.nn.functional.one_hot(element, ELEMENTS).double()
+    noise = 2.0**-52 * expected.abs()
+    assert_as_accurate(module(x, one_hot).detach(), expected, noise + noise.max())
+    assert_same_bits(module(x, element.int()).detach(), expected, "int32")
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("name", ["cubic", "every output", "other parity"])
+def test_equivariant(name, layout):
+    module = layer(name, layout).double()
+    x = torch.randn(6, module.irreps_in.dim, dtype=DOUBLE)
+    element = torch.tensor([0, 2, 1, 2, 0, 0])
+    assert_o3_equivariant(
+        lambda x: module(x, element), [x], [module.irreps_in], module.irreps_out, layout=layout
+    )
+
+
+def test_names_and_shapes_are_maces():
+    module = layer("cubic")
+    shapes = {name: tuple(p.shape) for name, p in module.state_dict().items()}
+    assert shapes == {
+        "contractions.0.weights_max": (3, 11, 3),
+        "contractions.0.weights.0": (3, 3, 3),
+        "contractions.0.weights.1": (3, 1, 3),
+        "contractions.1.weights_max": (3, 21, 3),
+        "contractions.1.weights.0": (3, 4, 3),
+        "contractions.1.weights.1": (3, 1, 3),
+    }
+    stored = module.state_dict() | {"contractions.0.U_matrix_3": torch.zeros(9, 9, 9, 11)}
+    module.load_state_dict(stored)
+
+
+def test_casts_round_no_table():
+    module = layer("cubic")
+    x = torch.randn(6, module.irreps_in.dim, dtype=DOUBLE)
+    element = torch.tensor([0, 2, 1, 2, 0, 0])
+    exact = copy.deepcopy(module).double()(x, element)
+    cast = copy.deepcopy(module).half().double()
+    cast.load_state_dict(module.state_dict())
+    assert_same_bits(cast(x, element).detach(), exact.detach(), "after a cast")
+
+
+def test_compiled_exported_copied():
+    module = layer("cubic")
+    x = torch.randn(6, module.irreps_in.dim)
+    element = torch.tensor([0, 2, 1, 2, 0, 0])
+    expected = module(x, element)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert_same_bits(compiled(x, element), expected, "compiled")
+    program = torch.export.export(module, (x, element)).module()
+    assert_same_bits(program(x, element), expected, "exported")
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert_same_bits(other(x, element), expected, "copied")
+    assert module(x[:0], element[:0]).shape == (0, 12)
+
+
+def test_errors():
+    module = layer("cubic")
+    x, element = torch.randn(2, 27), torch.tensor([0, 1])
+    with pytest.raises(ShapeError, match=r"all items must have one number of copies"):
+        o3.SymmetricContraction("2x0e+3x1o", "2x0e", 2, 3)
+    with pytest.raises(ShapeError, match="correlation is 0 and num_elements 3"):
+        o3.SymmetricContraction("2x0e", "2x0e", 0, 3)
+    with pytest.raises(ShapeError, match=r"x is \(2, 1, 27\): it must be \(N, 27\)"):
+        module(x[:, None], element)
+    with pytest.raises(ShapeError, match=r"element is \(1,\): it must be \(2,\) integers"):
+        module(x, element[:1])
+    with pytest.raises(ShapeError, match=r"element is \(2, 2\): .* or \(2, 3\) real numbers"):
+        module(x, torch.ones(2, 2))
+    with pytest.raises(DTypeError, match=r"element is a torch\.bool: it must be integers"):
+        module(x, element.bool())
+    with pytest.raises(IndexRangeError, match="3"):
+        module(x, torch.tensor([0, 3]))
