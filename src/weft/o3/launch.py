@@ -275,7 +275,8 @@ def _fold(
         numbers: tuple[int, ...] = (rows, width, partial_width)
         kernel = kernels.fold_columns_kernel
     else:
-        tile = Tile((64, 32), 4, 1) if rows == 1 else Tile((16, 128), 4, 1)
+        tall = 64 if rows == 1 else 16 if length > 8 * rows else 8
+        tile = Tile((tall, 32 if rows == 1 else 128), max(2, min(4, tall // 4)), 1)
         programs = rows * -(-width // tile.blocks[1])
         numbers = (length, width, partial_width)
         kernel = kernels.fold_rows_kernel

@@ -1,12 +1,13 @@
 """The one rule of how kernels are laid out: groups of paths, channels, edges, warps, stages.
 
-Measured by compilation for sm_90, float32, two channels a thread (registers; none spills):
+Registers of a thread with two channels, compiled for sm_90 in float32; none spills:
 
-    17 paths, 71 components    forward 255   backward 168   second order, groups of 40 and 31: 255
-    23 paths, 99 components    forward, groups of 71 and 28: 255   backward 168   second order 255
+    17 paths, z of 71 components   forward 255   backward 140   second order 252 and 255, two groups
+    23 paths, z of 99 components   forward 255 and 152          backward 168
 
-What a thread carries from edge to edge decides, and how much code there is: 3 channels' worth of
-registers do not exist, and of one channel the arithmetic on y is not shared.
+What a thread sums from edge to edge decides.  The row's own tensors are read again for every edge,
+from L1: in registers they leave room for one channel a thread alone (242), and then the arithmetic
+on y, which channels share, is done twice as often.
 """
 
 from __future__ import annotations
