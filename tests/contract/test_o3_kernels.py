@@ -19,7 +19,7 @@ from weft.core.segments import cut
 from weft.o3 import division, launch, reference, tilings
 from weft.o3.contraction import Call, Result, forward, gradient, tangent
 from weft.o3.generator import Tiling
-from weft.o3.graph import Graph, row_by_row
+from weft.o3.graph import Graph, Tables, row_by_row
 from weft.o3.structure import SLOTS, Block, Path, Product, Structure
 from weft.testing import assert_within_bound
 from weft.testing.contract import assert_same_bits
@@ -225,3 +225,10 @@ def test_what_is_served():
     assert not launch.serves(
         conv(tuple((1, a) for a in range(8)), tuple(range(8))), call, torch.float32
     )
+
+
+@pytest.mark.parametrize("order", calls())
+def test_long_tables(order):
+    """Of int64, as where a number of edges or rows passes 2³¹."""
+    wide = [t.long() if isinstance(t, torch.Tensor) else t for t in UNSORTED[:9]]
+    check(RAGGED, calls()[order], Tables(*wide))
