@@ -17,7 +17,7 @@ from weft.demo.surface import Surface
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["LAND", "curve", "forecasts", "panels", "plain_axis", "png", "whole"]
+__all__ = ["LAND", "curve", "forecasts", "panels", "parity", "plain_axis", "png", "whole"]
 
 GREY, ACCENT, INK = "#808890", "#e0662f", "#26221c"
 LAND = ("#3f6b4f", "#7f9a5a", "#c9b878", "#b98d5c", "#f2ece0")  # by height
@@ -117,6 +117,20 @@ def forecasts(charge: Tensor, path: Tensor, views: Mapping[str, tuple[Tensor, st
     figure.legend(
         handles, labels, loc="outside lower center", ncols=2, frameon=False, labelcolor=GREY
     )
+    return png(figure)
+
+
+def parity(views: Mapping[str, tuple[Tensor, Tensor]]) -> bytes:
+    """Numbers that should be equal, (true, found) by what they are; a line where they are."""
+    figure = Figure(figsize=(9.6, 9.6 / len(views) + 0.2), layout="constrained")
+    axes: Any = figure.subplots(1, len(views), squeeze=False)
+    for axis, (name, (truth, found)) in zip(axes.flat, views.items(), strict=True):
+        ends = [float(end) for end in torch.cat([truth, found]).aminmax()]
+        axis.plot(ends, ends, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)))
+        axis.plot(truth.cpu(), found.cpu(), ".", color=ACCENT, alpha=0.3, markersize=3)
+        axis.set_title(name, color=GREY, fontsize=11, loc="left")
+        axis.set_aspect("equal")
+        plain_axis(axis)
     return png(figure)
 
 

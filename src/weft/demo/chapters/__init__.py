@@ -2,4 +2,4 @@
 
 __all__ = ["CHAPTERS"]
 
-CHAPTERS = ("products", "clifford", "reductions", "voxels")
+CHAPTERS = ("products", "o3", "clifford", "reductions", "voxels")
