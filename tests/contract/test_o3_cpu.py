@@ -30,9 +30,7 @@ UVU, SMALL = STRUCTURES["uvu"], make_structure([(3, 1)], [(1, 1)], lmax=1)
 
 
 @pytest.fixture(autouse=True)
-def compiled_whatever_the_size(monkeypatch):
-    """Loops for every call, and results that nobody writes are NaN."""
-    monkeypatch.setattr(cpu, "COMPILED", 0)
+def unwritten_results_are_nan(monkeypatch):
     monkeypatch.setattr(cpu, "_unwritten", lambda shape, name: np.full(shape, np.nan, name))
 
 
@@ -145,13 +143,6 @@ def test_a_walk_by_source_gives_all_gradients_on_a_graph_and_one_walk_row_by_row
 
     assert walks(SMALL, graph("two sets")) == ["contract_xyw"]
     assert walks(SMALL, row_by_row(5)) == ["contract_xyw"]
-
-
-def test_small_calls_are_left_to_torch(monkeypatch):
-    monkeypatch.setattr(cpu, "COMPILED", 2**22)
-    x, y, w = values(SMALL, FORWARD, row_by_row(3))
-    told = weft.explain(channelwise_product, SMALL, x, y, w, backend="numba")
-    assert {launch.backend for launch in told.launches} == {"torch"}
 
 
 def test_long_calls_are_refused(monkeypatch):

@@ -18,7 +18,6 @@ from weft.core.explain import Launch, record, recording
 from weft.core.generated import load
 from weft.core.segments import Slices
 from weft.core.threads import share
-from weft.o3 import blocked
 from weft.o3.contraction import Call
 from weft.o3.cpu_generator import Sweep, printed
 from weft.o3.graph import Tables
@@ -32,9 +31,6 @@ TASKS = 64
 
 SERIAL = 100_000
 """Multiplications below which one thread is faster."""
-
-COMPILED = 2**22
-"""Multiplications from which a call is worth the seconds of its first compilation."""
 
 MOST = 6144
 """Terms of a call that compile in half a minute."""
@@ -52,7 +48,7 @@ def serves(structure: Structure, call: Call, dtype: torch.dtype) -> bool:
 def run(
     structure: Structure, call: Call, tensors: Sequence[Tensor], tables: Tables, shared: bool
 ) -> list[Tensor]:
-    """The results of a call; in torch where it is not worth compiling loops.
+    """The results of a call.
 
     Args:
         structure: blocks and paths.
@@ -61,8 +57,6 @@ def run(
         tables: the graph.
         shared: whether w has one row for all edges.
     """
-    if tables.num_edges * _terms(structure, call, channels=True) < COMPILED:
-        return blocked.run(structure, call, tensors, tables, shared)
     dtype = tensors[0].dtype
     wide = torch.promote_types(dtype, torch.float32)
     values = [t.detach().to(wide) for t in tensors]
