@@ -20,18 +20,47 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.peers.pykeops_tests import Tally, _module
 from weft import o3
+from weft.errors import ShapeError
+from weft.o3.gate import NormalizedActivation
 
 FILES = (
     "o3/cartesian_spherical_harmonics_test.py",
     "o3/irreps_test.py",
+    "o3/linear_test.py",
+    "o3/norm_test.py",
     "o3/rotation_test.py",
+    "o3/tensor_product_sub_test.py",
+    "o3/tensor_product_test.py",
     "o3/wigner_test.py",
+    "math/normalize_activation_test.py",
     "math/soft_one_hot_test.py",
+    "nn/activation_test.py",
+    "nn/batchnorm_test.py",
+    "nn/dropout_test.py",
+    "nn/gate_test.py",
+    "nn/normact_test.py",
 )
 """Below e3nn's tests/."""
+
+MODULES = ("Activation", "BatchNorm", "Dropout", "Gate", "NormActivation")
+"""Those of e3nn.nn."""
+
+COMPILED = (
+    "ElementwiseTensorProduct",
+    "FullTensorProduct",
+    "FullyConnectedTensorProduct",
+    "Linear",
+    "TensorProduct",
+    "TensorSquare",
+)
+"""Layers with generated code in e3nn."""
+
+CODE = ("compile_left_right", "compile_right", "_specialized_code", "_optimize_einsums")
+"""Options of e3nn's generated code."""
 
 DEFAULTS = {"specialized_code": True, "optimize_einsums": True, "jit_mode": "eager"}
 """e3nn's options, which tests set and reset."""
@@ -46,18 +75,45 @@ class _Names(ModuleType):
         return o3.Irrep(name[1:])
 
 
+def _compiling(layer: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """The layer with e3nn's options of code generation, and its kind of error."""
+
+    class Compiling(layer):  # type: ignore[misc,valid-type]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            for name in CODE:
+                options.pop(name, None)
+            try:
+                super().__init__(*args, **options)
+            except ShapeError as error:
+                raise AssertionError(error) from error
+
+    Compiling.__name__ = Compiling.__qualname__ = layer.__name__
+    return Compiling
+
+
 def install(package: Path) -> None:
     """Make e3nn importable, as weft.o3 and the checkout's e3nn.util."""
     irrep = _Names("e3nn.o3.irrep")
     sys.modules["e3nn.o3.irrep"] = irrep
-    layers = _module("e3nn.o3", **{name: getattr(o3, name) for name in o3.__all__}, irrep=irrep)
+    names = {name: getattr(o3, name) for name in o3.__all__}
+    products = {name: _compiling(layer) for name, layer in names.items() if name in COMPILED}
+    layers = _module("e3nn.o3", **names | products, irrep=irrep)
     layers.__path__ = []
     _module("e3nn.o3._irreps", Irrep=o3.Irrep, Irreps=o3.Irreps)
-    functions = _module("e3nn.math", soft_one_hot_linspace=o3.soft_one_hot_linspace)
+    functions = _module(
+        "e3nn.math",
+        soft_one_hot_linspace=o3.soft_one_hot_linspace,
+        normalize2mom=NormalizedActivation,
+    )
+    own = {name: getattr(o3, name) for name in MODULES}
+    modules = _module("e3nn.nn", Identity=torch.nn.Identity, **own)
+    modules.__path__ = []
+    _module("e3nn.nn._gate", _Sortcut=None)
     e3nn = _module(
         "e3nn",
         o3=layers,
         math=functions,
+        nn=modules,
         get_optimization_defaults=lambda: dict(DEFAULTS),
         set_optimization_defaults=DEFAULTS.update,
     )

@@ -2,8 +2,8 @@
 
 The cases are in weft.testing.cases.instructed.
 
-Seen red with: weights of one instruction moved on by one, a mix without its factor, copies of y and of
-x exchanged in uvuv, blocks of an output overwritten, views that start at weightless instructions.
+Seen red with: weights of one instruction moved on by one, a mix without its factor, copies of y and
+of x exchanged in uvuv, blocks of an output overwritten, views that start too late.
 """
 
 import copy

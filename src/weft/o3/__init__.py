@@ -7,6 +7,7 @@ from weft.o3.graph import Graph
 from weft.o3.harmonics import SphericalHarmonics, spherical_harmonics
 from weft.o3.irreps import Irrep, Irreps
 from weft.o3.linear import Linear
+from weft.o3.loaders import from_e3nn
 from weft.o3.norms import BatchNorm, LayerNorm, Norm, NormActivation
 from weft.o3.ops import gating, irrep_wise_linear, tensor_dot_uu
 from weft.o3.plan import IrrepsInfo, irreps_info
@@ -84,6 +85,7 @@ __all__ = [
     "compose_angles",
     "compose_axis_angle",
     "compose_quaternion",
+    "from_e3nn",
     "gating",
     "identity_angles",
     "identity_quaternion",

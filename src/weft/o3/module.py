@@ -52,7 +52,7 @@ class WeightedModule(nn.Module):
     """
 
     instructions: Sequence[Weighted]
-    weight: nn.Parameter | None
+    weight: Tensor
     output_mask: Tensor
 
     def __init__(
@@ -73,14 +73,16 @@ class WeightedModule(nn.Module):
         self.irreps_out = irreps_out
         counts = (instruction.num_weights for instruction in instructions)
         *self.offsets, self.weight_numel = accumulate(counts, initial=0)
-        self.shared_weights = shared_weights
+        self.shared_weights, self.dims = shared_weights, dims
         self.internal_weights = (
             shared_weights and self.weight_numel > 0
             if internal_weights is None
             else internal_weights
         )
-        owned = self.internal_weights and self.weight_numel > 0
-        self.weight = nn.Parameter(torch.randn(*dims, self.weight_numel)) if owned else None
+        if self.internal_weights and self.weight_numel > 0:
+            self.weight = nn.Parameter(torch.randn(*dims, self.weight_numel))
+        else:  # an empty tensor, as e3nn's
+            self.register_buffer("weight", torch.empty(0), persistent=False)
         self.register_buffer("output_mask", self._mask(), persistent=False)
 
     def weight_view_for_instruction(self, instruction: int, weight: Tensor | None = None) -> Tensor:
@@ -121,15 +123,15 @@ class WeightedModule(nn.Module):
     def checked_weight(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor | None:
         """The flat weights: the given ones, one tensor or one an instruction, or the module's."""
         if weight is None:
-            if self.weight is None and self.weight_numel:
+            if self.weight_numel and not self.weight.numel():
                 raise ShapeError(
                     f"weight is missing: {type(self).__name__} takes {self._wanted()}. "
                     "Pass it, or build the module with internal_weights=True."
                 )
-            return self.weight
+            return self.weight if self.weight_numel else None
         if not isinstance(weight, Tensor):
             weight = self._flattened(weight)
-        own = self.weight.shape if self.weight is not None else (self.weight_numel,)
+        own = (*self.dims, self.weight_numel)
         fits = weight.dim() > 0 and weight.shape[-1] == self.weight_numel
         if not fits or (weight.shape != own if self.shared_weights else weight.dim() < 2):
             raise ShapeError(
