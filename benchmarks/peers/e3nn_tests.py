@@ -85,7 +85,8 @@ def _compiling(layer: type[torch.nn.Module]) -> type[torch.nn.Module]:
             try:
                 super().__init__(*args, **options)
             except ShapeError as error:
-                raise AssertionError(error) from error
+                kind = ValueError if issubclass(layer, o3.Linear) else AssertionError
+                raise kind(error) from error
 
     Compiling.__name__ = Compiling.__qualname__ = layer.__name__
     return Compiling
