@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.suites.equivariant import Layer, coefficients_of
 from benchmarks.suites.uuu import START, coefficients, paths
 from weft.bench.case import Candidate, Workload
 
@@ -23,6 +24,8 @@ def missing() -> str | None:
 
 
 def adapt(workload: Workload) -> Candidate | str:
+    if workload.op.startswith("tensor product"):
+        return _of_layer(workload)
     if workload.op != "uuu":
         return f"{workload.op} is no layer of cuEquivariance"
     import cuequivariance as cue
@@ -50,3 +53,48 @@ def adapt(workload: Workload) -> Candidate | str:
 
     inputs = (x.flatten(1), y.flatten(1), w.flatten().unsqueeze(0))
     return Candidate(NAME, "cuda" if x.is_cuda else "torch", function, inputs, oracle)
+
+
+def _of_layer(workload: Workload) -> Candidate | str:
+    """Channelwise products of one number of channels; gathers and sums are its kernel's."""
+    import cuequivariance as cue
+    import cuequivariance_torch as cuet
+
+    layer: Layer = workload.tables["layer"]
+    modes = {instruction[3] for instruction in layer.instructions}
+    channels = {mul for mul, _ in layer.x} | {mul for mul, _ in layer.out}
+    if modes not in ({"uvu"}, {"uuu"}) or len(channels) > 1:
+        return "its fast kernel takes channelwise products of one number of channels"
+    (mode,), (mul,) = modes, channels
+    product = cue.SegmentedTensorProduct.from_subscripts("u,u,,u" if mode == "uvu" else "u,u,u,u")
+    product.add_segments(0, len(layer.instructions) * [(mul,)])
+    product.add_segments(1, sum(ir.dim for _, ir in layer.x) * [(mul,)])
+    product.add_segments(2, sum(ir.dim for _, ir in layer.y) * [() if mode == "uvu" else (mul,)])
+    product.add_segments(3, sum(ir.dim for _, ir in layer.out) * [(mul,)])
+    first = [
+        np.cumsum([0, *(ir.dim for _, ir in irreps)]) for irreps in (layer.x, layer.y, layer.out)
+    ]
+    tables = coefficients_of(layer)
+    for p, ((i, j, k, *_), table) in enumerate(zip(layer.instructions, tables, strict=True)):
+        for a, b, m in np.argwhere(table.numpy()).tolist():
+            places = (p, first[0][i] + a, first[1][j] + b, first[2][k] + m)
+            product.add_path(*map(int, places), c=float(table[a, b, m]))
+    polynomial = cue.SegmentedPolynomial.eval_last_operand(product)
+    x = workload.inputs[0]
+    method = "uniform_1d" if x.is_cuda else "naive"
+    module = cuet.SegmentedPolynomial(polynomial, method).to(x)
+    src, dst = workload.tables.get("src"), workload.tables.get("dst")
+    width = layer.out.dim
+
+    def function(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        operands = [w if w.dim() == 2 else w.unsqueeze(0), x, y]
+        if src is None or dst is None:
+            return module(operands)[0]
+        like = {0: x.new_empty(len(x), width)}
+        return module(
+            operands, input_indices={1: src}, output_shapes=like, output_indices={0: dst}
+        )[0]
+
+    return Candidate(
+        NAME, "cuda" if x.is_cuda else "torch", function, workload.inputs, workload.oracle
+    )

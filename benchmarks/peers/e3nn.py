@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from benchmarks.peers.layouts import from_mul_ir, to_mul_ir
+from benchmarks.suites.equivariant import Layer, blocks, tensor_product
 from benchmarks.suites.uuu import DEGREES, paths
 from weft.bench.case import Candidate, Workload
 
@@ -18,6 +21,8 @@ def missing() -> str | None:
 
 
 def adapt(workload: Workload) -> Candidate | str:
+    if workload.op.startswith("tensor product"):
+        return _of_layer(workload)
     if workload.op != "uuu":
         return f"{workload.op} is no layer of e3nn"
     from e3nn import o3
@@ -42,3 +47,38 @@ def adapt(workload: Workload) -> Candidate | str:
 
     inputs = (to_mul_ir(x), to_mul_ir(y), w.flatten())
     return Candidate(NAME, "torch", layer, inputs, oracle)
+
+
+def _of_layer(workload: Workload) -> Candidate:
+    """A tensor product by itself, or of gathered rows and added where it belongs."""
+    from e3nn import o3
+
+    layer: Layer = workload.tables["layer"]
+    x, y, w = workload.inputs
+    product = o3.TensorProduct(
+        str(layer.x),
+        str(layer.y),
+        str(layer.out),
+        list(layer.instructions),
+        internal_weights=False,
+        shared_weights=layer.shared,
+    ).to(x)
+    src, dst = workload.tables.get("src"), workload.tables.get("dst")
+
+    def convolved(message: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if src is None or dst is None:
+            return message(x)
+        found = message(x.index_select(0, src))
+        return found.new_zeros(len(x), found.shape[1]).index_add(0, dst, found)
+
+    def function(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return convolved(lambda rows: product(rows, y, w), x)
+
+    def oracle(x: Tensor, y: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        return convolved(lambda rows: tensor_product(layer, rows, y, w, scale, ir_mul=False), x)
+
+    turned = [
+        torch.cat([block.mT.flatten(1) for block in blocks(irreps, rows)], 1)
+        for irreps, rows in ((layer.x, x), (layer.y, y))
+    ]
+    return Candidate(NAME, "torch", function, (*turned, w), oracle)

@@ -6,7 +6,6 @@ from benchmarks.suites.equivariant import Layer, conv_case, own_blocks
 from weft.o3 import Irreps
 
 FAMILY = "o3"
-BACKENDS = ("numba", "torch")
 
 
 def _layer() -> Layer:
@@ -14,4 +13,4 @@ def _layer() -> Layer:
     return own_blocks(Irreps("64x0e+64x1o+64x2e"), Irreps("1x0e+1x1o+1x2e"), kept)
 
 
-CASES = [conv_case("conv_l2_20k", _layer, 1000, 20)._replace(backends=BACKENDS)]
+CASES = [conv_case("conv_l2_20k", _layer, 1000, 20)]
