@@ -117,8 +117,19 @@ def _selected(c: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def _exponential(x: Expr) -> Expr:
+    """2^(log₂e · x), each term of x scaled where it is made.
+
+    What a value is taken off is not: scaled apart, a score and its maximum would no longer cancel.
+    """
     terms = x.args if x.kind == "add" else (x,)
+    if any(_is_value(term) for term in terms) and len(x.axes) == 2:
+        return _function("exp2", multiply(const(LOG2E), apply("same", x)))
     return _function("exp2", add(*(_scaled(LOG2E, term) for term in terms)))
+
+
+def _is_value(e: Expr) -> bool:
+    """Whether it is a component of a variable, with its sign."""
+    return e.kind == "leaf" or (e.kind == "mul" and e.args[0] == const(-1) and _is_value(e.args[1]))
 
 
 def _scaled(number: float, e: Expr) -> Expr:
