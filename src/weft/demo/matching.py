@@ -54,13 +54,13 @@ def new_potential(train: Molecules, settings: Settings, dtype: torch.dtype) -> P
     """A potential that starts from elements' energies, by least squares, and the forces' size."""
     counts = torch.zeros(len(train.energy), len(NUMBERS), dtype=torch.float64)
     counts.index_put_((train.owner, train.element), counts.new_ones(()), accumulate=True)
-    shifts = torch.linalg.lstsq(counts, train.energy.double().unsqueeze(1)).solution.squeeze(1)
+    shifts = torch.linalg.pinv(counts) @ train.energy.double()
     neighbours = len(cut(train, settings.cutoff)[0]) / len(train.element)
     scale = float(train.force.square().mean().sqrt())
     return Potential(settings, shifts, scale, neighbours).to(dtype)
 
 
-def fit(model: Potential, train: Molecules, seed: int, steps: int = STEPS) -> list[float]:
+def fit(model: Potential, train: Molecules, seed: int, steps: int) -> list[float]:
     """The RMS error of the forces of each step: Adam, random batches, one cycle of the rate."""
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

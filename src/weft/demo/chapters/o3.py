@@ -44,7 +44,7 @@ def chapter(options: Options) -> page.Chapter:
     torch.manual_seed(options.seed)
     model = new_potential(data.train, Settings(), torch.float32).to(device)
     train, test = (some.to(device, torch.float32) for some in (data.train, data.test))
-    losses = fit(model, train, options.seed)
+    losses = fit(model, train, options.seed, matching.STEPS)
     energy, force = energies_and_forces(model, test)
     atoms = torch.zeros_like(energy).index_add(0, test.owner, model.shifts[test.element])
     found = {
