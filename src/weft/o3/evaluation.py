@@ -21,6 +21,7 @@ from weft.o3.channelwise import channelwise_product
 from weft.o3.graph import Graph
 from weft.o3.instructions import Instruction, Operands
 from weft.o3.layout import join, split
+from weft.o3.mixing import mix, serves
 from weft.o3.structures import Columns, Parts, structures_of, weight_offsets
 from weft.o3.wigner import wigner_3j
 from weft.products import SparseScaleInfo, sparse_scale
@@ -58,7 +59,7 @@ class Recipe(NamedTuple):
         mixed = self.parts.mixed
         if mixed is not None and self.shared:
             t = channelwise_product(mixed.structure, x, y, None, graph)
-            found.append(self._joined(self._mixed(t, weight), t))
+            found.append(self._mixed(t, weight))
         if self.parts.dense or (mixed is not None and not self.shared):
             found.append(self._edgewise(x, y, weight, graph))
         if found:
@@ -70,27 +71,31 @@ class Recipe(NamedTuple):
         """What is computed edge by edge, then summed."""
         if graph is not None:
             x = sparse_scale(x, SparseScaleInfo(index=graph.src))
-        blocks = []
+        found = []
         mixed = self.parts.mixed
         if mixed is not None and not self.shared:
-            blocks += self._mixed(channelwise_product(mixed.structure, x, y), weight)
-        blocks += self._dense(x, y, weight)
-        rows = self._joined(blocks, y)
+            found.append(self._mixed(channelwise_product(mixed.structure, x, y), weight))
+        if self.parts.dense:
+            found.append(self._joined(list(self._dense(x, y, weight)), y))
+        rows = functools.reduce(torch.add, found)
         if graph is None:
             return rows
         return sparse_scale(rows, SparseScaleInfo(index_out=graph.dst, out_size=graph.num_nodes))
 
-    def _mixed(self, t: Tensor, weight: Tensor | None) -> list[tuple[int, Tensor]]:
-        """(i_out, (rows, mul, 2l+1)): the columns of t times weights."""
-        assert self.parts.mixed is not None
+    def _mixed(self, t: Tensor, weight: Tensor | None) -> Tensor:
+        """Rows of the output: the columns of t times weights."""
+        mixed = self.parts.mixed
+        assert mixed is not None
+        if weight is not None and serves(mixed.mixing, t, self.shared):
+            return mix(mixed.mixing, t, weight)
         found = []
-        for columns in self.parts.mixed.outputs:
+        for columns in mixed.outputs:
             components = self.operands.out[columns.i_out].ir.dim
             block = t.narrow(1, columns.offset, components * columns.width)
             block = block.reshape(-1, components, columns.width)
-            mix = self._mix_shared if self.shared else self._mix_own
-            found.append((columns.i_out, mix(block, columns, weight).transpose(1, 2)))
-        return found
+            times = self._mix_shared if self.shared else self._mix_own
+            found.append((columns.i_out, times(block, columns, weight).transpose(1, 2)))
+        return self._joined(found, t)
 
     def _mix_shared(self, block: Tensor, columns: Columns, weight: Tensor | None) -> Tensor:
         return block @ torch.cat([self._matrix(n, block, weight) for n, _ in columns.parts])

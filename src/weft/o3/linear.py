@@ -16,7 +16,9 @@ from weft.core.operands import same_kind
 from weft.errors import IndexRangeError, ShapeError
 from weft.o3.instructions import chosen
 from weft.o3.irreps import Irreps, IrrepsLike
-from weft.o3.layout import broadcast, check_layout, check_rows, join, split
+from weft.o3.layout import broadcast, check_layout, check_rows, join, split, steps
+from weft.o3.mixing import mix, serves
+from weft.o3.mixing_plan import Block, Mixing, Path
 from weft.o3.module import WeightedModule
 
 __all__ = ["Linear", "LinearInstruction"]
@@ -65,7 +67,7 @@ class Linear(WeightedModule):
     """
 
     instructions: Sequence[LinearInstruction]
-    bias: nn.Parameter | None
+    bias: Tensor
 
     def __init__(
         self,
@@ -98,9 +100,13 @@ class Linear(WeightedModule):
         shared = True if shared_weights is None else shared_weights
         super().__init__(found, out, internal_weights, shared, features)
         self.irreps_in, self.layout, self.features = irreps, layout, features
+        self.mixing = None if features else _mixing(found, irreps, out, layout)
         self.bias_numel = sum(i.path_shape[0] for i in found if i.i_in < 0)
         owned = self.bias_numel > 0 and (shared if internal_weights is None else internal_weights)
-        self.bias = nn.Parameter(torch.zeros(*features[1:], self.bias_numel)) if owned else None
+        if owned:
+            self.bias = nn.Parameter(torch.zeros(*features[1:], self.bias_numel))
+        else:  # an empty tensor, as e3nn's
+            self.register_buffer("bias", torch.empty(0), persistent=False)
 
     def __repr__(self) -> str:
         return (
@@ -140,6 +146,8 @@ class Linear(WeightedModule):
 
     def _mapped(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """(…, f_out, D_out) of x (…, f_in, D)."""
+        if weight is not None and serves(self.mixing, x, self.shared_weights):
+            return self._mixed(self.mixing, x, weight, bias)
         blocks = split(x, self.irreps_in, self.layout)
         lead, (_, f_out) = x.shape[:-2], self.features or (1, 1)
         if not self.shared_weights and weight is not None:
@@ -154,6 +162,23 @@ class Linear(WeightedModule):
         return (
             join(out, self.layout) if out else x.new_zeros(*lead, *(self.features[1:] or (1,)), 0)
         )
+
+    def _mixed(self, mixing: Mixing, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same by one operator, without features."""
+        lead = x.shape[:-2]
+        if not self.shared_weights:
+            lead = broadcast([lead, weight.shape[:-1]])
+            weight = weight.expand(*lead, weight.shape[-1]).flatten(0, -2)
+        rows = x.expand(*lead, *x.shape[-2:]).reshape(math.prod(lead), x.shape[-1])
+        z = mix(mixing, rows, weight).view(*lead, 1, mixing.width("z"))
+        if bias is None:
+            return z
+        shifts = []
+        for k, item in enumerate(self.irreps_out):
+            shift = self._shift(k, bias)
+            none = bias.new_zeros(*bias.shape[:-1], 1, item.dim)
+            shifts.append(none if shift is None else shift.flatten(-2))
+        return z + torch.cat(shifts, -1)
 
     def _item(
         self, k: int, blocks: list[Tensor], weight: Tensor | None, lead: torch.Size
@@ -189,13 +214,14 @@ class Linear(WeightedModule):
         return None
 
     def _checked_bias(self, bias: Tensor | None) -> Tensor | None:
-        bias = self.bias if bias is None else bias
-        if bias is None and self.bias_numel:
-            raise ShapeError(
-                f"bias is missing: this Linear takes (…, {self.bias_numel}). Pass it, or build the "
-                "module with internal_weights=True."
-            )
-        if bias is not None and (bias.dim() == 0 or bias.shape[-1] != self.bias_numel):
+        if bias is None:
+            if self.bias_numel and not self.bias.numel():
+                raise ShapeError(
+                    f"bias is missing: this Linear takes (…, {self.bias_numel}). Pass it, or build "
+                    "the module with internal_weights=True."
+                )
+            return self.bias if self.bias_numel else None
+        if bias.dim() == 0 or bias.shape[-1] != self.bias_numel:
             raise ShapeError(
                 f"bias is {tuple(bias.shape)}: this Linear takes (…, {self.bias_numel}). Pass "
                 "such a bias, or other biases= at construction."
@@ -231,6 +257,24 @@ def _paths(
                 "different irreps that is equivariant is zero. Connect items of one irrep."
             )
     return paths
+
+
+def _mixing(
+    instructions: Iterable[LinearInstruction], irreps: Irreps, out: Irreps, layout: str
+) -> Mixing:
+    def blocks(items: Irreps) -> tuple[Block, ...]:
+        return tuple(
+            Block(place.start, item.ir.dim, *steps(item, layout), item.mul)
+            for place, item in zip(items.slices(), items, strict=True)
+        )
+
+    paths, offset = [], 0
+    for instruction in instructions:
+        if instruction.num_weights:
+            i, k = instruction.i_in, instruction.i_out
+            paths.append(Path(i, k, offset, instruction.path_weight))
+            offset += instruction.num_weights
+    return Mixing((irreps.dim, out.dim, offset), blocks(irreps), blocks(out), tuple(paths))
 
 
 def _normalised(

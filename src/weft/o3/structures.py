@@ -17,6 +17,9 @@ from typing import NamedTuple
 from weft.o3.instructions import Instruction, Operands
 from weft.o3.irreps import Irreps
 from weft.o3.layout import steps
+from weft.o3.mixing_plan import Block as Copies
+from weft.o3.mixing_plan import Mixing
+from weft.o3.mixing_plan import Path as Matrix
 from weft.o3.structure import Block, Path, Product, Structure
 
 __all__ = ["COPIES", "Columns", "Mixed", "Parts", "structures_of", "weight_offsets"]
@@ -38,10 +41,14 @@ class Columns(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """A product without weights, and the outputs that are its result times weights."""
+    """A product without weights, and the outputs that are its result times weights.
+
+    `mixing` is the same as `outputs` for one operator; None where some have no weights.
+    """
 
     structure: Structure
     outputs: tuple[Columns, ...]
+    mixing: Mixing | None
 
 
 class Parts(NamedTuple):
@@ -229,7 +236,29 @@ def _mixed(
         outputs.append(Columns(i_out, start, width, tuple(parts)))
         end += ir.dim * width
     structure = builder.structure((operands.in1.dim, operands.in2.dim, end, 0))
-    return Mixed(structure, tuple(outputs))
+    weighted = all(instructions[n].has_weight for n in chosen)
+    mixing = _mixing(instructions, outputs, operands, end, layout) if weighted else None
+    return Mixed(structure, tuple(outputs), mixing)
+
+
+def _mixing(
+    instructions: Sequence[Instruction],
+    outputs: Sequence[Columns],
+    operands: Operands,
+    width: int,
+    layout: str,
+) -> Mixing:
+    offsets = weight_offsets(instructions)
+    t, z, paths = list[Copies](), list[Copies](), list[Matrix]()
+    for columns in outputs:
+        item = operands.out[columns.i_out]
+        for n, first in columns.parts:
+            count = math.prod(instructions[n].path_shape[:-1])
+            paths.append(Matrix(len(t), len(z), offsets[n], 1.0))
+            t.append(Copies(columns.offset + first, item.ir.dim, columns.width, 1, count))
+        start = operands.out[: columns.i_out].dim
+        z.append(Copies(start, item.ir.dim, *steps(item, layout), item.mul))
+    return Mixing((width, operands.out.dim, offsets[-1]), tuple(t), tuple(z), tuple(paths))
 
 
 def _instructed(

@@ -1,0 +1,110 @@
+"""Weights that mix copies: matrices between blocks of two rows, for all blocks in one operator.
+
+    z[b, n, m] = Σ_paths factor Σ_u t[b, u, m] W[(b,) u, n]      u, n copies, m components
+
+The form Σ z t W is linear in each of the three, so its derivatives are the same operator with the
+roles exchanged: of z and W, a row t; of t and z, a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from weft.core.backend import interpreted
+from weft.core.op import Operator
+from weft.o3.mixing_plan import Mixing, read
+
+__all__ = ["mix", "serves"]
+
+_INTERPRETED = interpreted()
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def serves(mixing: Mixing | None, rows: Tensor, shared: bool) -> TypeGuard[Mixing]:
+    """Whether there is a mixing and `mix` takes rows like these: on the GPU.
+
+    Shared weights in float32; weights of its own for each row, where each block of t has one path.
+    """
+    if mixing is None or not (rows.is_cuda or _INTERPRETED):
+        return False
+    if shared:
+        return rows.dtype == torch.float32
+    return mixing.single and rows.dtype in DTYPES
+
+
+def mix(mixing: Mixing, t: Tensor, weight: Tensor) -> Tensor:
+    """z (rows, width) of t (rows, width) and weights, (width,) for all rows or (rows, width).
+
+    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor t W|, K terms a number; with shared weights TF32
+    instead where torch.backends.cuda.matmul allows it.  Bitwise repeatable.  Rows without a path
+    are zero.
+    """
+    return _mix(t, weight, mixing.text, "z", weight.dim() == 1)
+
+
+_OTHERS = {"z": ("t", "w"), "t": ("z", "w"), "w": ("t", "z")}
+"""For each result the two that it is computed from, in the order of arguments."""
+
+
+def _body(a: Tensor, b: Tensor, text: str, result: str, shared: bool) -> Tensor:
+    from weft.o3 import mixing_launch
+
+    return mixing_launch.run(read(text), result, a.contiguous(), b.contiguous(), shared)
+
+
+def _fake(a: Tensor, b: Tensor, text: str, result: str, shared: bool) -> Tensor:
+    width = read(text).width(result)
+    return a.new_empty((width,) if result == "w" and shared else (a.shape[0], width))
+
+
+def _gradients(
+    call: Any, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    a, b, text, result, shared = args
+    values = dict(zip(_OTHERS[result], (a, b), strict=True)) | {result: grad}
+
+    def of(slot: str) -> Tensor:
+        first, second = _OTHERS[slot]
+        found: Tensor = call(values[first], values[second], text, slot, shared)
+        return found
+
+    return tuple(
+        of(slot) if flag else None for slot, flag in zip(_OTHERS[result], needed, strict=True)
+    )
+
+
+def _batch(call: Any, size: int, dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
+    """Samples as more rows; one by one where shared weights differ between them."""
+    a, b, text, result, shared = args
+    if shared and (result == "w" or dims[1] is not None):
+        each = [[_sample(t, d, i) for t, d in zip((a, b), dims, strict=False)] for i in range(size)]
+        return torch.stack([call(*pair, text, result, shared) for pair in each])
+    first, second = (
+        (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
+        if t.dim() - (d is not None) == 2
+        else t
+        for t, d in zip((a, b), dims, strict=False)
+    )
+    found: Tensor = call(first, second, text, result, shared)
+    return found.view(size, found.shape[0] // size, found.shape[1])
+
+
+def _sample(tensor: Tensor, dim: int | None, i: int) -> Tensor:
+    return tensor if dim is None else tensor.select(dim, i)
+
+
+_mix = Operator(
+    "o3_mix",
+    "Tensor a, Tensor b, str mixing, str result, bool shared",
+    2,
+    0,
+    _body,
+    _fake,
+    _gradients,
+    _batch,
+)

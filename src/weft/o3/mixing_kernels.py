@@ -1,0 +1,156 @@
+"""Parts of the kernels of weights that mix copies: tiles of matrix products in two TF32 parts.
+
+A float32 is the sum of two numbers of 11 and 13 bits; the tensor core multiplies each by each but
+the low ones, which leaves errors as of float32.  Infinite numbers have no such parts: they make
+NaN.  The generator prints who calls what.
+
+Why the family has a matrix product of its own: the library's needs the rows of each block copied
+together, one launch for each, and multiplies float32 at 50 TFLOP/s.
+"""
+# ruff: noqa: N803, N806
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+__all__ = ["accumulate", "fold", "outer", "prepare", "store"]
+
+
+@triton.jit
+def _high(x):
+    """The leading 11 bits."""
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rounded(x):
+    """The nearest number of 11 bits."""
+    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _places(r, R, C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
+    """Where component r % C of row r // C begins, and whether there is such a row."""
+    return (r // C).to(tl.int64) * WIDTH + r % C * STEP, r < R * C
+
+
+@triton.jit
+def accumulate(
+    acc, a_ptr, w_ptr, tile, R,
+    C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, K: tl.constexpr,
+    N: tl.constexpr, LENGTH: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """acc[r, n] += Σ_k a[r, k] w[n, k]: rows r of components, w prepared, its rows LENGTH apart.
+
+    The low parts of w lie LOW numbers behind the high ones.
+    """
+    ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    begin, live = _places(tile // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M), R, C, WIDTH, STEP)
+    n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
+    for first in range(0, K, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        here, there = live[:, None], (n < N)[:, None]
+        if K % BLOCK_K != 0:
+            here, there = here & (k < K)[None, :], there & (k < K)[None, :]
+        a = tl.load(a_ptr + begin[:, None] + (k * COPY)[None, :], mask=here, other=0.0)
+        at = w_ptr + n[:, None] * LENGTH + k[None, :]
+        w = tl.load(at, mask=there, other=0.0).T
+        if PRECISE:
+            high = _high(a)
+            w_low = tl.load(at + LOW, mask=there, other=0.0).T
+            acc = tl.dot(a - high, w, acc, input_precision="tf32")
+            acc = tl.dot(high, w_low, acc, input_precision="tf32")
+            acc = tl.dot(high, w, acc, input_precision="tf32")
+        else:
+            acc = tl.dot(_rounded(a), w, acc, input_precision="tf32")
+    return acc
+
+
+@triton.jit
+def store(
+    acc, z_ptr, tile, R,
+    C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """z[r, n] = acc."""
+    ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    begin, live = _places(tile // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M), R, C, WIDTH, STEP)
+    n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = live[:, None] & (n < N)[None, :]
+    tl.store(z_ptr + begin[:, None] + (n * COPY)[None, :], acc, mask=mask)
+
+
+@triton.jit
+def prepare(
+    w_ptr, p_ptr, tile,
+    U: tl.constexpr, N: tl.constexpr, STEP_U: tl.constexpr, STEP_N: tl.constexpr,
+    FACTOR: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Parts of factor · w (U, N), at u · STEP_U + n · STEP_N."""
+    ACROSS: tl.constexpr = (N + BLOCK - 1) // BLOCK
+    u = tile // ACROSS * BLOCK + tl.arange(0, BLOCK)
+    n = tile % ACROSS * BLOCK + tl.arange(0, BLOCK)
+    mask = (u < U)[:, None] & (n < N)[None, :]
+    w = tl.load(w_ptr + u[:, None] * N + n[None, :], mask=mask, other=0.0) * FACTOR
+    if STEP_U == 1:
+        w, mask = w.T, mask.T
+        to = p_ptr + n[:, None] * STEP_N + u[None, :]
+    else:
+        to = p_ptr + u[:, None] * STEP_U + n[None, :]
+    if PRECISE:
+        high = _high(w)
+        tl.store(to, high, mask=mask)
+        tl.store(to + LOW, w - high, mask=mask)
+    else:
+        tl.store(to, _rounded(w), mask=mask)
+
+
+@triton.jit
+def outer(
+    t_ptr, z_ptr, part_ptr, tile, R, CHUNK, NUMBERS: tl.constexpr, C: tl.constexpr,
+    T_WIDTH: tl.constexpr, T_STEP: tl.constexpr, T_COPY: tl.constexpr, U: tl.constexpr,
+    Z_WIDTH: tl.constexpr, Z_STEP: tl.constexpr, Z_COPY: tl.constexpr, N: tl.constexpr,
+    PRECISE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """part[u, n] = Σ_r t[r, u] z[r, n] over CHUNK rows r of components; parts are NUMBERS apart."""
+    ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    TILES: tl.constexpr = (U + BLOCK_M - 1) // BLOCK_M * ACROSS
+    u = tile % TILES // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = tile // TILES
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(part * CHUNK, tl.minimum(part * CHUNK + CHUNK, R * C), BLOCK_K):
+        r = first + tl.arange(0, BLOCK_K)
+        begin_t, live = _places(r, R, C, T_WIDTH, T_STEP)
+        begin_z, live = _places(r, R, C, Z_WIDTH, Z_STEP)
+        at_t = t_ptr + begin_t[:, None] + (u * T_COPY)[None, :]
+        at_z = z_ptr + begin_z[:, None] + (n * Z_COPY)[None, :]
+        t = tl.load(at_t, mask=live[:, None] & (u < U)[None, :], other=0.0).T
+        z = tl.load(at_z, mask=live[:, None] & (n < N)[None, :], other=0.0)
+        if PRECISE:
+            t_high, z_high = _high(t), _high(z)
+            acc = tl.dot(t - t_high, z_high, acc, input_precision="tf32")
+            acc = tl.dot(t_high, z - z_high, acc, input_precision="tf32")
+            acc = tl.dot(t_high, z_high, acc, input_precision="tf32")
+        else:
+            acc = tl.dot(_rounded(t), _rounded(z), acc, input_precision="tf32")
+    to = part_ptr + part.to(tl.int64) * NUMBERS + u[:, None] * N + n[None, :]
+    tl.store(to, acc, mask=(u < U)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def fold(
+    part_ptr, w_ptr, tile, parts, NUMBERS: tl.constexpr, COUNT: tl.constexpr,
+    N: tl.constexpr, LENGTH: tl.constexpr, FACTOR: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """w = factor Σ parts, in fixed order, w (u, N) in rows LENGTH apart; bound: memory."""
+    i = tile * BLOCK + tl.arange(0, BLOCK)
+    place = i // N * LENGTH + i % N
+    total = tl.zeros((BLOCK_P, BLOCK), tl.float32)
+    for first in range(0, parts, BLOCK_P):
+        part = first + tl.arange(0, BLOCK_P)
+        at = part_ptr + part.to(tl.int64)[:, None] * NUMBERS + place[None, :]
+        total += tl.load(at, mask=(part < parts)[:, None] & (i < COUNT)[None, :], other=0.0)
+    tl.store(w_ptr + i, tl.sum(total, 0) * FACTOR, mask=i < COUNT)

@@ -1,0 +1,166 @@
+"""Launches of the kernels of weights that mix copies."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.backend import interpreted
+from weft.core.explain import record_cost, recording
+from weft.core.generated import load
+from weft.core.launcher import Launcher, Tile
+from weft.o3 import mixing_generator as generator
+from weft.o3.mixing_plan import Mixing, Path, merged, prepared, uncovered, weights
+
+__all__ = ["run"]
+
+PRODUCT_TILE = Tile((128, 128, 32), 8, 3)
+"""Rows, copies of the result, copies that are summed at a time; H200: to be measured."""
+
+OUTER_TILE = Tile((128, 128, 32), 8, 3)
+"""Copies of t, copies of z, rows that are summed at a time."""
+
+PREPARE_TILE, FOLD_TILE = Tile((32,), 4, 1), Tile((16, 128), 4, 1)
+
+OWN_WARPS = 4
+"""Of the program of a row with weights of its own."""
+
+OUTER_PROGRAMS = 4
+"""Programs for each processor that share the sum over rows."""
+
+
+def run(mixing: Mixing, result: str, a: Tensor, b: Tensor, shared: bool) -> Tensor:
+    """The result z of (t, w), t of (z, w) or w of (t, z): contiguous rows of mixings' widths."""
+    rows, width = a.shape[0], mixing.width(result)
+    shape = (width,) if result == "w" and shared else (rows, width)
+    filled = not rows or uncovered(mixing, result)
+    out = (a.new_zeros if filled else a.new_empty)(shape)
+    if not rows or not mixing.paths:
+        return out
+    with torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext():
+        if not shared:
+            _own(mixing, result, a, b, out)
+        elif result == "w":
+            _outer(mixing, a, b, out)
+        else:
+            _product(mixing, result, a, b, out)
+    if recording():
+        record_cost(a.nbytes + b.nbytes + out.nbytes, 2 * rows * _products(mixing))
+    return out
+
+
+def _product(mixing: Mixing, result: str, a: Tensor, weight: Tensor, out: Tensor) -> None:
+    precise = _precise()
+    matrices = weight.new_empty(prepared(mixing, result) * (1 + precise))
+    prepare, product = _product_launchers(mixing, result, a.shape[0], precise, a.device)
+    prepare([weight, matrices])
+    product([a, matrices, out], matrices.nbytes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _product_launchers(
+    mixing: Mixing, result: str, rows: int, precise: bool, device: torch.device
+) -> tuple[Launcher, Launcher]:
+    """Of one device, whose machine code a launcher keeps."""
+    found = merged(mixing, result)
+    copies = max(group.block.copies for group in found)
+    columns = max(run.block.copies for group in found for run in group.runs)
+    m, n, k = PRODUCT_TILE.blocks
+    tile = PRODUCT_TILE._replace(blocks=(m, _block(copies, n), _block(columns, k)))
+    m, n, _ = tile.blocks
+    programs = sum(
+        -(-rows * group.block.components // m) * -(-group.block.copies // n) for group in found
+    )
+    product = generator.product_source(mixing, result, precise)
+    prepare = generator.prepare_source(mixing, result, precise)
+    (side,) = PREPARE_TILE.blocks
+    tiles = sum(
+        -(-mixing.t[path.t].copies // side) * -(-mixing.z[path.z].copies // side)
+        for path in mixing.paths
+    )
+    return (
+        _launcher("prepare", prepare, tiles, (), PREPARE_TILE),
+        _launcher("product", product, programs, (rows,), tile),
+    )
+
+
+def _outer(mixing: Mixing, t: Tensor, z: Tensor, out: Tensor) -> None:
+    parts, outer, fold = _outer_launchers(mixing, t.shape[0], _precise(), t.device)
+    partial = t.new_empty(parts, weights(mixing))
+    outer([t, z, partial], partial.nbytes)
+    fold([partial, out])
+
+
+@functools.lru_cache(maxsize=1024)
+def _outer_launchers(
+    mixing: Mixing, rows: int, precise: bool, device: torch.device
+) -> tuple[int, Launcher, Launcher]:
+    """And how many parts the longest sum has."""
+    found = [(group.block, run.block) for group in merged(mixing, "z") for run in group.runs]
+    m, n, k = OUTER_TILE.blocks
+    m = _block(max(t.copies for _, t in found), m, 64)
+    n = _block(max(z.copies for z, _ in found), n)
+    work = [(z.components, -(-t.copies // m) * -(-z.copies // n)) for z, t in found]
+    share = rows * sum(c * tiles for c, tiles in work) // (OUTER_PROGRAMS * _processors(device))
+    chunk = k * max(1, -(-share // k))
+    programs = sum(-(-rows * c // chunk) * tiles for c, tiles in work)
+    parts = -(-rows * max(c for c, _ in work) // chunk)
+    tile, numbers = OUTER_TILE._replace(blocks=(m, n, k)), (rows, chunk)
+    folds = sum(-(-_size(mixing, path) // FOLD_TILE.blocks[1]) for path in mixing.paths)
+    return (
+        parts,
+        _launcher("outer", generator.outer_source(mixing, precise), programs, numbers, tile),
+        _launcher("fold", generator.fold_source(mixing), folds, numbers, FOLD_TILE),
+    )
+
+
+def _own(mixing: Mixing, result: str, a: Tensor, b: Tensor, out: Tensor) -> None:
+    values = dict(zip({"z": "tw", "t": "zw", "w": "tz"}[result], (a, b), strict=True))
+    values[result] = out
+    operands = [values[slot] for slot in "tzw"]
+    _own_launcher(mixing, result, a.shape[0], a.dtype, a.device)(operands)
+
+
+@functools.lru_cache(maxsize=1024)
+def _own_launcher(
+    mixing: Mixing, result: str, rows: int, dtype: torch.dtype, device: torch.device
+) -> Launcher:
+    """A launcher keeps compiled code, so that the dtype is part of what it is known by."""
+    source = generator.own_source(mixing, result, OWN_WARPS)
+    return _launcher("own", source, rows, (), Tile((OWN_WARPS,), OWN_WARPS, 1))
+
+
+def _launcher(
+    name: str, source: str, programs: int, numbers: tuple[int, ...], tile: Tile
+) -> Launcher:
+    kernel: Any = load(f"o3_mixing_{name}", source).kernel
+    return Launcher(kernel, programs, (), numbers, (), tile)
+
+
+def _block(count: int, most: int, least: int = 16) -> int:
+    return min(most, max(least, 1 << max(count - 1, 0).bit_length()))
+
+
+def _size(mixing: Mixing, path: Path) -> int:
+    return mixing.t[path.t].copies * mixing.z[path.z].copies
+
+
+def _products(mixing: Mixing) -> int:
+    """Of numbers, in a row."""
+    return sum(mixing.t[path.t].components * _size(mixing, path) for path in mixing.paths)
+
+
+def _precise() -> bool:
+    """Whether float32 is to be multiplied as float32."""
+    return bool(torch.backends.cuda.matmul.fp32_precision != "tf32")
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    if interpreted():
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

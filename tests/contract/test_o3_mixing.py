@@ -1,0 +1,200 @@
+"""Weights that mix copies: kernels against float64, in the interpreter; derivatives, layers.
+
+Seen red with: parts of a sum dropped, the factor of a path left out of the gradient of weights,
+low parts of float32 left out, blocks that follow each other joined in the wrong order.
+"""
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+
+if not INTERPRETED:
+    pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
+
+from weft import o3
+from weft.o3 import mixing, mixing_launch
+from weft.o3.mixing import mix
+from weft.o3.mixing_plan import Block, Mixing, Path
+from weft.testing import assert_within_bound
+from weft.testing.contract import assert_same_bits
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+LAYOUTS = ["mul_ir", "ir_mul"]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+RESULTS = {"z": "tw", "t": "zw", "w": "tz"}
+
+
+def blocks(items, layout):
+    """Blocks (copies, components) side by side, and their width."""
+    found, offset = [], 0
+    for copies, components in items:
+        steps = (1, components) if layout == "mul_ir" else (copies, 1)
+        found.append(Block(offset, components, *steps, copies))
+        offset += copies * components
+    return tuple(found), offset
+
+
+def ragged(layout):
+    """Blocks without a path, holes between weights, several paths into a block, factors."""
+    t, t_width = blocks([(5, 1), (3, 3), (20, 1), (9, 3), (4, 5)], layout)
+    z, z_width = blocks([(7, 1), (4, 3), (2, 5)], layout)
+    paths, begin = [], 0
+    for n, (i, k) in enumerate([(0, 0), (2, 0), (1, 1), (3, 1)]):
+        paths.append(Path(i, k, begin + n, 1.0 + 0.5 * n))
+        begin += t[i].copies * z[k].copies
+    return Mixing((t_width, z_width, begin + 6), t, z, tuple(paths))
+
+
+def following(layout):
+    """Blocks that go on in the next one: as t of a tensor product, and z of one item cut in two."""
+    t = tuple(Block(12 * n, 3, 36, 1, 12) for n in range(3))
+    z, z_width = blocks([(4, 3), (140, 3)], layout)
+    paths = tuple(Path(n, k, (n + 3 * k) * 140 * 12, 0.5) for k in range(2) for n in range(3))
+    return Mixing((108, z_width, 6 * 140 * 12), t, z, paths)
+
+
+def matrix(block, row):
+    """(rows, components, copies) of a block."""
+    index = torch.arange(block.components)[:, None] * block.step
+    return row[:, block.offset + index + torch.arange(block.copies) * block.copy_step]
+
+
+def form(mixing, t, w, z, sign=torch.positive):
+    """Σ z t w, whose derivatives the operator computes."""
+    total = 0 * (t.sum() + w.sum() + z.sum())
+    for path in mixing.paths:
+        left, right = mixing.t[path.t], mixing.z[path.z]
+        part = w[..., path.weight : path.weight + left.copies * right.copies]
+        part = part.unflatten(-1, (left.copies, right.copies)) * sign(torch.tensor(path.factor))
+        total = total + (matrix(left, t) @ part * matrix(right, z)).sum()
+    return total
+
+
+def tensors(m, rows, shared, dtype):
+    made = torch.Generator().manual_seed(0)
+    shapes = {"t": (rows, m.width("t")), "z": (rows, m.width("z"))}
+    shapes["w"] = (m.width("w"),) if shared else (rows, m.width("w"))
+    return {slot: torch.randn(shape, generator=made).to(dtype) for slot, shape in shapes.items()}
+
+
+def exact(m, values, result, sign=torch.positive):
+    wide = {slot: sign(value.double()).requires_grad_() for slot, value in values.items()}
+    return torch.autograd.grad(form(m, **wide, sign=sign), wide[result])[0]
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("rows", [0, 1, 150])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("make", [ragged, following])
+def test_shared_weights(make, layout, rows, result):
+    check(make(layout), rows, True, torch.float32, result)
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 7])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_own_weights(layout, rows, dtype, result):
+    check(ragged(layout), rows, False, dtype, result)
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_own_weights_in_several_tiles(result):
+    t, t_width = blocks([(70, 3), (150, 3)], "mul_ir")
+    z, z_width = blocks([(130, 3)], "ir_mul")
+    paths = (Path(1, 0, 0, 1.0), Path(0, 0, 150 * 130, 2.0))
+    check(Mixing((t_width, z_width, 220 * 130), t, z, paths), 2, False, torch.float32, result)
+
+
+def check(m, rows, shared, dtype, result):
+    values = tensors(m, rows, shared, dtype)
+    operands = [values[slot] for slot in RESULTS[result]]
+    found = mixing_launch.run(m, result, *operands, shared)
+    assert found.dtype == dtype
+    wide = exact(m, values, result)
+    size = exact(m, values, result, torch.abs)
+    assert_within_bound(found, wide, size, max(rows, m.width("t"), m.width("z")))
+    assert_same_bits(found, mixing_launch.run(m, result, *operands, shared), result)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_derivatives_of_second_order(shared):
+    m = ragged("mul_ir")
+    values = tensors(m, 5, shared, torch.float32)
+
+    def gradients(t, w, z, product):
+        """Of all three, of what first gradients are."""
+        t, w, z = (v.clone().requires_grad_() for v in (t, w, z))
+        first = torch.autograd.grad(product(t, w, z), (t, w), create_graph=True)
+        return torch.autograd.grad(sum((g * g).sum() for g in first), (t, w, z))
+
+    found = gradients(*(values[s] for s in "twz"), lambda t, w, z: (mix(m, t, w) * z).sum())
+    wide = gradients(*(values[s].double() for s in "twz"), lambda t, w, z: form(m, t, w, z))
+    for result, value in zip(found, wide, strict=True):
+        size = value.abs() + value.abs().max()
+        assert_within_bound(result, value, size, 256)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_doors(shared):
+    m = ragged("ir_mul")
+    v = tensors(m, 6, shared, torch.float32)
+    z = mix(m, v["t"], v["w"])
+    compiled = torch.compile(lambda t, w: mix(m, t, w), fullgraph=True, backend="aot_eager")
+    assert_same_bits(compiled(v["t"], v["w"]), z, "compiled")
+    each = torch.func.vmap(lambda t: mix(m, t, v["w"]))(torch.stack([v["t"], 2 * v["t"]]))
+    near(each, torch.stack([z, 2 * z]))
+    both = torch.func.vmap(lambda t, w: mix(m, t, w))(
+        torch.stack([v["t"], 2 * v["t"]]), torch.stack([v["w"], 2 * v["w"]])
+    )
+    near(both, torch.stack([z, 4 * z]))
+    _, moved = torch.func.jvp(lambda t, w: mix(m, t, w), (v["t"], v["w"]), (v["t"], v["w"]))
+    near(moved, 2 * z)
+
+
+def near(found, value):
+    value = value.double()
+    assert_within_bound(found, value, value.abs() + value.abs().max(), 64)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_what_is_not_finite_shows():
+    t, _ = blocks([(4, 1)], "mul_ir")
+    m = Mixing((4, 4, 16), t, t, (Path(0, 0, 0, 1.0),))
+    x = torch.tensor([[float("inf"), 1, 2, 3], [float("nan"), 1, 2, 3], [1, 2, 3, 4]])
+    found = mix(m, x, torch.ones(16))
+    assert not found[:2].isfinite().any()
+    assert found[2].eq(10).all()
+
+
+MODULES = {
+    "linear": lambda layout, shared: o3.Linear(
+        "5x0e+3x1o+2x0e", "4x1o+6x0e+1x2e", biases=shared, shared_weights=shared, layout=layout
+    ),
+    "fully connected": lambda layout, shared: o3.FullyConnectedTensorProduct(
+        "3x0e+4x1o", "0e+1o", "5x0e+3x1o+2x1e", shared_weights=shared, layout=layout
+    ),
+}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_give_what_torch_gives(name, layout, shared, monkeypatch):
+    module = MODULES[name](layout, shared)
+    if shared and name == "linear":
+        torch.nn.init.normal_(module.bias)
+    irreps = module.irreps_in if name == "linear" else module.irreps_in1
+    inputs = [torch.randn(2, 9, irreps.dim)]
+    if name != "linear":
+        inputs.append(torch.randn(2, 9, module.irreps_in2.dim))
+    weight = None if shared else torch.randn(2, 9, module.weight_numel)
+    found = module(*inputs, weight)
+    monkeypatch.setattr(mixing, "_INTERPRETED", False)
+    wide = None if weight is None else weight.double()
+    value = module.double()(*(x.double() for x in inputs), wide)
+    assert_within_bound(
+        found.detach(), value.detach(), value.detach().abs() + value.detach().abs().max(), 64
+    )
