@@ -12,7 +12,7 @@ import torch
 
 import weft
 from weft import demo
-from weft.demo import forecasting, landforms, segmenter, training
+from weft.demo import forecasting, landforms, matching, segmenter, training
 from weft.demo.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
 from weft.demo.forecaster import Forecaster
 from weft.demo.measure import op_errors
@@ -281,6 +281,8 @@ def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch
     for name, few in {"LEARNED_FROM": 30, "HELD_OUT": 10, "BATCH": 10, "STEPS": 25}.items():
         monkeypatch.setattr(forecasting, name, few)
     monkeypatch.setattr(segmenter, "STEPS", 25)
+    for name, few in {"LEARNED_FROM": 2, "STEPS": 25}.items():
+        monkeypatch.setattr(matching, name, few)
     path = demo.main(["--points", str(cloud_file), "--out", str(tmp_path), "--device", "cpu"])
     assert path == tmp_path / "index.html"
     text = path.read_text(encoding="utf-8")
@@ -290,6 +292,7 @@ def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch
     assert not reader.outside
     assert "url(" not in text
     words = ("learned filter", "plain torch", "error / bound", "3,000 points", "torch 2.")
+    words = (*words, "weft.o3", "each shaken in 2 ways", "forces when turned")
     words = (*words, "weft.voxels", "mean overlap", "bent", "submanifold, 3³", "other kinds")
     for part in (*words, "weft.clifford", "straight on", "when turned", "30 systems"):
         assert part in text

@@ -164,7 +164,7 @@ def test_the_calculator_is_the_model(data, model, example):
 def test_the_chapter_is_written(data, monkeypatch):
     monkeypatch.setattr(matching, "STEPS", 25)
     monkeypatch.setattr(o3, "FEW", 6)
-    monkeypatch.setattr(o3, "molecules", lambda seed: data)
+    monkeypatch.setattr(o3, "molecules", lambda seed, labels, shakes: data)
     found = o3.chapter(Options(None, Path(), CPU, 0))
     text = "".join(found.blocks)
     for part in ("EMT", "plain torch", "forces when turned", "energies_and_forces: at least"):

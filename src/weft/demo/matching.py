@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.demo.molecules import NUMBERS, Molecules, best_labels, cut, labelled, names, shaken
+from weft.demo.molecules import NUMBERS, Molecules, cut, labelled, names, shaken
 from weft.demo.potential import Potential, Settings, energies_and_forces
 from weft.progress import track
 
@@ -38,9 +38,8 @@ class Errors(NamedTuple):
     force: float  # eV/Å, of a component
 
 
-def molecules(seed: int, labels: str | None = None, shakes: int = LEARNED_FROM) -> Data:
-    """Every molecule, shaken in new ways, with the energies of the best method there is."""
-    labels = labels or best_labels()
+def molecules(seed: int, labels: str, shakes: int) -> Data:
+    """Every molecule, shaken in `shakes` ways to learn from and in some more to judge by."""
     random = np.random.default_rng(seed)
     copies = [shaken(name, shakes + HELD_OUT, random) for name in names()]
     train = [atoms for some in copies for atoms in some[HELD_OUT:]]

@@ -11,7 +11,7 @@ from weft import explain
 from weft.demo import matching, page
 from weft.demo.matching import Data, Errors, errors, fit, molecules, new_potential, step_of, turned
 from weft.demo.measure import interleaved
-from weft.demo.molecules import Molecules, cut, names
+from weft.demo.molecules import Molecules, best_labels, cut, names
 from weft.demo.options import Options
 from weft.demo.pictures import curve, parity
 from weft.demo.potential import (
@@ -40,7 +40,7 @@ _FORMULA = (
 def chapter(options: Options) -> page.Chapter:
     """Learn from some shaken molecules, foretell others, and turn these to see what changes."""
     device = options.device
-    data = molecules(options.seed)
+    data = molecules(options.seed, best_labels(), matching.LEARNED_FROM)
     torch.manual_seed(options.seed)
     model = new_potential(data.train, Settings(), torch.float32).to(device)
     train, test = (some.to(device, torch.float32) for some in (data.train, data.test))
