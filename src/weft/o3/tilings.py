@@ -30,6 +30,9 @@ CARRIED_BESIDE = 40
 WORK = 1600
 """Entries of 3j symbols times terms of the call, of two channels: more compile for many seconds."""
 
+FIRST_ORDER = 3
+"""Terms of a call up to which half of `WORK` is faster: its kernels wait for memory."""
+
 WARP = 32
 
 WASTE = 0.25
@@ -47,13 +50,14 @@ def groups(product: Product, call: Call, owner: str, wide: bool) -> list[tuple[i
     single = 1 if _pairs(product, wide) else 2
     most *= 1 if wide else single
     terms = sum(len(result.terms) for result in call.results)
+    limit = WORK // 2 if single == 1 and terms <= FIRST_ORDER else WORK * single
     found: list[list[int]] = [[]]
 
     def fits(paths: list[int]) -> bool:
         chosen = [product.paths[p] for p in paths]
         carried = _components(product, chosen, owner) if owner in slots else 0
         work = sum(len(entries(product, path)[0]) for path in chosen)
-        return carried <= most and terms * work <= WORK * single
+        return carried <= most and terms * work <= limit
 
     for block in _by_block_of_x(product.paths):
         for part in [block] if fits(block) else [[p] for p in block]:
