@@ -18,8 +18,8 @@ from weft.o3.mixing_plan import Mixing, Path, merged, prepared, uncovered, weigh
 
 __all__ = ["run"]
 
-PRODUCT_TILE = Tile((128, 128, 32), 8, 3)
-"""Rows, copies of the result, copies that are summed at a time; H200: to be measured."""
+PRODUCT_TILE = Tile((128, 128, 32), 4, 2)
+"""Rows, copies of the result, copies that are summed at a time: two programs on a processor."""
 
 OUTER_TILE = Tile((128, 128, 32), 8, 3)
 """Copies of t, copies of z, rows that are summed at a time."""
