@@ -263,7 +263,10 @@ class Irreps:
 
     @property
     def slice_by_mul(self) -> SliceByMul:
-        """`irreps.slice_by_mul[2:5]` has the irreps 2 to 4, each copy counted."""
+        """Slices that count copies, not items.
+
+        `irreps.slice_by_mul[2:5]` has the irreps 2 to 4.
+        """
         return SliceByMul(self)
 
     def simplify(self) -> Irreps:
