@@ -165,9 +165,8 @@ def test_gradients_of_x(fresh, monkeypatch, way, order):
 @pytest.mark.parametrize(
     "tiling",
     [
-        Tiling(4, held=True),
-        Tiling(4, ahead=True, stages=3),
-        Tiling(2, edges=4, held=True),
+        Tiling(4, stages=3),
+        Tiling(2, edges=4),
         Tiling(8, edges=2),
         Tiling(2, edges=1),
     ],

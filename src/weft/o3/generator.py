@@ -2,10 +2,9 @@
 
 A kernel program owns a row of one slot, z or x, and a block of channels, and walks the row's edges:
 
-    load the row's tensors, if they are held in registers
     for the edges of the row:                     # a tile of EDGES edges where channels are few
         load x, y and w of the edge
-        path after path: load the row's components, add to the results
+        path after path: load the row's components (from L1, but the first time), add to the results
         store the results of the edge as soon as no path is left that adds to them
     store the results of the row
 
@@ -50,16 +49,12 @@ class Tiling(NamedTuple):
         edges: of a tile, a power of 2.
         warps: of a program.
         stages: iterations of the loop over edges whose loads are under way; 1: no copies ahead.
-        held: whether the row's tensors stay in registers; else they are read again (from L1).
-        ahead: whether the numbers of the next edge's rows are read one edge ahead.
     """
 
     block: int
     edges: int = 1
     warps: int = 1
     stages: int = 1
-    held: bool = False
-    ahead: bool = False
 
 
 class Job(NamedTuple):
@@ -238,37 +233,16 @@ class _Writer:
         number = "tl.load(owner_ptr + item)" if job.pieces else "item"
         yield f"row = tl.cast({number}, tl.int64)"
         yield from self._places([t for t in self.tensors if self._owned(t)], "row")
-        if self.tiling.held:
-            for t, block in sorted(set().union(*self.reads)):
-                if self._owned(t):
-                    yield from self._load(t, block)
         yield from self._zeros(job.owner)
-        ahead = self.tiling.ahead and self.flat and job.indexed
-        if ahead:
-            yield from self._look("next", "first", "first < last")
         if self.flat:
             yield "for p in tl.range(first, last, num_stages=STAGES):"
-            if ahead:
-                yield from _indented(self._move_on())
-            yield from _indented(self._edge("p", known=ahead))
+            yield from _indented(self._edge("p"))
         else:
             yield "for start in tl.range(first, last, EDGES, num_stages=STAGES):"
             yield "    p = start + tl.arange(0, EDGES)[:, None]"
             yield "    present = p < last"
             yield from _indented(self._edge("p"))
         yield from self._store_carried(job.owner, "item")
-
-    def _look(self, prefix: str, at: str, mask: str) -> Iterator[str]:
-        """The numbers of an edge and of its row of the other slot."""
-        edge = f"tl.load(edges_ptr + {at}, mask={mask}, other=0)" if self.job.ordered else at
-        yield f"{prefix}_e = tl.cast({edge}, tl.int64)"
-        found = f"tl.load(index_ptr + {prefix}_e, mask={mask}, other=0)"
-        yield f"{prefix}_other = tl.cast({found}, tl.int64)"
-
-    def _move_on(self) -> Iterator[str]:
-        yield "e = next_e"
-        yield "other = next_other"
-        yield from self._look("next", "p + 1", "p + 1 < last")
 
     def _zeros(self, slot: str) -> Iterator[str]:
         for (r, block), _ in sorted(self.last.items()):
@@ -278,9 +252,8 @@ class _Writer:
 
     # an edge
 
-    def _edge(self, at: str, known: bool = False) -> Iterator[str]:
-        if not known:
-            yield from self._numbers(at)
+    def _edge(self, at: str) -> Iterator[str]:
+        yield from self._numbers(at)
         yield from self._places([t for t in self.tensors if not self._owned(t)], "e")
         first = {key for reads in self.reads for key in reads if self._early(key[0])}
         for t, block in sorted(first):
@@ -314,9 +287,7 @@ class _Writer:
     def _late(self, tensor: int) -> bool:
         """Whether a tensor's blocks are loaded as paths need them: long rows, and what is near."""
         slot = self.job.call.slots[tensor]
-        if self._owned(tensor):
-            return not self.tiling.held
-        return slot == "z" or (slot == "w" and self.job.shared)
+        return self._owned(tensor) or slot == "z" or (slot == "w" and self.job.shared)
 
     def _places(self, tensors: Iterable[int], number: str) -> Iterator[str]:
         """The rows of tensors, and of what an edge stores."""

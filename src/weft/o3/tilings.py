@@ -72,11 +72,11 @@ def choose(job: Job) -> Tiling:
     """How a job is laid out."""
     channels, slots = job.product.channels, {result.slot for result in job.call.results}
     alone = slots == {job.owner} and job.segmented
-    stages, ahead = (3, False) if alone else (1, True)
+    stages = 3 if alone else 1
     if channels <= WARP:
         block = 1 << (channels - 1).bit_length()
         edges = (WARP if job.segmented else 2 * WARP) // block
-        return Tiling(block, edges, 1, stages, ahead=ahead)
+        return Tiling(block, edges, 1, stages)
     summed = any(
         not block.channel_step
         for result in job.call.results
@@ -87,7 +87,7 @@ def choose(job: Job) -> Tiling:
     width = 2 * WARP if _pairs(job.product, job.wide) else WARP
     while warps > 1 and _wasted(channels, warps * width):
         warps //= 2
-    return Tiling(warps * width, 1, warps, stages, ahead=ahead)
+    return Tiling(warps * width, 1, warps, stages)
 
 
 def _pairs(product: Product, wide: bool) -> bool:
