@@ -41,27 +41,11 @@ class _Contraction(nn.Module):
         made = [_weight(num_elements, count, channels) for count in reversed(counts)]
         self.weights_max = made[0]
         self.weights = nn.ParameterList(made[1:])
-        for degree, output in enumerate(outputs, 1):
-            table = torch.from_numpy(output.weights)
-            self.register_buffer(f"table_{degree}", table, persistent=False)
-        self.tables = [torch.from_numpy(output.weights) for output in outputs]
 
     def forward(self, degree: int) -> Tensor:
-        """(num_elements, independent products, C): T w."""
+        """(num_elements, products, C)."""
         place = len(self.weights) - degree
-        weight = self.weights_max if place < 0 else self.weights[place]
-        table = getattr(self, f"table_{degree}")
-        if not table.shape[1]:
-            return weight[:, :0]
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        return torch.einsum("pk,ekc->epc", table.to(wide), weight.to(wide)).to(weight.dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Contraction:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for degree, table in enumerate(self.tables, 1):  # a cast must not round them
-            name = f"table_{degree}"
-            self._buffers[name] = table.to(getattr(self, name).device)
-        return self
+        return self.weights_max if place < 0 else self.weights[place]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # MACE stores its tables and code
@@ -118,6 +102,14 @@ class SymmetricContraction(nn.Module):
             for n in range(len(outs))
         )
         self._structures = _structures(basis, self.irreps_in, self.irreps_out, layout)
+        self._mixed, self._products, self._exact = _tables(basis)
+        self.table: Tensor
+        self.register_buffer("table", self._exact, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SymmetricContraction:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.table = self._exact.to(self.table.device)  # a cast must not round it
+        return self
 
     def extra_repr(self) -> str:
         """The irreps and sizes."""
@@ -140,9 +132,11 @@ class SymmetricContraction(nn.Module):
         (x,) = same_kind(x=x)
         self._check_element(x, element)
         below, z = x.new_ones(x.shape[0], 1), None
+        weights = self._weights(x.dtype)
         for degree, (product, output) in enumerate(self._structures, 1):
             if output is not None:
-                part = channelwise_product(output, x, below, self._weights(degree, element, x))
+                own = _chosen(weights[degree - 1], element)
+                part = channelwise_product(output, x, below, own)
                 z = part if z is None else z + part
             if product is None:
                 below = x
@@ -150,13 +144,14 @@ class SymmetricContraction(nn.Module):
                 below = channelwise_product(product, x, below)
         return x.new_zeros(x.shape[0], self.irreps_out.dim) if z is None else z
 
-    def _weights(self, degree: int, element: Tensor, x: Tensor) -> Tensor:
-        """(N, independent products · C) of each node's element."""
-        parts = [contraction(degree).flatten(1) for contraction in self.contractions]
-        table = torch.cat(parts, 1).to(x.dtype)
-        if element.is_floating_point():
-            return element.to(x.dtype) @ table
-        return sparse_scale(table, SparseScaleInfo(index=element))
+    def _weights(self, dtype: torch.dtype) -> list[Tensor]:
+        """(num_elements, independent products · C) of each degree: T w, all by one product."""
+        if not self._mixed:
+            return []
+        given = torch.cat([self.contractions[n](degree) for degree, n in self._mixed], 1)
+        wide = torch.promote_types(given.dtype, torch.float32)
+        made = (self.table.to(wide) @ given.to(wide)).to(dtype)
+        return [part.flatten(1) for part in made.split_with_sizes(self._products, 1)]
 
     def _check_element(self, x: Tensor, element: Tensor) -> None:
         if x.dim() != 2:
@@ -178,6 +173,13 @@ class SymmetricContraction(nn.Module):
             )
 
 
+def _chosen(table: Tensor, element: Tensor) -> Tensor:
+    """The row of each node's element, or a mixture of rows."""
+    if element.is_floating_point():
+        return element.to(table.dtype) @ table
+    return sparse_scale(table, SparseScaleInfo(index=element))
+
+
 def _weight(num_elements: int, count: int, channels: int) -> nn.Parameter:
     """N(0, 1/count); where there is no coupling one number a channel, unused, as in MACE."""
     if not count:
@@ -193,6 +195,21 @@ def _channels(irreps: Irreps, out: Irreps) -> int:
             "have one number of copies, the channels. Put a Linear in front or behind."
         )
     return muls.pop()
+
+
+def _tables(basis: Basis) -> tuple[list[tuple[int, int]], list[int], Tensor]:
+    """(degree, output) of all weights, independent products by degree, all T on a diagonal."""
+    outputs = {
+        (degree, n): torch.from_numpy(output.weights)
+        for degree, of_degree in enumerate(basis.outputs, 1)
+        for n, output in enumerate(of_degree)
+        if output.weights.shape[1]
+    }
+    counts = [0] * len(basis.outputs)
+    for (degree, _), table in outputs.items():
+        counts[degree - 1] += len(table)
+    tables: Tensor = torch.block_diag(*outputs.values())  # type: ignore[no-untyped-call]
+    return list(outputs), counts, tables
 
 
 def _structures(
