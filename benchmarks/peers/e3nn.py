@@ -23,6 +23,8 @@ def missing() -> str | None:
 def adapt(workload: Workload) -> Candidate | str:
     if workload.op.startswith("tensor product"):
         return _of_layer(workload)
+    if workload.op == "linear of irreps":
+        return _linear(workload)
     if workload.op != "uuu":
         return f"{workload.op} is no layer of e3nn"
     from e3nn import o3
@@ -82,3 +84,17 @@ def _of_layer(workload: Workload) -> Candidate:
         for irreps, rows in ((layer.x, x), (layer.y, y))
     ]
     return Candidate(NAME, "torch", function, (*turned, w), oracle)
+
+
+def _linear(workload: Workload) -> Candidate:
+    from e3nn import o3
+
+    irreps = workload.tables["irreps"]
+    x, w = workload.inputs
+    layer = o3.Linear(str(irreps), str(irreps), internal_weights=False, shared_weights=True).to(x)
+    turned = torch.cat([block.mT.flatten(1) for block in blocks(irreps, x)], 1)
+
+    def oracle(x: Tensor, w: Tensor, scale: None = None) -> Tensor:
+        return workload.oracle(x, w, ir_mul=False)
+
+    return Candidate(NAME, "torch", layer, (turned, w), oracle)

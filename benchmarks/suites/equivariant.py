@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.suites.recipes import Random
 from weft.bench.case import Case, Workload
-from weft.o3 import Graph, Irreps, TensorProduct, TensorProductConv, wigner_3j
+from weft.o3 import Graph, Irreps, Linear, TensorProduct, TensorProductConv, wigner_3j
 
 __all__ = [
     "Layer",
@@ -25,6 +25,7 @@ __all__ = [
     "coefficients_of",
     "conv_case",
     "every_path",
+    "linear_case",
     "own_blocks",
     "product_case",
     "ring_graph",
@@ -121,6 +122,12 @@ def product_case(name: str, layer: Callable[[], Layer], rows: int, phases: tuple
     )
 
 
+def linear_case(name: str, irreps: str, rows: int) -> Case:
+    """Each irrep's copies mixed by one matrix."""
+    build = functools.partial(_linear, Irreps(irreps), rows)
+    return Case(name, "batch", build, check_batch=CHECKED_NODES)
+
+
 def _conv(
     of: Callable[[], Layer], nodes: int, degree: int, device: torch.device, batch: int | None
 ) -> Workload:
@@ -181,6 +188,30 @@ def _product(
     return Workload(
         "tensor product", inputs, tables, function, oracle, _flops(layer) * rows,
         rows * layer.out.dim * inputs[0].element_size(), shape,
+    )  # fmt: skip
+
+
+def _linear(irreps: Irreps, rows: int, device: torch.device, batch: int | None) -> Workload:
+    random, rows = Random(device), batch or rows
+    muls = [mul for mul, _ in irreps]
+    layer = Linear(irreps, irreps, internal_weights=False, shared_weights=True, layout="ir_mul")
+    inputs = random.normal(rows, irreps.dim), random.normal(sum(mul**2 for mul in muls))
+
+    def function(x: Tensor, w: Tensor, backend: str | None = None) -> Tensor:
+        return layer(x, w)
+
+    def oracle(x: Tensor, w: Tensor, scale: None = None, ir_mul: bool = True) -> Tensor:
+        weights = w.split([mul**2 for mul in muls])
+        mixed = [
+            block @ weight.view(mul, mul) / math.sqrt(mul)
+            for block, weight, mul in zip(blocks(irreps, x, ir_mul), weights, muls, strict=True)
+        ]
+        return torch.cat([(f if ir_mul else f.mT).flatten(1) for f in mixed], 1)
+
+    flops = 2 * rows * sum(mul**2 * ir.dim for mul, ir in irreps)
+    return Workload(
+        "linear of irreps", inputs, {"irreps": irreps}, function, oracle, flops,
+        inputs[0].nbytes, f"N={rows} {irreps}",
     )  # fmt: skip
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.suites.equivariant import Layer, conv_case, every_path, own_blocks, product_case
+from benchmarks.suites.equivariant import (
+    Layer,
+    conv_case,
+    every_path,
+    linear_case,
+    own_blocks,
+    product_case,
+)
 from weft.o3 import Irreps
 
 FAMILY = "o3"
@@ -47,5 +54,6 @@ CASES = [
     conv_case("W2n sevennet_l3i5", _sevennet, 2560, 64),
     product_case("W3 uvw_diffdock", _diffdock, 50000, ALL),
     product_case("W3s uvw_shared128", _shared, 50000, ALL),
+    linear_case("W4l linear_l2", "128x0e+128x1o+128x2e", 100_000),
     product_case("W5 uuu_seed", _uuu, 20000, ALL),
 ]
