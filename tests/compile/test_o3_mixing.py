@@ -84,11 +84,11 @@ MIXINGS = {
 def test_shared_weights(name: str, result: str, snapshot: dict[str, Any]) -> None:
     mixing = MIXINGS[name]()
     if result == "w":
-        source, tile = generator.outer_source(mixing, True), launch.OUTER_TILE
+        source, tile = generator.outer_source(mixing, 2), launch.OUTER_TILE
         check(f"{name}, fold", generator.fold_source(mixing), launch.FOLD_TILE, "fp32", snapshot)
     else:
-        source, tile = generator.product_source(mixing, result, True), launch.PRODUCT_TILE
-        prepare = generator.prepare_source(mixing, result, True)
+        source, tile = generator.product_source(mixing, result, 2), launch.PRODUCT_TILE
+        prepare = generator.prepare_source(mixing, result, 2)
         check(f"{name}, {result}, prepare", prepare, launch.PREPARE_TILE, "fp32", snapshot)
     check(f"{name}, {result}", source, tile, "fp32", snapshot, cores=True)
 

@@ -93,6 +93,37 @@ def test_shared_weights(make, layout, rows, result):
 
 
 @pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_shared_weights_of_16_bits(dtype, result):
+    check(following("mul_ir"), 40, True, dtype, result)  # factors are powers of two
+
+
+@pytest.fixture
+def tf32():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    yield
+    matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_tf32_where_torch_allows_it(result, tf32):
+    m = following("ir_mul")
+    values = tensors(m, 5, True, torch.float32)
+    operands = [values[slot] for slot in RESULTS[result]]
+    rounded = [_tf32(v) for v in operands]
+    exactly = exact(m, values | dict(zip(RESULTS[result], rounded, strict=True)), result)
+    found = mixing_launch.run(m, result, *operands, True)
+    assert_within_bound(found, exactly, exactly.abs() + exactly.abs().max(), 256)
+
+
+def _tf32(x):
+    """The nearest numbers of 11 bits."""
+    return ((x.view(torch.int32) + 4096) & -8192).view(torch.float32)
+
+
+@pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [0, 7])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -177,6 +208,19 @@ MODULES = {
         "3x0e+4x1o", "0e+1o", "5x0e+3x1o+2x1e", shared_weights=shared, layout=layout
     ),
 }
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_compile(name, shared):
+    module = MODULES[name]("mul_ir", shared)
+    irreps = module.irreps_in if name == "linear" else module.irreps_in1
+    inputs = [torch.randn(4, irreps.dim)]
+    if name != "linear":
+        inputs.append(torch.randn(4, module.irreps_in2.dim))
+    inputs.append(None if shared else torch.randn(4, module.weight_numel))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert_same_bits(compiled(*inputs), module(*inputs), name)
 
 
 @pytest.mark.parametrize("shared", [True, False])

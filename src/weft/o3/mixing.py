@@ -22,19 +22,19 @@ __all__ = ["mix", "serves"]
 
 _INTERPRETED = interpreted()
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SHARED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def serves(mixing: Mixing | None, rows: Tensor, shared: bool) -> TypeGuard[Mixing]:
     """Whether there is a mixing and `mix` takes rows like these: on the GPU.
 
-    Shared weights in float32; weights of its own for each row, where each block of t has one path.
+    Shared weights but in float64; own weights of each row, where each block of t has one path.
     """
     if mixing is None or not (rows.is_cuda or _INTERPRETED):
         return False
     if shared:
-        return rows.dtype == torch.float32
-    return mixing.single and rows.dtype in DTYPES
+        return rows.dtype in SHARED_DTYPES
+    return mixing.single and rows.dtype in (*SHARED_DTYPES, torch.float64)
 
 
 def mix(mixing: Mixing, t: Tensor, weight: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def kernel({arguments}):
 """
 
 
-def product_source(mixing: Mixing, result: str, precise: bool) -> str:
+def product_source(mixing: Mixing, result: str, parts: int) -> str:
     """z = a @ prepared weights, for every block of the result."""
     lines, begin = list[str](), 0
     numbers = prepared(mixing, result)
@@ -38,7 +38,7 @@ def product_source(mixing: Mixing, result: str, precise: bool) -> str:
             code.append(
                 f"acc = accumulate(acc, a_ptr + {source.offset}, w_ptr + {begin + run.first}, "
                 f"tile, R, {c}, {a}, {source.step}, {source.copy_step}, {source.copies}, {n}, "
-                f"{group.length}, {numbers}, {precise}, BLOCK_M, BLOCK_N, BLOCK_K)"
+                f"{group.length}, {numbers}, {parts}, BLOCK_M, BLOCK_N, BLOCK_K)"
             )
         code.append(
             f"store(acc, z_ptr + {block.offset}, tile, R, {c}, {z}, {block.step}, "
@@ -50,7 +50,7 @@ def product_source(mixing: Mixing, result: str, precise: bool) -> str:
     return _shared("accumulate, store", ["R"], arguments + "BLOCK_K: tl.constexpr", lines)
 
 
-def prepare_source(mixing: Mixing, result: str, precise: bool) -> str:
+def prepare_source(mixing: Mixing, result: str, parts: int) -> str:
     """The weights of every block, as the product reads them."""
     lines, begin = list[str](), 0
     numbers = prepared(mixing, result)
@@ -61,14 +61,14 @@ def prepare_source(mixing: Mixing, result: str, precise: bool) -> str:
             at = begin + row * group.length + column
             code = (
                 f"prepare(w_ptr + {path.weight}, p_ptr + {at}, tile, {u}, {n}, {steps[0]}, "
-                f"{steps[1]}, {path.factor!r}, {numbers}, {precise}, BLOCK)"
+                f"{steps[1]}, {path.factor!r}, {numbers}, {parts}, BLOCK)"
             )
             lines += _tiled(f"tl.cdiv({u}, BLOCK) * tl.cdiv({n}, BLOCK)", [code])
         begin += group.block.copies * group.length
     return _shared("prepare", [], "w_ptr, p_ptr, BLOCK: tl.constexpr", lines)
 
 
-def outer_source(mixing: Mixing, precise: bool) -> str:
+def outer_source(mixing: Mixing, parts: int) -> str:
     """Parts of the weights' gradient: t times z, over some rows each; block of z after block."""
     lines, begin = list[str](), 0
     numbers = weights(mixing)
@@ -80,7 +80,7 @@ def outer_source(mixing: Mixing, precise: bool) -> str:
                 f"outer(t_ptr + {t.offset}, z_ptr + {z.offset}, "
                 f"part_ptr + {begin + run.first * z.copies}, tile, R, CHUNK, {numbers}, {c}, "
                 f"{mixing.width('t')}, {t.step}, {t.copy_step}, {t.copies}, "
-                f"{mixing.width('z')}, {z.step}, {z.copy_step}, {z.copies}, {precise}, "
+                f"{mixing.width('z')}, {z.step}, {z.copy_step}, {z.copies}, {parts}, "
                 "BLOCK_M, BLOCK_N, BLOCK_K)"
             )
             tiles = f"tl.cdiv({t.copies}, BLOCK_M) * tl.cdiv({z.copies}, BLOCK_N)"

@@ -1,8 +1,9 @@
-"""Parts of the kernels of weights that mix copies: tiles of matrix products in two TF32 parts.
+"""Parts of the kernels of weights that mix copies: tiles of matrix products.
 
-A float32 is the sum of two numbers of 11 and 13 bits; the tensor core multiplies each by each but
-the low ones, which leaves errors as of float32.  Infinite numbers have no such parts: they make
-NaN.  The generator prints who calls what.
+PARTS is 2 for float32, 1 where TF32 is allowed, 0 for numbers of 16 bits.  A float32 is the sum of
+two numbers of 11 and 13 bits; the tensor core multiplies each by each but the low ones, which
+leaves errors as of float32.  Infinite numbers have no such parts: they make NaN.  The generator
+prints who calls what.
 
 Why the family has a matrix product of its own: the library's needs the rows of each block copied
 together, one launch for each, and multiplies float32 at 50 TFLOP/s.
@@ -38,7 +39,7 @@ def _places(r, R, C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
 def accumulate(
     acc, a_ptr, w_ptr, tile, R,
     C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, K: tl.constexpr,
-    N: tl.constexpr, LENGTH: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr,
+    N: tl.constexpr, LENGTH: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """acc[r, n] += Σ_k a[r, k] w[n, k]: rows r of components, w prepared, its rows LENGTH apart.
@@ -56,14 +57,16 @@ def accumulate(
         a = tl.load(a_ptr + begin[:, None] + (k * COPY)[None, :], mask=here, other=0.0)
         at = w_ptr + n[:, None] * LENGTH + k[None, :]
         w = tl.load(at, mask=there, other=0.0).T
-        if PRECISE:
+        if PARTS == 0:
+            acc = tl.dot(a, w, acc)
+        elif PARTS == 1:
+            acc = tl.dot(_rounded(a), w, acc, input_precision="tf32")
+        else:
             high = _high(a)
             w_low = tl.load(at + LOW, mask=there, other=0.0).T
             acc = tl.dot(a - high, w, acc, input_precision="tf32")
             acc = tl.dot(high, w_low, acc, input_precision="tf32")
             acc = tl.dot(high, w, acc, input_precision="tf32")
-        else:
-            acc = tl.dot(_rounded(a), w, acc, input_precision="tf32")
     return acc
 
 
@@ -78,32 +81,35 @@ def store(
     begin, live = _places(tile // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M), R, C, WIDTH, STEP)
     n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = live[:, None] & (n < N)[None, :]
-    tl.store(z_ptr + begin[:, None] + (n * COPY)[None, :], acc, mask=mask)
+    to = z_ptr + begin[:, None] + (n * COPY)[None, :]
+    tl.store(to, acc.to(z_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def prepare(
     w_ptr, p_ptr, tile,
     U: tl.constexpr, N: tl.constexpr, STEP_U: tl.constexpr, STEP_N: tl.constexpr,
-    FACTOR: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr, BLOCK: tl.constexpr,
+    FACTOR: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Parts of factor · w (U, N), at u · STEP_U + n · STEP_N."""
     ACROSS: tl.constexpr = (N + BLOCK - 1) // BLOCK
     u = tile // ACROSS * BLOCK + tl.arange(0, BLOCK)
     n = tile % ACROSS * BLOCK + tl.arange(0, BLOCK)
     mask = (u < U)[:, None] & (n < N)[None, :]
-    w = tl.load(w_ptr + u[:, None] * N + n[None, :], mask=mask, other=0.0) * FACTOR
+    w = tl.load(w_ptr + u[:, None] * N + n[None, :], mask=mask, other=0.0).to(tl.float32) * FACTOR
     if STEP_U == 1:
         w, mask = w.T, mask.T
         to = p_ptr + n[:, None] * STEP_N + u[None, :]
     else:
         to = p_ptr + u[:, None] * STEP_U + n[None, :]
-    if PRECISE:
+    if PARTS == 0:
+        tl.store(to, w.to(p_ptr.dtype.element_ty), mask=mask)
+    elif PARTS == 1:
+        tl.store(to, _rounded(w), mask=mask)
+    else:
         high = _high(w)
         tl.store(to, high, mask=mask)
         tl.store(to + LOW, w - high, mask=mask)
-    else:
-        tl.store(to, _rounded(w), mask=mask)
 
 
 @triton.jit
@@ -111,7 +117,7 @@ def outer(
     t_ptr, z_ptr, part_ptr, tile, R, CHUNK, NUMBERS: tl.constexpr, C: tl.constexpr,
     T_WIDTH: tl.constexpr, T_STEP: tl.constexpr, T_COPY: tl.constexpr, U: tl.constexpr,
     Z_WIDTH: tl.constexpr, Z_STEP: tl.constexpr, Z_COPY: tl.constexpr, N: tl.constexpr,
-    PRECISE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """part[u, n] = Σ_r t[r, u] z[r, n] over CHUNK rows r of components; parts are NUMBERS apart."""
     ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -128,13 +134,15 @@ def outer(
         at_z = z_ptr + begin_z[:, None] + (n * Z_COPY)[None, :]
         t = tl.load(at_t, mask=live[:, None] & (u < U)[None, :], other=0.0).T
         z = tl.load(at_z, mask=live[:, None] & (n < N)[None, :], other=0.0)
-        if PRECISE:
+        if PARTS == 0:
+            acc = tl.dot(t, z, acc)
+        elif PARTS == 1:
+            acc = tl.dot(_rounded(t), _rounded(z), acc, input_precision="tf32")
+        else:
             t_high, z_high = _high(t), _high(z)
             acc = tl.dot(t - t_high, z_high, acc, input_precision="tf32")
             acc = tl.dot(t_high, z - z_high, acc, input_precision="tf32")
             acc = tl.dot(t_high, z_high, acc, input_precision="tf32")
-        else:
-            acc = tl.dot(_rounded(t), _rounded(z), acc, input_precision="tf32")
     to = part_ptr + part.to(tl.int64) * NUMBERS + u[:, None] * N + n[None, :]
     tl.store(to, acc, mask=(u < U)[:, None] & (n < N)[None, :])
 
@@ -153,4 +161,5 @@ def fold(
         part = first + tl.arange(0, BLOCK_P)
         at = part_ptr + part.to(tl.int64)[:, None] * NUMBERS + place[None, :]
         total += tl.load(at, mask=(part < parts)[:, None] & (i < COUNT)[None, :], other=0.0)
-    tl.store(w_ptr + i, tl.sum(total, 0) * FACTOR, mask=i < COUNT)
+    w = tl.sum(total, 0) * FACTOR
+    tl.store(w_ptr + i, w.to(w_ptr.dtype.element_ty), mask=i < COUNT)

@@ -54,18 +54,18 @@ def run(mixing: Mixing, result: str, a: Tensor, b: Tensor, shared: bool) -> Tens
 
 
 def _product(mixing: Mixing, result: str, a: Tensor, weight: Tensor, out: Tensor) -> None:
-    precise = _precise()
-    matrices = weight.new_empty(prepared(mixing, result) * (1 + precise))
-    prepare, product = _product_launchers(mixing, result, a.shape[0], precise, a.device)
+    parts = _parts(a)
+    matrices = weight.new_empty(prepared(mixing, result) * max(1, parts))
+    prepare, product = _product_launchers(mixing, result, a.shape[0], parts, a.dtype, a.device)
     prepare([weight, matrices])
     product([a, matrices, out], matrices.nbytes)
 
 
 @functools.lru_cache(maxsize=1024)
 def _product_launchers(
-    mixing: Mixing, result: str, rows: int, precise: bool, device: torch.device
+    mixing: Mixing, result: str, rows: int, parts: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Launcher, Launcher]:
-    """Of one device, whose machine code a launcher keeps."""
+    """Of one dtype and device, whose machine code a launcher keeps."""
     found = merged(mixing, result)
     copies = max(group.block.copies for group in found)
     columns = max(run.block.copies for group in found for run in group.runs)
@@ -75,8 +75,8 @@ def _product_launchers(
     programs = sum(
         -(-rows * group.block.components // m) * -(-group.block.copies // n) for group in found
     )
-    product = generator.product_source(mixing, result, precise)
-    prepare = generator.prepare_source(mixing, result, precise)
+    product = generator.product_source(mixing, result, parts)
+    prepare = generator.prepare_source(mixing, result, parts)
     (side,) = PREPARE_TILE.blocks
     tiles = sum(
         -(-mixing.t[path.t].copies // side) * -(-mixing.z[path.z].copies // side)
@@ -89,17 +89,17 @@ def _product_launchers(
 
 
 def _outer(mixing: Mixing, t: Tensor, z: Tensor, out: Tensor) -> None:
-    parts, outer, fold = _outer_launchers(mixing, t.shape[0], _precise(), t.device)
-    partial = t.new_empty(parts, weights(mixing))
+    count, outer, fold = _outer_launchers(mixing, t.shape[0], _parts(t), t.dtype, t.device)
+    partial = t.new_empty((count, weights(mixing)), dtype=torch.float32)
     outer([t, z, partial], partial.nbytes)
     fold([partial, out])
 
 
 @functools.lru_cache(maxsize=1024)
 def _outer_launchers(
-    mixing: Mixing, rows: int, precise: bool, device: torch.device
+    mixing: Mixing, rows: int, parts: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[int, Launcher, Launcher]:
-    """And how many parts the longest sum has."""
+    """And how many pieces the longest sum has."""
     found = [(group.block, run.block) for group in merged(mixing, "z") for run in group.runs]
     m, n, k = OUTER_TILE.blocks
     m = _block(max(t.copies for _, t in found), m, 64)
@@ -108,12 +108,12 @@ def _outer_launchers(
     share = rows * sum(c * tiles for c, tiles in work) // (OUTER_PROGRAMS * _processors(device))
     chunk = k * max(1, -(-share // k))
     programs = sum(-(-rows * c // chunk) * tiles for c, tiles in work)
-    parts = -(-rows * max(c for c, _ in work) // chunk)
+    count = -(-rows * max(c for c, _ in work) // chunk)
     tile, numbers = OUTER_TILE._replace(blocks=(m, n, k)), (rows, chunk)
     folds = sum(-(-_size(mixing, path) // FOLD_TILE.blocks[1]) for path in mixing.paths)
     return (
-        parts,
-        _launcher("outer", generator.outer_source(mixing, precise), programs, numbers, tile),
+        count,
+        _launcher("outer", generator.outer_source(mixing, parts), programs, numbers, tile),
         _launcher("fold", generator.fold_source(mixing), folds, numbers, FOLD_TILE),
     )
 
@@ -154,9 +154,11 @@ def _products(mixing: Mixing) -> int:
     return sum(mixing.t[path.t].components * _size(mixing, path) for path in mixing.paths)
 
 
-def _precise() -> bool:
-    """Whether float32 is to be multiplied as float32."""
-    return bool(torch.backends.cuda.matmul.fp32_precision != "tf32")
+def _parts(x: Tensor) -> int:
+    """Of each number, for the tensor cores; one where torch allows TF32."""
+    if x.dtype != torch.float32:
+        return 0
+    return 1 if torch.backends.cuda.matmul.fp32_precision == "tf32" else 2
 
 
 @functools.cache

@@ -60,7 +60,7 @@ class Mixing:
         z: blocks, none overlaps another.
         paths: between blocks of as many components.
 
-    `text` is what `read` turns into the same mixing.
+    `text` is what `read` turns into the same mixing; `single`: no block of t has two paths.
     """
 
     widths: tuple[int, int, int]
@@ -68,22 +68,20 @@ class Mixing:
     z: tuple[Block, ...]
     paths: tuple[Path, ...]
     text: str = field(init=False)
+    single: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # written once: the registered operator takes it at every call
         text = json.dumps((self.widths, self.t, self.z, self.paths), separators=(",", ":"))
         object.__setattr__(self, "text", text)
+        single = len({path.t for path in self.paths}) == len(self.paths)
+        object.__setattr__(self, "single", single)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mixing) and self.text == other.text
 
     def __hash__(self) -> int:
         return hash(self.text)
-
-    @functools.cached_property
-    def single(self) -> bool:
-        """Whether no block of t has two paths."""
-        return len({path.t for path in self.paths}) == len(self.paths)
 
     def width(self, slot: str) -> int:
         """Numbers in a row of t, z or w."""
