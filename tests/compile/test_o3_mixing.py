@@ -93,6 +93,16 @@ def test_shared_weights(name: str, result: str, snapshot: dict[str, Any]) -> Non
     check(f"{name}, {result}", source, tile, "fp32", snapshot, cores=True)
 
 
+@pytest.mark.parametrize("result", ["z", "w"])
+def test_shared_weights_of_16_bits(result: str, snapshot: dict[str, Any]) -> None:
+    mixing = linear("ir_mul")
+    if result == "w":
+        source, tile = generator.outer_source(mixing, 0), launch.OUTER_TILE
+    else:
+        source, tile = generator.product_source(mixing, result, 0), launch.PRODUCT_TILE
+    check(f"16 bits, {result}", source, tile, "bf16", snapshot, cores=True)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
 @pytest.mark.parametrize("result", ["z", "t", "w"])
 def test_own_weights(result: str, dtype: str, snapshot: dict[str, Any]) -> None:
