@@ -131,7 +131,7 @@ def test_products(kind: str, way: str, target: str, snapshot: dict[str, Any]) ->
         width = 64
     apart = way != "split" and kind == "shifted"
     constants: dict[str, Any] = {"WEIGHTED": False} if kind == "shifted" else {}
-    constants |= {"WIDTH": width, "APART": apart, "MIX": launch.MIX}
+    constants |= {"WIDTH": width, "APART": apart}
     constants |= {"PRECISION": "tf32x3" if way.startswith("tf32x3") else "tf32"}
     constants |= {} if apart else {"a_ptr": None, "b_ptr": None}
     found = made(kernel, "fp32", launch.PRODUCTS[way], constants)

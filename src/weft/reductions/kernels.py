@@ -247,50 +247,6 @@ def merge_smallest_kernel(
     store_sorted(best, index, out_ptr, out_ptr, at, i < last_row, TOTAL, K, False)
 
 
-def _mixed(count: int) -> str:
-    """2^x of `count` numbers: of the last by a polynomial, which the unit for 2^x is spared.
-
-    x = n + r with |r| ≤ ½; the polynomial of degree 5 in r errs by 1.7e-7, and n goes into the
-    exponent.  Below −126 it is 2⁻¹²⁶; NaN stays.
-    """
-    plain = [f"ex2.approx.ftz.f32 ${i}, ${i + count};" for i in range(count - 1)]
-    last = count - 1
-    lines = [
-        "{ .reg .f32 n, r, p; .reg .b32 e, f;",
-        *plain,
-        f"max.NaN.f32 r, ${last + count}, 0fC2FC0000;",  # -126
-        "min.NaN.f32 r, r, 0f43000000;",  # 128
-        "add.f32 n, r, 0f4B400000;",  # 1.5 · 2²³: n stands in the low bits
-        "sub.f32 p, n, 0f4B400000;",
-        "sub.f32 r, r, p;",
-        "fma.rn.f32 p, r, 0f3AADDD07, 0f3C1E7544;",
-        "fma.rn.f32 p, p, r, 0f3D635BA9;",
-        "fma.rn.f32 p, p, r, 0f3E75FCDE;",
-        "fma.rn.f32 p, p, r, 0f3F317215;",
-        "fma.rn.f32 p, p, r, 0f3F800000;",
-        "mov.b32 e, n; mov.b32 f, p; shl.b32 e, e, 23; add.s32 f, f, e;",
-        f"mov.b32 ${last}, f; }}",
-    ]
-    return " ".join(lines)
-
-
-MIXED_4, MIXED_8 = tl.constexpr(_mixed(4)), tl.constexpr(_mixed(8))
-NUMBERS_4 = tl.constexpr(",".join(["=f"] * 4 + ["f"] * 4))
-NUMBERS_8 = tl.constexpr(",".join(["=f"] * 8 + ["f"] * 8))
-
-
-@triton.jit
-def exp2_mixed(x, MIX: tl.constexpr):
-    """2^x, of one in MIX numbers by a polynomial; of none where MIX is 0."""
-    if MIX == 4:
-        y = tl.inline_asm_elementwise(MIXED_4, NUMBERS_4, [x], tl.float32, True, 4)
-    elif MIX == 8:
-        y = tl.inline_asm_elementwise(MIXED_8, NUMBERS_8, [x], tl.float32, True, 8)
-    else:
-        y = tl.exp2(x)
-    return y
-
-
 @triton.jit
 def exponents(
     x, xl, y_ptr, a, b_ptr, at, WIDTH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
@@ -317,7 +273,7 @@ def exponents(
 def split_sums_kernel(
     x_ptr, y_ptr, a_ptr, b_ptr, r_ptr, w_ptr, guard_ptr, out_ptr, rows, columns, tiles,
     WIDTH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
-    MIX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """out[i] = r_i Σ_j 2^(⟨x_i, y_j⟩ + a_i + b_j) w_j, where the guard is 1; see tensor_cores.
 
@@ -349,7 +305,7 @@ def split_sums_kernel(
             at = tl.cast(start, tl.int64)
             w = tl.load(w_ptr + at + lanes)
             s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PRECISION, BLOCK_N)
-            part += tl.sum(exp2_mixed(s, MIX) * w[None, :], 1)
+            part += tl.sum(tl.exp2(s) * w[None, :], 1)
         total += part
     total *= tl.load(r_ptr + batch * rows + held)
     tl.store(out_ptr + batch * rows + i, total, mask=i < rows)
@@ -359,7 +315,7 @@ def split_sums_kernel(
 def split_shifted_kernel(
     x_ptr, y_ptr, a_ptr, b_ptr, w_ptr, guard_ptr, top_ptr, out_ptr, rows, columns, tiles,
     WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
-    MIX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """m_i = max_j s_ij ln 2 and Σ_j 2^s_ij exp(−m_i) w_j, s_ij as in split_sums_kernel."""
     if tl.load(guard_ptr) == 0:
@@ -387,7 +343,7 @@ def split_shifted_kernel(
             at = tl.cast(start, tl.int64)
             s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PRECISION, BLOCK_N)
             new = tl.maximum(top, tl.max(s, 1))
-            e = exp2_mixed(s - new[:, None], MIX)
+            e = tl.exp2(s - new[:, None])
             if WEIGHTED:
                 e = e * tl.load(w_ptr + at + lanes)[None, :]
             part = part * tl.exp2(top - new) + tl.sum(e, 1)

@@ -297,16 +297,13 @@ def _jobs(
 
 PRODUCTS = {
     "split": Tile((64, 128, BLOCK), 4, 3),
-    "tf32x3": Tile((64, 128, BLOCK), 4, 1),
-    "tf32x3, wide": Tile((64, 64, BLOCK), 4, 1),
+    "tf32x3": Tile((128, 64, BLOCK), 4, 1),
+    "tf32x3, wide": Tile((128, 64, BLOCK), 8, 1),
     "tf32x3, no wgmma": Tile((64, 32, BLOCK), 8, 1),
     "tf32": Tile((128, 128, BLOCK), 8, 2),
-    "bf16": Tile((128, 128, BLOCK), 8, 3),
+    "bf16": Tile((128, 64, BLOCK), 4, 3),
 }
 """The tiles of products on tensor cores."""
-
-MIX = 0
-"""One exponential in so many is a polynomial; 0: none."""
 
 ROWS = 64
 """Rows for each task from which the rows alone make enough tasks."""
@@ -349,8 +346,7 @@ def _on_tensor_cores(
     made = tensor_cores.operands(found, values, sizes, shape.blocks[1], most, asked)
     apart = made.a is not None
     precision = "tf32x3" if made.x.dim() == 4 else "tf32"
-    mix = 0 if interpreted() else MIX
-    constants: tuple[Any, ...] = (made.width, apart, precision, mix)
+    constants: tuple[Any, ...] = (made.width, apart, precision)
     kernel, rows = kernels.split_sums_kernel, [made.rows]
     if kind == "shifted":
         kernel, rows = kernels.split_shifted_kernel, []
