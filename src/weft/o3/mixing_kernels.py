@@ -1,9 +1,9 @@
 """Parts of the kernels of weights that mix copies: tiles of matrix products.
 
 PARTS is 2 for float32, 1 where TF32 is allowed, 0 for numbers of 16 bits.  A float32 is the sum of
-two numbers of 11 and 13 bits; the tensor core multiplies each by each but the low ones, which
-leaves errors as of float32.  Infinite numbers have no such parts: they make NaN.  The generator
-prints who calls what.
+the nearest number of 11 bits and of 12 more; the tensor core multiplies each by each but the low
+ones, which leaves errors as of float32.  What is infinite, or becomes so when it is rounded, has no
+such parts and makes NaN.  The generator prints who calls what.
 
 Why the family has a matrix product of its own: the library's needs the rows of each block copied
 together, one launch for each, and multiplies float32 at 50 TFLOP/s.
@@ -15,12 +15,6 @@ import triton
 import triton.language as tl
 
 __all__ = ["accumulate", "fold", "outer", "prepare", "store"]
-
-
-@triton.jit
-def _high(x):
-    """The leading 11 bits."""
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -62,7 +56,7 @@ def accumulate(
         elif PARTS == 1:
             acc = tl.dot(_rounded(a), w, acc, input_precision="tf32")
         else:
-            high = _high(a)
+            high = _rounded(a)
             w_low = tl.load(at + LOW, mask=there, other=0.0).T
             acc = tl.dot(a - high, w, acc, input_precision="tf32")
             acc = tl.dot(high, w_low, acc, input_precision="tf32")
@@ -107,7 +101,7 @@ def prepare(
     elif PARTS == 1:
         tl.store(to, _rounded(w), mask=mask)
     else:
-        high = _high(w)
+        high = _rounded(w)
         tl.store(to, high, mask=mask)
         tl.store(to + LOW, w - high, mask=mask)
 
@@ -139,7 +133,7 @@ def outer(
         elif PARTS == 1:
             acc = tl.dot(_rounded(t), _rounded(z), acc, input_precision="tf32")
         else:
-            t_high, z_high = _high(t), _high(z)
+            t_high, z_high = _rounded(t), _rounded(z)
             acc = tl.dot(t - t_high, z_high, acc, input_precision="tf32")
             acc = tl.dot(t_high, z - z_high, acc, input_precision="tf32")
             acc = tl.dot(t_high, z_high, acc, input_precision="tf32")
