@@ -8,6 +8,7 @@ from weft.o3.harmonics import SphericalHarmonics, spherical_harmonics
 from weft.o3.irreps import Irrep, Irreps
 from weft.o3.linear import Linear
 from weft.o3.loaders import from_e3nn
+from weft.o3.nn import IrrepWiseLinear, TensorDot
 from weft.o3.norms import BatchNorm, LayerNorm, Norm, NormActivation
 from weft.o3.ops import gating, irrep_wise_linear, tensor_dot_uu
 from weft.o3.plan import IrrepsInfo, irreps_info
@@ -63,6 +64,7 @@ __all__ = [
     "Gate",
     "Graph",
     "Irrep",
+    "IrrepWiseLinear",
     "Irreps",
     "IrrepsInfo",
     "LayerNorm",
@@ -72,6 +74,7 @@ __all__ = [
     "PolynomialCutoff",
     "SphericalHarmonics",
     "SymmetricContraction",
+    "TensorDot",
     "TensorProduct",
     "TensorProductConv",
     "TensorSquare",
