@@ -261,7 +261,7 @@ def test_suites_and_peers_load(monkeypatch):
     ]
     with pytest.raises(
         WeftError,
-        match="the suite is 'product': it must be one of clifford, clifford_cpu, cpu, products",
+        match="the suite is 'product': it must be one of clifford, clifford_cpu, cpu, o3, o3_cpu,",
     ):
         load_suite("product")
     with pytest.raises(WeftError, match="no case of suite 'cpu' has 'W5' in its name"):
