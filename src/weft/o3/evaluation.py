@@ -102,11 +102,11 @@ class Recipe(NamedTuple):
 
     def _mix_own(self, block: Tensor, columns: Columns, weight: Tensor | None) -> Tensor:
         """Path by path: one matrix a row would be a copy of all weights."""
-        products = (
+        products = [
             block.narrow(2, first, math.prod(self.instructions[n].path_shape[:-1]))
             @ self._matrix(n, block, weight)
             for n, first in columns.parts
-        )
+        ]
         return functools.reduce(torch.add, products)
 
     def _matrix(self, n: int, like: Tensor, weight: Tensor | None) -> Tensor:
