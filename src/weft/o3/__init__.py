@@ -49,6 +49,7 @@ from weft.o3.rotation import (
     rand_quaternion,
     xyz_to_angles,
 )
+from weft.o3.so2 import SO2Linear, edge_rotation
 from weft.o3.symmetric_contraction import SymmetricContraction
 from weft.o3.tensor_product import TensorProduct
 from weft.o3.wigner import wigner_3j, wigner_D
@@ -72,6 +73,7 @@ __all__ = [
     "Norm",
     "NormActivation",
     "PolynomialCutoff",
+    "SO2Linear",
     "SphericalHarmonics",
     "SymmetricContraction",
     "TensorDot",
@@ -88,6 +90,7 @@ __all__ = [
     "compose_angles",
     "compose_axis_angle",
     "compose_quaternion",
+    "edge_rotation",
     "from_e3nn",
     "gating",
     "identity_angles",
