@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 import numpy as np
@@ -18,8 +19,11 @@ NAME = "cuEquivariance"
 def missing() -> str | None:
     if importlib.util.find_spec("cuequivariance_torch") is None:
         return "not installed: pip install cuequivariance-torch"
-    if torch.cuda.is_available() and importlib.util.find_spec("cuequivariance_ops_torch") is None:
-        return "its kernels are not installed: pip install cuequivariance-ops-torch-cu13"
+    if torch.cuda.is_available():
+        try:  # without them it computes by loops in plain torch, which is no peer
+            importlib.import_module("cuequivariance_ops_torch")
+        except (ImportError, OSError) as error:
+            return f"its kernels do not load ({error}): pip install cuequivariance-ops-torch-cu13"
     return None
 
 

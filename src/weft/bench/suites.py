@@ -14,7 +14,15 @@ from weft.errors import WeftError
 
 __all__ = ["Suite", "benchmarks_folder", "load_peers", "load_suite", "suite_names"]
 
-PEERS = ("torch_eager", "torch_compile", "cuequivariance", "e3nn", "spconv", "pykeops", "flash_sinkhorn")
+PEERS = (
+    "torch_eager",
+    "torch_compile",
+    "cuequivariance",
+    "e3nn",
+    "spconv",
+    "pykeops",
+    "flash_sinkhorn",
+)
 """In the order in which tables show them."""
 
 
