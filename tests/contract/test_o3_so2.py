@@ -1,7 +1,7 @@
 """SO2Linear: against harmonics, as tensor products of one path, at the poles, doors, errors.
 
-Seen red with: W_i of the other sign, half a turn left out below, a factor that counts one copy more, order l left out,
-a turn where there is no direction.
+Seen red with: W_i of the other sign, half a turn left out below, a factor that counts one copy
+more, order l left out, a turn where there is no direction.
 """
 
 import itertools

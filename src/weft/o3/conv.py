@@ -37,6 +37,8 @@ class TensorProductConv(InstructedModule):
         shared_weights: one weight for all edges, or one an edge; None: one an edge, unless
             internal.
         layout: "mul_ir", e3nn's, or "ir_mul", of x, y and the result.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.  numba holds
+            channelwise modes; where triton or numba lacks a part, a call raises BackendError.
 
     Channelwise modes (uvu, uvv, uuu, uvuv) are one kernel: no message is stored.  uvw and uuw
     store what they mix: for each node if weights are shared, else for each edge.
@@ -57,6 +59,7 @@ class TensorProductConv(InstructedModule):
         shared_weights: bool | None = None,
         *,
         layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             irreps_in1,
@@ -71,6 +74,7 @@ class TensorProductConv(InstructedModule):
             bool(internal_weights) if shared_weights is None else internal_weights,
             bool(internal_weights) if shared_weights is None else shared_weights,
             layout,
+            backend,
         )
 
     def forward(

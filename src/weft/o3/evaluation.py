@@ -21,7 +21,8 @@ from weft.o3.channelwise import channelwise_product
 from weft.o3.graph import Graph
 from weft.o3.instructions import Instruction, Operands
 from weft.o3.layout import join, split
-from weft.o3.mixing import mix, serves
+from weft.o3.mixing import mix, refuse, serves
+from weft.o3.structure import Structure
 from weft.o3.structures import Columns, Parts, structures_of, weight_offsets
 from weft.o3.wigner import wigner_3j
 from weft.products import SparseScaleInfo, sparse_scale
@@ -39,6 +40,7 @@ class Recipe(NamedTuple):
         parts: the instructions by kind.
         layout: of x, y and z.
         shared: whether all rows (or edges) have the same weights.
+        backend: of every part, or None.
     """
 
     operands: Operands
@@ -47,18 +49,19 @@ class Recipe(NamedTuple):
     parts: Parts
     layout: str
     shared: bool
+    backend: str | None
 
     def __call__(
         self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None = None
     ) -> Tensor:
         """(rows or nodes, D_out) of x (rows, D1), y (rows or edges, D2) and the weights."""
         found = [
-            channelwise_product(s, x, y, weight if s.weighted else None, graph)
+            self._channelwise(s, x, y, weight if s.weighted else None, graph)
             for s in self.parts.direct
         ]
         mixed = self.parts.mixed
         if mixed is not None and self.shared:
-            t = channelwise_product(mixed.structure, x, y, None, graph)
+            t = self._channelwise(mixed.structure, x, y, None, graph)
             found.append(self._mixed(t, weight))
         if self.parts.dense or (mixed is not None and not self.shared):
             found.append(self._edgewise(x, y, weight, graph))
@@ -70,23 +73,34 @@ class Recipe(NamedTuple):
     def _edgewise(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> Tensor:
         """What is computed edge by edge, then summed."""
         if graph is not None:
-            x = sparse_scale(x, SparseScaleInfo(index=graph.src))
+            x = sparse_scale(x, SparseScaleInfo(index=graph.src), backend=self.backend)
         found = []
         mixed = self.parts.mixed
         if mixed is not None and not self.shared:
-            found.append(self._mixed(channelwise_product(mixed.structure, x, y), weight))
+            found.append(self._mixed(self._channelwise(mixed.structure, x, y), weight))
         if self.parts.dense:
             found.append(self._joined(list(self._dense(x, y, weight)), y))
         rows = functools.reduce(torch.add, found)
         if graph is None:
             return rows
-        return sparse_scale(rows, SparseScaleInfo(index_out=graph.dst, out_size=graph.num_nodes))
+        info = SparseScaleInfo(index_out=graph.dst, out_size=graph.num_nodes)
+        return sparse_scale(rows, info, backend=self.backend)
+
+    def _channelwise(
+        self,
+        structure: Structure,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None = None,
+        graph: Graph | None = None,
+    ) -> Tensor:
+        return channelwise_product(structure, x, y, weight, graph, backend=self.backend)
 
     def _mixed(self, t: Tensor, weight: Tensor | None) -> Tensor:
         """Rows of the output: the columns of t times weights."""
         mixed = self.parts.mixed
         assert mixed is not None
-        if weight is not None and serves(mixed.mixing, t, self.shared):
+        if weight is not None and serves(mixed.mixing, t, self.shared, self.backend):
             return mix(mixed.mixing, t, weight)
         found = []
         for columns in mixed.outputs:
@@ -125,6 +139,8 @@ class Recipe(NamedTuple):
         return flat.reshape(*flat.shape[:-1], *instruction.path_shape)
 
     def _dense(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        if self.backend not in (None, "torch"):
+            refuse(self.backend, x, "pairs of copies, or sums over many")
         firsts = split(x, self.operands.in1, self.layout)
         seconds = split(y, self.operands.in2, self.layout)
         for n in self.parts.dense:
@@ -150,12 +166,16 @@ class Recipe(NamedTuple):
 
 
 def recipe_of(
-    operands: Operands, instructions: tuple[Instruction, ...], layout: str, shared: bool
+    operands: Operands,
+    instructions: tuple[Instruction, ...],
+    layout: str,
+    shared: bool,
+    backend: str | None = None,
 ) -> Recipe:
     """The recipe for instructions."""
     offsets = tuple(weight_offsets(instructions))
     parts = structures_of(instructions, operands, layout)
-    return Recipe(operands, instructions, offsets, parts, layout, shared)
+    return Recipe(operands, instructions, offsets, parts, layout, shared, backend)
 
 
 def dense_product(

@@ -61,6 +61,9 @@ class Linear(WeightedModule):
         biases: whether 0e items have a bias, for all or one flag an item.
         path_normalization: "element" or "path".
         layout: "mul_ir", e3nn's, or "ir_mul", of x and z; weights have one order.
+        backend: "triton", "torch", or None for the fastest that can serve; "triton" raises
+            BackendError where it holds no such matrices: on the CPU, with features, and with
+            shared weights in float64.
 
     Raises:
         WeftError: instructions or biases that do not fit the irreps.
@@ -82,6 +85,7 @@ class Linear(WeightedModule):
         biases: bool | Sequence[bool] = False,
         path_normalization: str = "element",
         layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
         check_layout(layout)
         if (f_in is None) != (f_out is None):
@@ -100,6 +104,7 @@ class Linear(WeightedModule):
         shared = True if shared_weights is None else shared_weights
         super().__init__(found, out, internal_weights, shared, features)
         self.irreps_in, self.layout, self.features = irreps, layout, features
+        self.backend = backend
         self.mixing = None if features else _mixing(found, irreps, out, layout)
         self.bias_numel = sum(i.path_shape[0] for i in found if i.i_in < 0)
         owned = self.bias_numel > 0 and (shared if internal_weights is None else internal_weights)
@@ -146,7 +151,7 @@ class Linear(WeightedModule):
 
     def _mapped(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """(…, f_out, D_out) of x (…, f_in, D)."""
-        if weight is not None and serves(self.mixing, x, self.shared_weights):
+        if weight is not None and serves(self.mixing, x, self.shared_weights, self.backend):
             return self._mixed(self.mixing, x, weight, bias)
         blocks = split(x, self.irreps_in, self.layout)
         lead, (_, f_out) = x.shape[:-2], self.features or (1, 1)

@@ -9,27 +9,52 @@ roles exchanged: of z and W, a row t; of t and z, a weight.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor
 
-from weft.core.backend import interpreted
+from weft.core.backend import choose, interpreted
 from weft.core.op import Operator
+from weft.errors import BackendError
 from weft.o3.mixing_plan import Mixing, read
 
-__all__ = ["mix", "serves"]
+__all__ = ["mix", "refuse", "serves"]
 
 _INTERPRETED = interpreted()
 
 SHARED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def serves(mixing: Mixing | None, rows: Tensor, shared: bool) -> TypeGuard[Mixing]:
+def serves(
+    mixing: Mixing | None, rows: Tensor, shared: bool, backend: str | None = None
+) -> TypeGuard[Mixing]:
     """Whether there is a mixing and `mix` takes rows like these: on the GPU.
 
     Shared weights but in float64; own weights of each row, where each block of t has one path.
+    Elsewhere torch multiplies the matrices, if `backend` is "torch" or None.
+
+    Raises:
+        BackendError: another backend was asked for.
     """
+    if backend == "torch":
+        return False
+    able = _able(mixing, rows, shared)
+    if backend is not None and not (able and backend == "triton"):
+        refuse(backend, rows, f"weights that mix copies, in {rows.dtype}")
+    return able
+
+
+def refuse(backend: str, rows: Tensor, what: str) -> NoReturn:
+    """Raise: a backend was asked for that lacks this."""
+    choose(backend, rows.device.type)  # raises, if it can serve nothing here
+    raise BackendError(
+        f"backend={backend!r} was asked for {what}, which its kernels do not hold. "
+        "Build the module with backend=None or 'torch'."
+    )
+
+
+def _able(mixing: Mixing | None, rows: Tensor, shared: bool) -> bool:
     if mixing is None or not (rows.is_cuda or _INTERPRETED):
         return False
     if shared:

@@ -42,6 +42,7 @@ class InstructedModule(WeightedModule):
         internal_weights: bool | None,
         shared_weights: bool,
         layout: str,
+        backend: str | None,
     ) -> None:
         check_layout(layout)
         operands = Operands(Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
@@ -56,8 +57,8 @@ class InstructedModule(WeightedModule):
         )
         super().__init__(found, operands.out, internal_weights, shared_weights)
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
-        self.layout = layout
-        self.recipe = recipe_of(operands, found, layout, shared_weights)
+        self.layout, self.backend = layout, backend
+        self.recipe = recipe_of(operands, found, layout, shared_weights, backend)
 
     def __repr__(self) -> str:
         paths = sum(math.prod(instruction.path_shape) for instruction in self.instructions)
@@ -83,6 +84,8 @@ class TensorProduct(InstructedModule):
         internal_weights: whether the module owns its weight; None: where it is shared.
         shared_weights: one weight for all rows (None), or one a row.
         layout: "mul_ir", e3nn's, or "ir_mul", of x, y and z; weights have one order.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.  numba holds
+            channelwise modes; where triton or numba lacks a part, a call raises BackendError.
 
     Raises:
         WeftError: instructions that do not fit the irreps, with the reason.
@@ -107,6 +110,7 @@ class TensorProduct(InstructedModule):
         shared_weights: bool | None = None,
         *,
         layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             irreps_in1,
@@ -121,6 +125,7 @@ class TensorProduct(InstructedModule):
             internal_weights,
             True if shared_weights is None else shared_weights,
             layout,
+            backend,
         )
 
     def forward(

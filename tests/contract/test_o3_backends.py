@@ -1,0 +1,139 @@
+"""The backend of a module: the one that is asked for serves every part, or BackendError.
+
+Seen red with: a backend not handed to products, nor to sums over edges; matrices never refused.
+"""
+
+import pytest
+import torch
+
+from tests.conftest import BACKENDS, INTERPRETED
+from weft import explain, o3
+from weft.errors import BackendError
+from weft.testing import assert_within_bound
+
+SRC, DST = torch.tensor([0, 1, 2, 2, 0]), torch.tensor([1, 0, 1, 2, 1])
+IRREPS = "3x0e+3x1o", "0e+1o", "3x0e+3x1o"
+UVU, UVW = (
+    [(0, 0, 0, mode, True), (1, 1, 0, mode, True), (0, 1, 1, mode, True)] for mode in ("uvu", "uvw")
+)
+PAIRS = [(0, 0, 0, "u<vw", True)]
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def product(instructions=UVU, shared=False, irreps=IRREPS, **options):
+    """A module without weights of its own, and inputs."""
+    tp = o3.TensorProduct(
+        *irreps, instructions, internal_weights=False, shared_weights=shared, **options
+    )
+    inputs = normal(5, tp.irreps_in1.dim), normal(5, tp.irreps_in2.dim)
+    return tp, (*inputs, normal(*(() if shared else (5,)), tp.weight_numel))
+
+
+def conv(instructions=UVU, shared=False, **options):
+    tp = o3.TensorProductConv(*IRREPS, instructions, shared_weights=shared, **options)
+    weight = normal(*(() if shared else (5,)), tp.weight_numel)
+    return tp, (normal(3, 12), normal(5, 4), weight, SRC, DST)
+
+
+def linear(shared=True, **options):
+    tp = o3.Linear(
+        "3x0e+3x1o", "3x0e+3x1o", internal_weights=False, shared_weights=shared, **options
+    )
+    return tp, (normal(5, 12), normal(*(() if shared else (5,)), tp.weight_numel))
+
+
+CHANNELWISE = {
+    "product": product,
+    "product, shared": lambda **options: product(shared=True, **options),
+    "conv": conv,
+    "conv, shared": lambda **options: conv(shared=True, **options),
+}
+MIXING = {
+    "uvw": lambda **options: product(UVW, **options),
+    "uvw, shared": lambda **options: product(UVW, shared=True, **options),
+    "conv uvw": lambda **options: conv(UVW, **options),
+    "conv uvw, shared": lambda **options: conv(UVW, shared=True, **options),
+    "linear": linear,
+    "linear, own": lambda **options: linear(shared=False, **options),
+}
+
+
+def served(make, backend):
+    """The backends of forward and backward, once the numbers are right."""
+    module, inputs = make(backend=backend)
+    exact_module, _ = make(backend="torch")
+    wide = [a.double() if a.is_floating_point() else a for a in inputs]
+    exact = exact_module(*wide)
+    leaves = [a.requires_grad_() if a.is_floating_point() else a for a in inputs]
+
+    def call():
+        z = module(*leaves)
+        z.square().sum().backward()
+        return z
+
+    assert_within_bound(module(*inputs), exact, exact.abs() + exact.abs().max(), 64)
+    return {launch.backend for launch in explain(call).launches}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CHANNELWISE)
+def test_channelwise(name, backend):
+    assert served(CHANNELWISE[name], backend) == {backend}
+
+
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "numba"])
+@pytest.mark.parametrize("name", MIXING)
+def test_mixing(name, backend):
+    found = served(MIXING[name], backend)
+    assert found <= {backend}
+    assert found or backend == "torch"  # matrix products of torch are no launches of ours
+
+
+@pytest.mark.skipif(INTERPRETED, reason="there triton serves the CPU")
+@pytest.mark.parametrize("name", [*CHANNELWISE, *MIXING])
+def test_triton_serves_no_tensors_of_the_cpu(name):
+    module, inputs = (CHANNELWISE | MIXING)[name](backend="triton")
+    with pytest.raises(BackendError, match="triton serves GPU tensors, these are on cpu"):
+        module(*inputs)
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_numba_mixes_no_copies(name):
+    module, inputs = MIXING[name](backend="numba")
+    with pytest.raises(BackendError, match="'numba' was asked for weights that mix copies, in"):
+        module(*inputs)
+
+
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "torch"])
+def test_pairs_of_copies_are_torchs(backend):
+    module, inputs = product(PAIRS, irreps=("3x0e", "3x0e", "2x0e"), backend=backend)
+    with pytest.raises(BackendError, match=f"backend='{backend}' was asked for pairs of copies"):
+        module(*inputs)
+    own, inputs = linear(backend=backend, f_in=1, f_out=1)
+    with pytest.raises(BackendError, match=f"'{backend}' was asked for weights that mix copies"):
+        own(inputs[0].unsqueeze(1), normal(1, 1, own.weight_numel))
+
+
+def test_classes_hand_it_down():
+    for layer in (
+        o3.FullyConnectedTensorProduct("0e", "0e", "0e", backend="torch"),
+        o3.ElementwiseTensorProduct("0e", "0e", backend="torch"),
+        o3.FullTensorProduct("0e", "0e", backend="torch"),
+        o3.TensorSquare("0e", backend="torch"),
+    ):
+        assert layer.recipe.backend == layer.backend == "torch"
+    module, inputs = product(backend="cuda")
+    with pytest.raises(BackendError, match="there is no such backend"):
+        module(*inputs)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the doors are checked without TRITON_INTERPRET")
+@pytest.mark.parametrize("name", ["conv", "linear"])
+def test_compiled(name):
+    module, inputs = (CHANNELWISE | MIXING)[name](backend="torch")
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    exact = module(*inputs).double()
+    assert_within_bound(compiled(*inputs), exact, exact.abs() + exact.abs().max(), 64)
