@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.suites.recipes import Random
 from weft.bench.case import Case, Workload
@@ -109,10 +109,16 @@ def ring_graph(nodes: int, degree: int, device: torch.device) -> tuple[Tensor, T
     return src[order].to(device), dst[order].to(device)
 
 
-def conv_case(name: str, layer: Callable[[], Layer], nodes: int, degree: int) -> Case:
+def conv_case(
+    name: str,
+    layer: Callable[[], Layer],
+    nodes: int,
+    degree: int,
+    backends: tuple[str | None, ...] = (None,),
+) -> Case:
     """A convolution of a layer with weights of each edge."""
     build = functools.partial(_conv, layer, nodes, degree)
-    return Case(name, "convolution", build, check_batch=CHECKED_NODES)
+    return Case(name, "convolution", build, check_batch=CHECKED_NODES, backends=backends)
 
 
 def product_case(name: str, layer: Callable[[], Layer], rows: int, phases: tuple[str, ...]) -> Case:
@@ -136,8 +142,8 @@ def _conv(
     layer, random = of(), Random(device)
     src, dst = ring_graph(nodes, degree, device)
     edges, graph = len(src), Graph(src, dst, nodes)
-    conv = TensorProductConv(
-        layer.x, layer.y, layer.out, layer.instructions, shared_weights=False,
+    convs = _each_backend(
+        TensorProductConv, layer.x, layer.y, layer.out, layer.instructions, shared_weights=False,
         internal_weights=False, layout="ir_mul",
     )  # fmt: skip
     inputs = (
@@ -147,7 +153,7 @@ def _conv(
     )
 
     def function(x: Tensor, y: Tensor, w: Tensor, backend: str | None = None) -> Tensor:
-        return conv(x, y, w, graph)
+        return convs(backend)(x, y, w, graph)
 
     def oracle(x: Tensor, y: Tensor, w: Tensor, scale: Tensor) -> Tensor:
         messages = tensor_product(layer, x.index_select(0, src), y, w, scale)
@@ -166,8 +172,8 @@ def _product(
 ) -> Workload:
     layer, random = of(), Random(device)
     rows = batch or rows
-    product = TensorProduct(
-        layer.x, layer.y, layer.out, layer.instructions, shared_weights=layer.shared,
+    products = _each_backend(
+        TensorProduct, layer.x, layer.y, layer.out, layer.instructions, shared_weights=layer.shared,
         internal_weights=False, layout="ir_mul",
     )  # fmt: skip
     own = () if layer.shared else (rows,)
@@ -178,7 +184,7 @@ def _product(
     )
 
     def function(x: Tensor, y: Tensor, w: Tensor, backend: str | None = None) -> Tensor:
-        return product(x, y, w)
+        return products(backend)(x, y, w)
 
     def oracle(x: Tensor, y: Tensor, w: Tensor, scale: Tensor) -> Tensor:
         return tensor_product(layer, x, y, w, scale)
@@ -194,11 +200,13 @@ def _product(
 def _linear(irreps: Irreps, rows: int, device: torch.device, batch: int | None) -> Workload:
     random, rows = Random(device), batch or rows
     muls = [mul for mul, _ in irreps]
-    layer = Linear(irreps, irreps, internal_weights=False, shared_weights=True, layout="ir_mul")
+    layers = _each_backend(
+        Linear, irreps, irreps, internal_weights=False, shared_weights=True, layout="ir_mul"
+    )
     inputs = random.normal(rows, irreps.dim), random.normal(sum(mul**2 for mul in muls))
 
     def function(x: Tensor, w: Tensor, backend: str | None = None) -> Tensor:
-        return layer(x, w)
+        return layers(backend)(x, w)
 
     def oracle(x: Tensor, w: Tensor, scale: None = None, ir_mul: bool = True) -> Tensor:
         weights = w.split([mul**2 for mul in muls])
@@ -213,6 +221,13 @@ def _linear(irreps: Irreps, rows: int, device: torch.device, batch: int | None) 
         "linear of irreps", inputs, {"irreps": irreps}, function, oracle, flops,
         inputs[0].nbytes, f"N={rows} {irreps}",
     )  # fmt: skip
+
+
+def _each_backend(
+    kind: Callable[..., nn.Module], *args: Any, **options: Any
+) -> Callable[[str | None], nn.Module]:
+    """The layer on a backend, built when it is first called."""
+    return functools.cache(lambda backend: kind(*args, **options, backend=backend))
 
 
 def tensor_product(

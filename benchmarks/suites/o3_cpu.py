@@ -13,4 +13,4 @@ def _layer() -> Layer:
     return own_blocks(Irreps("64x0e+64x1o+64x2e"), Irreps("1x0e+1x1o+1x2e"), kept)
 
 
-CASES = [conv_case("conv_l2_20k", _layer, 1000, 20)]
+CASES = [conv_case("conv_l2_20k", _layer, 1000, 20, backends=("numba", "torch"))]
