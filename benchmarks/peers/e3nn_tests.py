@@ -46,7 +46,7 @@ FILES = (
 )
 """Below e3nn's tests/."""
 
-MODULES = ("Activation", "BatchNorm", "Dropout", "Gate", "NormActivation")
+MODULES = ("Activation", "BatchNorm", "Dropout", "Gate", "Identity", "NormActivation")
 """Those of e3nn.nn."""
 
 COMPILED = (
@@ -107,7 +107,7 @@ def install(package: Path) -> None:
         normalize2mom=NormalizedActivation,
     )
     own = {name: getattr(o3, name) for name in MODULES}
-    modules = _module("e3nn.nn", Identity=torch.nn.Identity, **own)
+    modules = _module("e3nn.nn", **own)
     modules.__path__ = []
     _module("e3nn.nn._gate", _Sortcut=None)
     e3nn = _module(

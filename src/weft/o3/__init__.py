@@ -5,6 +5,7 @@ from weft.o3.dropout import Dropout
 from weft.o3.gate import Activation, Gate
 from weft.o3.graph import Graph
 from weft.o3.harmonics import SphericalHarmonics, spherical_harmonics
+from weft.o3.identity import Identity
 from weft.o3.irreps import Irrep, Irreps
 from weft.o3.linear import Linear
 from weft.o3.loaders import from_e3nn
@@ -64,6 +65,7 @@ __all__ = [
     "FullyConnectedTensorProduct",
     "Gate",
     "Graph",
+    "Identity",
     "Irrep",
     "IrrepWiseLinear",
     "Irreps",
