@@ -3,8 +3,9 @@
     z = D(R)ᵀ M D(R) x,    R edge/|edge| = e_y
     (Mx)_{±m} = W_r x_{±m} ∓ W_i x_{∓m}
 
-M commutes with turns about y, so z does not depend on which R is taken.  It is a tensor product
-with the spherical harmonics of the edge: Y_l(e_y) has one component, so of 3j(l1, l2, l3) remain
+M commutes with turns about y, so z does not depend on which R is taken.  Where the edge is not 0,
+it is a tensor product with its spherical harmonics: Y_l(e_y) has one component, so of
+3j(l1, l2, l3) remain
 
     W_r[m] = √(2l2+1) C[l1+m, l2, l3+m]  if l1+l2+l3 is even,
     W_i[m] = √(2l2+1) C[l1+m, l2, l3-m]  if it is odd            ("component" harmonics)
