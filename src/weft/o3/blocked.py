@@ -2,9 +2,9 @@
 
     result[row(e)] += Σ_terms Σ_paths Σ_abm C[a,b,m] …   with the result's slot left open
 
-Of the two blocks that meet, one that all channels share becomes a matrix for each edge, so that the
-channels go through a batched product of matrices.  Messages of a chunk are added row by row, in the
-order of the edges and without atomics: results repeat bit for bit.
+All paths of a product go at once where its channels share a factor (`weft.o3.packed`), else path
+after path.  Messages of a chunk are added row by row, in the order of the edges and without
+atomics: results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 from weft.core.explain import Launch, record, recording
 from weft.o3.contraction import Call, Result, Term
 from weft.o3.graph import Tables
-from weft.o3.structure import SLOTS, Block, Path, Product, Structure
+from weft.o3.packed import Packed, Plan, plan_of
+from weft.o3.structure import SLOTS, Block, Path, Product, Structure, stores
 from weft.o3.wigner import wigner_3j
 
 __all__ = ["run"]
@@ -44,6 +45,16 @@ class _Order(NamedTuple):
     indptr: Tensor | None  # None: every edge is a row of the result
 
 
+class _Given(NamedTuple):
+    """What a call is of."""
+
+    structure: Structure
+    plans: tuple[Plan | None, ...]  # of its products
+    tensors: Sequence[Tensor]
+    tables: Tables
+    shared: bool
+
+
 def run(
     structure: Structure, call: Call, tensors: Sequence[Tensor], tables: Tables, shared: bool
 ) -> list[Tensor]:
@@ -56,33 +67,38 @@ def run(
         tables: the graph.
         shared: whether rows of w have one row for all edges.
     """
-    return [_run(structure, result, tensors, tables, shared) for result in call.results]
+    plans = _plans(structure, _accumulator(tensors[0]), tensors[0].device)
+    given = _Given(structure, plans, tensors, tables, shared)
+    step = _step(given)
+    # few edges are taken once for all results, which share what they have in common
+    every = _Edges(given, None, 0, tables.num_edges) if tables.num_edges <= step else None
+    return [_result(given, result, every, step) for result in call.results]
 
 
-def _run(
-    structure: Structure, result: Result, tensors: Sequence[Tensor], tables: Tables, shared: bool
-) -> Tensor:
-    slot, like = result.slot, tensors[0]
-    rows = {"x": tables.num_x, "z": tables.num_z, "w": 1 if shared else tables.num_edges}
-    shape = (rows.get(slot, tables.num_edges), structure.width(slot))
-    out = like.new_zeros(shape, dtype=_accumulator(like))
-    if not result.terms or not out.numel():
-        return out.to(like.dtype)
+def _result(given: _Given, result: Result, every: _Edges | None, step: int) -> Tensor:
+    slot, tables, like = result.slot, given.tables, given.tensors[0]
+    rows = {"x": tables.num_x, "z": tables.num_z, "w": 1 if given.shared else tables.num_edges}
+    shape = (rows.get(slot, tables.num_edges), given.structure.width(slot))
+    if not result.terms or not tables.num_edges or 0 in shape:
+        return like.new_zeros(shape)
     order = _order(slot, tables)
-    chunks = _chunks(structure, order, tables.num_edges, out)
-    for chunk in chunks:
-        edges = _Edges(result, tensors, tables, order, chunk, shared)
-        messages = out.new_zeros(chunk.end - chunk.begin, out.shape[1])
-        for product in structure.products:
-            for path in product.paths:
-                for term in result.terms:
-                    _add_path(messages, product, path, slot, term, edges)
-        _add(out, messages, order, chunk, total=slot == "w" and shared)
+    if every is not None:
+        out, chunks = _summed(every.messages(result), order), 1
+    else:
+        out = like.new_zeros(shape, dtype=_accumulator(like))
+        chunks = _add_chunks(out, given, result, order, step)
     if recording():
-        size = chunks[0].end - chunks[0].begin if chunks else 0
-        room = size * max(structure.widths) * out.element_size()
-        record(Launch("torch", f"contract_{slot}", {"edges": size}, len(chunks), room))
+        size = min(step, tables.num_edges)
+        room = size * max(given.structure.widths) * out.element_size()
+        record(Launch("torch", f"contract_{slot}", {"edges": size}, chunks, room))
     return out.to(like.dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plans(
+    structure: Structure, dtype: torch.dtype, device: torch.device
+) -> tuple[Plan | None, ...]:
+    return tuple(plan_of(product, dtype, device) for product in structure.products)
 
 
 def _accumulator(like: Tensor) -> torch.dtype:
@@ -101,61 +117,112 @@ def _order(slot: str, tables: Tables) -> _Order:
     return _Order(None, None)
 
 
-def _chunks(structure: Structure, order: _Order, num_edges: int, out: Tensor) -> list[_Chunk]:
-    """Runs of edges whose rows fit, with the rows of the result that each one touches."""
-    room = _CHUNK.get(out.device.type, _CHUNK["cpu"])
-    step = max(1, room // (max(structure.widths) * out.element_size()))
+def _step(given: _Given) -> int:
+    """Edges of a chunk."""
+    like = given.tensors[0]
+    width = max(*given.structure.widths, *(p.table.shape[1] for p in given.plans if p))
+    room = _CHUNK.get(like.device.type, _CHUNK["cpu"])
+    return max(1, room // (width * _accumulator(like).itemsize))
+
+
+def _add_chunks(out: Tensor, given: _Given, result: Result, order: _Order, step: int) -> int:
+    """Add the messages of all edges to their rows, chunk after chunk; how many there were."""
+    chunks = _chunks(order, given.tables.num_edges, step, out)
+    for begin, end, first, last in chunks:
+        messages = _Edges(given, order.edges, begin, end).messages(result)
+        if order.indptr is None:
+            out[first:last] += messages
+        else:
+            bounds = order.indptr[first : last + 1].clamp(begin, end)
+            out[first:last] += _segments(messages, bounds)
+    return len(chunks)
+
+
+def _chunks(order: _Order, num_edges: int, step: int, out: Tensor) -> list[_Chunk]:
+    """Runs of edges with the rows of the result that each one touches."""
     begins = range(0, num_edges, step)
-    if order.indptr is None or len(begins) == 1:
-        whole = order.indptr is not None
+    ends = [*begins[1:], num_edges]
+    if order.indptr is None:  # a row each, or one for all
+        whole = out.shape[0] < num_edges
         return [
-            _Chunk(b, e, 0 if whole else b, out.shape[0] if whole else e)
-            for b in begins
-            for e in [min(b + step, num_edges)]
+            _Chunk(b, e, *((0, 1) if whole else (b, e))) for b, e in zip(begins, ends, strict=True)
         ]
     marks = torch.tensor([*begins, num_edges], dtype=order.indptr.dtype, device=out.device)
     firsts = (torch.searchsorted(order.indptr, marks, right=True) - 1).tolist()
     lasts = torch.searchsorted(order.indptr, marks).tolist()
     return [
-        _Chunk(b, min(b + step, num_edges), firsts[i], lasts[i + 1]) for i, b in enumerate(begins)
+        _Chunk(b, e, firsts[i], lasts[i + 1])
+        for i, (b, e) in enumerate(zip(begins, ends, strict=True))
     ]
 
 
-class _Edges:
-    """The rows that the edges of a chunk read, gathered when first asked for."""
+def _summed(messages: Tensor, order: _Order) -> Tensor:
+    """The rows that messages of all edges, in the order of their numbers, add up to."""
+    if order.indptr is None:
+        return messages
+    if order.edges is not None:
+        messages = messages.index_select(0, order.edges)
+    return _segments(messages, order.indptr)
 
-    def __init__(
-        self,
-        result: Result,
-        tensors: Sequence[Tensor],
-        tables: Tables,
-        order: _Order,
-        chunk: _Chunk,
-        shared: bool,
-    ) -> None:
-        self.count = chunk.end - chunk.begin
-        self._tensors, self._tables, self._shared = tensors, tables, shared
-        self._wide = _accumulator(tensors[0])
-        self._edges = None if order.edges is None else order.edges[chunk.begin : chunk.end]
-        self._range = chunk.begin, self.count
+
+def _segments(messages: Tensor, indptr: Tensor) -> Tensor:
+    lengths = indptr.diff().long()
+    return torch.segment_reduce(messages, "sum", lengths=lengths, axis=0, unsafe=True)
+
+
+class _Edges:
+    """Some edges: the rows that they read, gathered when first asked for, and their messages."""
+
+    def __init__(self, given: _Given, edges: Tensor | None, begin: int, end: int) -> None:
+        self._given, self._range = given, (begin, end - begin)
+        self._edges = None if edges is None else edges[begin:end]
+        self._wide = _accumulator(given.tensors[0])
         self._rows: dict[tuple[str, int], Tensor] = {}
+        self._packed = [None if plan is None else Packed(plan, self.rows) for plan in given.plans]
+
+    def messages(self, result: Result) -> Tensor:
+        """(edges, width): what each adds to its row; (1, width) of weights that all share."""
+        given, slot = self._given, result.slot
+        total = slot == "w" and given.shared
+        rows, width = 1 if total else self._range[1], given.structure.width(slot)
+        once = None not in given.plans and stores(given.structure, slot) == (1, 1)
+        like = given.tensors[0]
+        make = like.new_empty if once else like.new_zeros
+        messages = make(rows, width, dtype=self._wide)
+        for product, packed in zip(given.structure.products, self._packed, strict=True):
+            if packed is not None:
+                packed.add(messages, slot, result.terms, total, once)
+                continue
+            for path in product.paths:
+                for term in result.terms:
+                    _add_path(messages, product, path, slot, term, self)
+        return messages
+
+    def rows(self, slot: str, tensor: int) -> Tensor:
+        """(edges, width), or one row that all share."""
+        found = self._rows.get((slot, tensor))
+        if found is None:
+            found = self._gathered(slot, self._given.tensors[tensor]).to(self._wide)
+            self._rows[slot, tensor] = found
+        return found
 
     def block(self, slot: str, tensor: int, block: Block, channels: int) -> Tensor:
         """(edges, components, channels or 1)."""
-        rows = self._rows.get((slot, tensor))
-        if rows is None:
-            rows = self._gathered(slot, self._tensors[tensor]).to(self._wide)
-            self._rows[slot, tensor] = rows
+        rows = self.rows(slot, tensor)
         return _view(rows, block, channels)
 
     def _gathered(self, slot: str, tensor: Tensor) -> Tensor:
-        if slot == "w" and self._shared:
+        given = self._given
+        if slot == "w" and given.shared:
             return tensor
-        table = {"x": self._tables.src, "z": self._tables.dst}.get(slot)
+        table = {"x": given.tables.src, "z": given.tables.dst}.get(slot)
         index = self._edges
         if table is not None:
             index = table.narrow(0, *self._range) if index is None else table.index_select(0, index)
-        return tensor.narrow(0, *self._range) if index is None else tensor.index_select(0, index)
+        if index is not None:
+            return tensor.index_select(0, index)
+        whole = self._range == (0, tensor.shape[0])
+        return tensor if whole else tensor.narrow(0, *self._range)
 
 
 def _view(rows: Tensor, block: Block, channels: int) -> Tensor:
@@ -183,7 +250,8 @@ def _add_path(
     }
     degrees = product.degrees(path)
     target = _view(messages, product.blocks(slot)[places[slot]], channels)
-    target += _message(slot, given, degrees, path.factor, target.shape[2] == 1 < channels)
+    message = _message(slot, given, degrees, path.factor, target.shape[2] == 1 < channels)
+    target += message.sum(0, keepdim=True) if len(target) == 1 else message
 
 
 def _message(
@@ -239,16 +307,3 @@ def _coefficients(
     """factor · C with its axes in the order of three slots."""
     c = factor * wigner_3j(*degrees, torch.float64, "cpu")
     return c.permute(*("xyz".index(s) for s in order)).contiguous().to(device, dtype)
-
-
-def _add(out: Tensor, messages: Tensor, order: _Order, chunk: _Chunk, total: bool) -> None:
-    """Add the messages of a chunk to their rows, in order."""
-    if total:
-        out += messages.sum(0)
-    elif order.indptr is None:
-        out[chunk.begin : chunk.end] = messages
-    else:
-        bounds = order.indptr[chunk.first : chunk.last + 1].clamp(chunk.begin, chunk.end)
-        out[chunk.first : chunk.last] += torch.segment_reduce(
-            messages, "sum", lengths=bounds.diff().long(), axis=0, unsafe=True
-        )

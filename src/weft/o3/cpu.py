@@ -21,7 +21,7 @@ from weft.core.threads import share
 from weft.o3.contraction import Call
 from weft.o3.cpu_generator import Sweep, printed
 from weft.o3.graph import Tables
-from weft.o3.structure import Block, Product, Structure
+from weft.o3.structure import Block, Product, Structure, stores
 from weft.o3.wigner import entries_3j
 
 __all__ = ["run", "serves"]
@@ -157,7 +157,7 @@ def _swept(
     tasks = len(walk.tasks) - 1
     outs, added = [], []
     for slot, _ in call.results:
-        most, least = _stores(structure, slot)
+        most, least = stores(structure, slot)
         added.append(most > 1)
         shape = _rows(slot, walk, shared), structure.width(slot)
         outs.append(_unwritten(shape, name) if most == least == 1 else np.zeros(shape, name))
@@ -227,21 +227,6 @@ def _rows(slot: str, walk: _Walk, shared: bool) -> int:
     if slot == "w" and shared:
         return len(walk.tasks) - 1
     return int(walk.tasks[-1]) if slot == walk.owner else walk.num_edges
-
-
-@functools.lru_cache(maxsize=4096)
-def _stores(structure: Structure, slot: str) -> tuple[int, int]:
-    """The most and fewest stores to a number of a row."""
-    counts = np.zeros(structure.width(slot), np.int64)
-    for product in structure.products:
-        blocks = product.blocks(slot)
-        for b in {getattr(path, slot) for path in product.paths}:
-            offset, degree, step, channel_step = blocks[b]
-            u = np.arange(product.channels if channel_step else 1)
-            np.add.at(
-                counts, offset + np.arange(2 * degree + 1)[:, None] * step + u * channel_step, 1
-            )
-    return int(counts.max(initial=1)), int(counts.min(initial=1))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -32,8 +32,12 @@ __all__ = ["contract"]
 
 Run = Callable[[Structure, Call, Sequence[Tensor], Tables, bool], list[Tensor]]
 
-LOOPS_FROM = 2**22
-"""Operations from which on the CPU loops are compiled for a structure, which takes seconds."""
+LOOPS_FROM = 2**13
+"""Channels of edges from which on the CPU loops are compiled for a structure.
+
+That takes seconds.  They and the time saved at a call both grow with the paths, so that these do
+not count.
+"""
 
 
 def contract(
@@ -214,11 +218,16 @@ def _operations(structure: str, call: str) -> int:
     return terms * total
 
 
+@functools.lru_cache(maxsize=4096)
+def _channels(structure: str) -> int:
+    return max((product.channels for product in read(structure).products), default=0)
+
+
 def _runner(structure: str, call: str, like: Tensor, num_edges: int, backend: str) -> Run:
     """The executor of a call; where the backend was chosen by us, torch for what it lacks."""
     few = False
     if not backend and like.device.type == "cpu":
-        few = num_edges * _operations(structure, call) < LOOPS_FROM
+        few = num_edges * _channels(structure) < LOOPS_FROM
     return _chosen(structure, call, like.dtype, like.device.type, backend, few)
 
 

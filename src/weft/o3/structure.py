@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["SLOTS", "Block", "Path", "Product", "Structure", "read"]
+__all__ = ["SLOTS", "Block", "Path", "Product", "Structure", "read", "stores"]
 
 SLOTS = "xyzw"
 """The roles of the operands: two factors, the result, the weight."""
@@ -125,3 +125,17 @@ def _product(fields: list[Any]) -> Product:
     channels, *slots, paths = fields
     x, y, z, w = (tuple(Block(*block) for block in slot) for slot in slots)
     return Product(channels, x, y, z, w, tuple(Path(*path) for path in paths))
+
+
+@functools.lru_cache(maxsize=4096)
+def stores(structure: Structure, slot: str) -> tuple[int, int]:
+    """The most and fewest products that write a number of a row."""
+    counts = [0] * structure.width(slot)
+    for product in structure.products:
+        blocks = product.blocks(slot)
+        for b in {getattr(path, slot) for path in product.paths}:
+            offset, degree, step, channel_step = blocks[b]
+            for a in range(2 * degree + 1):
+                for u in range(product.channels if channel_step else 1):
+                    counts[offset + a * step + u * channel_step] += 1
+    return max(counts, default=1), min(counts, default=1)
