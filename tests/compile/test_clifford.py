@@ -7,10 +7,6 @@ Seen red: one kernel whatever the number of rows, with `num_rows` or the stride 
 specialised.
 """
 
-import json
-import os
-import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +20,7 @@ if interpreted():
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
+from tests.compile.conftest import Check
 from weft.clifford import generator, launch, tiles
 from weft.clifford.programs import program
 from weft.core.generated import load
@@ -32,13 +29,8 @@ from weft.testing.compiler import (
     SHARED_LIMIT,
     TARGETS,
     Build,
-    compile_for,
-    faults,
-    growth,
-    statistics,
 )
 
-SNAPSHOT = pathlib.Path(__file__).with_name("clifford.json")
 SIZES = {"fp64": 8, "fp32": 4, "bf16": 2}
 EPS = (1e-6).hex()
 BACKWARD = " | vjp 111 1"
@@ -108,24 +100,11 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Iterator[dict[str, Any]]:
-    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-    yield kept
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+def test_kernel_compiles_within_its_gates(name: str, check: Check) -> None:
     target = CASES[name][-1]
     for made in builds(*CASES[name]):
-        stats = statistics(compile_for(made, target), target)
-        assert not faults(made, target, stats)
-        kept = f"{name}, {made.kernel.__name__}"
-        if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-            snapshot[kept] = stats
-        assert not growth(stats, snapshot[kept])
+        check(made, f"{name}, {made.kernel.__name__}", target)
 
 
 def specialisation(rows: int, features: int, blade_last: bool) -> str:

@@ -4,10 +4,6 @@ Gluon for NVIDIA, Triton for AMD.  The statistics stand in clifford_fc.json: gro
 To accept a change, run with WEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
-import json
-import os
-import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +13,12 @@ from weft.core.backend import interpreted
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.compile.conftest import Check
 from weft.clifford import fc_kernels, fc_rows
 from weft.clifford.algebra import Algebra
 from weft.core.launcher import Tile
-from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+from weft.testing.compiler import Build
 
-SNAPSHOT = pathlib.Path(__file__).with_name("clifford_fc.json")
 FEATURES = 512
 NORM = fc_rows.Norm("metric", 1e-6)
 PLANE, SPACE, SPACETIME = (1, 1), (1, 1, 1), (1, -1, -1, -1)
@@ -84,19 +80,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Iterator[dict[str, Any]]:
-    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-    yield kept
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+def test_kernel_compiles_within_its_gates(name: str, check: Check) -> None:
     made, target = build(*CASES[name]), CASES[name][-1]
-    stats = statistics(compile_for(made, target), target)
-    assert not faults(made, target, stats)
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        snapshot[name] = stats
-    assert not growth(stats, snapshot[name])
+    check(made, name, target)

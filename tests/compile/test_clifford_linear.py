@@ -6,10 +6,6 @@ WEFT_WRITE_SNAPSHOT=1 and commit the file.
 Seen red: one kernel whatever the number of rows, with `R` specialised.
 """
 
-import json
-import os
-import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,10 +20,9 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tests.compile.conftest import Check
 from weft.clifford import linear_kernels, linear_launch
-from weft.testing.compiler import TARGETS, Build, compile_for, faults, growth, statistics
-
-SNAPSHOT = pathlib.Path(__file__).with_name("clifford_linear.json")
+from weft.testing.compiler import TARGETS, Build
 
 
 def rows(dtype: str, features: int, turned: bool, biased: bool) -> Build:
@@ -80,22 +75,10 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Iterator[dict[str, Any]]:
-    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-    yield kept
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+def test_kernel_compiles_within_its_gates(name: str, check: Check) -> None:
     made, target = CASES[name]
-    stats = statistics(compile_for(made, target), target)
-    assert not faults(made, target, stats)
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        snapshot[name] = stats
-    assert not growth(stats, snapshot[name])
+    check(made, name, target)
 
 
 def specialisation(rows: int) -> str:

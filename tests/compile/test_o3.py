@@ -4,10 +4,6 @@ The statistics stand in o3.json: growth over 10 % fails.  To accept a change, ru
 WEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
-import json
-import os
-import pathlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +14,14 @@ from weft.core.backend import interpreted
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.compile.conftest import Check
 from weft.core.generated import load
 from weft.o3 import generator, kernels
 from weft.o3.division import Facts, divide
 from weft.o3.generator import Job
-from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+from weft.testing.compiler import Build
 from weft.testing.o3_workloads import WORKLOADS, calls
 
-SNAPSHOT = pathlib.Path(__file__).with_name("o3.json")
 INTEGERS = ("indptr_ptr", "owner_ptr", "edges_ptr", "index_ptr", "places_ptr", "entries_ptr")
 CASES = {
     f"{name}, {order}, {dtype}, {target}": (name, order, dtype, target)
@@ -65,37 +61,21 @@ def product(job: Job, dtype: str) -> Build:
     return build(load("o3_product", generator.source(job)).kernel, constants, dtype, tiling.warps)
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Iterator[dict[str, Any]]:
-    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-    yield kept
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
-
-
-def check(found: Build, name: str, target: str, snapshot: dict[str, Any]) -> None:
-    stats = statistics(compile_for(found, target), target)
-    assert not faults(found, target, stats)
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        snapshot[name] = stats
-    assert not growth(stats, snapshot[name])
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_products(name: str, snapshot: dict[str, Any]) -> None:
+def test_products(name: str, check: Check) -> None:
     workload, order, dtype, target = CASES[name]
     for n, job in enumerate(jobs(workload, order, dtype)):
-        check(product(job, dtype), f"{name}, kernel {n}", target, snapshot)
+        check(product(job, dtype), f"{name}, kernel {n}", target)
 
 
 @pytest.mark.parametrize("places", [None, 2])
-def test_folds(places: int | None, snapshot: dict[str, Any]) -> None:
+def test_folds(places: int | None, check: Check) -> None:
     constants: dict[str, Any] = {"COUNT": places or 1, "BLOCK_E": 16, "BLOCK_C": 128}
     if places is None:
         constants["places_ptr"] = None
     found = build(kernels.fold_rows_kernel, constants, "fp32", 4)
     found = replace(found, multiples_of_16=("width", "partial_width"), wide_loads=places is None)
-    check(found, f"fold of rows, {places}", "sm_90", snapshot)
+    check(found, f"fold of rows, {places}", "sm_90")
     constants = {"COUNT": 2, "BLOCK_R": 64, "BLOCK_C": 16}
     found = build(kernels.fold_columns_kernel, constants, "fp32", 4)
-    check(found, "fold of columns", "sm_90", snapshot)
+    check(found, "fold of columns", "sm_90")

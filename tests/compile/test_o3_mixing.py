@@ -4,12 +4,6 @@ The statistics stand in o3_mixing.json: growth over 10 % fails.  To accept a cha
 WEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
-import json
-import os
-import pathlib
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from weft.core.backend import interpreted
@@ -17,25 +11,17 @@ from weft.core.backend import interpreted
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.compile.conftest import Check
 from weft import o3
 from weft.core.generated import load
 from weft.core.launcher import Tile
 from weft.o3 import mixing_generator as generator
 from weft.o3 import mixing_launch as launch
 from weft.o3.mixing_plan import Mixing
-from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+from weft.testing.compiler import Build
 
-SNAPSHOT = pathlib.Path(__file__).with_name("o3_mixing.json")
 UNIFORM = "128x0e+128x1o+128x2e"
 RAGGED = "10x1o+10x1e+48x0e+48x0o"
-
-
-@pytest.fixture(scope="module")
-def snapshot() -> Iterator[dict[str, Any]]:
-    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-    yield kept
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
 
 
 def linear(layout: str) -> Mixing:
@@ -52,9 +38,7 @@ def fully_connected(irreps: str) -> Mixing:
     return mixed.mixing
 
 
-def check(
-    name: str, source: str, tile: Tile, dtype: str, snapshot: dict[str, Any], cores: bool = False
-) -> None:
+def build(source: str, tile: Tile, dtype: str, cores: bool = False, wide: bool = True) -> Build:
     kernel = load("o3_mixing", source).kernel
     constants = dict(zip(kernel.arg_names[-len(tile.blocks) :], tile.blocks, strict=True))
     types = {
@@ -63,13 +47,7 @@ def check(
         if arg not in constants
     }
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    wide = not name.startswith("own, w")  # what writes weights reads rows that are short
-    build = Build(kernel, types, constants, options, tensor_cores=cores, wide_loads=wide)
-    stats = statistics(compile_for(build, "sm_90"), "sm_90")
-    assert not faults(build, "sm_90", stats)
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        snapshot[name] = stats
-    assert not growth(stats, snapshot[name])
+    return Build(kernel, types, constants, options, tensor_cores=cores, wide_loads=wide)
 
 
 MIXINGS = {
@@ -81,31 +59,33 @@ MIXINGS = {
 
 @pytest.mark.parametrize("result", ["z", "t", "w"])
 @pytest.mark.parametrize("name", MIXINGS)
-def test_shared_weights(name: str, result: str, snapshot: dict[str, Any]) -> None:
+def test_shared_weights(name: str, result: str, check: Check) -> None:
     mixing = MIXINGS[name]()
     if result == "w":
         source, tile = generator.outer_source(mixing, 2), launch.OUTER_TILE
-        check(f"{name}, fold", generator.fold_source(mixing), launch.FOLD_TILE, "fp32", snapshot)
+        beside, of = f"{name}, fold", (generator.fold_source(mixing), launch.FOLD_TILE)
     else:
         source, tile = generator.product_source(mixing, result, 2), launch.PRODUCT_TILE
         prepare = generator.prepare_source(mixing, result, 2)
-        check(f"{name}, {result}, prepare", prepare, launch.PREPARE_TILE, "fp32", snapshot)
-    check(f"{name}, {result}", source, tile, "fp32", snapshot, cores=True)
+        beside, of = f"{name}, {result}, prepare", (prepare, launch.PREPARE_TILE)
+    check(build(*of, "fp32"), beside, "sm_90")
+    check(build(source, tile, "fp32", cores=True), f"{name}, {result}", "sm_90")
 
 
 @pytest.mark.parametrize("result", ["z", "w"])
-def test_shared_weights_of_16_bits(result: str, snapshot: dict[str, Any]) -> None:
+def test_shared_weights_of_16_bits(result: str, check: Check) -> None:
     mixing = linear("ir_mul")
     if result == "w":
         source, tile = generator.outer_source(mixing, 0), launch.OUTER_TILE
     else:
         source, tile = generator.product_source(mixing, result, 0), launch.PRODUCT_TILE
-    check(f"16 bits, {result}", source, tile, "bf16", snapshot, cores=True)
+    check(build(source, tile, "bf16", cores=True), f"16 bits, {result}", "sm_90")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
 @pytest.mark.parametrize("result", ["z", "t", "w"])
-def test_own_weights(result: str, dtype: str, snapshot: dict[str, Any]) -> None:
+def test_own_weights(result: str, dtype: str, check: Check) -> None:
     source = generator.own_source(fully_connected(RAGGED), result, launch.OWN_WARPS)
     tile = Tile((launch.OWN_WARPS,), launch.OWN_WARPS, 1)
-    check(f"own, {result}, {dtype}", source, tile, dtype, snapshot)
+    wide = result != "w"  # what writes weights reads rows that are short
+    check(build(source, tile, dtype, wide=wide), f"own, {result}, {dtype}", "sm_90")

@@ -4,10 +4,6 @@ The statistics stand in products.json: growth over 10 % fails.  To accept a chan
 WEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
-import json
-import os
-import pathlib
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -19,10 +15,10 @@ from weft.core.launcher import Tile
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.compile.conftest import Check
 from weft.products import kernels, tiles
-from weft.testing.compiler import TARGETS, Build, compile_for, faults, growth, statistics
+from weft.testing.compiler import TARGETS, Build
 
-SNAPSHOT = pathlib.Path(__file__).with_name("products.json")
 SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -155,19 +151,7 @@ def cases() -> dict[str, tuple[Build, str]]:
 CASES = cases()
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Iterator[dict[str, Any]]:
-    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-    yield kept
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+def test_kernel_compiles_within_its_gates(name: str, check: Check) -> None:
     made, target = CASES[name]
-    stats = statistics(compile_for(made, target), target)
-    assert not faults(made, target, stats)
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        snapshot[name] = stats
-    assert not growth(stats, snapshot[name])
+    check(made, name, target)

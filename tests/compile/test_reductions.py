@@ -4,10 +4,6 @@ The statistics stand in reductions.json: growth over 10 % fails.  To accept a ch
 WEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
-import json
-import os
-import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +13,15 @@ from weft.core.backend import interpreted
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.compile.conftest import Check
 from weft.core.generated import load
 from weft.core.launcher import Tile
 from weft.reductions import generator, kernels, launch, tensor_cores
 from weft.reductions.derivatives import gradient
 from weft.reductions.formula import Node, const, node, swap, var
 from weft.reductions.inner import BLOCK, looped
-from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+from weft.testing.compiler import Build
 
-SNAPSHOT = pathlib.Path(__file__).with_name("reductions.json")
 X, Y, B, G = var(0, 3, 0), var(1, 3, 1), var(2, 1, 1), var(3, 1, 0)
 DISTANCE = node("sqdist", X, Y)
 GAUSSIAN = node("exp", -DISTANCE) * B
@@ -97,32 +93,16 @@ def made(kernel: Any, dtype: str, tile: Tile, constants: dict[str, Any]) -> Buil
     return Build(kernel, types, constants, options, tensor_cores="WIDTH" in constants)
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Iterator[dict[str, Any]]:
-    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-    yield kept
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
-
-
-def check(found: Build, name: str, target: str, snapshot: dict[str, Any]) -> None:
-    stats = statistics(compile_for(found, target), target)
-    assert not faults(found, target, stats)
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        snapshot[name] = stats
-    assert not growth(stats, snapshot[name])
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_generated_kernels(name: str, snapshot: dict[str, Any]) -> None:
+def test_generated_kernels(name: str, check: Check) -> None:
     formula, dtype, ranged, target = CASES[name]
-    check(build(formula, dtype, ranged), name, target, snapshot)
+    check(build(formula, dtype, ranged), name, target)
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_80"])
 @pytest.mark.parametrize("way", launch.PRODUCTS)
 @pytest.mark.parametrize("kind", ["sums", "shifted"])
-def test_products(kind: str, way: str, target: str, snapshot: dict[str, Any]) -> None:
+def test_products(kind: str, way: str, target: str, check: Check) -> None:
     kernel = getattr(kernels, f"split_{kind}_kernel")
     if (way == "tf32x3, no wgmma") == (target == "sm_90") and way.startswith("tf32x3"):
         pytest.skip("the tile of another GPU")
@@ -137,11 +117,11 @@ def test_products(kind: str, way: str, target: str, snapshot: dict[str, Any]) ->
     found = made(kernel, "fp32", launch.PRODUCTS[way], constants)
     if way == "bf16":
         found.types.update(x_ptr="*bf16", y_ptr="*bf16")
-    check(found, f"products, {kind}, {way}, {target}", target, snapshot)
+    check(found, f"products, {kind}, {way}, {target}", target)
 
 
 @pytest.mark.parametrize("kind", ["sums", "shifted", "smallest"])
-def test_merges(kind: str, snapshot: dict[str, Any]) -> None:
+def test_merges(kind: str, check: Check) -> None:
     kernel = getattr(kernels, f"merge_{kind}_kernel")
     constants = dict.fromkeys(n for n in kernel.arg_names if n.isupper() and n != "BLOCK_M")
     constants |= {"FIRST": 0, "RANGED": True, "TOTAL": 1}
@@ -150,4 +130,4 @@ def test_merges(kind: str, snapshot: dict[str, Any]) -> None:
     found.types["tiles_ptr"] = "*i64"
     if kind == "smallest":
         found.types["out_ptr"] = "*i64"
-    check(found, f"merge of {kind}", "sm_90", snapshot)
+    check(found, f"merge of {kind}", "sm_90")

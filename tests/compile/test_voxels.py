@@ -4,12 +4,8 @@ The statistics stand in voxels.json: growth over 10 % fails.  To accept a change
 WEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
-import json
-import os
-import pathlib
 import re
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,19 +15,16 @@ from weft.core.backend import interpreted
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.compile.conftest import Check
 from weft.core.launcher import Tile
 from weft.core.machine import SCRATCH, layout
 from weft.testing.compiler import (
     SHARED_LIMIT,
     Build,
     compile_for,
-    faults,
-    growth,
-    statistics,
 )
 from weft.voxels import kernels, launch, tiles
 
-SNAPSHOT = pathlib.Path(__file__).with_name("voxels.json")
 SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 GPUS = {
     target: tiles.Gpu(target == "sm_90", target != "gfx942", SHARED_LIMIT[target])
@@ -130,25 +123,12 @@ CASES += [("finished", "fp16", c, "sm_90") for c in (64, 128, 256)]
 CASES += [(name, "fp16", 64, "sm_90") for name in ("fold", "depthwise", "depthwise_gradient")]
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Iterator[dict[str, Any]]:
-    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-    yield kept
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
-
-
 @pytest.mark.parametrize(("name", "kind", "channels", "target"), CASES)
 def test_kernel_compiles_within_its_gates(
-    name: str, kind: str, channels: int, target: str, snapshot: dict[str, Any]
+    name: str, kind: str, channels: int, target: str, check: Check
 ) -> None:
     made = build(name, kind, channels, target)
-    stats = statistics(compile_for(made, target), target)
-    assert not faults(made, target, stats)
-    key = f"{name} {kind} {channels}, {target}"
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        snapshot[key] = stats
-    assert not growth(stats, snapshot[key])
+    check(made, f"{name} {kind} {channels}, {target}", target)
 
 
 @pytest.mark.parametrize("name", ["key", "convolve", "weight_gradient"])

@@ -4,10 +4,6 @@ The statistics stand in voxels_maps.json: growth over 10 % fails.  To accept a c
 WEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
-import json
-import os
-import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,10 +13,10 @@ from weft.core.backend import interpreted
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
-from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+from tests.compile.conftest import Check
+from weft.testing.compiler import Build
 from weft.voxels import map_kernels, map_launch
 
-SNAPSHOT = pathlib.Path(__file__).with_name("voxels_maps.json")
 CONSTANTS = {
     "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},
     "pack_kernel": {"COLUMNS": 4, "BLOCK": map_launch.ROWS},
@@ -69,20 +65,8 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def snapshot() -> Iterator[dict[str, Any]]:
-    kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-    yield kept
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        SNAPSHOT.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_kernel_compiles_within_its_gates(name: str, snapshot: dict[str, Any]) -> None:
+def test_kernel_compiles_within_its_gates(name: str, check: Check) -> None:
     *case, target = CASES[name]
     made = build(*case)
-    stats = statistics(compile_for(made, target), target)
-    assert not faults(made, target, stats)
-    if os.environ.get("WEFT_WRITE_SNAPSHOT") == "1":
-        snapshot[name] = stats
-    assert not growth(stats, snapshot[name])
+    check(made, name, target)

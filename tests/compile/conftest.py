@@ -1,0 +1,37 @@
+"""Statistics of compiled kernels, held against the snapshot beside a test file.
+
+`test_<name>.py` has `<name>.json`: growth over 10 % fails.  To accept a change, run with
+WEFT_WRITE_SNAPSHOT=1 and commit the file.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+
+Check = Callable[[Build, str, str], None]
+
+WRITES = os.environ.get("WEFT_WRITE_SNAPSHOT") == "1"
+
+
+@pytest.fixture(scope="module")
+def check(request: pytest.FixtureRequest) -> Iterator[Check]:
+    """check(build, name, target): it compiles for the target without faults or growth."""
+    path = Path(str(request.path))
+    file = path.with_name(path.stem.removeprefix("test_") + ".json")
+    kept = json.loads(file.read_text()) if file.exists() else {}
+
+    def check(build: Build, name: str, target: str) -> None:
+        stats = statistics(compile_for(build, target), target)
+        assert not faults(build, target, stats)
+        if WRITES:
+            kept[name] = stats
+        assert not growth(stats, kept[name])
+
+    yield check
+    if WRITES:
+        file.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
