@@ -9,20 +9,14 @@ torch has given up and weft does not promise, the layer itself takes the script'
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
-import tempfile
-import time
-from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 
-from benchmarks.peers.pykeops_tests import Tally, _module
+from benchmarks.peers.foreign_tests import module, options_of, run_tests
 from weft import o3
 from weft.errors import ShapeError
 from weft.o3.gate import NormalizedActivation
@@ -98,19 +92,19 @@ def install(package: Path) -> None:
     sys.modules["e3nn.o3.irrep"] = irrep
     names = {name: getattr(o3, name) for name in o3.__all__}
     products = {name: _compiling(layer) for name, layer in names.items() if name in COMPILED}
-    layers = _module("e3nn.o3", **names | products, irrep=irrep)
+    layers = module("e3nn.o3", **names | products, irrep=irrep)
     layers.__path__ = []
-    _module("e3nn.o3._irreps", Irrep=o3.Irrep, Irreps=o3.Irreps)
-    functions = _module(
+    module("e3nn.o3._irreps", Irrep=o3.Irrep, Irreps=o3.Irreps)
+    functions = module(
         "e3nn.math",
         soft_one_hot_linspace=o3.soft_one_hot_linspace,
         normalize2mom=NormalizedActivation,
     )
     own = {name: getattr(o3, name) for name in MODULES}
-    modules = _module("e3nn.nn", **own)
+    modules = module("e3nn.nn", **own)
     modules.__path__ = []
-    _module("e3nn.nn._gate", _Sortcut=None)
-    e3nn = _module(
+    module("e3nn.nn._gate", _Sortcut=None)
+    e3nn = module(
         "e3nn",
         o3=layers,
         math=functions,
@@ -119,7 +113,7 @@ def install(package: Path) -> None:
         set_optimization_defaults=DEFAULTS.update,
     )
     e3nn.__path__ = [str(package)]  # where e3nn.util is
-    _module("opt_einsum_fx", jitable=lambda layer: layer)
+    module("opt_einsum_fx", jitable=lambda layer: layer)
     from e3nn.util import _argtools, test
 
     def itself(layer: Any, **options: Any) -> Any:
@@ -138,27 +132,11 @@ def find(checkout: Path) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("checkout", type=Path)
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="of pytest")
-    given = parser.parse_args(arguments)
+    given = options_of(__doc__, arguments)
     checkout = find(given.checkout)
     install(checkout / "e3nn")
-    began, tally = time.perf_counter(), Tally()
-    with tempfile.TemporaryDirectory() as folder:  # there pytest finds no package to import
-        for name in ("conftest.py", *FILES):
-            shutil.copy(checkout / "tests" / name, folder)
-        options = ["--rootdir", folder, "-q", "-p", "no:cacheprovider", "-W", "ignore"]
-        pytest.main([folder, *options, "-c", "/dev/null", *given.options], plugins=[tally])
-    total: Counter[str] = Counter()
-    for name, outcomes in sorted(tally.outcomes.items()):
-        print(f"{name:45s} " + ", ".join(f"{n} {kind}" for kind, n in sorted(outcomes.items())))
-        total += outcomes
-    took = time.perf_counter() - began
-    print(f"{len(tally.outcomes)} files: {dict(total)} in {took:.1f} s")
-    return 1 if total["failed"] else 0
+    files = [checkout / "tests" / name for name in ("conftest.py", *FILES)]
+    return run_tests(files, given.options)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from benchmarks.suites.recipes import Random
 from weft.bench.case import Case, Workload
 from weft.o3 import Graph, Irreps, Linear, TensorProduct, TensorProductConv, wigner_3j
+from weft.testing.o3_workloads import ring_graph
 
 __all__ = [
     "Layer",
@@ -28,7 +29,6 @@ __all__ = [
     "linear_case",
     "own_blocks",
     "product_case",
-    "ring_graph",
     "tensor_product",
 ]
 
@@ -99,16 +99,6 @@ def every_path(x: Irreps, y: Irreps, out: Irreps, mode: str, shared: bool = Fals
     return Layer(x, y, out, instructions, shared)
 
 
-def ring_graph(nodes: int, degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(src, dst): nodes of a ring, randomly named, see `degree` / 2 others on each side."""
-    labels = torch.randperm(nodes, generator=torch.Generator().manual_seed(0))
-    steps = torch.arange(1, degree // 2 + 1)
-    away = (torch.arange(nodes)[:, None] + torch.cat([steps, -steps])) % nodes
-    src, dst = labels[away].flatten(), labels.repeat_interleave(degree)
-    order = (dst * nodes + src).argsort()
-    return src[order].to(device), dst[order].to(device)
-
-
 def conv_case(
     name: str,
     layer: Callable[[], Layer],
@@ -140,7 +130,7 @@ def _conv(
     if batch is not None:
         nodes, degree = batch, min(degree, CHECKED_DEGREE)
     layer, random = of(), Random(device)
-    src, dst = ring_graph(nodes, degree, device)
+    src, dst = (index.to(device) for index in ring_graph(nodes, degree))
     edges, graph = len(src), Graph(src, dst, nodes)
     convs = _each_backend(
         TensorProductConv, layer.x, layer.y, layer.out, layer.instructions, shared_weights=False,

@@ -7,9 +7,6 @@ C_p are Clebsch-Gordan coefficients in the real basis, of unit Frobenius norm.
 
 from __future__ import annotations
 
-import functools
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,6 +14,7 @@ from torch import Tensor
 from benchmarks.suites.recipes import Random
 from weft import products
 from weft.bench.case import Workload
+from weft.o3 import wigner_3j
 from weft.products.reference import indexed_product
 
 __all__ = ["DEGREES", "START", "coefficients", "paths", "uuu_seed"]
@@ -36,43 +34,9 @@ def paths() -> list[tuple[int, int, int]]:
     ]
 
 
-@functools.cache
 def coefficients(l1: int, l2: int, l3: int) -> np.ndarray:
     """(2l1+1, 2l2+1, 2l3+1) real coupling coefficients, exact zeros where they vanish."""
-    c = np.zeros((2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1), dtype=complex)
-    for m1 in range(-l1, l1 + 1):
-        for m2 in range(-l2, l2 + 1):
-            if abs(m1 + m2) <= l3:
-                c[l1 + m1, l2 + m2, l3 + m1 + m2] = _complex_basis(l1, m1, l2, m2, l3)
-    turned = np.einsum("abc,ai,bj,ck->ijk", c, _turn(l1), _turn(l2), _turn(l3).conj()).real
-    turned[abs(turned) < 2**-40] = 0
-    return turned / np.linalg.norm(turned)
-
-
-def _complex_basis(j1: int, m1: int, j2: int, m2: int, j: int) -> float:
-    """⟨j1 m1 j2 m2 | j m1+m2⟩ by Racah's sum."""
-    m, fact = m1 + m2, math.factorial
-    front = (2 * j + 1) * fact(j + j1 - j2) * fact(j - j1 + j2) * fact(j1 + j2 - j)
-    front *= fact(j + m) * fact(j - m) * fact(j1 - m1) * fact(j1 + m1)
-    front *= fact(j2 - m2) * fact(j2 + m2)
-    total = 0.0
-    for k in range(j1 + j2 - j + 1):
-        below = (j1 + j2 - j - k, j1 - m1 - k, j2 + m2 - k, j - j2 + m1 + k, j - j1 - m2 + k)
-        if min(below) >= 0:
-            total += (-1) ** k / (fact(k) * math.prod(map(fact, below)))
-    return math.sqrt(front / fact(j1 + j2 + j + 1)) * total
-
-
-def _turn(degree: int) -> np.ndarray:
-    """From the real basis (columns) to the complex one (rows), with the phase (-i)^l."""
-    q = np.zeros((2 * degree + 1, 2 * degree + 1), dtype=complex)
-    q[degree, degree] = 1
-    for m in range(1, degree + 1):
-        q[degree - m, degree + m] = math.sqrt(0.5)
-        q[degree - m, degree - m] = -1j * math.sqrt(0.5)
-        q[degree + m, degree + m] = (-1) ** m * math.sqrt(0.5)
-        q[degree + m, degree - m] = 1j * (-1) ** m * math.sqrt(0.5)
-    return (-1j) ** degree * q
+    return wigner_3j(l1, l2, l3, torch.float64, "cpu").numpy()
 
 
 def _tables(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
