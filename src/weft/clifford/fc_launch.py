@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from weft.clifford import fc_kernels, fc_rows
 from weft.clifford.algebra import Algebra
 from weft.clifford.fc_rows import Norm
 from weft.core.backend import interpreted
-from weft.core.launcher import Launcher
+from weft.core.launcher import Launcher, current_device
 
 __all__ = [
     "arrange",
@@ -69,7 +68,7 @@ def _launch_pairs(
 ) -> None:
     x, y, t, *_ = operands = [t for t in tensors if t is not None]
     numbers = (*x.shape[1:], *x.stride(), *y.stride(), *(g.stride(0) for g in outputs[:1]))
-    with _current(x):
+    with current_device(x):
         launch = _pairs_launcher(variant, numbers, x.dtype, t.dtype)
         launch([*operands, *outputs], t.nbytes)
 
@@ -99,7 +98,7 @@ def row_scale(x: Tensor, y: Tensor | None, terms: int, scale: Tensor) -> None:
     strides = tuple(stride for operand in operands for stride in operand.stride())
     names = "xy"[: len(operands)]
     variant = ("scale_kernel", x.shape[0], names, terms, _dialect())
-    with _current(x):
+    with current_device(x):
         _row_launcher(variant, (*x.shape[1:], *strides), x.dtype)([*operands, scale])
 
 
@@ -109,7 +108,7 @@ def arrange(w: Tensor, order: Tensor, scale: Tensor | None, z: Tensor) -> None:
     paths, rows, features = w.shape
     variant = ("arrange_kernel", scale is not None, _dialect())
     numbers = (paths * rows, features, rows, *w.stride())
-    with _current(w):
+    with current_device(w):
         _row_launcher(variant, numbers, w.dtype, z.dtype)(operands)
 
 
@@ -125,7 +124,7 @@ def normalise(
     operands = [o, *(scales or ()), z, r]
     variant = ("norm_kernel", algebra, norm, scales is not None, _dialect())
     numbers = (*o.shape[1:], z.stride(0), r.stride(0))
-    with _current(o):
+    with current_device(o):
         _row_launcher(variant, numbers, o.dtype, z.dtype)(operands)
 
 
@@ -142,7 +141,7 @@ def denormalise(
     operands = [t for t in (go, z, r, do, scale) if t is not None]
     numbers = (*go.shape[1:], *go.stride(), z.stride(0), r.stride(0))
     variant = ("denorm_kernel", algebra, norm, scale is not None, _dialect())
-    with _current(go):
+    with current_device(go):
         _row_launcher(variant, numbers, go.dtype, z.dtype, do.dtype)(operands)
 
 
@@ -159,8 +158,3 @@ def _row_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...], *_: torch.
 
 def _dialect() -> str:
     return "triton" if interpreted() or torch.version.hip else "gluon"
-
-
-def _current(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Makes the tensor's device current, as a launcher needs it."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

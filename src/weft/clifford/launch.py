@@ -17,7 +17,7 @@ from weft.clifford.kernels import sum_partials_kernel
 from weft.clifford.tiles import Kernel, Machine
 from weft.core.backend import interpreted
 from weft.core.generated import load
-from weft.core.launcher import Launcher, Tile
+from weft.core.launcher import Launcher, Tile, current_device
 from weft.core.program import Program
 
 __all__ = ["run"]
@@ -64,9 +64,7 @@ def run(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
         recipes = _recipes[key] = _prepare(program, inputs, whole)
-    if interpreted() or inputs[0].get_device() == torch._C._cuda_getDevice():
-        return _execute_all(recipes, inputs)
-    with torch.cuda.device(inputs[0].device):
+    with current_device(inputs[0]):
         return _execute_all(recipes, inputs)
 
 

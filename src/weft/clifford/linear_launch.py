@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from weft.clifford import linear_kernels
 from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
-from weft.core.launcher import Launcher, Tile
+from weft.core.launcher import Launcher, Tile, current_device
 
 __all__ = ["rows", "rows_tile", "serves_rows", "sum_by_grade", "turned"]
 
@@ -63,7 +61,7 @@ def rows(x: Tensor, weight: Tensor, bias: Tensor | None, n: int, z: Tensor) -> N
         shown: dict[str, int | str] = dict(zip(names, (*constants, *tile.blocks), strict=True))
         shown |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         record(Launch("triton", "rows_kernel", shown, programs, 0))
-    with _current(x):
+    with current_device(x):
         linear_kernels.rows_kernel[(programs,)](
             x_desc, w_desc, bias, z, count, x.shape[-1], z.shape[-1], *constants, *tile.blocks,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
@@ -97,7 +95,7 @@ def _launch(
     constants: tuple[int, ...],
     grades: int,
 ) -> None:
-    with _current(operands[0]):
+    with current_device(operands[0]):
         _launcher(name, numbers, constants, grades, *(t.dtype for t in operands))(operands)
 
 
@@ -128,8 +126,3 @@ def _processors(device: torch.device) -> int:
     if interpreted():
         return INTERPRETED_PROGRAMS
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _current(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Makes the tensor's device current, as a launch needs it."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -1,11 +1,13 @@
 """Launch Triton kernels with little work on the host: everything but the operands is settled once.
 
-Triton's own launcher binds, inspects and hashes every argument at every call.  A `Launcher` does
-so once for each combination of aligned operands, and keeps the compiled kernel.
+Triton's own launcher binds, inspects and hashes every argument at every call.  A `Kernel` does so
+once for each combination of aligned tensors, and keeps the machine code; a `Launcher` is one whose
+grid and tables are settled too.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
 from weft.core.machine import Run, machine_code
 
-__all__ = ["Launcher", "Tile", "alignment", "current_stream"]
+__all__ = ["Kernel", "Launcher", "Tile", "current_device"]
 
 
 class Tile(NamedTuple):
@@ -25,6 +27,86 @@ class Tile(NamedTuple):
     blocks: tuple[int, ...]
     num_warps: int = 4
     num_stages: int = 3
+
+
+class Kernel:
+    """`kernel[(programs,)](*tensors, *free, *settled, *constants, *tile.blocks)`.
+
+    Code depends on the device, on dtypes and on which tensors are None: who keeps a kernel has one
+    for each.
+
+    Args:
+        kernel: a jitted function whose parameters have this order.
+        settled: what every launch reads: tables, counts and strides; None is one not there.
+        constants: the leading constexprs.
+        tile: the trailing ones, warps and stages.
+    """
+
+    __slots__ = ("_aligned", "_arguments", "_kernel", "_options", "_ready", "_settled", "_shown")
+
+    def __init__(
+        self,
+        kernel: Any,
+        settled: tuple[Tensor | int | None, ...],
+        constants: tuple[Any, ...],
+        tile: Tile,
+    ) -> None:
+        self._kernel = kernel
+        self._arguments = (*settled, *constants, *tile.blocks)
+        self._settled = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._arguments)
+        self._options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        self._aligned: Run | None = None
+        self._ready: dict[tuple[int, ...], Run] = {}
+        values = [v if isinstance(v, str | None) else int(v) for v in (*constants, *tile.blocks)]
+        names = kernel.arg_names[len(kernel.arg_names) - len(values) :]
+        self._shown: dict[str, Any] = dict(zip(names, values, strict=True)) | self._options
+
+    def __call__(
+        self,
+        programs: int,
+        tensors: Sequence[Tensor | None],
+        free: tuple[int, ...] = (),
+        workspace_bytes: int = 0,
+    ) -> None:
+        """Launch on the current stream of the device that is current: the tensors' own.
+
+        Args:
+            programs: how many, all along grid axis 0.
+            tensors: the same are None in every call.
+            free: numbers that no code depends on, such as counts of rows.
+            workspace_bytes: for `explain`.
+        """
+        if programs == 0:
+            return
+        if recording():
+            name = self._kernel.__name__
+            record(Launch("triton", name, self._shown, programs, workspace_bytes))
+        pointers = [None if t is None else t.data_ptr() for t in tensors]
+        run = self._aligned
+        for pointer in pointers:
+            if pointer is not None and pointer & 15:
+                run = self._ready.get(_alignment(pointers))
+                break
+        if run is None:
+            if interpreted():
+                self._kernel[(programs,)](*tensors, *free, *self._arguments)
+                return
+            run = self._compile(tensors, pointers, free)
+        run(programs, _current_stream(), (*pointers, *free, *self._settled))
+
+    def _compile(
+        self,
+        tensors: Sequence[Tensor | None],
+        pointers: Sequence[int | None],
+        free: tuple[int, ...],
+    ) -> Run:
+        run = machine_code(self._kernel, (*tensors, *free, *self._arguments), self._options)
+        # machine code depends on which tensors are aligned to 16 bytes
+        key = _alignment(pointers)
+        self._ready[key] = run
+        if not any(key):
+            self._aligned = run
+        return run
 
 
 class Launcher:
@@ -39,7 +121,7 @@ class Launcher:
         tile: the trailing ones, warps and stages.
     """
 
-    __slots__ = ("_aligned", "_grid", "_kernel", "_options", "_ready", "_rest", "_settled", "shown")
+    __slots__ = ("_kernel", "_programs")
 
     def __init__(
         self,
@@ -50,60 +132,33 @@ class Launcher:
         constants: tuple[Any, ...],
         tile: Tile,
     ) -> None:
-        self._kernel = kernel
-        self._grid = (programs, 1, 1)
-        self._rest = (*tables, *numbers, *constants, *tile.blocks)
-        self._settled = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._rest)
-        self._options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        self._aligned: Run | None = None
-        self._ready: dict[tuple[int, ...], Run] = {}
-        names = kernel.arg_names[-len(constants) - len(tile.blocks) :]
-        values = (v if isinstance(v, str) else int(v) for v in (*constants, *tile.blocks))
-        self.shown: dict[str, int | str] = dict(zip(names, values, strict=True)) | self._options
+        self._kernel = Kernel(kernel, (*tables, *numbers), constants, tile)
+        self._programs = programs
 
     def __call__(self, operands: Sequence[Tensor | None], workspace_bytes: int = 0) -> None:
         """Launch on the current stream of the device that is current: the operands' own.
 
         The same operands are None in every call of one launcher.
         """
-        if recording():
-            name, programs = self._kernel.__name__, self._grid[0]
-            record(Launch("triton", name, self.shown, programs, workspace_bytes))
-        pointers = [None if t is None else t.data_ptr() for t in operands]
-        run = self._aligned
-        for pointer in pointers:
-            if pointer is not None and pointer & 15:
-                run = self._ready.get(alignment(pointers))
-                break
-        if run is None:
-            self._launch_first(operands, pointers)
-        else:
-            run(self._grid[0], current_stream(), (*pointers, *self._settled))
-
-    def _launch_first(
-        self, operands: Sequence[Tensor | None], pointers: Sequence[int | None]
-    ) -> None:
-        """Compile, keep what came of it, and launch."""
-        if self._grid[0] == 0:
-            return
-        if interpreted():
-            self._kernel[self._grid](*operands, *self._rest)
-            return
-        run = machine_code(self._kernel, (*operands, *self._rest), self._options)
-        # machine code depends on which operands are aligned to 16 bytes
-        key = alignment(pointers)
-        self._ready[key] = run
-        if not any(key):
-            self._aligned = run
-        run(self._grid[0], current_stream(), (*pointers, *self._settled))
+        self._kernel(self._programs, operands, (), workspace_bytes)
 
 
-def alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:
+def current_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Makes the tensor's device current, as launches need it."""
+    if not tensor.is_cuda or tensor.get_device() == torch._C._cuda_getDevice():
+        return _NOTHING
+    return torch.cuda.device(tensor.device)
+
+
+_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+def _alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:
     """Which addresses are not aligned to 16 bytes."""
     return tuple((p or 0) & 15 and 1 for p in pointers)
 
 
-def current_stream() -> int:
+def _current_stream() -> int:
     """The handle of the current stream of the current device."""
     stream: int = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
     return stream

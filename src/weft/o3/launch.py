@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.generated import load
-from weft.core.launcher import Launcher, Tile
+from weft.core.launcher import Launcher, Tile, current_device
 from weft.o3 import generator, kernels
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
@@ -73,9 +73,7 @@ def run(
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
         recipe = _recipes[key] = _prepare(structure, call, tables, facts, like)
-    if interpreted() or like.get_device() == torch._C._cuda_getDevice():
-        return _execute(recipe, tensors, tables)
-    with torch.cuda.device(like.device):
+    with current_device(like):
         return _execute(recipe, tensors, tables)
 
 

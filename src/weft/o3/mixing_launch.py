@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from weft.core.backend import interpreted
 from weft.core.explain import record_cost, recording
 from weft.core.generated import load
-from weft.core.launcher import Launcher, Tile
+from weft.core.launcher import Launcher, Tile, current_device
 from weft.o3 import mixing_generator as generator
 from weft.o3.mixing_plan import Mixing, Path, merged, prepared, uncovered, weights
 
@@ -41,7 +40,7 @@ def run(mixing: Mixing, result: str, a: Tensor, b: Tensor, shared: bool) -> Tens
     out = (a.new_zeros if filled else a.new_empty)(shape)
     if not rows or not mixing.paths:
         return out
-    with torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext():
+    with current_device(a):
         if not shared:
             _own(mixing, result, a, b, out)
         elif result == "w":

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core.backend import interpreted
 from weft.core.explain import recording
+from weft.core.launcher import current_device
 from weft.core.plan import Plan
 from weft.products.forms import PRODUCTS
 from weft.products.recipe import Call, Operand, Step, recipe
@@ -108,9 +108,7 @@ def _run(
         steps = recipes[key] = recipe(call, plan, roles)
     if scale is not None:
         scale = scale.contiguous()  # kernels read it with stride 1
-    if interpreted() or first.get_device() == torch._C._cuda_getDevice():
-        return _execute(steps, [first, second, scale])
-    with torch.cuda.device(first.device):
+    with current_device(first):
         return _execute(steps, [first, second, scale])
 
 

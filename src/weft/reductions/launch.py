@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.generated import load
-from weft.core.launcher import Launcher, Tile
+from weft.core.launcher import Launcher, Tile, current_device
 from weft.errors import BackendError
 from weft.reductions import generator, inner, kernels, tensor_cores
 from weft.reductions.formula import Node, const, reachable
@@ -229,11 +229,8 @@ def _run(
             return
         share = SHARE * _processors(like.device)
         cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
-    if interpreted() or like.get_device() == torch._C._cuda_getDevice():
+    with current_device(like):
         _execute(recipe, values, results, cut, guard)
-    else:
-        with torch.cuda.device(like.device):
-            _execute(recipe, values, results, cut, guard)
 
 
 def _execute(

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from weft.core.cache import TensorCache
-from weft.core.launcher import Tile
+from weft.core.launcher import Kernel, Tile, current_device
 from weft.voxels import kernels, tiles
-from weft.voxels.dispatch import Kernel, current_device
 from weft.voxels.epilogue import PLAIN, Epilogue
 from weft.voxels.map_launch import PARTS
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from weft.core.cache import TensorCache
-from weft.core.launcher import Tile
+from weft.core.launcher import Kernel, Tile, current_device
 from weft.voxels import map_kernels
-from weft.voxels.dispatch import Kernel, current_device
 from weft.voxels.geometry import Geometry
 
 __all__ = [
