@@ -23,7 +23,7 @@ from weft.testing.compiler import (
     Build,
     compile_for,
 )
-from weft.voxels import kernels, launch, tiles
+from weft.voxels import kernels, launch, preparation_kernels, tiles
 
 SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 GPUS = {
@@ -85,7 +85,8 @@ def _build(
     name: str, constants: dict[str, Any], tile: Tile, kind: str, ones: dict[str, int]
 ) -> Build:
     dtype = kind.replace("tf32", "fp32")
-    kernel = getattr(kernels, f"{name}_kernel")
+    module = preparation_kernels if hasattr(preparation_kernels, f"{name}_kernel") else kernels
+    kernel = getattr(module, f"{name}_kernel")
     names = kernel.arg_names
     constants = constants | {n: 1 for n in names if n in ones}
     constants = constants | dict(

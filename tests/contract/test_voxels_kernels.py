@@ -248,13 +248,12 @@ def test_offsets_past_int32_are_the_same(monkeypatch):
     """WIDE code on small tensors."""
     plain = launch._kernel
 
-    def wide(name, numbers, constants, tile, *key):
-        kernel = getattr(launch.kernels, f"{name}_kernel")
+    def wide(kernel, numbers, constants, tile, *key):
         names = kernel.arg_names[len(kernel.arg_names) - len(constants) - len(tile.blocks) :]
         named = dict(zip(names, constants, strict=False))
         if "WIDE" in named:
             named["WIDE"] = True
-        return plain(name, numbers, tuple(named.values()), tile, *key)
+        return plain(kernel, numbers, tuple(named.values()), tile, *key)
 
     monkeypatch.setattr(launch, "_kernel", wide)
     for recipe in (launch._convolver, launch._differentiator):

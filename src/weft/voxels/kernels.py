@@ -1,15 +1,8 @@
-"""Triton kernels of sparse convolution, and of what is prepared for them from its tables.
+"""Triton kernels of sparse convolution, over what `preparation_kernels` have laid out.
 
     y[o] = Σ_k x[sources[k,o]] w[k]          dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
 
-What is prepared reads table[k,i] = sources[k, order[i]], whose columns i stand in canonical order.
-Preparation: rows of equal masks (which of the K offsets have a voxel) stand together, so that a
-tile of rows needs few offsets; pairs of an offset stand together in canonical order.  A panel is
-`PANEL` sorted rows, `lists` (panels, K, PANEL) the input rows they read, −1 for none, defined for
-the offsets that one of them needs.  Halves of panels have masks of their own: tiles are 64 or 128
-rows.  Masks are words of 32 bits.  One file, since preparation and use share this layout.
-Everything runs along grid axis 0.  Rows are counted in int64
-where K N or N C may pass 2^31 (WIDE, and always in the preparation).
+Rows are counted in int64 where K N or N C may pass 2^31 (WIDE).
 """
 
 from __future__ import annotations
@@ -17,35 +10,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.voxels.layout import HALF, PANEL, UNIT, count_bits, pairs_before, share_size
+
 __all__ = [
     "convolve_kernel",
     "depthwise_gradient_kernel",
     "depthwise_kernel",
     "fold_kernel",
-    "key_kernel",
-    "list_kernel",
-    "mask_kernel",
-    "pair_kernel",
-    "rank_kernel",
     "reduce_kernel",
-    "share_kernel",
-    "tally_kernel",
     "weight_gradient_kernel",
 ]
-
-PANEL = tl.constexpr(128)
-HALF = tl.constexpr(64)
-UNIT = tl.constexpr(64)
-"""Pairs that are summed at once."""
-
-
-@triton.jit
-def _row_of(order_ptr, i, live):
-    """Row number i of the canonical order."""
-    if order_ptr is None:
-        return i.to(tl.int64)
-    else:
-        return tl.load(order_ptr + i, mask=live, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -53,301 +27,6 @@ def _lowest(word):
     """The number of the lowest bit that is set in an int64 below 2^32; 0 if there is none."""
     bit = (((word & -word).to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
     return tl.where(word == 0, 0, bit)
-
-
-@triton.jit
-def _count(word):
-    """How many bits are set in an int32."""
-    pairs = word - ((word >> 1) & 0x55555555)
-    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
-    eights = (fours + (fours >> 4)) & 0x0F0F0F0F
-    return (eights + (eights >> 8) + (eights >> 16) + (eights >> 24)) & 63
-
-
-@triton.jit(do_not_specialize=["N"])
-def mask_kernel(table_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
-    """masks[w,i]: bit b says whether column i of a table has a row at offset 32 w + b.
-
-    A program reads 32 offsets of BLOCK columns, as they lie.  Bound: memory, 4 K N bytes.
-    """
-    WORDS: tl.constexpr = (K + 31) // 32
-    pid = tl.program_id(0)
-    bit = tl.arange(0, 32)[:, None]
-    k = pid % WORDS * 32 + bit  # [32, 1]
-    i = pid.to(tl.int64) // WORDS * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    at = k * N.to(tl.int64) + i[None, :]
-    source = tl.load(table_ptr + at, mask=(k < K) & (i < N)[None, :], other=-1)
-    mask = tl.sum((source >= 0).to(tl.int32) << bit, axis=0)
-    tl.store(masks_ptr + pid % WORDS * N.to(tl.int64) + i, mask, mask=i < N)
-
-
-@triton.jit
-def _mask_of(parts_ptr, word, i, live, N, PARTS: tl.constexpr):
-    """Word `word` of the masks of columns, from its parts."""
-    mask = tl.zeros(i.shape, tl.int32)
-    for part in tl.static_range(PARTS):
-        at = (word * PARTS + part) * N.to(tl.int64) + i
-        mask |= tl.load(parts_ptr + at, mask=live, other=0)
-    return mask
-
-
-@triton.jit
-def _often(
-    parts_ptr, word, N,
-    K: tl.constexpr, PARTS: tl.constexpr, OFFSETS: tl.constexpr, SAMPLES: tl.constexpr,
-):  # fmt: skip
-    """How many of a sample of columns have a row at each offset: of one word, and of all words."""
-    sample = tl.arange(0, SAMPLES).to(tl.int64) * N // SAMPLES
-    live = sample < N
-    bit = tl.arange(0, 32)[None, :]
-    mask = _mask_of(parts_ptr, word, sample, live, N, PARTS)
-    count = tl.sum((mask[:, None] >> bit) & 1, axis=0)  # [32]
-    if K <= 32:
-        return count, count
-    else:
-        k = tl.arange(0, OFFSETS)[None, :]
-        at = k // 32 * N.to(tl.int64) + sample[:, None]
-        masks = tl.load(parts_ptr + at, mask=live[:, None] & (k < K), other=0)
-        return count, tl.sum((masks >> k % 32) & 1, axis=0)
-
-
-@triton.jit(do_not_specialize=["N", "blocks"])
-def key_kernel(
-    parts_ptr, masks_ptr, keys_ptr, counts_ptr, N, blocks,
-    K: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr,
-    SAMPLES: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """keys[i]: column i's mask as a Gray code, below the number of its NEAR neighbours.
-
-    The rarer an offset in a sample of columns, the higher its bit; neighbours in a Gray code
-    differ in one offset.  Also the masks, and counts[k,b], the pairs of block b of the columns.
-    A program owns one such block.
-    """
-    KEY: tl.constexpr = keys_ptr.dtype.element_ty
-    block = tl.program_id(0)
-    i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    bit = tl.arange(0, 32)
-    other = tl.arange(0, OFFSETS)[None, :]
-    gray = tl.zeros((BLOCK,), KEY)
-    for word in tl.static_range((K + 31) // 32):
-        mask = _mask_of(parts_ptr, word, i, i < N, N, PARTS)
-        if masks_ptr is not None:
-            tl.store(masks_ptr + word * N.to(tl.int64) + i, mask, mask=i < N)
-        there = (mask[:, None] >> bit[None, :]) & 1  # [BLOCK, 32]
-        k = word * 32 + bit
-        tl.store(counts_ptr + k * blocks + block, tl.sum(there, axis=0), mask=k < K)
-        own, all = _often(parts_ptr, word, N, K, PARTS, OFFSETS, SAMPLES)
-        rarer = (all[None, :] < own[:, None]) | (
-            (all[None, :] == own[:, None]) & (other < k[:, None])
-        )
-        place = BITS - 1 - tl.sum((rarer & (other < K)).to(tl.int32), axis=1)[None, :]
-        digits = there.to(KEY) << tl.maximum(place, 0).to(KEY)
-        gray += tl.sum(tl.where(place >= 0, digits, 0), axis=1)
-    for log in tl.static_range(6 if keys_ptr.dtype.element_ty == tl.int64 else 5):
-        gray ^= gray >> (1 << log)
-    tl.store(keys_ptr + i, ((i // NEAR).to(KEY) << BITS) | gray, mask=i < N)
-
-
-@triton.jit(do_not_specialize=["N"])
-def rank_kernel(
-    keys_ptr, sorted_ptr, N, MOST: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
-    """sorted[r] = i where key i is the r-th, equal keys as they stand: a stable sort of few keys.
-
-    A program owns BLOCK keys and counts those before each of them; BLOCK divides CHUNK.  MOST is
-    not below any key, and keys are not negative.  Bound: instructions, two for each of N² pairs.
-    """
-    begin = tl.program_id(0) * BLOCK
-    i = begin + tl.arange(0, BLOCK)[:, None]
-    lane = tl.arange(0, CHUNK)[None, :]
-    key = tl.load(keys_ptr + i, mask=i < N, other=0)
-    before = tl.zeros((BLOCK, CHUNK), tl.int32)
-    for first in range(0, N, CHUNK):
-        other = tl.load(keys_ptr + first + lane, mask=first + lane < N, other=MOST)
-        # of chunks that stand before, equal keys come before too
-        other -= (first + CHUNK <= begin).to(tl.int32)
-        before += (other < key).to(tl.int32)
-    j = begin // CHUNK * CHUNK + lane
-    other = tl.load(keys_ptr + j, mask=j < N, other=MOST)
-    before += ((other == key) & (j < i)).to(tl.int32)
-    rank = tl.sum(before, axis=1, keep_dims=True)
-    tl.store(sorted_ptr + rank, i, mask=i < N)
-
-
-@triton.jit(do_not_specialize=["N"])
-def list_kernel(
-    table_ptr, masks_ptr, order_ptr, sorted_ptr, rows_ptr, lists_ptr, halves_ptr, N,
-    K: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """rows, lists and the masks of its halves, of one panel and 32 offsets.
-
-    Bound: L2, a sector for each entry that is there.
-    """
-    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
-    WORDS: tl.constexpr = (K + 31) // 32
-    panel = tl.program_id(0).to(INT) // WORDS
-    word = tl.program_id(0) % WORDS
-    lane = tl.arange(0, PANEL)
-    slot = panel * PANEL + lane  # [PANEL]
-    live = slot < N
-    i = tl.load(sorted_ptr + slot, mask=live, other=0).to(INT)
-    mask = tl.load(masks_ptr + word * N.to(tl.int64) + i, mask=live, other=0)
-    if word == 0:
-        row = _row_of(order_ptr, i, live)
-        tl.store(rows_ptr + slot, tl.where(live, row, -1).to(tl.int32))
-    bit = tl.arange(0, 32)[:, None]
-    there = ((mask[None, :] >> bit) & 1) != 0  # [32, PANEL]
-    k = word * 32 + bit
-    source = tl.load(table_ptr + (k * N.to(INT) + i[None, :]), mask=there, other=-1)
-    needed = tl.max(there.to(tl.int32), axis=1, keep_dims=True) != 0
-    at = (panel * K + k) * PANEL + lane[None, :]
-    tl.store(lists_ptr + at, source, mask=needed & (k < K))
-    for half in tl.static_range(2):
-        here = (there & (lane // HALF == half)[None, :]).to(tl.int32)
-        bits = tl.sum(tl.max(here, axis=1, keep_dims=True) << bit)
-        tl.store(halves_ptr + (2 * panel + half) * WORDS + word, bits)
-
-
-@triton.jit
-def _offsets_of(halves_ptr, tile, live, WORDS: tl.constexpr, PARTS: tl.constexpr):
-    """How many offsets each tile of PARTS halves needs; −1 where there is no tile."""
-    count = tl.zeros(tile.shape, tl.int32)
-    for word in tl.static_range(WORDS):
-        mask = tl.zeros(tile.shape, tl.int32)
-        for part in tl.static_range(PARTS):
-            at = (tile * PARTS + part) * WORDS + word
-            mask |= tl.load(halves_ptr + at, mask=live, other=0)
-        count += _count(mask)
-    return tl.where(live, count, -1)
-
-
-@triton.jit
-def _turns(
-    halves_ptr, turns_ptr, tiles, needed,
-    WORDS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    lane = tl.arange(0, BLOCK)
-    longer = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, tiles, BLOCK):
-        count = _offsets_of(halves_ptr, first + lane, first + lane < tiles, WORDS, PARTS)
-        longer += (count > needed).to(tl.int32)
-    turn = tl.sum(longer)
-    for first in range(0, tiles, BLOCK):
-        count = _offsets_of(halves_ptr, first + lane, first + lane < tiles, WORDS, PARTS)
-        mine = (count == needed).to(tl.int32)
-        tl.store(turns_ptr + turn + tl.cumsum(mine, 0) - mine, first + lane, mask=mine != 0)
-        turn += tl.sum(mine)
-
-
-@triton.jit
-def _scan(counts_ptr, starts_ptr, totals_ptr, k, blocks, BLOCK: tl.constexpr):
-    total = 0
-    for first in range(0, blocks, BLOCK):
-        b = first + tl.arange(0, BLOCK)
-        count = tl.load(counts_ptr + k * blocks + b, mask=b < blocks, other=0)
-        start = total + tl.cumsum(count, 0) - count
-        tl.store(starts_ptr + k * blocks + b, start, mask=b < blocks)
-        total += tl.sum(count)
-    tl.store(totals_ptr + k, total)
-
-
-@triton.jit(do_not_specialize=["blocks", "panels"])
-def tally_kernel(
-    counts_ptr, starts_ptr, totals_ptr, halves_ptr, turns_ptr, blocks, panels,
-    K: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """starts[k,b]: the pairs of offset k in earlier blocks; totals[k], in all.
-
-    turns: tiles of 64, then of 128 rows, by how many offsets they need, most first.  A program
-    owns an offset; of those behind, such a number of one size of tile.
-    """
-    WORDS: tl.constexpr = (K + 31) // 32
-    pid = tl.program_id(0)
-    needed = pid - K
-    if needed < 0:
-        _scan(counts_ptr, starts_ptr, totals_ptr, pid, blocks, BLOCK)
-    elif needed <= K:
-        _turns(halves_ptr, turns_ptr, 2 * panels, needed, WORDS, 1, BLOCK)
-    else:
-        _turns(halves_ptr, turns_ptr + 2 * panels, panels, needed - K - 1, WORDS, 2, BLOCK)
-
-
-@triton.jit
-def _pairs_before(totals_ptr, k, K: tl.constexpr, OFFSETS: tl.constexpr):
-    """Pairs of the offsets below k."""
-    other = tl.arange(0, OFFSETS)
-    total = tl.load(totals_ptr + other, mask=(other < k) & (other < K), other=0)
-    return tl.sum(total.to(tl.int64))
-
-
-@triton.jit(do_not_specialize=["N", "blocks"])
-def pair_kernel(
-    table_ptr, masks_ptr, order_ptr, starts_ptr, totals_ptr, in_ptr, out_ptr, N, blocks,
-    K: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The pairs (in, out), offset after offset, each in canonical order of the output rows.
-
-    A program owns 8 offsets of one block.  Bound: instructions, for each of K N entries.
-    """
-    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
-    GROUPS: tl.constexpr = (K + 7) // 8
-    block = tl.program_id(0) // GROUPS
-    group = tl.program_id(0) % GROUPS
-    i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    row = _row_of(order_ptr, i, i < N).to(tl.int32)
-    mask = tl.load(masks_ptr + group // 4 * N.to(tl.int64) + i, mask=i < N, other=0)
-    for j in range(8):
-        k = group * 8 + j
-        if k < K:
-            there = (mask >> k % 32) & 1
-            first = _pairs_before(totals_ptr, k, K, OFFSETS).to(INT)
-            first += tl.load(starts_ptr + k * blocks + block)
-            at = first + tl.cumsum(there, 0) - there
-            source = tl.load(table_ptr + (k * N.to(INT) + i), mask=there != 0, other=-1)
-            tl.store(in_ptr + at, source, mask=there != 0)
-            tl.store(out_ptr + at, row, mask=there != 0)
-
-
-@triton.jit
-def _share_size(totals_ptr, shares, K: tl.constexpr, OFFSETS: tl.constexpr):
-    """Pairs of a share, a multiple of UNIT."""
-    size = tl.cdiv(tl.cdiv(_pairs_before(totals_ptr, K, K, OFFSETS), shares), UNIT)
-    return tl.maximum(size, 1) * UNIT
-
-
-@triton.jit
-def _part_of(share, size, total, OFFSETS: tl.constexpr):
-    """At which part of its offset each share begins, in [0, 1]; past the last pair, 2."""
-    begin = (share.to(tl.int64) * size)[:, None]  # [shares, 1]
-    end = tl.cumsum(total, 0)[None, :]  # [1, OFFSETS]
-    inside = (begin < end) & (begin >= end - total[None, :])
-    passed = (begin - end + total[None, :]).to(tl.float32)
-    part = passed / tl.maximum(total, 1).to(tl.float32)[None, :]
-    part = tl.sum(tl.where(inside, part, 0.0), axis=1)
-    return tl.where(share * size < tl.sum(total), part, 2.0)
-
-
-@triton.jit(do_not_specialize=["shares"])
-def share_kernel(
-    totals_ptr, turns_ptr, shares, K: tl.constexpr, OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """turns: shares of the pairs by the part of their offset at which they begin.
-
-    Shares that run together then read about the same rows.  A program places BLOCK shares.
-    """
-    k = tl.arange(0, OFFSETS)
-    total = tl.load(totals_ptr + k, mask=k < K, other=0).to(tl.int64)
-    size = _share_size(totals_ptr, shares, K, OFFSETS)
-    lane = tl.arange(0, BLOCK)
-    share = tl.program_id(0) * BLOCK + lane
-    part = _part_of(share, size, total, OFFSETS)[:, None]
-    turn = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, shares, BLOCK):
-        other = first + lane
-        before = _part_of(other, size, total, OFFSETS)[None, :]
-        ahead = (before < part) | ((before == part) & (other[None, :] < share[:, None]))
-        turn += tl.sum((ahead & (other < shares)[None, :]).to(tl.int32), axis=1)
-    tl.store(turns_ptr + turn, share, mask=share < shares)
 
 
 @triton.jit
@@ -438,7 +117,7 @@ def convolve_kernel(
         k = _lowest(rest)
         row = tl.load(first_ptr + k * PANEL)
         chunk = 0
-        for _ in range(_count(rest.to(tl.int32)) * tl.cdiv(C, BLOCK_K)):
+        for _ in range(count_bits(rest.to(tl.int32)) * tl.cdiv(C, BLOCK_K)):
             offset = word * 32 + k
             if FLIP:
                 offset = K - 1 - offset
@@ -532,7 +211,7 @@ def depthwise_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     for word in tl.static_range(WORDS):
         rest = _word_of(halves_ptr, tile, word, WORDS, BLOCK_M // HALF)
-        for _ in range(_count(rest.to(tl.int32))):
+        for _ in range(count_bits(rest.to(tl.int32))):
             k = word * 32 + _lowest(rest)
             rest &= rest - 1
             row = tl.load(list_ptr + k * PANEL)
@@ -557,11 +236,11 @@ def _share(
     WHOLE: a share is one offset, and its number 0, since the offset is added to it.
     """
     if WHOLE:
-        begin = _pairs_before(totals_ptr, turn, K, OFFSETS)
+        begin = pairs_before(totals_ptr, turn, K, OFFSETS)
         return 0, begin, begin + tl.load(totals_ptr + turn), turn, turn
     else:
         share = tl.load(turns_ptr + turn)
-        size = _share_size(totals_ptr, shares, K, OFFSETS)
+        size = share_size(totals_ptr, shares, K, OFFSETS)
         k = tl.arange(0, OFFSETS)
         total = tl.load(totals_ptr + k, mask=k < K, other=0).to(tl.int64)
         begin = tl.minimum(share * size, tl.sum(total))
@@ -599,7 +278,7 @@ def weight_gradient_kernel(
     g_ptr += group * D + d[None, :]
     lane = tl.arange(0, UNIT)
     for k in range(first, last + 1):
-        low = _pairs_before(totals_ptr, k, K, OFFSETS)
+        low = pairs_before(totals_ptr, k, K, OFFSETS)
         high = tl.minimum(end, low + tl.load(totals_ptr + k))
         low = tl.maximum(begin, low)
         left = (high - low).to(tl.int32)
@@ -636,7 +315,7 @@ def depthwise_gradient_kernel(
     number, begin, end, first, last = _share(totals_ptr, turns_ptr, turn, shares, K, OFFSETS, WHOLE)
     lane = tl.arange(0, UNIT)
     for k in range(first, last + 1):
-        low = _pairs_before(totals_ptr, k, K, OFFSETS)
+        low = pairs_before(totals_ptr, k, K, OFFSETS)
         high = tl.minimum(end, low + tl.load(totals_ptr + k))
         low = tl.maximum(begin, low)
         left = (high - low).to(tl.int32)
@@ -663,8 +342,8 @@ def reduce_kernel(
     num = tl.cdiv(size, BLOCK)
     k = tl.program_id(0) // num
     e = (tl.program_id(0) % num * BLOCK + tl.arange(0, BLOCK))[None, :]  # [1, BLOCK]
-    step = _share_size(totals_ptr, shares, K, OFFSETS)
-    low = _pairs_before(totals_ptr, k, K, OFFSETS)
+    step = share_size(totals_ptr, shares, K, OFFSETS)
+    low = pairs_before(totals_ptr, k, K, OFFSETS)
     first = low // step
     last = first + tl.cdiv(low - first * step + tl.load(totals_ptr + k), step)
     last = tl.where(tl.load(totals_ptr + k) > 0, last, first).to(tl.int32)

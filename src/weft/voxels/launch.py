@@ -14,14 +14,14 @@ from torch import Tensor
 
 from weft.core.cache import TensorCache
 from weft.core.launcher import Kernel, Tile, current_device
-from weft.voxels import kernels, tiles
+from weft.voxels import kernels, preparation_kernels, tiles
 from weft.voxels.epilogue import PLAIN, Epilogue
 from weft.voxels.map_launch import PARTS
 
 __all__ = ["convolve", "prepare", "weight_gradient"]
 
 PANEL = 128
-"""Rows of a panel, see `kernels`."""
+"""Rows of a panel, see `layout`."""
 
 NEAR = 2**20
 """Rows that are sorted by mask among themselves: neighbours whose sources stay in L2."""
@@ -46,7 +46,7 @@ REDUCED = Tile((16, 128))
 
 
 class Tiles(NamedTuple):
-    """Sorted rows in panels, see `kernels`.
+    """Sorted rows in panels, see `layout`.
 
     Args:
         rows: (P * 128,) the row in each slot, −1 past the last.
@@ -78,7 +78,7 @@ class Pairs(NamedTuple):
         inputs: rows read; there is room for K N, what lies past the last pair is not defined.
         outputs: rows written.
         totals: (K,) pairs of each offset, perhaps longer.
-        turns: of shares of the pairs, by how many shares: see `kernels.share_kernel`.
+        turns: of shares of the pairs, by how many shares: see `preparation_kernels.share_kernel`.
     """
 
     inputs: Tensor
@@ -93,10 +93,10 @@ _PAIRS: TensorCache[Pairs] = TensorCache()
 
 @functools.lru_cache(maxsize=1024)
 def _kernel(
-    name: str, numbers: tuple[int, ...], constants: tuple[Any, ...], tile: Tile, *_: Hashable
+    kernel: Any, numbers: tuple[int, ...], constants: tuple[Any, ...], tile: Tile, *_: Hashable
 ) -> Kernel:
     """One for each device, the dtypes of its tensors and which of them are None."""
-    return Kernel(getattr(kernels, f"{name}_kernel"), numbers, constants, tile)
+    return Kernel(kernel, numbers, constants, tile)
 
 
 def prepare(table: Tensor, order: Tensor | None, gradient: bool) -> None:
@@ -125,7 +125,7 @@ def _make_parts(table: Tensor) -> Tensor:
     k, count = table.shape
     words = -(-k // 32)
     masks = table.new_empty((words, count))
-    mask = _kernel("mask", (), (k,), Tile((256,)), table.device)
+    mask = _kernel(preparation_kernels.mask_kernel, (), (k,), Tile((256,)), table.device)
     mask(words * -(-count // 256), (table, masks), (count,))
     return masks
 
@@ -167,16 +167,16 @@ def _preparation(
     bits = min(k, most.bit_length() - near_bits)
     return _Preparation(
         _kernel(
-            "key",
+            preparation_kernels.key_kernel,
             (),
             (k, parts, bits, offsets, max(16, 16384 // offsets), NEAR),
             Tile((BLOCK,), 8),
             *kind,
         ),
-        _kernel("rank", (), (most,), RANKED, device),
-        _kernel("list", (), (k, wide), Tile((), 8), *kind, few),
-        _kernel("tally", (), (k,), Tile((1024,)), *kind),
-        _kernel("pair", (), (k, offsets, wide), Tile((BLOCK,)), *kind),
+        _kernel(preparation_kernels.rank_kernel, (), (most,), RANKED, device),
+        _kernel(preparation_kernels.list_kernel, (), (k, wide), Tile((), 8), *kind, few),
+        _kernel(preparation_kernels.tally_kernel, (), (k,), Tile((1024,)), *kind),
+        _kernel(preparation_kernels.pair_kernel, (), (k, offsets, wide), Tile((BLOCK,)), *kind),
         keys,
     )
 
@@ -235,7 +235,9 @@ def _turns_of(pairs: Pairs, k: int, shares: int) -> Tensor | None:
     if shares not in pairs.turns:
         device = pairs.totals.device
         turns = torch.empty(shares, dtype=torch.int32, device=device)
-        kernel = _kernel("share", (), (k, _padded(k)), Tile((SHARES,)), device)
+        kernel = _kernel(
+            preparation_kernels.share_kernel, (), (k, _padded(k)), Tile((SHARES,)), device
+        )
         kernel(-(-shares // SHARES), (pairs.totals, turns), (shares,))
         pairs.turns[shares] = turns
     return pairs.turns[shares]
@@ -329,21 +331,22 @@ def _convolver(
     size, gpu = dtype.itemsize, tiles.gpu_of(device)
     constants: tuple[Any, ...] = (k, *flags[:3])
     if groups > 1 and c == 1:
-        name, tile = "depthwise", tiles.depthwise_tile(shape[2], size)
+        function, tile = kernels.depthwise_kernel, tiles.depthwise_tile(shape[2], size)
         numbers: tuple[int, ...] = (d, shape[2], stride, strides[0], strides[2])
         columns = -(-shape[2] // tile.blocks[1])
     else:
         numbers = (c, d, groups, stride, *strides)
         constants += (precision if gpu.tf32 else "ieee",)
         if c <= tiles.FOLDED:
-            name, tile = "fold", tiles.fold_tile(d, size)
+            function, tile = kernels.fold_kernel, tiles.fold_tile(d, size)
             constants += (1 << (c - 1).bit_length(),)
         else:
             along = strides[2] == 1
             crowded = flags.after[2] is not None or flags.activation == "gelu"
-            name, tile = "convolve", tiles.convolve_tile(c, d, size, along, gpu, crowded)
+            function = kernels.convolve_kernel
+            tile = tiles.convolve_tile(c, d, size, along, gpu, crowded)
         columns = groups * -(-d // tile.blocks[1])
-    kernel = _kernel(name, numbers, constants, tile, device, dtype, flags)
+    kernel = _kernel(function, numbers, constants, tile, device, dtype, flags)
     return kernel, columns, 2 * tile.blocks[0] // PANEL
 
 
@@ -413,17 +416,19 @@ def _differentiator(
         tile = tiles.depthwise_tile(shape[2], dtype.itemsize)
         tile = tile._replace(blocks=tile.blocks[1:])
         matrix_tiles = -(-shape[2] // tile.blocks[0])
-        name = "depthwise_gradient"
+        function = kernels.depthwise_gradient_kernel
         numbers: tuple[int, ...] = (d, shape[2], *strides)
     else:
         tile = tiles.gradient_tile(c, d, dtype.itemsize, gpu)
         matrix_tiles = groups * -(-c // tile.blocks[0]) * -(-d // tile.blocks[1])
-        name, numbers = "weight_gradient", (c, d, groups, *strides)
+        function, numbers = kernels.weight_gradient_kernel, (c, d, groups, *strides)
         more = (precision if gpu.tf32 else "ieee",)
     shares = tiles.num_shares(rows, k, matrix_tiles, tile)
     constants = (k, _padded(k), shares == 0, wide, *more)
-    kernel = _kernel(name, numbers, constants, tile, device, dtype)
-    reduction = _kernel("reduce", (c * shape[2],), constants[:2], REDUCED, device, dtype)
+    kernel = _kernel(function, numbers, constants, tile, device, dtype)
+    reduction = _kernel(
+        kernels.reduce_kernel, (c * shape[2],), constants[:2], REDUCED, device, dtype
+    )
     return kernel, reduction, matrix_tiles, shares
 
 
