@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from benchmarks.peers.layouts import from_mul_ir, to_mul_ir
-from benchmarks.suites.equivariant import Layer, blocks, tensor_product
+from benchmarks.peers.layouts import from_mul_ir, to_mul_ir, to_mul_ir_rows
+from benchmarks.suites.equivariant import Layer, tensor_product
 from benchmarks.suites.uuu import DEGREES, paths
 from weft.bench.case import Candidate, Workload
 
@@ -79,11 +78,8 @@ def _of_layer(workload: Workload) -> Candidate:
     def oracle(x: Tensor, y: Tensor, w: Tensor, scale: Tensor) -> Tensor:
         return convolved(lambda rows: tensor_product(layer, rows, y, w, scale, ir_mul=False), x)
 
-    turned = [
-        torch.cat([block.mT.flatten(1) for block in blocks(irreps, rows)], 1)
-        for irreps, rows in ((layer.x, x), (layer.y, y))
-    ]
-    return Candidate(NAME, "torch", function, (*turned, w), oracle)
+    inputs = (to_mul_ir_rows(layer.x, x), to_mul_ir_rows(layer.y, y), w)
+    return Candidate(NAME, "torch", function, inputs, oracle)
 
 
 def _linear(workload: Workload) -> Candidate:
@@ -92,9 +88,8 @@ def _linear(workload: Workload) -> Candidate:
     irreps = workload.tables["irreps"]
     x, w = workload.inputs
     layer = o3.Linear(str(irreps), str(irreps), internal_weights=False, shared_weights=True).to(x)
-    turned = torch.cat([block.mT.flatten(1) for block in blocks(irreps, x)], 1)
 
     def oracle(x: Tensor, w: Tensor, scale: None = None) -> Tensor:
         return workload.oracle(x, w, ir_mul=False)
 
-    return Candidate(NAME, "torch", layer, (turned, w), oracle)
+    return Candidate(NAME, "torch", layer, (to_mul_ir_rows(irreps, x), w), oracle)

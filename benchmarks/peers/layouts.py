@@ -1,13 +1,15 @@
-"""e3nn's mul_ir layout: for each degree the channels outside, its components inside, in a row."""
+"""e3nn's mul_ir layout: for each irrep the channels outside, its components inside, in a row."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from benchmarks.suites.equivariant import blocks
 from benchmarks.suites.uuu import DEGREES, START
+from weft.o3 import Irreps
 
-__all__ = ["from_mul_ir", "to_mul_ir"]
+__all__ = ["from_mul_ir", "to_mul_ir", "to_mul_ir_rows"]
 
 
 def to_mul_ir(x: Tensor) -> Tensor:
@@ -25,3 +27,8 @@ def from_mul_ir(x: Tensor) -> Tensor:
         for part, d in zip(x.split(sizes, 1), DEGREES, strict=True)
     ]
     return torch.cat(parts, 1)
+
+
+def to_mul_ir_rows(irreps: Irreps, x: Tensor) -> Tensor:
+    """(N, D) of ir_mul rows."""
+    return torch.cat([block.mT.flatten(1) for block in blocks(irreps, x)], 1)

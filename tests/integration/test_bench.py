@@ -18,6 +18,8 @@ from weft.bench.record import Row, append, read
 from weft.bench.roofline import GPUS, floor_ms
 from weft.bench.timer import interleave
 from weft.errors import WeftError
+from weft.testing.contract import assert_same_bits
+from weft.testing.o3_workloads import ring_graph
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -256,8 +258,8 @@ def test_suites_and_peers_load(monkeypatch):
     assert [case.name for case in load_suite("products", "P2").cases] == ["P2 tensor_dot"]
     names = [peer.NAME for peer in load_peers()]
     assert names == [
-        *("torch eager", "torch.compile", "cuEquivariance", "e3nn", "spconv", "pykeops"),
-        "flash-sinkhorn",
+        *("torch eager", "torch.compile", "cuEquivariance", "OpenEquivariance", "e3nn", "spconv"),
+        *("pykeops", "flash-sinkhorn"),
     ]
     with pytest.raises(
         WeftError,
@@ -266,6 +268,28 @@ def test_suites_and_peers_load(monkeypatch):
         load_suite("product")
     with pytest.raises(WeftError, match="no case of suite 'cpu' has 'W5' in its name"):
         load_suite("cpu", "W5")
+
+
+def test_openequivariance_sums_in_order_where_it_can(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (peer,) = (peer for peer in load_peers() if peer.NAME == "OpenEquivariance")
+    src, dst = ring_graph(20, 4)
+    order = peer.transposing(src, dst)
+    assert_same_bits(src[order], dst, "the transposed graph's targets")
+    assert_same_bits(dst[order], src, "the transposed graph's sources")
+    assert peer.transposing(src.flip(0), dst.flip(0)) is None  # not sorted
+    assert peer.transposing(src.clone(), (dst + 1) % 20) is None  # not symmetric
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [("W3s", "shared weights that mix channels"), ("W5", "uvu or uvw"), ("W4l", "no layer of")],
+)
+def test_openequivariance_says_what_it_lacks(monkeypatch, case, reason):
+    monkeypatch.chdir(ROOT)
+    (peer,) = (peer for peer in load_peers() if peer.NAME == "OpenEquivariance")
+    (workload,) = (case.build(CPU, 2) for case in load_suite("o3", case).cases)
+    assert reason in peer.adapt(workload)
 
 
 def test_outside_a_clone_bench_says_where_to_go(monkeypatch, tmp_path):

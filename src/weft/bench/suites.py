@@ -18,6 +18,7 @@ PEERS = (
     "torch_eager",
     "torch_compile",
     "cuequivariance",
+    "openequivariance",
     "e3nn",
     "spconv",
     "pykeops",
