@@ -25,7 +25,8 @@ Generated from the rows in `benchmarks/results` by `weft bench`; every number is
   the worst error of weft over its computed bound, and must be below 1. Of ours, a result past
   its bound has no time; a peer's time then stands beside its error ("3.2, error 57").
 - *floor* is the least time that the bytes (inputs read once, outputs written once) or the
-  operations allow on this machine; *of floor* is floor over time.
+  operations allow on this machine; *of floor* is floor over time. Operations are counted for
+  each derivative by itself: one kernel that shares them between derivatives may need fewer.
 - On a GPU the L2 cache is cleared before each call, and calls under 0.1 ms are replayed as CUDA
   graphs; *host* is the time until the call returns, without replay. Rows hold warm times too.
 - *second* is the gradient of the gradients alone, with a retained graph.
