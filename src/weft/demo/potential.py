@@ -11,6 +11,7 @@ number of neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from weft.demo.molecules import NUMBERS, Molecules, cut
 from weft.o3 import (
     BesselBasis,
+    FullyConnectedTensorProduct,
     Gate,
     Graph,
     Irreps,
@@ -69,8 +71,10 @@ class Layer(nn.Module):
         self.conv = TensorProductConv(irreps_in, harmonics, messages, instructions, layout=LAYOUT)
         self.before = Linear(irreps_in, irreps_in, layout=LAYOUT)
         both = messages + irreps_in
-        self.after = Linear(both, self.gate.irreps_in, shared_weights=False, layout=LAYOUT)
-        self.weights = nn.Parameter(torch.randn(len(NUMBERS), self.after.weight_numel))
+        kinds = len(NUMBERS)
+        self.after = FullyConnectedTensorProduct(
+            both, f"{kinds}x0e", self.gate.irreps_in, in2_var=[1 / kinds], layout=LAYOUT
+        )
         # without biases: zero stays zero, at the cutoff
         self.radial = nn.Sequential(
             nn.Linear(settings.basis, settings.radial, bias=False),
@@ -85,11 +89,11 @@ class Layer(nn.Module):
         self.readout = Linear(irreps_out, "1x0e", layout=LAYOUT)
 
     def forward(
-        self, h: Tensor, element: Tensor, y: Tensor, radial: Tensor, graph: Graph, scale: float
+        self, h: Tensor, kind: Tensor, y: Tensor, radial: Tensor, graph: Graph, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Features (N, D), and energies (N,)."""
+        """Features (N, D), and energies (N,); `kind` has a column for each element, 1 for its."""
         messages = self.convolved(self.before(h), y, self.radial(radial), graph) * scale
-        h = self.gate(self.after(torch.cat([messages, h], 1), self.weights[element]))
+        h = self.gate(self.after(torch.cat([messages, h], 1), kind))
         return h, self.readout(h).squeeze(1)
 
     def convolved(self, x: Tensor, y: Tensor, radial: Tensor, graph: Graph) -> Tensor:
@@ -113,6 +117,7 @@ class Potential(nn.Module):
     shifts: Tensor
     scale: Tensor
     layer: type[Layer] = Layer
+    graph: Callable[[Tensor, Tensor, int], Graph] = Graph
 
     def __init__(self, settings: Settings, shifts: Tensor, scale: float, neighbours: float) -> None:
         super().__init__()
@@ -138,15 +143,16 @@ class Potential(nn.Module):
     def forward(self, molecules: Molecules) -> Tensor:
         """(M,) energies, which can be differentiated by the positions."""
         src, dst = cut(molecules, self.settings.cutoff)
-        graph = Graph(src, dst, len(molecules.element))
+        graph = self.graph(src, dst, len(molecules.element))
         across = molecules.position[src] - molecules.position[dst]
         lengths = across.norm(dim=1, keepdim=True)
         y = self.harmonics(across)
         radial = self.bessel(lengths) * self.envelope(lengths)
         h = self.embedding(molecules.element)
+        kind = nn.functional.one_hot(molecules.element, len(NUMBERS)).to(h)
         energy = torch.zeros_like(h[:, 0])
         for layer in self.layers:
-            h, more = layer(h, molecules.element, y, radial, graph, self.neighbours**-0.5)
+            h, more = layer(h, kind, y, radial, graph, self.neighbours**-0.5)
             energy = energy + more
         energy = self.scale * energy + self.shifts[molecules.element]
         return torch.zeros_like(molecules.energy).index_add(0, molecules.owner, energy)
