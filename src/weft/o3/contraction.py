@@ -9,6 +9,11 @@ call is fused in every order.
 
     "xyw|z:0,1,2"                          forward: tensors x, y, w; ∂Q/∂z at (0, 1, 2)
     "xywz|x:1,3,2 y:0,3,2 w:0,1,3"         gradients, the cotangent of z is tensor 3
+
+Weights that are products h A (see radial_linear) make a form of five slots, linear in each: h is in
+slot w, and A in slot a.
+
+    "xywa|z:0,1,2,3"                       forward: ∂Q/∂z at (x, y, h A)
 """
 
 from __future__ import annotations
@@ -19,10 +24,13 @@ from typing import NamedTuple
 
 from weft.o3.structure import SLOTS
 
-__all__ = ["Call", "Result", "forward", "gradient", "read_call", "tangent", "trimmed"]
+__all__ = ["ROLES", "Call", "Result", "forward", "gradient", "read_call", "tangent", "trimmed"]
+
+ROLES = SLOTS + "a"
+"""Slots in the order of terms."""
 
 Term = tuple[int, ...]
-"""The tensor in each slot but the result's, in the order of SLOTS; no weight slot: without it."""
+"""The tensor in each slot but the result's, in the order of ROLES; the last ones may be missing."""
 
 
 class Result(NamedTuple):
@@ -128,9 +136,9 @@ def _result(text: str) -> Result:
 
 def _monomial(slot: str, tensor: int, term: Term) -> dict[str, int]:
     """The tensor in each slot of a product."""
-    others = [s for s in SLOTS if s != slot][: len(term)]
+    others = [s for s in ROLES if s != slot][: len(term)]
     return dict(zip(others, term, strict=True)) | {slot: tensor}
 
 
 def _without(monomial: dict[str, int], tensor: int) -> Term:
-    return tuple(monomial[s] for s in SLOTS if monomial.get(s, tensor) != tensor)
+    return tuple(monomial[s] for s in ROLES if monomial.get(s, tensor) != tensor)

@@ -5,16 +5,20 @@ out[d] = Σ_{e: dst[e] = d} tp(x[src[e]], y[e], weight[e])
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.core.operands import same_kind
 from weft.errors import DTypeError, ShapeError
+from weft.o3.channelwise import channelwise_product
 from weft.o3.graph import Graph, graph_of
 from weft.o3.irreps import IrrepsLike
 from weft.o3.layout import check_rows
+from weft.o3.radial_linear import PRECISIONS, radial_product
 from weft.o3.tensor_product import InstructedModule
 
 __all__ = ["TensorProductConv"]
@@ -39,6 +43,8 @@ class TensorProductConv(InstructedModule):
         layout: "mul_ir", e3nn's, or "ir_mul", of x, y and the result.
         backend: "triton", "numba", "torch", or None for the fastest that can serve.  numba holds
             channelwise modes; where triton or numba lacks a part, a call raises BackendError.
+        precision: of float32 products with radial_weight, on tensor cores: "tf32x3", as exact as
+            float32, or "tf32" (mantissas of 10 bits).
 
     Channelwise modes (uvu, uvv, uuu, uvuv) are one kernel: no message is stored.  uvw and uuw
     store what they mix: for each node if weights are shared, else for each edge.
@@ -60,7 +66,13 @@ class TensorProductConv(InstructedModule):
         *,
         layout: str = "mul_ir",
         backend: str | None = None,
+        precision: str = "tf32x3",
     ) -> None:
+        if precision not in PRECISIONS:
+            raise DTypeError(
+                f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
+                'Leave it out for "tf32x3", which is as exact as float32.'
+            )
         super().__init__(
             irreps_in1,
             irreps_in2,
@@ -76,6 +88,7 @@ class TensorProductConv(InstructedModule):
             layout,
             backend,
         )
+        self.precision = precision
 
     def forward(
         self,
@@ -106,17 +119,43 @@ class TensorProductConv(InstructedModule):
             (num_nodes, D_out) in the inputs' dtype, the same bits at every call.
 
         Note:
-            radial @ radial_weight is formed before the product: (E, weight_numel) numbers.
+            radial @ radial_weight is not stored where all modes are channelwise: of at most a block
+            of edges are the weights in memory, in gradients too.  With other modes it is formed.
         """
         check_rows("x", x, self.irreps_in1, self)
         check_rows("y", y, self.irreps_in2, self)
         graph = self._graph(x, src, dst, num_nodes)
         if radial is not None or radial_weight is not None:
-            weight = self._radial(weight, radial, radial_weight)
+            radial, radial_weight = self._radial(weight, radial, radial_weight)
+            if self._channelwise():
+                return self._fused(x, y, radial, radial_weight, graph)
+            weight = radial @ radial_weight
         flat = self.checked_weight(weight)
         x, y, *given = same_kind(x=x, y=y, weight=flat)
         self._check_edges(x, y, given[0] if given else None, graph)
         return self.recipe(x, y, given[0] if given else None, graph)
+
+    def _channelwise(self) -> bool:
+        """Whether all instructions are channelwise, and some have weights."""
+        direct, mixed, dense = self.recipe.parts
+        return mixed is None and not dense and any(s.weighted for s in direct)
+
+    def _fused(
+        self, x: Tensor, y: Tensor, radial: Tensor, radial_weight: Tensor, graph: Graph
+    ) -> Tensor:
+        """With weights that are never stored."""
+        self._check_edges(x, y, radial, graph, "radial")
+        backend = self.recipe.backend
+        found = [
+            radial_product(
+                structure, x, y, radial, radial_weight, graph,
+                precision=self.precision, backend=backend,
+            )
+            if structure.weighted
+            else channelwise_product(structure, x, y, None, graph, backend=backend)
+            for structure in self.recipe.parts.direct
+        ]  # fmt: skip
+        return functools.reduce(torch.add, found)
 
     def _graph(
         self, x: Tensor, src: Tensor | Graph | None, dst: Tensor | None, num_nodes: int | None
@@ -141,8 +180,8 @@ class TensorProductConv(InstructedModule):
         weight: Tensor | Sequence[Tensor] | None,
         radial: Tensor | None,
         radial_weight: Tensor | None,
-    ) -> Tensor:
-        """The weights of the edges."""
+    ) -> tuple[Tensor, Tensor]:
+        """Both, checked."""
         if weight is not None or radial is None or radial_weight is None or self.shared_weights:
             given = {"weight": weight, "radial": radial, "radial_weight": radial_weight}
             names = ", ".join(name for name, value in given.items() if value is not None)
@@ -158,14 +197,21 @@ class TensorProductConv(InstructedModule):
                 f"radial is {tuple(radial.shape)} and radial_weight {tuple(radial_weight.shape)}: "
                 f"they must be (E, H) and (H, {self.weight_numel}). Pass such tensors."
             )
-        return radial @ radial_weight
+        return radial, radial_weight
 
-    def _check_edges(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph) -> None:
+    def _check_edges(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        graph: Graph,
+        name_of_weight: str = "weight",
+    ) -> None:
         """Rows of x for sources, of y and own weights for edges."""
         for name, tensor, rows, what in (
             ("x", x, graph.num_sources, "sources"),
             ("y", y, graph.num_edges, "edges"),
-            ("weight", None if self.shared_weights else weight, graph.num_edges, "edges"),
+            (name_of_weight, None if self.shared_weights else weight, graph.num_edges, "edges"),
         ):
             if tensor is not None and (tensor.dim() != 2 or tensor.shape[0] != rows):
                 raise ShapeError(

@@ -28,7 +28,7 @@ from weft.o3.graph import Tables, pack, repeated, unpack
 from weft.o3.structure import Structure, read
 from weft.o3.wigner import entries_3j
 
-__all__ = ["contract"]
+__all__ = ["Contraction", "contract", "one_by_one"]
 
 Run = Callable[[Structure, Call, Sequence[Tensor], Tables, bool], list[Tensor]]
 
@@ -65,10 +65,11 @@ def contract(
     return _contract([*tensors, *packed], (structure, call, present, *sizes, shared, backend or ""))
 
 
-class _Contract:
+class Contraction:
     """Results of derivatives of Q."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """The results on real tensors."""
         structure, call, present, num_x, num_z, num_edges, shared, backend = rest
         what = read_call(call)
         count = len(what.slots)
@@ -86,6 +87,7 @@ class _Contract:
         return results
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """Empty tensors of their shapes."""
         structure, call, _, num_x, num_z, num_edges, shared, _ = rest
         rows = {"x": num_x, "y": num_edges, "z": num_z, "w": 1 if shared else num_edges}
         width = read(structure).width
@@ -93,6 +95,7 @@ class _Contract:
         return [tensors[0].new_empty(rows[slot], width(slot)) for slot in slots]
 
     def saved(self, results: Tensors) -> Tensors:
+        """Nothing: derivatives need no results."""
         return ()
 
     def gradients(
@@ -104,6 +107,7 @@ class _Contract:
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
+        """Of the tensors that need one: a call again."""
         found: list[Tensor | None] = [None] * len(tensors)
         structure, text, *others = rest
         count = len(read_call(text).slots)
@@ -125,6 +129,7 @@ class _Contract:
         saved: Tensors,
         directions: Sequence[Tensor | None],
     ) -> list[Tensor]:
+        """Along the directions: a call again."""
         structure, text, *others = rest
         count = len(read_call(text).slots)
         directions = directions[:count]
@@ -136,24 +141,30 @@ class _Contract:
     def batch(
         self, call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
     ) -> Results:
+        """Of a mapped call, samples side by side or one by one."""
+        self.refuse_mapped_graph(dims, rest)
         slots, results = read_call(rest[1])
-        count = len(slots)
-        if any(dim is not None for dim in dims[count:]):
-            raise ShapeError(
-                "the edges of a graph were given to torch.vmap as a mapped argument: they must be "
-                "the same for the whole map. Map features and weights only, or call once for each."
-            )
         mapped = {slot for slot, dim in zip(slots, dims, strict=False) if dim is not None}
         shared = rest[6]
         # one row of weights for all edges would be one for all samples too
         alone = shared and ("w" in mapped or any(result.slot == "w" for result in results))
-        run = _one_by_one if alone else _side_by_side
+        run = one_by_one if alone else _side_by_side
         return run(call, size, dims, tensors, rest)
 
+    @staticmethod
+    def refuse_mapped_graph(dims: Sequence[int | None], rest: Rest) -> None:
+        """Raises where tables are mapped."""
+        if any(dim is not None for dim in dims[len(read_call(rest[1]).slots) :]):
+            raise ShapeError(
+                "the edges of a graph were given to torch.vmap as a mapped argument: they must be "
+                "the same for the whole map. Map features and weights only, or call once for each."
+            )
 
-def _one_by_one(
+
+def one_by_one(
     call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
 ) -> Results:
+    """A mapped call, sample after sample."""
     each = [
         call([t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)], rest)
         for i in range(size)
@@ -258,5 +269,5 @@ _contract = ListOperator(
     "o3_contract",
     "str structure, str call, str present, SymInt num_x, SymInt num_z, SymInt num_edges, "
     "bool shared, str backend",
-    _Contract(),
+    Contraction(),
 )

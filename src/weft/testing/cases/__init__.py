@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from weft.testing.cases import channelwise, clifford, instructed, o3, products, reductions, voxels
+from weft.testing.cases import (
+    channelwise,
+    clifford,
+    instructed,
+    o3,
+    products,
+    radial_linear,
+    reductions,
+    voxels,
+)
 from weft.testing.cases.suite import Suite, joined
 
 __all__ = ["Suite", "suites"]
@@ -12,7 +21,7 @@ def suites() -> dict[str, Suite]:
     """The cases of every family, by its name."""
     return {
         "products": products.suite(),
-        "o3": joined(o3.suite(), channelwise.suite(), instructed.suite()),
+        "o3": joined(o3.suite(), channelwise.suite(), instructed.suite(), radial_linear.suite()),
         "clifford": clifford.suite(),
         "reductions": reductions.suite(),
         "voxels": voxels.suite(),

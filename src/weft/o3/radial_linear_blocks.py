@@ -1,0 +1,199 @@
+"""Calls with weights w = h A by blocks of edges: the weights of one block are formed and dropped.
+
+    for each block of the edges, sorted by their row of z:
+        w = h A;  the call with formed weights, by its own kernels;  gh = gw A^T;  gA += h^T gw
+
+A block is a graph of its own, whose rows are those that it touches, so that what a block costs
+follows its edges.  Blocks are added in their order: bits repeat.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.core.backend import choose
+from weft.core.cache import TensorCache
+from weft.o3.contraction import Call
+from weft.o3.graph import Graph, Tables, pack
+from weft.o3.mixing_plan import Block as Copies
+from weft.o3.mixing_plan import Mixing
+from weft.o3.mixing_plan import Path as Matrix
+from weft.o3.operator import contract
+from weft.o3.radial_linear_plan import plan_of
+from weft.o3.structure import Structure
+
+__all__ = ["run"]
+
+ROOM = {"cpu": 2**25, "cuda": 2**29}
+"""Bytes of the weights of a block.  A GPU needs many rows at once to be busy."""
+
+
+class _Block(NamedTuple):
+    """Edges of a graph as a graph of their own.
+
+    Args:
+        edges: their numbers; None: all, in their order.
+        sources: the rows of x that they read; None: all.
+        first: the row of z that is the block's first.
+        packed: its tables.
+        present: which of them there are.
+        sizes: its rows of x, of z, and edges.
+    """
+
+    edges: Tensor | None
+    sources: Tensor | None
+    first: int
+    packed: Sequence[Tensor]
+    present: str
+    sizes: tuple[int, int, int]
+
+
+def run(
+    structure: Structure,
+    call: Call,
+    tensors: Sequence[Tensor],
+    tables: Tables,
+    hidden: int,
+    backend: str | None,
+) -> list[Tensor]:
+    """The results of a call.
+
+    Args:
+        structure: blocks and paths.
+        call: what is computed; h is in slot w, A in slot a.
+        tensors: one for each of its slots, contiguous, float32 or float64.
+        tables: the edges.
+        hidden: numbers in a row of h.
+        backend: of the kernels of formed weights.
+    """
+    width, like = structure.width("w"), tensors[0]
+    rows = {"x": tables.num_x, "y": tables.num_edges, "z": tables.num_z}
+    rows |= {"w": tables.num_edges, "a": hidden}
+    widths = {s: structure.width(s) for s in "xyz"} | {"w": hidden, "a": width}
+    results = [like.new_zeros(rows[slot], widths[slot]) for slot, _ in call.results]
+    if not tables.num_edges:
+        return results
+    step = max(1, ROOM[like.device.type] // max(1, width * like.element_size()))
+    for block in _blocks(tables, step):
+        values = [_rows(t, s, block) for t, s in zip(tensors, call.slots, strict=True)]
+        parts = _on_block(structure, call, values, block, backend)
+        for (slot, _), result, part in zip(call.results, results, parts, strict=True):
+            if part is not None:
+                _add(result, part, slot, block)
+    return results
+
+
+def _on_block(
+    structure: Structure, call: Call, values: Sequence[Tensor], block: _Block, backend: str | None
+) -> list[Tensor | None]:
+    """The results of the edges of a block; None: no terms."""
+    plan, kernels = plan_of(call), _kernels(values[0], backend)
+
+    def total(result: str, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
+        products = [_product(result, a, b, kernels) for a, b in pairs]
+        return functools.reduce(torch.Tensor.add_, products) if products else None
+
+    formed = [total("z", ((values[h], values[a]) for h, a in pairs)) for pairs in plan.formed]
+    given = [values[t] for t in plan.given]
+    found = contract(
+        structure.text,
+        str(plan.inner),
+        [*given, *(w for w in formed if w is not None)],
+        block.packed,
+        block.present,
+        block.sizes,
+        False,
+        backend,
+    )
+    results: list[Tensor | None] = []
+    for (slot, _), what in zip(call.results, plan.results, strict=True):
+        if isinstance(what, int):
+            results.append(found[what])
+        elif slot == "w":
+            results.append(total("t", ((found[gw], values[a]) for gw, a in what)))
+        else:
+            results.append(total("w", ((values[h], found[gw]) for h, gw in what)))
+    return results
+
+
+def _product(result: str, a: Tensor, b: Tensor, kernels: bool) -> Tensor:
+    """z = t w, t = z w^T or w = t^T z of the two others; by kernels in 3xTF32."""
+    if not kernels:
+        return {"z": a.mm, "t": a.mm, "w": a.t().mm}[result](b.t() if result == "t" else b)
+    from weft.o3 import mixing_launch
+
+    hidden, width = (b.shape[0], b.shape[1]) if result != "w" else (a.shape[1], b.shape[1])
+    mixing = _matrix(hidden, width)
+    flat = b if result == "w" else b.flatten()
+    found = mixing_launch.run(mixing, result, a, flat, True)
+    return found.view(hidden, width) if result == "w" else found
+
+
+@functools.lru_cache(maxsize=256)
+def _matrix(hidden: int, width: int) -> Mixing:
+    """Of hidden rows and width columns."""
+    t, z = Copies(0, 1, 1, 1, hidden), Copies(0, 1, 1, 1, width)
+    return Mixing((hidden, width, hidden * width), (t,), (z,), (Matrix(0, 0, 0, 1.0),))
+
+
+def _kernels(like: Tensor, backend: str | None) -> bool:
+    return like.dtype == torch.float32 and choose(backend, like.device.type) == "triton"
+
+
+# blocks
+
+_kept: TensorCache[tuple[_Block, ...]] = TensorCache()
+
+
+def _blocks(tables: Tables, step: int) -> tuple[_Block, ...]:
+    """Blocks of at most `step` edges, kept as long as the tables."""
+    sizes = tables[:3]
+    if tables.num_edges <= step:
+        packed, present = pack(tables)
+        return (_Block(None, None, 0, packed, present, sizes),)
+    return _kept.get((tables.src, tables.dst), (sizes, step), lambda: _cut(tables, step))
+
+
+def _cut(tables: Tables, step: int) -> tuple[_Block, ...]:
+    src, dst, order = tables.src, tables.dst, tables.z_edges
+    assert src is not None
+    assert dst is not None
+    if order is None:
+        order = torch.arange(tables.num_edges, device=dst.device)
+    found = []
+    for edges in torch.split(order, step):
+        rows = dst.index_select(0, edges)
+        first, last = (int(row) for row in rows[[0, -1]])
+        sources, places = torch.unique(src.index_select(0, edges), return_inverse=True)
+        read = sources.shape[0]
+        graph = Graph(places, rows - first, last - first + 1, read)
+        found.append(_Block(edges, sources, first, graph.packed, graph.present, graph.tables[:3]))
+    return tuple(found)
+
+
+def _rows(tensor: Tensor, slot: str, block: _Block) -> Tensor:
+    """What a block reads of a tensor."""
+    if slot == "a" or block.edges is None:
+        return tensor
+    if slot == "z":
+        return tensor.narrow(0, block.first, block.sizes[1])
+    at = block.sources if slot == "x" else block.edges
+    assert at is not None
+    return tensor.index_select(0, at)
+
+
+def _add(result: Tensor, part: Tensor, slot: str, block: _Block) -> None:
+    """The result of a block's rows, each of which is there once: no order to choose."""
+    if slot == "a" or block.edges is None:
+        result.add_(part)
+    elif slot == "z":
+        result.narrow(0, block.first, block.sizes[1]).add_(part)
+    else:
+        at = block.sources if slot == "x" else block.edges
+        assert at is not None
+        result.index_add_(0, at, part)
