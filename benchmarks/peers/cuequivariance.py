@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.suites import training
 from benchmarks.suites.equivariant import Layer, coefficients_of
+from benchmarks.suites.training import Convolution
 from benchmarks.suites.uuu import START, coefficients, paths
 from weft.bench.case import Candidate, Workload
 
@@ -30,6 +32,9 @@ def missing() -> str | None:
 def adapt(workload: Workload) -> Candidate | str:
     if workload.op.startswith("tensor product"):
         return _of_layer(workload)
+    if workload.op == training.OP:
+        backend = "cuda" if workload.inputs[0].is_cuda else "torch"
+        return training.with_convolution(NAME, backend, workload, convolution)
     if workload.op != "uuu":
         return f"{workload.op} is no layer of cuEquivariance"
     import cuequivariance as cue
@@ -61,15 +66,54 @@ def adapt(workload: Workload) -> Candidate | str:
 
 def _of_layer(workload: Workload) -> Candidate | str:
     """Channelwise products of one number of channels; gathers and sums are its kernel's."""
-    import cuequivariance as cue
-    import cuequivariance_torch as cuet
-
     layer: Layer = workload.tables["layer"]
+    if _mode_and_channels(layer) is None:
+        return "its fast kernel takes channelwise products of one number of channels"
+    x = workload.inputs[0]
+    src, dst = workload.tables.get("src"), workload.tables.get("dst")
+    if src is not None:
+        conv = convolution(layer, x)
+        function = lambda x, y, w: conv(x, y, w, src, dst)  # noqa: E731
+    else:
+        product = _module(layer, x)
+
+        def function(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+            return product([w if w.dim() == 2 else w.unsqueeze(0), x, y])[0]
+
+    return Candidate(
+        NAME, "cuda" if x.is_cuda else "torch", function, workload.inputs, workload.oracle
+    )
+
+
+def convolution(layer: Layer, like: Tensor) -> Convolution:
+    """Of a layer of one number of channels and one channelwise mode."""
+    module, width = _module(layer, like), layer.out.dim
+
+    def function(x: Tensor, y: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+        shapes = {0: x.new_empty(len(x), width)}
+        given = {"input_indices": {1: src}, "output_shapes": shapes, "output_indices": {0: dst}}
+        found: Tensor = module([w, x, y], **given)[0]
+        return found
+
+    return function
+
+
+def _mode_and_channels(layer: Layer) -> tuple[str, int] | None:
     modes = {instruction[3] for instruction in layer.instructions}
     channels = {mul for mul, _ in layer.x} | {mul for mul, _ in layer.out}
     if modes not in ({"uvu"}, {"uuu"}) or len(channels) > 1:
-        return "its fast kernel takes channelwise products of one number of channels"
-    (mode,), (mul,) = modes, channels
+        return None
+    return modes.pop(), channels.pop()
+
+
+def _module(layer: Layer, like: Tensor) -> torch.nn.Module:
+    """The layer of [weights, x, y]."""
+    import cuequivariance as cue
+    import cuequivariance_torch as cuet
+
+    found = _mode_and_channels(layer)
+    assert found is not None
+    mode, mul = found
     product = cue.SegmentedTensorProduct.from_subscripts("u,u,,u" if mode == "uvu" else "u,u,u,u")
     product.add_segments(0, len(layer.instructions) * [(mul,)])
     product.add_segments(1, sum(ir.dim for _, ir in layer.x) * [(mul,)])
@@ -84,21 +128,5 @@ def _of_layer(workload: Workload) -> Candidate | str:
             places = (p, first[0][i] + a, first[1][j] + b, first[2][k] + m)
             product.add_path(*map(int, places), c=float(table[a, b, m]))
     polynomial = cue.SegmentedPolynomial.eval_last_operand(product)
-    x = workload.inputs[0]
-    method = "uniform_1d" if x.is_cuda else "naive"
-    module = cuet.SegmentedPolynomial(polynomial, method).to(x)
-    src, dst = workload.tables.get("src"), workload.tables.get("dst")
-    width = layer.out.dim
-
-    def function(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        operands = [w if w.dim() == 2 else w.unsqueeze(0), x, y]
-        if src is None or dst is None:
-            return module(operands)[0]
-        like = {0: x.new_empty(len(x), width)}
-        return module(
-            operands, input_indices={1: src}, output_shapes=like, output_indices={0: dst}
-        )[0]
-
-    return Candidate(
-        NAME, "cuda" if x.is_cuda else "torch", function, workload.inputs, workload.oracle
-    )
+    method = "uniform_1d" if like.is_cuda else "naive"
+    return cuet.SegmentedPolynomial(polynomial, method).to(like)

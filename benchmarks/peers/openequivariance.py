@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.peers.layouts import to_mul_ir_rows
+from benchmarks.suites import training
 from benchmarks.suites.equivariant import Layer, tensor_product
+from benchmarks.suites.training import Convolution
 from weft.bench.case import Candidate, Workload
 
 NAME = "OpenEquivariance"
-
-Convolution = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def missing() -> str | None:
@@ -32,25 +31,29 @@ def missing() -> str | None:
 
 
 def adapt(workload: Workload) -> Candidate | str:
+    if workload.op == training.OP:
+        return training.with_convolution(NAME, "cuda", workload, convolution)
     if not workload.op.startswith("tensor product"):
         return f"{workload.op} is no layer of OpenEquivariance"
     layer: Layer = workload.tables["layer"]
-    if "src" in workload.tables:
-        return _convolution(workload, layer)
     if reason := _refused(layer):
         return reason
-    return _rows(workload, layer)
-
-
-def convolution(layer: Layer, dtype: torch.dtype) -> Convolution | str:
-    """A function of x, y, w, src and dst: the layer's convolution, in the layout ir_mul."""
-    if reason := _refused(layer):
-        return reason
+    if "src" not in workload.tables:
+        return _rows(workload, layer)
     if layer.instructions[0][3] != "uvu":
         return "in the layout ir_mul its kernels take uvu alone"
+    conv = convolution(layer, workload.inputs[0])
+    src, dst = workload.tables["src"], workload.tables["dst"]
+    return Candidate(
+        NAME, "cuda", lambda x, y, w: conv(x, y, w, src, dst), workload.inputs, workload.oracle
+    )
+
+
+def convolution(layer: Layer, like: Tensor) -> Convolution:
+    """Of a layer of weighted uvu, in the layout ir_mul."""
     import openequivariance as oeq
 
-    problem = _problem(layer, dtype, "ir_mul")
+    problem = _problem(layer, like.dtype, "ir_mul")
     module = functools.cache(lambda fixed: oeq.TensorProductConv(problem, deterministic=fixed))
 
     def function(x: Tensor, y: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> Tensor:
@@ -71,17 +74,6 @@ def transposing(src: Tensor, dst: Tensor) -> Tensor | None:
     rows = dst * nodes + src
     columns, order = (src * nodes + dst).sort()
     return order if bool((columns == rows).all()) else None
-
-
-def _convolution(workload: Workload, layer: Layer) -> Candidate | str:
-    x = workload.inputs[0]
-    src, dst = workload.tables["src"], workload.tables["dst"]
-    conv = convolution(layer, x.dtype)
-    if isinstance(conv, str):
-        return conv
-    return Candidate(
-        NAME, "cuda", lambda x, y, w: conv(x, y, w, src, dst), workload.inputs, workload.oracle
-    )
 
 
 def _rows(workload: Workload, layer: Layer) -> Candidate:

@@ -26,6 +26,7 @@ __all__ = [
     "coefficients_of",
     "conv_case",
     "every_path",
+    "flops_of",
     "linear_case",
     "own_blocks",
     "product_case",
@@ -152,7 +153,7 @@ def _conv(
     tables = {"layer": layer, "src": src, "dst": dst, "scale": _scale(layer, device)}
     shape = f"N={nodes} E={edges} paths={len(layer.instructions)} W={layer.weight_numel}"
     return Workload(
-        "tensor product convolution", inputs, tables, function, oracle, _flops(layer) * edges,
+        "tensor product convolution", inputs, tables, function, oracle, flops_of(layer) * edges,
         nodes * layer.out.dim * inputs[0].element_size(), shape,
     )  # fmt: skip
 
@@ -182,7 +183,7 @@ def _product(
     tables = {"layer": layer, "scale": _scale(layer, device)}
     shape = f"N={rows} paths={len(layer.instructions)} W={layer.weight_numel}"
     return Workload(
-        "tensor product", inputs, tables, function, oracle, _flops(layer) * rows,
+        "tensor product", inputs, tables, function, oracle, flops_of(layer) * rows,
         rows * layer.out.dim * inputs[0].element_size(), shape,
     )  # fmt: skip
 
@@ -275,7 +276,7 @@ def _cut(layer: Layer, scale: Tensor) -> list[Tensor]:
     return [part.view(table.shape) for part, table in zip(parts, tables, strict=True)]
 
 
-def _flops(layer: Layer) -> int:
+def flops_of(layer: Layer) -> int:
     """Of one row: two products and a sum for each nonzero coefficient, channels times."""
     return sum(
         3 * int((table != 0).sum()) * math.prod(layer.multiplicities(instruction).values())

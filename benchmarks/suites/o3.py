@@ -10,6 +10,8 @@ from benchmarks.suites.equivariant import (
     own_blocks,
     product_case,
 )
+from benchmarks.suites.training import training_case
+from weft.demo.potential import Settings
 from weft.o3 import Irreps
 
 FAMILY = "o3"
@@ -56,4 +58,5 @@ CASES = [
     product_case("W3s uvw_shared128", _shared, 50000, ALL),
     linear_case("W4l linear_l2", "128x0e+128x1o+128x2e", 100_000),
     product_case("W5 uuu_seed", _uuu, 20000, ALL),
+    training_case("training step", Settings(channels=128, lmax=2, layers=3, radial=64), 64, 4),
 ]

@@ -17,6 +17,7 @@ from weft.bench.phases import PHASES, cost
 from weft.bench.record import Row, append, read
 from weft.bench.roofline import GPUS, floor_ms
 from weft.bench.timer import interleave
+from weft.demo.potential import Settings
 from weft.errors import WeftError
 from weft.testing.contract import assert_same_bits
 from weft.testing.o3_workloads import ring_graph
@@ -207,18 +208,18 @@ def test_pages_show_red_for_ours_without_a_time(tmp_path):
     assert page.count("| red |") == len(PHASES)
 
 
-def test_readme_table_stands_between_its_markers(tmp_path):
+def test_readme_table_stands_between_its_markers(tmp_path, monkeypatch):
     rows, _ = measured()
-    append(
-        tmp_path / "cpu" / "products.jsonl",
-        [dataclasses.replace(row, suite="products") for row in rows],
-    )
+    monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
+    append(tmp_path / "cpu" / "products.jsonl", rows)
+    slower, slowest = (dataclasses.replace(rows[0], peer=f"peer {n}", ms_p50=n) for n in (7.0, 9.0))
+    append(tmp_path / "cpu" / "products.jsonl", [slowest, slower])
     text = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
     new = tables.readme_with_table(text, tmp_path)
     assert new.startswith("before\n")
     assert new.endswith("after\n")
     assert "old" not in new
-    assert "| dot | forward |" in new
+    assert f"| dot | {rows[0].ms_p50:.3g} · peer 7.0 7 |" in new
     assert tables.readme_with_table(new, tmp_path) == new
 
 
@@ -268,6 +269,46 @@ def test_suites_and_peers_load(monkeypatch):
         load_suite("product")
     with pytest.raises(WeftError, match="no case of suite 'cpu' has 'W5' in its name"):
         load_suite("cpu", "W5")
+
+
+class OtherConvolution:
+    """A peer of training steps: its convolution is the formula, or wrong by a part."""
+
+    def __init__(self, name, error):
+        self.NAME, self.error = name, error
+
+    def missing(self):
+        return None
+
+    def adapt(self, workload):
+        from benchmarks.suites.equivariant import coefficients_of, tensor_product
+        from benchmarks.suites.training import with_convolution
+
+        def convolution(layer, like):
+            scale = torch.cat([c.flatten() for c in coefficients_of(layer)]).to(like)
+
+            def function(x, y, w, src, dst):
+                messages = tensor_product(layer, x[src], y, w, (1 + self.error) * scale)
+                return x.new_zeros(len(x), layer.out.dim).index_add(0, dst, messages)
+
+            return function
+
+        return with_convolution(self.NAME, "torch", workload, convolution)
+
+
+def test_a_training_step_takes_other_convolutions(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    load_suite("o3")  # puts the clone on the path
+    from benchmarks.suites.training import training_case
+
+    case = training_case("step", Settings(channels=2, lmax=1, layers=3, radial=4), 2, 2)
+    peers = [OtherConvolution("right", 0.0), OtherConvolution("wrong", 1e-5)]
+    (rows,) = run("toy", [case], peers, CPU, print)
+    assert [(row.peer, row.bound_ratio <= 1) for row in rows] == [
+        ("weft", True),
+        ("right", True),
+        ("wrong", False),
+    ]
 
 
 def test_openequivariance_sums_in_order_where_it_can(monkeypatch):
