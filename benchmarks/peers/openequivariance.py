@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from typing import Any
 
@@ -23,8 +24,10 @@ def missing() -> str | None:
         return "not installed: pip install openequivariance"
     if not torch.cuda.is_available():
         return "its kernels are for GPUs"
-    import openequivariance
-
+    try:
+        openequivariance = importlib.import_module("openequivariance")
+    except (ImportError, OSError) as error:
+        return f"it does not load ({error})"
     if not openequivariance.BUILT_EXTENSION:
         return f"its extension does not load ({openequivariance.BUILT_EXTENSION_ERROR})"
     return None
