@@ -4,6 +4,7 @@ The statistics stand in reductions.json: growth over 10 % fails.  To accept a ch
 WEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ if interpreted():
 from tests.compile.conftest import Check
 from weft.core.generated import load
 from weft.core.launcher import Tile
-from weft.reductions import generator, kernels, launch, tensor_cores
+from weft.reductions import generator, kernels, launch, neighbours, neighbours_kernels, tensor_cores
 from weft.reductions.derivatives import gradient
 from weft.reductions.formula import Node, const, node, swap, var
 from weft.reductions.inner import BLOCK, looped
@@ -131,3 +132,26 @@ def test_merges(kind: str, check: Check) -> None:
     if kind == "smallest":
         found.types["out_ptr"] = "*i64"
     check(found, f"merge of {kind}", "sm_90")
+
+
+@pytest.mark.parametrize("dim", [3, 10, 64, 128])
+def test_products_of_neighbours(dim: int, check: Check) -> None:
+    split = dim <= neighbours.SPLIT
+    constants: dict[str, Any] = {"WIDTH": neighbours._width(dim, split)}
+    constants |= {"b_ptr": None} if split else {}
+    found = made(neighbours_kernels.lows_kernel, "fp32", neighbours.TILES[split], constants)
+    check(dataclasses.replace(found, tensor_cores=True), f"bounds of groups, {dim}", "sm_90")
+
+
+@pytest.mark.parametrize("dim", [3, 64])
+def test_nearest(dim: int, check: Check) -> None:
+    size = neighbours.TILES[dim <= neighbours.SPLIT].blocks
+    constants = {"DIM": dim, "STEP": min(dim + dim % 2, 64), "K": 10, "KEPT": 16}
+    constants |= {"BLOCK_N": size[1], "TILES": size[2]}
+    one = Tile((), 1, 1)
+    found = made(neighbours_kernels.nearest_kernel, "fp32", one, constants)
+    found.types["out_ptr"] = "*i64"
+    check(found, f"nearest of bounds, {dim}", "sm_90")
+    found = made(neighbours_kernels.bounds_kernel, "fp32", one, {})
+    found.types["counts_ptr"] = "*i32"
+    check(found, "bounds of rows", "sm_90")

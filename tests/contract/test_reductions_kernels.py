@@ -3,7 +3,8 @@
 Seen red with: terms past the end of an interval left in, intervals joined across lists, ties to
 whichever comes first in a tile, products of a cloud too wide for them, low parts or terms of rows
 left out of products; of long vectors a share of the components or the last one left out, the first
-block of a result in the place of all, one entry of a batch for all.
+block of a result in the place of all, one entry of a batch for all; bounds of neighbours without
+their margin or too low for a row, columns that fill a group up, a group left out behind another.
 """
 
 import functools
@@ -38,7 +39,7 @@ from weft.testing.contract import assert_same_bits
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft.reductions import launch, tensor_cores
+from weft.reductions import launch, neighbours, tensor_cores
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
@@ -218,3 +219,70 @@ def test_products_of_many_dimensions(products, dim):
     check_sums(launch.sums, node("exp", -distance) * A * part(B, 1), values, sizes)
     check_shifted(launch.shifted, 2 * -distance, const(1), values, sizes, roundings=4)
     assert products == [1, 1]
+
+
+@pytest.fixture
+def bounded(monkeypatch):
+    """Bounds for few rows and columns, a few rows at a time; the guards of all calls."""
+    monkeypatch.setattr(neighbours, "ROWS", 1)
+    monkeypatch.setattr(neighbours, "PAIRS", 1)
+    monkeypatch.setattr(neighbours, "FEWEST", 4)
+    monkeypatch.setattr(neighbours, "SCRATCH", 1)
+    monkeypatch.setattr(neighbours, "BUDGET", 2)
+    found, nearest = [], neighbours.nearest
+
+    def counted(*args):
+        found.append(int(nearest(*args)))
+        return torch.tensor(found[-1:], dtype=torch.int32)
+
+    monkeypatch.setattr(neighbours, "nearest", counted)
+    return found
+
+
+def by_differences(u, v, k):
+    """(B, M, k, 1), the smallest index first where distances are equal."""
+    square = torch.zeros(len(u), u.shape[1], v.shape[1])
+    for c in range(u.shape[2]):
+        square += (u[:, :, None, c] - v[:, None, :, c]).square()
+    return square.sort(dim=2, stable=True).indices[:, :, :k, None]
+
+
+@pytest.mark.parametrize(
+    ("dim", "k", "rows", "columns"), [(2, 3, 20, 4200), (5, 1, 130, 1000), (19, 3, 20, 1100)]
+)
+def test_nearest_by_bounds(bounded, dim, k, rows, columns):
+    """Points on a grid far away: many distances are equal; two rows are nowhere near."""
+    generator = torch.Generator().manual_seed(dim)
+    u, v = (torch.randn(2, n, dim, generator=generator) for n in (rows, columns))
+    u[:, :2] *= 100
+    v[:, -1] = u[:, 5]
+    u, v = ((t * 16).round() / 16 + 1024 for t in (u, v))
+    distance = node("sqdist", var(1, dim, 1), var(0, dim, 0))
+    found = launch.smallest(distance, k, {0: u, 1: v}, Sizes(2, rows, columns), None, Options())
+    torch.testing.assert_close(found, by_differences(u, v, k), rtol=0, atol=0)
+    assert bounded == [1]
+
+
+@pytest.mark.parametrize("name", ["one place", "a point at infinity", "tight clusters"])
+def test_bounds_that_leave_all(bounded, name):
+    """Where bounds tell nothing all pairs are compared."""
+    generator = torch.Generator().manual_seed(0)
+    u, v = torch.randn(1, 20, 17, generator=generator), torch.randn(1, 900, 17, generator=generator)
+    if name == "a point at infinity":
+        v[0, 7, 3] = torch.inf
+    else:
+        u, v = ((t * 2.0**-12 * (name == "tight clusters")) for t in (u, v))
+        v[:, -1] += 100
+    distance = node("sqdist", var(0, 17, 0), var(1, 17, 1))
+    found = launch.smallest(distance, 2, {0: u, 1: v}, Sizes(1, 20, 900), None, Options())
+    torch.testing.assert_close(found, by_differences(u, v, 2), rtol=0, atol=0)
+    assert bounded == [0]
+
+
+def test_which_distances_have_bounds(bounded):
+    values = {0: torch.randn(1, 2, 3), 1: torch.randn(1, 600, 3), 3: torch.randn(1, 1, 1)}
+    sizes = Sizes(1, 2, 600)
+    for f in (DISTANCE, -DISTANCE, node("sqdist", X, Y + P)):
+        launch.smallest(f, 1, values, sizes, None, Options())
+    launch.smallest(DISTANCE, 1, values, sizes, None, Options("ieee"))
+    assert len(bounded) == 2

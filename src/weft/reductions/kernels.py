@@ -177,10 +177,12 @@ def _tile(pid, tiles, parts, rows, tiles_ptr, RANGED: tl.constexpr, BLOCK_M: tl.
 
 @triton.jit(do_not_specialize=["tiles", "parts", "rows"])
 def merge_sums_kernel(
-    partial_ptr, out_ptr, tiles_ptr, tiles, parts, rows, E: tl.constexpr, TOTAL: tl.constexpr,
-    FIRST: tl.constexpr, RANGED: tl.constexpr, BLOCK_M: tl.constexpr,
+    partial_ptr, out_ptr, tiles_ptr, guard_ptr, tiles, parts, rows, E: tl.constexpr,
+    TOTAL: tl.constexpr, FIRST: tl.constexpr, RANGED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """out[row, FIRST + e] = Σ over the tasks of its tile of partial[task, e, row]."""
+    if guard_ptr is not None and tl.load(guard_ptr) != 0:
+        return
     pid = tl.program_id(0).to(tl.int64)
     e = pid % E
     batch, task, last_task, row, last_row = _tile(
@@ -196,10 +198,12 @@ def merge_sums_kernel(
 
 @triton.jit(do_not_specialize=["tiles", "parts", "rows"])
 def merge_shifted_kernel(
-    partial_ptr, top_ptr, out_ptr, tiles_ptr, tiles, parts, rows, E: tl.constexpr,
+    partial_ptr, top_ptr, out_ptr, tiles_ptr, guard_ptr, tiles, parts, rows, E: tl.constexpr,
     TOTAL: tl.constexpr, FIRST: tl.constexpr, RANGED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """m = max over the tasks of m_t, s_e = Σ_t exp(m_t − m) s_te."""
+    if guard_ptr is not None and tl.load(guard_ptr) != 0:
+        return
     pid = tl.program_id(0).to(tl.int64)
     batch, task, last_task, row, last_row = _tile(
         pid, tiles, parts, rows, tiles_ptr, RANGED, BLOCK_M
@@ -225,11 +229,13 @@ def merge_shifted_kernel(
 
 @triton.jit(do_not_specialize=["tiles", "parts", "rows"])
 def merge_smallest_kernel(
-    values_ptr, indices_ptr, out_ptr, tiles_ptr, tiles, parts, rows, K: tl.constexpr,
+    values_ptr, indices_ptr, out_ptr, tiles_ptr, guard_ptr, tiles, parts, rows, K: tl.constexpr,
     KEPT: tl.constexpr, TOTAL: tl.constexpr, FIRST: tl.constexpr, RANGED: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """The K smallest of the K smallest of each task, ascending; index −1 where there are fewer."""
+    if guard_ptr is not None and tl.load(guard_ptr) != 0:
+        return
     pid = tl.program_id(0).to(tl.int64)
     batch, task, last_task, row, last_row = _tile(
         pid, tiles, parts, rows, tiles_ptr, RANGED, BLOCK_M

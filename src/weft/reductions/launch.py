@@ -17,7 +17,8 @@ from weft.core.backend import interpreted
 from weft.core.generated import load
 from weft.core.launcher import Launcher, Tile, current_device
 from weft.errors import BackendError
-from weft.reductions import generator, inner, kernels, tensor_cores
+from weft.reductions import generator, inner, kernels, neighbours, tensor_cores
+from weft.reductions.evaluate import evaluate
 from weft.reductions.formula import Node, const, reachable
 from weft.reductions.generator import Job
 from weft.reductions.inner import Looped, looped, parts
@@ -105,8 +106,33 @@ def smallest(
     shape = (sizes.batch, sizes.rows, k, f.dim)
     out = _filled(like, shape, -1, sizes, blocks, torch.int64)
     if out.numel() and sizes.columns:
-        _run("smallest", (f,), k, values, [out], sizes, blocks, options)
+        guard = _neighbours(f, k, values, out, sizes, blocks, options)
+        _run("smallest", (f,), k, values, [out], sizes, blocks, options, guard)
     return out
+
+
+def _neighbours(
+    f: Node,
+    k: int,
+    values: Values,
+    out: Tensor,
+    sizes: Sizes,
+    blocks: Blocks | None,
+    options: Options,
+) -> Tensor | None:
+    """Find nearest neighbours by bounds where f is a distance; the guard says if they held."""
+    found = neighbours.distance(f)
+    if found is None or not neighbours.pays(found[0].dim, k, sizes.rows, sizes.columns):
+        return None
+    if not _may_use_products(values, blocks, options):
+        return None
+    lengths = (sizes.rows, sizes.columns)
+    u, v = (
+        evaluate(part, values).expand(sizes.batch, length, part.dim).contiguous()
+        for part, length in zip(found, lengths, strict=True)
+    )
+    with current_device(out):
+        return neighbours.nearest(u, v, k, out[..., 0], _processors(out.device))
 
 
 def _filled(
@@ -255,7 +281,7 @@ def _execute(
         dtypes = (total,) if job.kind != "smallest" else (_number(job), torch.int64)
         made = [results[0].new_empty(s, dtype=d) for s, d in zip(partials, dtypes, strict=True)]
         kernel([*inputs, *made, *lists], sum([t.nbytes for t in made]))
-        merge([*made, *written, None if cut is None else cut.tiles])
+        merge([*made, *written, None if cut is None else cut.tiles, guard])
     if recipe.blocks:
         for result, found in zip(results, written, strict=True):
             _put_together(found, result)
@@ -321,11 +347,8 @@ def _on_tensor_cores(
 ) -> Tensor | None:
     """Launch products of rows where f is a Gaussian of that kind; the guard says if they held."""
     like = results[0]
-    plain = blocks is None and options.accumulate == "auto" and options.precision != "ieee"
-    single = all(v.dtype == torch.float32 for v in values.values())
     enough = sizes.batch * sizes.rows >= ROWS * SHARE * _processors(like.device)
-    many = enough and sizes.columns >= COLUMNS
-    if not (plain and single and many) or torch.version.hip is not None:
+    if not enough or sizes.columns < COLUMNS or not _may_use_products(values, blocks, options):
         return None
     if kind == "sums":
         found = tensor_cores.split(f)
@@ -354,6 +377,12 @@ def _on_tensor_cores(
     given = [made.x, made.y, made.a, made.b, *rows, made.columns, made.guard, *results]
     launcher(given, sum(t.nbytes for t in made if isinstance(t, Tensor)))
     return made.guard
+
+
+def _may_use_products(values: Values, blocks: Blocks | None, options: Options) -> bool:
+    plain = blocks is None and options.accumulate == "auto" and options.precision != "ieee"
+    single = all(v.dtype == torch.float32 for v in values.values())
+    return plain and single and torch.version.hip is None
 
 
 @functools.lru_cache(maxsize=MOST_RECIPES)

@@ -38,8 +38,11 @@ __all__ = [
     "Exponent",
     "Split",
     "exponent",
+    "high_low",
     "operands",
+    "round_tf32",
     "split",
+    "to_power_of_2",
 ]
 
 WIDTH = 16
@@ -227,8 +230,8 @@ def operands(
             return Operands(guard, x, y, None, None, outside, weights, width)
         b = pad(beta.float(), (0, 0, 0, more), value=2 * LOWEST)
         return Operands(guard, x, y, alpha.float(), b, outside, weights, width)
-    left, right = _high_low(-2 * g * u), _high_low(v.double())
-    a, c = _high_low(alpha), _high_low(beta)
+    left, right = high_low(-2 * g * u), high_low(v.double())
+    a, c = high_low(alpha), high_low(beta)
     one = u2.new_ones(sizes[0], 1, 1, dtype=torch.float32)
     rows = torch.cat((left[0], left[0], left[1], *a, *[one.expand_as(a[0])] * 2), -1)
     columns = torch.cat((right[0], right[1], right[0], *[one.expand_as(c[0])] * 2, *c), -1)
@@ -239,27 +242,32 @@ def operands(
 def _parts(t: Tensor, precision: str) -> Tensor:
     """The operand of a product, filled up to a power of 2."""
     if precision == "tf32x3":
-        return torch.stack([_filled(part, 0, 0.0) for part in _high_low(t)], -2)
-    return _filled(t.bfloat16() if precision == "bf16" else _round_tf32(t.float()), 0, 0.0)
+        return torch.stack([_filled(part, 0, 0.0) for part in high_low(t)], -2)
+    return _filled(t.bfloat16() if precision == "bf16" else round_tf32(t.float()), 0, 0.0)
 
 
 def _filled(rows: Tensor, more: int, value: float) -> Tensor:
     """Rows of a power of 2 of numbers, `more` of them with `value` in their last two columns."""
     dim = rows.shape[-1]
-    size = max(WIDTH, 1 << (dim - 1).bit_length())
-    rows = pad(rows, (0, size - dim, 0, more))
+    rows = to_power_of_2(pad(rows, (0, 0, 0, more)))
     if more and value:
         rows[:, -more:, dim - 2 : dim] = value
-    return rows.contiguous()
+    return rows
 
 
-def _round_tf32(a: Tensor) -> Tensor:
+def to_power_of_2(rows: Tensor) -> Tensor:
+    """Rows of a power of 2 of numbers, filled up with zeros."""
+    dim = rows.shape[-1]
+    return pad(rows, (0, max(WIDTH, 1 << (dim - 1).bit_length()) - dim)).contiguous()
+
+
+def round_tf32(a: Tensor) -> Tensor:
     """To the 10 stored bits of tf32, nearest even: tensor cores cut off the others."""
     bits = a.contiguous().view(torch.int32)
     return ((bits + ((bits >> 13) & 1) + 0xFFF) & ~0x1FFF).view(torch.float32)
 
 
-def _high_low(a: Tensor) -> tuple[Tensor, Tensor]:
+def high_low(a: Tensor) -> tuple[Tensor, Tensor]:
     """Two tf32 numbers whose sum keeps 22 bits of a float64 one."""
-    high = _round_tf32(a.float())
-    return high, _round_tf32((a - high.double()).float())
+    high = round_tf32(a.float())
+    return high, round_tf32((a - high.double()).float())
