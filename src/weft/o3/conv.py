@@ -6,7 +6,7 @@ out[d] = Σ_{e: dst[e] = d} tp(x[src[e]], y[e], weight[e])
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,9 @@ from weft.core.operands import same_kind
 from weft.errors import DTypeError, ShapeError
 from weft.o3.channelwise import channelwise_product
 from weft.o3.graph import Graph, graph_of
-from weft.o3.irreps import IrrepsLike
 from weft.o3.layout import check_rows
+from weft.o3.module import InstructedModule
 from weft.o3.radial_linear import PRECISIONS, radial_product
-from weft.o3.tensor_product import InstructedModule
 
 __all__ = ["TensorProductConv"]
 
@@ -50,44 +49,15 @@ class TensorProductConv(InstructedModule):
     store what they mix: for each node if weights are shared, else for each edge.
     """
 
-    def __init__(
-        self,
-        irreps_in1: IrrepsLike,
-        irreps_in2: IrrepsLike,
-        irreps_out: IrrepsLike,
-        instructions: Iterable[Sequence[Any]],
-        in1_var: Iterable[float] | None = None,
-        in2_var: Iterable[float] | None = None,
-        out_var: Iterable[float] | None = None,
-        irrep_normalization: str | None = None,
-        path_normalization: str | None = None,
-        internal_weights: bool | None = None,
-        shared_weights: bool | None = None,
-        *,
-        layout: str = "mul_ir",
-        backend: str | None = None,
-        precision: str = "tf32x3",
-    ) -> None:
+    shares = False
+
+    def __init__(self, *given: Any, precision: str = "tf32x3", **options: Any) -> None:
         if precision not in PRECISIONS:
             raise DTypeError(
                 f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
                 'Leave it out for "tf32x3", which is as exact as float32.'
             )
-        super().__init__(
-            irreps_in1,
-            irreps_in2,
-            irreps_out,
-            instructions,
-            in1_var,
-            in2_var,
-            out_var,
-            irrep_normalization,
-            path_normalization,
-            bool(internal_weights) if shared_weights is None else internal_weights,
-            bool(internal_weights) if shared_weights is None else shared_weights,
-            layout,
-            backend,
-        )
+        super().__init__(*given, **options)
         self.precision = precision
 
     def forward(

@@ -1,18 +1,22 @@
-"""What modules with weights share: the flat weight, its views, and checkpoints of e3nn."""
+"""What modules with weights share: the flat weight and its views, instructions, checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import DTypeError, ShapeError
-from weft.o3.irreps import Irreps
+from weft.o3.evaluation import recipe_of
+from weft.o3.instructions import Operands, instructions_of
+from weft.o3.irreps import Irreps, IrrepsLike
+from weft.o3.layout import check_layout
 
-__all__ = ["WeightedModule", "forget_e3nn_tables"]
+__all__ = ["InstructedModule", "WeightedModule", "forget_e3nn_tables"]
 
 
 class Weighted(Protocol):
@@ -165,6 +169,58 @@ class WeightedModule(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         forget_e3nn_tables(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class InstructedModule(WeightedModule):
+    """What tensor products of rows and of edges share: irreps, instructions, weights.
+
+    Args: those of TensorProduct.
+
+    `shares`: whether weights of nobody's choice are shared; those of the module's own always are.
+    """
+
+    shares: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        irreps_in1: IrrepsLike,
+        irreps_in2: IrrepsLike,
+        irreps_out: IrrepsLike,
+        instructions: Iterable[Sequence[Any]],
+        in1_var: Iterable[float] | None = None,
+        in2_var: Iterable[float] | None = None,
+        out_var: Iterable[float] | None = None,
+        irrep_normalization: str | None = None,
+        path_normalization: str | None = None,
+        internal_weights: bool | None = None,
+        shared_weights: bool | None = None,
+        *,
+        layout: str = "mul_ir",
+        backend: str | None = None,
+    ) -> None:
+        check_layout(layout)
+        operands = Operands(Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
+        found = instructions_of(
+            instructions,
+            operands,
+            in1_var,
+            in2_var,
+            out_var,
+            irrep_normalization,
+            path_normalization,
+        )
+        shared = self.shares or bool(internal_weights) if shared_weights is None else shared_weights
+        super().__init__(found, operands.out, internal_weights, shared)
+        self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
+        self.layout, self.backend = layout, backend
+        self.recipe = recipe_of(operands, found, layout, shared, backend)
+
+    def __repr__(self) -> str:
+        paths = sum(math.prod(instruction.path_shape) for instruction in self.instructions)
+        return (
+            f"{type(self).__name__}({self.irreps_in1.simplify()} x {self.irreps_in2.simplify()} "
+            f"-> {self.irreps_out.simplify()} | {paths} paths | {self.weight_numel} weights)"
+        )
 
 
 def forget_e3nn_tables(

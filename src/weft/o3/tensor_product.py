@@ -6,66 +6,16 @@ z[i_out] = Σ factor · weight · x[i_in1] ⊗ y[i_in2]      over the instructio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from weft.core.operands import same_kind
-from weft.o3.evaluation import recipe_of
-from weft.o3.instructions import Operands, instructions_of
-from weft.o3.irreps import Irreps, IrrepsLike
-from weft.o3.layout import broadcast, check_layout, check_rows
-from weft.o3.module import WeightedModule
+from weft.o3.layout import broadcast, check_rows
+from weft.o3.module import InstructedModule
 
-__all__ = ["InstructedModule", "TensorProduct"]
-
-
-class InstructedModule(WeightedModule):
-    """What tensor products of rows and of edges share: irreps, instructions, weights.
-
-    Args: those of TensorProduct.
-    """
-
-    def __init__(
-        self,
-        irreps_in1: IrrepsLike,
-        irreps_in2: IrrepsLike,
-        irreps_out: IrrepsLike,
-        instructions: Iterable[Sequence[Any]],
-        in1_var: Iterable[float] | None,
-        in2_var: Iterable[float] | None,
-        out_var: Iterable[float] | None,
-        irrep_normalization: str | None,
-        path_normalization: str | None,
-        internal_weights: bool | None,
-        shared_weights: bool,
-        layout: str,
-        backend: str | None,
-    ) -> None:
-        check_layout(layout)
-        operands = Operands(Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
-        found = instructions_of(
-            instructions,
-            operands,
-            in1_var,
-            in2_var,
-            out_var,
-            irrep_normalization,
-            path_normalization,
-        )
-        super().__init__(found, operands.out, internal_weights, shared_weights)
-        self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
-        self.layout, self.backend = layout, backend
-        self.recipe = recipe_of(operands, found, layout, shared_weights, backend)
-
-    def __repr__(self) -> str:
-        paths = sum(math.prod(instruction.path_shape) for instruction in self.instructions)
-        return (
-            f"{type(self).__name__}({self.irreps_in1.simplify()} x {self.irreps_in2.simplify()} "
-            f"-> {self.irreps_out.simplify()} | {paths} paths | {self.weight_numel} weights)"
-        )
+__all__ = ["TensorProduct"]
 
 
 class TensorProduct(InstructedModule):
@@ -94,39 +44,6 @@ class TensorProduct(InstructedModule):
     of path weights), weight_numel, weight, output_mask.  Factors and 3j symbols are float64 on the
     host, whatever the dtype of the module.
     """
-
-    def __init__(
-        self,
-        irreps_in1: IrrepsLike,
-        irreps_in2: IrrepsLike,
-        irreps_out: IrrepsLike,
-        instructions: Iterable[Sequence[Any]],
-        in1_var: Iterable[float] | None = None,
-        in2_var: Iterable[float] | None = None,
-        out_var: Iterable[float] | None = None,
-        irrep_normalization: str | None = None,
-        path_normalization: str | None = None,
-        internal_weights: bool | None = None,
-        shared_weights: bool | None = None,
-        *,
-        layout: str = "mul_ir",
-        backend: str | None = None,
-    ) -> None:
-        super().__init__(
-            irreps_in1,
-            irreps_in2,
-            irreps_out,
-            instructions,
-            in1_var,
-            in2_var,
-            out_var,
-            irrep_normalization,
-            path_normalization,
-            internal_weights,
-            True if shared_weights is None else shared_weights,
-            layout,
-            backend,
-        )
 
     def forward(
         self, x: Tensor, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None
