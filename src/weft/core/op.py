@@ -29,6 +29,7 @@ __all__ = [
     "recording",
     "transformed",
     "unwatched",
+    "watched",
 ]
 
 # torch's registration and autograd.Function carry no types
@@ -42,7 +43,7 @@ Batch = Callable[[Call, int, Sequence[int | None], Sequence[Any]], Tensor]
 
 # asked at every call, so looked up once
 _PLAIN = (Tensor, torch.nn.Parameter)
-_watched = torch._C._len_torch_dispatch_stack
+watched = torch._C._len_torch_dispatch_stack
 compiling = torch.compiler.is_compiling
 recording = torch.is_grad_enabled
 transformed = torch._C._are_functorch_transforms_active
@@ -50,7 +51,7 @@ transformed = torch._C._are_functorch_transforms_active
 
 def unwatched(tensor: Tensor) -> bool:
     """Whether nobody watches or replaces the dispatcher's work on a plain tensor."""
-    return type(tensor) in _PLAIN and not _watched() and not tensor.is_meta
+    return type(tensor) in _PLAIN and not watched() and not tensor.is_meta
 
 
 def constant_when_compiling(function: F) -> F:

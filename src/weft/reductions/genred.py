@@ -14,7 +14,15 @@ from weft.reductions import traced
 from weft.reductions.formula import Node
 from weft.reductions.parse import parse_variable
 from weft.reductions.reduced import accuracy, job, run
-from weft.reductions.variables import Extent, Variable, agree, argument, extent
+from weft.reductions.signature import Signature, kept, signature
+from weft.reductions.variables import (
+    NOTHING,
+    Extent,
+    agree,
+    extent_of,
+    no_tensor,
+    require_declared,
+)
 
 __all__ = ["Genred"]
 
@@ -123,12 +131,14 @@ class Genred:
 _VARIABLE = re.compile(r"\b(?:Var|Vi|Vj|Pm)\(\s*\d+\s*,[\d\s,]+\)")
 
 
+_Declared = tuple[int, str, int, int]
+"""(position, name, dimension, category)."""
+
+
 @constant_when_compiling
-def _declared(
-    texts: tuple[str, ...], aliases: tuple[str, ...]
-) -> tuple[tuple[int, str, int, int], ...]:
-    """(position, name, dimension, category) of all that aliases and formulas name, by position."""
-    found: dict[int, tuple[int, str, int, int]] = {}
+def _declared(texts: tuple[str, ...], aliases: tuple[str, ...]) -> tuple[_Declared, ...]:
+    """All that aliases and formulas name, by position."""
+    found: dict[int, _Declared] = {}
     inside = [declaration for text in texts for declaration in _VARIABLE.findall(text)]
     for place, alias in [*enumerate(aliases), *((0, declaration) for declaration in inside)]:
         v = parse_variable(alias)
@@ -138,24 +148,30 @@ def _declared(
     return tuple(found[position] for position in sorted(found))
 
 
-def known_extent(
-    name: str, declared: Sequence[tuple[int, str, int, int]], tensors: Sequence[Any]
-) -> Extent:
+def known_extent(name: str, declared: tuple[_Declared, ...], tensors: Sequence[Any]) -> Extent:
     """What the arguments of a call agree on, each as it was declared."""
+    for position, x in enumerate(tensors):
+        if not isinstance(x, Tensor):
+            raise no_tensor(f"argument {position}", x)
+    return _known(name, declared, signature(tensors))
+
+
+@kept
+def _known(name: str, declared: tuple[_Declared, ...], given: Signature) -> Extent:
     count = 1 + declared[-1][0] if declared else 0
-    if len(tensors) != count:
+    if len(given) != count:
         names = ", ".join(alias for _, alias, _, _ in declared)
         raise ShapeError(
-            f"{name} is called with {len(tensors)} arguments: the formula has {count}, {names}. "
+            f"{name} is called with {len(given)} arguments: the formula has {count}, {names}. "
             "Pass one tensor for each, by position."
         )
-    known = Extent()
+    known = NOTHING
     for position, alias, dim, cat in declared:
-        x = tensors[position]
-        v = argument(Variable(None, position, dim, cat), x, alias)
-        known = agree(known, extent(v), _beside(name, alias, x))
+        shape, dtype, device = given[position]
+        require_declared(alias, dim, cat, shape, dtype)
+        known = agree(known, extent_of(cat, shape, dtype, device), _beside(name, alias, shape))
     return known
 
 
-def _beside(name: str, alias: str, x: Any) -> Callable[[], str]:
-    return lambda: f"{name} is given {alias} of shape {tuple(x.shape)} beside the arguments before"
+def _beside(name: str, alias: str, shape: Sequence[int]) -> Callable[[], str]:
+    return lambda: f"{name} is given {alias} of shape {tuple(shape)} beside the arguments before"

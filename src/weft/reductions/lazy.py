@@ -16,6 +16,7 @@ from weft.reductions.reduced import ACCURACY, accuracy, job, turned
 from weft.reductions.reducers import Reducers
 from weft.reductions.traced import Formula
 from weft.reductions.variables import (
+    NOTHING,
     REAL,
     Extent,
     Variable,
@@ -70,7 +71,7 @@ class LazyTensor(Reducers):
 
     def _set_variable(self, found: Variable | int) -> None:
         if isinstance(found, int):
-            self._set(traced.number(found), (), Extent())
+            self._set(traced.number(found), (), NOTHING)
         else:
             self._set(traced.leaf(0, found.dim, found.cat), (found,), extent(found))
 
@@ -201,9 +202,9 @@ class LazyTensor(Reducers):
     # Operations
 
     def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
-        operands = [self._wrap(other) for other in others]
         variables, known, formulas = self._variables, self._extent, [self._formula]
         ranges, backend = self.ranges, self.backend
+        operands = [self._wrap(other) for other in others]
         for other in operands:
             variables, renumbering = join(variables, other._variables)
             formulas.append(traced.renumbered(other._formula, renumbering))

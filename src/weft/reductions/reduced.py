@@ -15,6 +15,7 @@ from weft.errors import BackendError, DeviceError, DTypeError, ShapeError
 from weft.reductions.cluster import swap_axes
 from weft.reductions.ranges import Options
 from weft.reductions.reduction import EXPONENTIAL, KINDS, reduce
+from weft.reductions.signature import kept
 from weft.reductions.sparsity import check_ranges
 from weft.reductions.traced import Formula, dimension, text, used, with_witness
 from weft.reductions.variables import Extent
@@ -144,16 +145,18 @@ def run(
     serves, moved = _placed(backend, device_id, known.device)
     if ranges is not None and not compiling():
         check_ranges(ranges, _size(known.rows), _size(known.columns))
-    f, tensors = _with_sizes(what, list(tensors), known)
+    f, weight, lost = _witnessed(what.formula, what.weight, known, len(tensors))
+    if lost is not None:
+        tensors = _with_witnesses(tensors, known, *lost)
     if moved is not None:
         tensors = [t.to(moved) for t in tensors]
         ranges = _moved(ranges, moved)
     result = reduce(
         what.kind,
-        text(f),
+        f,
         tensors,
         what.axis,
-        weight=None if what.weight is None else text(what.weight),
+        weight=weight,
         k=what.k,
         ranges=ranges,
         backend=serves,
@@ -171,26 +174,40 @@ def run(
     return tuple(_complete(r, known, trailing, moved) for r in result)
 
 
-def _with_sizes(what: Job, tensors: list[Tensor], known: Extent) -> tuple[Formula, list[Tensor]]:
-    """The formula and its tensors, where variables that it lost still say how many i and j are."""
-    cats = dict(used(what.formula, what.weight))
-    f, here = what.formula, set(cats.values())
-    lost = [
-        (cat, size)
-        for cat, size in ((0, known.rows), (1, known.columns))
-        if cat not in here and size not in (None, 1)
-    ]
-    if not lost and len(cats) == len(tensors) > 0:
-        return f, tensors
-    nothing = torch.zeros(1, dtype=known.dtype, device=known.device)
-    kept = [t if n in cats else nothing for n, t in enumerate(tensors)]
-    for cat, size in lost:
-        f = with_witness(f, len(kept), cat)
-        kept.append(nothing.expand(size, 1))
+_Lost = tuple[tuple[int, ...], tuple[int | None, ...]]
+
+
+@kept
+def _witnessed(
+    f: Formula, weight: Formula | None, known: Extent, count: int
+) -> tuple[str, str | None, _Lost | None]:
+    """Both as texts, f with variables that are 0 and witness the sizes that it lost.
+
+    The last is None where `count` tensors are what the texts take: else the numbers of those that
+    they take, and the lengths of the witnesses, None of a parameter.
+    """
+    cats = dict(used(f, weight))
+    here = set(cats.values())
+    sizes = ((0, known.rows), (1, known.columns))
+    lost = [(cat, n) for cat, n in sizes if cat not in here and n is not None and n != 1]
+    other = None if weight is None else text(weight)
+    if not lost and len(cats) == count > 0:
+        return text(f), other, None
     if not cats and not lost:
-        f = with_witness(f, len(kept), 2)
-        kept.append(nothing)
-    return f, kept
+        f = with_witness(f, count, 2)
+        return text(f), other, ((), (None,))
+    for number, (cat, _) in enumerate(lost, count):
+        f = with_witness(f, number, cat)
+    return text(f), other, (tuple(cats), tuple([n for _, n in lost]))
+
+
+def _with_witnesses(
+    tensors: Sequence[Tensor], known: Extent, taken: Sequence[int], lengths: Sequence[int | None]
+) -> list[Tensor]:
+    """The tensors that count, zeros in the place of others, and the witnesses."""
+    nothing = torch.zeros(1, dtype=known.dtype, device=known.device)
+    found = [t if n in taken else nothing for n, t in enumerate(tensors)]
+    return found + [nothing if n is None else nothing.expand(n, 1) for n in lengths]
 
 
 def _size(given: int | None) -> int:

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from weft.core.op import compiling, constant_when_compiling
-from weft.errors import DeviceError, DTypeError, ShapeError
+from weft.errors import ShapeError
 from weft.reductions import keys, operator
 from weft.reductions.cluster import Ranges
 from weft.reductions.formula import Node, const, node, read, substitute, swap, var, variables
+from weft.reductions.layout import Layout, laid_out
 from weft.reductions.operations import extract
 from weft.reductions.ranges import Options, Sizes
+from weft.reductions.signature import Signature, kept, signature
 from weft.reductions.sparsity import BlockSparsity, blocks_of
 
 __all__ = ["KINDS", "reduce"]
@@ -48,8 +50,7 @@ class _Call(NamedTuple):
         tensors: by variable: (B or 1, M or N or 1, D), those of 16 bits in float32.
         tables: the blocks of rows and of columns, or none.
         sizes: of what operators see: with a mask for each entry, the batch stands in rows.
-        entry: the sizes, B entries of M × N pairs.
-        batch: the dimensions that B stands for.
+        layout: what follows from its shapes.
         dtype: of the results.
         how: backend, precision and accumulation, as operators take them.
     """
@@ -58,8 +59,7 @@ class _Call(NamedTuple):
     tensors: dict[int, Tensor]
     tables: list[Tensor]
     sizes: Sizes
-    entry: Sizes
-    batch: tuple[int, ...]
+    layout: Layout
     dtype: torch.dtype
     how: str
 
@@ -105,6 +105,21 @@ def reduce(
     Cost: M · N evaluations of f, or one for each pair of the mask; memory for the results, and for
     variables of 16 bits a copy in float32: all is computed in that, and rounded once at the end.
     """
+    of, layout = _settled(kind, f, weight, axis, signature(tensors))
+    call = _call(of, layout, tensors, axis, ranges, backend, options)
+    if kind == "Sum":
+        found = operator.sums(of.key, call.values, call.tables, call.sizes, call.how)
+        return _shaped(call, found)
+    if kind in EXPONENTIAL:
+        return _exponential(kind, call)
+    return _ranked(kind, call, k)
+
+
+@kept
+def _settled(
+    kind: str, f: Node | str, weight: Node | str | None, axis: int, given: Signature
+) -> tuple[_Derived, Layout]:
+    """What follows from the formulas and shapes of a call."""
     if kind not in KINDS or axis not in (0, 1):
         raise ShapeError(
             f"the reduction is {kind!r} over axis {axis}: it must be one of {', '.join(KINDS)}, "
@@ -114,33 +129,26 @@ def reduce(
     other = ONE if weight is None else weight if isinstance(weight, str) else str(weight)
     over = "j" if axis == 1 else "i"  # Dynamo may take an integer for a symbol
     of = _Derived(*_derived(kind, text, other, over))
-    call = _call(of, tensors, axis, ranges, backend, options)
-    if kind == "Sum":
-        found = operator.sums(call.of.key, call.values, call.tables, call.sizes, call.how)
-        return _shaped(call, found)
-    if kind in EXPONENTIAL:
-        return _exponential(kind, call)
-    return _ranked(kind, call, k)
+    return of, laid_out(of.cats, given)
 
 
 def _call(
     of: _Derived,
+    layout: Layout,
     tensors: Sequence[Tensor],
     axis: int,
     ranges: Ranges | BlockSparsity | None,
     backend: str | None,
     options: Options,
 ) -> _Call:
-    _require_alike(tensors)
     dtype = tensors[0].dtype
     if dtype.itemsize == 2:
         tensors = [t.float() for t in tensors]
-    flat, entry, batch = _flat(tensors, of.cats)
-    sizes = entry
+    flat, sizes = layout.seen(tensors), layout.sizes
     if isinstance(ranges, BlockSparsity) and ranges.batch is not None:
-        flat, sizes = _stacked(flat, of.cats, entry)
+        flat, sizes = _stacked(flat, of.cats, sizes)
     how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
-    return _Call(of, flat, _tables(ranges, axis), sizes, entry, batch, dtype, how)
+    return _Call(of, flat, _tables(ranges, axis), sizes, layout, dtype, how)
 
 
 class _Derived(NamedTuple):
@@ -189,41 +197,6 @@ def _tables(ranges: Ranges | BlockSparsity | None, axis: int) -> list[Tensor]:
     return [*blocks_of(ranges, axis), *blocks_of(ranges, 1 - axis)]
 
 
-def _flat(
-    tensors: Sequence[Tensor], cats: Sequence[tuple[int, int]]
-) -> tuple[dict[int, Tensor], Sizes, tuple[int, ...]]:
-    """The variables with one batch dimension, the sizes, and the batch dimensions there were."""
-    leading = [tensors[n].shape[: -1 if cat == 2 else -2] for n, cat in cats]
-    batch: tuple[int, ...] = ()
-    if any(leading):  # torch's way to broadcast shapes is slow
-        batch = tuple(torch.broadcast_shapes(*leading))  # type: ignore[no-untyped-call]
-    count = 1
-    for size in batch:
-        count *= size
-    lengths: dict[int, int] = {}
-    flat = {}
-    for n, cat in cats:
-        t = tensors[n]
-        if cat == 2:
-            t = t.unsqueeze(-2)
-        elif lengths.setdefault(cat, t.shape[-2]) != t.shape[-2]:
-            raise ShapeError(
-                f"variable {n} has {t.shape[-2]} {'ij'[cat]} entries, an earlier one "
-                f"{lengths[cat]}: variables of one category must have as many. Check which of "
-                "them are Vi and which are Vj."
-            )
-        flat[n] = _one_batch(t, batch, count)
-    return flat, Sizes(count, lengths.get(0, 1), lengths.get(1, 1)), batch
-
-
-def _one_batch(t: Tensor, batch: tuple[int, ...], count: int) -> Tensor:
-    if t.dim() == 2 and count:
-        return t.unsqueeze(0)
-    if count and all(size == 1 for size in t.shape[:-2]):
-        return t.reshape(1, *t.shape[-2:])
-    return t.expand(*batch, -1, -1).reshape(count, *t.shape[-2:])
-
-
 def _stacked(
     flat: dict[int, Tensor], cats: Sequence[tuple[int, int]], entry: Sizes
 ) -> tuple[dict[int, Tensor], Sizes]:
@@ -240,26 +213,11 @@ def _stacked(
     return found, Sizes(1, entry.batch * entry.rows, entry.batch * entry.columns)
 
 
-def _require_alike(tensors: Sequence[Tensor]) -> None:
-    first = tensors[0]
-    for n, t in enumerate(tensors):
-        if not t.is_floating_point() or t.dtype != first.dtype:
-            raise DTypeError(
-                f"variable {n} is {t.dtype}, variable 0 {first.dtype}: all must be of one real "
-                "floating type. Convert them with .to(dtype)."
-            )
-        if t.device != first.device:
-            raise DeviceError(
-                f"variable {n} is on {t.device}, variable 0 on {first.device}: all must be on one "
-                "device. Move them with .to(device)."
-            )
-
-
 def _shaped(call: _Call, result: Tensor) -> Tensor:
     """(B, ...) as (*batch, ...) in the dtype of the tensors."""
     if result.dtype != call.dtype and result.is_floating_point():
         result = result.to(call.dtype)
-    return result.reshape(*call.batch, call.entry.rows, *result.shape[2:])
+    return result.reshape(*call.layout.batch, call.layout.sizes.rows, *result.shape[2:])
 
 
 def _exponential(kind: str, call: _Call) -> Tensor:
@@ -291,10 +249,11 @@ def _ranked(kind: str, call: _Call, k: int) -> Result:
 
 def _own(call: _Call, index: Tensor) -> Tensor:
     """Columns as the row's own entry counts them, where entries stand one after the other."""
-    if call.sizes == call.entry:
+    entry = call.layout.sizes
+    if call.sizes == entry:
         return index
-    entries = torch.arange(call.entry.batch, device=index.device)
-    before = (entries * call.entry.columns).repeat_interleave(call.entry.rows)
+    entries = torch.arange(entry.batch, device=index.device)
+    before = (entries * entry.columns).repeat_interleave(entry.rows)
     return torch.where(index < 0, index, index - before[:, None, None])
 
 

@@ -15,17 +15,22 @@ import torch
 from torch import Tensor
 
 from weft.errors import DeviceError, DTypeError, ShapeError
+from weft.reductions.signature import kept
 
 __all__ = [
+    "NOTHING",
     "REAL",
     "Extent",
     "Variable",
     "agree",
     "argument",
     "extent",
+    "extent_of",
     "join",
+    "no_tensor",
     "places",
     "read",
+    "require_declared",
     "symbol",
     "tensor_variable",
     "values",
@@ -76,6 +81,9 @@ class Extent(NamedTuple):
     device: torch.device | None = None
 
 
+NOTHING = Extent()
+
+
 def read(x: Tensor, axis: int | None) -> Variable:
     """The variable that a tensor stands for, from its shape or from the axis.
 
@@ -119,33 +127,41 @@ def read(x: Tensor, axis: int | None) -> Variable:
 
 def tensor_variable(x: Tensor, cat: int) -> Variable:
     """A tensor (..., M, D), (..., N, D) or (..., D) of the category."""
+    _require_real(x.shape, x.dtype, cat)
+    return Variable(x, None, operator.index(x.shape[-1]), cat)
+
+
+def _require_real(shape: Sequence[int], dtype: torch.dtype, cat: int) -> None:
     if cat not in (0, 1, 2):
         raise ShapeError(
             f"axis is {cat}: it must be 0 (varies with i), 1 (with j) or 2 (a parameter). Pass one "
             "of them."
         )
-    if x.dtype not in REAL:
+    if dtype not in REAL:
         raise DTypeError(
-            f"x is {x.dtype}: formulas are computed of {', '.join(REAL.values())}. "
+            f"x is {dtype}: formulas are computed of {', '.join(REAL.values())}. "
             "Convert it with .to(torch.float32)."
         )
-    if x.dim() < (1 if cat == 2 else 2):
+    if len(shape) < (1 if cat == 2 else 2):
         raise ShapeError(
-            f"x is {tuple(x.shape)}: a variable of {LETTERS[cat]} is (..., {'MN'[cat]}, D). "
+            f"x is {tuple(shape)}: a variable of {LETTERS[cat]} is (..., {'MN'[cat]}, D). "
             "Pass x[:, None] for one component."
         )
-    return Variable(x, None, operator.index(x.shape[-1]), cat)
 
 
 def extent(variable: Variable) -> Extent:
     """What one variable says of the extent."""
     x = variable.value
-    if not isinstance(x, Tensor):
-        return Extent()
-    if variable.cat == 2:
-        return Extent(tuple(x.shape[:-1]), None, None, x.dtype, x.device)
-    rows, columns = (x.shape[-2], None) if variable.cat == 0 else (None, x.shape[-2])
-    return Extent(tuple(x.shape[:-2]), rows, columns, x.dtype, x.device)
+    return extent_of(variable.cat, x.shape, x.dtype, x.device) if isinstance(x, Tensor) else NOTHING
+
+
+@kept
+def extent_of(cat: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Extent:
+    """What a tensor of the category says of the extent."""
+    if cat == 2:
+        return Extent(tuple(shape[:-1]), None, None, dtype, device)
+    rows, columns = (shape[-2], None) if cat == 0 else (None, shape[-2])
+    return Extent(tuple(shape[:-2]), rows, columns, dtype, device)
 
 
 def symbol(given: tuple[Any, ...], axis: int | None) -> Variable:
@@ -163,20 +179,32 @@ def symbol(given: tuple[Any, ...], axis: int | None) -> Variable:
 def argument(v: Variable, x: Any, name: str) -> Variable:
     """The variable v with the tensor that is given for it."""
     if not isinstance(x, Tensor):
-        raise DTypeError(
-            f"{name} is a {type(x).__name__}: it must be a tensor. Convert it, numbers with "
-            "torch.tensor([...])."
-        )
-    least = 1 if v.cat == 2 else 2
-    if x.dim() < least or x.shape[-1] != v.dim:
-        rows = ("M, ", "N, ", "")[v.cat]
-        kind = ("Vi", "Vj", "Pm")[v.cat]
+        raise no_tensor(name, x)
+    require_declared(name, v.dim, v.cat, x.shape, x.dtype)
+    return Variable(x, None, v.dim, v.cat)
+
+
+def no_tensor(name: str, x: Any) -> DTypeError:
+    """The error of an argument that is something else."""
+    return DTypeError(
+        f"{name} is a {type(x).__name__}: it must be a tensor. Convert it, numbers with "
+        "torch.tensor([...])."
+    )
+
+
+def require_declared(
+    name: str, dim: int, cat: int, shape: Sequence[int], dtype: torch.dtype
+) -> None:
+    """Raise unless a tensor of this shape and dtype can be the variable."""
+    least = 1 if cat == 2 else 2
+    if len(shape) < least or shape[-1] != dim:
+        rows = ("M, ", "N, ", "")[cat]
+        kind = ("Vi", "Vj", "Pm")[cat]
         raise ShapeError(
-            f"{name} is {tuple(x.shape)} but declared {kind}({v.dim}): it must be "
-            f"(..., {rows}{v.dim}). Reshape it, x[:, None] for one component, or change the "
-            "declaration."
+            f"{name} is {tuple(shape)} but declared {kind}({dim}): it must be (..., {rows}{dim}). "
+            "Reshape it, x[:, None] for one component, or change the declaration."
         )
-    return tensor_variable(x, v.cat)
+    _require_real(shape, dtype, cat)
 
 
 def agree(a: Extent, b: Extent, who: Callable[[], str]) -> Extent:
