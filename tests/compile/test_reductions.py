@@ -105,19 +105,15 @@ def test_generated_kernels(name: str, check: Check) -> None:
 @pytest.mark.parametrize("kind", ["sums", "shifted"])
 def test_products(kind: str, way: str, target: str, check: Check) -> None:
     kernel = getattr(kernels, f"split_{kind}_kernel")
-    if (way == "tf32x3, no wgmma") == (target == "sm_90") and way.startswith("tf32x3"):
+    if (way == "three, no wgmma") == (target == "sm_90") and way.startswith("three"):
         pytest.skip("the tile of another GPU")
-    width = {"split": tensor_cores.WIDTH, "tf32x3": 64}.get(way, tensor_cores.WIDEST)
-    if target == "sm_80" and way in ("tf32", "bf16"):
-        width = 64
+    width = {"split": tensor_cores.WIDTH, "three": 64}.get(way, tensor_cores.WIDEST)
     apart = way != "split" and kind == "shifted"
     constants: dict[str, Any] = {"WEIGHTED": False} if kind == "shifted" else {}
-    constants |= {"WIDTH": width, "APART": apart}
-    constants |= {"PRECISION": "tf32x3" if way.startswith("tf32x3") else "tf32"}
+    constants |= {"WIDTH": width, "APART": apart, "PARTS": 1 + way.startswith("three")}
     constants |= {} if apart else {"a_ptr": None, "b_ptr": None}
     found = made(kernel, "fp32", launch.PRODUCTS[way], constants)
-    if way == "bf16":
-        found.types.update(x_ptr="*bf16", y_ptr="*bf16")
+    found.types.update(x_ptr="*fp16", y_ptr="*fp16")
     check(found, f"products, {kind}, {way}, {target}", target)
 
 
@@ -140,6 +136,7 @@ def test_products_of_neighbours(dim: int, check: Check) -> None:
     constants: dict[str, Any] = {"WIDTH": neighbours._width(dim, split)}
     constants |= {"b_ptr": None} if split else {}
     found = made(neighbours_kernels.lows_kernel, "fp32", neighbours.TILES[split], constants)
+    found.types.update(x_ptr="*fp16", y_ptr="*fp16")
     check(dataclasses.replace(found, tensor_cores=True), f"bounds of groups, {dim}", "sm_90")
 
 

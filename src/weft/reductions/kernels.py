@@ -255,21 +255,20 @@ def merge_smallest_kernel(
 
 @triton.jit
 def exponents(
-    x, xl, y_ptr, a, b_ptr, at, WIDTH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
+    x, xl, y_ptr, a, b_ptr, at, WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """⟨x_i, y_j⟩ + a_i + b_j of a tile; of "tf32x3" x and y are high parts, then low parts."""
+    """⟨x_i, y_j⟩ + a_i + b_j of a tile; of two parts, x and y are high parts, then low parts."""
     lanes = tl.arange(0, BLOCK_N)
     k = tl.arange(0, WIDTH)
-    if PRECISION == "tf32x3":
-        y_ptr += at * (2 * WIDTH) + lanes[None, :] * (2 * WIDTH) + k[:, None]
-        y = tl.load(y_ptr)
-        s = tl.dot(x, tl.load(y_ptr + WIDTH), input_precision="tf32")
-        s = tl.dot(xl, y, s, input_precision="tf32")
-        s = tl.dot(x, y, s, input_precision="tf32")
+    y_ptr += at * (PARTS * WIDTH) + lanes[None, :] * (PARTS * WIDTH) + k[:, None]
+    y = tl.load(y_ptr)
+    if PARTS == 2:
+        s = tl.dot(x, tl.load(y_ptr + WIDTH))
+        s = tl.dot(xl, y, s)
+        s = tl.dot(x, y, s)
     else:
-        y = tl.load(y_ptr + at * WIDTH + lanes[None, :] * WIDTH + k[:, None])
-        s = tl.dot(x, y, input_precision="tf32")
+        s = tl.dot(x, y)
     if APART:
         s += a[:, None] + tl.load(b_ptr + at + lanes)[None, :]
     return s
@@ -278,13 +277,13 @@ def exponents(
 @triton.jit(do_not_specialize=["rows", "columns", "tiles"])
 def split_sums_kernel(
     x_ptr, y_ptr, a_ptr, b_ptr, r_ptr, w_ptr, guard_ptr, out_ptr, rows, columns, tiles,
-    WIDTH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """out[i] = r_i Σ_j 2^(⟨x_i, y_j⟩ + a_i + b_j) w_j, where the guard is 1; see tensor_cores.
 
-    x, a, r  # (B, rows, WIDTH), (B, rows), (B, rows); twice WIDTH for "tf32x3"
-    y, b, w  # (B, columns, WIDTH), (B, columns), (B, columns), a multiple of BLOCK_N columns
+    x, a, r  # (B, rows, PARTS · WIDTH), (B, rows), (B, rows)
+    y, b, w  # (B, columns, PARTS · WIDTH), (B, columns), (B, columns): whole tiles of columns
     Unless they are APART, a and b are in the product or in r and w.
     One product, one exponential and one multiplication a pair.
     """
@@ -296,11 +295,10 @@ def split_sums_kernel(
     k = tl.arange(0, WIDTH)
     lanes = tl.arange(0, BLOCK_N)
     held = tl.minimum(i, rows - 1)
-    parts: tl.constexpr = 2 if PRECISION == "tf32x3" else 1
-    x_ptr += (batch * rows + held)[:, None] * (parts * WIDTH) + k[None, :]
+    x_ptr += (batch * rows + held)[:, None] * (PARTS * WIDTH) + k[None, :]
     x = tl.load(x_ptr)
-    xl = tl.load(x_ptr + WIDTH) if PRECISION == "tf32x3" else x
-    y_ptr += batch * columns * (parts * WIDTH)
+    xl = tl.load(x_ptr + WIDTH) if PARTS == 2 else x
+    y_ptr += batch * columns * (PARTS * WIDTH)
     w_ptr += batch * columns
     a = tl.load(a_ptr + batch * rows + held) if APART else 0
     b_ptr = b_ptr + batch * columns if APART else 0
@@ -310,7 +308,7 @@ def split_sums_kernel(
         for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
             at = tl.cast(start, tl.int64)
             w = tl.load(w_ptr + at + lanes)
-            s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PRECISION, BLOCK_N)
+            s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PARTS, BLOCK_N)
             part += tl.sum(tl.exp2(s) * w[None, :], 1)
         total += part
     total *= tl.load(r_ptr + batch * rows + held)
@@ -320,7 +318,7 @@ def split_sums_kernel(
 @triton.jit(do_not_specialize=["rows", "columns", "tiles"])
 def split_shifted_kernel(
     x_ptr, y_ptr, a_ptr, b_ptr, w_ptr, guard_ptr, top_ptr, out_ptr, rows, columns, tiles,
-    WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
+    WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """m_i = max_j s_ij ln 2 and Σ_j 2^s_ij exp(−m_i) w_j, s_ij as in split_sums_kernel."""
@@ -332,11 +330,10 @@ def split_shifted_kernel(
     k = tl.arange(0, WIDTH)
     lanes = tl.arange(0, BLOCK_N)
     held = tl.minimum(i, rows - 1)
-    parts: tl.constexpr = 2 if PRECISION == "tf32x3" else 1
-    x_ptr += (batch * rows + held)[:, None] * (parts * WIDTH) + k[None, :]
+    x_ptr += (batch * rows + held)[:, None] * (PARTS * WIDTH) + k[None, :]
     x = tl.load(x_ptr)
-    xl = tl.load(x_ptr + WIDTH) if PRECISION == "tf32x3" else x
-    y_ptr += batch * columns * (parts * WIDTH)
+    xl = tl.load(x_ptr + WIDTH) if PARTS == 2 else x
+    y_ptr += batch * columns * (PARTS * WIDTH)
     w_ptr += batch * columns
     a = tl.load(a_ptr + batch * rows + held) if APART else 0
     b_ptr = b_ptr + batch * columns if APART else 0
@@ -347,7 +344,7 @@ def split_shifted_kernel(
         part = tl.zeros([BLOCK_M], tl.float32)
         for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
             at = tl.cast(start, tl.int64)
-            s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PRECISION, BLOCK_N)
+            s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PARTS, BLOCK_N)
             new = tl.maximum(top, tl.max(s, 1))
             e = tl.exp2(s - new[:, None])
             if WEIGHTED:

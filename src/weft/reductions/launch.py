@@ -320,11 +320,10 @@ def _jobs(
 
 PRODUCTS = {
     "split": Tile((64, 128, BLOCK), 4, 3),
-    "tf32x3": Tile((128, 64, BLOCK), 4, 1),
-    "tf32x3, wide": Tile((128, 64, BLOCK), 8, 1),
-    "tf32x3, no wgmma": Tile((64, 32, BLOCK), 8, 1),
-    "tf32": Tile((128, 128, BLOCK), 8, 2),
-    "bf16": Tile((128, 64, BLOCK), 4, 3),
+    "three": Tile((128, 128, BLOCK), 8, 2),
+    "three, wide": Tile((128, 128, BLOCK), 8, 2),
+    "three, no wgmma": Tile((64, 32, BLOCK), 8, 1),
+    "one": Tile((128, 128, BLOCK), 8, 2),
 }
 """The tiles of products on tensor cores."""
 
@@ -365,8 +364,7 @@ def _on_tensor_cores(
         most = float("inf")
     made = tensor_cores.operands(found, values, sizes, shape.blocks[1], most, asked)
     apart = made.a is not None
-    precision = "tf32x3" if made.x.dim() == 4 else "tf32"
-    constants: tuple[Any, ...] = (made.width, apart, precision)
+    constants: tuple[Any, ...] = (made.width, apart, made.x.dim() - 2)
     kernel, rows = kernels.split_sums_kernel, [made.rows]
     if kind == "shifted":
         kernel, rows = kernels.split_shifted_kernel, []
@@ -403,10 +401,10 @@ def _way(found: tensor_cores.Split, asked: str, device: torch.device) -> str:
     if tensor_cores.is_split(found):
         return "split"
     if asked != "tf32x3":
-        return asked
+        return "one"
     if not interpreted() and torch.cuda.get_device_capability(device) < (9, 0):
-        return "tf32x3, no wgmma"
-    return "tf32x3" if found.exponent.left.dim <= tensor_cores.WIDEST // 2 else "tf32x3, wide"
+        return "three, no wgmma"
+    return "three" if found.exponent.left.dim <= tensor_cores.WIDEST // 2 else "three, wide"
 
 
 def _prepare(

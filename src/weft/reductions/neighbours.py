@@ -1,8 +1,8 @@
 """Exact nearest neighbours whose distances tensor cores bound from below.
 
-|u_i − v_j|² = |u_i|² + |v_j|² − 2 u_i·v_j, the product in tf32: with a share ε of |u|² + |v|² taken
-off for its error, it is never above the distance.  Of these bounds, a row's least in every group of
-columns is stored:
+|u_i − v_j|² = |u_i|² + |v_j|² − 2 u_i·v_j, the product in float16: with a share ε of |u|² + |v|²
+taken off for its error, it is never above the distance.  Of these bounds, a row's least in every
+group of columns is stored:
 
     low_ig ≤ |u_i − v_j|² − (1 − ε) |u_i|²    for j in group g
 
@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 from weft.core.launcher import Kernel, Tile
 from weft.reductions import neighbours_kernels as kernels
 from weft.reductions.formula import Node
-from weft.reductions.tensor_cores import WIDEST, high_low, round_tf32, to_power_of_2
+from weft.reductions.tensor_cores import WIDEST, high_low, to_power_of_2
 
 __all__ = ["MOST", "distance", "nearest", "pays"]
 
@@ -48,13 +48,16 @@ ERROR, SPLIT_ERROR = 1.25 * 2.0**-10, 2.0**-16
 """ε: operands of 11 bits, rounded, err by 2⁻¹⁰ of |u||v|; parts by 2⁻²¹, sums in float32 by 2⁻²³ a
 step: the rest is a margin for them, for centring and for the distances' own rounding."""
 
+RANGE = 6
+"""Points are scaled by a power of 2 below 2⁶, their squares below 2¹²."""
+
+TINY = 2.0**-23
+"""What float16 loses of numbers below its range: 2⁻²⁵ of each coordinate, beside ε."""
+
 LEAST, LARGEST = 2.0**-60, 2.0**90
-"""The range of the largest square in which no product or sum leaves that of float32."""
+"""The range of the largest square in which the scaled ones are float32."""
 
-TINY = 2.0**-110
-"""More than what operands and products below the range of float32 amount to."""
-
-OUTSIDE = 1e30
+OUTSIDE = 6e4
 """The bound of a column that fills a group up."""
 
 SCRATCH = 2**27
@@ -94,6 +97,7 @@ class _Operands(NamedTuple):
         b: (1 − ε)|v|², if it is not in y.
         slack: what makes a row's bound one from above, (B, M).
         above: (1 − ε)|u|², (B, M).
+        scale: of squares in all of them, one number.
     """
 
     guard: Tensor
@@ -102,6 +106,7 @@ class _Operands(NamedTuple):
     b: Tensor | None
     slack: Tensor
     above: Tensor
+    scale: Tensor
 
 
 def nearest(u: Tensor, v: Tensor, k: int, out: Tensor, processors: int) -> Tensor:
@@ -142,7 +147,7 @@ def nearest(u: Tensor, v: Tensor, k: int, out: Tensor, processors: int) -> Tenso
             product(programs, [x[here], y, b, guard, lows], numbers, workspace)
             bound(count, [lows, slack[here], guard, bounds, counts], (pitch // kernels.WIDTH, k))
             guard.mul_(counts[:count].sum() <= groups * count // BUDGET)
-            given = [u[entry][here], v[entry], lows, bounds, above[here], guard]
+            given = [u[entry][here], v[entry], lows, bounds, above[here], made.scale, guard]
             choose(count, [*given, out[entry][here]], (v.shape[1], pitch // kernels.WIDTH))
     return guard
 
@@ -175,20 +180,21 @@ def _operands(u: Tensor, v: Tensor, multiple: int) -> _Operands:
     split = u.shape[-1] <= SPLIT
     error = SPLIT_ERROR if split else ERROR
     centre = v.mean(1, keepdim=True)
-    u, v = u - centre, v - centre
-    u2, v2 = (t.double().square().sum(-1) for t in (u, v))
+    u, v = (u - centre).double(), (v - centre).double()
+    u2, v2 = u.square().sum(-1), v.square().sum(-1)
     most = torch.maximum(u2.amax(), v2.amax())
     guard = ((most >= LEAST) & (most <= LARGEST)).to(torch.int32)  # NaN: not within
+    scale = torch.exp2(RANGE - torch.ceil(torch.log2(most) / 2))
+    u, v, u2, v2 = u * scale, v * scale, u2 * scale.square(), v2 * scale.square()
+    slack = (2.5 * error * (u2 + v2.amax(1, keepdim=True)) + 3 * TINY).float()
+    numbers = slack, ((1 - error) * u2).float(), scale.square().float()
     more = -v.shape[1] % multiple
-    above = ((1 - error) * u2).float()
-    slack = (2.5 * error * (u2 + v2.amax(1, keepdim=True)) + TINY).float()
     low = pad((1 - error) * v2 - TINY, (0, more), value=OUTSIDE)
+    left, right = high_low(-2 * u), high_low(pad(v, (0, 0, 0, more)))
     if not split:
-        x, y = round_tf32(-2 * u), pad(round_tf32(v), (0, 0, 0, more))
-        b = low.float().contiguous()
-        return _Operands(guard, to_power_of_2(x), to_power_of_2(y), b, slack, above)
-    left, right = high_low(-2 * u.double()), high_low(pad(v.double(), (0, 0, 0, more)))
+        x, y = to_power_of_2(left[0]), to_power_of_2(right[0])
+        return _Operands(guard, x, y, low.float(), *numbers)
     one = torch.ones_like(left[0][..., :1])
     x = torch.cat((left[0], left[0], left[1], one, one), -1)
     y = torch.cat((right[0], right[1], right[0], *high_low(low[..., None])), -1)
-    return _Operands(guard, to_power_of_2(x), to_power_of_2(y), None, slack, above)
+    return _Operands(guard, to_power_of_2(x), to_power_of_2(y), None, *numbers)

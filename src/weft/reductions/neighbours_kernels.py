@@ -43,7 +43,7 @@ def lows_kernel(
         for start in range(begin, begin + run, BLOCK_N):
             at = tl.cast(start, tl.int64)
             y = tl.load(y_ptr + at * WIDTH + lanes[None, :] * WIDTH + k[:, None])
-            s = tl.dot(x, y, input_precision="tf32")
+            s = tl.dot(x, y)
             if b_ptr is not None:
                 s += tl.load(b_ptr + at + lanes)[None, :]
             s = tl.reshape(s, [BLOCK_M, BLOCK_N // 8, 4, 2])
@@ -78,14 +78,14 @@ def bounds_kernel(lows_ptr, slack_ptr, guard_ptr, bounds_ptr, counts_ptr, blocks
 
 @triton.jit(do_not_specialize=["columns", "blocks"])
 def nearest_kernel(
-    u_ptr, v_ptr, lows_ptr, bounds_ptr, above_ptr, guard_ptr, out_ptr, columns, blocks,
+    u_ptr, v_ptr, lows_ptr, bounds_ptr, above_ptr, scale_ptr, guard_ptr, out_ptr, columns, blocks,
     DIM: tl.constexpr, STEP: tl.constexpr, K: tl.constexpr, KEPT: tl.constexpr,
     BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """out[i] = the K columns of least |u_i − v_j|², j in groups whose low is at most the bound.
 
     u, v  # (rows, DIM), (columns, DIM)
-    The bound falls with the list's last entry.
+    The bound falls with the list's last entry.  Bounds are of distances times a scale.
     """
     if tl.load(guard_ptr) == 0:
         return
@@ -94,7 +94,7 @@ def nearest_kernel(
     lanes = tl.arange(0, TOGETHER)
     members = tl.arange(0, TILES * BLOCK_N // 4)
     members = members // 2 * 8 + members % 2
-    bound, above = tl.load(bounds_ptr + row), tl.load(above_ptr + row)
+    bound, above, scale = tl.load(bounds_ptr + row), tl.load(above_ptr + row), tl.load(scale_ptr)
     lows_ptr += row * (blocks * TOGETHER) + lanes
     best, index = empty_lists(1, KEPT, K, tl.float32, tl.int32)
     for block in range(blocks):
@@ -108,7 +108,7 @@ def nearest_kernel(
             f = tl.where(j < columns, f, float("inf"))
             j = tl.where(j < columns, j, last)
             best, index = insert(best, index, f[None, None, :], j[None, None, :])
-            bound = tl.minimum(bound, tl.max(tl.max(best, 1), 0) - above)
+            bound = tl.minimum(bound, tl.max(tl.max(best, 1), 0) * scale - above)
             waiting = (low <= bound) & (lanes > place)
     at = row * K + tl.zeros([1, 1], tl.int64)
     store_sorted(best, index, out_ptr, out_ptr, at, at >= 0, 1, K, False)

@@ -4,13 +4,14 @@ For f = exp(g |u − v|² + a + b) w, where u and a vary with i, v, b and w with
 
     g |u − v|² + a + b = g |u|² + a − 2 g u·v + g |v|² + b
 
-A tf32 operand keeps 11 bits; high and low parts, each rounded, keep 22:
+A float16 keeps 11 bits, as many as tf32 at half the time; high and low parts, each rounded, 22:
 
     [uh, uh, ul, αh, αl, 1, 1] · [vh, vl, vh, 1, 1, βh, βl]      α = g |u|² + a, β = g |v|² + b
 
 holds it up to 2⁻²² of its terms, which the points' distances to their centre bound.  That is for
-D ≤ 4 coordinates; for up to WIDEST the product is −2 g u·v alone, by three of tf32 ("tf32x3") of
-high and low parts, or by one of tf32 or bf16 where less is asked for.  The centre is the mean of v.
+D ≤ 4 coordinates; for up to WIDEST the product is −2 g u·v alone, by three of float16 ("tf32x3") of
+high and low parts, or by one where less is asked for.  Both factors are scaled by √(2 |g|), so they
+lie in the range of float16 where exponents do.  The centre is the mean of v.
 Where that bound is not that of float32, nothing is written and a guard, on the device, tells the
 kernel of differences to run: no cloud, wherever it lies, is summed less exactly, and nobody waits
 for the device.
@@ -40,7 +41,6 @@ __all__ = [
     "exponent",
     "high_low",
     "operands",
-    "round_tf32",
     "split",
     "to_power_of_2",
 ]
@@ -59,8 +59,11 @@ is what the rounding of scores of that size costs in float32.
 """
 
 LOG2E = 1 / math.log(2)
-LOWEST = -1e30
-"""The exponent of a column that fills a tile up."""
+LARGEST, LARGEST_SPLIT = 2.0**28, 2.0**12
+"""Exponents whose factors float16 holds; and those that it holds themselves."""
+
+LOWEST, LOWEST_SPLIT = -1e30, -3e4
+"""Half the exponent of a column that fills a tile up."""
 
 
 class Exponent(NamedTuple):
@@ -163,7 +166,7 @@ class Operands(NamedTuple):
 
     Args:
         guard: 1 where the bound holds, else 0, int32.
-        x: the rows of the left factor, (B, M, width); high and low parts of "tf32x3" (B, M, 2, ·).
+        x: the rows of the left factor, (B, M, width); with high and low parts apart (B, M, 2, ·).
         y: those of the right, (B, whole tiles of N, ·).
         a: what is added for rows, where it is not in the product or the factors, else None.
         b: for columns.
@@ -190,7 +193,7 @@ def operands(
     most: float,
     precision: str,
 ) -> Operands:
-    """The operands of a kernel of products, float32.
+    """The operands of a kernel of products: factors in float16, the rest in float32.
 
     Args:
         f: the formula.
@@ -216,12 +219,15 @@ def operands(
     beta = g * v2 + LOG2E * evaluated(e.columns, sizes[2])
     bound = torch.maximum((g * u2).abs().amax(), (g * v2).abs().amax())
     bound = torch.maximum(bound, torch.maximum(alpha.abs().amax(), beta.abs().amax()))
-    guard = (bound <= most).to(torch.int32)  # NaN: not within
+    largest = min(most, LARGEST_SPLIT if is_split(f) else LARGEST)
+    guard = (bound <= largest).to(torch.int32)  # NaN: not within
+    root = (2 * g.abs()).sqrt()
+    left, right = -g.sign() * root * u, root * v
     more = -sizes[2] % width
     outside = evaluated(f.rows, sizes[1]).contiguous()
     weights = pad(evaluated(f.columns, sizes[2]), (0, 0, 0, more)).contiguous()
     if not is_split(f):
-        x, y = (_parts(t, precision) for t in (-2 * g * u, v.double()))
+        x, y = (_parts(t, precision) for t in (left, right))
         y = pad(y, (0, 0) * (y.dim() - 2) + (0, more)).contiguous()
         width = x.shape[-1]
         if most == SUMS:
@@ -230,20 +236,18 @@ def operands(
             return Operands(guard, x, y, None, None, outside, weights, width)
         b = pad(beta.float(), (0, 0, 0, more), value=2 * LOWEST)
         return Operands(guard, x, y, alpha.float(), b, outside, weights, width)
-    left, right = high_low(-2 * g * u), high_low(v.double())
-    a, c = high_low(alpha), high_low(beta)
-    one = u2.new_ones(sizes[0], 1, 1, dtype=torch.float32)
-    rows = torch.cat((left[0], left[0], left[1], *a, *[one.expand_as(a[0])] * 2), -1)
-    columns = torch.cat((right[0], right[1], right[0], *[one.expand_as(c[0])] * 2, *c), -1)
-    x, y = _filled(rows, 0, 0.0), _filled(columns, more, LOWEST)
+    (uh, ul), (vh, vl) = high_low(left), high_low(right)
+    one = uh.new_ones(sizes[0], 1, 1)
+    rows = torch.cat((uh, uh, ul, *high_low(alpha), *[one.expand(-1, sizes[1], -1)] * 2), -1)
+    columns = torch.cat((vh, vl, vh, *[one.expand(-1, sizes[2], -1)] * 2, *high_low(beta)), -1)
+    x, y = _filled(rows, 0, 0.0), _filled(columns, more, LOWEST_SPLIT)
     return Operands(guard, x, y, None, None, outside, weights, WIDTH)
 
 
 def _parts(t: Tensor, precision: str) -> Tensor:
     """The operand of a product, filled up to a power of 2."""
-    if precision == "tf32x3":
-        return torch.stack([_filled(part, 0, 0.0) for part in high_low(t)], -2)
-    return _filled(t.bfloat16() if precision == "bf16" else round_tf32(t.float()), 0, 0.0)
+    parts = [to_power_of_2(part) for part in high_low(t)]
+    return torch.stack(parts, -2) if precision == "tf32x3" else parts[0]
 
 
 def _filled(rows: Tensor, more: int, value: float) -> Tensor:
@@ -261,13 +265,7 @@ def to_power_of_2(rows: Tensor) -> Tensor:
     return pad(rows, (0, max(WIDTH, 1 << (dim - 1).bit_length()) - dim)).contiguous()
 
 
-def round_tf32(a: Tensor) -> Tensor:
-    """To the 10 stored bits of tf32, nearest even: tensor cores cut off the others."""
-    bits = a.contiguous().view(torch.int32)
-    return ((bits + ((bits >> 13) & 1) + 0xFFF) & ~0x1FFF).view(torch.float32)
-
-
 def high_low(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tf32 numbers whose sum keeps 22 bits of a float64 one."""
-    high = round_tf32(a.float())
-    return high, round_tf32((a - high.double()).float())
+    """Two float16 whose sum keeps 22 bits of a float64."""
+    high = a.half()
+    return high, (a - high.double()).half()
