@@ -105,8 +105,10 @@ class ListOperator:
             return self.registered(tensors, rest)
         if transformed() or forward_ad._current_level >= 0:
             return self.mapped(tensors, rest)
-        if recording() and any(a.requires_grad for a in tensors):
-            return self._eager(rest, *tensors)
+        if recording():
+            for a in tensors:
+                if a.requires_grad:
+                    return self._eager(rest, *tensors)
         return self.forward(tensors, rest)
 
     def forward(self, tensors: Tensors, rest: Rest) -> Results:

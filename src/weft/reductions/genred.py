@@ -20,8 +20,8 @@ from weft.reductions.variables import (
     Extent,
     agree,
     extent_of,
-    no_tensor,
     require_declared,
+    require_tensors,
 )
 
 __all__ = ["Genred"]
@@ -101,11 +101,13 @@ class Genred:
             out: contiguous memory for the result, of its shape and dtype.
         """
         tensors = [self._tensor(x) for x in args]
-        known = known_extent(type(self).__name__, self._declared, tensors)
+        require_tensors(tensors)
+        given = signature(tensors)
         result = run(
             self._job,
             tensors,
-            known,
+            given,
+            _known(type(self).__name__, self._declared, given),
             backend=backend,
             device_id=device_id,
             ranges=self._tensor(ranges),
@@ -148,16 +150,9 @@ def _declared(texts: tuple[str, ...], aliases: tuple[str, ...]) -> tuple[_Declar
     return tuple(found[position] for position in sorted(found))
 
 
-def known_extent(name: str, declared: tuple[_Declared, ...], tensors: Sequence[Any]) -> Extent:
-    """What the arguments of a call agree on, each as it was declared."""
-    for position, x in enumerate(tensors):
-        if not isinstance(x, Tensor):
-            raise no_tensor(f"argument {position}", x)
-    return _known(name, declared, signature(tensors))
-
-
 @kept
 def _known(name: str, declared: tuple[_Declared, ...], given: Signature) -> Extent:
+    """What the arguments of a call agree on, each as it was declared."""
     count = 1 + declared[-1][0] if declared else 0
     if len(given) != count:
         names = ", ".join(alias for _, alias, _, _ in declared)

@@ -22,12 +22,12 @@ class _View(NamedTuple):
     Args:
         number: of the variable.
         broadcast: its shape with rows, and with all batch dimensions; None if it needs no copies.
-        shape: (B or 1, M or N or 1, D).
+        shape: (B or 1, M or N or 1, D); None if a dimension in front makes it so.
     """
 
     number: int
     broadcast: tuple[Sequence[int], Sequence[int]] | None
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int] | None
 
 
 class Layout(NamedTuple):
@@ -50,7 +50,7 @@ class Layout(NamedTuple):
             t = tensors[number]
             if broadcast is not None:
                 t = t.reshape(broadcast[0]).expand(broadcast[1])
-            found[number] = t.reshape(shape)
+            found[number] = t[None] if shape is None else t.reshape(shape)
         return found
 
 
@@ -78,14 +78,16 @@ def laid_out(cats: Sequence[tuple[int, int]], given: Signature) -> Layout:
                 f"{lengths[cat]}: variables of one category must have as many. Check which of "
                 "them are Vi and which are Vj."
             )
-    views = tuple([_view(n, shape, batch, count) for n, shape in shapes.items()])
+    views = tuple([_view(n, given[n][0], shapes[n], batch, count) for n in shapes])
     return Layout(Sizes(count, lengths.get(0, 1), lengths.get(1, 1)), batch, views)
 
 
-def _view(n: int, shape: Sequence[int], batch: tuple[int, ...], count: int) -> _View:
+def _view(
+    n: int, own: Sequence[int], shape: Sequence[int], batch: tuple[int, ...], count: int
+) -> _View:
     *leading, rows, dim = shape
     if count and all(size == 1 for size in leading):
-        return _View(n, None, (1, rows, dim))
+        return _View(n, None, (1, rows, dim) if len(own) != 2 or leading else None)
     return _View(n, (shape, (*batch, rows, dim)), (count, rows, dim))
 
 

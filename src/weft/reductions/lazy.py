@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from weft.errors import BackendError, DTypeError, ShapeError
@@ -14,6 +15,7 @@ from weft.reductions import traced
 from weft.reductions.pending import Reduced, Solved
 from weft.reductions.reduced import ACCURACY, accuracy, job, turned
 from weft.reductions.reducers import Reducers
+from weft.reductions.signature import kept
 from weft.reductions.traced import Formula
 from weft.reductions.variables import (
     NOTHING,
@@ -21,12 +23,13 @@ from weft.reductions.variables import (
     Extent,
     Variable,
     agree,
+    components,
     extent,
+    extent_of,
     join,
     places,
     read,
     symbol,
-    tensor_variable,
 )
 
 __all__ = ["LazyTensor", "Pm", "Var", "Vi", "Vj"]
@@ -140,12 +143,9 @@ class LazyTensor(Reducers):
         if not isinstance(data, Tensor) or cat is None or data.is_complex():
             return cls(x_or_ind, axis=cat)
         data = data.reshape(1) if data.dim() == 0 and cat == 2 else data
-        return cls._made_of(tensor_variable(data, cat))
-
-    @classmethod
-    def _made_of(cls, variable: Variable) -> LazyTensor:
+        formula, dim, known = _leaf(cat, data.shape, data.dtype, data.device)
         made = object.__new__(cls)
-        made._set_variable(variable)
+        made._set(formula, (Variable(data, None, dim, cat),), known)
         return made
 
     def _wrap(self, value: Any) -> LazyTensor:
@@ -209,8 +209,10 @@ class LazyTensor(Reducers):
             variables, renumbering = join(variables, other._variables)
             formulas.append(traced.renumbered(other._formula, renumbering))
             known = agree(known, other._extent, _joined(name, self, other))
-            ranges = _same_ranges(name, ranges, other.ranges)
-            backend = _same_backend(name, backend, other.backend)
+            if ranges is not other.ranges:
+                ranges = _same_ranges(name, ranges, other.ranges)
+            if backend != other.backend:
+                backend = _same_backend(name, backend, other.backend)
         try:
             formula = traced.apply(name, *formulas, data=data)
         except ShapeError as error:
@@ -367,6 +369,15 @@ class LazyTensor(Reducers):
     def rmatvec(self, v: Any) -> Any:
         """K.T @ v, for scipy."""
         return self.T @ v
+
+
+@kept
+def _leaf(
+    cat: int, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> tuple[Formula, int, Extent]:
+    """Formula, dimension and extent of a tensor of the category."""
+    dim = components(cat, shape, dtype)
+    return traced.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
 
 
 def _joined(name: str, a: LazyTensor, b: LazyTensor) -> Callable[[], str]:

@@ -259,9 +259,8 @@ def _opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[Any, ...]:
     key, batch, rows, columns, how = rest
     formulas, count, options, executor, fewer = _plan(key, how, tensors[0].device.type, k)
     sizes = Sizes(batch, rows, columns)
-    values = {number: value.contiguous() for number, value in enumerate(tensors[:count])}
-    tables = tensors[count : count + TABLES]
-    blocks = Blocks(*tables) if tables else None
+    values = {number: tensors[number].contiguous() for number in range(count)}
+    blocks = Blocks(*tensors[count : count + TABLES]) if len(tensors) > count else None
     chosen = fewer if fewer is not executor and _few(sizes, blocks) else executor
     return formulas, values, blocks, sizes, options, chosen
 

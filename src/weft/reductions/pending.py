@@ -7,7 +7,17 @@ from typing import Any
 
 from weft.errors import ShapeError
 from weft.reductions.reduced import ACCURACY, Job, run
-from weft.reductions.variables import Extent, Variable, agree, argument, extent, places, values
+from weft.reductions.signature import signature
+from weft.reductions.variables import (
+    Extent,
+    Variable,
+    agree,
+    argument,
+    extent,
+    places,
+    require_tensors,
+    values,
+)
 
 __all__ = ["Reduced", "Solved"]
 
@@ -39,7 +49,8 @@ class Reduced:
             )
         origin, known = self._origin, self._known
         given = [origin._tensor(a) for a in args]
-        for v in self._variables:
+        require_tensors(given)
+        for v in self._variables if given else ():
             if v.place is not None:
                 x = given[v.place]
                 found = argument(v, x, f"argument {v.place}")
@@ -49,7 +60,8 @@ class Reduced:
         ranges = origin._tensor(options.pop("ranges", None))
         tensors = values(self._variables, known, given)
         target = None if out is None else origin._target(out)
-        result = run(self._job, tensors, known, ranges=ranges, out=target, **options)
+        kinds = signature(tensors)
+        result = run(self._job, tensors, kinds, known, ranges=ranges, out=target, **options)
         return origin._finished(result) if out is None else out
 
 

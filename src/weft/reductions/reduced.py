@@ -14,8 +14,8 @@ from weft.core.op import compiling
 from weft.errors import BackendError, DeviceError, DTypeError, ShapeError
 from weft.reductions.cluster import swap_axes
 from weft.reductions.ranges import Options
-from weft.reductions.reduction import EXPONENTIAL, KINDS, reduce
-from weft.reductions.signature import kept
+from weft.reductions.reduction import EXPONENTIAL, KINDS, carried_out, settled
+from weft.reductions.signature import Signature, kept, signature
 from weft.reductions.sparsity import check_ranges
 from weft.reductions.traced import Formula, dimension, text, used, with_witness
 from weft.reductions.variables import Extent
@@ -33,6 +33,7 @@ SCHEMES = ("auto", "direct_sum", "block_sum", "kahan_scheme")
 ACCUMULATORS = ("auto", "float16", "float32", "float64")
 OURS = ("torch", "numba", "triton")
 GPU = ("GPU", "GPU_1D", "GPU_2D")
+BACKENDS = ("auto", "CPU", *GPU, *OURS)
 
 
 class Job(NamedTuple):
@@ -134,6 +135,7 @@ ACCURACY = tuple(inspect.signature(accuracy).parameters)
 def run(
     what: Job,
     tensors: Sequence[Tensor],
+    given: Signature,
     known: Extent,
     *,
     backend: str | None = "auto",
@@ -141,27 +143,19 @@ def run(
     ranges: Any = None,
     out: Tensor | None = None,
 ) -> Any:
-    """The reduction of the tensors, by number of the variable."""
+    """The reduction of the tensors, by number of the variable; `given` is their signature."""
     serves, moved = _placed(backend, device_id, known.device)
     if ranges is not None and not compiling():
         check_ranges(ranges, _size(known.rows), _size(known.columns))
     f, weight, lost = _witnessed(what.formula, what.weight, known, len(tensors))
     if lost is not None:
         tensors = _with_witnesses(tensors, known, *lost)
+        given = signature(tensors)
+    plan = settled(what.kind, f, weight, what.axis, what.k, serves, what.options, given)
     if moved is not None:
         tensors = [t.to(moved) for t in tensors]
         ranges = _moved(ranges, moved)
-    result = reduce(
-        what.kind,
-        f,
-        tensors,
-        what.axis,
-        weight=weight,
-        k=what.k,
-        ranges=ranges,
-        backend=serves,
-        options=what.options,
-    )
+    result = carried_out(plan, tensors, ranges)
     trailing = 3 if what.kind in NEIGHBOURS and dimension(what.formula) > 1 else 2
     if isinstance(result, Tensor):
         result = _complete(result, known, trailing, moved)
@@ -194,8 +188,7 @@ def _witnessed(
     if not lost and len(cats) == count > 0:
         return text(f), other, None
     if not cats and not lost:
-        f = with_witness(f, count, 2)
-        return text(f), other, ((), (None,))
+        return text(with_witness(f, count, 2)), other, ((), (None,))
     for number, (cat, _) in enumerate(lost, count):
         f = with_witness(f, number, cat)
     return text(f), other, (tuple(cats), tuple([n for _, n in lost]))
@@ -237,9 +230,9 @@ def _placed(
 ) -> tuple[str | None, torch.device | None]:
     """Which of our backends is asked for, and where the tensors must go to first, if anywhere."""
     name = "auto" if backend is None else backend
-    if name not in ("auto", "CPU", *GPU, *OURS):
+    if name not in BACKENDS:
         raise BackendError(
-            f"backend is {backend!r}: it must be one of auto, CPU, {', '.join(GPU + OURS)}. "
+            f"backend is {backend!r}: it must be one of {', '.join(BACKENDS)}. "
             "Leave it out to let weft choose."
         )
     here = device or torch.device("cpu")

@@ -28,7 +28,7 @@ from weft.reductions.ranges import Options, Sizes
 from weft.reductions.signature import Signature, kept, signature
 from weft.reductions.sparsity import BlockSparsity, blocks_of
 
-__all__ = ["KINDS", "reduce"]
+__all__ = ["EXPONENTIAL", "KINDS", "Settled", "carried_out", "reduce", "settled"]
 
 PLAIN = Options()
 ONE = str(const(1))
@@ -42,31 +42,47 @@ KINDS = (
 )
 
 
-class _Call(NamedTuple):
-    """A call, with i and j exchanged where it reduces over i.
+class Settled(NamedTuple):
+    """All of a call but its numbers and its mask.
 
     Args:
-        of: what follows from its formulas.
+        kind: a name of KINDS.
+        k: how many of the smallest.
+        axis: 1 reduces over j, 0 over i.
+        how: backend, precision and accumulation, as operators take them.
+        of: what follows from the formulas, with i and j exchanged for reductions over i.
+        layout: what follows from the shapes.
+        dtype: of the results.
+    """
+
+    kind: str
+    k: int
+    axis: int
+    how: str
+    of: _Derived
+    layout: Layout
+    dtype: torch.dtype
+
+
+class _Call(NamedTuple):
+    """A call of an operator.
+
+    Args:
+        plan: what is settled.
         tensors: by variable: (B or 1, M or N or 1, D), those of 16 bits in float32.
         tables: the blocks of rows and of columns, or none.
         sizes: of what operators see: with a mask for each entry, the batch stands in rows.
-        layout: what follows from its shapes.
-        dtype: of the results.
-        how: backend, precision and accumulation, as operators take them.
     """
 
-    of: _Derived
+    plan: Settled
     tensors: dict[int, Tensor]
     tables: list[Tensor]
     sizes: Sizes
-    layout: Layout
-    dtype: torch.dtype
-    how: str
 
-    @property
-    def values(self) -> list[Tensor]:
-        """What the key takes."""
-        return [self.tensors[n] for n in self.of.used]
+    def operands(self) -> tuple[list[Tensor], list[Tensor], Sizes, str]:
+        """What operators take after the key."""
+        values = [self.tensors[n] for n in self.plan.of.used]
+        return values, self.tables, self.sizes, self.plan.how
 
 
 def reduce(
@@ -105,21 +121,22 @@ def reduce(
     Cost: M · N evaluations of f, or one for each pair of the mask; memory for the results, and for
     variables of 16 bits a copy in float32: all is computed in that, and rounded once at the end.
     """
-    of, layout = _settled(kind, f, weight, axis, signature(tensors))
-    call = _call(of, layout, tensors, axis, ranges, backend, options)
-    if kind == "Sum":
-        found = operator.sums(of.key, call.values, call.tables, call.sizes, call.how)
-        return _shaped(call, found)
-    if kind in EXPONENTIAL:
-        return _exponential(kind, call)
-    return _ranked(kind, call, k)
+    given = signature(tensors)
+    return carried_out(settled(kind, f, weight, axis, k, backend, options, given), tensors, ranges)
 
 
 @kept
-def _settled(
-    kind: str, f: Node | str, weight: Node | str | None, axis: int, given: Signature
-) -> tuple[_Derived, Layout]:
-    """What follows from the formulas and shapes of a call."""
+def settled(
+    kind: str,
+    f: Node | str,
+    weight: Node | str | None,
+    axis: int,
+    k: int,
+    backend: str | None,
+    options: Options,
+    given: Signature,
+) -> Settled:
+    """The plan of a call of `reduce` with tensors of this signature."""
     if kind not in KINDS or axis not in (0, 1):
         raise ShapeError(
             f"the reduction is {kind!r} over axis {axis}: it must be one of {', '.join(KINDS)}, "
@@ -129,26 +146,23 @@ def _settled(
     other = ONE if weight is None else weight if isinstance(weight, str) else str(weight)
     over = "j" if axis == 1 else "i"  # Dynamo may take an integer for a symbol
     of = _Derived(*_derived(kind, text, other, over))
-    return of, laid_out(of.cats, given)
-
-
-def _call(
-    of: _Derived,
-    layout: Layout,
-    tensors: Sequence[Tensor],
-    axis: int,
-    ranges: Ranges | BlockSparsity | None,
-    backend: str | None,
-    options: Options,
-) -> _Call:
-    dtype = tensors[0].dtype
-    if dtype.itemsize == 2:
-        tensors = [t.float() for t in tensors]
-    flat, sizes = layout.seen(tensors), layout.sizes
-    if isinstance(ranges, BlockSparsity) and ranges.batch is not None:
-        flat, sizes = _stacked(flat, of.cats, sizes)
     how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
-    return _Call(of, flat, _tables(ranges, axis), sizes, layout, dtype, how)
+    return Settled(kind, k, axis, how, of, laid_out(of.cats, given), given[0][1])
+
+
+def carried_out(
+    plan: Settled, tensors: Sequence[Tensor], ranges: Ranges | BlockSparsity | None
+) -> Result:
+    """The reduction of these tensors, which have the signature of the plan."""
+    if plan.dtype.itemsize == 2:
+        tensors = [t.float() for t in tensors]
+    flat, sizes = plan.layout.seen(tensors), plan.layout.sizes
+    if isinstance(ranges, BlockSparsity) and ranges.batch is not None:
+        flat, sizes = _stacked(flat, plan.of.cats, sizes)
+    call = _Call(plan, flat, _tables(ranges, plan.axis), sizes)
+    if plan.kind == "Sum":
+        return _shaped(call, operator.sums(plan.of.key, *call.operands()))
+    return _exponential(call) if plan.kind in EXPONENTIAL else _ranked(call)
 
 
 class _Derived(NamedTuple):
@@ -215,41 +229,40 @@ def _stacked(
 
 def _shaped(call: _Call, result: Tensor) -> Tensor:
     """(B, ...) as (*batch, ...) in the dtype of the tensors."""
-    if result.dtype != call.dtype and result.is_floating_point():
-        result = result.to(call.dtype)
-    return result.reshape(*call.layout.batch, call.layout.sizes.rows, *result.shape[2:])
+    dtype, layout = call.plan.dtype, call.plan.layout
+    if result.dtype != dtype and result.is_floating_point():
+        result = result.to(dtype)
+    return result.reshape(*layout.batch, layout.sizes.rows, *result.shape[2:])
 
 
-def _exponential(kind: str, call: _Call) -> Tensor:
-    softmax = kind == "SumSoftMaxWeight"
-    m, s = operator.shifted_sums(call.of.key, call.values, call.tables, call.sizes, call.how)
+def _exponential(call: _Call) -> Tensor:
+    kind = call.plan.kind
+    m, s = operator.shifted_sums(call.plan.of.key, *call.operands())
     if kind == "Max_SumShiftExp":
         return _shaped(call, torch.cat([m.expand(*s.shape[:2], 1), s], -1))
-    if softmax:
-        total = s[..., -1:]
-        something = total > 0
-        return _shaped(call, s[..., :-1] / torch.where(something, total, 1))
-    # a row with nothing is −inf, and its gradients are 0: neither log nor quotient sees its 0
-    something = (m > -torch.inf) | s.isnan()
-    logarithm = torch.where(something, s, 1).log() + torch.where(something, m, 0)
-    return _shaped(call, torch.where(something, logarithm, -torch.inf))
+    if kind == "SumSoftMaxWeight":
+        # the largest of all terms is 1, or there is none
+        return _shaped(call, s[..., :-1] / s[..., -1:].clamp(min=0.5))
+    # a row with nothing is −inf, and its gradients are 0: the logarithm does not see its 0
+    return _shaped(call, (s + (m == -torch.inf)).log() + m)
 
 
-def _ranked(kind: str, call: _Call, k: int) -> Result:
+def _ranked(call: _Call) -> Result:
+    kind, k = call.plan.kind, call.plan.k
     largest = kind.startswith(("Max", "ArgMax"))
-    index = operator.smallest(call.of.key, k, call.values, call.tables, call.sizes, call.how)
+    index = operator.smallest(call.plan.of.key, k, *call.operands())
     if kind.startswith("Arg"):
-        return _listed(call, _own(call, index), kind)
+        return _listed(call, _own(call, index))
     found = _at(call, index)
     found = -found if largest else found
     if "_" in kind:
-        return _listed(call, found, kind), _listed(call, _own(call, index), kind)
-    return _listed(call, found, kind)
+        return _listed(call, found), _listed(call, _own(call, index))
+    return _listed(call, found)
 
 
 def _own(call: _Call, index: Tensor) -> Tensor:
     """Columns as the row's own entry counts them, where entries stand one after the other."""
-    entry = call.layout.sizes
+    entry = call.plan.layout.sizes
     if call.sizes == entry:
         return index
     entries = torch.arange(entry.batch, device=index.device)
@@ -257,9 +270,9 @@ def _own(call: _Call, index: Tensor) -> Tensor:
     return torch.where(index < 0, index, index - before[:, None, None])
 
 
-def _listed(call: _Call, found: Tensor, kind: str) -> Tensor:
+def _listed(call: _Call, found: Tensor) -> Tensor:
     """(B, M, k, D): without K where there is no K in the name, without D where it is 1."""
-    if "K" not in kind:
+    if "K" not in call.plan.kind:
         return _shaped(call, found[:, :, 0].contiguous())
     return _shaped(call, found.squeeze(-1))
 
@@ -270,16 +283,18 @@ def _at(call: _Call, index: Tensor) -> Tensor:
     With the columns gathered, their values vary with i: a sum over one column.
     """
     batch, rows, k, _ = index.shape
+    plan = call.plan
     if call.sizes.columns == 0:
-        zero = operator.sums(call.of.key, call.values, [], call.sizes, call.how)  # it has the graph
+        values, _, sizes, how = call.operands()
+        zero = operator.sums(plan.of.key, values, [], sizes, how)  # it has the graph
         return torch.where(index < 0, torch.inf, zero[:, :, None])
     sizes = Sizes(batch, rows * k, 1)
     parts = []
     for component, column in enumerate(index.unbind(-1)):
-        key, used, cats = _gathered_key(call.of.sought, component)
+        key, used, cats = _gathered_key(plan.of.sought, component)
         chosen = column.clamp(min=0).reshape(batch, rows * k, 1)
         values = [_chosen(call.tensors[n], c, chosen, k) for n, c in zip(used, cats, strict=True)]
-        parts.append(operator.sums(key, values, [], sizes, call.how).view(batch, rows, k))
+        parts.append(operator.sums(key, values, [], sizes, plan.how).view(batch, rows, k))
     return torch.where(index < 0, torch.inf, torch.stack(parts, -1))
 
 

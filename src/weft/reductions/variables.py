@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.errors import DeviceError, DTypeError, ShapeError
+from weft.errors import DeviceError, DTypeError, ShapeError, WeftError
 from weft.reductions.signature import kept
 
 __all__ = [
@@ -24,13 +24,14 @@ __all__ = [
     "Variable",
     "agree",
     "argument",
+    "components",
     "extent",
     "extent_of",
     "join",
-    "no_tensor",
     "places",
     "read",
     "require_declared",
+    "require_tensors",
     "symbol",
     "tensor_variable",
     "values",
@@ -127,11 +128,11 @@ def read(x: Tensor, axis: int | None) -> Variable:
 
 def tensor_variable(x: Tensor, cat: int) -> Variable:
     """A tensor (..., M, D), (..., N, D) or (..., D) of the category."""
-    _require_real(x.shape, x.dtype, cat)
-    return Variable(x, None, operator.index(x.shape[-1]), cat)
+    return Variable(x, None, components(cat, x.shape, x.dtype), cat)
 
 
-def _require_real(shape: Sequence[int], dtype: torch.dtype, cat: int) -> None:
+def components(cat: int, shape: Sequence[int], dtype: torch.dtype) -> int:
+    """D of a tensor (..., M, D), (..., N, D) or (..., D) of the category."""
     if cat not in (0, 1, 2):
         raise ShapeError(
             f"axis is {cat}: it must be 0 (varies with i), 1 (with j) or 2 (a parameter). Pass one "
@@ -147,6 +148,7 @@ def _require_real(shape: Sequence[int], dtype: torch.dtype, cat: int) -> None:
             f"x is {tuple(shape)}: a variable of {LETTERS[cat]} is (..., {'MN'[cat]}, D). "
             "Pass x[:, None] for one component."
         )
+    return operator.index(shape[-1])
 
 
 def extent(variable: Variable) -> Extent:
@@ -178,18 +180,18 @@ def symbol(given: tuple[Any, ...], axis: int | None) -> Variable:
 
 def argument(v: Variable, x: Any, name: str) -> Variable:
     """The variable v with the tensor that is given for it."""
-    if not isinstance(x, Tensor):
-        raise no_tensor(name, x)
     require_declared(name, v.dim, v.cat, x.shape, x.dtype)
     return Variable(x, None, v.dim, v.cat)
 
 
-def no_tensor(name: str, x: Any) -> DTypeError:
-    """The error of an argument that is something else."""
-    return DTypeError(
-        f"{name} is a {type(x).__name__}: it must be a tensor. Convert it, numbers with "
-        "torch.tensor([...])."
-    )
+def require_tensors(given: Sequence[Any]) -> None:
+    """Raise if an argument is something else."""
+    for place, x in enumerate(given):
+        if not isinstance(x, Tensor):
+            raise DTypeError(
+                f"argument {place} is a {type(x).__name__}: it must be a tensor. Convert it, "
+                "numbers with torch.tensor([...])."
+            )
 
 
 def require_declared(
@@ -204,31 +206,47 @@ def require_declared(
             f"{name} is {tuple(shape)} but declared {kind}({dim}): it must be (..., {rows}{dim}). "
             "Reshape it, x[:, None] for one component, or change the declaration."
         )
-    _require_real(shape, dtype, cat)
+    components(cat, shape, dtype)
 
 
 def agree(a: Extent, b: Extent, who: Callable[[], str]) -> Extent:
     """The extent of both; raises where they do not agree, with what `who` says of them."""
+    found = _agreed(a, b)
+    if isinstance(found, Extent):
+        return found
+    error, text = found
+    raise error(who() + text)
+
+
+@kept
+def _agreed(a: Extent, b: Extent) -> Extent | tuple[type[WeftError], str]:
+    """The extent of both, or the error and what it says of them."""
     for letter, size, other in (("i", a.rows, b.rows), ("j", a.columns, b.columns)):
         if size is not None and other is not None and size != other:
             here, there = ("[:, None, :]", "[None, :, :]")[:: 1 if letter == "i" else -1]
-            raise ShapeError(
-                f"{who()}, which have {size} and {other} rows of {letter}: they must have as many. "
+            return ShapeError, (
+                f", which have {size} and {other} rows of {letter}: they must have as many. "
                 f"If one varies with {'ji'[letter == 'j']} instead, make it of x{there}, not of "
                 f"x{here}."
             )
     if a.dtype is not None and b.dtype is not None and a.dtype != b.dtype:
-        raise DTypeError(
-            f"{who()}, of {a.dtype} and {b.dtype}: a formula has one dtype. "
-            f"Convert one with .to({a.dtype})."
+        return DTypeError, (
+            f", of {a.dtype} and {b.dtype}: a formula has one dtype. Convert one with "
+            f".to({a.dtype})."
         )
     if a.device is not None and b.device is not None and a.device != b.device:
-        raise DeviceError(
-            f"{who()}, on {a.device} and {b.device}: a formula has one device. "
-            f"Move one with .to({str(a.device)!r})."
+        return DeviceError, (
+            f", on {a.device} and {b.device}: a formula has one device. Move one with "
+            f".to({str(a.device)!r})."
+        )
+    batch = a.batch if a.batch == b.batch else _broadcast(a.batch, b.batch)
+    if batch is None:
+        return ShapeError, (
+            f", whose batch dimensions are {a.batch} and {b.batch}: each pair must be equal, or "
+            "one of them 1. Unsqueeze the one that is to be broadcast."
         )
     return Extent(
-        a.batch if a.batch == b.batch else _broadcast(a.batch, b.batch, who),
+        batch,
         b.rows if a.rows is None else a.rows,
         b.columns if a.columns is None else a.columns,
         b.dtype if a.dtype is None else a.dtype,
@@ -236,15 +254,13 @@ def agree(a: Extent, b: Extent, who: Callable[[], str]) -> Extent:
     )
 
 
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...], who: Callable[[], str]) -> tuple[int, ...]:
+def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Both broadcast, or None if they do not."""
     width = max(len(a), len(b))
     wide_a, wide_b = (1,) * (width - len(a)) + a, (1,) * (width - len(b)) + b
     for size, other in zip(wide_a, wide_b, strict=True):
         if size not in (1, other) and other != 1:
-            raise ShapeError(
-                f"{who()}, whose batch dimensions are {a} and {b}: each pair must be equal, or one "
-                "of them 1. Unsqueeze the one that is to be broadcast."
-            )
+            return None
     return tuple(other if size == 1 else size for size, other in zip(wide_a, wide_b, strict=True))
 
 
