@@ -1,6 +1,7 @@
 """The backend of a module: the one that is asked for serves every part, or BackendError.
 
-Seen red with: a backend not handed to products, nor to sums over edges; matrices never refused.
+Seen red with: a backend not handed to products, nor to sums over edges, nor to rows of elements;
+matrices never refused.
 """
 
 import pytest
@@ -45,11 +46,18 @@ def linear(shared=True, **options):
     return tp, (normal(5, 12), normal(*(() if shared else (5,)), tp.weight_numel))
 
 
+def contraction(**options):
+    torch.manual_seed(0)
+    module = o3.SymmetricContraction("3x0e+3x1o", "3x0e+3x1o", 2, 2, **options)
+    return module, (normal(5, 12), torch.tensor([0, 1, 1, 0, 1]))
+
+
 CHANNELWISE = {
     "product": product,
     "product, shared": lambda **options: product(shared=True, **options),
     "conv": conv,
     "conv, shared": lambda **options: conv(shared=True, **options),
+    "contraction": contraction,
 }
 MIXING = {
     "uvw": lambda **options: product(UVW, **options),
@@ -64,7 +72,7 @@ MIXING = {
 def served(make, backend):
     """The backends of forward and backward, once the numbers are right."""
     module, inputs = make(backend=backend)
-    exact_module, _ = make(backend="torch")
+    exact_module = make(backend="torch")[0].double()
     wide = [a.double() if a.is_floating_point() else a for a in inputs]
     exact = exact_module(*wide)
     leaves = [a.requires_grad_() if a.is_floating_point() else a for a in inputs]

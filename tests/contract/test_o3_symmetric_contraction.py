@@ -1,7 +1,8 @@
 """SymmetricContraction against MACE's definition: dense tensors U, weights by element, Horner.
 
 Seen red with: couplings in another order, a basis that is one function short, tables cast by
-half(), elements gathered by row number, degrees read from the wrong weights.
+half(), elements gathered by row number, degrees read from the wrong weights; other couplings fitted
+at the functions of another degree, or not looked at.
 """
 
 import copy
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
+from tests.maces import dense
 from weft import o3
 from weft.errors import DTypeError, IndexRangeError, ShapeError
 from weft.o3.layout import join, split
@@ -44,25 +46,6 @@ def layer(name, layout="mul_ir"):
     return o3.SymmetricContraction(irreps, out, correlation, ELEMENTS, layout=layout)
 
 
-@functools.cache
-def couplings(irreps, degree, natural):
-    """(irrep, U (2l+1, D, …, D)) of every coupling from the left, sorted as MACE sorts them."""
-    size = irreps.dim
-    eye = torch.eye(size, dtype=DOUBLE)
-    items = [(item.ir, eye[s]) for item, s in zip(irreps, irreps.slices(), strict=True)]
-    if degree == 1:
-        return items
-    found = []
-    for left, u in couplings(irreps, degree - 1, natural):
-        for right, e in items:
-            for ir in left * right:
-                if natural and ir.p != (-1) ** ir.l:
-                    continue
-                c = o3.wigner_3j(ir.l, left.l, right.l, DOUBLE) * ir.dim**0.5
-                found.append((ir, torch.einsum("ijk,j...,kd->i...d", c, u, e)))
-    return sorted(found, key=lambda pair: pair[0])
-
-
 def oracle(x, *weights, module, element):
     """Σ over degrees of U x … x w, one product of x after the other; weights as parameters."""
     irreps = o3.Irreps([item.ir for item in module.irreps_in])
@@ -72,10 +55,10 @@ def oracle(x, *weights, module, element):
         total = x.new_zeros(x.shape[0], module.channels, item.ir.dim)
         for degree in range(module.correlation, 0, -1):
             w = next(rest)[element]
-            found = [u for ir, u in couplings(irreps, degree, degree == 4) if ir == item.ir]
-            if not found:
+            table = dense(irreps, item.ir, degree).to(x.dtype)
+            if not table.shape[-1]:
                 continue
-            value = torch.einsum("nkc,kmd...->ncmd...", w, torch.stack(found).to(x.dtype))
+            value = torch.einsum("nkc,md...k->ncmd...", w, table)
             for _ in range(degree):
                 value = torch.einsum("nc...d,ncd->nc...", value, features)
             total = total + value
@@ -133,6 +116,42 @@ def test_few_functions_are_independent():
     shapes = [output.weights.shape for output in basis.outputs[2]]
     assert shapes == [(8, 23), (12, 51)]
     assert len(basis.levels[0]) == 10
+
+
+def test_other_couplings_may_be_weighed():
+    """U' = U A with weights w' is U with weights A w'."""
+    given = problem("cubic")
+    irreps = o3.Irreps([item.ir for item in o3.Irreps(LAYERS["cubic"][0])])
+    module, other, tables = layer("cubic").double(), layer("cubic").double(), [[], [], []]
+    for item, own, changed in zip(
+        module.irreps_out, module.contractions, other.contractions, strict=True
+    ):
+        for degree in (1, 2, 3):
+            table = dense(irreps, item.ir, degree)
+            matrix = torch.randn(table.shape[-1], table.shape[-1] + 2, dtype=DOUBLE)
+            weight = torch.nn.Parameter(torch.randn(ELEMENTS, len(matrix.T), 3, dtype=DOUBLE))
+            tables[degree - 1].append((table @ matrix).float())
+            own(degree).data = matrix @ weight.data
+            if degree == 3:
+                changed.weights_max = weight
+            else:
+                changed.weights[2 - degree] = weight
+    other.take_couplings(tables)
+    x, element = given.inputs[0], given.tables["element"]
+    exact = module(x, element).detach()
+    # U' is rounded to float32: an error of a product of four such numbers, and of many sums
+    size = exact.abs().max().expand_as(exact)
+    assert_within_bound(other(x, element).detach().float(), exact, size, 27**3)
+
+
+def test_couplings_that_turn_with_nothing():
+    module = layer("linear")
+    tables = [[torch.eye(4)[1:, :, None], torch.zeros(3, 4, 1)]]
+    module.take_couplings(tables)
+    with pytest.raises(ShapeError, match="are no equivariant polynomials in e3nn's basis"):
+        module.take_couplings([[tables[0][0].flip(0), tables[0][1]]])
+    with pytest.raises(ShapeError, match="are no equivariant polynomials in e3nn's basis"):
+        module.take_couplings([[tables[0][0], tables[0][0]]])  # 1e of 1o
 
 
 def test_elements_may_be_one_hot():

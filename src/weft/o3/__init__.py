@@ -8,7 +8,7 @@ from weft.o3.harmonics import SphericalHarmonics, spherical_harmonics
 from weft.o3.identity import Identity
 from weft.o3.irreps import Irrep, Irreps
 from weft.o3.linear import Linear
-from weft.o3.loaders import from_e3nn
+from weft.o3.loaders import from_e3nn, from_mace, from_nequip
 from weft.o3.nn import IrrepWiseLinear, TensorDot
 from weft.o3.norms import BatchNorm, LayerNorm, Norm, NormActivation
 from weft.o3.ops import gating, irrep_wise_linear, tensor_dot_uu
@@ -94,6 +94,8 @@ __all__ = [
     "compose_quaternion",
     "edge_rotation",
     "from_e3nn",
+    "from_mace",
+    "from_nequip",
     "gating",
     "identity_angles",
     "identity_quaternion",

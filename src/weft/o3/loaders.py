@@ -1,8 +1,11 @@
-"""Modules of e3nn as modules of weft, with their weights.
+"""Modules of e3nn, MACE and NequIP as modules of weft, with their weights.
 
     from_e3nn(model)      every layer that weft has takes the place of e3nn's
+    from_mace(model)      and gathers, products and sums over edges become one convolution, MACE's
+                          symmetric contractions weft's
+    from_nequip(model)    likewise the gathers, products and sums of NequIP
 
-A layer is known by the name of its class and read by its attributes: e3nn is not imported.
+A layer is known by the name of its class and read by its attributes: neither library is imported.
 """
 
 from __future__ import annotations
@@ -11,17 +14,24 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from weft.core.cache import TensorCache
+from weft.core.op import compiling, unwatched
 from weft.errors import DTypeError, ShapeError
+from weft.o3.conv import TensorProductConv
 from weft.o3.dropout import Dropout
 from weft.o3.gate import Activation, Gate
+from weft.o3.graph import Graph, graph_of
 from weft.o3.irreps import Irreps
+from weft.o3.layout import join, split
 from weft.o3.linear import Linear
+from weft.o3.module import InstructedModule
 from weft.o3.norms import BatchNorm, Norm, NormActivation
+from weft.o3.symmetric_contraction import SymmetricContraction
 from weft.o3.tensor_product import TensorProduct
 
-__all__ = ["from_e3nn"]
+__all__ = ["from_e3nn", "from_mace", "from_nequip"]
 
 
 def from_e3nn(module: nn.Module) -> nn.Module:
@@ -43,7 +53,7 @@ def from_e3nn(module: nn.Module) -> nn.Module:
     made = _made(module)
     if made is not None:
         return made
-    if not isinstance(module, nn.Module) or not _replace(module):
+    if not isinstance(module, nn.Module) or not _replace(module, _made):
         raise DTypeError(
             f"from_e3nn was given a {type(module).__name__}: it must be, or hold, layers of e3nn: "
             f"{', '.join(_MAKERS)}. Pass the model that was built with e3nn."
@@ -51,23 +61,92 @@ def from_e3nn(module: nn.Module) -> nn.Module:
     return module
 
 
-def _replace(module: nn.Module) -> int:
-    """Replace the layers inside; how many."""
+def from_mace(model: nn.Module) -> nn.Module:
+    """A model of MACE with its interactions and products computed by weft, and from_e3nn's layers.
+
+    Args:
+        model: not scripted, with e3nn's products; changed in place.
+
+    Returns:
+        The model.  Parameters are the same tensors, and have the same names.
+
+    Raises:
+        DTypeError: it has no interaction of MACE with a product of e3nn.
+        ShapeError: a symmetric contraction of other degrees for other irreps, or whose couplings
+            are not equivariant in e3nn's basis.
+
+    An interaction's `conv_tp` then takes nodes, edges, weights and edge_index, as MACE calls it
+    where a convolution is fused.  A SymmetricContraction keeps the couplings that the model has.
+    """
+    blocks: list[Any] = [
+        block
+        for block in (model.modules() if isinstance(model, nn.Module) else ())
+        if _is_of("mace", "InteractionBlock", block)
+        and _is_of("e3nn", "TensorProduct", getattr(block, "conv_tp", None))
+    ]
+    if not blocks:
+        raise DTypeError(
+            f"from_mace was given a {type(model).__name__}: it must hold interactions of MACE with "
+            "products of e3nn. Pass the model before it is scripted or turned to another library."
+        )
+    for block in blocks:
+        conv = block.conv_tp
+        block.conv_tp = _holding(_tensor_product(conv, _MaceConv), conv)
+        block.conv_fusion = True
+    _replace(model, _mace_contraction)
+    _replace(model, _made)
+    return model
+
+
+def from_nequip(model: nn.Module) -> nn.Module:
+    """A model of NequIP with its tensor products and sums computed by weft, and from_e3nn's layers.
+
+    Args:
+        model: not scripted or compiled; changed in place.
+
+    Returns:
+        The model.  Parameters are the same tensors, and have the same names.
+
+    Raises:
+        DTypeError: it has no TensorProductScatter of NequIP.
+    """
+    if not isinstance(model, nn.Module) or not _replace(model, _nequip_scatter):
+        raise DTypeError(
+            f"from_nequip was given a {type(model).__name__}: it must hold layers "
+            "TensorProductScatter of NequIP. Pass the model before it is scripted or compiled; "
+            "where products and sums are apart, as in older versions, use from_e3nn."
+        )
+    _replace(model, _made)
+    return model
+
+
+def _replace(module: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
+    """Replace the modules inside for which something is made; how many."""
     count = 0
     for name, child in list(module.named_children()):
-        made = _made(child)
+        made = make(child)
         if made is not None:
             setattr(module, name, made)
-        count += _replace(child) if made is None else 1
+        count += _replace(child, make) if made is None else 1
     return count
+
+
+def _is_of(package: str, name: str, module: object) -> bool:
+    """Whether a module is of a class of another package, or derives from it."""
+    return any(
+        base.__module__.partition(".")[0] == package and base.__name__ == name
+        for base in type(module).__mro__
+    )
 
 
 def _made(module: Any) -> nn.Module | None:
     """weft's layer for one of e3nn's, with its parameters and statistics."""
     make = _maker(type(module))
-    if make is None:
-        return None
-    made = make(module)
+    return None if make is None else _holding(make(module), module)
+
+
+def _holding(made: nn.Module, module: nn.Module) -> nn.Module:
+    """The same with the parameters, statistics, device and mode of another module."""
     tensors = chain(module.parameters(), module.buffers())
     made.to(next((t.device for t in tensors), None))
     for name, parameter in module.named_parameters(recurse=False):
@@ -92,8 +171,9 @@ def _irreps(given: object) -> Irreps:
     return Irreps(str(given))
 
 
-def _tensor_product(module: Any) -> nn.Module:
-    return TensorProduct(
+def _tensor_product(module: Any, kind: type[InstructedModule] = TensorProduct) -> InstructedModule:
+    """A product of e3nn's instructions, whose factors are kept."""
+    return kind(
         _irreps(module.irreps_in1),
         _irreps(module.irreps_in2),
         _irreps(module.irreps_out),
@@ -190,3 +270,93 @@ _MAKERS: dict[str, Callable[[Any], nn.Module]] = {
     "BatchNorm": _batch_norm,
     "Dropout": _dropout,
 }
+
+
+class _MaceConv(TensorProductConv):
+    """Called as MACE calls a convolution that is fused."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, y: Tensor, weight: Tensor, edge_index: Tensor
+    ) -> Tensor:
+        """(N, D_out) of x (N, D1), y (E, D2), weight (E, W) and edge_index (2, E): src, dst."""
+        return super().forward(x, y, weight, _graph(edge_index[0], edge_index[1], x.shape[0]))
+
+
+class _NequipScatter(nn.Module):
+    """NequIP's layer of this name; its product is `tp` there too.
+
+    Args:
+        tp: the convolution.
+    """
+
+    def __init__(self, tp: nn.Module) -> None:
+        super().__init__()
+        self.tp = tp
+
+    def forward(
+        self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor
+    ) -> Tensor:
+        """(N, D_out) of x (N, D1) and, for each edge, harmonics, weights and nodes."""
+        graph = _graph(edge_src, edge_dst, x.shape[0])
+        found: Tensor = self.tp(x, edge_attr, edge_weight, graph)
+        return found
+
+
+def _nequip_scatter(module: Any) -> nn.Module | None:
+    if not _is_of("nequip", "TensorProductScatter", module):
+        return None
+    return _NequipScatter(_holding(_tensor_product(module.tp, TensorProductConv), module.tp))
+
+
+class _MaceContraction(SymmetricContraction):
+    """Called as MACE's: x is (N, C, D), elements are (N, num_elements), z is mul_ir."""
+
+    def forward(self, x: Tensor, element: Tensor) -> Tensor:
+        """(N, C · D_out)."""
+        z = super().forward(x.transpose(1, 2).flatten(1), element)
+        return join(split(z, self.irreps_out, "ir_mul"), "mul_ir")
+
+
+def _mace_contraction(module: Any) -> nn.Module | None:
+    if not _is_of("mace", "SymmetricContraction", module):
+        return None
+    parts = list(module.contractions)
+    degrees = {part.correlation for part in parts}
+    if len(degrees) > 1:
+        raise ShapeError(
+            f"the symmetric contraction has the degrees {sorted(degrees)} for different irreps: "
+            "weft's has one for all. Give the model one correlation."
+        )
+    (degree,) = degrees
+    made = _MaceContraction(
+        _irreps(module.irreps_in),
+        _irreps(module.irreps_out),
+        degree,
+        parts[0].weights_max.shape[0],
+        layout="ir_mul",
+    )
+    made.take_couplings(
+        [[_coupling(part, power) for part in parts] for power in range(1, degree + 1)]
+    )
+    for own, part in zip(made.contractions, parts, strict=True):
+        own.weights_max, own.weights = part.weights_max, part.weights
+    return _holding(made, module)
+
+
+def _coupling(part: Any, power: int) -> Tensor:
+    """U (2l+1, D, …, D, K) of a degree."""
+    table: Tensor = getattr(part, f"U_matrix_{power}")
+    return table if table.dim() == power + 2 else table.unsqueeze(0)
+
+
+_graphs: TensorCache[Graph] = TensorCache()
+
+
+def _graph(src: Tensor, dst: Tensor, rows: int) -> Graph:
+    """The graph of two rows of a tensor, sorted once: models take the rows anew in each layer."""
+    if compiling() or src._base is None or dst._base is None or not unwatched(src):
+        return graph_of(src, dst, rows, rows)
+    places = tuple((t.storage_offset(), t.stride(), t.shape) for t in (src, dst))
+    return _graphs.get(
+        (src._base, dst._base), (rows, places), lambda: graph_of(src, dst, rows, rows)
+    )

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from weft.errors import ShapeError
 from weft.o3.irreps import Irrep
 from weft.o3.wigner import entries_3j, wigner_3j
 
-__all__ = ["Basis", "Coupled", "Output", "symmetric_basis"]
+__all__ = ["Basis", "Coupled", "Output", "expressed", "symmetric_basis"]
 
 Array = np.ndarray[Any, Any]
 
@@ -28,6 +29,9 @@ POINTS = 256
 
 DEPENDENT = 1e-9
 """A part of a function's size that is rounding error; functions are of the size of 1 or more."""
+
+ROUNDED = 2.0**-12
+"""A part of a function's size by which couplings that are kept in float32 may be off."""
 
 
 class Coupled(NamedTuple):
@@ -99,6 +103,52 @@ def symmetric_basis(items: tuple[Irrep, ...], outs: tuple[Irrep, ...], correlati
             levels.append([product for products, _ in parts for product in products])
             below = [function for _, functions in parts for function in functions]
     return _pruned(levels, outputs)
+
+
+def expressed(basis: Basis, items: Sequence[Irrep], couplings: Sequence[Sequence[Array]]) -> Basis:
+    """The same functions, weighted by the weights of other couplings than MACE's first.
+
+    Args:
+        basis: of x.
+        items: the irreps of x.
+        couplings: U (2l+1, D, …, D, K) for each degree and irrep of the output: K functions
+            Σ U x … x.
+
+    Raises:
+        ShapeError: they are none of x's polynomials.
+    """
+    x = _points(items)
+    row = np.concatenate([function.values for function in x], 1)
+    below, monomials = [_Function(Irrep(0, 1), np.ones((POINTS, 1)))], np.ones((POINTS, 1))
+    outputs = []
+    for degree, (adds, given) in enumerate(zip(basis.outputs, couplings, strict=True), 1):
+        monomials = np.einsum("si,sj->sij", monomials, row).reshape(POINTS, -1)
+        fitted = []
+        for output, table in zip(adds, given, strict=True):
+            functions = [_coupled(x[c.item], below[c.left], c.ir) for c in output.products]
+            values = np.einsum(
+                "sn,mnk->ksm", monomials, table.reshape(len(table), monomials.shape[1], -1),
+                optimize=True,
+            )  # fmt: skip
+            fitted.append(output._replace(weights=_fitted(values, functions)))
+        outputs.append(tuple(fitted))
+        level = basis.levels[degree - 2] if 1 < degree <= len(basis.levels) + 1 else ()
+        below = x if degree == 1 else [_coupled(x[c.item], below[c.left], c.ir) for c in level]
+    return basis._replace(outputs=tuple(outputs))
+
+
+def _fitted(values: Array, functions: Sequence[_Function]) -> Array:
+    """T of functions (K, points, 2l+1); nothing for none."""
+    wanted = [_Function(Irrep(0, 1), of_one) for of_one in values]
+    found = _expanded(wanted, functions) if functions else np.zeros((0, len(wanted)))
+    made = np.tensordot(found.T, [f.values for f in functions], 1) if functions else 0
+    if np.abs(values - made).max(initial=0) > ROUNDED * np.abs(values).max(initial=0):
+        raise ShapeError(
+            "the couplings of a symmetric contraction are no equivariant polynomials in e3nn's "
+            "basis: weights would mean something else here. Pass a model whose couplings are "
+            "e3nn's."
+        )
+    return found if functions else np.zeros((0, 0))
 
 
 def _points(items: Iterable[Irrep]) -> list[_Function]:

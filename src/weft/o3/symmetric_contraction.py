@@ -20,7 +20,7 @@ from weft.o3.channelwise import channelwise_product
 from weft.o3.irreps import Irreps, IrrepsLike
 from weft.o3.layout import check_layout, check_rows, steps
 from weft.o3.structure import Block, Path, Product, Structure
-from weft.o3.symmetric_basis import Basis, Coupled, Output, symmetric_basis
+from weft.o3.symmetric_basis import Basis, Coupled, Output, expressed, symmetric_basis
 from weft.products import SparseScaleInfo, sparse_scale
 
 __all__ = ["SymmetricContraction"]
@@ -65,6 +65,8 @@ class SymmetricContraction(nn.Module):
         correlation: the highest degree.
         num_elements: how many elements have weights of their own.
         layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve, of all but the
+            products of matrices that make weights; a call raises BackendError where it cannot.
 
     Raises:
         ShapeError: items of different numbers of copies, no degree, or no element.
@@ -83,9 +85,11 @@ class SymmetricContraction(nn.Module):
         num_elements: int,
         *,
         layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         check_layout(layout)
+        self.backend = backend
         self.irreps_in, self.irreps_out = Irreps(irreps_in), Irreps(irreps_out)
         self.channels = _channels(self.irreps_in, self.irreps_out)
         if correlation < 1 or num_elements < 1:
@@ -94,17 +98,34 @@ class SymmetricContraction(nn.Module):
                 "degree and an element. Pass 1 or more for both."
             )
         self.correlation, self.num_elements, self.layout = correlation, num_elements, layout
-        items = tuple(item.ir for item in self.irreps_in)
-        outs = tuple(item.ir for item in self.irreps_out)
-        basis = symmetric_basis(items, outs, correlation)
+        basis = self._basis()
         self.contractions = nn.ModuleList(
             _Contraction([degree[n] for degree in basis.outputs], num_elements, self.channels)
-            for n in range(len(outs))
+            for n in range(len(self.irreps_out))
         )
         self._structures = _structures(basis, self.irreps_in, self.irreps_out, layout)
         self._mixed, self._products, self._exact = _tables(basis)
         self.table: Tensor
         self.register_buffer("table", self._exact, persistent=False)
+
+    def take_couplings(self, couplings: Sequence[Sequence[Tensor]]) -> None:
+        """Weigh other couplings than MACE's first: U (2l+1, D, …, D, K), of degrees and items.
+
+        Parameters must then be (num_elements, K, C).
+
+        Raises:
+            ShapeError: they are not equivariant.
+        """
+        given = [[table.detach().cpu().double().numpy() for table in row] for row in couplings]
+        items = tuple(item.ir for item in self.irreps_in)
+        self._mixed, self._products, self._exact = _tables(expressed(self._basis(), items, given))
+        self.table = self._exact.to(self.table.device)
+
+    def _basis(self) -> Basis:
+        items, outs = (
+            tuple(item.ir for item in irreps) for irreps in (self.irreps_in, self.irreps_out)
+        )
+        return symmetric_basis(items, outs, self.correlation)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SymmetricContraction:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -135,13 +156,13 @@ class SymmetricContraction(nn.Module):
         weights = self._weights(x.dtype)
         for degree, (product, output) in enumerate(self._structures, 1):
             if output is not None:
-                own = _chosen(weights[degree - 1], element)
-                part = channelwise_product(output, x, below, own)
+                own = self._chosen(weights[degree - 1], element)
+                part = channelwise_product(output, x, below, own, backend=self.backend)
                 z = part if z is None else z + part
             if product is None:
                 below = x
             elif product.products:
-                below = channelwise_product(product, x, below)
+                below = channelwise_product(product, x, below, backend=self.backend)
         return x.new_zeros(x.shape[0], self.irreps_out.dim) if z is None else z
 
     def _weights(self, dtype: torch.dtype) -> list[Tensor]:
@@ -152,6 +173,12 @@ class SymmetricContraction(nn.Module):
         wide = torch.promote_types(given.dtype, torch.float32)
         made = (self.table.to(wide) @ given.to(wide)).to(dtype)
         return [part.flatten(1) for part in made.split_with_sizes(self._products, 1)]
+
+    def _chosen(self, table: Tensor, element: Tensor) -> Tensor:
+        """The row of each node's element, or a mixture of rows."""
+        if element.is_floating_point():
+            return element.to(table.dtype) @ table
+        return sparse_scale(table, SparseScaleInfo(index=element), backend=self.backend)
 
     def _check_element(self, x: Tensor, element: Tensor) -> None:
         if x.dim() != 2:
@@ -171,13 +198,6 @@ class SymmetricContraction(nn.Module):
                 f"element is {tuple(element.shape)}: it must be ({rows},) integers, or "
                 f"({rows}, {self.num_elements}) real numbers. Pass one element a row of x."
             )
-
-
-def _chosen(table: Tensor, element: Tensor) -> Tensor:
-    """The row of each node's element, or a mixture of rows."""
-    if element.is_floating_point():
-        return element.to(table.dtype) @ table
-    return sparse_scale(table, SparseScaleInfo(index=element))
 
 
 def _weight(num_elements: int, count: int, channels: int) -> nn.Parameter:

@@ -1,0 +1,214 @@
+"""from_mace and from_nequip: models that call as these libraries do give what they gave.
+
+The models are stand-ins with the libraries' names and calls: none of them is needed.
+Seen red with: sources and targets exchanged, a graph that is kept when edge_index has changed, a
+contraction that reads copies as components, weights copied, a block that is not told of the fusion.
+"""
+
+import copy
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+from tests.maces import dense
+from weft import o3
+from weft.errors import DTypeError, ShapeError
+from weft.testing import assert_as_accurate
+
+if INTERPRETED:
+    pytest.skip("the CPU's own executors compute these", allow_module_level=True)
+
+X, Y, OUT = "4x0e+4x1o", "0e+1o", "4x0e+4x1o+4x0e+4x1o+4x1e"
+PATHS = [(0, 0, 0, "uvu", True), (0, 1, 1, "uvu", True), (1, 1, 2, "uvu", True)]
+PATHS += [(1, 0, 3, "uvu", True), (1, 1, 4, "uvu", True)]
+
+
+def named(package, base, name=None):
+    """The class as one of another library's."""
+    return type(name or base.__name__, (base,), {"__module__": f"{package}._stand_in"})
+
+
+E3nnProduct = named("e3nn", o3.TensorProduct)
+E3nnLinear = named("e3nn", o3.Linear)
+
+
+def summed(rows, index, size):
+    return rows.new_zeros(size, rows.shape[1]).index_add(0, index, rows)
+
+
+def product():
+    return E3nnProduct(X, Y, OUT, PATHS, internal_weights=False, shared_weights=False)
+
+
+class InteractionBlock(torch.nn.Module):
+    """As MACE's: a fused convolution has edge_index as a fourth argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv_tp = product()
+        self.linear = E3nnLinear(OUT, X)
+
+    def forward(self, x, y, weight, edge_index):
+        if hasattr(self, "conv_fusion"):
+            message = self.conv_tp(x, y, weight, edge_index)
+        else:
+            rows = self.conv_tp(x[edge_index[0]], y, weight)
+            message = summed(rows, edge_index[1], len(x))
+        return self.linear(message)
+
+
+class Contraction(torch.nn.Module):
+    def __init__(self, irreps, out, correlation, channels):
+        super().__init__()
+        self.correlation, self.count = correlation, len(irreps)
+        self.weights = torch.nn.ParameterList()
+        for degree in range(correlation, 0, -1):
+            table = dense(irreps, out, degree)
+            self.register_buffer(f"U_matrix_{degree}", table if out.l else table.squeeze(0))
+            weight = torch.nn.Parameter(torch.randn(2, table.shape[-1], channels))
+            if degree == correlation:
+                self.weights_max = weight
+            else:
+                self.weights.append(weight)
+
+    def forward(self, x, element):
+        total = 0
+        for degree, weight in enumerate((*reversed(self.weights), self.weights_max), 1):
+            table = self.get_buffer(f"U_matrix_{degree}").to(x.dtype)
+            table = table if table.dim() == degree + 2 else table[None]
+            value = torch.einsum("ne,ekc,md...k->ncmd...", element, weight, table)
+            for _ in range(degree):
+                value = torch.einsum("nc...d,ncd->nc...", value, x)
+            total = total + value
+        return total.flatten(1)
+
+
+class SymmetricContraction(torch.nn.Module):
+    def __init__(self, irreps_in, irreps_out, correlations):
+        super().__init__()
+        self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
+        items = o3.Irreps([item.ir for item in self.irreps_in])
+        self.contractions = torch.nn.ModuleList(
+            Contraction(items, item.ir, degree, item.mul)
+            for item, degree in zip(self.irreps_out, correlations, strict=True)
+        )
+
+    def forward(self, x, element):
+        return torch.cat([part(x, element) for part in self.contractions], -1)
+
+
+class MaceModel(torch.nn.Module):
+    def __init__(self, correlations=(2, 2)):
+        super().__init__()
+        self.first = named("mace", InteractionBlock)()
+        self.second = named("mace", InteractionBlock)()
+        self.contraction = named("mace", SymmetricContraction)(X, X, correlations)
+
+    def forward(self, x, y, weight, edge_index):
+        x = self.second(self.first(x, y, weight, edge_index), y, weight, edge_index)
+        features = torch.cat([x[:, :4, None], x[:, 4:].view(-1, 4, 3)], 2)
+        element = torch.nn.functional.one_hot(torch.arange(len(x)) % 2, 2).to(x)
+        return self.contraction(features, element)
+
+
+class TensorProductScatter(torch.nn.Module):
+    """As NequIP's."""
+
+    def __init__(self):
+        super().__init__()
+        self.tp = product()
+
+    def forward(self, x, edge_attr, edge_weight, edge_dst, edge_src):
+        return summed(self.tp(x[edge_src], edge_attr, edge_weight), edge_dst, len(x))
+
+
+class NequipModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tp_scatter = named("nequip", TensorProductScatter)()
+        self.linear = E3nnLinear(OUT, X)
+
+    def forward(self, x, y, weight, edge_index):
+        for _ in range(2):
+            x = self.tp_scatter(
+                x=x, edge_attr=y, edge_weight=weight, edge_dst=edge_index[1], edge_src=edge_index[0]
+            )
+            x = self.linear(x)
+        return x
+
+
+EDGES = torch.tensor([[0, 1, 2, 2, 3, 0], [1, 0, 1, 1, 2, 3]])
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    shapes = (4, 16), (6, 4), (6, 20)
+    return [torch.randn(*shape, generator=generator) for shape in shapes]
+
+
+def results(model, edge_index, dtype):
+    """The output and the gradients of a model's parameters."""
+    model = copy.deepcopy(model).to(dtype)
+    leaves = [a.to(dtype).requires_grad_() for a in inputs()]
+    z = model(*leaves, edge_index)
+    return [z.detach(), *torch.autograd.grad(z.sin().sum(), [*leaves, *model.parameters()])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapt"), [(MaceModel, o3.from_mace), (NequipModel, o3.from_nequip)]
+)
+def test_a_model_gives_what_it_gave(kind, adapt):
+    torch.manual_seed(0)
+    model = kind()
+    parameters = dict(model.named_parameters())
+    others = EDGES.flip(0).roll(2, 1)
+    exact = [results(model, edges, torch.float64) for edges in (EDGES, others)]
+    plain = [results(model, edges, torch.float32) for edges in (EDGES, others)]
+    state = model.state_dict()
+    model = adapt(model)
+    assert {name: id(p) for name, p in model.named_parameters()} == {
+        name: id(p) for name, p in parameters.items()
+    }
+    model.load_state_dict(state)
+    edges = EDGES.clone()
+    for true, noisy, given in zip(exact, plain, (EDGES, others), strict=True):
+        edges.copy_(given)  # in place: a graph of these very tensors is no longer theirs
+        for found, a, b in zip(results(model, edges, torch.float32), true, noisy, strict=True):
+            noise = (b - a).abs()
+            assert_as_accurate(found, a, noise + noise.max())
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapt"), [(MaceModel, o3.from_mace), (NequipModel, o3.from_nequip)]
+)
+def test_no_product_of_e3nns_stays(kind, adapt):
+    model = adapt(kind())
+    kinds = {type(module).__module__ for module in model.modules()}
+    assert not any(kind.startswith("e3nn") for kind in kinds)
+    convolutions = [m for m in model.modules() if isinstance(m, o3.TensorProductConv)]
+    assert len(convolutions) == (2 if kind is MaceModel else 1)
+
+
+def test_a_graph_is_sorted_once_for_all_layers(monkeypatch):
+    model, made = o3.from_mace(MaceModel()), []
+
+    def graph(src, dst, *sizes):
+        made.append(o3.Graph(src, dst, *sizes))
+        return made[-1]
+
+    monkeypatch.setattr("weft.o3.loaders.graph_of", graph)
+    x, y, weight = inputs()
+    edges = EDGES.clone()
+    for _ in range(2):
+        model(x, y, weight, edges)
+    assert len(made) == 1
+
+
+def test_what_is_no_such_model():
+    with pytest.raises(DTypeError, match="from_mace was given a Linear: it must hold interactions"):
+        o3.from_mace(torch.nn.Linear(1, 1))
+    with pytest.raises(DTypeError, match="from_nequip was given a MaceModel: it must hold layers"):
+        o3.from_nequip(MaceModel())
+    with pytest.raises(ShapeError, match=r"the degrees \[1, 2\] for different irreps"):
+        o3.from_mace(MaceModel((1, 2)))
