@@ -8,8 +8,10 @@ row follow each other, in the order of their numbers.
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,7 +23,17 @@ from weft.core.segments import SLICE, Slices, cut, indptr_of, narrow, sort_rows
 from weft.core.transforms import below_transforms
 from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 
-__all__ = ["Graph", "Tables", "graph_of", "pack", "repeated", "row_by_row", "unpack"]
+__all__ = [
+    "FLAT",
+    "Graph",
+    "Tables",
+    "flat",
+    "graph_of",
+    "pack",
+    "repeated",
+    "row_by_row",
+    "unpack",
+]
 
 
 class Tables(NamedTuple):
@@ -135,7 +147,7 @@ def row_by_row(rows: int) -> Tables:
 
 def pack(tables: Tables) -> tuple[list[Tensor], str]:
     """The tensors that there are, and a text that says which."""
-    every = list(_flat(tables))
+    every = flat(tables)
     return [t for t in every if t is not None], "".join("01"[t is not None] for t in every)
 
 
@@ -143,11 +155,22 @@ def unpack(tensors: Sequence[Tensor], present: str, num_x: int, num_z: int, edge
     """The tables that `pack` took apart."""
     if not tensors:
         return Tables(num_x, num_z, edges)
-    rest = iter(tensors)
-    every = [next(rest) if flag == "1" else None for flag in present]
+    every = _places(present)((*tensors, None))
     src, dst, z_indptr, z_edges, x_indptr, x_edges, *slices = every
-    orders = (z_indptr, z_edges, x_indptr, x_edges)
-    return Tables(num_x, num_z, edges, src, dst, *orders, _slices(slices[:3]), _slices(slices[3:]))
+    found = Tables(num_x, num_z, edges, src, dst, z_indptr, z_edges, x_indptr, x_edges)
+    if not slices:
+        return found
+    return found._replace(z_slices=_slices(slices[:3]), x_slices=_slices(slices[3:]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(present: str) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
+    """Takes tensors and a None behind them to where they are in tables; six, if rows are whole."""
+    count, places = 0, []
+    for flag in present if "1" in present[6:] else present[:6]:
+        places.append(count if flag == "1" else -1)
+        count += flag == "1"
+    return operator.itemgetter(*places)
 
 
 def repeated(tables: Tables, times: int) -> Tables:
@@ -190,10 +213,17 @@ def repeated(tables: Tables, times: int) -> Tables:
     )
 
 
-def _flat(tables: Tables) -> Iterator[Tensor | None]:
-    yield from tables[3:9]
-    for slices in tables[9:]:
-        yield from (None,) * 3 if slices is None else slices[:3]
+def flat(tables: Tables) -> tuple[Tensor | None, ...]:
+    """The tensors of tables by the names of FLAT."""
+    z, x = ((None, None, None) if s is None else s[:3] for s in tables[9:])
+    return (*tables[3:9], *z, *x)
+
+
+FLAT = (
+    *("src", "dst", "z_indptr", "z_edges", "x_indptr", "x_edges"),
+    *(f"{slot}_{name}" for slot in "zx" for name in ("pieces", "owner", "owners")),
+)
+"""Those of a graph, then of slices: indptr, owner and owner_indptr."""
 
 
 def _slices(parts: Sequence[Tensor | None]) -> Slices | None:

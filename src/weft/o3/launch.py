@@ -7,7 +7,9 @@ call, sizes and dtype, and kept.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ from weft.o3 import generator, kernels
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
 from weft.o3.generator import Job
-from weft.o3.graph import Tables
+from weft.o3.graph import FLAT, Tables, flat
 from weft.o3.structure import Structure
 from weft.o3.wigner import entries_3j
 
@@ -62,26 +64,26 @@ def run(
         shared: whether w has one row for all edges.
     """
     like = tensors[0]
-    sizes = (tables.num_x, tables.num_z, tables.num_edges)
-    facts = _facts(tables, shared, like.dtype)
-    pieces = tuple(s and s.num_pieces for s in (tables.x_slices, tables.z_slices))
-    # tables that were traced are int64 however small their numbers: other machine code
-    indices = tuple(t.dtype for t in tables[3:9] if t is not None)
-    key = (structure, call, sizes, pieces, indices, facts, like.dtype, like.device)
+    lists = flat(tables)
+    pieces = tuple(s and s.num_pieces for s in tables[9:])
+    # which there are, and of what numbers: those that were traced are int64, other machine code
+    kinds = (*map(type, lists), *(t.dtype for t in tables[3:5] if t is not None))
+    key = (structure, call, tables[:3], pieces, kinds, shared, like.dtype, like.device)
     recipe = _recipes.get(key)
     if recipe is None:
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
+        facts = _facts(tables, shared, like.dtype)
         recipe = _recipes[key] = _prepare(structure, call, tables, facts, like)
     with current_device(like):
-        return _execute(recipe, tensors, tables)
+        return _execute(recipe, tensors, lists)
 
 
 class _Fold(NamedTuple):
-    """One kernel that adds parts up: which table it walks, and the shape of what it makes."""
+    """One kernel that adds parts up: the lists it walks, and the shape of what it makes."""
 
     kernel: Launcher
-    walk: str
+    lists: tuple[int | None, ...]
     shape: tuple[int, int]
     places: Tensor | None
 
@@ -96,17 +98,16 @@ class _Made(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A kernel of paths."""
+    """A kernel of paths, and what it takes of tensors, lists and results side by side."""
 
     kernel: Launcher
-    job: Job
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
+    takes: Callable[[Sequence[Tensor | None]], tuple[Tensor | None, ...]]
 
 
 class _Recipe(NamedTuple):
     steps: tuple[_Step, ...]
     results: tuple[_Made, ...]
+    workspace: int  # bytes of parts
 
 
 _recipes: dict[Any, _Recipe] = {}
@@ -126,52 +127,35 @@ def _facts(tables: Tables, shared: bool, dtype: torch.dtype) -> Facts:
 # execution
 
 
-def _execute(recipe: _Recipe, tensors: Sequence[Tensor], tables: Tables) -> list[Tensor]:
+def _execute(
+    recipe: _Recipe, tensors: Sequence[Tensor], lists: tuple[Tensor | None, ...]
+) -> list[Tensor]:
     like = tensors[0]
-    wide = _wide(like.dtype)
     results = [
-        (like.new_zeros if made.zero else like.new_empty)(made.shape) for made in recipe.results
+        like.new_zeros(made.shape) if made.zero else like.new_empty(made.shape)
+        for made in recipe.results
     ]
+    if not recipe.workspace:
+        every = (*tensors, *lists, *results)
+        for kernel, takes in recipe.steps:
+            kernel(takes(every))
+        return results
+    wide = _wide(like.dtype)
     parts = [
         result if made.parts is None else like.new_empty(made.parts, dtype=wide)
         for result, made in zip(results, recipe.results, strict=True)
     ]
-    workspace = sum(t.nbytes for t, m in zip(parts, recipe.results, strict=True) if m.parts)
-    for kernel, job, reads, writes in recipe.steps:
-        pointers = [*(tensors[t] for t in reads), *(parts[r] for r in writes)]
-        kernel([*pointers, *_lists(job, tables)], workspace)
+    every = (*tensors, *lists, *parts)
+    for kernel, takes in recipe.steps:
+        kernel(takes(every), recipe.workspace)
     for part, result, made in zip(parts, results, recipe.results, strict=True):
         for fold in made.folds:
             last = fold is made.folds[-1]
             total = result if last else like.new_empty(fold.shape, dtype=wide)
-            fold.kernel([part, total, fold.places, *_walk(fold.walk, tables)])
+            walked = (None if n is None else lists[n] for n in fold.lists)
+            fold.kernel([part, total, fold.places, *walked])
             part = total
     return results
-
-
-def _lists(job: Job, tables: Tables) -> list[Tensor | None]:
-    """The tables that a kernel reads."""
-    if job.owner == "z":
-        index, indptr, edges, slices = tables.src, tables.z_indptr, tables.z_edges, tables.z_slices
-    else:
-        index, indptr, edges, slices = tables.dst, tables.x_indptr, tables.x_edges, tables.x_slices
-    found = [indptr, None] if slices is None else [slices.indptr, slices.owner]
-    return [t for t in (*found, edges, index) if t is not None]
-
-
-def _walk(walk: str, tables: Tables) -> list[Tensor | None]:
-    """indptr and entries of a fold."""
-    slot, what = walk[0], walk[2:]
-    if what == "columns":
-        return []
-    if what == "all":
-        return [None, None]
-    slices = tables.z_slices if slot == "z" else tables.x_slices
-    indptr = tables.z_indptr if slot == "z" else tables.x_indptr
-    entries = tables.z_edges if slot == "z" else tables.x_edges
-    if what == "owners":
-        return [slices.owner_indptr if slices else None, None]
-    return [slices.indptr if what == "pieces" and slices else indptr, entries]
 
 
 # preparation
@@ -184,18 +168,21 @@ def _prepare(
     rows["w"] = 1 if facts.shared else tables.num_edges
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
     if not tables.num_edges:
-        return _Recipe((), tuple(_Made(shape, None, (), True) for shape in shapes))
+        return _Recipe((), tuple(_Made(shape, None, (), True) for shape in shapes), 0)
     division = divide(structure, call, facts)
     lanes = _lanes(division, tables, like.device)
-    steps = tuple(_step(job, numbers, tables, lanes) for job, numbers in division.jobs)
+    first = len(call.slots)
+    steps = tuple(_step(job, numbers, tables, lanes, first) for job, numbers in division.jobs)
     made = tuple(
         _made(output, result.slot, shape, tables, lanes, like.device)
         for output, result, shape in zip(division.outputs, call.results, shapes, strict=True)
     )
-    return _Recipe(steps, made)
+    size = _wide(like.dtype).itemsize
+    return _Recipe(steps, made, sum(size * math.prod(m.parts) for m in made if m.parts))
 
 
-def _step(job: Job, numbers: tuple[int, ...], tables: Tables, lanes: int) -> _Step:
+def _step(job: Job, numbers: tuple[int, ...], tables: Tables, lanes: int, first: int) -> _Step:
+    """A job's kernel; lists begin at `first`, results behind them."""
     rows = _items(job, tables)
     items = rows if job.segmented else -(-rows // job.tiling.edges)
     module = load("o3_product", _source(job))
@@ -204,7 +191,21 @@ def _step(job: Job, numbers: tuple[int, ...], tables: Tables, lanes: int) -> _St
     kernel = Launcher(
         module.__dict__["kernel"], lanes * job.channel_blocks, (), (items, rows, lanes), (), tile
     )
-    return _Step(kernel, job, generator.operands(job), numbers)
+    results = (first + len(FLAT) + n for n in numbers)
+    lists = (first + n for n in _lists(job))
+    return _Step(kernel, operator.itemgetter(*generator.operands(job), *results, *lists))
+
+
+def _lists(job: Job) -> Iterator[int]:
+    """The tables that a kernel reads, by their places in FLAT."""
+    slot, index = job.owner, "src" if job.owner == "z" else "dst"
+    wanted = {
+        f"{slot}_pieces" if job.pieces else f"{slot}_indptr": job.segmented,
+        f"{slot}_owner": job.pieces,
+        f"{slot}_edges": job.ordered,
+        index: job.indexed,
+    }
+    return (FLAT.index(name) for name, there in wanted.items() if there)
 
 
 _source = functools.lru_cache(maxsize=256)(generator.source)
@@ -278,7 +279,20 @@ def _fold(
         programs = rows * -(-width // tile.blocks[1])
         numbers = (length, width, partial_width)
         kernel = kernels.fold_rows_kernel
-    return _Fold(Launcher(kernel, programs, (), numbers, (count,), tile), walk, shape, places)
+    launcher = Launcher(kernel, programs, (), numbers, (count,), tile)
+    return _Fold(launcher, _walked(*walk.split()), shape, places)
+
+
+def _walked(slot: str, what: str) -> tuple[int | None, ...]:
+    """The indptr and the entries of a fold, by their places in FLAT."""
+    names = {
+        "columns": (),
+        "all": (None, None),
+        "owners": (f"{slot}_owners", None),
+        "pieces": (f"{slot}_pieces", f"{slot}_edges"),
+        "rows": (f"{slot}_indptr", f"{slot}_edges"),
+    }
+    return tuple(None if name is None else FLAT.index(name) for name in names[what])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
