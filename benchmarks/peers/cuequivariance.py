@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.suites import training
+from benchmarks.suites import contraction, training
 from benchmarks.suites.equivariant import Layer, coefficients_of
 from benchmarks.suites.training import Convolution
 from benchmarks.suites.uuu import START, coefficients, paths
 from weft.bench.case import Candidate, Workload
+from weft.o3 import wigner_3j
 
 NAME = "cuEquivariance"
 
@@ -35,6 +37,8 @@ def adapt(workload: Workload) -> Candidate | str:
     if workload.op == training.OP:
         backend = "cuda" if workload.inputs[0].is_cuda else "torch"
         return training.with_convolution(NAME, backend, workload, convolution)
+    if workload.op == contraction.OP:
+        return _contraction(workload)
     if workload.op != "uuu":
         return f"{workload.op} is no layer of cuEquivariance"
     import cuequivariance as cue
@@ -96,6 +100,61 @@ def convolution(layer: Layer, like: Tensor) -> Convolution:
         return found
 
     return function
+
+
+def _contraction(workload: Workload) -> Candidate:
+    """MACE's, which asks it for weights in MACE's order."""
+    import cuequivariance as cue
+    import cuequivariance_torch as cuet
+
+    x, _ = workload.inputs
+    tables = workload.tables
+    group = _e3nn_group()
+    layer = cuet.SymmetricContraction(
+        cue.Irreps(group, str(tables["irreps"])),
+        cue.Irreps(group, str(tables["out"])),
+        contraction_degree=tables["correlation"],
+        num_elements=tables["elements"],
+        layout=cue.ir_mul,
+        original_mace=True,
+        device=x.device,
+        dtype=x.dtype,
+        math_dtype=x.dtype,
+        method="uniform_1d" if x.is_cuda else "naive",
+    )
+    element = tables["element"].int()
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, {"weight": w}, (x, element))
+
+    backend = "cuda" if x.is_cuda else "torch"
+    return Candidate(NAME, backend, function, workload.inputs, workload.oracle)
+
+
+def _e3nn_group() -> type:
+    """O(3) with e3nn's couplings, and its order, which numbers the weights."""
+    import cuequivariance as cue
+
+    class E3nn(cue.O3):
+        @classmethod
+        def clebsch_gordan(cls, *given: cue.O3) -> np.ndarray:
+            first, second, third = given
+            if first.p * second.p != third.p:
+                return np.zeros((0, first.dim, second.dim, third.dim))
+            table = wigner_3j(first.l, second.l, third.l) * third.dim**0.5
+            return table.numpy()[None]
+
+        def __lt__(self, other: cue.O3) -> bool:
+            return (self.l, self.p) < (other.l, other.p)
+
+        @classmethod
+        def iterator(cls) -> Iterator[cue.O3]:
+            return (cls(l=ir.l, p=ir.p) for ir in super().iterator())
+
+        def __mul__(self, other: cue.O3) -> Iterator[cue.O3]:
+            return (E3nn(l=ir.l, p=ir.p) for ir in super().__mul__(other))
+
+    return E3nn
 
 
 def _mode_and_channels(layer: Layer) -> tuple[str, int] | None:

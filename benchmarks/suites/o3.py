@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.suites.contraction import contraction_case
 from benchmarks.suites.equivariant import (
     Layer,
     conv_case,
@@ -56,6 +57,9 @@ CASES = [
     conv_case("W2n sevennet_l3i5", _sevennet, 2560, 64),
     product_case("W3 uvw_diffdock", _diffdock, 50000, ALL),
     product_case("W3s uvw_shared128", _shared, 50000, ALL),
+    contraction_case(
+        "W4 symcon_mace", "128x0e+128x1o+128x2e+128x3o", "128x0e+128x1o", 3, 89, 10000
+    ),
     linear_case("W4l linear_l2", "128x0e+128x1o+128x2e", 100_000),
     product_case("W5 uuu_seed", _uuu, 20000, ALL),
     training_case("training step", Settings(channels=128, lmax=2, layers=3, radial=64), 64, 4),

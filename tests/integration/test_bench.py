@@ -311,6 +311,16 @@ def test_a_training_step_takes_other_convolutions(monkeypatch):
     ]
 
 
+def test_symmetric_contractions_are_maces(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    load_suite("o3")  # puts the clone on the path
+    from benchmarks.suites.contraction import contraction_case
+
+    case = contraction_case("small", "2x0e+2x1o+2x2e", "2x0e+2x1o", 3, 4, 6)
+    (rows,) = run("toy", [case], [], CPU, print)
+    assert [row.phase for row in rows if row.bound_ratio <= 1] == list(case.phases)
+
+
 def test_openequivariance_sums_in_order_where_it_can(monkeypatch):
     monkeypatch.chdir(ROOT)
     (peer,) = (peer for peer in load_peers() if peer.NAME == "OpenEquivariance")

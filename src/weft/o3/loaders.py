@@ -335,18 +335,25 @@ def _mace_contraction(module: Any) -> nn.Module | None:
         parts[0].weights_max.shape[0],
         layout="ir_mul",
     )
+    size = sum(item.ir.dim for item in made.irreps_in)
     made.take_couplings(
-        [[_coupling(part, power) for part in parts] for power in range(1, degree + 1)]
+        [
+            [
+                _coupling(part, power, (item.ir.dim, *power * (size,)))
+                for part, item in zip(parts, made.irreps_out, strict=True)
+            ]
+            for power in range(1, degree + 1)
+        ]
     )
     for own, part in zip(made.contractions, parts, strict=True):
         own.weights_max, own.weights = part.weights_max, part.weights
     return _holding(made, module)
 
 
-def _coupling(part: Any, power: int) -> Tensor:
-    """U (2l+1, D, …, D, K) of a degree."""
+def _coupling(part: Any, power: int, shape: tuple[int, ...]) -> Tensor:
+    """U (2l+1, D, …, D, K) of a degree; MACE's lacks dimensions of size 1."""
     table: Tensor = getattr(part, f"U_matrix_{power}")
-    return table if table.dim() == power + 2 else table.unsqueeze(0)
+    return table.reshape(*shape, table.shape[-1])
 
 
 _graphs: TensorCache[Graph] = TensorCache()
