@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
 from weft.core.machine import Run, machine_code
 
-__all__ = ["Kernel", "Launcher", "Tile", "current_device"]
+__all__ = ["Kernel", "Launcher", "Queued", "Tile", "current_device", "launch_all"]
 
 
 class Tile(NamedTuple):
@@ -94,6 +95,21 @@ class Kernel:
             run = self._compile(tensors, pointers, free)
         run(programs, _current_stream(), (*pointers, *free, *self._settled))
 
+    @property
+    def compiled(self) -> bool:
+        """Whether there is code for some tensors."""
+        return bool(self._ready)
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        """What code is made of, but for the settled arguments."""
+        return (self._kernel, *self._shown.items())
+
+    def compile(self, tensors: Sequence[Tensor | None]) -> None:
+        """Have Triton make the code for such tensors, and keep it."""
+        arguments = (*tensors, *self._arguments)
+        self._kernel.run(*arguments, grid=(1,), warmup=True, **self._options)
+
     def _compile(
         self,
         tensors: Sequence[Tensor | None],
@@ -121,7 +137,7 @@ class Launcher:
         tile: the trailing ones, warps and stages.
     """
 
-    __slots__ = ("_kernel", "_programs")
+    __slots__ = ("_programs", "kernel")
 
     def __init__(
         self,
@@ -132,7 +148,7 @@ class Launcher:
         constants: tuple[Any, ...],
         tile: Tile,
     ) -> None:
-        self._kernel = Kernel(kernel, (*tables, *numbers), constants, tile)
+        self.kernel = Kernel(kernel, (*tables, *numbers), constants, tile)
         self._programs = programs
 
     def __call__(self, operands: Sequence[Tensor | None], workspace_bytes: int = 0) -> None:
@@ -140,7 +156,50 @@ class Launcher:
 
         The same operands are None in every call of one launcher.
         """
-        self._kernel(self._programs, operands, (), workspace_bytes)
+        self.kernel(self._programs, operands, (), workspace_bytes)
+
+
+class Queued(NamedTuple):
+    """A launch that waits for others."""
+
+    launcher: Launcher
+    operands: Sequence[Tensor | None]
+    workspace_bytes: int = 0
+
+
+_made: set[tuple[Any, ...]] = set()
+"""The sources that were compiled, for any settled arguments."""
+
+
+def launch_all(queue: Sequence[Queued]) -> None:
+    """Launch one after the other; what is new is compiled at once, in threads.
+
+    Triton's compiler works without Python's lock, so several kernels take little longer than one.
+    """
+    new = {}
+    for q in queue:
+        kernel = q.launcher.kernel
+        if not kernel.compiled and kernel.source not in _made:
+            new[kernel.source] = q
+    if len(new) > 1 and not interpreted():
+        _compile_together(list(new.values()))
+    _made.update(new)
+    for launcher, operands, workspace_bytes in queue:
+        launcher(operands, workspace_bytes)
+
+
+def _compile_together(queue: Sequence[Queued]) -> None:
+    import triton
+
+    triton.runtime.driver.active.get_current_target()  # made once, not by each thread
+    device = torch._C._cuda_getDevice()
+
+    def compile_(q: Queued) -> None:
+        with torch.cuda.device(device):
+            q.launcher.kernel.compile(q.operands)
+
+    with ThreadPoolExecutor(len(queue)) as pool:
+        list(pool.map(compile_, queue))
 
 
 def current_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

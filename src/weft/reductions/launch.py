@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.generated import load
-from weft.core.launcher import Launcher, Tile, current_device
+from weft.core.launcher import Launcher, Queued, Tile, current_device, launch_all
 from weft.errors import BackendError
 from weft.reductions import generator, inner, kernels, neighbours, tensor_cores
 from weft.reductions.evaluate import evaluate
@@ -24,7 +24,7 @@ from weft.reductions.generator import Job
 from weft.reductions.inner import Looped, looped, parts
 from weft.reductions.ranges import Blocks, Options, Sizes
 from weft.reductions.scalars import count
-from weft.reductions.storage import Stored, stored
+from weft.reductions.storage import Stored, in_blocks, put_together, stored
 from weft.reductions.tasks import Tasks, tasks
 from weft.reductions.tiles import BLOCK, kept, tile
 
@@ -69,8 +69,8 @@ def sums(f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: 
     for part in parts(f):
         out = _filled(like, (sizes.batch, sizes.rows, part.dim), 0, sizes, blocks)
         if out.numel() and sizes.columns:
-            guard = _on_tensor_cores("sums", part, None, values, [out], sizes, blocks, options)
-            _run("sums", (part,), 0, values, [out], sizes, blocks, options, guard)
+            first = _on_tensor_cores("sums", part, None, values, [out], sizes, blocks, options)
+            _run("sums", (part,), 0, values, [out], sizes, blocks, options, *first)
         found.append(out)
     return torch.cat(found, -1) if len(found) > 1 else found[0]
 
@@ -87,8 +87,8 @@ def shifted(
         top = _filled(like, (sizes.batch, sizes.rows, 1), float("-inf"), sizes, blocks, dtype)
         out = _filled(like, (sizes.batch, sizes.rows, part.dim), 0, sizes, blocks, dtype)
         if top.numel() and sizes.columns:
-            guard = _on_tensor_cores("shifted", f, part, values, [top, out], sizes, blocks, options)
-            _run("shifted", (f, part), 0, values, [top, out], sizes, blocks, options, guard)
+            first = _on_tensor_cores("shifted", f, part, values, [top, out], sizes, blocks, options)
+            _run("shifted", (f, part), 0, values, [top, out], sizes, blocks, options, *first)
         found.append(out)
     return top, torch.cat(found, -1) if len(found) > 1 else found[0]
 
@@ -222,7 +222,9 @@ def _run(
     blocks: Blocks | None,
     options: Options,
     guard: Tensor | None = None,
+    products: Queued | None = None,
 ) -> None:
+    """Launch what computes the results: the products before, if any, then what their guard asks."""
     like = results[0]
     batched = tuple([t.shape[0] > 1 for t in values.values()])
     counts = None if blocks is None else (len(blocks.starts), len(blocks.j_starts))
@@ -256,7 +258,7 @@ def _run(
         share = SHARE * _processors(like.device)
         cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
     with current_device(like):
-        _execute(recipe, values, results, cut, guard)
+        _execute(recipe, values, results, cut, guard, [] if products is None else [products])
 
 
 def _execute(
@@ -265,38 +267,42 @@ def _execute(
     results: Sequence[Tensor],
     cut: Tasks | None,
     guard: Tensor | None,
+    queue: list[Queued],
 ) -> None:
     lists = [] if cut is None else [cut.tasks, cut.intervals]
     lists += [] if guard is None else [guard]
     data = {index: s.tensor(values) for index, s in recipe.data.items()}
     written = results
     if recipe.blocks:
-        written = [_in_blocks(r, recipe.blocks, min(recipe.size, r.shape[-1])) for r in results]
-    for job, reads, kernel, partials, merge in recipe.steps:
-        inputs = [data[index] for index in reads]
-        if merge is None:
-            kernel([*inputs, *written, *lists])
-            continue
-        total = getattr(torch, job.accumulator)
-        dtypes = (total,) if job.kind != "smallest" else (_number(job), torch.int64)
-        made = [results[0].new_empty(s, dtype=d) for s, d in zip(partials, dtypes, strict=True)]
-        kernel([*inputs, *made, *lists], sum([t.nbytes for t in made]))
-        merge([*made, *written, None if cut is None else cut.tiles, guard])
+        written = [in_blocks(r, recipe.blocks, min(recipe.size, r.shape[-1])) for r in results]
+    for step in recipe.steps:
+        inputs = [data[index] for index in step.reads]
+        launch_all([*queue, *_launches(step, inputs, written, cut, lists, guard)])
+        queue = []
     if recipe.blocks:
         for result, found in zip(results, written, strict=True):
-            _put_together(found, result)
+            put_together(found, result)
 
 
-def _in_blocks(result: Tensor, blocks: int, size: int) -> Tensor:
-    """(B, blocks, ..., size): the same for each block of the components."""
-    made = result.new_empty(len(result), blocks, *result.shape[1:-1], size)
-    return made.copy_(result[:, None, ..., :1].expand_as(made))
-
-
-def _put_together(found: Tensor, result: Tensor) -> None:
-    """The blocks of components one after the other; of what has one component the first."""
-    joined = found.movedim(1, -2).flatten(-2)
-    result.copy_(joined[..., : result.shape[-1]])
+def _launches(
+    step: _Step,
+    inputs: Sequence[Tensor],
+    results: Sequence[Tensor],
+    cut: Tasks | None,
+    lists: Sequence[Tensor],
+    guard: Tensor | None,
+) -> list[Queued]:
+    """A kernel and its merge."""
+    job, _, kernel, partials, merge = step
+    if merge is None:
+        return [Queued(kernel, [*inputs, *results, *lists])]
+    total = getattr(torch, job.accumulator)
+    dtypes = (total,) if job.kind != "smallest" else (_number(job), torch.int64)
+    made = [results[0].new_empty(s, dtype=d) for s, d in zip(partials, dtypes, strict=True)]
+    return [
+        Queued(kernel, [*inputs, *made, *lists], sum([t.nbytes for t in made])),
+        Queued(merge, [*made, *results, None if cut is None else cut.tiles, guard]),
+    ]
 
 
 def _number(job: Job) -> torch.dtype:
@@ -343,12 +349,12 @@ def _on_tensor_cores(
     sizes: Sizes,
     blocks: Blocks | None,
     options: Options,
-) -> Tensor | None:
-    """Launch products of rows where f is a Gaussian of that kind; the guard says if they held."""
+) -> tuple[Tensor, Queued] | tuple[()]:
+    """For a Gaussian of that kind the guard that says if products hold, and their launch."""
     like = results[0]
     enough = sizes.batch * sizes.rows >= ROWS * SHARE * _processors(like.device)
     if not enough or sizes.columns < COLUMNS or not _may_use_products(values, blocks, options):
-        return None
+        return ()
     if kind == "sums":
         found = tensor_cores.split(f)
     else:
@@ -356,7 +362,7 @@ def _on_tensor_cores(
         alone = w is not None and w.dim == 1 and w.cats <= {1, 2}
         found = tensor_cores.Split(exponent, const(1), w) if exponent and w and alone else None
     if found is None:
-        return None
+        return ()
     asked = options.precision or "tf32x3"
     shape = PRODUCTS[_way(found, asked, like.device)]
     most = tensor_cores.SUMS if kind == "sums" else tensor_cores.SHIFTED
@@ -373,8 +379,8 @@ def _on_tensor_cores(
     numbers = (sizes.rows, made.y.shape[1], tiles)
     launcher = _product(kernel, sizes.batch * tiles, numbers, constants, shape, like.device)
     given = [made.x, made.y, made.a, made.b, *rows, made.columns, made.guard, *results]
-    launcher(given, sum(t.nbytes for t in made if isinstance(t, Tensor)))
-    return made.guard
+    room = sum(t.nbytes for t in made if isinstance(t, Tensor))
+    return made.guard, Queued(launcher, given, room)
 
 
 def _may_use_products(values: Values, blocks: Blocks | None, options: Options) -> bool:

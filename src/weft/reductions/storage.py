@@ -18,7 +18,7 @@ from weft.reductions.formula import Node, variables
 from weft.reductions.inner import Looped
 from weft.reductions.ranges import Sizes
 
-__all__ = ["Stored", "stored"]
+__all__ = ["Stored", "in_blocks", "put_together", "stored"]
 
 LINE = 32
 """Numbers that memory brings at once: components begin with one."""
@@ -71,3 +71,15 @@ def stored(
     entry = size * (pitch or length)
     differs = any(batched[u.data[0]] for u in variables(f))
     return Stored(f, size, pitch, entry * differs)
+
+
+def in_blocks(result: Tensor, blocks: int, size: int) -> Tensor:
+    """(B, blocks, ..., size): the same for each block of the components."""
+    made = result.new_empty(len(result), blocks, *result.shape[1:-1], size)
+    return made.copy_(result[:, None, ..., :1].expand_as(made))
+
+
+def put_together(found: Tensor, result: Tensor) -> None:
+    """The blocks of components one after the other; of what has one component the first."""
+    joined = found.movedim(1, -2).flatten(-2)
+    result.copy_(joined[..., : result.shape[-1]])

@@ -1,0 +1,79 @@
+"""Launches in a row: kernels that are new are compiled at once, each of them one time, in order.
+
+Seen red with: compilation one after the other, launches in the order in which compilation ends,
+the same source compiled in each thread, an error of the compiler that is dropped.
+"""
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+
+from weft.core import launcher
+from weft.core.launcher import Launcher, Queued, Tile, launch_all
+
+SECONDS = 20
+"""What a thread waits for another."""
+
+
+class Kernel:
+    """A jitted function whose compilation ends when as many are under way as there are to be."""
+
+    arg_names = ("x_ptr", "BLOCK")
+
+    def __init__(self, name, log, together):
+        self.__name__, self.log, self.together = name, log, together
+
+    def run(self, *arguments, grid, warmup, **options):
+        assert warmup
+        self.log.append(("compile", self.__name__))
+        self.together.wait(SECONDS)
+
+
+@pytest.fixture
+def log(monkeypatch):
+    made = []
+
+    def machine_code(kernel, arguments, options):
+        return lambda programs, stream, values: made.append(("launch", kernel.__name__, programs))
+
+    monkeypatch.setattr(launcher, "machine_code", machine_code)
+    monkeypatch.setattr(launcher, "interpreted", lambda: False)
+    monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
+    monkeypatch.setattr(launcher, "_made", set())
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    driver = SimpleNamespace(get_current_target=lambda: None)
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    return made
+
+
+def queued(kernel, programs):
+    made = Launcher(kernel, programs, (), (), (), Tile((16,)))
+    return Queued(made, [torch.zeros(4)])
+
+
+def test_new_kernels_are_compiled_at_once_and_launched_in_order(log):
+    together = threading.Barrier(2)
+    one, other = (Kernel(name, log, together) for name in ("one", "other"))
+    launch_all([queued(one, 1), queued(other, 2), queued(one, 3)])
+    assert sorted(log[:2]) == [("compile", "one"), ("compile", "other")]
+    assert log[2:] == [("launch", "one", 1), ("launch", "other", 2), ("launch", "one", 3)]
+    # for other sizes the code is the same
+    log.clear()
+    launch_all([queued(other, 4), queued(one, 5)])
+    assert log == [("launch", "other", 4), ("launch", "one", 5)]
+
+
+def test_errors_of_the_compiler_are_raised(log):
+    def refuse(*_, **__):
+        raise RuntimeError("no such instruction")
+
+    kernels = [Kernel(name, log, threading.Barrier(1)) for name in ("one", "other")]
+    kernels[1].run = refuse
+    with pytest.raises(RuntimeError, match="no such instruction"):
+        launch_all([queued(kernels[0], 1), queued(kernels[1], 2)])
+    assert ("launch", "one", 1) not in log
