@@ -1,24 +1,40 @@
 """The contract of products whose weights are h A: values, derivatives, doors, memory, errors.
 
 The cases are in weft.testing.cases.radial_linear.
+
+Seen red with: the rows of a block taken one too early, a block's part of A's gradient stored
+instead of added, one of two products of a weight left out, all edges in one block (memory); in
+kernels the second edge of a pair taken for the first, columns of another path, a low part left out,
+sums that go on from one tile of rows to the next.
 """
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import weft
 from tests.conftest import BACKENDS, INTERPRETED
 from weft import o3
+from weft.core.segments import cut
 from weft.errors import DTypeError, ShapeError
 from weft.o3 import radial_linear_blocks as blocks
-from weft.testing.cases.channelwise import GRAPHS, STRUCTURES
+from weft.o3.contraction import read_call
+from weft.o3.graph import graph_of
+from weft.o3.radial_linear import radial_product
+from weft.o3.radial_linear_generator import Tiling
+from weft.testing.cases.channelwise import GRAPHS, STRUCTURES, Edges
 from weft.testing.cases.radial_linear import make_case, suite
 from weft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values, judge
 from weft.testing.doors import DOOR_CHECKS, check_numerical
+from weft.testing.o3_workloads import conv
+
+if INTERPRETED:
+    from weft.o3 import radial_linear_launch as launch
 
 SUITE = suite()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 UVU = STRUCTURES["uvu"]
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels run in the interpreter")
 native = pytest.mark.skipif(INTERPRETED, reason="kernels run in the interpreter, doors without it")
 SETTINGS = [
     pytest.param(
@@ -32,7 +48,8 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(params=[2**25, 2**10], ids=["whole", "in blocks"])
+# an interpreted program takes a millisecond
+@pytest.fixture(params=[2**10] if INTERPRETED else [2**25, 2**10])
 def room(request, monkeypatch):
     """Of the weights of a block: of all edges, or of a few."""
     monkeypatch.setitem(blocks.ROOM, "cpu", request.param)
@@ -48,8 +65,7 @@ def test_values_and_derivatives(case, setting):
 @pytest.mark.parametrize("check", BODY_CHECKS[1:])
 @pytest.mark.usefixtures("room")
 def test_promises(check, case):
-    backend = BACKENDS[-1]
-    check(case, Setting(backend=backend, order=2 if backend == "torch" else 1))
+    check(case, Setting(backend=BACKENDS[-1], order=0 if INTERPRETED else 2))
 
 
 @native
@@ -82,6 +98,78 @@ def test_third_derivatives():
         return {f"input {i}": g.detach() for i, g in enumerate(gradients)}
 
     judge(case, problem, third, third(case.call, problem), "third derivatives")
+
+
+@pytest.fixture
+def fresh():
+    """No kernel is remembered before or after."""
+    launch._recipe.cache_clear()
+    yield
+    launch._recipe.cache_clear()
+
+
+@interpreted
+class TestKernels:
+    """Of the forward pass: 32 rows a program, two edges of each at a time."""
+
+    TILINGS = (Tiling(8, 1), Tiling(16, 4), Tiling(8, 2, 4, 1), Tiling(16, 16, 8), Tiling(32, 2, 8))
+
+    @pytest.mark.parametrize("tiling", TILINGS, ids=str)
+    @pytest.mark.parametrize("carried", [1, 1000])
+    def test_tilings_and_groups(self, fresh, monkeypatch, tiling, carried):
+        monkeypatch.setattr(launch, "TILING", tiling)
+        monkeypatch.setattr(launch, "CARRIED", carried)
+        for name in ("uvu ragged", "uvu ir_mul"):
+            case = make_case(f"{name}, tilings", STRUCTURES[name], GRAPHS["unsorted"])
+            check_values(case, Setting(backend="triton", order=0))
+
+    @pytest.mark.parametrize("hidden", [1, 16, 40])
+    @pytest.mark.parametrize("name", ["unsorted", "sorted", "empty rows", "nobody"])
+    def test_many_channels(self, name, hidden):
+        structure = conv(((70, 1), (3, 0)), (0, 1), natural=False)
+        case = make_case(f"many channels, {name}", structure, GRAPHS[name], hidden)
+        check_values(case, Setting(backend="triton", order=0))
+
+    def test_many_rows(self, fresh, monkeypatch):
+        monkeypatch.setattr(launch, "PROGRAMS", 1)
+        src, dst = torch.randint(70, (2, 150), generator=torch.Generator().manual_seed(0))
+        case = make_case("many rows", STRUCTURES["scalars"], Edges(src, dst, 70, 70))
+        check_values(case, Setting(backend="triton", order=0))
+
+    def test_one_kernel_for_a_group_and_nothing_else(self):
+        case = make_case("explained", UVU, GRAPHS["unsorted"])
+        setting = Setting(backend="triton", order=0)
+        told = weft.explain(setting.run, case, setting.pose(case))
+        assert [launch.kernel for launch in told.launches] == ["kernel"]
+        assert told.flops == 2 * 40 * case.inputs[2].shape[1] * UVU.width("w")
+
+    def test_precision(self):
+        """TF32 rounds A to 11 bits; what tensor cores cut off h, the interpreter does not."""
+        case = make_case("p", UVU, GRAPHS["sorted"])
+        x, y, h, a = (t.float() for t in case.inputs)
+        edges = GRAPHS["sorted"]
+        graph = graph_of(edges.src, edges.dst, edges.num_nodes, edges.num_sources)
+        wide = [t.double() for t in (x, y, h, a)]
+        exact = case.oracle(*wide, **case.tables)
+        size = case.magnitude(*(t.abs() for t in wide), **case.tables)
+        worst = {}
+        for precision in ("tf32x3", "tf32"):
+            found = radial_product(UVU, x, y, h, a, graph, backend="triton", precision=precision)
+            worst[precision] = float(((found - exact).abs() / size.clamp_min(1e-9)).max())
+        assert worst["tf32x3"] < 2**-21 < 2**-15 < worst["tf32"] < 2**-11
+
+    def test_what_goes_by_blocks(self):
+        """Rows that are cut, factors y of a channel each, float64, gradients."""
+        tables = graph_of(*GRAPHS["sorted"]).tables
+        call = read_call("xywa|z:0,1,2,3")
+        assert launch.serves(UVU, call, torch.float32, tables, 8)
+        assert not launch.serves(UVU, call, torch.float64, tables, 8)
+        assert not launch.serves(UVU, call, torch.float32, tables, 4096)
+        assert not launch.serves(STRUCTURES["uuu"], call, torch.float32, tables, 8)
+        cut_rows = tables._replace(z_slices=cut(tables.z_indptr, 2))
+        assert not launch.serves(UVU, call, torch.float32, cut_rows, 8)
+        backward = read_call("xywaz|x:1,4,2,3")
+        assert not launch.serves(UVU, backward, torch.float32, tables, 8)
 
 
 @native

@@ -10,12 +10,15 @@ operator.  In a call h stands in slot w, and A in slot a.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.core.backend import choose
 from weft.core.list_op import Call as Door
 from weft.core.list_op import ListOperator, Rest, Results, Tensors
 from weft.core.operands import same_kind
@@ -74,14 +77,18 @@ class _Radial(Contraction):
     """Derivatives of Q(x, y, h A, z)."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        structure, call, present, num_x, num_z, num_edges, hidden, backend, _ = rest
+        structure, call, present, num_x, num_z, num_edges, hidden, backend, precision = rest
         what, dtype = read_call(call), tensors[0].dtype
         count = len(what.slots)
         wide = torch.promote_types(dtype, torch.float32)
         values = [t.to(wide).contiguous() for t in tensors[:count]]
         tables = unpack(tensors[count:], present, num_x, num_z, num_edges)
+        fused = _fused(backend or None, values[0].device.type)
         with torch.autocast(values[0].device.type, enabled=False):
-            found = blocks.run(read(structure), what, values, tables, hidden, backend or None)
+            if fused and fused.serves(read(structure), what, wide, tables, hidden):
+                found = fused.run(read(structure), values, tables, hidden, precision)
+            else:
+                found = blocks.run(read(structure), what, values, tables, hidden, backend or None)
         return [result.to(dtype) for result in found]
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
@@ -101,6 +108,14 @@ class _Radial(Contraction):
     ) -> Results:
         self.refuse_mapped_graph(dims, rest)
         return one_by_one(call, size, dims, tensors, rest)
+
+
+@functools.cache
+def _fused(backend: str | None, device: str) -> Any:
+    """The kernels that form no weights, imported where they may serve."""
+    if choose(backend, device) != "triton":
+        return None
+    return importlib.import_module("weft.o3.radial_linear_launch")
 
 
 _radial = ListOperator(

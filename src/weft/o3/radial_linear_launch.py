@@ -1,0 +1,195 @@
+"""Forward calls with weights w = h A by generated Triton kernels: which, and their launches.
+
+Columns of A are gathered beforehand, in the order in which programs read them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.core.backend import interpreted
+from weft.core.explain import record_cost, recording
+from weft.core.generated import load
+from weft.core.launcher import Launcher, Tile, current_device
+from weft.o3.contraction import Call
+from weft.o3.graph import Tables
+from weft.o3.radial_linear_generator import ROWS, Job, Tiling, columns, scale, source
+from weft.o3.structure import Product, Structure
+from weft.o3.wigner import entries_3j
+
+__all__ = ["run", "serves"]
+
+TILING = Tiling(8, 16)
+"""Of channels enough; a block of fewer channels is as wide as these."""
+
+CARRIED = 80
+"""Numbers that a thread sums over edges in registers."""
+
+PROGRAMS = 16
+"""Of each processor: enough to share the rows evenly, few enough to read A seldom."""
+
+MOST_HIDDEN = 128
+"""Numbers of h whose columns of A fit into shared memory."""
+
+MOST_WORK = 2**12
+"""Entries of 3j symbols that compilers bear."""
+
+
+def serves(
+    structure: Structure, call: Call, dtype: torch.dtype, tables: Tables, hidden: int
+) -> bool:
+    """Whether one kernel for each group of paths does the call: forward, channels sharing y alone.
+
+    Rows that are cut, as those of thousands of edges are, go by blocks.
+    """
+    result, *others = call.results
+    if others or result.slot != "z" or len(result.terms) != 1 or dtype != torch.float32:
+        return False
+    return tables.z_slices is None and 0 < hidden <= MOST_HIDDEN and _suits(structure)
+
+
+@functools.lru_cache(maxsize=1024)
+def _suits(structure: Structure) -> bool:
+    work = 0
+    for product in structure.products:
+        for path in product.paths:
+            work += len(entries_3j(*product.degrees(path)))
+            x, y, z = product.x[path.x], product.y[path.y], product.z[path.z]
+            if y.channel_step or not (x.channel_step and z.channel_step):
+                return False
+    return work <= MOST_WORK
+
+
+def run(
+    structure: Structure,
+    tensors: Sequence[Tensor],
+    tables: Tables,
+    hidden: int,
+    precision: str,
+) -> list[Tensor]:
+    """z (num_z, width) of x, y, h and A."""
+    x, y, h, a = tensors
+    shape = (tables.num_z, structure.width("z"))
+    recipe = _recipe(structure, hidden, tables.z_edges is not None, precision, x.device)
+    z = (x.new_empty if recipe.covered and tables.num_edges else x.new_zeros)(shape)
+    if not tables.num_edges:
+        return [z]
+    lists = [t for t in (tables.z_indptr, tables.z_edges, tables.src) if t is not None]
+    with current_device(x):
+        for step in recipe.steps:
+            prepared = a.index_select(1, step.columns).mul_(step.factors).t()
+            padding = (0, step.job.depth - hidden)
+            prepared = torch.nn.functional.pad(prepared, padding).contiguous()
+            kernel = step.launcher(tables, x, y, h)
+            kernel([x, y, h, prepared, z, *lists], prepared.nbytes)
+    if recording():
+        flops = 2 * tables.num_edges * hidden * structure.width("w")
+        record_cost(sum(t.nbytes for t in (x, y, h, a, z, *lists)), flops)
+    return [z]
+
+
+class _Step(NamedTuple):
+    """A kernel, and what it reads of A."""
+
+    job: Job
+    columns: Tensor
+    factors: Tensor
+    launchers: dict[Any, Launcher]
+
+    def launcher(self, tables: Tables, *tensors: Tensor) -> Launcher:
+        """For as many rows."""
+        rows = tables.num_z
+        indices = tuple(t.dtype for t in tables[3:6] if t is not None)
+        found = self.launchers.get((rows, indices))
+        if found is None:
+            tiling = self.job.tiling
+            kernel = load("o3_radial", source(self.job)).__dict__["kernel"]
+            tile = Tile((tiling.block, tiling.stages), tiling.warps, 1)
+            blocks = self.job.channel_blocks
+            most = PROGRAMS * _processors(self.columns.device) // blocks
+            lanes = max(1, min(-(-rows // ROWS), most))
+            found = Launcher(kernel, lanes * blocks, (), (rows, lanes), (), tile)
+            self.launchers[rows, indices] = found
+        return found
+
+
+class _Recipe(NamedTuple):
+    """Kernels; whether they write all columns of z."""
+
+    steps: tuple[_Step, ...]
+    covered: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _recipe(
+    structure: Structure, hidden: int, ordered: bool, precision: str, device: torch.device
+) -> _Recipe:
+    widths = structure.width("x"), structure.width("y"), structure.width("z")
+    steps = []
+    covered = 0
+    for product in structure.products:
+        if not product.channels or not product.paths:
+            continue
+        tiling = _tiling(product)
+        reached = {path.z for path in product.paths}
+        covered += product.channels * sum(product.z[block].components for block in reached)
+        for paths in groups(product, tiling):
+            job = Job(product, paths, widths, hidden, ordered, precision == "tf32x3", tiling)
+            steps.append(_step(job, device))
+    return _Recipe(tuple(steps), covered == widths[2])
+
+
+def _step(job: Job, device: torch.device) -> _Step:
+    """Columns that are not there are any column times zero."""
+    places, factors = [], []
+    for column in columns(job):
+        path = None if column is None else job.product.paths[column[0]]
+        block = None if path is None else job.product.w[path.w]
+        if path is None or block is None or column is None:
+            places.append(0)
+            factors.append(0.0)
+        else:
+            places.append(block.offset + column[1] * block.channel_step)
+            factors.append(scale(job.product, path))
+    at = torch.tensor(places, dtype=torch.int64, device=device)
+    return _Step(job, at, torch.tensor(factors, dtype=torch.float32, device=device), {})
+
+
+def _tiling(product: Product) -> Tiling:
+    least = 8 * TILING.warps // 4
+    block = max(least, min(TILING.block, 1 << (product.channels - 1).bit_length()))
+    return TILING._replace(block=block)
+
+
+def groups(product: Product, tiling: Tiling) -> list[tuple[int, ...]]:
+    """The paths of a product, by number, in groups: each is a kernel.
+
+    Those into one block of z stay together; else they go by their block of x, which a group reads.
+    """
+    by_block: dict[int, list[int]] = {}
+    for n, path in sorted(enumerate(product.paths), key=lambda item: (item[1].x, item[1].z)):
+        by_block.setdefault(path.z, []).append(n)
+    each = tiling.block // (4 * tiling.warps // 4)
+    found: list[list[int]] = []
+    carried = CARRIED + 1
+    for block, paths in by_block.items():
+        numbers = product.z[block].components * each
+        if carried + numbers > CARRIED:
+            found.append([])
+            carried = 0
+        found[-1] += paths
+        carried += numbers
+    return [tuple(group) for group in found]
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    """Of a GPU; in the interpreter one."""
+    if interpreted():
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
