@@ -17,7 +17,15 @@ if interpreted():
 from tests.compile.conftest import Check
 from weft.core.generated import load
 from weft.core.launcher import Tile
-from weft.reductions import generator, kernels, launch, neighbours, neighbours_kernels, tensor_cores
+from weft.reductions import (
+    generator,
+    kernels,
+    knn,
+    launch,
+    neighbours,
+    neighbours_kernels,
+    tensor_cores,
+)
 from weft.reductions.derivatives import gradient
 from weft.reductions.formula import Node, const, node, swap, var
 from weft.reductions.inner import BLOCK, looped
@@ -152,3 +160,11 @@ def test_nearest(dim: int, check: Check) -> None:
     found = made(neighbours_kernels.bounds_kernel, "fp32", one, {})
     found.types["counts_ptr"] = "*i32"
     check(found, "bounds of rows", "sm_90")
+
+
+def test_points_in_cells(check: Check) -> None:
+    constants = {"DIM": 3, "K": 10, "KEPT": 16}
+    found = made(neighbours_kernels.look_kernel, "fp32", Tile((knn.LANES,), 1, 1), constants)
+    integers = ("order_ptr", "starts_ptr", "cells_ptr", "runs_ptr", "near_ptr")
+    found.types.update(dict.fromkeys(integers, "*i64"))
+    check(found, "points in cells", "sm_90")

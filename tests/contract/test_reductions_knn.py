@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import weft
+from tests.conftest import INTERPRETED
 from weft.reductions import knn
 from weft.reductions.knn import nearest
 
@@ -87,6 +88,23 @@ def test_infinite_points():
     y = draw(30, 2, seed=1)
     y[3] = torch.inf
     assert_exact(x, y, 5)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels run here in the interpreter alone")
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_kernel(dim):
+    """Points that coincide and cells of all sizes, empty ones too, queries outside of them."""
+    x, y = (draw(n, dim, seed=n) * 2 - 0.5 for n in (9, 300))
+    y = (y**3 * 256).round() / 256
+    grid = knn._first_grid(y, 4)
+    assert knn._has_kernel(grid, x, y, 4)
+    cells = grid.cells(x)
+    near, farthest = knn._by_kernel(grid, cells, x, y, 4)
+    expected, final = knn._look(grid, x, y, 4)
+    assert bool(final.any())
+    reach = knn._reach(grid, x, cells)
+    torch.testing.assert_close(farthest.double().sqrt() < reach, final & reach.isfinite())
+    torch.testing.assert_close(near[final], expected[final], rtol=0, atol=0)
 
 
 def test_cost():

@@ -7,12 +7,15 @@ as wide.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.core.launcher import Kernel, Tile, current_device
 from weft.errors import DTypeError, ShapeError
 from weft.reductions.formula import node, var
 from weft.reductions.reduction import reduce
@@ -21,6 +24,9 @@ __all__ = ["nearest"]
 
 MOST_CELLS = 2**20  # of an axis: three axes and their borders fit 63 bits
 PAIRS = 2**22  # pairs of a query and a candidate that are looked at together
+MOST = 64  # neighbours that a kernel keeps
+CELLS = 16  # cells for each point up to which a table of all of them is made
+LANES = 32  # points that a program looks at together
 
 
 def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
@@ -79,6 +85,10 @@ class _Grid(NamedTuple):
         cells = ((points.double() - self.low) / self.size).floor().clamp(min=0)
         return torch.minimum(cells, self.counts.double() - 1).to(torch.int64)
 
+    def numbers(self) -> int:
+        """How many cells there are, with the border."""
+        return math.prod(count + 2 for count in self.counts.tolist())
+
     def key(self, cells: Tensor) -> Tensor:
         """Numbers of cells, from one before the first to one after the last of each axis."""
         number = torch.zeros_like(cells[..., 0])
@@ -125,11 +135,14 @@ def _grid(y: Tensor, size: float) -> _Grid:
 def _look(grid: _Grid, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """(M, k) nearest in the cells around each query, and whether nothing elsewhere is nearer."""
     cells = grid.cells(x)
+    reach = _reach(grid, x, cells)
+    if x.is_cuda and _has_kernel(grid, x, y, k):
+        near, farthest = _by_kernel(grid, cells, x, y, k)
+        return near, (farthest.double().sqrt() < reach) | reach.isinf()
     starts, ends = _lists(grid, cells)
     totals = (ends - starts).sum(1)
     order = totals.argsort(descending=True, stable=True)  # alike lengths together
     lengths = totals[order].tolist()
-    reach = _reach(grid, x, cells)
     near = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
     final = torch.empty(len(x), dtype=torch.bool, device=x.device)
     first = 0
@@ -144,14 +157,47 @@ def _look(grid: _Grid, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return near, final | reach.isinf()
 
 
+def _has_kernel(grid: _Grid, x: Tensor, y: Tensor, k: int) -> bool:
+    plain = x.dtype == torch.float32 and k <= MOST and len(y) < 2**31 - LANES
+    few = grid.numbers() <= CELLS * len(y) + PAIRS
+    return plain and few and torch.version.hip is None
+
+
+def _by_kernel(grid: _Grid, cells: Tensor, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The nearest of each query and the last one's squared distance, one program a query."""
+    dim = x.shape[1]
+    starts = torch.searchsorted(grid.keys, torch.arange(grid.numbers() + 1, device=y.device))
+    keys, rows = grid.key(cells).sort()  # neighbours read the same points
+    middle = torch.zeros(1, dim, dtype=torch.int64, device=y.device)
+    runs = grid.key(middle + _steps(dim, y.device)) - grid.key(middle)
+    near = torch.empty(len(x), k, dtype=torch.int64, device=y.device)
+    farthest = x.new_empty(len(x))
+    tensors = [x[rows], y[grid.order].t().contiguous(), grid.order, starts, keys, runs]
+    with current_device(x):
+        _kernel(dim, k, x.device)(len(x), [*tensors, near, farthest], (len(y), len(runs)))
+    back = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(x), device=x.device))
+    return near[back], farthest[back]
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(dim: int, k: int, _: torch.device) -> Kernel:
+    """Compiled code belongs to a device."""
+    from weft.reductions.neighbours_kernels import look_kernel
+
+    constants = (dim, k, 1 << (k - 1).bit_length())
+    return Kernel(look_kernel, (), constants, Tile((LANES,), 1, 1))
+
+
+def _steps(dim: int, device: torch.device) -> Tensor:
+    """(3^(D−1), D) from a cell to the middle one of each three along the last axis."""
+    steps = torch.tensor(list(itertools.product((-1, 0, 1), repeat=dim - 1)), device=device)
+    return torch.nn.functional.pad(steps.view(3 ** (dim - 1), dim - 1), (0, 1)).long()
+
+
 def _lists(grid: _Grid, cells: Tensor) -> tuple[Tensor, Tensor]:
     """(M, 3^(D−1)) starts and ends among the sorted points: cells along the last axis touch."""
     dim = cells.shape[1]
-    steps = torch.tensor(list(itertools.product((-1, 0, 1), repeat=dim - 1)), device=cells.device)
-    rows = (
-        cells.unsqueeze(1)
-        + torch.nn.functional.pad(steps.view(3 ** (dim - 1), dim - 1), (0, 1)).long()
-    )
+    rows = cells.unsqueeze(1) + _steps(dim, cells.device)
     along = torch.zeros(dim, dtype=torch.int64, device=cells.device)
     along[-1] = 1
     starts = torch.searchsorted(grid.keys, grid.key(rows - along))

@@ -1,4 +1,4 @@
-"""Kernels of exact nearest neighbours: bounds of groups, of rows, distances; see neighbours.
+"""Kernels of exact nearest neighbours: bounds of groups, of rows, distances; points in cells.
 
 Tile by tile a thread of a product has 2 neighbouring columns of each 8, in one of 4 places: these
 are a group.  Groups 4 t to 4 t + 3 belong to the t-th run of tiles.
@@ -112,6 +112,41 @@ def nearest_kernel(
             waiting = (low <= bound) & (lanes > place)
     at = row * K + tl.zeros([1, 1], tl.int64)
     store_sorted(best, index, out_ptr, out_ptr, at, at >= 0, 1, K, False)
+
+
+@triton.jit(do_not_specialize=["points", "runs"])
+def look_kernel(
+    x_ptr, y_ptr, order_ptr, starts_ptr, cells_ptr, runs_ptr, near_ptr, far_ptr, points, runs,
+    DIM: tl.constexpr, K: tl.constexpr, KEPT: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """near[i] = the K points of least |x_i − y_j|² in the cells around cells[i]; far[i]: the last.
+
+    x, y    # (queries, DIM), (DIM, points): points in the order of their cells, which `order` has
+    starts  # how many points there are before a cell
+    runs    # from a query's cell to the middle one of each three that follow each other
+    """
+    last: tl.constexpr = 2147483647
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, LANES)
+    cell = tl.load(cells_ptr + row)
+    best, index = empty_lists(1, KEPT, K, tl.float32, tl.int32)
+    for run in range(runs):
+        middle = cell + tl.load(runs_ptr + run)
+        first, end = tl.load(starts_ptr + middle - 1), tl.load(starts_ptr + middle + 2)
+        for start in range(first, end, LANES):
+            at = tl.minimum(start + lanes, end - 1)
+            f = tl.zeros([LANES], tl.float32)
+            for d in tl.static_range(DIM):
+                difference = tl.load(x_ptr + row * DIM + d) - tl.load(y_ptr + d * points + at)
+                f += difference * difference
+            j = tl.load(order_ptr + at).to(tl.int32)
+            inside = start + lanes < end
+            f = tl.where(inside, f, float("inf"))
+            j = tl.where(inside, j, last)
+            best, index = insert(best, index, f[None, None, :], j[None, None, :])
+    at = row * K + tl.zeros([1, 1], tl.int64)
+    store_sorted(best, index, near_ptr, near_ptr, at, at >= 0, 1, K, False)
+    tl.store(far_ptr + row, tl.max(tl.max(best, 1), 0))
 
 
 @triton.jit
