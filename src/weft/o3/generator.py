@@ -8,9 +8,11 @@ A kernel program owns a row of one slot, z or x, and a block of channels, and wa
         store the results of the edge as soon as no path is left that adds to them
     store the results of the row
 
-Where every edge is a row of its own, a program owns a tile of rows and there is no loop.  What
-channels share is summed over those of a program: one part a block of channels.  Gradients of
-weights that all edges share are summed over all rows of a program, and programs are few.
+Where no result is summed over the edges of a row, several programs share them: many small programs
+end together.  Where every edge is a row of its own, a program owns a tile of rows and there is no
+loop.  What channels share is summed over those of a program: one part a block of channels.
+Gradients of weights that all edges share are summed over all rows of a program, and programs are
+few.
 
 Weights are read once and pass the cache by; x, and the row that is read again for every edge, stay.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from weft.o3 import across
 from weft.o3.contraction import Call
 from weft.o3.polynomial import Arithmetic, value_name
 from weft.o3.structure import Block, Product
@@ -96,6 +99,12 @@ class Job(NamedTuple):
         return self.shared and any(r.slot == "w" and r.terms for r in self.call.results)
 
     @property
+    def divisible(self) -> bool:
+        """Whether programs can share the edges of a row."""
+        summed = {r.slot for r in self.call.results if r.terms} & {self.owner}
+        return self.segmented and not summed and not self.looped
+
+    @property
     def channel_blocks(self) -> int:
         """Programs that share a row."""
         return -(-self.product.channels // self.tiling.block)
@@ -111,7 +120,7 @@ def source(job: Job) -> str:
 
     Its pointers are the tensors', the results', then those of the tables that the job has: indptr,
     owner, edges, index.  Then come the numbers `items` (rows, or tiles of rows), `rows` and `lanes`
-    (programs for each block of channels).
+    (programs for each block of channels: items, or a multiple where programs share a row's edges).
     """
     return "\n".join(_Writer(job).module()) + "\n"
 
@@ -124,6 +133,7 @@ class _Writer:
         self.tensors = operands(job)
         self.number = "tl.float64" if job.wide else "tl.float32"
         self.flat = job.tiling.edges == 1
+        self.halves = self.flat and job.tiling.warps == 1 and job.tiling.block >= across.LANES
         self.ragged = job.product.channels % job.tiling.block != 0
         self.shape = "(BLOCK,)" if self.flat else "(EDGES, BLOCK)"
         self.seen: set[str] = set()
@@ -173,6 +183,8 @@ class _Writer:
     def module(self) -> Iterator[str]:
         yield "import triton"
         yield "import triton.language as tl"
+        if self._together():
+            yield "from weft.o3.kernels import halved"
         yield ""
         yield ""
         yield "@triton.jit(do_not_specialize=['items', 'rows', 'lanes'])"
@@ -205,8 +217,14 @@ class _Writer:
             yield f"u = {lanes}"
         if self.ragged:
             yield f"inside = u < {self.job.product.channels}"
-        if not self.job.looped:
+        if self._together():
+            yield from across.PREAMBLE
+        if self.job.divisible:
+            yield "shares = lanes // items"
+            yield "item = lane // shares"
+        elif not self.job.looped:
             yield "item = lane"
+        if not self.job.looped:
             yield from self._item()
             return
         yield from self._zeros("w")
@@ -230,6 +248,10 @@ class _Writer:
         job = self.job
         yield "first = tl.load(indptr_ptr + item)"
         yield "last = tl.load(indptr_ptr + item + 1)"
+        if job.divisible:
+            yield "count = (last - first + shares - 1) // shares"
+            yield "first = first + lane % shares * count"
+            yield "last = tl.minimum(first + count, last)"
         number = "tl.load(owner_ptr + item)" if job.pieces else "item"
         yield f"row = tl.cast({number}, tl.int64)"
         yield from self._places([t for t in self.tensors if self._owned(t)], "row")
@@ -267,6 +289,7 @@ class _Writer:
                     yield from self._load(t, block)
             yield from body
             yield from self._finished(at_path - 1)
+        yield from self._store_together()
 
     def _numbers(self, at: str) -> Iterator[str]:
         """e, the edge, and other, its row of the slot that is not the owner's."""
@@ -325,9 +348,30 @@ class _Writer:
 
     def _finished(self, at: int) -> Iterator[str]:
         """Stores of what no later path of the edge adds to."""
+        together = self._together()
         for (r, block), last in sorted(self.last.items()):
-            if last == at and not self._carried(r):
+            if last == at and not self._carried(r) and (r, block) not in together:
                 yield from self._store(r, block, "e", ["present"] * (not self.flat))
+
+    def _together(self) -> list[tuple[int, int]]:
+        """The blocks of results of an edge that are summed over channels by halves."""
+        return [
+            (r, block)
+            for r, block in sorted(self.last)
+            if self.halves and self._shared(r, block) and not self._carried(r)
+        ]
+
+    def _store_together(self) -> Iterator[str]:
+        values = []
+        for r, block in self._together():
+            target = self.job.targets[r]
+            place = target.blocks[block]
+            assert place is not None
+            yield from self._target_row(f"out{r}_row", r, "e", shared=True)
+            for name in self._components(r, block):
+                column = place.offset + _component(name) * place.step
+                values.append(across.Value(name, f"out{r}_row", column))
+        yield from across.summed(values, self.tiling.block)
 
     def _store_carried(self, slot: str, number: str) -> Iterator[str]:
         """Stores of what is summed over edges."""
@@ -336,20 +380,26 @@ class _Writer:
                 yield from self._store(r, block, f"tl.cast({number}, tl.int64)", [])
 
     def _store(self, r: int, block: int, number: str, masks: list[str]) -> Iterator[str]:
-        target, slot = self.job.targets[r], self.job.call.results[r].slot
-        place = target.blocks[block]
+        place, shared = self.job.targets[r].blocks[block], self._shared(r, block)
         assert place is not None
-        shared = self.job.product.blocks(slot)[block].channel_step == 0
         masks = masks + ["inside"] * (self.ragged and not shared)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         policy = "" if self._carried(r) else ", cache_modifier='.cs'"
-        yield f"at = out{r}_ptr + {number} * {target.width}"
-        if shared and self.job.channel_blocks > 1:
-            yield f"at = at + block * {target.part}"
+        yield from self._target_row("at", r, number, shared)
         for name in self._components(r, block):
-            c = int(name.rsplit("_", 1)[1])
             value = self._summed(name, self._carried(r), shared)
-            yield f"tl.store({_address('at', place, c)}, {value}{mask}{policy})"
+            yield f"tl.store({_address('at', place, _component(name))}, {value}{mask}{policy})"
+
+    def _target_row(self, name: str, r: int, number: str, shared: bool) -> Iterator[str]:
+        target = self.job.targets[r]
+        yield f"{name} = out{r}_ptr + {number} * {target.width}"
+        if shared and self.job.channel_blocks > 1:
+            yield f"{name} = {name} + block * {target.part}"
+
+    def _shared(self, r: int, block: int) -> bool:
+        """Whether all channels add to a block of a result."""
+        slot = self.job.call.results[r].slot
+        return self.job.product.blocks(slot)[block].channel_step == 0
 
     def _summed(self, name: str, over_edges: bool, over_channels: bool) -> str:
         """A component summed over edges and channels of the tile."""
@@ -360,6 +410,10 @@ class _Writer:
                 f"tl.sum(tl.sum({name}, 0), 0)" if over_channels else f"tl.sum({name}, 0)[None, :]"
             )
         return f"tl.sum({name}, 1)[:, None]" if over_channels else name
+
+
+def _component(name: str) -> int:
+    return int(name.rsplit("_", 1)[1])
 
 
 def _address(pointer: str, place: Block, component: int) -> str:

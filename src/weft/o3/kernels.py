@@ -1,5 +1,7 @@
 """Triton kernels that add up what several programs stored of one result, in a fixed order.
 
+And the step by which generated kernels add up what several threads have of many sums.
+
 places (COUNT, width) names the columns of a partial row that add to a column of the result, −1 for
 none; without it, column c is column c.
 """
@@ -9,7 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["fold_columns_kernel", "fold_rows_kernel"]
+__all__ = ["fold_columns_kernel", "fold_rows_kernel", "halved"]
+
+
+@triton.jit
+def halved(a, b, thread, BIT: tl.constexpr):
+    """Sums over the pairs of threads that differ in BIT: of a where it is 0, of b where it is 1."""
+    high = (thread & BIT) != 0
+    return tl.where(high, b, a) + tl.gather(tl.where(high, a, b), thread ^ BIT, 0)
 
 
 @triton.jit

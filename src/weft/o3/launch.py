@@ -37,6 +37,9 @@ MOST_WORK = 2**13
 WARPS = 8
 """Of each processor where a program takes several rows: as many as run at once."""
 
+EDGES = 16
+"""The fewest that a program takes, on average, of a row that several programs share."""
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -187,7 +190,8 @@ def _step(job: Job, numbers: tuple[int, ...], tables: Tables, lanes: int, first:
     items = rows if job.segmented else -(-rows // job.tiling.edges)
     module = load("o3_product", _source(job))
     tile = Tile((job.tiling.block, job.tiling.edges, job.tiling.stages), job.tiling.warps, 1)
-    lanes = lanes if job.looped else items
+    if not job.looped:
+        lanes = items * (_shares(items, tables.num_edges) if job.divisible else 1)
     kernel = Launcher(
         module.__dict__["kernel"], lanes * job.channel_blocks, (), (items, rows, lanes), (), tile
     )
@@ -209,6 +213,11 @@ def _lists(job: Job) -> Iterator[int]:
 
 
 _source = functools.lru_cache(maxsize=256)(generator.source)
+
+
+def _shares(items: int, num_edges: int) -> int:
+    """Programs that share the edges of a row."""
+    return max(1, num_edges // max(1, items * EDGES))
 
 
 def _items(job: Job, tables: Tables) -> int:
