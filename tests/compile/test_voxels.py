@@ -40,13 +40,13 @@ TABLES = {
 ONES = {"stride_wd": 1}
 PLAIN = {"FLIP": False, "ACTIVATION": None, "scale_ptr": None, "residual_ptr": None}
 FINISHED = {"FLIP": False, "ACTIVATION": "gelu"}
-KEY = {"SAMPLES": 512, "NEAR": launch.NEAR}
+KEY = {"SAMPLES": 256, "NEAR": launch.NEAR}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
     "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, Tile((launch.BLOCK,), 8)),
     "rank": ({"MOST": 2**31 - 1}, launch.RANKED),
-    "list": ({"K": 27, "WIDE": False}, Tile((), 8)),
-    "tally": ({"K": 27}, Tile((1024,))),
+    "list": ({"K": 27, "WIDE": False}, Tile((), 1)),
+    "tally": ({"K": 27}, Tile((1024,), 8)),
     "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((launch.BLOCK,))),
     "share": ({"K": 27, "OFFSETS": 32}, Tile((launch.SHARES,))),
     "reduce": ({"K": 27, "OFFSETS": 32}, launch.REDUCED),

@@ -15,16 +15,19 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from weft.testing.compiler import Build
-from weft.voxels import map_kernels, map_launch
+from weft.voxels import cell_kernels, map_kernels, map_launch
 
 CONSTANTS = {
     "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},
     "pack_kernel": {"COLUMNS": 4, "BLOCK": map_launch.ROWS},
     "settle_kernel": {"BLOCK": map_launch.ROWS},
-    "search_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "PIVOTS": 64, "LINES": 2, "BLOCK": 256},
+    "search_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "PIVOTS": 64, "LINES": 2, "BLOCK": 512},
+    "mark_kernel": {"BLOCK": map_launch.MARK.blocks[0]},
+    "look_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "BLOCK": map_launch.LOOK.blocks[0]},
     "candidates_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PAIRS},
     "outputs_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PAIRS},
 }
+WARPS = {"search_kernel": map_launch.SEARCH.num_warps, "mark_kernel": map_launch.MARK.num_warps}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "pack_kernel": {"checked": {}, "unchecked": {"flags_ptr": None}},
     "search_kernel": {
@@ -33,6 +36,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "uneven": {"SYMMETRIC": False, "MIRRORED": False},
         "uneven mirrored": {"SYMMETRIC": False, "MIRRORED": True},
         "many offsets": {"SYMMETRIC": True, "MIRRORED": False, "parts_ptr": None},
+    },
+    "look_kernel": {
+        "any order": {"MIRRORED": False},
+        "in order": {"MIRRORED": False, "order_ptr": None},
+        "many offsets": {"MIRRORED": True, "parts_ptr": None},
     },
     "candidates_kernel": {
         "strided": {"TRANSPOSED": False},
@@ -43,18 +51,18 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 def build(name: str, keys: str, variant: str) -> Build:
     """A kernel for keys of a type."""
-    kernel = getattr(map_kernels, name)
+    kernel = getattr(cell_kernels if name in ("mark_kernel", "look_kernel") else map_kernels, name)
     constants = CONSTANTS[name] | VARIANTS.get(name, {"": {}})[variant]
     if "MOST" in kernel.arg_names:
         constants |= {"MOST": 2**31 - 1 if keys == "i32" else 2**63 - 1}
-    of = {"found_ptr": "i64", "source_ptr": "i64", "places_ptr": "i64"}
+    of = {"found_ptr": "i64", "source_ptr": "i64", "places_ptr": "i64", "words_ptr": "i64"}
     of |= {"keys_ptr": keys, "out_keys_ptr": keys}
     types = {
         p.name: f"*{of.get(p.name, 'i32')}" if p.name.endswith("_ptr") else p.annotation_type
         for p in kernel.params
         if p.name not in constants
     }
-    return Build(kernel, types, constants, {"num_warps": 8 if name == "search_kernel" else 4})
+    return Build(kernel, types, constants, {"num_warps": WARPS.get(name, 4)})
 
 
 CASES = {

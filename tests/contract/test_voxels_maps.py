@@ -7,7 +7,9 @@ Seen red with: a box one axis too wide, a walk that never advances, the mirrored
 lowest stored without its complement, the last candidate of a stride left out, a block's highest
 target left out, repeats not asked for, int32 columns compared with numbers outside of int32, a
 search over no span that never ended; a box whose columns are not asked for, rows said to ascend,
-columns of a table as the rows stand, bits of one line left out, a flag that stays up.
+columns of a table as the rows stand, bits of one line left out, a flag that stays up; a word of one
+voxel alone, one written by each of its voxels, the last axis's ends not asked for, pairs of an
+offset at the place of another's.
 """
 
 import functools
@@ -25,6 +27,7 @@ from hypothesis import strategies
 
 from weft.core.backend import interpreted
 from weft.errors import IndexRangeError, ShapeError
+from weft.voxels import map_launch
 from weft.voxels.coordinates import Coordinates
 from weft.voxels.geometry import Geometry, geometry
 from weft.voxels.kernel_map import KernelMap, Maps
@@ -40,6 +43,14 @@ same = functools.partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=T
 def kernels(monkeypatch):
     """In the interpreter the kernels serve CPU tensors, as they serve a GPU's."""
     with_kernels(monkeypatch, True)
+
+
+@pytest.fixture(params=["searched", "looked up"])
+def found_by(request, monkeypatch):
+    """Neighbours of few voxels, or in a wide box, are searched; the others are looked up."""
+    many = 0 if request.param == "looked up" else 2**40
+    monkeypatch.setattr(map_launch, "MANY", many)
+    monkeypatch.setattr(map_launch, "ROOM", 2**12)
 
 
 def with_kernels(monkeypatch, serve: bool) -> None:
@@ -253,6 +264,7 @@ def cells(shuffled: bool) -> list:
     return rows
 
 
+@pytest.mark.usefixtures("found_by")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("kernel", [3, 2])
@@ -305,6 +317,7 @@ def test_columns_of_a_table_ascend_whatever_the_rows_do(layer):
 
 
 @pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
+@pytest.mark.usefixtures("found_by")
 @pytest.mark.parametrize("kernel", [3, 2, (1, 5, 5), (3, 1, 1), 1])
 def test_the_search_leaves_the_bits_of_what_it_finds(kernel):
     from weft.voxels import launch
@@ -390,6 +403,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.usefixtures("found_by")
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("name", CLOUDS)

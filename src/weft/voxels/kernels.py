@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.voxels.layout import HALF, PANEL, UNIT, count_bits, pairs_before, share_size
+from weft.voxels.layout import HALF, PANEL, UNIT, count_bits, lowest_bit, pairs_before, share_size
 
 __all__ = [
     "convolve_kernel",
@@ -20,13 +20,6 @@ __all__ = [
     "reduce_kernel",
     "weight_gradient_kernel",
 ]
-
-
-@triton.jit
-def _lowest(word):
-    """The number of the lowest bit that is set in an int64 below 2^32; 0 if there is none."""
-    bit = (((word & -word).to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
-    return tl.where(word == 0, 0, bit)
 
 
 @triton.jit
@@ -114,7 +107,7 @@ def convolve_kernel(
     for word in tl.static_range(WORDS):
         rest = _word_of(halves_ptr, tile, word, WORDS, PARTS)
         first_ptr = list_ptr + word * 32 * PANEL
-        k = _lowest(rest)
+        k = lowest_bit(rest)
         row = tl.load(first_ptr + k * PANEL)
         chunk = 0
         for _ in range(count_bits(rest.to(tl.int32)) * tl.cdiv(C, BLOCK_K)):
@@ -131,7 +124,7 @@ def convolve_kernel(
             ends = (chunk + 1) * BLOCK_K >= C
             rest = tl.where(ends, rest & (rest - 1), rest)
             chunk = tl.where(ends, 0, chunk + 1)
-            k = _lowest(rest)
+            k = lowest_bit(rest)
             row = tl.load(first_ptr + k * PANEL)
     _finish(
         acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, groups * D,
@@ -212,7 +205,7 @@ def depthwise_kernel(
     for word in tl.static_range(WORDS):
         rest = _word_of(halves_ptr, tile, word, WORDS, BLOCK_M // HALF)
         for _ in range(count_bits(rest.to(tl.int32))):
-            k = word * 32 + _lowest(rest)
+            k = word * 32 + lowest_bit(rest)
             rest &= rest - 1
             row = tl.load(list_ptr + k * PANEL)
             x = x_ptr + tl.maximum(row, 0).to(INT)[:, None] * stride_xr + (n // D)[None, :]

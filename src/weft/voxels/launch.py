@@ -32,13 +32,13 @@ MOST_SORTED = 2**18
 BLOCK = 512
 """Rows whose pairs are counted and compacted together."""
 
-SHARES = 64
+SHARES = 32
 """Shares of pairs that one program places."""
 
 FEW = 2**14
 """Rows up to which each is compared with all: the launches of a sort would take longer."""
 
-RANKED = Tile((32, 128))
+RANKED = Tile((32, 256), 8)
 """Rows of a program, and of those it compares them with at once."""
 
 REDUCED = Tile((16, 128))
@@ -169,13 +169,13 @@ def _preparation(
         _kernel(
             preparation_kernels.key_kernel,
             (),
-            (k, parts, bits, offsets, max(16, 16384 // offsets), NEAR),
+            (k, parts, bits, offsets, max(16, 8192 // offsets), NEAR),
             Tile((BLOCK,), 8),
             *kind,
         ),
         _kernel(preparation_kernels.rank_kernel, (), (most,), RANKED, device),
-        _kernel(preparation_kernels.list_kernel, (), (k, wide), Tile((), 8), *kind, few),
-        _kernel(preparation_kernels.tally_kernel, (), (k,), Tile((1024,)), *kind),
+        _kernel(preparation_kernels.list_kernel, (), (k, wide), Tile((), 1), *kind, few),
+        _kernel(preparation_kernels.tally_kernel, (), (k,), Tile((1024,), 8), *kind),
         _kernel(preparation_kernels.pair_kernel, (), (k, offsets, wide), Tile((BLOCK,)), *kind),
         keys,
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["HALF", "PANEL", "UNIT", "count_bits", "pairs_before", "share_size"]
+__all__ = ["HALF", "PANEL", "UNIT", "count_bits", "lowest_bit", "pairs_before", "share_size"]
 
 PANEL = tl.constexpr(128)
 HALF = tl.constexpr(64)
@@ -23,12 +23,19 @@ UNIT = tl.constexpr(64)
 
 
 @triton.jit
+def lowest_bit(word):
+    """The number of the lowest bit that is set in an int64 below 2^32; 0 if there is none."""
+    bit = (((word & -word).to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
+    return tl.where(word == 0, 0, bit)
+
+
+@triton.jit
 def count_bits(word):
-    """How many bits are set in an int32."""
+    """How many bits are set in an int32, in the form that the compiler knows to be one POPC."""
+    word = word.to(tl.uint32)
     pairs = word - ((word >> 1) & 0x55555555)
     fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
-    eights = (fours + (fours >> 4)) & 0x0F0F0F0F
-    return (eights + (eights >> 8) + (eights >> 16) + (eights >> 24)) & 63
+    return ((((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
 
 
 @triton.jit

@@ -18,8 +18,11 @@ import triton.language as tl
 
 __all__ = [
     "candidates_kernel",
+    "column_of",
+    "keep",
     "outputs_kernel",
     "pack_kernel",
+    "row_at",
     "search_kernel",
     "settle_kernel",
     "survey_kernel",
@@ -27,7 +30,7 @@ __all__ = [
 
 
 @triton.jit
-def _column(rows_ptr, at, mask, AXIS: tl.constexpr, COLUMNS: tl.constexpr):
+def column_of(rows_ptr, at, mask, AXIS: tl.constexpr, COLUMNS: tl.constexpr):
     """Axis −1 is the batch number; the column of a missing axis is 0."""
     if AXIS < 0:
         return tl.load(rows_ptr + at.to(tl.int64) * COLUMNS, mask=mask, other=0).to(tl.int64)
@@ -70,7 +73,7 @@ def _digit(
     key, outside, rows_ptr, at, mask, low, size, AXIS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     """(key · size + digit, whether a digit is outside of its range)"""
-    digit = _column(rows_ptr, at, mask, AXIS, COLUMNS) - low
+    digit = column_of(rows_ptr, at, mask, AXIS, COLUMNS) - low
     return key * size + digit, outside | (mask & ((digit < 0) | (digit >= size)))
 
 
@@ -170,7 +173,7 @@ def _search(keys_ptr, target, wanted, N, MOST: tl.constexpr, PIVOTS: tl.constexp
 
 
 @triton.jit
-def _keep(table_ptr, k, num_offsets, N, at, value, mask, MIRRORED: tl.constexpr):
+def keep(table_ptr, k, num_offsets, N, at, value, mask, MIRRORED: tl.constexpr):
     """table[k, at] = value; MIRRORED: table[K − 1 − k, at].  Returns the bits of those found."""
     if MIRRORED:
         k = num_offsets - 1 - k
@@ -180,7 +183,7 @@ def _keep(table_ptr, k, num_offsets, N, at, value, mask, MIRRORED: tl.constexpr)
 
 
 @triton.jit
-def _row_at(order_ptr, place, hit):
+def row_at(order_ptr, place, hit):
     """The row that stands at a place of the sorted keys; −1 where nothing was hit."""
     if order_ptr is not None:
         return tl.load(order_ptr + place, mask=hit, other=-1)
@@ -195,7 +198,7 @@ def _centre(
 ):
     """The centre line of a symmetric kernel: its voxels stand beside the row itself."""
     k = tl.zeros_like(at) + num_offsets // 2
-    bits = _keep(table_ptr, k, num_offsets, N, at, own, mask, MIRRORED)
+    bits = keep(table_ptr, k, num_offsets, N, at, own, mask, MIRRORED)
     for side in tl.static_range(-1, 2, 2):
         place = at + side
         here = tl.load(keys_ptr + place, mask=mask & (place >= 0) & (place < N), other=MOST)
@@ -207,8 +210,8 @@ def _centre(
                 here = tl.load(keys_ptr + place, mask=mask & (place >= 0) & (place < N), other=MOST)
             moved = coordinate + (side * t * GAP)
             hit = mask & (here == target) & (moved >= 0) & (moved < size)
-            value = _row_at(order_ptr, place, hit)
-            bits |= _keep(table_ptr, k + side * t, num_offsets, N, at, value, mask, MIRRORED)
+            value = row_at(order_ptr, place, hit)
+            bits |= keep(table_ptr, k + side * t, num_offsets, N, at, value, mask, MIRRORED)
     return bits
 
 
@@ -225,7 +228,7 @@ def search_kernel(
     LAST: tl.constexpr, GAP: tl.constexpr, MOST: tl.constexpr,
     PIVOTS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """table[k, i] = the row at offset k from the i-th in order, −1 for none; see `_keep`.
+    """table[k, i] = the row at offset k from the i-th in order, −1 for none; see `keep`.
 
     A program owns BLOCK rows that follow each other in sorted order and LINES lines of the kernel.
     parts[tile, i]: the offsets that it found, as bits, of a kernel of up to 32.
@@ -240,7 +243,7 @@ def search_kernel(
     mask = at < N
     own = at if order_ptr is None else tl.load(order_ptr + at, mask=mask, other=0)
     key = tl.load(keys_ptr + at, mask=mask, other=0)
-    last = _column(rows_ptr, own, mask, 3, COLUMNS) - low3
+    last = column_of(rows_ptr, own, mask, 3, COLUMNS) - low3
     bits = tl.zeros((BLOCK,), tl.int32)
 
     line = tile * LINES + tl.arange(0, LINES)  # [LINES]
@@ -263,13 +266,13 @@ def search_kernel(
     inside = (line < lines)[:, None] & mask[None, :]  # [LINES, BLOCK]
     write = inside
     if COLUMNS > 4:
-        moved = (_column(rows_ptr, own, mask, 0, COLUMNS) - low0)[None, :] + away0[:, None]
+        moved = (column_of(rows_ptr, own, mask, 0, COLUMNS) - low0)[None, :] + away0[:, None]
         inside &= (moved >= 0) & (moved < size0)
     if COLUMNS > 3:
-        moved = (_column(rows_ptr, own, mask, 1, COLUMNS) - low1)[None, :] + away1[:, None]
+        moved = (column_of(rows_ptr, own, mask, 1, COLUMNS) - low1)[None, :] + away1[:, None]
         inside &= (moved >= 0) & (moved < size1)
     if COLUMNS > 2:
-        moved = (_column(rows_ptr, own, mask, 2, COLUMNS) - low2)[None, :] + away2[:, None]
+        moved = (column_of(rows_ptr, own, mask, 2, COLUMNS) - low2)[None, :] + away2[:, None]
         inside &= (moved >= 0) & (moved < size2)
 
     # a coordinate far outside is cut near its line: nothing overflows, and it is no hit
@@ -284,9 +287,9 @@ def search_kernel(
             place += (here < target).to(tl.int32)
             here = tl.load(keys_ptr + place, mask=inside & (place < N), other=MOST)
         hit = inside & (here == target) & (moved >= 0) & (moved < size3)
-        value = _row_at(order_ptr, place, hit)
+        value = row_at(order_ptr, place, hit)
         k = (line * LAST + t)[:, None]
-        found |= _keep(table_ptr, k, num_offsets, N, at[None, :], value, write, MIRRORED)
+        found |= keep(table_ptr, k, num_offsets, N, at[None, :], value, write, MIRRORED)
         target += GAP
         moved += GAP
     if parts_ptr is not None:
@@ -353,24 +356,24 @@ def candidates_kernel(
     m2, rest = rest % places2, rest // places2
     m1, m0 = rest % places1, rest // places1
 
-    q0 = _column(rows_ptr, own, mask, 0, COLUMNS)
+    q0 = column_of(rows_ptr, own, mask, 0, COLUMNS)
     j0, o0, met = _meet(
         q0, m0, size0, stride0, pad0, dil0, kernel0, common0, inverse0, period0, TRANSPOSED
     )
-    q1 = _column(rows_ptr, own, mask, 1, COLUMNS)
+    q1 = column_of(rows_ptr, own, mask, 1, COLUMNS)
     j1, o1, met1 = _meet(
         q1, m1, size1, stride1, pad1, dil1, kernel1, common1, inverse1, period1, TRANSPOSED
     )
-    q2 = _column(rows_ptr, own, mask, 2, COLUMNS)
+    q2 = column_of(rows_ptr, own, mask, 2, COLUMNS)
     j2, o2, met2 = _meet(
         q2, m2, size2, stride2, pad2, dil2, kernel2, common2, inverse2, period2, TRANSPOSED
     )
-    q3 = _column(rows_ptr, own, mask, 3, COLUMNS)
+    q3 = column_of(rows_ptr, own, mask, 3, COLUMNS)
     j3, o3, met3 = _meet(
         q3, m3, size3, stride3, pad3, dil3, kernel3, common3, inverse3, period3, TRANSPOSED
     )
 
-    key = _column(rows_ptr, own, mask, -1, COLUMNS)
+    key = column_of(rows_ptr, own, mask, -1, COLUMNS)
     key = (((key * size0 + o0) * size1 + o1) * size2 + o2) * size3 + o3
     key = tl.where(met & met1 & met2 & met3, key, MOST)
     offset = ((j0 * kernel1 + j1) * kernel2 + j2) * kernel3 + j3

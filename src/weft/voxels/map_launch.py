@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.core.cache import TensorCache
 from weft.core.launcher import Kernel, Tile, current_device
-from weft.voxels import map_kernels
+from weft.voxels import cell_kernels, map_kernels
 from weft.voxels.geometry import Geometry
 
 __all__ = [
@@ -45,8 +45,20 @@ ROWS, PAIRS = 512, 512
 
 SURVEY, PACK, PLACE = Tile((2 * ROWS,)), Tile((ROWS,)), Tile((PAIRS,))
 
-SEARCH = Tile((64, 2, 256), num_warps=8)
+SEARCH, SEARCH_MANY = Tile((64, 2, 256), num_warps=8), Tile((64, 2, 512), num_warps=8)
 """Pivots of a step, lines at most and rows that one program searches for."""
+
+MARK, LOOK = Tile((128,), num_warps=1), Tile((128,))
+"""Rows of a program that marks cells, and of one that looks them up."""
+
+MANY = 2**17
+"""Rows from which on programs take more of them, and cells are marked."""
+
+SIDE = 2**29
+"""The longest axis of a box that is marked, and of a kernel there: int32 holds their sum."""
+
+ROOM = 256
+"""Cells of a box for each of its voxels, up to which they are marked: 64 bytes for each voxel."""
 
 Numbers = tuple[int, ...]
 
@@ -114,7 +126,14 @@ def survey(rows: Tensor) -> tuple[tuple[Numbers, Numbers], bool]:
     count, columns = rows.shape
     programs = -(-count // SURVEY.blocks[0])
     found = rows.new_empty((programs, 2 * columns + 1), dtype=torch.int64)
-    _launch("survey", programs, [rows.contiguous(), found], (count,), (columns,), SURVEY)
+    _launch(
+        map_kernels.survey_kernel,
+        programs,
+        [rows.contiguous(), found],
+        (count,),
+        (columns,),
+        SURVEY,
+    )
     numbers = found.amax(0).tolist()
     lows, highs = (~low for low in numbers[:columns]), numbers[columns:-1]
     return (tuple(lows), tuple(highs)), not numbers[-1]
@@ -128,7 +147,7 @@ def pack(
     keys = rows.new_empty(count, dtype=dtype)
     box = lows[0], *_front(lows[1:], 0), sizes[0], *_front(sizes[1:], 1)
     operands = [rows, keys, None if flags is None else flags.tensor]
-    _launch("pack", -(-count // ROWS), operands, (count, *box), (columns,), PACK)
+    _launch(map_kernels.pack_kernel, -(-count // ROWS), operands, (count, *box), (columns,), PACK)
     return keys
 
 
@@ -150,7 +169,7 @@ def settle(keys: Tensor, places: Tensor) -> tuple[Tensor, Flags]:
     count, flags = keys.shape[0], Flags(keys.device)
     order = places.new_empty(count, dtype=torch.int32)
     operands = [keys, places, order, flags.tensor]
-    _launch("settle", -(-count // ROWS), operands, (count,), (), PACK)
+    _launch(map_kernels.settle_kernel, -(-count // ROWS), operands, (count,), (), PACK)
     return order, flags
 
 
@@ -163,7 +182,7 @@ def submanifold(
     keys: Tensor, order: Tensor | None, rows: Tensor, lows: Numbers, sizes: Numbers, shape: Geometry
 ) -> tuple[Tensor, Tensor | None]:
     """table and back of ascending keys; `order` says which row each of them is."""
-    voxels = keys, order, rows
+    voxels = keys, order, rows, _marked(keys, sizes, shape)
     table = _search(voxels, lows, sizes, shape, shape.begin, mirrored=False)
     if shape.symmetric:
         return table, None
@@ -173,22 +192,43 @@ def submanifold(
     return table, _search(voxels, lows, sizes, shape, begin, mirrored=True)
 
 
+def _marked(keys: Tensor, sizes: Numbers, shape: Geometry) -> Tensor | None:
+    """The words of a box's cells, see `cell_kernels`; None: it is too wide, or the voxels few."""
+    count, cells = keys.shape[0], math.prod(sizes)
+    reach = (k * d for k, d in zip(shape.kernel_size, shape.dilation, strict=True))
+    if count < MANY or cells > ROOM * count or max(*sizes, *reach) > SIDE:
+        return None
+    words = keys.new_zeros(-(-cells // BITS), dtype=torch.int64)
+    programs = -(-count // MARK.blocks[0])
+    _launch(cell_kernels.mark_kernel, programs, [keys, words], (count,), (), MARK)
+    return words
+
+
 def _search(
-    voxels: tuple[Tensor, Tensor | None, Tensor],
+    voxels: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
     lows: Numbers,
     sizes: Numbers,
     shape: Geometry,
     begin: Numbers,
     mirrored: bool,
 ) -> Tensor:
-    keys, _, rows = voxels
-    count, plan = keys.shape[0], _plan(shape, begin, keys.dtype, SEARCH, mirrored)
+    keys, order, rows, words = voxels
+    count, tile = keys.shape[0], SEARCH if keys.shape[0] < MANY else SEARCH_MANY
+    plan = _plan(shape, begin, keys.dtype, tile, mirrored)
+    tiles = plan.tiles if words is None else 1
     table = rows.new_empty((plan.counts[0], count), dtype=torch.int32)
-    parts = table.new_empty((plan.tiles, count)) if plan.counts[0] <= BITS else None
+    parts = table.new_empty((tiles, count)) if plan.counts[0] <= BITS else None
     box = (*_front(lows[1:], 0), *_front(sizes[1:], 1))
-    programs = -(-count // SEARCH.blocks[-1]) * plan.tiles
     numbers = (count, *plan.counts, *box, *plan.axes)
-    _launch("search", programs, [*voxels, table, parts], numbers, plan.constants, plan.tile)
+    if words is None:
+        kernel, tile, constants = map_kernels.search_kernel, plan.tile, plan.constants
+        operands = [keys, order, rows, table, parts]
+    else:
+        kernel, tile = cell_kernels.look_kernel, LOOK
+        constants = (plan.constants[0], *plan.constants[2:5])
+        operands = [keys, order, rows, words, table, parts]
+    programs = -(-count // tile.blocks[-1]) * tiles
+    _launch(kernel, programs, operands, numbers, constants, tile)
     if parts is not None:
         PARTS.get((table,), None, lambda: parts)
     return table
@@ -254,7 +294,14 @@ def resample(
     numbers = [count, *box, *itertools.chain(*given), *places[1:]]
     constants = (columns, shape.mode == "transposed", most)
     programs = -(-count // PAIRS) * chances
-    _launch("candidates", programs, [rows, order, keys, offsets], tuple(numbers), constants, PLACE)
+    _launch(
+        map_kernels.candidates_kernel,
+        programs,
+        [rows, order, keys, offsets],
+        tuple(numbers),
+        constants,
+        PLACE,
+    )
 
     keys, standing = torch.sort(keys)
     fresh = keys != most
@@ -267,7 +314,7 @@ def resample(
     out_keys, out_rows = keys.new_empty(outputs), rows.new_empty((outputs, columns))
     operands = [keys, standing, counts, offsets, order, table, back, out_keys, out_rows]
     programs, free = -(-len(keys) // PAIRS), (len(keys), count, outputs, *box)
-    _launch("outputs", programs, operands, free, (columns, most), PLACE)
+    _launch(map_kernels.outputs_kernel, programs, operands, free, (columns, most), PLACE)
     return table, back, out_rows, out_keys
 
 
@@ -277,7 +324,7 @@ def _front(numbers: Sequence[int], missing: int) -> list[int]:
 
 
 def _launch(
-    name: str,
+    kernel: Any,
     programs: int,
     operands: Sequence[Tensor | None],
     numbers: Numbers,
@@ -289,10 +336,10 @@ def _launch(
     assert first is not None
     dtypes = [None if t is None else t.dtype for t in operands]
     with current_device(first):
-        _kernel(name, constants, tile, first.device, *dtypes)(programs, operands, numbers)
+        _kernel(kernel, constants, tile, first.device, *dtypes)(programs, operands, numbers)
 
 
 @functools.lru_cache(maxsize=1024)
-def _kernel(name: str, constants: tuple[Any, ...], tile: Tile, *_: Hashable) -> Kernel:
+def _kernel(kernel: Any, constants: tuple[Any, ...], tile: Tile, *_: Hashable) -> Kernel:
     """One for each device, and the dtypes of its tensors."""
-    return Kernel(getattr(map_kernels, f"{name}_kernel"), (), constants, tile)
+    return Kernel(kernel, (), constants, tile)

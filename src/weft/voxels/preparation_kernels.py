@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.voxels.layout import HALF, PANEL, count_bits, pairs_before, share_size
+from weft.voxels.layout import HALF, PANEL, count_bits, lowest_bit, pairs_before, share_size
 
 __all__ = [
     "key_kernel",
@@ -66,8 +66,12 @@ def _often(
     parts_ptr, word, N,
     K: tl.constexpr, PARTS: tl.constexpr, OFFSETS: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
-    """How many of a sample of columns have a row at each offset: of one word, and of all words."""
-    sample = tl.arange(0, SAMPLES).to(tl.int64) * N // SAMPLES
+    """How many of a sample of columns have a row at each offset: of one word, and of all words.
+
+    Columns are drawn eight beside each other, since memory is read so.
+    """
+    lane = tl.arange(0, SAMPLES)
+    sample = (lane // 8).to(tl.int64) * N // (SAMPLES // 8) // 8 * 8 + lane % 8
     live = sample < N
     bit = tl.arange(0, 32)[None, :]
     mask = _mask_of(parts_ptr, word, sample, live, N, PARTS)
@@ -132,16 +136,23 @@ def rank_kernel(
     lane = tl.arange(0, CHUNK)[None, :]
     key = tl.load(keys_ptr + i, mask=i < N, other=0)
     before = tl.zeros((BLOCK, CHUNK), tl.int32)
+    ahead = tl.load(keys_ptr + lane, mask=lane < N, other=MOST)
     for first in range(0, N, CHUNK):
-        other = tl.load(keys_ptr + first + lane, mask=first + lane < N, other=MOST)
         # of chunks that stand before, equal keys come before too
-        other -= (first + CHUNK <= begin).to(tl.int32)
+        other = ahead - (first + CHUNK <= begin).to(tl.int32)
+        following = first + CHUNK + lane
+        ahead = tl.load(keys_ptr + following, mask=following < N, other=MOST)
         before += (other < key).to(tl.int32)
     j = begin // CHUNK * CHUNK + lane
     other = tl.load(keys_ptr + j, mask=j < N, other=MOST)
     before += ((other == key) & (j < i)).to(tl.int32)
     rank = tl.sum(before, axis=1, keep_dims=True)
     tl.store(sorted_ptr + rank, i, mask=i < N)
+
+
+@triton.jit
+def _joined(a, b):
+    return a | b
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -151,7 +162,8 @@ def list_kernel(
 ):  # fmt: skip
     """rows, lists and the masks of its halves, of one panel and 32 offsets.
 
-    Bound: L2, a sector for each entry that is there.
+    Walks the offsets that a row needs; entries come a step ahead, since nothing else hides their
+    way.  Bound: memory, a sector for each entry that is there.
     """
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     WORDS: tl.constexpr = (K + 31) // 32
@@ -165,45 +177,46 @@ def list_kernel(
     if word == 0:
         row = _row_of(order_ptr, i, live)
         tl.store(rows_ptr + slot, tl.where(live, row, -1).to(tl.int32))
-    bit = tl.arange(0, 32)[:, None]
-    there = ((mask[None, :] >> bit) & 1) != 0  # [32, PANEL]
-    k = word * 32 + bit
-    source = tl.load(table_ptr + (k * N.to(INT) + i[None, :]), mask=there, other=-1)
-    needed = tl.max(there.to(tl.int32), axis=1, keep_dims=True) != 0
-    at = (panel * K + k) * PANEL + lane[None, :]
-    tl.store(lists_ptr + at, source, mask=needed & (k < K))
-    for half in tl.static_range(2):
-        here = (there & (lane // HALF == half)[None, :]).to(tl.int32)
-        bits = tl.sum(tl.max(here, axis=1, keep_dims=True) << bit)
-        tl.store(halves_ptr + (2 * panel + half) * WORDS + word, bits)
+    halves = tl.reduce(tl.reshape(mask, (2, HALF)), 1, _joined)
+    tl.store(halves_ptr + (2 * panel + tl.arange(0, 2)) * WORDS + word, halves)
+    rest = tl.reduce(halves, 0, _joined).to(tl.int64) & 0xFFFFFFFF
+    table_ptr += word * 32 * N.to(tl.int64) + i
+    lists_ptr += (panel * K + word * 32) * PANEL + lane
+    k = lowest_bit(rest)
+    source = tl.load(table_ptr + k * N.to(INT), mask=((mask >> k) & 1) != 0, other=-1)
+    for _ in range(count_bits(rest.to(tl.int32))):
+        rest &= rest - 1
+        following = lowest_bit(rest)
+        there = (rest != 0) & (((mask >> following) & 1) != 0)
+        ahead = tl.load(table_ptr + following * N.to(INT), mask=there, other=-1)
+        tl.store(lists_ptr + k * PANEL, source)
+        k, source = following, ahead
 
 
 @triton.jit
-def _offsets_of(halves_ptr, tile, live, WORDS: tl.constexpr, PARTS: tl.constexpr):
-    """How many offsets each tile of PARTS halves needs; −1 where there is no tile."""
+def _offsets_of(halves_ptr, tile, live, parts, WORDS: tl.constexpr):
+    """How many offsets each tile of one or two halves needs; −1 where there is no tile."""
     count = tl.zeros(tile.shape, tl.int32)
-    for word in tl.static_range(WORDS):
-        mask = tl.zeros(tile.shape, tl.int32)
-        for part in tl.static_range(PARTS):
-            at = (tile * PARTS + part) * WORDS + word
-            mask |= tl.load(halves_ptr + at, mask=live, other=0)
+    first_ptr = halves_ptr + tile * parts * WORDS
+    for word in range(WORDS):
+        mask = tl.load(first_ptr + word, mask=live, other=0)
+        mask |= tl.load(first_ptr + (parts - 1) * WORDS + word, mask=live, other=0)
         count += count_bits(mask)
     return tl.where(live, count, -1)
 
 
 @triton.jit
 def _turns(
-    halves_ptr, turns_ptr, tiles, needed,
-    WORDS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    halves_ptr, turns_ptr, tiles, parts, needed, WORDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, BLOCK)
     longer = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, tiles, BLOCK):
-        count = _offsets_of(halves_ptr, first + lane, first + lane < tiles, WORDS, PARTS)
+        count = _offsets_of(halves_ptr, first + lane, first + lane < tiles, parts, WORDS)
         longer += (count > needed).to(tl.int32)
     turn = tl.sum(longer)
     for first in range(0, tiles, BLOCK):
-        count = _offsets_of(halves_ptr, first + lane, first + lane < tiles, WORDS, PARTS)
+        count = _offsets_of(halves_ptr, first + lane, first + lane < tiles, parts, WORDS)
         mine = (count == needed).to(tl.int32)
         tl.store(turns_ptr + turn + tl.cumsum(mine, 0) - mine, first + lane, mask=mine != 0)
         turn += tl.sum(mine)
@@ -236,10 +249,11 @@ def tally_kernel(
     needed = pid - K
     if needed < 0:
         _scan(counts_ptr, starts_ptr, totals_ptr, pid, blocks, BLOCK)
-    elif needed <= K:
-        _turns(halves_ptr, turns_ptr, 2 * panels, needed, WORDS, 1, BLOCK)
     else:
-        _turns(halves_ptr, turns_ptr + 2 * panels, panels, needed - K - 1, WORDS, 2, BLOCK)
+        parts = 1 + needed // (K + 1)
+        tiles = 2 * panels // parts
+        turns_ptr += (parts - 1) * 2 * panels
+        _turns(halves_ptr, turns_ptr, tiles, parts, needed % (K + 1), WORDS, BLOCK)
 
 
 @triton.jit(do_not_specialize=["N", "blocks"])
@@ -249,7 +263,7 @@ def pair_kernel(
 ):  # fmt: skip
     """The pairs (in, out), offset after offset, each in canonical order of the output rows.
 
-    A program owns 8 offsets of one block.  Bound: instructions, for each of K N entries.
+    A program owns 8 offsets of one block.  Bound: memory, the pairs that are there.
     """
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     GROUPS: tl.constexpr = (K + 7) // 8
@@ -258,16 +272,21 @@ def pair_kernel(
     i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     row = _row_of(order_ptr, i, i < N).to(tl.int32)
     mask = tl.load(masks_ptr + group // 4 * N.to(tl.int64) + i, mask=i < N, other=0)
-    for j in range(8):
-        k = group * 8 + j
-        if k < K:
-            there = (mask >> k % 32) & 1
-            first = pairs_before(totals_ptr, k, K, OFFSETS).to(INT)
-            first += tl.load(starts_ptr + k * blocks + block)
-            at = first + tl.cumsum(there, 0) - there
-            source = tl.load(table_ptr + (k * N.to(INT) + i), mask=there != 0, other=-1)
-            tl.store(in_ptr + at, source, mask=there != 0)
-            tl.store(out_ptr + at, row, mask=there != 0)
+    base = pairs_before(totals_ptr, group * 8, K, OFFSETS).to(INT)
+    for j in range(0, 8, 2):
+        # two counts in one word: a block has fewer than 2^16 rows
+        two = mask >> (group % 4 * 8 + j)
+        both = (two & 1) | ((two & 2) << 15)
+        before = tl.cumsum(both, 0) - both
+        for c in tl.static_range(2):
+            k = group * 8 + j + c
+            there = ((two >> c) & 1) != 0
+            at = base + tl.load(starts_ptr + k * blocks + block, mask=k < K, other=0)
+            at += (before >> 16 * c) & 0xFFFF
+            source = tl.load(table_ptr + (k * N.to(INT) + i), mask=there, other=-1)
+            tl.store(in_ptr + at, source, mask=there)
+            tl.store(out_ptr + at, row, mask=there)
+            base += tl.load(totals_ptr + k, mask=k < K, other=0)
 
 
 @triton.jit
