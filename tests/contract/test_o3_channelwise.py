@@ -195,6 +195,22 @@ def test_chunks_change_nothing_beyond_rounding(graph, room, monkeypatch):
     check_values(make_case("chunks", UVU, GRAPHS[graph]), Setting(backend="torch"))
 
 
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_not_finite_stays_in_its_paths(backend, number):
+    """Seen red with: all paths at once."""
+    x, y, w = inputs(UVU, 8, 8, torch.float32)
+    scalars = torch.zeros_like(x, dtype=torch.bool)
+    scalars[3, :5] = True
+    reached = channelwise_product(UVU, scalars.float(), y, w) != 0
+    spoiled = channelwise_product(UVU, x.masked_fill(scalars, number), y, w, backend=backend)
+    assert not spoiled[reached].isfinite().any()
+    wide = [t.double() for t in (x, y, w)]
+    exact = channelwise_product(UVU, *wide)
+    size = exact.abs() + exact.abs().max()
+    assert_within_bound(spoiled[~reached], exact[~reached], size[~reached], 64)
+
+
 def test_wide_sums_of_shared_weights(monkeypatch):
     monkeypatch.setitem(blocked._CHUNK, "cpu", 2**12)
     case = make_case("chunks, shared", UVU, GRAPHS["hub"], shared=True)

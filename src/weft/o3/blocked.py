@@ -3,8 +3,9 @@
     result[row(e)] += Σ_terms Σ_paths Σ_abm C[a,b,m] …   with the result's slot left open
 
 All paths of a product go at once where its channels share a factor (`weft.o3.packed`), else path
-after path.  Messages of a chunk are added row by row, in the order of the edges and without
-atomics: results repeat bit for bit.
+after path; so they do on the CPU where a number is not finite, which then stays in its paths.
+Messages of a chunk are added row by row, in the order of the edges and without atomics: results
+repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def run(
         shared: whether rows of w have one row for all edges.
     """
     plans = _plans(structure, _accumulator(tensors[0]), tensors[0].device)
+    if not _finite(tensors):  # times 0, it would reach every path of an edge
+        plans = (None,) * len(plans)
     given = _Given(structure, plans, tensors, tables, shared)
     step = _step(given)
     # few edges are taken once for all results, which share what they have in common
@@ -107,6 +110,11 @@ def _accumulator(like: Tensor) -> torch.dtype:
     matmul = backends.cuda.matmul if like.is_cuda else backends.mkldnn.matmul
     rounds = matmul.fp32_precision not in ("none", "ieee")
     return torch.float64 if rounds else torch.promote_types(like.dtype, torch.float32)
+
+
+def _finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all numbers are; on the CPU, since elsewhere the host would wait for the answer."""
+    return all(t.is_cuda or bool(t.sum(dtype=_accumulator(t)).isfinite()) for t in tensors)
 
 
 def _order(slot: str, tables: Tables) -> _Order:
