@@ -8,7 +8,7 @@ import torch
 
 from weft import voxels
 from weft.testing.contract import assert_same_bits
-from weft.voxels import kernels, map_kernels, preparation_kernels
+from weft.voxels import cell_kernels, kernels, map_kernels, preparation_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -38,7 +38,7 @@ def compiled_kernels():
     """How many kernels of the family this process has compiled."""
     jitted = [
         k
-        for module in (kernels, map_kernels, preparation_kernels)
+        for module in (cell_kernels, kernels, map_kernels, preparation_kernels)
         for k in vars(module).values()
         if hasattr(k, "device_caches")
     ]
