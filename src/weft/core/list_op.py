@@ -29,6 +29,7 @@ Call = Callable[[Tensors, Rest], Results]
 class Rule(Protocol):
     """What an operator computes, and how it is differentiated and mapped.
 
+    Of its tensors those of floating point, which may be differentiated, come before the tables.
     `call` is the operator by the door in use: `(tensors, rest) -> results`.
     """
 
@@ -108,7 +109,8 @@ class ListOperator:
         if recording():
             for a in tensors:
                 if a.requires_grad:
-                    return self._eager(rest, *tensors)
+                    count = _floats(tensors)
+                    return self._eager(rest, tensors[count:], *tensors[:count])
         return self.forward(tensors, rest)
 
     def forward(self, tensors: Tensors, rest: Rest) -> Results:
@@ -148,6 +150,14 @@ class ListOperator:
         return list(results), [0] * len(results)
 
 
+def _floats(tensors: Tensors) -> int:
+    """How many there are before the tables."""
+    for count, tensor in enumerate(tensors):
+        if not tensor.is_floating_point():
+            return count
+    return len(tensors)
+
+
 def _remember(rule: Rule, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     tensors, *rest = inputs
     ctx.save_for_backward(*tensors, *rule.saved(output))
@@ -156,20 +166,23 @@ def _remember(rule: Rule, ctx: Any, inputs: Sequence[Any], output: Sequence[Tens
 
 def _eager_door(op: ListOperator) -> Callable[..., Results]:
     class Eager(torch.autograd.Function):
+        # tables travel in one tuple: torch inspects every tensor argument at a price
         @staticmethod
-        def forward(ctx: Any, rest: Rest, *tensors: Tensor) -> Results:
+        def forward(ctx: Any, rest: Rest, tables: Tensors, *floats: Tensor) -> Results:
+            tensors = (*floats, *tables)
             results = op.forward(tensors, rest)
             ctx.save_for_backward(*tensors, *op.rule.saved(results))
             ctx.set_materialize_grads(False)
-            ctx.rest, ctx.count = rest, len(tensors)
+            ctx.rest, ctx.count, ctx.floats = rest, len(tensors), len(floats)
             return results
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             kept = ctx.saved_tensors
             tensors, saved = kept[: ctx.count], kept[ctx.count :]
-            needed = ctx.needs_input_grad[1:]
-            return (None, *op.rule.gradients(op, tensors, ctx.rest, saved, grads, needed))
+            needed = ctx.needs_input_grad[2:] + (False,) * (ctx.count - ctx.floats)
+            found = op.rule.gradients(op, tensors, ctx.rest, saved, grads, needed)
+            return (None, None, *found[: ctx.floats])
 
     # Function.apply looks for functorch's wrappers first; ListOperator.__call__ has seen to that
     apply: Callable[..., Results] = super(torch.autograd.Function, Eager).apply

@@ -15,6 +15,9 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 def same_kind(**tensors: Tensor | None) -> list[Tensor]:
     """The tensors, in autocast's dtype where that is on, of one floating dtype on one device."""
+    values = [t for t in tensors.values() if t is not None]
+    if not autocast.active() and _are_alike(values):
+        return values
     given = {name: t for name, t in tensors.items() if t is not None}
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
@@ -42,3 +45,15 @@ def same_kind(**tensors: Tensor | None) -> list[Tensor]:
                 f"on one device. Pass {name}.to({first}.device)."
             )
     return list(given.values())
+
+
+def _are_alike(values: list[Tensor]) -> bool:
+    """Whether there is nothing to do and nothing to say."""
+    first = values[0]
+    if not isinstance(first, Tensor) or first.dtype not in _FLOATS:
+        return False
+    dtype, device = first.dtype, first.device
+    for value in values[1:]:
+        if not isinstance(value, Tensor) or value.dtype != dtype or value.device != device:
+            return False
+    return True

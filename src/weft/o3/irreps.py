@@ -155,7 +155,7 @@ class Irreps:
         DTypeError: it is neither text nor a sequence.
     """
 
-    __slots__ = ("_items",)
+    __slots__ = ("_dim", "_items")
 
     def __init__(self, irreps: IrrepsLike = ""):
         self._items: tuple[MulIr, ...]
@@ -172,6 +172,7 @@ class Irreps:
                 f"irreps is a {type(irreps).__name__}: it must be text or pairs (mul, irrep). "
                 "Write, for example, '64x0e+32x1o'."
             )
+        self._dim = sum(item.dim for item in self._items)  # asked for at every call of a module
 
     @staticmethod
     def spherical_harmonics(lmax: int, p: int = -1) -> Irreps:
@@ -224,7 +225,7 @@ class Irreps:
     @property
     def dim(self) -> int:
         """Σ mul · (2l + 1)."""
-        return sum(item.dim for item in self)
+        return self._dim
 
     @property
     def num_irreps(self) -> int:

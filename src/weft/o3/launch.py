@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.generated import load
-from weft.core.launcher import Launcher, Tile, current_device
+from weft.core.launcher import Kernel, Tile, current_device
 from weft.o3 import generator, kernels
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
@@ -67,10 +67,11 @@ def run(
         shared: whether w has one row for all edges.
     """
     like = tensors[0]
-    lists = flat(tables)
-    pieces = tuple(s and s.num_pieces for s in tables[9:])
-    # which there are, and of what numbers: those that were traced are int64, other machine code
-    kinds = (*map(type, lists), *(t.dtype for t in tables[3:5] if t is not None))
+    lists, z, x = flat(tables), tables.z_slices, tables.x_slices
+    pieces = (z and z.num_pieces, x and x.num_pieces)
+    # tables that were traced are int64 however small their numbers: other machine code
+    index = tables.src if tables.dst is None else tables.dst
+    kinds = (*map(type, lists), index is not None and index.dtype)
     key = (structure, call, tables[:3], pieces, kinds, shared, like.dtype, like.device)
     recipe = _recipes.get(key)
     if recipe is None:
@@ -85,7 +86,8 @@ def run(
 class _Fold(NamedTuple):
     """One kernel that adds parts up: the lists it walks, and the shape of what it makes."""
 
-    kernel: Launcher
+    kernel: Kernel
+    programs: int
     lists: tuple[int | None, ...]
     shape: tuple[int, int]
     places: Tensor | None
@@ -103,7 +105,8 @@ class _Made(NamedTuple):
 class _Step(NamedTuple):
     """A kernel of paths, and what it takes of tensors, lists and results side by side."""
 
-    kernel: Launcher
+    kernel: Kernel
+    programs: int
     takes: Callable[[Sequence[Tensor | None]], tuple[Tensor | None, ...]]
 
 
@@ -140,8 +143,8 @@ def _execute(
     ]
     if not recipe.workspace:
         every = (*tensors, *lists, *results)
-        for kernel, takes in recipe.steps:
-            kernel(takes(every))
+        for kernel, programs, takes in recipe.steps:
+            kernel(programs, takes(every))
         return results
     wide = _wide(like.dtype)
     parts = [
@@ -149,14 +152,14 @@ def _execute(
         for result, made in zip(results, recipe.results, strict=True)
     ]
     every = (*tensors, *lists, *parts)
-    for kernel, takes in recipe.steps:
-        kernel(takes(every), recipe.workspace)
+    for kernel, programs, takes in recipe.steps:
+        kernel(programs, takes(every), (), recipe.workspace)
     for part, result, made in zip(parts, results, recipe.results, strict=True):
         for fold in made.folds:
             last = fold is made.folds[-1]
             total = result if last else like.new_empty(fold.shape, dtype=wide)
             walked = (None if n is None else lists[n] for n in fold.lists)
-            fold.kernel([part, total, fold.places, *walked])
+            fold.kernel(fold.programs, [part, total, fold.places, *walked])
             part = total
     return results
 
@@ -192,12 +195,11 @@ def _step(job: Job, numbers: tuple[int, ...], tables: Tables, lanes: int, first:
     tile = Tile((job.tiling.block, job.tiling.edges, job.tiling.stages), job.tiling.warps, 1)
     if not job.looped:
         lanes = items * (_shares(items, tables.num_edges) if job.divisible else 1)
-    kernel = Launcher(
-        module.__dict__["kernel"], lanes * job.channel_blocks, (), (items, rows, lanes), (), tile
-    )
+    kernel = Kernel(module.__dict__["kernel"], (items, rows, lanes), (), tile)
     results = (first + len(FLAT) + n for n in numbers)
     lists = (first + n for n in _lists(job))
-    return _Step(kernel, operator.itemgetter(*generator.operands(job), *results, *lists))
+    programs = lanes * job.channel_blocks
+    return _Step(kernel, programs, operator.itemgetter(*generator.operands(job), *results, *lists))
 
 
 def _lists(job: Job) -> Iterator[int]:
@@ -288,8 +290,8 @@ def _fold(
         programs = rows * -(-width // tile.blocks[1])
         numbers = (length, width, partial_width)
         kernel = kernels.fold_rows_kernel
-    launcher = Launcher(kernel, programs, (), numbers, (count,), tile)
-    return _Fold(launcher, _walked(*walk.split()), shape, places)
+    fold = Kernel(kernel, numbers, (count,), tile)
+    return _Fold(fold, programs, _walked(*walk.split()), shape, places)
 
 
 def _walked(slot: str, what: str) -> tuple[int | None, ...]:
