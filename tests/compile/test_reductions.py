@@ -115,10 +115,11 @@ def test_products(kind: str, way: str, target: str, check: Check) -> None:
     kernel = getattr(kernels, f"split_{kind}_kernel")
     if (way == "three, no wgmma") == (target == "sm_90") and way.startswith("three"):
         pytest.skip("the tile of another GPU")
-    width = {"split": tensor_cores.WIDTH, "three": 64}.get(way, tensor_cores.WIDEST)
+    width = {"split": tensor_cores.WIDTH, "three": 64, "one": 64}.get(way, tensor_cores.WIDEST)
     apart = way != "split" and kind == "shifted"
     constants: dict[str, Any] = {"WEIGHTED": False} if kind == "shifted" else {}
     constants |= {"WIDTH": width, "APART": apart, "PARTS": 1 + way.startswith("three")}
+    constants |= {"MIXES": way == "split"}
     constants |= {} if apart else {"a_ptr": None, "b_ptr": None}
     found = made(kernel, "fp32", launch.PRODUCTS[way], constants)
     found.types.update(x_ptr="*fp16", y_ptr="*fp16")

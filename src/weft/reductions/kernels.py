@@ -12,6 +12,8 @@ depend on the order in which they ran:
 import triton
 import triton.language as tl
 
+from weft.core.backend import interpreted
+
 LOG2E = tl.constexpr(1.4426950408889634)
 PI = tl.constexpr(3.141592653589793)
 
@@ -253,6 +255,44 @@ def merge_smallest_kernel(
     store_sorted(best, index, out_ptr, out_ptr, at, i < last_row, TOTAL, K, False)
 
 
+def _mixed() -> str:
+    """2^x of four numbers: of the last by a polynomial, which the unit for 2^x is spared.
+
+    x = n + r with |r| ≤ ½; the polynomial of degree 5 in r errs by 1.7e-7, and n goes into the
+    exponent: x must be at most 127; below −126 it is 2⁻¹²⁶.
+    """
+    lines = [
+        "{ .reg .f32 n, r, p; .reg .b32 e, f;",
+        "ex2.approx.ftz.f32 $0, $4;",
+        "max.f32 r, $7, 0fC2FC0000;",
+        "add.f32 n, r, 0f4B400000;",  # 1.5 · 2²³: n stands in the low bits
+        "sub.f32 p, n, 0f4B400000;",
+        "sub.f32 r, r, p;",
+        "fma.rn.f32 p, r, 0f3AADDD07, 0f3C1E7544;",
+        "fma.rn.f32 p, p, r, 0f3D635BA9;",
+        "fma.rn.f32 p, p, r, 0f3E75FCDE;",
+        "fma.rn.f32 p, p, r, 0f3F317215;",
+        "fma.rn.f32 p, p, r, 0f3F800000;",
+        "ex2.approx.ftz.f32 $1, $5; ex2.approx.ftz.f32 $2, $6;",
+        "mov.b32 e, n; mov.b32 f, p; shl.b32 e, e, 23; add.s32 f, f, e; mov.b32 $3, f; }",
+    ]
+    return " ".join(lines)
+
+
+INTERPRETED = tl.constexpr(interpreted())
+MIXED, NUMBERS = tl.constexpr(_mixed()), tl.constexpr(",".join(["=f"] * 4 + ["f"] * 4))
+
+
+@triton.jit
+def exp2(x, MIXES: tl.constexpr):
+    """2^x, if asked for of one in four numbers by a polynomial."""
+    if MIXES and not INTERPRETED:
+        y = tl.inline_asm_elementwise(MIXED, NUMBERS, [x], tl.float32, True, 4)
+    else:
+        y = tl.exp2(x)
+    return y
+
+
 @triton.jit
 def exponents(
     x, xl, y_ptr, a, b_ptr, at, WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
@@ -277,7 +317,7 @@ def exponents(
 @triton.jit(do_not_specialize=["rows", "columns", "tiles"])
 def split_sums_kernel(
     x_ptr, y_ptr, a_ptr, b_ptr, r_ptr, w_ptr, guard_ptr, out_ptr, rows, columns, tiles,
-    WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
+    WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr, MIXES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """out[i] = r_i Σ_j 2^(⟨x_i, y_j⟩ + a_i + b_j) w_j, where the guard is 1; see tensor_cores.
@@ -285,7 +325,8 @@ def split_sums_kernel(
     x, a, r  # (B, rows, PARTS · WIDTH), (B, rows), (B, rows)
     y, b, w  # (B, columns, PARTS · WIDTH), (B, columns), (B, columns): whole tiles of columns
     Unless they are APART, a and b are in the product or in r and w.
-    One product, one exponential and one multiplication a pair.
+    One product, one exponential and one multiplication a pair.  Where exponentials
+    are mixed, sums are of the columns that a thread has: then fewer instructions count.
     """
     if tl.load(guard_ptr) == 0:
         return
@@ -302,16 +343,18 @@ def split_sums_kernel(
     w_ptr += batch * columns
     a = tl.load(a_ptr + batch * rows + held) if APART else 0
     b_ptr = b_ptr + batch * columns if APART else 0
-    total = tl.zeros([BLOCK_M], tl.float32)
+    sums: tl.constexpr = 8 if MIXES else 1
+    total = tl.zeros([BLOCK_M, sums], tl.float32)
     for block in range(0, columns, TILES * BLOCK_N):
-        part = tl.zeros([BLOCK_M], tl.float32)
+        part = tl.zeros([BLOCK_M, sums], tl.float32)
         for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
             at = tl.cast(start, tl.int64)
             w = tl.load(w_ptr + at + lanes)
             s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PARTS, BLOCK_N)
-            part += tl.sum(tl.exp2(s) * w[None, :], 1)
+            e = exp2(s, MIXES) * w[None, :]
+            part += tl.sum(tl.reshape(e, [BLOCK_M, BLOCK_N // sums, sums]), 1)
         total += part
-    total *= tl.load(r_ptr + batch * rows + held)
+    total = tl.sum(total, 1) * tl.load(r_ptr + batch * rows + held)
     tl.store(out_ptr + batch * rows + i, total, mask=i < rows)
 
 
@@ -319,9 +362,12 @@ def split_sums_kernel(
 def split_shifted_kernel(
     x_ptr, y_ptr, a_ptr, b_ptr, w_ptr, guard_ptr, top_ptr, out_ptr, rows, columns, tiles,
     WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+    MIXES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """m_i = max_j s_ij ln 2 and Σ_j 2^s_ij exp(−m_i) w_j, s_ij as in split_sums_kernel."""
+    """m_i = max_j s_ij ln 2 and Σ_j 2^s_ij exp(−m_i) w_j, s_ij as in split_sums_kernel.
+
+    Each thread of a product has a maximum of its own.
+    """
     if tl.load(guard_ptr) == 0:
         return
     pid = tl.program_id(0).to(tl.int64)
@@ -337,22 +383,27 @@ def split_shifted_kernel(
     w_ptr += batch * columns
     a = tl.load(a_ptr + batch * rows + held) if APART else 0
     b_ptr = b_ptr + batch * columns if APART else 0
-    total = tl.zeros([BLOCK_M], tl.float32)
-    top = tl.full([BLOCK_M], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_M, 4], tl.float32)
+    top = tl.full([BLOCK_M, 4], -1e30, tl.float32)
     block_top = top
     for block in range(0, columns, TILES * BLOCK_N):
-        part = tl.zeros([BLOCK_M], tl.float32)
+        part = tl.zeros([BLOCK_M, 4], tl.float32)
         for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
             at = tl.cast(start, tl.int64)
             s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PARTS, BLOCK_N)
-            new = tl.maximum(top, tl.max(s, 1))
-            e = tl.exp2(s - new[:, None])
+            s = tl.reshape(s, [BLOCK_M, BLOCK_N // 8, 4, 2])
+            new = tl.maximum(top, tl.max(tl.max(s, 3), 1))
+            s -= new[:, None, :, None]
+            e = exp2(s, MIXES)
             if WEIGHTED:
-                e = e * tl.load(w_ptr + at + lanes)[None, :]
-            part = part * tl.exp2(top - new) + tl.sum(e, 1)
+                w = tl.load(w_ptr + at + lanes)
+                e = e * tl.reshape(w, [1, BLOCK_N // 8, 4, 2])
+            part = part * tl.exp2(top - new) + tl.sum(tl.sum(e, 3), 1)
             top = new
         total = total * tl.exp2(block_top - top) + part
         block_top = top
+    new = tl.max(top, 1)
+    total = tl.sum(total * tl.exp2(top - new[:, None]), 1)
     present = i < rows
-    tl.store(top_ptr + batch * rows + i, top * 0.6931471805599453, mask=present)
+    tl.store(top_ptr + batch * rows + i, new * 0.6931471805599453, mask=present)
     tl.store(out_ptr + batch * rows + i, total, mask=present)

@@ -327,9 +327,10 @@ def _jobs(
 PRODUCTS = {
     "split": Tile((64, 128, BLOCK), 4, 3),
     "three": Tile((128, 128, BLOCK), 8, 2),
-    "three, wide": Tile((128, 128, BLOCK), 8, 2),
+    "three, wide": Tile((128, 64, BLOCK), 4, 1),
     "three, no wgmma": Tile((64, 32, BLOCK), 8, 1),
-    "one": Tile((128, 128, BLOCK), 8, 2),
+    "one": Tile((128, 64, BLOCK), 4, 3),
+    "one, wide": Tile((128, 128, BLOCK), 8, 2),
 }
 """The tiles of products on tensor cores."""
 
@@ -370,11 +371,13 @@ def _on_tensor_cores(
         most = float("inf")
     made = tensor_cores.operands(found, values, sizes, shape.blocks[1], most, asked)
     apart = made.a is not None
-    constants: tuple[Any, ...] = (made.width, apart, made.x.dim() - 2)
+    weighted = kind == "shifted" and found.columns is not const(1)
+    mixes = tensor_cores.is_split(found) and options.precision is None and not weighted
+    constants: tuple[Any, ...] = (made.width, apart, made.x.dim() - 2, mixes)
     kernel, rows = kernels.split_sums_kernel, [made.rows]
     if kind == "shifted":
         kernel, rows = kernels.split_shifted_kernel, []
-        constants = (found.columns is not const(1), *constants)
+        constants = (weighted, *constants)
     tiles = -(-sizes.rows // shape.blocks[0])
     numbers = (sizes.rows, made.y.shape[1], tiles)
     launcher = _product(kernel, sizes.batch * tiles, numbers, constants, shape, like.device)
@@ -406,11 +409,12 @@ def _way(found: tensor_cores.Split, asked: str, device: torch.device) -> str:
     """The key of PRODUCTS."""
     if tensor_cores.is_split(found):
         return "split"
+    wide = ", wide" if found.exponent.left.dim > tensor_cores.WIDEST // 2 else ""
     if asked != "tf32x3":
-        return "one"
+        return f"one{wide}"
     if not interpreted() and torch.cuda.get_device_capability(device) < (9, 0):
         return "three, no wgmma"
-    return "three" if found.exponent.left.dim <= tensor_cores.WIDEST // 2 else "three, wide"
+    return f"three{wide}"
 
 
 def _prepare(
