@@ -1,4 +1,4 @@
-"""IrrepWiseLinear and TensorDot: the functional layers with tables and weights of their own.
+"""IrrepWiseLinear, TensorDot, Gating: functional layers with tables and weights of their own.
 
 Seen red with: the factor left out, tables cast with the module.
 """
@@ -23,11 +23,14 @@ LAYERS = {
     "linear": lambda **options: o3.IrrepWiseLinear(IRREPS, 4, 5, **options),
     "dot": lambda **options: o3.TensorDot(IRREPS, **options),
     "dot, unscaled": lambda **options: o3.TensorDot(IRREPS, scaled=False, **options),
+    "gating": lambda **options: o3.Gating(IRREPS, **options),
 }
 
 
 def call(layer, x=X, y=Y):
-    return layer(x) if isinstance(layer, o3.IrrepWiseLinear) else layer(x, y)
+    kind = type(getattr(layer, "_orig_mod", layer))
+    given = {o3.IrrepWiseLinear: (x,), o3.TensorDot: (x, y), o3.Gating: (x, y[:, :4])}
+    return layer(*given[kind])
 
 
 def parts(x):
@@ -64,6 +67,13 @@ def test_dot(scaled, backend):
     assert_within_bound(layer(X, Y), exact([x * y for x, y in pairs]), size, 5, stored=2)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gating(backend):
+    exact = torch.cat([p * Y[:, i, None] for i, p in enumerate(parts(X))], 1)
+    found = o3.Gating(IRREPS, backend=backend)(X, Y[:, :4])
+    assert_within_bound(found, exact, exact.abs(), 1, stored=2)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_casts_round_no_table(name):
     layer = LAYERS[name]()
@@ -88,7 +98,7 @@ def test_copies_and_pickles(name):
 def test_compiled(name):
     layer = LAYERS[name]().double()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert_same_bits(call(compiled, X, Y) if name != "linear" else compiled(X), call(layer), name)
+    assert_same_bits(call(compiled), call(layer), name)
 
 
 def test_reprs():

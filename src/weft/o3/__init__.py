@@ -9,7 +9,7 @@ from weft.o3.identity import Identity
 from weft.o3.irreps import Irrep, Irreps
 from weft.o3.linear import Linear
 from weft.o3.loaders import from_e3nn, from_mace, from_nequip
-from weft.o3.nn import IrrepWiseLinear, TensorDot
+from weft.o3.nn import Gating, IrrepWiseLinear, TensorDot
 from weft.o3.norms import BatchNorm, LayerNorm, Norm, NormActivation
 from weft.o3.ops import gating, irrep_wise_linear, tensor_dot_uu
 from weft.o3.plan import IrrepsInfo, irreps_info
@@ -64,6 +64,7 @@ __all__ = [
     "FullTensorProduct",
     "FullyConnectedTensorProduct",
     "Gate",
+    "Gating",
     "Graph",
     "Identity",
     "Irrep",

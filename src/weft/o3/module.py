@@ -129,7 +129,7 @@ class WeightedModule(nn.Module):
         if weight is None:
             if self.weight_numel and not self.weight.numel():
                 raise ShapeError(
-                    f"weight is missing: {type(self).__name__} takes {self._wanted()}. "
+                    f"weight is missing: {self!r} takes {self._wanted()}. "
                     "Pass it, or build the module with internal_weights=True."
                 )
             return self.weight if self.weight_numel else None
@@ -139,7 +139,7 @@ class WeightedModule(nn.Module):
         fits = weight.dim() > 0 and weight.shape[-1] == self.weight_numel
         if not fits or (weight.shape != own if self.shared_weights else weight.dim() < 2):
             raise ShapeError(
-                f"weight is {tuple(weight.shape)}: {type(self).__name__} with shared_weights="
+                f"weight is {tuple(weight.shape)}: {self!r} with shared_weights="
                 f"{self.shared_weights} takes {self._wanted()}. Pass such weights, or change "
                 "shared_weights."
             )

@@ -2,6 +2,7 @@
 
 IrrepWiseLinear   z[n,m,d] = Cin^(-1/2) Σ_c x[n,m,c] · weight[i(m),c,d]
 TensorDot         z[n,i,c] = (2l_i+1)^(-1/2) Σ_{m ∈ irrep i} x[n,m,c] · y[n,m,c]
+Gating            z[n,m,c] = x[n,m,c] · gates[n,i(m),c]
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 
 from weft.errors import ShapeError
 from weft.o3.irreps import Irreps, IrrepsLike
-from weft.o3.ops import irrep_wise_linear, tensor_dot_uu
+from weft.o3.ops import gating, irrep_wise_linear, tensor_dot_uu
 from weft.o3.plan import irreps_info
 
-__all__ = ["IrrepWiseLinear", "TensorDot"]
+__all__ = ["Gating", "IrrepWiseLinear", "TensorDot"]
 
 
 class _Tabled(nn.Module):
@@ -34,6 +35,26 @@ class _Tabled(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.info = irreps_info(self.irreps).to(self._place.device)
         return self
+
+
+class Gating(_Tabled):
+    """z[n,m,c] = x[n,m,c] · gates[n,i(m),c], i(m) the irrep of component m: a gate for each irrep.
+
+    Args:
+        irreps: of x and z; every copy is an irrep with a gate of its own.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+    """
+
+    def __init__(self, irreps: IrrepsLike, *, backend: str | None = None) -> None:
+        super().__init__(irreps, backend)
+
+    def forward(self, x: Tensor, gates: Tensor) -> Tensor:
+        """(N, irreps_dim, C) of x and invariant gates (N, num_irreps, C)."""
+        return gating(x, gates, self.info, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        """The irreps."""
+        return str(self.irreps)
 
 
 class IrrepWiseLinear(_Tabled):
