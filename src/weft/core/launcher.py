@@ -19,7 +19,16 @@ from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
 from weft.core.machine import Run, machine_code
 
-__all__ = ["Kernel", "Launcher", "Queued", "Tile", "current_device", "launch_all"]
+__all__ = [
+    "Call",
+    "Kernel",
+    "Launcher",
+    "Queued",
+    "Tile",
+    "compile_together",
+    "current_device",
+    "launch_all",
+]
 
 
 class Tile(NamedTuple):
@@ -105,9 +114,9 @@ class Kernel:
         """What code is made of, but for the settled arguments."""
         return (self._kernel, *self._shown.items())
 
-    def compile(self, tensors: Sequence[Tensor | None]) -> None:
+    def compile(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> None:
         """Have Triton make the code for such tensors, and keep it."""
-        arguments = (*tensors, *self._arguments)
+        arguments = (*tensors, *free, *self._arguments)
         self._kernel.run(*arguments, grid=(1,), warmup=True, **self._options)
 
     def _compile(
@@ -176,30 +185,43 @@ def launch_all(queue: Sequence[Queued]) -> None:
 
     Triton's compiler works without Python's lock, so several kernels take little longer than one.
     """
-    new = {}
-    for q in queue:
-        kernel = q.launcher.kernel
-        if not kernel.compiled and kernel.source not in _made:
-            new[kernel.source] = q
-    if len(new) > 1 and not interpreted():
-        _compile_together(list(new.values()))
-    _made.update(new)
+    compile_together([Call(q.launcher.kernel, q.operands) for q in queue])
     for launcher, operands, workspace_bytes in queue:
         launcher(operands, workspace_bytes)
 
 
-def _compile_together(queue: Sequence[Queued]) -> None:
+class Call(NamedTuple):
+    """What a kernel will be called with: tensors of these dtypes, and any numbers."""
+
+    kernel: Kernel
+    tensors: Sequence[Tensor | None]
+    free: tuple[int, ...] = ()
+
+
+def compile_together(calls: Sequence[Call]) -> None:
+    """Compile the kernels that are new, at once; one alone waits until it is called."""
+    new = {}
+    for call in calls:
+        kernel = call.kernel
+        if not kernel.compiled and kernel.source not in _made:
+            new[kernel.source] = call
+    if len(new) > 1 and not interpreted():
+        _compile_in_threads(list(new.values()))
+    _made.update(new)
+
+
+def _compile_in_threads(calls: Sequence[Call]) -> None:
     import triton
 
     triton.runtime.driver.active.get_current_target()  # made once, not by each thread
     device = torch._C._cuda_getDevice()
 
-    def compile_(q: Queued) -> None:
+    def compile_(call: Call) -> None:
         with torch.cuda.device(device):
-            q.launcher.kernel.compile(q.operands)
+            call.kernel.compile(call.tensors, call.free)
 
-    with ThreadPoolExecutor(len(queue)) as pool:
-        list(pool.map(compile_, queue))
+    with ThreadPoolExecutor(len(calls)) as pool:
+        list(pool.map(compile_, calls))
 
 
 def current_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

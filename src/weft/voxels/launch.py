@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.core.cache import TensorCache
-from weft.core.launcher import Kernel, Tile, current_device
+from weft.core.launcher import Call, Kernel, Tile, compile_together, current_device
 from weft.voxels import kernels, preparation_kernels, tiles
 from weft.voxels.epilogue import PLAIN, Epilogue
 from weft.voxels.map_launch import PARTS
@@ -188,12 +188,28 @@ def _recipe(table: Tensor, order: Tensor | None, parts: int) -> _Preparation:
     return _preparation(table.device, k, parts, near_bits, order is None, wide, count <= FEW)
 
 
+def _calls_for_tiles(table: Tensor, order: Tensor | None) -> list[Call]:
+    """What `_make_tiles` calls; any table of int32 stands for those that are not there yet."""
+    parts = _parts_of(table).shape[0] // -(-table.shape[0] // 32)
+    recipe, few = _recipe(table, order, parts), table.shape[1] <= FEW
+    keys = table.new_empty(0, dtype=recipe.keys)
+    by_mask = table if few else table.new_empty(0, dtype=torch.int64)
+    calls = [
+        Call(recipe.key, (table, None if parts == 1 else table, keys, table), (2, 2)),
+        Call(recipe.panel, (table, table, order, by_mask, table, table, table), (2,)),
+        Call(recipe.tally, (table,) * 5, (2, 2)),
+    ]
+    return [*calls, Call(recipe.rank, (keys, table), (2,))] if few else calls
+
+
 def _make_tiles(table: Tensor, order: Tensor | None) -> Tiles:
     k, count = table.shape
     words, panels, blocks = -(-k // 32), -(-count // PANEL), -(-count // BLOCK)
     found = _parts_of(table)
     parts = found.shape[0] // words
     recipe = _recipe(table, order, parts)
+    if not recipe.tally.compiled:
+        compile_together(_calls_for_tiles(table, order))
     turns = 3 * panels if panels * PANEL <= MOST_SORTED else 0
     sizes = (0 if parts == 1 else count, k * blocks, k * blocks, k, panels * PANEL)
     pieces = _ints(table, (*sizes, 2 * panels * words, turns, panels * k * PANEL))
@@ -233,14 +249,15 @@ def _turns_of(pairs: Pairs, k: int, shares: int) -> Tensor | None:
     if shares == 0:
         return None
     if shares not in pairs.turns:
-        device = pairs.totals.device
-        turns = torch.empty(shares, dtype=torch.int32, device=device)
-        kernel = _kernel(
-            preparation_kernels.share_kernel, (), (k, _padded(k)), Tile((SHARES,)), device
-        )
+        turns = pairs.totals.new_empty(shares)
+        kernel = _share_kernel(k, turns.device)
         kernel(-(-shares // SHARES), (pairs.totals, turns), (shares,))
         pairs.turns[shares] = turns
     return pairs.turns[shares]
+
+
+def _share_kernel(k: int, device: torch.device) -> Kernel:
+    return _kernel(preparation_kernels.share_kernel, (), (k, _padded(k)), Tile((SHARES,)), device)
 
 
 def _padded(size: int) -> int:
@@ -282,20 +299,26 @@ def convolve(
     x = x if x.stride(1) == 1 else x.contiguous()
     scale, shift, residual = (None if t is None else t.contiguous() for t in after[:3])
     with current_device(x):
-        made = _tiles_of(table, order)
-        extents = (_extent(x), y.numel(), weight.numel(), made.lists.numel())
+        slots = -(-rows // PANEL) * PANEL
+        extents = (_extent(x), y.numel(), weight.numel(), slots * len(weight))
         wide = max(extents) >= 2**31
         precision = precision if x.dtype == torch.float32 else "ieee"
         kinds = tuple(None if t is None else t.dtype for t in (scale, shift, residual))
-        flags = _Flags(flip, wide, after.activation, kinds, made.turns[0] is None)
+        flags = _Flags(flip, wide, after.activation, kinds, slots > MOST_SORTED)
         stride = x.stride(0)
         recipe = _convolver(
             x.device, x.dtype, weight.shape, weight.stride(), stride, groups, precision, flags
         )
         kernel, columns, parts = recipe
+        operands = (x, weight, y, scale, shift, residual)
+        if not kernel.compiled:
+            table = table.contiguous()
+            turns = None if flags.as_they_stand else table
+            first = Call(kernel, (*operands, table, table, table, turns))
+            compile_together([first, *_calls_for_tiles(table, order)])
+        made = _tiles_of(table, order)
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
-        operands = (x, weight, y, scale, shift, residual, *tables)
-        kernel(made.rows.shape[0] // (PANEL // 2) // parts * columns, operands)
+        kernel(slots // (PANEL // 2) // parts * columns, (*operands, *tables))
     return y
 
 
@@ -379,7 +402,6 @@ def weight_gradient(
     x = x if x.stride(1) == 1 else x.contiguous()
     g = g if g.stride(1) == 1 else g.contiguous()
     with current_device(x):
-        pairs = _pairs_of(table, order)
         wide = max(_extent(x), _extent(g)) >= 2**31
         precision = precision if x.dtype == torch.float32 else "ieee"
         strides = (x.stride(0), g.stride(0))
@@ -389,12 +411,35 @@ def weight_gradient(
         if shares:
             sums = torch.float64 if dw.dtype == torch.float64 else torch.float32
             z = dw.new_empty((shares + k, *dw.shape[1:]), dtype=sums)
+        if not kernel.compiled:
+            compile_together(_calls_for_gradient(made, (x, g, z, dw), table.contiguous(), order))
+        pairs = _pairs_of(table, order)
         tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals, _turns_of(pairs, k, shares))
         kernel((shares or k) * matrix_tiles, tensors, (shares,))
         if shares:
             numbers = k * -(-dw[0].numel() // REDUCED.blocks[1])
             reduction(numbers, (z, dw, pairs.totals), (shares,))
     return dw
+
+
+def _calls_for_gradient(
+    made: tuple[Kernel, Kernel, int, int],
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    table: Tensor,
+    order: Tensor | None,
+) -> list[Call]:
+    """What `weight_gradient` calls; any table of int32 stands for those that are not there yet."""
+    kernel, reduction, _, shares = made
+    *xgz, dw = tensors
+    pair = _recipe(table, order, _tiles_of(table, order).parts).pair
+    calls = [
+        Call(pair, (table, table, order, *(table,) * 4), (2, 2)),
+        Call(kernel, (*xgz, *(table,) * 3, table if shares else None), (shares,)),
+    ]
+    if not shares:
+        return calls
+    share = Call(_share_kernel(len(table), table.device), (table, table), (shares,))
+    return [*calls, share, Call(reduction, (xgz[2], dw, table), (shares,))]
 
 
 @functools.lru_cache(maxsize=1024)
