@@ -47,7 +47,7 @@ def _workload(points: int, device: torch.device, check_batch: int | None) -> Wor
     def oracle(x: Tensor, y: Tensor, scale: None = None) -> Tensor:
         return _dense(x, y)
 
-    steps = math.ceil(math.log(BLUR / math.sqrt(3)) / math.log(SCALING)) + 3
+    steps = math.ceil(math.log(BLUR / math.sqrt(3)) / math.log(SCALING)) + 2
     return Workload(
         "transport",
         (x, y),
@@ -66,9 +66,7 @@ def _dense(x: Tensor, y: Tensor) -> Tensor:
     both = torch.cat([x, y], -2).detach()
     diameter = float((both.amax(-2) - both.amin(-2)).norm(dim=-1).max())
     steps = math.ceil(math.log(BLUR / diameter) / math.log(SCALING) - 1e-9)
-    temperatures = [
-        length**2 for length in (diameter, *(diameter * SCALING**n for n in range(steps)), BLUR)
-    ]
+    temperatures = [length**2 for length in (*(diameter * SCALING**n for n in range(steps)), BLUR)]
 
     def update(temperature: float, at: Tensor, points: Tensor, potential: Tensor) -> Tensor:
         # the potential and its points are held: the gradient is that of the dual value

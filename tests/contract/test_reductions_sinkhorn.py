@@ -15,6 +15,7 @@ import torch
 import weft
 from weft.reductions import sinkhorn
 from weft.reductions.sinkhorn import SamplesLoss, sinkhorn_divergence
+from weft.reductions.sparsity import blocks_of
 from weft.testing import assert_as_accurate, plain_error
 
 
@@ -49,7 +50,7 @@ def dense_sinkhorn(a, x, b, y, p=2, blur=0.05, scaling=0.5, debias=True):
     points = torch.cat([x, y], -2).detach()
     diameter = float((points.amax(-2) - points.amin(-2)).norm(dim=-1).max())
     count = math.ceil(math.log(blur / diameter) / math.log(scaling))
-    lengths = [diameter, *(diameter * scaling**n for n in range(count)), blur]
+    lengths = [*(diameter * scaling**n for n in range(count)), blur]
     f, g = transport(a, x, b, y, lengths, p)
     if debias:
         f = f - transport(a, x, a, x, lengths, p)[0]
@@ -224,7 +225,7 @@ def test_bounds_of_clusters_hold(p, seed):
     bound = sinkhorn._plane_bound if p == 2 else sinkhorn._plain_bound
     for amount in (0.0, 0.1):
         f, g = (u + amount * torch.randn(u.shape, generator=noise).double() for u in potentials)
-        found = bound(0.2**p, (*one, f), (*other, g))
+        found = bound(0.2**p, sinkhorn._Side(one[1], f), sinkhorn._Side(other[1], g))
         inside = f.unsqueeze(1) + g - distance(one[0].points, other[0].points) ** p / p
         labels = [torch.repeat_interleave(side[1].ranges.diff().view(-1)) for side in (one, other)]
         slack = found[labels[0]][:, labels[1]] - inside
@@ -243,8 +244,8 @@ def test_the_bound_is_reached():
     half = torch.full((2,), 0.5, dtype=torch.float64)
     sides_ = []
     for points, potential in ((x, f), (y, g)):
-        _, points, cells = sinkhorn._sorted(half, points, 1.0)
-        sides_.append((sinkhorn._Cloud(points, sinkhorn._log(half)), cells, potential))
+        cells = sinkhorn._sorted(half, points, 1.0)[2]
+        sides_.append(sinkhorn._Side(cells, potential))
     found = sinkhorn._plane_bound(0.01, *sides_)
     exact = (f[:, None] + g - distance(x, y).square() / 2).max()
     assert_as_accurate(found[0, 0], exact, torch.finfo(torch.float32).eps * exact.abs())
@@ -257,7 +258,7 @@ def test_what_masks_leave_out(p):
     (one, other), (f, g) = sides(0, p, blur, 800, 800, 0.1)
     clouds_, cells = (one[0], other[0]), (one[1], other[1])
     potentials = sinkhorn._Potentials(f, g, None, None)
-    masks = sinkhorn._masks(p, blur, clouds_, cells, potentials)
+    masks = sinkhorn._masks(p, blur, cells, potentials)
     assert masks.xy.num_pairs() < 0.5 * 800 * 800
     full = sinkhorn._updated(p, blur, clouds_, clouds_, potentials, sinkhorn.ALL)
     some = sinkhorn._updated(p, blur, clouds_, clouds_, potentials, masks)
@@ -268,6 +269,34 @@ def test_what_masks_leave_out(p):
         rounding = 64 * torch.finfo(torch.float64).eps * with_all.abs().max()
         assert bool((with_some - with_all >= -rounding).all())
         assert bool((with_some - with_all <= allowed + rounding).all())
+
+
+def pairs_of(mask, rows, columns):
+    """The mask as a matrix of how often a pair counts."""
+    found = torch.zeros(rows, columns, dtype=torch.int64)
+    starts, ends, indptr, first, last = blocks_of(mask, 1)
+    for block, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        for q in range(indptr[block], indptr[block + 1]):
+            found[start:end, first[q] : last[q]] += 1
+    return found
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_masks_are_the_clusters_of_the_bound(p):
+    """One half of a cloud's own mask serves rows and columns: its pairs and those transposed."""
+    length = 0.05 if p == 2 else 0.01
+    (one, other), (f, g) = sides(0, p, length, 300, 200, 0.1)
+    bound = sinkhorn._plane_bound if p == 2 else sinkhorn._plain_bound
+    x, y = sinkhorn._Side(one[1], f), sinkhorn._Side(other[1], g)
+    masks = sinkhorn._masks(p, length, (one[1], other[1]), sinkhorn._Potentials(f, g, f, g))
+    for mask, a, b in ((masks.xy, x, y), (masks.xx, x, x), (masks.yy, y, y)):
+        keep = bound(length**p, a, b) >= -sinkhorn.TRUNCATION * length**p
+        keep = keep | keep.T if a is b else keep
+        assert 0 < int(keep.sum()) < keep.numel()
+        exact = keep[a.cells.labels][:, b.cells.labels].to(torch.int64)
+        mask.check(*exact.shape)
+        torch.testing.assert_close(pairs_of(mask, *exact.shape), exact, rtol=0, atol=0)
+        assert len(mask.ranges[2]) < int(keep.sum())
 
 
 @pytest.mark.parametrize("p", [1, 2])

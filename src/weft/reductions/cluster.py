@@ -244,7 +244,10 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _half(rows: Tensor, columns: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return rows, keep.sum(1).cumsum(0), columns.index_select(0, keep.nonzero()[:, 1])
+    chosen = keep.nonzero()[:, 1]
+    # numbers one by one: a GPU gathers short rows slowly
+    intervals = torch.stack([bound.index_select(0, chosen) for bound in columns.unbind(1)], 1)
+    return rows, keep.sum(1).cumsum(0), intervals
 
 
 def _counts(lab: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from weft.errors import BackendError, ShapeError
 from weft.reductions.cluster import (
     cluster_ranges_centroids,
-    from_matrix,
     grid_cluster,
     sort_clusters,
 )
@@ -47,11 +47,29 @@ class _Cloud(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """The clusters of a sorted cloud."""
+    """The clusters of a sorted cloud; what bounds are made of in float64.
 
-    cloud: _Cloud  # their centres and weights
-    ranges: Tensor  # (C, 2)
-    radii: Tensor  # (C,) of the points around the centre
+    Args:
+        cloud: their centres and weights.
+        ranges: (C, 2)
+        centres: (C, D)
+        radii: (C,) of the points around the centre.
+        labels: (N,) the cluster of each point.
+        away: (N, D) of the points from their centres.
+        squares: (N,) |x|² / 2 of the points.
+    """
+
+    cloud: _Cloud
+    ranges: Tensor
+    centres: Tensor
+    radii: Tensor
+    labels: Tensor
+    away: Tensor
+    squares: Tensor
+
+    def largest(self, values: Tensor) -> Tensor:
+        """(C,) the largest value of each cluster."""
+        return _largest(values, self.ranges)
 
 
 class _Potentials(NamedTuple):
@@ -190,10 +208,9 @@ def _weighted(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _lengths(diameter: float, blur: float, scaling: float) -> list[float]:
-    """The diameter, then lengths that shrink by `scaling`, then the blur."""
-    diameter = max(diameter, blur)
-    steps = math.ceil(math.log(blur / diameter) / math.log(scaling) - 1e-9)
-    return [diameter, *(diameter * scaling**n for n in range(steps)), blur]
+    """From the diameter on, lengths that shrink by `scaling`, then the blur."""
+    steps = math.ceil(math.log(blur / max(diameter, blur)) / math.log(scaling) - 1e-9)
+    return [*(diameter * scaling**n for n in range(steps)), blur]
 
 
 def _takes_clusters(backend: str, x: Tensor, y: Tensor) -> bool:
@@ -241,9 +258,9 @@ def _multiscale(
         potentials = _descend(p, lengths[:num_coarse], coarse, potentials)
         potentials = _updated(p, lengths[num_coarse - 1], clouds, coarse, potentials, ALL)
         for length in lengths[num_coarse:]:
-            masks = _masks(p, length, clouds, cells, potentials)
+            masks = _masks(p, length, cells, potentials)
             potentials = _descend(p, [length], clouds, potentials, masks)
-        masks = _masks(p, lengths[-1], clouds, cells, potentials)
+        masks = _masks(p, lengths[-1], cells, potentials)
     return a, x, b, y, _updated(p, lengths[-1], clouds, clouds, potentials, masks)
 
 
@@ -254,8 +271,11 @@ def _sorted(a: Tensor, x: Tensor, size: float) -> tuple[Tensor, Tensor, _Cells]:
     ranges, centres, totals = cluster_ranges_centroids(points, labels, weights, 0.0)
     # a cell whose weights are all 0 has a centre anywhere: its first point
     centres = centres.where(centres.isfinite(), points.index_select(0, ranges[:, 0]))
-    away = (points - centres.index_select(0, labels)).norm(dim=-1)
-    return a, x, _Cells(_Cloud(centres, _log(totals)), ranges, _largest(away, ranges))
+    cloud, wide = _Cloud(centres, _log(totals)), points.double()
+    centres = centres.double()
+    away = wide - centres.index_select(0, labels)
+    radii = _largest(away.norm(dim=-1), ranges)
+    return a, x, _Cells(cloud, ranges, centres, radii, labels, away, wide.square().sum(-1) / 2)
 
 
 def _log(weights: Tensor) -> Tensor:
@@ -339,41 +359,51 @@ def _score(p: int, dim: int) -> Node:
     return var(2, 1, 1) - (square if p == 2 else node("sqrt", square))
 
 
-def _masks(
-    p: int,
-    length: float,
-    clouds: tuple[_Cloud, _Cloud],
-    cells: tuple[_Cells, _Cells],
-    potentials: _Potentials,
-) -> _Masks:
+def _masks(p: int, length: float, cells: tuple[_Cells, _Cells], potentials: _Potentials) -> _Masks:
     """For each potential the clusters that hold a pair whose plan is e^−8 or more of a_i b_j."""
     bound = _plane_bound if p == 2 else _plain_bound
+    eps = length**p
+
+    def kept(one: _Side, other: _Side) -> Tensor:
+        return bound(eps, one, other) >= -TRUNCATION * eps
+
+    def own(side: _Side) -> BlockSparsity:
+        keep = kept(side, side)
+        half = _half(side.cells, side.cells, keep | keep.T)
+        return BlockSparsity((*half, *half))
+
+    x, y = cells
     f, g, own_x, own_y = potentials
-
-    def mask(rows: int, columns: int, of_rows: Tensor, of_columns: Tensor) -> BlockSparsity:
-        sides = (
-            (clouds[rows], cells[rows], of_rows),
-            (clouds[columns], cells[columns], of_columns),
-        )
-        keep = bound(length**p, *sides) >= -TRUNCATION * length**p
-        return BlockSparsity(from_matrix(cells[rows].ranges, cells[columns].ranges, keep))
-
+    xy = kept(_Side(x, f), _Side(y, g))
     return _Masks(
-        mask(0, 1, f, g),
-        None if own_x is None else mask(0, 0, own_x, own_x),
-        None if own_y is None else mask(1, 1, own_y, own_y),
+        BlockSparsity((*_half(x, y, xy), *_half(y, x, xy.T))),
+        None if own_x is None else own(_Side(x, own_x)),
+        None if own_y is None else own(_Side(y, own_y)),
     )
 
 
-_Side = tuple[_Cloud, _Cells, Tensor]
+def _half(rows: _Cells, columns: _Cells, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As of `from_matrix`, with clusters that follow each other as one interval."""
+    before, behind = pad(keep, (1, 0))[:, :-1], pad(keep, (0, 1))[:, 1:]
+    first, last = ((keep & ~beside).nonzero()[:, 1] for beside in (before, behind))
+    starts, ends = columns.ranges.unbind(1)
+    intervals = torch.stack([starts.index_select(0, first), ends.index_select(0, last)], 1)
+    return rows.ranges, (keep & ~before).sum(1).cumsum(0), intervals
+
+
+class _Side(NamedTuple):
+    """Clusters, and the potentials of their points."""
+
+    cells: _Cells
+    potential: Tensor
 
 
 def _plain_bound(eps: float, one: _Side, other: _Side) -> Tensor:
     """max_I f + max_J g − (|c_I − c_J| − r_I − r_J) ≥ f_i + g_j − |x_i − y_j|, (CI, CJ)"""
-    (_, cells, f), (_, others, g) = one, other
-    distance = torch.cdist(cells.cloud.points.double(), others.cloud.points.double())
-    best = (_largest(f, cells.ranges) + cells.radii).unsqueeze(1)
-    return best + (_largest(g, others.ranges) + others.radii) - distance
+    (cells, f), (others, g) = one, other
+    distance = torch.cdist(cells.centres, others.centres)
+    best = (cells.largest(f) + cells.radii).unsqueeze(1)
+    return best + (others.largest(g) + others.radii) - distance
 
 
 def _plane_bound(eps: float, one: _Side, other: _Side) -> Tensor:
@@ -384,34 +414,35 @@ def _plane_bound(eps: float, one: _Side, other: _Side) -> Tensor:
         F_i + G_j + x_i · y_j ≤ F' + G' + c · d + |d − t| r_I + |c − s| r_J + r_I r_J.
     t is about where the plan takes c, which makes the bound tight where there is mass.
     """
-    (_, cells, _), (_, others, _) = one, other
-    c, d = cells.cloud.points.double(), others.cloud.points.double()
+    c, d = one.cells.centres, other.cells.centres
     cost = torch.cdist(c, d).square() / 2
-    t, s = _aims(eps, cost, one, other), _aims(eps, cost.T, other, one)
-    best = _above(one, t).unsqueeze(1) + _above(other, s) + c @ d.T
-    r, q = cells.radii.double().unsqueeze(1), others.radii.double()
+    t = _aims(eps, cost, other)
+    s = t if one is other else _aims(eps, cost.T, one)
+    above = _above(one, t)
+    others_above = above if one is other else _above(other, s)
+    best = above.unsqueeze(1) + others_above + c @ d.T
+    r, q = one.cells.radii.unsqueeze(1), other.cells.radii
     return best + torch.cdist(t, d) * r + torch.cdist(c, s) * q + r * q
 
 
-def _aims(eps: float, cost: Tensor, one: _Side, other: _Side) -> Tensor:
+def _aims(eps: float, cost: Tensor, other: _Side) -> Tensor:
     """(CI, D) about where the plan takes the centres: means of those of J under its weights."""
-    _, cells, g = other
-    scores = cells.cloud.log_weights[:, 0] + _largest(g, cells.ranges) / eps
-    return (scores - cost / eps).softmax(1) @ cells.cloud.points.double()
+    cells, g = other
+    scores = cells.cloud.log_weights[:, 0] + cells.largest(g) / eps
+    return (scores - cost / eps).softmax(1) @ cells.centres
 
 
 def _above(side: _Side, t: Tensor) -> Tensor:
     """max_I (f_i − |x_i|² / 2 + t_I · (x_i − c_I)), (CI,)"""
-    cloud, cells, f = side
-    points = cloud.points.detach().double()
-    own = functools.partial(torch.repeat_interleave, repeats=cells.ranges.diff().view(-1), dim=0)
-    away = points - own(cells.cloud.points.double())
-    return _largest(f - points.square().sum(1) / 2 + (own(t) * away).sum(1), cells.ranges)
+    cells, f = side
+    along = (t.index_select(0, cells.labels) * cells.away).sum(1)
+    return cells.largest(f - cells.squares + along)
 
 
 def _largest(values: Tensor, ranges: Tensor) -> Tensor:
-    """The largest of each cluster."""
-    largest: Tensor = torch.segment_reduce(values, "max", lengths=ranges.diff().view(-1))
+    """The largest of each cluster; their lengths are right, which unsafe does not look at."""
+    lengths = ranges.diff().view(-1)
+    largest: Tensor = torch.segment_reduce(values, "max", lengths=lengths, unsafe=True)
     return largest
 
 
