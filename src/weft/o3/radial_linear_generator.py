@@ -45,7 +45,7 @@ class Tiling(NamedTuple):
     block: int
     chunk: int = 16
     warps: int = 4
-    stages: int = 2
+    stages: int = 3
 
 
 class Job(NamedTuple):
@@ -118,8 +118,9 @@ def scale(product: Product, path: Path) -> float:
 def source(job: Job) -> str:
     """The module text of a job's kernel, `kernel`.
 
-    Its pointers are x, y, h, the prepared A, z, indptr, edges if ordered, and src.  Then come the
-    numbers `rows` and `lanes` (programs for each block of channels).
+    Its pointers are x, y, h, the prepared A, z, indptr, edges if ordered, and src in the order of
+    the rows' lists, int32.  Then come the numbers `rows` and `lanes` (programs for each block of
+    channels).
     """
     return "\n".join(_Writer(job).module()) + "\n"
 
@@ -168,6 +169,7 @@ class _Writer:
         yield ""
         yield ""
         yield from _ROUNDED
+        yield from _NUMBER
         yield "@triton.jit(do_not_specialize=['rows', 'lanes'])"
         names = ["x", "y", "h", "a", "z", "indptr", *["edges"] * self.job.ordered, "src"]
         constants = "BLOCK: tl.constexpr, STAGES: tl.constexpr"
@@ -198,6 +200,8 @@ class _Writer:
         for block in self.z_blocks:
             for c in range(self.product.z[block].components):
                 yield f"{_sum_name(block, c)} = tl.zeros(({ROWS}, BLOCK), tl.float32)"
+        for edge in range(EDGES):
+            yield f"source{edge} = {self._source(edge, str(edge))}"
         yield "for pair in tl.range(0, count, num_stages=STAGES):"
         yield from _indented(self._pair())
         yield "live = (row < rows)[:, None]"
@@ -240,14 +244,20 @@ class _Writer:
             yield f"p{edge} = first + ({EDGES} * pair + {edge})"
             yield f"live{edge} = p{edge} < last"
             yield from self._edge(f"e{edge}", f"p{edge}", f"live{edge}")
-            index = self._loaded_index("src", f"e{edge}", f"live{edge}")
-            yield f"x{edge}_row = x_ptr + {index}[:, None] * {self.job.widths[0]}"
-            yield from self._harmonics(edge)
+            yield f"x{edge}_row = x_ptr + source{edge}[:, None] * {self.job.widths[0]}"
         for n, chunk in enumerate(chunks(self.job)):
             yield from self._weights(n, chunk)
             for edge in range(EDGES):
+                if not n:
+                    yield from self._harmonics(edge)
                 for number in chunk:
                     yield from self._path(edge, self.product.paths[number])
+        for edge in range(EDGES):
+            yield f"source{edge} = {self._source(edge, f'({EDGES} * pair + {EDGES + edge})')}"
+
+    def _source(self, edge: int, place: str) -> str:
+        """Row of x of an edge of the list: known a step before its features are asked for."""
+        return f"_number(src_ptr, first + {place}, last)"
 
     def _edge(self, name: str, place: str, live: str) -> Iterator[str]:
         """The numbers of edges at places of the lists."""
@@ -313,6 +323,21 @@ class _Writer:
         begin = len(sums.lines)
         sums.path(path)
         yield from sums.lines[begin:]
+
+
+_NUMBER = (
+    "@triton.jit",
+    "def _number(list_ptr, at, end):",
+    "    half_ptr = list_ptr.to(tl.pointer_type(tl.int16)) + 2 * at",
+    "    low = tl.load(half_ptr, mask=at < end, other=0).to(tl.int32) & 0xFFFF",
+    "    high = tl.load(half_ptr + 1, mask=at < end, other=0).to(tl.int32)",
+    "    return tl.cast((high << 16) | low, tl.int64)",
+    "",
+    "",
+)
+"""An int32 of a list, in two halves: the compiler keeps in registers what is loaded so, and copies
+to shared memory nothing that other copies must wait for.
+"""
 
 
 _ROUNDED = (

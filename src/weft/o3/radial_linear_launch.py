@@ -24,7 +24,7 @@ from weft.o3.wigner import entries_3j
 
 __all__ = ["run", "serves"]
 
-TILING = Tiling(8, 16)
+TILING = Tiling(8)
 """Of channels enough; a block of fewer channels is as wide as these."""
 
 CARRIED = 80
@@ -50,7 +50,12 @@ def serves(
     result, *others = call.results
     if others or result.slot != "z" or len(result.terms) != 1 or dtype != torch.float32:
         return False
-    return tables.z_slices is None and 0 < hidden <= MOST_HIDDEN and _suits(structure)
+    return (
+        tables.z_slices is None
+        and tables.num_x < 2**31
+        and 0 < hidden <= MOST_HIDDEN
+        and _suits(structure)
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -79,7 +84,7 @@ def run(
     z = (x.new_empty if recipe.covered and tables.num_edges else x.new_zeros)(shape)
     if not tables.num_edges:
         return [z]
-    lists = [t for t in (tables.z_indptr, tables.z_edges, tables.src) if t is not None]
+    lists = [t for t in (tables.z_indptr, tables.z_edges, _sources(tables)) if t is not None]
     with current_device(x):
         for step in recipe.steps:
             prepared = a.index_select(1, step.columns).mul_(step.factors).t()
@@ -91,6 +96,14 @@ def run(
         flops = 2 * tables.num_edges * hidden * structure.width("w")
         record_cost(sum(t.nbytes for t in (x, y, h, a, z, *lists)), flops)
     return [z]
+
+
+def _sources(tables: Tables) -> Tensor | None:
+    """The row of x of each edge, in the order of the lists, in 32 bits."""
+    src, order = tables.src, tables.z_edges
+    if src is not None and order is not None:
+        src = src.index_select(0, order)
+    return src if src is None else src.to(torch.int32)
 
 
 class _Step(NamedTuple):
@@ -169,22 +182,36 @@ def _tiling(product: Product) -> Tiling:
 def groups(product: Product, tiling: Tiling) -> list[tuple[int, ...]]:
     """The paths of a product, by number, in groups: each is a kernel.
 
-    Those into one block of z stay together; else they go by their block of x, which a group reads.
+    They are cut between blocks of x where they can be, and never between paths into one block of z.
     """
-    by_block: dict[int, list[int]] = {}
-    for n, path in sorted(enumerate(product.paths), key=lambda item: (item[1].x, item[1].z)):
-        by_block.setdefault(path.z, []).append(n)
-    each = tiling.block // (4 * tiling.warps // 4)
+    most = CARRIED * 4 * (tiling.warps // 4) // tiling.block
     found: list[list[int]] = []
-    carried = CARRIED + 1
-    for block, paths in by_block.items():
-        numbers = product.z[block].components * each
-        if carried + numbers > CARRIED:
-            found.append([])
-            carried = 0
-        found[-1] += paths
-        carried += numbers
+    carried = most + 1
+
+    def size(paths: list[int]) -> int:
+        reached = {product.paths[p].z for p in paths}
+        return sum(product.z[block].components for block in reached)
+
+    for parts in _by_block_of_x(product):
+        whole = [p for part in parts for p in part]
+        for part in [whole] if size(whole) <= most else parts:
+            if carried + size(part) > most:
+                found.append([])
+                carried = 0
+            found[-1] += part
+            carried += size(part)
     return [tuple(group) for group in found]
+
+
+def _by_block_of_x(product: Product) -> list[list[list[int]]]:
+    """The paths into each block of z, by the block of x of the first."""
+    into: dict[int, list[int]] = {}
+    for n, path in sorted(enumerate(product.paths), key=lambda item: (item[1].x, item[1].z)):
+        into.setdefault(path.z, []).append(n)
+    found: dict[int, list[list[int]]] = {}
+    for paths in into.values():
+        found.setdefault(product.paths[paths[0]].x, []).append(paths)
+    return list(found.values())
 
 
 @functools.cache
