@@ -47,7 +47,7 @@ PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "rank": ({"MOST": 2**31 - 1}, launch.RANKED),
     "list": ({"K": 27, "WIDE": False}, Tile((), 1)),
     "tally": ({"K": 27}, Tile((1024,), 8)),
-    "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((launch.BLOCK,))),
+    "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((launch.PANEL,))),
     "share": ({"K": 27, "OFFSETS": 32}, Tile((launch.SHARES,))),
     "reduce": ({"K": 27, "OFFSETS": 32}, launch.REDUCED),
 }

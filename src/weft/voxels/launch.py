@@ -30,7 +30,7 @@ MOST_SORTED = 2**18
 """Rows up to which tiles run longest first: with more, the last ones matter less than L2."""
 
 BLOCK = 512
-"""Rows whose pairs are counted and compacted together."""
+"""Rows whose keys are made together; their pairs are counted and compacted by panels."""
 
 SHARES = 32
 """Shares of pairs that one program places."""
@@ -54,7 +54,7 @@ class Tiles(NamedTuple):
         halves: (2 P, words) the offsets that half a panel needs.
         turns: tiles of 64 and of 128 rows, longest first; None: as they stand.
         masks: (words, N) the offsets of each column of the table.
-        starts: (K, blocks) pairs of an offset before each block of columns.
+        starts: (K, panels) pairs of an offset before each 128 columns.
         totals: (K,) pairs of each offset.
         parts: rows of which the search of the table made a mask.
 
@@ -176,7 +176,7 @@ def _preparation(
         _kernel(preparation_kernels.rank_kernel, (), (most,), RANKED, device),
         _kernel(preparation_kernels.list_kernel, (), (k, wide), Tile((), 1), *kind, few),
         _kernel(preparation_kernels.tally_kernel, (), (k,), Tile((1024,), 8), *kind),
-        _kernel(preparation_kernels.pair_kernel, (), (k, offsets, wide), Tile((BLOCK,)), *kind),
+        _kernel(preparation_kernels.pair_kernel, (), (k, offsets, wide), Tile((PANEL,)), *kind),
         keys,
     )
 
@@ -204,19 +204,19 @@ def _calls_for_tiles(table: Tensor, order: Tensor | None) -> list[Call]:
 
 def _make_tiles(table: Tensor, order: Tensor | None) -> Tiles:
     k, count = table.shape
-    words, panels, blocks = -(-k // 32), -(-count // PANEL), -(-count // BLOCK)
+    words, panels = -(-k // 32), -(-count // PANEL)
     found = _parts_of(table)
     parts = found.shape[0] // words
     recipe = _recipe(table, order, parts)
     if not recipe.tally.compiled:
         compile_together(_calls_for_tiles(table, order))
     turns = 3 * panels if panels * PANEL <= MOST_SORTED else 0
-    sizes = (0 if parts == 1 else count, k * blocks, k * blocks, k, panels * PANEL)
+    sizes = (0 if parts == 1 else count, k * panels, k * panels, k, panels * PANEL)
     pieces = _ints(table, (*sizes, 2 * panels * words, turns, panels * k * PANEL))
     masks, counts, starts, totals, slots, halves, turned, lists = pieces
     masks, joined = (found, None) if parts == 1 else (masks, masks)
     keys = table.new_empty(count, dtype=recipe.keys)
-    recipe.key(blocks, (found, joined, keys, counts), (count, blocks))
+    recipe.key(-(-count // BLOCK), (found, joined, keys, counts), (count, panels))
     if count <= FEW:
         by_mask = table.new_empty(count)
         recipe.rank(-(-count // RANKED.blocks[0]), (keys, by_mask), (count,))
@@ -224,7 +224,7 @@ def _make_tiles(table: Tensor, order: Tensor | None) -> Tiles:
         by_mask = torch.sort(keys, stable=True)[1]
     recipe.panel(words * panels, (table, masks, order, by_mask, slots, lists, halves), (count,))
     programs = k + (2 * (k + 1) if turns else 0)
-    recipe.tally(programs, (counts, starts, totals, halves, turned), (blocks, panels))
+    recipe.tally(programs, (counts, starts, totals, halves, turned), (panels, panels))
     longest = (turned[: 2 * panels], turned[2 * panels : turns]) if turns else (None, None)
     return Tiles(slots, lists, halves, longest, masks, starts, totals, parts)
 
@@ -237,10 +237,10 @@ def _ints(like: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 def _make_pairs(table: Tensor, order: Tensor | None, made: Tiles) -> Pairs:
     k, count = table.shape
-    blocks = -(-count // BLOCK)
+    panels = -(-count // PANEL)
     inputs, outputs = _ints(table, (k * count, k * count))
     tensors = (table, made.masks, order, made.starts, made.totals, inputs, outputs)
-    _recipe(table, order, made.parts).pair(blocks * -(-k // 8), tensors, (count, blocks))
+    _recipe(table, order, made.parts).pair(panels * -(-k // 16), tensors, (count, panels))
     return Pairs(inputs, outputs, made.totals, {})
 
 

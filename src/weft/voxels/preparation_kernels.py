@@ -94,12 +94,13 @@ def key_kernel(
     """keys[i]: column i's mask as a Gray code, below the number of its NEAR neighbours.
 
     The rarer an offset in a sample of columns, the higher its bit; neighbours in a Gray code
-    differ in one offset.  Also the masks, and counts[k,b], the pairs of block b of the columns.
-    A program owns one such block.
+    differ in one offset.  Also the masks, and counts[k,b], the pairs of the b-th PANEL of columns.
+    A program owns BLOCK columns.
     """
     KEY: tl.constexpr = keys_ptr.dtype.element_ty
     block = tl.program_id(0)
     i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    part = block * (BLOCK // PANEL) + tl.arange(0, BLOCK // PANEL)[:, None]
     bit = tl.arange(0, 32)
     other = tl.arange(0, OFFSETS)[None, :]
     gray = tl.zeros((BLOCK,), KEY)
@@ -109,7 +110,8 @@ def key_kernel(
             tl.store(masks_ptr + word * N.to(tl.int64) + i, mask, mask=i < N)
         there = (mask[:, None] >> bit[None, :]) & 1  # [BLOCK, 32]
         k = word * 32 + bit
-        tl.store(counts_ptr + k * blocks + block, tl.sum(there, axis=0), mask=k < K)
+        count = tl.sum(tl.reshape(there, (BLOCK // PANEL, PANEL, 32)), axis=1)
+        tl.store(counts_ptr + k[None, :] * blocks + part, count, mask=(part < blocks) & (k < K))
         own, all = _often(parts_ptr, word, N, K, PARTS, OFFSETS, SAMPLES)
         rarer = (all[None, :] < own[:, None]) | (
             (all[None, :] == own[:, None]) & (other < k[:, None])
@@ -263,30 +265,32 @@ def pair_kernel(
 ):  # fmt: skip
     """The pairs (in, out), offset after offset, each in canonical order of the output rows.
 
-    A program owns 8 offsets of one block.  Bound: memory, the pairs that are there.
+    A program owns 16 offsets of one block.  Bound: instructions, for each of K N entries.
     """
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
-    GROUPS: tl.constexpr = (K + 7) // 8
+    GROUPS: tl.constexpr = (K + 15) // 16
     block = tl.program_id(0) // GROUPS
     group = tl.program_id(0) % GROUPS
     i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     row = _row_of(order_ptr, i, i < N).to(tl.int32)
-    mask = tl.load(masks_ptr + group // 4 * N.to(tl.int64) + i, mask=i < N, other=0)
-    base = pairs_before(totals_ptr, group * 8, K, OFFSETS).to(INT)
-    for j in range(0, 8, 2):
-        # two counts in one word: a block has fewer than 2^16 rows
-        two = mask >> (group % 4 * 8 + j)
-        both = (two & 1) | ((two & 2) << 15)
-        before = tl.cumsum(both, 0) - both
-        for c in tl.static_range(2):
-            k = group * 8 + j + c
-            there = ((two >> c) & 1) != 0
+    mask = tl.load(masks_ptr + group // 2 * N.to(tl.int64) + i, mask=i < N, other=0)
+    base = pairs_before(totals_ptr, group * 16, K, OFFSETS).to(INT)
+    for j in range(0, tl.minimum(16, K - group * 16), 4):
+        # four counts in one word: a block has fewer than 2^8 rows
+        four = mask >> (group % 2 * 16 + j)
+        all = (four & 1) | ((four & 2) << 7) | ((four & 4) << 14) | ((four & 8) << 21)
+        before = tl.cumsum(all, 0) - all
+        sources, places = (), ()
+        for c in tl.static_range(4):
+            k = group * 16 + j + c
             at = base + tl.load(starts_ptr + k * blocks + block, mask=k < K, other=0)
-            at += (before >> 16 * c) & 0xFFFF
-            source = tl.load(table_ptr + (k * N.to(INT) + i), mask=there, other=-1)
-            tl.store(in_ptr + at, source, mask=there)
-            tl.store(out_ptr + at, row, mask=there)
+            places += (at + ((before >> 8 * c) & 0xFF),)
+            source = table_ptr + (k * N.to(INT) + i)
+            sources += (tl.load(source, mask=((four >> c) & 1) != 0, other=-1),)
             base += tl.load(totals_ptr + k, mask=k < K, other=0)
+        for c in tl.static_range(4):
+            tl.store(in_ptr + places[c], sources[c], mask=((four >> c) & 1) != 0)
+            tl.store(out_ptr + places[c], row, mask=((four >> c) & 1) != 0)
 
 
 @triton.jit
