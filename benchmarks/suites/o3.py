@@ -62,5 +62,5 @@ CASES = [
     ),
     linear_case("W4l linear_l2", "128x0e+128x1o+128x2e", 100_000),
     product_case("W5 uuu_seed", _uuu, 20000, ALL),
-    training_case("training step", Settings(channels=128, lmax=2, layers=3, radial=64), 64, 4),
+    training_case("training step", Settings(channels=128, lmax=2, layers=3, radial=64), 128, 4),
 ]
