@@ -18,10 +18,13 @@ from tests.compile.conftest import Check
 from weft.core.generated import load
 from weft.core.launcher import Tile
 from weft.reductions import (
+    gaussians,
     generator,
     kernels,
     knn,
     launch,
+    moments,
+    moments_kernels,
     neighbours,
     neighbours_kernels,
     tensor_cores,
@@ -109,7 +112,7 @@ def test_generated_kernels(name: str, check: Check) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_80"])
-@pytest.mark.parametrize("way", launch.PRODUCTS)
+@pytest.mark.parametrize("way", gaussians.PRODUCTS)
 @pytest.mark.parametrize("kind", ["sums", "shifted"])
 def test_products(kind: str, way: str, target: str, check: Check) -> None:
     kernel = getattr(kernels, f"split_{kind}_kernel")
@@ -121,7 +124,7 @@ def test_products(kind: str, way: str, target: str, check: Check) -> None:
     constants |= {"WIDTH": width, "APART": apart, "PARTS": 1 + way.startswith("three")}
     constants |= {"MIXES": way == "split"}
     constants |= {} if apart else {"a_ptr": None, "b_ptr": None}
-    found = made(kernel, "fp32", launch.PRODUCTS[way], constants)
+    found = made(kernel, "fp32", gaussians.PRODUCTS[way], constants)
     found.types.update(x_ptr="*fp16", y_ptr="*fp16")
     check(found, f"products, {kind}, {way}, {target}", target)
 
@@ -137,6 +140,18 @@ def test_merges(kind: str, check: Check) -> None:
     if kind == "smallest":
         found.types["out_ptr"] = "*i64"
     check(found, f"merge of {kind}", "sm_90")
+
+
+@pytest.mark.parametrize("count", ["few", "many"])
+@pytest.mark.parametrize("dim", [3, 64, 128])
+def test_products_with_vectors(dim: int, count: str, check: Check) -> None:
+    kernel = getattr(moments_kernels, f"{count}_moments_kernel")
+    split = dim == 3
+    constants = {"WIDTH": max(dim, 16), "PARTS": 2 - split, "E": {"few": 4, "many": 64}[count]}
+    found = made(kernel, "fp32", moments.TILES[count, split], constants)
+    found.types.update(x_ptr="*fp16", y_ptr="*fp16")
+    found.types["w_ptr"] = {"few": "*fp32", "many": "*bf16"}[count]
+    check(found, f"products with {count} columns, {dim}", "sm_90")
 
 
 @pytest.mark.parametrize("dim", [3, 10, 64, 128])

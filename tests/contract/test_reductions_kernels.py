@@ -39,7 +39,7 @@ from weft.testing.contract import assert_same_bits
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft.reductions import launch, neighbours, tensor_cores
+from weft.reductions import gaussians, launch, neighbours, tensor_cores
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
@@ -173,7 +173,7 @@ GAUSSIAN = node("exp", -(node("sqdist", X, Y) * P)) * part(B, 0)
 @pytest.fixture
 def products(monkeypatch):
     """Tensor cores for few columns, and how often they were used."""
-    monkeypatch.setattr(launch, "COLUMNS", 1)
+    monkeypatch.setattr(gaussians, "COLUMNS", 1)
     used, operands = [], tensor_cores.operands
 
     def counted(*args):
@@ -219,6 +219,34 @@ def test_products_of_many_dimensions(products, dim):
     check_sums(launch.sums, node("exp", -distance) * A * part(B, 1), values, sizes)
     check_shifted(launch.shifted, 2 * -distance, const(1), values, sizes, roundings=4)
     assert products == [1, 1]
+
+
+VECTORS = {
+    "gradient in x": lambda k, x, y, g, b: -2 * (g * (b * k * (x - y))),
+    "gradient in y and b": lambda k, x, y, g, b: concat(k * g * (y - x) * b, k * g),
+    "few": lambda k, x, y, g, b: -(k * g * concat(b, b * b)),
+    "many": lambda k, x, y, g, b: k * node("sub", y, node("pow", y, data=2)) * b,
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize("dim", [3, 9])
+def test_products_with_vectors(products, name, dim):
+    """Far away and narrow; then so wide that differences take over."""
+    x, y, g, b = var(0, dim, 0), var(1, dim, 1), var(4, 1, 0), var(2, 1, 1)
+    f = VECTORS[name](node("exp", -node("sqdist", x, y)), x, y, g, b)
+    sizes = Sizes(2, 300, 150)
+    for scale in (0.3, 1000.0):
+        generator = torch.Generator().manual_seed(dim)
+        shapes = {0: (2, 300, dim), 1: (2, 150, dim), 4: (1, 300, 1), 2: (2, 150, 1)}
+        values = {n: torch.randn(s, generator=generator) for n, s in shapes.items()}
+        far = 0 if name == "many" or scale > 1 else 1024
+        for n in (0, 1):
+            values[n] = (values[n] * scale * 64).round() / 64 + far
+        check_sums(launch.sums, f, values, sizes)
+    half = len(products) // 2
+    assert half
+    assert products == [1] * half + [0] * half
 
 
 @pytest.fixture

@@ -6,20 +6,19 @@ Tiles follow from how many values a pair needs in registers: nothing is timed.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.core.backend import interpreted
 from weft.core.generated import load
 from weft.core.launcher import Launcher, Queued, Tile, current_device, launch_all
 from weft.errors import BackendError
-from weft.reductions import generator, inner, kernels, neighbours, tensor_cores
+from weft.reductions import gaussians, generator, inner, kernels, neighbours
 from weft.reductions.evaluate import evaluate
 from weft.reductions.formula import Node, const, reachable
+from weft.reductions.gaussians import processors
 from weft.reductions.generator import Job
 from weft.reductions.inner import Looped, looped, parts
 from weft.reductions.ranges import Blocks, Options, Sizes
@@ -69,8 +68,14 @@ def sums(f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: 
     for part in parts(f):
         out = _filled(like, (sizes.batch, sizes.rows, part.dim), 0, sizes, blocks)
         if out.numel() and sizes.columns:
-            first = _on_tensor_cores("sums", part, None, values, [out], sizes, blocks, options)
-            _run("sums", (part,), 0, values, [out], sizes, blocks, options, *first)
+            vectors = gaussians.vectors(part, values, sizes, blocks, options)
+            if vectors is None:
+                first = gaussians.sums(part, values, out, sizes, blocks, options)
+                _run("sums", (part,), 0, values, [out], sizes, blocks, options, *first)
+            else:
+                ours, guard = vectors
+                _run("sums", (part,), 0, values, [out], sizes, blocks, options, guard)
+                out = torch.where(guard > 0, ours, out)
         found.append(out)
     return torch.cat(found, -1) if len(found) > 1 else found[0]
 
@@ -87,7 +92,7 @@ def shifted(
         top = _filled(like, (sizes.batch, sizes.rows, 1), float("-inf"), sizes, blocks, dtype)
         out = _filled(like, (sizes.batch, sizes.rows, part.dim), 0, sizes, blocks, dtype)
         if top.numel() and sizes.columns:
-            first = _on_tensor_cores("shifted", f, part, values, [top, out], sizes, blocks, options)
+            first = gaussians.shifted(f, part, values, [top, out], sizes, blocks, options)
             _run("shifted", (f, part), 0, values, [top, out], sizes, blocks, options, *first)
         found.append(out)
     return top, torch.cat(found, -1) if len(found) > 1 else found[0]
@@ -124,7 +129,7 @@ def _neighbours(
     found = neighbours.distance(f)
     if found is None or not neighbours.pays(found[0].dim, k, sizes.rows, sizes.columns):
         return None
-    if not _may_use_products(values, blocks, options):
+    if not gaussians.allowed(values, blocks, options):
         return None
     lengths = (sizes.rows, sizes.columns)
     u, v = (
@@ -132,7 +137,7 @@ def _neighbours(
         for part, length in zip(found, lengths, strict=True)
     )
     with current_device(out):
-        return neighbours.nearest(u, v, k, out[..., 0], _processors(out.device))
+        return neighbours.nearest(u, v, k, out[..., 0], processors(out.device))
 
 
 def _filled(
@@ -255,7 +260,7 @@ def _run(
     if blocks is not None:
         if not len(blocks.starts) or not len(blocks.j_starts):
             return
-        share = SHARE * _processors(like.device)
+        share = SHARE * processors(like.device)
         cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
     with current_device(like):
         _execute(recipe, values, results, cut, guard, [] if products is None else [products])
@@ -324,99 +329,6 @@ def _jobs(
     return [job._replace(first=first, last=min(first + step, dim)) for first in starts]
 
 
-PRODUCTS = {
-    "split": Tile((64, 128, BLOCK), 4, 3),
-    "three": Tile((128, 128, BLOCK), 8, 2),
-    "three, wide": Tile((128, 64, BLOCK), 4, 1),
-    "three, no wgmma": Tile((64, 32, BLOCK), 8, 1),
-    "one": Tile((128, 64, BLOCK), 4, 3),
-    "one, wide": Tile((128, 128, BLOCK), 8, 2),
-}
-"""The tiles of products on tensor cores."""
-
-ROWS = 64
-"""Rows for each task from which the rows alone make enough tasks."""
-
-COLUMNS = 2**12
-"""Columns from which products are worth their preparation."""
-
-
-def _on_tensor_cores(
-    kind: str,
-    f: Node,
-    w: Node | None,
-    values: Values,
-    results: Sequence[Tensor],
-    sizes: Sizes,
-    blocks: Blocks | None,
-    options: Options,
-) -> tuple[Tensor, Queued] | tuple[()]:
-    """For a Gaussian of that kind the guard that says if products hold, and their launch."""
-    like = results[0]
-    enough = sizes.batch * sizes.rows >= ROWS * SHARE * _processors(like.device)
-    if not enough or sizes.columns < COLUMNS or not _may_use_products(values, blocks, options):
-        return ()
-    if kind == "sums":
-        found = tensor_cores.split(f)
-    else:
-        exponent = tensor_cores.exponent(f)
-        alone = w is not None and w.dim == 1 and w.cats <= {1, 2}
-        found = tensor_cores.Split(exponent, const(1), w) if exponent and w and alone else None
-    if found is None:
-        return ()
-    asked = options.precision or "tf32x3"
-    shape = PRODUCTS[_way(found, asked, like.device)]
-    most = tensor_cores.SUMS if kind == "sums" else tensor_cores.SHIFTED
-    if options.precision is not None:
-        most = float("inf")
-    made = tensor_cores.operands(found, values, sizes, shape.blocks[1], most, asked)
-    apart = made.a is not None
-    weighted = kind == "shifted" and found.columns is not const(1)
-    mixes = tensor_cores.is_split(found) and options.precision is None and not weighted
-    constants: tuple[Any, ...] = (made.width, apart, made.x.dim() - 2, mixes)
-    kernel, rows = kernels.split_sums_kernel, [made.rows]
-    if kind == "shifted":
-        kernel, rows = kernels.split_shifted_kernel, []
-        constants = (weighted, *constants)
-    tiles = -(-sizes.rows // shape.blocks[0])
-    numbers = (sizes.rows, made.y.shape[1], tiles)
-    launcher = _product(kernel, sizes.batch * tiles, numbers, constants, shape, like.device)
-    given = [made.x, made.y, made.a, made.b, *rows, made.columns, made.guard, *results]
-    room = sum(t.nbytes for t in made if isinstance(t, Tensor))
-    return made.guard, Queued(launcher, given, room)
-
-
-def _may_use_products(values: Values, blocks: Blocks | None, options: Options) -> bool:
-    plain = blocks is None and options.accumulate == "auto" and options.precision != "ieee"
-    single = all(v.dtype == torch.float32 for v in values.values())
-    return plain and single and torch.version.hip is None
-
-
-@functools.lru_cache(maxsize=MOST_RECIPES)
-def _product(
-    kernel: Any,
-    programs: int,
-    numbers: tuple[int, ...],
-    constants: tuple[Any, ...],
-    shape: Tile,
-    _: torch.device,
-) -> Launcher:
-    """Launches products; compiled code belongs to a device."""
-    return Launcher(kernel, programs, (), numbers, constants, shape)
-
-
-def _way(found: tensor_cores.Split, asked: str, device: torch.device) -> str:
-    """The key of PRODUCTS."""
-    if tensor_cores.is_split(found):
-        return "split"
-    wide = ", wide" if found.exponent.left.dim > tensor_cores.WIDEST // 2 else ""
-    if asked != "tf32x3":
-        return f"one{wide}"
-    if not interpreted() and torch.cuda.get_device_capability(device) < (9, 0):
-        return "three, no wgmma"
-    return f"three{wide}"
-
-
 def _prepare(
     jobs: list[Job],
     what: Looped,
@@ -432,7 +344,7 @@ def _prepare(
     # one list of tasks serves all
     shape = min(tiles_, key=lambda t: t.blocks[0] // t.num_warps)
     height, width = shape.blocks[:2]
-    share = SHARE * _processors(device)
+    share = SHARE * processors(device)
     if counts is None:
         tiles = -(-rows // height)
         shared = max(1, min(-(-share // (batch * tiles)), -(-columns // (4 * width))))
@@ -491,11 +403,3 @@ def _merge(
         constants = (job.kept, kept(job), total, job.first, job.ranged)
         partials = ((programs, height, job.kept),) * 2
     return partials, Launcher(kernel, merges, (), numbers, constants, Tile((height,), 4, 1))
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    """Of a GPU; in the interpreter few, for its speed."""
-    if interpreted():
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -37,9 +37,12 @@ __all__ = [
     "WIDEST",
     "WIDTH",
     "Exponent",
+    "Operands",
     "Split",
     "exponent",
+    "factors",
     "high_low",
+    "is_split",
     "operands",
     "split",
     "to_power_of_2",
@@ -89,14 +92,14 @@ def split(f: Node) -> Split | None:
     """The parts of a formula that is exp(exponent) times factors of i and of j; else None."""
     if f.dim != 1:
         return None
-    pairs = [n for n in _factors(f) if {0, 1} <= n.cats]
+    pairs = [n for n in factors(f) if {0, 1} <= n.cats]
     if len(pairs) != 1 or pairs[0].op != "exp":
         return None
     found = exponent(pairs[0].args[0])
     if found is None:
         return None
     rows, columns = const(1), const(1)
-    for n in _factors(f):
+    for n in factors(f):
         if 1 in n.cats and n is not pairs[0]:
             columns = columns * n
         elif n is not pairs[0]:
@@ -125,10 +128,11 @@ def exponent(f: Node) -> Exponent | None:
     return None if found is None or f.dim != 1 else Exponent(*found, rows, columns)
 
 
-def _factors(f: Node) -> list[Node]:
+def factors(f: Node) -> list[Node]:
+    """What a formula is a product of."""
     if f.op == "mul":
-        return [n for a in f.args for n in _factors(a)]
-    return [const(-1), *_factors(f.args[0])] if f.op == "neg" else [f]
+        return [n for a in f.args for n in factors(a)]
+    return [const(-1), *factors(f.args[0])] if f.op == "neg" else [f]
 
 
 def _terms(f: Node) -> list[tuple[float, Node]]:
@@ -146,7 +150,7 @@ def _terms(f: Node) -> list[tuple[float, Node]]:
 def _distance(term: Node) -> tuple[Node, Node | None]:
     """The factor of parameters, and the squared distance that it multiplies."""
     number, distance = const(1), None
-    for n in _factors(term):
+    for n in factors(term):
         if n.op == "sqdist" and distance is None:
             distance = n
         elif n.cats <= {2}:

@@ -1,0 +1,163 @@
+"""Gaussian-like reductions that products on tensor cores take: which, in what tiles, and how.
+
+They answer with a guard, on the device, that says whether the bound of tensor_cores holds, and with
+what is to be launched first: pairs follow where it does not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.backend import interpreted
+from weft.core.launcher import Launcher, Queued, Tile
+from weft.reductions import kernels, moments, tensor_cores
+from weft.reductions.formula import Node, const
+from weft.reductions.ranges import Blocks, Options, Sizes
+from weft.reductions.tiles import BLOCK
+
+__all__ = ["PRODUCTS", "allowed", "processors", "shifted", "sums", "vectors"]
+
+Values = Mapping[int, Tensor]
+
+PRODUCTS = {
+    "split": Tile((64, 128, BLOCK), 4, 3),
+    "three": Tile((128, 128, BLOCK), 8, 2),
+    "three, wide": Tile((128, 64, BLOCK), 4, 1),
+    "three, no wgmma": Tile((64, 32, BLOCK), 8, 1),
+    "one": Tile((128, 64, BLOCK), 4, 3),
+    "one, wide": Tile((128, 128, BLOCK), 8, 2),
+}
+"""The tiles of products on tensor cores."""
+
+ROWS = 512
+"""Rows for each processor from which the rows alone make enough programs."""
+
+COLUMNS = 2**12
+"""Columns from which products are worth their preparation."""
+
+
+def sums(
+    f: Node,
+    values: Values,
+    out: Tensor,
+    sizes: Sizes,
+    blocks: Blocks | None,
+    options: Options,
+) -> tuple[Tensor, Queued] | tuple[()]:
+    """For a Gaussian times numbers the guard, and the launch."""
+    if not _enough(sizes, out.device) or not allowed(values, blocks, options):
+        return ()
+    found = tensor_cores.split(f)
+    return () if found is None else _launch("sums", found, values, [out], sizes, options)
+
+
+def shifted(
+    f: Node,
+    w: Node,
+    values: Values,
+    results: Sequence[Tensor],
+    sizes: Sizes,
+    blocks: Blocks | None,
+    options: Options,
+) -> tuple[Tensor, Queued] | tuple[()]:
+    """For a squared distance as exponent the guard, and the launch."""
+    if not _enough(sizes, results[0].device) or not allowed(values, blocks, options):
+        return ()
+    exponent = tensor_cores.exponent(f)
+    if exponent is None or w.dim > 1 or not w.cats <= {1, 2}:
+        return ()
+    found = tensor_cores.Split(exponent, const(1), w)
+    return _launch("shifted", found, values, results, sizes, options)
+
+
+def vectors(
+    f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options
+) -> tuple[Tensor, Tensor] | None:
+    """For a Gaussian times vectors the sums, and the guard that says if they hold."""
+    of = moments.moments(f)
+    enough = _enough(sizes, next(iter(values.values())).device)
+    if of is None or not enough or not allowed(values, blocks, options):
+        return None
+    return moments.sums(of, values, sizes)
+
+
+def allowed(values: Values, blocks: Blocks | None, options: Options) -> bool:
+    """Whether a call may use products."""
+    plain = blocks is None and options.accumulate == "auto" and options.precision != "ieee"
+    single = all(v.dtype == torch.float32 for v in values.values())
+    return plain and single and torch.version.hip is None
+
+
+def _enough(sizes: Sizes, device: torch.device) -> bool:
+    """Whether rows alone make enough programs, and columns pay for the preparation."""
+    rows = sizes.batch * sizes.rows
+    return rows >= ROWS * processors(device) and sizes.columns >= COLUMNS
+
+
+def _launch(
+    kind: str,
+    found: tensor_cores.Split,
+    values: Values,
+    results: Sequence[Tensor],
+    sizes: Sizes,
+    options: Options,
+) -> tuple[Tensor, Queued]:
+    device = results[0].device
+    asked = options.precision or "tf32x3"
+    shape = PRODUCTS[_way(found, asked, device)]
+    most = tensor_cores.SUMS if kind == "sums" else tensor_cores.SHIFTED
+    if options.precision is not None:
+        most = float("inf")
+    made = tensor_cores.operands(found, values, sizes, shape.blocks[1], most, asked)
+    apart = made.a is not None
+    weighted = kind == "shifted" and found.columns is not const(1)
+    mixes = tensor_cores.is_split(found) and options.precision is None and not weighted
+    constants: tuple[Any, ...] = (made.width, apart, made.x.dim() - 2, mixes)
+    kernel, rows = kernels.split_sums_kernel, [made.rows]
+    if kind == "shifted":
+        kernel, rows = kernels.split_shifted_kernel, []
+        constants = (weighted, *constants)
+    tiles = -(-sizes.rows // shape.blocks[0])
+    numbers = (sizes.rows, made.y.shape[1], tiles)
+    launcher = _product(kernel, sizes.batch * tiles, numbers, constants, shape, device)
+    given = [made.x, made.y, made.a, made.b, *rows, made.columns, made.guard, *results]
+    room = sum(t.nbytes for t in made if isinstance(t, Tensor))
+    return made.guard, Queued(launcher, given, room)
+
+
+@functools.lru_cache(maxsize=4096)
+def _product(
+    kernel: Any,
+    programs: int,
+    numbers: tuple[int, ...],
+    constants: tuple[Any, ...],
+    shape: Tile,
+    _: torch.device,
+) -> Launcher:
+    """Launches products; compiled code belongs to a device."""
+    return Launcher(kernel, programs, (), numbers, constants, shape)
+
+
+def _way(found: tensor_cores.Split, asked: str, device: torch.device) -> str:
+    """The key of PRODUCTS."""
+    if tensor_cores.is_split(found):
+        return "split"
+    wide = ", wide" if found.exponent.left.dim > tensor_cores.WIDEST // 2 else ""
+    if asked != "tf32x3":
+        return f"one{wide}"
+    if not interpreted() and torch.cuda.get_device_capability(device) < (9, 0):
+        return "three, no wgmma"
+    return f"three{wide}"
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Of a GPU; in the interpreter few, for its speed."""
+    if interpreted():
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,185 @@
+"""Gaussian-like sums of vectors on tensor cores: one exponential a pair for all components.
+
+    f_ij = concat of  exp(exponent) · r_i · c_j    and    exp(exponent) · r_i · c_j · (u_i − v_j)
+
+where |u − v|² is the exponent's.  The sums need the columns C = [c, c v] alone,
+
+    S_i = Σ_j exp(exponent) C_j,      Σ_j f_ij = r_i S_i    or    r_i (u_i S_i[c] − S_i[c v])
+
+with u and v less the centre, so gradients of a sum are sums of this kind.  A few columns are added
+up pair by pair; many are a second product, P @ C, in bfloat16 parts of 24 bits: six products.
+Where the bound of tensor_cores fails, the guard leaves all to the kernel of differences.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from weft.core.launcher import Kernel, Tile, current_device
+from weft.reductions import moments_kernels as kernels
+from weft.reductions import tensor_cores
+from weft.reductions.evaluate import evaluate
+from weft.reductions.formula import Node, const
+from weft.reductions.tensor_cores import (
+    SUMS,
+    Exponent,
+    Operands,
+    Split,
+    exponent,
+    factors,
+    is_split,
+)
+
+__all__ = ["Moments", "moments", "sums"]
+
+FEW = 4
+"""Columns that are added up pair by pair."""
+
+MOST = 64
+"""Columns of one product."""
+
+WIDEST = 512
+"""Columns for which exponentials are computed again and again."""
+
+
+TILES = {
+    ("few", True): Tile((64, 128, 16), 4, 3),
+    ("few", False): Tile((64, 64, 16), 4, 2),
+    ("many", True): Tile((64, 64, 16), 4, 2),
+    ("many", False): Tile((64, 64, 16), 4, 2),
+}
+"""Of few and many columns, for products of parts and for others."""
+
+
+class Term(NamedTuple):
+    """exp(exponent) · rows · columns, if `sign` is not 0 times sign · (u − v)."""
+
+    rows: Node
+    columns: Node
+    sign: int
+
+
+class Moments(NamedTuple):
+    """A formula: its exponent and the terms that it has one after the other."""
+
+    exponent: Exponent
+    terms: tuple[Term, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def moments(f: Node) -> Moments | None:
+    """The parts of a formula of several components, if it is of that kind."""
+    parts = f.args if f.op == "concat" else (f,)
+    found = [_term(part) for part in parts]
+    exponentials = {None if t is None else t[0] for t in found}
+    one = exponentials.pop()
+    if f.dim == 1 or exponentials or one is None or (of := exponent(one.args[0])) is None:
+        return None
+    terms = []
+    for part, t in zip(parts, found, strict=True):
+        assert t is not None
+        _, rows, columns, difference = t
+        ends: dict[tuple[Node, ...], int] = {(of.left, of.right): 1, (of.right, of.left): -1}
+        sign = 0 if difference is None else ends.get(difference.args, 0)
+        if difference is not None and (not sign or columns.dim > 1):
+            return None
+        if max(rows.dim, columns.dim, of.left.dim if sign else 1) != part.dim:
+            return None
+        terms.append(Term(rows, columns, sign))
+    return Moments(of, tuple(terms))
+
+
+def _term(f: Node) -> tuple[Node, Node, Node, Node | None] | None:
+    """The exponential, factors of rows, of columns, and the difference of a product."""
+    pairs = [n for n in factors(f) if {0, 1} <= n.cats]
+    exponentials = [n for n in pairs if n.op == "exp"]
+    rest = [n for n in pairs if n.op != "exp"]
+    if len(exponentials) != 1 or len(rest) > 1 or any(n.op != "sub" for n in rest):
+        return None
+    rows, columns = const(1), const(1)
+    for n in factors(f):
+        if n not in pairs and 1 in n.cats:
+            columns = columns * n
+        elif n not in pairs:
+            rows = rows * n
+    return exponentials[0], rows, columns, rest[0] if rest else None
+
+
+def sums(
+    f: Moments, values: Mapping[int, Tensor], sizes: tuple[int, int, int]
+) -> tuple[Tensor, Tensor] | None:
+    """(B, M, f.dim), and the guard that says if it holds; None for too many columns."""
+    batch, rows, columns = sizes
+    names: dict[tuple[Node, bool], int] = {}
+    for t in f.terms:
+        names.setdefault((t.columns, False), t.columns.dim)
+        if t.sign:
+            names.setdefault((t.columns, True), f.exponent.left.dim)
+    count = sum(names.values())
+    if count > WIDEST:
+        return None
+    one = Split(f.exponent, const(1), const(1))
+    tile = TILES[("few" if count <= FEW else "many", is_split(one))]
+    made = tensor_cores.operands(one, values, sizes, tile.blocks[1], SUMS, "tf32x3")
+    like = next(iter(values.values()))
+
+    def of(node: Node, length: int) -> Tensor:
+        return evaluate(node, values).to(like).expand(batch, length, node.dim)
+
+    v = of(f.exponent.right, columns)
+    centre = v.mean(1, keepdim=True)
+    found = [of(c, columns) * (v - centre if turned else 1) for c, turned in names]
+    weights = pad(torch.cat(found, -1), (0, 0, 0, made.columns.shape[1] - columns))
+    summed = _summed(made, weights * made.columns, tile, rows)
+    apart = torch.split(summed * made.rows, list(names.values()), -1)
+    at = dict(zip(names, apart, strict=True))
+    u = of(f.exponent.left, rows) - centre
+    results = []
+    for t in f.terms:
+        s = at[t.columns, False]
+        moment = t.sign * (u * s - at[t.columns, True]) if t.sign else s
+        results.append(of(t.rows, rows) * moment)
+    return torch.cat(results, -1), made.guard
+
+
+def _summed(made: Operands, weights: Tensor, tile: Tile, rows: int) -> Tensor:
+    """(B, M, E): P @ C."""
+    batch, columns, count = weights.shape
+    few, parts = count <= FEW, made.x.dim() - 2
+    block = min(MOST, max(16, 1 << (count - 1).bit_length()))
+    blocks = 1 if few else -(-count // block)
+    out = weights.new_empty(batch, count if few else blocks * block, rows)
+    if few:  # tile after tile, a column after the other
+        size = tile.blocks[1]
+        stored = weights.view(batch, -1, size, count).transpose(2, 3).contiguous()
+    else:
+        stored = _parts(pad(weights, (0, blocks * block - count)))
+    tiles = -(-rows // tile.blocks[0])
+    constants = (made.width, parts, count if few else block)
+    with current_device(weights):
+        kernel = _kernel(few, constants, tile, weights.device)
+        given = [made.x, made.y, stored, made.guard, out]
+        numbers = (rows, columns, tiles, blocks)
+        kernel(batch * tiles * blocks, given, numbers, out.nbytes + stored.nbytes)
+    return out[:, :count].transpose(1, 2)
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(few: bool, constants: tuple[int, ...], tile: Tile, _: torch.device) -> Kernel:
+    """Compiled code belongs to a device."""
+    of = kernels.few_moments_kernel if few else kernels.many_moments_kernel
+    return Kernel(of, (), constants, tile)
+
+
+def _parts(a: Tensor) -> Tensor:
+    """(3, ...) bfloat16 whose sum is a float32."""
+    high = a.bfloat16()
+    middle = (a - high.float()).bfloat16()
+    low = (a - high.float() - middle.float()).bfloat16()
+    return torch.stack((high, middle, low))

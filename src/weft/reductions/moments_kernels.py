@@ -1,0 +1,108 @@
+"""Kernels of Gaussian-like sums of vectors: out[e, i] = Σ_j 2^⟨x_i, y_j⟩ w_je, see moments.
+
+x  # (B, rows, PARTS · WIDTH)
+y  # (B, columns, PARTS · WIDTH), whole tiles of columns
+"""
+
+# ruff: noqa: N803, RUF005
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from weft.reductions.kernels import exponents
+
+
+@triton.jit(do_not_specialize=["rows", "columns", "tiles", "blocks"])
+def few_moments_kernel(
+    x_ptr, y_ptr, w_ptr, guard_ptr, out_ptr, rows, columns, tiles, blocks,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Each column is multiplied pair by pair.
+
+    w, out  # (B, tiles of columns, E, BLOCK_N), (B, E, rows)
+    """
+    if tl.load(guard_ptr) == 0:
+        return
+    pid = tl.program_id(0).to(tl.int64)
+    batch = pid // tiles
+    i = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tl.arange(0, WIDTH)
+    lanes = tl.arange(0, BLOCK_N)
+    x_ptr += (batch * rows + tl.minimum(i, rows - 1))[:, None] * (PARTS * WIDTH) + k[None, :]
+    x = tl.load(x_ptr)
+    xl = tl.load(x_ptr + WIDTH) if PARTS == 2 else x
+    y_ptr += batch * columns * (PARTS * WIDTH)
+    w_ptr += batch * columns * E
+    zeros = ()
+    for _ in tl.static_range(E):
+        zeros = zeros + (tl.zeros([BLOCK_M], tl.float32),)
+    totals = zeros
+    for block in range(0, columns, TILES * BLOCK_N):
+        sums = zeros
+        for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
+            at = tl.cast(start, tl.int64)
+            s = exponents(x, xl, y_ptr, 0, 0, at, WIDTH, False, PARTS, BLOCK_N)
+            p = tl.exp2(s)
+            more = ()
+            for e in tl.static_range(E):
+                w = tl.load(w_ptr + at * E + e * BLOCK_N + lanes)
+                more = more + (sums[e] + tl.sum(p * w[None, :], 1),)
+            sums = more
+        more = ()
+        for e in tl.static_range(E):
+            more = more + (totals[e] + sums[e],)
+        totals = more
+    for e in tl.static_range(E):
+        tl.store(out_ptr + (batch * E + e) * rows + i, totals[e], mask=i < rows)
+
+
+@triton.jit(do_not_specialize=["rows", "columns", "tiles", "blocks"])
+def many_moments_kernel(
+    x_ptr, y_ptr, w_ptr, guard_ptr, out_ptr, rows, columns, tiles, blocks,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """A block of E columns: P @ W, both of three parts, those products that float32 notices.
+
+    w, out  # (3, B, columns, blocks · E), (B, blocks · E, rows)
+    """
+    if tl.load(guard_ptr) == 0:
+        return
+    pid = tl.program_id(0).to(tl.int64)
+    batch = pid // blocks // tiles
+    i = pid // blocks % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    first = pid % blocks * E
+    k = tl.arange(0, WIDTH)
+    lanes = tl.arange(0, BLOCK_N)
+    e = tl.arange(0, E)
+    x_ptr += (batch * rows + tl.minimum(i, rows - 1))[:, None] * (PARTS * WIDTH) + k[None, :]
+    x = tl.load(x_ptr)
+    xl = tl.load(x_ptr + WIDTH) if PARTS == 2 else x
+    y_ptr += batch * columns * (PARTS * WIDTH)
+    pitch = blocks * E
+    part = tl.num_programs(0) // blocks // tiles * columns * pitch
+    w_ptr += batch * columns * pitch + first + lanes[:, None] * pitch + e[None, :]
+    total = tl.zeros([BLOCK_M, E], tl.float32)
+    for block in range(0, columns, TILES * BLOCK_N):
+        sums = tl.zeros([BLOCK_M, E], tl.float32)
+        for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
+            at = tl.cast(start, tl.int64)
+            s = exponents(x, xl, y_ptr, 0, 0, at, WIDTH, False, PARTS, BLOCK_N)
+            p = tl.exp2(s)
+            high = p.to(tl.bfloat16)
+            p -= high.to(tl.float32)
+            middle = p.to(tl.bfloat16)
+            low = (p - middle.to(tl.float32)).to(tl.bfloat16)
+            w = tl.load(w_ptr + at * pitch)
+            sums = tl.dot(low, w, sums)
+            sums = tl.dot(middle, w, sums)
+            sums = tl.dot(high, w, sums)
+            w = tl.load(w_ptr + part + at * pitch)
+            sums = tl.dot(middle, w, sums)
+            sums = tl.dot(high, w, sums)
+            sums = tl.dot(high, tl.load(w_ptr + 2 * part + at * pitch), sums)
+        total += sums
+    out_ptr += (batch * pitch + first + e[None, :]) * rows + i[:, None]
+    tl.store(out_ptr, total, mask=i[:, None] < rows)
