@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.core.backend import interpreted
 from weft.core.generated import load
 from weft.core.launcher import Kernel, Tile, current_device
-from weft.o3 import generator, kernels
+from weft.o3 import dialects, generator, kernels
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
 from weft.o3.generator import Job
@@ -191,7 +191,7 @@ def _step(job: Job, numbers: tuple[int, ...], tables: Tables, lanes: int, first:
     """A job's kernel; lists begin at `first`, results behind them."""
     rows = _items(job, tables)
     items = rows if job.segmented else -(-rows // job.tiling.edges)
-    module = load("o3_product", _source(job))
+    module = load("o3_product", _source(job, not (interpreted() or torch.version.hip)))
     tile = Tile((job.tiling.block, job.tiling.edges, job.tiling.stages), job.tiling.warps, 1)
     if not job.looped:
         lanes = items * (_shares(items, tables.num_edges) if job.divisible else 1)
@@ -214,7 +214,7 @@ def _lists(job: Job) -> Iterator[int]:
     return (FLAT.index(name) for name, there in wanted.items() if there)
 
 
-_source = functools.lru_cache(maxsize=256)(generator.source)
+_source = functools.lru_cache(maxsize=256)(dialects.printed)
 
 
 def _shares(items: int, num_edges: int) -> int:
