@@ -54,10 +54,10 @@ WIDTH = 16
 WIDEST = 128
 """Coordinates of a product."""
 
-SUMS, SHIFTED = 8.0, 128.0
+SUMS, SHIFTED = 8.0, 256.0
 """Exponents, in powers of 2, up to which the terms of a product may go.
 
-The error of an exponent is 2⁻²² of its terms: 2e-6 of a sum, and 3e-5 of a logarithm of one, which
+The error of an exponent is 2⁻²² of its terms: 2e-6 of a sum, and 6e-5 of a logarithm of one, which
 is what the rounding of scores of that size costs in float32.
 """
 
