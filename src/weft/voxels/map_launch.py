@@ -45,14 +45,14 @@ ROWS, PAIRS = 512, 512
 
 SURVEY, PACK, PLACE = Tile((2 * ROWS,)), Tile((ROWS,)), Tile((PAIRS,))
 
-SEARCH, SEARCH_MANY = Tile((64, 2, 256), num_warps=8), Tile((64, 2, 512), num_warps=8)
+SEARCH = Tile((64, 2, 256), num_warps=8)
 """Pivots of a step, lines at most and rows that one program searches for."""
 
 MARK, LOOK = Tile((128,), num_warps=1), Tile((128,))
 """Rows of a program that marks cells, and of one that looks them up."""
 
 MANY = 2**17
-"""Rows from which on programs take more of them, and cells are marked."""
+"""Rows from which on cells are marked: for fewer, two more launches take longer than the search."""
 
 SIDE = 2**29
 """The longest axis of a box that is marked, and of a kernel there: int32 holds their sum."""
@@ -213,8 +213,7 @@ def _search(
     mirrored: bool,
 ) -> Tensor:
     keys, order, rows, words = voxels
-    count, tile = keys.shape[0], SEARCH if keys.shape[0] < MANY else SEARCH_MANY
-    plan = _plan(shape, begin, keys.dtype, tile, mirrored)
+    count, plan = keys.shape[0], _plan(shape, begin, keys.dtype, SEARCH, mirrored)
     tiles = plan.tiles if words is None else 1
     table = rows.new_empty((plan.counts[0], count), dtype=torch.int32)
     parts = table.new_empty((tiles, count)) if plan.counts[0] <= BITS else None
