@@ -1,7 +1,8 @@
 """Genred, KernelSolve and generic_*: keywords, aliases, every reduction, torch and NumPy.
 
 Seen red with: the default axis 1, positions taken from the order of aliases, formula2 read without
-the aliases, the other axis for an output, and memory that is returned but not written.
+the aliases, the other axis for an output, memory that is returned but not written; signatures
+without leading sizes or dtypes, and kept where sizes are symbols.
 """
 
 import inspect
@@ -321,3 +322,47 @@ def test_compiles_in_one_graph(inside):
 
     compiled = torch.compile(apply, fullgraph=True, backend="aot_eager")
     same(compiled(*inputs()), made(*inputs()))
+
+
+def test_one_reduction_of_changing_calls():
+    """Each call has the shapes, dtype, layout, mask, gradients and mode of its own."""
+    reduction = Genred(GAUSSIAN, ALIASES, axis=1)
+    whole = from_matrix(torch.tensor([[0, M]]), torch.tensor([[0, N]]), torch.tensor([[True]]))
+    x, y, b, p = inputs()
+    batch = draw(3, M, 3, seed=5)
+    for _ in range(2):
+        for given in (
+            (x, y, b, p),
+            (x[:7], y, b, p),
+            (x.T.contiguous().T, y.expand(N, 3), b[:, :1].expand(N, 2), p),
+            (x.float(), y.float(), b.float(), p.float()),
+            (batch, y, b, p),
+            (x[None], y, b, p),
+            (x, y, b, p.expand(3, 1)),
+        ):
+            found = reduction(*given)
+            assert found.dtype == given[0].dtype
+            x_, y_, b_, p_ = (t.double() for t in given)
+            wide = p_.unsqueeze(-2).unsqueeze(-2)
+            squares_ = (x_.unsqueeze(-2) - y_.unsqueeze(-3)).square().sum(-1, keepdim=True)
+            exact = ((-wide * squares_).exp() * b_).sum(-2)
+            torch.testing.assert_close(found, exact.to(found.dtype))
+        same(reduction(x, y, b, p, ranges=whole), reduction(x, y, b, p))
+        leaf = x.clone().requires_grad_()
+        assert reduction(leaf, y, b, p).requires_grad
+        with torch.no_grad():
+            assert not reduction(leaf, y, b, p).requires_grad
+        with torch.inference_mode():
+            torch.testing.assert_close(reduction(x, y, b, p), kernel(x, y, b, p).sum(1))
+
+
+def test_sizes_that_are_symbols():
+    """Traced with symbols for sizes, after a call with numbers."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    reduction, given = Genred(GAUSSIAN, ALIASES, axis=1), inputs()
+    expected = reduction(*given)
+    traced = make_fx(reduction, tracing_mode="symbolic")(*given)
+    same(traced(*given), expected)
+    x, y, b, p = given
+    same(traced(x[:9], y, b, p), expected[:9])

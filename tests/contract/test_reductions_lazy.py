@@ -752,3 +752,25 @@ def test_autocast_changes_nothing():
     expected = lazy_sum(x, y, b)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         same(lazy_sum(x, y, b), expected)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_positions_past_2_to_the_24(backend):
+    """Float32 does not count so far: neighbours, their values, sums of ranges beyond."""
+    columns = 2**24 + 5
+    x = torch.tensor([[0.25]])
+    y = torch.full((columns, 1), 2.0)
+    last = torch.tensor([columns - 1, columns - 2, 2**24 + 1, 2**24])
+    y[last] = torch.tensor([[0.25], [0.5], [0.0], [1.0]])
+    distance = Vi(x).sqdist(Vj(y))
+    distance.backend = backend
+    found = distance.argKmin(4, dim=1)
+    torch.testing.assert_close(found, torch.stack([last[[0, 2, 1, 3]]]), rtol=0, atol=0)
+    assert y[found[0, 3]].item() == 1.0
+    ranges = from_matrix(
+        torch.tensor([[0, 1]]), torch.tensor([[0, 2**24], [2**24, columns]]), torch.tensor([[0, 1]])
+    )
+    one = torch.ones(columns, 1)
+    product = (distance * 0 + 1) * Vj(one)
+    assert product.sum(1, ranges=ranges, backend=backend).item() == 5
+    assert distance.argmin(1, ranges=ranges, backend=backend).item() == columns - 1
