@@ -1,8 +1,7 @@
 """Reductions in other processes: after a fork, after a spawn, two that compile the same formula at
 once into one empty cache; and the memory that one needs.
 
-Seen red with: a lock that is held while the process forks, modules written in place and not renamed
-into it, the matrix of the pairs made whole.
+Seen red with: modules written in place and not renamed into it, the matrix of the pairs made whole.
 """
 
 import os
