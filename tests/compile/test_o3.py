@@ -16,7 +16,7 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from weft.core.generated import load
-from weft.o3 import generator, kernels
+from weft.o3 import dialects, kernels
 from weft.o3.division import Facts, divide
 from weft.o3.generator import Job
 from weft.testing.compiler import Build
@@ -30,7 +30,7 @@ CASES = {
         ("mace_L2_carbon", ("forward",), "fp32", ("sm_80", "gfx942")),
         ("mace_L2_carbon", ("forward",), "bf16", ("sm_90",)),
         ("l3_uniform64", ("forward", "backward"), "fp32", ("sm_90",)),
-        ("sevennet_l3i5", ("backward",), "fp32", ("sm_90",)),
+        ("sevennet_l3i5", ("forward", "backward"), "fp32", ("sm_90",)),
         ("sevennet_l3i5", ("backward",), "fp64", ("sm_90",)),
         ("uuu_seed", ("forward", "backward"), "fp32", ("sm_90",)),
     )
@@ -55,17 +55,17 @@ def build(kernel: Any, constants: dict[str, Any], dtype: str, warps: int) -> Bui
     return Build(kernel, types, constants, {"num_warps": warps, "num_stages": 1})
 
 
-def product(job: Job, dtype: str) -> Build:
-    tiling = job.tiling
+def product(job: Job, dtype: str, target: str) -> Build:
+    tiling, text = job.tiling, dialects.printed(job, gluon=target.startswith("sm_"))
     constants = {"BLOCK": tiling.block, "EDGES": tiling.edges, "STAGES": tiling.stages}
-    return build(load("o3_product", generator.source(job)).kernel, constants, dtype, tiling.warps)
+    return build(load("o3_product", text).kernel, constants, dtype, tiling.warps)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_products(name: str, check: Check) -> None:
     workload, order, dtype, target = CASES[name]
     for n, job in enumerate(jobs(workload, order, dtype)):
-        check(product(job, dtype), f"{name}, kernel {n}", target)
+        check(product(job, dtype, target), f"{name}, kernel {n}", target)
 
 
 @pytest.mark.parametrize("places", [None, 2])

@@ -2,7 +2,8 @@
 
 Seen red with: a gradient of w without its path's factor, tiles of edges without their mask, pieces
 that take the row of their own number, parts of the first block of channels alone, second parts
-dropped, edges taken in the order of their numbers, coefficients rounded to float32.
+dropped, edges taken in the order of their numbers, coefficients rounded to float32, shares of a row
+that leave out its last edges, sums by halves stored one column on or over the wrong threads.
 """
 
 import itertools
@@ -188,6 +189,18 @@ def test_groups(fresh, monkeypatch, order):
     assert len(division.divide(OVERLAPPING, call, facts).jobs) > 1
     check(OVERLAPPING, call, CUT)
     check(RAGGED, call, row_by_row(5), shared=True)
+
+
+@pytest.mark.parametrize("tables", ["unsorted", "sorted", "cut"])
+@pytest.mark.parametrize("edges", [1, 2])
+def test_shared_rows(fresh, monkeypatch, edges, tables):
+    monkeypatch.setattr(launch, "EDGES", edges)
+    tables = TABLES[tables]._replace(num_z=2, dst=torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]).int())
+    order = torch.tensor([3, 1, 0, 2, 4, 7, 5, 6]).int()
+    ends, cuts = torch.tensor([0, 5, 8]).int(), tables.z_slices and cut(torch.tensor([0, 5, 8]), 2)
+    tables = tables._replace(z_indptr=ends, z_edges=order, z_slices=cuts)
+    for name in STRUCTURES:
+        check(STRUCTURES[name], calls()["backward"], tables)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

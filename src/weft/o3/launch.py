@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.generated import load
-from weft.core.launcher import Kernel, Tile, current_device
+from weft.core.launcher import Kernel, Tile, compile_together, current_device
 from weft.o3 import dialects, generator, kernels
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
@@ -37,7 +37,7 @@ MOST_WORK = 2**13
 WARPS = 8
 """Of each processor where a program takes several rows: as many as run at once."""
 
-EDGES = 16
+EDGES = 8
 """The fewest that a program takes, on average, of a row that several programs share."""
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -79,6 +79,8 @@ def run(
             _recipes.clear()
         facts = _facts(tables, shared, like.dtype)
         recipe = _recipes[key] = _prepare(structure, call, tables, facts, like)
+        with current_device(like):
+            _compile(recipe, tensors, lists)
     with current_device(like):
         return _execute(recipe, tensors, lists)
 
@@ -165,6 +167,15 @@ def _execute(
 
 
 # preparation
+
+
+def _compile(recipe: _Recipe, tensors: Sequence[Tensor], lists: tuple[Tensor | None, ...]) -> None:
+    """The kernels of paths, for results like those that will be."""
+    like = tensors[0]
+    plain, wide = like.new_empty(1), like.new_empty(1, dtype=_wide(like.dtype))
+    parts = (plain if made.parts is None else wide for made in recipe.results)
+    every = (*tensors, *lists, *parts)
+    compile_together([(kernel, takes(every)) for kernel, _, takes in recipe.steps])
 
 
 def _prepare(

@@ -47,7 +47,7 @@ def groups(product: Product, call: Call, owner: str, wide: bool) -> list[tuple[i
     """
     slots = {result.slot for result in call.results}
     most = CARRIED if slots == {owner} else CARRIED_BESIDE
-    single = 1 if _pairs(product, wide) else 2
+    single = 1 if _pairs(product, wide, slots == {owner}) else 2
     most *= 1 if wide else single
     terms = sum(len(result.terms) for result in call.results)
     limit = WORK // 2 if single == 1 and terms <= FIRST_ORDER else WORK * single
@@ -75,7 +75,8 @@ def choose(job: Job) -> Tiling:
     stages = 3 if alone else 1
     if channels <= WARP:
         block = 1 << (channels - 1).bit_length()
-        edges = (WARP if job.segmented else 2 * WARP) // block
+        two = not job.segmented or _pairs(job.product, job.wide, alone)
+        edges = (2 * WARP if two else WARP) // block
         return Tiling(block, edges, 1, stages)
     summed = any(
         not block.channel_step
@@ -84,16 +85,22 @@ def choose(job: Job) -> Tiling:
     )
     # what is summed over channels is so by shuffles alone where a program is one warp
     warps = 1 if summed else 4 if not job.segmented else 2
-    width = 2 * WARP if _pairs(job.product, job.wide) else WARP
+    width = 2 * WARP if _pairs(job.product, job.wide, alone) else WARP
     while warps > 1 and _wasted(channels, warps * width):
         warps //= 2
     return Tiling(warps * width, 1, warps, stages)
 
 
-def _pairs(product: Product, wide: bool) -> bool:
-    """Whether a thread has two channels: for what they share, the arithmetic on y."""
+def _pairs(product: Product, wide: bool, alone: bool) -> bool:
+    """Whether a thread has two channels: for what they share, the arithmetic on y.
+
+    Where they are few, the threads that are left take another edge.  What the channels of an edge
+    then share is not summed by halves: only where no edge has results of its own (`alone`).
+    """
     shared = any(not product.y[path.y].channel_step for path in product.paths)
-    return shared and not wide and product.channels > WARP and not _wasted(product.channels, 64)
+    if product.channels <= WARP:
+        return shared and not wide and alone
+    return shared and not wide and not _wasted(product.channels, 64)
 
 
 def _wasted(channels: int, block: int) -> bool:
