@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.core import launcher
 from weft.core.backend import interpreted
 from weft.core.generated import load
-from weft.core.launcher import Kernel, Tile, compile_together, current_device
+from weft.core.launcher import Kernel, Tile, current_device
 from weft.o3 import dialects, generator, kernels
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
@@ -94,6 +95,12 @@ class _Fold(NamedTuple):
     shape: tuple[int, int]
     places: Tensor | None
 
+    def operands(
+        self, part: Tensor, total: Tensor, lists: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        walked = (None if n is None else lists[n] for n in self.lists)
+        return [part, total, self.places, *walked]
+
 
 class _Made(NamedTuple):
     """A result: what kernels write, and what adds it up."""
@@ -160,8 +167,7 @@ def _execute(
         for fold in made.folds:
             last = fold is made.folds[-1]
             total = result if last else like.new_empty(fold.shape, dtype=wide)
-            walked = (None if n is None else lists[n] for n in fold.lists)
-            fold.kernel(fold.programs, [part, total, fold.places, *walked])
+            fold.kernel(fold.programs, fold.operands(part, total, lists))
             part = total
     return results
 
@@ -170,12 +176,16 @@ def _execute(
 
 
 def _compile(recipe: _Recipe, tensors: Sequence[Tensor], lists: tuple[Tensor | None, ...]) -> None:
-    """The kernels of paths, for results like those that will be."""
+    """All kernels at once, for results like those that will be."""
     like = tensors[0]
     plain, wide = like.new_empty(1), like.new_empty(1, dtype=_wide(like.dtype))
-    parts = (plain if made.parts is None else wide for made in recipe.results)
-    every = (*tensors, *lists, *parts)
-    compile_together([(kernel, takes(every)) for kernel, _, takes in recipe.steps])
+    every = (*tensors, *lists, *(wide if made.parts else plain for made in recipe.results))
+    calls = [launcher.Call(kernel, takes(every)) for kernel, _, takes in recipe.steps]
+    for made in recipe.results:
+        for fold in made.folds:
+            total = plain if fold is made.folds[-1] else wide
+            calls.append(launcher.Call(fold.kernel, fold.operands(wide, total, lists)))
+    launcher.compile_together(calls)
 
 
 def _prepare(
