@@ -212,3 +212,15 @@ def test_what_is_no_such_model():
         o3.from_nequip(MaceModel())
     with pytest.raises(ShapeError, match=r"the degrees \[1, 2\] for different irreps"):
         o3.from_mace(MaceModel((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapt"), [(MaceModel, o3.from_mace), (NequipModel, o3.from_nequip)]
+)
+def test_compiled(kind, adapt):
+    torch.manual_seed(0)
+    model = adapt(kind())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    exact = copy.deepcopy(model).double()(*(a.double() for a in inputs()), EDGES)
+    noise = (model(*inputs(), EDGES) - exact).detach().abs()
+    assert_as_accurate(compiled(*inputs(), EDGES), exact, noise + noise.max())
