@@ -95,14 +95,15 @@ def many_moments_kernel(
             p -= high.to(tl.float32)
             middle = p.to(tl.bfloat16)
             low = (p - middle.to(tl.float32)).to(tl.bfloat16)
-            w = tl.load(w_ptr + at * pitch)
-            sums = tl.dot(low, w, sums)
-            sums = tl.dot(middle, w, sums)
-            sums = tl.dot(high, w, sums)
+            # small ones first: a sum on tensor cores cuts digits off at every step
+            more = tl.dot(high, tl.load(w_ptr + 2 * part + at * pitch))
             w = tl.load(w_ptr + part + at * pitch)
-            sums = tl.dot(middle, w, sums)
-            sums = tl.dot(high, w, sums)
-            sums = tl.dot(high, tl.load(w_ptr + 2 * part + at * pitch), sums)
+            more = tl.dot(middle, w, more)
+            more = tl.dot(high, w, more)
+            w = tl.load(w_ptr + at * pitch)
+            more = tl.dot(low, w, more)
+            more = tl.dot(middle, w, more)
+            sums += tl.dot(high, w, more)
         total += sums
     out_ptr += (batch * pitch + first + e[None, :]) * rows + i[:, None]
     tl.store(out_ptr, total, mask=i[:, None] < rows)

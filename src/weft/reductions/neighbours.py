@@ -44,9 +44,10 @@ ROWS, PAIRS = 2**10, 2**26
 SPLIT = 10
 """Coordinates that are taken as high and low parts."""
 
-ERROR, SPLIT_ERROR = 1.25 * 2.0**-10, 2.0**-16
-"""ε: operands of 11 bits, rounded, err by 2⁻¹⁰ of |u||v|; parts by 2⁻²¹, sums in float32 by 2⁻²³ a
-step: the rest is a margin for them, for centring and for the distances' own rounding."""
+ERROR, SPLIT_ERROR = 1.25 * 2.0**-10, 2.0**-15
+"""ε: operands of 11 bits, rounded, err by 2⁻¹⁰ of |u||v|; parts by 2⁻²¹, and of the 32 numbers that
+tensor cores add up each loses 2⁻²² of the largest: the rest is a margin for centring and for the
+distances' own rounding."""
 
 RANGE = 6
 """Points are scaled by a power of 2 below 2⁶, their squares below 2¹²."""
