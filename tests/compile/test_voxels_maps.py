@@ -21,7 +21,8 @@ CONSTANTS = {
     "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},
     "pack_kernel": {"COLUMNS": 4, "BLOCK": map_launch.ROWS},
     "settle_kernel": {"BLOCK": map_launch.ROWS},
-    "search_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "PIVOTS": 64, "LINES": 2, "BLOCK": 256},
+    "search_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "HALF": False}
+    | {"PIVOTS": 64, "LINES": 2, "BLOCK": 256},
     "mark_kernel": {"BLOCK": map_launch.MARK.blocks[0]},
     "look_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "BLOCK": map_launch.LOOK.blocks[0]},
     "candidates_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PAIRS},
@@ -36,6 +37,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "uneven": {"SYMMETRIC": False, "MIRRORED": False},
         "uneven mirrored": {"SYMMETRIC": False, "MIRRORED": True},
         "many offsets": {"SYMMETRIC": True, "MIRRORED": False, "parts_ptr": None},
+        "half": {"SYMMETRIC": True, "MIRRORED": False, "parts_ptr": None, "HALF": True},
     },
     "look_kernel": {
         "any order": {"MIRRORED": False},

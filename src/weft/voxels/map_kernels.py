@@ -225,13 +225,15 @@ def search_kernel(
     dil0: tl.int64, dil1: tl.int64, dil2: tl.int64, dil3: tl.int64,
     begin0: tl.int64, begin1: tl.int64, begin2: tl.int64, begin3: tl.int64,
     COLUMNS: tl.constexpr, SYMMETRIC: tl.constexpr, MIRRORED: tl.constexpr,
-    LAST: tl.constexpr, GAP: tl.constexpr, MOST: tl.constexpr,
+    LAST: tl.constexpr, GAP: tl.constexpr, MOST: tl.constexpr, HALF: tl.constexpr,
     PIVOTS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """table[k, i] = the row at offset k from the i-th in order, −1 for none; see `keep`.
 
     A program owns BLOCK rows that follow each other in sorted order and LINES lines of the kernel.
     parts[tile, i]: the offsets that it found, as bits, of a kernel of up to 32.
+    HALF: lines past the centre alone are searched: who finds a row is what that row finds at the
+    opposite offset, and writes it there.  The lines before hold −1.
     Bytes: the table.  Bound: the instructions of the search, then memory.
 
     `kernel1` … `kernel3` count the kernel's `lines`, LAST the offsets of each.  MOST is
@@ -254,7 +256,7 @@ def search_kernel(
                 at, own, key, last, size3, mask, N, num_offsets,
                 LAST, GAP, MOST, MIRRORED,
             )
-        line += (line >= lines // 2).to(tl.int32)
+        line += lines // 2 + 1 if HALF else (line >= lines // 2).to(tl.int32)
     away3 = (line % kernel3).to(tl.int64) * dil3 - begin3
     outer = line // kernel3
     away2 = (outer % kernel2).to(tl.int64) * dil2 - begin2
@@ -290,6 +292,9 @@ def search_kernel(
         value = row_at(order_ptr, place, hit)
         k = (line * LAST + t)[:, None]
         found |= keep(table_ptr, k, num_offsets, N, at[None, :], value, write, MIRRORED)
+        if HALF:
+            opposite_ptr = table_ptr + (num_offsets - 1 - k).to(tl.int64) * N
+            tl.store(opposite_ptr + place, own[None, :], mask=hit)
         target += GAP
         moved += GAP
     if parts_ptr is not None:

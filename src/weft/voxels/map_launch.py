@@ -51,8 +51,9 @@ SEARCH = Tile((64, 2, 256), num_warps=8)
 MARK, LOOK = Tile((128,), num_warps=1), Tile((128,))
 """Rows of a program that marks cells, and of one that looks them up."""
 
-MANY = 2**17
-"""Rows from which on cells are marked: for fewer, two more launches take longer than the search."""
+MANY, MANY_SEARCHED = 2**17, 2**19
+"""Rows from which on cells are marked, and from which on half of the lines are searched: for fewer,
+two more launches take longer than that saves."""
 
 SIDE = 2**29
 """The longest axis of a box that is marked, and of a kernel there: int32 holds their sum."""
@@ -213,10 +214,14 @@ def _search(
     mirrored: bool,
 ) -> Tensor:
     keys, order, rows, words = voxels
-    count, plan = keys.shape[0], _plan(shape, begin, keys.dtype, SEARCH, mirrored)
+    count = keys.shape[0]
+    half = shape.symmetric and words is None and count >= MANY_SEARCHED
+    plan = _plan(shape, begin, keys.dtype, SEARCH, mirrored, half)
     tiles = plan.tiles if words is None else 1
     table = rows.new_empty((plan.counts[0], count), dtype=torch.int32)
-    parts = table.new_empty((tiles, count)) if plan.counts[0] <= BITS else None
+    if half:
+        table[: plan.counts[0] // 2].fill_(-1)
+    parts = table.new_empty((tiles, count)) if plan.counts[0] <= BITS and not half else None
     box = (*_front(lows[1:], 0), *_front(sizes[1:], 1))
     numbers = (count, *plan.counts, *box, *plan.axes)
     if words is None:
@@ -252,17 +257,19 @@ class _Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(shape: Geometry, begin: Numbers, dtype: torch.dtype, tile: Tile, mirrored: bool) -> _Plan:
+def _plan(
+    shape: Geometry, begin: Numbers, dtype: torch.dtype, tile: Tile, mirrored: bool, half: bool
+) -> _Plan:
     num, last, gap = shape.num_offsets, shape.kernel_size[-1], shape.dilation[-1]
     if last * gap > WALK:
         last, gap = 1, 1
     lines = num // last
     kernel = _front((*shape.kernel_size[:-1], shape.kernel_size[-1] // last), 1)
-    searched = max(1, lines - shape.symmetric)
+    searched = max(1, lines // 2 if half else lines - shape.symmetric)
     pivots, most_lines, block = tile.blocks
     together = min(most_lines, 1 << (searched - 1).bit_length())
     most, columns = torch.iinfo(dtype).max, 1 + len(begin)
-    constants = (columns, shape.symmetric, mirrored, last, gap, most)
+    constants = (columns, shape.symmetric, mirrored, last, gap, most, half)
     axes = (*kernel[1:], *_front(shape.dilation, 1), *_front(begin, 0))
     tiles, blocks = -(-searched // together), (pivots, together, block)
     return _Plan((num, lines), axes, tiles, constants, tile._replace(blocks=blocks))
