@@ -71,7 +71,8 @@ class Graph:
         IndexRangeError: an edge is out of range; on a GPU that is looked at under WEFT_CHECK=1.
 
     It holds copies.  Cost: two sorts of E numbers and one read by the host (none inside
-    torch.compile, where rows of many thousand edges are then not cut into pieces).
+    torch.compile, where rows of many thousand edges are then not cut into pieces).  There, make it
+    once and give it to all layers: a layer that is given src and dst sorts them itself.
     """
 
     def __init__(
