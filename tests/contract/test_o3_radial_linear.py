@@ -158,18 +158,22 @@ class TestKernels:
             worst[precision] = float(((found - exact).abs() / size.clamp_min(1e-9)).max())
         assert worst["tf32x3"] < 2**-21 < 2**-15 < worst["tf32"] < 2**-11
 
-    def test_what_goes_by_blocks(self):
-        """Rows that are cut, factors y of a channel each, float64, gradients."""
-        tables = graph_of(*GRAPHS["sorted"]).tables
-        call = read_call("xywa|z:0,1,2,3")
-        assert launch.serves(UVU, call, torch.float32, tables, 8)
-        assert not launch.serves(UVU, call, torch.float64, tables, 8)
-        assert not launch.serves(UVU, call, torch.float32, tables, 4096)
-        assert not launch.serves(STRUCTURES["uuu"], call, torch.float32, tables, 8)
+    def test_what_goes_by_blocks(self, monkeypatch):
+        """Gradients, float64, factors y of a channel each, rows that are cut, too much of A."""
+        tables, like = graph_of(*GRAPHS["sorted"]).tables, torch.zeros(1)
         cut_rows = tables._replace(z_slices=cut(tables.z_indptr, 2))
-        assert not launch.serves(UVU, call, torch.float32, cut_rows, 8)
-        backward = read_call("xywaz|x:1,4,2,3")
-        assert not launch.serves(UVU, backward, torch.float32, tables, 8)
+
+        def serves(call="xywa|z:0,1,2,3", structure=UVU, like=like, tables=tables, hidden=8):
+            return launch.serves(structure, read_call(call), like, tables, hidden, "tf32")
+
+        assert serves()
+        assert not serves("xywaz|x:1,4,2,3")
+        assert not serves("xywaxa|z:0,1,2,5+4,1,2,3")
+        assert not serves(like=like.double())
+        assert not serves(structure=STRUCTURES["uuu"])
+        assert not serves(tables=cut_rows)
+        monkeypatch.setattr(launch, "_room", lambda device: 2**16)
+        assert not serves(hidden=512)
 
 
 @native

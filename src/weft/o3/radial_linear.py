@@ -83,9 +83,10 @@ class _Radial(Contraction):
         wide = torch.promote_types(dtype, torch.float32)
         values = [t.to(wide).contiguous() for t in tensors[:count]]
         tables = unpack(tensors[count:], present, num_x, num_z, num_edges)
-        fused = _fused(backend or None, values[0].device.type)
-        with torch.autocast(values[0].device.type, enabled=False):
-            if fused and fused.serves(read(structure), what, wide, tables, hidden):
+        like = values[0]
+        fused = _fused(backend or None, like.device.type)
+        with torch.autocast(like.device.type, enabled=False):
+            if fused and fused.serves(read(structure), what, like, tables, hidden, precision):
                 found = fused.run(read(structure), values, tables, hidden, precision)
             else:
                 found = blocks.run(read(structure), what, values, tables, hidden, backend or None)

@@ -37,7 +37,8 @@ class _Block(NamedTuple):
     """Edges of a graph as a graph of their own.
 
     Args:
-        edges: their numbers; None: all, in their order.
+        begin: the first edge, where their numbers follow each other.
+        edges: their numbers; None: they do.
         sources: the rows of x that they read; None: all.
         first: the row of z that is the block's first.
         packed: its tables.
@@ -45,6 +46,7 @@ class _Block(NamedTuple):
         sizes: its rows of x, of z, and edges.
     """
 
+    begin: int
     edges: Tensor | None
     sources: Tensor | None
     first: int
@@ -153,7 +155,7 @@ def _blocks(tables: Tables, step: int) -> tuple[_Block, ...]:
     sizes = tables[:3]
     if tables.num_edges <= step:
         packed, present = pack(tables)
-        return (_Block(None, None, 0, packed, present, sizes),)
+        return (_Block(0, None, None, 0, packed, present, sizes),)
     return _kept.get((tables.src, tables.dst), (sizes, step), lambda: _cut(tables, step))
 
 
@@ -161,37 +163,42 @@ def _cut(tables: Tables, step: int) -> tuple[_Block, ...]:
     src, dst, order = tables.src, tables.dst, tables.z_edges
     assert src is not None
     assert dst is not None
-    if order is None:
-        order = torch.arange(tables.num_edges, device=dst.device)
     found = []
-    for edges in torch.split(order, step):
-        rows = dst.index_select(0, edges)
-        first, last = (int(row) for row in rows[[0, -1]])
-        sources, places = torch.unique(src.index_select(0, edges), return_inverse=True)
-        read = sources.shape[0]
-        graph = Graph(places, rows - first, last - first + 1, read)
-        found.append(_Block(edges, sources, first, graph.packed, graph.present, graph.tables[:3]))
+    for begin in range(0, tables.num_edges, step):
+        ends = slice(begin, begin + step)
+        edges = None if order is None else order[ends]
+        to, places = (t[ends] if edges is None else t.index_select(0, edges) for t in (dst, src))
+        first, last = (int(row) for row in to[[0, -1]])
+        sources, places = torch.unique(places, return_inverse=True)
+        graph = Graph(places, to - first, last - first + 1, sources.shape[0])
+        read = None if sources.shape[0] == tables.num_x else sources
+        sizes = graph.tables[:3]
+        found.append(_Block(begin, edges, read, first, graph.packed, graph.present, sizes))
     return tuple(found)
 
 
 def _rows(tensor: Tensor, slot: str, block: _Block) -> Tensor:
     """What a block reads of a tensor."""
-    if slot == "a" or block.edges is None:
+    if slot == "a":
         return tensor
-    if slot == "z":
-        return tensor.narrow(0, block.first, block.sizes[1])
-    at = block.sources if slot == "x" else block.edges
-    assert at is not None
-    return tensor.index_select(0, at)
+    place = _place(slot, block)
+    return tensor.narrow(0, *place) if isinstance(place, tuple) else tensor.index_select(0, place)
 
 
 def _add(result: Tensor, part: Tensor, slot: str, block: _Block) -> None:
     """The result of a block's rows, each of which is there once: no order to choose."""
-    if slot == "a" or block.edges is None:
-        result.add_(part)
-    elif slot == "z":
-        result.narrow(0, block.first, block.sizes[1]).add_(part)
+    place = (0, part.shape[0]) if slot == "a" else _place(slot, block)
+    if isinstance(place, tuple):
+        result.narrow(0, *place).add_(part)
     else:
-        at = block.sources if slot == "x" else block.edges
-        assert at is not None
-        result.index_add_(0, at, part)
+        result.index_add_(0, place, part)
+
+
+def _place(slot: str, block: _Block) -> tuple[int, int] | Tensor:
+    """A block's rows of a slot: the first and how many, or their numbers."""
+    num_x, num_z, num_edges = block.sizes
+    if slot == "z":
+        return block.first, num_z
+    if slot == "x":
+        return (0, num_x) if block.sources is None else block.sources
+    return (block.begin, num_edges) if block.edges is None else block.edges

@@ -43,9 +43,9 @@ class Tiling(NamedTuple):
     """
 
     block: int
-    chunk: int = 16
+    chunk: int = 8
     warps: int = 4
-    stages: int = 3
+    stages: int = 2
 
 
 class Job(NamedTuple):
@@ -56,7 +56,6 @@ class Job(NamedTuple):
         paths: those of the product that it computes, by number.
         widths: numbers in a row of x, y and z.
         hidden: numbers in a row of h.
-        ordered: whether edges are numbered in another order than that of the rows' lists.
         exact: whether numbers of 32 bits are multiplied in three parts of 19.
         tiling: how the work is laid out.
     """
@@ -65,7 +64,6 @@ class Job(NamedTuple):
     paths: tuple[int, ...]
     widths: tuple[int, int, int]
     hidden: int
-    ordered: bool
     exact: bool
     tiling: Tiling
 
@@ -73,6 +71,19 @@ class Job(NamedTuple):
     def channel_blocks(self) -> int:
         """Programs that share rows."""
         return -(-self.product.channels // self.tiling.block)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that its loads ahead and its columns of A take, at most."""
+        tiling = self.tiling
+        of_a = sum(map(_places, chunks(self))) * tiling.block * self.depth
+        of_a *= 2 if self.exact else 1
+        of_h = ROWS * EDGES * self.depth * tiling.stages
+        used = [self.product.paths[p] for p in self.paths]
+        components = sum(self.product.x[b].components for b in {path.x for path in used})
+        of_x = ROWS * EDGES * components * tiling.block * (tiling.stages - 1)
+        of_y = ROWS * EDGES * 2 * self.widths[1] * (tiling.stages - 1)
+        return 4 * (of_a + of_h + of_x + of_y)
 
     @property
     def depth(self) -> int:
@@ -118,9 +129,9 @@ def scale(product: Product, path: Path) -> float:
 def source(job: Job) -> str:
     """The module text of a job's kernel, `kernel`.
 
-    Its pointers are x, y, h, the prepared A, z, indptr, edges if ordered, and src in the order of
-    the rows' lists, int32.  Then come the numbers `rows` and `lanes` (programs for each block of
-    channels).
+    Its pointers are x, y, h, the prepared A, z, indptr and src, int32; rows of y, h and src are
+    edges, sorted by their row of z.  Then come the numbers `rows` and `lanes` (programs for each
+    block of channels).
     """
     return "\n".join(_Writer(job).module()) + "\n"
 
@@ -171,7 +182,7 @@ class _Writer:
         yield from _ROUNDED
         yield from _NUMBER
         yield "@triton.jit(do_not_specialize=['rows', 'lanes'])"
-        names = ["x", "y", "h", "a", "z", "indptr", *["edges"] * self.job.ordered, "src"]
+        names = ["x", "y", "h", "a", "z", "indptr", "src"]
         constants = "BLOCK: tl.constexpr, STAGES: tl.constexpr"
         yield f"def kernel({', '.join(f'{n}_ptr' for n in names)}, rows, lanes, {constants}):"
         yield from _indented(self._body())
@@ -232,19 +243,20 @@ class _Writer:
 
     def _pair(self) -> Iterator[str]:
         yield f"p = place_first + {EDGES} * pair"
-        yield from self._edge("e", "p", "p < place_last")
         mask = "(p < place_last)[:, None]"
         if self.job.hidden < self.job.depth:
             mask += f" & (k < {self.job.hidden})"
-        yield f"h = tl.load(h_ptr + e[:, None] * {self.job.hidden} + k, mask={mask}, other=0.0)"
+        yield "p64 = tl.cast(p, tl.int64)"
+        yield f"h = tl.load(h_ptr + p64[:, None] * {self.job.hidden} + k, mask={mask}, other=0.0)"
         if self.job.exact:
             yield "h_high = _rounded(h)"
             yield "h_low = h - h_high"
         for edge in range(EDGES):
             yield f"p{edge} = first + ({EDGES} * pair + {edge})"
             yield f"live{edge} = p{edge} < last"
-            yield from self._edge(f"e{edge}", f"p{edge}", f"live{edge}")
-            yield f"x{edge}_row = x_ptr + source{edge}[:, None] * {self.job.widths[0]}"
+            yield f"e{edge} = tl.cast(p{edge}, tl.int64)"
+            source = f"tl.cast(source{edge}, tl.int64)[:, None]"
+            yield f"x{edge}_row = x_ptr + {source} * {self.job.widths[0]}"
         for n, chunk in enumerate(chunks(self.job)):
             yield from self._weights(n, chunk)
             for edge in range(EDGES):
@@ -258,16 +270,6 @@ class _Writer:
     def _source(self, edge: int, place: str) -> str:
         """Row of x of an edge of the list: known a step before its features are asked for."""
         return f"_number(src_ptr, first + {place}, last)"
-
-    def _edge(self, name: str, place: str, live: str) -> Iterator[str]:
-        """The numbers of edges at places of the lists."""
-        if self.job.ordered:
-            yield f"{name} = {self._loaded_index('edges', place, live)}"
-        else:
-            yield f"{name} = tl.cast({place}, tl.int64)"
-
-    def _loaded_index(self, name: str, place: str, live: str) -> str:
-        return f"tl.cast(tl.load({name}_ptr + {place}, mask={live}, other=0), tl.int64)"
 
     def _harmonics(self, edge: int) -> Iterator[str]:
         """The row of y as one tile, taken apart into its components."""
@@ -331,7 +333,7 @@ _NUMBER = (
     "    half_ptr = list_ptr.to(tl.pointer_type(tl.int16)) + 2 * at",
     "    low = tl.load(half_ptr, mask=at < end, other=0).to(tl.int32) & 0xFFFF",
     "    high = tl.load(half_ptr + 1, mask=at < end, other=0).to(tl.int32)",
-    "    return tl.cast((high << 16) | low, tl.int64)",
+    "    return (high << 16) | low",
     "",
     "",
 )
