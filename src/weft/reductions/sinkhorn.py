@@ -35,7 +35,7 @@ __all__ = ["SamplesLoss", "sinkhorn_divergence"]
 
 BACKENDS = ("auto", "online", "multiscale")
 LARGE = 10_000**2  # pairs: beyond them clusters pay for themselves
-MOST_CLUSTERS, POINTS = 4000, 16  # of a cloud; of a cluster, about
+MOST_CLUSTERS, POINTS = 4000, 100  # of a cloud; of a cluster, about: some tiles of rows
 TRUNCATION = 8.0  # pairs whose plan is below e^−8 of a_i b_j are left out
 
 
