@@ -330,7 +330,7 @@ class _Writer:
 _NUMBER = (
     "@triton.jit",
     "def _number(list_ptr, at, end):",
-    "    half_ptr = list_ptr.to(tl.pointer_type(tl.int16)) + 2 * at",
+    "    half_ptr = list_ptr.to(tl.pointer_type(tl.int16)) + 2 * tl.cast(at, tl.int64)",
     "    low = tl.load(half_ptr, mask=at < end, other=0).to(tl.int32) & 0xFFFF",
     "    high = tl.load(half_ptr + 1, mask=at < end, other=0).to(tl.int32)",
     "    return (high << 16) | low",
