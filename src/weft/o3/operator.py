@@ -236,10 +236,9 @@ def _channels(structure: str) -> int:
 
 def _runner(structure: str, call: str, like: Tensor, num_edges: int, backend: str) -> Run:
     """The executor of a call; where the backend was chosen by us, torch for what it lacks."""
-    few = False
-    if not backend and like.device.type == "cpu":
-        few = num_edges * _channels(structure) < LOOPS_FROM
-    return _chosen(structure, call, like.dtype, like.device.type, backend, few)
+    few = not backend and like.is_cpu and num_edges * _channels(structure) < LOOPS_FROM
+    device = "cuda" if like.is_cuda else like.device.type
+    return _chosen(structure, call, like.dtype, device, backend, few)
 
 
 @functools.lru_cache(maxsize=4096)
