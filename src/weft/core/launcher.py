@@ -185,7 +185,8 @@ def launch_all(queue: Sequence[Queued]) -> None:
 
     Triton's compiler works without Python's lock, so several kernels take little longer than one.
     """
-    compile_together([Call(q.launcher.kernel, q.operands) for q in queue])
+    if not all(q.launcher.kernel.compiled for q in queue):
+        compile_together([Call(q.launcher.kernel, q.operands) for q in queue])
     for launcher, operands, workspace_bytes in queue:
         launcher(operands, workspace_bytes)
 
