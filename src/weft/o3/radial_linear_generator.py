@@ -78,17 +78,17 @@ class Job(NamedTuple):
         tiling = self.tiling
         of_a = sum(map(_places, chunks(self))) * tiling.block * self.depth
         of_a *= 2 if self.exact else 1
-        of_h = ROWS * EDGES * self.depth * tiling.stages
+        of_h = ROWS * EDGES * self.depth * (tiling.stages - self.exact)
         used = [self.product.paths[p] for p in self.paths]
         components = sum(self.product.x[b].components for b in {path.x for path in used})
         of_x = ROWS * EDGES * components * tiling.block * (tiling.stages - 1)
-        of_y = ROWS * EDGES * 2 * self.widths[1] * (tiling.stages - 1)
+        of_y = ROWS * EDGES * _power(self.widths[1]) * (tiling.stages - 1)
         return 4 * (of_a + of_h + of_x + of_y)
 
     @property
     def depth(self) -> int:
         """Numbers of h that are summed: a power of 2."""
-        return max(16, 1 << (self.hidden - 1).bit_length())
+        return max(16, _power(self.hidden))
 
 
 def chunks(job: Job) -> list[tuple[int, ...]]:
@@ -99,7 +99,12 @@ def chunks(job: Job) -> list[tuple[int, ...]]:
 
 def _places(chunk: tuple[int, ...]) -> int:
     """Of a chunk: a power of 2."""
-    return 1 << (len(chunk) - 1).bit_length()
+    return _power(len(chunk))
+
+
+def _power(count: int) -> int:
+    """The least power of 2 that is no less."""
+    return 1 << (count - 1).bit_length()
 
 
 def columns(job: Job) -> list[tuple[int, int] | None]:
@@ -275,7 +280,7 @@ class _Writer:
         """The row of y as one tile, taken apart into its components."""
         ends = [self._span(self.product.y[b]) for b in self.y_blocks]
         begin, end = min(b for b, _ in ends), max(e for _, e in ends)
-        width = 1 << (end - begin - 1).bit_length()
+        width = _power(end - begin)
         yield f"c = tl.arange(0, {width})[None, :]"
         mask = f"live{edge}[:, None]"
         mask += "" if width == end - begin else f" & (c < {end - begin})"
