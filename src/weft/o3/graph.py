@@ -216,8 +216,8 @@ def repeated(tables: Tables, times: int) -> Tables:
 
 def flat(tables: Tables) -> tuple[Tensor | None, ...]:
     """The tensors of tables by the names of FLAT."""
-    z, x = ((None, None, None) if s is None else s[:3] for s in tables[9:])
-    return (*tables[3:9], *z, *x)
+    z, x = tables[9:]
+    return (*tables[3:9], *(_WHOLE if z is None else z[:3]), *(_WHOLE if x is None else x[:3]))
 
 
 FLAT = (
@@ -225,6 +225,8 @@ FLAT = (
     *(f"{slot}_{name}" for slot in "zx" for name in ("pieces", "owner", "owners")),
 )
 """Those of a graph, then of slices: indptr, owner and owner_indptr."""
+
+_WHOLE = (None, None, None)
 
 
 def _slices(parts: Sequence[Tensor | None]) -> Slices | None:
