@@ -6,6 +6,8 @@ row; a transposed matrix in a peer; too few bytes for the second order; a page e
 
 import dataclasses
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -343,6 +345,12 @@ def test_openequivariance_says_what_it_lacks(monkeypatch, case, reason):
     (peer,) = (peer for peer in load_peers() if peer.NAME == "OpenEquivariance")
     (workload,) = (case.build(CPU, 2) for case in load_suite("o3", case).cases)
     assert reason in peer.adapt(workload)
+
+
+def test_suites_and_peers_load_without_ase():
+    lines = ["import sys", "sys.modules['ase'] = None", "from weft.bench import suites"]
+    lines += ["[suites.load_suite(name) for name in suites.suite_names()]", "suites.load_peers()"]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)
 
 
 def test_outside_a_clone_bench_says_where_to_go(monkeypatch, tmp_path):

@@ -10,19 +10,17 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from ase import Atoms
-from ase.build import molecule
-from ase.calculators.emt import EMT
-from ase.collections import g2
-from ase.units import Bohr, Hartree
 from torch import Tensor
 
 from weft.errors import BackendError
 from weft.progress import track
+
+if TYPE_CHECKING:  # what has no need of molecules' names has none of ase
+    from ase import Atoms
 
 __all__ = [
     "LABELS",
@@ -40,7 +38,7 @@ NUMBERS = (1, 6, 7, 8)  # atomic numbers: H, C, N, O
 SHAKES = (0.01, 0.07)  # Å: the standard deviation of a shake, uniform between these
 
 Array = np.ndarray[Any, Any]
-Label = Callable[[Atoms], tuple[float, Array]]
+Label = Callable[["Atoms"], tuple[float, Array]]
 
 
 class Molecules(NamedTuple):
@@ -99,6 +97,8 @@ def cut(molecules: Molecules, cutoff: float) -> tuple[Tensor, Tensor]:
 
 def names() -> list[str]:
     """The G2 set's organic molecules: C, H and perhaps N and O, 4 atoms or more, spins paired."""
+    from ase.collections import g2
+
     return [
         name
         for name in sorted(g2.names)
@@ -150,6 +150,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _made(name: str) -> Atoms:
+    from ase.build import molecule
+
     atoms: Atoms = molecule(name)  # type: ignore[no-untyped-call]
     return atoms
 
@@ -160,6 +162,7 @@ def _xtb(atoms: Atoms) -> tuple[float, Array]:
             "tblite is not installed: energies of GFN2-xTB are computed by it. Run pip install "
             "tblite, or take ASE's energies, EMT."
         )
+    from ase.units import Bohr, Hartree
     from tblite.interface import Calculator
 
     calculator = Calculator("GFN2-xTB", atoms.numbers, atoms.positions / Bohr)
@@ -169,6 +172,8 @@ def _xtb(atoms: Atoms) -> tuple[float, Array]:
 
 
 def _emt(atoms: Atoms) -> tuple[float, Array]:
+    from ase.calculators.emt import EMT
+
     model: Any = EMT  # ase has no types
     found = model()
     found.calculate(atoms, ["energy", "forces"])
