@@ -2,7 +2,8 @@
 
 PARTS is 2 for float32, 1 where TF32 is allowed, 0 for numbers of 16 bits.  A float32 is the sum of
 the nearest number of 11 bits and of 12 more; the tensor core multiplies each by each but the low
-ones, which leaves errors as of float32.  What is infinite, or becomes so when it is rounded, has no
+ones, which leaves errors as of float32.  It cuts its sums off where float32 rounds them, so these
+products are summed by it over one block alone, and the blocks in float32.  What is infinite, or becomes so when it is rounded, has no
 such parts and makes NaN.  The generator prints who calls what.
 
 Why the family has a matrix product of its own: the library's needs the rows of each block copied
@@ -58,9 +59,9 @@ def accumulate(
         else:
             high = _rounded(a)
             w_low = tl.load(at + LOW, mask=there, other=0.0).T
-            acc = tl.dot(a - high, w, acc, input_precision="tf32")
-            acc = tl.dot(high, w_low, acc, input_precision="tf32")
-            acc = tl.dot(high, w, acc, input_precision="tf32")
+            part = tl.dot(a - high, w, input_precision="tf32")
+            part = tl.dot(high, w_low, part, input_precision="tf32")
+            acc += tl.dot(high, w, part, input_precision="tf32")
     return acc
 
 
@@ -134,9 +135,9 @@ def outer(
             acc = tl.dot(_rounded(t), _rounded(z), acc, input_precision="tf32")
         else:
             t_high, z_high = _rounded(t), _rounded(z)
-            acc = tl.dot(t - t_high, z_high, acc, input_precision="tf32")
-            acc = tl.dot(t_high, z - z_high, acc, input_precision="tf32")
-            acc = tl.dot(t_high, z_high, acc, input_precision="tf32")
+            some = tl.dot(t - t_high, z_high, input_precision="tf32")
+            some = tl.dot(t_high, z - z_high, some, input_precision="tf32")
+            acc += tl.dot(t_high, z_high, some, input_precision="tf32")
     to = part_ptr + part.to(tl.int64) * NUMBERS + u[:, None] * N + n[None, :]
     tl.store(to, acc, mask=(u < U)[:, None] & (n < N)[None, :])
 
