@@ -65,7 +65,7 @@ def test_shared_weights(name: str, result: str, check: Check) -> None:
         source, tile = generator.outer_source(mixing, 2), launch.OUTER_TILE
         beside, of = f"{name}, fold", (generator.fold_source(mixing), launch.FOLD_TILE)
     else:
-        source, tile = generator.product_source(mixing, result, 2), launch.PRODUCT_TILE
+        source, tile = generator.product_source(mixing, result, 2), launch.EXACT_TILE
         prepare = generator.prepare_source(mixing, result, 2)
         beside, of = f"{name}, {result}, prepare", (prepare, launch.PREPARE_TILE)
     check(build(*of, "fp32"), beside, "sm_90")

@@ -20,6 +20,9 @@ __all__ = ["run"]
 PRODUCT_TILE = Tile((128, 128, 32), 4, 2)
 """Rows, copies of the result, copies that are summed at a time: two programs on a processor."""
 
+EXACT_TILE = Tile((128, 128, 32), 8, 3)
+"""The same for products of parts, which have two sums."""
+
 OUTER_TILE = Tile((128, 128, 32), 8, 3)
 """Copies of t, copies of z, rows that are summed at a time."""
 
@@ -68,8 +71,9 @@ def _product_launchers(
     found = merged(mixing, result)
     copies = max(group.block.copies for group in found)
     columns = max(run.block.copies for group in found for run in group.runs)
-    m, n, k = PRODUCT_TILE.blocks
-    tile = PRODUCT_TILE._replace(blocks=(m, _block(copies, n), _block(columns, k)))
+    tile = EXACT_TILE if parts == 2 else PRODUCT_TILE
+    m, n, k = tile.blocks
+    tile = tile._replace(blocks=(m, _block(copies, n), _block(columns, k)))
     m, n, _ = tile.blocks
     programs = sum(
         -(-rows * group.block.components // m) * -(-group.block.copies // n) for group in found
