@@ -3,8 +3,9 @@
 PARTS is 2 for float32, 1 where TF32 is allowed, 0 for numbers of 16 bits.  A float32 is the sum of
 the nearest number of 11 bits and of 12 more; the tensor core multiplies each by each but the low
 ones, which leaves errors as of float32.  It cuts its sums off where float32 rounds them, so these
-products are summed by it over one block alone, and the blocks in float32.  What is infinite, or becomes so when it is rounded, has no
-such parts and makes NaN.  The generator prints who calls what.
+products are summed by it over one block alone, and the blocks in float32.  What is infinite, or
+becomes so when it is rounded, has no such parts and makes NaN.  The generator prints who calls
+what.
 
 Why the family has a matrix product of its own: the library's needs the rows of each block copied
 together, one launch for each, and multiplies float32 at 50 TFLOP/s.
