@@ -87,7 +87,9 @@ class _Radial(Contraction):
         fused = _fused(backend or None, like.device.type)
         with torch.autocast(like.device.type, enabled=False):
             if fused and fused.serves(read(structure), what, like, tables, hidden, precision):
-                found = fused.run(read(structure), values, tables, hidden, precision)
+                ((_, (term,)),) = what.results  # of x, y, h and A
+                operands = [values[t] for t in term]
+                found = fused.run(read(structure), operands, tables, hidden, precision)
             else:
                 found = blocks.run(read(structure), what, values, tables, hidden, backend or None)
         return [result.to(dtype) for result in found]

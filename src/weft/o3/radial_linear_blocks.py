@@ -33,6 +33,11 @@ ROOM = {"cpu": 2**25, "cuda": 2**30}
 """Bytes of the weights of a block.  A GPU needs many rows at once to be busy."""
 
 
+SHORT = 32
+"""Terms of a sum from which on three products of parts err no more than float32, which rounds each
+term once where they leave out up to eight roundings."""
+
+
 class _Block(NamedTuple):
     """Edges of a graph as a graph of their own.
 
@@ -127,7 +132,7 @@ def _product(result: str, a: Tensor, b: Tensor, kernels: bool) -> Tensor:
     """z = t w, t = z w^T or w = t^T z of the two others; the first two by kernels in 3xTF32."""
     if result == "w":
         return a.t() @ b
-    if not kernels:
+    if not kernels or a.shape[1] < SHORT:
         return a @ (b.t() if result == "t" else b)
     from weft.o3 import mixing_launch
 
