@@ -34,7 +34,7 @@ PRODUCTS = {
 }
 """The tiles of products on tensor cores."""
 
-ROWS = 512
+ROWS = 256
 """Rows for each processor from which the rows alone make enough programs."""
 
 COLUMNS = 2**12
