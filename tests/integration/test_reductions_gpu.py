@@ -89,9 +89,9 @@ def test_graph_replay_on_changed_inputs(sizes):
 def test_positions_past_2_to_the_24():
     columns = 2**24 + 5
     y = torch.full((columns, 1), 2.0, device="cuda")
-    y[-1], y[2**24 + 1], y[-2] = 0.25, 0.0, 0.5
+    y[-1], y[2**24 + 1], y[-2] = 0.25, 0.0, 0.625
     distance = Vi(torch.tensor([[0.25]], device="cuda")).sqdist(Vj(y))
-    assert distance.argKmin(3, dim=1).tolist() == [[columns - 1, columns - 2, 2**24 + 1]]
+    assert distance.argKmin(3, dim=1).tolist() == [[columns - 1, 2**24 + 1, columns - 2]]
 
 
 @pytest.mark.parametrize("dim", [3, 16, 64])
