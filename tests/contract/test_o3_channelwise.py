@@ -303,9 +303,9 @@ class TestDoors:
             assert_same_bits(compiled(*given, graph), product(*given, graph), "compiled")
         assert counter.frame_count == 1
 
-    def test_force_training_compiles_as_one_graph(self, monkeypatch):
+    @torch._dynamo.config.patch(trace_autograd_ops=True)
+    def test_force_training_compiles_as_one_graph(self):
         torch.compiler.reset()
-        monkeypatch.setattr(torch._dynamo.config, "trace_autograd_ops", True)
         *given, src, dst = self.data(11, 40)
         leaves = [t.requires_grad_() for t in given]
         compiled = torch.compile(self.forces, fullgraph=True, dynamic=True, backend="aot_eager")
