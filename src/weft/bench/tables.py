@@ -19,7 +19,10 @@ END = "<!-- /performance -->"
 PHASES = ("forward", "forward+backward", "second")
 HEADLINES = {
     "products": ("P1 graph_sum", "P4 own_matrices"),
-    "o3": ("W1 mace_L2_carbon", "W1s mace_L2_sparse", "W2 l3_uniform64", "W5 uuu_seed"),
+    "o3": (
+        *("W1 mace_L2_carbon", "W1s mace_L2_sparse", "W2 l3_uniform64", "W2n sevennet_l3i5"),
+        *("W3 uvw_diffdock", "W5 uuu_seed", "training step"),
+    ),
     "clifford": ("op-sgp-cl30-fp32-B4096-F512", "op-fc-cl30-fp32-B4096-F512"),
     "voxels": ("lidar05x6_c128_fp16", "sphere256_c256_fp16", "sphere256_c64_fp32"),
     "reductions": ("gaussian_1m", "logsumexp_1m", "nearest_1m", "gaussian_d64", "sinkhorn_100k"),
