@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from weft.core import launcher
+from tests.contract.announced import watch
 from weft.o3 import Graph, launch
 from weft.testing.o3_workloads import calls, conv, rows
 
@@ -18,30 +18,11 @@ if INTERPRETED:
 STRUCTURE = conv(((128, 0), (32, 1)), (0, 1))
 
 
-def signature(kernel, arguments):
-    """What machine code depends on: dtypes, which tensors are None, constants."""
-    return [kernel, *(a.dtype if isinstance(a, torch.Tensor) else a for a in arguments)]
-
-
 @pytest.fixture
 def seen(monkeypatch):
-    announced, compiled = [], []
-
-    def machine_code(kernel, arguments, options):
-        compiled.append(signature(kernel, arguments))
-        return lambda programs, stream, values: None
-
-    def in_threads(calls):
-        for kernel, tensors, free in calls:
-            announced.append(signature(kernel._kernel, (*tensors, *free, *kernel._arguments)))
-
-    monkeypatch.setattr(launcher, "machine_code", machine_code)
-    monkeypatch.setattr(launcher, "_compile_in_threads", in_threads)
-    monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
-    monkeypatch.setattr(launcher, "_made", set())
     monkeypatch.setattr(launch, "_recipes", {})
-    monkeypatch.setattr(launch, "_processors", lambda device: 132)
-    return announced, compiled
+    monkeypatch.setattr(launch, "processors", lambda device: 132)
+    return watch(monkeypatch.setattr)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -8,41 +8,19 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from weft.core import launcher
+from tests.contract.announced import watch
 from weft.voxels import launch
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 
-def signature(kernel, arguments):
-    """What machine code depends on: dtypes, which tensors are None, constants."""
-    kinds = [a.dtype if isinstance(a, torch.Tensor) else a for a in arguments]
-    free = {kernel.arg_names.index(n) for n in ("N", "blocks", "panels") if n in kernel.arg_names}
-    return [kernel.__name__, *("number" if i in free else k for i, k in enumerate(kinds))]
-
-
 @pytest.fixture
 def seen(monkeypatch):
-    announced, compiled = [], []
-
-    def machine_code(kernel, arguments, options):
-        compiled.append(signature(kernel, arguments))
-        return lambda programs, stream, values: None
-
-    def in_threads(calls):
-        for kernel, tensors, free in calls:
-            arguments = (*tensors, *free, *kernel._arguments)
-            announced.append(signature(kernel._kernel, arguments))
-
-    monkeypatch.setattr(launcher, "machine_code", machine_code)
-    monkeypatch.setattr(launcher, "_compile_in_threads", in_threads)
-    monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
-    monkeypatch.setattr(launcher, "_made", set())
     recipes = (launch._kernel, launch._preparation, launch._convolver, launch._differentiator)
     for recipe in recipes:
         recipe.cache_clear()
-    yield announced, compiled
+    yield watch(monkeypatch.setattr, frozenset({"N", "blocks", "panels"}))
     for recipe in recipes:
         recipe.cache_clear()
 
@@ -63,5 +41,5 @@ def test_what_is_compiled_ahead_is_what_is_called(count, offsets, shuffled, chan
     assert len(announced) >= 5
     for made in announced:
         assert made in compiled
-    alone = [made[0] for made in compiled if made not in announced]
+    alone = [made[0].__name__ for made in compiled if made not in announced]
     assert alone == ["mask_kernel"]

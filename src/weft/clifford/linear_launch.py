@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from weft.clifford import linear_kernels
 from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
-from weft.core.launcher import Launcher, Tile, current_device
+from weft.core.launcher import Launcher, Tile, current_device, processors
 
 __all__ = ["rows", "rows_tile", "serves_rows", "sum_by_grade", "turned"]
 
@@ -54,7 +54,8 @@ def rows(x: Tensor, weight: Tensor, bias: Tensor | None, n: int, z: Tensor) -> N
     x_desc = TensorDescriptor.from_tensor(x, [1, block_m, block_k])
     w_desc = TensorDescriptor.from_tensor(matrix, [1, *block_w])
     blades, count, _ = x.shape
-    programs = min(_tiles(x, z.shape[-1]), _processors(x.device))
+    most = INTERPRETED_PROGRAMS if interpreted() else processors(x.device)
+    programs = min(_tiles(x, z.shape[-1]), most)
     constants = (blades, n, turned_in)
     if recording():
         names = linear_kernels.rows_kernel.arg_names[-len(constants) - len(tile.blocks) :]
@@ -119,10 +120,3 @@ def _laid_out(weight: Tensor) -> Tensor | None:
 def _tiles(x: Tensor, columns: int) -> int:
     block_m, block_n, _ = rows_tile(columns).blocks
     return x.shape[0] * -(-x.shape[1] // block_m) * -(-columns // block_n)
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    if interpreted():
-        return INTERPRETED_PROGRAMS
-    return torch.cuda.get_device_properties(device).multi_processor_count

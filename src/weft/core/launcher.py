@@ -8,6 +8,7 @@ grid and tables are settled too.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ __all__ = [
     "compile_together",
     "current_device",
     "launch_all",
+    "processors",
 ]
 
 
@@ -233,6 +235,14 @@ def current_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; in the interpreter one, for its speed."""
+    if interpreted():
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.core import launcher
 from weft.core.backend import interpreted
 from weft.core.generated import load
-from weft.core.launcher import Kernel, Tile, current_device
+from weft.core.launcher import Kernel, Tile, current_device, processors
 from weft.o3 import dialects, generator, kernels
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
@@ -257,7 +257,7 @@ def _lanes(division: Division, tables: Tables, device: torch.device) -> int:
     if not looped:
         return 0
     warps = max(job.channel_blocks * job.tiling.warps for job in looped)
-    share = WARPS * _processors(device) // warps
+    share = WARPS * processors(device) // warps
     return max(1, min(share, *(_items(job, tables) for job in looped)))
 
 
@@ -330,11 +330,3 @@ def _walked(slot: str, what: str) -> tuple[int | None, ...]:
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    """Of a GPU; in the interpreter few, for its speed."""
-    if interpreted():
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core.backend import interpreted
 from weft.core.explain import record_cost, recording
 from weft.core.generated import load
-from weft.core.launcher import Launcher, Tile, current_device
+from weft.core.launcher import Launcher, Tile, current_device, processors
 from weft.o3 import mixing_generator as generator
 from weft.o3.mixing_plan import Mixing, Path, merged, prepared, uncovered, weights
 
@@ -108,7 +107,7 @@ def _outer_launchers(
     m = _block(max(t.copies for _, t in found), m, 64)
     n = _block(max(z.copies for z, _ in found), n)
     work = [(z.components, -(-t.copies // m) * -(-z.copies // n)) for z, t in found]
-    share = rows * sum(c * tiles for c, tiles in work) // (OUTER_PROGRAMS * _processors(device))
+    share = rows * sum(c * tiles for c, tiles in work) // (OUTER_PROGRAMS * processors(device))
     chunk = k * max(1, -(-share // k))
     programs = sum(-(-rows * c // chunk) * tiles for c, tiles in work)
     count = -(-rows * max(c for c, _ in work) // chunk)
@@ -162,10 +161,3 @@ def _parts(x: Tensor) -> int:
     if x.dtype != torch.float32:
         return 0
     return 1 if torch.backends.cuda.matmul.fp32_precision == "tf32" else 2
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    if interpreted():
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -15,7 +15,14 @@ from torch import Tensor
 from weft.core.backend import interpreted
 from weft.core.explain import record_cost, recording
 from weft.core.generated import load
-from weft.core.launcher import Call, Kernel, Tile, compile_together, current_device
+from weft.core.launcher import (
+    Call,
+    Kernel,
+    Tile,
+    compile_together,
+    current_device,
+    processors,
+)
 from weft.o3.contraction import Call as Contraction
 from weft.o3.graph import Tables
 from weft.o3.radial_linear_generator import ROWS, Job, Tiling, columns, scale, source
@@ -134,7 +141,7 @@ class _Step(NamedTuple):
 
     def numbers(self, rows: int) -> tuple[int, int]:
         """Rows, and programs for each block of channels."""
-        most = PROGRAMS * _processors(self.columns.device) // self.job.channel_blocks
+        most = PROGRAMS * processors(self.columns.device) // self.job.channel_blocks
         return rows, max(1, min(-(-rows // ROWS), most))
 
 
@@ -223,14 +230,6 @@ def _by_block_of_x(product: Product) -> list[list[list[int]]]:
     for paths in into.values():
         found.setdefault(product.paths[paths[0]].x, []).append(paths)
     return list(found.values())
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    """Of a GPU; in the interpreter one."""
-    if interpreted():
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache

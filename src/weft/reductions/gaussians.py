@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from weft.core.backend import interpreted
-from weft.core.launcher import Launcher, Queued, Tile
+from weft.core.launcher import Launcher, Queued, Tile, processors
 from weft.reductions import kernels, moments, tensor_cores
 from weft.reductions.formula import Node, const
 from weft.reductions.ranges import Blocks, Options, Sizes
 from weft.reductions.tiles import BLOCK
 
-__all__ = ["PRODUCTS", "allowed", "processors", "shifted", "sums", "vectors"]
+__all__ = ["PRODUCTS", "allowed", "shifted", "sums", "vectors"]
 
 Values = Mapping[int, Tensor]
 
@@ -153,11 +153,3 @@ def _way(found: tensor_cores.Split, asked: str, device: torch.device) -> str:
     if not interpreted() and torch.cuda.get_device_capability(device) < (9, 0):
         return "three, no wgmma"
     return f"three{wide}"
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """Of a GPU; in the interpreter few, for its speed."""
-    if interpreted():
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

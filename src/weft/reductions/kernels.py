@@ -294,6 +294,14 @@ def exp2(x, MIXES: tl.constexpr):
 
 
 @triton.jit
+def rows_of(x_ptr, row, WIDTH: tl.constexpr, PARTS: tl.constexpr):
+    """x_i of a tile; of two parts, the high and the low ones."""
+    x_ptr += row[:, None] * (PARTS * WIDTH) + tl.arange(0, WIDTH)[None, :]
+    x = tl.load(x_ptr)
+    return x, tl.load(x_ptr + WIDTH) if PARTS == 2 else x
+
+
+@triton.jit
 def exponents(
     x, xl, y_ptr, a, b_ptr, at, WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -333,12 +341,9 @@ def split_sums_kernel(
     pid = tl.program_id(0).to(tl.int64)
     batch = pid // tiles
     i = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tl.arange(0, WIDTH)
     lanes = tl.arange(0, BLOCK_N)
     held = tl.minimum(i, rows - 1)
-    x_ptr += (batch * rows + held)[:, None] * (PARTS * WIDTH) + k[None, :]
-    x = tl.load(x_ptr)
-    xl = tl.load(x_ptr + WIDTH) if PARTS == 2 else x
+    x, xl = rows_of(x_ptr, batch * rows + held, WIDTH, PARTS)
     y_ptr += batch * columns * (PARTS * WIDTH)
     w_ptr += batch * columns
     a = tl.load(a_ptr + batch * rows + held) if APART else 0
@@ -373,12 +378,9 @@ def split_shifted_kernel(
     pid = tl.program_id(0).to(tl.int64)
     batch = pid // tiles
     i = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tl.arange(0, WIDTH)
     lanes = tl.arange(0, BLOCK_N)
     held = tl.minimum(i, rows - 1)
-    x_ptr += (batch * rows + held)[:, None] * (PARTS * WIDTH) + k[None, :]
-    x = tl.load(x_ptr)
-    xl = tl.load(x_ptr + WIDTH) if PARTS == 2 else x
+    x, xl = rows_of(x_ptr, batch * rows + held, WIDTH, PARTS)
     y_ptr += batch * columns * (PARTS * WIDTH)
     w_ptr += batch * columns
     a = tl.load(a_ptr + batch * rows + held) if APART else 0

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from weft.core.generated import load
-from weft.core.launcher import Launcher, Queued, Tile, current_device, launch_all
+from weft.core.launcher import Launcher, Queued, Tile, current_device, launch_all, processors
 from weft.errors import BackendError
 from weft.reductions import gaussians, generator, inner, kernels, neighbours
 from weft.reductions.evaluate import evaluate
 from weft.reductions.formula import Node, const, reachable
-from weft.reductions.gaussians import processors
 from weft.reductions.generator import Job
 from weft.reductions.inner import Looped, looped, parts
 from weft.reductions.ranges import Blocks, Options, Sizes

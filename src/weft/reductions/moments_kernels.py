@@ -10,7 +10,7 @@ y  # (B, columns, PARTS · WIDTH), whole tiles of columns
 import triton
 import triton.language as tl
 
-from weft.reductions.kernels import exponents
+from weft.reductions.kernels import exponents, rows_of
 
 
 @triton.jit(do_not_specialize=["rows", "columns", "tiles", "blocks"])
@@ -28,11 +28,8 @@ def few_moments_kernel(
     pid = tl.program_id(0).to(tl.int64)
     batch = pid // tiles
     i = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tl.arange(0, WIDTH)
     lanes = tl.arange(0, BLOCK_N)
-    x_ptr += (batch * rows + tl.minimum(i, rows - 1))[:, None] * (PARTS * WIDTH) + k[None, :]
-    x = tl.load(x_ptr)
-    xl = tl.load(x_ptr + WIDTH) if PARTS == 2 else x
+    x, xl = rows_of(x_ptr, batch * rows + tl.minimum(i, rows - 1), WIDTH, PARTS)
     y_ptr += batch * columns * (PARTS * WIDTH)
     w_ptr += batch * columns * E
     zeros = ()
@@ -74,12 +71,9 @@ def many_moments_kernel(
     batch = pid // blocks // tiles
     i = pid // blocks % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     first = pid % blocks * E
-    k = tl.arange(0, WIDTH)
     lanes = tl.arange(0, BLOCK_N)
     e = tl.arange(0, E)
-    x_ptr += (batch * rows + tl.minimum(i, rows - 1))[:, None] * (PARTS * WIDTH) + k[None, :]
-    x = tl.load(x_ptr)
-    xl = tl.load(x_ptr + WIDTH) if PARTS == 2 else x
+    x, xl = rows_of(x_ptr, batch * rows + tl.minimum(i, rows - 1), WIDTH, PARTS)
     y_ptr += batch * columns * (PARTS * WIDTH)
     pitch = blocks * E
     part = tl.num_programs(0) // blocks // tiles * columns * pitch

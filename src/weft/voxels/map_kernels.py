@@ -215,6 +215,17 @@ def _centre(
     return bits
 
 
+@triton.jit
+def _within(
+    rows_ptr, own, mask, inside, away, low, size, AXIS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Which of `inside` (lines, rows) are in the box along an axis that rows have."""
+    if COLUMNS > 4 - AXIS:
+        moved = (column_of(rows_ptr, own, mask, AXIS, COLUMNS) - low)[None, :] + away[:, None]
+        inside &= (moved >= 0) & (moved < size)
+    return inside
+
+
 @triton.jit(do_not_specialize=range(5, 27))
 def search_kernel(
     keys_ptr, order_ptr, rows_ptr, table_ptr, parts_ptr,
@@ -267,15 +278,9 @@ def search_kernel(
 
     inside = (line < lines)[:, None] & mask[None, :]  # [LINES, BLOCK]
     write = inside
-    if COLUMNS > 4:
-        moved = (column_of(rows_ptr, own, mask, 0, COLUMNS) - low0)[None, :] + away0[:, None]
-        inside &= (moved >= 0) & (moved < size0)
-    if COLUMNS > 3:
-        moved = (column_of(rows_ptr, own, mask, 1, COLUMNS) - low1)[None, :] + away1[:, None]
-        inside &= (moved >= 0) & (moved < size1)
-    if COLUMNS > 2:
-        moved = (column_of(rows_ptr, own, mask, 2, COLUMNS) - low2)[None, :] + away2[:, None]
-        inside &= (moved >= 0) & (moved < size2)
+    inside = _within(rows_ptr, own, mask, inside, away0, low0, size0, 0, COLUMNS)
+    inside = _within(rows_ptr, own, mask, inside, away1, low1, size1, 1, COLUMNS)
+    inside = _within(rows_ptr, own, mask, inside, away2, low2, size2, 2, COLUMNS)
 
     # a coordinate far outside is cut near its line: nothing overflows, and it is no hit
     moved = last[None, :] + away3[:, None]
