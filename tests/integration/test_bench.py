@@ -1,10 +1,12 @@
 """The benchmark's parts on the CPU: gate, timer, floor, rows, tables.
 
 Seen red with: a gate that takes the mean ratio; times for red candidates; `read` keeping the first
-row; a transposed matrix in a peer; too few bytes for the second order; a page edited by hand.
+row; a transposed matrix in a peer; too few bytes for the second order; a page edited by hand; a
+peak that does not count what an earlier call left in cycles.
 """
 
 import dataclasses
+import gc
 import math
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from weft.bench.gate import exact_results, worst_ratio
 from weft.bench.phases import PHASES, cost
 from weft.bench.record import Row, append, read
 from weft.bench.roofline import GPUS, floor_ms
-from weft.bench.timer import interleave
+from weft.bench.timer import interleave, peak_mb
 from weft.demo.potential import Settings
 from weft.errors import WeftError
 from weft.testing.contract import assert_same_bits
@@ -174,6 +176,33 @@ def test_calls_take_turns():
     timings = interleave(calls, CPU, cold=False, budget_s=0.0)
     rounds = ("ab" if turn % 2 == 0 else "ba" for turn in range(timings["a"].reps))
     assert "".join(order) == "ab" + "".join(rounds)
+
+
+def test_peaks_count_what_earlier_calls_left_in_cycles(monkeypatch):
+    class Megabyte:
+        alive = most = 0
+
+        def __init__(self):
+            self.cycle = self
+            Megabyte.alive += 1
+            Megabyte.most = max(Megabyte.most, Megabyte.alive)
+
+        def __del__(self):
+            Megabyte.alive -= 1
+
+    def reset():
+        Megabyte.most = Megabyte.alive
+
+    def call():
+        gc.collect()
+        Megabyte()
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: Megabyte.alive * 10**6)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: Megabyte.most * 10**6)
+    call()
+    assert peak_mb(call) == 1
 
 
 def test_rows_survive_the_file_and_the_latest_counts(tmp_path):

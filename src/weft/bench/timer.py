@@ -6,6 +6,7 @@ it, enough of it that the processor is always ahead: an event pair then holds no
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -91,6 +92,7 @@ def host_us(call: Call) -> float:
 
 def peak_mb(call: Call) -> float:
     """Megabytes of device memory that a call takes at its peak, its results included."""
+    gc.collect()  # what an earlier call left in cycles would go away under this one
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
