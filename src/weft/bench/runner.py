@@ -170,7 +170,13 @@ def _measure(phase: str, candidates: Candidates, device: torch.device) -> dict[s
     peaks = {name: peak_mb(call) for name, call in calls.items()}
     found: dict[str, list[Measured]] = {name: [] for name in calls}
     for l2 in ("cold", "warm"):
-        times = interleave(calls, device, cold=l2 == "cold", budget_s=BUDGET_S)
+        times = interleave(
+            calls,
+            device,
+            cold=l2 == "cold",
+            budget_s=BUDGET_S,
+            ahead_us=max(hosts.values()),
+        )
         for name, timing in times.items():
             found[name].append(Measured(l2, timing, hosts[name], peaks[name]))
     return found

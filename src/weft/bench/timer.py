@@ -22,6 +22,7 @@ Call = Callable[[], object]
 GRAPH_BELOW_MS = 0.1  # shorter calls are replayed as CUDA graphs: launches would be most of them
 FLUSH_BYTES = 256 * 2**20  # several times any L2
 FEWEST, MOST = 5, 200  # rounds
+HOST_CALLS, HOST_S = 20, 0.5  # so many calls of the processor's time, or so many seconds of them
 
 
 class Timing(NamedTuple):
@@ -35,7 +36,12 @@ class Timing(NamedTuple):
 
 
 def interleave(
-    calls: Mapping[str, Call], device: torch.device, *, cold: bool, budget_s: float
+    calls: Mapping[str, Call],
+    device: torch.device,
+    *,
+    cold: bool,
+    budget_s: float,
+    ahead_us: float = 0,
 ) -> dict[str, Timing]:
     """Time calls in turn: a, b, c, a, b, c, ... for about `budget_s` seconds.
 
@@ -44,10 +50,11 @@ def interleave(
         device: where they run; on the CPU, `cold` does nothing.
         cold: clear the L2 cache before each; else run the call once more just before.
         budget_s: seconds for all rounds of all calls; at least five rounds are made.
+        ahead_us: the slowest call's `host_us`, by which the processor must be ahead of a GPU.
     """
     if device.type != "cuda":
         return _interleave_cpu(calls, budget_s)
-    clock = _Clock(device, cold, max(host_us(call) for call in calls.values()))
+    clock = _Clock(device, cold, ahead_us)
     quickest = min(min(clock.ms(call) for _ in range(3)) for call in calls.values())
     graphs: dict[str, Call] = {}
     if quickest < GRAPH_BELOW_MS:
@@ -83,9 +90,13 @@ def seconds_of(call: Call) -> float:
 
 
 def host_us(call: Call) -> float:
-    """Microseconds of the processor until an asynchronous call returns: the median of twenty."""
-    torch.cuda.synchronize()
-    seconds = [seconds_of(call) for _ in range(20)]  # few enough not to fill the launch queue
+    """Microseconds of the processor until an asynchronous call returns: the median of many."""
+    begin, seconds = time.perf_counter(), []
+    while len(seconds) < FEWEST or (
+        len(seconds) < HOST_CALLS and time.perf_counter() - begin < HOST_S
+    ):
+        torch.cuda.synchronize()  # a queue of slow calls could fill up
+        seconds.append(seconds_of(call))
     torch.cuda.synchronize()
     return 1e6 * float(np.median(seconds))
 
