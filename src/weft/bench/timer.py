@@ -91,7 +91,8 @@ def seconds_of(call: Call) -> float:
 
 def host_us(call: Call) -> float:
     """Microseconds of the processor until an asynchronous call returns: the median of many."""
-    begin, seconds = time.perf_counter(), []
+    begin = time.perf_counter()
+    seconds: list[float] = []
     while len(seconds) < FEWEST or (
         len(seconds) < HOST_CALLS and time.perf_counter() - begin < HOST_S
     ):
