@@ -16,7 +16,7 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from weft.core.generated import load
-from weft.o3 import dialects, kernels
+from weft.o3 import dialects, generator, kernels
 from weft.o3.division import Facts, divide
 from weft.o3.generator import Job
 from weft.testing.compiler import Build
@@ -58,7 +58,8 @@ def build(kernel: Any, constants: dict[str, Any], dtype: str, warps: int) -> Bui
 def product(job: Job, dtype: str, target: str) -> Build:
     tiling, text = job.tiling, dialects.printed(job, gluon=target.startswith("sm_"))
     constants = {"BLOCK": tiling.block, "EDGES": tiling.edges, "STAGES": tiling.stages}
-    return build(load("o3_product", text).kernel, constants, dtype, tiling.warps)
+    kernel = load("o3_product", text).__dict__[generator.name(job)]
+    return build(kernel, constants, dtype, tiling.warps)
 
 
 @pytest.mark.parametrize("name", CASES)

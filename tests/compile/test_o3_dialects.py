@@ -14,6 +14,7 @@ if interpreted():
 
 from tests.compile.test_o3 import build
 from weft.core.generated import load
+from weft.o3 import generator
 from weft.o3.dialects import printed
 from weft.o3.division import Facts, divide
 from weft.testing.compiler import compile_for, growth, statistics
@@ -32,7 +33,7 @@ def compiled(job, gluon):
     constants = {"BLOCK": tiling.block, "EDGES": tiling.edges, "STAGES": tiling.stages}
     text = printed(job, gluon)
     assert ("gluon" in text) == (gluon and tiling.edges == tiling.stages == 1)
-    kernel = load("o3_product", text).kernel
+    kernel = load("o3_product", text).__dict__[generator.name(job)]
     return compile_for(build(kernel, constants, "fp32", tiling.warps), "sm_90")
 
 

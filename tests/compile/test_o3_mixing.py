@@ -38,8 +38,10 @@ def fully_connected(irreps: str) -> Mixing:
     return mixed.mixing
 
 
-def build(source: str, tile: Tile, dtype: str, cores: bool = False, wide: bool = True) -> Build:
-    kernel = load("o3_mixing", source).kernel
+def build(
+    name: str, source: str, tile: Tile, dtype: str, cores: bool = False, wide: bool = True
+) -> Build:
+    kernel = load("o3_mixing", source).__dict__[f"mixing_{name}"]
     constants = dict(zip(kernel.arg_names[-len(tile.blocks) :], tile.blocks, strict=True))
     types = {
         arg: f"*{dtype}" if arg.endswith("_ptr") else "i32"
@@ -62,24 +64,24 @@ MIXINGS = {
 def test_shared_weights(name: str, result: str, check: Check) -> None:
     mixing = MIXINGS[name]()
     if result == "w":
-        source, tile = generator.outer_source(mixing, 2), launch.OUTER_TILE
-        beside, of = f"{name}, fold", (generator.fold_source(mixing), launch.FOLD_TILE)
+        of = ("outer", generator.outer_source(mixing, 2), launch.OUTER_TILE)
+        beside, other = f"{name}, fold", ("fold", generator.fold_source(mixing), launch.FOLD_TILE)
     else:
-        source, tile = generator.product_source(mixing, result, 2), launch.EXACT_TILE
+        of = ("product", generator.product_source(mixing, result, 2), launch.EXACT_TILE)
         prepare = generator.prepare_source(mixing, result, 2)
-        beside, of = f"{name}, {result}, prepare", (prepare, launch.PREPARE_TILE)
-    check(build(*of, "fp32"), beside, "sm_90")
-    check(build(source, tile, "fp32", cores=True), f"{name}, {result}", "sm_90")
+        beside, other = f"{name}, {result}, prepare", ("prepare", prepare, launch.PREPARE_TILE)
+    check(build(*other, "fp32"), beside, "sm_90")
+    check(build(*of, "fp32", cores=True), f"{name}, {result}", "sm_90")
 
 
 @pytest.mark.parametrize("result", ["z", "w"])
 def test_shared_weights_of_16_bits(result: str, check: Check) -> None:
     mixing = linear("ir_mul")
     if result == "w":
-        source, tile = generator.outer_source(mixing, 0), launch.OUTER_TILE
+        of = ("outer", generator.outer_source(mixing, 0), launch.OUTER_TILE)
     else:
-        source, tile = generator.product_source(mixing, result, 0), launch.PRODUCT_TILE
-    check(build(source, tile, "bf16", cores=True), f"16 bits, {result}", "sm_90")
+        of = ("product", generator.product_source(mixing, result, 0), launch.PRODUCT_TILE)
+    check(build(*of, "bf16", cores=True), f"16 bits, {result}", "sm_90")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
@@ -88,4 +90,4 @@ def test_own_weights(result: str, dtype: str, check: Check) -> None:
     source = generator.own_source(fully_connected(RAGGED), result, launch.OWN_WARPS)
     tile = Tile((launch.OWN_WARPS,), launch.OWN_WARPS, 1)
     wide = result != "w"  # what writes weights reads rows that are short
-    check(build(source, tile, dtype, wide=wide), f"own, {result}, {dtype}", "sm_90")
+    check(build("own", source, tile, dtype, wide=wide), f"own, {result}, {dtype}", "sm_90")

@@ -42,7 +42,7 @@ def jobs(structure, precision):
 
 def build(job: Job) -> Build:
     tiling = job.tiling
-    kernel = load("o3_radial", generator.source(job)).kernel
+    kernel = load("o3_radial", generator.source(job)).__dict__[generator.NAME]
     constants = {"BLOCK": tiling.block, "STAGES": tiling.stages}
     types = {
         name: "*i32" if name in INTEGERS else "*fp32" if name.endswith("_ptr") else "i32"

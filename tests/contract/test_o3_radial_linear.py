@@ -152,7 +152,7 @@ class TestKernels:
         case = make_case("explained", UVU, GRAPHS["unsorted"])
         setting = Setting(backend="triton", order=0)
         told = weft.explain(setting.run, case, setting.pose(case))
-        assert [launch.kernel for launch in told.launches] == ["kernel"]
+        assert [launch.kernel for launch in told.launches] == ["radial_linear"]
         assert told.flops == 2 * 40 * case.inputs[2].shape[1] * UVU.width("w")
 
     def test_precision(self):

@@ -27,7 +27,7 @@ from weft.o3.contraction import Call
 from weft.o3.polynomial import Arithmetic, value_name
 from weft.o3.structure import Block, Product
 
-__all__ = ["Job", "Target", "Tiling", "operands", "source"]
+__all__ = ["Job", "Target", "Tiling", "name", "operands", "source"]
 
 
 class Target(NamedTuple):
@@ -115,8 +115,13 @@ def operands(job: Job) -> tuple[int, ...]:
     return tuple(sorted({t for r in job.call.results for term in r.terms for t in term}))
 
 
+def name(job: Job) -> str:
+    """What its kernel is called, in profiles too: the slots of its results tell the order."""
+    return "channelwise_product_" + "".join(result.slot for result in job.call.results)
+
+
 def source(job: Job) -> str:
-    """The module text of a job's kernel, `kernel`.
+    """The module text of a job's kernel.
 
     Its pointers are the tensors', the results', then those of the tables that the job has: indptr,
     owner, edges, index.  Then come the numbers `items` (rows, or tiles of rows), `rows` and `lanes`
@@ -188,7 +193,7 @@ class _Writer:
         yield ""
         yield ""
         yield "@triton.jit(do_not_specialize=['items', 'rows', 'lanes'])"
-        yield f"def kernel({', '.join(self._parameters())}):"
+        yield f"def {name(self.job)}({', '.join(self._parameters())}):"
         yield from _indented(self._body())
 
     def _parameters(self) -> list[str]:

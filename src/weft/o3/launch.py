@@ -216,7 +216,7 @@ def _step(job: Job, numbers: tuple[int, ...], tables: Tables, lanes: int, first:
     tile = Tile((job.tiling.block, job.tiling.edges, job.tiling.stages), job.tiling.warps, 1)
     if not job.looped:
         lanes = items * (_shares(items, tables.num_edges) if job.divisible else 1)
-    kernel = Kernel(module.__dict__["kernel"], (items, rows, lanes), (), tile)
+    kernel = Kernel(module.__dict__[generator.name(job)], (items, rows, lanes), (), tile)
     results = (first + len(FLAT) + n for n in numbers)
     lists = (first + n for n in _lists(job))
     programs = lanes * job.channel_blocks

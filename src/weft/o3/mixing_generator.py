@@ -19,7 +19,7 @@ SHARED = """from weft.o3.mixing_kernels import {names}
 
 
 @triton.jit(do_not_specialize={numbers})
-def kernel({arguments}):
+def mixing_{kind}({arguments}):
     tile = tl.program_id(0)
 """
 
@@ -47,7 +47,8 @@ def product_source(mixing: Mixing, result: str, parts: int) -> str:
         lines += _tiled(f"tl.cdiv(R * {c}, BLOCK_M) * tl.cdiv({n}, BLOCK_N)", code)
         begin += n * group.length
     arguments = "a_ptr, w_ptr, z_ptr, R, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, "
-    return _shared("accumulate, store", ["R"], arguments + "BLOCK_K: tl.constexpr", lines)
+    names = "accumulate, store"
+    return _shared("product", names, ["R"], arguments + "BLOCK_K: tl.constexpr", lines)
 
 
 def prepare_source(mixing: Mixing, result: str, parts: int) -> str:
@@ -65,7 +66,7 @@ def prepare_source(mixing: Mixing, result: str, parts: int) -> str:
             )
             lines += _tiled(f"tl.cdiv({u}, BLOCK) * tl.cdiv({n}, BLOCK)", [code])
         begin += group.block.copies * group.length
-    return _shared("prepare", [], "w_ptr, p_ptr, BLOCK: tl.constexpr", lines)
+    return _shared("prepare", "prepare", [], "w_ptr, p_ptr, BLOCK: tl.constexpr", lines)
 
 
 def outer_source(mixing: Mixing, parts: int) -> str:
@@ -87,7 +88,7 @@ def outer_source(mixing: Mixing, parts: int) -> str:
             lines += _tiled(f"tl.cdiv(R * {c}, CHUNK) * {tiles}", [code])
         begin += group.columns * z.copies
     arguments = "t_ptr, z_ptr, part_ptr, R, CHUNK, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, "
-    return _shared("outer", ["R", "CHUNK"], arguments + "BLOCK_K: tl.constexpr", lines)
+    return _shared("outer", "outer", ["R", "CHUNK"], arguments + "BLOCK_K: tl.constexpr", lines)
 
 
 def fold_source(mixing: Mixing) -> str:
@@ -107,7 +108,7 @@ def fold_source(mixing: Mixing) -> str:
             lines += _tiled(f"tl.cdiv({count}, BLOCK)", [code])
         begin += group.columns * z.copies
     arguments = "part_ptr, w_ptr, R, CHUNK, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr"
-    return _shared("fold", ["R", "CHUNK"], arguments, lines)
+    return _shared("fold", "fold", ["R", "CHUNK"], arguments, lines)
 
 
 def _tiled(size: str, code: list[str]) -> list[str]:
@@ -116,8 +117,8 @@ def _tiled(size: str, code: list[str]) -> list[str]:
     return [*head, *_inner(code, 1), "tile -= size"]
 
 
-def _shared(names: str, numbers: list[str], arguments: str, lines: list[str]) -> str:
-    head = SHARED.format(names=names, numbers=numbers, arguments=arguments)
+def _shared(kind: str, names: str, numbers: list[str], arguments: str, lines: list[str]) -> str:
+    head = SHARED.format(kind=kind, names=names, numbers=numbers, arguments=arguments)
     return IMPORTS + head + _body(lines)
 
 
@@ -126,7 +127,7 @@ def part_{number}(t_ptr, z_ptr, w_ptr, ahead, ACC: tl.constexpr):
 """
 
 OWN = """@triton.jit
-def kernel(t_ptr, z_ptr, w_ptr, WARPS: tl.constexpr):
+def mixing_own(t_ptr, z_ptr, w_ptr, WARPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     t_ptr += row * {t}
     z_ptr += row * {z}

@@ -139,7 +139,7 @@ def _own_launcher(
 def _launcher(
     name: str, source: str, programs: int, numbers: tuple[int, ...], tile: Tile
 ) -> Launcher:
-    kernel: Any = load(f"o3_mixing_{name}", source).kernel
+    kernel: Any = load(f"o3_mixing_{name}", source).__dict__[f"mixing_{name}"]
     return Launcher(kernel, programs, (), numbers, (), tile)
 
 

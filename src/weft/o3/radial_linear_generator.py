@@ -23,7 +23,10 @@ from weft.o3.contraction import Call, Result
 from weft.o3.polynomial import Arithmetic, entries, value_name
 from weft.o3.structure import Block, Path, Product
 
-__all__ = ["ROWS", "Job", "Tiling", "chunks", "columns", "scale", "source"]
+__all__ = ["NAME", "ROWS", "Job", "Tiling", "chunks", "columns", "scale", "source"]
+
+NAME = "radial_linear"
+"""Of the kernels, in profiles too."""
 
 ROWS = 32
 """Of z, in a tile."""
@@ -189,7 +192,7 @@ class _Writer:
         yield "@triton.jit(do_not_specialize=['rows', 'lanes'])"
         names = ["x", "y", "h", "a", "z", "indptr", "src"]
         constants = "BLOCK: tl.constexpr, STAGES: tl.constexpr"
-        yield f"def kernel({', '.join(f'{n}_ptr' for n in names)}, rows, lanes, {constants}):"
+        yield f"def {NAME}({', '.join(f'{n}_ptr' for n in names)}, rows, lanes, {constants}):"
         yield from _indented(self._body())
 
     def _body(self) -> Iterator[str]:

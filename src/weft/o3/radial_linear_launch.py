@@ -25,7 +25,7 @@ from weft.core.launcher import (
 )
 from weft.o3.contraction import Call as Contraction
 from weft.o3.graph import Tables
-from weft.o3.radial_linear_generator import ROWS, Job, Tiling, columns, scale, source
+from weft.o3.radial_linear_generator import NAME, ROWS, Job, Tiling, columns, scale, source
 from weft.o3.structure import Product, Structure
 from weft.o3.wigner import entries_3j
 
@@ -186,7 +186,7 @@ def _step(job: Job, device: torch.device) -> _Step:
             factors.append(scale(job.product, path))
     tiling = job.tiling
     tile = Tile((tiling.block, tiling.stages), tiling.warps, 1)
-    kernel = Kernel(load("o3_radial", source(job)).__dict__["kernel"], (), (), tile)
+    kernel = Kernel(load("o3_radial", source(job)).__dict__[NAME], (), (), tile)
     at = torch.tensor(places, dtype=torch.int64, device=device)
     return _Step(job, kernel, at, torch.tensor(factors, dtype=torch.float32, device=device))
 
