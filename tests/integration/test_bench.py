@@ -2,7 +2,7 @@
 
 Seen red with: a gate that takes the mean ratio; times for red candidates; `read` keeping the first
 row; a transposed matrix in a peer; too few bytes for the second order; a page edited by hand; a
-peak that does not count what an earlier call left in cycles.
+peak that does not count what an earlier call left in cycles; a peer's failure at full size let out.
 """
 
 import dataclasses
@@ -129,6 +129,22 @@ def test_our_own_failure_is_red_and_a_peers_leaves_it_out():
         "weft torch: red: no gradient",
         "peer torch: left out: no gradient",
     ]
+
+
+def test_a_peer_without_room_for_the_full_size_is_left_out():
+    class Dense(Peer):
+        def adapt(self, workload):
+            found = super().adapt(workload)
+            if len(workload.inputs[0]) > 16:
+                return found._replace(function=self._fail)
+            return found
+
+        def _fail(self, x, y):
+            raise torch.OutOfMemoryError("no room\nmore")
+
+    rows, said = measured([Dense()], DOT._replace(check_batch=16, phases=("forward",)))
+    assert [(row.peer, row.ms_p50 > 0) for row in rows] == [("weft", True)]
+    assert said == ["dot forward peer torch: left out: no room"]
 
 
 def test_a_missing_peer_is_left_out_with_its_reason():

@@ -15,7 +15,7 @@ from weft.bench.gate import Exact, Noise, exact_results, noise_of_plain, worst_r
 from weft.bench.phases import cost, cotangents, prepare
 from weft.bench.record import Machine, Row, machine
 from weft.bench.roofline import floor_ms, gpu_named
-from weft.bench.timer import Timing, host_us, interleave, peak_mb
+from weft.bench.timer import Call, Timing, host_us, interleave, peak_mb
 from weft.core.backend import choose
 
 __all__ = ["run"]
@@ -91,14 +91,18 @@ def _run_case(
         to_check = case.build(device, case.check_batch)
         checked = _candidates(case, to_check, peers)
     for phase in case.phases:
-        ratios = _check(phase, to_check, checked, functools.partial(_say_of, say, case, phase))
+        about = functools.partial(_say_of, say, case, phase)
+        ratios = _check(phase, to_check, checked, about)
         timed = {
             name: candidates[name]
             for name, ratio in ratios.items()
             if ratio <= 1 or candidates[name].peer != "weft"
         }
-        measured = _measure(phase, timed, device) if timed else {}
+        calls = _calls(phase, timed, about)
+        measured = _measure(calls, device) if calls else {}
         for name, ratio in ratios.items():
+            if name in timed and name not in calls:
+                continue  # a peer that has no room for the full size
             for found in measured.get(
                 name, [Measured("cold" if device.type == "cuda" else "warm")]
             ):
@@ -155,14 +159,25 @@ def _expected(phase: str, workload: Workload, candidate: Candidate) -> Exact | N
     return noise_of_plain(phase, candidate)
 
 
-def _measure(phase: str, candidates: Candidates, device: torch.device) -> dict[str, list[Measured]]:
-    """Each candidate's times, with the L2 cache cold and warm; on the CPU as it comes."""
-    calls = {
-        name: prepare(phase, c.function, c.inputs, cotangents(c.function, c.inputs))
-        for name, c in candidates.items()
-    }
-    for call in (*calls.values(), *calls.values()):
-        call()
+def _calls(phase: str, candidates: Candidates, say: Say) -> dict[str, Call]:
+    """Each candidate's phase at full size, called before; without the peers that fail."""
+    calls: dict[str, Call] = {}
+    for name, c in candidates.items():
+        try:
+            call = prepare(phase, c.function, c.inputs, cotangents(c.function, c.inputs))
+            for _ in range(2):
+                call()
+        except RuntimeError as error:
+            if c.peer == "weft":
+                raise
+            say(f"{name}: left out: {str(error).splitlines()[0]}")
+        else:
+            calls[name] = call
+    return calls
+
+
+def _measure(calls: Mapping[str, Call], device: torch.device) -> dict[str, list[Measured]]:
+    """Each call's times, with the L2 cache cold and warm; on the CPU as it comes."""
     if device.type != "cuda":
         times = interleave(calls, device, cold=False, budget_s=4 * BUDGET_S)
         return {name: [Measured("warm", timing)] for name, timing in times.items()}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["Timing", "host_us", "interleave", "peak_mb", "seconds_of"]
+__all__ = ["Call", "Timing", "host_us", "interleave", "peak_mb", "seconds_of"]
 
 Call = Callable[[], object]
 
