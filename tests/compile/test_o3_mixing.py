@@ -38,13 +38,16 @@ def fully_connected(irreps: str) -> Mixing:
     return mixed.mixing
 
 
+TABLES = ("order_ptr", "starts_ptr")
+
+
 def build(
     name: str, source: str, tile: Tile, dtype: str, cores: bool = False, wide: bool = True
 ) -> Build:
     kernel = load("o3_mixing", source).__dict__[f"mixing_{name}"]
     constants = dict(zip(kernel.arg_names[-len(tile.blocks) :], tile.blocks, strict=True))
     types = {
-        arg: f"*{dtype}" if arg.endswith("_ptr") else "i32"
+        arg: "*i32" if arg in TABLES else f"*{dtype}" if arg.endswith("_ptr") else "i32"
         for arg in kernel.arg_names
         if arg not in constants
     }
@@ -72,6 +75,20 @@ def test_shared_weights(name: str, result: str, check: Check) -> None:
         beside, other = f"{name}, {result}, prepare", ("prepare", prepare, launch.PREPARE_TILE)
     check(build(*other, "fp32"), beside, "sm_90")
     check(build(*of, "fp32", cores=True), f"{name}, {result}", "sm_90")
+
+
+@pytest.mark.parametrize("result", ["z", "t", "w"])
+def test_weights_by_kind(result: str, check: Check) -> None:
+    mixing = linear("ir_mul")
+    if result == "w":
+        of = ("outer", generator.outer_source(mixing, 2, 5), launch.OUTER_TILE)
+        fold = ("fold", generator.fold_source(mixing, 5), launch.FOLD_TILE)
+        check(build(*fold, "fp32"), "kinds, fold", "sm_90")
+    else:
+        of = ("product", generator.product_source(mixing, result, 2, 5), launch.EXACT_TILE)
+        prepare = ("prepare", generator.prepare_source(mixing, result, 2, 5), launch.PREPARE_TILE)
+        check(build(*prepare, "fp32"), f"kinds, {result}, prepare", "sm_90")
+    check(build(*of, "fp32", cores=True), f"kinds, {result}", "sm_90")
 
 
 @pytest.mark.parametrize("result", ["z", "w"])

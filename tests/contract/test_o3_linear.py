@@ -1,13 +1,14 @@
-"""Linear: numbers by hand, features, errors; its contract is in test_o3_tensor_product.
+"""Linear: numbers by hand, features, elements, errors; its contract: test_o3_tensor_product.
 
-Seen red with: the factor counted for each item alone, features left out of it, biases on 1o.
+Seen red with: the factor counted for each item alone, features left out of it, biases on 1o; rows
+of elements by the matrices of the next one, gradients of one element's weights given to another.
 """
 
 import pytest
 import torch
 
 from weft import o3
-from weft.errors import IndexRangeError, ShapeError
+from weft.errors import DTypeError, IndexRangeError, ShapeError
 from weft.testing import assert_within_bound
 
 
@@ -33,6 +34,61 @@ def test_linear_with_features(layout):
     ).detach()
     exact = exact / 3**0.5
     assert_within_bound(lin(x).detach(), exact, exact.abs() + exact.abs().max(), 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+def test_matrices_by_element(layout, dtype):
+    """As a product with a one-hot of the elements, in three orders."""
+    lin = o3.Linear("5x0e+3x1o+2x0e", "4x1o+6x0e+1x2e", num_elements=4, layout=layout).to(dtype)
+    assert tuple(lin.weight.shape) == (4, lin.weight_numel)
+    element = torch.randint(3, (37,))  # the last has no rows
+    x, g = torch.randn(37, lin.irreps_in.dim), torch.randn(37, lin.irreps_out.dim)
+    found = orders(lambda x, w: lin(x, w, element=element), x.to(dtype), lin.weight, g.to(dtype))
+    product = o3.FullyConnectedTensorProduct(
+        lin.irreps_in, "4x0e", lin.irreps_out, in2_var=[1 / 4], internal_weights=False,
+        layout=layout,
+    ).double()  # fmt: skip
+    met = {(i.i_in, i.i_out): n for n, i in enumerate(lin.instructions)}
+    one_hot = torch.nn.functional.one_hot(element, 4).double()
+
+    def exact(x, w):
+        parts = [lin.view(met[i.i_in1, i.i_out], w) for i in product.instructions]
+        return product(x, one_hot, torch.cat([part.transpose(0, 1).flatten() for part in parts]))
+
+    wide = orders(exact, x.double(), lin.weight.double(), g.double())
+    for some, value in zip(found, wide, strict=True):
+        assert_within_bound(some, value, value.abs() + value.abs().max(), 256)
+
+
+def orders(function, x, w, g):
+    """The value, its gradients, and the gradients of the square of one."""
+    x, w = (t.detach().clone().requires_grad_() for t in (x, w))
+    z = function(x, w)
+    of_x, of_w = torch.autograd.grad(z, (x, w), g, create_graph=True)
+    return [z.detach(), of_x.detach(), of_w.detach(), *torch.autograd.grad(of_x.square().sum(), w)]
+
+
+def test_errors_of_linear_by_element():
+    lin = o3.Linear("2x0e", "2x0e", num_elements=3)
+    x, element = torch.randn(4, 2), torch.tensor([0, 2, 1, 2])
+    with pytest.raises(ShapeError, match="element is missing but num_elements is 3"):
+        lin(x)
+    with pytest.raises(ShapeError, match="element is given but num_elements is None"):
+        o3.Linear("2x0e", "2x0e")(x, element=element)
+    with pytest.raises(DTypeError, match=r"element is torch.float32: it must be int64 or int32"):
+        lin(x, element=element.float())
+    with pytest.raises(
+        ShapeError, match=r"x is \(4, 2\) and element \(3,\): they must be \(N, 2\)"
+    ):
+        lin(x, element=element[1:])
+    with pytest.raises(IndexRangeError, match=r"element\[1\] is 3 but there are weights of 3"):
+        lin(x, element=torch.tensor([0, 3, 1, 2]))
+    with pytest.raises(ShapeError, match=r"weight is \(4,\).*takes \(3, 4\)"):
+        lin(x, torch.randn(4), element=element)
+    for more in ({"f_in": 2, "f_out": 2}, {"shared_weights": False}, {"biases": True}):
+        with pytest.raises(ShapeError, match=r"1 or more elements have shared weights"):
+            o3.Linear("2x0e", "2x0e", num_elements=3, **more)
 
 
 def test_errors_of_linear():

@@ -1,7 +1,8 @@
 """Weights that mix copies: kernels against float64, in the interpreter; derivatives, layers.
 
 Seen red with: parts of a sum dropped, the factor of a path left out of the gradient of weights,
-low parts of float32 left out, blocks that follow each other joined in the wrong order.
+low parts of float32 left out, blocks that follow each other joined in the wrong order; rows of a
+kind that end in the next one's tile, a kind's first part left out, weights of the kind before.
 """
 
 import pytest
@@ -15,6 +16,7 @@ if not INTERPRETED:
 from weft import o3
 from weft.o3 import mixing, mixing_launch
 from weft.o3.mixing import mix
+from weft.o3.mixing_kinds import by_torch, kinds_of
 from weft.o3.mixing_plan import Block, Mixing, Path
 from weft.testing import assert_within_bound
 from weft.testing.contract import assert_same_bits
@@ -92,6 +94,63 @@ def test_shared_weights(make, layout, rows, result):
     check(make(layout), rows, True, torch.float32, result)
 
 
+def of_kinds(m, rows, kinds, dtype):
+    """Tensors with weights by kind, and the kind of each row; the first and the last have none."""
+    made = torch.Generator().manual_seed(1)
+    kind = torch.randint(1, kinds - 1, (rows,), generator=made)
+    weight = torch.randn(kinds, m.width("w"), generator=made).to(dtype)
+    return tensors(m, rows, True, dtype) | {"w": weight}, kind
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("rows", [0, 1, 150])
+def test_weights_by_kind(rows, result):
+    check_kinds(ragged("ir_mul"), rows, 5, torch.float32, result)
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_weights_by_kind_of_blocks_that_follow_each_other(result):
+    check_kinds(following("ir_mul"), 40, 4, torch.float32, result)
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_by_kind_of_16_bits(dtype, result):
+    check_kinds(following("mul_ir"), 20, 3, dtype, result)  # factors are powers of two
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_by_kind_of_torch(dtype, result):
+    check_kinds(ragged("mul_ir"), 40, 6, dtype, result, by_torch)
+
+
+def check_kinds(m, rows, kinds, dtype, result, other=None):
+    values, kind = of_kinds(m, rows, kinds, dtype)
+    table = kinds_of(kind, kinds)
+    assert kinds_of(kind, kinds) is table
+    operands = [values[slot].clone() for slot in RESULTS[result]]
+
+    def run():
+        if other is None:
+            return mixing_launch.run(m, result, *operands, False, table)
+        return other(m, result, *operands, table).to(dtype)
+
+    found = run()
+    wide, size = (exact_by_kind(m, values, kind, result, s) for s in (torch.positive, torch.abs))
+    assert found.dtype == dtype
+    assert_within_bound(found, wide, size, max(rows, m.width("t"), m.width("z")))
+    assert_same_bits(found, run(), result)
+
+
+def exact_by_kind(m, values, kind, result, sign):
+    """By weights of each row's own, whose gradients its kind adds."""
+    own = exact(m, values | {"w": values["w"][kind]}, result, sign)
+    if result != "w":
+        return own
+    return own.new_zeros(values["w"].shape).index_add(0, kind, own)
+
+
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_shared_weights_of_16_bits(dtype, result):
@@ -166,6 +225,27 @@ def test_derivatives_of_second_order(shared):
     for result, value in zip(found, wide, strict=True):
         size = value.abs() + value.abs().max()
         assert_within_bound(result, value, size, 256)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_doors_of_kinds(kernels):
+    m = ragged("ir_mul")
+    v, kind = of_kinds(m, 6, 4, torch.float32)
+
+    def product(t, w):
+        return mix(m, t, w, kinds_of(kind, 4), kernels=kernels)
+
+    z = product(v["t"], v["w"])
+    compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
+    assert_same_bits(compiled(v["t"], v["w"]), z, "compiled")
+    both = (torch.stack([v["t"], 2 * v["t"]]), torch.stack([v["w"], 2 * v["w"]]))
+    near(torch.func.vmap(product)(*both), torch.stack([z, 4 * z]))
+    _, moved = torch.func.jvp(product, (v["t"], v["w"]), (v["t"], v["w"]))
+    near(moved, 2 * z)
+    args = [a.clone().requires_grad_() for a in (v["t"], v["w"])]
+    table = kinds_of(kind, 4)
+    rest = (*table, m.text, "z", False, kernels)
+    torch.library.opcheck(torch.ops.weft.o3_mix.default, (*args, *rest))
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -1,6 +1,8 @@
 """Linear maps between irreps: a matrix for each pair of items that are the same irrep.
 
 z[o, w] = Σ_{(i, o)} factor Σ_u weight_uw x[i, u]  (+ bias_w for 0e)
+
+The weight is that of all rows, of a row's element, or a row's own.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.operands import same_kind
-from weft.errors import IndexRangeError, ShapeError
+from weft.errors import DTypeError, IndexRangeError, ShapeError
 from weft.o3.instructions import chosen
 from weft.o3.irreps import Irreps, IrrepsLike
 from weft.o3.layout import broadcast, check_layout, check_rows, join, split, steps
 from weft.o3.mixing import mix, serves
+from weft.o3.mixing_kinds import kinds_of
 from weft.o3.mixing_plan import Block, Mixing, Path
 from weft.o3.module import WeightedModule
 
@@ -55,6 +58,8 @@ class Linear(WeightedModule):
         f_in: x is (…, f_in, D) and the weight (f_in, f_out, weight_numel): every feature has its
             own, and the factor counts f_in copies more.  None: neither has that dimension.
         f_out: z is (…, f_out, D_out); given together with f_in.
+        num_elements: how many elements have a matrix of their own; the weight is (num_elements,
+            weight_numel), and a call says which element a row of x is.  None: there is one matrix.
         internal_weights: whether the module owns weight and bias; None: where they are shared.
         shared_weights: one weight for all rows (None), or one a row.
         instructions: (i_in, i_out) of items to connect; None: all that are the same irrep.
@@ -79,6 +84,7 @@ class Linear(WeightedModule):
         *,
         f_in: int | None = None,
         f_out: int | None = None,
+        num_elements: int | None = None,
         internal_weights: bool | None = None,
         shared_weights: bool | None = None,
         instructions: Iterable[tuple[int, int]] | None = None,
@@ -93,6 +99,8 @@ class Linear(WeightedModule):
                 f"f_in is {f_in} and f_out is {f_out}: features go in and out together. Pass both, "
                 "or none."
             )
+        if num_elements is not None:
+            _check_alone(num_elements, f_in, shared_weights, biases)
         irreps, out = Irreps(irreps_in), Irreps(irreps_out)
         paths = _paths(irreps, out, instructions)
         normalization = chosen("path_normalization", path_normalization, ("element", "path"))
@@ -102,8 +110,10 @@ class Linear(WeightedModule):
         ]
         features = () if f_in is None or f_out is None else (f_in, f_out)
         shared = True if shared_weights is None else shared_weights
-        super().__init__(found, out, internal_weights, shared, features)
+        elements = () if num_elements is None else (num_elements,)
+        super().__init__(found, out, internal_weights, shared, features or elements)
         self.irreps_in, self.layout, self.features = irreps, layout, features
+        self.num_elements = num_elements
         self.backend = backend
         self.mixing = None if features else _mixing(found, irreps, out, layout)
         self.bias_numel = sum(i.path_shape[0] for i in found if i.i_in < 0)
@@ -120,23 +130,33 @@ class Linear(WeightedModule):
         )
 
     def forward(
-        self, x: Tensor, weight: Tensor | Sequence[Tensor] | None = None, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor | Sequence[Tensor] | None = None,
+        bias: Tensor | None = None,
+        *,
+        element: Tensor | None = None,
     ) -> Tensor:
         """The map.
 
         Args:
-            x: (…, D), or (…, f_in, D).
+            x: (…, D), or (…, f_in, D); with num_elements (N, D).
             weight: (weight_numel,), or (…, weight_numel) without shared_weights; with f_in, f_out
-                in front of weight_numel; None: the module's.
+                or num_elements in front of weight_numel; None: the module's.
             bias: (bias_numel,), or (…, bias_numel); with f_out in front; None: the module's.
+            element: (N,) integers below num_elements, in any order; rows of an element are found
+                once for a tensor.
 
         Returns:
             (…, D_out), or (…, f_out, D_out), in the inputs' dtype.
         """
         check_rows("x", x, self.irreps_in, self)
+        self._check_element(x, element)
         flat = self.checked_weight(weight)
         shift = self._checked_bias(bias)
         given = same_kind(x=x, weight=flat, bias=shift)
+        if element is not None:
+            return self._by_element(given[0], None if flat is None else given[1], element)
         x = given[0] if self.features else given[0].unsqueeze(-2)
         f_in, _ = self.features or (1, 1)
         if x.dim() < 2 or x.shape[-2] != f_in:
@@ -148,6 +168,37 @@ class Linear(WeightedModule):
         shift = None if shift is None else given[-1]
         z = self._mapped(x, flat, shift)
         return z if self.features else z.squeeze(-2)
+
+    def _by_element(self, x: Tensor, weight: Tensor | None, element: Tensor) -> Tensor:
+        """(N, D_out): each row by the matrices of its element."""
+        assert self.mixing is not None
+        assert self.num_elements is not None
+        if weight is None:
+            return x.new_zeros(x.shape[0], self.irreps_out.dim)
+        kernels = serves(self.mixing, x, True, self.backend)
+        kinds = kinds_of(element, self.num_elements)
+        return mix(self.mixing, x, weight, kinds, kernels=kernels)
+
+    def _check_element(self, x: Tensor, element: Tensor | None) -> None:
+        if (element is None) != (self.num_elements is None):
+            given = "missing" if element is None else "given"
+            raise ShapeError(
+                f"element is {given} but num_elements is {self.num_elements}: a Linear takes the "
+                "elements of rows if it has a matrix for each. Pass element=, or build the Linear "
+                "with num_elements."
+            )
+        if element is None:
+            return
+        if element.dtype not in (torch.int64, torch.int32):
+            raise DTypeError(
+                f"element is {element.dtype}: it must be int64 or int32. Pass element.long(), or "
+                "one_hot.argmax(1)."
+            )
+        if x.dim() != 2 or element.shape != x.shape[:1]:
+            raise ShapeError(
+                f"x is {tuple(x.shape)} and element {tuple(element.shape)}: they must be "
+                f"(N, {self.irreps_in.dim}) and (N,). Flatten both."
+            )
 
     def _mapped(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """(…, f_out, D_out) of x (…, f_in, D)."""
@@ -232,6 +283,21 @@ class Linear(WeightedModule):
                 "such a bias, or other biases= at construction."
             )
         return bias
+
+
+def _check_alone(
+    num_elements: int,
+    f_in: int | None,
+    shared_weights: bool | None,
+    biases: bool | Sequence[bool],
+) -> None:
+    """Matrices by element go with no other choice of weights."""
+    if num_elements < 1 or f_in is not None or shared_weights is False or biases not in (False, ()):
+        raise ShapeError(
+            f"num_elements={num_elements} was given with f_in={f_in}, "
+            f"shared_weights={shared_weights} and biases={biases}: 1 or more elements have "
+            "shared weights, no features and no biases. Leave one of them out."
+        )
 
 
 def _side_by_side(tensors: list[Tensor], dim: int) -> Tensor:

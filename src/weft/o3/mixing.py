@@ -2,8 +2,9 @@
 
     z[b, n, m] = Σ_paths factor Σ_u t[b, u, m] W[(b,) u, n]      u, n copies, m components
 
-The form Σ z t W is linear in each of the three, so its derivatives are the same operator with the
-roles exchanged: of z and W, a row t; of t and z, a weight.
+W is shared by all rows, by those of a kind, or each row has its own.  The form Σ z t W is linear in
+each of the three, so its derivatives are the same operator with the roles exchanged: of z and W, a
+row t; of t and z, a weight.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from weft.core.backend import choose, interpreted
 from weft.core.op import Operator
 from weft.errors import BackendError
+from weft.o3.mixing_kinds import Kinds, by_torch
 from weft.o3.mixing_plan import Mixing, read
 
 __all__ = ["mix", "refuse", "serves"]
@@ -62,40 +64,77 @@ def _able(mixing: Mixing | None, rows: Tensor, shared: bool) -> bool:
     return mixing.single and rows.dtype in (*SHARED_DTYPES, torch.float64)
 
 
-def mix(mixing: Mixing, t: Tensor, weight: Tensor) -> Tensor:
-    """z (rows, width) of t (rows, width) and weights, (width,) for all rows or (rows, width).
+def mix(
+    mixing: Mixing,
+    t: Tensor,
+    weight: Tensor,
+    kinds: Kinds | None = None,
+    *,
+    kernels: bool = True,
+) -> Tensor:
+    """z (rows, width) of t (rows, width) and weights: (width,) for all rows, or (rows, width).
 
-    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor t W|, K terms a number; with shared weights TF32
-    instead where torch.backends.cuda.matmul allows it.  Bitwise repeatable.  Rows without a path
-    are zero.
+    With kinds, weights are (kinds, width): those of a row are its kind's.  `kernels` is what
+    `serves` said; without them torch multiplies the rows of one kind after the other.
+
+    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor t W|, K terms a number; with weights that are not
+    a row's own TF32 instead where torch.backends.cuda.matmul allows it.  Bitwise repeatable.  Rows
+    without a path are zero.
     """
-    return _mix(t, weight, mixing.text, "z", weight.dim() == 1)
+    order, starts = (None, None) if kinds is None else kinds
+    return _mix(t, weight, order, starts, mixing.text, "z", weight.dim() == 1, kernels)
 
 
 _OTHERS = {"z": ("t", "w"), "t": ("z", "w"), "w": ("t", "z")}
 """For each result the two that it is computed from, in the order of arguments."""
 
 
-def _body(a: Tensor, b: Tensor, text: str, result: str, shared: bool) -> Tensor:
+def _body(
+    a: Tensor,
+    b: Tensor,
+    order: Tensor | None,
+    starts: Tensor | None,
+    text: str,
+    result: str,
+    shared: bool,
+    kernels: bool,
+) -> Tensor:
+    kinds = None if order is None or starts is None else Kinds(order, starts)
+    mixing, a, b = read(text), a.contiguous(), b.contiguous()
+    if kinds is not None and not kernels:
+        return by_torch(mixing, result, a, b, kinds).to(a.dtype)
     from weft.o3 import mixing_launch
 
-    return mixing_launch.run(read(text), result, a.contiguous(), b.contiguous(), shared)
+    return mixing_launch.run(mixing, result, a, b, shared, kinds)
 
 
-def _fake(a: Tensor, b: Tensor, text: str, result: str, shared: bool) -> Tensor:
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    order: Tensor | None,
+    starts: Tensor | None,
+    text: str,
+    result: str,
+    shared: bool,
+    kernels: bool,
+) -> Tensor:
     width = read(text).width(result)
-    return a.new_empty((width,) if result == "w" and shared else (a.shape[0], width))
+    if result != "w":
+        return a.new_empty((a.shape[0], width))
+    if starts is not None:
+        return a.new_empty((starts.shape[0] - 1, width))
+    return a.new_empty((width,) if shared else (a.shape[0], width))
 
 
 def _gradients(
     call: Any, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    a, b, text, result, shared = args
+    a, b, order, starts, text, result, *how = args
     values = dict(zip(_OTHERS[result], (a, b), strict=True)) | {result: grad}
 
     def of(slot: str) -> Tensor:
         first, second = _OTHERS[slot]
-        found: Tensor = call(values[first], values[second], text, slot, shared)
+        found: Tensor = call(values[first], values[second], order, starts, text, slot, *how)
         return found
 
     return tuple(
@@ -104,18 +143,19 @@ def _gradients(
 
 
 def _batch(call: Any, size: int, dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
-    """Samples as more rows; one by one where shared weights differ between them."""
-    a, b, text, result, shared = args
-    if shared and (result == "w" or dims[1] is not None):
+    """Samples as more rows; one by one where weights of many rows differ between them."""
+    a, b, order, *rest = args
+    _, _, result, shared, _ = rest
+    if order is not None or (shared and (result == "w" or dims[1] is not None)):
         each = [[_sample(t, d, i) for t, d in zip((a, b), dims, strict=False)] for i in range(size)]
-        return torch.stack([call(*pair, text, result, shared) for pair in each])
+        return torch.stack([call(*pair, order, *rest) for pair in each])
     first, second = (
         (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
         if t.dim() - (d is not None) == 2
         else t
         for t, d in zip((a, b), dims, strict=False)
     )
-    found: Tensor = call(first, second, text, result, shared)
+    found: Tensor = call(first, second, order, *rest)
     return found.view(size, found.shape[0] // size, found.shape[1])
 
 
@@ -125,9 +165,10 @@ def _sample(tensor: Tensor, dim: int | None, i: int) -> Tensor:
 
 _mix = Operator(
     "o3_mix",
-    "Tensor a, Tensor b, str mixing, str result, bool shared",
+    "Tensor a, Tensor b, Tensor? order, Tensor? starts, str mixing, str result, bool shared, "
+    "bool kernels",
     2,
-    0,
+    2,
     _body,
     _fake,
     _gradients,

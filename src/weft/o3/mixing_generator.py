@@ -24,34 +24,51 @@ def mixing_{kind}({arguments}):
 """
 
 
-def product_source(mixing: Mixing, result: str, parts: int) -> str:
-    """z = a @ prepared weights, for every block of the result."""
+def product_source(mixing: Mixing, result: str, parts: int, kinds: int | None = None) -> str:
+    """z = a @ prepared weights, for every block of the result; a tile's rows are of one kind."""
     lines, begin = list[str](), 0
     numbers = prepared(mixing, result)
     a, z = mixing.width("z" if result == "t" else "t"), mixing.width(result)
     for group in merged(mixing, result):
         block = group.block
         c, n = block.components, block.copies
+        rows = f"{'None' if kinds is None else 'order_ptr'}, first_r, last_r"
         code = ["acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)"]
         for run in group.runs:
             source = run.block
             code.append(
-                f"acc = accumulate(acc, a_ptr + {source.offset}, w_ptr + {begin + run.first}, "
-                f"tile, R, {c}, {a}, {source.step}, {source.copy_step}, {source.copies}, {n}, "
+                f"acc = accumulate(acc, a_ptr + {source.offset}, own_w_ptr + {begin + run.first}, "
+                f"{rows}, tile, {c}, {a}, {source.step}, {source.copy_step}, {source.copies}, {n}, "
                 f"{group.length}, {numbers}, {parts}, BLOCK_M, BLOCK_N, BLOCK_K)"
             )
         code.append(
-            f"store(acc, z_ptr + {block.offset}, tile, R, {c}, {z}, {block.step}, "
+            f"store(acc, z_ptr + {block.offset}, {rows}, tile, {c}, {z}, {block.step}, "
             f"{block.copy_step}, {n}, BLOCK_M, BLOCK_N)"
         )
-        lines += _tiled(f"tl.cdiv(R * {c}, BLOCK_M) * tl.cdiv({n}, BLOCK_N)", code)
+        across = f"tl.cdiv({n}, BLOCK_N)"
+        stride = numbers * max(1, parts)
+        size, head = _tile_of_rows(kinds, c, across, stride)
+        lines += _tiled(f"{size} * {across}", [*head, *code])
         begin += n * group.length
     arguments = "a_ptr, w_ptr, z_ptr, R, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, "
     names = "accumulate, store"
+    if kinds is not None:
+        arguments, names = "order_ptr, starts_ptr, " + arguments, "accumulate, piece, store"
     return _shared("product", names, ["R"], arguments + "BLOCK_K: tl.constexpr", lines)
 
 
-def prepare_source(mixing: Mixing, result: str, parts: int) -> str:
+def _tile_of_rows(kinds: int | None, c: int, across: str, stride: int) -> tuple[str, list[str]]:
+    """How many tiles of rows of components there are, and how a program finds its own."""
+    size, tile = f"tl.cdiv(R * {c}, BLOCK_M)", f"tile // {across}"
+    if kinds is None:
+        return size, [f"first_r, last_r = {tile} * BLOCK_M, R * {c}", "own_w_ptr = w_ptr"]
+    return f"({size} + {kinds})", [
+        f"kind, first_r, last_r = piece({tile}, starts_ptr, BLOCK_M, {c}, {_sides(kinds)})",
+        f"own_w_ptr = w_ptr + {_behind(stride)}",
+    ]
+
+
+def prepare_source(mixing: Mixing, result: str, parts: int, kinds: int | None = None) -> str:
     """The weights of every block, as the product reads them."""
     lines, begin = list[str](), 0
     numbers = prepared(mixing, result)
@@ -60,38 +77,57 @@ def prepare_source(mixing: Mixing, result: str, parts: int) -> str:
             u, n = mixing.t[path.t].copies, mixing.z[path.z].copies
             steps = (1, group.length) if result == "z" else (group.length, 1)
             at = begin + row * group.length + column
-            code = (
-                f"prepare(w_ptr + {path.weight}, p_ptr + {at}, tile, {u}, {n}, {steps[0]}, "
-                f"{steps[1]}, {path.factor!r}, {numbers}, {parts}, BLOCK)"
-            )
-            lines += _tiled(f"tl.cdiv({u}, BLOCK) * tl.cdiv({n}, BLOCK)", [code])
+            tiles = f"tl.cdiv({u}, BLOCK) * tl.cdiv({n}, BLOCK)"
+            stride = numbers * max(1, parts)
+            code = [
+                *_of_kind(kinds, tiles, {"w_ptr": mixing.width("w"), "p_ptr": stride}),
+                f"prepare(own_w_ptr + {path.weight}, own_p_ptr + {at}, own, {u}, {n}, "
+                f"{steps[0]}, {steps[1]}, {path.factor!r}, {numbers}, {parts}, BLOCK)",
+            ]
+            lines += _tiled(tiles, code, kinds)
         begin += group.block.copies * group.length
     return _shared("prepare", "prepare", [], "w_ptr, p_ptr, BLOCK: tl.constexpr", lines)
 
 
-def outer_source(mixing: Mixing, parts: int) -> str:
-    """Parts of the weights' gradient: t times z, over some rows each; block of z after block."""
+def outer_source(mixing: Mixing, parts: int, kinds: int | None = None) -> str:
+    """Parts of the weights' gradient: t times z, over some rows each; block of z after block.
+
+    Every kind may end in a part that is not full.
+    """
     lines, begin = list[str](), 0
     numbers = weights(mixing)
     for group in merged(mixing, "z"):
         z, c = group.block, group.block.components
         for run in group.runs:
             t = run.block
-            code = (
+            tiles = f"tl.cdiv({t.copies}, BLOCK_M) * tl.cdiv({z.copies}, BLOCK_N)"
+            code = [f"part = tile // ({tiles})"]
+            if kinds is None:
+                rows = f"None, part * CHUNK, tl.minimum(part * CHUNK + CHUNK, R * {c})"
+                size = f"tl.cdiv(R * {c}, CHUNK) * {tiles}"
+            else:
+                rows = "order_ptr, first_r, last_r"
+                size = f"(tl.cdiv(R * {c}, CHUNK) + {kinds}) * {tiles}"
+                code.append(
+                    f"_, first_r, last_r = piece(part, starts_ptr, CHUNK, {c}, {_sides(kinds)})"
+                )
+            code.append(
                 f"outer(t_ptr + {t.offset}, z_ptr + {z.offset}, "
-                f"part_ptr + {begin + run.first * z.copies}, tile, R, CHUNK, {numbers}, {c}, "
+                f"part_ptr + {begin + run.first * z.copies}, {rows}, part, tile, {numbers}, {c}, "
                 f"{mixing.width('t')}, {t.step}, {t.copy_step}, {t.copies}, "
                 f"{mixing.width('z')}, {z.step}, {z.copy_step}, {z.copies}, {parts}, "
                 "BLOCK_M, BLOCK_N, BLOCK_K)"
             )
-            tiles = f"tl.cdiv({t.copies}, BLOCK_M) * tl.cdiv({z.copies}, BLOCK_N)"
-            lines += _tiled(f"tl.cdiv(R * {c}, CHUNK) * {tiles}", [code])
+            lines += _tiled(size, code)
         begin += group.columns * z.copies
     arguments = "t_ptr, z_ptr, part_ptr, R, CHUNK, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, "
-    return _shared("outer", "outer", ["R", "CHUNK"], arguments + "BLOCK_K: tl.constexpr", lines)
+    names = "outer"
+    if kinds is not None:
+        arguments, names = "order_ptr, starts_ptr, " + arguments, "outer, piece"
+    return _shared("outer", names, ["R", "CHUNK"], arguments + "BLOCK_K: tl.constexpr", lines)
 
 
-def fold_source(mixing: Mixing) -> str:
+def fold_source(mixing: Mixing, kinds: int | None = None) -> str:
     """The weights' gradient, from its parts."""
     lines, begin = list[str](), 0
     numbers = weights(mixing)
@@ -100,20 +136,53 @@ def fold_source(mixing: Mixing) -> str:
         for path, column, row in group.paths:
             n = mixing.z[path.z].copies
             count = mixing.t[path.t].copies * n
-            code = (
-                f"fold(part_ptr + {begin + column * z.copies + row}, w_ptr + {path.weight}, tile, "
-                f"tl.cdiv(R * {z.components}, CHUNK), {numbers}, {count}, {n}, {z.copies}, "
-                f"{path.factor!r}, BLOCK_P, BLOCK)"
+            tiles = f"tl.cdiv({count}, BLOCK)"
+            code = _of_kind(kinds, tiles, {"w_ptr": mixing.width("w")})
+            some = f"0, tl.cdiv(R * {z.components}, CHUNK)"
+            if kinds is not None:
+                some = "first, last"
+                code.append(
+                    f"first, last = pieces(kind, starts_ptr, CHUNK, {z.components}, "
+                    f"{_sides(kinds)})"
+                )
+            code.append(
+                f"fold(part_ptr + {begin + column * z.copies + row}, own_w_ptr + {path.weight}, "
+                f"{some}, own, {numbers}, {count}, {n}, {z.copies}, {path.factor!r}, "
+                "BLOCK_P, BLOCK)"
             )
-            lines += _tiled(f"tl.cdiv({count}, BLOCK)", [code])
+            lines += _tiled(tiles, code, kinds)
         begin += group.columns * z.copies
     arguments = "part_ptr, w_ptr, R, CHUNK, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr"
-    return _shared("fold", "fold", ["R", "CHUNK"], arguments, lines)
+    names = "fold"
+    if kinds is not None:
+        arguments, names = "starts_ptr, " + arguments, "fold, pieces"
+    return _shared("fold", names, ["R", "CHUNK"], arguments, lines)
 
 
-def _tiled(size: str, code: list[str]) -> list[str]:
-    """Code for the next so many programs."""
-    head = [f"size = {size}", "if (tile >= 0) & (tile < size):"]
+def _of_kind(kinds: int | None, tiles: str, strides: dict[str, int]) -> list[str]:
+    """Of a program's kind the tile, and where its numbers begin: so many for each kind."""
+    if kinds is None:
+        return ["own = tile", *(f"own_{name} = {name}" for name in strides)]
+    own = [f"own_{name} = {name} + {_behind(stride)}" for name, stride in strides.items()]
+    return [f"kind, own = tile // ({tiles}), tile % ({tiles})", *own]
+
+
+def _behind(stride: int) -> str:
+    """Where the numbers of a kind begin, in 64 bits."""
+    return f"kind * tl.full((), {stride}, tl.int64)"
+
+
+def _sides(kinds: int) -> str:
+    """How many kinds, and a power of two that holds them."""
+    return f"{kinds}, {_power(kinds)}"
+
+
+def _tiled(size: str, code: list[str], times: int | None = None) -> list[str]:
+    """Code for the next so many programs, for each kind."""
+    head = [
+        f"size = {size}" + (f" * {times}" if times else ""),
+        "if (tile >= 0) & (tile < size):",
+    ]
     return [*head, *_inner(code, 1), "tile -= size"]
 
 

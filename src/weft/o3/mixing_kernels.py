@@ -16,7 +16,15 @@ together, one launch for each, and multiplies float32 at 50 TFLOP/s.
 import triton
 import triton.language as tl
 
-__all__ = ["accumulate", "fold", "outer", "prepare", "store"]
+__all__ = [
+    "accumulate",
+    "fold",
+    "outer",
+    "piece",
+    "pieces",
+    "prepare",
+    "store",
+]
 
 
 @triton.jit
@@ -26,24 +34,61 @@ def _rounded(x):
 
 
 @triton.jit
-def _places(r, R, C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
-    """Where component r % C of row r // C begins, and whether there is such a row."""
-    return (r // C).to(tl.int64) * WIDTH + r % C * STEP, r < R * C
+def _places(r, last, order_ptr, C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
+    """Where component r % C of row r // C begins, and whether r comes before `last`."""
+    live = r < last
+    row = r // C
+    if order_ptr is not None:
+        row = tl.load(order_ptr + row, mask=live, other=0)
+    return row.to(tl.int64) * WIDTH + r % C * STEP, live
+
+
+# rows by kind: those of kind k are order[starts[k]] .. order[starts[k + 1] - 1]
+
+
+@triton.jit
+def _counts(starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
+    """Of each kind: its number, its first row of components, its last, pieces of CHUNK of them."""
+    k = tl.arange(0, SIDE)
+    begin = tl.load(starts_ptr + k, mask=k < KINDS, other=0) * C
+    end = tl.load(starts_ptr + 1 + k, mask=k < KINDS, other=0) * C
+    return k, begin, end, tl.cdiv(end - begin, CHUNK)
+
+
+@triton.jit
+def piece(part, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
+    """The kind and the rows of components of a part; none, if it is behind the last kind's."""
+    k, begin, end, counts = _counts(starts_ptr, CHUNK, C, KINDS, SIDE)
+    after = tl.cumsum(counts, 0)
+    own = (after - counts <= part) & (part < after)
+    first = tl.sum(tl.where(own, begin + (part - after + counts) * CHUNK, 0), 0)
+    last = tl.minimum(first + CHUNK, tl.sum(tl.where(own, end, 0), 0))
+    return tl.sum(tl.where(own, k, 0), 0), first, last
+
+
+@triton.jit
+def pieces(kind, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
+    """The first part of a kind, and one more than the last."""
+    k, _, _, counts = _counts(starts_ptr, CHUNK, C, KINDS, SIDE)
+    first = tl.sum(tl.where(k < kind, counts, 0), 0)
+    return first, first + tl.sum(tl.where(k == kind, counts, 0), 0)
 
 
 @triton.jit
 def accumulate(
-    acc, a_ptr, w_ptr, tile, R,
+    acc, a_ptr, w_ptr, order_ptr, first_r, last_r, tile,
     C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, K: tl.constexpr,
     N: tl.constexpr, LENGTH: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """acc[r, n] += Σ_k a[r, k] w[n, k]: rows r of components, w prepared, its rows LENGTH apart.
 
+    r begins at first_r and ends before last_r, n is a tile's.
     The low parts of w lie LOW numbers behind the high ones.
     """
     ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    begin, live = _places(tile // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M), R, C, WIDTH, STEP)
+    r = first_r + tl.arange(0, BLOCK_M)
+    begin, live = _places(r, last_r, order_ptr, C, WIDTH, STEP)
     n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
     for first in range(0, K, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
@@ -68,13 +113,14 @@ def accumulate(
 
 @triton.jit
 def store(
-    acc, z_ptr, tile, R,
+    acc, z_ptr, order_ptr, first_r, last_r, tile,
     C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """z[r, n] = acc."""
     ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    begin, live = _places(tile // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M), R, C, WIDTH, STEP)
+    r = first_r + tl.arange(0, BLOCK_M)
+    begin, live = _places(r, last_r, order_ptr, C, WIDTH, STEP)
     n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = live[:, None] & (n < N)[None, :]
     to = z_ptr + begin[:, None] + (n * COPY)[None, :]
@@ -110,22 +156,22 @@ def prepare(
 
 @triton.jit
 def outer(
-    t_ptr, z_ptr, part_ptr, tile, R, CHUNK, NUMBERS: tl.constexpr, C: tl.constexpr,
+    t_ptr, z_ptr, part_ptr, order_ptr, first_r, last_r, part, tile,
+    NUMBERS: tl.constexpr, C: tl.constexpr,
     T_WIDTH: tl.constexpr, T_STEP: tl.constexpr, T_COPY: tl.constexpr, U: tl.constexpr,
     Z_WIDTH: tl.constexpr, Z_STEP: tl.constexpr, Z_COPY: tl.constexpr, N: tl.constexpr,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """part[u, n] = Σ_r t[r, u] z[r, n] over CHUNK rows r of components; parts are NUMBERS apart."""
+    """part[u, n] = Σ_r t[r, u] z[r, n] over some rows r of components; parts are NUMBERS apart."""
     ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     TILES: tl.constexpr = (U + BLOCK_M - 1) // BLOCK_M * ACROSS
     u = tile % TILES // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
-    part = tile // TILES
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(part * CHUNK, tl.minimum(part * CHUNK + CHUNK, R * C), BLOCK_K):
+    for first in range(first_r, last_r, BLOCK_K):
         r = first + tl.arange(0, BLOCK_K)
-        begin_t, live = _places(r, R, C, T_WIDTH, T_STEP)
-        begin_z, live = _places(r, R, C, Z_WIDTH, Z_STEP)
+        begin_t, live = _places(r, last_r, order_ptr, C, T_WIDTH, T_STEP)
+        begin_z, live = _places(r, last_r, order_ptr, C, Z_WIDTH, Z_STEP)
         at_t = t_ptr + begin_t[:, None] + (u * T_COPY)[None, :]
         at_z = z_ptr + begin_z[:, None] + (n * Z_COPY)[None, :]
         t = tl.load(at_t, mask=live[:, None] & (u < U)[None, :], other=0.0).T
@@ -145,17 +191,17 @@ def outer(
 
 @triton.jit
 def fold(
-    part_ptr, w_ptr, tile, parts, NUMBERS: tl.constexpr, COUNT: tl.constexpr,
+    part_ptr, w_ptr, first_part, last_part, tile, NUMBERS: tl.constexpr, COUNT: tl.constexpr,
     N: tl.constexpr, LENGTH: tl.constexpr, FACTOR: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """w = factor Σ parts, in fixed order, w (u, N) in rows LENGTH apart; bound: memory."""
+    """w = factor Σ some parts, in fixed order, w (u, N) in rows LENGTH apart; bound: memory."""
     i = tile * BLOCK + tl.arange(0, BLOCK)
     place = i // N * LENGTH + i % N
     total = tl.zeros((BLOCK_P, BLOCK), tl.float32)
-    for first in range(0, parts, BLOCK_P):
+    for first in range(first_part, last_part, BLOCK_P):
         part = first + tl.arange(0, BLOCK_P)
         at = part_ptr + part.to(tl.int64)[:, None] * NUMBERS + place[None, :]
-        total += tl.load(at, mask=(part < parts)[:, None] & (i < COUNT)[None, :], other=0.0)
+        total += tl.load(at, mask=(part < last_part)[:, None] & (i < COUNT)[None, :], other=0.0)
     w = tl.sum(total, 0) * FACTOR
     tl.store(w_ptr + i, w.to(w_ptr.dtype.element_ty), mask=i < COUNT)

@@ -12,6 +12,7 @@ from weft.core.explain import record_cost, recording
 from weft.core.generated import load
 from weft.core.launcher import Launcher, Tile, current_device, processors
 from weft.o3 import mixing_generator as generator
+from weft.o3.mixing_kinds import Kinds
 from weft.o3.mixing_plan import Mixing, Path, merged, prepared, uncovered, weights
 
 __all__ = ["run"]
@@ -34,37 +35,56 @@ OUTER_PROGRAMS = 4
 """Programs for each processor that share the sum over rows."""
 
 
-def run(mixing: Mixing, result: str, a: Tensor, b: Tensor, shared: bool) -> Tensor:
+def run(
+    mixing: Mixing, result: str, a: Tensor, b: Tensor, shared: bool, kinds: Kinds | None = None
+) -> Tensor:
     """The result z of (t, w), t of (z, w) or w of (t, z): contiguous rows of mixings' widths."""
-    rows, width = a.shape[0], mixing.width(result)
-    shape = (width,) if result == "w" and shared else (rows, width)
+    rows, width, count = a.shape[0], mixing.width(result), _count(kinds)
+    shape: tuple[int, ...] = (rows, width)
+    if result == "w" and (shared or kinds is not None):
+        shape = (width,) if kinds is None else (count, width)
     filled = not rows or uncovered(mixing, result)
     out = (a.new_zeros if filled else a.new_empty)(shape)
-    if not rows or not mixing.paths:
+    if not rows or not mixing.paths or not count:
         return out
     with current_device(a):
-        if not shared:
+        if not shared and kinds is None:
             _own(mixing, result, a, b, out)
         elif result == "w":
-            _outer(mixing, a, b, out)
+            _outer(mixing, a, b, out, kinds)
         else:
-            _product(mixing, result, a, b, out)
+            _product(mixing, result, a, b, out, kinds)
     if recording():
         record_cost(a.nbytes + b.nbytes + out.nbytes, 2 * rows * _products(mixing))
     return out
 
 
-def _product(mixing: Mixing, result: str, a: Tensor, weight: Tensor, out: Tensor) -> None:
-    parts = _parts(a)
-    matrices = weight.new_empty(prepared(mixing, result) * max(1, parts))
-    prepare, product = _product_launchers(mixing, result, a.shape[0], parts, a.dtype, a.device)
+def _count(kinds: Kinds | None) -> int:
+    """Of kinds that weights are given for; one, if all rows have the same."""
+    return 1 if kinds is None else kinds.starts.shape[0] - 1
+
+
+def _product(
+    mixing: Mixing, result: str, a: Tensor, weight: Tensor, out: Tensor, kinds: Kinds | None
+) -> None:
+    parts, count = _parts(a), _count(kinds)
+    matrices = weight.new_empty(count * prepared(mixing, result) * max(1, parts))
+    prepare, product = _product_launchers(
+        mixing, result, a.shape[0], parts, a.dtype, a.device, None if kinds is None else count
+    )
     prepare([weight, matrices])
-    product([a, matrices, out], matrices.nbytes)
+    product([*(kinds or ()), a, matrices, out], matrices.nbytes)
 
 
 @functools.lru_cache(maxsize=1024)
 def _product_launchers(
-    mixing: Mixing, result: str, rows: int, parts: int, dtype: torch.dtype, device: torch.device
+    mixing: Mixing,
+    result: str,
+    rows: int,
+    parts: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kinds: int | None,
 ) -> tuple[Launcher, Launcher]:
     """Of one dtype and device, whose machine code a launcher keeps."""
     found = merged(mixing, result)
@@ -75,12 +95,13 @@ def _product_launchers(
     tile = tile._replace(blocks=(m, _block(copies, n), _block(columns, k)))
     m, n, _ = tile.blocks
     programs = sum(
-        -(-rows * group.block.components // m) * -(-group.block.copies // n) for group in found
+        (-(-rows * group.block.components // m) + (kinds or 0)) * -(-group.block.copies // n)
+        for group in found
     )
-    product = generator.product_source(mixing, result, parts)
-    prepare = generator.prepare_source(mixing, result, parts)
+    product = generator.product_source(mixing, result, parts, kinds)
+    prepare = generator.prepare_source(mixing, result, parts, kinds)
     (side,) = PREPARE_TILE.blocks
-    tiles = sum(
+    tiles = (kinds or 1) * sum(
         -(-mixing.t[path.t].copies // side) * -(-mixing.z[path.z].copies // side)
         for path in mixing.paths
     )
@@ -90,18 +111,25 @@ def _product_launchers(
     )
 
 
-def _outer(mixing: Mixing, t: Tensor, z: Tensor, out: Tensor) -> None:
-    count, outer, fold = _outer_launchers(mixing, t.shape[0], _parts(t), t.dtype, t.device)
+def _outer(mixing: Mixing, t: Tensor, z: Tensor, out: Tensor, kinds: Kinds | None) -> None:
+    count, outer, fold = _outer_launchers(
+        mixing, t.shape[0], _parts(t), t.dtype, t.device, None if kinds is None else _count(kinds)
+    )
     partial = t.new_empty((count, weights(mixing)), dtype=torch.float32)
-    outer([t, z, partial], partial.nbytes)
-    fold([partial, out])
+    outer([*(kinds or ()), t, z, partial], partial.nbytes)
+    fold([*(kinds or ())[1:], partial, out])
 
 
 @functools.lru_cache(maxsize=1024)
 def _outer_launchers(
-    mixing: Mixing, rows: int, parts: int, dtype: torch.dtype, device: torch.device
+    mixing: Mixing,
+    rows: int,
+    parts: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kinds: int | None,
 ) -> tuple[int, Launcher, Launcher]:
-    """And how many pieces the longest sum has."""
+    """And how many pieces the longest sum has; every kind may end in a piece that is not full."""
     found = [(group.block, run.block) for group in merged(mixing, "z") for run in group.runs]
     m, n, k = OUTER_TILE.blocks
     m = _block(max(t.copies for _, t in found), m, 64)
@@ -109,14 +137,19 @@ def _outer_launchers(
     work = [(z.components, -(-t.copies // m) * -(-z.copies // n)) for z, t in found]
     share = rows * sum(c * tiles for c, tiles in work) // (OUTER_PROGRAMS * processors(device))
     chunk = k * max(1, -(-share // k))
-    programs = sum(-(-rows * c // chunk) * tiles for c, tiles in work)
-    count = -(-rows * max(c for c, _ in work) // chunk)
+    more = kinds or 0
+    programs = sum((-(-rows * c // chunk) + more) * tiles for c, tiles in work)
+    count = -(-rows * max(c for c, _ in work) // chunk) + more
     tile, numbers = OUTER_TILE._replace(blocks=(m, n, k)), (rows, chunk)
     folds = sum(-(-_size(mixing, path) // FOLD_TILE.blocks[1]) for path in mixing.paths)
+    outer, fold = (
+        generator.outer_source(mixing, parts, kinds),
+        generator.fold_source(mixing, kinds),
+    )
     return (
         count,
-        _launcher("outer", generator.outer_source(mixing, parts), programs, numbers, tile),
-        _launcher("fold", generator.fold_source(mixing), folds, numbers, FOLD_TILE),
+        _launcher("outer", outer, programs, numbers, tile),
+        _launcher("fold", fold, (kinds or 1) * folds, numbers, FOLD_TILE),
     )
 
 

@@ -157,7 +157,9 @@ class WeightedModule(nn.Module):
         )
 
     def _wanted(self) -> str:
-        return f"({self.weight_numel},)" if self.shared_weights else f"(…, {self.weight_numel})"
+        if self.shared_weights:
+            return str((*self.dims, self.weight_numel))
+        return f"(…, {self.weight_numel})"
 
     def _mask(self) -> Tensor:
         reached = {i.i_out for i in self.instructions if i.path_weight and 0 not in i.path_shape}
