@@ -27,6 +27,9 @@ FAMILIES = ("products", "o3", "clifford", "reductions", "voxels")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 is good, 1 is a failure, 2 a wrong call."""
     options, rest = _parser().parse_known_args(arguments)
+    if options.command is None:
+        _parser().print_help(sys.stderr)
+        return 2
     if rest and options.command != "demo":
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description="Sums over structured sets of pairs.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands = parser.add_subparsers(dest="command", metavar="command")
 
     doctor = commands.add_parser("doctor", help="what this machine has, lacks, and what to do")
     doctor.set_defaults(run=_doctor)
@@ -52,9 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     inspect = commands.add_parser("inspect", help="what a point cloud costs as voxels")
-    inspect.add_argument("file", type=Path, help="points: .npy .npz .xyz .bin .ply .pcd")
+    inspect.add_argument("file", type=Path, help="points: .npy .npz .xyz .bin (KITTI) .ply .pcd")
     default = "twice the median distance of neighbouring points"
-    inspect.add_argument("--size", type=float, help=f"edge of a voxel; default: {default}")
+    inspect.add_argument(
+        "--size", type=float, help=f"edge of a voxel, in the file's unit; default: {default}"
+    )
     inspect.add_argument("--kernel", type=int, default=3, help="of every axis; default: 3")
     inspect.add_argument("--channels", type=int, default=64, help="in and out; default: 64")
     inspect.add_argument(

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import weft
+
 __all__ = ["Finding", "examine"]
 
 OLDEST_PYTHON = (3, 11)
@@ -48,6 +50,7 @@ def examine() -> Iterator[Finding]:
     """The findings in a fixed order, each as soon as it is known."""
     ask = functools.partial
     probes = [
+        _weft,
         _python,
         ask(_package, "torch", _TORCH, 'pip install "torch>=2.11"', needed=True),
         _gpu,
@@ -98,7 +101,7 @@ try:
     z = products.mul_segment(x, x, torch.tensor([0, 2], device=device), backend={backend!r})
     (gradient,) = torch.autograd.grad(z.sum(), x)
 except weft.BackendError as error:
-    print(str(error).split(". Or pass")[0])
+    print(str(error).split(": ")[1])  # the reason; what to do stands with the package
     raise SystemExit(3)
 if z.tolist() != [[10.0, 20.0]] or gradient.tolist() != [[2.0, 4.0], [6.0, 8.0]]:
     raise SystemExit(f"wrong numbers: {{z.tolist()}}, {{gradient.tolist()}}")
@@ -142,6 +145,10 @@ def _package(what: str, code: str, advice: str, *, needed: bool = False) -> Find
 def _last_line(answer: subprocess.CompletedProcess[str]) -> str:
     lines = answer.stderr.strip().splitlines()
     return lines[-1] if lines else f"ended with code {answer.returncode}"
+
+
+def _weft() -> Finding:
+    return Finding("weft", "ok", f"{weft.__version__}, {Path(__file__).parent}")
 
 
 def _python() -> Finding:

@@ -57,10 +57,11 @@ def test_doctor_on_a_healthy_machine_without_gpu(tmp_path):
     answer = weft("doctor", tmp_path=tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     found = states(answer)
-    assert found["torch"] == "ok"
+    assert found["weft"] == found["torch"] == "ok"
     assert found["gpu"] == "missing"
     assert found["torch path"] == "ok"
     assert found["triton path"] == "missing"
+    assert "triton serves GPU tensors, these are on cpu\n" in answer.stdout
     assert answer.stdout.endswith("weft is ready\n")
 
 
@@ -106,6 +107,13 @@ def test_without_torch_other_commands_point_to_the_doctor(tmp_path):
     assert answer.returncode == 1
     assert answer.stderr.startswith("weft bench: No module named 'torch'")
     assert "run `weft doctor`" in answer.stderr
+
+
+def test_without_a_command_it_lists_them(capsys):
+    assert cli.main([]) == 2
+    listed = capsys.readouterr().err
+    for command in ("doctor", "demo", "inspect", "bench", "check", "tune"):
+        assert f"\n    {command} " in listed
 
 
 def test_unknown_arguments_are_refused(capsys):

@@ -1,6 +1,7 @@
 """The demo: readers, neighbours, the networks against plain torch, learning, and the page.
 
-Seen red with: mean curvature of the wrong sign, a mirrored tile whose labels are turned too.
+Seen red with: mean curvature of the wrong sign, a mirrored tile whose labels are turned too; of
+files, a PLY file of vertices alone, and one that is cut off between two points.
 """
 
 import importlib.util
@@ -48,6 +49,9 @@ FILES = {
     "ascii.ply": PLY.format("ascii").encode() + _text("{} {} 255 {}"),
     "little.ply": PLY.format("binary_little_endian").encode() + _records("<", "f8", "u1"),
     "big.ply": PLY.format("binary_big_endian").encode() + _records(">", "f8", "u1"),
+    "points.ply": PLY.partition("element face")[0].format("ascii").encode()
+    + b"comment\nend_header\n"
+    + _text("{} {} 255 {}"),
     "ascii.pcd": PCD.format("ascii").encode() + _text("{} {} 1 2 3 {}"),
     "binary.pcd": PCD.format("binary").encode() + _records("<", "f4", "3u1"),
 }
@@ -75,12 +79,45 @@ def test_reads_numpy_and_drops_what_is_not_finite(tmp_path):
         ("a.pcd", PCD.format("binary_compressed").encode(), weft.DTypeError, "DATA binary_compr"),
         ("a.ply", b"ply\nformat ascii 1.0\n", weft.DTypeError, "no line end_header"),
         ("a.ply", PLY.format("ascii").replace("vertex", "edge").encode(), weft.DTypeError, "edge"),
+        (
+            "a.ply",
+            PLY.format("ascii").replace("double z", "int w").encode(),
+            weft.ShapeError,
+            r"has points of x y red w: x, y and z are needed\. Save the points",
+        ),
+        ("a.ply", FILES["little.ply"][:-1], weft.DTypeError, r"read as \.ply .* Save the points"),
+        ("a.ply", FILES["little.ply"][:-17], weft.ShapeError, "ends after 2 points of 3: .* Copy"),
+        (
+            "a.pcd",
+            FILES["ascii.pcd"].rpartition(b"\n")[0],
+            weft.ShapeError,
+            "ends after 2 points of 3: .* Copy",
+        ),
+        ("a.npy", b"hello", weft.DTypeError, r"read as \.npy .* a whole file .* Save the points"),
+        ("a.npz", b"PK", weft.DTypeError, r"read as \.npz .* a whole file .* Save the points"),
+        ("a.npy", b"", weft.DTypeError, r"read as \.npy \(No data left in file\): a whole"),
+        ("a.bin", FILES["a.bin"][:-1], weft.DTypeError, r"47 bytes .* KITTI's.* Save the points"),
+        ("a.bin", np.ones((4, 5), "<f4").cumsum(0).tobytes(), weft.DTypeError, "80 bytes .* KITTI"),
     ],
 )
 def test_teaches_what_it_reads(tmp_path, name, content, error, text):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=text):
         read_points(tmp_path / name)
+
+
+def test_the_folder_of_the_page_is_made_before_the_work(tmp_path):
+    demo.make_folder(tmp_path / "new" / "page")
+    assert (tmp_path / "new" / "page").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"file: a folder .* file exists\. Pass another"):
+        demo.main(["--out", str(tmp_path / "file")])
+
+
+def test_refuses_numbers_that_are_no_coordinates(tmp_path):
+    np.save(tmp_path / "a.npy", POINTS.astype(complex))
+    with pytest.raises(weft.DTypeError, match=r"complex128: coordinates are real .* float32\."):
+        read_points(tmp_path / "a.npy")
 
 
 def test_refuses_a_flat_array_and_a_small_cloud(tmp_path):
@@ -235,7 +272,7 @@ def test_landforms_are_of_distinct_voxels_and_mirrored_tiles_keep_theirs(surface
     share = torch.bincount(found, minlength=3) / len(found)
     torch.testing.assert_close(share, torch.tensor([0.2, 0.6, 0.2]), atol=2 / len(found), rtol=0)
     for tile in (*tiles, test):
-        tile.tensor.coordinates.require_distinct()
+        assert len(tile.tensor.C.unique(dim=0)) == len(tile.tensor)
         assert all(n % landforms.UNIT == 0 for n in tile.tensor.spatial_shape)
     plain, across, along, both = tiles[:4]
     for part, axes in ((across, [2]), (along, [3]), (both, [2, 3])):

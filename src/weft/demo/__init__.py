@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from weft.errors import BackendError
 
-__all__ = ["main", "require_matplotlib"]
+__all__ = ["main", "make_folder", "require_matplotlib"]
 
 
 def main(arguments: Sequence[str] = ()) -> Path:
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] = ()) -> Path:
     from weft.demo.page import page
 
     options = parse(arguments)
+    make_folder(options.out)
     begin = time.perf_counter()
     modules = (importlib.import_module(f"weft.demo.chapters.{name}") for name in CHAPTERS)
     chapters = [module.chapter(options) for module in modules]
@@ -32,7 +34,6 @@ def main(arguments: Sequence[str] = ()) -> Path:
         ("seed", str(options.seed)),
         ("time", f"{time.perf_counter() - begin:.0f} s, all in"),
     ]
-    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "index.html"
     path.write_text(page("weft at work", _LEAD, chapters, facts), encoding="utf-8")
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {time.perf_counter() - begin:.0f} s")
@@ -49,6 +50,24 @@ def require_matplotlib() -> None:
         raise BackendError(
             "matplotlib is not installed: pages take their pictures from it, and the demo its "
             'elevation model. Run pip install "weft[demo]".'
+        )
+
+
+def make_folder(out: Path) -> None:
+    """The folder of a page, made before the work, which a wrong name would cost.
+
+    Raises:
+        NotADirectoryError: it cannot be made or written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        writable = os.access(out, os.W_OK)
+        reason = "it may not be written"
+    except OSError as error:
+        writable, reason = False, str(error.strerror).lower()
+    if not writable:
+        raise NotADirectoryError(
+            f"--out is {out}: a folder for the page is needed, and {reason}. Pass another --out."
         )
 
 

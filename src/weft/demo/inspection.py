@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.demo import require_matplotlib
+from weft.demo import make_folder, require_matplotlib
 from weft.demo.readers import read_points
 from weft.errors import DTypeError, ShapeError
 from weft.progress import track
@@ -25,7 +25,7 @@ NEAR = 65_536  # rows that those kernels sort by mask among themselves
 BITS = 63  # of a sort key
 FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the voxel size
 ASKED = 1000  # points whose nearest neighbour gives the spacing
-MOST = 2**30  # entries of a table
+MOST = 2**28  # entries of a table, one GB of them
 
 
 class Layer(NamedTuple):
@@ -83,9 +83,11 @@ def inspect(file: Path, size: float | None, kernel: int, channels: int, out: Pat
 
     Raises:
         ShapeError, DTypeError, FileNotFoundError: what cannot be inspected.
+        NotADirectoryError: `out` cannot be made or written.
     """
     require_matplotlib()
     _check(size, kernel, channels)
+    make_folder(out)
     points = read_points(file)
     if len(points) < 2:
         raise ShapeError(
@@ -100,7 +102,6 @@ def inspect(file: Path, size: float | None, kernel: int, channels: int, out: Pat
     cases = [(edge, k) for edge in clouds for k in kernels]
     layers = [layer_of(clouds[edge], edge, k) for edge, k in track(cases, "layers")]
     text = inspection_page.written(file.name, len(points), clouds, layers, chosen, kernel, channels)
-    out.mkdir(parents=True, exist_ok=True)
     path = out / "index.html"
     path.write_text(text, encoding="utf-8")
     return path

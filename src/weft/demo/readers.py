@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.errors import DTypeError, ShapeError
+from weft.errors import DTypeError, ShapeError, WeftError
 
 __all__ = ["read_points"]
 
@@ -31,7 +32,11 @@ def read_points(path: Path) -> Tensor:
             f"{path} is not a file: a readable file of points is needed. Give its path; "
             "`weft demo` without --points takes matplotlib's elevation model."
         )
-    points = np.asarray(_READERS[suffix](path))
+    points = _contents(path, suffix)
+    if points.dtype.kind not in "iuf":
+        raise DTypeError(
+            f"{path} holds {points.dtype}: coordinates are real numbers. Save an array of float32."
+        )
     if points.ndim != 2 or points.shape[1] < 3:
         raise ShapeError(
             f"{path} holds an array of shape {points.shape}: points are rows of x, y, z. "
@@ -39,6 +44,20 @@ def read_points(path: Path) -> Tensor:
         )
     points = points[:, :3].astype(np.float64)
     return torch.from_numpy(points[np.isfinite(points).all(1)])
+
+
+def _contents(path: Path, suffix: str) -> Array:
+    """What the reader of a suffix finds; libraries have many words for a file that is cut off."""
+    try:
+        return np.asarray(_READERS[suffix](path))
+    except WeftError:
+        raise
+    except (ValueError, LookupError, StopIteration, EOFError, BadZipFile) as error:
+        reason = str(error).split(". ")[0]
+        raise DTypeError(
+            f"{path} cannot be read as {suffix} ({reason}): a whole file of this format is needed. "
+            "Save the points as .npy, an array of shape (N, 3)."
+        ) from error
 
 
 def _npz(path: Path) -> Array:
@@ -59,8 +78,17 @@ def _xyz(path: Path) -> Array:
 
 
 def _bin(path: Path) -> Array:
-    """KITTI: float32 x, y, z, reflectance."""
-    return np.fromfile(path, dtype="<f4").reshape(-1, 4)
+    """KITTI: float32 x, y, z, reflectance in [0, 1], without a header."""
+    numbers = np.fromfile(path, dtype="<f4")
+    reflectance = numbers[3::4]
+    if path.stat().st_size % 16 or not ((reflectance >= 0) & (reflectance <= 1)).all():
+        # rows of another length would be read as a cloud all the same, of points that nobody saw
+        raise DTypeError(
+            f"{path} has {path.stat().st_size:,} bytes that are no rows of x, y, z, reflectance: "
+            "weft reads .bin as KITTI's, four float32 a point, the last in [0, 1]. "
+            "Save the points as .npy, an array of shape (N, 3)."
+        )
+    return numbers.reshape(-1, 4)
 
 
 _PLY_TYPES = {
@@ -77,15 +105,16 @@ def _ply(path: Path) -> Array:
         style = next(words[1] for words in header if words[0] == "format")
         elements = [n for n, words in enumerate(header) if words[0] == "element"]
         first = header[elements[0]]
-        properties = header[elements[0] + 1 : (elements[1:] or [len(header)])[0]]
+        own = header[elements[0] + 1 : (elements[1:] or [len(header)])[0]]
+        properties = [words for words in own if words[0] == "property"]
         if first[1] != "vertex" or any(words[1] == "list" for words in properties):
             raise DTypeError(
                 f"{path} begins with {' '.join(first)} or has lists in its vertices: weft "
                 "reads vertices of plain numbers. Save the points as .npy."
             )
         order = ">" if style == "binary_big_endian" else "<"
-        fields = [(w[2], order + _PLY_TYPES[w[1]]) for w in properties if w[0] == "property"]
-        return _table(file, fields, int(first[2]), ascii=style == "ascii")
+        fields = [(w[2], order + _PLY_TYPES[w[1]]) for w in properties]
+        return _table(file, path, fields, int(first[2]), ascii=style == "ascii")
 
 
 def _pcd(path: Path) -> Array:
@@ -108,7 +137,7 @@ def _pcd(path: Path) -> Array:
             base = name if name in "xyz" else f"{number}"
             names = [base] if count == "1" else [f"{base}.{i}" for i in range(int(count))]
             fields += [(n, f"<{kind.lower()}{size}") for n in names]
-        return _table(file, fields, int(header["POINTS"][0]), ascii=style == "ascii")
+        return _table(file, path, fields, int(header["POINTS"][0]), ascii=style == "ascii")
 
 
 def _header(file: BinaryIO, path: Path, last: bytes) -> list[list[str]]:
@@ -125,15 +154,29 @@ def _header(file: BinaryIO, path: Path, last: bytes) -> list[list[str]]:
     )
 
 
-def _table(file: BinaryIO, fields: list[tuple[str, str]], count: int, *, ascii: bool) -> Array:
+def _table(
+    file: BinaryIO, path: Path, fields: list[tuple[str, str]], count: int, *, ascii: bool
+) -> Array:
     """Columns x, y, z of `count` rows of named fields."""
+    names = [name for name, _ in fields]
+    if not {"x", "y", "z"} <= set(names):
+        raise ShapeError(
+            f"{path} has points of {' '.join(names)}: x, y and z are needed. "
+            "Save the points as .npy, an array of shape (N, 3)."
+        )
     if ascii:
-        names = [name for name, _ in fields]
         columns = [names.index(axis) for axis in "xyz"]
-        return np.loadtxt(file, usecols=columns, max_rows=count, ndmin=2)
-    kind = np.dtype(fields)
-    table = np.frombuffer(file.read(count * kind.itemsize), dtype=kind)
-    return np.stack([table[axis] for axis in "xyz"], axis=1)
+        rows = np.loadtxt(file, usecols=columns, max_rows=count, ndmin=2)
+    else:
+        kind = np.dtype(fields)
+        table = np.frombuffer(file.read(count * kind.itemsize), dtype=kind)
+        rows = np.stack([table[axis] for axis in "xyz"], axis=1)
+    if len(rows) < count:
+        raise ShapeError(
+            f"{path} ends after {len(rows):,} points of {count:,}: it is cut off. "
+            "Copy it again, or save the points as .npy."
+        )
+    return rows
 
 
 _READERS: dict[str, Callable[[Path], Array]] = {
