@@ -118,9 +118,10 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from weft import bench
     from weft.bench import tables
     from weft.bench.record import append
+    from weft.device import device_of
     from weft.progress import track
 
-    device = _device(options.device)
+    device = device_of(options.device)
     suite = bench.load_suite(options.suite or _default_suite(device), options.case)
     out = options.out or bench.benchmarks_folder() / "results"
     path = out / bench.machine(device).folder / f"{suite.family}.jsonl"
@@ -137,9 +138,10 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from weft import bench
+    from weft.device import device_of
     from weft.testing.receipt import check_all
 
-    device = _device(options.device)
+    device = device_of(options.device)
     here = bench.machine(device)
     receipt = check_all(device, vars(here), options.family)
     folder = options.out or Path("benchmarks") / "results"
@@ -155,9 +157,10 @@ def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _tune(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from weft import bench
     from weft.core import tuning
+    from weft.device import device_of
     from weft.progress import track
 
-    device = _device(None)
+    device = device_of(None)
     suite = bench.load_suite(options.suite or "products", options.case)
     for case in track(suite.cases, "tune"):
         for key, tile in tuning.tune(functools.partial(_forward, case, device)).items():
@@ -173,12 +176,6 @@ def _forward(case: Case, device: torch.device) -> Callable[[], object]:
 
 def _default_suite(device: torch.device) -> str:
     return "products" if device.type == "cuda" else "cpu"
-
-
-def _device(name: str | None) -> torch.device:
-    import torch
-
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _say(line: str) -> None:

@@ -116,6 +116,16 @@ def test_without_a_command_it_lists_them(capsys):
         assert f"\n    {command} " in listed
 
 
+@pytest.mark.parametrize("command", [["demo"], ["bench"], ["check", "products"]])
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused(command, device, capsys):
+    """Seen red with: torch.device of whatever is given, whose error is a traceback."""
+    assert cli.main([*command, "--device", device]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"weft {command[0]}: --device is {device}: it must be one that torch")
+    assert said.endswith("Pass one of these; `weft doctor` says what this machine has.\n")
+
+
 def test_unknown_arguments_are_refused(capsys):
     with pytest.raises(SystemExit):
         cli.main(["doctor", "--quickly"])

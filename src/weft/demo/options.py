@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from weft.device import device_of
+
 __all__ = ["Options", "parse"]
 
 
@@ -25,12 +27,11 @@ def parse(arguments: Sequence[str]) -> Options:
     """The arguments of the command line."""
     parser = argparse.ArgumentParser(prog="weft demo", description="The main job on real data.")
     cloud = (
-        "a cloud of your own: .npy .npz .xyz .bin .ply .pcd; default: matplotlib's elevation model"
+        "a cloud of your own: .npy .npz .xyz .bin (KITTI) .ply .pcd; default: matplotlib's model"
     )
     parser.add_argument("--points", type=Path, metavar="FILE", help=cloud)
     parser.add_argument("--out", type=Path, default=Path("weft-demo"), help="folder of the page")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--seed", type=int, default=0, help="of noise and learning; default: 0")
     found = parser.parse_args(arguments)
-    device = found.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Options(found.points, found.out, torch.device(device), found.seed)
+    return Options(found.points, found.out, device_of(found.device), found.seed)
