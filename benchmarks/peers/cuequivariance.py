@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from benchmarks.suites import contraction, training
 from benchmarks.suites.equivariant import Layer, coefficients_of
-from benchmarks.suites.training import Convolution
+from benchmarks.suites.training import Convolution, Library
 from benchmarks.suites.uuu import START, coefficients, paths
 from weft.bench.case import Candidate, Workload
-from weft.o3 import wigner_3j
+from weft.o3 import Gate, Irreps, Linear, wigner_3j
 
 NAME = "cuEquivariance"
 
@@ -36,7 +36,7 @@ def adapt(workload: Workload) -> Candidate | str:
         return _of_layer(workload)
     if workload.op == training.OP:
         backend = "cuda" if workload.inputs[0].is_cuda else "torch"
-        return training.with_convolution(NAME, backend, workload, convolution)
+        return training.by_library(NAME, backend, workload, library())
     if workload.op == contraction.OP:
         return _contraction(workload)
     if workload.op != "uuu":
@@ -98,6 +98,67 @@ def convolution(layer: Layer, like: Tensor) -> Convolution:
         given = {"input_indices": {1: src}, "output_shapes": shapes, "output_indices": {0: dst}}
         found: Tensor = module([w, x, y], **given)[0]
         return found
+
+    return function
+
+
+def library() -> Library:
+    """Its layers, all of ir_mul; gates, which it has not, are plain torch."""
+    return Library(convolution, _harmonics, _linear, _by_element, _gate, by_rows_of_elements=True)
+
+
+def _harmonics(irreps: Irreps, like: Tensor) -> Callable[[Tensor], Tensor]:
+    import cuequivariance_torch as cuet
+
+    method = "uniform_1d" if like.is_cuda else "naive"
+    degrees = [ir.l for _, ir in irreps]
+    return cuet.SphericalHarmonics(degrees, True, like.device, like.dtype, method=method)
+
+
+def _linear(linear: Linear, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    module = _linear_module(linear, like, "naive")  # torch's matrix products, its default
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return module(x, w.unsqueeze(0))
+
+    return function
+
+
+def _by_element(linear: Linear, like: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Rows must be sorted."""
+    return _linear_module(linear, like, "indexed_linear" if like.is_cuda else "naive")
+
+
+def _linear_module(linear: Linear, like: Tensor, method: str) -> torch.nn.Module:
+    import cuequivariance as cue
+    import cuequivariance_torch as cuet
+
+    irreps = (cue.Irreps(cue.O3, str(some)) for some in (linear.irreps_in, linear.irreps_out))
+    return cuet.Linear(
+        *irreps,
+        layout=cue.ir_mul,
+        internal_weights=False,
+        weight_classes=linear.num_elements or 1,
+        device=like.device,
+        dtype=like.dtype,
+        method=method,
+    )
+
+
+def _gate(gate: Gate, like: Tensor) -> Callable[[Tensor], Tensor]:
+    """silu(s), and sigmoid(g) y, of rows (s, g, y): a number for every copy of y."""
+    factors = [part.acts[0].cst for part in (gate.act_scalars, gate.act_gates) if len(part.acts)]
+    counts = [gate.irreps_scalars.dim, gate.irreps_gates.dim]
+
+    def function(x: Tensor) -> Tensor:
+        scalars, gates, gated = x.split([*counts, gate.irreps_gated.dim], 1)
+        found, first, begin = [factors[0] * torch.nn.functional.silu(scalars)], 0, 0
+        for mul, ir in gate.irreps_gated:
+            block = gated[:, begin : begin + mul * ir.dim].unflatten(1, (ir.dim, mul))
+            numbers = factors[1] * torch.sigmoid(gates[:, first : first + mul])
+            found.append((block * numbers.unsqueeze(1)).flatten(1))
+            first, begin = first + mul, begin + mul * ir.dim
+        return torch.cat(found, 1)
 
     return function
 

@@ -1,4 +1,4 @@
-"""e3nn's TensorProduct, in its own layout; `pip install e3nn`."""
+"""e3nn's layers, in its own layout; `pip install e3nn`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.peers.layouts import from_mul_ir, to_ir_mul_rows, to_mul_ir, to_mul_ir_rows
+from benchmarks.peers.layouts import from_mul_ir, to_mul_ir, to_mul_ir_rows
 from benchmarks.suites import training
 from benchmarks.suites.equivariant import Layer, tensor_product
-from benchmarks.suites.training import Convolution
+from benchmarks.suites.training import Convolution, Library
 from benchmarks.suites.uuu import DEGREES, paths
 from weft.bench.case import Candidate, Workload
+from weft.o3 import Gate, Irreps, Linear
 
 NAME = "e3nn"
 
@@ -26,7 +27,7 @@ def adapt(workload: Workload) -> Candidate | str:
     if workload.op.startswith("tensor product"):
         return _of_layer(workload)
     if workload.op == training.OP:
-        return training.with_convolution(NAME, "torch", workload, convolution)
+        return training.by_library(NAME, "torch", workload, library(convolution))
     if workload.op == "linear of irreps":
         return _linear(workload)
     if workload.op != "uuu":
@@ -76,15 +77,71 @@ def _of_layer(workload: Workload) -> Candidate:
 
 
 def convolution(layer: Layer, like: Tensor) -> Convolution:
-    """Rows of nodes turned into its layout and back; those of edges, of one copy, lie alike."""
+    """Messages by its tensor product, added where they belong."""
     product = _product(layer, like)
 
     def function(x: Tensor, y: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> Tensor:
-        x = to_mul_ir_rows(layer.x, x)
-        found = _summed(lambda rows: product(rows, y, w), x, src, dst)
-        return to_ir_mul_rows(layer.out, found)
+        return _summed(lambda rows: product(rows, y, w), x, src, dst)
 
     return function
+
+
+def library(convolution: Callable[[Layer, Tensor], Convolution]) -> Library:
+    """Its layers around a convolution; elements are one-hot scalars, as in its tutorials."""
+    return Library(convolution, _harmonics, _linear_map, _by_element, _gate, _turned, _turned_back)
+
+
+def _harmonics(irreps: Irreps, like: Tensor) -> Callable[[Tensor], Tensor]:
+    from e3nn import o3
+
+    return o3.SphericalHarmonics(str(irreps), True, "component").to(like)
+
+
+def _linear_map(linear: Linear, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    from e3nn import o3
+
+    irreps = (str(linear.irreps_in), str(linear.irreps_out))
+    return o3.Linear(*irreps, internal_weights=False, shared_weights=True).to(like)
+
+
+def _by_element(linear: Linear, like: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    from e3nn import o3
+
+    count = linear.num_elements
+    product = o3.FullyConnectedTensorProduct(
+        str(linear.irreps_in), f"{count}x0e", str(linear.irreps_out), in2_var=[1 / count],
+        internal_weights=False, shared_weights=True,
+    ).to(like)  # fmt: skip
+
+    def function(x: Tensor, w: Tensor, element: Tensor) -> Tensor:
+        return product(x, torch.nn.functional.one_hot(element, count).to(x), w)
+
+    return function
+
+
+def _gate(gate: Gate, like: Tensor) -> Callable[[Tensor], Tensor]:
+    from e3nn.nn import Gate as Theirs
+
+    acts = ([act.f for act in part.acts] for part in (gate.act_scalars, gate.act_gates))
+    scalars, gates = acts
+    irreps = (gate.act_scalars.irreps_in, gate.act_gates.irreps_in, gate.irreps_gated)
+    first, second, third = map(str, irreps)
+    return Theirs(first, scalars, second, gates, third).to(like)
+
+
+def _turned(linear: Linear, weight: Tensor) -> Tensor:
+    """(K, Σ u · w) to (Σ u · K · w,): a product with a one-hot mixes u, K and w."""
+    parts = (linear.view(n, weight) for n in range(len(linear.instructions)))
+    return torch.cat([part.transpose(0, 1).flatten() for part in parts])
+
+
+def _turned_back(linear: Linear, weight: Tensor) -> Tensor:
+    count, parts = linear.num_elements, []
+    flat = weight.split([count * i.num_weights for i in linear.instructions])
+    for instruction, part in zip(linear.instructions, flat, strict=True):
+        u, w = instruction.path_shape
+        parts.append(part.view(u, count, w).transpose(0, 1).flatten(1))
+    return torch.cat(parts, 1)
 
 
 def _summed(message: Callable[[Tensor], Tensor], x: Tensor, src: Tensor, dst: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from benchmarks.suites.equivariant import blocks
 from benchmarks.suites.uuu import DEGREES, START
 from weft.o3 import Irreps
 
-__all__ = ["from_mul_ir", "to_ir_mul_rows", "to_mul_ir", "to_mul_ir_rows"]
+__all__ = ["from_mul_ir", "to_mul_ir", "to_mul_ir_rows"]
 
 
 def to_mul_ir(x: Tensor) -> Tensor:
@@ -32,8 +32,3 @@ def from_mul_ir(x: Tensor) -> Tensor:
 def to_mul_ir_rows(irreps: Irreps, x: Tensor) -> Tensor:
     """(N, D) of ir_mul rows."""
     return torch.cat([block.mT.flatten(1) for block in blocks(irreps, x)], 1)
-
-
-def to_ir_mul_rows(irreps: Irreps, x: Tensor) -> Tensor:
-    """(N, D) of mul_ir rows."""
-    return torch.cat([block.flatten(1) for block in blocks(irreps, x, ir_mul=False)], 1)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.peers import e3nn
 from benchmarks.peers.layouts import to_mul_ir_rows
 from benchmarks.suites import training
 from benchmarks.suites.equivariant import Layer, tensor_product
@@ -35,7 +36,10 @@ def missing() -> str | None:
 
 def adapt(workload: Workload) -> Candidate | str:
     if workload.op == training.OP:
-        return training.with_convolution(NAME, "cuda", workload, convolution)
+        if reason := e3nn.missing():
+            return f"a model takes all layers but the convolution from e3nn, which is {reason}"
+        conv = functools.partial(convolution, layout="mul_ir")
+        return training.by_library(NAME, "cuda", workload, e3nn.library(conv))
     if not workload.op.startswith("tensor product"):
         return f"{workload.op} is no layer of OpenEquivariance"
     layer: Layer = workload.tables["layer"]
@@ -52,11 +56,11 @@ def adapt(workload: Workload) -> Candidate | str:
     )
 
 
-def convolution(layer: Layer, like: Tensor) -> Convolution:
-    """Of a layer of weighted uvu, in the layout ir_mul."""
+def convolution(layer: Layer, like: Tensor, layout: str = "ir_mul") -> Convolution:
+    """Of a layer of weighted uvu."""
     import openequivariance as oeq
 
-    problem = _problem(layer, like.dtype, "ir_mul")
+    problem = _problem(layer, like.dtype, layout)
     module = functools.cache(lambda fixed: oeq.TensorProductConv(problem, deterministic=fixed))
 
     def function(x: Tensor, y: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> Tensor:

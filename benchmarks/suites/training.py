@@ -1,15 +1,20 @@
-"""A training step of the example's potential, with a convolution of ours or of somebody else.
+"""A training step of the example's potential, by our layers and by those of somebody else.
 
     z = (E, F),  F = −∂E/∂x;   forward+backward: z and ∂⟨z, g⟩/∂θ of every parameter θ
 
 A loss of energies and forces has the gradient g.  Molecules are shaken pieces of a cubic lattice.
+
+A peer computes the whole model by layers of its own, in its own layout: harmonics, linear maps,
+those by element, gates, convolutions.  What it lacks it takes from e3nn, as its users do.  Its
+convolution in our model is no candidate: convolutions have cases of their own (W1 to W2n), and who
+chooses between libraries chooses all layers of one.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +30,43 @@ from weft.demo.potential import (
     energies_and_forces,
     like,
 )
-from weft.o3 import TensorProductConv
+from weft.o3 import Gate, Irreps, Linear, TensorProductConv
 
-__all__ = ["OP", "Convolution", "training_case", "with_convolution"]
+__all__ = ["OP", "Convolution", "Library", "by_library", "training_case"]
 
 OP = "training step"
 SPACING, SHAKE = 1.5, 0.1  # Å, of the lattice
 
 Convolution = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """A function of x, y, w, src and dst."""
+
+
+def _same(linear: Linear, weight: Tensor) -> Tensor:
+    return weight
+
+
+class Library(NamedTuple):
+    """Somebody's layers, in a layout of their own; None: ours.
+
+    Args:
+        convolution: of a layer; `like` is a tensor of its dtype and device.
+        harmonics: of irreps, a function of directions.
+        linear: a function of x and our weight.
+        by_element: a function of x, its weight and the element of each row.
+        gate: a function of x.
+        turned: of a linear by element, its weight in their order.
+        back: our order of such a weight.
+        by_rows_of_elements: whether atoms are to be sorted by element.
+    """
+
+    convolution: Callable[[Layer, Tensor], Convolution]
+    harmonics: Callable[[Irreps, Tensor], Callable[[Tensor], Tensor]] | None = None
+    linear: Callable[[Linear, Tensor], Callable[[Tensor, Tensor], Tensor]] | None = None
+    by_element: Callable[[Linear, Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]] | None = None
+    gate: Callable[[Gate, Tensor], Callable[[Tensor], Tensor]] | None = None
+    turned: Callable[[Linear, Tensor], Tensor] = _same
+    back: Callable[[Linear, Tensor], Tensor] = _same
+    by_rows_of_elements: bool = False
 
 
 class Edges(NamedTuple):
@@ -45,9 +78,34 @@ class Edges(NamedTuple):
 
 
 class Other(Potential):
-    """The potential with another convolution."""
+    """The potential by other layers."""
 
     graph = Edges
+
+
+class Sorted(Other):
+    """Atoms by element, edges by the atom that they add to."""
+
+    def energies(self, element: Tensor, position: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+        order = element.argsort(stable=True)
+        rank = order.argsort()
+        src, dst = rank[src], rank[dst]
+        by = dst.argsort(stable=True)
+        atoms = position.index_select(0, order)
+        return super().energies(element[order], atoms, src[by], dst[by]).index_select(0, rank)
+
+
+class Called(nn.Module):
+    """A function in place of a layer, with the layer's weight, if it has one."""
+
+    def __init__(self, function: Callable[..., Tensor], weight: Tensor | None = None) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = None if weight is None else nn.Parameter(weight)
+
+    def forward(self, x: Tensor, *, element: Tensor | None = None) -> Tensor:
+        """Of x, the weight and the element, those that there are."""
+        return self.function(*(t for t in (x, self.weight, element) if t is not None))
 
 
 def training_case(name: str, settings: Settings, molecules: int, side: int) -> Case:
@@ -56,21 +114,48 @@ def training_case(name: str, settings: Settings, molecules: int, side: int) -> C
     return Case(name, "batch", build, ("forward+backward",), check_batch=2)
 
 
-def with_convolution(
-    name: str, backend: str, workload: Workload, convolution: Callable[[Layer, Tensor], Convolution]
-) -> Candidate:
-    """The step with another convolution, in every layer one of its own."""
+def by_library(name: str, backend: str, workload: Workload, library: Library) -> Candidate:
+    """The step by somebody else's layers, with the same weights."""
     given: Potential = workload.tables["model"]
-    model = like(given, Other, DTYPE)
+    some = workload.inputs[0]
+    model = like(given, Sorted if library.by_rows_of_elements else Other, DTYPE)
+    if library.harmonics:
+        model.harmonics = Called(library.harmonics(model.harmonics.irreps_out, some))
     for layer in model.layers:
-        found = convolution(_layer(layer.conv), workload.inputs[0])
-        layer.convolved = functools.partial(_convolved, found, layer)
+        _exchange(layer, library, some)
+    linears = {f"layers.{n}.after.weight": layer.after for n, layer in enumerate(given.layers)}
+    names = [name for name, _ in model.named_parameters()]
+
+    def oracle(*parameters: Tensor, scale: None = None) -> Tensor:
+        ours = (
+            library.back(linears[name], p) if name in linears else p
+            for name, p in zip(names, parameters, strict=True)
+        )
+        return workload.oracle(*ours)
+
+    inputs = tuple(p.detach() for p in model.parameters())
     function = functools.partial(_energies_and_forces, model, workload.tables["molecules"])
-    return Candidate(name, backend, function, workload.inputs, workload.oracle)
+    return Candidate(name, backend, function, inputs, oracle)
+
+
+def _exchange(layer: Any, library: Library, some: Tensor) -> None:
+    """The operations of a layer by those of a library."""
+    found = library.convolution(_layer(layer.conv), some)
+    layer.convolved = functools.partial(_convolved, found, layer)
+    if library.linear:
+        for name in ("before", "readout"):
+            linear = getattr(layer, name)
+            called = Called(library.linear(linear, some), linear.weight.detach())
+            setattr(layer, name, called)
+    if library.by_element:
+        weight = library.turned(layer.after, layer.after.weight.detach())
+        layer.after = Called(library.by_element(layer.after, some), weight)
+    if library.gate:
+        layer.gate = Called(library.gate(layer.gate, some))
 
 
 def _convolved(
-    convolution: Convolution, layer: nn.Module, x: Tensor, y: Tensor, radial: Tensor, graph: Edges
+    convolution: Convolution, layer: Any, x: Tensor, y: Tensor, radial: Tensor, graph: Edges
 ) -> Tensor:
     return convolution(x, y, radial @ layer.radial_weight, graph.src, graph.dst)
 

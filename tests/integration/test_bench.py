@@ -331,7 +331,7 @@ class OtherConvolution:
 
     def adapt(self, workload):
         from benchmarks.suites.equivariant import coefficients_of, tensor_product
-        from benchmarks.suites.training import with_convolution
+        from benchmarks.suites.training import Library, by_library
 
         def convolution(layer, like):
             scale = torch.cat([c.flatten() for c in coefficients_of(layer)]).to(like)
@@ -342,10 +342,10 @@ class OtherConvolution:
 
             return function
 
-        return with_convolution(self.NAME, "torch", workload, convolution)
+        return by_library(self.NAME, "torch", workload, Library(convolution))
 
 
-def test_a_training_step_takes_other_convolutions(monkeypatch):
+def test_a_training_step_takes_other_layers(monkeypatch):
     monkeypatch.chdir(ROOT)
     load_suite("o3")  # puts the clone on the path
     from benchmarks.suites.training import training_case

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from weft.demo.molecules import NUMBERS, Molecules, cut
 from weft.o3 import (
     BesselBasis,
-    FullyConnectedTensorProduct,
     Gate,
     Graph,
     Irreps,
@@ -70,10 +69,8 @@ class Layer(nn.Module):
         messages, instructions = channelwise(irreps_in, harmonics, self.gate.irreps_in)
         self.conv = TensorProductConv(irreps_in, harmonics, messages, instructions, layout=LAYOUT)
         self.before = Linear(irreps_in, irreps_in, layout=LAYOUT)
-        both = messages + irreps_in
-        kinds = len(NUMBERS)
-        self.after = FullyConnectedTensorProduct(
-            both, f"{kinds}x0e", self.gate.irreps_in, in2_var=[1 / kinds], layout=LAYOUT
+        self.after = Linear(
+            messages + irreps_in, self.gate.irreps_in, num_elements=len(NUMBERS), layout=LAYOUT
         )
         # without biases: zero stays zero, at the cutoff
         self.radial = nn.Sequential(
@@ -89,11 +86,11 @@ class Layer(nn.Module):
         self.readout = Linear(irreps_out, "1x0e", layout=LAYOUT)
 
     def forward(
-        self, h: Tensor, kind: Tensor, y: Tensor, radial: Tensor, graph: Graph, scale: float
+        self, h: Tensor, element: Tensor, y: Tensor, radial: Tensor, graph: Graph, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Features (N, D), and energies (N,); `kind` has a column for each element, 1 for its."""
+        """Features (N, D), and energies (N,)."""
         messages = self.convolved(self.before(h), y, self.radial(radial), graph) * scale
-        h = self.gate(self.after(torch.cat([messages, h], 1), kind))
+        h = self.gate(self.after(torch.cat([messages, h], 1), element=element))
         return h, self.readout(h).squeeze(1)
 
     def convolved(self, x: Tensor, y: Tensor, radial: Tensor, graph: Graph) -> Tensor:
@@ -143,19 +140,22 @@ class Potential(nn.Module):
     def forward(self, molecules: Molecules) -> Tensor:
         """(M,) energies, which can be differentiated by the positions."""
         src, dst = cut(molecules, self.settings.cutoff)
-        graph = self.graph(src, dst, len(molecules.element))
-        across = molecules.position[src] - molecules.position[dst]
+        energy = self.energies(molecules.element, molecules.position, src, dst)
+        return torch.zeros_like(molecules.energy).index_add(0, molecules.owner, energy)
+
+    def energies(self, element: Tensor, position: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+        """(N,) energies of atoms with neighbours src[e] of dst[e]."""
+        graph = self.graph(src, dst, len(element))
+        across = position[src] - position[dst]
         lengths = across.norm(dim=1, keepdim=True)
         y = self.harmonics(across)
         radial = self.bessel(lengths) * self.envelope(lengths)
-        h = self.embedding(molecules.element)
-        kind = nn.functional.one_hot(molecules.element, len(NUMBERS)).to(h)
+        h = self.embedding(element)
         energy = torch.zeros_like(h[:, 0])
         for layer in self.layers:
-            h, more = layer(h, kind, y, radial, graph, self.neighbours**-0.5)
+            h, more = layer(h, element, y, radial, graph, self.neighbours**-0.5)
             energy = energy + more
-        energy = self.scale * energy + self.shifts[molecules.element]
-        return torch.zeros_like(molecules.energy).index_add(0, molecules.owner, energy)
+        return self.scale * energy + self.shifts[element]
 
 
 class PlainLayer(Layer):
