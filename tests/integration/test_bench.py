@@ -257,6 +257,18 @@ def test_pages_show_red_for_ours_without_a_time(tmp_path):
     assert page.count("| red |") == len(PHASES)
 
 
+def test_pages_have_one_section_a_machine(tmp_path):
+    """Seen red with: a section for each file."""
+    rows, _ = measured()
+    other = [dataclasses.replace(row, gpu="another machine") for row in rows]
+    for name, found in {"voxels": rows, "products": other, "o3": rows}.items():
+        append(tmp_path / "cpu" / f"{name}.jsonl", found)
+    page = tables.performance_page(tmp_path)
+    sections = [line for line in page.splitlines() if line.startswith("## ")]
+    assert sections == [f"## {rows[0].gpu}", "## another machine"]
+    assert page.count("| dot |") == 3 * len(PHASES)
+
+
 def test_readme_table_stands_between_its_markers(tmp_path, monkeypatch):
     rows, _ = measured()
     monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})

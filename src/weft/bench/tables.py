@@ -53,17 +53,17 @@ Generated from the rows in `benchmarks/results` by `weft bench`; every number is
 
 def performance_page(folder: Path) -> str:
     """docs/performance.md from a folder of results, one section a machine."""
-    sections = [
-        _machine_section(read(path)) for path in sorted(folder.glob("*/*.jsonl"), reverse=True)
-    ]
+    rows = _rows(folder)
+    sections = [_machine_section(gpu, rows) for gpu in dict.fromkeys(row.gpu for row in rows)]
     return "\n".join([_HEAD, *sections]) if sections else _HEAD + "\nNo rows yet.\n"
 
 
 def readme_with_table(readme: str, folder: Path) -> str:
     """The README with a few cases of every family between its markers."""
-    rows = [row for path in sorted(folder.glob("*/*.jsonl"), reverse=True) for row in read(path)]
     chosen = [
-        row for row in rows if row.case in HEADLINES.get(row.suite, ()) and row.l2 == _state(row)
+        row
+        for row in _rows(folder)
+        if row.case in HEADLINES.get(row.suite, ()) and row.l2 == _state(row)
     ]
     parts = [
         f"{gpu}, milliseconds:\n\n{_headlines([row for row in chosen if row.gpu == gpu])}"
@@ -93,10 +93,16 @@ def line(row: Row) -> str:
     )
 
 
-def _machine_section(rows: Sequence[Row]) -> str:
-    lines = [f"## {rows[0].gpu}\n"]
-    for suite in dict.fromkeys(row.suite for row in rows):
-        chosen = [row for row in rows if row.suite == suite and row.l2 == _state(row)]
+def _rows(folder: Path) -> list[Row]:
+    """All rows of a folder of results, GPUs before processors."""
+    return [row for path in sorted(folder.glob("*/*.jsonl"), reverse=True) for row in read(path)]
+
+
+def _machine_section(gpu: str, rows: Sequence[Row]) -> str:
+    lines = [f"## {gpu}\n"]
+    shown = [row for row in rows if row.gpu == gpu and row.l2 == _state(row)]
+    for suite in dict.fromkeys(row.suite for row in shown):
+        chosen = [row for row in shown if row.suite == suite]
         stamps = sorted(
             {
                 f"torch {r.torch}, triton {r.triton}, commit {r.commit}, {r.date[:10]}"

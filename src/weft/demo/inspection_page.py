@@ -67,7 +67,9 @@ def _cloud(num_points: int, clouds: Mapping[float, SparseTensor], chosen: Layer)
     edge = min(fits, key=lambda e: abs(e - chosen.size))
     places = clouds[edge].C[:, 1:]
     picture = blocks(places, {f"edge {edge:g}": _levels(places[:, 2])}, (), LAND)
-    return page.cards(numbers), page.figure(picture, "Its voxels, coloured by height.")
+    return page.cards(numbers), page.figure(
+        picture, "Its voxels, coloured by height: green is low, white high."
+    )
 
 
 def _levels(height: Tensor) -> Tensor:
@@ -77,7 +79,7 @@ def _levels(height: Tensor) -> Tensor:
 
 
 def _costs(layers: Sequence[Layer], chosen: Layer, channels: int) -> tuple[str, ...]:
-    parts = list(chosen.bytes(channels))
+    parts = [f"{part} [MB]" for part in chosen.bytes(channels)]
     head = ["edge, kernel", "voxels", "pairs / voxel", "GFLOP", "of dense", *parts]
     rows = [
         (
@@ -97,8 +99,9 @@ def _costs(layers: Sequence[Layer], chosen: Layer, channels: int) -> tuple[str, 
     )
     caption = (
         f"A submanifold layer, {channels} → {channels} channels: operations forward and their "
-        "part of a dense layer's on the box; megabytes in float16. Gathered rows are what gather, "
-        "multiply and scatter would store; weft holds no more than a chunk of them."
+        "part of a dense layer's on the box; memory in float16. Edges are in the file's unit. "
+        "Gathered rows are what gather, multiply and scatter would store; weft holds no more than "
+        "a chunk of them."
     )
     return page.paragraph(text), page.table(caption, head, rows, layers.index(chosen))
 

@@ -26,7 +26,8 @@ def offsets_picture(layer: Layer) -> bytes:
     axes: Any = figure.subplots(1, k, squeeze=False)
     for plane, axis in enumerate(axes.flat):
         axis.imshow(share[:, :, plane].numpy(), cmap="YlOrBr", vmin=0, vmax=most)
-        axis.set_title(f"third axis {plane - (k - 1) // 2:+d}", color=GREY, fontsize=10)
+        offset = plane - (k - 1) // 2
+        axis.set_title(f"third axis {offset:+d}".replace("+0", "0"), color=GREY, fontsize=10)
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
         if k <= LETTERS:
@@ -55,7 +56,7 @@ def waste_picture(layers: Sequence[Layer]) -> bytes:
             waste = [layer.waste[order, rows] for layer in layers]
             label = f"{order}, {rows} rows"
             axis.plot(sizes, waste, "o", linestyle=style, color=colour, label=label, linewidth=2)
-    axis.set(xlabel="edge of a voxel", ylabel="tile waste", xscale="log")
+    axis.set(xlabel="edge of a voxel [the file's unit]", ylabel="tile waste", xscale="log")
     axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
     axis.minorticks_off()
     axis.set_ylim(bottom=1)

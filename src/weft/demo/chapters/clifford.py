@@ -53,8 +53,8 @@ def chapter(options: Options) -> page.Chapter:
         _errors_table(errors),
         page.figure(
             curve(losses, {name: errors[name] for name in (STILL, STRAIGHT)}, "RMSE"),
-            f"Learning: RMSE of each of {len(losses)} steps, {size} systems a step, and its mean "
-            "over 21 steps. Dashed: without learning, on the held-out systems.",
+            f"Learning: RMSE of each of {len(losses)} steps, {size} systems a step, and over "
+            "21 steps together. Dashed: without learning, on the held-out systems.",
         ),
         _exactness_table(model, dense, data.test.of(torch.arange(FEW, device=options.device))),
         _times_table(times),

@@ -73,7 +73,7 @@ def chapter(options: Options) -> page.Chapter:
         page.figure(
             curve(losses, {"no forces": found[ATOMS].force}, "RMSE of forces [eV/Å]"),
             f"Learning: RMSE of the forces at each of {len(losses)} steps, {matching.BATCH} "
-            "molecules a step, and its mean over 21 steps. Dashed: without learning, on the "
+            "molecules a step, and over 21 steps together. Dashed: without learning, on the "
             "held-out geometries.",
         ),
         _exactness_table(model, few),

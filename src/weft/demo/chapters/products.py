@@ -67,7 +67,7 @@ def chapter(options: Options) -> page.Chapter:
                 f"RMSE [{surface.unit}]",
             ),
             f"Learning: RMSE of each of {len(losses)} steps, one tile of the learned-from part a "
-            "step, and its mean over 21 steps. Dashed: without learning, on the held-out part.",
+            "step, and over 21 steps together. Dashed: without learning, on the held-out part.",
         ),
     ]
     if surface.grid:
