@@ -23,7 +23,7 @@ from weft.testing.compiler import (
     Build,
     compile_for,
 )
-from weft.voxels import kernels, launch, preparation_kernels, tiles
+from weft.voxels import kernels, launch, preparation, preparation_kernels, tiles
 
 SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 GPUS = {
@@ -40,15 +40,15 @@ TABLES = {
 ONES = {"stride_wd": 1}
 PLAIN = {"FLIP": False, "ACTIVATION": None, "scale_ptr": None, "residual_ptr": None}
 FINISHED = {"FLIP": False, "ACTIVATION": "gelu"}
-KEY = {"SAMPLES": 256, "NEAR": launch.NEAR}
+KEY = {"SAMPLES": 256, "NEAR": preparation.NEAR}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
-    "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, Tile((launch.BLOCK,), 8)),
-    "rank": ({"MOST": 2**31 - 1}, launch.RANKED),
+    "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, Tile((preparation.BLOCK,), 8)),
+    "rank": ({"MOST": 2**31 - 1}, preparation.RANKED),
     "list": ({"K": 27, "WIDE": False}, Tile((), 1)),
     "tally": ({"K": 27}, Tile((1024,), 8)),
-    "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((launch.PANEL,))),
-    "share": ({"K": 27, "OFFSETS": 32}, Tile((launch.SHARES,))),
+    "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((preparation.PANEL,))),
+    "share": ({"K": 27, "OFFSETS": 32}, Tile((preparation.SHARES,))),
     "reduce": ({"K": 27, "OFFSETS": 32}, launch.REDUCED),
 }
 

@@ -10,7 +10,7 @@ if not interpreted() and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 
 from weft.testing import assert_as_accurate, assert_within_bound, plain_error
-from weft.voxels import launch
+from weft.voxels import launch, preparation
 from weft.voxels.epilogue import ACTIVATIONS, Epilogue
 
 DEVICE = "cpu" if interpreted() else "cuda"
@@ -185,7 +185,7 @@ def test_nothing_to_sum():
 
 @pytest.mark.parametrize(("c", "groups"), [(16, 1), (2, 1), (6, 6)])
 def test_row_order_carries_no_information(c, groups, monkeypatch):
-    monkeypatch.setattr(launch, "NEAR", 64)
+    monkeypatch.setattr(preparation, "NEAR", 64)
     if interpreted():  # a row of BLAS's product has other bits at another place in the matrix
         monkeypatch.setattr(
             np, "matmul", lambda a, b, dtype: np.einsum("ik,kj->ij", a, b, dtype=dtype)
@@ -212,7 +212,7 @@ def test_row_order_carries_no_information(c, groups, monkeypatch):
 
 def test_rows_are_sorted_by_mask_and_tiles_by_length():
     sources = tables(27, 400, 500, seed=6)
-    made = launch._tiles_of(sources, None)
+    made = preparation.tiles_of(sources, None)
     rows = made.rows[made.rows >= 0]
     torch.testing.assert_close(rows.sort().values, torch.arange(500, device=DEVICE).int())
     there = (sources >= 0)[:, rows.long()]
@@ -229,12 +229,12 @@ def test_rows_are_sorted_by_mask_and_tiles_by_length():
 @pytest.mark.parametrize("offsets", [27, 40])
 def test_few_rows_are_ranked_as_a_stable_sort_would(count, few, offsets, monkeypatch):
     """Seen red with: equal keys of a chunk in any order, of an earlier chunk behind."""
-    monkeypatch.setattr(launch, "FEW", few)
+    monkeypatch.setattr(preparation, "FEW", few)
     dense = torch.where(tables(3, count, count, seed=count)[0] >= 0, 1, 0)
     table = torch.arange(count, device=DEVICE).int().expand(offsets, -1).clone()
     table[1:] = torch.where(dense > 0, table[1:], -1)  # two masks, each of many rows
     table[offsets - 1, : count // 3] = -1
-    made = launch._make_tiles(table, None)
+    made = preparation._make_tiles(table, None, None)
     there = (table >= 0).T.int().tolist()
     rows = made.rows[made.rows >= 0].tolist()
     runs = [there[row] for row in rows]
@@ -246,7 +246,7 @@ def test_few_rows_are_ranked_as_a_stable_sort_would(count, few, offsets, monkeyp
 
 def test_offsets_past_int32_are_the_same(monkeypatch):
     """WIDE code on small tensors."""
-    plain = launch._kernel
+    plain = launch.kernel_for
 
     def wide(kernel, numbers, constants, tile, *key):
         names = kernel.arg_names[len(kernel.arg_names) - len(constants) - len(tile.blocks) :]
@@ -255,10 +255,12 @@ def test_offsets_past_int32_are_the_same(monkeypatch):
             named["WIDE"] = True
         return plain(kernel, numbers, tuple(named.values()), tile, *key)
 
-    monkeypatch.setattr(launch, "_kernel", wide)
-    for recipe in (launch._convolver, launch._differentiator):
+    for module in (launch, preparation):
+        monkeypatch.setattr(module, "kernel_for", wide)
+    recipes = (launch._convolver, launch._differentiator, preparation._kernels)
+    for recipe in recipes:
         recipe.cache_clear()
     for c, groups in ((16, 1), (3, 1), (6, 6)):
         check("fp32", 9, 70, 100, c, 12, groups)
-    for recipe in (launch._convolver, launch._differentiator):
+    for recipe in recipes:
         recipe.cache_clear()

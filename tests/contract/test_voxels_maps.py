@@ -10,7 +10,8 @@ search over no span that never ended; a box whose columns are not asked for, row
 columns of a table as the rows stand, bits of one line left out, a flag that stays up; a word of one
 voxel alone, one written by each of its voxels, the last axis's ends not asked for, pairs of an
 offset at the place of another's; places where rows are asked for at the opposite offset, lines that
-are not searched left as they were.
+are not searched left as they were; rows that are never asked about, a guess that is forgotten, rows
+outside that have a cell, tiles made after the wait.
 """
 
 import functools
@@ -28,6 +29,7 @@ from hypothesis import strategies
 
 from weft.core.backend import interpreted
 from weft.errors import IndexRangeError, ShapeError
+from weft.voxels import coordinates as coordinates_module
 from weft.voxels import map_launch
 from weft.voxels.coordinates import Coordinates
 from weft.voxels.geometry import Geometry, geometry
@@ -243,7 +245,7 @@ def test_a_voxel_that_stands_twice_raises_with_the_first_map(mode, shuffled):
 def test_a_voxel_outside_raises(row, text):
     rows = torch.tensor([(0, 0, 0), (1, 2, 3), row])
     with pytest.raises(IndexRangeError, match=text):
-        Coordinates(rows, (5, 9), 2)
+        Coordinates(rows, (5, 9), 2).rows  # noqa: B018
 
 
 # --- a box that is given ----------------------------------------------------------------------
@@ -266,11 +268,69 @@ def cells(shuffled: bool) -> list:
     return rows
 
 
+def thought(monkeypatch, ascend: bool) -> None:
+    """What rows in the box are taken to do until they are read."""
+    monkeypatch.setattr(coordinates_module, "_habit", functools.cache(lambda sizes: [ascend]))
+
+
+needs_kernels = pytest.mark.skipif(
+    not KERNELS and not torch.cuda.is_available(), reason="needs the kernels"
+)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("kernel", [3, 2])
+def test_rows_that_do_what_others_did_not_are_built_again(kernel, shuffled, monkeypatch):
+    """Once: the next rows in the box are thought to do the same."""
+    built = []
+    build_by_kernels = map_launch.submanifold
+    monkeypatch.setattr(
+        map_launch, "submanifold", lambda *given: built.append(1) or build_by_kernels(*given)
+    )
+    thought(monkeypatch, shuffled)
+    rows, device = cells(shuffled), "cpu" if KERNELS else "cuda"
+    for times in (2, 3):
+        voxels = Coordinates(torch.tensor(rows, device=device), (6, 7, 9), 3)
+        found = build(voxels, geometry(3, kernel))
+        assert len(built) == times
+        assert (voxels.order is None) == (not shuffled)
+        if KERNELS:
+            check(found, rows, None)
+    voxels = Coordinates(torch.tensor(cells(not shuffled), device=device), (6, 7, 9), 3)
+    voxels.rows.sum()  # asked for before a map: nothing is built in vain
+    build(voxels, geometry(3, kernel))
+    assert len(built) == 4
+
+
+@needs_kernels
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_the_host_waits_when_all_is_queued(shuffled, monkeypatch):
+    """A map and its tiles; the flags are read once, and before the map is handed out."""
+    from weft.core.launcher import Kernel
+
+    log, launch, read = [], Kernel.__call__, map_launch.Flags.read
+    thought(monkeypatch, not shuffled)
+    monkeypatch.setattr(
+        Kernel, "__call__", lambda k, *a: log.append(k._kernel.__name__) or launch(k, *a)
+    )
+    monkeypatch.setattr(map_launch.Flags, "read", lambda f: log.append("read") or read(f))
+    rows = torch.tensor(cells(shuffled), device="cpu" if KERNELS else "cuda")
+    found = build(Coordinates(rows, (6, 7, 9), 3), geometry(3, 3))
+    tiles = ["search_kernel", "key_kernel", "rank_kernel", "list_kernel", "tally_kernel"]
+    assert log == ["pack_kernel", *(["settle_kernel"] if shuffled else []), *tiles, "read"]
+    log.clear()
+    assert found.inputs.rows.shape == rows.shape
+    assert (found.inputs.order is None) == (not shuffled)
+    assert log == []
+
+
 @pytest.mark.usefixtures("found_by")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("kernel", [3, 2])
-def test_a_box_that_is_given_gives_the_same_map(kernel, shuffled, dtype):
+def test_a_box_that_is_given_gives_the_same_map(kernel, shuffled, dtype, monkeypatch):
+    thought(monkeypatch, not shuffled)
     rows = cells(shuffled)
     voxels = boxed(rows, dtype)
     found = build(voxels, geometry(3, kernel))
@@ -286,11 +346,26 @@ def test_a_voxel_outside_of_the_box_raises(column, below, place):
     rows = [list(row) for row in cells(False)]
     rows[place][column] = -1 if below else (3, 6, 7, 9)[column]
     with pytest.raises(IndexRangeError, match="of coords has the value"):
-        boxed(rows)
+        boxed(rows).rows  # noqa: B018
     rows[place][column] = 2**40
     with pytest.raises(IndexRangeError, match=f"has the value {2**40}"):
-        boxed(rows, torch.int64)
-    boxed(cells(False))  # what was found is forgotten
+        build(boxed(rows, torch.int64), geometry(3, 3))
+    check(build(boxed(cells(False)), geometry(3, 3)), cells(False), None)  # it is forgotten
+
+
+@pytest.mark.parametrize("column", range(4))
+@pytest.mark.parametrize("below", [False, True])
+def test_kernels_that_run_before_it_raises_pass_it_over(column, below, monkeypatch):
+    """They would write and read past the words of cells."""
+    for name, number in (("MANY", 0), ("ROOM", 2**12)):
+        monkeypatch.setattr(map_launch, name, number)
+    thought(monkeypatch, False)
+    rows = [list(row) for row in cells(True)[:60]]
+    rows[20][column] = -1 if below else (3, 6, 7, 9)[column]
+    voxels = boxed(rows)
+    for _ in range(2):
+        with pytest.raises(IndexRangeError, match="of coords has the value"):
+            build(voxels, geometry(3, 3))
 
 
 @pytest.mark.parametrize("place", [0, 130, -1])
@@ -320,20 +395,22 @@ def test_columns_of_a_table_ascend_whatever_the_rows_do(layer):
 
 @pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
 @pytest.mark.parametrize("kernel", [3, 2, (1, 5, 5), (3, 1, 1), 1])
-def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by):
-    from weft.voxels import launch
+def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by, monkeypatch):
+    from weft.voxels import preparation
 
+    left = []
+    thought(monkeypatch, False)
+    monkeypatch.setattr(map_launch, "tiles_of", lambda table, order, parts: left.append(parts))
     device = "cpu" if KERNELS else "cuda"
     voxels = Coordinates(torch.tensor(cells(True), device=device), (6, 7, 9), 3)
     found = build(voxels, geometry(3, kernel))
-    for table in (found.table, found.back):
-        if table is None:
-            continue
-        if found_by == "half searched" and found.back is None:
-            continue  # a row does not know all who find it
-        left = launch.PARTS.get((table,), None, lambda: pytest.fail("nothing was left"))
-        joined = functools.reduce(torch.bitwise_or, left)
-        same(joined, launch._make_parts(table)[0])
+    (parts,) = left
+    if found_by == "half searched" and found.back is None:
+        assert parts is None  # a row does not know all who find it
+        return
+    joined = functools.reduce(torch.bitwise_or, parts)
+    made = preparation.tiles_of(found.table, None)
+    same(joined, made.masks[: len(joined)])
 
 
 @pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
@@ -341,14 +418,14 @@ def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by):
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_what_is_prepared_names_every_pair_once(kernel, shuffled):
     """Panels and lists of pairs against the map itself; masks in parts, and of three words."""
-    from weft.voxels import launch
+    from weft.voxels import preparation
 
     device = "cpu" if KERNELS else "cuda"
     voxels = Coordinates(torch.tensor(cells(shuffled), device=device), (6, 7, 9), 3)
     found = build(voxels, geometry(3, kernel))
     num, count = found.table.shape
-    made = launch._tiles_of(found.table, voxels.order)
-    pairs = launch._pairs_of(found.table, voxels.order)
+    made = preparation.tiles_of(found.table, voxels.order)
+    pairs = preparation.pairs_of(found.table, voxels.order)
     totals = pairs.totals[:num].long()
     same(totals, found.counts)
 

@@ -50,6 +50,11 @@ class TensorCache(Generic[V]):
             )
         return value
 
+    def keeps(self, tensors: tuple[Tensor | None, ...], key: Hashable) -> bool:
+        """Whether `get` would find a value."""
+        entry = self._entries.get((key, *map(id, tensors)))
+        return entry is not None and _unchanged(tensors, entry.versions)
+
     def _watch(self, tensor: Tensor, full_key: Hashable) -> weakref.ref[Tensor]:
         entries = self._entries
         return weakref.ref(tensor, lambda _: entries.pop(full_key, None))

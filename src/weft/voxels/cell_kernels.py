@@ -23,12 +23,12 @@ __all__ = ["look_kernel", "mark_kernel"]
 
 @triton.jit(do_not_specialize=["N"])
 def mark_kernel(keys_ptr, words_ptr, N: tl.int32, BLOCK: tl.constexpr):
-    """words[w] for each w of which a voxel has a key; keys ascend."""
+    """words[w] for each w of which a voxel has a key; keys ascend, a negative one has no cell."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < N
-    key = tl.load(keys_ptr + at, mask=mask, other=0)
+    key = tl.load(keys_ptr + at, mask=mask, other=-1)
     word = key >> 5
-    first = mask & (word != tl.load(keys_ptr + at - 1, mask=mask & (at > 0), other=-1) >> 5)
+    first = (key >= 0) & (word != tl.load(keys_ptr + at - 1, mask=mask & (at > 0), other=-1) >> 5)
     bits = tl.zeros((BLOCK,), tl.int32)
     place, here, more = at, key, first
     while tl.max(more.to(tl.int32), 0) != 0:
@@ -73,6 +73,8 @@ def look_kernel(
     mask = at < N
     own = at if order_ptr is None else tl.load(order_ptr + at, mask=mask, other=0)
     key = tl.load(keys_ptr + at, mask=mask, other=0)
+    whole = mask & (key >= 0)  # a row outside of the box has no cell
+    whole = mask & (key >= 0)  # a row outside of the box has no cell
     c0 = _axis(rows_ptr, own, mask, low0, 0, COLUMNS)
     c1 = _axis(rows_ptr, own, mask, low1, 1, COLUMNS)
     c2 = _axis(rows_ptr, own, mask, low2, 2, COLUMNS)
@@ -81,7 +83,7 @@ def look_kernel(
     k = 0
     for j0 in range(lines // (kernel1 * kernel2 * kernel3)):
         away0 = j0 * dil0 - begin0
-        inside0 = _inside(mask, c0, away0, size0)
+        inside0 = _inside(whole, c0, away0, size0)
         for j1 in range(kernel1):
             away1 = j1 * dil1 - begin1
             inside1 = _inside(inside0, c1, away1, size1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,12 @@ from weft.core.backend import choose
 from weft.core.transforms import below_transforms
 from weft.errors import DTypeError, IndexRangeError, ShapeError
 
+if TYPE_CHECKING:
+    from weft.voxels.map_launch import Flags
+
 __all__ = ["Coordinates", "Packing", "kernels_serve"]
+
+T = TypeVar("T")
 
 LOW, HIGH = -(2**31), 2**31 - 1
 MOST_DIMENSIONS = 4
@@ -152,6 +157,10 @@ def _rank(known: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 class Coordinates:
     """N distinct voxels, immutable; what is derived from them is made when first needed.
 
+    On a GPU, whether rows lie in a box that was given, and ascend, is known when a kernel has read
+    them.  The host does not wait for that: it goes on as if they were, or as those before them in
+    that box were, and asks before it hands anything out, see `valid`.
+
     Args:
         rows: (N, 1 + d) integers (batch, s0, s1, …) on any device, in any order.
         spatial_shape: d lengths; None is the box [0, max + 1) of the voxels.
@@ -160,9 +169,13 @@ class Coordinates:
 
     Raises:
         DTypeError, ShapeError: not integers, not 2 to 5 columns.
-        IndexRangeError: a negative batch number, a voxel outside of the shape or of int32.
+        IndexRangeError: a negative batch number, a voxel outside of the shape or of int32; on a
+            GPU where shape and batch size are given, when rows, keys or a map are first asked for.
         ShapeError: a voxel that occurs twice, when they are first sorted.
     """
+
+    _rows: Tensor
+    _ascends: bool
 
     def __init__(
         self,
@@ -173,18 +186,17 @@ class Coordinates:
     ) -> None:
         _check_rows(rows)
         self.dim = rows.shape[1] - 1
-        self.given_shape = (
-            None if spatial_shape is None else self._axes("spatial_shape", spatial_shape)
-        )
+        box = spatial_shape
+        self.given_shape = None if box is None else self._axes("spatial_shape", box)
         self._batch = None if batch_size is None else int(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
         self._packing: Packing | None = None
         self._keys: Tensor | None = None  # as the rows stand
         self._sorted: tuple[Tensor, Tensor | None] | None = None
-        self._repeats: _Later | None = None
+        self._flags: Flags | None = None  # what kernels will have found; None: all is known
+        self._given: Tensor | None = None  # the rows, until it is known what they are
         if not self._fits(rows):
-            self._bounds, self._ascends, self.rows = _read(rows)
-            self._check_range()
+            self._survey(rows)
         self.tables: dict[Any, Any] = {}  # of kernel maps, by geometry: see kernel_map.py
 
     @classmethod
@@ -200,20 +212,17 @@ class Coordinates:
         """Those of ascending distinct keys, which need no check and no sort; perhaps their rows."""
         found = cls.__new__(cls)
         found.dim = len(spatial_shape)
-        found.given_shape, found._batch, found.stride = (
-            tuple(spatial_shape),
-            batch_size,
-            tuple(stride),
-        )
+        found.given_shape, found._batch = tuple(spatial_shape), batch_size
+        found.stride = tuple(stride)
         found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
-        found.rows = packing.rows(keys) if rows is None else rows
+        found._rows = packing.rows(keys) if rows is None else rows
         found._packing, found._sorted, found._ascends = packing, (keys, None), True
-        found._keys = None
-        found._repeats, found.tables = None, {}
+        found._keys = found._flags = found._given = None
+        found.tables = {}
         return found
 
     def __len__(self) -> int:
-        return self.rows.shape[0]
+        return self._rows.shape[0]
 
     def __repr__(self) -> str:
         box = f"d={self.dim}, shape {self.given_shape}"
@@ -222,7 +231,13 @@ class Coordinates:
     @property
     def device(self) -> torch.device:
         """Where they live."""
-        return self.rows.device
+        return self._rows.device
+
+    @property
+    def rows(self) -> Tensor:
+        """(N, 1 + d) int32."""
+        self._holds()
+        return self._rows
 
     @property
     def batch_size(self) -> int:
@@ -255,42 +270,80 @@ class Coordinates:
         if self._packing is None:
             lows, highs = self._bounds
             sizes = [max(high - low + 1, 1) for low, high in zip(lows, highs, strict=True)]
-            self._packing = Packing(self.rows, lows, sizes)
+            self._packing = Packing(self._rows, lows, sizes)
         return self._packing
 
     @property
     def keys(self) -> Tensor:
         """(N,) of the packing's dtype, ascending."""
-        self.require_distinct()
-        return self.unchecked()[0]
+        return self.valid(self.unchecked)[0]
 
     @property
     def order(self) -> Tensor | None:
-        """(N,) int32: the rows in ascending order of (batch, s0, s1, …); None: as they stand."""
-        self.require_distinct()
-        return self.unchecked()[1]
+        """(N,) int32: rows in ascending order of (batch, s0, s1, …); None: as they stand."""
+        return self.valid(self.unchecked)[1]
+
+    def valid(self, build: Callable[[], T]) -> T:
+        """What is built of `unchecked`, once that is known to hold: what it queues runs meanwhile.
+
+        It is built again where the rows do not ascend as they were thought to.
+
+        Raises:
+            IndexRangeError: a voxel outside of the shape.
+            ShapeError: a voxel that stands twice.
+        """
+        found = build()
+        while not self._holds():
+            found = build()
+        return found
 
     @below_transforms
-    def unchecked(self) -> tuple[Tensor, Tensor | None]:
-        """Keys and order for what is launched before `require_distinct` waits for the device."""
+    def unchecked(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Keys, order and rows, for `valid`."""
         if self._sorted is None:
-            keys = self.packing.pack(self.rows) if self._keys is None else self._keys
-            self._sorted, self._keys = (keys, None), None
+            keys = self.packing.pack(self._rows) if self._keys is None else self._keys
+            self._keys = None if self._given is None else keys  # they may have to be sorted yet
+            order = None
             if not self._ascends:
                 keys, places = torch.sort(keys)
-                order, self._repeats = _settled(keys, places)
-                self._sorted = keys, order
-        return self._sorted
+                order = self._settled(keys, places)
+            self._sorted = keys, order
+        return *self._sorted, self._rows
 
-    def require_distinct(self) -> None:
-        """Raise if a voxel stands twice; sorts them when first called."""
-        keys, order = self.unchecked()
-        if self._repeats is None:
-            return
-        if self._repeats.read():
-            assert order is not None
-            raise _stands_twice(self.rows, keys, order)
-        self._repeats = None
+    def _settled(self, keys: Tensor, places: Tensor) -> Tensor:
+        """The order of sorted keys as int32."""
+        if len(keys) and kernels_serve(keys.device.type):
+            from weft.voxels import map_launch
+
+            flags = self._flags = self._flags or map_launch.Flags(keys.device)
+            order = map_launch.settle(keys, places, flags)
+            flags.written()
+            return order
+        order = places.int()
+        if bool((keys[1:] == keys[:-1]).any()):
+            raise _stands_twice(self._rows, keys, order)
+        return order
+
+    def _holds(self) -> bool:
+        """Whether what `unchecked` gave last holds; waits for the kernels."""
+        if self._flags is None:
+            return True
+        outside, descends, repeats, _ = self._flags.read()
+        if outside:
+            assert self._given is not None  # who packs rows keeps them
+            self._survey(self._given)  # raises, or they were changed since
+            self._packing = self._keys = self._sorted = self._flags = self._given = None
+            return False
+        if repeats and self._sorted is not None:
+            raise _stands_twice(self._rows, *self._sorted)
+        guessed, self._flags, self._given = self._given is not None, None, None
+        if guessed:
+            _habit(self.packing.sizes)[0] = not descends
+            if self._sorted is None or self._ascends == descends:
+                self._ascends, self._sorted = not descends, None
+                return False
+            self._keys = None
+        return True
 
     def find(self, rows: Tensor) -> Tensor:
         """For each of (M, 1 + d) voxels the row where it stands, int32; −1: it is not there."""
@@ -309,37 +362,38 @@ class Coordinates:
 
     def to(self, device: torch.device | str) -> Coordinates:
         """The same voxels on another device, sorted if they were."""
+        self._holds()
         found = object.__new__(Coordinates)
         found.__dict__.update(self.__dict__)
-        found.rows, found.tables = self.rows.to(device), {}
+        found._rows, found.tables = self._rows.to(device), {}
         found._packing = None if self._packing is None else self._packing.to(device)
         found._keys = None if self._keys is None else self._keys.to(device)
         if self._sorted is not None:
-            keys, order = self.keys, self.order
-            found._repeats = None
+            keys, order = self._sorted
             found._sorted = keys.to(device), None if order is None else order.to(device)
         return found
 
     def _fits(self, rows: Tensor) -> bool:
-        """Whether all rows are known to lie in the box that was given; makes their keys on the way.
+        """Whether rows are taken to lie in the box that was given; makes their keys on the way.
 
-        That takes one launch where `_read` takes three, and no bounds come back to the host.
+        That takes one launch where `_read` takes three, and the host waits when it must know.
         """
         if self.given_shape is None or self._batch is None or not len(rows):
             return False
         sizes = (self._batch, *self.given_shape)
-        if not 0 < math.prod(sizes) < 2**63 or max(sizes) > HIGH or sizes[0] < 0:
+        exact = 0 < math.prod(sizes) < 2**63 and max(sizes) <= HIGH and sizes[0] > 0
+        if not exact or not kernels_serve(rows.device.type):
             return False
-        if not kernels_serve(rows.device.type):
-            return False
-        packing = Packing(rows, (0,) * len(sizes), sizes)
-        found = _checked(rows, packing)
-        if found is None:
-            return False
-        self._keys, self._ascends, self.rows = found
-        self._packing = packing
-        self._bounds = packing.lows, tuple(n - 1 for n in sizes)
+        self._packing = Packing(rows, (0,) * len(sizes), sizes)
+        self._bounds = self._packing.lows, tuple(n - 1 for n in sizes)
+        self._given, self._ascends = rows, _habit(sizes)[0]
+        self._rows, self._keys, self._flags = _packed(rows, self._packing)
         return True
+
+    def _survey(self, rows: Tensor) -> None:
+        """Read the columns' bounds and whether rows ascend; raise if they are out of range."""
+        self._bounds, self._ascends, self._rows = _read(rows)
+        self._check_range()
 
     def _axes(self, name: str, numbers: Sequence[int]) -> tuple[int, ...]:
         found = tuple(int(n) for n in numbers)
@@ -362,14 +416,10 @@ class Coordinates:
                     "Divide by the voxel size first, or shift the cloud towards the origin."
                 )
             if low < 0 and (size is not None or not column):
+                why = " within spatial_shape" if column else ", batch numbers count from 0"
                 raise IndexRangeError(
-                    f"{name} of coords has the value {low}: it must be ≥ 0"
-                    + (
-                        ", batch numbers count from 0. "
-                        if not column
-                        else " within spatial_shape. "
-                    )
-                    + "Correct coords; their columns are (batch, s0, s1, …)."
+                    f"{name} of coords has the value {low}: it must be ≥ 0{why}. "
+                    "Correct coords; their columns are (batch, s0, s1, …)."
                 )
             if size is not None and high >= size and high >= 0:
                 what = "batch_size" if not column else f"spatial_shape[{column - 1}]"
@@ -379,32 +429,14 @@ class Coordinates:
                 )
 
 
-class _Later:
-    """A truth on its way from the device: the host waits for it when it asks, not before."""
-
-    def __init__(self, read: Callable[[], bool], device: torch.device) -> None:
-        self._read = read
-        on_gpu = device.type == "cuda"
-        self._event = torch.cuda.current_stream(device).record_event() if on_gpu else None
-
-    def read(self) -> bool:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._read()
+@functools.lru_cache(maxsize=1024)
+def _habit(sizes: tuple[int, ...]) -> list[bool]:
+    """Whether the rows in a box ascended when they were last read; the first are thought to."""
+    return [True]
 
 
-def _settled(keys: Tensor, places: Tensor) -> tuple[Tensor, _Later]:
-    """The order of sorted keys as int32, and whether one of them stands twice."""
-    if len(keys) and kernels_serve(keys.device.type):
-        from weft.voxels import map_launch
-
-        order, flags = map_launch.settle(keys, places)
-        return order, _Later(lambda: flags.read()[0], keys.device)
-    twice = (keys[1:] == keys[:-1]).any()
-    return places.int(), _Later(lambda: bool(twice), keys.device)
-
-
-def _stands_twice(rows: Tensor, keys: Tensor, order: Tensor) -> ShapeError:
+def _stands_twice(rows: Tensor, keys: Tensor, order: Tensor | None) -> ShapeError:
+    assert order is not None  # rows that ascend are distinct
     twice = keys[1:] == keys[:-1]
     at = int(twice.nonzero()[0, 0])
     first, second = sorted(order[at : at + 2].tolist())
@@ -432,13 +464,14 @@ Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @below_transforms
-def _checked(rows: Tensor, packing: Packing) -> tuple[Tensor, bool, Tensor] | None:
-    """The keys in a box from 0 on, whether they ascend, and the rows as int32; None: not inside."""
+def _packed(rows: Tensor, packing: Packing) -> tuple[Tensor, Tensor, Flags]:
+    """The rows as int32, their keys in a box from 0 on, and what the kernel will have found."""
     from weft.voxels import map_launch
 
-    rows = rows.contiguous()
-    keys, outside, ascends = map_launch.checked(rows, packing.sizes, packing.dtype)
-    return None if outside else (keys, ascends, rows.int())
+    rows, flags = rows.contiguous(), map_launch.Flags(rows.device)
+    keys = map_launch.pack(rows, packing.lows, packing.sizes, packing.dtype, flags)
+    flags.written()
+    return rows.int(), keys, flags
 
 
 @below_transforms

@@ -203,11 +203,8 @@ Tables = tuple[Tensor, Tensor | None, Coordinates | None]
 @below_transforms
 def _build(inputs: Coordinates, shape: Geometry) -> Tables:
     """The tables of coordinates under a geometry."""
-    found = (
-        _submanifold(inputs, shape) if shape.mode == "submanifold" else _resampled(inputs, shape)
-    )
-    inputs.require_distinct()  # last: what is launched by now runs while the host waits
-    return found
+    build = _submanifold if shape.mode == "submanifold" else _resampled
+    return inputs.valid(lambda: build(inputs, shape))
 
 
 def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
@@ -246,9 +243,8 @@ def _in_order(inputs: Coordinates) -> tuple[Tensor, Tensor]:
 def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> Tables:
     from weft.voxels import map_launch
 
-    voxels = *inputs.unchecked(), inputs.rows
     box = inputs.packing.lows, inputs.packing.sizes
-    return *map_launch.submanifold(*voxels, *box, shape), None
+    return *map_launch.submanifold(*inputs.unchecked(), *box, shape), None
 
 
 def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -271,8 +267,7 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> Tables:
     if 0 not in spatial and _kernels_serve(inputs, packing, shape):
         from weft.voxels import map_launch
 
-        inputs.require_distinct()  # or two candidates would be one pair
-        voxels = inputs.rows, inputs.order
+        voxels = inputs.rows, inputs.order  # distinct, or two candidates would be one pair
         table, back, rows, keys = map_launch.resample(*voxels, packing.sizes, packing.dtype, shape)
         return table, back, Coordinates.ascending(packing, keys, spatial, size, stride, rows)
     packing = packing if packing.single else _wide_packing(inputs, shape, spatial)

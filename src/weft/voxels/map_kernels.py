@@ -100,14 +100,18 @@ def pack_kernel(
     size_b: tl.int64, size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """keys[i] of the rows; flags: some row is outside of the box, some is not below the next."""
+    """keys[i] of the rows; flags: some row is outside of the box, some is not below the next.
+
+    With flags the key of a row outside is −1: kernels that run before a flag is read pass it over.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < N
     key, outside = _packed(
         rows_ptr, at, mask, low_b, low0, low1, low2, low3, size_b, size0, size1, size2, size3,
         COLUMNS,
     )
-    tl.store(keys_ptr + at, key.to(keys_ptr.dtype.element_ty), mask=mask)
+    value = key if flags_ptr is None else tl.where(outside, -1, key)
+    tl.store(keys_ptr + at, value.to(keys_ptr.dtype.element_ty), mask=mask)
     if flags_ptr is not None:
         _raise(flags_ptr, outside)
         mask = at + 1 < N
@@ -120,14 +124,14 @@ def pack_kernel(
 
 @triton.jit(do_not_specialize=["N"])
 def settle_kernel(keys_ptr, places_ptr, order_ptr, flags_ptr, N: tl.int64, BLOCK: tl.constexpr):
-    """order = places; a flag: some sorted key is the next one's equal."""
+    """order = places; the third flag: some sorted key is the next one's equal."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < N
     place = tl.load(places_ptr + at, mask=mask, other=0)
     tl.store(order_ptr + at, place.to(tl.int32), mask=mask)
     mask = at + 1 < N
     key = tl.load(keys_ptr + at, mask=mask, other=0)
-    _raise(flags_ptr, mask & (key == tl.load(keys_ptr + at + 1, mask=mask, other=0)))
+    _raise(flags_ptr + 2, mask & (key == tl.load(keys_ptr + at + 1, mask=mask, other=0)))
 
 
 @triton.jit

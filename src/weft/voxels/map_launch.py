@@ -9,22 +9,21 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.core.cache import TensorCache
-from weft.core.launcher import Kernel, Tile, current_device
+from weft.core.launcher import Call, Tile, compile_together, current_device
 from weft.voxels import cell_kernels, map_kernels
 from weft.voxels.geometry import Geometry
+from weft.voxels.preparation import calls_for_tiles, kernel_for, tiles_of
 
 __all__ = [
-    "PARTS",
     "WALK",
     "Flags",
-    "checked",
     "pack",
     "resample",
     "settle",
@@ -98,28 +97,58 @@ class _Axis(NamedTuple):
 class Flags:
     """Truths that kernels write into the host's memory: once they have run, nothing is copied.
 
-    Their places are taken from one piece of memory that stays: a kernel may write late.
+    `outside`, `descends`: rows, of their box and of those after them; `repeats`: sorted keys.  The
+    places are parts of one piece of memory that stays, since a kernel may write late: one that is
+    given back is taken again last, and cleared then.
     """
 
-    WIDTH, MANY = 4, 256
-    _free: ClassVar[list[tuple[Tensor, Any]]] = []
+    OUTSIDE, DESCENDS, REPEATS, WIDTH, MANY = 0, 1, 2, 4, 256
+    _free: ClassVar[dict[torch.device, deque[_Place]]] = {}
 
     def __init__(self, device: torch.device) -> None:
-        if not self._free:
+        free = self._free.setdefault(device, deque())
+        if not free:
             on_gpu = device.type == "cuda"
-            memory = torch.zeros(
-                self.MANY, self.WIDTH, dtype=torch.int32, device="cpu", pin_memory=on_gpu
-            )
-            self._free.extend((row, row.numpy()) for row in memory)
-        self._place = self._free.pop()
-        self.tensor, self._seen = self._place
+            shape = self.MANY, self.WIDTH
+            memory = torch.zeros(shape, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
+            free.extend(_Place(row, row.numpy(), _event(device)) for row in memory)
+        self._place, self._device = free.popleft(), device
+        self._wait()
+        self._place.seen[:] = 0
+
+    @property
+    def tensor(self) -> Tensor:
+        """Where kernels write them."""
+        return self._place.tensor
+
+    def written(self) -> None:
+        """What is launched by now will have written them."""
+        if self._place.event is not None:
+            self._place.event.record(torch.cuda.current_stream(self._device))
 
     def read(self) -> list[bool]:
-        """What they are, once the kernels that write them have run; they are then given back."""
-        found = [bool(flag) for flag in self._seen]
-        self._seen[:] = 0
-        self._free.append(self._place)
-        return found
+        """What they are; the host waits for the kernels that write them, not for later ones."""
+        self._wait()
+        return [bool(flag) for flag in self._place.seen]
+
+    def _wait(self) -> None:
+        if self._place.event is not None:
+            self._place.event.synchronize()
+
+    def __del__(self) -> None:
+        self._free[self._device].append(self._place)
+
+
+class _Place(NamedTuple):
+    """Memory of flags that the GPU and the host see, and when they are written."""
+
+    tensor: Tensor
+    seen: Any
+    event: torch.cuda.Event | None
+
+
+def _event(device: torch.device) -> torch.cuda.Event | None:
+    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def survey(rows: Tensor) -> tuple[tuple[Numbers, Numbers], bool]:
@@ -143,7 +172,10 @@ def survey(rows: Tensor) -> tuple[tuple[Numbers, Numbers], bool]:
 def pack(
     rows: Tensor, lows: Numbers, sizes: Numbers, dtype: torch.dtype, flags: Flags | None = None
 ) -> Tensor:
-    """key = ((b · R0 + s0) · R1 + s1) · R2 + … of rows in the box; flags: see `checked`."""
+    """key = ((b · R0 + s0) · R1 + s1) · R2 + … of rows in the box.
+
+    With flags, rows may be of any integer type; the key of one outside of the box is −1.
+    """
     count, columns = rows.shape
     keys = rows.new_empty(count, dtype=dtype)
     box = lows[0], *_front(lows[1:], 0), sizes[0], *_front(sizes[1:], 1)
@@ -152,45 +184,33 @@ def pack(
     return keys
 
 
-def checked(rows: Tensor, sizes: Numbers, dtype: torch.dtype) -> tuple[Tensor, bool, bool]:
-    """(keys in the box from 0 on, whether some row is outside, whether the rows ascend): one wait.
-
-    Rows may be of any integer type; the keys are those of the box only if no row is outside.
-    """
-    flags = Flags(rows.device)
-    keys = pack(rows, (0,) * len(sizes), sizes, dtype, flags)
-    if rows.is_cuda:
-        torch.cuda.current_stream(rows.device).synchronize()
-    outside, descends, *_ = flags.read()
-    return keys, outside, not descends
-
-
-def settle(keys: Tensor, places: Tensor) -> tuple[Tensor, Flags]:
-    """The places as int32, and whether some sorted key stands twice, when it is known."""
-    count, flags = keys.shape[0], Flags(keys.device)
+def settle(keys: Tensor, places: Tensor, flags: Flags) -> Tensor:
+    """The places as int32; a flag says whether some sorted key stands twice."""
+    count = keys.shape[0]
     order = places.new_empty(count, dtype=torch.int32)
     operands = [keys, places, order, flags.tensor]
     _launch(map_kernels.settle_kernel, -(-count // ROWS), operands, (count,), (), PACK)
-    return order, flags
-
-
-PARTS: TensorCache[Tensor] = TensorCache()
-"""Of tables of up to 32 offsets: (parts, N) int32.  Joined, its rows are the masks of the columns,
-bit k for a row at offset k; each program of a search has found a part of them."""
+    return order
 
 
 def submanifold(
     keys: Tensor, order: Tensor | None, rows: Tensor, lows: Numbers, sizes: Numbers, shape: Geometry
 ) -> tuple[Tensor, Tensor | None]:
-    """table and back of ascending keys; `order` says which row each of them is."""
+    """table and back of ascending keys; `order` says which row each of them is.
+
+    The table's tiles are made with it: no layer does without them, and the search leaves the masks.
+    Of keys that do not ascend the tables say nothing, but are made.
+    """
     voxels = keys, order, rows, _marked(keys, sizes, shape)
-    table = _search(voxels, lows, sizes, shape, shape.begin, mirrored=False)
+    table, parts = _search(voxels, lows, sizes, shape, shape.begin, mirrored=False)
+    with current_device(table):
+        tiles_of(table, order, parts)
     if shape.symmetric:
         return table, None
     # what reads q at offset k is q − offset: the kernel mirrored, with its places reversed
     ends = zip(shape.kernel_size, shape.dilation, shape.begin, strict=True)
     begin = tuple((k - 1) * d - b for k, d, b in ends)
-    return table, _search(voxels, lows, sizes, shape, begin, mirrored=True)
+    return table, _search(voxels, lows, sizes, shape, begin, mirrored=True)[0]
 
 
 def _marked(keys: Tensor, sizes: Numbers, shape: Geometry) -> Tensor | None:
@@ -212,7 +232,8 @@ def _search(
     shape: Geometry,
     begin: Numbers,
     mirrored: bool,
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
+    """(a table, what its tiles can be made of: see `tiles_of`)"""
     keys, order, rows, words = voxels
     count = keys.shape[0]
     half = shape.symmetric and words is None and count >= MANY_SEARCHED
@@ -232,10 +253,10 @@ def _search(
         constants = (plan.constants[0], *plan.constants[2:5])
         operands = [keys, order, rows, words, table, parts]
     programs = -(-count // tile.blocks[-1]) * tiles
-    _launch(kernel, programs, operands, numbers, constants, tile)
-    if parts is not None:
-        PARTS.get((table,), None, lambda: parts)
-    return table
+    left = 0 if parts is None else tiles
+    later = None if mirrored else functools.partial(calls_for_tiles, table, order, left)
+    _launch(kernel, programs, operands, numbers, constants, tile, later)
+    return table, parts
 
 
 class _Plan(NamedTuple):
@@ -330,22 +351,23 @@ def _front(numbers: Sequence[int], missing: int) -> list[int]:
 
 
 def _launch(
-    kernel: Any,
+    function: Any,
     programs: int,
     operands: Sequence[Tensor | None],
     numbers: Numbers,
     constants: tuple[Any, ...],
     tile: Tile,
+    later: Callable[[], list[Call]] | None = None,
 ) -> None:
-    """Numbers have declared types and are not specialised: code depends on nothing else."""
+    """Numbers have declared types and are not specialised: code depends on nothing else.
+
+    What is called later is compiled with it.
+    """
     first = operands[0]
     assert first is not None
     dtypes = [None if t is None else t.dtype for t in operands]
     with current_device(first):
-        _kernel(kernel, constants, tile, first.device, *dtypes)(programs, operands, numbers)
-
-
-@functools.lru_cache(maxsize=1024)
-def _kernel(kernel: Any, constants: tuple[Any, ...], tile: Tile, *_: Hashable) -> Kernel:
-    """One for each device, and the dtypes of its tensors."""
-    return Kernel(kernel, (), constants, tile)
+        kernel = kernel_for(function, (), constants, tile, first.device, *dtypes)
+        if later is not None and not kernel.compiled:
+            compile_together([Call(kernel, operands, numbers), *later()])
+        kernel(programs, operands, numbers)
