@@ -1,6 +1,7 @@
 """The chapter of reductions: blocks against all pairs, earth that is carried, words on the page.
 
-Seen red with: a mask of a fifth of the reach, the gradient of the cost not divided by the earth.
+Seen red with: a mask of a fifth of the reach, the gradient of the cost not divided by the earth,
+plain weights of half the exponent.
 """
 
 import torch
@@ -9,7 +10,7 @@ from weft.demo.chapters import reductions
 from weft.demo.levelling import Levelling, carried, levelling
 from weft.demo.surface import load
 from weft.reductions import LazyTensor
-from weft.testing import assert_within_bound
+from weft.testing import assert_as_accurate, assert_within_bound, plain_error
 
 CPU = torch.device("cpu")
 
@@ -27,6 +28,15 @@ def test_blocks_lose_no_pair_within_reach():
     near.ranges = of.mask.ranges
     torch.testing.assert_close(near.sum(1), all_pairs, rtol=0, atol=0)
     assert of.mask.num_pairs() < 0.1 * len(of.base) ** 2
+
+
+def test_plain_torch_gives_the_same_sums():
+    of = part()
+    of = of._replace(base=of.base[:3000], noisy=of.noisy[:3000])
+    wide = of._replace(base=of.base.double(), noisy=of.noisy.double())
+    exact, plain = (reductions.plain_weighted(p, p.base[::5]) for p in (wide, of))
+    noise = plain_error(plain, exact, torch.float32)
+    assert_as_accurate(reductions.weighted(of, of.base[::5]), exact, noise)
 
 
 def test_smoothing_removes_noise():

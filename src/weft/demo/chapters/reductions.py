@@ -26,6 +26,8 @@ WIDTH = 1.5  # σ of the kernel, in spacings of the points
 REACH = 5.0  # radius, in σ: the weight beyond is below e^−12.5
 CELL = 6.0  # edge of the clusters, in spacings
 ROUNDS = 3
+FEW = 1024  # points whose sums plain torch forms too: of all it would take a minute
+BLOCK = 256  # rows of a block of plain torch
 
 _FORMULA = (
     "<i>m<sub>i</sub></i> = Σ<sub><i>j</i></sub> <i>k<sub>ij</sub></i> <i>p<sub>j</sub></i> / "
@@ -72,6 +74,7 @@ def chapter(options: Options) -> page.Chapter:
         (
             *_story(surface, part, results, (before, after)),
             _table(part, results),
+            _times_table(part, options.device),
             page.figure(arrows(ground, aims), _caption(surface, ground, aims)),
         ),
     )
@@ -91,13 +94,49 @@ def _part(surface: Surface, device: torch.device) -> Part:
 
 def smoothed(part: Part, mask: BlockSparsity | None) -> Tensor:
     """Points moved along their normals to the mean of what is near, under Gaussian weights."""
-    x, y = LazyTensor(part.base[:, None, :]), LazyTensor(part.base[None, :, :])
-    kernel = (-((x - y) ** 2).sum(-1) / 2).exp()
-    if mask is not None:
-        kernel.ranges = mask.ranges
-    sums: Tensor = kernel @ torch.cat([part.noisy, torch.ones_like(part.noisy[:, :1])], 1)
+    sums = weighted(part, part.base, mask)
     change = sums[:, :-1] / sums[:, -1:] - part.noisy
     return part.noisy + (change * part.normal).sum(1, keepdim=True) * part.normal
+
+
+def weighted(part: Part, x: Tensor, mask: BlockSparsity | None = None) -> Tensor:
+    """Σ_j k(x_i, q_j) (p_j, 1): (len(x), 4)."""
+    squares = (LazyTensor(x[:, None, :]) - LazyTensor(part.base[None, :, :])) ** 2
+    kernel = (-squares.sum(-1) / 2).exp()
+    if mask is not None:
+        kernel.ranges = mask.ranges
+    sums: Tensor = kernel @ _values(part)
+    return sums
+
+
+def plain_weighted(part: Part, x: Tensor) -> Tensor:
+    """The same in plain torch, over blocks of rows."""
+    values = _values(part)
+    kernels = (
+        torch.cdist(rows, part.base).square().div(-2).exp() for rows in torch.split(x, BLOCK)
+    )
+    return torch.cat([kernel @ values for kernel in kernels])
+
+
+def _values(part: Part) -> Tensor:
+    return torch.cat([part.noisy, torch.ones_like(part.noisy[:, :1])], 1)
+
+
+def _times_table(part: Part, device: torch.device) -> str:
+    """All pairs of some points, in weft and in plain torch."""
+    few = part.base[:: -(-len(part.base) // FEW)]
+    ways = {"weft": partial(weighted, part, few), "torch": partial(plain_weighted, part, few)}
+    ms = interleaved(ways, device, ROUNDS)
+    row = (
+        f"{len(few):,} × {len(part.base):,} pairs",
+        *(f"{ms[name]:.1f}" for name in ways),
+        f"{ms['torch'] / ms['weft']:.2f} ×",
+    )
+    caption = (
+        "The sums of some of the points over all pairs, in weft and in plain torch (cdist, exp and "
+        f"a product of matrices, {BLOCK} rows at a time), taking turns; medians."
+    )
+    return page.table(caption, ["milliseconds", "weft", "plain torch", "ratio"], [row])
 
 
 def _compared(
