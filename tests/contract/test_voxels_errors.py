@@ -73,6 +73,16 @@ CASES = {
         r"weight is on meta but feats is on cpu",
     ),
     "stride": (lambda: conv(stride=2), weft.ShapeError, r"stride is \(2, 2, 2\).*must be 1"),
+    "stride 0": (
+        lambda: conv(stride=0, submanifold=False),
+        weft.ShapeError,
+        r"stride is \(0, 0, 0\): every number must be at least 1",
+    ),
+    "half a voxel": (
+        lambda: conv(kernel_size=2.5),
+        weft.DTypeError,
+        r"kernel_size holds 2.5: it must be an integer, or 3 of them",
+    ),
     "transposed": (
         lambda: conv(transposed=True),
         weft.ShapeError,
@@ -131,7 +141,9 @@ def test_texts(name):
     function, error, pattern = CASES[name]
     with raises(error, BUILTINS[error], pattern) as caught:
         function()
-    assert re.search(r"(Pass|Build|Use|Merge|Shift|Move|Give|Or pass) .*\.$", str(caught.value))
+    assert re.search(
+        r"(Pass|Correct|Build|Use|Merge|Shift|Move|Give|Or pass) .*\.$", str(caught.value)
+    )
 
 
 def test_a_key_names_one_map():

@@ -140,6 +140,26 @@ def test_empty():
             "feats are torch.int32",
         ),
         (
+            lambda: SparseTensor(torch.zeros(1, 2), torch.zeros(1, 3)),
+            DTypeError,
+            r"coords are torch.float32: they must be integers. Use voxelize",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2), torch.zeros(1, 6).int()),
+            ShapeError,
+            r"coords are \(1, 6\): they must be \(N, 1 \+ d\), batch number first.* Add the batch",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(2, 5), torch.zeros(3, 4).int()),
+            ShapeError,
+            r"feats are \(2, 5\) but there are 3 voxels: feats must be \(3, C\)\. Pass one",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2), torch.zeros(1, 3).int(), stride=0),
+            ShapeError,
+            r"stride is \(0, 0\): every number must be at least 1\. Correct stride",
+        ),
+        (
             lambda: SparseTensor(torch.zeros(1, 2), torch.tensor([[0, -1, 2]])).dense(),
             IndexRangeError,
             "axis 0 has the coordinate -1 and no spatial_shape was given",

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from weft.core.op import compiling
 from weft.errors import DTypeError, ShapeError
 
-__all__ = ["MODES", "Geometry", "Size", "geometry"]
+__all__ = ["MODES", "Geometry", "Size", "axes_of", "geometry"]
 
 MODES = ("submanifold", "strided", "transposed")
 
@@ -102,10 +102,10 @@ def _checked(
             f"mode is {mode!r}: it must be one of {', '.join(MODES)}. Pass one of them."
         )
     sizes = {
-        "kernel_size": _axes("kernel_size", kernel_size, dim, least=1),
-        "stride": _axes("stride", stride, dim, least=1),
-        "padding": _axes("padding", padding, dim, least=0),
-        "dilation": _axes("dilation", dilation, dim, least=1),
+        "kernel_size": axes_of("kernel_size", kernel_size, dim, least=1),
+        "stride": axes_of("stride", stride, dim, least=1),
+        "padding": axes_of("padding", padding, dim, least=0),
+        "dilation": axes_of("dilation", dilation, dim, least=1),
     }
     if mode == "submanifold":
         if any(s != 1 for s in sizes["stride"]):
@@ -121,8 +121,9 @@ _of_numbers = functools.lru_cache(maxsize=1024)(_checked)
 """The same geometries come with every call; only numbers can be looked up, and True is not 1."""
 
 
-def _axes(name: str, value: Size, dim: int, least: int) -> tuple[int, ...]:
-    numbers = (value,) * dim if isinstance(value, int) else tuple(value)
+def axes_of(name: str, value: Size, dim: int, least: int) -> tuple[int, ...]:
+    """One number for each axis, checked."""
+    numbers = tuple(value) if isinstance(value, Sequence) else (value,) * dim
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int):
             raise DTypeError(

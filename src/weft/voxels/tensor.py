@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.errors import DeviceError, DTypeError, ShapeError
 from weft.voxels.coordinates import Coordinates
+from weft.voxels.geometry import axes_of
 from weft.voxels.kernel_map import Maps
 
 __all__ = ["SparseTensor", "cat", "sparse_collate", "union"]
@@ -45,7 +46,7 @@ class SparseTensor:
         stride: int | Sequence[int] = 1,
     ) -> None:
         dim = coords.shape[-1] - 1 if coords.dim() else 0
-        strides = (stride,) * dim if isinstance(stride, int) else stride
+        strides = axes_of("stride", stride, dim, least=1)
         if feats.device != coords.device:
             raise DeviceError(
                 f"feats are on {feats.device}, coords on {coords.device}: both must be on one "
