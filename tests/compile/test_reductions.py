@@ -18,6 +18,7 @@ from tests.compile.conftest import Check
 from weft.core.generated import load
 from weft.core.launcher import Tile
 from weft.reductions import (
+    exponents,
     gaussians,
     generator,
     kernels,
@@ -80,12 +81,12 @@ CASES = {
 }
 
 
-def build(name: str, dtype: str, ranged: bool) -> Build:
+def build(name: str, dtype: str, ranged: bool, near: bool = False) -> Build:
     kind, f, w, k = FORMULAS[name]
     formulas = (f,) if w is None else (f, w)
     what = looped(*formulas, size=1 if kind == "smallest" else BLOCK)
     job = launch._jobs(kind, what, k, dtype == "fp64", "auto", False)[0]
-    job = job._replace(ranged=ranged, partial=ranged)
+    job = job._replace(ranged=ranged, partial=ranged, near=near)
     kernel = load(f"reductions_{kind}", generator.source(job)).__dict__[f"{kind}_kernel"]
     return made(kernel, dtype, launch.tile(job), {})
 
@@ -111,6 +112,13 @@ def test_generated_kernels(name: str, check: Check) -> None:
     check(build(formula, dtype, ranged), name, target)
 
 
+@pytest.mark.parametrize("ranged", [False, True])
+@pytest.mark.parametrize("name", ["gaussian", "gradient in x", "gradient in y"])
+def test_near(name: str, ranged: bool, check: Check) -> None:
+    what = "blocks" if ranged else "dense"
+    check(build(name, "fp32", ranged, near=True), f"near, {name}, {what}", "sm_90")
+
+
 @pytest.mark.parametrize("target", ["sm_90", "sm_80"])
 @pytest.mark.parametrize("way", gaussians.PRODUCTS)
 @pytest.mark.parametrize("kind", ["sums", "shifted"])
@@ -118,7 +126,7 @@ def test_products(kind: str, way: str, target: str, check: Check) -> None:
     kernel = getattr(kernels, f"split_{kind}_kernel")
     if (way == "three, no wgmma") == (target == "sm_90") and way.startswith("three"):
         pytest.skip("the tile of another GPU")
-    width = {"split": tensor_cores.WIDTH, "three": 64, "one": 64}.get(way, tensor_cores.WIDEST)
+    width = {"split": tensor_cores.WIDTH, "three": 64, "one": 64}.get(way, exponents.WIDEST)
     apart = way != "split" and kind == "shifted"
     constants: dict[str, Any] = {"WEIGHTED": False} if kind == "shifted" else {}
     constants |= {"WIDTH": width, "APART": apart, "PARTS": 1 + way.startswith("three")}
@@ -127,6 +135,14 @@ def test_products(kind: str, way: str, target: str, check: Check) -> None:
     found = made(kernel, "fp32", gaussians.PRODUCTS[way], constants)
     found.types.update(x_ptr="*fp16", y_ptr="*fp16")
     check(found, f"products, {kind}, {way}, {target}", target)
+
+
+@pytest.mark.parametrize("way", ["three", "one"])
+def test_products_of_wide_sums(way: str, check: Check) -> None:
+    constants = {"WIDTH": 64, "APART": True, "PARTS": 1 + (way == "three"), "MIXES": False}
+    found = made(kernels.split_sums_kernel, "fp32", gaussians.PRODUCTS[way], constants)
+    found.types.update(x_ptr="*fp16", y_ptr="*fp16")
+    check(found, f"products, wide sums, {way}", "sm_90")
 
 
 @pytest.mark.parametrize("kind", ["sums", "shifted", "smallest"])

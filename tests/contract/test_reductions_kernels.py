@@ -5,7 +5,8 @@ whichever comes first in a tile, products of a cloud too wide for them, low part
 left out of products; of long vectors a share of the components or the last one left out, the first
 block of a result in the place of all, one entry of a batch for all; bounds of neighbours without
 their margin or too low for a row, columns that fill a group up, a group left out behind another; of
-vectors a part of a product left out, moments about another point, the first columns for all.
+vectors a part of a product left out, moments about another point, the first columns for all; of
+products that were asked for the factors of rows left out, wide ones taken for narrow ones.
 """
 
 import functools
@@ -25,6 +26,7 @@ from tests.pairs import (
     check_shifted,
     check_sums,
     data,
+    dense,
     noise_of,
     part,
 )
@@ -220,6 +222,35 @@ def test_products_of_many_dimensions(products, dim):
     check_sums(launch.sums, node("exp", -distance) * A * part(B, 1), values, sizes)
     check_shifted(launch.shifted, 2 * -distance, const(1), values, sizes, roundings=4)
     assert products == [1, 1]
+
+
+@pytest.mark.parametrize(("scale", "narrow"), [(0.1, 1), (1.5, 0)])
+@pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
+def test_products_that_were_asked_for(monkeypatch, precision, scale, narrow):
+    """Of a narrow cloud exponents are products alone; a wide one is served as well."""
+    monkeypatch.setattr(gaussians, "COLUMNS", 1)
+    ran, narrowed = [], tensor_cores.narrowed
+
+    def seen(made):
+        both = narrowed(made)
+        ran.extend(int(m.guard) for m in both)
+        return both
+
+    monkeypatch.setattr(tensor_cores, "narrowed", seen)
+    sizes, dim = Sizes(2, 300, 70), 33
+    values = data(*sizes)
+    generator = torch.Generator().manual_seed(dim)
+    for index, length in ((0, 300), (1, 70)):
+        values[index] = torch.randn(2, length, dim, generator=generator) * scale
+    f = node("exp", -node("sqdist", var(0, dim, 0), var(1, dim, 1))) * A * part(B, 1)
+    found = launch.sums(f, values, sizes, None, Options(precision))
+    terms, plain = (dense(f, values, sizes, d) for d in (torch.float64, torch.float32))
+    bits = {"tf32x3": 22, "tf32": 11}[precision]
+    largest = 2 * max(v.double().square().sum(-1).max() for v in (values[0], values[1]))
+    magnitude = terms.abs().sum(2) * (1 + 2 ** (24 - bits) * largest)
+    exact = terms.sum(2)
+    assert_as_accurate(found, exact, noise_of(plain.sum(2), exact, magnitude, torch.float32))
+    assert ran == [narrow, 1 - narrow]
 
 
 VECTORS = {

@@ -18,7 +18,7 @@ once a tile.  smallest looks for terms under the row's worst entry, and skips ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from weft.core.emit import Dialect
@@ -26,10 +26,11 @@ from weft.core.expr import Expr, const, reachable
 from weft.reductions.components import Loops
 from weft.reductions.formula import Node, variables
 from weft.reductions.inner import LONG, Inner
-from weft.reductions.printed import FORMATS, assigned, text
+from weft.reductions.near import Printer, near
+from weft.reductions.printed import FORMATS, assign, assigned, indented, loads, text
 from weft.reductions.scalars import factored, operand, scalars, separated
 
-__all__ = ["LANES", "NUMBERS", "Job", "operands", "registers", "source"]
+__all__ = ["LANES", "NUMBERS", "Job", "near_sums", "operands", "registers", "source"]
 
 
 class Job(NamedTuple):
@@ -49,6 +50,7 @@ class Job(NamedTuple):
         far: in smallest, whether indices need 64 bits.
         guarded: whether tensor cores may have done the work: a guard says so.
         inner: sums over components, whose numbers the formulas have.
+        near: whether sums over points near each other may be computed by the tile's centre.
         blocked: the variables of which a program takes a block of components: a batch entry is then
             an entry of the data and a block.
     """
@@ -66,6 +68,7 @@ class Job(NamedTuple):
     far: bool = False
     guarded: bool = False
     inner: tuple[Inner, ...] = ()
+    near: bool = False
     blocked: tuple[int, ...] = ()
 
     @property
@@ -117,6 +120,12 @@ def registers(job: Job) -> int:
     return len(rows) + kept + 2 * (job.kind == "shifted")
 
 
+def near_sums(job: Job) -> int:
+    """How many sums serve tiles of points near each other; 0 if it has no such branch."""
+    found = _Writer(job).near
+    return 0 if found is None else len(found.near.terms)
+
+
 class _Writer:
     """The lines of one kernel."""
 
@@ -143,6 +152,17 @@ class _Writer:
         found = {v.data[0]: v for f in given for v in variables(f) if operand(v.data[0]) in read}
         found |= self.loops.variables
         self.variables = tuple(found[index] for index in sorted(found))
+        self.near = self._near()
+
+    def _near(self) -> Printer | None:
+        """What serves tiles of points near each other."""
+        job = self.job
+        plain = job.near and job.accumulator == "float32" and job.accumulate == "auto"
+        if job.kind != "sums" or not plain or job.inner or job.blocked:
+            return None
+        made = near(job.formula, job.first, job.last)
+        bounds = tuple(self._bounds()) if job.ranged else ()
+        return made and Printer(made, self.variables, self.dialect, bounds)
 
     # the module
 
@@ -151,6 +171,8 @@ class _Writer:
         title = f"{self.job.kind} of {self.job.formula}"
         yield _HEADER.format(title=title, number=wide, total=self.job.accumulator, lanes=LANES)
         yield from self.loops.functions()
+        if self.near is not None:
+            yield from self.near.functions()
         yield from self._pairs()
         yield ""
         yield ""
@@ -162,7 +184,7 @@ class _Writer:
         yield f"def {self.job.kind}_kernel("
         yield f"    {', '.join([*pointers, *numbers, *blocks])}"
         yield "):"
-        yield from _indented(self._body())
+        yield from indented(self._body())
 
     def _results(self) -> list[str]:
         lists = ["tasks_ptr", "intervals_ptr"] if self.job.ranged else []
@@ -198,13 +220,13 @@ class _Writer:
         yield ""
         yield "@triton.jit"
         yield f"def pairs({', '.join(names)}):"
-        yield from _indented(self._formula())
+        yield from indented(self._formula())
 
     def _formula(self) -> Iterator[str]:
         yield from self._loads(1, self.loops.leaves(), "j")
         yield from self.loops.lines()
         yield from self._loads(1, [*(e for _, e in self.parts.columns), *self.parts.pairs], "j")
-        yield from self._assign(self.parts.columns)
+        yield from assign(self.parts.columns, self.dialect)
         lines, names = assigned(self.parts.pairs, self.dialect)
         yield from lines
         shown = []
@@ -219,22 +241,8 @@ class _Writer:
         yield f"return {', '.join(shown)}"
 
     def _loads(self, cat: int, expressions: Iterable[Expr], at: str) -> Iterator[str]:
-        leaves = {e.data for e in reachable(expressions) if e.kind == "leaf"}
-        for v in self.variables:
-            index, dim, own = v.data
-            for c in range(dim):
-                if own == cat and (operand(index), c) in leaves:
-                    place = f"{at} * {dim} + {c}" if at else f"{c}"
-                    if self.job.apart(v):
-                        place = f"{c} * v{index}_pitch + {'lanes' if cat == 1 else at}"
-                    yield f"v{index}_{c} = tl.load(v{index}_ptr + {place}).to({self.number})"
-
-    def _assign(self, part: Iterable[tuple[Expr, Expr]]) -> Iterator[str]:
-        targets, expressions = [a for a, _ in part], [e for _, e in part]
-        lines, names = assigned(expressions, self.dialect)
-        yield from lines
-        for target, name in zip(targets, names, strict=True):
-            yield f"{text(target)} = {name}"
+        apart = {v.data[0] for v in self.variables if self.job.apart(v)}
+        return loads(self.variables, cat, expressions, at, self.number, apart)
 
     # the loop
 
@@ -250,21 +258,28 @@ class _Writer:
             2, [*every, *(e for _, e in parts.columns), *parts.pairs, *outer], ""
         )
         yield from self._loads(0, [*every, *parts.pairs, *outer], "held")
-        yield from self._assign(parts.constant)
-        yield from self._assign(parts.rows)
+        if not self.job.ranged:
+            yield "begin = part * length"
+            yield "end = tl.minimum(begin + length, columns)"
+        if self.near is not None:
+            yield from self.near.choice()
+        yield from indented(self._differences(), int(self.near is not None))
+        yield from self._stores() if self.job.kind != "smallest" else self._store_lists()
+
+    def _differences(self) -> Iterator[str]:
+        """From what was loaded to the results."""
+        yield from assign(self.parts.constant, self.dialect)
+        yield from assign(self.parts.rows, self.dialect)
         yield "lanes = tl.arange(0, BLOCK_N // LANES)[:, None, None] * LANES"
         yield "lanes = lanes + tl.arange(0, LANES)[None, None, :]"
         yield from self._start()
         inside = list(self._interval())
         if self.job.ranged:
             yield "for q in range(first_interval, last_interval):"
-            yield from _indented(self._bounds())
-            yield from _indented(inside)
-        else:
-            yield "begin = part * length"
-            yield "end = tl.minimum(begin + length, columns)"
-            yield from inside
-        yield from self._finish()
+            inside = list(indented([*self._bounds(), *inside]))
+        yield from inside
+        if self.job.kind != "smallest":
+            yield from self._results_of_rows()
 
     def _entry(self) -> Iterator[str]:
         """The data of its batch entry, and its block of components."""
@@ -306,23 +321,23 @@ class _Writer:
         yield "whole = begin + tl.maximum(end - begin, 0) // BLOCK_N * BLOCK_N"
         if self.job.kind == "smallest":
             yield "for start in range(begin, whole, BLOCK_N):"
-            yield from _indented(self._call("start", "lanes"))
-            yield from _indented(self._add(""))
+            yield from indented(self._call("start", "lanes"))
+            yield from indented(self._add(""))
         else:
             sums = range(len(self.summed))
             yield "for block in range(begin, whole, TILES * BLOCK_N):"
             if self._by_blocks():
-                yield from _indented(f"part{n} = {self._zeros()}" for n in sums)
+                yield from indented(f"part{n} = {self._zeros()}" for n in sums)
             yield "    block_end = tl.minimum(block + TILES * BLOCK_N, whole)"
             yield "    for start in range(block, block_end, BLOCK_N):"
-            yield from _indented(self._call("start", "lanes"), 2)
-            yield from _indented(self._add("part"), 2)
-            yield from _indented(self._add_blocks())
+            yield from indented(self._call("start", "lanes"), 2)
+            yield from indented(self._add("part"), 2)
+            yield from indented(self._add_blocks())
         yield "if whole < end:"
         yield "    left = (end - whole).to(tl.int32)"
-        yield from _indented(self._call("whole", "tl.minimum(lanes, left - 1)"))
-        yield from _indented(self._masked())
-        yield from _indented(self._add("total"))
+        yield from indented(self._call("whole", "tl.minimum(lanes, left - 1)"))
+        yield from indented(self._masked())
+        yield from indented(self._add("total"))
 
     def _call(self, start: str, lanes: str) -> Iterator[str]:
         begins = {v: " + first_row" if v.data[2] == 0 else "" for v in self.loops.pointers()}
@@ -432,23 +447,22 @@ class _Writer:
 
     # the result
 
-    def _finish(self) -> Iterator[str]:
-        if self.job.kind == "smallest":
-            yield from self._store_lists()
-            return
+    def _results_of_rows(self) -> Iterator[str]:
         if self.job.kind == "shifted":
             yield "new = tl.max(top, 1)[:, None]"
             yield "scale = tl.exp2(tl.maximum(top - new, -1e30) * LOG2E).to(TOTAL)"
         for n in range(len(self.summed)):
             scale = " * scale" if self.job.kind == "shifted" else ""
             yield f"sum{n} = tl.sum(total{n}{scale}, 1)[None, :, None]"
-        outer = ((f"outer{n}", e) for n, e in enumerate(self.outer) if e != const(1))
-        named = dict(outer)
-        lines, names = assigned(named.values(), self.dialect)
+        named = list(dict.fromkeys(e for e in self.outer if e != const(1)))
+        lines, names = assigned(named, self.dialect)
         yield from lines
-        yield from self._stores(dict(zip(named, names, strict=True)))
+        factors = dict(zip(named, names, strict=True))
+        for e, (outer, place) in enumerate(zip(self.outer, self.place, strict=True)):
+            factor = f" * {factors[outer]}" if outer in factors else ""
+            yield f"result{e} = sum{place}{factor}"
 
-    def _stores(self, outer: Mapping[str, str]) -> Iterator[str]:
+    def _stores(self) -> Iterator[str]:
         job, count = self.job, self.job.last - self.job.first
         shifted = job.kind == "shifted"
         if shifted:
@@ -463,14 +477,11 @@ class _Writer:
             yield "tl.store(top_ptr + batch * rows + i, top, mask=i < last_row)"
         size = (job.weight or job.formula).dim
         for e in range(count):
-            value = f"sum{self.place[e]}"
-            if f"outer{e}" in outer:
-                value += f" * {outer[f'outer{e}']}"
             if job.partial:
-                yield f"tl.store(out_ptr + at + {e + shifted} * BLOCK_M, {value})"
+                yield f"tl.store(out_ptr + at + {e + shifted} * BLOCK_M, result{e})"
             else:
                 place = f"(batch * rows + i) * {size} + {job.first + e}"
-                yield f"tl.store(out_ptr + {place}, {value}, mask=i < last_row)"
+                yield f"tl.store(out_ptr + {place}, result{e}, mask=i < last_row)"
 
     def _store_lists(self) -> Iterator[str]:
         job = self.job
@@ -483,7 +494,3 @@ class _Writer:
             yield f"at = (batch * rows + first_row + row) * {kept * size} + {job.first}"
             where = f"out_ptr, out_ptr, at, first_row + row < last_row, {size}"
         yield f"store_sorted(best, index, {where}, {kept}, {job.partial})"
-
-
-def _indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
-    return (" " * (4 * depth) + line for line in lines)

@@ -226,7 +226,7 @@ def _run(
     blocks: Blocks | None,
     options: Options,
     guard: Tensor | None = None,
-    products: Queued | None = None,
+    *products: Queued,
 ) -> None:
     """Launch what computes the results: the products before, if any, then what their guard asks."""
     like = results[0]
@@ -234,6 +234,7 @@ def _run(
     counts = None if blocks is None else (len(blocks.starts), len(blocks.j_starts))
     dtype = next(iter(values.values())).dtype
     guarded = guard is not None
+    near = not guarded and options.precision != "ieee"
     key = (
         kind,
         formulas,
@@ -245,6 +246,7 @@ def _run(
         like.device,
         batched,
         guarded,
+        near,
     )
     recipe = _recipes.get(key)
     if recipe is None:
@@ -252,7 +254,7 @@ def _run(
             _recipes.clear()
         what = looped(*formulas, size=1 if kind == "smallest" else inner.BLOCK)
         wide, far = dtype == torch.float64, sizes.columns >= 2**31
-        jobs = _jobs(kind, what, k, wide, options.accumulate, far, guarded)
+        jobs = _jobs(kind, what, k, wide, options.accumulate, far, guarded, near)
         among = dict(zip(values, batched, strict=True))
         recipe = _recipes[key] = _prepare(jobs, what, among, sizes, counts, like.device)
     cut = None
@@ -262,7 +264,7 @@ def _run(
         share = SHARE * processors(like.device)
         cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
     with current_device(like):
-        _execute(recipe, values, results, cut, guard, [] if products is None else [products])
+        _execute(recipe, values, results, cut, guard, products)
 
 
 def _execute(
@@ -271,7 +273,7 @@ def _execute(
     results: Sequence[Tensor],
     cut: Tasks | None,
     guard: Tensor | None,
-    queue: list[Queued],
+    queue: Sequence[Queued],
 ) -> None:
     lists = [] if cut is None else [cut.tasks, cut.intervals]
     lists += [] if guard is None else [guard]
@@ -282,7 +284,7 @@ def _execute(
     for step in recipe.steps:
         inputs = [data[index] for index in step.reads]
         launch_all([*queue, *_launches(step, inputs, written, cut, lists, guard)])
-        queue = []
+        queue = ()
     if recipe.blocks:
         for result, found in zip(results, written, strict=True):
             put_together(found, result)
@@ -314,13 +316,20 @@ def _number(job: Job) -> torch.dtype:
 
 
 def _jobs(
-    kind: str, what: Looped, k: int, wide: bool, accumulate: str, far: bool, guarded: bool = False
+    kind: str,
+    what: Looped,
+    k: int,
+    wide: bool,
+    accumulate: str,
+    far: bool,
+    guarded: bool = False,
+    near: bool = False,
 ) -> list[Job]:
     """One job for each few components."""
     weight = what.formulas[1] if len(what.formulas) > 1 else None
     job = Job(kind, what.formulas[0], weight, 0, 0, wide=wide, accumulate=accumulate, kept=k)
     blocked = tuple(m.number for m in what.made if m.blocked)
-    job = job._replace(far=far, guarded=guarded, inner=what.inner, blocked=blocked)
+    job = job._replace(far=far, guarded=guarded, near=near, inner=what.inner, blocked=blocked)
     dim = what.formulas[-1].dim
     long = bool(what.inner or what.blocks)  # pairs are dear, or the tile is that of a block
     step = 1 if kind == "smallest" else inner.BLOCK if long else TOGETHER

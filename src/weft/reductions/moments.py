@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,18 +24,11 @@ from weft.core.launcher import Kernel, Tile, current_device
 from weft.reductions import moments_kernels as kernels
 from weft.reductions import tensor_cores
 from weft.reductions.evaluate import evaluate
+from weft.reductions.exponents import Moments
 from weft.reductions.formula import Node, const
-from weft.reductions.tensor_cores import (
-    SUMS,
-    Exponent,
-    Operands,
-    Split,
-    exponent,
-    factors,
-    is_split,
-)
+from weft.reductions.tensor_cores import SUMS, Operands, Split, is_split
 
-__all__ = ["Moments", "moments", "sums"]
+__all__ = ["sums"]
 
 FEW = 4
 """Columns that are added up pair by pair."""
@@ -55,60 +47,6 @@ TILES = {
     ("many", False): Tile((64, 64, 16), 4, 2),
 }
 """Of few and many columns, for products of parts and for others."""
-
-
-class Term(NamedTuple):
-    """exp(exponent) · rows · columns, if `sign` is not 0 times sign · (u − v)."""
-
-    rows: Node
-    columns: Node
-    sign: int
-
-
-class Moments(NamedTuple):
-    """A formula: its exponent and the terms that it has one after the other."""
-
-    exponent: Exponent
-    terms: tuple[Term, ...]
-
-
-@functools.lru_cache(maxsize=256)
-def moments(f: Node) -> Moments | None:
-    """The parts of a formula of several components, if it is of that kind."""
-    parts = f.args if f.op == "concat" else (f,)
-    found = [_term(part) for part in parts]
-    exponentials = {None if t is None else t[0] for t in found}
-    one = exponentials.pop()
-    if f.dim == 1 or exponentials or one is None or (of := exponent(one.args[0])) is None:
-        return None
-    terms = []
-    for part, t in zip(parts, found, strict=True):
-        assert t is not None
-        _, rows, columns, difference = t
-        ends: dict[tuple[Node, ...], int] = {(of.left, of.right): 1, (of.right, of.left): -1}
-        sign = 0 if difference is None else ends.get(difference.args, 0)
-        if difference is not None and (not sign or columns.dim > 1):
-            return None
-        if max(rows.dim, columns.dim, of.left.dim if sign else 1) != part.dim:
-            return None
-        terms.append(Term(rows, columns, sign))
-    return Moments(of, tuple(terms))
-
-
-def _term(f: Node) -> tuple[Node, Node, Node, Node | None] | None:
-    """The exponential, factors of rows, of columns, and the difference of a product."""
-    pairs = [n for n in factors(f) if {0, 1} <= n.cats]
-    exponentials = [n for n in pairs if n.op == "exp"]
-    rest = [n for n in pairs if n.op != "exp"]
-    if len(exponentials) != 1 or len(rest) > 1 or any(n.op != "sub" for n in rest):
-        return None
-    rows, columns = const(1), const(1)
-    for n in factors(f):
-        if n not in pairs and 1 in n.cats:
-            columns = columns * n
-        elif n not in pairs:
-            rows = rows * n
-    return exponentials[0], rows, columns, rest[0] if rest else None
 
 
 def sums(

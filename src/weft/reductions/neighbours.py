@@ -27,8 +27,9 @@ from torch.nn.functional import pad
 
 from weft.core.launcher import Kernel, Tile
 from weft.reductions import neighbours_kernels as kernels
+from weft.reductions.exponents import WIDEST
 from weft.reductions.formula import Node
-from weft.reductions.tensor_cores import WIDEST, high_low, to_power_of_2
+from weft.reductions.tensor_cores import high_low, to_power_of_2
 
 __all__ = ["MOST", "distance", "nearest", "pays"]
 

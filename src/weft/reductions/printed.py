@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 
 from weft.core.emit import Dialect, schedule
 from weft.core.expr import Expr, leaf, reachable
 from weft.core.hoist import rebuilt
 from weft.core.program import Operand, Output, Program
+from weft.reductions.formula import Node
+from weft.reductions.scalars import operand
 
-__all__ = ["FORMATS", "assigned", "text"]
+__all__ = ["FORMATS", "assign", "assigned", "indented", "loads", "text"]
 
 FORMATS = {
     "same": "({})",
@@ -58,3 +60,45 @@ def assigned(expressions: Iterable[Expr], dialect: Dialect) -> tuple[list[str], 
     lines = [line for step in steps for line in step.lines(dialect)]
     names = dict(zip(computed, result.names, strict=True))
     return lines, [names.get(found[e]) or text(found[e]) for e in wanted]
+
+
+def assign(part: Iterable[tuple[Expr, Expr]], dialect: Dialect) -> Iterator[str]:
+    """The lines that compute expressions and give them the names of leaves."""
+    targets, expressions = [a for a, _ in part], [e for _, e in part]
+    lines, names = assigned(expressions, dialect)
+    yield from lines
+    yield from (f"{text(a)} = {name}" for a, name in zip(targets, names, strict=True))
+
+
+def loads(
+    variables: Iterable[Node],
+    cat: int,
+    expressions: Iterable[Expr],
+    at: str,
+    number: str,
+    apart: Container[int] = (),
+) -> Iterator[str]:
+    """The lines that load those components of variables of a category that expressions read.
+
+    Args:
+        variables: of any category.
+        cat: the category.
+        expressions: what is computed.
+        at: the index of a row or column; of a parameter "".
+        number: the dtype, as a kernel names it.
+        apart: the indices of variables that are stored by component.
+    """
+    leaves = {e.data for e in reachable(expressions) if e.kind == "leaf"}
+    for v in variables:
+        index, dim, own = v.data
+        for c in range(dim):
+            if own == cat and (operand(index), c) in leaves:
+                place = f"{at} * {dim} + {c}" if at else f"{c}"
+                if index in apart:
+                    place = f"{c} * v{index}_pitch + {'lanes' if cat == 1 else at}"
+                yield f"v{index}_{c} = tl.load(v{index}_ptr + {place}).to({number})"
+
+
+def indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
+    """Lines inside so many blocks."""
+    return (" " * (4 * depth) + line for line in lines)

@@ -29,20 +29,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from weft.reductions.evaluate import evaluate
+from weft.reductions.exponents import Exponent, exponent, factors
 from weft.reductions.formula import Node, const
 
 __all__ = [
     "SHIFTED",
     "SUMS",
-    "WIDEST",
     "WIDTH",
-    "Exponent",
     "Operands",
     "Split",
-    "exponent",
-    "factors",
     "high_low",
     "is_split",
+    "narrowed",
     "operands",
     "split",
     "to_power_of_2",
@@ -50,9 +48,6 @@ __all__ = [
 
 WIDTH = 16
 """Least numbers of a product: high and low parts are 3 D + 4 of them for D coordinates."""
-
-WIDEST = 128
-"""Coordinates of a product."""
 
 SUMS, SHIFTED = 8.0, 256.0
 """Exponents, in powers of 2, up to which the terms of a product may go.
@@ -67,16 +62,6 @@ LARGEST, LARGEST_SPLIT = 2.0**28, 2.0**12
 
 LOWEST, LOWEST_SPLIT = -1e30, -3e4
 """Half the exponent of a column that fills a tile up."""
-
-
-class Exponent(NamedTuple):
-    """g |u − v|² + a + b."""
-
-    factor: Node
-    left: Node
-    right: Node
-    rows: Node
-    columns: Node
 
 
 class Split(NamedTuple):
@@ -107,59 +92,6 @@ def split(f: Node) -> Split | None:
     return Split(found, rows, columns)
 
 
-@functools.lru_cache(maxsize=256)
-def exponent(f: Node) -> Exponent | None:
-    """The parts of an exponent that is a multiple of one |u − v|² and terms of i and of j."""
-    found, rows, columns = None, const(0), const(0)
-    for factor, term in _terms(f):
-        if not {0, 1} <= term.cats:
-            if 1 in term.cats:
-                columns = columns + factor * term
-            else:
-                rows = rows + factor * term
-            continue
-        number, distance = _distance(term)
-        if found is not None or distance is None:
-            return None
-        left, right = distance.args if 0 in distance.args[0].cats else distance.args[::-1]
-        if 1 in left.cats or 0 in right.cats or left.dim > WIDEST:
-            return None
-        found = (const(factor) * number, left, right)
-    return None if found is None or f.dim != 1 else Exponent(*found, rows, columns)
-
-
-def factors(f: Node) -> list[Node]:
-    """What a formula is a product of."""
-    if f.op == "mul":
-        return [n for a in f.args for n in factors(a)]
-    return [const(-1), *factors(f.args[0])] if f.op == "neg" else [f]
-
-
-def _terms(f: Node) -> list[tuple[float, Node]]:
-    """Numbers and terms of a sum."""
-    if f.op in ("add", "sub"):
-        sign = 1 if f.op == "add" else -1
-        return [*_terms(f.args[0]), *((sign * c, n) for c, n in _terms(f.args[1]))]
-    if f.op == "neg":
-        return [(-c, n) for c, n in _terms(f.args[0])]
-    if f.op == "mul" and f.args[0].op == "const":
-        return [(f.args[0].data * c, n) for c, n in _terms(f.args[1])]
-    return [(1.0, f)]
-
-
-def _distance(term: Node) -> tuple[Node, Node | None]:
-    """The factor of parameters, and the squared distance that it multiplies."""
-    number, distance = const(1), None
-    for n in factors(term):
-        if n.op == "sqdist" and distance is None:
-            distance = n
-        elif n.cats <= {2}:
-            number = number * n
-        else:
-            return number, None
-    return number, distance
-
-
 def is_split(f: Split) -> bool:
     """Whether all of the exponent is one product of high and low parts."""
     return 3 * f.exponent.left.dim + 4 <= WIDTH
@@ -170,6 +102,7 @@ class Operands(NamedTuple):
 
     Args:
         guard: 1 where the bound holds, else 0, int32.
+        narrow: 1 where terms of rows and of columns alone may become factors, else 0.
         x: the rows of the left factor, (B, M, width); with high and low parts apart (B, M, 2, ·).
         y: those of the right, (B, whole tiles of N, ·).
         a: what is added for rows, where it is not in the product or the factors, else None.
@@ -180,6 +113,7 @@ class Operands(NamedTuple):
     """
 
     guard: Tensor
+    narrow: Tensor
     x: Tensor
     y: Tensor
     a: Tensor | None
@@ -224,7 +158,7 @@ def operands(
     bound = torch.maximum((g * u2).abs().amax(), (g * v2).abs().amax())
     bound = torch.maximum(bound, torch.maximum(alpha.abs().amax(), beta.abs().amax()))
     largest = min(most, LARGEST_SPLIT if is_split(f) else LARGEST)
-    guard = (bound <= largest).to(torch.int32)  # NaN: not within
+    guard, narrow = ((bound <= m).to(torch.int32) for m in (largest, SUMS))  # NaN: not within
     root = (2 * g.abs()).sqrt()
     left, right = -g.sign() * root * u, root * v
     more = -sizes[2] % width
@@ -237,15 +171,24 @@ def operands(
         if most == SUMS:
             outside = (outside * alpha.exp2()).float()
             weights = weights * pad(beta.exp2().float(), (0, 0, 0, more))
-            return Operands(guard, x, y, None, None, outside, weights, width)
+            return Operands(guard, narrow, x, y, None, None, outside, weights, width)
         b = pad(beta.float(), (0, 0, 0, more), value=2 * LOWEST)
-        return Operands(guard, x, y, alpha.float(), b, outside, weights, width)
+        return Operands(guard, narrow, x, y, alpha.float(), b, outside, weights, width)
     (uh, ul), (vh, vl) = high_low(left), high_low(right)
     one = uh.new_ones(sizes[0], 1, 1)
     rows = torch.cat((uh, uh, ul, *high_low(alpha), *[one.expand(-1, sizes[1], -1)] * 2), -1)
     columns = torch.cat((vh, vl, vh, *[one.expand(-1, sizes[2], -1)] * 2, *high_low(beta)), -1)
     x, y = _filled(rows, 0, 0.0), _filled(columns, more, LOWEST_SPLIT)
-    return Operands(guard, x, y, None, None, outside, weights, WIDTH)
+    return Operands(guard, narrow, x, y, None, None, outside, weights, WIDTH)
+
+
+def narrowed(made: Operands) -> tuple[Operands, Operands]:
+    """Those with terms of rows and columns as factors, where they may be; and for all others."""
+    assert made.a is not None
+    assert made.b is not None
+    rows, columns = made.rows * made.a.exp2(), made.columns * made.b.exp2()
+    near = made._replace(guard=made.narrow, a=None, b=None, rows=rows, columns=columns)
+    return near, made._replace(guard=made.guard * (1 - made.narrow))
 
 
 def _parts(t: Tensor, precision: str) -> Tensor:

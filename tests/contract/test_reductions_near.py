@@ -1,0 +1,169 @@
+"""Gaussian-like sums of tiles of points near each other, by their centre, in the interpreter.
+
+Seen red with: another centre for columns than for rows, terms of rows left out, columns past the
+end of an interval left in, columns infinitely far not set aside, moments about another point, no
+bound on the spread of a tile.
+"""
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+from tests.pairs import BLOCKS, SMALL, A, B, P, X, Y, blocks, check_sums, data, part
+from weft.reductions.formula import node, var
+from weft.reductions.operations import concat
+from weft.reductions.ranges import Options, Sizes
+from weft.testing.bounds import assert_as_accurate
+from weft.testing.contract import assert_same_bits
+
+if not INTERPRETED:
+    pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
+
+from weft.reductions import generator, launch, near
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory"),
+    pytest.mark.filterwarnings("ignore:.*:RuntimeWarning"),  # columns past the end of an interval
+]
+KERNEL = node("exp", -node("sqdist", X, Y))
+WEIGHT = part(B, 0)
+
+FORMULAS = {
+    "sum": KERNEL * WEIGHT * A,
+    "sum alone": KERNEL,
+    "of a parameter": node("exp", node("sqdist", X, Y) * -P) * B,
+    "gradient in x": -2 * (A * (WEIGHT * KERNEL * (X - Y))),
+    "gradient in y and b": concat(KERNEL * A * (Y - X) * WEIGHT, KERNEL * A),
+    "scaled points": node("exp", -0.5 * node("sqdist", X * A, Y * P)) * WEIGHT,
+    "quotients": KERNEL * node("reciprocal", WEIGHT),
+}
+
+
+@pytest.fixture
+def by_differences(monkeypatch):
+    """Has later calls take differences for all tiles."""
+
+    def start():
+        monkeypatch.setattr(near, "LIMIT", -1.0)
+        launch._recipes.clear()
+
+    launch._recipes.clear()
+    yield start
+    launch._recipes.clear()
+
+
+def wide_data(sizes, scale, far, seed=0):
+    """Points on a grid, of which differences are exact."""
+    values = data(*sizes, seed=seed)
+    for n in (0, 1):
+        values[n] = (values[n] * scale * 64).round() / 64 + far
+    return values
+
+
+def same(first, second):
+    return bool((first == second).all())
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize(("scale", "far"), [(0.25, 0), (0.25, 64), (8, 0)])
+def test_near_and_wide(by_differences, name, scale, far):
+    """Near each other by the centre, wherever they lie; else by differences."""
+    if name == "scaled points":
+        far = 0
+    sizes = Sizes(2, 70, 150)
+    values = wide_data(sizes, scale, far)
+    found = check_sums(launch.sums, FORMULAS[name], values, sizes)
+    by_differences()
+    other = check_sums(launch.sums, FORMULAS[name], values, sizes)
+    assert same(found, other) == (scale > 1)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("formula", ["gradient in y and b", "quotients"])
+def test_blocks(name, formula):
+    check_sums(launch.sums, FORMULAS[formula], wide_data(SMALL, 0.25, 64), SMALL, blocks(name))
+
+
+def test_long_lists():
+    sizes = Sizes(1, 40, 3000)
+    listed = blocks("holes")._replace(j_ends=torch.tensor([2000, 3000, 2500, 2900]))
+    values = wide_data(sizes, 0.25, 16)
+    found = check_sums(launch.sums, FORMULAS["gradient in x"], values, sizes, listed)
+    again = launch.sums(FORMULAS["gradient in x"], values, sizes, listed, Options())
+    assert_same_bits(found, again, "the same call again")
+
+
+@pytest.mark.parametrize("dim", [1, 2, 8, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dimensions(dim, dtype):
+    x, y = var(0, dim, 0), var(1, dim, 1)
+    f = node("exp", -node("sqdist", x, y)) * WEIGHT
+    sizes, generator_ = Sizes(1, 20, 90), torch.Generator().manual_seed(dim)
+    values = {n: torch.randn(1, m, dim, generator=generator_) for n, m in ((0, 20), (1, 90))}
+    values = {n: (0.25 * v).to(dtype) for n, v in values.items()} | {2: data(*sizes)[2].to(dtype)}
+    check_sums(launch.sums, f, values, sizes)
+
+
+def test_rows_far_from_all_columns():
+    sizes = Sizes(2, 40, 100)
+    values = data(*sizes)
+    values[0] = 0.2 * values[0] + torch.tensor([6.0, 0.0, 0.0])
+    values[1] = 0.2 * values[1]
+    for name in ("sum", "gradient in x"):
+        check_sums(launch.sums, FORMULAS[name], values, sizes)
+
+
+def test_columns_infinitely_far_are_nothing():
+    sizes = Sizes(2, 40, 100)
+    values = wide_data(sizes, 0.25, 0)
+    values[1][:, 3] = torch.inf
+    values[1][:, 4, 1] = -1e30
+    values[1][:, 5] = 3e38
+    found = launch.sums(FORMULAS["sum"], values, sizes, None, Options())
+    fewer = {n: torch.cat([v[:, :3], v[:, 6:]], 1) if n in (1, 2) else v for n, v in values.items()}
+    expected = launch.sums(FORMULAS["sum"], fewer, Sizes(2, 40, 97), None, Options())
+    assert_as_accurate(found, expected.double(), expected.abs() * torch.finfo(torch.float32).eps)
+    values[1][:, 7, 0] = torch.nan
+    assert bool(launch.sums(FORMULAS["sum"], values, sizes, None, Options()).isnan().all())
+
+
+def test_a_row_that_is_no_number_is_one_row():
+    sizes = Sizes(2, 40, 100)
+    values = wide_data(sizes, 0.25, 0)
+    values[0][:, 7, 1] = torch.nan
+    found = launch.sums(FORMULAS["sum"], values, sizes, None, Options())
+    assert found.isnan().nonzero()[:, 1].tolist() == [7, 7]
+
+
+def test_growing_exponentials():
+    sizes = Sizes(1, 40, 90)
+    values = wide_data(sizes, 0.25, 16)
+    values[3] = -values[3]
+    check_sums(launch.sums, FORMULAS["of a parameter"], values, sizes)
+
+
+@pytest.mark.parametrize(
+    ("f", "count"),
+    [
+        (FORMULAS["sum"], 1),
+        (FORMULAS["gradient in x"], 4),
+        (FORMULAS["gradient in y and b"], 5),
+        (node("exp", -node("sqdist", X, Y) + WEIGHT), 0),
+        (KERNEL * X * Y, 3),
+        (KERNEL * node("abs", X - Y), 0),
+    ],
+)
+def test_which_formulas(f, count):
+    job = generator.Job("sums", f, None, 0, f.dim, near=True)
+    assert generator.near_sums(job) == count
+    for other in ({"near": False}, {"wide": True}, {"accumulate": "kahan"}):
+        assert generator.near_sums(job._replace(**other)) == 0
+
+
+def test_ieee_takes_differences(by_differences):
+    sizes = Sizes(2, 40, 100)
+    values = wide_data(sizes, 0.25, 0)
+    found = launch.sums(FORMULAS["sum"], values, sizes, None, Options("ieee"))
+    by_differences()
+    other = launch.sums(FORMULAS["sum"], values, sizes, None, Options())
+    assert_as_accurate(found, other.double(), other.abs() * torch.finfo(torch.float32).eps)
