@@ -16,7 +16,7 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from weft.core.generated import load
-from weft.o3 import dialects, generator, kernels
+from weft.o3 import dialects, generator, kernels, launch
 from weft.o3.division import Facts, divide
 from weft.o3.generator import Job
 from weft.testing.compiler import Build
@@ -77,6 +77,9 @@ def test_folds(places: int | None, check: Check) -> None:
     found = build(kernels.fold_rows_kernel, constants, "fp32", 4)
     found = replace(found, multiples_of_16=("width", "partial_width"), wide_loads=places is None)
     check(found, f"fold of rows, {places}", "sm_90")
+    constants = dict(zip(("BLOCK_E", "BLOCK_C", "SCAN"), launch.ROUND.blocks, strict=True))
+    found = build(kernels.fold_round_kernel, constants, "fp32", launch.ROUND.num_warps)
+    check(replace(found, multiples_of_16=("width",), wide_loads=True), "fold of a round", "sm_90")
     constants = {"COUNT": 2, "BLOCK_R": 64, "BLOCK_C": 16}
     found = build(kernels.fold_columns_kernel, constants, "fp32", 4)
     check(found, "fold of columns", "sm_90")

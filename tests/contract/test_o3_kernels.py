@@ -3,7 +3,9 @@
 Seen red with: a gradient of w without its path's factor, tiles of edges without their mask, pieces
 that take the row of their own number, parts of the first block of channels alone, second parts
 dropped, edges taken in the order of their numbers, coefficients rounded to float32, shares of a row
-that leave out its last edges, sums by halves stored one column on or over the wrong threads.
+that leave out its last edges, sums by halves stored one column on or over the wrong threads, a
+round that forgets what was added before, in rows of x or of z, parts of a round at their edge's
+number or in rows it writes itself, entries looked through once, rows without edges left out.
 """
 
 import itertools
@@ -17,7 +19,7 @@ if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
 from weft.core.segments import cut
-from weft.o3 import division, launch, reference, tilings
+from weft.o3 import division, launch, reference, rounds, tilings
 from weft.o3.contraction import Call, Result, forward, gradient, tangent
 from weft.o3.generator import Tiling
 from weft.o3.graph import Graph, Tables, row_by_row
@@ -201,6 +203,57 @@ def test_shared_rows(fresh, monkeypatch, edges, tables):
     tables = tables._replace(z_indptr=ends, z_edges=order, z_slices=cuts)
     for name in STRUCTURES:
         check(STRUCTURES[name], calls()["backward"], tables)
+
+
+SMALL = conv(((3, 0), (3, 1)), (0, 1), natural=False)
+BOTH = Graph(torch.arange(8) // 3, torch.arange(8) // 2, 5, 4).tables
+HUB = SORTED._replace(z_slices=cut(SORTED.z_indptr, 2))
+IN_ROUNDS = {"sorted": SORTED, "both sorted": BOTH, "a hub of targets": HUB}
+AT_ONCE = {"unsorted": UNSORTED, "a hub of sources": SORTED._replace(x_slices=CUT.x_slices)}
+
+
+@pytest.mark.parametrize("order", ["backward", "second order"])
+@pytest.mark.parametrize("tables", IN_ROUNDS | AT_ONCE)
+@pytest.mark.parametrize("structure", [SMALL, OVERLAPPING], ids=["small", "overlapping"])
+def test_rounds(fresh, monkeypatch, structure, tables, order):
+    monkeypatch.setattr(rounds, "SPARE", 40)
+    monkeypatch.setattr(launch, "ROUND", launch.ROUND._replace(blocks=(1, 16, 2)))
+    found = (IN_ROUNDS | AT_ONCE)[tables]
+    first = check(structure, calls()[order], found)
+    (recipe,) = launch._recipes.values()
+    assert (len(recipe.scratch) > 2) == (structure is SMALL and tables in IN_ROUNDS)
+    again = check(structure, calls()[order], found)
+    for a, b in zip(first, again, strict=True):
+        assert_same_bits(a, b, "the same call again")
+    check(structure, calls()[order], found, dtype=torch.float64)
+    check(structure, calls()[order], found, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("needed", list(itertools.product([False, True], repeat=3)))
+def test_subsets_in_rounds(fresh, monkeypatch, needed):
+    monkeypatch.setattr(rounds, "SPARE", 40)
+    check(SMALL, gradient(forward(weighted=True), needed, (True,)), SORTED)
+    recipe = next(iter(launch._recipes.values()), None)
+    assert (recipe is not None and len(recipe.scratch) > 2) == (needed[0] and needed[2])
+
+
+@pytest.mark.parametrize("parts", [(7,), (5, 1, 12)])
+@pytest.mark.parametrize("weights", [1, 7, 30])
+def test_parts_lie_in_rows_that_later_rounds_write(monkeypatch, weights, parts):
+    monkeypatch.setattr(rounds, "SPARE", 4 * sum(parts))
+    found = rounds.rounds(100, weights, parts, 4)
+    assert [turn.begin for turn in found] == [0, *(turn.end for turn in found[:-1])]
+    assert found[-1].end == 100
+    assert found[-1].places is None
+    assert (len(found) > 1) == (weights >= rounds.LEAST * (weights + sum(parts)))
+    for turn in found[:-1]:
+        assert turn.end > turn.begin
+        at = turn.end * weights
+        for place, part in zip(turn.places, parts, strict=True):
+            assert place >= at
+            assert place % rounds.ALIGNED == 0
+            at = place + (turn.end - turn.begin) * part
+        assert at <= 100 * weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -64,10 +64,14 @@ class Division(NamedTuple):
     Args:
         jobs: each with the numbers of its results in the call.
         outputs: of each result of the call; None: it is zero.
+        near: results whose parts are those of one round of edges.
+        host: the gradient of weights that has room for them; None: edges are taken at once.
     """
 
     jobs: tuple[tuple[Job, tuple[int, ...]], ...]
     outputs: tuple[Output | None, ...]
+    near: tuple[int, ...]
+    host: int | None
 
 
 class _Draft(NamedTuple):
@@ -98,11 +102,27 @@ def divide(structure: Structure, call: Call, facts: Facts) -> Division:
         output, found = _placed(number, structure.width(result.slot), rows, mine)
         outputs.append(output)
         targets |= {(i, number): target for i, target in found.items()}
+    near, host = _in_rounds(call, drafts, outputs)
+    targets |= {key: t._replace(near=True) for key, t in targets.items() if key[1] in near}
     jobs = tuple(
-        (draft.job._replace(targets=tuple(targets[i, n] for n in draft.numbers)), draft.numbers)
+        draft.job._replace(targets=tuple(targets[i, n] for n in draft.numbers), rounds=bool(near))
         for i, draft in enumerate(drafts)
     )
-    return Division(jobs, tuple(outputs))
+    numbers = (draft.numbers for draft in drafts)
+    return Division(tuple(zip(jobs, numbers, strict=True)), tuple(outputs), near, host)
+
+
+def _in_rounds(
+    call: Call, drafts: list[_Draft], outputs: list[Output | None]
+) -> tuple[tuple[int, ...], int | None]:
+    """The results whose parts are those of a round, and the gradient that has room for them."""
+    there = [(n, output) for n, output in enumerate(outputs) if output is not None]
+    near = tuple(n for n, output in there if output.rows == "edges" and output.places is None)
+    whole = (n for n, output in there if output.direct and output.covered)
+    host = next((n for n in whole if call.results[n].slot == "w"), None)
+    if host is None or not near or not all(draft.job.in_turn for draft in drafts):
+        return (), None
+    return near, host
 
 
 def _drafts(structure: Structure, call: Call, facts: Facts) -> Iterator[_Draft]:
@@ -129,6 +149,7 @@ def _drafts(structure: Structure, call: Call, facts: Facts) -> Iterator[_Draft]:
                     facts.wide,
                     Tiling(1),
                 )
+                job = job._replace(pieces=job.pieces and not job.divisible)
                 yield _Draft(job._replace(tiling=tilings.choose(job)), numbers)
 
 

@@ -8,11 +8,11 @@ A kernel program owns a row of one slot, z or x, and a block of channels, and wa
         store the results of the edge as soon as no path is left that adds to them
     store the results of the row
 
-Where no result is summed over the edges of a row, several programs share them: many small programs
-end together.  Where every edge is a row of its own, a program owns a tile of rows and there is no
-loop.  What channels share is summed over those of a program: one part a block of channels.
-Gradients of weights that all edges share are summed over all rows of a program, and programs are
-few.
+Where no result is summed over the edges of a row, a program takes some places of the lists, and so
+of one row after another: many small programs end together, whatever the lengths of rows.  Where
+every edge is a row of its own, a program owns a tile of rows and there is no loop.  What channels
+share is summed over those of a program: one part a block of channels.  Gradients of weights that
+all edges share are summed over all rows of a program, and programs are few.
 
 Weights are read once and pass the cache by; x, and the row that is read again for every edge, stay.
 """
@@ -37,11 +37,13 @@ class Target(NamedTuple):
         width: numbers in a row.
         blocks: where each block lies; None: no path of the kernel reaches it.
         part: numbers between the parts that blocks of channels store of what they share.
+        near: whether row 0 is that of the first edge of the launch, not of the graph.
     """
 
     width: int
     blocks: tuple[Block | None, ...]
     part: int = 0
+    near: bool = False
 
 
 class Tiling(NamedTuple):
@@ -77,6 +79,7 @@ class Job(NamedTuple):
         shared: whether w has one row.
         wide: for float64.
         tiling: how the work is laid out.
+        rounds: whether launches take some places of the lists after others.
     """
 
     product: Product
@@ -92,6 +95,7 @@ class Job(NamedTuple):
     shared: bool
     wide: bool
     tiling: Tiling
+    rounds: bool = False
 
     @property
     def looped(self) -> bool:
@@ -100,9 +104,14 @@ class Job(NamedTuple):
 
     @property
     def divisible(self) -> bool:
-        """Whether programs can share the edges of a row."""
+        """Whether a program can take some edges of a row alone: then it takes places of lists."""
         summed = {r.slot for r in self.call.results if r.terms} & {self.owner}
         return self.segmented and not summed and not self.looped
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether launches can take some edges after others, in the order of their numbers."""
+        return self.segmented and not (self.ordered or self.looped)
 
     @property
     def channel_blocks(self) -> int:
@@ -124,8 +133,10 @@ def source(job: Job) -> str:
     """The module text of a job's kernel.
 
     Its pointers are the tensors', the results', then those of the tables that the job has: indptr,
-    owner, edges, index.  Then come the numbers `items` (rows, or tiles of rows), `rows` and `lanes`
-    (programs for each block of channels: items, or a multiple where programs share a row's edges).
+    owner, edges, index.  Then come numbers: where the job is divisible or has rounds, `begin` and
+    `end`, the places that a launch takes; where it is divisible, `span`, those of a program (owner
+    then names the row of every edge); else `items` (rows, or tiles of rows), `rows` and `lanes`
+    (programs for each block of channels).
     """
     return "\n".join(_Writer(job).module()) + "\n"
 
@@ -192,7 +203,7 @@ class _Writer:
             yield "from weft.o3.kernels import halved"
         yield ""
         yield ""
-        yield "@triton.jit(do_not_specialize=['items', 'rows', 'lanes'])"
+        yield f"@triton.jit(do_not_specialize={self._counts()!r})"
         yield f"def {name(self.job)}({', '.join(self._parameters())}):"
         yield from _indented(self._body())
 
@@ -200,7 +211,7 @@ class _Writer:
         job = self.job
         tables = {
             "indptr": job.segmented,
-            "owner": job.pieces,
+            "owner": job.pieces or job.divisible,
             "edges": job.ordered,
             "index": job.indexed,
         }
@@ -208,7 +219,11 @@ class _Writer:
         pointers += [f"out{r}" for r in range(len(job.call.results))]
         pointers += [name for name, there in tables.items() if there]
         blocks = ["BLOCK: tl.constexpr", "EDGES: tl.constexpr", "STAGES: tl.constexpr"]
-        return [*(f"{name}_ptr" for name in pointers), "items", "rows", "lanes", *blocks]
+        return [*(f"{name}_ptr" for name in pointers), *self._counts(), *blocks]
+
+    def _counts(self) -> list[str]:
+        ends = ["begin", "end"] if self.job.divisible or self.job.rounds else []
+        return [*ends, "span"] if self.job.divisible else [*ends, "items", "rows", "lanes"]
 
     def _body(self) -> Iterator[str]:
         blocks = self.job.channel_blocks
@@ -224,12 +239,13 @@ class _Writer:
             yield f"inside = u < {self.job.product.channels}"
         if self._together():
             yield from across.PREAMBLE
+        if self.job.rounds:
+            yield "origin = tl.cast(begin, tl.int64)"
         if self.job.divisible:
-            yield "shares = lanes // items"
-            yield "item = lane // shares"
-        elif not self.job.looped:
-            yield "item = lane"
+            yield from self._share()
+            return
         if not self.job.looped:
+            yield "item = lane"
             yield from self._item()
             return
         yield from self._zeros("w")
@@ -237,6 +253,18 @@ class _Writer:
         yield f"for item in tl.range(lane, items, lanes{stages}):"
         yield from _indented(self._item())
         yield from self._store_carried("w", "lane")
+
+    def _share(self) -> Iterator[str]:
+        """Some places of the lists, row after row."""
+        edge = "tl.load(edges_ptr + place)" if self.job.ordered else "place"
+        yield "place = begin + tl.cast(lane, end.dtype) * span"
+        yield "stop = tl.minimum(place + span, end)"
+        yield "while place < stop:"
+        yield f"    row = tl.cast(tl.load(owner_ptr + {edge}), tl.int64)"
+        yield "    first = place"
+        yield "    last = tl.minimum(tl.load(indptr_ptr + row + 1), stop).to(end.dtype)"
+        yield from _indented(self._edges())
+        yield "    place = last"
 
     def _item(self) -> Iterator[str]:
         if self.job.segmented:
@@ -249,18 +277,24 @@ class _Writer:
             yield from self._edge("p")
 
     def _row(self) -> Iterator[str]:
-        """A row and the loop over its edges."""
-        job = self.job
+        """A row; of its edges, those of the round, whose first has all rows."""
         yield "first = tl.load(indptr_ptr + item)"
         yield "last = tl.load(indptr_ptr + item + 1)"
-        if job.divisible:
-            yield "count = (last - first + shares - 1) // shares"
-            yield "first = first + lane % shares * count"
-            yield "last = tl.minimum(first + count, last)"
-        number = "tl.load(owner_ptr + item)" if job.pieces else "item"
+        number = "tl.load(owner_ptr + item)" if self.job.pieces else "item"
         yield f"row = tl.cast({number}, tl.int64)"
+        lines = [*self._zeros(self.job.owner), *self._edges()]
+        lines += self._store_carried(self.job.owner, "item")
+        if not self.job.rounds:
+            yield from lines
+            return
+        yield "first = tl.maximum(first, begin)"
+        yield "last = tl.minimum(last, end)"
+        yield "if (first < last) | (begin == 0):"
+        yield from _indented(lines)
+
+    def _edges(self) -> Iterator[str]:
+        """The loop over edges of a row."""
         yield from self._places([t for t in self.tensors if self._owned(t)], "row")
-        yield from self._zeros(job.owner)
         if self.flat:
             yield "for p in tl.range(first, last, num_stages=STAGES):"
             yield from _indented(self._edge("p"))
@@ -269,7 +303,6 @@ class _Writer:
             yield "    p = start + tl.arange(0, EDGES)[:, None]"
             yield "    present = p < last"
             yield from _indented(self._edge("p"))
-        yield from self._store_carried(job.owner, "item")
 
     def _zeros(self, slot: str) -> Iterator[str]:
         for (r, block), _ in sorted(self.last.items()):
@@ -393,10 +426,15 @@ class _Writer:
         yield from self._target_row("at", r, number, shared)
         for name in self._components(r, block):
             value = self._summed(name, self._carried(r), shared)
-            yield f"tl.store({_address('at', place, _component(name))}, {value}{mask}{policy})"
+            address = _address("at", place, _component(name))
+            if self._carried(r) and self.job.rounds:
+                before = " & ".join(["(begin > 0)", *masks])
+                value = f"{value} + tl.load({address}, mask={before}, other=0.0)"
+            yield f"tl.store({address}, {value}{mask}{policy})"
 
     def _target_row(self, name: str, r: int, number: str, shared: bool) -> Iterator[str]:
         target = self.job.targets[r]
+        number = f"({number} - origin)" if target.near else number
         yield f"{name} = out{r}_ptr + {number} * {target.width}"
         if shared and self.job.channel_blocks > 1:
             yield f"{name} = {name} + block * {target.part}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["fold_columns_kernel", "fold_rows_kernel", "halved"]
+__all__ = ["fold_columns_kernel", "fold_round_kernel", "fold_rows_kernel", "halved"]
 
 
 @triton.jit
@@ -85,3 +85,42 @@ def fold_rows_kernel(
         )
     total = tl.sum(total, 0)[None, :]
     tl.store(out_ptr + m.to(tl.int64) * width + c, total, mask=c < width)
+
+
+@triton.jit(do_not_specialize=["begin", "end"])
+def fold_round_kernel(
+    partial_ptr, out_ptr, indptr_ptr, entries_ptr, begin, end, width,
+    BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr, SCAN: tl.constexpr,
+):  # fmt: skip
+    """out[m, c] (+)= Σ_{e ∈ row m, begin ≤ e < end} partial[e − begin, c]; begin = 0 does not add.
+
+    Row m has the entries indptr[m] .. indptr[m+1]−1, which ascend; without `entries` these very
+    rows.  A program owns BLOCK_C columns of one row, finds the entries of the round, SCAN at a
+    time, and adds BLOCK_E beside each other.   Bound: memory, each partial row read once.
+    """
+    blocks = tl.cdiv(width, BLOCK_C)
+    pid = tl.program_id(0)
+    m = pid // blocks
+    c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]  # [1, BLOCK_C]
+    first, last = tl.load(indptr_ptr + m), tl.load(indptr_ptr + m + 1)
+    if entries_ptr is None:
+        first, last = tl.maximum(first, begin), tl.minimum(last, end)
+    else:
+        before, after = first * 0, first * 0
+        for start in range(first, last, SCAN):
+            p = start + tl.arange(0, SCAN)  # [SCAN]
+            e = tl.load(entries_ptr + p, mask=p < last, other=end)
+            before += tl.sum((e < begin).to(tl.int32))
+            after += tl.sum((e < end).to(tl.int32))
+        first, last = first + before, first + after
+    if (first < last) | (begin == 0):
+        total = tl.zeros((BLOCK_E, BLOCK_C), partial_ptr.dtype.element_ty)
+        for start in range(first, last, BLOCK_E):
+            p = start + tl.arange(0, BLOCK_E)[:, None]  # [BLOCK_E, 1]
+            e = p if entries_ptr is None else tl.load(entries_ptr + p, mask=p < last, other=begin)
+            live = (p < last) & (c < width)  # [BLOCK_E, BLOCK_C]
+            row_ptr = partial_ptr + (e - begin).to(tl.int64) * width
+            total += tl.load(row_ptr + c, mask=live, other=0.0)
+        out_row = out_ptr + m.to(tl.int64) * width
+        known = tl.load(out_row + c, mask=(c < width) & (begin > 0), other=0.0)
+        tl.store(out_row + c, known + tl.sum(total, 0)[None, :], mask=c < width)

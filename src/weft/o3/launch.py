@@ -24,6 +24,7 @@ from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
 from weft.o3.generator import Job
 from weft.o3.graph import FLAT, Tables, flat
+from weft.o3.rounds import Round, rounds
 from weft.o3.structure import Structure
 from weft.o3.wigner import entries_3j
 
@@ -39,7 +40,10 @@ WARPS = 8
 """Of each processor where a program takes several rows: as many as run at once."""
 
 EDGES = 8
-"""The fewest that a program takes, on average, of a row that several programs share."""
+"""The most of a program that can take some of a row's edges alone."""
+
+ROUND = Tile((16, 128, 256), 4, 1)
+"""Of the kernel that adds the parts of a round up: edges, columns, entries looked through."""
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -112,16 +116,26 @@ class _Made(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A kernel of paths, and what it takes of tensors, lists and results side by side."""
+    """A kernel, and what it takes of tensors, lists, parts, results and scratch side by side."""
 
     kernel: Kernel
     programs: int
     takes: Callable[[Sequence[Tensor | None]], tuple[Tensor | None, ...]]
+    free: tuple[int, ...] = ()
+
+
+class _Scratch(NamedTuple):
+    """Parts of a round: in a result, from a number on, or None: in memory of their own."""
+
+    shape: tuple[int, int]
+    host: int | None
+    place: int
 
 
 class _Recipe(NamedTuple):
     steps: tuple[_Step, ...]
     results: tuple[_Made, ...]
+    scratch: tuple[_Scratch, ...]
     workspace: int  # bytes of parts
 
 
@@ -152,17 +166,17 @@ def _execute(
     ]
     if not recipe.workspace:
         every = (*tensors, *lists, *results)
-        for kernel, programs, takes in recipe.steps:
-            kernel(programs, takes(every))
+        for kernel, programs, takes, free in recipe.steps:
+            kernel(programs, takes(every), free)
         return results
     wide = _wide(like.dtype)
     parts = [
         result if made.parts is None else like.new_empty(made.parts, dtype=wide)
         for result, made in zip(results, recipe.results, strict=True)
     ]
-    every = (*tensors, *lists, *parts)
-    for kernel, programs, takes in recipe.steps:
-        kernel(programs, takes(every), (), recipe.workspace)
+    every = (*tensors, *lists, *parts, *_scratch(recipe, results))
+    for kernel, programs, takes, free in recipe.steps:
+        kernel(programs, takes(every), free, recipe.workspace)
     for part, result, made in zip(parts, results, recipe.results, strict=True):
         for fold in made.folds:
             last = fold is made.folds[-1]
@@ -172,6 +186,14 @@ def _execute(
     return results
 
 
+def _scratch(recipe: _Recipe, results: Sequence[Tensor]) -> Iterator[Tensor]:
+    for shape, host, place in recipe.scratch:
+        if host is None:
+            yield results[0].new_empty(shape)
+        else:
+            yield results[host].as_strided(shape, (shape[1], 1), place)
+
+
 # preparation
 
 
@@ -179,8 +201,9 @@ def _compile(recipe: _Recipe, tensors: Sequence[Tensor], lists: tuple[Tensor | N
     """All kernels at once, for results like those that will be."""
     like = tensors[0]
     plain, wide = like.new_empty(1), like.new_empty(1, dtype=_wide(like.dtype))
-    every = (*tensors, *lists, *(wide if made.parts else plain for made in recipe.results))
-    calls = [launcher.Call(kernel, takes(every)) for kernel, _, takes in recipe.steps]
+    parts = [wide if made.parts else plain for made in recipe.results]
+    every = (*tensors, *lists, *parts, *[wide for _ in recipe.scratch])
+    calls = [launcher.Call(kernel, takes(every), free) for kernel, _, takes, free in recipe.steps]
     for made in recipe.results:
         for fold in made.folds:
             total = plain if fold is made.folds[-1] else wide
@@ -195,32 +218,90 @@ def _prepare(
     rows["w"] = 1 if facts.shared else tables.num_edges
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
     if not tables.num_edges:
-        return _Recipe((), tuple(_Made(shape, None, (), True) for shape in shapes), 0)
+        return _Recipe((), tuple(_Made(shape, None, (), True) for shape in shapes), (), 0)
     division = divide(structure, call, facts)
     lanes = _lanes(division, tables, like.device)
-    first = len(call.slots)
-    steps = tuple(_step(job, numbers, tables, lanes, first) for job, numbers in division.jobs)
+    turns = _turns(division, shapes, tables, like.dtype)
+    near = division.near if len(turns) > 1 else ()
     made = tuple(
-        _made(output, result.slot, shape, tables, lanes, like.device)
-        for output, result, shape in zip(division.outputs, call.results, shapes, strict=True)
+        _Made(shape, None, (), False)
+        if n in near
+        else _made(output, result.slot, shape, tables, lanes, like.device)
+        for n, (output, result, shape) in enumerate(
+            zip(division.outputs, call.results, shapes, strict=True)
+        )
     )
-    size = _wide(like.dtype).itemsize
-    return _Recipe(steps, made, sum(size * math.prod(m.parts) for m in made if m.parts))
+    scratch = tuple(
+        _Scratch((turn.end - turn.begin, shapes[n][1]), division.host if turn.places else None, at)
+        for turn in turns
+        for n, at in zip(near, turn.places or (0,) * len(near), strict=True)
+    )
+    own = [m.parts for m in made if m.parts] + [s.shape for s in scratch if s.host is None]
+    workspace = _wide(like.dtype).itemsize * sum(map(math.prod, own))
+    steps = tuple(_steps(division, shapes, tables, lanes, len(call.slots), turns))
+    return _Recipe(steps, made, scratch, workspace)
 
 
-def _step(job: Job, numbers: tuple[int, ...], tables: Tables, lanes: int, first: int) -> _Step:
-    """A job's kernel; lists begin at `first`, results behind them."""
-    rows = _items(job, tables)
-    items = rows if job.segmented else -(-rows // job.tiling.edges)
+def _turns(
+    division: Division, shapes: Sequence[tuple[int, int]], tables: Tables, dtype: torch.dtype
+) -> list[Round]:
+    """Rounds, where parts fit into the gradient of weights and the rows of x are whole."""
+    edges = tables.num_edges
+    if division.host is None or dtype != _wide(dtype) or tables.x_slices or edges >= 2**31:
+        return [Round(0, edges, None)]
+    parts = tuple(shapes[n][1] for n in division.near)
+    return rounds(edges, shapes[division.host][1], parts, dtype.itemsize)
+
+
+def _steps(
+    division: Division,
+    shapes: Sequence[tuple[int, int]],
+    tables: Tables,
+    lanes: int,
+    lists: int,
+    turns: Sequence[Round],
+) -> Iterator[_Step]:
+    """The kernels of one round of edges after another, and those that add its parts up.
+
+    Lists begin at `lists`, then come results and the parts of rounds.
+    """
+    results, near = lists + len(FLAT), division.near if len(turns) > 1 else ()
+    jobs = [(job, numbers, *_kernel(job, tables, lanes)) for job, numbers in division.jobs]
+    folds = [(n, *_round_fold(shapes[n])) for n in near]
+    walked = [lists + FLAT.index(name) for name in ("x_indptr", "x_edges")]
+    for at, turn in enumerate(turns):
+        ends = (turn.begin, turn.end)
+        parts = {n: results + len(shapes) + at * len(near) + i for i, n in enumerate(near)}
+        for job, numbers, kernel, programs in jobs:
+            taken = [*generator.operands(job), *(parts.get(n, results + n) for n in numbers)]
+            taken += (lists + n for n in _lists(job))
+            free = ends if job.divisible or job.rounds else ()
+            yield _Step(kernel, programs(*ends), operator.itemgetter(*taken), free)
+        for n, kernel, count in folds:
+            takes = operator.itemgetter(parts[n], results + n, *walked)
+            yield _Step(kernel, count, takes, ends)
+
+
+def _kernel(job: Job, tables: Tables, lanes: int) -> tuple[Kernel, Callable[[int, int], int]]:
+    """A job's kernel, and how many programs take the edges of a round."""
     module = load("o3_product", _source(job, not (interpreted() or torch.version.hip)))
     tile = Tile((job.tiling.block, job.tiling.edges, job.tiling.stages), job.tiling.warps, 1)
-    if not job.looped:
-        lanes = items * (_shares(items, tables.num_edges) if job.divisible else 1)
-    kernel = Kernel(module.__dict__[generator.name(job)], (items, rows, lanes), (), tile)
-    results = (first + len(FLAT) + n for n in numbers)
-    lists = (first + n for n in _lists(job))
-    programs = lanes * job.channel_blocks
-    return _Step(kernel, programs, operator.itemgetter(*generator.operands(job), *results, *lists))
+    rows, blocks = _items(job, tables), job.channel_blocks
+    items = rows if job.segmented else -(-rows // job.tiling.edges)
+    numbers: tuple[int, ...] = (items, rows, lanes if job.looped else items)
+    if job.divisible:
+        span = min(EDGES, max(1, tables.num_edges // max(1, rows)))
+        numbers = (span,)
+    kernel = Kernel(module.__dict__[generator.name(job)], numbers, (), tile)
+    if job.divisible:
+        return kernel, lambda begin, end: -(-(end - begin) // span) * blocks
+    return kernel, lambda begin, end: numbers[2] * blocks
+
+
+def _round_fold(shape: tuple[int, int]) -> tuple[Kernel, int]:
+    rows, width = shape
+    kernel = Kernel(kernels.fold_round_kernel, (width,), (), ROUND)
+    return kernel, rows * -(-width // ROUND.blocks[1])
 
 
 def _lists(job: Job) -> Iterator[int]:
@@ -229,6 +310,7 @@ def _lists(job: Job) -> Iterator[int]:
     wanted = {
         f"{slot}_pieces" if job.pieces else f"{slot}_indptr": job.segmented,
         f"{slot}_owner": job.pieces,
+        "dst" if slot == "z" else "src": job.divisible,
         f"{slot}_edges": job.ordered,
         index: job.indexed,
     }
@@ -236,11 +318,6 @@ def _lists(job: Job) -> Iterator[int]:
 
 
 _source = functools.lru_cache(maxsize=256)(dialects.printed)
-
-
-def _shares(items: int, num_edges: int) -> int:
-    """Programs that share the edges of a row."""
-    return max(1, num_edges // max(1, items * EDGES))
 
 
 def _items(job: Job, tables: Tables) -> int:
