@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from weft.clifford.cegnn import MessagePlan
 from weft.demo.charges import Trajectories, simulate, starts
 from weft.demo.forecaster import Forecaster, Systems, complete_graphs, systems_of
-from weft.progress import track
+from weft.demo.learning import learned
 
 __all__ = ["Data", "fit", "foretold", "rmse", "simulated", "step_of", "turned"]
 
@@ -41,20 +41,18 @@ def simulated(seed: int, device: torch.device) -> Data:
 
 def fit(model: Forecaster, systems: Systems, seed: int) -> list[float]:
     """The RMSE of each step: Adam, random batches, one cycle of the rate."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, RATE, total_steps=STEPS, pct_start=0.1
-    )
     device = systems.charge.device
     plan = complete_graphs(BATCH, systems.charge.shape[1]).to(device)
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(len(systems.charge), (STEPS, BATCH), generator=generator).to(device)
-    losses = []
-    for batch in track(rows.unbind(), "learning"):
-        losses.append(step_of(model, systems.of(batch), plan)())
-        optimizer.step()
-        schedule.step()
-    return [float(loss) ** 0.5 for loss in losses]
+    losses = learned(
+        model,
+        rows.unbind(),
+        lambda batch: step_of(model, systems.of(batch), plan)(),
+        RATE,
+        rising=0.1,
+    )
+    return [loss**0.5 for loss in losses]
 
 
 def step_of(model: nn.Module, systems: Systems, plan: MessagePlan) -> Callable[[], Tensor]:

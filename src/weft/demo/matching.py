@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.demo.learning import learned
 from weft.demo.molecules import NUMBERS, Molecules, cut, labelled, names, shaken
 from weft.demo.potential import Potential, Settings, energies_and_forces
-from weft.progress import track
 
 __all__ = ["Data", "Errors", "errors", "fit", "molecules", "new_potential", "step_of", "turned"]
 
@@ -61,18 +61,16 @@ def new_potential(train: Molecules, settings: Settings, dtype: torch.dtype) -> P
 
 def fit(model: Potential, train: Molecules, seed: int, steps: int) -> list[float]:
     """The RMS error of the forces of each step: Adam, random batches, one cycle of the rate."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, RATE, total_steps=steps, pct_start=0.1
-    )
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(len(train.energy), (steps, BATCH), generator=generator)
-    wrong = []
-    for batch in track(rows.to(train.ptr.device).unbind(), "learning"):
-        wrong.append(step_of(model, train.of(batch))())
-        optimizer.step()
-        schedule.step()
-    return [float(square) ** 0.5 for square in wrong]
+    squares = learned(
+        model,
+        rows.to(train.ptr.device).unbind(),
+        lambda batch: step_of(model, train.of(batch))(),
+        RATE,
+        rising=0.1,
+    )
+    return [square**0.5 for square in squares]
 
 
 def step_of(model: nn.Module, batch: Molecules) -> Callable[[], Tensor]:

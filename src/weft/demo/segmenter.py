@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.core.cache import TensorCache
 from weft.demo.landforms import Part
-from weft.progress import track
+from weft.demo.learning import learned
 from weft.voxels import (
     KernelMap,
     SparseBatchNorm,
@@ -113,15 +113,8 @@ def gathered(x: Tensor, weight: Tensor, found: KernelMap) -> Tensor:
 
 def fit(model: Segmenter, tiles: Sequence[Part], seed: int) -> list[float]:
     """The cross entropy of each step: Adam, one tile a step, one cycle of the rate."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
     order = torch.randint(len(tiles), (STEPS,), generator=torch.Generator().manual_seed(seed))
-    losses = []
-    for number in track(order.tolist(), "learning"):
-        losses.append(step_of(model, tiles[number])())
-        optimizer.step()
-        schedule.step()
-    return [float(loss) for loss in losses]
+    return learned(model, order.tolist(), lambda number: step_of(model, tiles[number])(), RATE)
 
 
 def step_of(model: Segmenter, tile: Part) -> Callable[[], Tensor]:

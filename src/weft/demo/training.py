@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from weft.demo.filter import Graph, SurfaceFilter, graph_of
+from weft.demo.learning import learned
 from weft.demo.neighbours import split
 from weft.demo.surface import Surface
 from weft.progress import track
@@ -27,15 +28,9 @@ def tiles_of(surface: Surface, device: torch.device) -> list[Graph]:
 
 def fit(model: SurfaceFilter, tiles: Sequence[Graph], seed: int) -> list[float]:
     """The RMSE of each step, in units of σ: Adam, one tile a step, one cycle of the rate."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
     order = torch.randint(len(tiles), (STEPS,), generator=torch.Generator().manual_seed(seed))
-    losses = []
-    for number in track(order.tolist(), "learning"):
-        losses.append(step_of(model, tiles[number])())
-        optimizer.step()
-        schedule.step()
-    return [float(loss) ** 0.5 for loss in losses]
+    losses = learned(model, order.tolist(), lambda number: step_of(model, tiles[number])(), RATE)
+    return [loss**0.5 for loss in losses]
 
 
 def step_of(model: SurfaceFilter, tile: Graph) -> Callable[[], torch.Tensor]:

@@ -174,12 +174,8 @@ def _exactness_table(model: Forecaster, dense: DenseForecaster, systems: Systems
 
 
 def _times_table(times: Mapping[str, Mapping[str, float]]) -> str:
-    rows = [
-        (what, f"{ms['weft']:.1f}", f"{ms['torch']:.1f}", f"{ms['torch'] / ms['weft']:.2f} ×")
-        for what, ms in times.items()
-    ]
     caption = (
         "The same network in weft and in plain torch (products by the dense Cayley table, "
         "index_select and index_add for messages), taking turns; medians."
     )
-    return page.table(caption, ["milliseconds", "weft", "plain torch", "ratio"], rows)
+    return page.times(caption, times)

@@ -180,10 +180,6 @@ def _exactness_table(model: Potential, some: Molecules) -> str:
 def _times_table(
     times: Mapping[str, Mapping[str, float]], test: Molecules, model: Potential
 ) -> str:
-    rows = [
-        (what, f"{ms['weft']:.1f}", f"{ms['torch']:.1f}", f"{ms['torch'] / ms['weft']:.2f} ×")
-        for what, ms in times.items()
-    ]
     edges = len(cut(test, model.settings.cutoff)[0])
     caption = (
         "The same network in weft and in plain torch (index_select, einsum by the 3j symbols for "
@@ -191,4 +187,4 @@ def _times_table(
         "turns; medians. A step: energies, forces, and the gradient of their errors. "
         f"{len(test.energy)} molecules: {len(test.element):,} atoms, {edges:,} edges."
     )
-    return page.table(caption, ["milliseconds", "weft", "plain torch", "ratio"], rows)
+    return page.times(caption, times)

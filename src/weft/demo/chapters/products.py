@@ -209,10 +209,6 @@ def _accuracy_table(accuracies: list[OpError]) -> str:
 
 
 def _times_table(times: Mapping[str, Mapping[str, float]], tile: Graph, graph: Graph) -> str:
-    rows = [
-        (what, f"{ms['weft']:.1f}", f"{ms['torch']:.1f}", f"{ms['torch'] / ms['weft']:.2f} ×")
-        for what, ms in times.items()
-    ]
     f, c = SurfaceFilter.KERNELS, SurfaceFilter.CHANNELS
     caption = (
         "The same filter in weft and in plain torch (index_select, multiply, index_add), taking "
@@ -220,4 +216,4 @@ def _times_table(times: Mapping[str, Mapping[str, float]], tile: Graph, graph: G
         f"{len(tile.src):,} edges. The surface: {len(graph.rows):,} points, {len(graph.src):,} "
         f"edges, of which plain torch writes {4 * len(graph.src) * f * c / 1e6:,.0f} MB a layer."
     )
-    return page.table(caption, ["milliseconds", "weft", "plain torch", "ratio"], rows)
+    return page.times(caption, times)

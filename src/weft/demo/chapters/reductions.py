@@ -127,16 +127,11 @@ def _times_table(part: Part, device: torch.device) -> str:
     few = part.base[:: -(-len(part.base) // FEW)]
     ways = {"weft": partial(weighted, part, few), "torch": partial(plain_weighted, part, few)}
     ms = interleaved(ways, device, ROUNDS)
-    row = (
-        f"{len(few):,} × {len(part.base):,} pairs",
-        *(f"{ms[name]:.1f}" for name in ways),
-        f"{ms['torch'] / ms['weft']:.2f} ×",
-    )
     caption = (
         "The sums of some of the points over all pairs, in weft and in plain torch (cdist, exp and "
         f"a product of matrices, {BLOCK} rows at a time), taking turns; medians."
     )
-    return page.table(caption, ["milliseconds", "weft", "plain torch", "ratio"], [row])
+    return page.times(caption, {f"{len(few):,} × {len(part.base):,} pairs": ms})
 
 
 def _compared(

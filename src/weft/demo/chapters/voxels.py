@@ -227,14 +227,10 @@ def _accuracy_table(tensor: SparseTensor) -> str:
 
 
 def _times_table(times: dict[str, dict[str, float]], tile: Part, test: Part) -> str:
-    rows = [
-        (what, f"{ms['weft']:.1f}", f"{ms['torch']:.1f}", f"{ms['torch'] / ms['weft']:.2f} ×")
-        for what, ms in times.items()
-    ]
     caption = (
         "The same network in weft and in plain torch (index_select, mm and index_add for each "
         "offset; the kernel maps are weft's and cost it nothing), taking turns; medians. A step: "
         f"forward and backward on {len(tile.label):,} voxels. The held-out part: "
         f"{len(test.label):,}."
     )
-    return page.table(caption, ["milliseconds", "weft", "plain torch", "ratio"], rows)
+    return page.times(caption, times)
