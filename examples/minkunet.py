@@ -14,11 +14,17 @@ import argparse
 import torch
 from torch import nn
 
-from weft.voxels.module import SparseModule
-from weft.voxels.nn import SparseConv3d, SparseInverseConv3d, SparseSequential, SubMConv3d
-from weft.voxels.norm import SparseBatchNorm
-from weft.voxels.tensor import SparseTensor, cat
-from weft.voxels.voxelize import voxelize
+from weft.voxels import (
+    SparseBatchNorm,
+    SparseConv3d,
+    SparseInverseConv3d,
+    SparseModule,
+    SparseSequential,
+    SparseTensor,
+    SubMConv3d,
+    cat,
+    voxelize,
+)
 
 # channels of the stem, of four levels down and of four up; residual blocks a level; stem kernels
 NETWORKS = {

@@ -15,10 +15,14 @@ import time
 import torch
 from torch import nn
 
-from weft.voxels.module import SparseModule
-from weft.voxels.nn import SparseConv3d, SparseSequential, SubMConv3d
-from weft.voxels.norm import SparseBatchNorm
-from weft.voxels.voxelize import voxelize
+from weft.voxels import (
+    SparseBatchNorm,
+    SparseConv3d,
+    SparseModule,
+    SparseSequential,
+    SubMConv3d,
+    voxelize,
+)
 
 VOXEL = (0.1, 0.2, 0.2)  # metres along z, y, x
 ORIGIN = (-3.0, -25.6, -25.6)

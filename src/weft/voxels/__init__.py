@@ -7,6 +7,7 @@ from weft.voxels.checkpoints import from_minkowski, from_spconv, from_torchspars
 from weft.voxels.curves import hilbert_keys, hilbert_order, z_keys, z_order
 from weft.voxels.kernel_map import KernelMap, kernel_map
 from weft.voxels.metadata import GemmGroups, Group, KernelMapMasks, build_masks, greedy_group
+from weft.voxels.module import SparseModule
 from weft.voxels.nn import (
     SparseConv1d,
     SparseConv2d,
@@ -78,6 +79,7 @@ __all__ = [
     "SparseInverseConvolution",
     "SparseLayerNorm",
     "SparseMaxPool",
+    "SparseModule",
     "SparseSequential",
     "SparseTensor",
     "SparseUpsample",
