@@ -14,6 +14,7 @@ are not searched left as they were; rows that are never asked about, a guess tha
 outside that have a cell, tiles made after the wait.
 """
 
+import copy
 import functools
 import importlib
 import itertools
@@ -351,6 +352,18 @@ def test_a_voxel_outside_of_the_box_raises(column, below, place):
     with pytest.raises(IndexRangeError, match=f"has the value {2**40}"):
         build(boxed(rows, torch.int64), geometry(3, 3))
     check(build(boxed(cells(False)), geometry(3, 3)), cells(False), None)  # it is forgotten
+
+
+@pytest.mark.parametrize("change", [copy.deepcopy, lambda c: c.to("cpu")])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_copies_are_made_of_what_is_known(change, wrong, monkeypatch):
+    """They would wait for kernels that are none of theirs."""
+    thought(monkeypatch, not wrong)
+    voxels = boxed(cells(True))
+    for one in (voxels, change(voxels)):
+        check(build(one, geometry(3, 2)), cells(True), None)
+    with pytest.raises(IndexRangeError, match="axis 0 of coords has the value 9"):
+        change(boxed([*cells(True), [0, 9, 0, 0]]))
 
 
 @pytest.mark.parametrize("column", range(4))

@@ -206,8 +206,9 @@ def compile_together(calls: Sequence[Call]) -> None:
     new = {}
     for call in calls:
         kernel = call.kernel
-        if not kernel.compiled and kernel.source not in _made:
-            new[kernel.source] = call
+        code = (*kernel.source, *(t is None for t in call.tensors))
+        if not kernel.compiled and code not in _made:
+            new[code] = call
     if len(new) > 1 and not interpreted():
         _compile_in_threads(list(new.values()))
     _made.update(new)

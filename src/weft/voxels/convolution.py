@@ -18,7 +18,7 @@ from weft.core.fused_op import FusedOperator, Gradients
 from weft.core.op import compiling, recording, transformed, unwatched
 from weft.voxels.epilogue import PLAIN, Epilogue
 from weft.voxels.kernel_map import KernelMap
-from weft.voxels.operator import body, conv_op
+from weft.voxels.operator import body, conv_op, turned
 
 __all__ = ["convolution"]
 
@@ -36,6 +36,8 @@ def convolution(
     """(N_in, C_in), (K, C_in/groups, C_out), (C_out,) or None → (N_out, C_out)."""
     maps = tables(kernel_map)
     if after == PLAIN or _observed(x, weight, bias, *after[:3]):
+        if backend == "triton" and recording() and not (compiling() or transformed()):
+            _compile_ahead(x, weight, bias, *maps, groups, precision)
         return after(_fused(x, weight, bias, *maps, groups, precision, backend))
     table, _, _, order = maps
     convolve, whole = body(backend).convolve, after.with_bias(bias)
@@ -44,6 +46,14 @@ def convolution(
             x, weight, table, order, groups=groups, precision=precision, after=whole
         )
     return y
+
+
+def _compile_ahead(x: Tensor, weight: Tensor, bias: Tensor | None, *maps_and_rest: Any) -> None:
+    from weft.voxels import launch
+
+    *maps, groups, precision = maps_and_rest
+    options = {"groups": groups, "precision": precision}
+    launch.compile_ahead(x, weight, turned(weight.detach(), groups), bias, *maps, **options)
 
 
 def _observed(*tensors: Tensor | None) -> bool:

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Coordinates", "Packing", "kernels_serve"]
 
 T = TypeVar("T")
-
-LOW, HIGH = -(2**31), 2**31 - 1
-MOST_DIMENSIONS = 4
+Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+LOW, HIGH, MOST_DIMENSIONS = -(2**31), 2**31 - 1, 4
 
 
 @functools.cache
@@ -221,6 +220,10 @@ class Coordinates:
         found.tables = {}
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._holds()  # copies wait for no kernel
+        return self.__dict__
+
     def __len__(self) -> int:
         return self._rows.shape[0]
 
@@ -326,9 +329,10 @@ class Coordinates:
 
     def _holds(self) -> bool:
         """Whether what `unchecked` gave last holds; waits for the kernels."""
-        if self._flags is None:
+        flags = self._flags
+        if flags is None:
             return True
-        outside, descends, repeats, _ = self._flags.read()
+        outside, descends, repeats, _ = flags.read()
         if outside:
             assert self._given is not None  # who packs rows keeps them
             self._survey(self._given)  # raises, or they were changed since
@@ -374,10 +378,7 @@ class Coordinates:
         return found
 
     def _fits(self, rows: Tensor) -> bool:
-        """Whether rows are taken to lie in the box that was given; makes their keys on the way.
-
-        That takes one launch where `_read` takes three, and the host waits when it must know.
-        """
+        """Whether rows are taken to lie in the box that was given; one launch makes their keys."""
         if self.given_shape is None or self._batch is None or not len(rows):
             return False
         sizes = (self._batch, *self.given_shape)
@@ -458,9 +459,6 @@ def _check_rows(rows: Tensor) -> None:
             f"coords are {tuple(rows.shape)}: they must be (N, 1 + d), batch number first, then "
             f"d = 1 to {MOST_DIMENSIONS} axes. Add the batch column, or use sparse_collate."
         )
-
-
-Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @below_transforms

@@ -28,7 +28,7 @@ from weft.voxels.preparation import (
     turns_of,
 )
 
-__all__ = ["convolve", "prepare", "weight_gradient"]
+__all__ = ["compile_ahead", "convolve", "prepare", "weight_gradient"]
 
 REDUCED = Tile((16, 128))
 """Shares and numbers that a program adds up at once."""
@@ -69,26 +69,85 @@ def convolve(
     scale, shift, residual = (None if t is None else t.contiguous() for t in after[:3])
     with current_device(x):
         slots = -(-rows // PANEL) * PANEL
-        extents = (_extent(x), y.numel(), weight.numel(), slots * len(weight))
-        wide = max(extents) >= 2**31
-        precision = precision if x.dtype == torch.float32 else "ieee"
-        kinds = tuple(None if t is None else t.dtype for t in (scale, shift, residual))
-        flags = _Flags(flip, wide, after.activation, kinds, slots > MOST_SORTED)
-        stride = x.stride(0)
-        recipe = _convolver(
-            x.device, x.dtype, weight.shape, weight.stride(), stride, groups, precision, flags
-        )
-        kernel, columns, parts = recipe
         operands = (x, weight, y, scale, shift, residual)
+        kernel, columns, parts = _convolver_of(operands, groups, precision, after.activation, flip)
         if not kernel.compiled:
-            table = table.contiguous()
-            turns = None if flags.as_they_stand else table
-            first = Call(kernel, (*operands, table, table, table, turns))
-            compile_together([first, *calls_for_tiles(table, order)])
+            compile_together(_calls_for_convolution(kernel, operands, table.contiguous(), order))
         made = tiles_of(table, order)
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
         kernel(slots // (PANEL // 2) // parts * columns, (*operands, *tables))
     return y
+
+
+Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""x, weight, y, and what is done to the sums: scale, shift, residual."""
+
+
+def _convolver_of(
+    operands: Operands, groups: int, precision: str, activation: str | None, flip: bool
+) -> tuple[Kernel, int, int]:
+    x, weight, y, *after = operands
+    slots = -(-len(y) // PANEL) * PANEL
+    extents = (_extent(x), y.numel(), weight.numel(), slots * len(weight))
+    precision = precision if x.dtype == torch.float32 else "ieee"
+    kinds = tuple(None if t is None else t.dtype for t in after)
+    flags = _Flags(flip, max(extents) >= 2**31, activation, kinds, slots > MOST_SORTED)
+    shape, strides = weight.shape, weight.stride()
+    return _convolver(x.device, x.dtype, shape, strides, x.stride(0), groups, precision, flags)
+
+
+def _calls_for_convolution(
+    kernel: Kernel, operands: Operands, table: Tensor, order: Tensor | None
+) -> list[Call]:
+    """What `convolve` calls; any table of int32 stands for those that are not there yet."""
+    turns = table if -(-len(operands[2]) // PANEL) * PANEL <= MOST_SORTED else None
+    first = Call(kernel, (*operands, table, table, table, turns))
+    return [first, *calls_for_tiles(table, order)]
+
+
+_AHEAD: set[tuple[Any, ...]] = set()
+"""Kinds of convolutions that `compile_ahead` has seen."""
+
+
+def compile_ahead(
+    x: Tensor,
+    weight: Tensor,
+    turned: Tensor,
+    bias: Tensor | None,
+    table: Tensor,
+    back: Tensor | None,
+    in_order: Tensor | None,
+    out_order: Tensor | None,
+    *,
+    groups: int,
+    precision: str,
+) -> None:
+    """Compile at once what a convolution and its gradients call, where they are of a new kind.
+
+    Else a training step compiles for each of them in turn.  `turned` is the weight as the gradient
+    of x reads it, back None for a table that it reads flipped; for the rest see `convolve`.
+    """
+    absent = (bias is None, back is None, in_order is None, out_order is None)
+    needed = (x.requires_grad, weight.requires_grad)
+    kind = (x.device, x.dtype, weight.shape, groups, precision, absent, needed)
+    if kind in _AHEAD or not (len(x) and table.shape[1]):
+        return
+    _AHEAD.add(kind)
+    x = x.detach().contiguous()
+    y, dx, dw = x.new_empty(table.shape[1], weight.shape[2]), x, x.new_empty(weight.shape)
+    with current_device(x):
+        forward: Operands = (x, weight, y, None, bias, None)
+        kernel = _convolver_of(forward, groups, precision, None, flip=False)[0]
+        calls = _calls_for_convolution(kernel, forward, table, out_order)
+        if needed[0]:
+            backward: Operands = (y, turned, dx, None, None, None)
+            kernel = _convolver_of(backward, groups, precision, None, flip=back is None)[0]
+            read = (table, out_order) if back is None else (back, in_order)
+            calls += _calls_for_convolution(kernel, backward, *read)
+        if needed[1]:
+            made = _differentiator_of(x, y, dw, groups, precision)
+            calls += _calls_for_gradient(made, (x, y, dw), table, out_order)
+        compile_together(calls)
 
 
 class _Flags(NamedTuple):
@@ -171,17 +230,11 @@ def weight_gradient(
     x = x if x.stride(1) == 1 else x.contiguous()
     g = g if g.stride(1) == 1 else g.contiguous()
     with current_device(x):
-        wide = max(_extent(x), _extent(g)) >= 2**31
-        precision = precision if x.dtype == torch.float32 else "ieee"
-        strides = (x.stride(0), g.stride(0))
-        made = _differentiator(x.device, x.dtype, dw.shape, strides, rows, groups, precision, wide)
+        made = _differentiator_of(x, g, dw, groups, precision)
         kernel, reduction, matrix_tiles, shares = made
-        z = dw
-        if shares:
-            sums = torch.float64 if dw.dtype == torch.float64 else torch.float32
-            z = dw.new_empty((shares + k, *dw.shape[1:]), dtype=sums)
+        z = dw.new_empty((shares + k, *dw.shape[1:]), dtype=_sums(dw)) if shares else dw
         if not kernel.compiled:
-            compile_together(_calls_for_gradient(made, (x, g, z, dw), table.contiguous(), order))
+            compile_together(_calls_for_gradient(made, (x, g, dw), table.contiguous(), order))
         pairs = pairs_of(table, order)
         tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals, turns_of(pairs, k, shares))
         kernel((shares or k) * matrix_tiles, tensors, (shares,))
@@ -193,20 +246,33 @@ def weight_gradient(
 
 def _calls_for_gradient(
     made: tuple[Kernel, Kernel, int, int],
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor],
     table: Tensor,
     order: Tensor | None,
 ) -> list[Call]:
     """What `weight_gradient` calls; any table of int32 stands for those that are not there yet."""
     kernel, reduction, _, shares = made
-    *xgz, dw = tensors
-    calls = [
-        call_for_pairs(table, order),
-        Call(kernel, (*xgz, *(table,) * 3, table if shares else None), (shares,)),
-    ]
+    x, g, dw = tensors
+    z = dw.new_empty((0, *dw.shape[1:]), dtype=_sums(dw)) if shares else dw
+    turns = table if shares else None
+    pair = call_for_pairs(table, order)
+    calls = [pair, Call(kernel, (x, g, z, *(table,) * 3, turns), (shares,))]
     if not shares:
         return calls
-    return [*calls, call_for_shares(table, shares), Call(reduction, (xgz[2], dw, table), (shares,))]
+    return [*calls, call_for_shares(table, shares), Call(reduction, (z, dw, table), (shares,))]
+
+
+def _sums(dw: Tensor) -> torch.dtype:
+    return torch.float64 if dw.dtype == torch.float64 else torch.float32
+
+
+def _differentiator_of(
+    x: Tensor, g: Tensor, dw: Tensor, groups: int, precision: str
+) -> tuple[Kernel, Kernel, int, int]:
+    wide = max(_extent(x), _extent(g)) >= 2**31
+    precision = precision if x.dtype == torch.float32 else "ieee"
+    strides = (x.stride(0), g.stride(0))
+    return _differentiator(x.device, x.dtype, dw.shape, strides, len(g), groups, precision, wide)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from weft.core.op import Call, Operator
 
-__all__ = ["Body", "body", "conv_op"]
+__all__ = ["Body", "body", "conv_op", "turned"]
 
 
 class Body(Protocol):
@@ -66,12 +66,12 @@ def _body(
     if role == "x":
         flip = back is None
         read, order = (table, out_order) if back is None else (back, in_order)
-        turned = _turned(b, groups)
-        return run.convolve(a, turned, read, order, groups=groups, precision=precision, flip=flip)
+        weight = turned(b, groups)
+        return run.convolve(a, weight, read, order, groups=groups, precision=precision, flip=flip)
     return run.convolve(a, b, table, out_order, groups=groups, precision=precision)
 
 
-def _turned(weight: Tensor, groups: int) -> Tensor:
+def turned(weight: Tensor, groups: int) -> Tensor:
     """(K, C_in/groups, C_out) → (K, C_out/groups, C_in), each group's matrix transposed."""
     if groups == 1:
         return weight.transpose(1, 2)

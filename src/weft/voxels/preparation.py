@@ -227,7 +227,8 @@ def calls_for_tiles(table: Tensor, order: Tensor | None, parts: int = 0) -> list
 
 def call_for_pairs(table: Tensor, order: Tensor | None) -> Call:
     """What `pairs_of` calls beside."""
-    recipe = _recipe(table, order, tiles_of(table, order).parts)
+    parts = tiles_of(table, order).parts if _TILES.keeps((table, order), None) else 1
+    recipe = _recipe(table, order, parts)
     return Call(recipe.pair, (table, table, order, *(table,) * 4), (2, 2))
 
 
