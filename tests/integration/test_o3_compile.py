@@ -39,7 +39,7 @@ class Potential(torch.nn.Module):
         self.embedding = torch.nn.Embedding(ELEMENTS, CHANNELS)
         self.gate = o3.Gate(scalars, [torch.tanh], scalars, [torch.sigmoid], vectors)
         self.first = self.conv(scalars, [(0, 0, 0), (0, 1, 1)], scalars + vectors)
-        self.mix = o3.Linear(self.first.irreps_out, self.gate.irreps_in)
+        self.mix = o3.Linear(self.first.irreps_out, self.gate.irreps_in, num_elements=ELEMENTS)
         self.second = self.conv(self.gate.irreps_out, [(0, 0, 0), (1, 1, 1)], scalars + scalars)
         self.last = o3.Linear(self.second.irreps_out, "0e")
         sizes = (self.first.weight_numel, self.second.weight_numel)
@@ -56,7 +56,7 @@ class Potential(torch.nn.Module):
         y, radial = self.harmonics(across), self.bessel(lengths) * self.envelope(lengths)
 
         h, (first, second) = self.embedding(element), self.radial
-        h = self.gate(self.mix(self.first(h, y, radial @ first, graph)))
+        h = self.gate(self.mix(self.first(h, y, radial @ first, graph), element=element))
         h = self.second(h, y, None, graph, radial=radial, radial_weight=second)
         return self.last(h).squeeze(1)
 

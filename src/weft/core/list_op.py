@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from weft.core.op import LIBRARY, compiling, recording, transformed, unwatched
+from weft.core.op import LIBRARY, compiling, recording, transformed, unwatched, used
 
 __all__ = ["ListOperator", "Rule"]
 
@@ -180,7 +180,8 @@ def _eager_door(op: ListOperator) -> Callable[..., Results]:
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             kept = ctx.saved_tensors
             tensors, saved = kept[: ctx.count], kept[ctx.count :]
-            needed = ctx.needs_input_grad[2:] + (False,) * (ctx.count - ctx.floats)
+            needed = used(ctx, ctx.needs_input_grad[2:], tensors[: ctx.floats])
+            needed += (False,) * (ctx.count - ctx.floats)
             found = op.rule.gradients(op, tensors, ctx.rest, saved, grads, needed)
             return (None, None, *found[: ctx.floats])
 

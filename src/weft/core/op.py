@@ -29,6 +29,7 @@ __all__ = [
     "recording",
     "transformed",
     "unwatched",
+    "used",
     "watched",
 ]
 
@@ -52,6 +53,32 @@ transformed = torch._C._are_functorch_transforms_active
 def unwatched(tensor: Tensor) -> bool:
     """Whether nobody watches or replaces the dispatcher's work on a plain tensor."""
     return type(tensor) in _PLAIN and not watched() and not tensor.is_meta
+
+
+def used(ctx: Any, needed: Sequence[bool], tensors: Sequence[Tensor | None]) -> tuple[bool, ...]:
+    """Of gradients that inputs of a Function need, those that the running pass makes use of.
+
+    `needs_input_grad` was settled when the graph was made.  A pass for some inputs alone, such as
+    `torch.autograd.grad(energy, position)` of forces, uses none of the weights' gradients.
+
+    Args:
+        ctx: of the backward.
+        needed: for the last arguments of `apply`.
+        tensors: those arguments; no other was a tensor.
+    """
+    nodes = (node for node, _ in ctx.next_functions)
+    found = []
+    for flag, tensor in zip(needed, tensors, strict=True):
+        node = None if tensor is None else next(nodes)
+        found.append(flag and _executed(node))
+    return tuple(found)
+
+
+def _executed(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf that autograd.grad was asked for
+        return True
 
 
 def constant_when_compiling(function: F) -> F:
@@ -173,7 +200,7 @@ def _eager_door(op: Operator) -> Call:
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             args = (*ctx.saved_tensors, *ctx.rest)
-            needed = ctx.needs_input_grad[1:]
+            needed = used(ctx, ctx.needs_input_grad[1:], args[: op.linear])
             return (None, *op.gradients(op, args, grad, needed))
 
     # Function.apply looks for functorch's wrappers first; Operator.__call__ has seen to that

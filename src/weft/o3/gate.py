@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,23 +83,11 @@ class Activation(nn.Module):
     def forward(self, x: Tensor, dim: int = -1) -> Tensor:
         """Of the shape of x; `dim` is that of the irreps."""
         check_rows("x", x.movedim(dim, -1), self.irreps_in, self)
-        parts = [
-            x.narrow(dim, place.start, place.stop - place.start)
-            for place in self.irreps_in.slices()
-        ]
+        parts = _parts(x, [item.dim for item in self.irreps_in], dim)
         values = [
             part if act is None else act(part) for part, act in zip(parts, self.acts, strict=True)
         ]
-        return torch.cat(values, dim) if values else x
-
-
-class _Gated(NamedTuple):
-    """Copies first … first + mul − 1 of a block of x, gated by numbers from `gate` on."""
-
-    block: int
-    first: int
-    mul: int
-    gate: int
+        return _joined(values, dim) if values else x
 
 
 class Gate(nn.Module):
@@ -151,6 +139,10 @@ class Gate(nn.Module):
         parts = (self.irreps_scalars, self.irreps_gates, self.irreps_gated)
         self.irreps_in, (self._scalars, self._gates, places) = _sorted(parts)
         self._gated = list(_cut(places, [y for y, _ in pieces]))
+        every = sorted({*self._scalars, *self._gates, *self._gated})
+        self._number = {place: n for n, place in enumerate(every)}
+        count = len(self.irreps_in)
+        self._sizes = [[mul for k, _, mul in every if k == block] for block in range(count)]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} ({self.irreps_in} -> {self.irreps_out})"
@@ -158,16 +150,23 @@ class Gate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(…, irreps_out.dim) of x (…, irreps_in.dim)."""
         check_rows("x", x, self.irreps_in, self)
-        blocks = split(x, self.irreps_in, self.layout)
-        scalars: Tensor = self.act_scalars(_numbers(blocks, self._scalars, x))
+        blocks = zip(split(x, self.irreps_in, self.layout), self._sizes, strict=True)
+        pieces = [piece for block, sizes in blocks for piece in _parts(block, sizes, -2)]
+        scalars: Tensor = self.act_scalars(self._side_by_side(pieces, self._scalars, x))
         if not self._gated:
             return scalars
-        gates = self.act_gates(_numbers(blocks, self._gates, x)).unsqueeze(-1)
+        gates = self.act_gates(self._side_by_side(pieces, self._gates, x)).unsqueeze(-1)
+        each = _parts(gates, [mul for *_, mul in self._gated], -2)
         gated = [
-            blocks[block].narrow(-2, first, mul) * gates.narrow(-2, gate, mul)
-            for block, first, mul, gate in self._gated
+            pieces[self._number[place]] * gate
+            for place, gate in zip(self._gated, each, strict=True)
         ]
         return torch.cat([scalars, join(gated, self.layout)], -1)
+
+    def _side_by_side(self, pieces: list[Tensor], places: list[Place], like: Tensor) -> Tensor:
+        """(…, n): scalars."""
+        parts = [pieces[self._number[place]].squeeze(-1) for place in places]
+        return _joined(parts, -1) if parts else like.narrow(-1, 0, 0)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         forget_e3nn_tables(self, state_dict, prefix, ("mul.", "sc."))
@@ -178,10 +177,13 @@ Place = tuple[int, int, int]
 """A block of x, the first of its copies, and how many."""
 
 
-def _numbers(blocks: list[Tensor], places: list[Place], like: Tensor) -> Tensor:
-    """(…, n): scalars side by side."""
-    parts = [blocks[block].narrow(-2, first, mul).squeeze(-1) for block, first, mul in places]
-    return torch.cat(parts, -1) if parts else like.narrow(-1, 0, 0)
+def _parts(x: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
+    """Parts of x, whose gradients are one that is written once."""
+    return (x,) if len(sizes) == 1 else x.split_with_sizes(list(sizes), dim)
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def _sorted(parts: Sequence[Irreps]) -> tuple[Irreps, list[list[Place]]]:
@@ -199,15 +201,14 @@ def _sorted(parts: Sequence[Irreps]) -> tuple[Irreps, list[list[Place]]]:
     return irreps.simplify(), [[places[next(rest)] for _ in part] for part in parts]
 
 
-def _cut(places: list[Place], pieces: list[MulIr]) -> Iterator[_Gated]:
+def _cut(places: list[Place], pieces: list[MulIr]) -> Iterator[Place]:
     """The places of the gated items, cut into pieces of one gate item each."""
-    rest, gate = list(places), 0
+    rest = list(places)
     for mul, _ in pieces:
         block, first, left = rest.pop(0)
-        yield _Gated(block, first, mul, gate)
+        yield block, first, mul
         if left > mul:
             rest.insert(0, (block, first + mul, left - mul))
-        gate += mul
 
 
 def _irrep_of(item: MulIr, f: Function | None) -> Irrep:

@@ -22,8 +22,8 @@ LAYOUTS = ("mul_ir", "ir_mul")
 def split(x: Tensor, irreps: Irreps, layout: str) -> list[Tensor]:
     """Views (…, mul, 2l+1), one for each item of the irreps of x (…, D)."""
     lead, blocks = x.shape[:-1], []
-    for place, (mul, ir) in zip(irreps.slices(), irreps, strict=True):
-        part = x[..., place]
+    parts = x.split_with_sizes([item.dim for item in irreps], -1)  # gradients are one
+    for part, (mul, ir) in zip(parts, irreps, strict=True):
         if layout == "mul_ir":
             blocks.append(part.reshape(*lead, mul, ir.dim))
         else:

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from weft.core.explain import record_cost, recording
 from weft.core.generated import load
-from weft.core.launcher import Launcher, Tile, current_device, processors
+from weft.core.launcher import (
+    Call,
+    Launcher,
+    Tile,
+    compile_together,
+    current_device,
+    processors,
+)
 from weft.o3 import mixing_generator as generator
 from weft.o3.mixing_kinds import Kinds
 from weft.o3.mixing_plan import Mixing, Path, merged, prepared, uncovered, weights
@@ -72,6 +79,9 @@ def _product(
     prepare, product = _product_launchers(
         mixing, result, a.shape[0], parts, a.dtype, a.device, None if kinds is None else count
     )
+    if not product.kernel.compiled:
+        trained = a.requires_grad or weight.requires_grad
+        _compile(mixing, "tzw" if trained else result, a, kinds)
     prepare([weight, matrices])
     product([*(kinds or ()), a, matrices, out], matrices.nbytes)
 
@@ -116,6 +126,8 @@ def _outer(mixing: Mixing, t: Tensor, z: Tensor, out: Tensor, kinds: Kinds | Non
         mixing, t.shape[0], _parts(t), t.dtype, t.device, None if kinds is None else _count(kinds)
     )
     partial = t.new_empty((count, weights(mixing)), dtype=torch.float32)
+    if not outer.kernel.compiled:
+        _compile(mixing, "w", t, kinds)
     outer([*(kinds or ()), t, z, partial], partial.nbytes)
     fold([*(kinds or ())[1:], partial, out])
 
@@ -151,6 +163,24 @@ def _outer_launchers(
         _launcher("outer", outer, programs, numbers, tile),
         _launcher("fold", fold, (kinds or 1) * folds, numbers, FOLD_TILE),
     )
+
+
+def _compile(mixing: Mixing, results: str, like: Tensor, kinds: Kinds | None) -> None:
+    """The kernels of some results at once; who trains will need those of all three."""
+    count = None if kinds is None else _count(kinds)
+    given = (like.shape[0], _parts(like), like.dtype, like.device, count)
+    tables, partial = list(kinds or ()), like.new_empty(1, dtype=torch.float32)
+    calls = []
+    for result in results:
+        if result == "w":
+            _, outer, fold = _outer_launchers(mixing, *given)
+            calls.append(Call(outer.kernel, [*tables, like, like, partial]))
+            calls.append(Call(fold.kernel, [*tables[1:], partial, like]))
+        else:
+            prepare, product = _product_launchers(mixing, result, *given)
+            calls.append(Call(prepare.kernel, [like, like]))
+            calls.append(Call(product.kernel, [*tables, like, like, like]))
+    compile_together(calls)
 
 
 def _own(mixing: Mixing, result: str, a: Tensor, b: Tensor, out: Tensor) -> None:
