@@ -366,6 +366,7 @@ def test_copies_are_made_of_what_is_known(change, wrong, monkeypatch):
         change(boxed([*cells(True), [0, 9, 0, 0]]))
 
 
+@pytest.mark.skipif(not KERNELS, reason="needs the interpreter, which sees what they touch")
 @pytest.mark.parametrize("column", range(4))
 @pytest.mark.parametrize("below", [False, True])
 def test_kernels_that_run_before_it_raises_pass_it_over(column, below, monkeypatch):
