@@ -213,6 +213,8 @@ def test_errors():
         o3.BatchNorm("1o", reduce="sum")
     with pytest.raises(ShapeError, match=r"x is \(3,\): it must be \(batch, …, 3\)"):
         o3.BatchNorm("1o")(torch.randn(3))
+    with pytest.raises(ShapeError, match=r"x is \(5, 4\) but BatchNorm takes 1x1o"):
+        o3.BatchNorm("1o")(torch.randn(5, 4))
     with pytest.raises(ShapeError, match=r"x is \(3,\): it must be \(batch, …, 3\)"):
         o3.Dropout("1o", 0.5)(torch.randn(3))
     with pytest.raises(ShapeError, match="p is 2: a probability"):

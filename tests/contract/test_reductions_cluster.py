@@ -205,6 +205,21 @@ def test_arrays_of_numpy():
             r"size is \(3,\) but x is \(3, 2\).*shape \(2,\)",
         ),
         (
+            lambda: cluster.grid_cluster(torch.zeros(3, 2), torch.tensor([1.0, 0.0])),
+            weft.ShapeError,
+            r"size is \[1.0, 0.0\]: the edge of a cell must be positive. Pass a length",
+        ),
+        (
+            lambda: cluster.grid_cluster(torch.zeros(3, 2), -0.5),
+            weft.ShapeError,
+            r"size is -0.5: the edge of a cell",
+        ),
+        (
+            lambda: cluster.sort_clusters(torch.zeros(3, 2), torch.zeros(2).long()),
+            weft.ShapeError,
+            r"x is \(3, 2\) but there are 2 labels: each point has one. Pass the labels",
+        ),
+        (
             lambda: cluster.cluster_ranges(torch.zeros(3)),
             weft.DTypeError,
             r"lab is torch.float32: labels are integers.*lab.long",

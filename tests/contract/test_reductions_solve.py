@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weft
+from weft.reductions import Vi, Vj
 from weft.reductions.solve import ConvergenceError, KernelSolve, conjugate_gradient
 from weft.reductions.sparsity import BlockSparsity
 from weft.testing import assert_as_accurate, plain_error
@@ -292,6 +293,16 @@ ERRORS = {
         lambda: conjugate_gradient(lambda v: v[:2], torch.ones(3)),
         weft.ShapeError,
         r"operator gives \(2,\) but rhs is \(3,\)",
+    ),
+    "a rectangle": (
+        lambda: Vi(torch.ones(3, 2)).sqdist(Vj(torch.ones(4, 2))).solve(torch.ones(4, 1)),
+        weft.ShapeError,
+        r"operator gives \(3, 1\) but rhs is \(4, 1\): it must be square",
+    ),
+    "a negative residual": (
+        lambda: conjugate_gradient(lambda v: v, torch.ones(3), eps=-1.0),
+        weft.ShapeError,
+        r"eps is -1.0 and max_iter \d+: both must be 0 or more. Pass eps=1e-6",
     ),
     "another name": (
         lambda: kernel_solve(*kernel_inputs(), unknown="c"),

@@ -192,6 +192,7 @@ class BatchNorm(_Layer):
             raise ShapeError(
                 f"x is {tuple(x.shape)}: it must be (batch, …, {self.irreps.dim}). Pass x[None]."
             )
+        check_rows("x", x, self._irreps, self)  # of the shape that was given
         flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
         blocks = self._blocks(flat)
         if not blocks or not x.numel():

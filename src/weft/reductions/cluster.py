@@ -83,7 +83,7 @@ def grid_cluster(x: Tensor, size: float | Tensor) -> Tensor:
         (M,) int64 labels 0 … C − 1, in lexicographic order of the cells: first coordinate slowest.
 
     Raises:
-        ShapeError: x is no matrix, or size neither a number nor (D,).
+        ShapeError: x is no matrix, or size neither a positive number nor (D,) of them.
     """
     if x.ndim != 2:
         raise ShapeError(
@@ -94,6 +94,12 @@ def grid_cluster(x: Tensor, size: float | Tensor) -> Tensor:
         raise ShapeError(
             f"size is {tuple(edge.shape)} but x is {tuple(x.shape)}: size is one number or one for "
             f"each of the {x.shape[1]} coordinates. Pass size with shape ({x.shape[1]},)."
+        )
+    given = torch.as_tensor(size)
+    if given.device.type == "cpu" and not (given > 0).all():  # nobody waits for a device
+        raise ShapeError(
+            f"size is {given.tolist()}: the edge of a cell must be positive. Pass a length of the "
+            "data, say a hundredth of their diameter."
         )
     labels = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     if not x.numel():
@@ -117,11 +123,20 @@ def sort_clusters(x: Any, lab: Tensor) -> tuple[Any, Tensor]:
 
     Returns:
         The sorted tensor, tuple or list, and the sorted labels.
+
+    Raises:
+        ShapeError: there are not as many labels as points.
     """
     labels, perm = lab.reshape(-1).sort(stable=True)
-    if isinstance(x, tuple | list):
-        return type(x)(a.index_select(0, perm) for a in x), labels
-    return x.index_select(0, perm), labels
+    parts = x if isinstance(x, tuple | list) else [x]
+    for part in parts:
+        if len(part) != len(labels):
+            raise ShapeError(
+                f"x is {tuple(part.shape)} but there are {len(labels)} labels: each point has one. "
+                "Pass the labels of these very points."
+            )
+    found = [part.index_select(0, perm) for part in parts]
+    return type(x)(found) if isinstance(x, tuple | list) else found[0], labels
 
 
 @_takes_arrays

@@ -80,12 +80,17 @@ def conjugate_gradient(
 
     Raises:
         ConvergenceError: NaN or infinity on the way, or max_iter iterations were not enough.
-        ShapeError: apply gives another shape.
+        ShapeError: apply gives another shape, or eps or max_iter is negative.
         DTypeError: rhs is neither float32 nor float64.
     """
     if rhs.dtype not in (torch.float32, torch.float64):
         raise DTypeError(
             f"rhs is {rhs.dtype}: conjugate gradients need float32 or float64. Pass rhs.float()."
+        )
+    if not eps >= 0 or max_iter < 0:
+        raise ShapeError(
+            f"eps is {eps} and max_iter {max_iter}: both must be 0 or more. Pass eps=1e-6, the "
+            "part of rhs that may be left, and some thousand iterations."
         )
     system = _System(apply, eps, max_iter, preconditioner, batch_dims)
     solution: Tensor = _Solve.apply(system, rhs, *tensors)  # type: ignore[no-untyped-call]
@@ -144,6 +149,7 @@ class KernelSolve:
         def apply(v: Tensor, ridge: Tensor, *others: Tensor) -> Tensor:
             values = [*others[: self._unknown], v, *others[self._unknown :]]
             product: Tensor = self._reduction(*values, **options)
+            _check_square(product, v)
             return product + ridge * v
 
         ridge = torch.as_tensor(alpha, dtype=wide, device=rhs.device)
@@ -269,12 +275,16 @@ def _iterate(system: _System, rhs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 def _applied(system: _System, direction: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     product = system.apply(direction, *tensors)
-    if product.shape != direction.shape:
+    _check_square(product, direction)
+    return product
+
+
+def _check_square(product: Tensor, rhs: Tensor) -> None:
+    if product.shape != rhs.shape:
         raise ShapeError(
-            f"the operator gives {tuple(product.shape)} but rhs is {tuple(direction.shape)}: it "
+            f"the operator gives {tuple(product.shape)} but rhs is {tuple(rhs.shape)}: it "
             "must be square, with as many points i as j. Pass the same points for both."
         )
-    return product
 
 
 def _done(left: Tensor, limit: Tensor, iteration: int, system: _System) -> bool:
