@@ -304,6 +304,11 @@ ERRORS = {
         weft.ShapeError,
         r"eps is -1.0 and max_iter \d+: both must be 0 or more. Pass eps=1e-6",
     ),
+    "no b": (
+        lambda: KernelSolve(FORMULA, ALIASES, "b")(torch.ones(2, 3), torch.ones(2, 3)),
+        weft.ShapeError,
+        r"called with 2 arguments: the unknown is number 2 .* Pass one tensor for each",
+    ),
     "another name": (
         lambda: kernel_solve(*kernel_inputs(), unknown="c"),
         weft.ShapeError,

@@ -140,7 +140,14 @@ class KernelSolve:
 
         Raises:
             ConvergenceError: NaN or infinity on the way, or max_iter iterations were not enough.
+            ShapeError: too few arguments, or a system that is not square.
         """
+        if len(args) <= self._unknown:
+            raise ShapeError(
+                f"KernelSolve is called with {len(args)} arguments: the unknown is number "
+                f"{self._unknown} of the formula's, counted from 0. Pass one tensor for each, with "
+                "b in its place."
+            )
         dtype = args[self._unknown].dtype
         wide = torch.promote_types(dtype, torch.float32)
         tensors = [a.to(wide) for a in args]
