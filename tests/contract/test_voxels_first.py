@@ -43,7 +43,7 @@ def test_a_training_step_is_compiled_at_once(count, order, strided, channels, gr
     bias, g = torch.zeros(channels).half(), torch.zeros(count, channels).half()
     options = {"groups": groups, "precision": "ieee"}
     once = turned(weight.detach(), groups)
-    launch.compile_ahead(x, weight, once, bias, table, back, rows, rows, **options)
+    launch.compile_ahead(x, weight, lambda: once, bias, table, back, rows, rows, **options)
     ahead = len(announced)
     launch.convolve(x, weight, table, rows, after=Epilogue(shift=bias), **options)
     launch.weight_gradient(x, g, table, rows, **options)

@@ -7,6 +7,7 @@ closed operator, `operator.conv_op`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def convolution(
     """(N_in, C_in), (K, C_in/groups, C_out), (C_out,) or None → (N_out, C_out)."""
     maps = tables(kernel_map)
     if after == PLAIN or _observed(x, weight, bias, *after[:3]):
-        if backend == "triton" and recording() and not (compiling() or transformed()):
+        if backend == "triton" and _in_training(x, weight):
             _compile_ahead(x, weight, bias, *maps, groups, precision)
         return after(_fused(x, weight, bias, *maps, groups, precision, backend))
     table, _, _, order = maps
@@ -48,12 +49,20 @@ def convolution(
     return y
 
 
+def _in_training(x: Tensor, weight: Tensor) -> bool:
+    """Whether a gradient of plain tensors may follow."""
+    if compiling() or transformed() or not recording():
+        return False
+    return unwatched(x) and unwatched(weight)
+
+
 def _compile_ahead(x: Tensor, weight: Tensor, bias: Tensor | None, *maps_and_rest: Any) -> None:
     from weft.voxels import launch
 
     *maps, groups, precision = maps_and_rest
     options = {"groups": groups, "precision": precision}
-    launch.compile_ahead(x, weight, turned(weight.detach(), groups), bias, *maps, **options)
+    weight_of_gradient = functools.partial(turned, weight, groups)
+    launch.compile_ahead(x, weight, weight_of_gradient, bias, *maps, **options)
 
 
 def _observed(*tensors: Tensor | None) -> bool:

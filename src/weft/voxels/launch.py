@@ -6,6 +6,7 @@ Everything is sized by K, N and C alone: counts of pairs stay on the GPU, the ho
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -112,7 +113,7 @@ _AHEAD: set[tuple[Any, ...]] = set()
 def compile_ahead(
     x: Tensor,
     weight: Tensor,
-    turned: Tensor,
+    turned: Callable[[], Tensor],
     bias: Tensor | None,
     table: Tensor,
     back: Tensor | None,
@@ -124,13 +125,13 @@ def compile_ahead(
 ) -> None:
     """Compile at once what a convolution and its gradients call, where they are of a new kind.
 
-    Else a training step compiles for each of them in turn.  `turned` is the weight as the gradient
-    of x reads it, back None for a table that it reads flipped; for the rest see `convolve`.
+    Else a training step compiles for each of them in turn.  `turned` makes the weight that the
+    gradient of x reads, back is None where it reads the table flipped; the rest is `convolve`'s.
     """
     absent = (bias is None, back is None, in_order is None, out_order is None)
     needed = (x.requires_grad, weight.requires_grad)
     kind = (x.device, x.dtype, weight.shape, groups, precision, absent, needed)
-    if kind in _AHEAD or not (len(x) and table.shape[1]):
+    if kind in _AHEAD or 0 in (x.numel(), weight.numel(), table.shape[1]):
         return
     _AHEAD.add(kind)
     x = x.detach().contiguous()
@@ -140,7 +141,7 @@ def compile_ahead(
         kernel = _convolver_of(forward, groups, precision, None, flip=False)[0]
         calls = _calls_for_convolution(kernel, forward, table, out_order)
         if needed[0]:
-            backward: Operands = (y, turned, dx, None, None, None)
+            backward: Operands = (y, turned(), dx, None, None, None)
             kernel = _convolver_of(backward, groups, precision, None, flip=back is None)[0]
             read = (table, out_order) if back is None else (back, in_order)
             calls += _calls_for_convolution(kernel, backward, *read)
