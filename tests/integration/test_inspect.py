@@ -3,6 +3,7 @@
 Seen red with: tiles that are not filled up at the end, masks whose rarest offset is lowest.
 """
 
+import importlib.util
 import itertools
 from html.parser import HTMLParser
 
@@ -73,6 +74,12 @@ def test_rows_of_equal_masks_stand_together():
     assert changes.max() <= 2  # Gray codes, a few of which do not occur
     assert (changes > 0).sum() < 2**5
     assert (masks[1:, 1] != masks[:-1, 1]).sum() == 1  # the rarest changes once
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_rows_are_sorted_among_as_many_as_kernels_do():
+    """Seen red with: the 65,536 rows of kernels that are no more."""
+    assert inspection.NEAR == importlib.import_module("weft.voxels.preparation").NEAR
 
 
 def test_waste_falls_where_rows_are_sorted_also_with_a_kernel_past_63_offsets():

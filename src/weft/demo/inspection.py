@@ -21,7 +21,7 @@ from weft.voxels import SparseTensor, greedy_group, kernel_map, voxelize
 __all__ = ["Layer", "by_mask", "inspect", "layer_of", "spacing_of", "tile_waste"]
 
 TILES = (64, 128)  # rows of a tile of the GPU kernels
-NEAR = 65_536  # rows that those kernels sort by mask among themselves
+NEAR = 2**20  # rows that those kernels sort by mask among themselves
 BITS = 63  # of a sort key
 FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the voxel size
 ASKED = 1000  # points whose nearest neighbour gives the spacing
@@ -129,7 +129,7 @@ def layer_of(tensor: SparseTensor, size: float, kernel: int) -> Layer:
 def by_mask(there: Tensor) -> Tensor:
     """(N,) the rows in the order of the GPU kernels' tiles, from (K, N): whether a pair is there.
 
-    Rows are sorted by their masks among their 65,536 neighbours: Gray codes, in which neighbours
+    Rows are sorted by their masks among their NEAR neighbours: Gray codes, in which neighbours
     differ at one offset, the rarest offset in the highest bit.  Offsets past 63 bits, the most
     frequent ones, do not count.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 import weft
 from weft.demo import page
 from weft.demo.blocks import blocks
-from weft.demo.inspection import TILES, Layer, descending, padding_of
+from weft.demo.inspection import NEAR, TILES, Layer, descending, padding_of
 from weft.demo.inspection_pictures import groups_picture, offsets_picture, waste_picture
 from weft.demo.measure import versions
 from weft.demo.pictures import LAND
@@ -128,8 +128,8 @@ def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
     text = (
         "A tile of rows is multiplied at each offset that one of its rows needs. In ascending "
         "order neighbours along one axis share a tile, their other neighbours differ; rows sorted "
-        "by which offsets they have need fewer. weft's GPU kernels sort so, among 65,536 rows at a "
-        "time. 1 is no waste."
+        f"by which offsets they have need fewer. weft's GPU kernels sort so, among {NEAR:,} rows "
+        "at a time. 1 is no waste."
     )
     cases = [(order, rows) for order in ("ascending", "by mask") for rows in TILES]
     head = ["edge, kernel", *(f"{order}, {rows} rows" for order, rows in cases)]

@@ -230,7 +230,7 @@ class SparseConvTranspose4d(SparseConvolution):
 
 
 class SparseInverseConvolution(SparseConvolution):
-    """Out[q] = bias + Σ_k x[o(q, k)] @ weight[k] by the pairs of the layer named indice_key.
+    """out[q] = bias + Σ_k x[o(q, k)] @ weight[k] by the pairs of the layer named indice_key.
 
     The output has the voxels that the named layer read.  The geometry is that layer's: what is
     given here beside kernel_size must be the same, and may be left out.
