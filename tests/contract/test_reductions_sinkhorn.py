@@ -2,8 +2,7 @@
 
 Seen red with: costs without their 1 / p, potentials replaced and not averaged, sources that are
 not held, a cloud against itself counted once, weights of the other cloud, a mask not turned for g,
-bounds of clusters without their radii or without t, a kernel in the wrong units, 16-bit potentials,
-a second derivative let through.
+a kernel in the wrong units, 16-bit potentials, a second derivative let through.
 """
 
 import functools
@@ -13,37 +12,10 @@ import pytest
 import torch
 
 import weft
+from tests.transports import clouds, distance, transport
 from weft.reductions import sinkhorn
 from weft.reductions.sinkhorn import SamplesLoss, sinkhorn_divergence
-from weft.reductions.sparsity import blocks_of
 from weft.testing import assert_as_accurate, plain_error
-
-
-def distance(x, y):
-    """|x_i − y_j|, whose derivative is 0 where it is 0."""
-    square = (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
-    away = square > 0
-    return torch.where(away, square.where(away, 1).sqrt(), 0)
-
-
-def softmin(eps, x, y, weights, potential, p):
-    scores = (weights.log() + potential / eps).detach().unsqueeze(-2)
-    unit = (p * eps) ** (1 / p)
-    return -eps * (scores - distance(x / unit, y.detach() / unit) ** p).logsumexp(-1)
-
-
-def transport(a, x, b, y, lengths, p):
-    """f and g at the end; all pairs at every step."""
-
-    def update(length, f, g):
-        return softmin(length**p, x, y, b, g, p), softmin(length**p, y, x, a, f, p)
-
-    with torch.no_grad():
-        f, g = update(lengths[0], torch.zeros_like(a), torch.zeros_like(b))
-        for length in lengths:
-            new_f, new_g = update(length, f, g)
-            f, g = (f + new_f) / 2, (g + new_g) / 2
-    return update(lengths[-1], f, g)
 
 
 def dense_sinkhorn(a, x, b, y, p=2, blur=0.05, scaling=0.5, debias=True):
@@ -69,14 +41,6 @@ def dense_kernel(a, x, b, y, name, blur):
         return torch.einsum("...i,...ij,...j", w, kernels[name](distance(z, u)), v)
 
     return (mean(a, x, a, x) + mean(b, y, b, y)) / 2 - mean(a, x, b, y)
-
-
-def clouds(batch=(), dim=3, rows=60, columns=40, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.rand(*batch, rows, dim, generator=g).double()
-    y = 0.3 + 0.7 * torch.rand(*batch, columns, dim, generator=g).double()
-    a, b = (0.1 + torch.rand(z.shape[:-1], generator=g).double() for z in (x, y))
-    return [a / a.sum(-1, keepdim=True), x, b / b.sum(-1, keepdim=True), y]
 
 
 def with_gradients(loss, inputs, dtype):
@@ -201,102 +165,6 @@ def test_clouds_far_from_the_origin():
     x, y = (t.mul(2**12).round() / 2**12 for t in (x, y))  # exact when moved by 2^10
     near, far = SamplesLoss()(a, x, b, y), SamplesLoss()(a, x + 2**10, b, y + 2**10)
     torch.testing.assert_close(near, far, rtol=0, atol=0)
-
-
-def sides(seed, p, blur=0.2, rows=200, columns=150, size=0.3):
-    """Sorted clouds, their cells, and smooth potentials."""
-    a, x, b, y = clouds(rows=rows, columns=columns, seed=seed)
-    out = []
-    for weights, points in ((a, x), (b, y)):
-        weights, points, cells = sinkhorn._sorted(weights, points - 0.5, size)
-        out.append((sinkhorn._Cloud(points, sinkhorn._log(weights)), cells))
-    lengths = [1.7, 1.7, 0.8, 0.4, 0.2, *([blur] if blur < 0.2 else [])]
-    (x, log_a), (y, log_b) = out[0][0], out[1][0]
-    weights = log_a.exp()[:, 0], log_b.exp()[:, 0]
-    return out, transport(weights[0], x, weights[1], y, lengths, p)
-
-
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_bounds_of_clusters_hold(p, seed):
-    """Of every pair of points, also under potentials that are no solution."""
-    (one, other), potentials = sides(seed, p)
-    noise = torch.Generator().manual_seed(seed)
-    bound = sinkhorn._plane_bound if p == 2 else sinkhorn._plain_bound
-    for amount in (0.0, 0.1):
-        f, g = (u + amount * torch.randn(u.shape, generator=noise).double() for u in potentials)
-        found = bound(0.2**p, sinkhorn._Side(one[1], f), sinkhorn._Side(other[1], g))
-        inside = f.unsqueeze(1) + g - distance(one[0].points, other[0].points) ** p / p
-        labels = [torch.repeat_interleave(side[1].ranges.diff().view(-1)) for side in (one, other)]
-        slack = found[labels[0]][:, labels[1]] - inside
-        assert float(slack.min()) >= -64 * torch.finfo(torch.float64).eps
-        closest = slack.amin(1).median()
-        assert float(closest) < 0.5  # not a bound that keeps everything
-
-
-def test_the_bound_is_reached():
-    """One cell each, points along one line, and potentials that t and s make constant."""
-    e = torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
-    c, d = torch.tensor([[0.2, 0.1], [0.5, -0.3]], dtype=torch.float64)
-    x, y = c + 0.1 * e, d + 0.2 * e
-    f = x.square().sum(1) / 2 - (x - c) @ d
-    g = y.square().sum(1) / 2 - (y - d) @ c
-    half = torch.full((2,), 0.5, dtype=torch.float64)
-    sides_ = []
-    for points, potential in ((x, f), (y, g)):
-        cells = sinkhorn._sorted(half, points, 1.0)[2]
-        sides_.append(sinkhorn._Side(cells, potential))
-    found = sinkhorn._plane_bound(0.01, *sides_)
-    exact = (f[:, None] + g - distance(x, y).square() / 2).max()
-    assert_as_accurate(found[0, 0], exact, torch.finfo(torch.float32).eps * exact.abs())
-
-
-@pytest.mark.parametrize("p", [1, 2])
-def test_what_masks_leave_out(p):
-    """The mass left out of row i is ≤ e^−8 exp((f_new − f_i) / ε), so f_new is off by no more."""
-    blur = 0.07 if p == 2 else 0.02
-    (one, other), (f, g) = sides(0, p, blur, 800, 800, 0.1)
-    clouds_, cells = (one[0], other[0]), (one[1], other[1])
-    potentials = sinkhorn._Potentials(f, g, None, None)
-    masks = sinkhorn._masks(p, blur, cells, potentials)
-    assert masks.xy.num_pairs() < 0.5 * 800 * 800
-    full = sinkhorn._updated(p, blur, clouds_, clouds_, potentials, sinkhorn.ALL)
-    some = sinkhorn._updated(p, blur, clouds_, clouds_, potentials, masks)
-    eps = blur**p
-    for before, with_all, with_some in zip((f, g), full, some, strict=False):
-        share = ((with_all - before) / eps - 8).exp()
-        allowed = -eps * torch.log1p(-share.clamp(max=1 - 1e-12))
-        rounding = 64 * torch.finfo(torch.float64).eps * with_all.abs().max()
-        assert bool((with_some - with_all >= -rounding).all())
-        assert bool((with_some - with_all <= allowed + rounding).all())
-
-
-def pairs_of(mask, rows, columns):
-    """The mask as a matrix of how often a pair counts."""
-    found = torch.zeros(rows, columns, dtype=torch.int64)
-    starts, ends, indptr, first, last = blocks_of(mask, 1)
-    for block, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        for q in range(indptr[block], indptr[block + 1]):
-            found[start:end, first[q] : last[q]] += 1
-    return found
-
-
-@pytest.mark.parametrize("p", [1, 2])
-def test_masks_are_the_clusters_of_the_bound(p):
-    """One half of a cloud's own mask serves rows and columns: its pairs and those transposed."""
-    length = 0.05 if p == 2 else 0.01
-    (one, other), (f, g) = sides(0, p, length, 300, 200, 0.1)
-    bound = sinkhorn._plane_bound if p == 2 else sinkhorn._plain_bound
-    x, y = sinkhorn._Side(one[1], f), sinkhorn._Side(other[1], g)
-    masks = sinkhorn._masks(p, length, (one[1], other[1]), sinkhorn._Potentials(f, g, f, g))
-    for mask, a, b in ((masks.xy, x, y), (masks.xx, x, x), (masks.yy, y, y)):
-        keep = bound(length**p, a, b) >= -sinkhorn.TRUNCATION * length**p
-        keep = keep | keep.T if a is b else keep
-        assert 0 < int(keep.sum()) < keep.numel()
-        exact = keep[a.cells.labels][:, b.cells.labels].to(torch.int64)
-        mask.check(*exact.shape)
-        torch.testing.assert_close(pairs_of(mask, *exact.shape), exact, rtol=0, atol=0)
-        assert len(mask.ranges[2]) < int(keep.sum())
 
 
 @pytest.mark.parametrize("p", [1, 2])
