@@ -86,10 +86,10 @@ class Layer(nn.Module):
         self.readout = Linear(irreps_out, "1x0e", layout=LAYOUT)
 
     def forward(
-        self, h: Tensor, element: Tensor, y: Tensor, radial: Tensor, graph: Graph, scale: float
+        self, h: Tensor, element: Tensor, y: Tensor, radial: Tensor, graph: Graph
     ) -> tuple[Tensor, Tensor]:
         """Features (N, D), and energies (N,)."""
-        messages = self.convolved(self.before(h), y, self.radial(radial), graph) * scale
+        messages = self.convolved(self.before(h), y, self.radial(radial), graph)
         h = self.gate(self.after(torch.cat([messages, h], 1), element=element))
         return h, self.readout(h).squeeze(1)
 
@@ -148,12 +148,12 @@ class Potential(nn.Module):
         graph = self.graph(src, dst, len(element))
         across = position[src] - position[dst]
         lengths = across.norm(dim=1, keepdim=True)
-        y = self.harmonics(across)
+        y = self.harmonics(across) / self.neighbours**0.5  # and so messages
         radial = self.bessel(lengths) * self.envelope(lengths)
         h = self.embedding(element)
         energy = torch.zeros_like(h[:, 0])
         for layer in self.layers:
-            h, more = layer(h, element, y, radial, graph, self.neighbours**-0.5)
+            h, more = layer(h, element, y, radial, graph)
             energy = energy + more
         return self.scale * energy + self.shifts[element]
 

@@ -161,7 +161,7 @@ class Gate(nn.Module):
             pieces[self._number[place]] * gate
             for place, gate in zip(self._gated, each, strict=True)
         ]
-        return torch.cat([scalars, join(gated, self.layout)], -1)
+        return join([scalars.unsqueeze(-1), *gated], self.layout)
 
     def _side_by_side(self, pieces: list[Tensor], places: list[Place], like: Tensor) -> Tensor:
         """(…, n): scalars."""
