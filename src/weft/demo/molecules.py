@@ -79,14 +79,16 @@ class Molecules(NamedTuple):
 def pairs(position: Tensor, ptr: Tensor, cutoff: float) -> tuple[Tensor, Tensor]:
     """(src, dst): every two atoms of a molecule that are closer than the cutoff; sorted by dst.
 
-    All pairs within each molecule are looked at: Σ_m N_m² distances.
+    All pairs within each molecule are looked at: Σ_m N_m² distances.  The host asks how many they
+    are, and how many are near.
     """
-    size = ptr.diff()
-    own = torch.arange(len(size), device=ptr.device).repeat_interleave(size)
-    dst = torch.arange(len(position), device=ptr.device).repeat_interleave(size[own])
+    size, atoms = ptr.diff(), len(position)
+    rows = torch.arange(max(atoms, len(size)), device=ptr.device)
+    own = rows[: len(size)].repeat_interleave(size, output_size=atoms)
     src = _runs(ptr[own], size[own])
+    dst = rows[:atoms].repeat_interleave(size[own], output_size=len(src))
     near = (position[src] - position[dst]).square().sum(1) < cutoff**2
-    keep = near & (src != dst)
+    keep = (near & (src != dst)).nonzero().squeeze(1)
     return src[keep], dst[keep]
 
 
@@ -187,4 +189,4 @@ def _runs(begin: Tensor, size: Tensor) -> Tensor:
     """begin[0], begin[0] + 1, … (size[0] of them), begin[1], …"""
     before = size.cumsum(0) - size
     steps = torch.arange(int(size.sum()), device=size.device)
-    return steps + (begin - before).repeat_interleave(size)
+    return steps + (begin - before).repeat_interleave(size, output_size=len(steps))

@@ -148,7 +148,7 @@ class Potential(nn.Module):
         graph = self.graph(src, dst, len(element))
         across = position[src] - position[dst]
         lengths = across.norm(dim=1, keepdim=True)
-        y = self.harmonics(across) / self.neighbours**0.5  # and so messages
+        y = self.harmonics(across) / self.neighbours**0.5  # and messages with them
         radial = self.bessel(lengths) * self.envelope(lengths)
         h = self.embedding(element)
         energy = torch.zeros_like(h[:, 0])
