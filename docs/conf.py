@@ -20,6 +20,8 @@ extensions = [
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "weft"
+html_static_path = ["style.css"]
+html_css_files = ["style.css"]
 default_role = "code"  # a single backtick in a docstring is code
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
