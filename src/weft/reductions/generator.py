@@ -7,7 +7,7 @@ A kernel program takes a task, some rows by some columns:
         for blocks of TILES tiles: for tiles of BLOCK_N columns:
             terms = pairs(...)            # [BLOCK_N / LANES, BLOCK_M, LANES]
             add them up, LANES columns beside each other
-        the last tile of an interval is cut: its terms are masked, no others are
+        the last tile of an interval is cut: its terms are masked, mostly no others are
     add up the lanes; store the result, or a partial one for a merge
 
 A lane of columns is a lane of a warp, so sums over a tile need no exchange between threads; one at
@@ -19,66 +19,17 @@ once a tile.  smallest looks for terms under the row's worst entry, and skips ti
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from weft.core.emit import Dialect
 from weft.core.expr import Expr, const, reachable
 from weft.reductions.components import Loops
 from weft.reductions.formula import Node, variables
-from weft.reductions.inner import LONG, Inner
+from weft.reductions.job import Job
 from weft.reductions.near import Printer, near
 from weft.reductions.printed import FORMATS, assign, assigned, indented, loads, text
 from weft.reductions.scalars import factored, operand, scalars, separated
 
 __all__ = ["LANES", "NUMBERS", "Job", "near_sums", "operands", "registers", "source"]
-
-
-class Job(NamedTuple):
-    """What one kernel computes.  Its source depends on all of it.
-
-    Args:
-        kind: "sums", "shifted" or "smallest".
-        formula: what is summed, the exponent, or what is compared.
-        weight: in shifted, what the exponential is multiplied by.
-        first: the first of the result's components that it computes.
-        last: the one behind the last.
-        ranged: whether columns are lists of intervals.
-        partial: whether the columns of a row are shared out among tasks.
-        wide: whether the formula is in float64.
-        accumulate: "auto", "kahan" (sums) or "float64".
-        kept: in smallest, K.
-        far: in smallest, whether indices need 64 bits.
-        guarded: whether tensor cores may have done the work: a guard says so.
-        inner: sums over components, whose numbers the formulas have.
-        near: whether sums over points near each other may be computed by the tile's centre.
-        blocked: the variables of which a program takes a block of components: a batch entry is then
-            an entry of the data and a block.
-    """
-
-    kind: str
-    formula: Node
-    weight: Node | None
-    first: int
-    last: int
-    ranged: bool = False
-    partial: bool = False
-    wide: bool = False
-    accumulate: str = "auto"
-    kept: int = 0
-    far: bool = False
-    guarded: bool = False
-    inner: tuple[Inner, ...] = ()
-    near: bool = False
-    blocked: tuple[int, ...] = ()
-
-    @property
-    def accumulator(self) -> str:
-        """The dtype of sums."""
-        return "float64" if self.wide or self.accumulate == "float64" else "float32"
-
-    def apart(self, v: Node) -> bool:
-        """Whether a variable is stored by component: (B, dim, pitch)."""
-        return v.data[2] != 2 and (v.dim > LONG or v.data[0] in self.blocked)
 
 
 NUMBERS = {False: ("rows", "columns", "tiles", "parts", "length"), True: ("rows", "tasks")}
@@ -318,26 +269,34 @@ class _Writer:
         yield "end = tl.minimum(end, first_column + tl.maximum(last_place - place, 0))"
 
     def _interval(self) -> Iterator[str]:
-        yield "whole = begin + tl.maximum(end - begin, 0) // BLOCK_N * BLOCK_N"
-        if self.job.kind == "smallest":
-            yield "for start in range(begin, whole, BLOCK_N):"
-            yield from indented(self._call("start", "lanes"))
-            yield from indented(self._add(""))
+        """Where products mostly do the work, each tile is masked: half the code to compile."""
+        cut = self.job.guarded
+        last, tile = "whole", [*self._call("start", "lanes"), *self._add("part")]
+        if cut:
+            last, tile = "end", list(self._cut("start", "part"))
         else:
-            sums = range(len(self.summed))
-            yield "for block in range(begin, whole, TILES * BLOCK_N):"
+            yield "whole = begin + tl.maximum(end - begin, 0) // BLOCK_N * BLOCK_N"
+        if self.job.kind == "smallest":
+            yield f"for start in range(begin, {last}, BLOCK_N):"
+            yield from indented(tile)
+        else:
+            yield f"for block in range(begin, {last}, TILES * BLOCK_N):"
             if self._by_blocks():
-                yield from indented(f"part{n} = {self._zeros()}" for n in sums)
-            yield "    block_end = tl.minimum(block + TILES * BLOCK_N, whole)"
+                yield from indented(f"part{n} = {self._zeros()}" for n in range(len(self.summed)))
+            yield f"    block_end = tl.minimum(block + TILES * BLOCK_N, {last})"
             yield "    for start in range(block, block_end, BLOCK_N):"
-            yield from indented(self._call("start", "lanes"), 2)
-            yield from indented(self._add("part"), 2)
+            yield from indented(tile, 2)
             yield from indented(self._add_blocks())
-        yield "if whole < end:"
-        yield "    left = (end - whole).to(tl.int32)"
-        yield from indented(self._call("whole", "tl.minimum(lanes, left - 1)"))
-        yield from indented(self._masked())
-        yield from indented(self._add("total"))
+        if not cut:
+            yield "if whole < end:"
+            yield from indented(self._cut("whole", "total"))
+
+    def _cut(self, start: str, target: str) -> Iterator[str]:
+        """A tile that the interval may end in."""
+        yield f"left = (end - {start}).to(tl.int32)"
+        yield from self._call(start, "tl.minimum(lanes, left - 1)")
+        yield from self._masked()
+        yield from self._add(target)
 
     def _call(self, start: str, lanes: str) -> Iterator[str]:
         begins = {v: " + first_row" if v.data[2] == 0 else "" for v in self.loops.pointers()}

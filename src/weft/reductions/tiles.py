@@ -21,10 +21,9 @@ def tile(job: Job, height: float = 64) -> Tile:
     A thread has one column of each LANES and R rows: it keeps what pairs read of a row R times, and
     R partial and whole sums of each component.
     """
-    if sums := near_sums(job):
-        rows = 16 if sums <= NEAR_FEW else 8
-        size = 64 if height >= NEAR_HIGH else 32
-        return Tile((size, LANES, 2 * BLOCK), size // rows, 1)
+    if near_sums(job):
+        warps = 4 if height >= NEAR_HIGH else 2
+        return Tile((16 * warps, LANES, 2 * BLOCK), warps, 1)
     needed = registers(job) * (2 if job.wide else 1)
     shapes = LOOPED if job.inner else SHAPES
     if not job.wide and any(s.dim >= LONGEST for s in job.inner):
@@ -42,9 +41,10 @@ def kept(job: Job) -> int:
     return 1 << max(job.kept - 1, 0).bit_length()
 
 
-NEAR_FEW, NEAR_HIGH = 2, 512
-"""Where points are near each other: sums up to which a thread has 16 rows, else 8; and rows of a
-block from which a tile has 64, else 32, as its last one is half empty.  A thread has one column."""
+NEAR_HIGH = 512
+"""Rows of a block from which a tile has 64 where points are near each other, else 32: its last tile
+is half empty.  A thread has 16 rows of one column: with 8, loading columns costs a third more.
+"""
 
 SHAPES = ((6, 16, 2, 4), (14, 8, 4, 8), (30, 4, 4, 8), (1 << 30, 2, 4, 8))
 """Registers of a row up to which a thread has so many rows and columns, and the warps.

@@ -1,0 +1,58 @@
+"""What one kernel of a reduction computes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.reductions.formula import Node
+from weft.reductions.inner import LONG, Inner
+
+__all__ = ["Job"]
+
+
+class Job(NamedTuple):
+    """What one kernel computes.  Its source depends on all of it.
+
+    Args:
+        kind: "sums", "shifted" or "smallest".
+        formula: what is summed, the exponent, or what is compared.
+        weight: in shifted, what the exponential is multiplied by.
+        first: the first of the result's components that it computes.
+        last: the one behind the last.
+        ranged: whether columns are lists of intervals.
+        partial: whether the columns of a row are shared out among tasks.
+        wide: whether the formula is in float64.
+        accumulate: "auto", "kahan" (sums) or "float64".
+        kept: in smallest, K.
+        far: in smallest, whether indices need 64 bits.
+        guarded: whether tensor cores may have done the work: a guard says so.
+        inner: sums over components, whose numbers the formulas have.
+        near: whether sums over points near each other may be computed by the tile's centre.
+        blocked: the variables of which a program takes a block of components: a batch entry is then
+            an entry of the data and a block.
+    """
+
+    kind: str
+    formula: Node
+    weight: Node | None
+    first: int
+    last: int
+    ranged: bool = False
+    partial: bool = False
+    wide: bool = False
+    accumulate: str = "auto"
+    kept: int = 0
+    far: bool = False
+    guarded: bool = False
+    inner: tuple[Inner, ...] = ()
+    near: bool = False
+    blocked: tuple[int, ...] = ()
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype of sums."""
+        return "float64" if self.wide or self.accumulate == "float64" else "float32"
+
+    def apart(self, v: Node) -> bool:
+        """Whether a variable is stored by component: (B, dim, pitch)."""
+        return v.data[2] != 2 and (v.dim > LONG or v.data[0] in self.blocked)
