@@ -13,7 +13,7 @@ import torch
 
 import weft
 from weft import demo
-from weft.demo import forecasting, landforms, matching, segmenter, training
+from weft.demo import forecasting, landforms, matching, pictures, segmenter, training
 from weft.demo.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
 from weft.demo.forecaster import Forecaster
 from weft.demo.measure import op_errors
@@ -311,6 +311,13 @@ def test_plain_convolutions_are_the_same(surface):
 
     for error in op_errors("convolution", ours, plain, inputs):
         assert error.ratio < 1, error
+
+
+def test_pictures_are_as_high_as_what_they_show():
+    """Seen red with: width and height exchanged."""
+    line = torch.tensor([[0.0, 0.0], [10.0, 1.0]])
+    assert pictures.height_of(line) < 3 < pictures.height_of(line.flip(1)) == 9.2
+    assert pictures.height_of(torch.zeros(2, 2)) < 3
 
 
 def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from weft.demo.pictures import ACCENT, GREY, png
+from weft.demo.pictures import ACCENT, GREY, height_of, png
 from weft.demo.surface import Surface
 from weft.reductions import SamplesLoss
 from weft.reductions.cluster import cluster_ranges_centroids, grid_cluster
@@ -72,7 +72,8 @@ def carried(ground: Levelling, device: torch.device) -> Tensor:
 
 def arrows(ground: Levelling, aims: Tensor) -> bytes:
     """Heaps, hollows, and the ways of the largest heaps."""
-    figure = Figure(figsize=(9.6, 7.4), layout="constrained")
+    height = height_of(torch.cat([ground.heap, ground.hollow]), most=7.4)
+    figure = Figure(figsize=(9.6, height), layout="constrained")
     axis = figure.subplots()
     for places, share, colour, name in (
         (ground.heap, ground.amount, COLOURS[0], "earth to carry away"),

@@ -17,7 +17,17 @@ from weft.demo.surface import Surface
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["LAND", "curve", "forecasts", "panels", "parity", "plain_axis", "png", "whole"]
+__all__ = [
+    "LAND",
+    "curve",
+    "forecasts",
+    "height_of",
+    "panels",
+    "parity",
+    "plain_axis",
+    "png",
+    "whole",
+]
 
 GREY, ACCENT, INK = "#808890", "#e0662f", "#26221c"
 LAND = ("#3f6b4f", "#7f9a5a", "#c9b878", "#b98d5c", "#f2ece0")  # by height
@@ -28,7 +38,8 @@ VIEW = (0.25, 0.70)  # of the columns of a map: the part that is shown enlarged
 
 def panels(surface: Surface, views: Mapping[str, Tensor]) -> bytes:
     """The held-out part, enlarged, in each version of the points."""
-    figure = Figure(figsize=(9.6, 7.9) if surface.grid else (9.6, 9.2), layout="constrained")
+    height = 7.9 if surface.grid else height_of(surface.truth[surface.held_out] @ _plane(surface))
+    figure = Figure(figsize=(9.6, height), layout="constrained")
     axes: Any = figure.subplots(2, 2)
     for axis, (title, points) in zip(axes.flat, views.items(), strict=True):
         if surface.grid:
@@ -160,12 +171,24 @@ def _relief(surface: Surface, points: Tensor, rows: Tensor | None = None) -> Any
 def _scatter(axis: Axes, surface: Surface, points: Tensor) -> None:
     """The held-out points seen along their flattest direction, coloured by their error."""
     rows = surface.held_out
-    centred = surface.truth[rows] - surface.truth[rows].mean(0)
-    plane = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, 1:].flip(1)
-    x, y = (points[rows] @ plane).T.numpy()
+    x, y = (points[rows] @ _plane(surface)).T.numpy()
     error = (points - surface.truth)[rows].norm(dim=1).numpy()
     axis.scatter(x, y, c=error, s=3, linewidths=0, cmap="viridis", vmin=0, vmax=2 * surface.sigma)
     axis.set_aspect("equal")
+
+
+def _plane(surface: Surface) -> Tensor:
+    """(3, 2) the two directions in which the held-out points lie apart most."""
+    held_out = surface.truth[surface.held_out]
+    centred = held_out - held_out.mean(0)
+    directions: Tensor = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, 1:].flip(1)
+    return directions
+
+
+def height_of(places: Tensor, most: float = 9.2) -> float:
+    """Inches of a figure 9.6 wide that points (N, 2), at one scale, fill with their title."""
+    wide, high = map(float, places.amax(0) - places.amin(0))
+    return min(most, 1.2 + 9.6 * high / max(wide, 1e-9))
 
 
 def png(figure: Figure) -> bytes:

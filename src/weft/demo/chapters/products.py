@@ -20,7 +20,7 @@ from weft.demo.training import fit, step_of, tiles_of
 
 __all__ = ["chapter"]
 
-OURS = "learned filter"
+MEASURED, OURS = "as measured", "learned filter"
 STEP_ROUNDS, SURFACE_ROUNDS = 9, 3
 
 _FORMULA = (
@@ -45,12 +45,12 @@ def chapter(options: Options) -> page.Chapter:
     graph = graph_of(surface, torch.arange(len(surface.truth))).to(device)
     filters = best_filters(surface, graph, surface.held_out)
     restored = restore(model, graph, surface)
-    errors = {"as measured": surface.rmse(surface.noisy, surface.held_out)}
+    errors = {MEASURED: surface.rmse(surface.noisy, surface.held_out)}
     errors |= {name: error for name, (error, _) in filters.items()}
     errors[OURS] = surface.rmse(restored, surface.held_out)
     rival = min(filters, key=lambda name: filters[name][0])
     views = {
-        "as measured": surface.noisy,
+        MEASURED: surface.noisy,
         rival: filters[rival][1],
         OURS: restored,
         "the truth": surface.truth,
@@ -142,7 +142,7 @@ def _story(
 ) -> list[str]:
     """What was done, with the numbers that matter."""
     count = len(surface.truth)
-    others = min(error for name, error in errors.items() if name != OURS)
+    others = min(error for name, error in errors.items() if name not in (MEASURED, OURS))
     step = times["one step of learning"]
     text = (
         f"{surface.name}: {count:,} points of a real surface. An instrument measures each with an "
@@ -152,8 +152,10 @@ def _story(
         f"{1 - float(surface.held_out.float().mean()):.0%} of the surface; every error below is "
         "that of the rest, which it has never seen."
     )
+    if errors[OURS] >= errors[MEASURED]:
+        text += " Here it does more harm than good: the rest is not like what it learned from."
     numbers = [
-        (f"{errors['as measured']:#.3g} {surface.unit}", "RMSE as measured"),
+        (f"{errors[MEASURED]:#.3g} {surface.unit}", "RMSE as measured"),
         (f"{others:#.3g} {surface.unit}", "best filter without learning"),
         (
             f"{step['torch'] / step['weft']:.1f} ×",
@@ -178,16 +180,18 @@ def _story(
 
 def _panels_caption(surface: Surface, errors: Mapping[str, float]) -> str:
     numbers = ", ".join(f"{name} {error:#.3g}" for name, error in errors.items())
-    what = "in shaded relief" if surface.grid else "coloured by the distance to the truth"
+    most = f"{2 * surface.sigma:.2g} {surface.unit} or more"
+    distance = f"coloured by the distance to the truth, from 0 (dark) to {most} (yellow)"
+    what = "in shaded relief" if surface.grid else distance
     return f"A part of the held-out surface, {what}. RMSE of all of it [{surface.unit}]: {numbers}."
 
 
 def _levels(errors: Mapping[str, float], rival: str) -> dict[str, float]:
-    return {name: errors[name] for name in ("as measured", rival)}
+    return {name: errors[name] for name in (MEASURED, rival)}
 
 
 def _errors_table(surface: Surface, errors: Mapping[str, float]) -> str:
-    noisy = errors["as measured"]
+    noisy = errors[MEASURED]
     rows = [
         (name, f"{error:#.3g}", f"{1 - error / noisy:.0%}" if error < noisy else "–")
         for name, error in errors.items()
@@ -196,7 +200,8 @@ def _errors_table(surface: Surface, errors: Mapping[str, float]) -> str:
         "Distance to the truth on the held-out part. Mean and median are shown at the widths and "
         "numbers of passes that serve them best there."
     )
-    return page.table(caption, ["", f"RMSE [{surface.unit}]", "removed"], rows, len(rows) - 1)
+    best = min(range(len(rows)), key=[*errors.values()].__getitem__)
+    return page.table(caption, ["", f"RMSE [{surface.unit}]", "removed"], rows, best)
 
 
 def _accuracy_table(accuracies: list[OpError]) -> str:
