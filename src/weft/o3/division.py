@@ -105,7 +105,7 @@ def divide(structure: Structure, call: Call, facts: Facts) -> Division:
     near, host = _in_rounds(call, drafts, outputs)
     targets |= {key: t._replace(near=True) for key, t in targets.items() if key[1] in near}
     jobs = tuple(
-        draft.job._replace(targets=tuple(targets[i, n] for n in draft.numbers), rounds=bool(near))
+        draft.job._replace(targets=tuple(targets[i, n] for n in draft.numbers))
         for i, draft in enumerate(drafts)
     )
     numbers = (draft.numbers for draft in drafts)

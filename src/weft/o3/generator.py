@@ -79,7 +79,6 @@ class Job(NamedTuple):
         shared: whether w has one row.
         wide: for float64.
         tiling: how the work is laid out.
-        rounds: whether launches take some places of the lists after others.
     """
 
     product: Product
@@ -95,7 +94,6 @@ class Job(NamedTuple):
     shared: bool
     wide: bool
     tiling: Tiling
-    rounds: bool = False
 
     @property
     def looped(self) -> bool:
@@ -111,7 +109,7 @@ class Job(NamedTuple):
     @property
     def in_turn(self) -> bool:
         """Whether launches can take some edges after others, in the order of their numbers."""
-        return self.segmented and not (self.ordered or self.looped)
+        return self.divisible and not self.ordered
 
     @property
     def channel_blocks(self) -> int:
@@ -133,10 +131,9 @@ def source(job: Job) -> str:
     """The module text of a job's kernel.
 
     Its pointers are the tensors', the results', then those of the tables that the job has: indptr,
-    owner, edges, index.  Then come numbers: where the job is divisible or has rounds, `begin` and
-    `end`, the places that a launch takes; where it is divisible, `span`, those of a program (owner
-    then names the row of every edge); else `items` (rows, or tiles of rows), `rows` and `lanes`
-    (programs for each block of channels).
+    owner, edges, index.  Then come numbers: of a divisible job, whose owner names the row of every
+    edge, `begin` and `end`, the places that a launch takes, and `span`, those of a program; else
+    `items` (rows, or tiles of rows), `rows` and `lanes` (programs for each block of channels).
     """
     return "\n".join(_Writer(job).module()) + "\n"
 
@@ -222,8 +219,7 @@ class _Writer:
         return [*(f"{name}_ptr" for name in pointers), *self._counts(), *blocks]
 
     def _counts(self) -> list[str]:
-        ends = ["begin", "end"] if self.job.divisible or self.job.rounds else []
-        return [*ends, "span"] if self.job.divisible else [*ends, "items", "rows", "lanes"]
+        return ["begin", "end", "span"] if self.job.divisible else ["items", "rows", "lanes"]
 
     def _body(self) -> Iterator[str]:
         blocks = self.job.channel_blocks
@@ -239,7 +235,7 @@ class _Writer:
             yield f"inside = u < {self.job.product.channels}"
         if self._together():
             yield from across.PREAMBLE
-        if self.job.rounds:
+        if any(target.near for target in self.job.targets):
             yield "origin = tl.cast(begin, tl.int64)"
         if self.job.divisible:
             yield from self._share()
@@ -277,20 +273,14 @@ class _Writer:
             yield from self._edge("p")
 
     def _row(self) -> Iterator[str]:
-        """A row; of its edges, those of the round, whose first has all rows."""
+        """A row, and all its edges."""
         yield "first = tl.load(indptr_ptr + item)"
         yield "last = tl.load(indptr_ptr + item + 1)"
         number = "tl.load(owner_ptr + item)" if self.job.pieces else "item"
         yield f"row = tl.cast({number}, tl.int64)"
-        lines = [*self._zeros(self.job.owner), *self._edges()]
-        lines += self._store_carried(self.job.owner, "item")
-        if not self.job.rounds:
-            yield from lines
-            return
-        yield "first = tl.maximum(first, begin)"
-        yield "last = tl.minimum(last, end)"
-        yield "if (first < last) | (begin == 0):"
-        yield from _indented(lines)
+        yield from self._zeros(self.job.owner)
+        yield from self._edges()
+        yield from self._store_carried(self.job.owner, "item")
 
     def _edges(self) -> Iterator[str]:
         """The loop over edges of a row."""
@@ -426,11 +416,7 @@ class _Writer:
         yield from self._target_row("at", r, number, shared)
         for name in self._components(r, block):
             value = self._summed(name, self._carried(r), shared)
-            address = _address("at", place, _component(name))
-            if self._carried(r) and self.job.rounds:
-                before = " & ".join(["(begin > 0)", *masks])
-                value = f"{value} + tl.load({address}, mask={before}, other=0.0)"
-            yield f"tl.store({address}, {value}{mask}{policy})"
+            yield f"tl.store({_address('at', place, _component(name))}, {value}{mask}{policy})"
 
     def _target_row(self, name: str, r: int, number: str, shared: bool) -> Iterator[str]:
         target = self.job.targets[r]

@@ -42,8 +42,11 @@ WARPS = 8
 EDGES = 8
 """The most of a program that can take some of a row's edges alone."""
 
-ROUND = Tile((16, 128, 256), 4, 1)
+ROUND = Tile((8, 256, 128), 4, 1)
 """Of the kernel that adds the parts of a round up: edges, columns, entries looked through."""
+
+MANY = 16
+"""Edges of a row of x from which on there are rounds: each reads and writes the row again."""
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -245,9 +248,10 @@ def _prepare(
 def _turns(
     division: Division, shapes: Sequence[tuple[int, int]], tables: Tables, dtype: torch.dtype
 ) -> list[Round]:
-    """Rounds, where parts fit into the gradient of weights and the rows of x are whole."""
+    """Rounds, if parts fit into the gradient of weights and rows of x are not short and not cut."""
     edges = tables.num_edges
-    if division.host is None or dtype != _wide(dtype) or tables.x_slices or edges >= 2**31:
+    whole = dtype == _wide(dtype) and tables.x_slices is None
+    if division.host is None or not whole or not MANY * tables.num_x <= edges < 2**31:
         return [Round(0, edges, None)]
     parts = tuple(shapes[n][1] for n in division.near)
     return rounds(edges, shapes[division.host][1], parts, dtype.itemsize)
@@ -275,7 +279,7 @@ def _steps(
         for job, numbers, kernel, programs in jobs:
             taken = [*generator.operands(job), *(parts.get(n, results + n) for n in numbers)]
             taken += (lists + n for n in _lists(job))
-            free = ends if job.divisible or job.rounds else ()
+            free = ends if job.divisible else ()
             yield _Step(kernel, programs(*ends), operator.itemgetter(*taken), free)
         for n, kernel, count in folds:
             takes = operator.itemgetter(parts[n], results + n, *walked)

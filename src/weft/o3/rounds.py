@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 __all__ = ["Round", "rounds"]
 
-SPARE = 2**25
-"""Bytes of parts that have memory of their own: below, a round costs more time than it is worth."""
+SPARE = 2**27
+"""Bytes of parts that have memory of their own: each round ends with processors that wait."""
 
 LEAST = 0.3
 """Of the edges that are left, in a round: where parts are longer, there would be many rounds."""
