@@ -157,7 +157,9 @@ def _exchange(layer: Any, library: Library, some: Tensor) -> None:
 def _convolved(
     convolution: Convolution, layer: Any, x: Tensor, y: Tensor, radial: Tensor, graph: Edges
 ) -> Tensor:
-    return convolution(x, y, radial @ layer.radial_weight, graph.src, graph.dst)
+    hidden = radial.shape[1]  # this linear map is torch's, as the others of the radial network
+    matrix = layer.weights.weight.view(hidden, -1) / hidden**0.5
+    return convolution(x, y, radial @ matrix, graph.src, graph.dst)
 
 
 def _layer(conv: TensorProductConv) -> Layer:

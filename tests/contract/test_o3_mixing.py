@@ -2,7 +2,8 @@
 
 Seen red with: parts of a sum dropped, the factor of a path left out of the gradient of weights,
 low parts of float32 left out, blocks that follow each other joined in the wrong order; rows of a
-kind that end in the next one's tile, a kind's first part left out, weights of the kind before.
+kind that end in the next one's tile, a kind's first part left out, weights of the kind before;
+torch's gradient of one matrix without its factor.
 """
 
 import pytest
@@ -57,6 +58,12 @@ def following(layout):
     return Mixing((108, z_width, 6 * 140 * 12), t, z, paths)
 
 
+def plain(layout):
+    """One matrix that takes rows as they are, whose gradient is torch's."""
+    t, z = (Block(0, 1, 1, 1, copies) for copies in (9, 20))
+    return Mixing((9, 20, 180), (t,), (z,), (Path(0, 0, 0, 1.5),))
+
+
 def matrix(block, row):
     """(rows, components, copies) of a block."""
     index = torch.arange(block.components)[:, None] * block.step
@@ -89,7 +96,7 @@ def exact(m, values, result, sign=torch.positive):
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("rows", [0, 1, 150])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("make", [ragged, following])
+@pytest.mark.parametrize("make", [ragged, following, plain])
 def test_shared_weights(make, layout, rows, result):
     check(make(layout), rows, True, torch.float32, result)
 

@@ -81,8 +81,9 @@ class Layer(nn.Module):
         )
         for linear in (self.radial[0], self.radial[2]):
             nn.init.kaiming_normal_(cast(nn.Linear, linear).weight)
-        weight = torch.randn(settings.radial, self.conv.weight_numel)
-        self.radial_weight = nn.Parameter(weight / settings.radial**0.5)
+        # stored, a row an edge, which is faster; where memory is short, conv takes radial= and
+        # radial_weight= in their place
+        self.weights = Linear(f"{settings.radial}x0e", f"{self.conv.weight_numel}x0e")
         self.readout = Linear(irreps_out, "1x0e", layout=LAYOUT)
 
     def forward(
@@ -95,9 +96,7 @@ class Layer(nn.Module):
 
     def convolved(self, x: Tensor, y: Tensor, radial: Tensor, graph: Graph) -> Tensor:
         """Σ_j tp(x_j, y_ij, radial_ij W): no message is stored."""
-        found: Tensor = self.conv(
-            x, y, None, graph, radial=radial, radial_weight=self.radial_weight
-        )
+        found: Tensor = self.conv(x, y, self.weights(radial), graph)
         return found
 
 
@@ -165,7 +164,7 @@ class PlainLayer(Layer):
         """Σ_j tp(x_j, y_ij, radial_ij W), instruction by instruction."""
         conv, c = self.conv, self.conv.irreps_in1[0].mul
         given = x.index_select(0, graph.src)
-        weights = (radial @ self.radial_weight).view(len(y), -1, 1, c)
+        weights = self.weights(radial).view(len(y), -1, 1, c)
         firsts, seconds = conv.irreps_in1.slices(), conv.irreps_in2.slices()
         messages = []
         for number in sorted(range(len(conv.instructions)), key=self._place):

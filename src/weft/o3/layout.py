@@ -34,7 +34,8 @@ def split(x: Tensor, irreps: Irreps, layout: str) -> list[Tensor]:
 def join(blocks: Sequence[Tensor], layout: str) -> Tensor:
     """Blocks (…, mul, 2l+1), at least one, as rows (…, D)."""
     turned = [block if layout == "mul_ir" else block.transpose(-1, -2) for block in blocks]
-    return torch.cat([block.flatten(-2) for block in turned], -1)
+    rows = [block.flatten(-2) for block in turned]
+    return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
 
 def broadcast(leads: Sequence[torch.Size]) -> torch.Size:

@@ -122,6 +122,10 @@ def _product_launchers(
 
 
 def _outer(mixing: Mixing, t: Tensor, z: Tensor, out: Tensor, kinds: Kinds | None) -> None:
+    if _by_library(mixing, t, kinds):
+        # of 1408 by 64 numbers and 273670 rows the library's takes a third of the time
+        torch.mm(t.t(), z, out=out.view(t.shape[1], z.shape[1])).mul_(mixing.paths[0].factor)
+        return
     count, outer, fold = _outer_launchers(
         mixing, t.shape[0], _parts(t), t.dtype, t.device, None if kinds is None else _count(kinds)
     )
@@ -130,6 +134,11 @@ def _outer(mixing: Mixing, t: Tensor, z: Tensor, out: Tensor, kinds: Kinds | Non
         _compile(mixing, "w", t, kinds)
     outer([*(kinds or ()), t, z, partial], partial.nbytes)
     fold([*(kinds or ())[1:], partial, out])
+
+
+def _by_library(mixing: Mixing, t: Tensor, kinds: Kinds | None) -> bool:
+    """Whether torch sums t times z over rows, in float32."""
+    return kinds is None and mixing.plain and _parts(t) == 2
 
 
 @functools.lru_cache(maxsize=1024)
@@ -172,6 +181,8 @@ def _compile(mixing: Mixing, results: str, like: Tensor, kinds: Kinds | None) ->
     tables, partial = list(kinds or ()), like.new_empty(1, dtype=torch.float32)
     calls = []
     for result in results:
+        if result == "w" and _by_library(mixing, like, kinds):
+            continue
         if result == "w":
             _, outer, fold = _outer_launchers(mixing, *given)
             calls.append(Call(outer.kernel, [*tables, like, like, partial]))
