@@ -67,7 +67,7 @@ MIXINGS = {
 def test_shared_weights(name: str, result: str, check: Check) -> None:
     mixing = MIXINGS[name]()
     if result == "w":
-        of = ("outer", generator.outer_source(mixing, 2), launch.OUTER_TILE)
+        of = ("outer", generator.outer_source(mixing, 2), launch.EXACT_OUTER_TILE)
         beside, other = f"{name}, fold", ("fold", generator.fold_source(mixing), launch.FOLD_TILE)
     else:
         of = ("product", generator.product_source(mixing, result, 2), launch.EXACT_TILE)
@@ -81,7 +81,7 @@ def test_shared_weights(name: str, result: str, check: Check) -> None:
 def test_weights_by_kind(result: str, check: Check) -> None:
     mixing = linear("ir_mul")
     if result == "w":
-        of = ("outer", generator.outer_source(mixing, 2, 5), launch.OUTER_TILE)
+        of = ("outer", generator.outer_source(mixing, 2, 5), launch.EXACT_OUTER_TILE)
         fold = ("fold", generator.fold_source(mixing, 5), launch.FOLD_TILE)
         check(build(*fold, "fp32"), "kinds, fold", "sm_90")
     else:

@@ -33,13 +33,17 @@ EXACT_TILE = Tile((128, 128, 32), 8, 3)
 OUTER_TILE = Tile((128, 128, 32), 8, 3)
 """Copies of t, copies of z, rows that are summed at a time."""
 
+EXACT_OUTER_TILE = Tile((64, 64, 16), 2, 4)
+"""The same for float32.  Four warps would get the instruction whose right factor lies in shared
+memory with rows fastest: 32-bit numbers are turned round there one by one, in 16 conflicts."""
+
 PREPARE_TILE, FOLD_TILE = Tile((32,), 4, 1), Tile((16, 128), 4, 1)
 
 OWN_WARPS = 4
 """Of the program of a row with weights of its own."""
 
-OUTER_PROGRAMS = 4
-"""Programs for each processor that share the sum over rows."""
+OUTER_PROGRAMS, EXACT_OUTER_PROGRAMS = 4, 12
+"""Programs for each processor that share the sum over rows; of exact ones six run together."""
 
 
 def run(
@@ -152,16 +156,17 @@ def _outer_launchers(
 ) -> tuple[int, Launcher, Launcher]:
     """And how many pieces the longest sum has; every kind may end in a piece that is not full."""
     found = [(group.block, run.block) for group in merged(mixing, "z") for run in group.runs]
-    m, n, k = OUTER_TILE.blocks
+    tile, most = (EXACT_OUTER_TILE, EXACT_OUTER_PROGRAMS) if parts else (OUTER_TILE, OUTER_PROGRAMS)
+    m, n, k = tile.blocks
     m = _block(max(t.copies for _, t in found), m, 64)
     n = _block(max(z.copies for z, _ in found), n)
     work = [(z.components, -(-t.copies // m) * -(-z.copies // n)) for z, t in found]
-    share = rows * sum(c * tiles for c, tiles in work) // (OUTER_PROGRAMS * processors(device))
+    share = rows * sum(c * tiles for c, tiles in work) // (most * processors(device))
     chunk = k * max(1, -(-share // k))
     more = kinds or 0
     programs = sum((-(-rows * c // chunk) + more) * tiles for c, tiles in work)
     count = -(-rows * max(c for c, _ in work) // chunk) + more
-    tile, numbers = OUTER_TILE._replace(blocks=(m, n, k)), (rows, chunk)
+    tile, numbers = tile._replace(blocks=(m, n, k)), (rows, chunk)
     folds = sum(-(-_size(mixing, path) // FOLD_TILE.blocks[1]) for path in mixing.paths)
     outer, fold = (
         generator.outer_source(mixing, parts, kinds),
