@@ -59,7 +59,7 @@ def found_by(request, monkeypatch):
 
 
 def with_kernels(monkeypatch, serve: bool) -> None:
-    for name in ("coordinates", "kernel_map"):
+    for name in ("coordinates", "kernel_map", "packing"):
         module = importlib.import_module(f"weft.voxels.{name}")
         monkeypatch.setattr(module, "kernels_serve", lambda device: serve)
 
@@ -269,9 +269,9 @@ def cells(shuffled: bool) -> list:
     return rows
 
 
-def thought(monkeypatch, ascend: bool) -> None:
+def thought(ascend: bool) -> None:
     """What rows in the box are taken to do until they are read."""
-    monkeypatch.setattr(coordinates_module, "_habit", functools.cache(lambda sizes: [ascend]))
+    coordinates_module._box((3, 6, 7, 9)).ascended[0] = ascend
 
 
 needs_kernels = pytest.mark.skipif(
@@ -289,7 +289,7 @@ def test_rows_that_do_what_others_did_not_are_built_again(kernel, shuffled, monk
     monkeypatch.setattr(
         map_launch, "submanifold", lambda *given: built.append(1) or build_by_kernels(*given)
     )
-    thought(monkeypatch, shuffled)
+    thought(shuffled)
     rows, device = cells(shuffled), "cpu" if KERNELS else "cuda"
     for times in (2, 3):
         voxels = Coordinates(torch.tensor(rows, device=device), (6, 7, 9), 3)
@@ -311,7 +311,7 @@ def test_the_host_waits_when_all_is_queued(shuffled, monkeypatch):
     from weft.core.launcher import Kernel
 
     log, launch, read = [], Kernel.__call__, map_launch.Flags.read
-    thought(monkeypatch, not shuffled)
+    thought(not shuffled)
     monkeypatch.setattr(
         Kernel, "__call__", lambda k, *a: log.append(k._kernel.__name__) or launch(k, *a)
     )
@@ -330,8 +330,8 @@ def test_the_host_waits_when_all_is_queued(shuffled, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("kernel", [3, 2])
-def test_a_box_that_is_given_gives_the_same_map(kernel, shuffled, dtype, monkeypatch):
-    thought(monkeypatch, not shuffled)
+def test_a_box_that_is_given_gives_the_same_map(kernel, shuffled, dtype):
+    thought(not shuffled)
     rows = cells(shuffled)
     voxels = boxed(rows, dtype)
     found = build(voxels, geometry(3, kernel))
@@ -356,9 +356,9 @@ def test_a_voxel_outside_of_the_box_raises(column, below, place):
 
 @pytest.mark.parametrize("change", [copy.deepcopy, lambda c: c.to("cpu")])
 @pytest.mark.parametrize("wrong", [False, True])
-def test_copies_are_made_of_what_is_known(change, wrong, monkeypatch):
+def test_copies_are_made_of_what_is_known(change, wrong):
     """They would wait for kernels that are none of theirs."""
-    thought(monkeypatch, not wrong)
+    thought(not wrong)
     voxels = boxed(cells(True))
     for one in (voxels, change(voxels)):
         check(build(one, geometry(3, 2)), cells(True), None)
@@ -373,7 +373,7 @@ def test_kernels_that_run_before_it_raises_pass_it_over(column, below, monkeypat
     """They would write and read past the words of cells."""
     for name, number in (("MANY", 0), ("ROOM", 2**12)):
         monkeypatch.setattr(map_launch, name, number)
-    thought(monkeypatch, False)
+    thought(False)
     rows = [list(row) for row in cells(True)[:60]]
     rows[20][column] = -1 if below else (3, 6, 7, 9)[column]
     voxels = boxed(rows)
@@ -413,7 +413,7 @@ def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by, monkeypat
     from weft.voxels import preparation
 
     left = []
-    thought(monkeypatch, False)
+    thought(False)
     monkeypatch.setattr(map_launch, "tiles_of", lambda table, order, parts: left.append(parts))
     device = "cpu" if KERNELS else "cuda"
     voxels = Coordinates(torch.tensor(cells(True), device=device), (6, 7, 9), 3)

@@ -1,12 +1,6 @@
 """Coordinates: distinct voxels (batch, s0, s1, …) with exact keys, sorted once.
 
-A key is the mixed-radix number of a voxel's columns, each less its lowest value:
-
-    key = ((b · R0 + s0) · R1 + s1) · R2 + …
-
-exact and ascending in (batch, s0, s1, …).  Where the product of the ranges passes 2⁶³, the columns
-before are replaced by their rank among those that occur, which is below 2³¹: one more column of any
-int32 range fits then.  Nothing is hashed, so no two voxels ever share a key.
+Their order is that of their keys, see `packing`.
 """
 
 from __future__ import annotations
@@ -19,138 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from weft.core.backend import choose
 from weft.core.transforms import below_transforms
 from weft.errors import DTypeError, IndexRangeError, ShapeError
+from weft.voxels.packing import Packing, kernels_serve, rank
 
 if TYPE_CHECKING:
     from weft.voxels.map_launch import Flags
 
-__all__ = ["Coordinates", "Packing", "kernels_serve"]
+__all__ = ["Coordinates"]
 
 T = TypeVar("T")
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 LOW, HIGH, MOST_DIMENSIONS = -(2**31), 2**31 - 1, 4
-
-
-@functools.cache
-def kernels_serve(device: str) -> bool:
-    """Whether `map_launch` serves tensors on a kind of device; the torch code serves all."""
-    return device == "cuda" and choose(None, device) == "triton"
-
-
-class Word(NamedTuple):
-    """Columns packed into one integer after the rank of those before.
-
-    Args:
-        columns: the first and one past the last.
-        known: ascending packed prefixes that occur, whose place is their rank; None for the first
-            word, which has no prefix.
-    """
-
-    columns: tuple[int, int]
-    known: Tensor | None
-
-
-class Packing:
-    """How rows of integers become keys: exact, and ascending in lexicographic order.
-
-    Args:
-        rows: (N, columns) integers that the keys must tell apart.
-        lows: of each column, the lowest value.
-        sizes: of each column, how many values it may have.
-    """
-
-    def __init__(self, rows: Tensor, lows: Sequence[int], sizes: Sequence[int]) -> None:
-        self.lows, self.sizes = tuple(lows), tuple(sizes)
-        self.words: list[Word] = []
-        begin, room, known = 0, 1, None
-        for column, size in enumerate(self.sizes):
-            if room * size >= 2**63:
-                self.words.append(Word((begin, column), known))
-                known = torch.unique(self._key(rows))
-                begin, room = column, max(known.numel(), 1)
-            room *= size
-        self.words.append(Word((begin, len(self.sizes)), known))
-
-    def to(self, device: torch.device | str) -> Packing:
-        """The same for rows on another device."""
-        found = object.__new__(Packing)
-        found.lows, found.sizes = self.lows, self.sizes
-        found.words = [Word(c, None if t is None else t.to(device)) for c, t in self.words]
-        return found
-
-    @property
-    def single(self) -> bool:
-        """Whether one integer holds all columns: neighbours then differ by a constant."""
-        return len(self.words) == 1
-
-    @functools.cached_property
-    def dtype(self) -> torch.dtype:
-        """Of the keys: int32 where it holds them all, which halves the bytes of the sort."""
-        return torch.int32 if math.prod(self.sizes) < 2**31 else torch.int64
-
-    def step(self, offset: Sequence[int]) -> int:
-        """key(row + offset) − key(row), where all columns stay in range and `single` holds."""
-        found = 0
-        for size, o in zip(self.sizes, offset, strict=True):
-            found = found * size + o
-        return found
-
-    def inside(self, rows: Tensor, offset: Sequence[int] | None = None) -> Tensor:
-        """Whether all columns of row + offset are in their ranges."""
-        found = None
-        for column, (low, size) in enumerate(zip(self.lows, self.sizes, strict=True)):
-            o = offset[column] if offset else 0
-            if offset and not o:
-                continue  # the rows themselves are inside
-            values = rows[:, column].long()  # an int32 compares wrongly with what lies outside
-            within = (values >= low - o) & (values < low + size - o)
-            found = within if found is None else found & within
-        return rows.new_ones(rows.shape[0], dtype=torch.bool) if found is None else found
-
-    def keys(self, rows: Tensor) -> Tensor:
-        """The keys (N,); −1 where a row is out of range or has no known prefix."""
-        return torch.where(self.inside(rows), self._key(rows), -1).to(self.dtype)
-
-    def pack(self, rows: Tensor) -> Tensor:
-        """The keys (N,) of int32 rows that this packing was made for."""
-        if self.single and rows.shape[0] and kernels_serve(rows.device.type):
-            from weft.voxels import map_launch
-
-            return map_launch.pack(rows, self.lows, self.sizes, self.dtype)
-        return self._key(rows).to(self.dtype)
-
-    def _key(self, rows: Tensor) -> Tensor:
-        key = rows.new_zeros(rows.shape[0], dtype=torch.int64)
-        absent = None
-        for word in self.words:
-            if word.known is not None:
-                key, missing = _rank(word.known, key)
-                absent = missing if absent is None else absent | missing
-            for column in range(*word.columns):
-                value = rows[:, column].long() - self.lows[column]
-                key = key * self.sizes[column] + value
-        return key if absent is None else torch.where(absent, -1, key)
-
-    def rows(self, keys: Tensor) -> Tensor:
-        """The (N, columns) int32 rows of keys that occur."""
-        columns: list[Tensor] = []
-        for word in reversed(self.words):
-            for column in reversed(range(*word.columns)):
-                columns.append(keys % self.sizes[column] + self.lows[column])
-                keys = torch.div(keys, self.sizes[column], rounding_mode="floor")
-            if word.known is not None:
-                keys = word.known.index_select(0, keys)
-        return torch.stack(columns[::-1], 1).int()
-
-
-def _rank(known: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The place (int64) of each key among the known ones, and whether it is not there."""
-    if not known.numel():
-        return key.new_zeros(key.shape, dtype=torch.int64), torch.ones_like(key, dtype=torch.bool)
-    place = torch.searchsorted(known, key).clamp_(max=known.numel() - 1)
-    return place, known.index_select(0, place) != key
 
 
 class Coordinates:
@@ -341,8 +215,8 @@ class Coordinates:
         if repeats and self._sorted is not None:
             raise _stands_twice(self._rows, *self._sorted)
         guessed, self._flags, self._given = self._given is not None, None, None
-        if guessed:
-            _habit(self.packing.sizes)[0] = not descends
+        if guessed and (box := _box(self.packing.sizes)) is not None:
+            box.ascended[0] = not descends
             if self._sorted is None or self._ascends == descends:
                 self._ascends, self._sorted = not descends, None
                 return False
@@ -362,7 +236,7 @@ class Coordinates:
 
     def place_keys(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The place of each key among those of the voxels, and whether it is not there."""
-        return _rank(self.keys, keys.to(self.keys.dtype))
+        return rank(self.keys, keys.to(self.keys.dtype))
 
     def to(self, device: torch.device | str) -> Coordinates:
         """The same voxels on another device, sorted if they were."""
@@ -381,13 +255,11 @@ class Coordinates:
         """Whether rows are taken to lie in the box that was given; one launch makes their keys."""
         if self.given_shape is None or self._batch is None or not len(rows):
             return False
-        sizes = (self._batch, *self.given_shape)
-        exact = 0 < math.prod(sizes) < 2**63 and max(sizes) <= HIGH and sizes[0] > 0
-        if not exact or not kernels_serve(rows.device.type):
+        box = _box((self._batch, *self.given_shape))
+        if box is None or not kernels_serve(rows.device.type):
             return False
-        self._packing = Packing(rows, (0,) * len(sizes), sizes)
-        self._bounds = self._packing.lows, tuple(n - 1 for n in sizes)
-        self._given, self._ascends = rows, _habit(sizes)[0]
+        self._packing, self._bounds, self._ascends = box.packing, box.bounds, box.ascended[0]
+        self._given = rows
         self._rows, self._keys, self._flags = _packed(rows, self._packing)
         return True
 
@@ -430,10 +302,24 @@ class Coordinates:
                 )
 
 
+class _Box(NamedTuple):
+    """A box from 0 on, and whether the rows in it ascended when they were last read."""
+
+    packing: Packing
+    bounds: Bounds
+    ascended: list[bool]
+
+
 @functools.lru_cache(maxsize=1024)
-def _habit(sizes: tuple[int, ...]) -> list[bool]:
-    """Whether the rows in a box ascended when they were last read; the first are thought to."""
-    return [True]
+def _box(sizes: tuple[int, ...]) -> _Box | None:
+    """The box of (batch, *shape); None: one integer does not hold it.  Rows are thought to ascend.
+
+    Equal sizes give the same box, which learns.
+    """
+    if not 0 < math.prod(sizes) < 2**63 or max(sizes) > HIGH or sizes[0] < 1:
+        return None
+    packing = Packing(torch.empty(0, len(sizes)), (0,) * len(sizes), sizes)
+    return _Box(packing, (packing.lows, tuple(n - 1 for n in sizes)), [True])
 
 
 def _stands_twice(rows: Tensor, keys: Tensor, order: Tensor | None) -> ShapeError:

@@ -25,8 +25,9 @@ from weft.core.cache import TensorCache
 from weft.core.op import compiling
 from weft.core.transforms import below_transforms
 from weft.errors import IndexRangeError, ShapeError
-from weft.voxels.coordinates import Coordinates, Packing, kernels_serve
+from weft.voxels.coordinates import Coordinates
 from weft.voxels.geometry import Geometry, Size, geometry
+from weft.voxels.packing import Packing, kernels_serve
 
 if TYPE_CHECKING:
     from weft.voxels.tensor import SparseTensor
@@ -211,7 +212,12 @@ def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bo
     """Whether `map_launch` builds a map: its integers must hold all numbers on the way."""
     if not kernels_serve(inputs.device.type) or not 0 < len(inputs) < 2**30:
         return False
-    return packing.single and all(number < 2**31 for axis in shape[1:] for number in axis)
+    return packing.single and _moderate(shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _moderate(shape: Geometry) -> bool:
+    return all(number < 2**31 for axis in shape[1:] for number in axis)
 
 
 def _submanifold(inputs: Coordinates, shape: Geometry) -> Tables:

@@ -97,12 +97,12 @@ class _Axis(NamedTuple):
 class Flags:
     """Truths that kernels write into the host's memory: once they have run, nothing is copied.
 
-    `outside`, `descends`: rows, of their box and of those after them; `repeats`: sorted keys.  The
-    places are parts of one piece of memory that stays, since a kernel may write late: one that is
-    given back is taken again last, and cleared then.
+    Whether rows are outside of their box, whether they descend, whether sorted keys repeat.  The
+    places are parts of one piece of memory that stays, since a kernel may write late: one that was
+    waited for is the next to be taken, another the last.
     """
 
-    OUTSIDE, DESCENDS, REPEATS, WIDTH, MANY = 0, 1, 2, 4, 256
+    WIDTH, MANY = 4, 256
     _free: ClassVar[dict[torch.device, deque[_Place]]] = {}
 
     def __init__(self, device: torch.device) -> None:
@@ -111,10 +111,10 @@ class Flags:
             on_gpu = device.type == "cuda"
             shape = self.MANY, self.WIDTH
             memory = torch.zeros(shape, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
-            free.extend(_Place(row, row.numpy(), _event(device)) for row in memory)
-        self._place, self._device = free.popleft(), device
-        self._wait()
-        self._place.seen[:] = 0
+            free.extend(_Place(row, device) for row in memory)
+        self._place = free.pop()
+        self._place.wait()
+        self._place.seen.fill(0)
 
     @property
     def tensor(self) -> Tensor:
@@ -123,32 +123,43 @@ class Flags:
 
     def written(self) -> None:
         """What is launched by now will have written them."""
-        if self._place.event is not None:
-            self._place.event.record(torch.cuda.current_stream(self._device))
+        self._place.record()
 
     def read(self) -> list[bool]:
         """What they are; the host waits for the kernels that write them, not for later ones."""
-        self._wait()
-        return [bool(flag) for flag in self._place.seen]
-
-    def _wait(self) -> None:
-        if self._place.event is not None:
-            self._place.event.synchronize()
+        self._place.wait()
+        return [flag != 0 for flag in self._place.seen.tolist()]
 
     def __del__(self) -> None:
-        self._free[self._device].append(self._place)
+        free = self._free[self._place.device]
+        (free.append if self._place.waited else free.appendleft)(self._place)
 
 
-class _Place(NamedTuple):
-    """Memory of flags that the GPU and the host see, and when they are written."""
+class _Place:
+    """Memory of flags that the GPU and the host see, and when it is written."""
 
-    tensor: Tensor
-    seen: Any
-    event: torch.cuda.Event | None
+    __slots__ = ("_event", "device", "seen", "tensor", "waited")
+
+    def __init__(self, tensor: Tensor, device: torch.device) -> None:
+        self.tensor, self.seen, self.device, self.waited = tensor, tensor.numpy(), device, True
+        self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def record(self) -> None:
+        if self._event is not None:
+            handle = torch._C._cuda_getCurrentRawStream(self.device.index)
+            self._event.record(_stream(self.device, handle))
+        self.waited = False
+
+    def wait(self) -> None:
+        if not self.waited and self._event is not None:
+            self._event.synchronize()
+        self.waited = True
 
 
-def _event(device: torch.device) -> torch.cuda.Event | None:
-    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+@functools.lru_cache(maxsize=64)
+def _stream(device: torch.device, handle: int) -> torch.cuda.Stream:
+    """The current stream of a device, whose handle is known: torch takes longer to make one."""
+    return torch.cuda.current_stream(device)
 
 
 def survey(rows: Tensor) -> tuple[tuple[Numbers, Numbers], bool]:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from weft.core.segments import sort_rows
 from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from weft.voxels.coordinates import HIGH, LOW, MOST_DIMENSIONS, Packing
+from weft.voxels.coordinates import HIGH, LOW, MOST_DIMENSIONS
+from weft.voxels.packing import Packing
 from weft.voxels.segments import apart, first_largest, lengths, together
 from weft.voxels.tensor import SparseTensor
 
