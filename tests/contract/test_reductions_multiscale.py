@@ -6,6 +6,7 @@ bricks without points that have one; slabs of the wrong size, or not in a stable
 the groups themselves, not of those that they see.
 """
 
+import functools
 import itertools
 import math
 
@@ -14,8 +15,8 @@ import torch
 
 from tests.transports import clouds, distance, transport
 from weft.reductions import bricks, multiscale
-from weft.reductions.softmin import softmin
-from weft.reductions.sparsity import blocks_of
+from weft.reductions.softmin import Cloud, log_weights, softmin, softmin_of_squares
+from weft.reductions.sparsity import BlockSparsity, blocks_of
 from weft.testing import assert_as_accurate
 
 BLUR = {1: 0.02, 2: 0.07}
@@ -151,6 +152,35 @@ def test_groups_see_their_partners():
     exact = torch.zeros(10, 18, dtype=torch.int64)
     exact[:3, 4:9], exact[3:5, :4], exact[5:8, 9:13], exact[8:, 13:] = 1, 1, 1, 1
     torch.testing.assert_close(pairs_of(mask, 10, 18), exact, rtol=0, atol=0)
+
+
+# the last update
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_value_and_its_gradient_in_one_pass(dim, masked):
+    """Those of the soft minimum; a row without columns has the value ∞ and the gradient 0."""
+    _, x, b, y = clouds(dim=dim)
+    mask = BlockSparsity.from_batch(torch.arange(60) // 20, torch.arange(40) // 20)
+    source, potential = Cloud(y, log_weights(b)), y.square().sum(1)
+    found, exact = (
+        with_gradient(function, x, source, potential, mask if masked else None)
+        for function in (softmin_of_squares, functools.partial(softmin, 2))
+    )
+    rows = 40 if masked else 60
+    for one, other in zip(found, exact, strict=True):
+        error = torch.finfo(torch.float32).eps * other[:rows].abs()
+        assert_as_accurate(one[:rows], other[:rows], error)
+    assert bool(found[0][rows:].isinf().all())
+    assert not found[1][rows:].any()
+
+
+def with_gradient(function, x, *others):
+    x = x.detach().requires_grad_()
+    value = function(0.3, x, *others)
+    (gradient,) = torch.autograd.grad(value.nan_to_num(posinf=0).sum(), x)
+    return value.detach(), gradient
 
 
 # bounds

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from weft.reductions.bricks import all_pairs, brick_order, kept_pairs, partners, parts_of
-from weft.reductions.softmin import Cloud, log_weights, softmin
+from weft.reductions.softmin import Cloud, log_weights, softmin, softmin_of_squares
 from weft.reductions.sparsity import BlockSparsity
 
 __all__ = ["TRUNCATION", "multiscale"]
 
 BRICK, MOST = 64, 4096  # points of a brick: a tile of rows; bricks of a cloud
-COARSE = 1.0  # edges of a brick down to which bricks stand for their points
+COARSE = 0.5  # edges of a brick down to which bricks stand for their points
 TRUNCATION = 8.0  # pairs whose plan is below e^−8 of a_i b_j are left out
 
 
@@ -132,7 +132,11 @@ def multiscale(
         sides = [_bricks(a, x, sizes[0], max(counts)), _bricks(b, y, sizes[1], max(counts))]
         stack = _stacked(sides * times)
         potential, mask = _descend(p, lengths, max(edges), stack)
-    last = softmin(p, lengths[-1], torch.cat([x, y] * times), stack.fine, potential, mask)
+    points, blur = torch.cat([x, y] * times), lengths[-1]
+    if p == 2 and points.requires_grad:
+        last = softmin_of_squares(blur, points, stack.fine, potential, mask)
+    else:
+        last = softmin(p, blur, points, stack.fine, potential, mask)
     return a, b, list(torch.split(last, [len(x), len(y)] * times))
 
 
