@@ -127,7 +127,7 @@ def _product_launchers(
 
 def _outer(mixing: Mixing, t: Tensor, z: Tensor, out: Tensor, kinds: Kinds | None) -> None:
     if _by_library(mixing, t, kinds):
-        # of 1408 by 64 numbers and 273670 rows the library's takes a third of the time
+        # 0.8 ms for 1408 by 64 numbers of 273670 rows
         torch.mm(t.t(), z, out=out.view(t.shape[1], z.shape[1])).mul_(mixing.paths[0].factor)
         return
     count, outer, fold = _outer_launchers(
