@@ -264,23 +264,16 @@ def plane_bound(eps: float, stack: _Stack, rows: Tensor, columns: Tensor) -> Ten
     along = (t.flatten(0, 1).index_select(0, stack.labels) * stack.away).sum(1) - stack.squares
     above, others = stack.largest(rows + along), stack.facing(stack.largest(columns + along))
     found = torch.baddbmm(others.unsqueeze(1), c, stack.facing(c).mT).add_(above.unsqueeze(2))
-    one = torch.ones_like(above)
-    of_rows = (v.unbind(2) for v in (c, h, t))
-    of_columns = (stack.facing(v).unbind(2) for v in (c, h, t))
-    for c_, h_, t_, d, k, s in zip(*of_rows, *of_columns, strict=True):
-        u = ((h_, d), (-t_ * h_, one))
-        both = _outer((h_, k))
-        same = _outer(*u, (c_, k), (one, -s * k)).abs_().add_(both)
-        opposite = _outer(*u, (-c_, k), (one, s * k)).abs_().sub_(both)
-        found += torch.maximum(same, opposite)
+    inner, one = -t * h, torch.ones_like(c)
+    sides = torch.stack((h, inner, c, one)), torch.stack((h, inner, -c, -one))
+    same, opposite = (side.permute(3, 1, 2, 0).contiguous() for side in sides)
+    facing = stack.facing(torch.stack((c, one, h, inner), 3)).permute(2, 0, 3, 1).contiguous()
+    for u_plus_v, u_minus_v, others in zip(same, opposite, facing, strict=True):
+        both = u_plus_v[..., :1] * others[:, 2:3]
+        plus = (u_plus_v @ others).abs_().add_(both)
+        minus = (u_minus_v @ others).abs_().sub_(both)
+        found += torch.maximum(plus, minus, out=plus)
     return found
-
-
-def _outer(*pairs: tuple[Tensor, Tensor]) -> Tensor:
-    """Σ_k r_k[g, I] c_k[g, J], (G, C, C)"""
-    rows, columns = zip(*pairs, strict=True)
-    products: Tensor = torch.stack(rows, 2) @ torch.stack(columns, 1)
-    return products
 
 
 def _aims(eps: float, stack: _Stack, potential: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from weft.core.cache import TensorCache
 from weft.reductions.ranges import Blocks
@@ -52,25 +53,27 @@ def tasks(blocks: Blocks, rows: int, height: int, share: int, least: int) -> Tas
 def _cut(blocks: Blocks, rows: int, height: int, share: int, least: int) -> Tasks:
     starts, ends, indptr, first, last = _joined(blocks)
     before = _before(last - first)
+    limits = before.index_select(0, indptr)
     most = len(starts) + rows // height
-    tile_before = _before((ends - starts + height - 1) // height)
-    tile, block, real = _owners(tile_before, most)
-    first_row = torch.where(real, starts[block] + (tile - tile_before[block]) * height, 0)
-    last_row = torch.where(real, torch.minimum(first_row + height, ends[block]), 0)
-    begin, end = before[indptr[block]], before[indptr[block + 1]]
-    work = torch.where(real, end - begin, 0)
-    piece = ((work.sum() + share - 1) // share).clamp(min=least)
-    task_before = _before(torch.where(real, ((work + piece - 1) // piece).clamp(min=1), 0))
+    tile_before = _before((ends - starts + (height - 1)) // height)
+    of_blocks = (starts, ends, tile_before[:-1], limits[:-1], limits[1:])
+    tile, real, (start, stop, tile_first, begin, end) = _owned(tile_before, most, of_blocks)
+    first_row = start + (tile - tile_first) * height
+    last_row = torch.minimum(first_row + height, stop)
+    first_row, last_row, work = first_row * real, last_row * real, (end - begin) * real
+    piece = ((work.sum() + (share - 1)) // share).clamp(min=least)
+    task_before = _before(((work + (piece - 1)) // piece).clamp(min=1) * real)
     tiles = torch.stack((task_before[:-1], task_before[1:], first_row, last_row), 1)
 
-    task, tile, real = _owners(task_before, most + share)
-    place = begin[tile] + (task - task_before[tile]) * piece
-    last_place = torch.minimum(place + piece, end[tile])
+    of_tiles = (first_row, last_row, begin, end, task_before[:-1])
+    task, real, (*rows_, begin, end, task_first) = _owned(task_before, most + share, of_tiles)
+    place = begin + (task - task_first) * piece
+    last_place = torch.minimum(place + piece, end)
     first_interval = torch.searchsorted(before, place, right=True) - 1
     last_interval = torch.searchsorted(before, last_place)
-    columns = (first_row[tile], last_row[tile], first_interval, last_interval, place, last_place)
-    table = torch.where(real[:, None], torch.stack(columns, 1), 0)
-    return Tasks(tiles, table.contiguous(), torch.stack((first, last, before[:-1]), 1))
+    columns = (*rows_, first_interval, last_interval, place, last_place)
+    table = torch.stack(columns, 1) * real.unsqueeze(1)
+    return Tasks(tiles, table, torch.stack((first, last, before[:-1]), 1))
 
 
 def _joined(blocks: Blocks) -> Blocks:
@@ -79,28 +82,30 @@ def _joined(blocks: Blocks) -> Blocks:
     count = len(first)
     if count < 2:
         return blocks
-    number = torch.arange(count, device=first.device)
-    owner = torch.searchsorted(indptr[1:], number, right=True)
-    begins = torch.ones_like(number, dtype=torch.bool)
-    begins[1:] = (owner[1:] != owner[:-1]) | (first[1:] != last[:-1])
-    run = begins.cumsum(0) - 1
+    begins = torch.ones(count + 1, dtype=torch.bool, device=first.device)
+    torch.ne(first[1:], last[:-1], out=begins[1:-1])
+    begins = begins.index_fill_(0, indptr, True)[:-1]
+    runs = begins.cumsum(0)
     empty = torch.zeros_like(first)
     return Blocks(
         starts,
         ends,
-        _before(begins)[indptr],
-        empty.scatter_reduce(0, run, first, "amin", include_self=False),
-        empty.scatter_reduce(0, run, last, "amax", include_self=False),
+        pad(runs, (1, 0)).index_select(0, indptr),
+        empty.scatter_reduce(0, runs - 1, first, "amin", include_self=False),
+        empty.scatter_reduce(0, runs - 1, last, "amax", include_self=False),
     )
 
 
 def _before(counts: Tensor) -> Tensor:
     """How many come before each, and before the end."""
-    return torch.cat((counts.new_zeros(1, dtype=torch.int64), counts.cumsum(0)))
+    return pad(counts.cumsum(0), (1, 0))
 
 
-def _owners(before: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers 0 to `most`, which of the owners each belongs to, and whether it belongs to any."""
+def _owned(
+    before: Tensor, most: int, columns: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Numbers 0 to `most`, whether each belongs to any owner, and the columns of its owner."""
     number = torch.arange(most, device=before.device)
-    owner = torch.searchsorted(before[1:], number, right=True)
-    return number, owner.clamp(max=max(len(before) - 2, 0)), number < before[-1]
+    owner = torch.searchsorted(before[1:], number, right=True).clamp_(max=len(before) - 2)
+    found = torch.stack(columns, 1).index_select(0, owner).unbind(1)
+    return number, number < before[-1], found
