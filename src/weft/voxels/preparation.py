@@ -7,7 +7,7 @@ made once for a table and kept with it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -216,7 +216,7 @@ def calls_for_tiles(table: Tensor, order: Tensor | None, parts: int = 0) -> list
     calls = [
         Call(recipe.key, (table, table if parts > 1 else None, keys, table), (2, 2)),
         Call(recipe.panel, (table, table, order, by_mask, table, table, table), (2,)),
-        Call(recipe.tally, (table,) * 5, (2, 2)),
+        Call(recipe.tally, (table,) * 5, (2,)),
     ]
     if few:
         calls.append(Call(recipe.rank, (keys, table), (2,)))
@@ -239,12 +239,12 @@ def _make_tiles(table: Tensor, order: Tensor | None, found: Tensor | None) -> Ti
     recipe = _recipe(table, order, parts)
     if not recipe.tally.compiled:
         compile_together(calls_for_tiles(table, order, 0 if found is None else parts))
-    turns = 3 * panels if panels * PANEL <= MOST_SORTED else 0
+    turned = panels * PANEL <= MOST_SORTED
     left = found is not None and parts == 1  # a search has left the masks themselves
     own = 0 if left else words * count
-    sizes = (own, k * panels, k * panels, k, panels * PANEL, 2 * panels * words, turns)
-    pieces = _ints(table, (*sizes, panels * k * PANEL))
-    masks, counts, starts, totals, slots, halves, turned, lists = pieces
+    sizes = [own, k * panels, k, panels * PANEL, 2 * panels * words, panels * k * PANEL]
+    pieces = _ints(table, [*sizes, 2 * panels, panels] if turned else sizes)
+    masks, starts, totals, slots, halves, lists, *turns = pieces
     if found is None:
         recipe.mask(words * -(-count // MASKED.blocks[0]), (table, masks), (count,))
         found = masks
@@ -252,20 +252,21 @@ def _make_tiles(table: Tensor, order: Tensor | None, found: Tensor | None) -> Ti
         masks = found
     keys = table.new_empty(count, dtype=recipe.keys)
     joined = None if parts == 1 else masks
-    recipe.key(-(-count // BLOCK), (found, joined, keys, counts), (count, panels))
+    recipe.key(-(-count // BLOCK), (found, joined, keys, starts), (count, panels))
     if count <= FEW:
         by_mask = table.new_empty(count)
         recipe.rank(-(-count // RANKED.blocks[0]), (keys, by_mask), (count,))
     else:
         by_mask = torch.sort(keys, stable=True)[1]
     recipe.panel(words * panels, (table, masks, order, by_mask, slots, lists, halves), (count,))
-    programs = k + (2 * (k + 1) if turns else 0)
-    recipe.tally(programs, (counts, starts, totals, halves, turned), (panels, panels))
-    longest = (turned[: 2 * panels], turned[2 * panels : turns]) if turns else (None, None)
-    return Tiles(slots, lists, halves, longest, masks, starts, totals, parts)
+    long, longer = turns or (halves, halves)  # in their place: not written
+    programs = k + (2 * (k + 1) if turned else 0)
+    recipe.tally(programs, (starts, totals, halves, long, longer), (panels,))
+    orders = (long, longer) if turned else (None, None)
+    return Tiles(slots, lists, halves, orders, masks, starts, totals, parts)
 
 
-def _ints(like: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+def _ints(like: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Tables of int32 that share one allocation, each aligned to 16 bytes and as long or longer."""
     room = [size + -size % 4 for size in sizes]
     return torch.split_with_sizes(like.new_empty(sum(room), dtype=torch.int32), room)

@@ -228,36 +228,37 @@ def _turns(
 
 
 @triton.jit
-def _scan(counts_ptr, starts_ptr, totals_ptr, k, blocks, BLOCK: tl.constexpr):
+def _scan(starts_ptr, totals_ptr, k, blocks, BLOCK: tl.constexpr):
     total = 0
     for first in range(0, blocks, BLOCK):
         b = first + tl.arange(0, BLOCK)
-        count = tl.load(counts_ptr + k * blocks + b, mask=b < blocks, other=0)
+        count = tl.load(starts_ptr + k * blocks + b, mask=b < blocks, other=0)
         start = total + tl.cumsum(count, 0) - count
         tl.store(starts_ptr + k * blocks + b, start, mask=b < blocks)
         total += tl.sum(count)
     tl.store(totals_ptr + k, total)
 
 
-@triton.jit(do_not_specialize=["blocks", "panels"])
+@triton.jit(do_not_specialize=["panels"])
 def tally_kernel(
-    counts_ptr, starts_ptr, totals_ptr, halves_ptr, turns_ptr, blocks, panels,
+    starts_ptr, totals_ptr, halves_ptr, turns_ptr, long_ptr, panels,
     K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """starts[k,b]: the pairs of offset k in earlier blocks; totals[k], in all.
+    """starts[k,b]: the pairs of offset k in earlier panels, where b's own stood; totals[k], in all.
 
-    turns: tiles of 64, then of 128 rows, by how many offsets they need, most first.  A program
+    turns: tiles of 64 rows, long: of 128, by how many offsets they need, most first.  A program
     owns an offset; of those behind, such a number of one size of tile.
     """
     WORDS: tl.constexpr = (K + 31) // 32
     pid = tl.program_id(0)
     needed = pid - K
     if needed < 0:
-        _scan(counts_ptr, starts_ptr, totals_ptr, pid, blocks, BLOCK)
+        _scan(starts_ptr, totals_ptr, pid, panels, BLOCK)
     else:
         parts = 1 + needed // (K + 1)
+        if parts == 2:
+            turns_ptr = long_ptr
         tiles = 2 * panels // parts
-        turns_ptr += (parts - 1) * 2 * panels
         _turns(halves_ptr, turns_ptr, tiles, parts, needed % (K + 1), WORDS, BLOCK)
 
 
