@@ -1,7 +1,8 @@
 """The first call compiles at once what it is about to call, for the very dtypes that it then has.
 
 Nothing runs on a GPU: machine code is a stub that notes its arguments.  Seen red with: a table of
-int64 where int32 stood for it, an order left out, a kernel that is not announced.
+int64 where int32 stood for it, an order left out, a kernel that is not announced, the gradient of
+the input left out, absent tensors not told apart.
 """
 
 import pytest
