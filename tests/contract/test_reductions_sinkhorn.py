@@ -73,6 +73,15 @@ def test_sinkhorn(p, debias, batch, dim):
     assert_loss(loss, dense, torch.float64, batch=batch, dim=dim)
 
 
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_clouds_of_one_size(debias, batch):
+    """They are reduced together."""
+    options = {"debias": debias, "blur": 0.1}
+    dense = functools.partial(dense_sinkhorn, **options)
+    assert_loss(SamplesLoss(**options), dense, torch.float64, batch=batch, columns=60)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_dtypes_of_sinkhorn(dtype):
     assert_loss(SamplesLoss(blur=0.2, scaling=0.7), dense_of(0.2, 0.7), dtype)

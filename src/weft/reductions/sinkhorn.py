@@ -168,18 +168,29 @@ def _online(
     """The potentials at the end, as functions of x and y alone."""
     clouds = [Cloud(x, log_weights(a)), Cloud(y, log_weights(b))] * (2 if debias else 1)
     seen = partners(len(clouds))
+    potentials = [torch.zeros_like(cloud.log_weights[..., 0]) for cloud in clouds]
+    sources = [clouds[k] for k in seen]
+    together = x.shape == y.shape  # a batch: fewer and larger reductions
+    if together:
+        clouds, sources = [_batch(clouds)], [_batch(sources)]
 
     def updated(length: float, potentials: list[Tensor]) -> list[Tensor]:
-        pairs = zip(clouds, seen, strict=True)
-        return [softmin(p, length, at.points, clouds[k], potentials[k]) for at, k in pairs]
+        others = [potentials[k] for k in seen]
+        others = [torch.stack(others)] if together else others
+        pairs = zip(clouds, sources, others, strict=True)
+        found = [softmin(p, length, at.points, source, g) for at, source, g in pairs]
+        return [*found[0].unbind(0)] if together else found
 
     with torch.no_grad():
-        zeros = [torch.zeros_like(cloud.log_weights[..., 0]) for cloud in clouds]
-        potentials = updated(lengths[0], zeros)
+        potentials = updated(lengths[0], potentials)
         for length in lengths:
             new = updated(length, potentials)
             potentials = [(one + other) / 2 for one, other in zip(potentials, new, strict=True)]
     return updated(lengths[-1], potentials)
+
+
+def _batch(clouds: list[Cloud]) -> Cloud:
+    return Cloud(*map(torch.stack, zip(*clouds, strict=True)))
 
 
 class _Held(torch.autograd.Function):
