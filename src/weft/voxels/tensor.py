@@ -34,7 +34,9 @@ class SparseTensor:
     Raises:
         ShapeError, DTypeError, DeviceError: feats and coords that do not fit each other; a voxel
             that occurs twice, at the latest when the first map is built.
-        IndexRangeError: a negative batch number, a voxel outside of spatial_shape.
+        IndexRangeError: a negative batch number, a voxel outside of spatial_shape.  Where that and
+            batch_size are given on a GPU, the host does not wait to know: the first to ask for a
+            map, `C` or `dense()` raises.
     """
 
     def __init__(
