@@ -29,7 +29,7 @@ from weft.reductions.near import Printer, near
 from weft.reductions.printed import FORMATS, assign, assigned, indented, loads, text
 from weft.reductions.scalars import factored, operand, scalars, separated
 
-__all__ = ["LANES", "NUMBERS", "Job", "near_sums", "operands", "registers", "source"]
+__all__ = ["LANES", "NUMBERS", "Job", "near_registers", "operands", "registers", "source"]
 
 
 NUMBERS = {False: ("rows", "columns", "tiles", "parts", "length"), True: ("rows", "tasks")}
@@ -71,10 +71,10 @@ def registers(job: Job) -> int:
     return len(rows) + kept + 2 * (job.kind == "shifted")
 
 
-def near_sums(job: Job) -> int:
-    """How many sums serve tiles of points near each other; 0 if it has no such branch."""
+def near_registers(job: Job) -> int:
+    """How many numbers of a row a tile of points near each other keeps; 0 if there are none."""
     found = _Writer(job).near
-    return 0 if found is None else len(found.near.terms)
+    return 0 if found is None else len(found.near.points) + 2 * len(found.near.terms)
 
 
 class _Writer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.core.launcher import Tile
 from weft.reductions.components import LONGEST
-from weft.reductions.generator import LANES, Job, near_sums, registers
+from weft.reductions.generator import LANES, Job, near_registers, registers
 
 __all__ = ["BLOCK", "kept", "tile"]
 
@@ -21,9 +21,9 @@ def tile(job: Job, height: float = 64) -> Tile:
     A thread has one column of each LANES and R rows: it keeps what pairs read of a row R times, and
     R partial and whole sums of each component.
     """
-    if near_sums(job):
-        warps = 4 if height >= NEAR_HIGH else 2
-        return Tile((16 * warps, LANES, 2 * BLOCK), warps, 1)
+    if needed := near_registers(job):
+        rows, warps = 16 if needed <= NEAR_FEW else 8, 4 if height >= NEAR_HIGH else 2
+        return Tile((rows * warps, LANES, 2 * BLOCK), warps, 1)
     needed = registers(job) * (2 if job.wide else 1)
     shapes = LOOPED if job.inner else SHAPES
     if not job.wide and any(s.dim >= LONGEST for s in job.inner):
@@ -41,9 +41,10 @@ def kept(job: Job) -> int:
     return 1 << max(job.kept - 1, 0).bit_length()
 
 
-NEAR_HIGH = 512
-"""Rows of a block from which a tile has 64 where points are near each other, else 32: its last tile
-is half empty.  A thread has 16 rows of one column: with 8, loading columns costs a third more.
+NEAR_FEW, NEAR_HIGH = 11, 512
+"""Where points are near each other: registers of a row up to which a thread has 16 rows, else 8, so
+that loading columns costs more; rows of a block from which a tile has four warps, else two, as the
+last tile is half empty.  A thread has one column.
 """
 
 SHAPES = ((6, 16, 2, 4), (14, 8, 4, 8), (30, 4, 4, 8), (1 << 30, 2, 4, 8))
