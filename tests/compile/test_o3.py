@@ -80,6 +80,6 @@ def test_folds(places: int | None, check: Check) -> None:
     constants = dict(zip(("BLOCK_E", "BLOCK_C", "SCAN"), launch.ROUND.blocks, strict=True))
     found = build(kernels.fold_round_kernel, constants, "fp32", launch.ROUND.num_warps)
     check(replace(found, multiples_of_16=("width",), wide_loads=True), "fold of a round", "sm_90")
-    constants = {"COUNT": 2, "BLOCK_R": 64, "BLOCK_C": 16}
-    found = build(kernels.fold_columns_kernel, constants, "fp32", 4)
+    constants = {"COUNT": 2, "BLOCK_R": launch.COLUMNS // 16, "BLOCK_C": 16}
+    found = build(kernels.fold_columns_kernel, constants, "fp32", 1)
     check(found, "fold of columns", "sm_90")

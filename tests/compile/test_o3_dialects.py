@@ -1,8 +1,10 @@
 """Kernels in Gluon are the machine code of the same kernels in Triton, and take seconds to compile.
 
-Seen red with: one channel a thread where Triton gives it two.
+Seen red with: one channel a thread where Triton gives it two, lines of the first block alone,
+fetches in rows of any length.
 """
 
+import re
 import time
 
 import pytest
@@ -14,9 +16,10 @@ if interpreted():
 
 from tests.compile.test_o3 import build
 from weft.core.generated import load
-from weft.o3 import generator
-from weft.o3.dialects import printed
+from weft.o3 import generator, launch
+from weft.o3.dialects import in_gluon, printed
 from weft.o3.division import Facts, divide
+from weft.o3.generator import source
 from weft.testing.compiler import compile_for, growth, statistics
 from weft.testing.o3_workloads import WORKLOADS, calls, conv
 
@@ -31,8 +34,9 @@ FACTS = {
 def compiled(job, gluon):
     tiling = job.tiling
     constants = {"BLOCK": tiling.block, "EDGES": tiling.edges, "STAGES": tiling.stages}
-    text = printed(job, gluon)
-    assert ("gluon" in text) == (gluon and tiling.edges == tiling.stages == 1)
+    flat = tiling.edges == tiling.stages == 1
+    text = in_gluon(source(job), tiling) if gluon and flat else source(job)
+    assert ("gluon" in printed(job, gluon)) == (gluon and flat)
     kernel = load("o3_product", text).__dict__[generator.name(job)]
     return compile_for(build(kernel, constants, "fp32", tiling.warps), "sm_90")
 
@@ -44,6 +48,38 @@ def test_same_code(name, order):
         found, expected = (statistics(compiled(job, gluon), "sm_90") for gluon in (True, False))
         assert not found["spills"]
         assert not growth(found | {"registers": 0}, expected)  # which swing by some
+
+
+@pytest.mark.parametrize("order", ["backward", "second order"])
+def test_weights_of_the_next_edge_are_fetched(order):
+    """All lines of all that a kernel reads of them, once."""
+    structure, call = WORKLOADS["mace_L2_carbon"].structure, calls()[order]
+    for job, _ in divide(structure, call, FACTS["graph"]).jobs:
+        text = printed(job, gluon=True)
+        read = [job.product.w[job.product.paths[p].w].offset for p in job.paths]
+        lanes = re.findall(r"fetched\(w2_ptr .* (fetch\d)\)", text)
+        first = r" = (?:fetcher \* 0 \+ |tl.where\(fetcher >= \d+, )(\d+)"
+        columns = [int(column) for name in lanes for column in re.findall(name + first, text)]
+        assert sorted(columns) == sorted(begin + line for begin in read for line in (0, 32))
+        tiling = job.tiling
+        kernel = load("o3_product", text).__dict__[generator.name(job)]
+        constants = {"BLOCK": tiling.block, "EDGES": tiling.edges, "STAGES": tiling.stages}
+        found = compile_for(build(kernel, constants, "fp32", tiling.warps), "sm_90")
+        assert "prefetch.global.L2" in found.asm["ptx"]
+
+
+@pytest.mark.parametrize("degree", [6, 32])
+def test_short_rows_fetch_where_a_program_takes_whole_rows_alone(degree):
+    workload = WORKLOADS["mace_L2_sparse"]._replace(nodes=50, degree=degree)
+    tables = workload.tables()
+    jobs = [
+        job
+        for order in ("backward", "second order")
+        for job, _ in divide(workload.structure, calls()[order], FACTS["graph"]).jobs
+    ]
+    fetched = ["fetched(w" in launch._kernel(job, tables, 0)[0]._kernel.src for job in jobs]
+    assert fetched == [degree > 6 or not job.divisible for job in jobs]
+    assert {job.divisible for job in jobs} == {True, False}
 
 
 def test_the_largest_kernel_takes_seconds():

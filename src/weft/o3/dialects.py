@@ -24,6 +24,14 @@ def halved(a, b, thread, BIT: tl.constexpr):
     return tl.where(high, b, a) + tl.gather(tl.where(high, a, b), thread ^ BIT, 0)
 
 
+@gluon.jit
+def fetched(address):
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )
+
+
 @gluon.jit("""
 
 BEGIN = "    pid = tl.program_id(0)\n"
@@ -40,10 +48,14 @@ PHRASES = (
 """What Gluon says in another way; what is forgotten here does not compile."""
 
 
-def printed(job: Job, gluon: bool) -> str:
-    """The module text of a job's kernel, in Gluon where that is there and serves the job."""
-    text = source(job)
-    return in_gluon(text, job.tiling) if gluon and _flat(job.tiling) else text
+def printed(job: Job, gluon: bool, fetched: bool = True) -> str:
+    """The module text of a job's kernel, in Gluon where that is there and serves the job.
+
+    Only there can it ask for rows of the next edge.
+    """
+    flat = gluon and _flat(job.tiling)
+    text = source(job, fetched=fetched and flat)
+    return in_gluon(text, job.tiling) if flat else text
 
 
 def in_gluon(text: str, tiling: Tiling) -> str:

@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from weft.o3 import across
+from weft.o3 import across, ahead
+from weft.o3.ahead import Fetch
 from weft.o3.contraction import Call
 from weft.o3.polynomial import Arithmetic, value_name
 from weft.o3.structure import Block, Product
@@ -127,21 +128,21 @@ def name(job: Job) -> str:
     return "channelwise_product_" + "".join(result.slot for result in job.call.results)
 
 
-def source(job: Job) -> str:
-    """The module text of a job's kernel.
+def source(job: Job, fetched: bool = False) -> str:
+    """The module text of a job's kernel; it may call `fetched` for rows of the next edge.
 
     Its pointers are the tensors', the results', then those of the tables that the job has: indptr,
     owner, edges, index.  Then come numbers: of a divisible job, whose owner names the row of every
     edge, `begin` and `end`, the places that a launch takes, and `span`, those of a program; else
     `items` (rows, or tiles of rows), `rows` and `lanes` (programs for each block of channels).
     """
-    return "\n".join(_Writer(job).module()) + "\n"
+    return "\n".join(_Writer(job, fetched).module()) + "\n"
 
 
 class _Writer:
     """The lines of one kernel."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, fetched: bool) -> None:
         self.job, self.tiling = job, job.tiling
         self.tensors = operands(job)
         self.number = "tl.float64" if job.wide else "tl.float32"
@@ -154,6 +155,7 @@ class _Writer:
         self.bodies: list[list[str]] = []
         self.reads: list[set[tuple[int, int]]] = []
         self._compute()
+        self.ahead = tuple(self._ahead()) if fetched else ()
 
     # the arithmetic, path by path
 
@@ -237,6 +239,7 @@ class _Writer:
             yield from across.PREAMBLE
         if any(target.near for target in self.job.targets):
             yield "origin = tl.cast(begin, tl.int64)"
+        yield from ahead.places(self.ahead)
         if self.job.divisible:
             yield from self._share()
             return
@@ -287,7 +290,7 @@ class _Writer:
         yield from self._places([t for t in self.tensors if self._owned(t)], "row")
         if self.flat:
             yield "for p in tl.range(first, last, num_stages=STAGES):"
-            yield from _indented(self._edge("p"))
+            yield from _indented([*ahead.asked(self.ahead), *self._edge("p")])
         else:
             yield "for start in tl.range(first, last, EDGES, num_stages=STAGES):"
             yield "    p = start + tl.arange(0, EDGES)[:, None]"
@@ -318,6 +321,31 @@ class _Writer:
             yield from body
             yield from self._finished(at_path - 1)
         yield from self._store_together()
+
+    def _ahead(self) -> Iterator[Fetch]:
+        """Rows of y and w of the next edge, where one warp walks edges in the order of numbers.
+
+        In float64 there are no registers left.
+        """
+        job, tiling = self.job, self.tiling
+        if job.ordered or job.wide or not job.segmented or self.ragged or tiling.warps > 1:
+            return
+        for t in self.tensors:
+            slot, width = job.call.slots[t], job.widths[t]
+            if slot not in "yw" or (slot == "w" and job.shared):
+                continue
+            reached = sorted({block for reads in self.reads for n, block in reads if n == t})
+            blocks = [job.product.blocks(slot)[block] for block in reached]
+            steps = {block.channel_step for block in blocks}
+            begins = [b.offset + c * b.step for b in blocks for c in range(b.components)]
+            if steps == {1}:
+                columns = ahead.lines(begins, tiling.block)
+            elif steps == {0}:
+                columns = ahead.lines(begins[:1], begins[-1] - begins[0] + 1)
+            else:
+                continue
+            own = steps == {1} and job.channel_blocks > 1
+            yield from ahead.fetches(f"{slot}{t}_ptr", width, columns, own)
 
     def _numbers(self, at: str) -> Iterator[str]:
         """e, the edge, and other, its row of the slot that is not the owner's."""
