@@ -58,6 +58,7 @@ def _workload(points: int, device: torch.device, check_batch: int | None) -> Wor
         x.element_size(),
         f"rows={points} columns={points} dim=3",
         polynomial=False,
+        gradients=1 / steps,  # of the last potentials alone
     )
 
 

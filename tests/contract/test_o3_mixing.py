@@ -2,8 +2,7 @@
 
 Seen red with: parts of a sum dropped, the factor of a path left out of the gradient of weights,
 low parts of float32 left out, blocks that follow each other joined in the wrong order; rows of a
-kind that end in the next one's tile, a kind's first part left out, weights of the kind before;
-torch's gradient of one matrix without its factor.
+kind that end in the next one's tile, a kind's first part left out, weights of the kind before.
 """
 
 import pytest
@@ -59,7 +58,7 @@ def following(layout):
 
 
 def plain(layout):
-    """One matrix that takes rows as they are, whose gradient is torch's."""
+    """One matrix that takes rows as they are."""
     t, z = (Block(0, 1, 1, 1, copies) for copies in (9, 20))
     return Mixing((9, 20, 180), (t,), (z,), (Path(0, 0, 0, 1.5),))
 

@@ -28,7 +28,7 @@ class Workload(NamedTuple):
     output_bytes: int
     shape: str
     polynomial: bool = True  # else plain PyTorch tells how large an error may be
-    gradients: int | None = None  # backward's operations, in forward passes; None: one an input
+    gradients: float | None = None  # backward's operations, in forward passes; None: one an input
 
     @property
     def scale(self) -> Tensor | None:

@@ -88,7 +88,7 @@ def cost(phase: str, workload: Workload) -> tuple[int, int]:
     return {
         "forward": (forward, f),
         "recorded": (forward, f),
-        "forward+backward": (forward + backward, (1 + (workload.gradients or k)) * f),
+        "forward+backward": (forward + backward, int((1 + (workload.gradients or k)) * f)),
         "second": (3 * i + 2 * z + t, k * k * f),
     }[phase]
 

@@ -60,8 +60,7 @@ class Mixing:
         z: blocks, none overlaps another.
         paths: between blocks of as many components.
 
-    `text` is what `read` turns into the same mixing; `single`: no block of t has two paths;
-    `plain`: one matrix takes rows as they are.
+    `text` is what `read` turns into the same mixing; `single`: no block of t has two paths.
     """
 
     widths: tuple[int, int, int]
@@ -70,7 +69,6 @@ class Mixing:
     paths: tuple[Path, ...]
     text: str = field(init=False)
     single: bool = field(init=False)
-    plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # written once: the registered operator takes it at every call
@@ -78,10 +76,6 @@ class Mixing:
         object.__setattr__(self, "text", text)
         single = len({path.t for path in self.paths}) == len(self.paths)
         object.__setattr__(self, "single", single)
-        t, z, w = self.widths
-        blocks = [(b.offset, b.components, b.copies) for b in (*self.t, *self.z)]
-        plain = blocks == [(0, 1, t), (0, 1, z)] and len(self.paths) == 1 and w == t * z
-        object.__setattr__(self, "plain", plain)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mixing) and self.text == other.text
