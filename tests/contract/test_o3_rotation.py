@@ -1,7 +1,8 @@
 """Rotations: every conversion there and back, also at the poles and at half a turn; e3nn's numbers.
 
 Seen red with: matrix_y turned round; α and γ of a quaternion exchanged; v1 × v2 turned round; the
-sign of w left free; γ read from the wrong row; acos in place of atan2.
+sign of w left free; γ read from the wrong row; acos in place of atan2; each check of shapes, sizes
+and types left out.
 """
 
 import math
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from weft import o3
-from weft.errors import ShapeError
+from weft.errors import DTypeError, ShapeError
 from weft.testing import assert_within_bound
 from weft.testing.doors import assert_same_bits
 
@@ -178,6 +179,60 @@ def test_errors():
         o3.xyz_to_angles(torch.ones(3, 2))
     with pytest.raises(ShapeError, match=r"q is \(\): it must be \(\.\.\., 4\)"):
         o3.quaternion_to_matrix(torch.ones(()))
+
+
+THREE, FOUR = torch.ones(3), torch.ones(4)
+UNEQUAL = {
+    "angles_to_matrix": ((THREE, FOUR, THREE), r"alpha \(3,\), beta \(4,\), gamma \(3,\)"),
+    "angles_to_quaternion": ((THREE, THREE, FOUR), r"alpha \(3,\), beta \(3,\), gamma \(4,\)"),
+    "angles_to_xyz": ((THREE, FOUR), r"alpha \(3,\), beta \(4,\)"),
+    "axis_angle_to_matrix": (
+        (torch.ones(4, 3), THREE),
+        r"axis\[\.\.\., 0\] \(4,\), angle \(3,\)",
+    ),
+    "axis_angle_to_quaternion": (
+        (torch.ones(2, 4, 3), torch.ones(3, 4)),
+        r"xyz\[\.\.\., 0\] \(2, 4\), angle \(3, 4\)",
+    ),
+    "compose_angles": ((THREE,) * 3 + (FOUR,) * 3, r"a1 \(3,\), .* c2 \(4,\)"),
+    "compose_quaternion": ((torch.ones(2, 4), torch.ones(3, 4)), r"q1 \(2, 4\), q2 \(3, 4\)"),
+    "compose_axis_angle": (
+        (torch.ones(2, 3), torch.ones(2), torch.ones(3, 3), THREE),
+        r"q1 \(2, 4\), q2 \(3, 4\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_unequal_shapes(name):
+    given, text = UNEQUAL[name]
+    with pytest.raises(ShapeError, match=f"the shapes {text} do not broadcast: .*unsqueeze"):
+        getattr(o3, name)(*given)
+
+
+def test_shapes_that_broadcast():
+    a, b, c = torch.ones(2, 1, 3), torch.ones(4, 1), torch.ones(())
+    assert o3.angles_to_matrix(a, b, c).shape == (2, 4, 3, 3, 3)
+    assert o3.compose_angles(a, a, a, b, b, b)[0].shape == (2, 4, 3)
+    assert o3.axis_angle_to_matrix(torch.ones(3), a).shape == (2, 1, 3, 3, 3)
+
+
+def test_angles_are_tensors():
+    with pytest.raises(DTypeError, match=r"beta is a float: it must be a torch\.Tensor.*as_tensor"):
+        o3.angles_to_matrix(THREE, 0.5, THREE)
+
+
+MAKERS = [f"rand_{form}" for form in FORMS] + ["identity_angles", "identity_quaternion"]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_sizes(name):
+    make = getattr(o3, name)
+    for shape in ((-1,), (2, -1)):
+        with pytest.raises(ShapeError, match=r"a size is -1: sizes must be 0 or more.*Pass 10"):
+            make(*shape)
+    with pytest.raises(DTypeError, match=r"a size is \(2, 3\): sizes must be integers"):
+        make((2, 3))
 
 
 def test_equal_to_e3nn():

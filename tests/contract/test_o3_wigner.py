@@ -4,7 +4,7 @@ The 3j symbol of a triple is unique up to its sign, so invariance, norm and SIGN
 
 Seen red with: m1 and m2 exchanged in Racah's sum; the phase i^(l3-l1-l2) left out; entries of odd
 orders √2 too large; Z turning backwards; β and γ exchanged; degree 5 of wigner_D_matrices scaled;
-a table handed out, or kept from inference mode.
+a table handed out, or kept from inference mode; shapes not looked at.
 """
 
 import itertools
@@ -217,6 +217,8 @@ def test_errors():
         o3.wigner_D(1.5, *angles(1))
     with pytest.raises(DTypeError, match=r"a tensor is torch\.int64: coordinates and angles"):
         o3.wigner_D(1, *[torch.ones(3, dtype=torch.int64)] * 3)
+    with pytest.raises(ShapeError, match=r"alpha \(2,\), beta \(3,\), gamma \(2,\) do not broad"):
+        o3.wigner_D(1, torch.ones(2), torch.ones(3), torch.ones(2))
 
 
 def test_equal_to_e3nn():

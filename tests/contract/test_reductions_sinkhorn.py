@@ -2,7 +2,8 @@
 
 Seen red with: costs without their 1 / p, potentials replaced and not averaged, sources that are
 not held, a cloud against itself counted once, weights of the other cloud, a mask not turned for g,
-a kernel in the wrong units, 16-bit potentials, a second derivative let through.
+a kernel in the wrong units, 16-bit potentials, a second derivative let through, each check of
+weights and points left out, masses compared to the last bit or over the batch, 1 / N in 16 bits.
 """
 
 import functools
@@ -139,9 +140,47 @@ def test_weights_of_zero(backend):
     """Also of all points of a cell."""
     a, x, b, y = clouds()
     a[:7], x[:7] = 0, x[:7] + 0.5
+    a /= a.sum()
     found = with_gradients(SamplesLoss(backend=backend), (a, x, b, y), torch.float64)
     assert all(bool(t.isfinite().all()) for t in found)
     assert not found[2][:7].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_uniform_weights_of_narrow_points(dtype):
+    """They are not rounded to 16 bits, where 1 / 60 and 1 / 40 have sums that differ."""
+    _, x, _, y = (t.to(dtype) for t in clouds(batch=(32,)))
+    a, b = (torch.full(z.shape[:-1], 1 / z.shape[-2]) for z in (x, y))
+    loss = SamplesLoss(debias=False)
+    torch.testing.assert_close(loss(x.float(), y.float()).to(dtype), loss(x, y), rtol=0, atol=0)
+    torch.testing.assert_close(loss(x, y), loss(a, x, b, y), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_masses_that_rounding_makes_differ(dtype):
+    """Of weights rounded to their dtype, or to float32 on the way."""
+    _, x, _, y = (t.to(dtype) for t in clouds())
+    a, b = (torch.full((len(z),), 1 / len(z)).to(dtype) for z in (x, y))
+    assert SamplesLoss()(a, x, b, y).isfinite()
+
+
+@pytest.mark.parametrize("name", ["gaussian", "laplacian", "energy"])
+def test_kernels_take_weights_of_any_sign(name):
+    def signed(a, *rest):
+        return SamplesLoss(name, blur=0.3)(1 - 50 * a, *rest)
+
+    def dense(a, *rest):
+        return dense_kernel(1 - 50 * a, *rest, name=name, blur=0.3)
+
+    assert_loss(signed, dense)
+
+
+@pytest.mark.parametrize("name", ["sinkhorn", "energy"])
+def test_a_batch_of_nothing(name):
+    x, y = torch.rand(0, 5, 3, requires_grad=True), torch.rand(0, 4, 3)
+    loss = SamplesLoss(name)(x, y)
+    assert loss.shape == (0,)
+    assert torch.autograd.grad(loss.sum(), x)[0].shape == x.shape
 
 
 def test_one_point():
@@ -224,6 +263,16 @@ def test_second_derivatives_raise(which):
         first.square().sum().backward()
 
 
+def given(loss="sinkhorn", batch=(), **changed):
+    """A loss of clouds some of which are changed by a function."""
+    named = dict(zip("axby", clouds(batch=batch), strict=True))
+    return SamplesLoss(loss)(*(changed.get(k, lambda t: t)(t) for k, t in named.items()))
+
+
+def scaled(*factors):
+    return lambda w: w * torch.tensor(factors).unsqueeze(-1)
+
+
 ERRORS = {
     "loss": (
         lambda: SamplesLoss("hausdorff"),
@@ -245,7 +294,63 @@ ERRORS = {
         lambda: SamplesLoss()(torch.rand(4), torch.rand(5, 2), torch.rand(5), torch.rand(5, 2)),
         r"a is \(4,\) but its points are \(5, 2\).*Pass a as \(5,\)",
     ),
+    "one dimension": (
+        lambda: SamplesLoss()(torch.rand(5), torch.rand(5)),
+        r"x is \(5,\) but y is \(5,\): both must be \(\*batch, points, D\)",
+    ),
+    "no points": (
+        lambda: SamplesLoss()(torch.rand(0, 2), torch.rand(5, 2)),
+        r"x is \(0, 2\): a cloud must have at least one point.*Leave empty clouds out",
+    ),
+    "no points of a kernel": (
+        lambda: SamplesLoss("energy")(torch.rand(5, 2), torch.rand(0, 2)),
+        r"y is \(0, 2\): a cloud must have at least one point",
+    ),
+    "no coordinates": (
+        lambda: SamplesLoss()(torch.rand(5, 0), torch.rand(5, 0)),
+        r"x is \(5, 0\): a cloud must have .* one coordinate or more",
+    ),
+    "negative a": (
+        lambda: given(a=lambda a: a - 2 * a[0]),
+        r"a holds a weight of -.*: the weights of transport must be 0 or more.*loss='gaussian'",
+    ),
+    "negative b": (lambda: given(b=lambda b: -b), r"b holds a weight of -"),
+    "nan": (lambda: given(b=lambda b: b * torch.nan), r"b holds a weight of nan"),
+    "masses": (
+        lambda: given(a=lambda a: 5 * a, b=lambda b: 7 * b),
+        r"mass of a is 5 and that of b 7: transport needs equal ones.*Divide each by its own",
+    ),
+    "masses of a batch": (
+        lambda: given(batch=(2,), a=scaled(5.0, 7.0), b=scaled(7.0, 5.0)),
+        r"mass of a is 5 and that of b 7",
+    ),
+    "another mass in a batch": (
+        lambda: given(batch=(3,), a=scaled(1.0, 1.0, 1.0005)),
+        r"mass of a is 1\.0005 and that of b 1:",
+    ),
+    "no mass": (
+        lambda: given(a=torch.zeros_like, b=torch.zeros_like),
+        r"mass of a is 0 and that of b 0: transport needs equal ones, above 0",
+    ),
+    "endless mass": (
+        lambda: given(a=lambda a: a / 0, b=lambda b: b / 0),
+        r"mass of a is inf and that of b inf",
+    ),
+    "points of nan": (
+        lambda: given(x=lambda x: x * torch.nan),
+        r"the clouds are nan across: points .* must be finite.*torch\.isfinite",
+    ),
+    "points far away": (lambda: given(y=lambda y: y / 0), r"the clouds are inf across"),
+    "clusters": (
+        lambda: SamplesLoss(backend="multiscale")(*scaled_clouds(5, 7)),
+        r"mass of a is 5 and that of b 7",
+    ),
 }
+
+
+def scaled_clouds(of_a, of_b):
+    a, x, b, y = clouds()
+    return of_a * a, x, of_b * b, y
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -253,6 +358,39 @@ def test_errors(name):
     call, text = ERRORS[name]
     with pytest.raises(weft.ShapeError, match=text):
         call()
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_sinkhorn_divergence_checks_too(which):
+    inputs = clouds()
+    inputs[which] = inputs[which][:0]
+    with pytest.raises(weft.ShapeError, match=r"(is|are) \(0, 3\)|is \(0,\)"):
+        sinkhorn_divergence(*inputs)
+
+
+@pytest.mark.parametrize("name", ["sinkhorn", "energy"])
+def test_points_are_of_one_floating_dtype(name):
+    x = torch.ones(5, 3, dtype=torch.int64)
+    with pytest.raises(weft.DTypeError, match=r"x is torch.int64 and y torch.int64: points must"):
+        SamplesLoss(name)(x, x)
+    with pytest.raises(weft.DTypeError, match=r"x is torch.float32 and y torch.float64.*\.to\("):
+        SamplesLoss(name)(x.float(), x.double())
+
+
+def test_values_are_looked_at_in_one_copy(monkeypatch):
+    """A GPU is waited for as often as the diameter needs."""
+    copies = []
+    for name in ("item", "tolist", "__float__", "__bool__"):
+        usual = getattr(torch.Tensor, name)
+
+        def counted(self, usual=usual, name=name):
+            copies.append(name)
+            return usual(self)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    diameter = sinkhorn._diameter(*clouds()[::2], torch.ones(()), 0.01)
+    assert diameter == 1.0
+    assert copies == ["tolist"]
 
 
 def test_multiscale_needs_few_dimensions():

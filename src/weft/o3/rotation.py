@@ -8,13 +8,14 @@ are e3nn's.  Everything is differentiable, with leading dimensions.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from weft.errors import ShapeError
+from weft.errors import DTypeError, ShapeError
 
 __all__ = [
     "Angles",
@@ -25,6 +26,7 @@ __all__ = [
     "axis_angle_to_angles",
     "axis_angle_to_matrix",
     "axis_angle_to_quaternion",
+    "broadcast",
     "check_last",
     "check_matrix",
     "compose_angles",
@@ -70,6 +72,7 @@ def rand_angles(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Angles:
     """Three tensors (*shape) of uniform rotations: α, γ in [0, 2π), cos β uniform in [-1, 1]."""
+    _check_sizes(shape)
     alpha, gamma = 2 * math.pi * torch.rand(2, *shape, dtype=dtype, device=device)
     beta = torch.rand(shape, dtype=dtype, device=device).mul(2).sub(1).acos()
     return _leaves(alpha, beta, gamma, requires_grad)
@@ -95,6 +98,7 @@ def identity_angles(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Angles:
     """Three zeros (*shape)."""
+    _check_sizes(shape)
     zeros = torch.zeros(3, *shape, dtype=dtype, device=device)
     return _leaves(zeros[0], zeros[1], zeros[2], requires_grad)
 
@@ -103,6 +107,7 @@ def identity_quaternion(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Tensor:
     """(1, 0, 0, 0), of shape (*shape, 4)."""
+    _check_sizes(shape)
     one = torch.ones(*shape, 1, dtype=dtype, device=device)
     zeros = torch.zeros(*shape, 3, dtype=dtype, device=device)
     return torch.cat([one, zeros], -1).requires_grad_(requires_grad)
@@ -125,7 +130,7 @@ def matrix_z(angle: Tensor) -> Tensor:
 
 def angles_to_matrix(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
     """Ry(α) Rx(β) Ry(γ), (..., 3, 3)."""
-    alpha, beta, gamma = _broadcast(alpha, beta, gamma)
+    alpha, beta, gamma = broadcast(alpha=alpha, beta=beta, gamma=gamma)
     return matrix_y(alpha) @ matrix_x(beta) @ matrix_y(gamma)
 
 
@@ -140,6 +145,7 @@ def quaternion_to_matrix(q: Tensor) -> Tensor:
 def axis_angle_to_matrix(axis: Tensor, angle: Tensor) -> Tensor:
     """cos θ I + (1 - cos θ) a aᵀ + sin θ [a]×, (..., 3, 3), of a = axis / |axis|."""
     check_last("axis", axis, 3)
+    _check_shapes({"axis[..., 0]": axis[..., 0], "angle": angle})
     c, s = angle.cos()[..., None], angle.sin()[..., None]
     return _rodrigues(c, s, 1 - c, unit(axis))
 
@@ -153,7 +159,7 @@ def xyz_to_angles(xyz: Tensor) -> tuple[Tensor, Tensor]:
 
 def angles_to_xyz(alpha: Tensor, beta: Tensor) -> Tensor:
     """(sin β sin α, cos β, sin β cos α), (..., 3)."""
-    alpha, beta = _broadcast(alpha, beta)
+    alpha, beta = broadcast(alpha=alpha, beta=beta)
     return torch.stack([beta.sin() * alpha.sin(), beta.cos(), beta.sin() * alpha.cos()], -1)
 
 
@@ -179,6 +185,7 @@ def axis_angle_to_angles(axis: Tensor, angle: Tensor) -> Angles:
 def axis_angle_to_quaternion(xyz: Tensor, angle: Tensor) -> Tensor:
     """(cos θ/2, a sin θ/2), (..., 4), of a = xyz / |xyz|."""
     check_last("xyz", xyz, 3)
+    _check_shapes({"xyz[..., 0]": xyz[..., 0], "angle": angle})
     half = angle[..., None] / 2
     w, v = half.cos(), unit(xyz) * half.sin()
     return torch.cat([w.expand(*v.shape[:-1], 1), v], -1)
@@ -186,7 +193,7 @@ def axis_angle_to_quaternion(xyz: Tensor, angle: Tensor) -> Tensor:
 
 def angles_to_quaternion(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
     """(cos β/2 cos σ, sin β/2 cos δ, cos β/2 sin σ, -sin β/2 sin δ), σ, δ = (α ± γ)/2; (..., 4)."""
-    alpha, beta, gamma = _broadcast(alpha, beta, gamma)
+    alpha, beta, gamma = broadcast(alpha=alpha, beta=beta, gamma=gamma)
     total, difference = (alpha + gamma) / 2, (alpha - gamma) / 2
     c, s = (beta / 2).cos(), (beta / 2).sin()
     parts = c * total.cos(), s * difference.cos(), c * total.sin(), -s * difference.sin()
@@ -231,6 +238,7 @@ def compose_angles(
     a1: Tensor, b1: Tensor, c1: Tensor, a2: Tensor, b2: Tensor, c2: Tensor
 ) -> Angles:
     """Angles of R(a1, b1, c1) R(a2, b2, c2): the second triple acts first."""
+    a1, b1, c1, a2, b2, c2 = broadcast(a1=a1, b1=b1, c1=c1, a2=a2, b2=b2, c2=c2)
     return matrix_to_angles(angles_to_matrix(a1, b1, c1) @ angles_to_matrix(a2, b2, c2))
 
 
@@ -238,7 +246,7 @@ def compose_quaternion(q1: Tensor, q2: Tensor) -> Tensor:
     """(w1 w2 - v1·v2, w1 v2 + w2 v1 + v1 × v2), (..., 4): q2 acts first."""
     check_last("q1", q1, 4)
     check_last("q2", q2, 4)
-    q1, q2 = _broadcast(q1, q2)
+    q1, q2 = broadcast(q1=q1, q2=q2)
     (w1, v1), (w2, v2) = (q.tensor_split([1], -1) for q in (q1, q2))
     scalar = w1 * w2 - (v1 * v2).sum(-1, keepdim=True)
     return torch.cat([scalar, w1 * v2 + w2 * v1 + torch.linalg.cross(v1, v2)], -1)
@@ -298,8 +306,42 @@ def _leaves(alpha: Tensor, beta: Tensor, gamma: Tensor, requires_grad: bool) -> 
     return a, b, c
 
 
-def _broadcast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
+def broadcast(**tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, expanded to one shape; the error calls them by their names here."""
+    _check_shapes(tensors)
+    return tuple(torch.broadcast_tensors(*tensors.values()))  # type: ignore[no-untyped-call]
+
+
+def _check_shapes(tensors: dict[str, Tensor]) -> None:
+    """Raise unless tensors broadcast together."""
+    if torch.compiler.is_compiling():
+        return  # sizes may be symbols
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(
+                f"{name} is a {type(tensor).__name__}: it must be a torch.Tensor. "
+                f"Pass torch.as_tensor({name})."
+            )
+    aligned = itertools.zip_longest(*(reversed(t.shape) for t in tensors.values()), fillvalue=1)
+    if any(len({*sizes} - {1}) > 1 for sizes in aligned):
+        given = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
+        raise ShapeError(
+            f"the shapes {given} do not broadcast: from the last on, sizes must be equal or 1. "
+            "Reshape them, such as with unsqueeze."
+        )
+
+
+def _check_sizes(shape: tuple[int, ...]) -> None:
+    """Raise unless sizes are integers, 0 or more."""
+    if torch.compiler.is_compiling():
+        return
+    for size in shape:
+        if not hasattr(size, "__index__"):
+            raise DTypeError(
+                f"a size is {size!r}: sizes must be integers. Pass each by itself, such as 2, 3."
+            )
+        if size < 0:
+            raise ShapeError(f"a size is {size}: sizes must be 0 or more. Pass 10, say.")
 
 
 def check_last(name: str, a: Tensor, size: int) -> None:

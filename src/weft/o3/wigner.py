@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.core.op import constant_when_compiling
 from weft.errors import DTypeError, ShapeError
+from weft.o3.rotation import broadcast
 
 __all__ = [
     "check_degrees",
@@ -84,10 +85,10 @@ def wigner_D(l: int, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:  # n
 
     Raises:
         DTypeError: l is no integer, or the angles are not real.
-        ShapeError: l is negative.
+        ShapeError: l is negative, or the angles do not broadcast.
     """
     check_degrees(l=l)
-    alpha, beta, gamma = torch.broadcast_tensors(alpha, beta, gamma)  # type: ignore[no-untyped-call]
+    alpha, beta, gamma = broadcast(alpha=alpha, beta=beta, gamma=gamma)
     dtype = torch.promote_types(torch.promote_types(alpha.dtype, beta.dtype), gamma.dtype)
     work = working_dtype(dtype)
     swap = _table((l,), alpha.device, work)

@@ -3,7 +3,8 @@
     loss(a, x, b, y) = ½ Σ a_i a_j k(x_i, x_j) + ½ Σ b_i b_j k(y_i, y_j) − Σ a_i b_j k(x_i, y_j)
 
 with the kernel k of a name: energy −|x − y|, gaussian exp(−|x − y|² / 2 blur²), laplacian
-exp(−|x − y| / blur).  Differentiable to any order in weights and points.
+exp(−|x − y| / blur).  Differentiable to any order in weights and points.  Weights may be of any
+sign and mass; the energy is a distance where the masses of a and b agree.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from weft.errors import DTypeError, ShapeError
 from weft.reductions.formula import Node, node, var
 from weft.reductions.reduction import reduce
 
-__all__ = ["KERNELS", "centred", "kernel_loss", "widened"]
+__all__ = ["KERNELS", "centred", "check_clouds", "kernel_loss", "widened"]
 
 
 def _distance(x: Node, y: Node) -> Node:
@@ -52,6 +54,7 @@ def kernel_loss(
         blur: width of the kernel; the energy distance has none.
         backend: as `reduce` takes it.
     """
+    check_clouds(a, x, b, y)
     dtype, dim = x.dtype, x.shape[-1]
     a, x, b, y = widened(a, x, b, y)
     x, y, _ = centred(x, y)
@@ -66,6 +69,36 @@ def kernel_loss(
 
     own = 0.5 * (a * mean(x, x, a)).sum(-1) + 0.5 * (b * mean(y, y, b)).sum(-1)
     return (own - (a * mean(x, y, b)).sum(-1)).to(dtype)
+
+
+def check_clouds(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> None:
+    """Raise unless they are weights (*batch, points) and points (*batch, points, D), some of each.
+
+    Raises:
+        DTypeError: the points are not floating-point numbers, or x and y of different ones.
+        ShapeError: a shape does not fit, or a cloud has no points.
+    """
+    if x.dtype != y.dtype or not x.is_floating_point():
+        raise DTypeError(
+            f"x is {x.dtype} and y {y.dtype}: points must be of one floating dtype. Convert them "
+            "with .to(torch.float32)."
+        )
+    if min(x.ndim, y.ndim) < 2 or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-1]:
+        raise ShapeError(
+            f"x is {tuple(x.shape)} but y is {tuple(y.shape)}: both must be (*batch, points, D) "
+            "with the same batch and D. Reshape one of them."
+        )
+    for name, weights, other, points in (("a", a, "x", x), ("b", b, "y", y)):
+        if 0 in points.shape[-2:]:
+            raise ShapeError(
+                f"{other} is {tuple(points.shape)}: a cloud must have at least one point, of one "
+                "coordinate or more. Leave empty clouds out."
+            )
+        if weights.shape != points.shape[:-1]:
+            raise ShapeError(
+                f"{name} is {tuple(weights.shape)} but its points are {tuple(points.shape)}: each "
+                f"point has one weight. Pass {name} as {tuple(points.shape[:-1])}."
+            )
 
 
 def centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

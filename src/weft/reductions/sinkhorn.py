@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from weft.errors import BackendError, ShapeError
 from weft.reductions.bricks import partners
-from weft.reductions.losses import KERNELS, centred, kernel_loss, widened
+from weft.reductions.losses import KERNELS, centred, check_clouds, kernel_loss, widened
 from weft.reductions.multiscale import multiscale
 from weft.reductions.softmin import Cloud, log_weights, softmin
 
@@ -78,7 +78,12 @@ class SamplesLoss(nn.Module):
 
         Args:
             args: x (*batch, M, D) and y (*batch, N, D) with weights 1 / M and 1 / N; or a
-                (*batch, M), x, b (*batch, N) and y.
+                (*batch, M), x, b (*batch, N) and y.  For "sinkhorn" weights are 0 or more, and
+                the masses Σ a and Σ b agree to half of their digits; other losses take any.
+
+        Raises:
+            ShapeError: that does not hold, a shape does not fit, or a cloud is empty.
+            DTypeError: the points are not of one floating dtype.
         """
         a, x, b, y = _weighted(args)
         if self.loss in KERNELS:
@@ -103,12 +108,19 @@ def sinkhorn_divergence(
 
     Cost: about 4 log(diameter / blur) / log(1 / scaling) reductions over all pairs, or those of
     the clusters that meet.
+
+    Raises:
+        ShapeError: a shape does not fit, a cloud is empty, a weight is negative, masses differ, or
+            points are not finite.  Weights and points are looked at on a GPU too, with the
+            diameter, which the call waits for in any case.
+        DTypeError: the points are not of one floating dtype.
     """
-    dtype = x.dtype
+    check_clouds(a, x, b, y)
+    dtype, slack, clusters = x.dtype, _slack(a, b), _takes_clusters(backend, x, y)
     a, x, b, y = widened(*map(_first_order, (a, x, b, y)))
     x, y, diagonal = centred(x, y)
-    lengths = _lengths(float(diagonal.max()), blur, scaling)
-    if _takes_clusters(backend, x, y):
+    lengths = _lengths(_diameter(a, b, diagonal, slack), blur, scaling)
+    if clusters:
         a, b, last = multiscale(a, x, b, y, p, lengths, debias)
     else:
         last = _online(a, x, b, y, p, lengths, debias)
@@ -120,29 +132,58 @@ def sinkhorn_divergence(
 
 
 def _weighted(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(a, x, b, y), checked."""
+    """(a, x, b, y)"""
     if len(args) not in (2, 4):
         raise ShapeError(
             f"{len(args)} tensors are given: x and y, or a, x, b and y are needed. Pass two "
             "clouds, or two clouds with their weights in front."
         )
-    x, y = args if len(args) == 2 else args[1::2]
-    if min(x.ndim, y.ndim) < 2 or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-1]:
-        raise ShapeError(
-            f"x is {tuple(x.shape)} but y is {tuple(y.shape)}: both must be (*batch, points, D) "
-            "with the same batch and D. Reshape one of them."
-        )
     if len(args) == 4:
-        a, b = args[::2]
-    else:
-        a, b = (t.new_full(t.shape[:-1], 1 / max(1, t.shape[-2])) for t in (x, y))
-    for name, weights, points in (("a", a, x), ("b", b, y)):
-        if weights.shape != points.shape[:-1]:
-            raise ShapeError(
-                f"{name} is {tuple(weights.shape)} but its points are {tuple(points.shape)}: each "
-                f"point has one weight. Pass {name} as {tuple(points.shape[:-1])}."
-            )
+        return args
+    x, y = args
+    # widened: rounded to 16 bits, 1 / M and 1 / N make masses that differ
+    counts = (max(1, z.shape[-2:-1].numel()) for z in args)
+    a, b = (z.new_full(z.shape[:-1], 1 / n) for z, n in zip(widened(x, y), counts, strict=True))
     return a, x, b, y
+
+
+def _slack(*weights: Tensor) -> float:
+    """Half of the digits that weights have, those of float32 at most: the rest is rounding."""
+    dtypes = [torch.float32, *(w.dtype for w in weights if w.is_floating_point())]
+    return math.sqrt(max(torch.finfo(dtype).eps for dtype in dtypes))
+
+
+def _diameter(a: Tensor, b: Tensor, diagonal: Tensor, slack: float) -> float:
+    """The largest diagonal; raises unless a and b are measures of one mass.
+
+    All numbers come in one copy, the only one that the online backend waits for.
+    """
+    if not diagonal.numel():
+        return 0.0  # a batch of nothing
+    with torch.no_grad():
+        masses = torch.stack([a.sum(-1), b.sum(-1)])
+        low, high = masses.aminmax(dim=0)
+        facts = diagonal.max(), torch.cat([a, b], -1).min(), (low / high).min()
+        diameter, least, agreement = torch.stack(facts).tolist()
+    if not math.isfinite(diameter):
+        raise ShapeError(
+            f"the clouds are {diameter} across: points and their distances must be finite. Look "
+            "for others with torch.isfinite, or scale the points down."
+        )
+    if not least >= 0:  # nor nan
+        name = "b" if a.min() >= 0 else "a"
+        raise ShapeError(
+            f"{name} holds a weight of {least:g}: the weights of transport must be 0 or more. Make "
+            "them so, or use loss='gaussian' or 'laplacian', which take any."
+        )
+    if not agreement >= 1 - slack:  # nan for 0 / 0
+        worst = (low / high).nan_to_num(-1).argmin()
+        of_a, of_b = masses.view(2, -1)[:, worst].tolist()
+        raise ShapeError(
+            f"the mass of a is {of_a:g} and that of b {of_b:g}: transport needs equal ones, above "
+            "0. Divide each by its own, such as a / a.sum(-1, keepdim=True)."
+        )
+    return float(diameter)
 
 
 def _lengths(diameter: float, blur: float, scaling: float) -> list[float]:
