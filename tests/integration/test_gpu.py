@@ -3,26 +3,29 @@
 import pytest
 import torch
 
-from weft.testing.cases import products
-from weft.testing.contract import pose
+from weft.testing.cases import products, suites
+from weft.testing.contract import evaluate, pose
 from weft.testing.doors import check_cuda_graph
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
+DOORS = [case for family in ("products", "o3", "reductions") for case in suites()[family].doors]
 
-@pytest.mark.parametrize("case", products.door_cases(), ids=lambda case: case.name)
+
+@pytest.mark.parametrize("case", DOORS, ids=lambda case: case.name)
 def test_graph_replay(case):
     check_cuda_graph(case)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("case", products.door_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DOORS, ids=lambda case: case.name)
 def test_no_synchronisation_once_a_plan_exists(case):
+    """Of values and gradients."""
     problem = pose(case, device="cuda", dtype=torch.float32)
-    case.call(*problem.inputs, **problem.tables)
+    evaluate(case.call, problem, order=1)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        case.call(*problem.inputs, **problem.tables)
+        evaluate(case.call, problem, order=1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
