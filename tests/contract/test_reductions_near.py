@@ -2,7 +2,8 @@
 
 Seen red with: another centre for columns than for rows, terms of rows left out, columns past the
 end of an interval left in, columns infinitely far not set aside, moments about another point, no
-bound on the spread of a tile.
+bound on the spread of a tile, a first lane that adds up all short intervals about the mean of rows
+of which the last is repeated.
 """
 
 import pytest
@@ -12,7 +13,7 @@ from tests.conftest import INTERPRETED
 from tests.pairs import BLOCKS, SMALL, A, B, P, X, Y, blocks, check_sums, data, part
 from weft.reductions.formula import node, var
 from weft.reductions.operations import concat
-from weft.reductions.ranges import Options, Sizes
+from weft.reductions.ranges import Blocks, Options, Sizes
 from weft.testing.bounds import assert_as_accurate
 from weft.testing.contract import assert_same_bits
 
@@ -82,6 +83,21 @@ def test_near_and_wide(by_differences, name, scale, far):
 @pytest.mark.parametrize("formula", ["gradient in y and b", "quotients"])
 def test_blocks(name, formula):
     check_sums(launch.sums, FORMULAS[formula], wide_data(SMALL, 0.25, 64), SMALL, blocks(name))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_of_small_cells(seed):
+    """Cells two widths of the kernel wide, of few points: sums of many short intervals."""
+    generator_, few, cells = torch.Generator().manual_seed(seed), 4, 64
+    corner = 1.35 * torch.cartesian_prod(*[torch.arange(4.0)] * 3).repeat_interleave(few, 0)
+    sizes, values = Sizes(1, few * cells, few * cells), data(1, few * cells, few * cells, seed=seed)
+    for n in (0, 1):
+        values[n] = 1.35 * torch.rand(1, few * cells, 3, generator=generator_) + corner
+    starts, ends = (few * torch.arange(a, a + cells) for a in (0, 1))
+    every = Blocks(
+        starts, ends, cells * torch.arange(cells + 1), starts.repeat(cells), ends.repeat(cells)
+    )
+    check_sums(launch.sums, FORMULAS["gradient in x"], values, sizes, every)
 
 
 def test_long_lists():

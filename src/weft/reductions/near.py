@@ -163,7 +163,7 @@ class Printer:
     def functions(self) -> Iterator[str]:
         """A tile's centre, its columns, the terms of its pairs, and their sums."""
         given = [text(e) for e in self.read]
-        yield from _function("centre", [*given, "BLOCK_M: tl.constexpr"], self._centre())
+        yield from _function("centre", [*given, "count", "BLOCK_M: tl.constexpr"], self._centre())
         pointers = [f"v{v.data[0]}_ptr" for v in self.columns]
         yield from _function("near_columns", [*pointers, "j", "left"], self._columns())
         yield from _function("near_pairs", [*self._passed(), "left0"], self._pairs())
@@ -174,7 +174,9 @@ class Printer:
     def choice(self) -> Iterator[str]:
         """Up to the branch for other tiles: what follows is to be indented."""
         given = [text(e) for e in self.read]
-        yield f"{', '.join([*self.centre, 'spread'])} = centre({', '.join([*given, 'BLOCK_M'])})"
+        yield "count = tl.minimum(last_row - first_row, BLOCK_M).to(tl.int32)"
+        centre = f"centre({', '.join([*given, 'count', 'BLOCK_M'])})"
+        yield f"{', '.join([*self.centre, 'spread'])} = {centre}"
         pointers = [f"v{v.data[0]}_ptr" for v in self.columns]
         arguments = [*given, *self.centre, *pointers, *self._task(), "BLOCK_M", "BLOCK_N", "TILES"]
         results = ", ".join(f"result{e}" for e in range(len(self.near.results)))
@@ -198,8 +200,10 @@ class Printer:
     def _centre(self) -> Iterator[str]:
         lines, names = assigned(self.near.points, self.dialect)
         yield from lines
+        # rows past the last stand for it and would draw the mean to it
+        yield "there = tl.arange(0, BLOCK_M)[None, :, None] < count"
         for m, name in zip(self.centre, names, strict=True):
-            yield f"{m} = tl.sum({name}, 1)[:, None, :] / BLOCK_M"
+            yield f"{m} = tl.sum(tl.where(there, {name}, 0.0), 1)[:, None, :] / count"
         lines, (spread,) = assigned([self.near.spread], self.dialect)
         yield from lines
         yield f"return {', '.join([*self.centre, f'tl.max({spread})'])}"
@@ -217,12 +221,14 @@ class Printer:
 
     def _sums(self) -> Iterator[str]:
         yield from assign((*self.parts.constant, *self.parts.rows), self.dialect)
-        yield "lanes = tl.arange(0, BLOCK_N // LANES)[:, None, None] * LANES"
-        yield "lanes = lanes + tl.arange(0, LANES)[None, None, :]"
         sums = range(len(self.near.terms))
         zeros = "tl.zeros([BLOCK_M, LANES], TOTAL)"
         yield from (f"total{n} = {zeros}" for n in sums)
         inside = [
+            "lanes = tl.arange(0, BLOCK_N // LANES)[:, None, None] * LANES",
+            # one lane would add up the first columns of all intervals
+            "turned = tl.arange(0, LANES) - (begin % LANES).to(tl.int32)",
+            "lanes = lanes + (turned & (LANES - 1))[None, None, :]",
             *self._load("", "begin"),
             "for block in range(begin, end, TILES * BLOCK_N):",
             *indented(f"part{n} = {zeros}" for n in sums),
