@@ -45,7 +45,8 @@ def by_differences(monkeypatch):
     """Has later calls take differences for all tiles."""
 
     def start():
-        monkeypatch.setattr(near, "LIMIT", -1.0)
+        for limit in ("LIMIT", "LIMIT_OF_MOMENTS"):
+            monkeypatch.setattr(near, limit, -1.0)
         launch._recipes.clear()
 
     launch._recipes.clear()
