@@ -183,7 +183,8 @@ class Printer:
     def choice(self) -> Iterator[str]:
         """Up to the branch for other tiles: what follows is to be indented."""
         given = [text(e) for e in self.read]
-        yield "count = tl.minimum(last_row - first_row, BLOCK_M).to(tl.int32)"
+        # a task without rows has a centre all the same
+        yield "count = tl.maximum(tl.minimum(last_row - first_row, BLOCK_M), 1).to(tl.int32)"
         centre = f"centre({', '.join([*given, 'count', 'BLOCK_M'])})"
         yield f"{', '.join([*self.centre, 'spread'])} = {centre}"
         pointers = [f"v{v.data[0]}_ptr" for v in self.columns]
