@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.errors import WeftError
+from weft.progress import say, track
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options, rest))
     except (WeftError, OSError) as error:
-        _say(f"weft {options.command}: {error}")
+        say(f"weft {options.command}: {error}")
     except ModuleNotFoundError as error:
-        _say(
+        say(
             f"weft {options.command}: {error}, which this command needs: "
             "run `weft doctor`, it says how to get it."
         )
@@ -119,13 +120,12 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from weft.bench import tables
     from weft.bench.record import append
     from weft.device import device_of
-    from weft.progress import track
 
     device = device_of(options.device)
     suite = bench.load_suite(options.suite or _default_suite(device), options.case)
     out = options.out or bench.benchmarks_folder() / "results"
     path = out / bench.machine(device).folder / f"{suite.family}.jsonl"
-    measured = bench.run(suite.name, suite.cases, bench.load_peers(), device, _say)
+    measured = bench.run(suite.name, suite.cases, bench.load_peers(), device, say)
     num_red = 0  # of ours
     for _, rows in zip(track(suite.cases, suite.name), measured, strict=True):
         append(path, rows)
@@ -158,7 +158,6 @@ def _tune(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from weft import bench
     from weft.core import tuning
     from weft.device import device_of
-    from weft.progress import track
 
     device = device_of(None)
     suite = bench.load_suite(options.suite or "products", options.case)
@@ -176,7 +175,3 @@ def _forward(case: Case, device: torch.device) -> Callable[[], object]:
 
 def _default_suite(device: torch.device) -> str:
     return "products" if device.type == "cuda" else "cpu"
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ import torch
 import weft
 from weft import demo
 from weft.demo import forecasting, landforms, matching, pictures, segmenter, training
+from weft.demo.chapters import CHAPTERS
 from weft.demo.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
 from weft.demo.forecaster import Forecaster
 from weft.demo.measure import op_errors
@@ -320,7 +321,8 @@ def test_pictures_are_as_high_as_what_they_show():
     assert pictures.height_of(torch.zeros(2, 2)) < 3
 
 
-def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch):
+def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch, capsys):
+    """Seen red with: a demo that says nothing before its last line."""
     monkeypatch.setattr(training, "STEPS", 30)
     for name, few in {"LEARNED_FROM": 30, "HELD_OUT": 10, "BATCH": 10, "STEPS": 25}.items():
         monkeypatch.setattr(forecasting, name, few)
@@ -340,6 +342,13 @@ def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch
     words = (*words, "weft.voxels", "mean overlap", "bent", "submanifold, 3³", "other kinds")
     for part in (*words, "weft.clifford", "straight on", "when turned", "30 systems"):
         assert part in text
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert lines[0].startswith("5 chapters, at most 330 s on two cores: products 60, o3 90")
+    assert [line.partition(":")[0] for line in lines if line[1] == "/"] == [
+        f"{number}/5 {name}" for number, name in enumerate(CHAPTERS, 1)
+    ]
+    assert said.out.startswith(f"{path}: ")
 
 
 def test_says_what_to_install(monkeypatch):

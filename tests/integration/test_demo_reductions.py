@@ -4,10 +4,11 @@ Seen red with: a mask of a fifth of the reach, the gradient of the cost not divi
 plain weights of half the exponent.
 """
 
+import pytest
 import torch
 
 from weft.demo.chapters import reductions
-from weft.demo.levelling import Levelling, carried, levelling
+from weft.demo.levelling import Levelling, carried, heaps, levelling
 from weft.demo.surface import load
 from weft.reductions import LazyTensor
 from weft.testing import assert_as_accurate, assert_within_bound, plain_error
@@ -15,13 +16,17 @@ from weft.testing import assert_as_accurate, assert_within_bound, plain_error
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(scope="module")
 def part():
-    return reductions._part(load(None, 0), CPU)
+    """A quarter of the surface."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reductions, "POINTS", 40_000)
+        return reductions._part(load(None, 0), CPU)
 
 
-def test_blocks_lose_no_pair_within_reach():
+def test_blocks_lose_no_pair_within_reach(part):
     """5 σ, beyond which a weight is below e^−12.5."""
-    of = part()
+    of = part
     x, y = LazyTensor(of.base[:, None, :]), LazyTensor(of.base[None, :, :])
     near = ((x - y) ** 2).sum(-1) <= 25.0
     all_pairs = near.sum(1)
@@ -30,19 +35,35 @@ def test_blocks_lose_no_pair_within_reach():
     assert of.mask.num_pairs() < 0.1 * len(of.base) ** 2
 
 
-def test_plain_torch_gives_the_same_sums():
-    of = part()
-    of = of._replace(base=of.base[:3000], noisy=of.noisy[:3000])
+def test_the_whole_elevation_model_is_smoothed():
+    """Seen red with: a part of 40,000 points."""
+    assert len(load(None, 0).truth) <= reductions.POINTS
+
+
+def test_plain_torch_gives_the_same_sums(part):
+    of = part._replace(base=part.base[:3000], noisy=part.noisy[:3000])
     wide = of._replace(base=of.base.double(), noisy=of.noisy.double())
     exact, plain = (reductions.plain_weighted(p, p.base[::5]) for p in (wide, of))
     noise = plain_error(plain, exact, torch.float32)
     assert_as_accurate(reductions.weighted(of, of.base[::5]), exact, noise)
 
 
-def test_smoothing_removes_noise():
-    of = part()
-    restored = reductions.smoothed(of, of.mask)
-    assert reductions._rms(restored - of.truth) < reductions._rms(of.noisy - of.truth) / 2
+def test_smoothing_removes_noise(part):
+    restored = reductions.smoothed(part, part.mask)
+    assert reductions._rms(restored - part.truth) < reductions._rms(part.noisy - part.truth) / 2
+
+
+def test_some_rows_are_smoothed_as_all_are(part):
+    """Seen red with: the normals of the first rows in place of their own."""
+    of = part._replace(
+        base=part.base[:3000].double(),
+        noisy=part.noisy[:3000].double(),
+        normal=torch.nn.functional.normalize(part.noisy[:3000].double()),
+    )
+    few = slice(None, None, 7)
+    exact = reductions.smoothed(of, None)[few]
+    error = (reductions.smoothed(of, None, few) - exact).norm() / (exact - of.noisy[few]).norm()
+    assert float(error) < torch.finfo(torch.float32).eps  # computed in float64
 
 
 def test_earth_is_shared_out():
@@ -52,6 +73,18 @@ def test_earth_is_shared_out():
         assert_within_bound(
             share.sum(), torch.ones(()).double(), torch.ones(()).double(), len(share)
         )
+
+
+def test_cells_of_the_picture_hold_all_earth_at_its_mean_place():
+    """Seen red with: means without weights."""
+    generator = torch.Generator().manual_seed(0)
+    places, share = torch.rand(500, 2, generator=generator), torch.rand(500, generator=generator)
+    means, shares = heaps(places / 5, share)
+    assert len(means) == 64  # of an edge of a fortieth
+    wide, weight = places.double() / 5, share.double()
+    assert_within_bound(shares.sum(), weight.sum(), weight.sum(), 500)
+    exact = weight @ wide
+    assert_within_bound(shares @ means, exact, exact, 500)
 
 
 def test_earth_goes_where_room_is():

@@ -8,8 +8,14 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.errors import BackendError
+from weft.progress import say
+
+if TYPE_CHECKING:
+    from weft.demo.options import Options
+    from weft.demo.page import Chapter
 
 __all__ = ["main", "make_folder", "require_matplotlib"]
 
@@ -18,26 +24,41 @@ def main(arguments: Sequence[str] = ()) -> Path:
     """Run every chapter and write `weft-demo/index.html`; says where, and returns it."""
     require_matplotlib()
     import weft
-    from weft.demo.chapters import CHAPTERS
     from weft.demo.measure import machine, versions
     from weft.demo.options import parse
     from weft.demo.page import page
 
     options = parse(arguments)
     make_folder(options.out)
-    begin = time.perf_counter()
-    modules = (importlib.import_module(f"weft.demo.chapters.{name}") for name in CHAPTERS)
-    chapters = [module.chapter(options) for module in modules]
+    chapters, seconds = _run(options)
+    total = f"{sum(seconds.values()):.0f} s"
+    each = ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items())
     facts = [
         ("machine", machine(options.device)),
         ("versions", f"weft {weft.__version__}, {versions()}"),
         ("seed", str(options.seed)),
-        ("time", f"{time.perf_counter() - begin:.0f} s, all in"),
+        ("time", f"{total}, all in: {each}"),
     ]
     path = options.out / "index.html"
     path.write_text(page("weft at work", _LEAD, chapters, facts), encoding="utf-8")
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {time.perf_counter() - begin:.0f} s")
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {total}")
     return path
+
+
+def _run(options: Options) -> tuple[list[Chapter], dict[str, float]]:
+    """The chapters, and the seconds of each."""
+    from weft.demo.chapters import CHAPTERS
+
+    limits = ", ".join(f"{name} {limit}" for name, limit in CHAPTERS.items())
+    say(f"{len(CHAPTERS)} chapters, at most {sum(CHAPTERS.values())} s on two cores: {limits}")
+    chapters, seconds = [], {}
+    for number, name in enumerate(CHAPTERS, 1):
+        begin = time.perf_counter()
+        module = importlib.import_module(f"weft.demo.chapters.{name}")
+        chapters.append(module.chapter(options))
+        seconds[name] = time.perf_counter() - begin
+        say(f"{number}/{len(CHAPTERS)} {name}: {seconds[name]:.0f} s")
+    return chapters, seconds
 
 
 def require_matplotlib() -> None:

@@ -3,7 +3,7 @@
     cut  a_i ∝ max(h_i − h̄, 0) at p_i        fill  b_j ∝ max(h̄ − h_j, 0) at p_j
 
 Heights h are over the plane that the points lie along.  The cheapest way is optimal transport from
-a to b; the gradient of its cost says where each heap goes, p_i − (∂cost/∂p_i) / a_i.
+a to b; the gradient of its cost says where the earth of a point goes, p_i − (∂cost/∂p_i) / a_i.
 """
 
 from __future__ import annotations
@@ -19,36 +19,33 @@ from weft.demo.surface import Surface
 from weft.reductions import SamplesLoss
 from weft.reductions.cluster import cluster_ranges_centroids, grid_cluster
 
-__all__ = ["Levelling", "arrows", "carried", "levelling"]
+__all__ = ["Levelling", "arrows", "carried", "heaps", "levelling"]
 
-HEAPS = 40  # along the longer side
+CELLS = 40  # of the picture, along the longer side
 BLUR = 0.02  # of the longer side
 COLOURS = ("#b98d5c", "#3f7cac")  # cut, fill
 SHOWN = 120  # arrows
 
 
 class Levelling(NamedTuple):
-    """Heaps and hollows, in units of the longer side."""
+    """Where earth is and where it is missing, in units of the longer side."""
 
-    heap: Tensor  # (M, 2)
+    cut: Tensor  # (M, 2)
     amount: Tensor  # (M,) share of the earth
-    hollow: Tensor  # (N, 2)
+    fill: Tensor  # (N, 2)
     room: Tensor  # (N,) share of the room
     side: float  # the longer side, in the surface's unit
 
 
 def levelling(surface: Surface) -> Levelling:
-    """Cells of the surface, each a heap or a hollow."""
+    """The points of a surface above its mean height, and those below."""
     places, height = _laid_flat(surface)
     side = float((places.amax(0) - places.amin(0)).max())
     places = (places - places.amin(0)) / side
-    labels = grid_cluster(places, 1 / HEAPS)
-    values = torch.cat([places, height.unsqueeze(1)], 1)
-    _, means, count = cluster_ranges_centroids(values, labels)
-    above = count * (means[:, 2] - height.mean())
+    above = height - height.mean()
     up, down = above > 0, above < 0
-    share = [above[up] / above[up].sum(), above[down] / above[down].sum()]
-    return Levelling(means[up, :2], share[0], means[down, :2], share[1], side)
+    amount, room = (part / part.sum() for part in (above[up], above[down]))
+    return Levelling(places[up], amount, places[down], room, side)
 
 
 def _laid_flat(surface: Surface) -> tuple[Tensor, Tensor]:
@@ -62,28 +59,41 @@ def _laid_flat(surface: Surface) -> tuple[Tensor, Tensor]:
 
 
 def carried(ground: Levelling, device: torch.device) -> Tensor:
-    """(M, 2) where the earth of each heap goes, on average."""
+    """(M, 2) where the earth of each point goes, on average."""
     loss = SamplesLoss(blur=BLUR, debias=False)
-    heap, amount, hollow, room = (t.to(device) for t in ground[:4])
-    heap = heap.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(amount, heap, room, hollow), heap)
-    return (heap.detach() - gradient / amount.unsqueeze(1)).cpu()
+    cut, amount, fill, room = (t.to(device) for t in ground[:4])
+    cut = cut.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(amount, cut, room, fill), cut)
+    return (cut.detach() - gradient / amount.unsqueeze(1)).cpu()
+
+
+def heaps(values: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """(C, D) means of values under the weights `share`, and (C,) sums of these, by cell.
+
+    The first two columns of values are places; cells are those of the picture.
+    """
+    labels = grid_cluster(values[:, :2], 1 / CELLS)
+    _, means, shares = cluster_ranges_centroids(values, labels, weights=share)
+    return means, shares
 
 
 def arrows(ground: Levelling, aims: Tensor) -> bytes:
-    """Heaps, hollows, and the ways of the largest heaps."""
-    height = height_of(torch.cat([ground.heap, ground.hollow]), most=7.4)
+    """Earth and room, cell by cell, and the ways of the largest heaps."""
+    means, amount = heaps(torch.cat([ground.cut, aims], 1), ground.amount)
+    starts, ends = means.tensor_split(2, 1)
+    holes, room = heaps(ground.fill, ground.room)
+    height = height_of(torch.cat([starts, holes]), most=7.4)
     figure = Figure(figsize=(9.6, height), layout="constrained")
     axis = figure.subplots()
     for places, share, colour, name in (
-        (ground.heap, ground.amount, COLOURS[0], "earth to carry away"),
-        (ground.hollow, ground.room, COLOURS[1], "room to fill"),
+        (starts, amount, COLOURS[0], "earth to carry away"),
+        (holes, room, COLOURS[1], "room to fill"),
     ):
         x, y = places.T.numpy()
         sizes = (60 * share / share.max()).numpy()
         axis.scatter(x, y, s=sizes, color=colour, linewidths=0, alpha=0.55, label=name)
-    largest = ground.amount.argsort(descending=True)[:SHOWN]
-    starts, ways = ground.heap[largest], (aims - ground.heap)[largest]
+    largest = amount.argsort(descending=True)[:SHOWN]
+    starts, ways = starts[largest], (ends - starts)[largest]
     axis.quiver(
         *starts.T.numpy(),
         *ways.T.numpy(),

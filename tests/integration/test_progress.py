@@ -1,0 +1,43 @@
+"""How far a loop is: a log hears of long ones alone, a terminal without rich has one line.
+
+Seen red with: a line for each item, a line for each after the first, no line at all.
+"""
+
+import importlib.util
+import sys
+
+import pytest
+
+from weft import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass where the test says so."""
+    passed = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: passed[0])
+    return passed
+
+
+def test_a_log_has_a_line_every_ten_seconds(clock, capsys):
+    seen = []
+    for item in progress.track(range(60), "learning"):
+        seen.append(item)
+        clock[0] += 0.5
+    assert seen == list(range(60))
+    assert capsys.readouterr().err.splitlines() == ["learning 20/60, 10 s", "learning 40/60, 20 s"]
+
+
+def test_a_short_loop_says_nothing_in_a_log(clock, capsys):
+    assert list(progress.track("abc", "letters")) == ["a", "b", "c"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_without_rich_has_one_line(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "rich" else find(name)
+    )
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert list(progress.track("ab", "letters")) == ["a", "b"]
+    assert capsys.readouterr().err == "\rletters 0/2\rletters 1/2\rletters 2/2\n"
