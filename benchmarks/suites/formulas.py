@@ -90,11 +90,15 @@ def formula_case(
     tf32: bool = False,
     backends: tuple[str | None, ...] = (None,),
 ) -> Case:
-    """A reduction of a formula over all pairs of two clouds, or over blocks of pairs."""
+    """A reduction of a formula over all pairs of two clouds, or over blocks of pairs.
+
+    With tf32 the factors of products are rounded to TF32, also by weft.
+    """
+    size, precision = Size(rows, columns, dim, batch, cells), "tf32" if tf32 else None
     return Case(
         name,
         FORMULAS[formula].kind,
-        functools.partial(_workload, formula, Size(rows, columns, dim, batch, cells)),
+        functools.partial(_workload, formula, size, precision),
         phases=phases,
         tf32=tf32,
         check_batch=CHECKED,
@@ -102,12 +106,18 @@ def formula_case(
     )
 
 
-def _workload(formula: str, full: Size, device: torch.device, check_batch: int | None) -> Workload:
+def _workload(
+    formula: str,
+    full: Size,
+    precision: str | None,
+    device: torch.device,
+    check_batch: int | None,
+) -> Workload:
     of, size = FORMULAS[formula], full if check_batch is None else _reduced(full, check_batch)
     x, y, b = _inputs(size, device)
     mask = _mask(x, y, size.cells) if size.cells else None
     aliases = [f"x = Vi(0, {size.dim})", f"y = Vj(1, {size.dim})", "b = Vj(2, 1)"]
-    reduction = Genred(of.text, aliases, of.kind, axis=1, opt_arg=of.k)
+    reduction = Genred(of.text, aliases, of.kind, axis=1, opt_arg=of.k, precision=precision)
     ranges = mask and mask.blocks.ranges
 
     def function(x: Tensor, y: Tensor, b: Tensor, backend: str | None = None) -> Tensor:

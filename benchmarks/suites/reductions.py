@@ -16,6 +16,7 @@ CASES = [
     formula_case("gaussian_d64", "gaussian", 2**18, 2**18, 64),
     formula_case("gaussian_d64_tf32", "gaussian", 2**18, 2**18, 64, tf32=True),
     formula_case("gaussian_d128", "gaussian", 2**18, 2**18, 128),
+    formula_case("gaussian_d128_tf32", "gaussian", 2**18, 2**18, 128, tf32=True),
     formula_case("logsumexp_1m", "logsumexp", 10**6, 10**6),
     formula_case("nearest_1m", "nearest", 10**6, 10**6),
     formula_case("nearest_d64", "nearest", 2**18, 2**18, 64),
