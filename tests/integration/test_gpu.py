@@ -1,10 +1,13 @@
 """What only a GPU shows: graph replay on changed inputs, no synchronisation, large offsets."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from weft.products import indexed_mul
 from weft.testing.cases import products, suites
-from weft.testing.contract import evaluate, pose
+from weft.testing.contract import assert_same_bits, evaluate, pose
 from weft.testing.doors import check_cuda_graph
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -28,6 +31,18 @@ def test_no_synchronisation_once_a_plan_exists(case):
         evaluate(case.call, problem, order=1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_thread_that_has_called_nothing_of_cuda():
+    """As autograd's: memory that torch kept needs no call, so the launch is its first."""
+    x, y = (torch.randn(2, 1000, 64, device="cuda") for _ in range(2))
+    index = torch.arange(999, -1, -1, device="cuda")
+    here = [indexed_mul(x, y, index) for _ in range(2)]
+    kept = here.pop()
+    del kept
+    with ThreadPoolExecutor(1) as threads:
+        there = threads.submit(indexed_mul, x, y, index).result()
+    assert_same_bits(there, here[0], "another thread")
 
 
 @pytest.mark.parametrize("check", products.suite().large)
