@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.suites import contraction, training
-from benchmarks.suites.equivariant import Layer, coefficients_of
+from benchmarks.suites.equivariant import Layer, blocks, coefficients_of
 from benchmarks.suites.training import Convolution, Library
 from benchmarks.suites.uuu import START, coefficients, paths
 from weft.bench.case import Candidate, Workload
@@ -104,7 +104,10 @@ def convolution(layer: Layer, like: Tensor) -> Convolution:
 
 def library() -> Library:
     """Its layers, all of ir_mul; gates, which it has not, are plain torch."""
-    return Library(convolution, _harmonics, _linear, _by_element, _gate, by_rows_of_elements=True)
+    return Library(
+        convolution, _harmonics, _linear, _by_element, _gate, _turned, _turned_back,
+        by_rows_of_elements=True,
+    )  # fmt: skip
 
 
 def _harmonics(irreps: Irreps, like: Tensor) -> Callable[[Tensor], Tensor]:
@@ -116,7 +119,8 @@ def _harmonics(irreps: Irreps, like: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _linear(linear: Linear, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    module = _linear_module(linear, like, "naive")  # torch's matrix products, its default
+    method = "naive"  # torch's matrix products, its default
+    module = _linear_module(linear, like, method, linear.irreps_in)
 
     def function(x: Tensor, w: Tensor) -> Tensor:
         return module(x, w.unsqueeze(0))
@@ -125,17 +129,51 @@ def _linear(linear: Linear, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _by_element(linear: Linear, like: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Rows must be sorted.  On a GPU its 0.13 takes the first alone of several items that go into
-    one: the step's error shows it, and its time is that of less work.
+    """Rows must be sorted by element.
+
+    Items of one irrep are joined to one: of several paths into an item of the output, its
+    `indexed_linear` 0.13 computes all and returns the first.
     """
-    return _linear_module(linear, like, "indexed_linear" if like.is_cuda else "naive")
+    method = "indexed_linear" if like.is_cuda else "naive"
+    module = _linear_module(linear, like, method, linear.irreps_in.regroup())
+
+    def function(x: Tensor, w: Tensor, element: Tensor) -> Tensor:
+        return module(_joined(linear.irreps_in, x), w, element)
+
+    return function
 
 
-def _linear_module(linear: Linear, like: Tensor, method: str) -> torch.nn.Module:
+def _joined(irreps: Irreps, x: Tensor) -> Tensor:
+    """Rows of irreps.regroup()."""
+    parts, together = blocks(irreps, x), {}
+    for place in irreps.sort().inv:
+        together.setdefault(irreps[place].ir, []).append(parts[place])
+    return torch.cat([torch.cat(same, 2).flatten(1) for same in together.values()], 1)
+
+
+def _turned(linear: Linear, weight: Tensor) -> Tensor:
+    """A matrix for each item of the output: those of our items in, one below the other."""
+    parts = weight.split([i.num_weights for i in linear.instructions], 1)
+    return torch.cat([parts[n] for n in _order(linear)], 1)
+
+
+def _turned_back(linear: Linear, weight: Tensor) -> Tensor:
+    order = _order(linear)
+    parts = weight.split([linear.instructions[n].num_weights for n in order], 1)
+    return torch.cat([parts[order.index(n)] for n in range(len(order))], 1)
+
+
+def _order(linear: Linear) -> list[int]:
+    """Our instructions in the order of their weights: by irrep, then by item of the output."""
+    out = [i.i_out for i in linear.instructions]
+    return sorted(range(len(out)), key=lambda n: (linear.irreps_out[out[n]].ir, out[n]))
+
+
+def _linear_module(linear: Linear, like: Tensor, method: str, irreps_in: Irreps) -> torch.nn.Module:
     import cuequivariance as cue
     import cuequivariance_torch as cuet
 
-    irreps = (cue.Irreps(cue.O3, str(some)) for some in (linear.irreps_in, linear.irreps_out))
+    irreps = (cue.Irreps(cue.O3, str(some)) for some in (irreps_in, linear.irreps_out))
     return cuet.Linear(
         *irreps,
         layout=cue.ir_mul,
