@@ -24,4 +24,5 @@ CASES = [
     formula_case("gaussian_8k_cells", "gaussian", 10**6, 10**6, cells=20, phases=BOTH),
     formula_case("gaussian_batch", "gaussian", 2048, 2048, batch=64),
     transport_case("sinkhorn_100k", 10**5),
+    transport_case("sinkhorn_100k_multiscale", 10**5, "multiscale"),
 ]

@@ -1,6 +1,6 @@
 """Builds the workloads of optimal transport: two clouds, uniform in the unit cube.
 
-A single number has no noise to speak of, so the check is made on a batch of clouds.
+A single number has no noise to speak of, so the check is made on several clouds.
 """
 
 from __future__ import annotations
@@ -19,42 +19,52 @@ __all__ = ["BLUR", "SCALING", "transport_case"]
 
 BLUR, SCALING = 0.05, 0.5
 
-CHECKED = (16, 1024)
-"""Clouds of the check, and their points."""
+CHECKED = {"online": 16, "multiscale": 4}
+"""Clouds of the check."""
+
+CHECKED_POINTS = 1024
+"""Points of each of them."""
 
 
-def transport_case(name: str, points: int) -> Case:
-    """The debiased Sinkhorn divergence of two clouds, over all pairs at each step."""
+def transport_case(name: str, points: int, way: str = "online") -> Case:
+    """The debiased Sinkhorn divergence of two clouds.
+
+    "online" takes all pairs at each step, and is held against dense matrices; "multiscale" leaves
+    pairs out, and is held against itself on the CPU.
+    """
     return Case(
         name,
-        "online",
-        functools.partial(_workload, points),
+        way,
+        functools.partial(_workload, points, way),
         phases=("forward", "forward+backward"),
-        check_batch=CHECKED[0],
+        check_batch=CHECKED[way],
     )
 
 
-def _workload(points: int, device: torch.device, check_batch: int | None) -> Workload:
-    shape = (points,) if check_batch is None else CHECKED
+def _workload(points: int, way: str, device: torch.device, check_batch: int | None) -> Workload:
+    shape = (points,) if check_batch is None else (check_batch, CHECKED_POINTS)
     random = Random(device)
     x, y = (torch.special.ndtr(random.normal(*shape, 3)) for _ in range(2))
-    loss = SamplesLoss("sinkhorn", p=2, blur=BLUR, scaling=SCALING, backend="online")
+    loss = SamplesLoss("sinkhorn", p=2, blur=BLUR, scaling=SCALING, backend=way)
 
     def function(x: Tensor, y: Tensor, backend: str | None = None) -> Tensor:
-        found: Tensor = loss(x, y)
-        return found
+        if x.dim() == 2 or way == "online":
+            found: Tensor = loss(x, y)
+            return found
+        return torch.stack([loss(*pair) for pair in zip(x, y, strict=True)])
 
     def oracle(x: Tensor, y: Tensor, scale: None = None) -> Tensor:
-        return _dense(x, y)
+        return _dense(x, y) if way == "online" else function(x.cpu(), y.cpu()).to(x.device)
 
     steps = math.ceil(math.log(BLUR / math.sqrt(3)) / math.log(SCALING)) + 2
+    pairs = points**2 if way == "online" else 0  # how many are left depends on the clouds
     return Workload(
         "transport",
         (x, y),
         {},
         function,
         oracle,
-        4 * steps * points**2 * 12,
+        4 * steps * pairs * 12,
         x.element_size(),
         f"rows={points} columns={points} dim=3",
         polynomial=False,
