@@ -1,7 +1,8 @@
 """The demo: readers, neighbours, the networks against plain torch, learning, and the page.
 
 Seen red with: mean curvature of the wrong sign, a mirrored tile whose labels are turned too; of
-files, a PLY file of vertices alone, and one that is cut off between two points.
+files, a PLY file of vertices alone, and one that is cut off between two points; bits of occupied
+voxels taken for KITTI's floats, lines of two numbers left out in silence.
 """
 
 import importlib.util
@@ -65,12 +66,14 @@ def test_reads_files(tmp_path, name):
     torch.testing.assert_close(read_points(path), torch.from_numpy(POINTS), rtol=0, atol=0)
 
 
-def test_reads_numpy_and_drops_what_is_not_finite(tmp_path):
-    cloud = np.vstack([POINTS, [np.nan, 0, 0]])
+def test_reads_numpy_and_drops_what_is_not_finite(tmp_path, capsys):
+    """Seen red with: a point of 1e300 kept, points left out in silence."""
+    cloud = np.vstack([POINTS, [np.nan, 0, 0], [0, 1e300, 0]])
     np.save(tmp_path / "a.npy", cloud)
     np.savez(tmp_path / "a.npz", colour=np.zeros(3), points=cloud)
     for name in ("a.npy", "a.npz"):
         assert read_points(tmp_path / name).tolist() == POINTS.tolist()
+        assert f"{name}: 2 of 5 points are not finite: left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,15 @@ def test_reads_numpy_and_drops_what_is_not_finite(tmp_path):
         ("a.npy", b"", weft.DTypeError, r"read as \.npy \(No data left in file\): a whole"),
         ("a.bin", FILES["a.bin"][:-1], weft.DTypeError, r"47 bytes .* KITTI's.* Save the points"),
         ("a.bin", np.ones((4, 5), "<f4").cumsum(0).tobytes(), weft.DTypeError, "80 bytes .* KITTI"),
+        # bits of which voxels are there, as SemanticKITTI keeps them
+        ("a.bin", bytes([1, 0, 0, 0] * 8), weft.DTypeError, "32 bytes .* KITTI"),
+        (
+            "a.xyz",
+            b"x y z\n1 2\n",
+            weft.ShapeError,
+            "no line that begins with three numbers: .* Wr",
+        ),
+        ("a.xyz", b"", weft.ShapeError, "no line that begins with three numbers"),
     ],
 )
 def test_teaches_what_it_reads(tmp_path, name, content, error, text):

@@ -16,6 +16,7 @@ from weft.demo import make_folder, require_matplotlib
 from weft.demo.readers import read_points
 from weft.errors import DTypeError, ShapeError
 from weft.progress import track
+from weft.reductions import LazyTensor
 from weft.voxels import SparseTensor, greedy_group, kernel_map, voxelize
 
 __all__ = ["Layer", "by_mask", "inspect", "layer_of", "spacing_of", "tile_waste"]
@@ -155,11 +156,9 @@ def tile_waste(there: Tensor, rows: int) -> float:
 def spacing_of(points: Tensor) -> float:
     """Median distance of a point to the nearest at another place, over a thousand of them."""
     asked = torch.linspace(0, len(points) - 1, min(ASKED, len(points))).long()
-    nearest = [
-        (points - point).square().sum(1).masked_fill_((points == point).all(1), torch.inf).amin()
-        for point in points[asked]
-    ]
-    found = float(torch.stack(nearest).median().sqrt())
+    squares = LazyTensor(points[asked][:, None]).sqdist(LazyTensor(points[None]))
+    elsewhere = (-squares).ifelse(torch.inf, squares)  # inf where the square is 0
+    found = float(elsewhere.min(1).median().sqrt())
     if found == float("inf"):
         raise ShapeError(
             f"all {len(points)} points are at one place: a voxel size follows from distances. "

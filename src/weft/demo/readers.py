@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DTypeError, ShapeError, WeftError
+from weft.progress import say
 
 __all__ = ["read_points"]
 
@@ -20,7 +21,10 @@ Array = np.ndarray[Any, Any]
 
 
 def read_points(path: Path) -> Tensor:
-    """The first three columns of the points in a file; points that are not finite are left out."""
+    """The first three columns of the points in a file.
+
+    Points that are not finite in float32 are left out, and standard error hears how many.
+    """
     suffix = path.suffix.lower()
     if suffix not in _READERS:
         raise DTypeError(
@@ -43,7 +47,10 @@ def read_points(path: Path) -> Tensor:
             "Save an array of shape (N, 3)."
         )
     points = points[:, :3].astype(np.float64)
-    return torch.from_numpy(points[np.isfinite(points).all(1)])
+    finite = (np.abs(points) <= np.finfo(np.float32).max).all(1)
+    if not finite.all():
+        say(f"{path}: {(~finite).sum():,} of {len(points):,} points are not finite: left out")
+    return torch.from_numpy(points[finite])
 
 
 def _contents(path: Path, suffix: str) -> Array:
@@ -73,15 +80,23 @@ def _xyz(path: Path) -> Array:
     """Columns of text, split by blanks or commas; lines that begin with a letter are left out."""
     number = re.compile(r"\s*[-+.\d]")
     lines = (line.replace(",", " ") for line in path.read_text().splitlines() if number.match(line))
-    rows = [line.split()[:3] for line in lines]
-    return np.array([row for row in rows if len(row) == 3], dtype=np.float64).reshape(-1, 3)
+    rows = [row for row in (line.split()[:3] for line in lines) if len(row) == 3]
+    if not rows:
+        raise ShapeError(
+            f"{path} has no line that begins with three numbers: a line of .xyz is a point, x y z. "
+            "Write one a line, or save the points as .npy, an array of shape (N, 3)."
+        )
+    return np.array(rows, dtype=np.float64)
 
 
 def _bin(path: Path) -> Array:
     """KITTI: float32 x, y, z, reflectance in [0, 1], without a header."""
     numbers = np.fromfile(path, dtype="<f4")
     reflectance = numbers[3::4]
-    if path.stat().st_size % 16 or not ((reflectance >= 0) & (reflectance <= 1)).all():
+    # nobody measures lengths of 1e-30: bits that are no floats have any exponent
+    measured = (numbers == 0) | ~((np.abs(numbers) < 1e-30) | (np.abs(numbers) > 1e30))
+    within = (reflectance >= 0) & (reflectance <= 1)
+    if path.stat().st_size % 16 or not (measured.all() and within.all()):
         # rows of another length would be read as a cloud all the same, of points that nobody saw
         raise DTypeError(
             f"{path} has {path.stat().st_size:,} bytes that are no rows of x, y, z, reflectance: "
