@@ -3,12 +3,18 @@
     python -m benchmarks.peers.e3nn_tests CHECKOUT [options of pytest]
 
 CHECKOUT is a clone or an unpacked sdist of e3nn.  Its tests and e3nn/util, which they import, are
-read from there; nothing else of it is used.  Where a test scripts a layer with TorchScript, which
-torch has given up and weft does not promise, the layer itself takes the script's place.
+read from there; nothing else of it is used.
+
+Tests that look into e3nn see this in weft's place: a layer itself where they make a TorchScript of
+it, which torch has given up and weft does not promise, and its pickle where they save the script;
+of options of e3nn's generated code, which change no result, what was asked for; of `_Sortcut`, a
+part of e3nn's Gate that weft's does not need, nothing; a RuntimeError, e3nn's kind, where weights
+are missing.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +60,7 @@ COMPILED = (
 """Layers with generated code in e3nn."""
 
 CODE = ("compile_left_right", "compile_right", "_specialized_code", "_optimize_einsums")
-"""Options of e3nn's generated code."""
+"""Options of e3nn's generated code, which its layers keep as attributes."""
 
 DEFAULTS = {"specialized_code": True, "optimize_einsums": True, "jit_mode": "eager"}
 """e3nn's options, which tests set and reset."""
@@ -74,15 +80,26 @@ def _compiling(layer: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     class Compiling(layer):  # type: ignore[misc,valid-type]
         def __init__(self, *args: Any, **options: Any) -> None:
-            for name in CODE:
-                options.pop(name, None)
+            code = {name: options.pop(name) for name in CODE if name in options}
             try:
                 super().__init__(*args, **options)
             except ShapeError as error:
                 kind = ValueError if issubclass(layer, o3.Linear) else AssertionError
                 raise kind(error) from error
+            self.__dict__.update(code)
+
+        def forward(self, *given: Any, **named: Any) -> torch.Tensor:
+            try:
+                found: torch.Tensor = super().forward(*given, **named)
+                return found
+            except ShapeError as error:
+                raise RuntimeError(error) from error
+
+        def save(self, path: str) -> None:
+            torch.save(self, path)
 
     Compiling.__name__ = Compiling.__qualname__ = layer.__name__
+    Compiling.__module__ = "e3nn.o3"  # where pickle looks for it
     return Compiling
 
 
@@ -103,7 +120,7 @@ def install(package: Path) -> None:
     own = {name: getattr(o3, name) for name in MODULES}
     modules = module("e3nn.nn", **own)
     modules.__path__ = []
-    module("e3nn.nn._gate", _Sortcut=None)
+    module("e3nn.nn._gate", _Sortcut=lambda *irreps: None)
     e3nn = module(
         "e3nn",
         o3=layers,
@@ -120,6 +137,7 @@ def install(package: Path) -> None:
         return layer
 
     test.assert_auto_jitable = itself
+    torch.jit.load = functools.partial(torch.load, weights_only=False)
     _argtools._is_irreps = lambda given: isinstance(given, o3.Irreps)  # they look for a mark
 
 

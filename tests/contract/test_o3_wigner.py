@@ -4,9 +4,11 @@ The 3j symbol of a triple is unique up to its sign, so invariance, norm and SIGN
 
 Seen red with: m1 and m2 exchanged in Racah's sum; the phase i^(l3-l1-l2) left out; entries of odd
 orders √2 too large; Z turning backwards; β and γ exchanged; degree 5 of wigner_D_matrices scaled;
-a table handed out, or kept from inference mode; shapes not looked at.
+a table handed out, or kept from inference mode; shapes not looked at; generators of axes
+exchanged, or with the sign or the factor of the transposed table; a lower spin by one step.
 """
 
+import contextlib
 import itertools
 import math
 import time
@@ -42,6 +44,15 @@ def symbol(*degrees):
 
 def exactly(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@contextlib.contextmanager
+def float64():
+    """As torch's default dtype."""
+    old = torch.get_default_dtype()
+    torch.set_default_dtype(FLOAT)
+    yield
+    torch.set_default_dtype(old)
 
 
 def angles(*shape, seed=0):
@@ -158,6 +169,41 @@ def test_d_about_the_polar_axis():
         assert_within_bound(o3.wigner_D(3, *given), expected, torch.ones(7, 7), terms=7, stored=1)
 
 
+@pytest.mark.parametrize("degree", range(12))
+def test_generators_are_the_first_order_of_d(degree):
+    """About x, y and z; a turn about z is one about y, carried there and back."""
+    zero = torch.zeros((), dtype=FLOAT)
+    quarter = zero + math.pi / 2
+    about = (
+        lambda t: o3.wigner_D(degree, zero, t, zero),
+        lambda t: o3.wigner_D(degree, t, zero, zero),
+        lambda t: o3.wigner_D(degree, -quarter, t, quarter),
+    )
+    with float64():
+        found = o3.so3_generators(degree)
+    for k, turn in enumerate(about):
+        slope = torch.func.jacfwd(turn)(zero)
+        size = torch.full_like(slope, 2 * degree + 1)
+        assert_within_bound(found[k], slope, size, terms=2 * degree + 1, stored=4)
+
+
+@pytest.mark.parametrize("spin", [0, 0.5, 1, 1.5, 2, 2.5])
+def test_generators_of_spins(spin):
+    """[X_0, X_1] = X_2 in a circle, Σ X² = -j (j + 1), X_1 diagonal."""
+    with float64():
+        found = o3.su2_generators(spin)
+    assert (found.dtype, found.shape) == (torch.complex128, (3, *2 * (round(2 * spin) + 1,)))
+    size = torch.full(found.shape[1:], (spin + 1) ** 2, dtype=FLOAT)
+    for k in range(3):
+        a, b, c = found[k], found[(k + 1) % 3], found[(k + 2) % 3]
+        difference = torch.view_as_real(a @ b - b @ a - c)
+        assert_within_bound(difference, torch.zeros_like(difference), size[..., None], terms=9)
+    casimir = torch.view_as_real((found @ found).sum(0))
+    expected = torch.view_as_real(-spin * (spin + 1) * torch.eye(len(size)) + 0j)
+    assert_within_bound(casimir, expected, size[..., None], terms=9)
+    exactly(found[1].imag, torch.diag(torch.arange(-spin, spin + 1, dtype=FLOAT)))
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.7, math.pi])
 def test_gradients_of_d(beta):
     given = torch.tensor([[0.4, -2.0], [beta, beta], [9.0, 0.0]], dtype=FLOAT, requires_grad=True)
@@ -219,6 +265,11 @@ def test_errors():
         o3.wigner_D(1, *[torch.ones(3, dtype=torch.int64)] * 3)
     with pytest.raises(ShapeError, match=r"alpha \(2,\), beta \(3,\), gamma \(2,\) do not broad"):
         o3.wigner_D(1, torch.ones(2), torch.ones(3), torch.ones(2))
+    with pytest.raises(ShapeError, match="l is -1: a degree must be 0 or more"):
+        o3.so3_generators(-1)
+    for spin in (-0.5, 0.3):
+        with pytest.raises(ShapeError, match=f"j is {spin}: a spin must be half an integer"):
+            o3.su2_generators(spin)
 
 
 def test_equal_to_e3nn():
@@ -227,12 +278,14 @@ def test_equal_to_e3nn():
         expected = theirs.wigner_3j(*triple, dtype=FLOAT)
         assert_within_bound(symbol(*triple), expected, expected.abs(), terms=1, stored=9)
     turns = angles(5)
-    old = torch.get_default_dtype()
-    torch.set_default_dtype(FLOAT)  # theirs rounds to it
-    try:
+    with float64():  # theirs rounds to it
         for degree in range(12):
             expected = theirs.wigner_D(degree, *turns)
             size = torch.full_like(expected, 2 * degree + 1)  # of their matrix exponential
             assert_within_bound(o3.wigner_D(degree, *turns), expected, size, terms=9, stored=9)
-    finally:
-        torch.set_default_dtype(old)
+            expected = theirs.so3_generators(degree)
+            size = torch.full_like(expected, 2 * degree + 1)
+            assert_within_bound(o3.so3_generators(degree), expected, size, terms=9, stored=9)
+            expected = torch.view_as_real(theirs.su2_generators(degree / 2))
+            found = torch.view_as_real(o3.su2_generators(degree / 2))
+            assert_within_bound(found, expected, expected.abs(), terms=1, stored=9)

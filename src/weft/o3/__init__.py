@@ -53,7 +53,7 @@ from weft.o3.rotation import (
 from weft.o3.so2 import SO2Linear, edge_rotation
 from weft.o3.symmetric_contraction import SymmetricContraction
 from weft.o3.tensor_product import TensorProduct
-from weft.o3.wigner import wigner_3j, wigner_D
+from weft.o3.wigner import so3_generators, su2_generators, wigner_3j, wigner_D
 
 __all__ = [
     "Activation",
@@ -117,8 +117,10 @@ __all__ = [
     "rand_axis_angle",
     "rand_matrix",
     "rand_quaternion",
+    "so3_generators",
     "soft_one_hot_linspace",
     "spherical_harmonics",
+    "su2_generators",
     "tensor_dot_uu",
     "wigner_3j",
     "wigner_D",

@@ -25,6 +25,8 @@ from weft.o3.rotation import broadcast
 __all__ = [
     "check_degrees",
     "entries_3j",
+    "so3_generators",
+    "su2_generators",
     "wigner_3j",
     "wigner_D",
     "wigner_D_matrices",
@@ -115,6 +117,43 @@ def wigner_D_matrices(lmax: int, matrix: Tensor) -> list[Tensor]:  # noqa: N802
         both = torch.einsum("...ip,...jpn->...ijn", found[-1], right)
         found.append((2 * l + 3) * torch.einsum("ijk,...ijn->...kn", table, both))
     return found
+
+
+def so3_generators(l: int) -> Tensor:  # noqa: E741
+    """X_k = √(l (l+1) (2l+1)) C_ikj, C = 3j(l, 1, l): D of a turn by t about axis k is exp(t X_k).
+
+    Args:
+        l: the degree, any.
+
+    Returns:
+        (3, 2l+1, 2l+1), antisymmetric, for x, y and z; [X_0, X_1] = X_2 and so on in a circle.
+
+    Raises:
+        WeftError: l is no integer, or negative.
+    """
+    check_degrees(l=l)
+    if l == 0:
+        return torch.zeros(3, 1, 1)
+    return wigner_3j(l, 1, l).movedim(1, 0) * math.sqrt(l * (l + 1) * (2 * l + 1))
+
+
+def su2_generators(j: float) -> Tensor:
+    """X = ((L - Lᵀ) / 2, i diag(m), i (L + Lᵀ) / 2),  L_(m-1)m = √((j + m) (j - m + 1)).
+
+    Args:
+        j: the spin, 0, ½, 1, …; rows and columns are m = -j … j.
+
+    Returns:
+        (3, 2j+1, 2j+1), complex and antihermitian; [X_0, X_1] = X_2 and so on in a circle.
+
+    Raises:
+        ShapeError: j is no spin.
+    """
+    if j < 0 or 2 * j != round(2 * j):
+        raise ShapeError(f"j is {j}: a spin must be half an integer, 0 or more. Pass 0, 0.5, 1 …")
+    m = torch.arange(-j, j + 1, dtype=torch.get_default_dtype())
+    lower = ((j + m[1:]) * (j - m[1:] + 1)).sqrt().diag(1)
+    return torch.stack([lower - lower.mT, 2j * m.diag(), 1j * (lower + lower.mT)]) / 2
 
 
 def _turn(angle: Tensor, matrix: Tensor) -> Tensor:
