@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from weft.core import launcher
+from weft.core import fingerprint, launcher
 
 Signature = tuple[Any, ...]
 
@@ -37,6 +37,8 @@ def watch(
 
     def machine_code(kernel: Any, arguments: tuple[Any, ...], options: Any) -> Any:
         compiled.append(signature(kernel, arguments, free))
+        assert list(fingerprint._function(kernel, set()))  # what has a key is found on disk
+        assert list(fingerprint._kinds(kernel, arguments))
         return lambda programs, stream, values: None
 
     def in_threads(calls: list[launcher.Call]) -> None:

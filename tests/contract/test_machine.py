@@ -32,7 +32,7 @@ def code(**other):
         "num_warps": 8,
         "shared": 1024,
     }
-    found = {"name": "kernel", "src": SimpleNamespace(signature=KINDS)}
+    found = {"name": "kernel", "src": SimpleNamespace(signature=KINDS), "asm": {"cubin": b"code"}}
     return SimpleNamespace(**found, metadata=SimpleNamespace(**meta | other))
 
 
@@ -59,12 +59,12 @@ def driver(calls: list, status: int = 0):
 def calls(monkeypatch):
     made = []
     monkeypatch.setattr(machine, "_driver", lambda: driver(made))
-    monkeypatch.setattr(machine, "_loaded", lambda code: (1 << 40, 1024))
+    monkeypatch.setattr(machine, "_loaded", lambda code: 1 << 40)
     return made
 
 
 def test_the_driver_reads_every_argument(calls):
-    run = machine._by_driver(code(), *machine.layout(code()))
+    run = machine._by_driver(machine._code(code()))
     run(7, 1 << 41, (1 << 47, None, -5, 1, -(1 << 40), 0.5, 128))
     run(2**31 - 1, 0, (0, None, 2**31 - 1, 1, 2**62, -1.0, 128))
     assert calls == [
@@ -74,7 +74,7 @@ def test_the_driver_reads_every_argument(calls):
 
 
 def test_threads_do_not_share_arguments(calls):
-    run = machine._by_driver(code(), *machine.layout(code()))
+    run = machine._by_driver(machine._code(code()))
 
     def many(number):
         for i in range(500):
@@ -104,10 +104,26 @@ def test_triton_launches_what_the_driver_call_does_not_know(other):
 
 def test_a_refused_launch_raises(monkeypatch):
     monkeypatch.setattr(machine, "_driver", lambda: driver([], 700))
-    monkeypatch.setattr(machine, "_loaded", lambda code: (1, 0))
-    run = machine._by_driver(code(), *machine.layout(code()))
+    monkeypatch.setattr(machine, "_loaded", lambda code: 1)
+    run = machine._by_driver(machine._code(code()))
     with pytest.raises(BackendError, match=r"refused to launch kernel \(error 700: said why\)"):
         run(1, 0, (0, None, 0, 1, 0, 0.0, 0))
+
+
+def test_a_thread_without_a_context_takes_torch_s(monkeypatch):
+    """Seen red without the second launch."""
+    entered, calls = [], []
+    refusing, serving = driver([], machine.NO_CONTEXT), driver(calls)
+    fake = SimpleNamespace(
+        cuLaunchKernel=lambda *given: (serving if entered else refusing).cuLaunchKernel(*given),
+        cuDevicePrimaryCtxRetain=lambda context, device: 0,
+        cuCtxSetCurrent=entered.append,
+    )
+    monkeypatch.setattr(machine, "_driver", lambda: fake)
+    monkeypatch.setattr(machine, "_loaded", lambda code: 1)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    machine._by_driver(machine._code(code()))(7, 0, (0, None, 0, 1, 0, 0.0, 0))
+    assert (len(entered), len(calls)) == (1, 1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -121,11 +137,11 @@ def test_both_ways_launch_the_same():
         tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n, other=0.0) * scale, mask=i < n)
 
     x, found = torch.randn(100, device="cuda"), []
-    for door in (machine._by_driver, lambda code, *_: machine._by_triton(code)):
+    for door in (lambda code: machine._by_driver(machine._code(code)), machine._by_triton):
         y = torch.zeros_like(x)
         made = kernel.run(x, y, 99, 2.5, 128, grid=(1,), warmup=True)
         values = (x.data_ptr(), y.data_ptr(), 99, 2.5, 128)
-        door(made, *machine.layout(made))(1, torch.cuda.current_stream().cuda_stream, values)
+        door(made)(1, torch.cuda.current_stream().cuda_stream, values)
         found.append(y)
     torch.testing.assert_close(*found, rtol=0, atol=0)
     torch.testing.assert_close(found[0][:99], x[:99] * 2.5, rtol=0, atol=0)

@@ -16,7 +16,7 @@ from weft.clifford import generator, tiles
 from weft.clifford.kernels import sum_partials_kernel
 from weft.clifford.tiles import Kernel, Machine
 from weft.core.backend import interpreted
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.launcher import Launcher, Tile, current_device
 from weft.core.program import Program
 
@@ -140,7 +140,7 @@ def _recipe(
     shapes, dtypes = _results(program, lengths, dtype)
     names = [o.name for o in program.inputs]
     launcher = Launcher(
-        load(name := generator.name(program), generator.source(program, tiling)).__dict__[name],
+        printed(name := generator.name(program), generator.source(program, tiling), name),
         lanes * count,
         (),
         (lengths["row"], *(stride for o in inputs for stride in strides[o.name])),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
-from weft.core.machine import Run, machine_code
+from weft.core.machine import Run, machine_code, on_disk
 
 __all__ = [
     "Call",
@@ -114,7 +114,12 @@ class Kernel:
     @property
     def source(self) -> tuple[Any, ...]:
         """What code is made of, but for the settled arguments."""
-        return (self._kernel, *self._shown.items())
+        # a function by its identity: for its hash Triton walks through its syntax
+        return (id(self._kernel), *self._shown.items())
+
+    def stored(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> bool:
+        """Whether the code for such tensors is on disk."""
+        return on_disk(self._kernel, (*tensors, *free, *self._arguments), self._options)
 
     def compile(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> None:
         """Have Triton make the code for such tensors, and keep it."""
@@ -179,7 +184,7 @@ class Queued(NamedTuple):
 
 
 _made: set[tuple[Any, ...]] = set()
-"""The sources that were compiled, for any settled arguments."""
+"""The sources that were compiled or found on disk, for any settled arguments."""
 
 
 def launch_all(queue: Sequence[Queued]) -> None:
@@ -202,7 +207,7 @@ class Call(NamedTuple):
 
 
 def compile_together(calls: Sequence[Call]) -> None:
-    """Compile the kernels that are new, at once; one alone waits until it is called."""
+    """Compile the kernels that are new and not on disk, at once; one alone waits for its call."""
     new = {}
     for call in calls:
         kernel = call.kernel
@@ -210,7 +215,9 @@ def compile_together(calls: Sequence[Call]) -> None:
         if not kernel.compiled and code not in _made:
             new[code] = call
     if len(new) > 1 and not interpreted():
-        _compile_in_threads(list(new.values()))
+        missing = [call for call in new.values() if not call.kernel.stored(*call[1:])]
+        if len(missing) > 1:
+            _compile_in_threads(missing)
     _made.update(new)
 
 

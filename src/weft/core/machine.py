@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 
+from weft.core import code_cache
+from weft.core.code_cache import Code
+from weft.core.fingerprint import key
 from weft.errors import BackendError
 
-__all__ = ["Run", "layout", "machine_code"]
+__all__ = ["Run", "layout", "machine_code", "on_disk"]
 
 Run = Callable[[int, int, Sequence[Any]], None]
 """(programs, stream, values): launch with all arguments in their order, tensors as addresses."""
@@ -31,6 +34,10 @@ KNOWN = "3.6."
 
 SCRATCH = 2
 
+NO_CONTEXT = 201
+"""What the driver says to a thread that has called nothing of CUDA, as autograd's may: torch hands
+it memory that it kept, without a call."""
+
 FORMATS = {
     "i1": "b7x", "i8": "b7x", "i16": "h6x", "i32": "i4x", "i64": "q",
     "u1": "B7x", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q",
@@ -40,14 +47,36 @@ FORMATS = {
 
 
 def machine_code(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Run:
-    """Compile a kernel for arguments like these, on the current device.
+    """Code of a kernel for arguments like these, on the current device: from disk, or compiled.
 
     Later values must be None, aligned to 16 bytes or equal to 1 where these are, as the kernel's
     own specialisation says; constants are handed over and passed by.
     """
-    code = kernel.run(*arguments, grid=(1,), warmup=True, **options)
-    found = layout(code)
-    return _by_triton(code) if found is None else _by_driver(code, *found)
+    name = key(kernel, arguments, options)
+    code = None if name is None else code_cache.read(name)
+    if code is None:
+        compiled = kernel.run(*arguments, grid=(1,), warmup=True, **options)
+        code = _code(compiled)
+        if code is None:
+            return _by_triton(compiled)
+        if name is not None:
+            code_cache.store(name, code)
+    return _by_driver(code)
+
+
+def on_disk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether `machine_code` will find it there."""
+    name = key(kernel, arguments, options)
+    return name is not None and code_cache.exists(name)
+
+
+def _code(compiled: Any) -> Code | None:
+    found, meta = layout(compiled), compiled.metadata
+    if found is None:
+        return None
+    taken, slots = found
+    binary = compiled.asm["cubin"]
+    return Code(compiled.name, binary, meta.num_warps, meta.shared, tuple(taken), slots)
 
 
 def layout(code: Any) -> tuple[list[int], str] | None:
@@ -80,11 +109,11 @@ class _Frame:
         self.addresses = (ctypes.c_void_p * size)(*(begin + SLOT * i for i in range(size)))
 
 
-def _by_driver(code: Any, taken: Sequence[int], slots: str) -> Run:
-    function, shared = _loaded(code)
-    launch, threads = _driver().cuLaunchKernel, 32 * code.metadata.num_warps
-    pack, take = struct.Struct(slots).pack_into, operator.itemgetter(*taken)
-    size = len(taken) + SCRATCH  # no kernel of this kind has scratch: null pointers
+def _by_driver(code: Code) -> Run:
+    function, launch = _loaded(code), _driver().cuLaunchKernel
+    shared, threads = code.shared, 32 * code.num_warps
+    pack, take = struct.Struct(code.slots).pack_into, operator.itemgetter(*code.taken)
+    size = len(code.taken) + SCRATCH  # no kernel of this kind has scratch: null pointers
     handle, idle = ctypes.c_void_p(function), [_Frame(size)]
 
     def run(programs: int, stream: int, values: Sequence[Any]) -> None:
@@ -95,10 +124,14 @@ def _by_driver(code: Any, taken: Sequence[int], slots: str) -> Run:
             frame = _Frame(size)
         pack(frame.buffer, 0, *take(values))
         at = ctypes.c_void_p(stream)
-        failed = launch(handle, programs, 1, 1, threads, 1, 1, shared, at, frame.addresses, None)
+        grid = programs, 1, 1, threads, 1, 1, shared, at, frame.addresses, None
+        failed = launch(handle, *grid)
+        if failed == NO_CONTEXT:
+            _enter_context()
+            failed = launch(handle, *grid)
         idle.append(frame)
         if failed:
-            raise _refused(code.name, failed)
+            raise _refused("launch", code.name, failed)
 
     return run
 
@@ -114,24 +147,58 @@ def _by_triton(code: Any) -> Run:
     return launch
 
 
-def _loaded(code: Any) -> tuple[int, int]:
-    """The function's handle on the current device, and the bytes of shared memory it needs.
+def _loaded(code: Code) -> int:
+    """The function's handle on the current device.
 
     Raises:
-        OutOfResources: of Triton, where a block needs more than the device has.
+        OutOfResources: of Triton, where a program needs more than the device has.
     """
-    from triton.runtime import driver
-    from triton.runtime.errors import OutOfResources
+    driver, device = _driver(), ctypes.c_int(torch._C._cuda_getDevice())
+    context, module, function = (ctypes.c_void_p() for _ in range(3))
+    _must(driver.cuCtxGetCurrent(ctypes.byref(context)), "enter", "a context")
+    if not context.value:
+        _enter_context()
+    most = _asked(driver.cuDeviceGetAttribute, MOST_SHARED, device)
+    _check_fits(code.shared, most, "shared memory")
+    _must(driver.cuModuleLoadData(ctypes.byref(module), code.binary), "load", code.name)
+    name = code.name.encode()
+    _must(driver.cuModuleGetFunction(ctypes.byref(function), module, name), "find", code.name)
+    most_threads = _asked(driver.cuFuncGetAttribute, MOST_THREADS, function)
+    _check_fits(32 * code.num_warps, most_threads, "threads")
+    if code.shared > PLAIN_SHARED:
+        own = _asked(driver.cuFuncGetAttribute, STATIC_SHARED, function)
+        _must(driver.cuFuncSetCacheConfig(function, PREFER_SHARED), "load", code.name)
+        status = driver.cuFuncSetAttribute(function, DYNAMIC_SHARED, most - own)
+        _must(status, "load", code.name)
+    return int(function.value or 0)
 
-    device, shared = torch._C._cuda_getDevice(), code.metadata.shared
-    utils = driver.active.utils
-    most = utils.get_device_properties(device)["max_shared_mem"]
-    if shared > most:
-        raise OutOfResources(shared, most, "shared memory")
-    _, function, _, _, threads = utils.load_binary(code.name, code.kernel, shared, device)
-    if 32 * code.metadata.num_warps > threads:
-        raise OutOfResources(32 * code.metadata.num_warps, threads, "threads")
-    return function, shared
+
+MOST_SHARED, MOST_THREADS, STATIC_SHARED, DYNAMIC_SHARED, PREFER_SHARED = 97, 0, 1, 8, 1
+"""The driver's numbers: of a device's and of a function's attributes, and of a cache's."""
+
+PLAIN_SHARED = 48 * 1024
+"""Bytes that a function has without asking."""
+
+
+def _enter_context() -> None:
+    """Make the current device's context, torch's, that of this thread."""
+    driver, context = _driver(), ctypes.c_void_p()
+    device = ctypes.c_int(torch._C._cuda_getDevice())
+    _must(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "enter", "a context")
+    _must(driver.cuCtxSetCurrent(context), "enter", "a context")
+
+
+def _asked(question: Callable[..., int], attribute: int, of: Any) -> int:
+    found = ctypes.c_int()
+    _must(question(ctypes.byref(found), attribute, of), "describe", "a device or a function")
+    return found.value
+
+
+def _check_fits(needed: int, most: int, what: str) -> None:
+    if needed > most:
+        from triton.runtime.errors import OutOfResources
+
+        raise OutOfResources(needed, most, what)
 
 
 @functools.cache
@@ -139,11 +206,16 @@ def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _refused(name: str, status: int) -> BackendError:
+def _must(status: int, verb: str, what: str) -> None:
+    if status:
+        raise _refused(verb, what, status)
+
+
+def _refused(verb: str, what: str, status: int) -> BackendError:
     text = ctypes.c_char_p()
     _driver().cuGetErrorString(status, ctypes.byref(text))
     said = (text.value or b"unknown error").decode()
     return BackendError(
-        f"the driver refused to launch {name} (error {status}: {said}): launches need a device "
+        f"the driver refused to {verb} {what} (error {status}: {said}): kernels need a device "
         "without an earlier error. Run with CUDA_LAUNCH_BLOCKING=1 to find the first one."
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import pathlib
 import statistics
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from weft.core.backend import interpreted
+from weft.core.files import home, write
 from weft.core.launcher import Tile
 from weft.errors import BackendError
 
@@ -128,8 +128,7 @@ def _gpu() -> str:
 
 
 def _user_file(gpu: str) -> pathlib.Path:
-    home = os.environ.get("WEFT_CACHE_DIR") or pathlib.Path.home() / ".cache" / "weft"
-    return pathlib.Path(home) / f"{gpu}.json"
+    return home() / f"{gpu}.json"
 
 
 @functools.cache
@@ -149,10 +148,7 @@ def _read(path: pathlib.Path) -> Table:
 def _save(gpu: str, key: str, best: Tile) -> None:
     """Written to a new file and moved: a reader sees the old table or the new one."""
     path = _user_file(gpu)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps(_read(path) | {key: best}, indent=0, sort_keys=True))
-    new.replace(path)
+    write(path, json.dumps(_read(path) | {key: best}, indent=0, sort_keys=True).encode())
 
 
 def _milliseconds(call: Callable[[], object]) -> float:

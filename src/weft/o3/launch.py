@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.core import launcher
 from weft.core.backend import interpreted
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.launcher import Kernel, Tile, current_device, processors
 from weft.o3 import dialects, generator, kernels
 from weft.o3.contraction import Call
@@ -297,14 +297,15 @@ def _kernel(job: Job, tables: Tables, lanes: int) -> tuple[Kernel, Callable[[int
     """A job's kernel, and how many programs take the edges of a round."""
     rows, blocks = _items(job, tables), job.channel_blocks
     fetched = not job.divisible or tables.num_edges >= MANY * rows
-    module = load("o3_product", _source(job, not (interpreted() or torch.version.hip), fetched))
+    source = _source(job, not (interpreted() or torch.version.hip), fetched)
+    function = printed("o3_product", source, generator.name(job))
     tile = Tile((job.tiling.block, job.tiling.edges, job.tiling.stages), job.tiling.warps, 1)
     items = rows if job.segmented else -(-rows // job.tiling.edges)
     numbers: tuple[int, ...] = (items, rows, lanes if job.looped else items)
     if job.divisible:
         span = min(EDGES, max(1, tables.num_edges // max(1, rows)))
         numbers = (span,)
-    kernel = Kernel(module.__dict__[generator.name(job)], numbers, (), tile)
+    kernel = Kernel(function, numbers, (), tile)
     if job.divisible:
         return kernel, lambda begin, end: -(-(end - begin) // span) * blocks
     return kernel, lambda begin, end: numbers[2] * blocks

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core.explain import record_cost, recording
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.launcher import (
     Call,
     Launcher,
@@ -208,8 +207,9 @@ def _own_launcher(
 def _launcher(
     name: str, source: str, programs: int, numbers: tuple[int, ...], tile: Tile
 ) -> Launcher:
-    kernel: Any = load(f"o3_mixing_{name}", source).__dict__[f"mixing_{name}"]
-    return Launcher(kernel, programs, (), numbers, (), tile)
+    return Launcher(
+        printed(f"o3_mixing_{name}", source, f"mixing_{name}"), programs, (), numbers, (), tile
+    )
 
 
 def _block(count: int, most: int, least: int = 16) -> int:

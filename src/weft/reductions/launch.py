@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.launcher import Launcher, Queued, Tile, current_device, launch_all, processors
 from weft.errors import BackendError
 from weft.reductions import gaussians, generator, inner, kernels, neighbours
@@ -375,9 +375,9 @@ def _prepare(
             apart = job.apart(v)
             data[v.data[0]] = stored(v, what, batched, sizes, max(height, width), apart=apart)
         numbers_ = (*numbers, *_layout([data[v.data[0]] for v in reads], what.blocks))
-        name = f"{job.kind}_kernel"
-        module = load(f"reductions_{job.kind}", generator.source(job))
-        kernel = Launcher(module.__dict__[name], programs, (), numbers_, (), shape)
+        text = generator.source(job)
+        function = printed(f"reductions_{job.kind}", text, f"{job.kind}_kernel")
+        kernel = Launcher(function, programs, (), numbers_, (), shape)
         indices = tuple(v.data[0] for v in reads)
         if not job.partial:
             steps.append(_Step(job, indices, kernel, (), None))
