@@ -1,7 +1,7 @@
 """Bad input raises the right class, names the argument and the offending value, says what to do.
 
-Seen red with: the check of the weight, of groups, of the precision taken out, numba taken for
-torch.
+Seen red with: the check of the weight, of groups, of the precision, of negative batch numbers taken
+out, numba taken for torch.
 """
 
 import re
@@ -97,6 +97,11 @@ CASES = {
         lambda: conv(coords=COORDS - torch.tensor([0, 0, 0, 1]), submanifold=False),
         weft.IndexRangeError,
         r"axis 2 has the coordinate -1.*Shift",
+    ),
+    "negative batch": (
+        lambda: conv(coords=COORDS - torch.tensor([1, 0, 0, 0])),
+        weft.IndexRangeError,
+        r"batch column of coords has the value -1: .* count from 0\. Correct",
     ),
     "not a tensor": (
         lambda: ops.sparse_conv(FEATS, WEIGHT, 3),
