@@ -1,0 +1,41 @@
+"""Every public name says what it is in its first line, and has its place in docs/api.
+
+A page of docs/api shows the modules that it names by `automodule`, of these the names in __all__,
+and what it names itself.  Seen red with: a module left out of a page, a name left out of its
+module's __all__, a function without a docstring.
+"""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft import clifford, o3, products, reductions, voxels
+
+PAGES = Path(__file__).parents[2] / "docs" / "api"
+FAMILIES = (clifford, o3, products, reductions, voxels)
+SHOWN = re.compile(r"^\.\. auto(\w+):: (\S+)$", re.MULTILINE)
+
+
+def shown(family):
+    """The names, with their modules, that the page of a family shows."""
+    found = set()
+    for kind, target in SHOWN.findall((PAGES / f"{family}.md").read_text(encoding="utf-8")):
+        found.add(target)
+        if kind == "module":
+            __import__(target)
+            found |= {f"{target}.{name}" for name in sys.modules[target].__all__}
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_public_names_are_documented(family):
+    pages = shown(family.__name__.rpartition(".")[2])
+    for name in family.__all__:
+        value = getattr(family, name)
+        first = (value.__doc__ or "").partition("\n")[0]  # its own, none inherited
+        assert first.strip(), f"{family.__name__}.{name} has no docstring"
+        own = value.__name__ if inspect.ismodule(value) else f"{value.__module__}.{name}"
+        assert own in pages, f"docs/api shows no {own}"
