@@ -50,7 +50,7 @@ class Driver:
     def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:  # noqa: N802
         return 0
 
-    def cuLaunchKernel(self, function: ctypes.c_void_p, *_: Any) -> int:  # noqa: N802
+    def cuLaunchKernelEx(self, config: Any, function: ctypes.c_void_p, *_: Any) -> int:  # noqa: N802
         self.launched.append(self.loaded[int(function.value or 0) - 1][0])
         return 0
 

@@ -15,9 +15,20 @@ from weft.core import machine
 from weft.errors import BackendError
 
 KINDS = {"a": "*fp16", "none": "constexpr", "n": "i32", "one": "constexpr", "m": "i64", "s": "fp32"}
-LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int, *[ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-)
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+
+
+class Config(ctypes.Structure):
+    """As cuda.h declares it."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
 
 
 def code(**other):
@@ -41,18 +52,21 @@ def read(address: int, kind) -> object:
 
 
 def driver(calls: list, status: int = 0):
-    def launch(function, x, y, z, threads, _y, _z, shared, stream, parameters, extra):
+    def launch(config, function, parameters, extra):
+        given = Config.from_address(config)
+        assert (list(given.block[1:]), given.attributes, given.count) == ([1, 1], None, 0)
         at = (ctypes.c_void_p * 6).from_address(parameters)
         types = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_float)
         values = [read(a, kind) for a, kind in zip(at, types, strict=False)]
         scratch = [read(a, ctypes.c_uint64) for a in at[4:]]
-        calls.append((function, (x, y, z), threads, shared, stream, values, scratch))
+        block = given.block[0], given.shared, given.stream
+        calls.append((function, tuple(given.grid), *block, values, scratch))
         return status
 
     def explain(status, text):
         ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"said why"
 
-    return SimpleNamespace(cuLaunchKernel=LAUNCH(launch), cuGetErrorString=explain)
+    return SimpleNamespace(cuLaunchKernelEx=LAUNCH(launch), cuGetErrorString=explain)
 
 
 @pytest.fixture
@@ -115,7 +129,7 @@ def test_a_thread_without_a_context_takes_torch_s(monkeypatch):
     entered, calls = [], []
     refusing, serving = driver([], machine.NO_CONTEXT), driver(calls)
     fake = SimpleNamespace(
-        cuLaunchKernel=lambda *given: (serving if entered else refusing).cuLaunchKernel(*given),
+        cuLaunchKernelEx=lambda *given: (serving if entered else refusing).cuLaunchKernelEx(*given),
         cuDevicePrimaryCtxRetain=lambda context, device: 0,
         cuCtxSetCurrent=entered.append,
     )

@@ -34,6 +34,12 @@ KNOWN = "3.6."
 
 SCRATCH = 2
 
+CONFIG = "<7I4xQQI4x"
+"""The driver's CUlaunchConfig: grid, block, shared memory, stream, attributes and how many."""
+
+NONE = 0
+"""Attributes of ours."""
+
 NO_CONTEXT = 201
 """What the driver says to a thread that has called nothing of CUDA, as autograd's may: torch hands
 it memory that it kept, without a call."""
@@ -99,20 +105,23 @@ def layout(code: Any) -> tuple[list[int], str] | None:
 
 
 class _Frame:
-    """Memory for the arguments of one call; a call owns it until the driver has read it."""
+    """Memory for the grid and the arguments of one call, until the driver has read them."""
 
-    __slots__ = ("addresses", "buffer")
+    __slots__ = ("addresses", "buffer", "config")
 
     def __init__(self, size: int) -> None:
-        self.buffer = ctypes.create_string_buffer(SLOT * size)
-        begin = ctypes.addressof(self.buffer)
+        self.buffer = ctypes.create_string_buffer(struct.calcsize(CONFIG) + SLOT * size)
+        self.config = ctypes.byref(self.buffer)
+        begin = ctypes.addressof(self.buffer) + struct.calcsize(CONFIG)
         self.addresses = (ctypes.c_void_p * size)(*(begin + SLOT * i for i in range(size)))
 
 
 def _by_driver(code: Code) -> Run:
-    function, launch = _loaded(code), _driver().cuLaunchKernel
+    function, launch = _loaded(code), _driver().cuLaunchKernelEx
     shared, threads = code.shared, 32 * code.num_warps
-    pack, take = struct.Struct(code.slots).pack_into, operator.itemgetter(*code.taken)
+    # few arguments of few kinds: ctypes looks at each
+    pack = struct.Struct(CONFIG + code.slots.lstrip("<")).pack_into
+    take = operator.itemgetter(*code.taken)
     size = len(code.taken) + SCRATCH  # no kernel of this kind has scratch: null pointers
     handle, idle = ctypes.c_void_p(function), [_Frame(size)]
 
@@ -122,13 +131,12 @@ def _by_driver(code: Code) -> Run:
             frame = idle.pop()
         except IndexError:
             frame = _Frame(size)
-        pack(frame.buffer, 0, *take(values))
-        at = ctypes.c_void_p(stream)
-        grid = programs, 1, 1, threads, 1, 1, shared, at, frame.addresses, None
-        failed = launch(handle, *grid)
+        grid = programs, 1, 1, threads, 1, 1, shared, stream
+        pack(frame.buffer, 0, *grid, NONE, NONE, *take(values))
+        failed = launch(frame.config, handle, frame.addresses, None)
         if failed == NO_CONTEXT:
             _enter_context()
-            failed = launch(handle, *grid)
+            failed = launch(frame.config, handle, frame.addresses, None)
         idle.append(frame)
         if failed:
             raise _refused("launch", code.name, failed)
