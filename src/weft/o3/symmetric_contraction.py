@@ -2,8 +2,10 @@
 
     z[n, L, m, c] = Σ_ν Σ_k w_ν[element n, k, c] f_νk(x[n, :, c])_m,    ν = 1 … correlation
 
-The f_νk are MACE's couplings of ν factors x to the irrep L.  They are evaluated as channelwise
-products of independent functions (see weft.o3.symmetric_basis), each degree from the one below.
+The f_νk are MACE's couplings of ν factors x to the irrep L, sums of independent functions (see
+weft.o3.symmetric_basis).  On a GPU one kernel evaluates these (weft.o3.symmetric_program); else, or
+where its code would be too long, or elements are mixtures, channelwise products do, each degree
+from the one below.
 """
 
 from __future__ import annotations
@@ -14,16 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.core.backend import choose
+from weft.core.op import constant_when_compiling
 from weft.core.operands import same_kind
 from weft.errors import DTypeError, ShapeError
 from weft.o3.channelwise import channelwise_product
 from weft.o3.irreps import Irreps, IrrepsLike
 from weft.o3.layout import check_layout, check_rows, steps
+from weft.o3.mixing_kinds import kinds_of
 from weft.o3.structure import Block, Path, Product, Structure
 from weft.o3.symmetric_basis import Basis, Coupled, Output, expressed, symmetric_basis
+from weft.o3.symmetric_operator import contract
+from weft.o3.symmetric_program import key, program, served
 from weft.products import SparseScaleInfo, sparse_scale
 
 __all__ = ["SymmetricContraction"]
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""That kernels take."""
 
 
 class _Contraction(nn.Module):
@@ -50,9 +60,9 @@ class _Contraction(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # MACE stores its tables and code
         mine = ("weights_max", *(f"weights.{n}" for n in range(len(self.weights))))
-        for key in [k for k in state_dict if k.startswith(prefix)]:
-            if key.removeprefix(prefix) not in mine:
-                del state_dict[key]
+        for entry in [k for k in state_dict if k.startswith(prefix)]:
+            if entry.removeprefix(prefix) not in mine:
+                del state_dict[entry]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -73,8 +83,9 @@ class SymmetricContraction(nn.Module):
 
     Parameters are those of MACE's layer of this name, `contractions.{item}.weights_max` (the
     highest degree) and `contractions.{item}.weights.{n}` (the ones below), (num_elements,
-    couplings, C): its checkpoints load.  Degree ν is one channelwise product of x with functions
-    of degree ν − 1; for each node the weights of its element are gathered.
+    couplings, C): its checkpoints load.  In one kernel x is read and z written once, and weights
+    are read by element.  By degrees, degree ν is one channelwise product of x with functions of
+    degree ν − 1; for each node the weights of its element are gathered.
     """
 
     def __init__(
@@ -104,7 +115,8 @@ class SymmetricContraction(nn.Module):
             for n in range(len(self.irreps_out))
         )
         self._structures = _structures(basis, self.irreps_in, self.irreps_out, layout)
-        self._mixed, self._products, self._exact = _tables(basis)
+        self._key = key(self.irreps_in, self.irreps_out, correlation)
+        self._weigh(basis)
         self.table: Tensor
         self.register_buffer("table", self._exact, persistent=False)
 
@@ -118,8 +130,14 @@ class SymmetricContraction(nn.Module):
         """
         given = [[table.detach().cpu().double().numpy() for table in row] for row in couplings]
         items = tuple(item.ir for item in self.irreps_in)
-        self._mixed, self._products, self._exact = _tables(expressed(self._basis(), items, given))
+        self._weigh(expressed(self._basis(), items, given))
         self.table = self._exact.to(self.table.device)
+
+    def _weigh(self, basis: Basis) -> None:
+        """Keep T, and whether one kernel serves: all functions have weights, and it is short."""
+        self._mixed, self._products, self._exact = _tables(basis)
+        count = program(self._key).inputs[1].size
+        self._single = 0 < sum(self._products) == count and served(self._key)
 
     def _basis(self) -> Basis:
         items, outs = (
@@ -152,8 +170,21 @@ class SymmetricContraction(nn.Module):
         check_rows("x", x, self.irreps_in, self)
         (x,) = same_kind(x=x)
         self._check_element(x, element)
-        below, z = x.new_ones(x.shape[0], 1), None
         weights = self._weights(x.dtype)
+        if self._fused(x, element):
+            rows = kinds_of(element, self.num_elements)
+            return contract(self._key, self.layout, x, weights, element, rows)
+        return self._by_degrees(x, weights, element)
+
+    def _fused(self, x: Tensor, element: Tensor) -> bool:
+        """Whether one kernel evaluates the polynomial."""
+        single = self._single and x.dtype in DTYPES and not element.is_floating_point()
+        return single and _chosen(self.backend, x.device.type) == "triton"
+
+    def _by_degrees(self, x: Tensor, made: Tensor, element: Tensor) -> Tensor:
+        """The polynomial, one channelwise product after the other."""
+        below, z = x.new_ones(x.shape[0], 1), None
+        weights = [part.flatten(1) for part in made.split_with_sizes(self._products, 1)]
         for degree, (product, output) in enumerate(self._structures, 1):
             if output is not None:
                 own = self._chosen(weights[degree - 1], element)
@@ -165,14 +196,13 @@ class SymmetricContraction(nn.Module):
                 below = channelwise_product(product, x, below, backend=self.backend)
         return x.new_zeros(x.shape[0], self.irreps_out.dim) if z is None else z
 
-    def _weights(self, dtype: torch.dtype) -> list[Tensor]:
-        """(num_elements, independent products · C) of each degree: T w, all by one product."""
+    def _weights(self, dtype: torch.dtype) -> Tensor:
+        """(num_elements, independent products, C), by degree: T w, all by one product."""
         if not self._mixed:
-            return []
+            return self.table.new_empty(self.num_elements, 0, self.channels, dtype=dtype)
         given = torch.cat([self.contractions[n](degree) for degree, n in self._mixed], 1)
         wide = torch.promote_types(given.dtype, torch.float32)
-        made = (self.table.to(wide) @ given.to(wide)).to(dtype)
-        return [part.flatten(1) for part in made.split_with_sizes(self._products, 1)]
+        return (self.table.to(wide) @ given.to(wide)).to(dtype)
 
     def _chosen(self, table: Tensor, element: Tensor) -> Tensor:
         """The row of each node's element, or a mixture of rows."""
@@ -198,6 +228,11 @@ class SymmetricContraction(nn.Module):
                 f"element is {tuple(element.shape)}: it must be ({rows},) integers, or "
                 f"({rows}, {self.num_elements}) real numbers. Pass one element a row of x."
             )
+
+
+@constant_when_compiling
+def _chosen(backend: str | None, device: str) -> str:
+    return choose(backend, device)
 
 
 def _weight(num_elements: int, count: int, channels: int) -> nn.Parameter:

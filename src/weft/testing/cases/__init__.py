@@ -10,6 +10,7 @@ from weft.testing.cases import (
     products,
     radial_linear,
     reductions,
+    symmetric,
     voxels,
 )
 from weft.testing.cases.suite import Suite, joined
@@ -21,7 +22,13 @@ def suites() -> dict[str, Suite]:
     """The cases of every family, by its name."""
     return {
         "products": products.suite(),
-        "o3": joined(o3.suite(), channelwise.suite(), instructed.suite(), radial_linear.suite()),
+        "o3": joined(
+            o3.suite(),
+            channelwise.suite(),
+            instructed.suite(),
+            radial_linear.suite(),
+            symmetric.suite(),
+        ),
         "clifford": clifford.suite(),
         "reductions": reductions.suite(),
         "voxels": voxels.suite(),

@@ -1,0 +1,177 @@
+"""The contract of symmetric contractions: values, derivatives, one kernel, doors.
+
+The cases are in weft.testing.cases.symmetric.  In the interpreter one kernel evaluates them, else
+channelwise products do; the doors of the one kernel's operator are checked with a body of torch.
+"""
+
+import copy
+
+import pytest
+import torch
+
+from tests.conftest import BACKENDS, INTERPRETED
+from weft import o3
+from weft.core.evaluate import accumulator, evaluate
+from weft.errors import ShapeError
+from weft.o3 import symmetric_contraction, symmetric_launch
+from weft.o3.symmetric_program import key, parts, program, served, slots
+from weft.testing import assert_within_bound
+from weft.testing.cases.symmetric import suite
+from weft.testing.contract import (
+    BODY_CHECKS,
+    Setting,
+    check_values,
+    judge,
+)
+from weft.testing.doors import DOOR_CHECKS, check_numerical
+
+SUITE = suite()
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+MACE = o3.Irreps("4x0e+4x1o+4x2e+4x3o"), o3.Irreps("4x0e+4x1o")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels run in the interpreter")
+native = pytest.mark.skipif(INTERPRETED, reason="kernels run in the interpreter, doors without it")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", SUITE.cases, ids=lambda case: case.name)
+def test_values_and_derivatives(case, dtype):
+    check_values(case, Setting(dtype=dtype, backend=BACKENDS[-1]))
+
+
+@native
+@pytest.mark.parametrize("case", SUITE.single, ids=lambda case: case.name)
+def test_mace(case):
+    check_values(case, Setting(backend="torch"))
+
+
+@pytest.mark.parametrize("check", BODY_CHECKS[1:])
+@pytest.mark.parametrize("case", SUITE.full, ids=lambda case: case.name)
+def test_promises(case, check):
+    check(case, Setting(backend=BACKENDS[-1]))
+
+
+def third(function, problem):
+    leaves = [t.clone().requires_grad_() for t in problem.inputs]
+    total = (function(*leaves, **problem.tables) * problem.cotangent).sum()
+    for _ in range(3):
+        gradients = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
+        total = sum((g * t).sum() for g, t in zip(gradients, problem.tangents, strict=True))
+    return {f"input {i}": g.detach() for i, g in enumerate(gradients)}
+
+
+def test_third_derivatives():
+    (case,) = SUITE.full
+    setting = Setting(backend=BACKENDS[-1])
+    problem = setting.pose(case)
+
+    def call(*inputs, **tables):
+        return case.call(*inputs, **tables, backend=setting.backend)
+
+    judge(case, problem, third, third(call, problem), "third derivatives")
+
+
+@interpreted
+@pytest.mark.parametrize("programs", [1, 3, 40])
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+def test_one_kernel_is_the_products_by_degrees(layout, programs, monkeypatch):
+    """MACE's layer, chunks of rows longer and shorter than elements, second order in parts."""
+    monkeypatch.setattr(symmetric_launch, "PROGRAMS", programs)
+    module = o3.SymmetricContraction(*MACE, 3, 6, layout=layout, backend="triton").double()
+    by_degrees = copy.deepcopy(module)
+    by_degrees.backend = "torch"
+    generator = torch.Generator().manual_seed(0)
+    element = torch.tensor([4, 1, 1, 3, 1, 4, 1, 1, 1, 1, 1, 3, 1])  # none of 0, 2, 5
+    x = torch.randn(13, MACE[0].dim, dtype=torch.float64, generator=generator)
+    found, exact = (derivatives(m, x, element) for m in (module, by_degrees))
+    for one, other in zip(found, exact, strict=True):
+        size = other.abs().max().expand_as(other)
+        assert_within_bound(one, other, size, 16**3)
+
+
+@pytest.fixture
+def by_torch(monkeypatch):
+    """The one kernel's operator, with a body of torch."""
+
+    def run(name, layout, tensors, element, rows):
+        found, order = program(name), rows.order.long()
+        places = dict(symmetric_launch.columns(name, layout, tensors[1].shape[2]))
+        channels, wide = tensors[1].shape[2], accumulator(tensors[0].dtype)
+        index = {
+            slot: torch.tensor([[c.offset + n * c.step for n in range(channels)] for c in columns])
+            for slot, columns in places.items()
+        }
+        leaves = {
+            operand.name: (
+                tensor[element].transpose(0, 1)
+                if slot == "w"
+                else tensor[:, index[slot]].transpose(0, 1)
+            ).to(wide)
+            for operand, tensor, slot in zip(found.inputs, tensors, slots(name).inputs, strict=True)
+        }
+        results = []
+        for output, slot in zip(found.outputs, slots(name).outputs, strict=True):
+            values = evaluate(output.components, leaves, {})
+            like = leaves["x"][0]
+            stacked = torch.stack([v + torch.zeros_like(like) for v in values], 1)  # (N, size, C)
+            if slot == "w":
+                result = tensors[1].new_zeros(tensors[1].shape, dtype=wide)
+                result.index_add_(0, element[order], stacked[order])
+            else:
+                result = stacked.new_empty(len(stacked), len(places[slot]) * channels)
+                result[:, index[slot]] = stacked
+            results.append(result.to(tensors[0].dtype))
+        return results
+
+    monkeypatch.setattr(symmetric_launch, "run", run)
+    monkeypatch.setattr(symmetric_contraction, "_chosen", lambda backend, device: "triton")
+
+
+@native
+@pytest.mark.usefixtures("by_torch")
+@pytest.mark.parametrize("case", SUITE.doors, ids=lambda case: case.name)
+@pytest.mark.parametrize("check", DOOR_CHECKS)
+def test_doors(check, case):
+    check(case)
+
+
+@native
+@pytest.mark.usefixtures("by_torch")
+@pytest.mark.parametrize("case", SUITE.small, ids=lambda case: case.name)
+def test_numerical_gradients(case):
+    check_numerical(case)
+
+
+@native
+def test_elements_are_not_mapped(by_torch):
+    module = o3.SymmetricContraction("2x0e+2x1o", "2x0e", 2, 3)
+    x, element = torch.randn(2, 4, 8), torch.zeros(2, 4, dtype=torch.long)
+    with pytest.raises(ShapeError, match=r"an index tensor of shape .* is mapped by torch\.vmap"):
+        torch.vmap(module)(x, element)
+
+
+def test_few_outputs_need_one_kernel():
+    """What a thread keeps decides, and long code is left to the products by degrees."""
+    root = key(*MACE, 3)
+    assert len(parts(f"{root} | vjp 11 1")) == 1
+    second = f"{root} | vjp 11 1 | vjp 111 11"
+    assert [numbers for _, numbers in parts(second)] == [(0,), (1, 2)]
+    assert [slots(name).outputs for name, _ in parts(second)] == ["x", "wz"]
+    assert served(root)
+    every = o3.Irreps("0e+1o+2e+3o")
+    assert not served(key(every, every, 3))
+    assert not o3.SymmetricContraction(every, every, 3, 2)._single
+
+
+def derivatives(module, x, element):
+    """z, and its first and second derivatives along fixed directions."""
+    x = x.clone().requires_grad_()
+    weights = [p for p in module.parameters() if p.requires_grad]
+    z = module(x, element)
+    cotangent = direction(z).requires_grad_()
+    first = torch.autograd.grad(z, [x, *weights], cotangent, create_graph=True)
+    second = torch.autograd.grad(first, [x, cotangent, *weights], [*map(direction, first)])
+    return [t.detach() for t in (z, *first, *second)]
+
+
+def direction(tensor):
+    return torch.arange(1, 1 + tensor.numel(), dtype=tensor.dtype).sin().view_as(tensor)
