@@ -53,7 +53,7 @@ def best_way(workload: Workload) -> Callable[..., Tensor] | None:
         return _matrix_runs(workload)
     if workload.op == "outer" and tables.get("out_accumulated"):
         return _outer_of_slices(tables["seg"].tolist())
-    if set(tables) <= {"index1", "index2", "scale", "seg"}:
+    if workload.op in _PRODUCTS and set(tables) <= {"index1", "index2", "scale", "seg"}:
         return _gather_and_add(workload)
     return None
 

@@ -56,6 +56,7 @@ def scattered(count: int, side: int) -> Cloud:
 CLOUDS = {
     "lidar05": functools.partial(lidar, 0.05),
     "sphere64": functools.partial(sphere, 64),
+    "sphere128": functools.partial(sphere, 128),
     "sphere256": functools.partial(sphere, 256),
     "sphere512": functools.partial(sphere, 512),
     "rand1m": functools.partial(scattered, 1_000_000, 400),

@@ -30,6 +30,7 @@ __all__ = [
     "linear_case",
     "own_blocks",
     "product_case",
+    "radial_case",
     "tensor_product",
 ]
 
@@ -112,6 +113,14 @@ def conv_case(
     return Case(name, "convolution", build, check_batch=CHECKED_NODES, backends=backends)
 
 
+def radial_case(
+    name: str, layer: Callable[[], Layer], nodes: int, degree: int, hidden: int
+) -> Case:
+    """The same with weights h @ A of each edge, which are not stored."""
+    build = functools.partial(_radial, layer, nodes, degree, hidden)
+    return Case(name, "convolution", build, check_batch=CHECKED_NODES)
+
+
 def product_case(name: str, layer: Callable[[], Layer], rows: int, phases: tuple[str, ...]) -> Case:
     """A tensor product row by row."""
     return Case(
@@ -156,6 +165,40 @@ def _conv(
         "tensor product convolution", inputs, tables, function, oracle, flops_of(layer) * edges,
         nodes * layer.out.dim * inputs[0].element_size(), shape,
     )  # fmt: skip
+
+
+def _radial(
+    of: Callable[[], Layer],
+    nodes: int,
+    degree: int,
+    hidden: int,
+    device: torch.device,
+    batch: int | None,
+) -> Workload:
+    plain, layer = _conv(of, nodes, degree, device, batch), of()
+    src, dst = plain.tables["src"], plain.tables["dst"]
+    x, y, w = plain.inputs
+    graph, random = Graph(src, dst, len(x)), Random(device)
+    convs = _each_backend(
+        TensorProductConv, layer.x, layer.y, layer.out, layer.instructions, shared_weights=False,
+        internal_weights=False, layout="ir_mul",
+    )  # fmt: skip
+    last = random.normal(hidden, layer.weight_numel) / math.sqrt(hidden)
+
+    def function(x: Tensor, y: Tensor, h: Tensor, a: Tensor, backend: str | None = None) -> Tensor:
+        return convs(backend)(x, y, src=graph, radial=h, radial_weight=a)
+
+    def oracle(x: Tensor, y: Tensor, h: Tensor, a: Tensor, scale: Tensor) -> Tensor:
+        return plain.oracle(x, y, h @ a, scale)
+
+    return plain._replace(
+        op="radial convolution",
+        inputs=(x, y, random.normal(len(y), hidden), last),
+        function=function,
+        oracle=oracle,
+        flops=plain.flops + 2 * w.numel() * hidden,
+        shape=f"{plain.shape} H={hidden}",
+    )
 
 
 def _product(

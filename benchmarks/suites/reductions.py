@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.suites.formulas import formula_case
+from benchmarks.suites.neighbours import neighbours_case
 from benchmarks.suites.transport import transport_case
 
 FAMILY = "reductions"
@@ -19,6 +20,7 @@ CASES = [
     formula_case("gaussian_d128_tf32", "gaussian", 2**18, 2**18, 128, tf32=True),
     formula_case("logsumexp_1m", "logsumexp", 10**6, 10**6),
     formula_case("nearest_1m", "nearest", 10**6, 10**6),
+    neighbours_case("nearest_1m_by_cells", 10**6),
     formula_case("nearest_d64", "nearest", 2**18, 2**18, 64),
     formula_case("gaussian_1k_cells", "gaussian", 10**6, 10**6, cells=10, phases=BOTH),
     formula_case("gaussian_8k_cells", "gaussian", 10**6, 10**6, cells=20, phases=BOTH),

@@ -27,18 +27,21 @@ def conv_case(
     copies: int = 1,
     dtype: torch.dtype = torch.float16,
     kernel_size: int = 3,
+    tf32: bool = False,
     backends: tuple[str | None, ...] = (None,),
 ) -> Case:
     """Submanifold, C → C, no bias: features ~ N(0, 1), weight ~ N(0, 1) / √(12 C)."""
     many = f"x{copies}" if copies > 1 else ""
     kernel = f"_k{kernel_size}" if kernel_size != 3 else ""
+    precision = "tf32" if tf32 else "ieee"
     return Case(
-        f"{cloud}{many}_c{channels}{kernel}_{NAMES[dtype]}",
+        f"{cloud}{many}_c{channels}{kernel}_{'tf32' if tf32 else NAMES[dtype]}",
         "submanifold",
-        functools.partial(_convolution, cloud, channels, copies, dtype, kernel_size),
+        functools.partial(_convolution, cloud, channels, copies, dtype, kernel_size, precision),
         phases=("forward", "forward+backward"),
         dtype=dtype,
         matrix=True,
+        tf32=tf32,
         check_batch=CHECKED,
         backends=backends,
     )
@@ -73,6 +76,7 @@ def _convolution(
     copies: int,
     dtype: torch.dtype,
     kernel_size: int,
+    precision: str,
     device: torch.device,
     batch: int | None,
 ) -> Workload:
@@ -84,7 +88,8 @@ def _convolution(
     found = kernel_map(tensor, kernel_size)
 
     def function(feats: Tensor, weight: Tensor, backend: str | None = None) -> Tensor:
-        return sparse_conv(tensor.replace(feats), weight, kernel_size, backend=backend).feats
+        rows = tensor.replace(feats)
+        return sparse_conv(rows, weight, kernel_size, precision=precision, backend=backend).feats
 
     def oracle(feats: Tensor, weight: Tensor, scale: None) -> Tensor:
         result = feats.new_zeros(len(coords), channels)

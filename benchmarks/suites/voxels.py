@@ -24,7 +24,9 @@ ALL = [
     map_case("rand1m"),
     conv_case("sphere256", 256, dtype=torch.bfloat16),
     conv_case("sphere256", 64, dtype=torch.float32),
+    conv_case("sphere256", 64, dtype=torch.float32, tf32=True),
     conv_case("sphere256", 64, kernel_size=5),
+    conv_case("sphere128", 512),
 ]
 
 CASES = [case for case in ALL if lidar_file() or not case.name.startswith("lidar")]

@@ -1,0 +1,114 @@
+"""First calls: milliseconds in a fresh process, with empty caches and with code from disk.
+
+    python -m benchmarks.first_calls [--out FOLDER]
+
+A call is everything from the first use of a case's function to its last result, gradients
+included; what torch itself takes to start is called before.  Rows are of the suite `first_calls`,
+their phases "forward, no cache" and "forward, from disk".  Measure on a quiet machine: compiling
+uses all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from weft.bench.case import Candidate
+from weft.bench.gate import exact_results, noise_of_plain, worst_ratio
+from weft.bench.phases import cotangents, prepare
+from weft.bench.record import Row, append, machine
+from weft.bench.suites import benchmarks_folder, load_suite
+
+__all__ = ["CASES", "first_call", "main"]
+
+CASES = [
+    ("reductions", "gaussian_100k", "forward"),
+    ("reductions", "gaussian_100k", "forward+backward"),
+    ("reductions", "logsumexp_1m", "forward"),
+    ("reductions", "gaussian_8k_cells", "forward+backward"),
+    ("o3", "W1 mace_L2_carbon", "forward"),
+    ("o3", "W1 mace_L2_carbon", "second"),
+    ("o3", "W2n sevennet_l3i5", "second"),
+    ("o3", "W4 symcon_mace", "second"),
+    ("voxels", "sphere64_map", "forward"),
+    ("voxels", "sphere64_c1024_fp16", "forward+backward"),
+    ("clifford", "op-sgp-cl30-fp32-B4096-F512", "forward+backward"),
+    ("products", "P1 graph_sum", "forward+backward"),
+]
+"""(suite, case, phase): one of each family, and the largest."""
+
+
+def first_call(suite: str, name: str, phase: str) -> Row:
+    """Of this process, which must have called nothing of weft; the check comes behind."""
+    device = torch.device("cuda")
+    _start(device)
+    case = next(case for case in load_suite(suite).cases if case.name == name)
+    workload = case.build(device, None)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    weights = cotangents(workload.function, workload.inputs)
+    prepare(phase, workload.function, workload.inputs, weights)()
+    torch.cuda.synchronize()
+    ms = 1e3 * (time.perf_counter() - begin)
+    small = case.build(device, case.check_batch)
+    own = Candidate("weft", "triton", small.function, small.inputs, small.oracle)
+    expected = (
+        exact_results(phase, own, small.scale) if small.polynomial else noise_of_plain(phase, own)
+    )
+    ratio = worst_ratio(phase, own, expected)
+    return Row(
+        suite="first_calls", case=f"{suite}: {name}", op=workload.op, mode=case.mode, phase=phase,
+        peer="weft", backend="triton", dtype=str(case.dtype).removeprefix("torch."),
+        shape=workload.shape, l2="cold", ms_p20=ms, ms_p50=ms, ms_p80=ms, reps=1, host_us=None,
+        bytes_min=0, flops=0, roofline_pct=None, peak_mb=None, bound_ratio=ratio,
+        protocol="one call in a fresh process", **asdict(machine(device)),
+    )  # fmt: skip
+
+
+def _start(device: torch.device) -> None:
+    """What torch does once: its context, its library of products, its engine, its sort."""
+    x = torch.randn(64, 64, device=device, requires_grad=True)
+    (x @ x).sum().backward()
+    torch.sort(torch.arange(9000, device=device), stable=True)
+    torch.cuda.synchronize()
+
+
+def _in_a_process(case: tuple[str, str, str], home: str) -> Row:
+    folders = {name: f"{home}/{name}" for name in ("TRITON_CACHE_DIR", "WEFT_CACHE_DIR")}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_calls", "--only", *case],
+        env=os.environ | folders, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    return Row(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Every case twice, each time in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=benchmarks_folder() / "results")
+    parser.add_argument("--only", nargs=3, help="this one, in this process, as a row")
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(asdict(first_call(*options.only))))
+        return
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as home:
+            for state in ("no cache", "from disk"):
+                row = _in_a_process(case, home)
+                fields = asdict(row) | {"phase": f"{row.phase}, {state}"}
+                path = options.out / machine(torch.device("cuda")).folder / "first_calls.jsonl"
+                append(path, [Row(**fields)])
+                print(f"{row.case:<45} {fields['phase']:<28} {row.ms_p50:8.0f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()
