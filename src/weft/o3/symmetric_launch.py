@@ -89,7 +89,7 @@ def _part(
     ]
     used = program(name).used()
     read = [t for t, o in zip(tensors, program(name).inputs, strict=True) if o.name in used]
-    kernel = _kernel(name, places, channels, x.dtype, x.device)
+    kernel = _kernel(name, places, channels, x.dtype, element.dtype, x.device)
     yield _Launch(kernel, chunks * blocks, [*read, *made, element, *rows], (len(x), span))
     for result, part in zip(results, made, strict=True):
         if part is not result:
@@ -119,8 +119,10 @@ def _kernel(
     places: tuple[tuple[str, tuple[Column, ...]], ...],
     channels: int,
     dtype: torch.dtype,
+    index: torch.dtype,
     device: torch.device,
 ) -> Kernel:
+    """One for each combination that makes other machine code."""
     gluon = not (interpreted() or torch.version.hip)
     job = Job(program(name), places, channels, WARPS, dtype == torch.float64, gluon)
     module = load("o3_symmetric", symmetric_generator.source(job))
