@@ -49,13 +49,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description="Sums over structured sets of pairs.")
     commands = parser.add_subparsers(dest="command", metavar="command")
 
-    doctor = commands.add_parser("doctor", help="what this machine has, lacks, and what to do")
+    def command(name: str, summary: str, more: str = "") -> argparse.ArgumentParser:
+        text = f"{summary[0].upper()}{summary[1:]}.{more}"
+        return commands.add_parser(name, help=summary, description=text)
+
+    doctor = command("doctor", "what this machine has, lacks, and what to do")
     doctor.set_defaults(run=_doctor)
 
     demo = commands.add_parser("demo", help="the main job on real data", add_help=False)
     demo.set_defaults(run=_demo)
 
-    inspect = commands.add_parser("inspect", help="what a point cloud costs as voxels")
+    page = " Leaves a page with pairs, tile waste, groups, operations and memory of a layer."
+    inspect = command("inspect", "what a point cloud costs as voxels", page)
     inspect.add_argument("file", type=Path, help="points: .npy .npz .xyz .bin (KITTI) .ply .pcd")
     default = "twice the median distance of neighbouring points"
     inspect.add_argument(
@@ -63,12 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect.add_argument("--kernel", type=int, default=3, help="of every axis; default: 3")
     inspect.add_argument("--channels", type=int, default=64, help="in and out; default: 64")
-    inspect.add_argument(
-        "--out", type=Path, default=Path("weft-inspect"), help="folder of the page"
-    )
+    folder = "folder of the page; default: weft-inspect"
+    inspect.add_argument("--out", type=Path, default=Path("weft-inspect"), help=folder)
     inspect.set_defaults(run=_inspect)
 
-    bench = commands.add_parser("bench", help="measure, next to plain torch and peers")
+    rows = " Each measurement is a line of JSON; run it in the root of a clone."
+    bench = command("bench", "measure, next to plain torch and peers", rows)
     which = "a file of benchmarks/suites; default: products (on a CPU: cpu)"
     bench.add_argument("suite", nargs="?", help=which)
     bench.add_argument("--case", help="only cases with this in their name")
@@ -76,13 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--out", type=Path, help="folder of rows; default: benchmarks/results")
     bench.set_defaults(run=_bench)
 
-    check = commands.add_parser("check", help="run every contract on this machine")
+    receipt = " Leaves a receipt: what was checked, the worst errors, what failed."
+    check = command("check", "run every contract on this machine", receipt)
     check.add_argument("family", nargs="?", choices=FAMILIES, help="default: all of them")
     check.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     check.add_argument("--out", type=Path, help="folder of receipts; default: benchmarks/results")
     check.set_defaults(run=_check)
 
-    tune = commands.add_parser("tune", help="find the best tiles for this GPU")
+    tune = command("tune", "find the best tiles for this GPU", " Run it in the root of a clone.")
     tune.add_argument("suite", nargs="?", help="a file of benchmarks/suites; default: products")
     tune.add_argument("--case", help="only cases with this in their name")
     tune.set_defaults(run=_tune)

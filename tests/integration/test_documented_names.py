@@ -1,8 +1,9 @@
-"""Every public name says what it is in its first line, and has its place in docs/api.
+"""Every public name says what it is and stands in docs/api, every file in the house of the design.
 
 A page of docs/api shows the modules that it names by `automodule`, of these the names in __all__,
 and what it names itself.  Seen red with: a module left out of a page, a name left out of its
-module's __all__, a function without a docstring.
+module's __all__, a function without a docstring; a file of core that the house does not name, and
+one that is gone.
 """
 
 import inspect
@@ -14,7 +15,8 @@ import pytest
 
 from weft import clifford, o3, products, reductions, voxels
 
-PAGES = Path(__file__).parents[2] / "docs" / "api"
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "api"
 FAMILIES = (clifford, o3, products, reductions, voxels)
 SHOWN = re.compile(r"^\.\. auto(\w+):: (\S+)$", re.MULTILINE)
 
@@ -39,3 +41,15 @@ def test_public_names_are_documented(family):
         assert first.strip(), f"{family.__name__}.{name} has no docstring"
         own = value.__name__ if inspect.ismodule(value) else f"{value.__module__}.{name}"
         assert own in pages, f"docs/api shows no {own}"
+
+
+def test_the_house_names_every_file_of_its_own():
+    """Those of src/weft and of core; families have a page each."""
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    house = design.partition("src/weft/\n")[2].partition("\ntests/")[0]
+    package = ROOT / "src" / "weft"
+    for indent, folder in ((2, package), (4, package / "core")):
+        named = re.findall(rf"^ {{{indent}}}(\w+)(?:\.py|/) ", house, re.MULTILINE)
+        there = {path.stem for path in folder.glob("*.py")}
+        there |= {path.parent.name for path in folder.glob("*/__init__.py")}
+        assert sorted(named) == sorted(there - {"__main__" if folder == package else "__init__"})

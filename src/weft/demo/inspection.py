@@ -187,7 +187,7 @@ def _check(size: float | None, kernel: int, channels: int) -> None:
     if size is not None and not 0 < size < float("inf"):
         raise DTypeError(
             f"--size is {size}: the edge of a voxel must be positive and finite. Pass --size 0.1, "
-            "or leave it away: it then follows from the cloud."
+            "or leave it out: it then follows from the cloud."
         )
     for name, value in (("--kernel", kernel), ("--channels", channels)):
         if value < 1:

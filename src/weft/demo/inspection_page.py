@@ -115,7 +115,7 @@ def _offsets(chosen: Layer) -> tuple[str, ...]:
     text = (
         "How many of the voxels have a neighbour at each offset. Offsets that few voxels have "
         "cost a weight and a row of the map for little: a flat kernel, say 3 × 3 × 1 beside "
-        "1 × 1 × 3, leaves them away."
+        "1 × 1 × 3, leaves them out."
     )
     caption = (
         f"Voxels with a neighbour at each offset, of {chosen.voxels:,}, in percent; edge "

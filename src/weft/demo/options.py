@@ -23,14 +23,18 @@ class Options(NamedTuple):
     seed: int
 
 
+_WHAT = "The main job on real data, a chapter a family. Leaves a page with pictures and numbers."
+_FOLDER = "folder of the page; default: weft-demo"
+
+
 def parse(arguments: Sequence[str]) -> Options:
     """The arguments of the command line."""
-    parser = argparse.ArgumentParser(prog="weft demo", description="The main job on real data.")
+    parser = argparse.ArgumentParser(prog="weft demo", description=_WHAT)
     cloud = (
         "a cloud of your own: .npy .npz .xyz .bin (KITTI) .ply .pcd; default: matplotlib's model"
     )
     parser.add_argument("--points", type=Path, metavar="FILE", help=cloud)
-    parser.add_argument("--out", type=Path, default=Path("weft-demo"), help="folder of the page")
+    parser.add_argument("--out", type=Path, default=Path("weft-demo"), help=_FOLDER)
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--seed", type=int, default=0, help="of noise and learning; default: 0")
     found = parser.parse_args(arguments)
