@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.core.backend import interpreted
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.launcher import Call, Kernel, Tile, compile_together, current_device, processors
 from weft.o3 import symmetric_generator
 from weft.o3.irreps import Irreps
@@ -125,8 +125,9 @@ def _kernel(
     """One for each combination that makes other machine code."""
     gluon = not (interpreted() or torch.version.hip)
     job = Job(program(name), places, channels, WARPS, dtype == torch.float64, gluon)
-    module = load("o3_symmetric", symmetric_generator.source(job))
-    return Kernel(module.__dict__[symmetric_generator.name(job)], (), (), Tile((), WARPS, 1))
+    function = symmetric_generator.name(job)
+    kernel = printed("o3_symmetric", symmetric_generator.source(job), function)
+    return Kernel(kernel, (), (), Tile((), WARPS, 1))
 
 
 @functools.lru_cache(maxsize=1024)
