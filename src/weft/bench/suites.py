@@ -45,7 +45,7 @@ def benchmarks_folder() -> Path:
     if not (folder / "suites").is_dir():
         raise WeftError(
             f"the working directory is {Path.cwd()}: suites live in the folder benchmarks of a "
-            "clone of weft. Clone weft and run `weft bench` in its root."
+            "clone of weft. Clone weft and run this command in its root."
         )
     return folder
 
