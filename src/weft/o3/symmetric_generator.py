@@ -145,7 +145,7 @@ class _Printer:
         yield f"for first in range(place, stop, {self.rows}):"
         yield from _indented(self._rows())
         yield from self._parts()
-        yield "place = stop"
+        yield "place = tl.maximum(stop, place + 1)"  # an element that is none must not hang it
 
     def _rows(self) -> Iterator[str]:
         """Some rows at once, one a warp."""

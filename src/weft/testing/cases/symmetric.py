@@ -28,6 +28,8 @@ def _call(
     x: Tensor, *weights: Tensor, element: Tensor, layers: Layers, backend: str | None = None
 ) -> Tensor:
     layer = layers[backend]
+    if x.is_cuda and not layer.table.is_cuda:
+        layer.cuda()  # once: a captured graph may copy nothing from the host
     names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
     given = dict(zip(names, weights, strict=True)) | {"table": layer.table.to(x.device)}
     z: Tensor = torch.func.functional_call(layer, given, (x, element))
