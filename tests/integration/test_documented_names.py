@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from weft import clifford, o3, products, reductions, voxels
+from weft import clifford, o3, products, reductions, testing, voxels
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "api"
-FAMILIES = (clifford, o3, products, reductions, voxels)
+SPACES = (clifford, o3, products, reductions, testing, voxels)
 SHOWN = re.compile(r"^\.\. auto(\w+):: (\S+)$", re.MULTILINE)
 
 
-def shown(family):
-    """The names, with their modules, that the page of a family shows."""
+def shown(page):
+    """The names, with their modules, that a page shows."""
     found = set()
-    for kind, target in SHOWN.findall((PAGES / f"{family}.md").read_text(encoding="utf-8")):
+    for kind, target in SHOWN.findall((PAGES / f"{page}.md").read_text(encoding="utf-8")):
         found.add(target)
         if kind == "module":
             __import__(target)
@@ -32,13 +32,13 @@ def shown(family):
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
-def test_public_names_are_documented(family):
-    pages = shown(family.__name__.rpartition(".")[2])
-    for name in family.__all__:
-        value = getattr(family, name)
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.__name__)
+def test_public_names_are_documented(space):
+    pages = shown(space.__name__.rpartition(".")[2])
+    for name in space.__all__:
+        value = getattr(space, name)
         first = (value.__doc__ or "").partition("\n")[0]  # its own, none inherited
-        assert first.strip(), f"{family.__name__}.{name} has no docstring"
+        assert first.strip(), f"{space.__name__}.{name} has no docstring"
         own = value.__name__ if inspect.ismodule(value) else f"{value.__module__}.{name}"
         assert own in pages, f"docs/api shows no {own}"
 
@@ -48,8 +48,8 @@ def test_the_house_names_every_file_of_its_own():
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     house = design.partition("src/weft/\n")[2].partition("\ntests/")[0]
     package = ROOT / "src" / "weft"
-    for indent, folder in ((2, package), (4, package / "core")):
+    for indent, folder, aside in ((2, package, "__main__"), (4, package / "core", "__init__")):
         named = re.findall(rf"^ {{{indent}}}(\w+)(?:\.py|/) ", house, re.MULTILINE)
         there = {path.stem for path in folder.glob("*.py")}
         there |= {path.parent.name for path in folder.glob("*/__init__.py")}
-        assert sorted(named) == sorted(there - {"__main__" if folder == package else "__init__"})
+        assert sorted(named) == sorted(there - {aside})
