@@ -2,6 +2,10 @@
 
 The cases are in weft.testing.cases.symmetric.  In the interpreter one kernel evaluates them, else
 channelwise products do; the doors of the one kernel's operator are checked with a body of torch.
+
+Seen red with: parts numbered by chunk alone, the last chunk of an element left out, rows in their
+own order, the element of an unsorted place, a run that goes on into the next element, sums that do
+not begin at zero, the results of two kernels swapped, one weight for all functions that meet.
 """
 
 import copy
