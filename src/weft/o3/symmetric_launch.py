@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from weft.o3.layout import steps
 from weft.o3.mixing_kinds import Kinds
 from weft.o3.symmetric_generator import LANES, Column, Job
 from weft.o3.symmetric_kernels import fold_parts_kernel
-from weft.o3.symmetric_program import parts, program, slots
+from weft.o3.symmetric_program import parts, program, slots, used
 
 __all__ = ["columns", "run"]
 
@@ -50,8 +51,7 @@ def run(
         rows: the rows by element.
     """
     x, w = tensors[:2]
-    places = columns(name, layout, w.shape[2])
-    widths = {slot: len(found) * w.shape[2] for slot, found in places}
+    widths = {slot: len(of) * w.shape[2] for slot, of in columns(name, layout, w.shape[2])}
     shapes = [w.shape if slot == "w" else (len(x), widths[slot]) for slot in slots(name).outputs]
     if not len(x):
         return [x.new_zeros(shape) for shape in shapes]
@@ -60,7 +60,7 @@ def run(
         launches = [
             launch
             for part, numbers in parts(name)
-            for launch in _part(part, [results[n] for n in numbers], places, tensors, element, rows)
+            for launch in _part(part, [results[n] for n in numbers], layout, tensors, element, rows)
         ]
         if not all(launch.kernel.compiled for launch in launches):
             compile_together([Call(kernel, of, free) for kernel, _, of, free in launches])
@@ -72,7 +72,7 @@ def run(
 def _part(
     name: str,
     results: Sequence[Tensor],
-    places: tuple[tuple[str, tuple[Column, ...]], ...],
+    layout: str,
     tensors: Sequence[Tensor],
     element: Tensor,
     rows: Kinds,
@@ -87,9 +87,8 @@ def _part(
         x.new_empty(chunks + len(w) - 1, w[0].numel(), dtype=wide) if slot == "w" else result
         for result, slot in zip(results, slots(name).outputs, strict=True)
     ]
-    used = program(name).used()
-    read = [t for t, o in zip(tensors, program(name).inputs, strict=True) if o.name in used]
-    kernel = _kernel(name, places, channels, x.dtype, element.dtype, x.device)
+    read = list(itertools.compress(tensors, used(name)))
+    kernel = _kernel(name, layout, channels, x.dtype, element.dtype, x.device)
     yield _Launch(kernel, chunks * blocks, [*read, *made, element, *rows], (len(x), span))
     for result, part in zip(results, made, strict=True):
         if part is not result:
@@ -116,7 +115,7 @@ def _columns(items: str, layout: str, channels: int) -> tuple[Column, ...]:
 @functools.lru_cache(maxsize=1024)
 def _kernel(
     name: str,
-    places: tuple[tuple[str, tuple[Column, ...]], ...],
+    layout: str,
     channels: int,
     dtype: torch.dtype,
     index: torch.dtype,
@@ -124,6 +123,7 @@ def _kernel(
 ) -> Kernel:
     """One for each combination that makes other machine code."""
     gluon = not (interpreted() or torch.version.hip)
+    places = columns(name, layout, channels)
     job = Job(program(name), places, channels, WARPS, dtype == torch.float64, gluon)
     function = symmetric_generator.name(job)
     kernel = printed("o3_symmetric", symmetric_generator.source(job), function)

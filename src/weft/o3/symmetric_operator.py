@@ -20,7 +20,7 @@ from weft.core.program import mask
 from weft.errors import ShapeError
 from weft.o3.irreps import Irreps
 from weft.o3.mixing_kinds import Kinds
-from weft.o3.symmetric_program import program, slots, steps
+from weft.o3.symmetric_program import slots, steps, used
 
 __all__ = ["contract"]
 
@@ -82,11 +82,7 @@ class Contraction:
         """Of the inputs that need one and that the program reads: a program again."""
         name, layout = rest
         found: list[Tensor | None] = [None] * len(tensors)
-        of = program(name)
-        used = of.used()
-        wanted = [
-            flag and operand.name in used for flag, operand in zip(needed, of.inputs, strict=False)
-        ]
+        wanted = [flag and read for flag, read in zip(needed, used(name), strict=False)]
         given = [g for g in grads if g is not None]
         if given and any(wanted):
             turned = f"{name} | vjp {mask(wanted)} {mask([g is not None for g in grads])}"

@@ -24,7 +24,7 @@ from weft.o3.irreps import Irrep, Irreps
 from weft.o3.symmetric_basis import Basis, Coupled, symmetric_basis
 from weft.o3.wigner import entries_3j
 
-__all__ = ["MOST_STEPS", "Slots", "key", "parts", "program", "served", "slots", "steps"]
+__all__ = ["MOST_STEPS", "Slots", "key", "parts", "program", "served", "slots", "steps", "used"]
 
 AXES = ("row", "feature")
 
@@ -70,6 +70,14 @@ def slots(name: str) -> Slots:
     if rule == "jvp":
         return Slots(of.inputs + _marked(of.inputs, flags[0]), of.outputs)
     return Slots(of.inputs + _marked(of.outputs, flags[1]), _marked(of.inputs, flags[0]))
+
+
+@functools.lru_cache(maxsize=1024)
+def used(name: str) -> tuple[bool, ...]:
+    """Which inputs of a program its results depend on."""
+    of = program(name)
+    names = of.used()
+    return tuple(operand.name in names for operand in of.inputs)
 
 
 @functools.lru_cache(maxsize=1024)
