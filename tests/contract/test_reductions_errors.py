@@ -14,12 +14,15 @@ import weft
 from tests.conftest import INTERPRETED
 from weft.reductions import Genred, LazyTensor, Pm, Var, Vi, Vj, generic_sum, numpy
 from weft.reductions.cluster import from_matrix
+from weft.reductions.formula import node, var
 from weft.reductions.parse import FormulaError
+from weft.reductions.reduction import reduce
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the front end does not depend on the backend")
 
 X, Y, B = torch.zeros(5, 3), torch.zeros(7, 3), torch.zeros(7, 2)
 KERNEL = Vi(X).sqdist(Vj(Y))
+DISTANCE = node("sqdist", var(0, 3, 0), var(1, 3, 1))
 RANGES = from_matrix(torch.tensor([[0, 5]]), torch.tensor([[0, 7]]), torch.tensor([[True]]))
 
 
@@ -326,6 +329,16 @@ CASES = {
         lambda: genred(X, Y, out=X.view(-1)[5:10].view(5, 1)),
         weft.ShapeError,
         r"out shares memory with an input",
+    ),
+    "dtypes of a reduction": (
+        lambda: reduce("Sum", DISTANCE, (X, Y.double()), 1),
+        weft.DTypeError,
+        r"Sum is given variable 0 of torch.float32 and variable 1 of torch.float64.*to\(torch",
+    ),
+    "devices of a reduction": (
+        lambda: reduce("Min", DISTANCE, (X, Y.to("meta")), 1),
+        weft.DeviceError,
+        r"Min is given variable 0 on cpu and variable 1 on meta.*\.to\('cpu'\)",
     ),
     "out of a pair": (
         lambda: KERNEL.min_argmin(1, out=torch.zeros(5, 1)),

@@ -2,7 +2,8 @@
 
 In the interpreter these are the generated Triton kernels, else the CPU's printed loops.
 Seen red with: terms past the end of an interval left in, intervals joined across lists, ties to
-whichever comes first in a tile, a total that does not move with its maximum.
+whichever comes first in a tile, a total that does not move with its maximum, one chain of additions
+for all components of a distance.
 """
 
 import pytest
@@ -22,7 +23,10 @@ from tests.pairs import (
     check_sums,
     data,
 )
+from weft.reductions import Genred
+from weft.reductions.formula import node, var
 from weft.reductions.ranges import Options, Sizes
+from weft.testing.bounds import assert_as_accurate
 
 if INTERPRETED:
     from weft.reductions import launch as executor
@@ -95,6 +99,39 @@ def test_accumulation(accumulate):
     for name in ("gaussian", "columns alone"):
         check_sums(executor.sums, SUMS[name], values, sizes, None, options)
     check_shifted(executor.shifted, *SHIFTED["plain"], values, sizes, None, options)
+
+
+OF_COMPONENTS = {
+    "distance": (lambda x, y: node("sqdist", x, y), lambda x, y: (x - y).square().sum(-1)),
+    "differences": (
+        lambda x, y: node("sum", node("abs", x - y)),
+        lambda x, y: (x - y).abs().sum(-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("dim", [16, 100, 300] if INTERPRETED else [16, 100])
+@pytest.mark.parametrize("name", OF_COMPONENTS)
+def test_sums_of_components(name, dim):
+    """Of one column: the sum of a pair's components itself."""
+    made, plain = OF_COMPONENTS[name]
+    generator = torch.Generator().manual_seed(dim)
+    x, y = (torch.rand(1, rows, dim, generator=generator) for rows in (400, 1))
+    f = made(var(0, dim, 0), var(1, dim, 1))
+    found = executor.sums(f, {0: x, 1: y}, Sizes(1, 400, 1), None, Options())
+    exact = plain(x.double(), y.double())
+    assert_as_accurate(found[..., 0], exact, plain(x, y) - exact)
+
+
+def test_values_of_the_nearest():
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.rand(300, 64, generator=generator) for _ in range(2))
+    nearest = Genred("SqDist(x, y)", ["x = Vi(64)", "y = Vj(64)"], "KMin", axis=1, opt_arg=10)
+    plain, exact = (
+        (x.to(t)[:, None] - y.to(t)).square().sum(-1).sort(1).values[:, :10]
+        for t in (torch.float32, torch.float64)
+    )
+    assert_as_accurate(nearest(x, y), exact, plain - exact)
 
 
 def test_a_score_of_minus_infinity_is_nothing():

@@ -377,6 +377,18 @@ def test_points_are_of_one_floating_dtype(name):
         SamplesLoss(name)(x.float(), x.double())
 
 
+@pytest.mark.parametrize("name", ["sinkhorn", "energy"])
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_weights_are_of_the_points_dtype(name, which):
+    x, a = torch.rand(5, 3), torch.full((5,), 0.2)
+    weights = {"a": a, "b": a, which: a.double()}
+    match = (
+        rf"loss of clouds is given weights {which} of torch.float64 at points \w of torch.float32"
+    )
+    with pytest.raises(weft.DTypeError, match=match + rf".*{which}\.to\(torch.float32\)"):
+        SamplesLoss(name)(weights["a"], x, weights["b"], x)
+
+
 def test_values_are_looked_at_in_one_copy(monkeypatch):
     """A GPU is waited for as often as the diameter needs."""
     copies = []

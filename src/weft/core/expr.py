@@ -199,6 +199,7 @@ FUNCTIONS: dict[str, Function] = {
     "abs": Function(abs, lambda x, a: apply("sign", x)),
     "sign": Function(_sign, lambda x, s: const(0)),
     "same": Function(lambda x: x),
+    "plus": Function(lambda a, b: a + b, arity=2),
     "exp2": Function(lambda x: 2.0**x),
     "log": Function(math.log),
     "cos": Function(math.cos),
@@ -223,7 +224,8 @@ FUNCTIONS: dict[str, Function] = {
 
 normal_cdf is Φ(x) = ½ (1 + erf(x/√2)).  rsqrt(0) is 0, so that a norm's derivatives at 0 are 0.
 round is to the nearest even, step is 1 at 0, xlogx 0 and sinxdivx 1; comparisons are 1 or 0;
-ifelse(c, a, b) is a where c ≥ 0, else b; same keeps a product together.
+ifelse(c, a, b) is a where c ≥ 0, else b; same keeps a product together, plus
+the two sides of a sum apart.
 """
 
 

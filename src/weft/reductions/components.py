@@ -1,10 +1,10 @@
 """Printed loops over components, for the inner sums of kernels.
 
     s = zeros
-    for k, a few at a time: s += term(u_k of the rows, v_k of the columns)
+    for k, two at a time: s += term(u_k of the rows, v_k of the columns) + term(u_k+1, v_k+1)
 
 Sums of one length share a loop and its loads.  Many components are added up by shares, so that in
-float32 the error stays that of a few dozen additions.  Variables are stored by component, so a
+float32 the error stays that of a dozen additions.  Variables are stored by component, so a
 warp loads neighbouring columns, and a thread one value for each of its rows and columns.
 """
 
@@ -22,9 +22,8 @@ from weft.reductions.scalars import AXES, operand, scalars
 
 __all__ = ["LONGEST", "Loops"]
 
-STEP = 2
-SHARE = 128
-LONGEST = 256
+SHARE = 32
+LONGEST = SHARE + 1
 """Components from which float32 adds them up by shares."""
 
 SHAPE = "[BLOCK_N // LANES, BLOCK_M, LANES]"
@@ -72,7 +71,7 @@ class Loops:
             yield from (f"s{n} = tl.zeros({SHAPE}, {self.number})" for n in numbers)
             yield from (f"u{v.data[0]}_ptr = v{v.data[0]}_ptr" for v in of)
             shared = dim >= LONGEST and self.number == "tl.float32"
-            step = 2 * STEP if shared else STEP  # by 2 takes few registers, with shares it spills
+            step = 4 if shared else 2  # by 2 takes few registers, with shares it spills
             whole = dim // step * step
             if not shared:
                 yield f"for k in tl.range(0, {whole}, {step}):"
@@ -88,18 +87,20 @@ class Loops:
     def _some(
         self, numbers: Sequence[int], of: Sequence[Node], count: int, target: str
     ) -> Iterator[str]:
-        """So many components."""
-        if not count:
-            return
-        yield f"for u in tl.static_range({count}):"
-        for v in of:
-            index, _, cat = v.data
-            step, at = _step(v), ("tl.arange(0, BLOCK_M)[None, :, None]", "lanes", "")[cat]
-            place = f"u{index}_ptr + u * {step}" + (f" + {at}" if at else "")
-            yield f"    u{index}_0 = tl.load({place}).to({self.number})"
-        for n in numbers:
-            yield f"    {target}{n} += term{n}({', '.join(_names(self.terms[n]))})"
-        yield from (f"u{v.data[0]}_ptr += {count} * {_step(v)}" for v in of)
+        """So many components, two by two."""
+        for first in range(0, count, 2):
+            pair = range(min(2, count - first))
+            for v in of:
+                index, _, cat = v.data
+                at = (" + tl.arange(0, BLOCK_M)[None, :, None]", " + lanes", "")[cat]
+                for k in pair:
+                    place = f"u{index}_ptr + {first + k} * {_step(v)}{at}"
+                    yield f"u{index}_{k} = tl.load({place}).to({self.number})"
+            for n in numbers:
+                terms = (f"term{n}({', '.join(_names(self.terms[n], k))})" for k in pair)
+                yield f"{target}{n} += {' + '.join(terms)}"
+        if count:
+            yield from (f"u{v.data[0]}_ptr += {count} * {_step(v)}" for v in of)
 
 
 def _step(v: Node) -> str:
@@ -122,5 +123,7 @@ def _met(name: str) -> str:
     return "v" + name[1:] if name.startswith("u") else name
 
 
-def _names(term: Expr) -> list[str]:
-    return [text(e) for e in reachable([term]) if e.kind == "leaf"]
+def _names(term: Expr, k: int = 0) -> list[str]:
+    """What it reads; of components, the first or second of a pair."""
+    leaves = [e for e in reachable([term]) if e.kind == "leaf"]
+    return [f"{e.data[0]}{k}" if _met(e.data[0]) != e.data[0] else text(e) for e in leaves]

@@ -32,6 +32,7 @@ _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")
 
 _FUNCTIONS = {
     "same": "({})",
+    "plus": "plus({}, {})",
     "exp2": "exp2({})",
     "log": "math.log({})",
     "cos": "math.cos({})",
@@ -67,7 +68,7 @@ import math
 import numpy as np
 
 from weft.reductions.cpu_parts import exp2_{size} as exp2
-from weft.reductions.cpu_parts import insert, jit, largest, lowest
+from weft.reductions.cpu_parts import insert, jit, largest, lowest, plus
 
 real = np.{dtype}
 wide = np.{wide}

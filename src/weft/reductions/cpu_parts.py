@@ -10,11 +10,18 @@ import math
 import numba
 import numpy as np
 
-__all__ = ["insert", "jit", "largest", "lowest"]
+__all__ = ["insert", "jit", "largest", "lowest", "plus"]
 
 jit = numba.njit(
     cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
 )
+
+
+@numba.njit(cache=True, nogil=True, fastmath=False)
+def plus(a, b):  # type: ignore[no-untyped-def]
+    """a + b as it stands: sums may be reordered elsewhere, into one long chain."""
+    return a + b
+
 
 LOG2 = math.log(2)
 SINGLE = tuple(np.float32(LOG2**k / math.factorial(k)) for k in range(8))

@@ -10,6 +10,9 @@ __all__ = ["sqdist"]
 DIRECT = 8
 """So many components are subtracted one by one."""
 
+CHAIN = 8
+"""So many squares are added one after the other, such sums by halves."""
+
 SMALL = 2.0**-24
 """Below this share of the largest |a|² + |b|², an expanded distance has not all digits of float32:
 float64 gives it an error of about 16 · 2⁻⁵³ of that sum."""
@@ -33,16 +36,25 @@ def sqdist(a: Tensor, b: Tensor) -> Tensor:
 
 def _direct(a: Tensor, b: Tensor, taped: bool = False) -> Tensor:
     """By differences, a component at a time: no tensor of all pairs and components."""
-    if taped:
-        steps = (a[..., k : k + 1] - b[..., k : k + 1] for k in range(a.shape[-1]))
-        return sum(step.square() for step in steps)  # type: ignore[return-value]
     a, b = (t.movedim(-1, 0).contiguous() for t in (a, b))
+    return _squares(a, b, taped)[..., None]
+
+
+def _squares(a: Tensor, b: Tensor, taped: bool) -> Tensor:
+    """Σ (a − b)² over the first dimension."""
+    if len(a) > CHAIN:
+        half = len(a) // 2
+        first, second = (_squares(a[k], b[k], taped) for k in (slice(half), slice(half, None)))
+        return first + second if taped else first.add_(second)
+    if taped:
+        steps = zip(a, b, strict=True)
+        return sum(((x - y).square() for x, y in steps), start=a.new_zeros(()))
     difference = a[0] - b[0]
     out = difference.square()
-    for here, there in zip(a[1:], b[1:], strict=True):
-        torch.sub(here, there, out=difference)
+    for x, y in zip(a[1:], b[1:], strict=True):
+        torch.sub(x, y, out=difference)
         out.addcmul_(difference, difference)
-    return out[..., None]
+    return out
 
 
 def _expanded(a: Tensor, b: Tensor) -> Tensor:

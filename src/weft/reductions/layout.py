@@ -54,14 +54,15 @@ class Layout(NamedTuple):
         return found
 
 
-def laid_out(cats: Sequence[tuple[int, int]], given: Signature) -> Layout:
+def laid_out(kind: str, cats: Sequence[tuple[int, int]], given: Signature) -> Layout:
     """The layout of tensors that are (*batch, M, D), (*batch, N, D) or (*batch, D) by category.
 
     Args:
+        kind: the reduction, which errors name.
         cats: (number, category) of the variables.
         given: all tensors, by number.
     """
-    _require_alike(given)
+    _require_alike(kind, given)
     # (*batch, rows, D), a parameter with one row
     shapes = {n: (*s[:-1], 1, s[-1]) if cat == 2 else s for n, cat in cats for s in [given[n][0]]}
     leading = [shape[:-2] for shape in shapes.values()]
@@ -91,16 +92,16 @@ def _view(
     return _View(n, (shape, (*batch, rows, dim)), (count, rows, dim))
 
 
-def _require_alike(given: Signature) -> None:
+def _require_alike(kind: str, given: Signature) -> None:
     _, dtype, device = given[0]
     for n, (_, own, where) in enumerate(given):
         if not own.is_floating_point or own != dtype:
             raise DTypeError(
-                f"variable {n} is {own}, variable 0 {dtype}: all must be of one real floating "
-                "type. Convert them with .to(dtype)."
+                f"{kind} is given variable 0 of {dtype} and variable {n} of {own}: all must be of "
+                f"one real floating type. Convert them with .to({dtype})."
             )
         if where != device:
             raise DeviceError(
-                f"variable {n} is on {where}, variable 0 on {device}: all must be on one device. "
-                "Move them with .to(device)."
+                f"{kind} is given variable 0 on {device} and variable {n} on {where}: all must be "
+                f"on one device. Move them with .to({str(device)!r})."
             )

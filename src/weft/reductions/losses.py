@@ -75,7 +75,8 @@ def check_clouds(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> None:
     """Raise unless they are weights (*batch, points) and points (*batch, points, D), some of each.
 
     Raises:
-        DTypeError: the points are not floating-point numbers, or x and y of different ones.
+        DTypeError: the points are not floating-point numbers, x and y of different ones, or the
+            weights are computed in another dtype than the points.
         ShapeError: a shape does not fit, or a cloud has no points.
     """
     if x.dtype != y.dtype or not x.is_floating_point():
@@ -89,6 +90,13 @@ def check_clouds(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> None:
             "with the same batch and D. Reshape one of them."
         )
     for name, weights, other, points in (("a", a, "x", x), ("b", b, "y", y)):
+        own, common = (torch.promote_types(t.dtype, torch.float32) for t in (weights, points))
+        if own != common:
+            raise DTypeError(
+                f"a loss of clouds is given weights {name} of {weights.dtype} at points {other} of "
+                f"{points.dtype}: it computes in one dtype. Convert the weights with "
+                f"{name}.to({points.dtype})."
+            )
         if 0 in points.shape[-2:]:
             raise ShapeError(
                 f"{other} is {tuple(points.shape)}: a cloud must have at least one point, of one "

@@ -15,6 +15,7 @@ __all__ = ["FORMATS", "assign", "assigned", "indented", "loads", "text"]
 
 FORMATS = {
     "same": "({})",
+    "plus": "({} + {})",
     "exp2": "tl.exp2({})",
     "log": "tl.log({})",
     "cos": "tl.cos({})",

@@ -147,7 +147,7 @@ def settled(
     over = "j" if axis == 1 else "i"  # Dynamo may take an integer for a symbol
     of = _Derived(*_derived(kind, text, other, over))
     how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
-    return Settled(kind, k, axis, how, of, laid_out(of.cats, given), given[0][1])
+    return Settled(kind, k, axis, how, of, laid_out(kind, of.cats, given), given[0][1])
 
 
 def carried_out(

@@ -25,6 +25,9 @@ LOG2E = 1 / math.log(2)
 MOST = 4096
 """Scalar terms of a formula: more would take long to print, and longer to compile."""
 
+CHAIN = 8
+"""Terms of a sum that are added one after the other."""
+
 AXES = ({"i"}, {"j"}, set[str]())
 """Of the categories of variables."""
 
@@ -195,7 +198,16 @@ def _placed(node: Node, a: Components) -> Components:
 
 def _squared_distance(node: Node, a: Components, b: Components) -> Components:
     differences = [x - y for x, y in zip(a, b, strict=True)]
-    return (add(*(multiply(d, d) for d in differences)),)
+    return (_summed([multiply(d, d) for d in differences]),)
+
+
+def _summed(terms: Sequence[Expr]) -> Expr:
+    """Their sum, of many by halves: the error of one chain of additions grows with its length."""
+    terms = [e for e in terms if e != const(0)]
+    if len(terms) <= CHAIN:
+        return add(*terms)
+    half = len(terms) // 2
+    return apply("plus", _summed(terms[:half]), _summed(terms[half:]))
 
 
 def _einsum(node: Node, a: Components, b: Components) -> Components:
@@ -212,7 +224,7 @@ def _einsum(node: Node, a: Components, b: Components) -> Components:
             for components, labels, shape in ((a, labels_a, shape_a), (b, labels_b, shape_b))
         )
         terms.setdefault(values[: len(labels_out)], []).append(_product(x, y))
-    return tuple(add(*products) for products in terms.values())
+    return tuple(_summed(products) for products in terms.values())
 
 
 def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
@@ -240,7 +252,7 @@ _WHOLE: dict[str, Callable[..., Components]] = {
     "var": _variable,
     "const": lambda node: (const(node.data),),
     "inner": lambda node: (leaf("s", node.data, {"i", "j"}),),
-    "sum": lambda node, a: (add(*a),),
+    "sum": lambda node, a: (_summed(a),),
     "expand": lambda node, a: a * node.dim,
     "extract": lambda node, a: a[node.data[0] : node.data[0] + node.data[1]],
     "place": _placed,

@@ -23,6 +23,8 @@ def tile(job: Job, height: float = 64) -> Tile:
     """
     if needed := near_registers(job):
         rows, warps = 16 if needed <= NEAR_FEW else 8, 4 if height >= NEAR_HIGH else 2
+        if needed <= NEAR_FEWEST:
+            rows, warps = 32, 1
         return Tile((rows * warps, LANES, 2 * BLOCK), warps, 1)
     needed = registers(job) * (2 if job.wide else 1)
     shapes = LOOPED if job.inner else SHAPES
@@ -41,10 +43,10 @@ def kept(job: Job) -> int:
     return 1 << max(job.kept - 1, 0).bit_length()
 
 
-NEAR_FEW, NEAR_HIGH = 11, 512
-"""Where points are near each other: registers of a row up to which a thread has 16 rows, else 8, so
-that loading columns costs more; rows of a block from which a tile has four warps, else two, as the
-last tile is half empty.  A thread has one column.
+NEAR_FEWEST, NEAR_FEW, NEAR_HIGH = 5, 11, 512
+"""Where points are near each other: registers of a row up to which a thread has 32 rows, or 16,
+else 8: what is computed of a column is 35 instructions beside 5 for a pair.  Tiles of 16 and 8 have
+two warps, as the last tile is half empty; four in blocks of so many rows.  A thread has one column.
 """
 
 SHAPES = ((6, 16, 2, 4), (14, 8, 4, 8), (30, 4, 4, 8), (1 << 30, 2, 4, 8))
