@@ -104,7 +104,7 @@ def convolve_kernel(
     list_ptr = lists_ptr + tile // (PANEL // BLOCK_M) * K * PANEL + lane  # [BLOCK_M]
     x_ptr += group * C
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    for word in tl.static_range(WORDS):
+    for word in range(WORDS):
         rest = _word_of(halves_ptr, tile, word, WORDS, PARTS)
         first_ptr = list_ptr + word * 32 * PANEL
         k = lowest_bit(rest)
@@ -202,7 +202,7 @@ def depthwise_kernel(
     lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
     list_ptr = lists_ptr + tile // (PANEL // BLOCK_M) * K * PANEL + lane  # [BLOCK_M]
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    for word in tl.static_range(WORDS):
+    for word in range(WORDS):
         rest = _word_of(halves_ptr, tile, word, WORDS, BLOCK_M // HALF)
         for _ in range(count_bits(rest.to(tl.int32))):
             k = word * 32 + lowest_bit(rest)
