@@ -32,15 +32,13 @@ __all__ = ["CASES", "first_call", "main"]
 
 CASES = [
     ("reductions", "gaussian_100k", "forward"),
-    ("reductions", "gaussian_100k", "forward+backward"),
-    ("reductions", "logsumexp_1m", "forward"),
-    ("reductions", "gaussian_8k_cells", "forward+backward"),
-    ("o3", "W1 mace_L2_carbon", "forward"),
-    ("o3", "W1 mace_L2_carbon", "second"),
     ("o3", "W2n sevennet_l3i5", "second"),
-    ("o3", "W4 symcon_mace", "second"),
     ("voxels", "sphere64_map", "forward"),
     ("voxels", "sphere64_c1024_fp16", "forward+backward"),
+    ("reductions", "gaussian_100k", "forward+backward"),
+    ("reductions", "gaussian_8k_cells", "forward+backward"),
+    ("o3", "W1 mace_L2_carbon", "forward"),
+    ("o3", "W4 symcon_mace", "second"),
     ("clifford", "op-sgp-cl30-fp32-B4096-F512", "forward+backward"),
     ("products", "P1 graph_sum", "forward+backward"),
 ]
