@@ -1,7 +1,8 @@
 """Linear: numbers by hand, features, elements, errors; its contract: test_o3_tensor_product.
 
 Seen red with: the factor counted for each item alone, features left out of it, biases on 1o; rows
-of elements by the matrices of the next one, gradients of one element's weights given to another.
+of elements by the matrices of the next one, gradients of one element's weights given to another;
+every item with the bias of the first.
 """
 
 import pytest
@@ -21,6 +22,18 @@ def test_linear_by_hand():
     # instructions (0, 0), (1, 1), (2, 0): three copies into the scalar, one into the vector
     exact = torch.tensor([[(1 + 20 + 400) / 3**0.5 + 0.5, 3, 6, 9]], dtype=torch.float64)
     assert_within_bound(found, exact, exact.abs(), 4)
+
+
+@pytest.mark.parametrize("features", [{}, {"f_in": 2, "f_out": 3}])
+def test_biases_of_several_items(features):
+    """All that zero is mapped to, in the order of the items."""
+    lin = o3.Linear("1x0e", "2x0e+1x1o+1x0o+3x0e", biases=True, **features)
+    with torch.no_grad():
+        lin.bias.copy_(torch.arange(1.0, 1 + lin.bias.numel()).view(lin.bias.shape))
+    found = lin(torch.zeros(2, *([2] if features else []), 1)).detach()
+    bias = lin.bias.detach()
+    exact = torch.cat([bias[..., :2], bias.new_zeros(*bias.shape[:-1], 4), bias[..., 2:]], -1)
+    assert_within_bound(found, exact.expand_as(found), exact.abs().expand_as(found), 1)
 
 
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])

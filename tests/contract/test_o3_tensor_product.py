@@ -3,7 +3,9 @@
 The cases are in weft.testing.cases.instructed.
 
 Seen red with: weights of one instruction moved on by one, a mix without its factor, copies of y and
-of x exchanged in uvuv, blocks of an output overwritten, views that start too late.
+of x exchanged in uvuv, blocks of an output overwritten, views that start too late; of few rows: a
+scalar without its factor, tables and mixed copies turned over, copies of one factor alone summed
+twice, a table made in inference mode that autograd refused, products in bfloat16.
 """
 
 import copy
@@ -14,7 +16,9 @@ import torch
 
 from tests.conftest import INTERPRETED
 from weft import o3
+from weft.core.explain import explain
 from weft.errors import DTypeError, ShapeError
+from weft.o3 import evaluation
 from weft.o3.layout import join, split
 from weft.testing import assert_o3_equivariant, assert_within_bound
 from weft.testing.cases.instructed import linear_case, suite
@@ -30,6 +34,18 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def named(case):
     return case.name
+
+
+@pytest.fixture
+def operators(monkeypatch):
+    """No rows are so few that they are computed without."""
+    monkeypatch.setattr(evaluation.Recipe, "_has_few", lambda *_: False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", SUITE.cases, ids=named)
+def test_values_by_operators(case, dtype, operators):
+    test_values(case, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -59,6 +75,88 @@ def test_doors_of_linear(check):
 @pytest.mark.parametrize("case", SUITE.small, ids=named)
 def test_numerical(case):
     check_numerical(case)
+
+
+COUPLED = ("1x0e", "1x1o", "4x0e+2x1o", "1x0e+2x1o")
+
+
+@pytest.mark.parametrize("in1", COUPLED)
+@pytest.mark.parametrize("in2", COUPLED)
+@pytest.mark.parametrize("shared", [True, False])
+def test_few_rows_are_those_of_the_operators(in1, in2, shared, monkeypatch):
+    """Values, gradients and their gradients; with one copy of either factor, or several."""
+    torch.manual_seed(0)
+    tp = o3.FullyConnectedTensorProduct(
+        in1, in2, "2x0e+1x1o+3x1e+2x2e", shared_weights=shared, internal_weights=False
+    )
+    lead = () if shared else (3,)
+    shapes = (3, tp.irreps_in1.dim), (3, tp.irreps_in2.dim), (*lead, tp.weight_numel)
+    leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    cotangent = torch.randn(3, tp.irreps_out.dim, dtype=torch.float64)
+
+    def results():
+        z = tp(*leaves)
+        first = torch.autograd.grad(z, leaves, cotangent, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        return [z, *first, *second]
+
+    few = results()
+    monkeypatch.setattr(evaluation.Recipe, "_has_few", lambda *_: False)
+    for found, expected in zip(few, results(), strict=True):
+        assert_within_bound(found, expected, expected.abs() + expected.abs().max(), 64)
+
+
+def kernels(module, *inputs):
+    return {launch.kernel for launch in explain(module, *inputs).launches}
+
+
+def test_who_computes_few_rows():
+    alone = {"by_instruction"}
+    tp = o3.TensorProduct("8x1o", "1o", "8x2e", [(0, 0, 0, "uvu", True)])
+    x, y = torch.randn(5, 24), torch.randn(5, 3)
+    assert kernels(tp, x, y) == alone
+    assert kernels(tp, *(torch.randn(1024, n) for n in (24, 3))).isdisjoint(alone)
+    assert kernels(tp.half(), x.half(), y.half()).isdisjoint(alone)
+    tp.float().recipe = tp.recipe._replace(backend="torch")
+    assert kernels(tp, x, y).isdisjoint(alone)
+    scalars = o3.TensorProduct("8x0e", "0e", "8x0e", [(0, 0, 0, "uvu", True)])
+    assert kernels(scalars, torch.randn(9999, 8), torch.randn(9999, 1)) == alone
+    mixed = o3.FullyConnectedTensorProduct("4x1o", "4x1o", "4x1e")
+    assert kernels(mixed, torch.randn(9999, 12), torch.randn(9999, 12)) == alone
+
+
+def test_few_rows_are_not_rounded():
+    """Where torch may round the factors of products, operators do not."""
+    tp = o3.TensorProduct("8x1o", "1o", "8x2e", [(0, 0, 0, "uvu", True)])
+    inputs = torch.randn(5, 24), torch.randn(5, 3)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert "by_instruction" not in kernels(tp, *inputs)
+        assert "by_instruction" in kernels(tp.double(), *(a.double() for a in inputs))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_tables_of_inference_serve_training():
+    """No others have this factor, so that the table is made here."""
+    tp = o3.TensorProduct("1o", "1o", "2e", [(0, 0, 0, "uuu", False, 0.123)])
+    x, y = (torch.randn(2, 3, requires_grad=True) for _ in "xy")
+    with torch.inference_mode():
+        tp(x, y)
+    tp(x, y).sum().backward()
+    assert x.grad.any()
+
+
+def test_what_is_not_finite_stays_in_its_paths():
+    tp = o3.TensorProduct(
+        "1o+1o", "1o+1o", "2e+2e", [(0, 0, 0, "uuu", False), (1, 1, 1, "uuu", False)]
+    )
+    x, y = torch.randn(2, 6), torch.randn(2, 6)
+    x[0, 0] = float("inf")
+    finite = tp(x, y).isfinite()
+    assert not finite[0, :5].any()
+    assert finite[0, 5:].all()
+    assert finite[1].all()
 
 
 NATURAL = o3.Irreps.spherical_harmonics(6)

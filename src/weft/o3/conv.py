@@ -107,8 +107,8 @@ class TensorProductConv(InstructedModule):
 
     def _channelwise(self) -> bool:
         """Whether all instructions are channelwise, and some have weights."""
-        direct, mixed, dense = self.recipe.parts
-        return mixed is None and not dense and any(s.weighted for s in direct)
+        parts = self.recipe.parts
+        return parts.mixed is None and not parts.dense and any(s.weighted for s in parts.direct)
 
     def _fused(
         self, x: Tensor, y: Tensor, radial: Tensor, radial_weight: Tensor, graph: Graph

@@ -2,29 +2,33 @@
 
     direct   z = channelwise(x, y, weight)
     mixed    z = t @ weight,  t = channelwise(x, y)
-    dense    z = einsum(C, x, y, weight) for each instruction
+    dense    z = Σ C x y weight by torch's own operations, for each instruction
 
-On a graph, shared weights act on sums over edges; weights of its own act on each edge.
+On a graph, shared weights act on sums over edges; weights of its own act on each edge.  On the CPU
+few rows are computed as if all were dense: an operator would take the host longer.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.core.explain import Launch, record, recording
+from weft.core.op import compiling, transformed, unwatched
 from weft.o3.channelwise import channelwise_product
+from weft.o3.dense import dense_product, exact
 from weft.o3.graph import Graph
 from weft.o3.instructions import Instruction, Operands
 from weft.o3.layout import join, split
 from weft.o3.mixing import mix, refuse, serves
+from weft.o3.operator import LOOPS_FROM
 from weft.o3.structure import Structure
 from weft.o3.structures import Columns, Parts, structures_of, weight_offsets
-from weft.o3.wigner import wigner_3j
 from weft.products import SparseScaleInfo, sparse_scale
 
 __all__ = ["Recipe", "recipe_of"]
@@ -55,6 +59,8 @@ class Recipe(NamedTuple):
         self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None = None
     ) -> Tensor:
         """(rows or nodes, D_out) of x (rows, D1), y (rows or edges, D2) and the weights."""
+        if graph is None and self.parts.every and self._has_few(x):
+            return self._by_instruction(x, y, weight)
         found = [
             self._channelwise(s, x, y, weight if s.weighted else None, graph)
             for s in self.parts.direct
@@ -70,6 +76,22 @@ class Recipe(NamedTuple):
         rows = y.shape[0] if graph is None else graph.num_nodes
         return y.new_zeros(rows, self.operands.out.dim)
 
+    def _by_instruction(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        """The same, each instruction by torch's own operations."""
+        if recording():
+            record(Launch("torch", "by_instruction", {"rows": len(y)}, len(self.parts.every)))
+        return self._joined(list(self._dense(self.parts.every, x, y, weight)), y)
+
+    def _has_few(self, x: Tensor) -> bool:
+        """Whether the time of a call is the host's: rows of few numbers on the CPU.
+
+        Then torch's own operations take less of it than an operator, of gradients above all.
+        """
+        if self.backend is not None or not x.is_cpu or compiling() or transformed():
+            return False
+        few = x.shape[0] * self.parts.channels < LOOPS_FROM
+        return few and unwatched(x) and exact(x)
+
     def _edgewise(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> Tensor:
         """What is computed edge by edge, then summed."""
         if graph is not None:
@@ -79,7 +101,7 @@ class Recipe(NamedTuple):
         if mixed is not None and not self.shared:
             found.append(self._mixed(self._channelwise(mixed.structure, x, y), weight))
         if self.parts.dense:
-            found.append(self._joined(list(self._dense(x, y, weight)), y))
+            found.append(self._joined(list(self._dense(self.parts.dense, x, y, weight)), y))
         rows = functools.reduce(torch.add, found)
         if graph is None:
             return rows
@@ -138,19 +160,21 @@ class Recipe(NamedTuple):
         flat = weight.narrow(-1, self.offsets[n], instruction.num_weights)
         return flat.reshape(*flat.shape[:-1], *instruction.path_shape)
 
-    def _dense(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+    def _dense(
+        self, numbers: Iterable[int], x: Tensor, y: Tensor, weight: Tensor | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Instruction by instruction, by torch's own operations."""
         if self.backend not in (None, "torch"):
             refuse(self.backend, x, "pairs of copies, or sums over many")
         firsts = split(x, self.operands.in1, self.layout)
         seconds = split(y, self.operands.in2, self.layout)
-        for n in self.parts.dense:
+        for n in numbers:
             instruction = self.instructions[n]
-            l1, l2, l3 = (item.ir.l for item in self.operands.of(instruction))
-            table = wigner_3j(l1, l2, l3, torch.float64, x.device) * instruction.path_weight
             own = self.weight(n, weight) if instruction.has_weight else None
             a, b = firsts[instruction.i_in1], seconds[instruction.i_in2]
-            value = dense_product(instruction, table.to(x.dtype), a, b, own)
-            yield instruction.i_out, value
+            first, second, out = self.operands.of(instruction)
+            degrees = (first.ir.l, second.ir.l, out.ir.l)
+            yield instruction.i_out, dense_product(instruction, degrees, a, b, own)
 
     def _joined(self, blocks: list[tuple[int, Tensor]], like: Tensor) -> Tensor:
         """Rows of the output: blocks into one item add, items without any are zero."""
@@ -176,43 +200,3 @@ def recipe_of(
     offsets = tuple(weight_offsets(instructions))
     parts = structures_of(instructions, operands, layout)
     return Recipe(operands, instructions, offsets, parts, layout, shared, backend)
-
-
-def dense_product(
-    instruction: Instruction, table: Tensor, a: Tensor, b: Tensor, weight: Tensor | None
-) -> Tensor:
-    """(rows, mul, 2l+1) of a (rows, mul1, 2l1+1), b and a weight, by the 3j symbol in `table`.
-
-    What sums the copies of one factor sums them first: uvu and uvv are uuu of such sums.
-    """
-    mode = instruction.mode
-    if mode.pairs:
-        u, v = torch.triu_indices(a.shape[1], a.shape[1], 1, device=a.device).unbind()
-        a, b = a[:, u], b[:, v]
-    letters = mode.weight
-    per_row = "" if weight is None or weight.dim() == len(letters) else "z"
-    if mode.first != mode.second and len(mode.out) == 1 and not mode.mixes:
-        a, b = _sum_first(mode.out, a, b, weight, per_row)
-        return torch.einsum("zui,zuj,ijm->zum", a, b, table)
-    met = f"zu{'v' if 'v' in letters else ''}m"
-    turned = torch.einsum("ijm,zui->zujm", table, a)
-    value = torch.einsum(f"zujm,z{mode.second}j->{met}", turned, b)
-    if weight is None:
-        return value.sum(1, keepdim=True) if mode.mixes else value.flatten(1, -2)
-    value = torch.einsum(f"{met},{per_row}{letters}->z{mode.out}m", value, weight)
-    return value.flatten(1, -2)
-
-
-def _sum_first(
-    out: str, a: Tensor, b: Tensor, weight: Tensor | None, per_row: str
-) -> tuple[Tensor, Tensor]:
-    """Both factors with the copies of the output, which are those of `a` (u) or of `b` (v)."""
-    if weight is None:
-        return (
-            (a, b.sum(1, keepdim=True).expand(-1, a.shape[1], -1))
-            if out == "u"
-            else (a.sum(1, keepdim=True).expand(-1, b.shape[1], -1), b)
-        )
-    if out == "u":
-        return a, torch.einsum(f"{per_row}uv,zvj->zuj", weight, b)
-    return torch.einsum(f"{per_row}uv,zui->zvi", weight, a), b

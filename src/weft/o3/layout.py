@@ -40,6 +40,9 @@ def join(blocks: Sequence[Tensor], layout: str) -> Tensor:
 
 def broadcast(leads: Sequence[torch.Size]) -> torch.Size:
     """The common leading dimensions."""
+    first, *others = leads
+    if all(lead == first for lead in others):
+        return first
     try:
         found: torch.Size = torch.broadcast_shapes(*leads)  # type: ignore[no-untyped-call]
     except RuntimeError:

@@ -116,6 +116,10 @@ class Linear(WeightedModule):
         self.num_elements = num_elements
         self.backend = backend
         self.mixing = None if features else _mixing(found, irreps, out, layout)
+        self._into = [
+            [n for n, i in enumerate(found) if i.i_out == k and i.num_weights]
+            for k in range(len(out))
+        ]
         self.bias_numel = sum(i.path_shape[0] for i in found if i.i_in < 0)
         owned = self.bias_numel > 0 and (shared if internal_weights is None else internal_weights)
         if owned:
@@ -157,17 +161,15 @@ class Linear(WeightedModule):
         given = same_kind(x=x, weight=flat, bias=shift)
         if element is not None:
             return self._by_element(given[0], None if flat is None else given[1], element)
-        x = given[0] if self.features else given[0].unsqueeze(-2)
-        f_in, _ = self.features or (1, 1)
-        if x.dim() < 2 or x.shape[-2] != f_in:
+        if self.features and (x.dim() < 2 or x.shape[-2] != self.features[0]):
+            f_in = self.features[0]
             raise ShapeError(
                 f"x is {tuple(x.shape)} but f_in is {f_in}: it must be "
                 f"(…, {f_in}, {self.irreps_in.dim}). Put the features before D."
             )
         flat = None if flat is None else given[1]
         shift = None if shift is None else given[-1]
-        z = self._mapped(x, flat, shift)
-        return z if self.features else z.squeeze(-2)
+        return self._mapped(given[0], flat, shift)
 
     def _by_element(self, x: Tensor, weight: Tensor | None, element: Tensor) -> Tensor:
         """(N, D_out): each row by the matrices of its element."""
@@ -201,73 +203,67 @@ class Linear(WeightedModule):
             )
 
     def _mapped(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """(…, f_out, D_out) of x (…, f_in, D)."""
+        """(…, D_out) of x (…, D); features, if there are any, in front of both."""
         if weight is not None and serves(self.mixing, x, self.shared_weights, self.backend):
             return self._mixed(self.mixing, x, weight, bias)
-        blocks = split(x, self.irreps_in, self.layout)
-        lead, (_, f_out) = x.shape[:-2], self.features or (1, 1)
+        blocks, lead = split(x, self.irreps_in, self.layout), x.shape[:-1]
+        if self.features:  # copies are those of every feature
+            blocks, lead = [block.flatten(-3, -2) for block in blocks], lead[:-1]
         if not self.shared_weights and weight is not None:
             lead = broadcast([lead, weight.shape[: -1 - len(self.features)]])
         out = []
         for k, item in enumerate(self.irreps_out):
-            rows = self._item(k, blocks, weight, lead)
-            if rows is None:
-                rows = x.new_zeros(*lead, f_out, item.mul, item.ir.dim)
-            shift = self._shift(k, bias)
-            out.append(rows if shift is None else rows + shift)
-        return (
-            join(out, self.layout) if out else x.new_zeros(*lead, *(self.features[1:] or (1,)), 0)
-        )
+            rows = self._item(k, blocks, weight)
+            if rows is None or self.features:
+                shape = (*lead, *self.features[1:], item.mul, item.ir.dim)
+                rows = x.new_zeros(shape) if rows is None else rows.reshape(shape)
+            out.append(rows if bias is None else self._shifted(k, rows, bias))
+        return join(out, self.layout) if out else x.new_zeros(*lead, *self.features[1:], 0)
 
     def _mixed(self, mixing: Mixing, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same by one operator, without features."""
-        lead = x.shape[:-2]
+        lead = x.shape[:-1]
         if not self.shared_weights:
             lead = broadcast([lead, weight.shape[:-1]])
             weight = weight.expand(*lead, weight.shape[-1]).flatten(0, -2)
-        rows = x.expand(*lead, *x.shape[-2:]).reshape(math.prod(lead), x.shape[-1])
-        z = mix(mixing, rows, weight).view(*lead, 1, mixing.width("z"))
+        rows = x.expand(*lead, x.shape[-1]).reshape(math.prod(lead), x.shape[-1])
+        z = mix(mixing, rows, weight).view(*lead, mixing.width("z"))
         if bias is None:
             return z
-        shifts = []
-        for k, item in enumerate(self.irreps_out):
-            shift = self._shift(k, bias)
-            none = bias.new_zeros(*bias.shape[:-1], 1, item.dim)
-            shifts.append(none if shift is None else shift.flatten(-2))
-        return z + torch.cat(shifts, -1)
+        shifts = [
+            self._shifted(k, bias.new_zeros(*bias.shape[:-1], item.mul, item.ir.dim), bias)
+            for k, item in enumerate(self.irreps_out)
+        ]
+        return z + join(shifts, self.layout)
 
-    def _item(
-        self, k: int, blocks: list[Tensor], weight: Tensor | None, lead: torch.Size
-    ) -> Tensor | None:
-        """(…, f_out, mul, 2l+1) of one item of the output: the items into it side by side."""
-        members = [n for n, i in enumerate(self.instructions) if i.i_out == k and i.num_weights]
-        if not members or weight is None:
+    def _item(self, k: int, blocks: list[Tensor], weight: Tensor | None) -> Tensor | None:
+        """(…, copies, 2l+1) of one item of the output: the items into it side by side."""
+        if not self._into[k] or weight is None:
             return None
-        item, (f_in, f_out) = self.irreps_out[k], self.features or (1, 1)
-        rows, matrices = [], []
-        for n in members:
-            instruction = self.instructions[n]
-            mul = instruction.path_shape[0]
-            view = self.view(n, weight) * instruction.path_weight
-            front = view.shape[: -2 - len(self.features)]
-            view = view.reshape(*front, f_in, f_out, mul, item.mul).transpose(-3, -2)
-            matrices.append(view.reshape(*front, f_in * mul, f_out * item.mul))
-            block = blocks[instruction.i_in].movedim(-1, -3)  # (…, 2l+1, f_in, mul)
-            rows.append(block.reshape(*block.shape[:-2], f_in * mul))
-        z = _side_by_side(rows, -1) @ _side_by_side(matrices, -2)
-        return z.reshape(*lead, item.ir.dim, f_out, item.mul).movedim(-3, -1)
+        rows = [blocks[self.instructions[n].i_in].mT for n in self._into[k]]
+        matrices = [self._matrix(n, weight) for n in self._into[k]]
+        # contiguous: torch then multiplies all rows by one matrix at once
+        return (_side_by_side(rows, -1).contiguous() @ _side_by_side(matrices, -2)).mT
 
-    def _shift(self, k: int, bias: Tensor | None) -> Tensor | None:
-        """(…, f_out, mul, 1): the bias of an item of the output."""
+    def _matrix(self, n: int, weight: Tensor) -> Tensor:
+        """(…, copies in, copies out) of an instruction, those of every feature."""
+        matrix, factor = self.view(n, weight), self.instructions[n].path_weight
+        if factor != 1:
+            matrix = matrix * factor
+        if not self.features:
+            return matrix
+        return matrix.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+
+    def _shifted(self, k: int, rows: Tensor, bias: Tensor) -> Tensor:
+        """(…, mul, 2l+1): an item of the output with its bias, if it has one."""
         first = 0
         for instruction in self.instructions:
-            if instruction.i_in < 0 and bias is not None:
+            if instruction.i_in < 0:
                 (count,) = instruction.path_shape
                 if instruction.i_out == k:
-                    part = bias.narrow(-1, first, count).unsqueeze(-1)
-                    return part if self.features else part.unsqueeze(-3)
+                    return rows + bias.narrow(-1, first, count).unsqueeze(-1)
                 first += count
-        return None
+        return rows
 
     def _checked_bias(self, bias: Tensor | None) -> Tensor | None:
         if bias is None:

@@ -55,11 +55,20 @@ class Parts(NamedTuple):
     """All instructions, by kind; what is empty is left out.
 
     The outputs of the direct structures and the dense ones add.
+
+    Args:
+        direct: products of channels.
+        mixed: what is mixed after a product.
+        dense: numbers of instructions.
+        every: those of all, whatever their kind.
+        channels: most channels that a product has of those that loops on the CPU serve well.
     """
 
     direct: tuple[Structure, ...]
     mixed: Mixed | None
     dense: tuple[int, ...]
+    every: tuple[int, ...]
+    channels: int
 
 
 def weight_offsets(instructions: Sequence[Instruction]) -> list[int]:
@@ -75,11 +84,21 @@ def structures_of(
     dense = tuple(n for n in chosen if _is_dense(instructions[n]))
     mixed = [n for n in chosen if n not in dense and instructions[n].mode.mixes]
     direct = [n for n in chosen if n not in dense and n not in mixed]
-    return Parts(
-        tuple(_direct(instructions, direct, operands, layout)),
-        _mixed(instructions, mixed, operands, layout) if mixed else None,
-        dense,
-    )
+    structures = tuple(_direct(instructions, direct, operands, layout))
+    mixes = _mixed(instructions, mixed, operands, layout) if mixed else None
+    channels = _channels(structures, mixes)
+    return Parts(structures, mixes, dense, tuple(chosen), channels)
+
+
+def _channels(direct: Sequence[Structure], mixed: Mixed | None) -> int:
+    """Loops serve neither products of scalars nor what mixes several copies of both factors."""
+    structures = list(direct)
+    if mixed is not None:
+        paths = sum(len(product.paths) for product in mixed.structure.products)
+        if paths == sum(len(columns.parts) for columns in mixed.outputs):  # no copies written out
+            structures.append(mixed.structure)
+    products = (product for structure in structures for product in structure.products)
+    return max((p.channels for p in products if any(any(p.degrees(t)) for t in p.paths)), default=0)
 
 
 class _Place(NamedTuple):

@@ -64,11 +64,11 @@ class TensorProduct(InstructedModule):
         flat = self.checked_weight(weight)
         x, y, *given = same_kind(x=x, y=y, weight=flat)
         flat = given[0] if given else None
-        own = [] if flat is None or self.shared_weights else [flat.shape[:-1]]
-        batch = broadcast([x.shape[:-1], y.shape[:-1], *own])
-        x, y = _rows(x, batch), _rows(y, batch)
-        rows = self.recipe(x, y, _rows(flat, batch) if own and flat is not None else flat)
-        return rows.view(*batch, self.irreps_out.dim)
+        own = [] if flat is None or self.shared_weights else [flat]
+        batch = broadcast([t.shape[:-1] for t in (x, y, *own)])
+        x, y, *own = (_rows(t, batch) for t in (x, y, *own))
+        rows = self.recipe(x, y, own[0] if own else flat)
+        return rows if len(batch) == 1 else rows.view(*batch, self.irreps_out.dim)
 
     def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """(…, D1, D_out): the matrix b with z = x @ b, for y (…, D2) and weights as in a call."""
@@ -81,5 +81,7 @@ class TensorProduct(InstructedModule):
 
 def _rows(x: Tensor, batch: torch.Size) -> Tensor:
     """(rows, D) of (…, D): one row for each of the broadcast dimensions."""
+    if x.shape[:-1] == batch and len(batch) == 1:
+        return x
     width = x.shape[-1]
     return x.expand(*batch, width).reshape(math.prod(batch), width)

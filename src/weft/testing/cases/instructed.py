@@ -180,7 +180,9 @@ def _call_conv(
     return found
 
 
-def product_case(name: str, shared: bool, layout: str, rows: int = 7) -> Case:
+def product_case(
+    name: str, shared: bool, layout: str, rows: int = 7, backend: str | None = None
+) -> Case:
     """A TensorProduct of MODULES."""
     irreps1, irreps2, out, instructions = MODULES[name]
     module = o3.TensorProduct(
@@ -191,6 +193,7 @@ def product_case(name: str, shared: bool, layout: str, rows: int = 7) -> Case:
         internal_weights=False,
         shared_weights=shared,
         layout=layout,
+        backend=backend,
     )
     label = f"TensorProduct {name}, {layout}{', shared' if shared else ''}, N={rows}"
     return _case(label, _call, product, module, (rows, rows), {}, name in MIXING)
@@ -290,7 +293,7 @@ def suite() -> Suite:
         linear_case(True, "mul_ir", rows=3),
     ]
     doors = [
-        product_case("uvw", False, "mul_ir", rows=2),
+        product_case("uvw", False, "mul_ir", rows=2, backend="torch"),  # by operators
         conv_case("uvu", "one edge", False, "mul_ir"),
     ]
     return Suite(cases, full, [product_case("uuw", True, "mul_ir", rows=2)], doors, ())
