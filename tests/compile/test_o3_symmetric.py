@@ -47,7 +47,7 @@ def test_contractions(name: str, check: Check) -> None:
     root = key(*map(Irreps, LAYERS[layer]), 3)
     for n, (part, _) in enumerate(parts(root + ORDERS[order])):
         places = symmetric_launch.columns(part, layout, 128)
-        warps = symmetric_launch.WARPS
+        warps, _ = symmetric_launch.shape(part)
         job = Job(program(part), places, 128, warps, False, target.startswith("sm_"))
         module = load("o3_symmetric", symmetric_generator.source(job))
         kernel = module.__dict__[symmetric_generator.name(job)]

@@ -32,12 +32,17 @@ from weft.testing.doors import DOOR_CHECKS, check_numerical
 SUITE = suite()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MACE = o3.Irreps("4x0e+4x1o+4x2e+4x3o"), o3.Irreps("4x0e+4x1o")
+PAIRS = [
+    pytest.param(case, dtype, id=f"{case.name}-{dtype}")
+    for i, case in enumerate(SUITE.cases)
+    for j, dtype in enumerate(DTYPES)
+    if not INTERPRETED or i % len(DTYPES) == j  # an interpreted program takes a millisecond
+]
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels run in the interpreter")
 native = pytest.mark.skipif(INTERPRETED, reason="kernels run in the interpreter, doors without it")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", SUITE.cases, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "dtype"), PAIRS)
 def test_values_and_derivatives(case, dtype):
     check_values(case, Setting(dtype=dtype, backend=BACKENDS[-1]))
 
@@ -75,11 +80,12 @@ def test_third_derivatives():
 
 
 @interpreted
-@pytest.mark.parametrize("programs", [1, 3, 40])
-@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize(("layout", "programs"), [("mul_ir", 1), ("ir_mul", 3), ("mul_ir", 40)])
 def test_one_kernel_is_the_products_by_degrees(layout, programs, monkeypatch):
     """MACE's layer, chunks of rows longer and shorter than elements, second order in parts."""
-    monkeypatch.setattr(symmetric_launch, "PROGRAMS", programs)
+    for name in ("ROWS", "SUMS"):
+        shape = getattr(symmetric_launch, name)._replace(programs=programs)
+        monkeypatch.setattr(symmetric_launch, name, shape)
     module = o3.SymmetricContraction(*MACE, 3, 6, layout=layout, backend="triton").double()
     by_degrees = copy.deepcopy(module)
     by_degrees.backend = "torch"
