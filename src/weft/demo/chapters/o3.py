@@ -161,7 +161,7 @@ def _exactness_table(model: Potential, some: Molecules) -> str:
         energy, force = energies_and_forces(network, of)
         wrong = ((energy - exact[0]) / of.size).abs().max()
         relative = (force - exact[1]).norm() / exact[1].norm()
-        return name, f"{relative:.1e}", f"{1e6 * wrong:.1e}", f"{_asymmetry(network, of):.1e}"
+        return name, f"{relative:.1e}", f"{1e6 * wrong:.2g}", f"{_asymmetry(network, of):.1e}"
 
     rows = [
         row("weft", Potential, some),
