@@ -43,7 +43,7 @@ FINISHED = {"FLIP": False, "ACTIVATION": "gelu"}
 KEY = {"SAMPLES": 256, "NEAR": preparation.NEAR}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
-    "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, Tile((preparation.BLOCK,), 8)),
+    "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, preparation.KEYED),
     "rank": ({"MOST": 2**31 - 1}, preparation.RANKED),
     "list": ({"K": 27, "WIDE": False}, Tile((), 1)),
     "tally": ({"K": 27}, Tile((1024,), 8)),

@@ -224,6 +224,20 @@ def test_rows_are_sorted_by_mask_and_tiles_by_length():
         assert lengths == sorted(lengths, reverse=True)
 
 
+@pytest.mark.parametrize("offsets", [27, 40])
+def test_rows_ascend_in_the_gray_code_of_their_masks(offsets):
+    """The rarest offset in a sample of columns is the highest digit.  Seen red with plain bits."""
+    count = 1500
+    there = tables(offsets, 400, count, seed=8) >= 0
+    made = preparation.tiles_of(torch.where(there, 0, -1).int(), None)
+    lane = torch.arange(8192 // preparation.padded(offsets), device=DEVICE)
+    sample = lane // 8 * count // (len(lane) // 8) // 8 * 8 + lane % 8
+    often = there[:, sample[sample < count]].sum(1).tolist()
+    digits = there[sorted(range(offsets), key=often.__getitem__)].int().cumsum(0) % 2
+    keys = digits.T.tolist()
+    assert made.rows[made.rows >= 0].tolist() == sorted(range(count), key=keys.__getitem__)
+
+
 @pytest.mark.parametrize("count", [1, 63, 64, 128, 500])
 @pytest.mark.parametrize("few", [0, 2**14])
 @pytest.mark.parametrize("offsets", [27, 40])

@@ -43,17 +43,14 @@ NEAR = 2**20
 MOST_SORTED = 2**18
 """Rows up to which tiles run longest first: with more, the last ones matter less than L2."""
 
-BLOCK = 512
-"""Rows whose keys are made together; their pairs are counted and compacted by panels."""
-
 SHARES = 32
 """Shares of pairs that one program places."""
 
 FEW = 2**14
 """Rows up to which each is compared with all: the launches of a sort would take longer."""
 
-MASKED = Tile((256,))
-"""Rows whose masks are made together."""
+MASKED, KEYED = Tile((256,)), Tile((1024,))
+"""Rows whose masks are made together, and whose keys are: their pairs are counted by panels."""
 
 RANKED = Tile((32, 256), 8)
 """Rows of a program, and of those it compares them with at once."""
@@ -182,7 +179,7 @@ def _kernels(
             preparation_kernels.key_kernel,
             (),
             (k, parts, bits, offsets, max(16, 8192 // offsets), NEAR),
-            Tile((BLOCK,), 8),
+            KEYED,
             *kind,
         ),
         kernel_for(preparation_kernels.rank_kernel, (), (most,), RANKED, device),
@@ -252,7 +249,7 @@ def _make_tiles(table: Tensor, order: Tensor | None, found: Tensor | None) -> Ti
         masks = found
     keys = table.new_empty(count, dtype=recipe.keys)
     joined = None if parts == 1 else masks
-    recipe.key(-(-count // BLOCK), (found, joined, keys, starts), (count, panels))
+    recipe.key(-(-count // KEYED.blocks[0]), (found, joined, keys, starts), (count, panels))
     if count <= FEW:
         by_mask = table.new_empty(count)
         recipe.rank(-(-count // RANKED.blocks[0]), (keys, by_mask), (count,))

@@ -100,7 +100,7 @@ def key_kernel(
     KEY: tl.constexpr = keys_ptr.dtype.element_ty
     block = tl.program_id(0)
     i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    part = block * (BLOCK // PANEL) + tl.arange(0, BLOCK // PANEL)[:, None]
+    part = block * (BLOCK // PANEL) + tl.arange(0, BLOCK // PANEL)
     bit = tl.arange(0, 32)
     other = tl.arange(0, OFFSETS)[None, :]
     gray = tl.zeros((BLOCK,), KEY)
@@ -108,19 +108,20 @@ def key_kernel(
         mask = _mask_of(parts_ptr, word, i, i < N, N, PARTS)
         if masks_ptr is not None:
             tl.store(masks_ptr + word * N.to(tl.int64) + i, mask, mask=i < N)
-        there = (mask[:, None] >> bit[None, :]) & 1  # [BLOCK, 32]
         k = word * 32 + bit
-        count = tl.sum(tl.reshape(there, (BLOCK // PANEL, PANEL, 32)), axis=1)
-        tl.store(counts_ptr + k[None, :] * blocks + part, count, mask=(part < blocks) & (k < K))
         own, all = _often(parts_ptr, word, N, K, PARTS, OFFSETS, SAMPLES)
         rarer = (all[None, :] < own[:, None]) | (
             (all[None, :] == own[:, None]) & (other < k[:, None])
         )
-        place = BITS - 1 - tl.sum((rarer & (other < K)).to(tl.int32), axis=1)[None, :]
-        digits = there.to(KEY) << tl.maximum(place, 0).to(KEY)
-        gray += tl.sum(tl.where(place >= 0, digits, 0), axis=1)
-    for log in tl.static_range(6 if keys_ptr.dtype.element_ty == tl.int64 else 5):
-        gray ^= gray >> (1 << log)
+        place = BITS - 1 - tl.sum((rarer & (other < K)).to(tl.int32), axis=1)
+        top = (tl.zeros((32,), KEY) + 1) << tl.maximum(place, 0).to(KEY)
+        # a bit of a Gray code flips all digits up to its place
+        flips = tl.where(place >= 0, top | (top - 1), 0)
+        for b in range(min(32, K - word * 32)):
+            there = (mask >> b) & 1
+            gray ^= tl.where(there != 0, tl.sum(tl.where(bit == b, flips, 0)), 0)
+            count = tl.sum(tl.reshape(there, (BLOCK // PANEL, PANEL)), axis=1)
+            tl.store(counts_ptr + (word * 32 + b) * blocks + part, count, mask=part < blocks)
     tl.store(keys_ptr + i, ((i // NEAR).to(KEY) << BITS) | gray, mask=i < N)
 
 
