@@ -24,11 +24,18 @@ CONSTANTS = {
     "search_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "HALF": False}
     | {"PIVOTS": 64, "LINES": 2, "BLOCK": 256},
     "mark_kernel": {"BLOCK": map_launch.MARK.blocks[0]},
+    "take_kernel": {"BLOCK": map_launch.ROWS},
+    "count_kernel": {"BLOCK": map_launch.WORDS.blocks[0]},
+    "number_kernel": {"BLOCK": map_launch.WORDS.blocks[0]},
+    "arrange_kernel": {"BLOCK": map_launch.ROWS},
     "look_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "BLOCK": map_launch.LOOK.blocks[0]},
     "candidates_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PAIRS},
     "outputs_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PAIRS},
 }
-WARPS = {"search_kernel": map_launch.SEARCH.num_warps, "mark_kernel": map_launch.MARK.num_warps}
+ROWS = ("pack_kernel", "settle_kernel", "take_kernel", "arrange_kernel")
+WARPS = dict.fromkeys(ROWS, map_launch.PACK.num_warps)
+WARPS |= dict.fromkeys(("count_kernel", "number_kernel"), map_launch.WORDS.num_warps)
+WARPS |= {"search_kernel": map_launch.SEARCH.num_warps, "mark_kernel": map_launch.MARK.num_warps}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "pack_kernel": {"checked": {}, "unchecked": {"flags_ptr": None}},
     "search_kernel": {
@@ -53,12 +60,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 def build(name: str, keys: str, variant: str) -> Build:
     """A kernel for keys of a type."""
-    kernel = getattr(cell_kernels if name in ("mark_kernel", "look_kernel") else map_kernels, name)
+    kernel = getattr(cell_kernels if name in cell_kernels.__all__ else map_kernels, name)
     constants = CONSTANTS[name] | VARIANTS.get(name, {"": {}})[variant]
     if "MOST" in kernel.arg_names:
         constants |= {"MOST": 2**31 - 1 if keys == "i32" else 2**63 - 1}
     of = {"found_ptr": "i64", "source_ptr": "i64", "places_ptr": "i64", "words_ptr": "i64"}
-    of |= {"keys_ptr": keys, "out_keys_ptr": keys}
+    of |= dict.fromkeys(("keys_ptr", "out_keys_ptr", "sorted_ptr"), keys)
     types = {
         p.name: f"*{of.get(p.name, 'i32')}" if p.name.endswith("_ptr") else p.annotation_type
         for p in kernel.params

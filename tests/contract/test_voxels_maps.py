@@ -11,7 +11,9 @@ columns of a table as the rows stand, bits of one line left out, a flag that sta
 voxel alone, one written by each of its voxels, the last axis's ends not asked for, pairs of an
 offset at the place of another's; places where rows are asked for at the opposite offset, lines that
 are not searched left as they were; rows that are never asked about, a guess that is forgotten, rows
-outside that have a cell, tiles made after the wait.
+outside that have a cell, tiles made after the wait; a second word of a line that is not read or
+read where it does not stand, the place of a word without voxels, cells between those of a dilated
+line not counted, counts of earlier words left out, repeats that fill no place, words that stay.
 """
 
 import copy
@@ -306,7 +308,7 @@ def test_rows_that_do_what_others_did_not_are_built_again(kernel, shuffled, monk
 
 @needs_kernels
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_the_host_waits_when_all_is_queued(shuffled, monkeypatch):
+def test_the_host_waits_when_all_is_queued(shuffled, found_by, monkeypatch):
     """A map and its tiles; the flags are read once, and before the map is handed out."""
     from weft.core.launcher import Kernel
 
@@ -318,8 +320,13 @@ def test_the_host_waits_when_all_is_queued(shuffled, monkeypatch):
     monkeypatch.setattr(map_launch.Flags, "read", lambda f: log.append("read") or read(f))
     rows = torch.tensor(cells(shuffled), device="cpu" if KERNELS else "cuda")
     found = build(Coordinates(rows, (6, 7, 9), 3), geometry(3, 3))
-    tiles = ["search_kernel", "key_kernel", "rank_kernel", "list_kernel", "tally_kernel"]
-    assert log == ["pack_kernel", *(["settle_kernel"] if shuffled else []), *tiles, "read"]
+    steps = ["settle"] * shuffled + ["search"]
+    if found_by == "looked up":
+        steps = [*(["take", "count", "number", "arrange"] if shuffled else ["mark"]), "look"]
+    if found_by == "half searched":
+        steps.append("mask")
+    steps = ["pack", *steps, "key", "rank", "list", "tally"]
+    assert log == [*(f"{step}_kernel" for step in steps), "read"]
     log.clear()
     assert found.inputs.rows.shape == rows.shape
     assert (found.inputs.order is None) == (not shuffled)
@@ -384,13 +391,43 @@ def test_kernels_that_run_before_it_raises_pass_it_over(column, below, monkeypat
 
 @pytest.mark.parametrize("place", [0, 130, -1])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_voxel_that_stands_twice_in_the_box_raises(place, shuffled):
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_voxel_that_stands_twice_in_the_box_raises(place, shuffled, marked, monkeypatch):
+    for name, number in (("MANY", 0), ("ROOM", 2**12)) if marked else ():
+        monkeypatch.setattr(map_launch, name, number)
+    thought(False)
     rows = cells(shuffled)
     rows.insert(place, rows[place])
     for _ in range(2):
         with pytest.raises(ShapeError, match=r"1 rows repeat another"):
             build(boxed(rows), geometry(3, 3))
     check(build(boxed(cells(shuffled)), geometry(3, 3)), cells(shuffled), None)
+
+
+@needs_kernels
+@pytest.mark.parametrize("side", [64, 63])
+@pytest.mark.parametrize("guessed", [False, True])
+def test_marked_cells_give_the_order_of_a_sort(side, guessed, monkeypatch):
+    """Of cells in several blocks, in the first and in the last; the words go with the first map."""
+    for name, number in (("MANY", 0), ("ROOM", 2**12)):
+        monkeypatch.setattr(map_launch, name, number)
+    number = random.Random(5)
+    drawn = {tuple(number.randrange(side) for _ in range(3)) for _ in range(500)}
+    rows = [(0, *row) for row in drawn | {(0, 0, 0), (side - 1,) * 3}]
+    number.shuffle(rows)
+    voxels = torch.tensor(rows, device="cpu" if KERNELS else "cuda")
+    box = (side,) * 3
+    coordinates_module._box((1, *box)).ascended[0] = False
+    found = Coordinates(voxels, box, 1) if guessed else Coordinates(voxels)
+    for shape in (geometry(3, (3, 1, 5)), geometry(3, (1, 3, 3), dilation=(1, 1, 2))):
+        table = build(found, shape)
+        assert found.cells is None
+        if KERNELS:
+            check(table, rows, None)
+    keys = ((voxels[:, 1] * side + voxels[:, 2]) * side + voxels[:, 3]).int()
+    wanted, order = torch.sort(keys)
+    same(found.keys, wanted)
+    same(found.order, order.int())
 
 
 @pytest.mark.parametrize("layer", [(3, "submanifold"), (2, "submanifold"), (2, "strided")])
@@ -491,6 +528,7 @@ LAYERS = {
     "3³": {"kernel_size": 3},
     "2³": {"kernel_size": 2},
     "(3, 1, 5), dilated": {"kernel_size": (3, 1, 5), "dilation": (1, 2, 3)},
+    "(1, 3, 4), dilated": {"kernel_size": (1, 3, 4), "dilation": (1, 1, 2)},
     "3³, stride 2": {"kernel_size": 3, "stride": 2, "padding": 1, "mode": "strided"},
     "2³, stride 2": {"kernel_size": 2, "stride": 2, "mode": "strided"},
     "2³, transposed": {"kernel_size": 2, "stride": 2, "mode": "transposed"},

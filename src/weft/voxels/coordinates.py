@@ -66,6 +66,7 @@ class Coordinates:
         self._packing: Packing | None = None
         self._keys: Tensor | None = None  # as the rows stand
         self._sorted: tuple[Tensor, Tensor | None] | None = None
+        self.cells: Tensor | None = None  # words that sorting left, until it is known to hold
         self._flags: Flags | None = None  # what kernels will have found; None: all is known
         self._given: Tensor | None = None  # the rows, until it is known what they are
         if not self._fits(rows):
@@ -90,7 +91,7 @@ class Coordinates:
         found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
         found._rows = packing.rows(keys) if rows is None else rows
         found._packing, found._sorted, found._ascends = packing, (keys, None), True
-        found._keys = found._flags = found._given = None
+        found._keys = found._flags = found._given = found.cells = None
         found.tables = {}
         return found
 
@@ -179,27 +180,23 @@ class Coordinates:
         """Keys, order and rows, for `valid`."""
         if self._sorted is None:
             keys = self.packing.pack(self._rows) if self._keys is None else self._keys
-            self._keys = None if self._given is None else keys  # they may have to be sorted yet
-            order = None
-            if not self._ascends:
-                keys, places = torch.sort(keys)
-                order = self._settled(keys, places)
-            self._sorted = keys, order
+            self._sorted = (keys, None) if self._ascends else self._in_order(keys)
+            self._keys = None if self._flags is None else keys  # they may be asked for yet
         return *self._sorted, self._rows
 
-    def _settled(self, keys: Tensor, places: Tensor) -> Tensor:
-        """The order of sorted keys as int32."""
+    def _in_order(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys ascending, and their order as int32."""
         if len(keys) and kernels_serve(keys.device.type):
             from weft.voxels import map_launch
 
             flags = self._flags = self._flags or map_launch.Flags(keys.device)
-            order = map_launch.settle(keys, places, flags)
+            keys, order, self.cells = map_launch.ascending(keys, self.packing.sizes, flags)
             flags.written()
-            return order
-        order = places.int()
-        if bool((keys[1:] == keys[:-1]).any()):
-            raise _stands_twice(self._rows, keys, order)
-        return order
+            return keys, order
+        placed, places = torch.sort(keys)
+        if bool((placed[1:] == placed[:-1]).any()):
+            raise _stands_twice(self._rows, keys)
+        return placed, places.int()
 
     def _holds(self) -> bool:
         """Whether what `unchecked` gave last holds; waits for the kernels."""
@@ -207,20 +204,21 @@ class Coordinates:
         if flags is None:
             return True
         outside, descends, repeats, _ = flags.read()
+        self.cells = None
         if outside:
             assert self._given is not None  # who packs rows keeps them
             self._survey(self._given)  # raises, or they were changed since
             self._packing = self._keys = self._sorted = self._flags = self._given = None
             return False
-        if repeats and self._sorted is not None:
-            raise _stands_twice(self._rows, *self._sorted)
+        if repeats and self._keys is not None:
+            raise _stands_twice(self._rows, self._keys)
         guessed, self._flags, self._given = self._given is not None, None, None
         if guessed and (box := _box(self.packing.sizes)) is not None:
             box.ascended[0] = not descends
             if self._sorted is None or self._ascends == descends:
                 self._ascends, self._sorted = not descends, None
                 return False
-            self._keys = None
+        self._keys = None
         return True
 
     def find(self, rows: Tensor) -> Tensor:
@@ -322,11 +320,11 @@ def _box(sizes: tuple[int, ...]) -> _Box | None:
     return _Box(packing, (packing.lows, tuple(n - 1 for n in sizes)), [True])
 
 
-def _stands_twice(rows: Tensor, keys: Tensor, order: Tensor | None) -> ShapeError:
-    assert order is not None  # rows that ascend are distinct
+def _stands_twice(rows: Tensor, keys: Tensor) -> ShapeError:
+    keys, order = torch.sort(keys, stable=True)
     twice = keys[1:] == keys[:-1]
     at = int(twice.nonzero()[0, 0])
-    first, second = sorted(order[at : at + 2].tolist())
+    first, second = order[at : at + 2].tolist()
     return ShapeError(
         f"voxel {tuple(rows[first].tolist())} stands in rows {first} and {second} of coords "
         f"({int(twice.sum())} rows repeat another): voxels must be distinct. Merge them: "

@@ -250,7 +250,7 @@ def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> Tables:
     from weft.voxels import map_launch
 
     box = inputs.packing.lows, inputs.packing.sizes
-    return *map_launch.submanifold(*inputs.unchecked(), *box, shape), None
+    return *map_launch.submanifold(*inputs.unchecked(), inputs.cells, *box, shape), None
 
 
 def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:

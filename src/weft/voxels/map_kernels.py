@@ -19,7 +19,6 @@ import triton.language as tl
 __all__ = [
     "candidates_kernel",
     "column_of",
-    "keep",
     "outputs_kernel",
     "pack_kernel",
     "row_at",
@@ -69,27 +68,22 @@ def _raise(flag_ptr, truth):
 
 
 @triton.jit
-def _digit(
-    key, outside, rows_ptr, at, mask, low, size, AXIS: tl.constexpr, COLUMNS: tl.constexpr,
-):
-    """(key · size + digit, whether a digit is outside of its range)"""
-    digit = column_of(rows_ptr, at, mask, AXIS, COLUMNS) - low
-    return key * size + digit, outside | (mask & ((digit < 0) | (digit >= size)))
+def _by_column(column, of_b, of0, of1, of2, of3, COLUMNS: tl.constexpr):
+    """The number of each column's axis: the batch comes first, the last axis last."""
+    axis = column + (4 - COLUMNS)
+    of = tl.where(axis == 0, of0, tl.where(axis == 1, of1, tl.where(axis == 2, of2, of3)))
+    return tl.where(column == 0, of_b, of)
 
 
 @triton.jit
-def _packed(
-    rows_ptr, at, mask, low_b, low0, low1, low2, low3, size_b, size0, size1, size2, size3,
-    COLUMNS: tl.constexpr,
-):
-    """The keys of rows, and which of them are outside of the box."""
-    key = tl.zeros_like(at).to(tl.int64)
-    out = key != key
-    key, out = _digit(key, out, rows_ptr, at, mask, low_b, size_b, -1, COLUMNS)
-    key, out = _digit(key, out, rows_ptr, at, mask, low0, size0, 0, COLUMNS)
-    key, out = _digit(key, out, rows_ptr, at, mask, low1, size1, 1, COLUMNS)
-    key, out = _digit(key, out, rows_ptr, at, mask, low2, size2, 2, COLUMNS)
-    return _digit(key, out, rows_ptr, at, mask, low3, size3, 3, COLUMNS)
+def _packed(rows_ptr, at, mask, column, low, size, weight, COLUMNS: tl.constexpr):
+    """The keys of rows, which are read whole, and which of them are outside of the box."""
+    cell = at[:, None] * COLUMNS + column[None, :]  # [BLOCK, columns]
+    live = mask[:, None] & (column < COLUMNS)[None, :]
+    digit = tl.load(rows_ptr + cell, mask=live, other=0).to(tl.int64) - low[None, :]
+    outside = live & ((digit < 0) | (digit >= size[None, :]))
+    key = tl.sum(tl.where(live, digit * weight[None, :], 0), 1)
+    return key, tl.max(outside.to(tl.int32), 1) != 0
 
 
 @triton.jit(do_not_specialize=range(3, 14))
@@ -105,20 +99,20 @@ def pack_kernel(
     With flags the key of a row outside is −1: kernels that run before a flag is read pass it over.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, 2 if COLUMNS == 2 else 4 if COLUMNS < 5 else 8)
+    low = _by_column(column, low_b, low0, low1, low2, low3, COLUMNS)
+    size = _by_column(column, size_b, size0, size1, size2, size3, COLUMNS)
+    line = size3.to(tl.int64)
+    plane = line * size2
+    weight = _by_column(column, plane * size1 * size0, plane * size1, plane, line, 1, COLUMNS)
     mask = at < N
-    key, outside = _packed(
-        rows_ptr, at, mask, low_b, low0, low1, low2, low3, size_b, size0, size1, size2, size3,
-        COLUMNS,
-    )
+    key, outside = _packed(rows_ptr, at, mask, column, low, size, weight, COLUMNS)
     value = key if flags_ptr is None else tl.where(outside, -1, key)
     tl.store(keys_ptr + at, value.to(keys_ptr.dtype.element_ty), mask=mask)
     if flags_ptr is not None:
         _raise(flags_ptr, outside)
         mask = at + 1 < N
-        following, _ = _packed(
-            rows_ptr, at + 1, mask, low_b, low0, low1, low2, low3,
-            size_b, size0, size1, size2, size3, COLUMNS,
-        )
+        following, _ = _packed(rows_ptr, at + 1, mask, column, low, size, weight, COLUMNS)
         _raise(flags_ptr + 1, mask & (key >= following))
 
 
@@ -177,7 +171,7 @@ def _search(keys_ptr, target, wanted, N, MOST: tl.constexpr, PIVOTS: tl.constexp
 
 
 @triton.jit
-def keep(table_ptr, k, num_offsets, N, at, value, mask, MIRRORED: tl.constexpr):
+def _keep(table_ptr, k, num_offsets, N, at, value, mask, MIRRORED: tl.constexpr):
     """table[k, at] = value; MIRRORED: table[K − 1 − k, at].  Returns the bits of those found."""
     if MIRRORED:
         k = num_offsets - 1 - k
@@ -202,7 +196,7 @@ def _centre(
 ):
     """The centre line of a symmetric kernel: its voxels stand beside the row itself."""
     k = tl.zeros_like(at) + num_offsets // 2
-    bits = keep(table_ptr, k, num_offsets, N, at, own, mask, MIRRORED)
+    bits = _keep(table_ptr, k, num_offsets, N, at, own, mask, MIRRORED)
     for side in tl.static_range(-1, 2, 2):
         place = at + side
         here = tl.load(keys_ptr + place, mask=mask & (place >= 0) & (place < N), other=MOST)
@@ -215,7 +209,7 @@ def _centre(
             moved = coordinate + (side * t * GAP)
             hit = mask & (here == target) & (moved >= 0) & (moved < size)
             value = row_at(order_ptr, place, hit)
-            bits |= keep(table_ptr, k + side * t, num_offsets, N, at, value, mask, MIRRORED)
+            bits |= _keep(table_ptr, k + side * t, num_offsets, N, at, value, mask, MIRRORED)
     return bits
 
 
@@ -300,7 +294,7 @@ def search_kernel(
         hit = inside & (here == target) & (moved >= 0) & (moved < size3)
         value = row_at(order_ptr, place, hit)
         k = (line * LAST + t)[:, None]
-        found |= keep(table_ptr, k, num_offsets, N, at[None, :], value, write, MIRRORED)
+        found |= _keep(table_ptr, k, num_offsets, N, at[None, :], value, write, MIRRORED)
         if HALF:
             opposite_ptr = table_ptr + (num_offsets - 1 - k).to(tl.int64) * N
             tl.store(opposite_ptr + place, own[None, :], mask=hit)

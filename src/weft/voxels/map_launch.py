@@ -24,9 +24,9 @@ from weft.voxels.preparation import calls_for_tiles, kernel_for, tiles_of
 __all__ = [
     "WALK",
     "Flags",
+    "ascending",
     "pack",
     "resample",
-    "settle",
     "submanifold",
     "survey",
 ]
@@ -42,13 +42,16 @@ BITS = 32
 ROWS, PAIRS = 512, 512
 """Rows that a program packs, pairs that one places."""
 
-SURVEY, PACK, PLACE = Tile((2 * ROWS,)), Tile((ROWS,)), Tile((PAIRS,))
+SURVEY, PACK, PLACE = Tile((2 * ROWS,)), Tile((ROWS,), num_warps=8), Tile((PAIRS,))
 
 SEARCH = Tile((64, 2, 256), num_warps=8)
 """Pivots of a step, lines at most and rows that one program searches for."""
 
 MARK, LOOK = Tile((128,), num_warps=1), Tile((128,))
 """Rows of a program that marks cells, and of one that looks them up."""
+
+WORDS = Tile((4096,), num_warps=8)
+"""Words of a program that counts or numbers them."""
 
 MANY, MANY_SEARCHED = 2**17, 2**19
 """Rows from which on cells are marked, and from which on half of the lines are searched: for fewer,
@@ -195,24 +198,71 @@ def pack(
     return keys
 
 
-def settle(keys: Tensor, places: Tensor, flags: Flags) -> Tensor:
-    """The places as int32; a flag says whether some sorted key stands twice."""
-    count = keys.shape[0]
+def ascending(keys: Tensor, sizes: Numbers, flags: Flags) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(the keys ascending, the row (int32) of each, the words of their cells if it found them).
+
+    A flag says whether some key stands twice.  Of boxes past int32 the keys are sorted: a program
+    that numbers words adds up the counts of all before it.
+    """
+    count, cells = keys.shape[0], math.prod(sizes)
+    if keys.dtype == torch.int32 and _crowded(count, cells):
+        return _arranged(keys, cells, flags)
+    keys, places = torch.sort(keys)
     order = places.new_empty(count, dtype=torch.int32)
     operands = [keys, places, order, flags.tensor]
     _launch(map_kernels.settle_kernel, -(-count // ROWS), operands, (count,), (), PACK)
-    return order
+    return keys, order, None
+
+
+def _crowded(count: int, cells: int) -> bool:
+    """Whether the cells of a box are marked."""
+    return count >= MANY and cells <= ROOM * count
+
+
+def _num_words(cells: int) -> int:
+    """Of all cells, and one past the last: see `cell_kernels`."""
+    return -(-cells // BITS) + 1
+
+
+def _arranged(keys: Tensor, cells: int, flags: Flags) -> tuple[Tensor, Tensor, Tensor]:
+    """`ascending` by the words of the cells: a voxel's place is the number of those before it."""
+    count, programs = keys.shape[0], -(-_num_words(cells) // WORDS.blocks[0])
+    bits = keys.new_zeros(programs * WORDS.blocks[0], dtype=torch.int32)
+    words = torch.empty_like(bits, dtype=torch.int64)
+    counts, total = bits.new_empty(programs), bits.new_empty(1)
+    placed, order = torch.empty_like(keys), bits.new_empty(count)
+    rows, row_programs = (count,), -(-count // ROWS)
+    arranged = [keys, words, total, placed, order, flags.tensor]
+    calls = [
+        (row_programs, _call(cell_kernels.take_kernel, [keys, bits], rows, (), PACK)),
+        (programs, _call(cell_kernels.count_kernel, [bits, counts], (), (), WORDS)),
+        (programs, _call(cell_kernels.number_kernel, [bits, counts, words, total], (), (), WORDS)),
+        (row_programs, _call(cell_kernels.arrange_kernel, arranged, rows, (), PACK)),
+    ]
+    with current_device(keys):
+        if not all(call.kernel.compiled for _, call in calls):
+            compile_together([call for _, call in calls])
+        for number, (kernel, operands, numbers) in calls:
+            kernel(number, operands, numbers)
+    return placed, order, words
 
 
 def submanifold(
-    keys: Tensor, order: Tensor | None, rows: Tensor, lows: Numbers, sizes: Numbers, shape: Geometry
+    keys: Tensor,
+    order: Tensor | None,
+    rows: Tensor,
+    words: Tensor | None,
+    lows: Numbers,
+    sizes: Numbers,
+    shape: Geometry,
 ) -> tuple[Tensor, Tensor | None]:
     """table and back of ascending keys; `order` says which row each of them is.
 
-    The table's tiles are made with it: no layer does without them, and the search leaves the masks.
+    Words of their cells may be there already.  The table's tiles are made with it: no layer does
+    without them, and the search leaves the masks.
     Of keys that do not ascend the tables say nothing, but are made.
     """
-    voxels = keys, order, rows, _marked(keys, sizes, shape)
+    voxels = keys, order, rows, _marked(keys, words, sizes, shape)
     table, parts = _search(voxels, lows, sizes, shape, shape.begin, mirrored=False)
     with current_device(table):
         tiles_of(table, order, parts)
@@ -224,13 +274,15 @@ def submanifold(
     return table, _search(voxels, lows, sizes, shape, begin, mirrored=True)[0]
 
 
-def _marked(keys: Tensor, sizes: Numbers, shape: Geometry) -> Tensor | None:
+def _marked(keys: Tensor, words: Tensor | None, sizes: Numbers, shape: Geometry) -> Tensor | None:
     """The words of a box's cells, see `cell_kernels`; None: it is too wide, or the voxels few."""
     count, cells = keys.shape[0], math.prod(sizes)
     reach = (k * d for k, d in zip(shape.kernel_size, shape.dilation, strict=True))
-    if count < MANY or cells > ROOM * count or max(*sizes, *reach) > SIDE:
+    if not _crowded(count, cells) or max(*sizes, *reach) > SIDE:
         return None
-    words = keys.new_zeros(-(-cells // BITS), dtype=torch.int64)
+    if words is not None:
+        return words
+    words = keys.new_zeros(_num_words(cells), dtype=torch.int64)
     programs = -(-count // MARK.blocks[0])
     _launch(cell_kernels.mark_kernel, programs, [keys, words], (count,), (), MARK)
     return words
@@ -253,20 +305,21 @@ def _search(
     table = rows.new_empty((plan.counts[0], count), dtype=torch.int32)
     if half:
         table[: plan.counts[0] // 2].fill_(-1)
-    parts = table.new_empty((tiles, count)) if plan.counts[0] <= BITS and not half else None
+    told = plan.counts[0] <= BITS and not half and not mirrored
+    parts = table.new_empty((tiles, count)) if told else None
     box = (*_front(lows[1:], 0), *_front(sizes[1:], 1))
-    numbers = (count, *plan.counts, *box, *plan.axes)
+    counts = plan.counts
     if words is None:
         kernel, tile, constants = map_kernels.search_kernel, plan.tile, plan.constants
         operands = [keys, order, rows, table, parts]
     else:
         kernel, tile = cell_kernels.look_kernel, LOOK
-        constants = (plan.constants[0], *plan.constants[2:5])
+        constants, counts = (plan.constants[0], *plan.constants[2:5]), counts[:1]
         operands = [keys, order, rows, words, table, parts]
     programs = -(-count // tile.blocks[-1]) * tiles
     left = 0 if parts is None else tiles
     later = None if mirrored else functools.partial(calls_for_tiles, table, order, left)
-    _launch(kernel, programs, operands, numbers, constants, tile, later)
+    _launch(kernel, programs, operands, (count, *counts, *box, *plan.axes), constants, tile, later)
     return table, parts
 
 
@@ -370,15 +423,26 @@ def _launch(
     tile: Tile,
     later: Callable[[], list[Call]] | None = None,
 ) -> None:
-    """Numbers have declared types and are not specialised: code depends on nothing else.
+    """What is called later is compiled with it."""
+    call = _call(function, operands, numbers, constants, tile)
+    first = operands[0]
+    assert first is not None
+    with current_device(first):
+        if later is not None and not call.kernel.compiled:
+            compile_together([call, *later()])
+        call.kernel(programs, operands, numbers)
 
-    What is called later is compiled with it.
-    """
+
+def _call(
+    function: Any,
+    operands: Sequence[Tensor | None],
+    numbers: Numbers,
+    constants: tuple[Any, ...],
+    tile: Tile,
+) -> Call:
+    """Numbers have declared types and are not specialised: code depends on nothing else."""
     first = operands[0]
     assert first is not None
     dtypes = [None if t is None else t.dtype for t in operands]
-    with current_device(first):
-        kernel = kernel_for(function, (), constants, tile, first.device, *dtypes)
-        if later is not None and not kernel.compiled:
-            compile_together([Call(kernel, operands, numbers), *later()])
-        kernel(programs, operands, numbers)
+    kernel = kernel_for(function, (), constants, tile, first.device, *dtypes)
+    return Call(kernel, operands, numbers)
