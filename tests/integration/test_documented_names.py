@@ -1,4 +1,4 @@
-"""Every public name says what it is and stands in docs/api, every file in the house of the design.
+"""Public names say what they are and stand in docs/api, files in the design, variables in docs.
 
 A page of docs/api shows the modules that it names by `automodule`, of these the names in __all__,
 and what it names itself.  Seen red with: a module left out of a page, a name left out of its
@@ -53,3 +53,13 @@ def test_the_house_names_every_file_of_its_own():
         there = {path.stem for path in folder.glob("*.py")}
         there |= {path.parent.name for path in folder.glob("*/__init__.py")}
         assert sorted(named) == sorted(there - {aside})
+
+
+def test_environment_variables_are_in_the_docs():
+    """Those that the sources and the benchmarks read."""
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    read = re.compile(r"environ[\w.]*[\[(]\"(WEFT_\w+)\"")
+    used = {name for file in files for name in read.findall(file.read_text(encoding="utf-8"))}
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    assert used
+    assert not {name for name in used if f"`{name}" not in pages}
