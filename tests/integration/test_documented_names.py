@@ -3,7 +3,7 @@
 A page of docs/api shows the modules that it names by `automodule`, of these the names in __all__,
 and what it names itself.  Seen red with: a module left out of a page, a name left out of its
 module's __all__, a function without a docstring; a file of core that the house does not name, and
-one that is gone.
+one that is gone; a variable that no page names.
 """
 
 import inspect
