@@ -1,7 +1,7 @@
 """SO2Linear: against harmonics, as tensor products of one path, at the poles, doors, errors.
 
 Seen red with: W_i of the other sign, half a turn left out below, a factor that counts one copy
-more, order l left out, a turn where there is no direction.
+more, order l left out, a turn where there is no direction; turns of degree 6 in another order.
 """
 
 import itertools
@@ -123,6 +123,13 @@ def test_equivariant(mmax, parity, layout):
     inputs = [normal(9, module.irreps_in.dim), normal(9, 3, seed=1)]
     irreps = [module.irreps_in, parity]
     assert_o3_equivariant(module, inputs, irreps, IRREPS_OUT, layout=layout)
+
+
+def test_equivariant_to_degree_six():
+    irreps = o3.Irreps("1x0e+2x5o+1x6e+1x6o")
+    module = o3.SO2Linear(irreps, irreps).double()
+    inputs = [normal(9, irreps.dim), normal(9, 3, seed=1)]
+    assert_o3_equivariant(module, inputs, [irreps, "1o"], irreps)
 
 
 PATHS = [(a, b, c) for a, b, c in itertools.product(range(4), repeat=3) if abs(a - c) <= b <= a + c]

@@ -46,9 +46,7 @@ def dense_product(
         weight = None if weight is None else weight.flatten(-2)
     if not mode.mixes:
         return met if weight is None else met * weight.unsqueeze(-1)
-    if weight is None:
-        return met.sum(1, keepdim=True).expand(-1, instruction.path_shape[-1], -1)
-    return (met.mT @ weight).mT
+    return met.sum(1, keepdim=True) if weight is None else (met.mT @ weight).mT
 
 
 def exact(x: Tensor) -> bool:
