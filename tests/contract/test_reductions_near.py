@@ -2,8 +2,8 @@
 
 Seen red with: another centre for columns than for rows, terms of rows left out, columns past the
 end of an interval left in, columns infinitely far not set aside, moments about another point, no
-bound on the spread of a tile, a first lane that adds up all short intervals about the mean of rows
-of which the last is repeated.
+bound on the spread of a tile, a tile without rows divided by their number, a first lane that adds
+up all short intervals about the mean of rows of which the last is repeated.
 """
 
 import pytest
@@ -22,10 +22,7 @@ if not INTERPRETED:
 
 from weft.reductions import generator, launch, near
 
-pytestmark = [
-    pytest.mark.usefixtures("poisoned_memory"),
-    pytest.mark.filterwarnings("ignore:.*:RuntimeWarning"),  # columns past the end of an interval
-]
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 KERNEL = node("exp", -node("sqdist", X, Y))
 WEIGHT = part(B, 0)
 
@@ -38,6 +35,15 @@ FORMULAS = {
     "scaled points": node("exp", -0.5 * node("sqdist", X * A, Y * P)) * WEIGHT,
     "quotients": KERNEL * node("reciprocal", WEIGHT),
 }
+
+
+def ignored(message):
+    return pytest.mark.filterwarnings(f"ignore:{message}:RuntimeWarning")
+
+
+QUOTIENTS = pytest.param(  # by the 0 of columns past the end of an interval
+    "quotients", marks=ignored("divide by zero encountered in divide")
+)
 
 
 @pytest.fixture
@@ -66,7 +72,7 @@ def same(first, second):
     return bool((first == second).all())
 
 
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("name", [*[n for n in FORMULAS if n != "quotients"], QUOTIENTS])
 @pytest.mark.parametrize(("scale", "far"), [(0.25, 0), (0.25, 64), (8, 0)])
 def test_near_and_wide(by_differences, name, scale, far):
     """Near each other by the centre, wherever they lie; else by differences."""
@@ -81,7 +87,7 @@ def test_near_and_wide(by_differences, name, scale, far):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize("formula", ["gradient in y and b", "quotients"])
+@pytest.mark.parametrize("formula", ["gradient in y and b", QUOTIENTS])
 def test_blocks(name, formula):
     check_sums(launch.sums, FORMULAS[formula], wide_data(SMALL, 0.25, 64), SMALL, blocks(name))
 
@@ -130,6 +136,7 @@ def test_rows_far_from_all_columns():
         check_sums(launch.sums, FORMULAS[name], values, sizes)
 
 
+@ignored("overflow encountered in multiply")
 def test_columns_infinitely_far_are_nothing():
     sizes = Sizes(2, 40, 100)
     values = wide_data(sizes, 0.25, 0)
@@ -144,6 +151,7 @@ def test_columns_infinitely_far_are_nothing():
     assert bool(launch.sums(FORMULAS["sum"], values, sizes, None, Options()).isnan().all())
 
 
+@ignored("All-NaN slice encountered")
 def test_a_row_that_is_no_number_is_one_row():
     sizes = Sizes(2, 40, 100)
     values = wide_data(sizes, 0.25, 0)

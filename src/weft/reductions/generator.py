@@ -213,12 +213,18 @@ class _Writer:
             yield "begin = part * length"
             yield "end = tl.minimum(begin + length, columns)"
         if self.near is not None:
-            yield from self.near.choice()
+            yield from self.near.choice(len(self.summed))
         yield from indented(self._differences(), int(self.near is not None))
-        yield from self._stores() if self.job.kind != "smallest" else self._store_lists()
+        if self.job.kind == "smallest":
+            yield from self._store_lists()
+            return
+        yield from self._results_of_rows()
+        if self.near is not None:
+            yield from self.near.results(len(self.summed))
+        yield from self._stores()
 
     def _differences(self) -> Iterator[str]:
-        """From what was loaded to the results."""
+        """From what was loaded to lists, or to totals in lanes."""
         yield from assign(self.parts.constant, self.dialect)
         yield from assign(self.parts.rows, self.dialect)
         yield "lanes = tl.arange(0, BLOCK_N // LANES)[:, None, None] * LANES"
@@ -229,8 +235,6 @@ class _Writer:
             yield "for q in range(first_interval, last_interval):"
             inside = list(indented([*self._bounds(), *inside]))
         yield from inside
-        if self.job.kind != "smallest":
-            yield from self._results_of_rows()
 
     def _entry(self) -> Iterator[str]:
         """The data of its batch entry, and its block of components."""

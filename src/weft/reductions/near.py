@@ -43,6 +43,8 @@ MOST = 5
 FAR = 3e38
 """|β| of columns whose exponential is 0, or no number, whatever the row."""
 
+ZEROS = "tl.zeros([BLOCK_M, LANES], TOTAL)"
+
 LEFT = leaf("left", 0, {"j"})
 """Columns behind this one: less than 0 past the end of an interval."""
 
@@ -160,7 +162,7 @@ class Printer:
         self.parts = separated(near.terms)
         places = {e: a for a, e in self.parts.rows}
         found = rebuilt(near.results, places)
-        self.results = [found[e] for e in near.results]
+        self.outcome = [found[e] for e in near.results]
         self.columns = [v for v in variables if v.data[2] == 1]
         self.centre = [f"m{c}" for c in range(len(near.points))]
         leaves = [
@@ -181,19 +183,32 @@ class Printer:
         names = [*given, *self.centre, *pointers, *self._task(), *blocks]
         yield from _function("near_sums", names, self._sums())
 
-    def choice(self) -> Iterator[str]:
-        """Up to the branch for other tiles: what follows is to be indented."""
+    def choice(self, others: int) -> Iterator[str]:
+        """Up to the branch for other tiles, which have so many totals and are to be indented."""
         given = [text(e) for e in self.read]
+        sums = range(len(self.near.terms))
         # a task without rows has a centre all the same
         yield "count = tl.maximum(tl.minimum(last_row - first_row, BLOCK_M), 1).to(tl.int32)"
         centre = f"centre({', '.join([*given, 'count', 'BLOCK_M'])})"
         yield f"{', '.join([*self.centre, 'spread'])} = {centre}"
         pointers = [f"v{v.data[0]}_ptr" for v in self.columns]
         arguments = [*given, *self.centre, *pointers, *self._task(), "BLOCK_M", "BLOCK_N", "TILES"]
-        results = ", ".join(f"result{e}" for e in range(len(self.near.results)))
-        yield f"if spread <= {self.near.limit}:"
-        yield f"    {results} = near_sums({', '.join(arguments)})"
+        yield f"inside = spread <= {self.near.limit}"
+        yield "if inside:"
+        yield f"    {', '.join(f'total{n}' for n in sums)} = near_sums({', '.join(arguments)})"
+        yield from (f"    total{n} = {ZEROS}" for n in range(len(sums), others))
         yield "else:"
+        yield from (f"    total{n} = {ZEROS}" for n in range(others, len(sums)))
+
+    def results(self, others: int) -> Iterator[str]:
+        """Results of such tiles, beside those of others, whose sums are the first ones."""
+        for n in range(others, len(self.near.terms)):
+            yield f"sum{n} = tl.sum(total{n}, 1)[None, :, None]"
+        yield from assign((*self.parts.constant, *self.parts.rows), self.dialect)
+        lines, names = assigned(self.outcome, self.dialect)
+        yield from lines
+        for e, name in enumerate(names):
+            yield f"result{e} = tl.where(inside, {name}, result{e})"
 
     def _task(self) -> list[str]:
         """Which columns there are."""
@@ -233,8 +248,7 @@ class Printer:
     def _sums(self) -> Iterator[str]:
         yield from assign((*self.parts.constant, *self.parts.rows), self.dialect)
         sums = range(len(self.near.terms))
-        zeros = "tl.zeros([BLOCK_M, LANES], TOTAL)"
-        yield from (f"total{n} = {zeros}" for n in sums)
+        yield from (f"total{n} = {ZEROS}" for n in sums)
         inside = [
             "lanes = tl.arange(0, BLOCK_N // LANES)[:, None, None] * LANES",
             # one lane would add up the first columns of all intervals
@@ -242,7 +256,7 @@ class Printer:
             "lanes = lanes + (turned & (LANES - 1))[None, None, :]",
             *self._load("", "begin"),
             "for block in range(begin, end, TILES * BLOCK_N):",
-            *indented(f"part{n} = {zeros}" for n in sums),
+            *indented(f"part{n} = {ZEROS}" for n in sums),
             "    block_end = tl.minimum(block + TILES * BLOCK_N, end)",
             "    for start in range(block, block_end, BLOCK_N):",
             *indented(self._tile(), 2),
@@ -252,10 +266,7 @@ class Printer:
             yield "for q in range(first_interval, last_interval):"
             inside = list(indented([*self.bounds, *inside]))
         yield from inside
-        yield from (f"sum{n} = tl.sum(total{n}, 1)[None, :, None]" for n in sums)
-        lines, names = assigned(self.results, self.dialect)
-        yield from lines
-        yield f"return {', '.join(names)}"
+        yield f"return {', '.join(f'total{n}' for n in sums)}"
 
     def _load(self, prefix: str, start: str) -> Iterator[str]:
         names = ", ".join(prefix + name for name in self.loaded)
