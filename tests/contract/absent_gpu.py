@@ -6,8 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
 
 from weft.core import fingerprint, launcher, machine
 
@@ -55,8 +53,25 @@ class Driver:
         return 0
 
 
+def without_triton(replace: Any) -> Driver:
+    """Kernels of tensors on the CPU are launched into nothing, if their code is on disk.
+
+    Args:
+        replace: monkeypatch.setattr, or setattr.
+    """
+    driver = Driver()
+    replace(launcher, "_current_stream", lambda: 0)
+    replace(launcher, "_made", set())
+    replace(fingerprint, "_device", lambda: "sm_90")
+    replace(machine, "_driver", lambda: driver)
+    return driver
+
+
 def stand_in(monkeypatch: Any) -> Driver:
-    """Kernels of tensors on the CPU are compiled, and launched into nothing."""
+    """The same, and what is not on disk is compiled."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
     utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": SHARED})
     known = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", 90, 32),
@@ -67,9 +82,4 @@ def stand_in(monkeypatch: Any) -> Driver:
     monkeypatch.setattr(triton.runtime.driver, "_active", known)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
-    monkeypatch.setattr(launcher, "_made", set())
-    monkeypatch.setattr(fingerprint, "_device", lambda: "sm_90")
-    driver = Driver()
-    monkeypatch.setattr(machine, "_driver", lambda: driver)
-    return driver
+    return without_triton(monkeypatch.setattr)

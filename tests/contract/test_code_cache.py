@@ -3,12 +3,14 @@
 A GPU that is not here stands in: Triton compiles for it, a stub of the driver is given the code.
 Seen red with: a key without the functions that are called, without constants, without versions,
 without the width or the alignment of an argument; checksums that nobody looks at, a file that is
-read under another's key; code that is read although Triton is being debugged.
+read under another's key; code that is read although Triton is being debugged, or although a module
+is not what its text says; modules that threads run, a text that changes while it is compiled.
 """
 
 import importlib
 import itertools
 import pathlib
+import subprocess
 import sys
 import threading
 
@@ -23,7 +25,7 @@ from tests.conftest import INTERPRETED
 from tests.contract.absent_gpu import stand_in
 from weft.core import code_cache, files, fingerprint, generated, machine
 from weft.core.launcher import Call, Kernel, Tile, compile_together
-from weft.reductions import launch
+from weft.reductions import gaussians, launch
 from weft.reductions.formula import node, var
 
 if INTERPRETED:
@@ -75,16 +77,48 @@ def driver(monkeypatch, tmp_path):
     fingerprint._versions.cache_clear()
 
 
-def printed(monkeypatch, helpers=HELPERS, kernel=KERNEL):
-    module = generated.load("helpers_of_a_test", helpers)
-    monkeypatch.setitem(sys.modules, "weft.helpers_of_a_test", module)
-    return generated.Printed("kernel_of_a_test", kernel, "some_kernel")
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """Where a module of weft may be that only a test knows."""
+    monkeypatch.setattr(weft, "__path__", [*weft.__path__, str(tmp_path / "more")])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it is known by size and second alone
+    yield tmp_path / "more"
+    forget()
 
 
-def live(monkeypatch, helpers=HELPERS, kernel=KERNEL):
-    found = printed(monkeypatch, helpers, kernel)
-    generated.load.cache_clear()  # by its text alone it is the same module
-    return found.function
+def forget():
+    """As in a process of its own."""
+    for name in ("weft.helpers_of_a_test", "weft.kernel_of_a_test"):
+        sys.modules.pop(name, None)
+        generated.as_loaded.pop(name, None)
+    generated.load.cache_clear()
+    importlib.invalidate_caches()
+
+
+def save(name, text):
+    files.write(pathlib.Path(weft.__path__[1]) / f"{name}.py", text.encode())
+
+
+def printed(helpers=HELPERS, kernel=KERNEL):
+    """A function of a generated module."""
+    forget()
+    save("helpers_of_a_test", helpers)
+    return generated.Jitted(
+        "some_kernel", lambda: kernel, lambda: generated.load("kernel_of_a_test", kernel)
+    )
+
+
+def written(helpers=HELPERS, kernel=KERNEL):
+    """A function of a module that was not imported."""
+    forget()
+    save("helpers_of_a_test", helpers)
+    save("kernel_of_a_test", kernel)
+    return generated.written.__wrapped__("weft.kernel_of_a_test", "some_kernel")
+
+
+def live(helpers=HELPERS, kernel=KERNEL):
+    """A function that Triton has made."""
+    return written(helpers, kernel).function()
 
 
 def arguments(n=100, dtype=torch.float32, shift=0, block=128):
@@ -99,10 +133,10 @@ def key(kernel, given=None, **options):
 # what code follows from is in its key
 
 
-@pytest.mark.parametrize("make", [printed, live])
+@pytest.mark.parametrize("make", [printed, written, live])
 def test_the_text_of_what_is_called_is_in_the_key(make, driver, monkeypatch):
     keys = {
-        key(make(monkeypatch, helpers, kernel))
+        key(make(helpers, kernel))
         for helpers, kernel in [
             (HELPERS, KERNEL),
             (HELPERS.replace("constexpr(2)", "constexpr(3)"), KERNEL),
@@ -115,17 +149,49 @@ def test_the_text_of_what_is_called_is_in_the_key(make, driver, monkeypatch):
     assert None not in keys
 
 
-@pytest.mark.parametrize("make", [printed, live])
-def test_what_is_changed_while_the_process_runs_is_in_the_key(make, driver, monkeypatch):
-    kernel = make(monkeypatch)
+def test_what_is_changed_while_the_process_runs_is_in_the_key(driver, monkeypatch):
+    kernel = live()
     before = key(kernel)
     helpers = sys.modules["weft.helpers_of_a_test"]
     monkeypatch.setattr(helpers, "FACTOR", triton.language.constexpr(3))
     assert None is not key(kernel) != before
 
 
+@pytest.mark.parametrize("make", [printed, written])
+@pytest.mark.parametrize("value", [triton.language.constexpr(3), 2, [2], None])
+def test_no_key_where_a_module_is_not_what_its_text_says(make, value, driver, monkeypatch):
+    kernel = make()
+    before = key(kernel)
+    kernel.function()
+    assert key(kernel) == before is not None
+    helpers = sys.modules["weft.helpers_of_a_test"]
+    with monkeypatch.context() as replaced:
+        replaced.setattr(helpers, "FACTOR", value)
+        assert key(kernel) is None
+    with monkeypatch.context() as replaced:
+        replaced.setattr(helpers.FACTOR, "value", 3)
+        assert key(kernel) is None
+    assert key(kernel) == before
+    monkeypatch.delitem(sys.modules, "weft.helpers_of_a_test")
+    importlib.import_module("weft.helpers_of_a_test")  # by somebody who may have changed it
+    assert key(kernel) is None
+
+
+def test_code_is_not_stored_where_a_text_changes_meanwhile(driver, monkeypatch, asked):
+    run = generated.Jitted.run
+
+    def edited(*given, **options):
+        save("helpers_of_a_test", HELPERS.replace("+ 1", "+ 3"))
+        return run(*given, **options)
+
+    monkeypatch.setattr(generated.Jitted, "run", edited)
+    first_call()
+    assert len(asked) == 1
+    assert not (files.home() / "machine").exists()
+
+
 def test_versions_device_and_options_are_in_the_key(driver, monkeypatch):
-    kernel = printed(monkeypatch)
+    kernel = printed()
     keys = {key(kernel), key(kernel, num_warps=8), key(kernel, num_stages=2)}
     monkeypatch.setattr(fingerprint, "_device", lambda: "sm_100")
     keys.add(key(kernel))
@@ -174,7 +240,7 @@ def test_arguments_are_told_apart_as_triton_does_it():
 
 
 def test_sizes_of_one_kind_share_their_code(driver, monkeypatch):
-    kernel = printed(monkeypatch)
+    kernel = printed()
     assert key(kernel, arguments(n=100)) == key(kernel, arguments(n=2**30 + 1))
     different = [arguments(n=1), arguments(n=16), arguments(n=2**31), arguments(block=64)]
     different += [arguments(dtype=torch.float16), arguments(shift=1), arguments()]
@@ -182,12 +248,12 @@ def test_sizes_of_one_kind_share_their_code(driver, monkeypatch):
 
 
 def test_parameters_are_read_as_triton_reads_them(driver, monkeypatch):
-    kernel = printed(monkeypatch)
-    assert kernel.arg_names == kernel.function.arg_names
-    assert kernel.constexprs == kernel.function.constexprs == [3]
+    kernel = printed()
+    assert kernel.arg_names == kernel.function().arg_names
+    assert kernel.constexprs == kernel.function().constexprs == [3]
 
 
-def test_every_kernel_by_hand_has_a_key():
+def test_every_kernel_by_hand_has_a_key(monkeypatch):
     folder = pathlib.Path(weft.__file__).parent
     names = [".".join(path.relative_to(folder).parts)[:-3] for path in folder.rglob("*_kernels.py")]
     names += [f"{family}.kernels" for family in ("clifford", "o3", "products", "reductions")]
@@ -199,8 +265,13 @@ def test_every_kernel_by_hand_has_a_key():
         if isinstance(f, triton.runtime.JITFunction) and f.__module__ == module.__name__
     ]
     assert len(found) > 60
+    monkeypatch.setattr(fingerprint, "state", lambda module: None)  # others import modules too
+    monkeypatch.setattr(fingerprint, "as_loaded", {})
     for function in found:
-        assert list(fingerprint._function(function, set()))
+        text = generated.written(function.__module__, function.__name__)
+        assert list(fingerprint._made_of(function))
+        assert list(fingerprint._made_of(text))
+        assert (text.arg_names, text.constexprs) == (function.arg_names, function.constexprs)
 
 
 @pytest.mark.parametrize(
@@ -212,12 +283,14 @@ def test_every_kernel_by_hand_has_a_key():
     ],
 )
 @pytest.mark.parametrize("ranged", [False, True])
-def test_every_kernel_of_a_reduction_has_a_key(kind, f, w, ranged):
+def test_every_kernel_of_a_reduction_has_a_key(kind, f, w, ranged, monkeypatch):
+    monkeypatch.setattr(fingerprint, "state", lambda module: None)  # others import modules too
+    monkeypatch.setattr(fingerprint, "as_loaded", {})
     text = launch.source(kind, f, w, k=4, ranged=ranged)
     kernel = generated.printed(f"reductions_{kind}", text, f"{kind}_kernel")
-    assert list(fingerprint._function(kernel, set()))
-    assert kernel.arg_names == kernel.function.arg_names
-    assert kernel.constexprs == kernel.function.constexprs
+    assert list(fingerprint._made_of(kernel))
+    assert kernel.arg_names == kernel.function().arg_names
+    assert kernel.constexprs == kernel.function().constexprs
 
 
 # there is no key where it could say too little
@@ -228,21 +301,22 @@ def test_every_kernel_of_a_reduction_has_a_key(kind, f, w, ranged):
     [
         KERNEL.replace("import triton\n", "import triton\nimport numpy\n", 1),
         KERNEL.replace("from weft.helpers_of_a_test", "from tests.helpers", 1),
-        KERNEL + "\n\nfrom weft.helpers_of_a_test import scaled\n",
+        KERNEL.replace("import triton\n", "import triton, numpy\n", 1),
+        KERNEL + "\n\nfrom weft import helpers_of_a_test\n",
+        KERNEL.replace("weft.helpers_of_a_test", "weft.no_such_module"),
     ],
 )
 def test_no_key_for_what_is_imported_in_another_way(text, driver, monkeypatch):
-    assert key(printed(monkeypatch, kernel=text)) is None
+    assert key(printed(kernel=text)) is None
 
 
 def test_no_key_for_values_of_another_kind(driver, monkeypatch):
-    kernel = printed(monkeypatch)
+    kernel = live()
     helpers = sys.modules["weft.helpers_of_a_test"]
     for value in (object(), [2], torch):
         monkeypatch.setattr(helpers, "FACTOR", value)
         assert key(kernel) is None
-    monkeypatch.undo()
-    assert key(printed(monkeypatch), (*arguments()[:3], object())) is None
+    assert key(printed(), (*arguments()[:3], object())) is None
     assert key(object()) is None
 
 
@@ -255,7 +329,7 @@ def variables():
 
 @pytest.mark.parametrize("name", sorted({n.replace("-", "_") for n in variables()}))
 def test_a_variable_of_triton_changes_the_key_or_leaves_none(name, driver, monkeypatch):
-    kernel = printed(monkeypatch)
+    kernel = printed()
     before = key(kernel)
     monkeypatch.setenv(name, "/1")
     assert before is not None
@@ -263,7 +337,7 @@ def test_a_variable_of_triton_changes_the_key_or_leaves_none(name, driver, monke
 
 
 def test_no_key_while_knobs_are_turned(driver, monkeypatch):
-    kernel = printed(monkeypatch)
+    kernel = printed()
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.listener = lambda **_: None
         assert key(kernel) is None
@@ -343,62 +417,44 @@ def test_writers_and_readers_at_once(driver):
 # first calls
 
 
-def first_call(monkeypatch, helpers=HELPERS):
-    """As in a process of its own."""
-    generated.load.cache_clear()
-    kernel = Kernel(printed(monkeypatch, helpers), (100,), (), Tile((128,), 4, 1))
+def first_call(helpers=HELPERS):
+    kernel = Kernel(printed(helpers), (100,), (), Tile((128,), 4, 1))
     kernel(1, [torch.zeros(64), torch.zeros(64)])
-
-
-def refuse(*_, **__):
-    raise AssertionError("Triton was asked")
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """How often Triton was asked."""
-    found, run = [], generated.Printed.run
+    found, run = [], generated.Jitted.run
     monkeypatch.setattr(
-        generated.Printed, "run", lambda self, *a, **o: found.append(1) or run(self, *a, **o)
+        generated.Jitted, "run", lambda self, *a, **o: found.append(1) or run(self, *a, **o)
     )
     return found
 
 
 def test_the_second_process_asks_triton_for_nothing(driver, monkeypatch, asked):
-    first_call(monkeypatch)
+    first_call()
     assert len(asked) == 1
-    monkeypatch.setattr(generated, "load", refuse_kernel(generated.load))
-    first_call(monkeypatch)
+    first_call()
     assert len(asked) == 1
     assert driver.loaded[0] == driver.loaded[1]
     assert driver.launched == ["some_kernel"] * 2
 
 
-def refuse_kernel(load):
-    """Modules of helpers only."""
-
-    def helpers_only(name, source):
-        assert name == "helpers_of_a_test"
-        return load(name, source)
-
-    helpers_only.cache_clear = load.cache_clear
-    return helpers_only
-
-
 def test_a_damaged_file_is_compiled_again_and_replaced(driver, monkeypatch, asked):
-    first_call(monkeypatch)
+    first_call()
     (path,) = (files.home() / "machine").iterdir()
     right = path.read_bytes()
     path.write_bytes(right[:100])
-    first_call(monkeypatch)
+    first_call()
     assert len(asked) == 2
     assert path.read_bytes() == right
     assert driver.loaded[0] == driver.loaded[1]
 
 
 def test_a_helper_that_changed_is_compiled(driver, monkeypatch, asked):
-    first_call(monkeypatch)
-    first_call(monkeypatch, HELPERS.replace("x * FACTOR", "x / (FACTOR + 5)"))
+    first_call()
+    first_call(HELPERS.replace("x * FACTOR", "x / (FACTOR + 5)"))
     assert len(asked) == 2
     assert driver.loaded[0][1] != driver.loaded[1][1]
 
@@ -406,9 +462,7 @@ def test_a_helper_that_changed_is_compiled(driver, monkeypatch, asked):
 def test_what_is_on_disk_is_not_compiled_ahead(driver, monkeypatch, asked):
     tensors = [torch.zeros(64), torch.zeros(64)]
     for known in (False, True):
-        kernels = [
-            Kernel(printed(monkeypatch), (100,), (), Tile((block,), 4, 1)) for block in (64, 128)
-        ]
+        kernels = [Kernel(printed(), (100,), (), Tile((block,), 4, 1)) for block in (64, 128)]
         compile_together([Call(kernel, tensors) for kernel in kernels])
         assert len(asked) == (4 if known else 2)
         for kernel in kernels:
@@ -416,10 +470,65 @@ def test_what_is_on_disk_is_not_compiled_ahead(driver, monkeypatch, asked):
     assert len(asked) == 4
 
 
+def test_modules_are_run_by_the_thread_that_calls(driver, monkeypatch):
+    """Threads that import modules of one package at once wait for each other."""
+    threads, load = [], generated.load
+
+    def noted(name, source):
+        threads.append(threading.current_thread())
+        return load(name, source)
+
+    noted.cache_clear = load.cache_clear
+    monkeypatch.setattr(generated, "load", noted)
+    tensors = [torch.zeros(64), torch.zeros(64)]
+    kernels = [Kernel(printed(), (100,), (), Tile((block,), 4, 1)) for block in (64, 128)]
+    compile_together([Call(kernel, tensors) for kernel in kernels])
+    first = threads[:2]
+    assert first == [threading.main_thread()] * 2
+
+
 def test_code_that_only_triton_can_launch_is_not_stored(driver, monkeypatch, asked):
     monkeypatch.setattr(machine, "layout", lambda compiled: None)
     monkeypatch.setattr(machine, "_by_triton", lambda compiled: lambda *_: None)
     for _ in range(2):
-        first_call(monkeypatch)
+        first_call()
     assert len(asked) == 2
     assert not (files.home() / "machine").exists()
+
+
+CALL = """
+import torch
+from weft.reductions import gaussians, launch
+from weft.reductions.formula import node, var
+from weft.reductions.ranges import Options, Sizes
+distance = node("sqdist", var(0, 3, 0), var(1, 3, 1))
+values = {0: torch.zeros(1, 300, 3), 1: torch.zeros(1, 5000, 3)}
+gaussians.processors = launch.processors = lambda device: 132
+launch.sums(node("exp", -distance), values, Sizes(1, 300, 5000), None, Options("ieee"))
+"""
+
+ALONE = """
+import sys
+import torch
+torch._C._cuda_getDevice = lambda: 0
+from tests.contract.absent_gpu import without_triton
+driver = without_triton(setattr)
+{call}
+assert "triton" not in sys.modules
+print([name for name, code in driver.loaded])
+"""
+
+
+def test_a_process_that_finds_its_code_does_not_import_triton(driver, monkeypatch):
+    for module in (gaussians, launch):
+        monkeypatch.setattr(module, "processors", module.processors)
+    monkeypatch.setattr(launch, "_recipes", {})
+    monkeypatch.setattr(fingerprint, "state", lambda module: None)  # others import modules too
+    monkeypatch.setattr(fingerprint, "as_loaded", {})
+    exec(CALL, {})
+    names = [name for name, _ in driver.loaded]
+    assert names == ["sums_kernel", "merge_sums_kernel"]
+    command = [sys.executable, "-c", ALONE.format(call=CALL)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(names)

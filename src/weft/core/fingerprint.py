@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, ModuleType
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core.generated import Printed
+from weft.core.generated import Jitted, as_loaded, state, text
 
 __all__ = ["key"]
 
@@ -59,10 +60,10 @@ def key(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> st
     if device is None or _debugged():
         return None
     try:
-        function, kinds = list(_function(kernel, set())), list(_kinds(kernel, arguments))
+        what, kinds = list(_made_of(kernel)), list(_kinds(kernel, arguments))
     except _UnknownError:
         return None
-    parts = (_versions(), _tools(), device, sorted(options.items()), function, kinds)
+    parts = (_versions(), _tools(), device, sorted(options.items()), what, kinds)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -124,7 +125,49 @@ def _debugged() -> bool:
     return any(any(vars(getattr(knobs, group)).values()) for group in KNOBS if knobs)
 
 
-# what is compiled
+# what is compiled: texts of modules that may not be there yet, or functions that are
+
+
+def _made_of(kernel: Any) -> Iterator[Any]:
+    if isinstance(kernel, Jitted):
+        yield kernel.__name__
+        yield from _texts(kernel.src, set())
+    else:
+        yield from _function(kernel, set())
+
+
+def _texts(source: str, seen: set[str]) -> Iterator[str]:
+    """The text of a module, and those of the modules of weft that it imports."""
+    yield source
+    for module in _imported(source):
+        if module in seen:
+            continue
+        seen.add(module)
+        try:
+            following = text(module)
+        except ImportError as error:
+            raise _UnknownError from error
+        loaded, kernels = sys.modules.get(module), re.search(r"^import triton", following, re.M)
+        if loaded and kernels and state(loaded) != as_loaded.get(module):
+            raise _UnknownError  # somebody may have replaced what its text says
+        yield module
+        yield from _texts(following, seen)
+
+
+def _imported(source: str) -> Iterator[str]:
+    for origin, module, more in IMPORT.findall(source):
+        name = origin or module
+        package = name.partition(".")[0]
+        if more or package not in KNOWN:
+            raise _UnknownError
+        if package == "weft":
+            yield name
+
+
+IMPORT = re.compile(r"^ *(?:from +([\w.]+) +import\b|import +([\w.]+)( *,)?)", re.M)
+
+KNOWN = frozenset(("triton", "weft", *sys.stdlib_module_names))
+"""Packages whose modules are in the key, or change nothing."""
 
 
 def _function(kernel: Any, seen: set[int]) -> Iterator[Any]:
@@ -132,25 +175,17 @@ def _function(kernel: Any, seen: set[int]) -> Iterator[Any]:
     if id(kernel) in seen:
         return
     seen.add(id(kernel))
-    if isinstance(kernel, Printed):
-        imported = kernel.imported()
-        if imported is None:
-            raise _UnknownError
-        yield kernel.__name__, kernel.src
-        values: Mapping[str, Any] = imported
-    elif not hasattr(type(kernel), "cache_key"):
+    if not hasattr(type(kernel), "cache_key"):
         raise _UnknownError
-    else:
-        function = kernel.fn
-        yield kernel.__name__, kernel.src, _plain(function.__defaults__)
-        cells = (cell.cell_contents for cell in function.__closure__ or ())
-        closure = dict(zip(function.__code__.co_freevars, cells, strict=True))
-        names = [*closure, *_names(function.__code__)]
-        known = function.__globals__ | closure
-        values = {name: known[name] for name in names if name in known}
-    for name, value in values.items():
-        yield name
-        yield from _value(value, seen)
+    function = kernel.fn
+    yield kernel.__name__, kernel.src, _plain(function.__defaults__)
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    closure = dict(zip(function.__code__.co_freevars, cells, strict=True))
+    known = function.__globals__ | closure
+    for name in (*closure, *_names(function.__code__)):
+        if name in known:
+            yield name
+            yield from _value(known[name], seen)
 
 
 def _names(code: CodeType) -> Iterator[str]:

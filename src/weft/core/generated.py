@@ -7,14 +7,16 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import pathlib
 import re
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from weft.core.files import home, write
 
-__all__ = ["Printed", "load", "printed"]
+__all__ = ["Jitted", "as_loaded", "imported", "load", "printed", "state", "text", "written"]
 
 
 @functools.cache
@@ -36,38 +38,46 @@ def load(name: str, source: str) -> ModuleType:
     return module
 
 
-class Printed:
-    """A jitted function of a generated source, whose module is run when Triton has to compile.
+class Jitted:
+    """A jitted function by its text; its module is run when Triton has to compile.
 
-    Where its machine code is on disk nobody asks for the module: running it takes as long as
-    printing it, and Gluon's import takes longer.
+    Where its machine code is on disk nobody asks for the module: Triton's import takes longer than
+    all the rest of a first call.
 
     Args:
-        name: of the module.
-        source: its text: imports and constants, then functions.
-        function: the name of the one that is launched.
+        function: its name.
+        source: the text of its module.
+        module: runs it.
     """
 
-    def __init__(self, name: str, source: str, function: str) -> None:
-        self.src, self.__name__ = source, function
-        self._module_name = name
+    def __init__(
+        self, function: str, source: Callable[[], str], module: Callable[[], ModuleType]
+    ) -> None:
+        self.__name__ = function
+        self._source, self._module = source, module
 
     @property
+    def src(self) -> str:
+        """The text of its module, as it is now."""
+        return self._source()
+
     def function(self) -> Any:
         """As Triton knows it."""
-        return load(self._module_name, self.src).__dict__[self.__name__]
+        return _noted(self._module).__dict__[self.__name__]
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Triton's, which compiles and launches."""
-        return self.function.run(*arguments, **options)
+        return self.function().run(*arguments, **options)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return self.function[grid]
+        return self.function()[grid]
 
     @functools.cached_property
     def _parameters(self) -> list[ast.arg]:
-        begin = self.src.index(f"def {self.__name__}(")
-        head = self.src[begin : self.src.index("):", begin)]
+        source = self.src
+        begin = source.index(f"def {self.__name__}(")
+        end = re.compile(r"\):( *#.*)?$", re.M).search(source, begin)
+        head = source[begin : None if end is None else end.start()]
         (definition,) = ast.parse(f"{head}): pass").body
         return definition.args.args if isinstance(definition, ast.FunctionDef) else []
 
@@ -82,28 +92,56 @@ class Printed:
         annotations = [p.annotation and ast.unparse(p.annotation) for p in self._parameters]
         return [i for i, text in enumerate(annotations) if text and "constexpr" in text]
 
-    def imported(self) -> dict[str, Any] | None:
-        """What the source takes from weft, by name; None: it imports in another way."""
-        head, *rest = re.split(r"^(?=@)", self.src, maxsplit=1, flags=re.M)
-        if any(re.search(r"^\s*(import|from)\s", part, re.M) for part in rest):
-            return None
-        found: dict[str, Any] = {}
-        for node in ast.parse(head).body:
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("weft."):
-                module = importlib.import_module(str(node.module))
-                found.update((a.asname or a.name, getattr(module, a.name)) for a in node.names)
-            elif isinstance(node, ast.ImportFrom | ast.Import):
-                modules = (
-                    [node.module]
-                    if isinstance(node, ast.ImportFrom)
-                    else [a.name for a in node.names]
-                )
-                if not all(str(m).partition(".")[0] == "triton" for m in modules):
-                    return None
-        return found
+
+@functools.cache
+def printed(name: str, source: str, function: str) -> Jitted:
+    """A function of a generated module.
+
+    One for each source: who keeps machine code knows a function again by its identity.
+    """
+    return Jitted(function, lambda: source, lambda: load(name, source))
 
 
 @functools.cache
-def printed(name: str, source: str, function: str) -> Printed:
-    """One for each source: who keeps machine code knows a function again by its identity."""
-    return Printed(name, source, function)
+def written(module: str, function: str) -> Jitted:
+    """A function of a module of weft, which need not be imported."""
+    return Jitted(function, lambda: text(module), lambda: importlib.import_module(module))
+
+
+def imported(module: str) -> ModuleType:
+    """A module of weft, so that the machine code of its functions stays known on disk."""
+    return sys.modules.get(module) or _noted(lambda: importlib.import_module(module))
+
+
+def _noted(make: Callable[[], ModuleType]) -> ModuleType:
+    before = set(sys.modules)
+    module = make()
+    for name in sys.modules.keys() - before:
+        if name.startswith("weft."):
+            as_loaded[name] = state(sys.modules[name])
+    return module
+
+
+def text(module: str) -> str:
+    """Of a module that need not be imported.
+
+    Raises:
+        ImportError: there is none, or it is a package.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or spec.submodule_search_locations is not None:
+        raise ImportError(f"{module} is no module: name the file that holds the function")
+    return pathlib.Path(spec.origin).read_text()
+
+
+as_loaded: dict[str, dict[str, object]] = {}
+"""The states of modules when they had just been run for a jitted function."""
+
+
+def state(module: ModuleType) -> dict[str, object]:
+    """What a module holds, as far as somebody may replace or change it."""
+    return {
+        name: (id(value), getattr(value, "src", None), repr(getattr(value, "value", None)))
+        for name, value in vars(module).items()
+        if not name.startswith("__")
+    }

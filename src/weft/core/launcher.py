@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
+from weft.core.generated import Jitted
 from weft.core.machine import Run, machine_code, on_disk
 
 __all__ = [
@@ -120,6 +121,11 @@ class Kernel:
     def stored(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> bool:
         """Whether the code for such tensors is on disk."""
         return on_disk(self._kernel, (*tensors, *free, *self._arguments), self._options)
+
+    def import_module(self) -> None:
+        """Run the module of the function, if that has not happened."""
+        if isinstance(self._kernel, Jitted):
+            self._kernel.function()
 
     def compile(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> None:
         """Have Triton make the code for such tensors, and keep it."""
@@ -225,6 +231,8 @@ def _compile_in_threads(calls: Sequence[Call]) -> None:
     import triton
 
     triton.runtime.driver.active.get_current_target()  # made once, not by each thread
+    for call in calls:
+        call.kernel.import_module()  # threads that import the same modules wait for each other
     device = torch._C._cuda_getDevice()
 
     def compile_(call: Call) -> None:

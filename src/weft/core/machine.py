@@ -65,7 +65,7 @@ def machine_code(kernel: Any, arguments: Sequence[Any], options: Mapping[str, An
         code = _code(compiled)
         if code is None:
             return _by_triton(compiled)
-        if name is not None:
+        if name is not None and name == key(kernel, arguments, options):  # nobody edits meanwhile
             code_cache.store(name, code)
     return _by_driver(code)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from weft.core import launcher
 from weft.core.backend import interpreted
-from weft.core.generated import printed
+from weft.core.generated import printed, written
 from weft.core.launcher import Kernel, Tile, current_device, processors
-from weft.o3 import dialects, generator, kernels
+from weft.o3 import dialects, generator
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
 from weft.o3.generator import Job
@@ -29,6 +29,8 @@ from weft.o3.structure import Structure
 from weft.o3.wigner import entries_3j
 
 __all__ = ["run", "serves"]
+
+KERNELS = "weft.o3.kernels"
 
 MOST_RECIPES = 4096
 """One for each combination of structure, call, sizes and dtype."""
@@ -313,7 +315,7 @@ def _kernel(job: Job, tables: Tables, lanes: int) -> tuple[Kernel, Callable[[int
 
 def _round_fold(shape: tuple[int, int]) -> tuple[Kernel, int]:
     rows, width = shape
-    kernel = Kernel(kernels.fold_round_kernel, (width,), (), ROUND)
+    kernel = Kernel(written(KERNELS, "fold_round_kernel"), (width,), (), ROUND)
     return kernel, rows * -(-width // ROUND.blocks[1])
 
 
@@ -394,13 +396,13 @@ def _fold(
         tile = Tile((COLUMNS // columns, columns), 1, 1)
         programs = -(-rows // tile.blocks[0]) * -(-width // columns)
         numbers: tuple[int, ...] = (rows, width, partial_width)
-        kernel = kernels.fold_columns_kernel
+        kernel = written(KERNELS, "fold_columns_kernel")
     else:
         tall = 64 if rows == 1 else 16 if length > 8 * rows else 8
         tile = Tile((tall, 32 if rows == 1 else 128), max(2, min(4, tall // 4)), 1)
         programs = rows * -(-width // tile.blocks[1])
         numbers = (length, width, partial_width)
-        kernel = kernels.fold_rows_kernel
+        kernel = written(KERNELS, "fold_rows_kernel")
     fold = Kernel(kernel, numbers, (count,), tile)
     return _Fold(fold, programs, _walked(*walk.split()), shape, places)
 

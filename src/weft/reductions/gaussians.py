@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from weft.core.backend import interpreted
+from weft.core.generated import Jitted, written
 from weft.core.launcher import Launcher, Queued, Tile, processors
-from weft.reductions import exponents, kernels, moments, tensor_cores
+from weft.reductions import exponents, moments, tensor_cores
 from weft.reductions.formula import Node, const
 from weft.reductions.ranges import Blocks, Options, Sizes
 from weft.reductions.tiles import BLOCK
@@ -132,9 +133,8 @@ def _queued(
     sizes: Sizes,
     shape: Tile,
 ) -> Queued:
-    kernel, rows = kernels.split_sums_kernel, [made.rows]
-    if kind == "shifted":
-        kernel, rows = kernels.split_shifted_kernel, []
+    kernel = written("weft.reductions.kernels", f"split_{kind}_kernel")
+    rows = [made.rows] if kind == "sums" else []
     constants = (*constants, made.width, made.a is not None, made.x.dim() - 2, mixes)
     tiles = -(-sizes.rows // shape.blocks[0])
     numbers = (sizes.rows, made.y.shape[1], tiles)
@@ -147,7 +147,7 @@ def _queued(
 
 @functools.lru_cache(maxsize=4096)
 def _product(
-    kernel: Any,
+    kernel: Jitted,
     programs: int,
     numbers: tuple[int, ...],
     constants: tuple[Any, ...],

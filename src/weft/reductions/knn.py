@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.core.generated import written
 from weft.core.launcher import Kernel, Tile, current_device
 from weft.errors import DTypeError, ShapeError
 from weft.reductions.formula import node, var
@@ -182,10 +183,9 @@ def _by_kernel(grid: _Grid, cells: Tensor, x: Tensor, y: Tensor, k: int) -> tupl
 @functools.lru_cache(maxsize=256)
 def _kernel(dim: int, k: int, _: torch.device) -> Kernel:
     """Compiled code belongs to a device."""
-    from weft.reductions.neighbours_kernels import look_kernel
-
     constants = (dim, k, 1 << (k - 1).bit_length())
-    return Kernel(look_kernel, (), constants, Tile((LANES,), 1, 1))
+    kernel = written("weft.reductions.neighbours_kernels", "look_kernel")
+    return Kernel(kernel, (), constants, Tile((LANES,), 1, 1))
 
 
 def _steps(dim: int, device: torch.device) -> Tensor:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.core.generated import printed
+from weft.core.generated import printed, written
 from weft.core.launcher import Launcher, Queued, Tile, current_device, launch_all, processors
 from weft.errors import BackendError
-from weft.reductions import gaussians, generator, inner, kernels, neighbours
+from weft.reductions import gaussians, generator, inner, neighbours
 from weft.reductions.evaluate import evaluate
 from weft.reductions.formula import Node, const, reachable
 from weft.reductions.generator import Job
@@ -401,7 +401,7 @@ def _merge(
     outputs, total = job.last - job.first, (job.weight or job.formula).dim
     merges = batch * numbers[0]
     constants: tuple[Any, ...] = (outputs, total, job.first, job.ranged)
-    kernel = getattr(kernels, f"merge_{job.kind}_kernel")
+    kernel = written("weft.reductions.kernels", f"merge_{job.kind}_kernel")
     partials: tuple[tuple[int, ...], ...] = ((programs, outputs, height),)
     if job.kind == "sums":
         merges *= outputs

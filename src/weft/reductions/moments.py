@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from weft.core.generated import written
 from weft.core.launcher import Kernel, Tile, current_device
-from weft.reductions import moments_kernels as kernels
 from weft.reductions import tensor_cores
 from weft.reductions.evaluate import evaluate
 from weft.reductions.exponents import Moments
@@ -111,8 +111,8 @@ def _summed(made: Operands, weights: Tensor, tile: Tile, rows: int) -> Tensor:
 @functools.lru_cache(maxsize=256)
 def _kernel(few: bool, constants: tuple[int, ...], tile: Tile, _: torch.device) -> Kernel:
     """Compiled code belongs to a device."""
-    of = kernels.few_moments_kernel if few else kernels.many_moments_kernel
-    return Kernel(of, (), constants, tile)
+    name = f"{'few' if few else 'many'}_moments_kernel"
+    return Kernel(written("weft.reductions.moments_kernels", name), (), constants, tile)
 
 
 def _parts(a: Tensor) -> Tensor:

@@ -25,13 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from weft.core.generated import imported, written
 from weft.core.launcher import Kernel, Tile
-from weft.reductions import neighbours_kernels as kernels
 from weft.reductions.exponents import WIDEST
 from weft.reductions.formula import Node
 from weft.reductions.tensor_cores import high_low, to_power_of_2
 
 __all__ = ["MOST", "distance", "nearest", "pays"]
+
+KERNELS = "weft.reductions.neighbours_kernels"
 
 MOST = 64
 """Neighbours that a list may have."""
@@ -122,12 +124,13 @@ def nearest(u: Tensor, v: Tensor, k: int, out: Tensor, processors: int) -> Tenso
         processors: of the device.
     """
     batch, rows, dim = u.shape
+    width = imported(KERNELS).WIDTH
     tile = TILES[dim <= SPLIT]
     size = _size(tile)
     made = _operands(u, v, 4 * size)
     columns = made.y.shape[1]
     groups = columns // size
-    pitch = -(-groups // kernels.WIDTH) * kernels.WIDTH
+    pitch = -(-groups // width) * width
     height = tile.blocks[0]
     some = min(rows, max(SCRATCH // (4 * pitch) // height, 1) * height)
     lows = u.new_full((-(-some // height) * height, pitch), float("inf"))
@@ -147,10 +150,10 @@ def nearest(u: Tensor, v: Tensor, k: int, out: Tensor, processors: int) -> Tenso
             numbers = (count, columns, -(-columns // length), length, pitch)
             programs = tiles * numbers[2]
             product(programs, [x[here], y, b, guard, lows], numbers, workspace)
-            bound(count, [lows, slack[here], guard, bounds, counts], (pitch // kernels.WIDTH, k))
+            bound(count, [lows, slack[here], guard, bounds, counts], (pitch // width, k))
             guard.mul_(counts[:count].sum() <= groups * count // BUDGET)
             given = [u[entry][here], v[entry], lows, bounds, above[here], made.scale, guard]
-            choose(count, [*given, out[entry][here]], (v.shape[1], pitch // kernels.WIDTH))
+            choose(count, [*given, out[entry][here]], (v.shape[1], pitch // width))
     return guard
 
 
@@ -167,9 +170,9 @@ def _kernels(dim: int, k: int, split: bool, device: torch.device) -> tuple[Kerne
     constants: tuple[Any, ...] = (dim, step, k, 1 << (k - 1).bit_length(), *tile.blocks[1:])
     one = Tile((), 1, 1)
     return (
-        Kernel(kernels.lows_kernel, (), (_width(dim, split),), tile),
-        Kernel(kernels.bounds_kernel, (), (), one),
-        Kernel(kernels.nearest_kernel, (), constants, one),
+        Kernel(written(KERNELS, "lows_kernel"), (), (_width(dim, split),), tile),
+        Kernel(written(KERNELS, "bounds_kernel"), (), (), one),
+        Kernel(written(KERNELS, "nearest_kernel"), (), constants, one),
     )
 
 
