@@ -11,6 +11,7 @@ repeat bit for bit.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ class _Given(NamedTuple):
     structure: Structure
     plans: tuple[Plan | None, ...]  # of its products
     tensors: Sequence[Tensor]
+    wide: torch.dtype  # of sums
     tables: Tables
     shared: bool
 
@@ -68,10 +70,12 @@ def run(
         tables: the graph.
         shared: whether rows of w have one row for all edges.
     """
-    plans = _plans(structure, _accumulator(tensors[0]), tensors[0].device)
-    if not _finite(tensors):  # times 0, it would reach every path of an edge
+    wide = _accumulator(tensors[0])
+    plans = _plans(structure, wide, tensors[0].device)
+    several = any(len(product.paths) > 1 for product in structure.products)
+    if several and not _finite(tensors, wide):  # times 0, it would reach every path of an edge
         plans = (None,) * len(plans)
-    given = _Given(structure, plans, tensors, tables, shared)
+    given = _Given(structure, plans, tensors, wide, tables, shared)
     step = _step(given)
     # few edges are taken once for all results, which share what they have in common
     every = _Edges(given, None, 0, tables.num_edges) if tables.num_edges <= step else None
@@ -88,7 +92,7 @@ def _result(given: _Given, result: Result, every: _Edges | None, step: int) -> T
     if every is not None:
         out, chunks = _summed(every.messages(result), order), 1
     else:
-        out = like.new_zeros(shape, dtype=_accumulator(like))
+        out = like.new_zeros(shape, dtype=given.wide)
         chunks = _add_chunks(out, given, result, order, step)
     if recording():
         size = min(step, tables.num_edges)
@@ -112,9 +116,9 @@ def _accumulator(like: Tensor) -> torch.dtype:
     return torch.float64 if rounds else torch.promote_types(like.dtype, torch.float32)
 
 
-def _finite(tensors: Sequence[Tensor]) -> bool:
+def _finite(tensors: Sequence[Tensor], wide: torch.dtype) -> bool:
     """Whether all numbers are; on the CPU, since elsewhere the host would wait for the answer."""
-    return all(t.is_cuda or bool(t.sum(dtype=_accumulator(t)).isfinite()) for t in tensors)
+    return all(t.is_cuda or math.isfinite(t.sum(dtype=wide).item()) for t in tensors)
 
 
 def _order(slot: str, tables: Tables) -> _Order:
@@ -130,7 +134,7 @@ def _step(given: _Given) -> int:
     like = given.tensors[0]
     width = max(*given.structure.widths, *(p.table.shape[1] for p in given.plans if p))
     room = _CHUNK.get(like.device.type, _CHUNK["cpu"])
-    return max(1, room // (width * _accumulator(like).itemsize))
+    return max(1, room // (width * given.wide.itemsize))
 
 
 def _add_chunks(out: Tensor, given: _Given, result: Result, order: _Order, step: int) -> int:
@@ -184,7 +188,6 @@ class _Edges:
     def __init__(self, given: _Given, edges: Tensor | None, begin: int, end: int) -> None:
         self._given, self._range = given, (begin, end - begin)
         self._edges = None if edges is None else edges[begin:end]
-        self._wide = _accumulator(given.tensors[0])
         self._rows: dict[tuple[str, int], Tensor] = {}
         self._packed = [None if plan is None else Packed(plan, self.rows) for plan in given.plans]
 
@@ -196,7 +199,7 @@ class _Edges:
         once = None not in given.plans and stores(given.structure, slot) == (1, 1)
         like = given.tensors[0]
         make = like.new_empty if once else like.new_zeros
-        messages = make(rows, width, dtype=self._wide)
+        messages = make(rows, width, dtype=self._given.wide)
         for product, packed in zip(given.structure.products, self._packed, strict=True):
             if packed is not None:
                 packed.add(messages, slot, result.terms, total, once)
@@ -210,7 +213,7 @@ class _Edges:
         """(edges, width), or one row that all share."""
         found = self._rows.get((slot, tensor))
         if found is None:
-            found = self._gathered(slot, self._given.tensors[tensor]).to(self._wide)
+            found = self._gathered(slot, self._given.tensors[tensor]).to(self._given.wide)
             self._rows[slot, tensor] = found
         return found
 
