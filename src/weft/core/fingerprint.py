@@ -2,12 +2,15 @@
 
     key = sha256(weft, torch, Triton, device, options, function, arguments)
 
-function: its source, those of all functions it calls, the constants they read, as they are now.
+function: the texts of its module and of those of weft that it imports, as long as they hold what
+their texts say; of one that Triton has made already, its source, those of all it calls, and the
+constants they read, as they are now.
 arguments: values of constants; dtypes, alignment and widths of the others, as Triton tells them
 apart.  Triton's own key says the same and reads its installation of 400 MB for it.
 
-There is no key where it could say too little: for values of a kind that is not known here, and
-where somebody debugs with Triton's variables or knobs.  Then Triton is asked at every first call.
+There is no key where it could say too little: for values of a kind that is not known here, for
+modules in which somebody has replaced something, and where somebody debugs with Triton's variables
+or knobs.  Then Triton is asked at every first call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Generated modules are real files, as Triton needs them: readable, cached on disk, atomic."""
+"""Jitted functions by the text of their module, which is run when Triton has to compile them.
+
+Generated modules are real files, as Triton needs them: readable, cached on disk, atomic.
+"""
 
 from __future__ import annotations
 
