@@ -10,15 +10,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from weft.testing.bounds import bound_ratio
 
-__all__ = ["OpError", "interleaved", "machine", "op_errors", "versions"]
+__all__ = ["OpError", "interleaved", "machine", "op_errors", "timed", "versions"]
 
+T = TypeVar("T")
 Op = Callable[..., Tensor]
 
 
@@ -68,12 +69,17 @@ def interleaved(
         call()
     for _ in range(rounds):
         for name, call in calls.items():
-            _synchronize(device)
-            begin = time.perf_counter()
-            call()
-            _synchronize(device)
-            seconds[name].append(time.perf_counter() - begin)
+            seconds[name].append(timed(call, device)[1])
     return {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
+
+
+def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """What a call gives, and its seconds."""
+    _synchronize(device)
+    begin = time.perf_counter()
+    found = call()
+    _synchronize(device)
+    return found, time.perf_counter() - begin
 
 
 def _synchronize(device: torch.device) -> None:
