@@ -1,7 +1,7 @@
 """Kernels in Gluon are the machine code of the same kernels in Triton, and take seconds to compile.
 
 Seen red with: one channel a thread where Triton gives it two, lines of the first block alone,
-fetches in rows of any length.
+fetches of edges, or of rows, in rows of any length.
 """
 
 import re
@@ -34,9 +34,9 @@ FACTS = {
 def compiled(job, gluon):
     tiling = job.tiling
     constants = {"BLOCK": tiling.block, "EDGES": tiling.edges, "STAGES": tiling.stages}
-    flat = tiling.edges == tiling.stages == 1
-    text = in_gluon(source(job), tiling) if gluon and flat else source(job)
-    assert ("gluon" in printed(job, gluon)) == (gluon and flat)
+    served = tiling.stages == 1 and tiling.edges in (1, tiling.warps)
+    text = in_gluon(source(job), tiling) if gluon and served else source(job)
+    assert ("gluon" in printed(job, gluon)) == (gluon and served)
     kernel = load("o3_product", text).__dict__[generator.name(job)]
     return compile_for(build(kernel, constants, "fp32", tiling.warps), "sm_90")
 
@@ -58,7 +58,7 @@ def test_weights_of_the_next_edge_are_fetched(order):
         text = printed(job, gluon=True)
         read = [job.product.w[job.product.paths[p].w].offset for p in job.paths]
         lanes = re.findall(r"fetched\(w2_ptr .* (fetch\d)\)", text)
-        first = r" = (?:fetcher \* 0 \+ |tl.where\(fetcher >= \d+, )(\d+)"
+        first = r" = (?:thread \* 0 \+ |tl.where\(thread >= \d+, )(\d+)"
         columns = [int(column) for name in lanes for column in re.findall(name + first, text)]
         assert sorted(columns) == sorted(begin + line for begin in read for line in (0, 32))
         tiling = job.tiling
@@ -69,7 +69,7 @@ def test_weights_of_the_next_edge_are_fetched(order):
 
 
 @pytest.mark.parametrize("degree", [6, 32])
-def test_short_rows_fetch_where_a_program_takes_whole_rows_alone(degree):
+def test_in_short_rows_programs_that_take_some_edges_fetch_the_row(degree):
     workload = WORKLOADS["mace_L2_sparse"]._replace(nodes=50, degree=degree)
     tables = workload.tables()
     jobs = [
@@ -77,8 +77,10 @@ def test_short_rows_fetch_where_a_program_takes_whole_rows_alone(degree):
         for order in ("backward", "second order")
         for job, _ in divide(workload.structure, calls()[order], FACTS["graph"]).jobs
     ]
-    fetched = ["fetched(w" in launch._kernel(job, tables, 0)[0]._kernel.src for job in jobs]
-    assert fetched == [degree > 6 or not job.divisible for job in jobs]
+    sources = [launch._kernel(job, tables, 0)[0]._kernel.src for job in jobs]
+    of_edges, of_rows = (["fetched(" + slot in text for text in sources] for slot in "wz")
+    assert of_edges == [degree > 6 or not job.divisible for job in jobs]
+    assert of_rows == [degree == 6 and job.divisible for job in jobs]
     assert {job.divisible for job in jobs} == {True, False}
 
 

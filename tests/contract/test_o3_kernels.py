@@ -5,7 +5,8 @@ that take the row of their own number, parts of the first block of channels alon
 dropped, edges taken in the order of their numbers, coefficients rounded to float32, shares of a row
 that leave out its last edges, sums by halves stored one column on or over the wrong threads, a
 round that forgets what was added before, parts of a round at their edge's number or in rows it
-writes itself, entries looked through once, rows without edges left out.
+writes itself, entries looked through once, rows without edges left out, sums of edges that are
+not there stored.
 """
 
 import itertools
@@ -181,6 +182,18 @@ def test_tilings(fresh, monkeypatch, tiling, order):
     for structure, shared in ((RAGGED, False), (OVERLAPPING, True)):
         for tables in (CUT, row_by_row(3)):
             check(structure, calls()[order], tables, shared)
+
+
+WIDE = conv(((96, 0), (64, 1)), (0, 1), natural=False)
+
+
+@pytest.mark.parametrize("tiling", [Tiling(32, 2, 2), Tiling(64, 4, 4)], ids=str)
+@pytest.mark.parametrize("order", ["backward", "second order"])
+def test_an_edge_a_warp(fresh, monkeypatch, tiling, order):
+    """Sums over channels by halves, for each edge of a tile."""
+    monkeypatch.setattr(tilings, "choose", lambda job: tiling)
+    for tables in (SORTED, CUT):
+        check(WIDE, calls()[order], tables)
 
 
 @pytest.mark.parametrize("order", calls())

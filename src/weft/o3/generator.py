@@ -128,26 +128,28 @@ def name(job: Job) -> str:
     return "channelwise_product_" + "".join(result.slot for result in job.call.results)
 
 
-def source(job: Job, fetched: bool = False) -> str:
-    """The module text of a job's kernel; it may call `fetched` for rows of the next edge.
+def source(job: Job, asked: str = "") -> str:
+    """The module text of a job's kernel; it may call `fetched`, as `asked` says.
+
+    "edges": for rows of the next edges; "row": for the row of the owner's slot, before its edges.
 
     Its pointers are the tensors', the results', then those of the tables that the job has: indptr,
     owner, edges, index.  Then come numbers: of a divisible job, whose owner names the row of every
     edge, `begin` and `end`, the places that a launch takes, and `span`, those of a program; else
     `items` (rows, or tiles of rows), `rows` and `lanes` (programs for each block of channels).
     """
-    return "\n".join(_Writer(job, fetched).module()) + "\n"
+    return "\n".join(_Writer(job, asked).module()) + "\n"
 
 
 class _Writer:
     """The lines of one kernel."""
 
-    def __init__(self, job: Job, fetched: bool) -> None:
+    def __init__(self, job: Job, asked: str) -> None:
         self.job, self.tiling = job, job.tiling
         self.tensors = operands(job)
         self.number = "tl.float64" if job.wide else "tl.float32"
         self.flat = job.tiling.edges == 1
-        self.halves = self.flat and job.tiling.warps == 1 and job.tiling.block >= across.LANES
+        self.halves = job.tiling.warps == job.tiling.edges and job.tiling.block >= across.LANES
         self.ragged = job.product.channels % job.tiling.block != 0
         self.shape = "(BLOCK,)" if self.flat else "(EDGES, BLOCK)"
         self.seen: set[str] = set()
@@ -155,7 +157,7 @@ class _Writer:
         self.bodies: list[list[str]] = []
         self.reads: list[set[tuple[int, int]]] = []
         self._compute()
-        self.ahead = tuple(self._ahead()) if fetched else ()
+        self.asked, self.ahead = asked, tuple(self._ahead(asked))
 
     # the arithmetic, path by path
 
@@ -199,7 +201,7 @@ class _Writer:
         yield "import triton"
         yield "import triton.language as tl"
         if self._together():
-            yield "from weft.o3.kernels import halved"
+            yield "from weft.o3.kernels import halved, of_threads, threads"
         yield ""
         yield ""
         yield f"@triton.jit(do_not_specialize={self._counts()!r})"
@@ -235,8 +237,10 @@ class _Writer:
             yield f"u = {lanes}"
         if self.ragged:
             yield f"inside = u < {self.job.product.channels}"
+        if self._together() or self.ahead:
+            yield "thread = tl.arange(0, 32)" if self.flat else "thread = threads(EDGES)"
         if self._together():
-            yield from across.PREAMBLE
+            yield from across.NUMBERS
         if any(target.near for target in self.job.targets):
             yield "origin = tl.cast(begin, tl.int64)"
         yield from ahead.places(self.ahead)
@@ -288,14 +292,22 @@ class _Writer:
     def _edges(self) -> Iterator[str]:
         """The loop over edges of a row."""
         yield from self._places([t for t in self.tensors if self._owned(t)], "row")
+        if self.asked == "row":
+            yield from ahead.asked(self.ahead, "row")
         if self.flat:
             yield "for p in tl.range(first, last, num_stages=STAGES):"
-            yield from _indented([*ahead.asked(self.ahead), *self._edge("p")])
+            yield from _indented([*self._next("p + 1"), *self._edge("p")])
         else:
             yield "for start in tl.range(first, last, EDGES, num_stages=STAGES):"
             yield "    p = start + tl.arange(0, EDGES)[:, None]"
             yield "    present = p < last"
-            yield from _indented(self._edge("p"))
+            yield from _indented([*self._next("of_threads(p) + EDGES"), *self._edge("p")])
+
+    def _next(self, edge: str) -> Iterator[str]:
+        """What is asked for of the next edges."""
+        if self.asked == "edges" and self.ahead:
+            yield f"ahead = tl.cast(tl.minimum({edge}, last - 1), tl.int64)"
+            yield from ahead.asked(self.ahead, "ahead")
 
     def _zeros(self, slot: str) -> Iterator[str]:
         for (r, block), _ in sorted(self.last.items()):
@@ -322,29 +334,25 @@ class _Writer:
             yield from self._finished(at_path - 1)
         yield from self._store_together()
 
-    def _ahead(self) -> Iterator[Fetch]:
-        """Rows of y and w of the next edge, where one warp walks edges in the order of numbers.
+    def _ahead(self, asked: str) -> Iterator[Fetch]:
+        """Lines of the row, or of y and w of an edge where warps walk edges in order of numbers.
 
         In float64 there are no registers left.
         """
         job, tiling = self.job, self.tiling
-        if job.ordered or job.wide or not job.segmented or self.ragged or tiling.warps > 1:
+        served = job.segmented and not job.wide and not self.ragged
+        served = served and tiling.warps == tiling.edges and not (asked == "edges" and job.ordered)
+        if not asked or not served:
             return
         for t in self.tensors:
             slot, width = job.call.slots[t], job.widths[t]
-            if slot not in "yw" or (slot == "w" and job.shared):
+            of_edges = slot == "y" or (slot == "w" and not job.shared)
+            if not (self._owned(t) if asked == "row" else of_edges):
                 continue
             reached = sorted({block for reads in self.reads for n, block in reads if n == t})
             blocks = [job.product.blocks(slot)[block] for block in reached]
-            steps = {block.channel_step for block in blocks}
-            begins = [b.offset + c * b.step for b in blocks for c in range(b.components)]
-            if steps == {1}:
-                columns = ahead.lines(begins, tiling.block)
-            elif steps == {0}:
-                columns = ahead.lines(begins[:1], begins[-1] - begins[0] + 1)
-            else:
-                continue
-            own = steps == {1} and job.channel_blocks > 1
+            columns = ahead.covered(blocks, tiling.block)
+            own = blocks[0].channel_step == 1 and job.channel_blocks > 1
             yield from ahead.fetches(f"{slot}{t}_ptr", width, columns, own)
 
     def _numbers(self, at: str) -> Iterator[str]:
@@ -419,15 +427,18 @@ class _Writer:
 
     def _store_together(self) -> Iterator[str]:
         values = []
+        if not self.flat and self._together():
+            yield "live = of_threads(present)"
         for r, block in self._together():
             target = self.job.targets[r]
             place = target.blocks[block]
             assert place is not None
-            yield from self._target_row(f"out{r}_row", r, "e", shared=True)
+            edge = "e" if self.flat else "of_threads(e)"
+            yield from self._target_row(f"out{r}_row", r, edge, shared=True)
             for name in self._components(r, block):
                 column = place.offset + _component(name) * place.step
                 values.append(across.Value(name, f"out{r}_row", column))
-        yield from across.summed(values, self.tiling.block)
+        yield from across.summed(values, self.tiling.block, self.flat)
 
     def _store_carried(self, slot: str, number: str) -> Iterator[str]:
         """Stores of what is summed over edges."""

@@ -1,6 +1,6 @@
 """Triton kernels that add up what several programs stored of one result, in a fixed order.
 
-And the step by which generated kernels add up what several threads have of many sums.
+And the steps by which generated kernels add up what several threads have of many sums.
 
 places (COUNT, width) names the columns of a partial row that add to a column of the result, −1 for
 none; without it, column c is column c.
@@ -11,14 +11,33 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["fold_columns_kernel", "fold_round_kernel", "fold_rows_kernel", "halved"]
+__all__ = [
+    "fold_columns_kernel",
+    "fold_round_kernel",
+    "fold_rows_kernel",
+    "halved",
+    "of_threads",
+    "threads",
+]
 
 
 @triton.jit
-def halved(a, b, thread, BIT: tl.constexpr):
+def halved(a, b, thread, BIT: tl.constexpr, AXIS: tl.constexpr):
     """Sums over the pairs of threads that differ in BIT: of a where it is 0, of b where it is 1."""
     high = (thread & BIT) != 0
-    return tl.where(high, b, a) + tl.gather(tl.where(high, a, b), thread ^ BIT, 0)
+    return tl.where(high, b, a) + tl.gather(tl.where(high, a, b), thread ^ BIT, AXIS)
+
+
+@triton.jit
+def threads(EDGES: tl.constexpr):
+    """The numbers of the threads that share an edge.   [EDGES, 32]"""
+    return tl.arange(0, EDGES)[:, None] * 0 + tl.arange(0, 32)[None, :]
+
+
+@triton.jit
+def of_threads(edges):
+    """Numbers of edges as the threads that share one know them.   [EDGES, 1]"""
+    return edges
 
 
 @triton.jit

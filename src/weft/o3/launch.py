@@ -42,19 +42,19 @@ WARPS = 8
 """Of each processor where a program takes several rows: as many as run at once."""
 
 EDGES = 8
-"""The most of a program that can take some of a row's edges alone."""
+"""The most of a warp whose program can take some of a row's edges alone."""
 
 ROUND = Tile((8, 256, 128), 4, 1)
 """Of the kernel that adds the parts of a round up: edges, columns, entries looked through."""
 
 COLUMNS = 256
-"""Numbers of a program that adds parts side by side up: on an H200, 0.014 ms, with 1024 0.032."""
+"""Numbers of a program that adds parts side by side up: many small ones, of a warp each."""
 
 MANY = 16
 """Edges of a row of x from which on there are rounds: each reads and writes the row again.
 
-And those of a row of z from which on kernels that take some alone ask for the next edge's numbers:
-on an H200 they took 3 to 8 % less time in rows of 32, 64 and 158 edges, 6 % more in rows of 6.
+And those of a row of z from which on kernels that take some alone ask for the next edge's numbers,
+not for the row: each edge reads it, but in short rows many edges are the first to.
 """
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -298,14 +298,15 @@ def _steps(
 def _kernel(job: Job, tables: Tables, lanes: int) -> tuple[Kernel, Callable[[int, int], int]]:
     """A job's kernel, and how many programs take the edges of a round."""
     rows, blocks = _items(job, tables), job.channel_blocks
-    fetched = not job.divisible or tables.num_edges >= MANY * rows
-    source = _source(job, not (interpreted() or torch.version.hip), fetched)
+    short = job.divisible and tables.num_edges < MANY * rows
+    gluon = not (interpreted() or torch.version.hip)
+    source = _source(job, gluon, "row" if short else "edges")
     function = printed("o3_product", source, generator.name(job))
     tile = Tile((job.tiling.block, job.tiling.edges, job.tiling.stages), job.tiling.warps, 1)
     items = rows if job.segmented else -(-rows // job.tiling.edges)
     numbers: tuple[int, ...] = (items, rows, lanes if job.looped else items)
     if job.divisible:
-        span = min(EDGES, max(1, tables.num_edges // max(1, rows)))
+        span = min(EDGES * job.tiling.edges, max(1, tables.num_edges // max(1, rows)))
         numbers = (span,)
     kernel = Kernel(function, numbers, (), tile)
     if job.divisible:

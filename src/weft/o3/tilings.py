@@ -2,12 +2,13 @@
 
 Registers of a thread with two channels, compiled for sm_90 in float32; none spills:
 
-    17 paths, z of 71 components   forward 255   backward 140   second order 252 and 255, two groups
-    23 paths, z of 99 components   forward 255 and 152          backward 168
+    17 paths, z of 71 components   forward 255   backward 168   second order 255 and 254, two groups
+    23 paths, z of 99 components   forward 255 and 160          backward 168 and 127
 
 What a thread sums from edge to edge decides.  The row's own tensors are read again for every edge,
 from L1: in registers they leave room for one channel a thread alone (242), and then the arithmetic
-on y, which channels share, is done twice as often.
+on y, which channels share, is done twice as often.  Long rows of all warps are more than L1 holds:
+where programs can take some edges of a row, two warps share one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ WORK = 1600
 
 FIRST_ORDER = 3
 """Terms of a call up to which half of `WORK` is faster: its kernels wait for memory."""
+
+LIGHT = 32
+"""Components of a row up to which each warp can have its own, in L1 or summed in registers."""
 
 WARP = 32
 
@@ -86,6 +90,12 @@ def choose(job: Job) -> Tiling:
     # what is summed over channels is so by shuffles alone where a program is one warp
     warps = 1 if summed else 4 if not job.segmented else 2
     width = 2 * WARP if _pairs(job.product, job.wide, alone) else WARP
+    whole = not (job.wide or job.ordered or channels % width)
+    light = _components(job.product, [job.product.paths[p] for p in job.paths], job.owner) <= LIGHT
+    if alone and light and whole:  # many warps, which ask ahead, hide loads; none is copied
+        return Tiling(width)
+    if summed and job.divisible and width > WARP and not light:
+        return Tiling(width, edges=2, warps=2)
     while warps > 1 and _wasted(channels, warps * width):
         warps //= 2
     return Tiling(warps * width, 1, warps, stages)
