@@ -1,6 +1,7 @@
 """The Triton kernel that adds up what programs summed over some rows of an element."""
 
 # ruff: noqa: N803
+# mypy: ignore-errors
 
 from __future__ import annotations
 
