@@ -171,6 +171,23 @@ def test_the_oracle_of_ones_counts_terms():
     )
 
 
+def test_cases_may_round_to_tf32_where_they_say_so():
+    """Seen red with a gate that knows no TF32, and with one that always allows it."""
+    workload = dot_workload(CPU, None)
+
+    def rounded(a):
+        return (a.view(torch.int32) + 4096 & -8192).view(torch.float32)
+
+    def function(x, y, backend=None):
+        return workload.function(rounded(x), rounded(y))
+
+    case = Case("dot", "none", lambda device, batch: workload._replace(function=function))
+    for tf32 in (False, True):
+        rows, _ = measured(case=case._replace(phases=("forward",), tf32=tf32))
+        assert rows
+        assert all((row.bound_ratio <= 1) == tf32 for row in rows)
+
+
 def test_cost_counts_what_each_phase_moves():
     workload = dot_workload(CPU, None)
     x, z, t, f = 64 * 8 * 4, 64 * 4, 4, 2 * 64 * 8

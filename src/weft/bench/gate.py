@@ -18,15 +18,20 @@ Results = tuple[Tensor, ...]
 
 
 class Exact(NamedTuple):
-    """What a phase must give: per result the value, S and K of `weft.testing.error_bound`."""
+    """What a phase must give: per result the value, S and K of `weft.testing.error_bound`.
+
+    tf32: whether factors of products may be rounded to TF32.
+    """
 
     values: Results
     magnitudes: Results
     counts: Results
+    tf32: bool
 
     def ratio(self, results: Results) -> float:
         """The largest |error| / bound over all elements of all results; integers must be equal."""
-        return max(_ratio(out, *parts) for out, *parts in zip(results, *self, strict=True))
+        parts = zip(results, *self[:3], strict=True)
+        return max(_ratio(*of_one, self.tf32) for of_one in parts)
 
 
 class Noise(NamedTuple):
@@ -40,13 +45,16 @@ class Noise(NamedTuple):
         return max(accuracy_ratio(*of_one) for of_one in zip(results, *self, strict=True))
 
 
-def exact_results(phase: str, candidate: Candidate, scale: Tensor | None) -> Exact:
+def exact_results(
+    phase: str, candidate: Candidate, scale: Tensor | None, tf32: bool = False
+) -> Exact:
     """The oracle in float64: of the inputs, of their absolute values, and of ones.
 
     The operation is a polynomial, so the oracle of ones counts the terms of each element.
     """
     changes = (torch.Tensor.double, lambda a: a.double().abs(), _ones)
-    return Exact(*(_oracle(phase, candidate, scale, change) for change in changes))
+    values, magnitudes, counts = (_oracle(phase, candidate, scale, c) for c in changes)
+    return Exact(values, magnitudes, counts, tf32)
 
 
 def noise_of_plain(phase: str, candidate: Candidate) -> Noise:
@@ -65,12 +73,12 @@ def worst_ratio(phase: str, candidate: Candidate, expected: Exact | Noise) -> fl
     return expected.ratio(tuple(result.detach() for result in results))
 
 
-def _ratio(out: Tensor, exact: Tensor, magnitude: Tensor, count: Tensor) -> float:
+def _ratio(out: Tensor, exact: Tensor, magnitude: Tensor, count: Tensor, tf32: bool) -> float:
     if not out.numel():
         return 0.0
     if not out.is_floating_point():
         return float("inf") if bool((out != exact).any()) else 0.0
-    return float(bound_ratio(out, exact, magnitude, count).max())
+    return float(bound_ratio(out, exact, magnitude, count, tf32=tf32).max())
 
 
 def _ones(a: Tensor) -> Tensor:

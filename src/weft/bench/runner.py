@@ -92,7 +92,7 @@ def _run_case(
         checked = _candidates(case, to_check, peers)
     for phase in case.phases:
         about = functools.partial(_say_of, say, case, phase)
-        ratios = _check(phase, to_check, checked, about)
+        ratios = _check(phase, to_check, checked, case.tf32, about)
         timed = {
             name: candidates[name]
             for name, ratio in ratios.items()
@@ -130,15 +130,17 @@ def _candidates(case: Case, workload: Workload, peers: Sequence[Peer]) -> Candid
     return {f"{c.peer} {c.backend}": c for c in found}
 
 
-def _check(phase: str, workload: Workload, candidates: Candidates, say: Say) -> dict[str, float]:
+def _check(
+    phase: str, workload: Workload, candidates: Candidates, tf32: bool, say: Say
+) -> dict[str, float]:
     """The worst error over bound of each candidate; ours is infinite where it fails."""
     ratios: dict[str, float] = {}
     shared = None
     for name, candidate in candidates.items():
         if candidate.inputs is workload.inputs:
-            expected = shared = shared or _expected(phase, workload, candidate)
+            expected = shared = shared or _expected(phase, workload, candidate, tf32)
         else:
-            expected = _expected(phase, workload, candidate)
+            expected = _expected(phase, workload, candidate, tf32)
         try:
             ratios[name] = worst_ratio(phase, candidate, expected)
         except RuntimeError as error:
@@ -152,10 +154,10 @@ def _check(phase: str, workload: Workload, candidates: Candidates, say: Say) -> 
     return ratios
 
 
-def _expected(phase: str, workload: Workload, candidate: Candidate) -> Exact | Noise:
+def _expected(phase: str, workload: Workload, candidate: Candidate, tf32: bool) -> Exact | Noise:
     """What the results are held against: the computed bound, or plain PyTorch."""
     if workload.polynomial:
-        return exact_results(phase, candidate, workload.scale)
+        return exact_results(phase, candidate, workload.scale, tf32)
     return noise_of_plain(phase, candidate)
 
 

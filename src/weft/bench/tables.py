@@ -21,11 +21,17 @@ HEADLINES = {
     "products": ("P1 graph_sum", "P4 own_matrices"),
     "o3": (
         *("W1 mace_L2_carbon", "W1s mace_L2_sparse", "W2 l3_uniform64", "W2n sevennet_l3i5"),
-        *("W3 uvw_diffdock", "W5 uuu_seed", "training step"),
+        *("W3 uvw_diffdock", "W4 symcon_mace", "W5 uuu_seed", "training step"),
     ),
     "clifford": ("op-sgp-cl30-fp32-B4096-F512", "op-fc-cl30-fp32-B4096-F512"),
-    "voxels": ("lidar05x6_c128_fp16", "sphere256_c256_fp16", "sphere256_c64_fp32"),
-    "reductions": ("gaussian_1m", "logsumexp_1m", "nearest_1m", "gaussian_d64", "sinkhorn_100k"),
+    "voxels": (
+        *("lidar05x6_c128_fp16", "sphere256_c256_fp16", "sphere256_c64_fp32"),
+        *("lidar05x6_map", "sphere512_map"),
+    ),
+    "reductions": (
+        *("gaussian_1m", "logsumexp_1m", "nearest_1m", "gaussian_d64", "gaussian_8k_cells"),
+        "sinkhorn_100k",
+    ),
     "cpu": ("edge_mul",),
     "o3_cpu": ("conv_l2_20k",),
     "clifford_cpu": ("op-sgp-cl30-fp32-B1024-F512",),
@@ -48,6 +54,9 @@ Generated from the rows in `benchmarks/results` by `weft bench`; every number is
 - On a GPU the L2 cache is cleared before each call, and calls under 0.1 ms are replayed as CUDA
   graphs; *host* is the time until the call returns, without replay. Rows hold warm times too.
 - *second* is the gradient of the gradients alone, with a retained graph.
+- *first_calls* are single calls in fresh processes (`benchmarks/first_calls.py`), with empty caches
+  and with code from disk. Where gradients are asked for, rows of 2026-11-22 hold torch's own import
+  of sympy too, some 1.6 s.
 """
 
 
@@ -173,9 +182,16 @@ def _median(row: Row | None, *, spread: bool) -> str:
         return ""
     if row.ms_p50 is None:
         return "red"
-    quantiles = f" [{row.ms_p20:.3g}, {row.ms_p80:.3g}]" if spread else ""
+    several = spread and row.reps > 1
+    quantiles = f" [{_short(row.ms_p20)}, {_short(row.ms_p80)}]" if several else ""
     red = f", error {row.bound_ratio:.2g}" if row.bound_ratio > 1 else ""
-    return f"{row.ms_p50:.3g}{quantiles}{red}"
+    return f"{_short(row.ms_p50)}{quantiles}{red}"
+
+
+def _short(ms: float | None) -> str:
+    """Three digits, or all before the point."""
+    assert ms is not None
+    return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
 
 
 def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
