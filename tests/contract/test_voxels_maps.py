@@ -497,7 +497,9 @@ def test_what_is_prepared_names_every_pair_once(kernel, shuffled):
 
 # --- the same bits as the torch code ----------------------------------------------------------
 
-WAYMO = "waymo_spconv_benchmark-pc.npz"
+WAYMO, BITS = "waymo_spconv_benchmark-pc.npz", "semantickitti_001705.ssc.bin"
+NUMBERS = {"kitti_000008.bin": 4, "nuscenes_lidar_top.bin": 5, "sunrgbd_000017.bin": 6}
+"""Numbers of a point in each file."""
 
 
 def voxelise(points, size: float) -> torch.Tensor:
@@ -519,8 +521,10 @@ def cloud(name: str) -> torch.Tensor:
         pytest.skip(f"needs the point cloud {name}")
     if path.suffix == ".npz":
         return voxelise(np.load(path)["pc"], 0.05)
-    points = np.fromfile(path, np.float32).reshape(-1, 4 if "kitti" in name else 5)
-    return voxelise(points, 0.05)
+    if name == BITS:
+        at = torch.from_numpy(np.unpackbits(np.fromfile(path, np.uint8))).nonzero()[:, 0].int()
+        return torch.stack([0 * at, at // 8192, at // 32 % 256, at % 32], 1)
+    return voxelise(np.fromfile(path, np.float32).reshape(-1, NUMBERS[name]), 0.05)
 
 
 CLOUDS = ["sphere"] if KERNELS else ["sphere", "kitti_000008.bin", "nuscenes_lidar_top.bin", WAYMO]
@@ -558,7 +562,7 @@ def test_kernels_give_the_bits_of_the_torch_code(name, layer, shuffled, monkeypa
 
 
 @pytest.mark.skipif(KERNELS, reason="searches whole clouds: too many programs to interpret")
-@pytest.mark.parametrize("name", ["sphere", "kitti_000008.bin", WAYMO])
+@pytest.mark.parametrize("name", ["sphere", *NUMBERS, BITS, WAYMO])
 def test_pairs_of_real_clouds(name):
     """Every pair is one offset apart, as many as a search for each offset finds."""
     voxels = cloud(name)
@@ -575,6 +579,18 @@ def test_pairs_of_real_clouds(name):
         for i, j, k in itertools.product((-1, 0, 1), repeat=3)
     )
     assert int(found.counts.sum()) == total
+
+
+@pytest.mark.skipif(KERNELS, reason="searches whole clouds: too many programs to interpret")
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("name", [*NUMBERS, BITS])
+def test_layers_of_real_clouds_are_those_of_a_dictionary(name, layer):
+    voxels, shape = cloud(name), geometry(3, **LAYERS[layer])
+    spatial = None
+    if shape.mode != "submanifold":
+        spatial = tuple(n + 1 for n in voxels[:, 1:].amax(0).tolist())
+    found = build(Coordinates(voxels, spatial, 1 if spatial else None), shape)
+    check(found, voxels.tolist(), spatial)
 
 
 def test_row_order_carries_no_information():
