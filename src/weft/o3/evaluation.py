@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
 from weft.core.op import compiling, transformed, unwatched
 from weft.o3.channelwise import channelwise_product
@@ -32,6 +33,8 @@ from weft.o3.structures import Columns, Parts, structures_of, weight_offsets
 from weft.products import SparseScaleInfo, sparse_scale
 
 __all__ = ["Recipe", "recipe_of"]
+
+_INTERPRETED = interpreted()
 
 
 class Recipe(NamedTuple):
@@ -86,8 +89,11 @@ class Recipe(NamedTuple):
         """Whether the time of a call is the host's: rows of few numbers on the CPU.
 
         Then torch's own operations take less of it than an operator, of gradients above all.
+        Where kernels are interpreted, the CPU stands for a GPU.
         """
-        if self.backend is not None or not x.is_cpu or compiling() or transformed():
+        if self.backend is not None or not x.is_cpu or _INTERPRETED:
+            return False
+        if compiling() or transformed():
             return False
         few = x.shape[0] * self.parts.channels < LOOPS_FROM
         return few and unwatched(x) and exact(x)
