@@ -11,7 +11,7 @@ import torch
 
 from weft import o3
 from weft.errors import ShapeError
-from weft.o3.gate import NormalizedActivation
+from weft.o3.gate import SAMPLES, NormalizedActivation
 from weft.o3.layout import join, split
 from weft.testing import assert_o3_equivariant, assert_within_bound
 from weft.testing.contract import assert_same_bits
@@ -24,7 +24,7 @@ CONSTANTS = {
     torch.sigmoid: 1.8467055342154763,
     torch.nn.functional.gelu: 1.5360642850770576,
 }
-"""e3nn 0.6's, to the last digit."""
+"""e3nn 0.6's: sums of squares, whose last digit depends on the number of threads."""
 
 LARGE = (
     "16x0o+3x0e+2x0e",
@@ -41,7 +41,10 @@ def gate(layout="mul_ir"):
 
 @pytest.mark.parametrize("f", CONSTANTS, ids=lambda f: f.__name__)
 def test_constants(f):
-    assert NormalizedActivation(f).cst == CONSTANTS[f]
+    found, value = (
+        torch.tensor(c, dtype=DOUBLE) for c in (NormalizedActivation(f).cst, CONSTANTS[f])
+    )
+    assert_within_bound(found, value, value, SAMPLES)
 
 
 def test_constants_near_one_are_left_out():
