@@ -22,13 +22,13 @@ from pathlib import Path
 
 import torch
 
-from weft.bench.case import Candidate
-from weft.bench.gate import exact_results, noise_of_plain, worst_ratio
+from weft.bench.case import Candidate, Case
+from weft.bench.gate import expected_results, worst_ratio
 from weft.bench.phases import cotangents, prepare
 from weft.bench.record import Row, append, machine
 from weft.bench.suites import benchmarks_folder, load_suite
 
-__all__ = ["CASES", "first_call", "main"]
+__all__ = ["CASES", "case_of", "first_call", "main"]
 
 CASES = [
     ("reductions", "gaussian_100k", "forward"),
@@ -49,7 +49,7 @@ def first_call(suite: str, name: str, phase: str) -> Row:
     """Of this process, which must have called nothing of weft; the check comes behind."""
     device = torch.device("cuda")
     _start(device)
-    case = next(case for case in load_suite(suite).cases if case.name == name)
+    case = case_of(suite, name)
     workload = case.build(device, None)
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -59,12 +59,7 @@ def first_call(suite: str, name: str, phase: str) -> Row:
     ms = 1e3 * (time.perf_counter() - begin)
     small = case.build(device, case.check_batch)
     own = Candidate("weft", "triton", small.function, small.inputs, small.oracle)
-    expected = (
-        exact_results(phase, own, small.scale, case.tf32)
-        if small.polynomial
-        else noise_of_plain(phase, own)
-    )
-    ratio = worst_ratio(phase, own, expected)
+    ratio = worst_ratio(phase, own, expected_results(phase, small, own, case.tf32))
     return Row(
         suite="first_calls", case=f"{suite}: {name}", op=workload.op, mode=case.mode, phase=phase,
         peer="weft", backend="triton", dtype=str(case.dtype).removeprefix("torch."),
@@ -72,6 +67,12 @@ def first_call(suite: str, name: str, phase: str) -> Row:
         bytes_min=0, flops=0, roofline_pct=None, peak_mb=None, bound_ratio=ratio,
         protocol="one call in a fresh process, sympy imported", **asdict(machine(device)),
     )  # fmt: skip
+
+
+def case_of(suite: str, name: str) -> Case:
+    """The case of a suite with a name."""
+    (case,) = (case for case in load_suite(suite).cases if case.name == name)
+    return case
 
 
 def _start(device: torch.device) -> None:
@@ -101,12 +102,12 @@ def main() -> None:
     if options.only:
         print(json.dumps(asdict(first_call(*options.only))))
         return
+    path = options.out / machine(torch.device("cuda")).folder / "first_calls.jsonl"
     for case in CASES:
         with tempfile.TemporaryDirectory() as home:
             for state in ("no cache", "from disk"):
                 row = _in_a_process(case, home)
                 fields = asdict(row) | {"phase": f"{row.phase}, {state}"}
-                path = options.out / machine(torch.device("cuda")).folder / "first_calls.jsonl"
                 append(path, [Row(**fields)])
                 print(f"{row.case:<45} {fields['phase']:<28} {row.ms_p50:8.0f} ms", flush=True)
 

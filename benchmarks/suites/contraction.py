@@ -6,7 +6,6 @@ z[n, L] = Σ_ν Σ_k w[element n, k] f_νk(x[n])_L,    f_νk: ν factors x coupl
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -16,12 +15,11 @@ from benchmarks.suites.recipes import Random
 from weft.bench.case import Case, Workload
 from weft.o3 import Irrep, Irreps, SymmetricContraction, wigner_3j
 from weft.o3.symmetric_basis import symmetric_basis
+from weft.testing.cases.symmetric import couplings
 
 __all__ = ["OP", "contraction_case"]
 
 OP = "symmetric contraction"
-
-Functions = list[tuple[Irrep, Tensor]]
 
 
 def contraction_case(
@@ -66,7 +64,8 @@ def _workload(
 
     def oracle(x: Tensor, w: Tensor, scale: None = None) -> Tensor:
         weights, parts = iter(w.index_select(0, element).split(counts, 1)), []
-        powers = list(_powers(irreps, x, correlation))
+        pairs = zip(irreps, blocks(irreps, x), strict=True)
+        powers = list(couplings([(item.ir, block.mT) for item, block in pairs], correlation))
         for _, ir in out:
             total = x.new_zeros(rows, shapes[0][2], ir.dim)
             for functions in reversed(powers):
@@ -85,25 +84,6 @@ def _workload(
         OP, inputs, tables, function, oracle, flops, rows * out.dim * inputs[0].element_size(),
         shape, polynomial=False,
     )  # fmt: skip
-
-
-def _powers(irreps: Irreps, x: Tensor, correlation: int) -> Iterator[Functions]:
-    """Of each degree the couplings from the left, in MACE's order: (N, C, 2l+1) each."""
-    first = [(item.ir, block.mT) for item, block in zip(irreps, blocks(irreps, x), strict=True)]
-    found = first
-    for degree in range(1, correlation + 1):
-        yield found
-        if degree < correlation:
-            found = [_coupled(a, b, ir) for a in found for b in first for ir in a[0] * b[0]]
-            found.sort(key=lambda function: function[0])
-
-
-def _coupled(
-    first: tuple[Irrep, Tensor], second: tuple[Irrep, Tensor], ir: Irrep
-) -> tuple[Irrep, Tensor]:
-    (a, x), (b, y) = first, second
-    table = wigner_3j(a.l, b.l, ir.l, x.dtype, x.device) * ir.dim**0.5
-    return ir, torch.einsum("nca,ncb,abm->ncm", x, y, table)
 
 
 def _flops(irreps: Irreps, out: Irreps, correlation: int) -> int:

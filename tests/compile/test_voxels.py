@@ -4,6 +4,7 @@ The statistics stand in voxels.json: growth over 10 % fails.  To accept a change
 WEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
+import dataclasses
 import re
 import struct
 from typing import Any
@@ -22,6 +23,8 @@ from weft.testing.compiler import (
     SHARED_LIMIT,
     Build,
     compile_for,
+    growth,
+    statistics,
 )
 from weft.voxels import kernels, launch, preparation, preparation_kernels, tiles
 
@@ -130,6 +133,15 @@ def test_kernel_compiles_within_its_gates(
 ) -> None:
     made = build(name, kind, channels, target)
     check(made, f"{name} {kind} {channels}, {target}", target)
+
+
+@pytest.mark.parametrize("name", ["convolve", "depthwise"])
+def test_code_does_not_grow_with_words_of_offsets(name: str) -> None:
+    """Seen red with a copy of the loop for each word."""
+    made = build(name, "fp16", 64, "sm_90")
+    many = dataclasses.replace(made, constants=made.constants | {"K": 125})
+    few, more = (statistics(compile_for(b, "sm_90"), "sm_90") for b in (made, many))
+    assert not growth(few | {"code": more["code"]}, few)
 
 
 @pytest.mark.parametrize("name", ["key", "convolve", "weight_gradient"])

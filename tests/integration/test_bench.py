@@ -7,6 +7,8 @@ peak that does not count what an earlier call left in cycles; a peer's failure a
 
 import dataclasses
 import gc
+import importlib
+import json
 import math
 import subprocess
 import sys
@@ -266,6 +268,30 @@ def test_pages_show_a_wrong_peers_error(tmp_path):
         assert ", error " in cells[5]
 
 
+def test_pages_show_one_call_without_a_spread(tmp_path):
+    """Seen red with digits in powers of ten, and with a spread."""
+    rows, _ = measured()
+    once = [
+        dataclasses.replace(r, ms_p20=1983.2, ms_p50=1983.2, ms_p80=1983.2, reps=1) for r in rows
+    ]
+    append(tmp_path / "cpu" / "x.jsonl", once)
+    assert " | 1983 | " in tables.performance_page(tmp_path)
+
+
+def test_records_keep_what_ran_before(tmp_path):
+    """Of tests that a GPU alone runs.  Seen red with a file that is begun anew."""
+    path, tests = tmp_path / "tests.json", tmp_path / "test_some.py"
+    for body in ("def test_a(): pass\ndef test_b(): pass", "def test_b(): assert False"):
+        tests.write_text(body)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.record", str(tests)]
+        options = ["--record", str(path), "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+        subprocess.run([*command, *options], cwd=ROOT, capture_output=True, check=False)
+    found = {
+        name.split("::")[1]: how.split(" ")[0] for name, how in json.loads(path.read_text()).items()
+    }
+    assert found == {"test_a": "passed", "test_b": "failed"}
+
+
 def test_pages_show_red_for_ours_without_a_time(tmp_path):
     rows, _ = measured()
     red = [dataclasses.replace(row, ms_p50=None, bound_ratio=2.0) for row in rows]
@@ -347,6 +373,43 @@ def test_suites_and_peers_load(monkeypatch):
         load_suite("product")
     with pytest.raises(WeftError, match="no case of suite 'cpu' has 'W5' in its name"):
         load_suite("cpu", "W5")
+
+
+@pytest.mark.parametrize(
+    ("suite", "name"),
+    [
+        ("reductions", "sinkhorn_100k"),
+        ("reductions", "nearest_1m_by_cells"),
+        ("o3", "W1r mace_L2_carbon, radial linear"),
+    ],
+)
+def test_peers_refuse_what_they_do_not_compute(monkeypatch, suite, name):
+    """Seen red with operations that a peer looks up though it does not know them."""
+    monkeypatch.chdir(ROOT)
+    (case,) = (case for case in load_suite(suite).cases if case.name == name)
+    workload = case.build(CPU, 8)
+    for peer in load_peers():
+        if peer.NAME in ("torch eager", "torch.compile", "OpenEquivariance", "e3nn"):
+            assert isinstance(peer.adapt(workload), str), peer.NAME
+
+
+def test_cells_find_the_nearest(monkeypatch):
+    """Seen red with neighbours of the next point."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("weft.bench.runner._measure", lambda *_: {})
+    (case,) = load_suite("reductions", "by_cells").cases
+    small = case._replace(build=lambda device, _: case.build(device, 500), check_batch=None)
+    (rows,) = run("toy", [small], (), CPU, print)
+    assert [row.bound_ratio <= 1 for row in rows] == [True]
+
+
+def test_first_calls_are_of_cases_and_phases_that_are_there(monkeypatch):
+    """Seen red with the name of a case and with a phase that is not measured."""
+    monkeypatch.chdir(ROOT)
+    load_suite("products")  # which finds the folder
+    first_calls = importlib.import_module("benchmarks.first_calls")
+    for suite, name, phase in first_calls.CASES:
+        assert phase in first_calls.case_of(suite, name).phases, name
 
 
 class OtherConvolution:

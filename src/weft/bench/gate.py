@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.bench.case import Candidate
+from weft.bench.case import Candidate, Workload
 from weft.bench.phases import cotangents, prepare
 from weft.testing.bounds import accuracy_ratio, bound_ratio, plain_error
 
-__all__ = ["Exact", "Noise", "exact_results", "noise_of_plain", "worst_ratio"]
+__all__ = ["Exact", "Noise", "exact_results", "expected_results", "worst_ratio"]
 
 Results = tuple[Tensor, ...]
 
@@ -45,6 +45,15 @@ class Noise(NamedTuple):
         return max(accuracy_ratio(*of_one) for of_one in zip(results, *self, strict=True))
 
 
+def expected_results(
+    phase: str, workload: Workload, candidate: Candidate, tf32: bool
+) -> Exact | Noise:
+    """What a candidate is held against: the computed bound, or plain PyTorch."""
+    if workload.polynomial:
+        return exact_results(phase, candidate, workload.scale, tf32)
+    return _noise_of_plain(phase, candidate)
+
+
 def exact_results(
     phase: str, candidate: Candidate, scale: Tensor | None, tf32: bool = False
 ) -> Exact:
@@ -57,7 +66,7 @@ def exact_results(
     return Exact(values, magnitudes, counts, tf32)
 
 
-def noise_of_plain(phase: str, candidate: Candidate) -> Noise:
+def _noise_of_plain(phase: str, candidate: Candidate) -> Noise:
     """The oracle in float64, and its error in the inputs' own dtype."""
     dtype = candidate.inputs[0].dtype
     values = _oracle(phase, candidate, None, torch.Tensor.double)

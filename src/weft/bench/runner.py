@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from weft.bench.case import Candidate, Case, Peer, Workload
-from weft.bench.gate import Exact, Noise, exact_results, noise_of_plain, worst_ratio
+from weft.bench.gate import expected_results, worst_ratio
 from weft.bench.phases import cost, cotangents, prepare
 from weft.bench.record import Machine, Row, machine
 from weft.bench.roofline import floor_ms, gpu_named
@@ -138,9 +138,9 @@ def _check(
     shared = None
     for name, candidate in candidates.items():
         if candidate.inputs is workload.inputs:
-            expected = shared = shared or _expected(phase, workload, candidate, tf32)
+            expected = shared = shared or expected_results(phase, workload, candidate, tf32)
         else:
-            expected = _expected(phase, workload, candidate, tf32)
+            expected = expected_results(phase, workload, candidate, tf32)
         try:
             ratios[name] = worst_ratio(phase, candidate, expected)
         except RuntimeError as error:
@@ -152,13 +152,6 @@ def _check(
             if ratios[name] > 1:
                 say(f"{name}: red: its error is {ratios[name]:.3g} times the bound")
     return ratios
-
-
-def _expected(phase: str, workload: Workload, candidate: Candidate, tf32: bool) -> Exact | Noise:
-    """What the results are held against: the computed bound, or plain PyTorch."""
-    if workload.polynomial:
-        return exact_results(phase, candidate, workload.scale, tf32)
-    return noise_of_plain(phase, candidate)
 
 
 def _calls(phase: str, candidates: Candidates, say: Say) -> dict[str, Call]:

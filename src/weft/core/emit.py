@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from weft.core.expr import (
@@ -35,6 +35,7 @@ __all__ = [
     "Result",
     "Schedule",
     "Sums",
+    "indented",
     "most_live",
     "reads",
     "schedule",
@@ -488,3 +489,8 @@ class _Printer:
         first = name not in self.assigned
         self.assigned.add(name)
         return f"{name} {'=' if first else '+='} {text}"
+
+
+def indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
+    """Lines inside so many blocks."""
+    return (" " * (4 * depth) + line for line in lines)

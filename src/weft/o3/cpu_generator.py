@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from weft.core.emit import indented
 from weft.o3.contraction import Call
 from weft.o3.polynomial import Arithmetic
 from weft.o3.structure import Block, Path, Product
@@ -206,16 +207,16 @@ class _Printer:
         yield _HEADER.format(dtype=self.sweep.dtype, arguments=", ".join(names))
         yield f"    scratch = np.zeros({self.size}, real)"
         yield "    for task in range(first, last):"
-        yield from _indented(self._begin("task"), 2)
+        yield from indented(self._begin("task"), 2)
         yield "        for p in range(tasks[task], tasks[task + 1]):"
         yield "            row = rows[p]"
-        yield from _indented(self._begin("row"), 3)
+        yield from indented(self._begin("row"), 3)
         yield "            for k in range(indptr[p], indptr[p + 1]):"
         yield "                e = edges[k]"
         yield "                other = others[e]"
-        yield from _indented(self._edge(), 4)
-        yield from _indented(self._end("row"), 3)
-        yield from _indented(self._end("task"), 2)
+        yield from indented(self._edge(), 4)
+        yield from indented(self._end("row"), 3)
+        yield from indented(self._end("task"), 2)
 
     def _begin(self, level: str) -> Iterator[str]:
         """Load what a level reads; zeros for what is summed over it."""
@@ -242,7 +243,7 @@ class _Printer:
             yield f"for u in range({self.product.channels}):"
             for value in group.vectors:
                 yield f"    {value} = {self._at('t', *_component(value)[1:])}"
-            yield from _indented(group.inside, 1)
+            yield from indented(group.inside, 1)
             for key, text in group.sums.items():
                 yield f"    {self._sum(key, text, key in begun)}"
             begun |= group.sums.keys()
@@ -304,7 +305,3 @@ def _copies(run: _Run, form: str) -> Iterator[str]:
 def _typed(line: str) -> str:
     """Typed numbers: numba takes a literal for a double."""
     return _NUMBER.sub(lambda found: f"real({found[0]})", line)
-
-
-def _indented(lines: Iterable[str], depth: int) -> Iterator[str]:
-    return (" " * (4 * depth) + line for line in lines)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from weft.core.emit import indented
 from weft.o3 import across, ahead
 from weft.o3.ahead import Fetch
 from weft.o3.contraction import Call
@@ -206,7 +207,7 @@ class _Writer:
         yield ""
         yield f"@triton.jit(do_not_specialize={self._counts()!r})"
         yield f"def {name(self.job)}({', '.join(self._parameters())}):"
-        yield from _indented(self._body())
+        yield from indented(self._body())
 
     def _parameters(self) -> list[str]:
         job = self.job
@@ -254,7 +255,7 @@ class _Writer:
         yield from self._zeros("w")
         stages = "" if self.job.segmented else ", num_stages=STAGES"
         yield f"for item in tl.range(lane, items, lanes{stages}):"
-        yield from _indented(self._item())
+        yield from indented(self._item())
         yield from self._store_carried("w", "lane")
 
     def _share(self) -> Iterator[str]:
@@ -266,7 +267,7 @@ class _Writer:
         yield f"    row = tl.cast(tl.load(owner_ptr + {edge}), tl.int64)"
         yield "    first = place"
         yield "    last = tl.minimum(tl.load(indptr_ptr + row + 1), stop).to(end.dtype)"
-        yield from _indented(self._edges())
+        yield from indented(self._edges())
         yield "    place = last"
 
     def _item(self) -> Iterator[str]:
@@ -296,12 +297,12 @@ class _Writer:
             yield from ahead.asked(self.ahead, "row")
         if self.flat:
             yield "for p in tl.range(first, last, num_stages=STAGES):"
-            yield from _indented([*self._next("p + 1"), *self._edge("p")])
+            yield from indented([*self._next("p + 1"), *self._edge("p")])
         else:
             yield "for start in tl.range(first, last, EDGES, num_stages=STAGES):"
             yield "    p = start + tl.arange(0, EDGES)[:, None]"
             yield "    present = p < last"
-            yield from _indented([*self._next("of_threads(p) + EDGES"), *self._edge("p")])
+            yield from indented([*self._next("of_threads(p) + EDGES"), *self._edge("p")])
 
     def _next(self, edge: str) -> Iterator[str]:
         """What is asked for of the next edges."""
@@ -489,7 +490,3 @@ def _address(pointer: str, place: Block, component: int) -> str:
     lanes = "" if place.channel_step == 0 else " + u"
     lanes += f" * {place.channel_step}" if place.channel_step > 1 else ""
     return f"{pointer}{f' + {offset}' if offset else ''}{lanes}"
-
-
-def _indented(lines: Iterable[str]) -> Iterator[str]:
-    return (f"    {line}" for line in lines)

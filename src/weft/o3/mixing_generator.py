@@ -6,7 +6,9 @@ own weights      a program takes a row and reads its weights once, 16 bytes at a
 
 from __future__ import annotations
 
+from weft.core.emit import indented
 from weft.o3.mixing_plan import Block, Group, Mixing, groups, merged, prepared, weights
+from weft.products.tiles import power_of_two
 
 __all__ = ["fold_source", "outer_source", "own_source", "prepare_source", "product_source"]
 
@@ -174,7 +176,7 @@ def _behind(stride: int) -> str:
 
 def _sides(kinds: int) -> str:
     """How many kinds, and a power of two that holds them."""
-    return f"{kinds}, {_power(kinds)}"
+    return f"{kinds}, {power_of_two(kinds)}"
 
 
 def _tiled(size: str, code: list[str], times: int | None = None) -> list[str]:
@@ -183,7 +185,7 @@ def _tiled(size: str, code: list[str], times: int | None = None) -> list[str]:
         f"size = {size}" + (f" * {times}" if times else ""),
         "if (tile >= 0) & (tile < size):",
     ]
-    return [*head, *_inner(code, 1), "tile -= size"]
+    return [*head, *indented(code, 1), "tile -= size"]
 
 
 def _shared(kind: str, names: str, numbers: list[str], arguments: str, lines: list[str]) -> str:
@@ -231,9 +233,9 @@ class _Own:
     def __init__(self, group: Group, threads: int) -> None:
         self.group = group
         self.c, self.n, self.u = group.block.components, group.block.copies, group.columns
-        self.block_n = min(128, _power(self.n))
+        self.block_n = min(128, power_of_two(self.n))
         most = 1 << (max(1, SUMS * threads // (1 + self.c) // self.block_n).bit_length() - 1)
-        self.block_u = min(_power(self.u), max(1, most))
+        self.block_u = min(power_of_two(self.u), max(1, most))
 
     def indices(self, u: str, n: str) -> list[str]:
         """U, n, and where the weights of u begin: paths follow each other, weights need not."""
@@ -270,11 +272,11 @@ class _Own:
             f"for n_first in range(0, {self.n}, {self.block_n}):",
             *sums,
             f"    for u_first in range(0, {self.u}, {self.block_u}):",
-            *_inner(self.indices("u_first", "n_first"), 2),
+            *indented(self.indices("u_first", "n_first"), 2),
             f"        w = {self.load()}",
-            *_inner(steps, 2),
-            *_inner(self.indices("0", "n_first")[1:2], 1),
-            *_inner(ends, 1),
+            *indented(steps, 2),
+            *indented(self.indices("0", "n_first")[1:2], 1),
+            *indented(ends, 1),
         ]
 
     def turned(self) -> list[str]:
@@ -290,11 +292,11 @@ class _Own:
             f"for u_first in range(0, {self.u}, {self.block_u}):",
             *sums,
             f"    for n_first in range(0, {self.n}, {self.block_n}):",
-            *_inner(self.indices("u_first", "n_first"), 2),
+            *indented(self.indices("u_first", "n_first"), 2),
             f"        w = {self.load()}",
-            *_inner(steps, 2),
-            *_inner(self.indices("u_first", "0")[:1], 1),
-            *_inner(ends, 1),
+            *indented(steps, 2),
+            *indented(self.indices("u_first", "0")[:1], 1),
+            *indented(ends, 1),
         ]
 
     def outer(self) -> list[str]:
@@ -308,8 +310,8 @@ class _Own:
         return [
             f"for u_first in range(0, {self.u}, {self.block_u}):",
             f"    for n_first in range(0, {self.n}, {self.block_n}):",
-            *_inner(self.indices("u_first", "n_first"), 2),
-            *_inner(steps, 2),
+            *indented(self.indices("u_first", "n_first"), 2),
+            *indented(steps, 2),
         ]
 
     def _alignment(self) -> int:
@@ -367,11 +369,3 @@ class _Own:
 def _load(slot: str, block: Block, index: str, m: int, mask: str) -> str:
     at = f"{slot}_ptr + {block.offset + m * block.step} + {index} * {block.copy_step}"
     return f"tl.load({at}, mask={mask}, other=0.0).to(ACC)"
-
-
-def _inner(lines: list[str], depth: int) -> list[str]:
-    return ["    " * depth + line for line in lines]
-
-
-def _power(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()

@@ -16,12 +16,14 @@ few edges wastes no more than half of its last pair.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
+from weft.core.emit import indented
 from weft.o3.contraction import Call, Result
 from weft.o3.polynomial import Arithmetic, entries, value_name
 from weft.o3.structure import Block, Path, Product
+from weft.products.tiles import power_of_two
 
 __all__ = ["NAME", "ROWS", "Job", "Tiling", "chunks", "columns", "scale", "source"]
 
@@ -85,13 +87,13 @@ class Job(NamedTuple):
         used = [self.product.paths[p] for p in self.paths]
         components = sum(self.product.x[b].components for b in {path.x for path in used})
         of_x = ROWS * EDGES * components * tiling.block * (tiling.stages - 1)
-        of_y = ROWS * EDGES * _power(self.widths[1]) * (tiling.stages - 1)
+        of_y = ROWS * EDGES * power_of_two(self.widths[1]) * (tiling.stages - 1)
         return 4 * (of_a + of_h + of_x + of_y)
 
     @property
     def depth(self) -> int:
         """Numbers of h that are summed: a power of 2."""
-        return max(16, _power(self.hidden))
+        return max(16, power_of_two(self.hidden))
 
 
 def chunks(job: Job) -> list[tuple[int, ...]]:
@@ -102,12 +104,7 @@ def chunks(job: Job) -> list[tuple[int, ...]]:
 
 def _places(chunk: tuple[int, ...]) -> int:
     """Of a chunk: a power of 2."""
-    return _power(len(chunk))
-
-
-def _power(count: int) -> int:
-    """The least power of 2 that is no less."""
-    return 1 << (count - 1).bit_length()
+    return power_of_two(len(chunk))
 
 
 def columns(job: Job) -> list[tuple[int, int] | None]:
@@ -193,7 +190,7 @@ class _Writer:
         names = ["x", "y", "h", "a", "z", "indptr", "src"]
         constants = "BLOCK: tl.constexpr, STAGES: tl.constexpr"
         yield f"def {NAME}({', '.join(f'{n}_ptr' for n in names)}, rows, lanes, {constants}):"
-        yield from _indented(self._body())
+        yield from indented(self._body())
 
     def _body(self) -> Iterator[str]:
         blocks = self.job.channel_blocks
@@ -206,7 +203,7 @@ class _Writer:
         yield f"place = tl.arange(0, {ROWS * EDGES})"
         yield from self._matrices()
         yield f"for tile in range(lane, tl.cdiv(rows, {ROWS}), lanes):"
-        yield from _indented(self._tile())
+        yield from indented(self._tile())
 
     def _tile(self) -> Iterator[str]:
         """The sums of 32 rows."""
@@ -222,7 +219,7 @@ class _Writer:
         for edge in range(EDGES):
             yield f"source{edge} = {self._source(edge, str(edge))}"
         yield "for pair in tl.range(0, count, num_stages=STAGES):"
-        yield from _indented(self._pair())
+        yield from indented(self._pair())
         yield "live = (row < rows)[:, None]"
         yield f"z_row = z_ptr + tl.cast(row, tl.int64)[:, None] * {self.job.widths[2]}"
         for block in self.z_blocks:
@@ -283,7 +280,7 @@ class _Writer:
         """The row of y as one tile, taken apart into its components."""
         ends = [self._span(self.product.y[b]) for b in self.y_blocks]
         begin, end = min(b for b, _ in ends), max(e for _, e in ends)
-        width = _power(end - begin)
+        width = power_of_two(end - begin)
         yield f"c = tl.arange(0, {width})[None, :]"
         mask = f"live{edge}[:, None]"
         mask += "" if width == end - begin else f" & (c < {end - begin})"
@@ -382,7 +379,3 @@ def _address(pointer: str, place: Block, component: int) -> str:
     offset = place.offset + component * place.step
     lanes = f" + u * {place.channel_step}" if place.channel_step > 1 else " + u"
     return f"{pointer}{f' + {offset}' if offset else ''}{lanes}"
-
-
-def _indented(lines: Iterable[str]) -> Iterator[str]:
-    return (f"    {line}" for line in lines)

@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from weft.core.emit import Dialect, Schedule, reads, schedule
+from weft.core.emit import Dialect, Schedule, indented, reads, schedule
 from weft.core.program import Operand, Program
 from weft.o3.symmetric_program import slots
+from weft.products.tiles import power_of_two
 
 __all__ = ["LANES", "Column", "Job", "name", "source"]
 
@@ -93,7 +94,7 @@ class _Printer:
         outputs = [output.operand for output in job.program.outputs]
         self.outputs = list(zip(outputs, letters.outputs, strict=True))
         self.dtype = "tl.float64" if job.wide else "tl.float32"
-        self.numbers = _power(job.channels)
+        self.numbers = min(LANES, power_of_two(job.channels))
         self.rows = LANES // self.numbers * job.warps
         self.blocks = -(-job.channels // LANES)
 
@@ -105,7 +106,7 @@ class _Printer:
         yield f"# {self.job.program.key}"
         yield f"{head}do_not_specialize=['rows', 'span'])"
         yield f"def {name(self.job)}({arguments}):"
-        yield from _indented(self._body())
+        yield from indented(self._body())
 
     # loops
 
@@ -118,7 +119,7 @@ class _Printer:
         yield "place = chunk * span"
         yield "end = tl.minimum(place + span, rows)"
         yield "while place < end:"
-        yield from _indented(self._run())
+        yield from indented(self._run())
 
     def _layout(self) -> Iterator[str]:
         if self.job.gluon:
@@ -143,7 +144,7 @@ class _Printer:
                 layout = ", LAYOUT" if self.job.gluon else ""
                 yield f"{operand.name}_sum{component} = {zeros}{layout})"
         yield f"for first in range(place, stop, {self.rows}):"
-        yield from _indented(self._rows())
+        yield from indented(self._rows())
         yield from self._parts()
         yield "place = tl.maximum(stop, place + 1)"  # an element that is none must not hang it
 
@@ -227,12 +228,3 @@ def _first_reads(names: Sequence[str], unread: dict[str, str]) -> Iterator[str]:
     for value in names:
         if value in unread:
             yield f"{value} = {unread.pop(value)}"
-
-
-def _indented(lines: Iterator[str]) -> Iterator[str]:
-    return (f"    {line}" for line in lines)
-
-
-def _power(channels: int) -> int:
-    """The least power of two that is enough, of LANES at most."""
-    return min(LANES, 1 << (channels - 1).bit_length())

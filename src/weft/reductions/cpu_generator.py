@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from weft.core.emit import Dialect
+from weft.core.emit import Dialect, indented
 from weft.core.expr import Expr, const, reachable
 from weft.reductions.formula import Node, variables
 from weft.reductions.printed import assigned, text
@@ -174,12 +174,12 @@ class _Printer:
         yield "@jit"
         yield f"def columns_of(first, last, {names}{', ' if names else ''}out):"
         yield "    for batch in range(out.shape[0]):"
-        yield from _indented(self._entries(columns), 2)
-        yield from _indented(self._loads(columns, 2, "0"), 2)
-        yield from _indented(self._assign(self.parts.constant), 2)
+        yield from indented(self._entries(columns), 2)
+        yield from indented(self._loads(columns, 2, "0"), 2)
+        yield from indented(self._assign(self.parts.constant), 2)
         yield "        for j in range(first, last):"
-        yield from _indented(self._loads(columns, 1, "j"), 3)
-        yield from _indented(self._assign(self.parts.columns), 3)
+        yield from indented(self._loads(columns, 1, "j"), 3)
+        yield from indented(self._assign(self.parts.columns), 3)
         for n, e in enumerate(self.table):
             yield f"            out[batch, {n}, j] = {text(e)}"
 
@@ -202,7 +202,7 @@ class _Printer:
             yield f"    values, scratch = np.empty({WIDTH}, real), np.empty({WIDTH}, real)"
             yield "    tops = np.empty(most, real)"
         yield "    for task in range(first, last):"
-        yield from _indented(self._task(rows), 2)
+        yield from indented(self._task(rows), 2)
 
     def _task(self, rows: tuple[Node, ...]) -> Iterator[str]:
         yield "batch, begin, end = tasks[task, 0], tasks[task, 1], tasks[task, 2]"
@@ -218,13 +218,13 @@ class _Printer:
         for n in range(len(self.table)):
             yield f"        g{n} = entry[{n}, start : start + width]"
         yield "        for i in range(begin, end):"
-        yield from _indented(self._loads(rows, 0, "i"), 3)
-        yield from _indented(self._assign(self.parts.rows), 3)
-        yield from _indented(self._tile(), 3)
+        yield from indented(self._loads(rows, 0, "i"), 3)
+        yield from indented(self._assign(self.parts.rows), 3)
+        yield from indented(self._tile(), 3)
         if self.kind != "smallest":
             yield "for i in range(begin, end):"
-            yield from _indented(self._loads(rows, 0, "i"))
-            yield from _indented(self._finish())
+            yield from indented(self._loads(rows, 0, "i"))
+            yield from indented(self._finish())
 
     def _pairs(self, expressions: list[Expr]) -> tuple[list[str], list[str]]:
         """The lines in the loop over j, and the names of the results."""
@@ -240,7 +240,7 @@ class _Printer:
             return
         lines, (name,) = self._pairs(pairs[:1])
         yield "for j in range(width):"
-        yield from _indented(lines)
+        yield from indented(lines)
         if self.kind == "smallest":
             yield f"    value = {name}"
             yield "    values[j] = value if value == value else infinity"
@@ -265,7 +265,7 @@ class _Printer:
         yield "for j in range(width):"
         if factor:
             yield "    e = exp2((values[j] - shift) * LOG2E)"
-        yield from _indented(lines)
+        yield from indented(lines)
         for n, (e, name) in enumerate(zip(expressions, names, strict=True)):
             term = f"e * {name}" if factor and e != const(1) else factor or name
             yield f"    s{n} += wide({term})"
@@ -292,7 +292,3 @@ def _typed(expressions: Iterable[Expr]) -> tuple[list[str], list[str]]:
 def _number(line: str) -> str:
     line = _NUMBER.sub(lambda found: f"real({found[0]})", line)
     return re.sub(r'float\("(-?)inf"\)', r"(\1infinity)", line).replace('float("nan")', "nan")
-
-
-def _indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
-    return (" " * (4 * depth) + line for line in lines)

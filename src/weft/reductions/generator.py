@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.core.emit import Dialect
+from weft.core.emit import Dialect, indented
 from weft.core.expr import Expr, const, reachable
 from weft.reductions.components import Loops
 from weft.reductions.formula import Node, variables
 from weft.reductions.job import Job
 from weft.reductions.near import Printer, near
-from weft.reductions.printed import FORMATS, assign, assigned, indented, loads, text
+from weft.reductions.printed import FORMATS, assign, assigned, loads, text
 from weft.reductions.scalars import factored, operand, scalars, separated
 
 __all__ = ["LANES", "NUMBERS", "Job", "near_registers", "operands", "registers", "source"]

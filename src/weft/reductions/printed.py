@@ -11,7 +11,7 @@ from weft.core.program import Operand, Output, Program
 from weft.reductions.formula import Node
 from weft.reductions.scalars import operand
 
-__all__ = ["FORMATS", "assign", "assigned", "indented", "loads", "text"]
+__all__ = ["FORMATS", "assign", "assigned", "loads", "text"]
 
 FORMATS = {
     "same": "({})",
@@ -98,8 +98,3 @@ def loads(
                 if index in apart:
                     place = f"{c} * v{index}_pitch + {'lanes' if cat == 1 else at}"
                 yield f"v{index}_{c} = tl.load(v{index}_ptr + {place}).to({number})"
-
-
-def indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
-    """Lines inside so many blocks."""
-    return (" " * (4 * depth) + line for line in lines)

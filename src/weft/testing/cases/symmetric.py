@@ -15,7 +15,7 @@ from weft.o3.layout import join, split
 from weft.testing.cases.suite import Suite
 from weft.testing.contract import Case
 
-__all__ = ["make_case", "suite"]
+__all__ = ["couplings", "make_case", "suite"]
 
 Functions = list[tuple[Irrep, Tensor]]
 Layers = dict[str | None, SymmetricContraction]
@@ -41,7 +41,7 @@ def _oracle(x: Tensor, *weights: Tensor, element: Tensor, layers: Layers) -> Ten
     layer = layers[None]
     features = split(x, layer.irreps_in, layer.layout)
     first = [(item.ir, f) for item, f in zip(layer.irreps_in, features, strict=True)]
-    powers = list(_powers(first, layer.correlation))
+    powers = list(couplings(first, layer.correlation))
     rest, blocks = iter(weights), []
     for mul, ir in layer.irreps_out:
         total = x.new_zeros(x.shape[0], mul, ir.dim)
@@ -54,8 +54,8 @@ def _oracle(x: Tensor, *weights: Tensor, element: Tensor, layers: Layers) -> Ten
     return join(blocks, layer.layout)
 
 
-def _powers(first: Functions, correlation: int) -> Iterator[Functions]:
-    """Of each degree, in MACE's order."""
+def couplings(first: Functions, correlation: int) -> Iterator[Functions]:
+    """Of each degree the couplings from the left, in MACE's order: (N, C, 2l+1) each."""
     found = first
     for degree in range(1, correlation + 1):
         yield found
