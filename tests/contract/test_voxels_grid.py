@@ -82,23 +82,26 @@ def check(c_in, c_out, kernel, padding, stride, dtype, *, voxels=40, box=6, batc
 
     oracle = dense_oracle if dense else pairs_oracle
     found = []
+    inputs = [x, w]
     size = ours(x, w).shape
-    g = torch.randn(size, generator=generator).to(DEVICE, dtype)
-    results = evaluated(ours, x, w, g, order)
-    wide = [a.double() for a in (x, w, g)]
+    if order:
+        inputs.append(torch.randn(size, generator=generator).to(DEVICE, dtype))
+    results = evaluated(ours, *inputs)
+    wide = [a.double() for a in inputs]
     exact, sizes, terms = (
-        evaluated(oracle, *map(f, wide), order) for f in (torch.clone, torch.abs, torch.ones_like)
+        evaluated(oracle, *map(f, wide)) for f in (torch.clone, torch.abs, torch.ones_like)
     )
     for out, *rest in zip(results, exact, sizes, terms, strict=True):
         assert_within_bound(out, *rest)
-    for out, again in zip(results, evaluated(ours, x, w, g, order), strict=True):
+    for out, again in zip(results, evaluated(ours, *inputs), strict=True):
         assert_same_bits(again, out, "the second call")
 
 
-def evaluated(function, x, w, g, order):
+def evaluated(function, x, w, *g):
+    """y and, with the gradient of y, those of x and w."""
     leaves = [a.detach().requires_grad_() for a in (x, w)]
     value = function(*leaves)
-    return [value.detach(), *(torch.autograd.grad(value, leaves, g) if order else ())]
+    return [value.detach(), *(torch.autograd.grad(value, leaves, *g) if g else ())]
 
 
 PAIRS = list(itertools.product(WIDTHS, WIDTHS))
