@@ -1,4 +1,4 @@
-"""spconv's submanifold convolution and its index pairs; `pip install spconv-cu126`."""
+"""spconv's submanifold convolution, index pairs and a network; `pip install spconv-cu126`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.suites.voxels_unet import NETWORK, flat, given_to, groups, parts
 from weft.bench.case import Candidate, Workload
 
 NAME = "spconv"
@@ -26,6 +27,8 @@ def adapt(workload: Workload) -> Candidate | str:
         return _convolution(workload)
     if workload.op == "kernel map":
         return _pairs(workload)
+    if workload.op == NETWORK:
+        return _network(workload)
     return f"{workload.op} is no layer of spconv"
 
 
@@ -83,6 +86,28 @@ def _pairs(workload: Workload) -> Candidate:
         return found[2]
 
     return Candidate(NAME, "cuda", function, workload.inputs, workload.oracle)
+
+
+def _network(workload: Workload) -> Candidate | str:
+    from benchmarks.peers.spconv_unet import converted, turned_back
+
+    if not workload.tables["fresh"]:
+        return "spconv makes the pairs of strided layers again at each call"
+    model = converted(workload.tables["model"])
+    weights, norms = groups(model)
+    ours, _ = groups(workload.tables["model"])
+
+    def function(feats: Tensor, *vectors: Tensor) -> Tensor:
+        scores: Tensor = given_to(model, _tensor(workload, feats), *vectors).features
+        return scores
+
+    def oracle(feats: Tensor, vector: Tensor, norms: Tensor, scale: None = None) -> Tensor:
+        pieces = zip(parts(vector, weights.values()), ours.values(), strict=True)
+        turned = [turned_back(w, other) if w.dim() == 5 else w for w, other in pieces]
+        return workload.oracle(feats, flat(turned), norms)
+
+    given = (flat(p.detach() for p in group.values()) for group in (weights, norms))
+    return Candidate(NAME, "cuda", function, (workload.inputs[0], *given), oracle)
 
 
 def _tensor(workload: Workload, feats: Tensor) -> Any:

@@ -31,6 +31,7 @@ def lidar(size: float) -> Cloud:
     return voxels, [int(n) + 1 for n in voxels.amax(0)]
 
 
+@functools.cache
 def sphere(resolution: int) -> Cloud:
     """A shell; rows by blocks of 256³, row-major inside."""
     square = (torch.arange(resolution).float() - (resolution - 1) / 2) ** 2
@@ -59,6 +60,7 @@ CLOUDS = {
     "sphere128": functools.partial(sphere, 128),
     "sphere256": functools.partial(sphere, 256),
     "sphere512": functools.partial(sphere, 512),
+    "sphere1024": functools.partial(sphere, 1024),
     "rand1m": functools.partial(scattered, 1_000_000, 400),
     "rand50k": functools.partial(scattered, 50_000, 64),
 }

@@ -1,4 +1,4 @@
-"""Submanifold convolutions and kernel maps: the guide's clouds, in half precision."""
+"""Submanifold convolutions, kernel maps and a network: the guide's clouds, in half precision."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.suites.clouds import lidar_file
 from benchmarks.suites.sparse import conv_case, map_case
+from benchmarks.suites.voxels_unet import unet_case
 
 FAMILY = "voxels"
 
@@ -27,6 +28,10 @@ ALL = [
     conv_case("sphere256", 64, dtype=torch.float32, tf32=True),
     conv_case("sphere256", 64, kernel_size=5),
     conv_case("sphere128", 512),
+    conv_case("sphere1024", 64),
+    map_case("sphere1024"),
+    unet_case("lidar05", 42),
+    unet_case("lidar05", 42, fresh=True),
 ]
 
-CASES = [case for case in ALL if lidar_file() or not case.name.startswith("lidar")]
+CASES = [case for case in ALL if lidar_file() or "lidar" not in case.name]
