@@ -17,20 +17,26 @@ from weft.voxels import SparseTensor, sparse_conv
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="a process of its own, natively")
 
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 LINES = [
-    (16, 16, 3, 1, 0),
-    (64, 64, 3, 1, 1),
-    (1, 1, 3, 1, 1),
-    (64, 32, 3, 1, 1),
-    (8, 16, 3, 2, 1),
-    (4, 8, 5, 1, 2),
+    (16, 16, 3, 1, 0, HALF),
+    (64, 64, 3, 1, 1, HALF),
+    (1, 1, 3, 1, 1, HALF),
+    (64, 32, 3, 1, 1, HALF),
+    (8, 16, 3, 2, 1, HALF),
+    (4, 8, 5, 1, 2, HALF),
+    (64, 64, 3, 1, 1, BRAIN),
+    (16, 16, 5, 1, 2, BRAIN),
+    (64, 32, 3, 1, 1, SINGLE),
+    (1, 1, 3, 1, 1, SINGLE),
+    (16, 16, 5, 2, 2, SINGLE),
 ]
-"""C_in, C_out, kernel, stride and padding, of the seed and beside it."""
+"""C_in, C_out, kernel, stride, padding and dtype, of the seed and beside it."""
 
 
-def results(line, dtype):
+def results(line):
     """Output and gradients of one call, on the GPU if there is one."""
-    c_in, c_out, kernel, stride, padding = line
+    c_in, c_out, kernel, stride, padding, dtype = line
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(c_in)
     coords = torch.unique(torch.randint(0, 16, (512, 3), generator=generator), dim=0)
@@ -44,7 +50,7 @@ def results(line, dtype):
 
 
 def keep_two_calls(path):
-    torch.save([[results(line, torch.float16) for line in LINES] for _ in range(2)], path)
+    torch.save([[results(line) for line in LINES] for _ in range(2)], path)
 
 
 def test_the_first_call_of_a_fresh_process(tmp_path):
@@ -54,7 +60,7 @@ def test_the_first_call_of_a_fresh_process(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | caches)
     first, second = torch.load(path)
     for line, once, twice in zip(LINES, first, second, strict=True):
-        here = results(line, torch.float16)
+        here = results(line)
         for name, a, b, c in zip(("y", "dx", "dw"), once, twice, here, strict=True):
             assert a.isfinite().all()
             assert_same_bits(b, a, f"{name} of {line}, the second call")
