@@ -62,7 +62,8 @@ def without_triton(replace: Any) -> Driver:
     driver = Driver()
     replace(launcher, "_current_stream", lambda: 0)
     replace(launcher, "_made", set())
-    replace(fingerprint, "_device", lambda: "sm_90")
+    replace(fingerprint, "device", lambda: "sm_90")
+    replace(machine, "_begun", {})
     replace(machine, "_driver", lambda: driver)
     return driver
 

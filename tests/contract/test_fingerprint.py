@@ -89,7 +89,7 @@ def test_no_key_where_a_module_is_not_what_its_text_says(make, value, driver, mo
 def test_versions_device_and_options_are_in_the_key(driver, monkeypatch):
     kernel = printed()
     keys = {key(kernel), key(kernel, num_warps=8), key(kernel, num_stages=2)}
-    monkeypatch.setattr(fingerprint, "_device", lambda: "sm_100")
+    monkeypatch.setattr(fingerprint, "device", lambda: "sm_100")
     keys.add(key(kernel))
     monkeypatch.setattr(torch, "__version__", "0")
     fingerprint._versions.cache_clear()

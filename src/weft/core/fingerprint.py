@@ -31,7 +31,7 @@ from torch import Tensor
 
 from weft.core.generated import Jitted, as_loaded, state, text
 
-__all__ = ["key"]
+__all__ = ["device", "key"]
 
 PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME")
 """Variables that change no code."""
@@ -59,21 +59,22 @@ def key(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> st
         arguments: all of its own.
         options: num_warps and num_stages.
     """
-    device = _device()
-    if device is None or _debugged():
+    name = device()
+    if name is None or _debugged():
         return None
     try:
         what, kinds = list(_made_of(kernel)), list(_kinds(kernel, arguments))
     except _UnknownError:
         return None
-    parts = (_versions(), _tools(), device, sorted(options.items()), what, kinds)
+    parts = (_versions(), _tools(), name, sorted(options.items()), what, kinds)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 # what compiles
 
 
-def _device() -> str | None:
+def device() -> str | None:
+    """The current one by its architecture; None: none of NVIDIA's is in use."""
     if torch.version.cuda is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
@@ -100,7 +101,7 @@ def _files(package: pathlib.Path) -> list[str]:
     return sorted(found)
 
 
-OURS = ("code_cache", "fingerprint", "machine")
+OURS = ("code_cache", "compiler", "fingerprint", "machine")
 """Files of this folder that say what a key and a file mean."""
 
 

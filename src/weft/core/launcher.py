@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
-from weft.core.generated import Jitted
-from weft.core.machine import Run, machine_code, on_disk
+from weft.core.machine import Run, begin, machine_code, on_disk
 
 __all__ = [
     "Call",
@@ -122,10 +121,11 @@ class Kernel:
         """Whether the code for such tensors is on disk."""
         return on_disk(self._kernel, (*tensors, *free, *self._arguments), self._options)
 
-    def import_module(self) -> None:
-        """Run the module of the function, if that has not happened."""
-        if isinstance(self._kernel, Jitted):
-            self._kernel.function()
+    def begin(
+        self, pool: Executor, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()
+    ) -> bool:
+        """Have the code for such tensors compiled; False: only Triton can, see `compile`."""
+        return begin(self._kernel, (*tensors, *free, *self._arguments), self._options, pool)
 
     def compile(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> None:
         """Have Triton make the code for such tensors, and keep it."""
@@ -213,7 +213,10 @@ class Call(NamedTuple):
 
 
 def compile_together(calls: Sequence[Call]) -> None:
-    """Compile the kernels that are new and not on disk, at once; one alone waits for its call."""
+    """Compile the kernels that are new and not on disk, at once; one alone waits for its call.
+
+    What takes longest to compile stands first.
+    """
     new = {}
     for call in calls:
         kernel = call.kernel
@@ -228,19 +231,27 @@ def compile_together(calls: Sequence[Call]) -> None:
 
 
 def _compile_in_threads(calls: Sequence[Call]) -> None:
+    """Python walks one syntax after the other; what follows goes on while others launch."""
+    pool = ThreadPoolExecutor(len(calls))
+    try:
+        rest = [call for call in calls if not call.kernel.begin(pool, *call[1:])]
+        if rest:
+            _have_triton_compile(rest, pool)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _have_triton_compile(calls: Sequence[Call], pool: Executor) -> None:
     import triton
 
     triton.runtime.driver.active.get_current_target()  # made once, not by each thread
-    for call in calls:
-        call.kernel.import_module()  # threads that import the same modules wait for each other
     device = torch._C._cuda_getDevice()
 
     def compile_(call: Call) -> None:
         with torch.cuda.device(device):
-            call.kernel.compile(call.tensors, call.free)
+            call.kernel.compile(*call[1:])
 
-    with ThreadPoolExecutor(len(calls)) as pool:
-        list(pool.map(compile_, calls))
+    list(pool.map(compile_, calls))
 
 
 def current_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

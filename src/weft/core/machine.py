@@ -12,16 +12,18 @@ import functools
 import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import torch
 
-from weft.core import code_cache
+from weft.core import code_cache, compiler
 from weft.core.code_cache import Code
 from weft.core.fingerprint import key
+from weft.core.generated import Jitted
 from weft.errors import BackendError
 
-__all__ = ["Run", "layout", "machine_code", "on_disk"]
+__all__ = ["Run", "begin", "layout", "machine_code", "on_disk"]
 
 Run = Callable[[int, int, Sequence[Any]], None]
 """(programs, stream, values): launch with all arguments in their order, tensors as addresses."""
@@ -29,10 +31,8 @@ Run = Callable[[int, int, Sequence[Any]], None]
 SLOT = 8
 """Bytes between arguments: of the largest."""
 
-KNOWN = "3.6."
-"""Triton whose machine code takes its arguments and two scratch pointers behind; see `layout`."""
-
 SCRATCH = 2
+"""Pointers behind the arguments of machine code, of the Triton that is known: see `layout`."""
 
 CONFIG = "<7I4xQQI4x"
 """The driver's CUlaunchConfig: grid, block, shared memory, stream, attributes and how many."""
@@ -59,15 +59,63 @@ def machine_code(kernel: Any, arguments: Sequence[Any], options: Mapping[str, An
     own specialisation says; constants are handed over and passed by.
     """
     name = key(kernel, arguments, options)
-    code = None if name is None else code_cache.read(name)
+    code = None if name is None else _found(name)
+    if code is None and name is not None and compiler.serves():
+        code = _finish(*_walked(name, kernel, arguments, options))
     if code is None:
-        compiled = kernel.run(*arguments, grid=(1,), warmup=True, **options)
-        code = _code(compiled)
-        if code is None:
-            return _by_triton(compiled)
-        if name is not None and name == key(kernel, arguments, options):  # nobody edits meanwhile
-            code_cache.store(name, code)
+        return _asked_of_triton(kernel, arguments, options)
     return _by_driver(code)
+
+
+def begin(
+    kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any], pool: Executor
+) -> bool:
+    """Have code compiled that `machine_code` will be asked for; False: Triton must be.
+
+    Its syntax is walked now, all else is left to the pool.
+    """
+    name = key(kernel, arguments, options)
+    if name is None or not compiler.serves():
+        return False
+    if name not in _begun:
+        _begun[name] = pool.submit(_finish, *_walked(name, kernel, arguments, options))
+    return True
+
+
+_begun: dict[str, Future[Code | None]] = {}
+"""Code that is being compiled, or waits for its first launch."""
+
+
+def _found(name: str) -> Code | None:
+    begun = _begun.get(name)
+    if begun is None:
+        return code_cache.read(name)
+    try:
+        return begun.result()
+    finally:
+        _begun.pop(name, None)
+
+
+def _walked(
+    name: str, kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[str | None, compiler.Walked]:
+    function = kernel.function() if isinstance(kernel, Jitted) else kernel
+    walked = compiler.walk(function, arguments, options)
+    # who edits meanwhile gets code that is not kept
+    return name if name == key(kernel, arguments, options) else None, walked
+
+
+def _finish(name: str | None, walked: compiler.Walked) -> Code | None:
+    code = _code(compiler.lower(walked))
+    if name is not None and code is not None:
+        code_cache.store(name, code)
+    return code
+
+
+def _asked_of_triton(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Run:
+    compiled = kernel.run(*arguments, grid=(1,), warmup=True, **options)
+    code = _code(compiled)
+    return _by_triton(compiled) if code is None else _by_driver(code)
 
 
 def on_disk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
@@ -87,11 +135,9 @@ def _code(compiled: Any) -> Code | None:
 
 def layout(code: Any) -> tuple[list[int], str] | None:
     """(the arguments that compiled code takes, their slots); None: only Triton knows how."""
-    import triton
-
     meta = code.metadata
     plain = (
-        triton.__version__.startswith(KNOWN)
+        compiler.serves()
         and meta.target.backend == "cuda"
         and meta.num_ctas == 1
         and not (meta.launch_cooperative_grid or meta.launch_pdl)
