@@ -2,13 +2,15 @@
 
 A GPU that is not here stands in: Triton compiles for it, a stub of the driver is given the code.
 Seen red with: checksums that nobody looks at, a file that is read under another's key, files
-written where others read; modules that threads run, a text that changes while it is compiled,
-kernels compiled ahead that are on disk.
+written where others read; code that is deleted though it was read, or never, or at once; modules
+that threads run, a text that changes while it is compiled, kernels compiled ahead that are on disk.
 """
 
+import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -74,6 +76,19 @@ def test_a_disk_that_takes_nothing_costs_only_time(driver, monkeypatch, tmp_path
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file"))
     code_cache.store("one", CODE)
     assert code_cache.read("one") is None
+
+
+def test_what_nobody_reads_for_a_season_is_deleted(driver):
+    old = time.time() - 2 * code_cache.SEASON
+    for key in ("read", "left", "young"):
+        code_cache.store(key, CODE)
+    for key in ("read", "left"):
+        os.utime(files.home() / "machine" / key, (old, old))
+    assert code_cache.read("read") == CODE
+    code_cache._forget.cache_clear()
+    code_cache.store("new", CODE)
+    assert not code_cache.exists("left")
+    assert all(map(code_cache.exists, ("read", "young", "new")))
 
 
 def test_writers_and_readers_at_once(driver):

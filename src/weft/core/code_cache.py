@@ -4,14 +4,18 @@
 
 A key says all that code follows from (`fingerprint.py`), so a file never goes stale.  It is read
 only if its checksum and the key inside are right; any other is as good as none, and is replaced.
+What nobody has read for a season is deleted by the next process that compiles.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import os
 import pathlib
+import time
 from typing import NamedTuple
 
 from weft.core.files import home, write
@@ -19,6 +23,11 @@ from weft.core.files import home, write
 __all__ = ["Code", "exists", "read", "store"]
 
 DIGEST = 32
+
+DAY = 86_400
+
+SEASON = 90 * DAY
+"""Seconds that code is kept from its last use on, to a day."""
 
 
 class Code(NamedTuple):
@@ -48,8 +57,9 @@ def exists(key: str) -> bool:
 
 def read(key: str) -> Code | None:
     """The code of a key; None if there is none, or a file that is not what was written."""
+    path = _path(key)
     try:
-        data = _path(key).read_bytes()
+        data = path.read_bytes()
     except OSError:
         return None
     digest, rest = data[:DIGEST], data[DIGEST:]
@@ -59,6 +69,9 @@ def read(key: str) -> Code | None:
     found = json.loads(head)
     if found.pop("key", None) != key:
         return None
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > DAY:
+            os.utime(path)
     return Code(binary=binary, **found | {"taken": tuple(found["taken"])})
 
 
@@ -67,8 +80,20 @@ def store(key: str, code: Code) -> None:
     head = {"key": key} | code._asdict()
     del head["binary"]
     rest = json.dumps(head).encode() + b"\n" + code.binary
+    path = _path(key)
     with contextlib.suppress(OSError):
-        write(_path(key), hashlib.sha256(rest).digest() + rest)
+        _forget(path.parent)
+        write(path, hashlib.sha256(rest).digest() + rest)
+
+
+@functools.cache
+def _forget(folder: pathlib.Path) -> None:
+    """Delete what was not used for a season, once in a process."""
+    limit = time.time() - SEASON
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):  # another process may delete it too
+            if path.stat().st_mtime < limit:
+                path.unlink()
 
 
 def _path(key: str) -> pathlib.Path:
