@@ -168,6 +168,7 @@ def test_every_kernel_by_hand_has_a_key(monkeypatch):
         assert list(fingerprint._made_of(function))
         assert list(fingerprint._made_of(text))
         assert (text.arg_names, text.constexprs) == (function.arg_names, function.constexprs)
+        assert text.loose == {p.num for p in function.params if p.do_not_specialize}
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,10 @@ def _kinds(kernel: Any, arguments: Sequence[Any]) -> Iterator[Any]:
     if len(arguments) != len(kernel.arg_names):
         raise _UnknownError
     constants = frozenset(kernel.constexprs)
-    loose = {p.num for p in getattr(kernel, "params", ()) if p.do_not_specialize}
+    if isinstance(kernel, Jitted):
+        loose = kernel.loose
+    else:
+        loose = frozenset(p.num for p in getattr(kernel, "params", ()) if p.do_not_specialize)
     for i, value in enumerate(arguments):
         yield _plain(value) if i in constants else _kind(value, i in loose)
 

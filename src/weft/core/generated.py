@@ -13,7 +13,7 @@ import importlib.util
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -76,13 +76,18 @@ class Jitted:
         return self.function()[grid]
 
     @functools.cached_property
-    def _parameters(self) -> list[ast.arg]:
+    def _head(self) -> ast.FunctionDef:
         source = self.src
         begin = source.index(f"def {self.__name__}(")
         end = re.compile(r"\):( *#.*)?$", re.M).search(source, begin)
-        head = source[begin : None if end is None else end.start()]
+        head = source[source.rindex("\n@", 0, begin) : None if end is None else end.start()]
         (definition,) = ast.parse(f"{head}): pass").body
-        return definition.args.args if isinstance(definition, ast.FunctionDef) else []
+        assert isinstance(definition, ast.FunctionDef)
+        return definition
+
+    @property
+    def _parameters(self) -> list[ast.arg]:
+        return self._head.args.args
 
     @functools.cached_property
     def arg_names(self) -> list[str]:
@@ -94,6 +99,26 @@ class Jitted:
         """Which of them are constants of the machine code."""
         annotations = [p.annotation and ast.unparse(p.annotation) for p in self._parameters]
         return [i for i, text in enumerate(annotations) if text and "constexpr" in text]
+
+    @functools.cached_property
+    def loose(self) -> frozenset[int]:
+        """Those whose numbers no code depends on, as `do_not_specialize` names or counts them."""
+        (decorator,) = self._head.decorator_list
+        names = self.arg_names
+        for keyword in getattr(decorator, "keywords", ()):
+            if keyword.arg == "do_not_specialize":
+                places = (names.index(n) if isinstance(n, str) else n for n in _listed(keyword))
+                return frozenset(places)
+        return frozenset()
+
+
+def _listed(keyword: ast.keyword) -> Iterable[str | int]:
+    """A list of literals, or a range."""
+    value = keyword.value
+    if isinstance(value, ast.Call):
+        return range(*map(ast.literal_eval, value.args))
+    found: list[str | int] = ast.literal_eval(value)
+    return found
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.core.launcher import Call, Kernel, Tile, compile_together, current_device
-from weft.voxels import kernels, tiles
+from weft.voxels import tiles
 from weft.voxels.epilogue import PLAIN, Epilogue
 from weft.voxels.preparation import (
     MOST_SORTED,
@@ -183,19 +183,19 @@ def _convolver(
     size, gpu = dtype.itemsize, tiles.gpu_of(device)
     constants: tuple[Any, ...] = (k, *flags[:3])
     if groups > 1 and c == 1:
-        function, tile = kernels.depthwise_kernel, tiles.depthwise_tile(shape[2], size)
+        function, tile = "kernels.depthwise_kernel", tiles.depthwise_tile(shape[2], size)
         numbers: tuple[int, ...] = (d, shape[2], stride, strides[0], strides[2])
         columns = -(-shape[2] // tile.blocks[1])
     else:
         numbers = (c, d, groups, stride, *strides)
         constants += (precision if gpu.tf32 else "ieee",)
         if c <= tiles.FOLDED:
-            function, tile = kernels.fold_kernel, tiles.fold_tile(d, size)
+            function, tile = "kernels.fold_kernel", tiles.fold_tile(d, size)
             constants += (1 << (c - 1).bit_length(),)
         else:
             along = strides[2] == 1
             crowded = flags.after[2] is not None or flags.activation == "gelu"
-            function = kernels.convolve_kernel
+            function = "kernels.convolve_kernel"
             tile = tiles.convolve_tile(c, d, size, along, gpu, crowded)
         columns = groups * -(-d // tile.blocks[1])
     kernel = kernel_for(function, numbers, constants, tile, device, dtype, flags)
@@ -295,18 +295,18 @@ def _differentiator(
         tile = tiles.depthwise_tile(shape[2], dtype.itemsize)
         tile = tile._replace(blocks=tile.blocks[1:])
         matrix_tiles = -(-shape[2] // tile.blocks[0])
-        function = kernels.depthwise_gradient_kernel
+        function = "kernels.depthwise_gradient_kernel"
         numbers: tuple[int, ...] = (d, shape[2], *strides)
     else:
         tile = tiles.gradient_tile(c, d, dtype.itemsize, gpu)
         matrix_tiles = groups * -(-c // tile.blocks[0]) * -(-d // tile.blocks[1])
-        function, numbers = kernels.weight_gradient_kernel, (c, d, groups, *strides)
+        function, numbers = "kernels.weight_gradient_kernel", (c, d, groups, *strides)
         more = (precision if gpu.tf32 else "ieee",)
     shares = tiles.num_shares(rows, k, matrix_tiles, tile)
     constants = (k, padded(k), shares == 0, wide, *more)
     kernel = kernel_for(function, numbers, constants, tile, device, dtype)
     reduction = kernel_for(
-        kernels.reduce_kernel, (c * shape[2],), constants[:2], REDUCED, device, dtype
+        "kernels.reduce_kernel", (c * shape[2],), constants[:2], REDUCED, device, dtype
     )
     return kernel, reduction, matrix_tiles, shares
 

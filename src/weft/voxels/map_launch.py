@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from weft.core.launcher import Call, Tile, compile_together, current_device
-from weft.voxels import cell_kernels, map_kernels
 from weft.voxels.geometry import Geometry
 from weft.voxels.preparation import calls_for_tiles, kernel_for, tiles_of
 
@@ -171,7 +170,7 @@ def survey(rows: Tensor) -> tuple[tuple[Numbers, Numbers], bool]:
     programs = -(-count // SURVEY.blocks[0])
     found = rows.new_empty((programs, 2 * columns + 1), dtype=torch.int64)
     _launch(
-        map_kernels.survey_kernel,
+        "map_kernels.survey_kernel",
         programs,
         [rows.contiguous(), found],
         (count,),
@@ -194,7 +193,7 @@ def pack(
     keys = rows.new_empty(count, dtype=dtype)
     box = lows[0], *_front(lows[1:], 0), sizes[0], *_front(sizes[1:], 1)
     operands = [rows, keys, None if flags is None else flags.tensor]
-    _launch(map_kernels.pack_kernel, -(-count // ROWS), operands, (count, *box), (columns,), PACK)
+    _launch("map_kernels.pack_kernel", -(-count // ROWS), operands, (count, *box), (columns,), PACK)
     return keys
 
 
@@ -210,7 +209,7 @@ def ascending(keys: Tensor, sizes: Numbers, flags: Flags) -> tuple[Tensor, Tenso
     keys, places = torch.sort(keys)
     order = places.new_empty(count, dtype=torch.int32)
     operands = [keys, places, order, flags.tensor]
-    _launch(map_kernels.settle_kernel, -(-count // ROWS), operands, (count,), (), PACK)
+    _launch("map_kernels.settle_kernel", -(-count // ROWS), operands, (count,), (), PACK)
     return keys, order, None
 
 
@@ -234,10 +233,13 @@ def _arranged(keys: Tensor, cells: int, flags: Flags) -> tuple[Tensor, Tensor, T
     rows, row_programs = (count,), -(-count // ROWS)
     arranged = [keys, words, total, placed, order, flags.tensor]
     calls = [
-        (row_programs, _call(cell_kernels.take_kernel, [keys, bits], rows, (), PACK)),
-        (programs, _call(cell_kernels.count_kernel, [bits, counts], (), (), WORDS)),
-        (programs, _call(cell_kernels.number_kernel, [bits, counts, words, total], (), (), WORDS)),
-        (row_programs, _call(cell_kernels.arrange_kernel, arranged, rows, (), PACK)),
+        (row_programs, _call("cell_kernels.take_kernel", [keys, bits], rows, (), PACK)),
+        (programs, _call("cell_kernels.count_kernel", [bits, counts], (), (), WORDS)),
+        (
+            programs,
+            _call("cell_kernels.number_kernel", [bits, counts, words, total], (), (), WORDS),
+        ),
+        (row_programs, _call("cell_kernels.arrange_kernel", arranged, rows, (), PACK)),
     ]
     with current_device(keys):
         if not all(call.kernel.compiled for _, call in calls):
@@ -284,7 +286,7 @@ def _marked(keys: Tensor, words: Tensor | None, sizes: Numbers, shape: Geometry)
         return words
     words = keys.new_zeros(_num_words(cells), dtype=torch.int64)
     programs = -(-count // MARK.blocks[0])
-    _launch(cell_kernels.mark_kernel, programs, [keys, words], (count,), (), MARK)
+    _launch("cell_kernels.mark_kernel", programs, [keys, words], (count,), (), MARK)
     return words
 
 
@@ -310,10 +312,10 @@ def _search(
     box = (*_front(lows[1:], 0), *_front(sizes[1:], 1))
     counts = plan.counts
     if words is None:
-        kernel, tile, constants = map_kernels.search_kernel, plan.tile, plan.constants
+        kernel, tile, constants = "map_kernels.search_kernel", plan.tile, plan.constants
         operands = [keys, order, rows, table, parts]
     else:
-        kernel, tile = cell_kernels.look_kernel, LOOK
+        kernel, tile = "cell_kernels.look_kernel", LOOK
         constants, counts = (plan.constants[0], *plan.constants[2:5]), counts[:1]
         operands = [keys, order, rows, words, table, parts]
     programs = -(-count // tile.blocks[-1]) * tiles
@@ -386,7 +388,7 @@ def resample(
     constants = (columns, shape.mode == "transposed", most)
     programs = -(-count // PAIRS) * chances
     _launch(
-        map_kernels.candidates_kernel,
+        "map_kernels.candidates_kernel",
         programs,
         [rows, order, keys, offsets],
         tuple(numbers),
@@ -405,7 +407,7 @@ def resample(
     out_keys, out_rows = keys.new_empty(outputs), rows.new_empty((outputs, columns))
     operands = [keys, standing, counts, offsets, order, table, back, out_keys, out_rows]
     programs, free = -(-len(keys) // PAIRS), (len(keys), count, outputs, *box)
-    _launch(map_kernels.outputs_kernel, programs, operands, free, (columns, most), PLACE)
+    _launch("map_kernels.outputs_kernel", programs, operands, free, (columns, most), PLACE)
     return table, back, out_rows, out_keys
 
 
@@ -415,7 +417,7 @@ def _front(numbers: Sequence[int], missing: int) -> list[int]:
 
 
 def _launch(
-    function: Any,
+    function: str,
     programs: int,
     operands: Sequence[Tensor | None],
     numbers: Numbers,
@@ -434,7 +436,7 @@ def _launch(
 
 
 def _call(
-    function: Any,
+    function: str,
     operands: Sequence[Tensor | None],
     numbers: Numbers,
     constants: tuple[Any, ...],

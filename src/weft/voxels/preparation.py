@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from weft.core.cache import TensorCache
+from weft.core.generated import written
 from weft.core.launcher import Call, Kernel, Tile, compile_together, current_device
-from weft.voxels import preparation_kernels
 
 __all__ = [
     "MOST_SORTED",
@@ -104,10 +104,14 @@ _PAIRS: TensorCache[Pairs] = TensorCache()
 
 @functools.lru_cache(maxsize=1024)
 def kernel_for(
-    kernel: Any, numbers: tuple[int, ...], constants: tuple[Any, ...], tile: Tile, *_: Hashable
+    name: str, numbers: tuple[int, ...], constants: tuple[Any, ...], tile: Tile, *_: Hashable
 ) -> Kernel:
-    """One for each device, the dtypes of its tensors and which of them are None."""
-    return Kernel(kernel, numbers, constants, tile)
+    """One for each device, the dtypes of its tensors and which of them are None.
+
+    `name` is a module of this package and its function; see `Kernel` for the rest.
+    """
+    module, _, function = name.partition(".")
+    return Kernel(written(f"weft.voxels.{module}", function), numbers, constants, tile)
 
 
 def prepare(table: Tensor, order: Tensor | None, gradient: bool) -> None:
@@ -174,18 +178,20 @@ def _kernels(
     most, offsets, kind = torch.iinfo(keys).max, padded(k), (device, in_order)
     bits = min(k, most.bit_length() - near_bits)
     return _Recipe(
-        kernel_for(preparation_kernels.mask_kernel, (), (k,), MASKED, device),
+        kernel_for("preparation_kernels.mask_kernel", (), (k,), MASKED, device),
         kernel_for(
-            preparation_kernels.key_kernel,
+            "preparation_kernels.key_kernel",
             (),
             (k, parts, bits, offsets, max(16, 8192 // offsets), NEAR),
             KEYED,
             *kind,
         ),
-        kernel_for(preparation_kernels.rank_kernel, (), (most,), RANKED, device),
-        kernel_for(preparation_kernels.list_kernel, (), (k, wide), Tile((), 1), *kind, few),
-        kernel_for(preparation_kernels.tally_kernel, (), (k,), Tile((1024,), 8), *kind),
-        kernel_for(preparation_kernels.pair_kernel, (), (k, offsets, wide), Tile((PANEL,)), *kind),
+        kernel_for("preparation_kernels.rank_kernel", (), (most,), RANKED, device),
+        kernel_for("preparation_kernels.list_kernel", (), (k, wide), Tile((), 1), *kind, few),
+        kernel_for("preparation_kernels.tally_kernel", (), (k,), Tile((1024,), 8), *kind),
+        kernel_for(
+            "preparation_kernels.pair_kernel", (), (k, offsets, wide), Tile((PANEL,)), *kind
+        ),
         keys,
     )
 
@@ -296,7 +302,9 @@ def call_for_shares(table: Tensor, shares: int) -> Call:
 
 
 def _share_kernel(k: int, device: torch.device) -> Kernel:
-    return kernel_for(preparation_kernels.share_kernel, (), (k, padded(k)), Tile((SHARES,)), device)
+    return kernel_for(
+        "preparation_kernels.share_kernel", (), (k, padded(k)), Tile((SHARES,)), device
+    )
 
 
 def padded(size: int) -> int:
