@@ -31,7 +31,7 @@ from torch import Tensor
 
 from weft.core.generated import Jitted, as_loaded, state, text
 
-__all__ = ["device", "key"]
+__all__ = ["device", "key", "kinds"]
 
 PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME")
 """Variables that change no code."""
@@ -67,7 +67,15 @@ def key(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> st
     except _UnknownError:
         return None
     parts = (_versions(), _tools(), name, sorted(options.items()), what, kinds)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return _digest(repr(parts))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_known_digest = functools.lru_cache(maxsize=256)(_digest)
+"""Of texts that many keys have in common."""
 
 
 # what compiles
@@ -81,14 +89,15 @@ def device() -> str | None:
 
 
 @functools.cache
-def _versions() -> tuple[Any, ...]:
+def _versions() -> str:
     """Of weft and torch; of Triton, where somebody may work on it, its files' sizes and times."""
     import weft
 
     package = pathlib.Path(str(getattr(importlib.util.find_spec("triton"), "origin", ""))).parent
     stats = [(name, _stat(package / name)) for name in _files(package)]
     own = [pathlib.Path(__file__).with_stem(name).read_text() for name in OURS]
-    return weft.__version__, torch.__version__, (package / "__init__.py").read_text(), stats, own
+    text = (package / "__init__.py").read_text()
+    return _digest(repr((weft.__version__, torch.__version__, text, stats, own)))
 
 
 def _files(package: pathlib.Path) -> list[str]:
@@ -141,8 +150,8 @@ def _made_of(kernel: Any) -> Iterator[Any]:
 
 
 def _texts(source: str, seen: set[str]) -> Iterator[str]:
-    """The text of a module, and those of the modules of weft that it imports."""
-    yield source
+    """Of the text of a module, and of those of the modules of weft that it imports."""
+    yield _known_digest(source)
     for module in _imported(source):
         if module in seen:
             continue
@@ -229,6 +238,14 @@ def _plain(value: Any) -> Any:
 
 
 # what it is compiled for
+
+
+def kinds(kernel: Any, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+    """What code depends on of all arguments; None where they say too little of themselves."""
+    try:
+        return tuple(_kinds(kernel, arguments))
+    except _UnknownError:
+        return None
 
 
 def _kinds(kernel: Any, arguments: Sequence[Any]) -> Iterator[Any]:
