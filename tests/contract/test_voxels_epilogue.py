@@ -7,13 +7,14 @@ a fused pass where a gradient was recorded.
 import pytest
 import torch
 
+from tests.clouds import DEVICE
 from tests.conftest import INTERPRETED
 from weft.errors import DTypeError, ShapeError
 from weft.testing import assert_as_accurate, plain_error
 from weft.voxels import SparseTensor, sparse_conv
 from weft.voxels.epilogue import ACTIVATIONS, Epilogue
 
-BACKEND = "triton" if INTERPRETED else "torch"
+BACKEND = "triton" if INTERPRETED or DEVICE == "cuda" else "torch"
 NAMES = ("scale", "shift", "residual")
 
 
@@ -29,8 +30,8 @@ def problem(dtype=torch.float32, mode=False):
         "shift": (24,),
         "residual": (60, 24),
     }
-    tensors = {n: torch.randn(s, generator=generator).to(dtype) for n, s in draw.items()}
-    return SparseTensor(tensors.pop("feats"), coords, (4, 4, 4), 2), tensors
+    tensors = {n: torch.randn(s, generator=generator).to(DEVICE, dtype) for n, s in draw.items()}
+    return SparseTensor(tensors.pop("feats"), coords.to(DEVICE), (4, 4, 4), 2), tensors
 
 
 def run(tensor, tensors, **options):
@@ -90,8 +91,10 @@ def test_nan_is_not_hidden():
 def test_errors():
     tensor, tensors = problem()
     wrong = {
-        r"scale is \(3,\) but the output is \(60, 24\)": {"scale": torch.ones(3)},
-        r"residual is \(59, 24\) .* must be \(60, 24\)": {"residual": torch.ones(59, 24)},
+        r"scale is \(3,\) but the output is \(60, 24\)": {"scale": torch.ones(3, device=DEVICE)},
+        r"residual is \(59, 24\) .* must be \(60, 24\)": {
+            "residual": torch.ones(59, 24, device=DEVICE)
+        },
     }
     for match, given in wrong.items():
         with pytest.raises(ShapeError, match=match):
@@ -99,4 +102,4 @@ def test_errors():
     with pytest.raises(ShapeError, match="'tanh': it must be one of relu, silu, gelu"):
         run(tensor, tensors, activation="tanh")
     with pytest.raises(DTypeError, match=r"shift is torch\.float64 but feats is torch\.float32"):
-        run(tensor, tensors | {"shift": torch.ones(24, dtype=torch.float64)})
+        run(tensor, tensors | {"shift": torch.ones(24, dtype=torch.float64, device=DEVICE)})

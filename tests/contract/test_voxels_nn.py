@@ -5,6 +5,7 @@ plain modules given the tensor, an inverse layer that takes any geometry.
 """
 
 import copy
+import functools
 import io
 import math
 import pickle
@@ -16,7 +17,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from tests.clouds import at, cloud, empty, occupied, same
+from tests import clouds
+from tests.clouds import DEVICE, at, occupied, same
 from tests.conftest import INTERPRETED
 from weft.errors import DTypeError, ShapeError
 from weft.testing import assert_within_bound
@@ -25,6 +27,8 @@ from weft.voxels.norm import SparseBatchNorm, SparseGroupNorm, SparseInstanceNor
 from weft.voxels.pooling import GlobalPool, SparseAvgPool, SparseMaxPool, SparseUpsample
 from weft.voxels.tensor import SparseTensor
 
+cloud = functools.partial(clouds.cloud, device=DEVICE)
+empty = functools.partial(clouds.empty, device=DEVICE)
 DENSE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TURNED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 UNEVEN = [3, 2, 1, 2]
@@ -32,7 +36,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def layer(kind, dim, *args, **options):
-    return getattr(nn, f"{kind}{dim}d")(*args, **options)
+    return getattr(nn, f"{kind}{dim}d")(*args, **options).to(DEVICE)
 
 
 def dense_weight(module):
@@ -115,7 +119,7 @@ def test_an_inverse_layer_returns_to_the_voxels(dim):
     assert out.coordinates is tensor.coordinates
     assert out.spatial_shape == tensor.spatial_shape
     # pairs swapped: the adjoint of the strided layer with the same weights turned
-    exact = torch.zeros(len(tensor), 5, dtype=torch.float64) + up.bias.double()
+    exact = up.bias.double().expand(len(tensor), 5)
     size = exact.abs()
     found = tensor.maps.named("down")
     for k, weight in enumerate(up.weight.detach().double()):
@@ -175,12 +179,12 @@ def network(dtype=torch.float32):
         SparseAvgPool(3, 2, 1),
         GlobalPool("mean"),
         torch.nn.Linear(4, 5),
-    ).to(dtype)
+    ).to(DEVICE, dtype)
 
 
 def test_sequential_gives_plain_modules_the_features():
     tensor = cloud(dtype=torch.float32)
-    chain = nn.SparseSequential(torch.nn.Linear(3, 7), torch.nn.ReLU())
+    chain = nn.SparseSequential(torch.nn.Linear(3, 7), torch.nn.ReLU()).to(DEVICE)
     out = chain(tensor)
     assert out.coordinates is tensor.coordinates
     assert out.maps is tensor.maps
@@ -220,8 +224,8 @@ def test_modules_keep_the_dtype(dtype):
 
 
 def test_autocast_runs_in_low_precision():
-    module, tensor = nn.SubMConv3d(3, 8, 3), cloud(dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
+    module, tensor = layer("SubMConv", 3, 3, 8, 3), cloud(dtype=torch.float32)
+    with torch.autocast(DEVICE, torch.bfloat16):
         out = module(tensor)
     assert out.dtype == torch.bfloat16
     out.feats.float().square().sum().backward()
@@ -290,14 +294,14 @@ def test_errors_of_calls():
         nn.SubMConv3d(3, 4, 3)(tensor.feats)
     with pytest.raises(DTypeError, match="SparseSequential was given a Tensor"):
         nn.SparseSequential()(tensor.feats)
-    coarse = nn.SparseConv3d(3, 6, 2, 2, indice_key="down")(tensor)
+    coarse = layer("SparseConv", 3, 3, 6, 2, 2, indice_key="down")(tensor)
     with pytest.raises(ShapeError, match=r"names no map of this tensor.*\['down'\]"):
         _inverse("up")(coarse)
     with pytest.raises(ShapeError, match=r"kernel_size is \(3, 3, 3\) but .*'down' has \(2, 2, 2"):
         _inverse("down", 3)(coarse)
     with pytest.raises(ShapeError, match=r"stride is \(3, 3, 3\) but .* Pass stride=\(2, 2, 2\)"):
         _inverse("down", stride=3)(coarse)
-    _inverse("down", stride=2)(coarse)
+    _inverse("down", stride=2).to(DEVICE)(coarse)
     with pytest.raises(ShapeError, match="indice_key='down' names the map"):
         nn.SparseConv3d(3, 6, 3, 2, indice_key="down")(tensor)
 
@@ -327,15 +331,16 @@ def test_second_is_its_dense_network(capsys):
     names = run_example("second.py", "--clouds", "1")
     assert "picture (1, 256, 32, 32)" in capsys.readouterr().out
     torch.manual_seed(2)
-    encoder = names["MiddleEncoder"](4).double().eval()
-    coords = (torch.rand(2, 41, 16, 16) < 0.1).nonzero()
-    tensor = SparseTensor(torch.randn(len(coords), 4).double(), coords, (41, 16, 16), 2)
+    encoder = names["MiddleEncoder"](4).to(DEVICE, torch.float64).eval()
+    coords = (torch.rand(2, 41, 16, 16, device=DEVICE) < 0.1).nonzero()
+    feats = torch.randn(len(coords), 4, device=DEVICE, dtype=torch.float64)
+    tensor = SparseTensor(feats, coords, (41, 16, 16), 2)
     x, there = tensor.dense(), occupied(tensor)
     for module in encoder.layers:
         if isinstance(module, nn.SparseConvolution):
             x = dense_result(module, x)
             if module.geometry.mode == "strided":
-                ones = torch.ones(1, 1, *module.kernel_size).double()
+                ones = there.new_ones(1, 1, *module.kernel_size)
                 there = (F.conv3d(there, ones, None, *module.geometry[2:4]) > 0).double()
             x = x * there
         elif isinstance(module, SparseBatchNorm):

@@ -5,13 +5,15 @@ variance kept, the count of padded instead of active positions, statistics in 16
 """
 
 import copy
+import functools
 import pickle
 
 import pytest
 import torch
 from torch import distributed, nn
 
-from tests.clouds import cloud, empty, permuted, same
+from tests import clouds
+from tests.clouds import DEVICE, permuted, same
 from weft.errors import DTypeError, ShapeError
 from weft.testing import assert_as_accurate, plain_error
 from weft.voxels.norm import (
@@ -22,6 +24,8 @@ from weft.voxels.norm import (
 )
 from weft.voxels.tensor import SparseTensor
 
+cloud = functools.partial(clouds.cloud, device=DEVICE)
+empty = functools.partial(clouds.empty, device=DEVICE)
 C = 6
 NORMS = {
     "batch": lambda: SparseBatchNorm(C),
@@ -39,19 +43,20 @@ OF_SAMPLES = {
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
-def built(name, dtype=torch.float32):
+def built(name, dtype=torch.float32, device=DEVICE):
     """A norm with random parameters."""
     torch.manual_seed(5)
     norm = NORMS[name]()
     for parameter in norm.parameters():
         nn.init.normal_(parameter)
-    return norm.to(dtype)
+    return norm.to(device, dtype)
 
 
 def shifted(**options):
     """A cloud whose channels have means and sizes of their own."""
     tensor = cloud(channels=C, density=0.5, shape=(6, 7, 8), **options)
-    feats = tensor.feats.detach() * torch.arange(1, C + 1) + torch.arange(C)
+    channel = torch.arange(C, device=DEVICE)
+    feats = tensor.feats.detach() * (channel + 1) + channel
     return tensor.replace(feats.to(tensor.dtype).requires_grad_())
 
 
@@ -76,7 +81,7 @@ def test_norms_of_samples_are_torchs(name, dtype):
     assert outs[0].dtype == dtype
     noise = plain_error(outs[2], outs[1], dtype)
     assert_as_accurate(outs[0], outs[1], noise + noise.max())
-    grad = torch.randn(tensor.feats.shape).to(dtype)
+    grad = torch.randn(tensor.feats.shape).to(tensor.feats)
     given = (
         (outs[0], [tensor.feats, *norm.parameters()], grad),
         (outs[1], [wide.feats, *exact_norm.parameters()], grad.double()),
@@ -93,7 +98,7 @@ def test_norms_of_samples_are_torchs(name, dtype):
 @pytest.mark.parametrize("options", [{}, {"momentum": None}, {"track_running_stats": False}])
 def test_batch_norm_is_batch_norm_1d(options, training):
     tensor = shifted(dtype=torch.float32)
-    ours, theirs = SparseBatchNorm(C, **options), nn.BatchNorm1d(C, **options)
+    ours, theirs = SparseBatchNorm(C, **options).to(DEVICE), nn.BatchNorm1d(C, **options).to(DEVICE)
     theirs.load_state_dict(ours.state_dict())
     for _ in range(3):
         out, expected = ours(tensor).feats, theirs(tensor.feats)
@@ -139,7 +144,7 @@ def test_bits_do_not_depend_on_the_order_of_rows(name):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NORMS)
 def test_no_voxel(name, training):
-    norm, tensor = NORMS[name]().train(training), empty(channels=C)
+    norm, tensor = NORMS[name]().to(DEVICE).train(training), empty(channels=C)
     before = copy.deepcopy(norm.state_dict())
     out = norm(tensor)
     out.feats.sum().backward()
@@ -152,22 +157,24 @@ def test_no_voxel(name, training):
 
 
 def test_one_voxel_and_empty_samples():
-    feats = torch.randn(3, C)
-    tensor = SparseTensor(feats, torch.tensor([[3, 1], [1, 0], [1, 5]]), (6,), 6)
+    feats = torch.randn(3, C, device=DEVICE)
+    coords = torch.tensor([[3, 1], [1, 0], [1, 5]], device=DEVICE)
+    tensor = SparseTensor(feats, coords, (6,), 6)
     norm = SparseInstanceNorm(C)
-    same(norm(tensor).feats[0], torch.zeros(C))  # its own mean
+    same(norm(tensor).feats[0], torch.zeros_like(feats[0]))  # its own mean
     assert not norm(tensor).feats.isnan().any()
-    one = SparseTensor(feats[:1], torch.tensor([[0, 1]]))
+    one = SparseTensor(feats[:1], coords[1:2])
     with pytest.raises(ShapeError, match=r"1 voxel .* at least 2, or running.*eval\(\)"):
         SparseBatchNorm(C)(one)
-    same(SparseBatchNorm(C).eval()(one).feats, nn.BatchNorm1d(C).eval()(feats[:1]))
+    ours, theirs = (norm(C).to(DEVICE).eval() for norm in (SparseBatchNorm, nn.BatchNorm1d))
+    same(ours(one).feats, theirs(feats[:1]))
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_state_and_pickle(name):
     norm, tensor = built(name).eval(), shifted(dtype=torch.float32)
     expected = norm(tensor).feats
-    fresh = NORMS[name]().eval()
+    fresh = NORMS[name]().to(DEVICE).eval()
     fresh.load_state_dict(norm.state_dict())
     for other in (fresh, pickle.loads(pickle.dumps(norm)), copy.deepcopy(norm)):
         same(other(tensor).feats, expected)
@@ -220,7 +227,7 @@ def rank_main(rank, folder):
     for name, (first, second, dtype) in RANKS.items():
         feats, grad = rank_rows(first, second, dtype)
         rows = slice(first) if rank == 0 else slice(first, None)
-        norm = built("batch")
+        norm = built("batch", device="cpu")
         results[name] = rank_steps(norm, feats[rows], grad[rows]), norm.state_dict()
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
@@ -239,7 +246,7 @@ def ranks(tmp_path_factory):
 def test_two_ranks_are_one(name, ranks):
     (first, state), (second, other_state) = (rank[name] for rank in ranks)
     feats, grad = rank_rows(*RANKS[name])
-    norm = built("batch")
+    norm = built("batch", device="cpu")
     for key, value in state.items():
         same(value, other_state[key])
     if not len(feats):

@@ -5,11 +5,14 @@ Seen red with: a mean over the whole window, the last of equals chosen, a maximu
 `targets` read in the forward sum, an order of rows that is not the canonical one, NaN skipped.
 """
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from tests.clouds import at, cloud, empty, occupied, permuted, same
+from tests import clouds
+from tests.clouds import DEVICE, at, occupied, permuted, same
 from weft.errors import DTypeError, ShapeError
 from weft.testing import assert_within_bound
 from weft.voxels import pooling, segments
@@ -26,6 +29,9 @@ from weft.voxels.pooling import (
 )
 from weft.voxels.tensor import SparseTensor
 
+cloud = functools.partial(clouds.cloud, device=DEVICE)
+empty = functools.partial(clouds.empty, device=DEVICE)
+numbers = functools.partial(torch.tensor, device=DEVICE)
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 WINDOWS = [(2, None, 0, 1), (3, 2, 1, 1), (3, 1, 1, 1), (2, 1, 1, 2), (1, 2, 0, 1), (4, 3, 2, 1)]
@@ -43,7 +49,7 @@ LAYERS = {
 def gradient(y, x, absolute=False):
     """The gradient of a random linear function of y, or of the one of absolute coefficients."""
     torch.manual_seed(2)
-    grad = torch.randn(y.shape, dtype=torch.float64).to(y.dtype)
+    grad = torch.randn(y.shape, dtype=torch.float64).to(y)
     (found,) = torch.autograd.grad(y, x, grad.abs() if absolute else grad, retain_graph=True)
     return found
 
@@ -90,7 +96,7 @@ def test_avg_pool_divides_by_the_voxels_that_are_there(window, dim, dtype):
     terms = window[0] ** dim
     assert out.dtype == dtype
     assert_within_bound(out.feats, exact, size, terms + 1)
-    grad = torch.randn(out.feats.shape, dtype=torch.float64).to(dtype)
+    grad = torch.randn(out.feats.shape, dtype=torch.float64).to(out.feats)
     (found,) = torch.autograd.grad(out.feats, tensor.feats, grad)
     (exact,) = torch.autograd.grad(exact, wide.feats, grad.double(), retain_graph=True)
     (size,) = torch.autograd.grad(
@@ -123,14 +129,14 @@ def test_upsample_by_axis_and_its_stride():
 @pytest.mark.parametrize("reduce", ["max", "mean", "sum"])
 def test_global_pool_by_sample(reduce, dtype):
     tensor = cloud(2, batch=3, dtype=dtype, density=0.5, shape=(40, 40))
-    given = SparseTensor(tensor.feats, tensor.C * torch.tensor([2, 1, 1]), (40, 40), 7)
+    given = SparseTensor(tensor.feats, tensor.C * numbers([2, 1, 1]), (40, 40), 7)
     out = global_pool(given, reduce)
     assert out.shape == (7, 3)
     assert out.dtype == dtype
     for sample in range(7):
         rows = given.feats[given.C[:, 0] == sample].double()
         if not len(rows):
-            same(out[sample], torch.zeros(3, dtype=dtype))
+            same(out[sample], torch.zeros(3, dtype=dtype, device=DEVICE))
             continue
         if reduce == "max":
             same(out[sample], rows.amax(0).to(dtype))
@@ -164,7 +170,7 @@ def test_bits_do_not_depend_on_the_order_of_rows(name):
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "max"])
 def test_vmap_is_a_loop(name):
     tensor = cloud(2)
-    stack = torch.randn(4, *tensor.feats.shape)
+    stack = torch.randn(4, *tensor.feats.shape, device=DEVICE)
 
     def function(feats):
         return LAYERS[name](tensor.replace(feats))
@@ -199,40 +205,40 @@ def test_empty(name):
 
 
 def test_equals_and_values_that_are_no_numbers():
-    feats = torch.tensor([[1.0], [1.0], [-torch.inf], [torch.nan], [2.0]], requires_grad=True)
-    coords = torch.tensor([[0, 1], [0, 0], [0, 2], [0, 5], [0, 4]])
+    feats = numbers([[1.0], [1.0], [-torch.inf], [torch.nan], [2.0]], requires_grad=True)
+    coords = numbers([[0, 1], [0, 0], [0, 2], [0, 5], [0, 4]])
     out = sparse_max_pool(SparseTensor(feats, coords, (6,), 1), 2)
-    same(out.feats, torch.tensor([[1.0], [-torch.inf], [torch.nan]]))
-    out.feats.backward(torch.tensor([[3.0], [5.0], [7.0]]))
-    same(feats.grad, torch.tensor([[0.0], [3.0], [5.0], [7.0], [0.0]]))
+    same(out.feats, numbers([[1.0], [-torch.inf], [torch.nan]]))
+    out.feats.backward(numbers([[3.0], [5.0], [7.0]]))
+    same(feats.grad, numbers([[0.0], [3.0], [5.0], [7.0], [0.0]]))
     feats.grad = None
-    rows = torch.tensor([[0, 3], [0, 1], [1, 2], [2, 5], [2, 4]])
+    rows = numbers([[0, 3], [0, 1], [1, 2], [2, 5], [2, 4]])
     out = global_pool(SparseTensor(feats, rows, (6,), 3), "max")
-    same(out, torch.tensor([[1.0], [-torch.inf], [torch.nan]]))
-    out.backward(torch.tensor([[3.0], [5.0], [7.0]]))
-    same(feats.grad, torch.tensor([[0.0], [3.0], [5.0], [7.0], [0.0]]))
+    same(out, numbers([[1.0], [-torch.inf], [torch.nan]]))
+    out.backward(numbers([[3.0], [5.0], [7.0]]))
+    same(feats.grad, numbers([[0.0], [3.0], [5.0], [7.0], [0.0]]))
 
 
 def test_a_maximum_of_windows_is_not_mapped():
     tensor = cloud(2)
     with pytest.raises(ShapeError, match=r"sparse_max_pool .* torch.vmap.*Put the mapped"):
-        torch.vmap(lambda f: LAYERS["max"](tensor.replace(f)))(torch.randn(2, *tensor.feats.shape))
+        torch.vmap(lambda f: LAYERS["max"](tensor.replace(f)))(torch.stack([tensor.feats] * 2))
 
 
 def test_the_first_of_several_nan_is_chosen():
-    feats = torch.tensor([[torch.nan], [torch.nan], [3.0]], requires_grad=True)
-    tensor = SparseTensor(feats, torch.tensor([[0, 2], [0, 1], [0, 0]]))
+    feats = numbers([[torch.nan], [torch.nan], [3.0]], requires_grad=True)
+    tensor = SparseTensor(feats, numbers([[0, 2], [0, 1], [0, 0]]))
     for out in (sparse_max_pool(tensor, 3).feats, global_pool(tensor, "max")):
-        (found,) = torch.autograd.grad(out, feats, torch.ones(1, 1))
-        same(found, torch.tensor([[0.0], [1.0], [0.0]]))
+        (found,) = torch.autograd.grad(out, feats, torch.ones_like(out))
+        same(found, numbers([[0.0], [1.0], [0.0]]))
 
 
 def test_minus_infinity_alone_in_its_window():
-    feats = torch.tensor([[-torch.inf]], requires_grad=True)
-    out = sparse_max_pool(SparseTensor(feats, torch.tensor([[0, 1]])), 2).feats
+    feats = numbers([[-torch.inf]], requires_grad=True)
+    out = sparse_max_pool(SparseTensor(feats, numbers([[0, 1]])), 2).feats
     same(out, feats)
     out.sum().backward()
-    same(feats.grad, torch.ones(1, 1))
+    same(feats.grad, torch.ones_like(feats))
 
 
 def test_windows_of_more_places_than_16_bits_count():
@@ -251,7 +257,7 @@ def test_modules_are_the_functions():
     )
     assert repr(GlobalPool()) == "GlobalPool(reduce='mean')"
     assert repr(SparseUpsample((2, 1))) == "SparseUpsample(scale=(2, 1))"
-    net = SparseSequential(SparseMaxPool(2), GlobalPool(), torch.nn.Linear(3, 5).double())
+    net = SparseSequential(SparseMaxPool(2), GlobalPool(), torch.nn.Linear(3, 5).to(tensor.feats))
     assert net(tensor).shape == (2, 5)
 
 
