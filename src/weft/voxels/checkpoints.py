@@ -13,10 +13,11 @@ j the place in a kernel of size k along one axis, and dil its dilation:
     MinkowskiEngine    (K, C_in, C_out)    first          (j − ⌊k / 2⌋)·dil
         of even k                          first          j·dil
 
-Odd kernels are alike but for the order.  spconv's even submanifold kernels reach one voxel lower
-than torch's: load them into a layer whose kernel is larger by one, where they fit and the rest is
-0.  MinkowskiEngine gives strided and transposed kernels the offsets of submanifold ones, so that
-the padding of a weft layer must be ⌊k / 2⌋·dil for odd k, 0 for even.
+Odd kernels are alike but for the order.  spconv multiplies by a kernel of one place as its memory
+lies, as if it were (C_in, C_out), unless the layer has a stride.  Its even submanifold kernels
+reach one voxel lower than torch's: load them into a layer whose kernel is larger by one, where they
+fit and the rest is 0.  MinkowskiEngine gives strided and transposed kernels the offsets of
+submanifold ones, so that the padding of a weft layer must be ⌊k / 2⌋·dil for odd k, 0 for even.
 """
 
 from __future__ import annotations
@@ -104,7 +105,10 @@ def _from_spconv(name: str, tensor: Tensor, layer: SparseConvolution) -> Tensor:
     begin = shape.begin
     if shape.mode == "submanifold":
         begin = tuple(k // 2 * d for k, d in zip(sizes, shape.dilation, strict=True))
-    return _placed(name, tensor.movedim(0, -1).flatten(0, -3), layer, sizes, begin)
+    matrices = tensor.movedim(0, -1).flatten(0, -3)
+    if math.prod(sizes) == math.prod(shape.stride) == 1:
+        matrices = tensor.reshape(matrices.shape)
+    return _placed(name, matrices, layer, sizes, begin)
 
 
 def _from_torchsparse(name: str, tensor: Tensor, layer: SparseConvolution) -> Tensor:
