@@ -2,16 +2,20 @@
 
 Nothing runs on a GPU: machine code is a stub that notes its arguments.  Seen red with: a table of
 int64 where int32 stood for it, an order left out, a kernel that is not announced, the gradient of
-the input left out, absent tensors not told apart.
+the input left out, absent tensors not told apart; before a map: its order not asked for, tiles that
+the map itself makes, gradients that nobody records.
 """
 
 import pytest
 import torch
 
+import weft
 from tests.conftest import INTERPRETED
 from tests.contract.announced import watch
-from weft.voxels import launch, preparation
-from weft.voxels.epilogue import Epilogue
+from weft.voxels import kernel_map, launch, preparation
+from weft.voxels.convolution import compile_before, convolution
+from weft.voxels.epilogue import PLAIN, Epilogue
+from weft.voxels.geometry import geometry
 from weft.voxels.operator import turned
 
 if INTERPRETED:
@@ -44,7 +48,9 @@ def test_a_training_step_is_compiled_at_once(count, order, strided, channels, gr
     bias, g = torch.zeros(channels).half(), torch.zeros(count, channels).half()
     options = {"groups": groups, "precision": "ieee"}
     once = turned(weight.detach(), groups)
-    launch.compile_ahead(x, weight, lambda: once, bias, table, back, rows, rows, **options)
+    maps = table, back, rows, rows
+    needed = {"needed": (True, True)}
+    launch.compile_ahead(x, weight, lambda: once, bias, *maps, **options, **needed)
     ahead = len(announced)
     launch.convolve(x, weight, table, rows, after=Epilogue(shift=bias), **options)
     launch.weight_gradient(x, g, table, rows, **options)
@@ -71,3 +77,33 @@ def test_what_is_compiled_ahead_is_what_is_called(count, offsets, shuffled, chan
     for made in announced:
         assert made in compiled
     assert all(made in announced for made in compiled)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("channels", [4, 64])
+def test_a_layer_is_compiled_before_its_map_is_made(shuffled, recorded, channels, seen):
+    announced, compiled = seen
+    tensor = weft.voxels.SparseTensor(*cloud(20_000, channels, shuffled))
+    weight = torch.zeros(27, channels, channels).half()
+    x = tensor.feats.requires_grad_(recorded)
+    rest = tensor.coordinates, geometry(3, 3, 1, 0, 1, mode="submanifold"), 1, "ieee"
+    compile_before(x, weight.requires_grad_(recorded), None, PLAIN, *rest)
+    before = len(announced)
+    assert before >= (3 if recorded else 1)
+    y = convolution(x, weight, None, PLAIN, kernel_map(tensor, 3), 1, "ieee", "triton")
+    if recorded:
+        y.backward(y)
+    assert set(map(str, announced[:before])) <= set(map(str, compiled))
+    tiles = ("key", "list", "tally", "mask")
+    later = {made[0].__name__.removesuffix("_kernel") for made in announced[before:]}
+    assert later == set(tiles)
+
+
+def cloud(count, channels, shuffled):
+    """Features and voxels of a box of 64³, of which all is known that a map needs."""
+    place = torch.arange(count) * 13
+    coords = torch.stack([place * 0, place // 4096, place // 64 % 64, place % 64], 1).int()
+    if shuffled:
+        coords = coords.flip(0)
+    return torch.zeros(count, channels).half(), coords, (64, 64, 64), 1

@@ -213,9 +213,9 @@ class Call(NamedTuple):
 
 
 def compile_together(calls: Sequence[Call]) -> None:
-    """Compile the kernels that are new and not on disk, at once; one alone waits for its call.
+    """Begin to compile the kernels that are new and not on disk; their launches wait for it.
 
-    What takes longest to compile stands first.
+    What takes longest stands first.
     """
     new = {}
     for call in calls:
@@ -223,9 +223,9 @@ def compile_together(calls: Sequence[Call]) -> None:
         code = (*kernel.source, *(t is None for t in call.tensors))
         if not kernel.compiled and code not in _made:
             new[code] = call
-    if len(new) > 1 and not interpreted():
+    if new and not interpreted():
         missing = [call for call in new.values() if not call.kernel.stored(*call[1:])]
-        if len(missing) > 1:
+        if missing:
             _compile_in_threads(missing)
     _made.update(new)
 

@@ -15,13 +15,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from weft.core import autocast
 from weft.core.fused_op import FusedOperator, Gradients
 from weft.core.op import compiling, recording, transformed, unwatched
+from weft.voxels.coordinates import Coordinates
 from weft.voxels.epilogue import PLAIN, Epilogue
+from weft.voxels.geometry import Geometry
 from weft.voxels.kernel_map import KernelMap
 from weft.voxels.operator import body, conv_op, turned
 
-__all__ = ["convolution"]
+__all__ = ["compile_before", "convolution"]
+
+_Tables = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""Table, back, and the orders of inputs and outputs."""
 
 
 def convolution(
@@ -37,8 +43,8 @@ def convolution(
     """(N_in, C_in), (K, C_in/groups, C_out), (C_out,) or None → (N_out, C_out)."""
     maps = tables(kernel_map)
     if after == PLAIN or _observed(x, weight, bias, *after[:3]):
-        if backend == "triton" and _in_training(x, weight):
-            _compile_ahead(x, weight, bias, *maps, groups, precision)
+        if backend == "triton":
+            _compile_ahead(x, weight, bias, maps, groups, precision)
         return after(_fused(x, weight, bias, *maps, groups, precision, backend))
     table, _, _, order = maps
     convolve, whole = body(backend).convolve, after.with_bias(bias)
@@ -49,20 +55,50 @@ def convolution(
     return y
 
 
-def _in_training(x: Tensor, weight: Tensor) -> bool:
-    """Whether a gradient of plain tensors may follow."""
-    if compiling() or transformed() or not recording():
-        return False
-    return unwatched(x) and unwatched(weight)
+def compile_before(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    after: Epilogue,
+    inputs: Coordinates,
+    shape: Geometry,
+    groups: int,
+    precision: str,
+) -> None:
+    """Begin to compile what a layer will call, before the host goes and makes its map.
+
+    Only for maps of which all is known that code depends on: the outputs are the inputs, and the
+    gradient reads the same table.
+    """
+    if shape.mode != "submanifold" or not shape.symmetric or x.dtype != weight.dtype:
+        return
+    if autocast.active() or not (after == PLAIN or _observed(x, weight, bias, *after[:3])):
+        return
+    any_table = x.new_empty(1, dtype=torch.int32).expand(shape.num_offsets, len(inputs))
+    order = None if inputs.seem_sorted else any_table[0]
+    maps = any_table, None, order, order
+    _compile_ahead(x, weight, bias, maps, groups, precision, tiled=True)
 
 
-def _compile_ahead(x: Tensor, weight: Tensor, bias: Tensor | None, *maps_and_rest: Any) -> None:
+def _compile_ahead(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    maps: _Tables,
+    groups: int,
+    precision: str,
+    tiled: bool = False,
+) -> None:
+    """Compile at once what a layer and, where they are recorded, its gradients call."""
+    if compiling() or transformed() or not (unwatched(x) and unwatched(weight)):
+        return
     from weft.voxels import launch
 
-    *maps, groups, precision = maps_and_rest
-    options = {"groups": groups, "precision": precision}
-    weight_of_gradient = functools.partial(turned, weight, groups)
-    launch.compile_ahead(x, weight, weight_of_gradient, bias, *maps, **options)
+    turned_weight = functools.partial(turned, weight, groups)
+    needed = recording() and x.requires_grad, recording() and weight.requires_grad
+    options: dict[str, Any] = {"groups": groups, "precision": precision}
+    options |= {"needed": needed, "tiled": tiled}
+    launch.compile_ahead(x, weight, turned_weight, bias, *maps, **options)
 
 
 def _observed(*tensors: Tensor | None) -> bool:
@@ -74,7 +110,7 @@ def _observed(*tensors: Tensor | None) -> bool:
     return recorded or not all(unwatched(t) for t in given)
 
 
-def tables(kernel_map: KernelMap) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+def tables(kernel_map: KernelMap) -> _Tables:
     """What of a map enters an operator."""
     orders = kernel_map.inputs.order, kernel_map.outputs.order
     return kernel_map.table, kernel_map.back, *orders

@@ -161,6 +161,11 @@ class Coordinates:
         """(N,) int32: rows in ascending order of (batch, s0, s1, …); None: as they stand."""
         return self.valid(self.unchecked)[1]
 
+    @property
+    def seem_sorted(self) -> bool:
+        """Whether the rows are thought to ascend; nobody waits."""
+        return self._ascends
+
     def valid(self, build: Callable[[], T]) -> T:
         """What is built of `unchecked`, once that is known to hold: what it queues runs meanwhile.
 

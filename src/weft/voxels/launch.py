@@ -73,7 +73,8 @@ def convolve(
         operands = (x, weight, y, scale, shift, residual)
         kernel, columns, parts = _convolver_of(operands, groups, precision, after.activation, flip)
         if not kernel.compiled:
-            compile_together(_calls_for_convolution(kernel, operands, table.contiguous(), order))
+            read = table.contiguous()
+            compile_together([_call_of(kernel, operands, read), *calls_for_tiles(read, order)])
         made = tiles_of(table, order)
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
         kernel(slots // (PANEL // 2) // parts * columns, (*operands, *tables))
@@ -97,13 +98,10 @@ def _convolver_of(
     return _convolver(x.device, x.dtype, shape, strides, x.stride(0), groups, precision, flags)
 
 
-def _calls_for_convolution(
-    kernel: Kernel, operands: Operands, table: Tensor, order: Tensor | None
-) -> list[Call]:
-    """What `convolve` calls; any table of int32 stands for those that are not there yet."""
+def _call_of(kernel: Kernel, operands: Operands, table: Tensor) -> Call:
+    """Of a convolution; any table of int32 stands for those that are not there yet."""
     turns = table if -(-len(operands[2]) // PANEL) * PANEL <= MOST_SORTED else None
-    first = Call(kernel, (*operands, table, table, table, turns))
-    return [first, *calls_for_tiles(table, order)]
+    return Call(kernel, (*operands, table, table, table, turns))
 
 
 _AHEAD: set[tuple[Any, ...]] = set()
@@ -122,14 +120,17 @@ def compile_ahead(
     *,
     groups: int,
     precision: str,
+    needed: tuple[bool, bool],
+    tiled: bool = False,
 ) -> None:
     """Compile at once what a convolution and its gradients call, where they are of a new kind.
 
     Else a training step compiles for each of them in turn.  `turned` makes the weight that the
-    gradient of x reads, back is None where it reads the table flipped; the rest is `convolve`'s.
+    gradient of x reads, back is None where it reads the table flipped, `needed` says whether there
+    will be gradients of x and of the weight, and `tiled` that the table's tiles are another's
+    matter; the rest is `convolve`'s.
     """
     absent = (bias is None, back is None, in_order is None, out_order is None)
-    needed = (x.requires_grad, weight.requires_grad)
     kind = (x.device, x.dtype, weight.shape, groups, precision, absent, needed)
     if kind in _AHEAD or 0 in (x.numel(), weight.numel(), table.shape[1]):
         return
@@ -139,15 +140,17 @@ def compile_ahead(
     with current_device(x):
         forward: Operands = (x, weight, y, None, bias, None)
         kernel = _convolver_of(forward, groups, precision, None, flip=False)[0]
-        calls = _calls_for_convolution(kernel, forward, table, out_order)
+        calls, reads = [_call_of(kernel, forward, table)], [(table, out_order)]
         if needed[0]:
             backward: Operands = (y, turned(), dx, None, None, None)
             kernel = _convolver_of(backward, groups, precision, None, flip=back is None)[0]
-            read = (table, out_order) if back is None else (back, in_order)
-            calls += _calls_for_convolution(kernel, backward, *read)
+            calls.append(_call_of(kernel, backward, table))
+            reads += [] if back is None else [(back, in_order)]
         if needed[1]:
             made = _differentiator_of(x, y, dw, groups, precision)
             calls += _calls_for_gradient(made, (x, y, dw), table, out_order)
+        for read in [] if tiled else reads:
+            calls += calls_for_tiles(*read)
         compile_together(calls)
 
 
@@ -257,7 +260,7 @@ def _calls_for_gradient(
     z = dw.new_empty((0, *dw.shape[1:]), dtype=_sums(dw)) if shares else dw
     turns = table if shares else None
     pair = call_for_pairs(table, order)
-    calls = [pair, Call(kernel, (x, g, z, *(table,) * 3, turns), (shares,))]
+    calls = [Call(kernel, (x, g, z, *(table,) * 3, turns), (shares,)), pair]
     if not shares:
         return calls
     return [*calls, call_for_shares(table, shares), Call(reduction, (z, dw, table), (shares,))]

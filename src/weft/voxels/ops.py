@@ -15,7 +15,7 @@ from weft.core.backend import choose
 from weft.core.op import constant_when_compiling
 from weft.core.operands import same_kind
 from weft.errors import BackendError, DTypeError, ShapeError
-from weft.voxels.convolution import convolution
+from weft.voxels.convolution import compile_before, convolution
 from weft.voxels.epilogue import PLAIN, Epilogue, check
 from weft.voxels.geometry import Size, geometry
 from weft.voxels.kernel_map import KernelMap, mode_of
@@ -89,8 +89,11 @@ def sparse_conv(
         tensor.dim, kernel_size, stride, padding, dilation, mode=mode_of(submanifold, transposed)
     )
     _check_weight(tensor, weight, bias, shape.num_offsets, groups)
-    found = tensor.maps.get(tensor.coordinates, shape, indice_key)
     after = Epilogue(scale, shift, residual, activation)
+    if shape not in tensor.coordinates.tables and _serving(backend, weight.device.type) == "triton":
+        rest = after, tensor.coordinates, shape, groups, precision
+        compile_before(tensor.feats, weight, bias, *rest)
+    found = tensor.maps.get(tensor.coordinates, shape, indice_key)
     return _convolved(tensor, weight, bias, after, found, groups, precision, backend)
 
 

@@ -110,7 +110,7 @@ def kernel_for(
 
     `name` is a module of this package and its function; see `Kernel` for the rest.
     """
-    module, _, function = name.partition(".")
+    module, function = name.split(".")
     return Kernel(written(f"weft.voxels.{module}", function), numbers, constants, tile)
 
 
