@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from tests.maces import dense
+from tests.maces import contraction, dense
 from weft import o3
 from weft.errors import DTypeError, IndexRangeError, ShapeError
-from weft.o3.layout import join, split
 from weft.o3.symmetric_basis import symmetric_basis
 from weft.testing import (
     assert_as_accurate,
@@ -44,26 +43,6 @@ def layer(name, layout="mul_ir"):
     torch.manual_seed(0)
     irreps, out, correlation = LAYERS[name]
     return o3.SymmetricContraction(irreps, out, correlation, ELEMENTS, layout=layout)
-
-
-def oracle(x, *weights, module, element):
-    """Σ over degrees of U x … x w, one product of x after the other; weights as parameters."""
-    irreps = o3.Irreps([item.ir for item in module.irreps_in])
-    features = torch.cat(split(x, module.irreps_in, module.layout), -1)  # (N, C, D)
-    rest, blocks = iter(weights), []
-    for item in module.irreps_out:
-        total = x.new_zeros(x.shape[0], module.channels, item.ir.dim)
-        for degree in range(module.correlation, 0, -1):
-            w = next(rest)[element]
-            table = dense(irreps, item.ir, degree).to(x.dtype)
-            if not table.shape[-1]:
-                continue
-            value = torch.einsum("nkc,md...k->ncmd...", w, table)
-            for _ in range(degree):
-                value = torch.einsum("nc...d,ncd->nc...", value, features)
-            total = total + value
-        blocks.append(total)
-    return join(blocks, module.layout)
 
 
 def problem(name, layout="mul_ir", rows=6):
@@ -96,14 +75,14 @@ def test_is_maces(name, layout):
     wide = problem(name, layout)
     narrow = wide.map(torch.Tensor.float)
     wanted = [0] + [i for i, p in enumerate(layer(name).parameters(), 1) if p.requires_grad]
-    exact, found = evaluate(oracle, wide, wanted), evaluate(call, wide, wanted)
+    exact, found = evaluate(contraction, wide, wanted), evaluate(call, wide, wanted)
     irreps, _, correlation = LAYERS[name]
     terms = sum(ir.dim for _, ir in o3.Irreps(irreps)) ** correlation
     for key, value in found.items():
         size = exact[key].abs().max().clamp(min=1).expand_as(exact[key])  # inputs are of size 1
         assert_within_bound(value, exact[key], size, terms)
-    exact = evaluate(oracle, narrow.map(torch.Tensor.double), wanted)
-    plain, found = evaluate(oracle, narrow, wanted), evaluate(call, narrow, wanted)
+    exact = evaluate(contraction, narrow.map(torch.Tensor.double), wanted)
+    plain, found = evaluate(contraction, narrow, wanted), evaluate(call, narrow, wanted)
     for key, value in found.items():
         noise = plain_error(plain[key], exact[key], torch.float32)
         assert_as_accurate(value, exact[key], noise + noise.max())
