@@ -36,7 +36,9 @@ def conv(
         bias: (C_out,).
         groups: into so many the channels fall.
     """
-    rows = torch.cat([x, x.new_zeros(1, x.shape[1])])[sources.long()]  # −1 is the row of zeros
+    places = sources.flatten().long()
+    places = torch.where(places < 0, len(x), places)  # −1 is the row of zeros
+    rows = torch.cat([x, x.new_zeros(1, x.shape[1])]).index_select(0, places)
     rows = rows.reshape(*sources.shape, groups, weight.shape[1])
     matrices = weight.reshape(*weight.shape[:2], groups, weight.shape[2] // groups)
     y = torch.einsum("kogc,kcgd->ogd", rows, matrices).flatten(1)
@@ -88,8 +90,8 @@ class Pairs(NamedTuple):
         """(K, N_out) int32."""
         table = torch.full((len(self.pairs), len(self.outputs)), -1, dtype=torch.int32)
         for row, pairs in zip(table, self.pairs, strict=True):
-            for q, o in pairs:
-                row[o] = q
+            q, o = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
+            row[o] = q.int()
         return table
 
 
