@@ -13,7 +13,7 @@ import torch
 import triton
 
 from weft.core import launcher
-from weft.core.launcher import Launcher, Queued, Tile, launch_all
+from weft.core.launcher import Launcher, Launches, Queued, Step, Tile, launch_all
 
 SECONDS = 20
 """What a thread waits for another."""
@@ -22,7 +22,7 @@ SECONDS = 20
 class Kernel:
     """A jitted function whose compilation ends when as many are under way as there are to be."""
 
-    arg_names = ("x_ptr", "BLOCK")
+    arg_names, constexprs = ("x_ptr", "BLOCK"), (1,)
 
     def __init__(self, name, log, together):
         self.__name__, self.log, self.together = name, log, together
@@ -44,6 +44,7 @@ def log(monkeypatch):
     monkeypatch.setattr(launcher, "interpreted", lambda: False)
     monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
     monkeypatch.setattr(launcher, "_made", set())
+    monkeypatch.setattr(launcher, "_runs", {})
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     driver = SimpleNamespace(get_current_target=lambda: None)
@@ -66,6 +67,42 @@ def test_new_kernels_are_compiled_at_once_and_launched_in_order(log):
     log.clear()
     launch_all([queued(other, 4), queued(one, 5)])
     assert log == [("launch", "other", 4), ("launch", "one", 5)]
+
+
+def test_code_is_loaded_once_for_all_sizes(log, monkeypatch):
+    """Seen red with: code asked for by each launcher, a key without widths or without alignment."""
+    asked, found = [], launcher.machine_code
+
+    def machine_code(kernel, arguments, options):
+        asked.append(arguments[1:-1])
+        return found(kernel, arguments, options)
+
+    monkeypatch.setattr(launcher, "machine_code", machine_code)
+    kernel = Kernel("one", log, None)
+    kernel.arg_names, kernel.constexprs = ("x_ptr", "n", "BLOCK"), (2,)
+    plain, odd = torch.zeros(8), torch.zeros(8)[1:]
+    for number in (5, 7, 16, 32, 1, 2**40 + 1, 11):
+        Launcher(kernel, 3, (), (number,), (), Tile((16,)))([plain])
+    Launcher(kernel, 3, (), (5,), (), Tile((16,)))([odd])
+    assert asked == [(5,), (16,), (1,), (2**40 + 1,), (5,)]
+    assert log == [("launch", "one", 3)] * 8
+
+
+def test_steps_take_their_tensors(log):
+    """Seen red with: tensors by their places among all, not among those that some step takes."""
+    seen = []
+    kernel = Kernel("one", log, None)
+    kernel.arg_names = ("x_ptr", "y_ptr", "BLOCK")
+    made = launcher.Kernel(kernel, (), (), Tile((16,)))
+    made.aligned = lambda programs, stream, values: seen.append((programs, values))
+    tensors = [torch.zeros(4) for _ in range(4)] + [None]
+    steps = [Step(made, 2, (3, 1)), Step(made, 0, (1, 3)), Step(made, 5, (1, 4), (7, 8))]
+    Launches(steps)(tensors)
+    at = [0 if t is None else t.data_ptr() for t in tensors]
+    assert seen == [(2, (at[3], at[1], 16)), (5, (at[1], 0, 7, 8, 16))]
+    tensors[0] = torch.zeros(8)[1:]  # that no step takes
+    Launches(steps)(tensors)
+    assert len(seen) == 4
 
 
 def test_errors_of_the_compiler_are_raised(log):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,13 +19,16 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.explain import Launch, record, recording
+from weft.core.fingerprint import kinds
 from weft.core.machine import Run, begin, machine_code, on_disk
 
 __all__ = [
     "Call",
     "Kernel",
     "Launcher",
+    "Launches",
     "Queued",
+    "Step",
     "Tile",
     "compile_together",
     "current_device",
@@ -54,7 +58,7 @@ class Kernel:
         tile: the trailing ones, warps and stages.
     """
 
-    __slots__ = ("_aligned", "_arguments", "_kernel", "_options", "_ready", "_settled", "_shown")
+    __slots__ = ("_arguments", "_kernel", "_options", "_ready", "_shown", "aligned", "settled")
 
     def __init__(
         self,
@@ -65,9 +69,9 @@ class Kernel:
     ) -> None:
         self._kernel = kernel
         self._arguments = (*settled, *constants, *tile.blocks)
-        self._settled = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._arguments)
+        self.settled = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._arguments)
         self._options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        self._aligned: Run | None = None
+        self.aligned: Run | None = None
         self._ready: dict[tuple[int, ...], Run] = {}
         values = [v if isinstance(v, str | None) else int(v) for v in (*constants, *tile.blocks)]
         names = kernel.arg_names[len(kernel.arg_names) - len(values) :]
@@ -94,7 +98,7 @@ class Kernel:
             name = self._kernel.__name__
             record(Launch("triton", name, self._shown, programs, workspace_bytes))
         pointers = [None if t is None else t.data_ptr() for t in tensors]
-        run = self._aligned
+        run = self.aligned
         for pointer in pointers:
             if pointer is not None and pointer & 15:
                 run = self._ready.get(_alignment(pointers))
@@ -104,7 +108,7 @@ class Kernel:
                 self._kernel[(programs,)](*tensors, *free, *self._arguments)
                 return
             run = self._compile(tensors, pointers, free)
-        run(programs, _current_stream(), (*pointers, *free, *self._settled))
+        run(programs, _current_stream(), (*pointers, *free, *self.settled))
 
     @property
     def compiled(self) -> bool:
@@ -138,13 +142,28 @@ class Kernel:
         pointers: Sequence[int | None],
         free: tuple[int, ...],
     ) -> Run:
-        run = machine_code(self._kernel, (*tensors, *free, *self._arguments), self._options)
+        run = _loaded(self._kernel, (*tensors, *free, *self._arguments), self._options)
         # machine code depends on which tensors are aligned to 16 bytes
         key = _alignment(pointers)
         self._ready[key] = run
         if not any(key):
-            self._aligned = run
+            self.aligned = run
         return run
+
+
+_runs: dict[tuple[Any, ...], tuple[Any, Run]] = {}
+"""Code of this process by function, kinds of arguments, options and device; with the function."""
+
+
+def _loaded(kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Run:
+    """Machine code for such arguments, loaded once: other sizes are seldom other code."""
+    found = kinds(kernel, arguments)
+    if found is None:
+        return machine_code(kernel, arguments, options)
+    key = (id(kernel), found, *options.items(), torch._C._cuda_getDevice())
+    if key not in _runs:
+        _runs[key] = kernel, machine_code(kernel, arguments, options)
+    return _runs[key][1]
 
 
 class Launcher:
@@ -159,7 +178,7 @@ class Launcher:
         tile: the trailing ones, warps and stages.
     """
 
-    __slots__ = ("_programs", "kernel")
+    __slots__ = ("kernel", "programs")
 
     def __init__(
         self,
@@ -171,14 +190,14 @@ class Launcher:
         tile: Tile,
     ) -> None:
         self.kernel = Kernel(kernel, (*tables, *numbers), constants, tile)
-        self._programs = programs
+        self.programs = programs
 
     def __call__(self, operands: Sequence[Tensor | None], workspace_bytes: int = 0) -> None:
         """Launch on the current stream of the device that is current: the operands' own.
 
         The same operands are None in every call of one launcher.
         """
-        self.kernel(self._programs, operands, (), workspace_bytes)
+        self.kernel(self.programs, operands, (), workspace_bytes)
 
 
 class Queued(NamedTuple):
@@ -187,6 +206,55 @@ class Queued(NamedTuple):
     launcher: Launcher
     operands: Sequence[Tensor | None]
     workspace_bytes: int = 0
+
+
+class Step(NamedTuple):
+    """A kernel, and which tensors it takes, of all that a call has side by side."""
+
+    kernel: Kernel
+    programs: int
+    taken: Sequence[int]
+    free: tuple[int, ...] = ()
+
+
+class Launches:
+    """Kernels on some of a call's tensors each, one after the other: `launches(tensors)`.
+
+    The address of a tensor is asked for once.
+
+    Args:
+        steps: the kernels.
+    """
+
+    __slots__ = ("_runs", "_used", "steps")
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        used = sorted({n for step in steps for n in step.taken})
+        self._used = _taking(used)
+        self._runs = [
+            (step.kernel, step.programs, _taking([used.index(n) for n in step.taken]), step.free)
+            for step in steps
+        ]
+
+    def __call__(self, tensors: Sequence[Tensor | None], workspace_bytes: int = 0) -> None:
+        """Launch on the current stream of the device that is current: the tensors' own."""
+        used = self._used(tensors)
+        pointers = [0 if t is None else t.data_ptr() for t in used]  # code takes no None
+        plain = not (functools.reduce(operator.or_, pointers, 0) & 15 or recording())
+        for kernel, programs, takes, free in self._runs:
+            run = kernel.aligned
+            if run is None or not plain:
+                kernel(programs, takes(used), free, workspace_bytes)
+            elif programs:
+                run(programs, _current_stream(), (*takes(pointers), *free, *kernel.settled))
+
+
+def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Those at some places, as a tuple however few."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda given: tuple(given[n] for n in places)
 
 
 _made: set[tuple[Any, ...]] = set()

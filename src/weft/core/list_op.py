@@ -16,14 +16,42 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from weft.core.explain import recording as explaining
 from weft.core.op import LIBRARY, compiling, recording, transformed, unwatched, used
 
-__all__ = ["ListOperator", "Rule"]
+__all__ = ["Kept", "ListOperator", "Rule"]
 
 Tensors = Sequence[Tensor]
 Rest = tuple[Any, ...]
 Results = tuple[Tensor, ...]
 Call = Callable[[Tensors, Rest], Results]
+
+
+Body = Callable[[Tensors], Results]
+
+
+class Kept(tuple[Any, ...]):
+    """The rest of a call whose tensors are of kinds that are settled: what follows is kept here.
+
+    Whoever makes one answers for it: wherever it comes along, tensors have the same shapes, dtypes
+    and devices, in any strides.
+
+    Args:
+        rest: that of the call.
+        floats: how many tensors there are before the tables.
+        prepare: `(tensors, rest) -> body` for such tensors, asked at the first call.
+    """
+
+    floats: int
+    prepare: Callable[[Tensors, Rest], Body]
+    body: Body | None
+    derived: dict[Any, Any]
+
+    def __new__(cls, rest: Rest, floats: int, prepare: Callable[[Tensors, Rest], Body]) -> Kept:
+        """A tuple that equals the rest."""
+        found = super().__new__(cls, rest)
+        found.floats, found.prepare, found.body, found.derived = floats, prepare, None, {}
+        return found
 
 
 class Rule(Protocol):
@@ -107,15 +135,19 @@ class ListOperator:
         if transformed() or forward_ad._current_level >= 0:
             return self.mapped(tensors, rest)
         if recording():
-            for a in tensors:
+            count = rest.floats if type(rest) is Kept else _floats(tensors)
+            for a in tensors[:count]:
                 if a.requires_grad:
-                    count = _floats(tensors)
                     return self._eager(rest, tensors[count:], *tensors[:count])
         return self.forward(tensors, rest)
 
     def forward(self, tensors: Tensors, rest: Rest) -> Results:
         """The results without a graph: the body itself for plain tensors, else the raw op."""
         if tensors and unwatched(tensors[0]):
+            if type(rest) is Kept and not explaining():
+                if rest.body is None:
+                    rest.body = rest.prepare(tensors, rest)
+                return rest.body(tensors)
             return tuple(self.rule.body(tensors, *rest))
         return self.raw(tensors, rest)
 

@@ -23,6 +23,7 @@ from weft.errors import ShapeError
 
 __all__ = [
     "LIBRARY",
+    "PLAIN",
     "Operator",
     "compiling",
     "constant_when_compiling",
@@ -43,7 +44,7 @@ Batch = Callable[[Call, int, Sequence[int | None], Sequence[Any]], Tensor]
 
 
 # asked at every call, so looked up once
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 watched = torch._C._len_torch_dispatch_stack
 compiling = torch.compiler.is_compiling
 recording = torch.is_grad_enabled
@@ -52,7 +53,7 @@ transformed = torch._C._are_functorch_transforms_active
 
 def unwatched(tensor: Tensor) -> bool:
     """Whether nobody watches or replaces the dispatcher's work on a plain tensor."""
-    return type(tensor) in _PLAIN and not watched() and not tensor.is_meta
+    return type(tensor) in PLAIN and not watched() and not tensor.is_meta
 
 
 def used(ctx: Any, needed: Sequence[bool], tensors: Sequence[Tensor | None]) -> tuple[bool, ...]:

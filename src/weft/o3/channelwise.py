@@ -19,9 +19,9 @@ from weft.o3.graph import Graph
 from weft.o3.operator import contract
 from weft.o3.structure import Structure
 
-__all__ = ["channelwise_product"]
+__all__ = ["FORWARD", "channelwise_product"]
 
-_FORWARD = {weighted: str(forward(weighted)) for weighted in (False, True)}
+FORWARD = {weighted: str(forward(weighted)) for weighted in (False, True)}
 
 
 def channelwise_product(
@@ -101,7 +101,7 @@ def _contracted(
     backend: str | None,
 ) -> Tensor:
     tensors = [x, y] if weight is None else [x, y, weight.unsqueeze(0) if shared else weight]
-    call = _FORWARD[weight is not None]
+    call = FORWARD[weight is not None]
     return contract(structure.text, call, tensors, packed, present, sizes, shared, backend)[0]
 
 

@@ -92,9 +92,15 @@ class TensorProductConv(InstructedModule):
             radial @ radial_weight is not stored where all modes are channelwise: of at most a block
             of edges are the weights in memory, in gradients too.  With other modes it is formed.
         """
+        if not isinstance(src, Graph):
+            check_rows("x", x, self.irreps_in1, self)
+        graph = self._graph(x, src, dst, num_nodes)
+        if radial is None and radial_weight is None:
+            z = self.again(x, y, weight, graph)
+            if z is not None:
+                return z
         check_rows("x", x, self.irreps_in1, self)
         check_rows("y", y, self.irreps_in2, self)
-        graph = self._graph(x, src, dst, num_nodes)
         if radial is not None or radial_weight is not None:
             radial, radial_weight = self._radial(weight, radial, radial_weight)
             if self._channelwise():
@@ -103,7 +109,10 @@ class TensorProductConv(InstructedModule):
         flat = self.checked_weight(weight)
         x, y, *given = same_kind(x=x, y=y, weight=flat)
         self._check_edges(x, y, given[0] if given else None, graph)
-        return self.recipe(x, y, given[0] if given else None, graph)
+        flat = given[0] if given else None
+        z = self.recipe(x, y, flat, graph)
+        self.settle(x, y, flat, graph)
+        return z
 
     def _channelwise(self) -> bool:
         """Whether all instructions are channelwise, and some have weights."""

@@ -12,7 +12,7 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ __all__ = [
     "Tables",
     "flat",
     "graph_of",
+    "listed",
     "pack",
     "repeated",
     "row_by_row",
@@ -89,6 +90,9 @@ class Graph:
         sources = num_nodes if num_sources is None else num_sources
         self.tables = _tables(src, dst, sources, num_nodes)
         self.packed, self.present = pack(self.tables)
+        self.kind = (
+            None if compiling() else _kind(self.present, *self.tables[:3], *map(_of, self.packed))
+        )
 
     def __repr__(self) -> str:
         return f"Graph({self.num_edges} edges, {self.num_sources} to {self.num_nodes} rows)"
@@ -156,22 +160,31 @@ def unpack(tensors: Sequence[Tensor], present: str, num_x: int, num_z: int, edge
     """The tables that `pack` took apart."""
     if not tensors:
         return Tables(num_x, num_z, edges)
-    every = _places(present)((*tensors, None))
-    src, dst, z_indptr, z_edges, x_indptr, x_edges, *slices = every
+    src, dst, z_indptr, z_edges, x_indptr, x_edges, *slices = listed(present)((*tensors, None))
     found = Tables(num_x, num_z, edges, src, dst, z_indptr, z_edges, x_indptr, x_edges)
-    if not slices:
+    if "1" not in present[6:]:
         return found
     return found._replace(z_slices=_slices(slices[:3]), x_slices=_slices(slices[3:]))
 
 
 @functools.lru_cache(maxsize=4096)
-def _places(present: str) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
-    """Takes tensors and a None behind them to where they are in tables; six, if rows are whole."""
+def listed(present: str) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
+    """Takes the tensors of `pack` and a None behind them to their places in FLAT."""
     count, places = 0, []
-    for flag in present if "1" in present[6:] else present[:6]:
+    for flag in present or "0" * len(FLAT):
         places.append(count if flag == "1" else -1)
         count += flag == "1"
     return operator.itemgetter(*places)
+
+
+def _of(table: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return table.shape, table.dtype, table.device
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(*facts: Any) -> object:
+    """One object for graphs of which an executor would say the same."""
+    return object()
 
 
 def repeated(tables: Tables, times: int) -> Tables:

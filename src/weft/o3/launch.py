@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from weft.core import launcher
 from weft.core.backend import interpreted
 from weft.core.generated import printed, written
-from weft.core.launcher import Kernel, Tile, current_device, processors
+from weft.core.launcher import Kernel, Launches, Step, Tile, current_device, processors
 from weft.o3 import dialects, generator
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
@@ -28,7 +27,7 @@ from weft.o3.rounds import Round, rounds
 from weft.o3.structure import Structure
 from weft.o3.wigner import entries_3j
 
-__all__ = ["run", "serves"]
+__all__ = ["prepared", "run", "serves"]
 
 KERNELS = "weft.o3.kernels"
 
@@ -83,6 +82,49 @@ def run(
         tables: the edges.
         shared: whether w has one row for all edges.
     """
+    with current_device(tensors[0]):
+        recipe = _recipe(structure, call, tensors, tables, shared)
+        return _execute(recipe, tensors, flat(tables))
+
+
+def prepared(
+    structure: Structure,
+    call: Call,
+    tensors: Sequence[Tensor],
+    tables: Tables,
+    shared: bool,
+    listed: Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]],
+) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+    """`run` for such tensors and tables.
+
+    Args:
+        structure: as in `run`, also those that follow.
+        call: what is computed.
+        tensors: those of the call, in any strides.
+        tables: the edges.
+        shared: whether w has one row for all edges.
+        listed: takes the tables behind the tensors, and a None, to the order of FLAT.
+    """
+    count = len(tensors)
+    device = tensors[0].get_device()
+    with current_device(tensors[0]):
+        recipe = _recipe(structure, call, tensors, tables, shared)
+
+    def again(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        values = [t.contiguous() for t in given[:count]]
+        lists = listed((*given[count:], None))
+        if device < 0 or device == torch._C._cuda_getDevice():
+            return tuple(_execute(recipe, values, lists))
+        with current_device(values[0]):
+            return tuple(_execute(recipe, values, lists))
+
+    return again
+
+
+def _recipe(
+    structure: Structure, call: Call, tensors: Sequence[Tensor], tables: Tables, shared: bool
+) -> _Recipe:
+    """What was settled for such a call, or is now."""
     like = tensors[0]
     lists, z, x = flat(tables), tables.z_slices, tables.x_slices
     pieces = (z and z.num_pieces, x and x.num_pieces)
@@ -96,10 +138,8 @@ def run(
             _recipes.clear()
         facts = _facts(tables, shared, like.dtype)
         recipe = _recipes[key] = _prepare(structure, call, tables, facts, like)
-        with current_device(like):
-            _compile(recipe, tensors, lists)
-    with current_device(like):
-        return _execute(recipe, tensors, lists)
+        _compile(recipe, tensors, lists)
+    return recipe
 
 
 class _Fold(NamedTuple):
@@ -127,15 +167,6 @@ class _Made(NamedTuple):
     zero: bool
 
 
-class _Step(NamedTuple):
-    """A kernel, and what it takes of tensors, lists, parts, results and scratch side by side."""
-
-    kernel: Kernel
-    programs: int
-    takes: Callable[[Sequence[Tensor | None]], tuple[Tensor | None, ...]]
-    free: tuple[int, ...] = ()
-
-
 class _Scratch(NamedTuple):
     """Parts of a round: in a result, from a number on, or None: in memory of their own."""
 
@@ -145,7 +176,7 @@ class _Scratch(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    steps: tuple[_Step, ...]
+    launches: Launches
     results: tuple[_Made, ...]
     scratch: tuple[_Scratch, ...]
     workspace: int  # bytes of parts
@@ -169,7 +200,7 @@ def _facts(tables: Tables, shared: bool, dtype: torch.dtype) -> Facts:
 
 
 def _execute(
-    recipe: _Recipe, tensors: Sequence[Tensor], lists: tuple[Tensor | None, ...]
+    recipe: _Recipe, tensors: Sequence[Tensor], lists: Sequence[Tensor | None]
 ) -> list[Tensor]:
     like = tensors[0]
     results = [
@@ -177,9 +208,7 @@ def _execute(
         for made in recipe.results
     ]
     if not recipe.workspace:
-        every = (*tensors, *lists, *results)
-        for kernel, programs, takes, free in recipe.steps:
-            kernel(programs, takes(every), free)
+        recipe.launches((*tensors, *lists, *results))
         return results
     wide = _wide(like.dtype)
     parts = [
@@ -187,8 +216,7 @@ def _execute(
         for result, made in zip(results, recipe.results, strict=True)
     ]
     every = (*tensors, *lists, *parts, *_scratch(recipe, results))
-    for kernel, programs, takes, free in recipe.steps:
-        kernel(programs, takes(every), free, recipe.workspace)
+    recipe.launches(every, recipe.workspace)
     for part, result, made in zip(parts, results, recipe.results, strict=True):
         for fold in made.folds:
             last = fold is made.folds[-1]
@@ -215,7 +243,10 @@ def _compile(recipe: _Recipe, tensors: Sequence[Tensor], lists: tuple[Tensor | N
     plain, wide = like.new_empty(1), like.new_empty(1, dtype=_wide(like.dtype))
     parts = [wide if made.parts else plain for made in recipe.results]
     every = (*tensors, *lists, *parts, *[wide for _ in recipe.scratch])
-    calls = [launcher.Call(kernel, takes(every), free) for kernel, _, takes, free in recipe.steps]
+    calls = [
+        launcher.Call(kernel, [every[n] for n in taken], free)
+        for kernel, _, taken, free in recipe.launches.steps
+    ]
     for made in recipe.results:
         for fold in made.folds:
             total = plain if fold is made.folds[-1] else wide
@@ -230,7 +261,7 @@ def _prepare(
     rows["w"] = 1 if facts.shared else tables.num_edges
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
     if not tables.num_edges:
-        return _Recipe((), tuple(_Made(shape, None, (), True) for shape in shapes), (), 0)
+        return _Recipe(Launches(()), tuple(_Made(shape, None, (), True) for shape in shapes), (), 0)
     division = divide(structure, call, facts)
     lanes = _lanes(division, tables, like.device)
     turns = _turns(division, shapes, tables, like.dtype)
@@ -251,7 +282,7 @@ def _prepare(
     own = [m.parts for m in made if m.parts] + [s.shape for s in scratch if s.host is None]
     workspace = _wide(like.dtype).itemsize * sum(map(math.prod, own))
     steps = tuple(_steps(division, shapes, tables, lanes, len(call.slots), turns))
-    return _Recipe(steps, made, scratch, workspace)
+    return _Recipe(Launches(steps), made, scratch, workspace)
 
 
 def _turns(
@@ -273,7 +304,7 @@ def _steps(
     lanes: int,
     lists: int,
     turns: Sequence[Round],
-) -> Iterator[_Step]:
+) -> Iterator[Step]:
     """The kernels of one round of edges after another, and those that add its parts up.
 
     Lists begin at `lists`, then come results and the parts of rounds.
@@ -289,10 +320,9 @@ def _steps(
             taken = [*generator.operands(job), *(parts.get(n, results + n) for n in numbers)]
             taken += (lists + n for n in _lists(job))
             free = ends if job.divisible else ()
-            yield _Step(kernel, programs(*ends), operator.itemgetter(*taken), free)
+            yield Step(kernel, programs(*ends), taken, free)
         for n, kernel, count in folds:
-            takes = operator.itemgetter(parts[n], results + n, *walked)
-            yield _Step(kernel, count, takes, ends)
+            yield Step(kernel, count, (parts[n], results + n, *walked), ends)
 
 
 def _kernel(job: Job, tables: Tables, lanes: int) -> tuple[Kernel, Callable[[int, int], int]]:

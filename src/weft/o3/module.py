@@ -10,11 +10,17 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from weft.core.backend import interpreted
+from weft.core.list_op import Kept
+from weft.core.settled import Settled, kinds
 from weft.errors import DTypeError, ShapeError
+from weft.o3.channelwise import FORWARD
 from weft.o3.evaluation import recipe_of
+from weft.o3.graph import Graph
 from weft.o3.instructions import Operands, instructions_of
 from weft.o3.irreps import Irreps, IrrepsLike
 from weft.o3.layout import check_layout
+from weft.o3.operator import contraction, kept
 
 __all__ = ["InstructedModule", "WeightedModule", "forget_e3nn_tables"]
 
@@ -216,6 +222,50 @@ class InstructedModule(WeightedModule):
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
         self.layout, self.backend = layout, backend
         self.recipe = recipe_of(operands, found, layout, shared, backend)
+        self._settled: Settled[Kept] = Settled()
+
+    def again(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Any,
+        graph: Graph | None = None,
+    ) -> Tensor | None:
+        """The result of a call that is one operator, its kinds settled before; None for others."""
+        if weight is None and self.weight_numel:
+            weight = self.weight
+        given = (x, y) if weight is None else (x, y, weight)
+        known = kinds(given)
+        if known is None:
+            return None
+        rest = self._settled.get((known, graph and graph.kind))
+        if rest is None:
+            return None
+        if weight is not None and self.shared_weights:
+            given = (x, y, weight.unsqueeze(0))
+        return contraction(given if graph is None else (*given, *graph.packed), rest)[0]
+
+    def settle(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> None:
+        """Keep that a call like this, which was checked, is one operator, if it is."""
+        known = kinds((x, y) if weight is None else (x, y, weight))
+        if known is None or not self._is_one_operator(x, y, graph):
+            return
+        rows = x.shape[0]
+        sizes = (rows, rows, rows) if graph is None else graph.tables[:3]
+        present = "" if graph is None else graph.present
+        shared = weight is not None and self.shared_weights
+        text, call = self.recipe.parts.direct[0].text, FORWARD[weight is not None]
+        rest = kept(text, call, present, sizes, shared, self.backend)
+        self._settled.keep((known, graph and graph.kind), rest)
+
+    def _is_one_operator(self, x: Tensor, y: Tensor, graph: Graph | None) -> bool:
+        parts = self.recipe.parts
+        if len(parts.direct) != 1 or parts.mixed is not None or parts.dense:
+            return False
+        if graph is not None:
+            return graph.kind is not None
+        # on the CPU few rows are torch's own operations
+        return x.dim() == 2 and x.shape[:1] == y.shape[:-1] and (not x.is_cpu or interpreted())
 
     def __repr__(self) -> str:
         paths = sum(math.prod(instruction.path_shape) for instruction in self.instructions)

@@ -1,6 +1,6 @@
 """The operator of channelwise products: a call's results, closed under differentiation.
 
-    weft::o3_contract(Tensor[] tensors, str structure, str call, …) -> Tensor[]
+    weft::o3contraction(Tensor[] tensors, str structure, str call, …) -> Tensor[]
 
 Tensors are those of the call, (rows, width) each, then the tables of the graph.  Gradients and
 tangents are calls of the same operator, of every order.
@@ -20,15 +20,14 @@ from weft.core import autocast
 from weft.core.backend import choose
 from weft.core.explain import record_cost, recording
 from weft.core.list_op import Call as Door
-from weft.core.list_op import ListOperator, Rest, Results, Tensors
+from weft.core.list_op import Kept, ListOperator, Rest, Results, Tensors
 from weft.errors import BackendError, ShapeError
-from weft.o3 import contraction
-from weft.o3.contraction import Call, read_call
-from weft.o3.graph import Tables, pack, repeated, unpack
+from weft.o3.contraction import Call, gradient, read_call, tangent, trimmed
+from weft.o3.graph import Tables, listed, pack, repeated, unpack
 from weft.o3.structure import Structure, read
 from weft.o3.wigner import entries_3j
 
-__all__ = ["Contraction", "contract", "one_by_one"]
+__all__ = ["Contraction", "contract", "contraction", "kept", "one_by_one"]
 
 Run = Callable[[Structure, Call, Sequence[Tensor], Tables, bool], list[Tensor]]
 
@@ -62,7 +61,35 @@ def contract(
         shared: whether w has one row for all edges.
         backend: None for the fastest that can serve.
     """
-    return _contract([*tensors, *packed], (structure, call, present, *sizes, shared, backend or ""))
+    return contraction(
+        [*tensors, *packed], (structure, call, present, *sizes, shared, backend or "")
+    )
+
+
+def kept(
+    structure: str,
+    call: str,
+    present: str,
+    sizes: tuple[int, int, int],
+    shared: bool,
+    backend: str | None,
+) -> Kept:
+    """What `contraction` takes beside tensors and tables of certain kinds; see `contract`."""
+    rest = (structure, call, present, *sizes, shared, backend or "")
+    return Kept(rest, len(read_call(call).slots), _prepared)
+
+
+def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
+    """The body for tensors of these kinds: launches of kernels, or what `body` does."""
+    structure, call, present, num_x, num_z, num_edges, shared, backend = rest
+    run = _runner(structure, call, tensors[0], num_edges, backend)
+    if run.__module__ != "weft.o3.launch":
+        return lambda given: tuple(contraction.rule.body(given, *rest))
+    what = read_call(call)
+    count = len(what.slots)
+    tables = unpack(tensors[count:], present, num_x, num_z, num_edges)
+    prepared: Callable[..., Callable[[Tensors], Results]] = _module("triton").prepared
+    return prepared(read(structure), what, tensors[:count], tables, shared, listed(present))
 
 
 class Contraction:
@@ -109,14 +136,13 @@ class Contraction:
     ) -> list[Tensor | None]:
         """Of the tensors that need one: a call again."""
         found: list[Tensor | None] = [None] * len(tensors)
-        structure, text, *others = rest
-        count = len(read_call(text).slots)
-        given = tuple(g is not None for g in grads)
-        turned = _gradient(text, tuple(needed[:count]), given)
+        count = len(read_call(rest[1]).slots)
+        given = tuple([g is not None for g in grads])
+        turned, further = _followed(rest, _gradient, tuple(needed[:count]), given)
         if turned.of:
-            every = [*tensors[:count], *(g for g in grads if g is not None)]
+            every = [*tensors[:count], *[g for g in grads if g is not None]]
             chosen = [every[t] for t in turned.used]
-            results = call([*chosen, *tensors[count:]], (structure, turned.call, *others))
+            results = call([*chosen, *tensors[count:]], further)
             for t, result in zip(turned.of, results, strict=True):
                 found[t] = result
         return found
@@ -130,13 +156,12 @@ class Contraction:
         directions: Sequence[Tensor | None],
     ) -> list[Tensor]:
         """Along the directions: a call again."""
-        structure, text, *others = rest
-        count = len(read_call(text).slots)
+        count = len(read_call(rest[1]).slots)
         directions = directions[:count]
-        moved = _tangent(text, tuple(d is not None for d in directions))
+        moved, further = _followed(rest, _tangent, tuple(d is not None for d in directions))
         every = [*tensors[:count], *(d for d in directions if d is not None)]
         chosen = [every[t] for t in moved.used]
-        return list(call([*chosen, *tensors[count:]], (structure, moved.call, *others)))
+        return list(call([*chosen, *tensors[count:]], further))
 
     def batch(
         self, call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
@@ -191,6 +216,19 @@ def _side_by_side(
     return tuple(r.view(size, r.shape[0] // size, r.shape[1]) for r in found)
 
 
+def _followed(rest: Rest, derive: Callable[..., _Derived], *flags: Any) -> tuple[_Derived, Rest]:
+    """A call derived from one with this rest, and its own rest; known again where that is kept."""
+    if type(rest) is not Kept:
+        structure, call, *others = rest
+        derived = derive(call, *flags)
+        return derived, (structure, derived.call, *others)
+    if (derive, *flags) not in rest.derived:
+        derived, further = _followed(tuple(rest), derive, *flags)
+        rest.derived[derive, *flags] = derived, Kept(further, len(derived.used), _prepared)
+    known: tuple[_Derived, Rest] = rest.derived[derive, *flags]
+    return known
+
+
 class _Derived(NamedTuple):
     """A call that was derived, the tensors it takes, and those whose gradients it gives."""
 
@@ -206,13 +244,13 @@ def _gradient(text: str, needed: tuple[bool, ...], given: tuple[bool, ...]) -> _
     shown = [r for r, flag in zip(call.results, given, strict=True) if flag]
     named = {t for result in shown for term in result.terms for t in term}
     needed = tuple(flag and t in named for t, flag in enumerate(needed))
-    derived, used = contraction.trimmed(contraction.gradient(call, needed, given))
+    derived, used = trimmed(gradient(call, needed, given))
     return _Derived(str(derived), used, tuple(t for t, flag in enumerate(needed) if flag))
 
 
 @functools.lru_cache(maxsize=4096)
 def _tangent(text: str, given: tuple[bool, ...]) -> _Derived:
-    derived, used = contraction.trimmed(contraction.tangent(read_call(text), given))
+    derived, used = trimmed(tangent(read_call(text), given))
     return _Derived(str(derived), used)
 
 
@@ -264,8 +302,8 @@ def _module(backend: str) -> Any:
     return importlib.import_module(f"weft.o3.{name}")
 
 
-_contract = ListOperator(
-    "o3_contract",
+contraction = ListOperator(
+    "o3contraction",
     "str structure, str call, str present, SymInt num_x, SymInt num_z, SymInt num_edges, "
     "bool shared, str backend",
     Contraction(),

@@ -59,6 +59,9 @@ class TensorProduct(InstructedModule):
         Returns:
             (…, D_out) in the inputs' dtype.
         """
+        z = self.again(x, y, weight)
+        if z is not None:
+            return z
         check_rows("x", x, self.irreps_in1, self)
         check_rows("y", y, self.irreps_in2, self)
         flat = self.checked_weight(weight)
@@ -68,6 +71,8 @@ class TensorProduct(InstructedModule):
         batch = broadcast([t.shape[:-1] for t in (x, y, *own)])
         x, y, *own = (_rows(t, batch) for t in (x, y, *own))
         rows = self.recipe(x, y, own[0] if own else flat)
+        if len(batch) == 1:
+            self.settle(x, y, own[0] if own else flat, None)
         return rows if len(batch) == 1 else rows.view(*batch, self.irreps_out.dim)
 
     def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
