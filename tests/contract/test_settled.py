@@ -1,8 +1,8 @@
 """A call whose kinds were settled gives what the first gave, by every door, and says the same.
 
-Seen red with: kinds without dtypes, without shapes, of what is no tensor; a graph known by its sizes
-alone; a call under autocast taken for a plain one, a traced one asked for what was settled; rests of
-gradients known by the call that they follow alone; a copy that shares the table.
+Seen red with: kinds without dtypes, without shapes, of what is no tensor; a graph known by its
+sizes alone; a call under autocast taken for a plain one, a traced one asked for what was settled;
+rests of gradients known by the call that they follow alone; a copy that shares the table.
 """
 
 import copy
