@@ -364,7 +364,7 @@ def test_suites_and_peers_load(monkeypatch):
     names = [peer.NAME for peer in load_peers()]
     assert names == [
         *("torch eager", "torch.compile", "cuEquivariance", "OpenEquivariance", "e3nn", "spconv"),
-        *("pykeops", "flash-sinkhorn"),
+        *("FlexGEMM", "pykeops", "flash-sinkhorn"),
     ]
     with pytest.raises(
         WeftError,

@@ -21,6 +21,7 @@ PEERS = (
     "openequivariance",
     "e3nn",
     "spconv",
+    "flexgemm",
     "pykeops",
     "flash_sinkhorn",
 )

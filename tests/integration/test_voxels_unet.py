@@ -1,0 +1,45 @@
+"""The benchmark's network is what its oracle computes, and its vectors hold every parameter.
+
+Seen red with: absolute weights in the oracle, its inverse layers read as strided ones, linear maps
+cut where norms are, vectors that no gradient reaches.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.bench import load_peers, load_suite
+from weft.bench.gate import expected_results, worst_ratio
+from weft.bench.runner import _candidates
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def unet_case(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    load_suite("voxels")  # puts the clone on the path
+    from benchmarks.suites.voxels_unet import unet_case
+
+    return unet_case
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_network_is_its_oracle(fresh, unet_case):
+    case = unet_case("sphere64", 14, fresh)
+    workload = case.build(CPU, 600)
+    (ours,) = _candidates(case, workload, []).values()
+    _, weights, norms = workload.inputs
+    model = workload.tables["model"]
+    assert len(weights) + len(norms) == sum(p.numel() for p in model.parameters())
+    for phase in case.phases:
+        assert worst_ratio(phase, ours, expected_results(phase, workload, ours, False)) <= 1
+
+
+def test_only_spconv_has_the_network(unet_case):
+    workload = unet_case("sphere64", 14).build(CPU, 60)
+    for peer in load_peers():
+        if peer.NAME != "spconv":
+            assert isinstance(peer.adapt(workload), str), peer.NAME
