@@ -1,7 +1,8 @@
 """What a row with nothing gives, ties, missing candidates: values exact, gradients exactly 0.
 
 Seen red with: a logarithm of 0 left in the graph, the last index of a tie, a score of −inf that
-made the shift −inf, and candidates that wrap to index 0.
+made the shift −inf, candidates that wrap to index 0, values read as if they were contiguous, and
+one derivative's launches in the place of another's.
 """
 
 import math
@@ -217,3 +218,29 @@ def test_choices_of_numbers_are_exact(backend):
         "Sum", node("one_hot", Y + X, data=4), [torch.zeros(1, 1), y], 1, backend=backend
     )
     assert found.tolist() == [[0, 1, 0, 1]]
+
+
+LAYOUTS = {
+    "contiguous": lambda t: t.clone(),
+    "transposed": lambda t: t.T.contiguous().T,
+    "not aligned": lambda t: torch.cat([t[:1], t])[1:],
+}
+
+
+@pytest.mark.parametrize("kind", ["Sum", "LogSumExp"])
+def test_calls_of_one_kind_in_other_layouts(kind):
+    """What is kept of a call holds for all strides and addresses, and for each derivative alone."""
+    squares = node("sqdist", var(0, 3, 0), var(1, 3, 1))
+    f = node("exp", -squares) * W if kind == "Sum" else -squares + node("sum", W)
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(shape, generator=generator) for shape in ((5, 3), (7, 3), (7, 2))]
+    cotangent = torch.randn(5, f.dim, generator=generator)
+    expected = {}
+    for name, lay in LAYOUTS.items():
+        for wanted in ((0,), (1,), (2,), (0, 1, 2)):
+            given = [lay(t).requires_grad_(n in wanted) for n, t in enumerate(data)]
+            out = reduce(kind, f, given, 1, backend=BACKENDS[-1])
+            leaves = [given[n] for n in wanted]
+            found = [out, *torch.autograd.grad(out, leaves, lay(cotangent))]
+            for one, other in zip(found, expected.setdefault(wanted, found), strict=True):
+                assert_same_bits(one, other, f"{name}, gradients of {wanted}")

@@ -21,7 +21,7 @@ from weft.reductions.formula import Node, const
 from weft.reductions.ranges import Blocks, Options, Sizes
 from weft.reductions.tiles import BLOCK
 
-__all__ = ["PRODUCTS", "allowed", "shifted", "sums", "vectors"]
+__all__ = ["PRODUCTS", "allowed", "may_serve", "shifted", "sums", "vectors"]
 
 Values = Mapping[int, Tensor]
 
@@ -51,7 +51,7 @@ def sums(
     options: Options,
 ) -> tuple[Any, ...]:
     """For a Gaussian times numbers the guard, and the launches."""
-    if not _enough(sizes, out.device) or not allowed(values, blocks, options):
+    if not may_serve(values, sizes, blocks, options):
         return ()
     found = tensor_cores.split(f)
     return () if found is None else _launch("sums", found, values, [out], sizes, options)
@@ -67,7 +67,7 @@ def shifted(
     options: Options,
 ) -> tuple[Any, ...]:
     """For a squared distance as exponent the guard, and the launch."""
-    if not _enough(sizes, results[0].device) or not allowed(values, blocks, options):
+    if not may_serve(values, sizes, blocks, options):
         return ()
     exponent = exponents.exponent(f)
     if exponent is None or w.dim > 1 or not w.cats <= {1, 2}:
@@ -81,8 +81,7 @@ def vectors(
 ) -> tuple[Tensor, Tensor] | None:
     """For a Gaussian times vectors the sums, and the guard that says if they hold."""
     of = exponents.moments(f) if f.dim > 1 else None
-    enough = _enough(sizes, next(iter(values.values())).device)
-    if of is None or not enough or not allowed(values, blocks, options):
+    if of is None or not may_serve(values, sizes, blocks, options):
         return None
     return moments.sums(of, values, sizes)
 
@@ -94,10 +93,11 @@ def allowed(values: Values, blocks: Blocks | None, options: Options) -> bool:
     return plain and single and torch.version.hip is None
 
 
-def _enough(sizes: Sizes, device: torch.device) -> bool:
+def may_serve(values: Values, sizes: Sizes, blocks: Blocks | None, options: Options) -> bool:
     """Whether rows alone make enough programs, and columns pay for the preparation."""
-    rows = sizes.batch * sizes.rows
-    return rows >= ROWS * processors(device) and sizes.columns >= COLUMNS
+    device = next(iter(values.values())).device
+    enough = sizes.batch * sizes.rows >= ROWS * processors(device) and sizes.columns >= COLUMNS
+    return enough and allowed(values, blocks, options)
 
 
 def _launch(

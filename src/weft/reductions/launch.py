@@ -6,14 +6,25 @@ Tiles follow from how many values a pair needs in registers: nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.core.generated import printed, written
-from weft.core.launcher import Launcher, Queued, Tile, current_device, launch_all, processors
+from weft.core.launcher import (
+    Call,
+    Launcher,
+    Launches,
+    Queued,
+    Step,
+    Tile,
+    compile_together,
+    current_device,
+    launch_all,
+    processors,
+)
 from weft.errors import BackendError
 from weft.reductions import gaussians, generator, inner, neighbours
 from weft.reductions.evaluate import evaluate
@@ -26,7 +37,7 @@ from weft.reductions.storage import Stored, in_blocks, put_together, stored
 from weft.reductions.tasks import Tasks, tasks
 from weft.reductions.tiles import BLOCK, kept, tile
 
-__all__ = ["serves", "shifted", "smallest", "source", "sums", "tile"]
+__all__ = ["prepared", "serves", "shifted", "smallest", "source", "sums", "tile"]
 
 MOST = 1024
 """Scalar terms of a formula that registers and compilers bear."""
@@ -84,8 +95,7 @@ def shifted(
 ) -> tuple[Tensor, Tensor]:
     """m = max_j f and Σ_j exp(f − m) w, (B, M, 1) and (B, M, w.dim); −∞ and 0 for nothing."""
     like = next(iter(values.values()))
-    wide = like.dtype == torch.float64 or options.accumulate == "float64"
-    dtype = torch.float64 if wide else torch.float32
+    dtype = _number(_wide(like, options))
     found = []
     for part in parts(w):
         top = _filled(like, (sizes.batch, sizes.rows, 1), float("-inf"), sizes, blocks, dtype)
@@ -177,18 +187,16 @@ class _Step(NamedTuple):
     """One kernel and its merge.
 
     Args:
-        job: what it computes.
         reads: variables, by index.
         kernel: launches it.
-        partials: shapes of its partial results; none where it writes the result itself.
+        partials: shapes and dtypes of its partial results; none where it writes the result itself.
         merge: merges them.
     """
 
-    job: Job
     reads: tuple[int, ...]
     kernel: Launcher
-    partials: tuple[tuple[int, ...], ...]
-    merge: Launcher | None
+    partials: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
+    merge: Launcher | None = None
 
 
 class _Recipe(NamedTuple):
@@ -199,6 +207,7 @@ class _Recipe(NamedTuple):
         height: rows of a tile.
         width: columns of a tile.
         data: how each variable is stored.
+        as_given: whether all are stored as they are given.
         blocks: how many blocks of components batch entries have; 0 if components are not shared
             out.
         size: components of a block.
@@ -208,12 +217,66 @@ class _Recipe(NamedTuple):
     height: int
     width: int
     data: Mapping[int, Stored]
+    as_given: bool
     blocks: int
     size: int
 
 
 _recipes: dict[Any, _Recipe] = {}
 MOST_RECIPES = 4096
+
+
+def prepared(
+    kind: str, formulas: tuple[Node, ...], values: Values, sizes: Sizes, options: Options
+) -> Callable[[Sequence[Tensor]], list[Tensor]] | None:
+    """`sums` or `shifted` of all pairs, for contiguous values of the kinds of these.
+
+    None where one recipe is not enough: for parts, products on tensor cores, nothing to sum.
+    """
+    summed = formulas[-1]
+    there = sizes.batch and sizes.rows and sizes.columns
+    if not there or len(parts(summed)) > 1 or gaussians.may_serve(values, sizes, None, options):
+        return None
+    like = next(iter(values.values()))
+    dtype = like.dtype if kind == "sums" else _number(_wide(like, options))
+    widths = (summed.dim,) if kind == "sums" else (1, summed.dim)
+    shapes = [((sizes.batch, sizes.rows, width), dtype) for width in widths]
+    recipe = _recipe(kind, formulas, 0, values, sizes, None, options, like.device)
+    settled = recipe.as_given and not recipe.blocks
+    launches, partials = _side_by_side(recipe, len(values), len(shapes)) if settled else (None, [])
+
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        like = tensors[0]
+        results = [like.new_empty(shape, dtype=dtype) for shape, dtype in shapes]
+        with current_device(like):
+            if launches is None:
+                _execute(recipe, dict(enumerate(tensors)), results)
+                return results
+            made = [like.new_empty(shape, dtype=dtype) for shape, dtype in partials]
+            every = (*tensors, *results, *made)
+            if not launches.steps[0].kernel.compiled:
+                calls = [Call(s.kernel, [every[n] for n in s.taken]) for s in launches.steps]
+                compile_together(calls)
+            launches(every)
+        return results
+
+    return run
+
+
+def _side_by_side(
+    recipe: _Recipe, values: int, results: int
+) -> tuple[Launches, list[tuple[tuple[int, ...], torch.dtype]]]:
+    """The launches of a recipe on values, results and partial ones; shapes and dtypes of these."""
+    steps: list[Step] = []
+    partials: list[tuple[tuple[int, ...], torch.dtype]] = []
+    own = range(values, values + results)
+    for reads, kernel, more, merge in recipe.steps:
+        made = [values + results + len(partials) + n for n in range(len(more))]
+        steps.append(Step(kernel.kernel, kernel.programs, (*reads, *(made or own))))
+        if merge is not None:
+            steps.append(Step(merge.kernel, merge.programs, (*made, *own)))
+        partials += more
+    return Launches(steps), partials
 
 
 def _run(
@@ -229,55 +292,61 @@ def _run(
     *products: Queued,
 ) -> None:
     """Launch what computes the results: the products before, if any, then what their guard asks."""
-    like = results[0]
-    batched = tuple([t.shape[0] > 1 for t in values.values()])
+    device, cut = results[0].device, None
     counts = None if blocks is None else (len(blocks.starts), len(blocks.j_starts))
-    dtype = next(iter(values.values())).dtype
     guarded = guard is not None
+    recipe = _recipe(kind, formulas, k, values, sizes, counts, options, device, guarded)
+    if blocks is not None:
+        if not len(blocks.starts) or not len(blocks.j_starts):
+            return
+        share = SHARE * processors(device)
+        cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
+    with current_device(results[0]):
+        _execute(recipe, values, results, cut, guard, products)
+
+
+def _recipe(
+    kind: str,
+    formulas: tuple[Node, ...],
+    k: int,
+    values: Values,
+    sizes: Sizes,
+    counts: tuple[int, int] | None,
+    options: Options,
+    device: torch.device,
+    guarded: bool = False,
+) -> _Recipe:
+    """The recipe of a call with values of these kinds, and so many blocks and intervals."""
+    batched = tuple([t.shape[0] > 1 for t in values.values()])
+    dtype = next(iter(values.values())).dtype
     near = not guarded and options.precision != "ieee"
-    key = (
-        kind,
-        formulas,
-        k,
-        sizes,
-        counts,
-        options.accumulate,
-        dtype,
-        like.device,
-        batched,
-        guarded,
-        near,
-    )
-    recipe = _recipes.get(key)
-    if recipe is None:
+    exact = options.accumulate
+    key = (kind, formulas, k, sizes, counts, exact, dtype, device, batched, guarded, near)
+    found = _recipes.get(key)
+    if found is None:
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
         what = looped(*formulas, size=1 if kind == "smallest" else inner.BLOCK)
         wide, far = dtype == torch.float64, sizes.columns >= 2**31
-        jobs = _jobs(kind, what, k, wide, options.accumulate, far, guarded, near)
+        jobs = _jobs(kind, what, k, wide, exact, far, guarded, near)
         among = dict(zip(values, batched, strict=True))
-        recipe = _recipes[key] = _prepare(jobs, what, among, sizes, counts, like.device)
-    cut = None
-    if blocks is not None:
-        if not len(blocks.starts) or not len(blocks.j_starts):
-            return
-        share = SHARE * processors(like.device)
-        cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
-    with current_device(like):
-        _execute(recipe, values, results, cut, guard, products)
+        found = _recipes[key] = _prepare(jobs, what, among, sizes, counts, device)
+    return found
 
 
 def _execute(
     recipe: _Recipe,
     values: Values,
     results: Sequence[Tensor],
-    cut: Tasks | None,
-    guard: Tensor | None,
-    queue: Sequence[Queued],
+    cut: Tasks | None = None,
+    guard: Tensor | None = None,
+    queue: Sequence[Queued] = (),
 ) -> None:
     lists = [] if cut is None else [cut.tasks, cut.intervals]
     lists += [] if guard is None else [guard]
-    data = {index: s.tensor(values) for index, s in recipe.data.items()}
+    data = values
+    if not recipe.as_given:
+        data = {index: s.tensor(values) for index, s in recipe.data.items()}
     written = results
     if recipe.blocks:
         written = [in_blocks(r, recipe.blocks, min(recipe.size, r.shape[-1])) for r in results]
@@ -299,20 +368,23 @@ def _launches(
     guard: Tensor | None,
 ) -> list[Queued]:
     """A kernel and its merge."""
-    job, _, kernel, partials, merge = step
-    if merge is None:
-        return [Queued(kernel, [*inputs, *results, *lists])]
-    total = getattr(torch, job.accumulator)
-    dtypes = (total,) if job.kind != "smallest" else (_number(job), torch.int64)
-    made = [results[0].new_empty(s, dtype=d) for s, d in zip(partials, dtypes, strict=True)]
+    if step.merge is None:
+        return [Queued(step.kernel, [*inputs, *results, *lists])]
+    made = [results[0].new_empty(shape, dtype=dtype) for shape, dtype in step.partials]
+    listed = [] if cut is None and guard is None else [None if cut is None else cut.tiles, guard]
     return [
-        Queued(kernel, [*inputs, *made, *lists], sum([t.nbytes for t in made])),
-        Queued(merge, [*made, *results, None if cut is None else cut.tiles, guard]),
+        Queued(step.kernel, [*inputs, *made, *lists], sum([t.nbytes for t in made])),
+        Queued(step.merge, [*made, *results, *listed]),
     ]
 
 
-def _number(job: Job) -> torch.dtype:
-    return torch.float64 if job.wide else torch.float32
+def _wide(like: Tensor, options: Options) -> bool:
+    """Whether results of `shifted` are of float64."""
+    return like.dtype == torch.float64 or options.accumulate == "float64"
+
+
+def _number(wide: bool) -> torch.dtype:
+    return torch.float64 if wide else torch.float32
 
 
 def _jobs(
@@ -379,13 +451,11 @@ def _prepare(
         function = printed(f"reductions_{job.kind}", text, f"{job.kind}_kernel")
         kernel = Launcher(function, programs, (), numbers_, (), shape)
         indices = tuple(v.data[0] for v in reads)
-        if not job.partial:
-            steps.append(_Step(job, indices, kernel, (), None))
-            continue
-        partials, merge = _merge(job, batch, merged, programs, height)
-        steps.append(_Step(job, indices, kernel, partials, merge))
+        merge = _merge(job, batch, merged, programs, height) if job.partial else ()
+        steps.append(_Step(indices, kernel, *merge))
+    as_given = all(s.as_given for s in data.values())
     size = what.formulas[-1].dim
-    return _Recipe(tuple(steps), height, width, data, what.blocks, size)
+    return _Recipe(tuple(steps), height, width, data, as_given, what.blocks, size)
 
 
 def _layout(read: Sequence[Stored], blocks: int) -> tuple[int, ...]:
@@ -396,18 +466,22 @@ def _layout(read: Sequence[Stored], blocks: int) -> tuple[int, ...]:
 
 def _merge(
     job: Job, batch: int, numbers: tuple[int, int, int], programs: int, height: int
-) -> tuple[tuple[tuple[int, ...], ...], Launcher]:
-    """Shapes of the partial results of a job, and what merges them."""
+) -> tuple[tuple[tuple[tuple[int, ...], torch.dtype], ...], Launcher]:
+    """Shapes and dtypes of the partial results of a job, and what merges them."""
     outputs, total = job.last - job.first, (job.weight or job.formula).dim
     merges = batch * numbers[0]
     constants: tuple[Any, ...] = (outputs, total, job.first, job.ranged)
     kernel = written("weft.reductions.kernels", f"merge_{job.kind}_kernel")
-    partials: tuple[tuple[int, ...], ...] = ((programs, outputs, height),)
+    dtype = getattr(torch, job.accumulator)
+    partials = [((programs, outputs, height), dtype)]
     if job.kind == "sums":
         merges *= outputs
     elif job.kind == "shifted":
-        partials = ((programs, 1 + outputs, height),)
+        partials = [((programs, 1 + outputs, height), dtype)]
     else:
         constants = (job.kept, kept(job), total, job.first, job.ranged)
-        partials = ((programs, height, job.kept),) * 2
-    return partials, Launcher(kernel, merges, (), numbers, constants, Tile((height,), 4, 1))
+        shape = (programs, height, job.kept)
+        partials = [(shape, _number(job.wide)), (shape, torch.int64)]
+    tables = () if job.ranged or job.guarded else (None, None)
+    merger = Launcher(kernel, merges, tables, numbers, constants, Tile((height,), 4, 1))
+    return tuple(partials), merger

@@ -26,7 +26,7 @@ from torch import Tensor
 from weft.core import autocast
 from weft.core.backend import choose
 from weft.core.explain import record_cost, recording
-from weft.core.list_op import Call, ListOperator, Rest, Results, Tensors
+from weft.core.list_op import Call, Kept, ListOperator, Rest, Results, Tensors
 from weft.core.op import LIBRARY
 from weft.errors import BackendError, ShapeError
 from weft.reductions import keys
@@ -34,7 +34,7 @@ from weft.reductions.formula import Node, reachable
 from weft.reductions.keys import Key
 from weft.reductions.ranges import Blocks, Options, Sizes
 
-__all__ = ["shifted_sums", "smallest", "sums"]
+__all__ = ["kept", "rest_of", "shifted_sums", "smallest", "sums"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,23 +47,32 @@ FEW_BLOCKS = 16
 """Blocks of rows that torch takes one by one."""
 
 
-def sums(key: Key, values: Tensors, tables: Tensors, sizes: Sizes, how: str) -> Tensor:
+def rest_of(key: Key, sizes: Sizes, how: str) -> Rest:
+    """What operators take beside tensors: a key, sizes, "backend:precision:accumulation"."""
+    return (key, *sizes, how)
+
+
+def kept(key: Key, sizes: Sizes, how: str) -> Kept:
+    """The same, for tensors that are always of the same kinds, and no tables."""
+    return Kept(rest_of(key, sizes, how), keys.count(key), _prepared)
+
+
+def sums(tensors: Tensors, rest: Rest) -> Tensor:
     """(B, M, f.dim): Σ_j f."""
-    return _sums([*values, *tables], (key, *sizes, how))[0]
+    return _sums(tensors, rest)[0]
 
 
-def shifted_sums(
-    key: Key, values: Tensors, tables: Tensors, sizes: Sizes, how: str
-) -> tuple[Tensor, Tensor]:
+def shifted_sums(tensors: Tensors, rest: Rest) -> tuple[Tensor, Tensor]:
     """(B, M, 1), (B, M, w.dim): max_j f and Σ_j exp(f − max) w; the key is that of (f, w)."""
-    m, s = _shifted([*values, *tables], (key, *sizes, how))
+    m, s = _shifted(tensors, rest)
     return m, s
 
 
-def smallest(key: Key, k: int, values: Tensors, tables: Tensors, sizes: Sizes, how: str) -> Tensor:
+def smallest(tensors: Tensors, k: int, rest: Rest) -> Tensor:
     """(B, M, k, f.dim) int64: the indices of the k smallest values, ascending; −1 for none."""
-    tensors = [*(v.detach() for v in values), *tables]
-    found: Tensor = torch.ops.weft.reductions_smallest(tensors, key, k, *sizes, how)
+    key, *others = rest
+    tensors = [t.detach() for t in tensors]
+    found: Tensor = torch.ops.weft.reductions_smallest(tensors, key, k, *others)
     return found
 
 
@@ -209,10 +218,21 @@ def _gradients(
         if derivative.turned:
             sizes, blocks = (columns, rows), tables[TABLES:] + tables[:TABLES]
         used = [with_grad[n] for n in derivative.used]
-        joined = call([*used, *blocks], (derivative.key, batch, *sizes, how))[0]
+        further = _followed(rest, derivative, (derivative.key, batch, *sizes, how))
+        joined = call([*used, *blocks], further)[0]
         parts = torch.split(joined, [v.dim for v in derivative.of], -1)
         for v, part in zip(derivative.of, parts, strict=True):
             found[v.number] = _reduced_to(values[v.number], part, v.cat)
+    return found
+
+
+def _followed(rest: Rest, derivative: keys.Derivative, further: Rest) -> Rest:
+    """The rest of a derivative's call, known again where its operator's is kept."""
+    if type(rest) is not Kept:
+        return further
+    found: Rest | None = rest.derived.get(derivative)
+    if found is None:
+        found = rest.derived[derivative] = Kept(further, len(derivative.used), _prepared)
     return found
 
 
@@ -263,6 +283,19 @@ def _opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[Any, ...]:
     blocks = Blocks(*tensors[count : count + TABLES]) if len(tensors) > count else None
     chosen = fewer if fewer is not executor and _few(sizes, blocks) else executor
     return formulas, values, blocks, sizes, options, chosen
+
+
+def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
+    """The body for tensors of these kinds: launches that are settled, or what the rule does."""
+    formulas, values, _, sizes, options, executor = _opened(tensors, rest)
+    kind, rule = ("sums", _sums.rule) if len(formulas) == 1 else ("shifted", _shifted.rule)
+    found = None
+    if executor.__name__ == "weft.reductions.launch":
+        found = executor.prepared(kind, formulas, values, sizes, options)
+    if found is None:
+        return lambda given: tuple(rule.body(given, *rest))
+    run = found  # not None, for mypy
+    return lambda given: tuple(run([t.contiguous() for t in given]))
 
 
 @functools.lru_cache(keys.KEPT)

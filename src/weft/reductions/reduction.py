@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.core.op import compiling, constant_when_compiling
+from weft.core.list_op import Rest
+from weft.core.op import compiling, constant_when_compiling, watched
 from weft.errors import ShapeError
 from weft.reductions import keys, operator
 from weft.reductions.cluster import Ranges
@@ -53,6 +54,7 @@ class Settled(NamedTuple):
         of: what follows from the formulas, with i and j exchanged for reductions over i.
         layout: what follows from the shapes.
         dtype: of the results.
+        rest: what operators take beside tensors, where there is no mask.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Settled(NamedTuple):
     of: _Derived
     layout: Layout
     dtype: torch.dtype
+    rest: Rest
 
 
 class _Call(NamedTuple):
@@ -70,19 +73,16 @@ class _Call(NamedTuple):
     Args:
         plan: what is settled.
         tensors: by variable: (B or 1, M or N or 1, D), those of 16 bits in float32.
-        tables: the blocks of rows and of columns, or none.
-        sizes: of what operators see: with a mask for each entry, the batch stands in rows.
+        operands: what operators take: values, then the blocks of rows and of columns, if any.
+        rest: what they take beside.
+        sizes: of what they see: with a mask for each entry, the batch stands in rows.
     """
 
     plan: Settled
     tensors: dict[int, Tensor]
-    tables: list[Tensor]
+    operands: list[Tensor]
+    rest: Rest
     sizes: Sizes
-
-    def operands(self) -> tuple[list[Tensor], list[Tensor], Sizes, str]:
-        """What operators take after the key."""
-        values = [self.tensors[n] for n in self.plan.of.used]
-        return values, self.tables, self.sizes, self.plan.how
 
 
 def reduce(
@@ -147,7 +147,9 @@ def settled(
     over = "j" if axis == 1 else "i"  # Dynamo may take an integer for a symbol
     of = _Derived(*_derived(kind, text, other, over))
     how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
-    return Settled(kind, k, axis, how, of, laid_out(kind, of.cats, given), given[0][1])
+    layout, dtype = laid_out(kind, of.cats, given), given[0][1]
+    rest_of = operator.rest_of if compiling() or watched() else operator.kept
+    return Settled(kind, k, axis, how, of, layout, dtype, rest_of(of.key, layout.sizes, how))
 
 
 def carried_out(
@@ -156,12 +158,16 @@ def carried_out(
     """The reduction of these tensors, which have the signature of the plan."""
     if plan.dtype.itemsize == 2:
         tensors = [t.float() for t in tensors]
-    flat, sizes = plan.layout.seen(tensors), plan.layout.sizes
+    flat, sizes, rest = plan.layout.seen(tensors), plan.layout.sizes, plan.rest
     if isinstance(ranges, BlockSparsity) and ranges.batch is not None:
         flat, sizes = _stacked(flat, plan.of.cats, sizes)
-    call = _Call(plan, flat, _tables(ranges, plan.axis), sizes)
+    operands = [flat[n] for n in plan.of.used]
+    if ranges is not None:
+        operands += _tables(ranges, plan.axis)
+        rest = operator.rest_of(plan.of.key, sizes, plan.how)
+    call = _Call(plan, flat, operands, rest, sizes)
     if plan.kind == "Sum":
-        return _shaped(call, operator.sums(plan.of.key, *call.operands()))
+        return _shaped(call, operator.sums(operands, rest))
     return _exponential(call) if plan.kind in EXPONENTIAL else _ranked(call)
 
 
@@ -200,10 +206,8 @@ def _derive(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
     return key, used, cats, str(f)
 
 
-def _tables(ranges: Ranges | BlockSparsity | None, axis: int) -> list[Tensor]:
+def _tables(ranges: Ranges | BlockSparsity, axis: int) -> list[Tensor]:
     """The blocks of the result's rows, then those of the columns."""
-    if ranges is None:
-        return []
     if compiling():
         arrays = ranges.ranges if isinstance(ranges, BlockSparsity) else ranges
         halves = (arrays[:3], arrays[3:]) if axis == 1 else (arrays[3:], arrays[:3])
@@ -237,7 +241,7 @@ def _shaped(call: _Call, result: Tensor) -> Tensor:
 
 def _exponential(call: _Call) -> Tensor:
     kind = call.plan.kind
-    m, s = operator.shifted_sums(call.plan.of.key, *call.operands())
+    m, s = operator.shifted_sums(call.operands, call.rest)
     if kind == "Max_SumShiftExp":
         return _shaped(call, torch.cat([m.expand(*s.shape[:2], 1), s], -1))
     if kind == "SumSoftMaxWeight":
@@ -250,7 +254,7 @@ def _exponential(call: _Call) -> Tensor:
 def _ranked(call: _Call) -> Result:
     kind, k = call.plan.kind, call.plan.k
     largest = kind.startswith(("Max", "ArgMax"))
-    index = operator.smallest(call.plan.of.key, k, *call.operands())
+    index = operator.smallest(call.operands, k, call.rest)
     if kind.startswith("Arg"):
         return _listed(call, _own(call, index))
     found = _at(call, index)
@@ -285,8 +289,9 @@ def _at(call: _Call, index: Tensor) -> Tensor:
     batch, rows, k, _ = index.shape
     plan = call.plan
     if call.sizes.columns == 0:
-        values, _, sizes, how = call.operands()
-        zero = operator.sums(plan.of.key, values, [], sizes, how)  # it has the graph
+        values = call.operands[: len(plan.of.used)]
+        rest = operator.rest_of(plan.of.key, call.sizes, plan.how)
+        zero = operator.sums(values, rest)  # it has the graph
         return torch.where(index < 0, torch.inf, zero[:, :, None])
     sizes = Sizes(batch, rows * k, 1)
     parts = []
@@ -294,7 +299,8 @@ def _at(call: _Call, index: Tensor) -> Tensor:
         key, used, cats = _gathered_key(plan.of.sought, component)
         chosen = column.clamp(min=0).reshape(batch, rows * k, 1)
         values = [_chosen(call.tensors[n], c, chosen, k) for n, c in zip(used, cats, strict=True)]
-        parts.append(operator.sums(key, values, [], sizes, plan.how).view(batch, rows, k))
+        found = operator.sums(values, operator.rest_of(key, sizes, plan.how))
+        parts.append(found.view(batch, rows, k))
     return torch.where(index < 0, torch.inf, torch.stack(parts, -1))
 
 

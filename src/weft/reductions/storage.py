@@ -39,6 +39,12 @@ class Stored(NamedTuple):
     pitch: int
     stride: int
 
+    @property
+    def as_given(self) -> bool:
+        """Whether it is a variable as it is."""
+        f = self.formula
+        return f.op == "var" and not self.pitch and self.size == f.dim
+
     def tensor(self, values: Mapping[int, Tensor]) -> Tensor:
         """Its value, so stored."""
         f = self.formula
