@@ -1,6 +1,6 @@
 """What only a GPU shows of voxels: steady memory and kernels over changing clouds, graph replay.
 
-No bug was planted here yet: they ran green on a GPU, once.
+Seen red with: tables of maps that somebody keeps.
 """
 
 import pytest
