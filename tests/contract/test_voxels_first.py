@@ -3,8 +3,10 @@
 Nothing runs on a GPU: machine code is a stub that notes its arguments.  Seen red with: a table of
 int64 where int32 stood for it, an order left out, a kernel that is not announced, the gradient of
 the input left out, absent tensors not told apart; before a map: its order not asked for, tiles that
-the map itself makes, gradients that nobody records.
+the map itself makes, gradients that nobody records; rows of int64 that are read late.
 """
+
+import importlib
 
 import pytest
 import torch
@@ -98,6 +100,18 @@ def test_a_layer_is_compiled_before_its_map_is_made(shuffled, recorded, channels
     tiles = ("key", "list", "tally", "mask")
     later = {made[0].__name__.removesuffix("_kernel") for made in announced[before:]}
     assert later == set(tiles)
+
+
+@pytest.mark.parametrize(("dtype", "at_once"), [(torch.int32, 0), (torch.int64, 1)])
+def test_rows_wait_for_a_layer_unless_they_are_copied(dtype, at_once, seen, monkeypatch):
+    """Who gave rows of another type may write there again."""
+    module = importlib.import_module("weft.voxels.coordinates")
+    monkeypatch.setattr(module, "kernels_serve", lambda device: True)
+    feats, coords, *box = cloud(500, 4, False)
+    tensor = weft.voxels.SparseTensor(feats, coords.to(dtype), *box)
+    assert [made[0].__name__ for made in seen[1]] == ["pack_kernel"] * at_once
+    assert tensor.coordinates.rows.dtype == torch.int32
+    assert len(seen[1]) == 1
 
 
 def cloud(count, channels, shuffled):

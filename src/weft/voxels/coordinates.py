@@ -184,6 +184,7 @@ class Coordinates:
     def unchecked(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Keys, order and rows, for `valid`."""
         if self._sorted is None:
+            self._pack_given()
             keys = self.packing.pack(self._rows) if self._keys is None else self._keys
             self._sorted = (keys, None) if self._ascends else self._in_order(keys)
             self._keys = None if self._flags is None else keys  # they may be asked for yet
@@ -205,6 +206,7 @@ class Coordinates:
 
     def _holds(self) -> bool:
         """Whether what `unchecked` gave last holds; waits for the kernels."""
+        self._pack_given()
         flags = self._flags
         if flags is None:
             return True
@@ -255,16 +257,25 @@ class Coordinates:
         return found
 
     def _fits(self, rows: Tensor) -> bool:
-        """Whether rows are taken to lie in the box that was given; one launch makes their keys."""
+        """Whether rows are taken to lie in the box that was given: see `_pack_given`."""
         if self.given_shape is None or self._batch is None or not len(rows):
             return False
         box = _box((self._batch, *self.given_shape))
         if box is None or not kernels_serve(rows.device.type):
             return False
         self._packing, self._bounds, self._ascends = box.packing, box.bounds, box.ascended[0]
-        self._given = rows
-        self._rows, self._keys, self._flags = _packed(rows, self._packing)
+        self._given, self._rows = rows, _as_int32(rows)
+        if rows.dtype != torch.int32:
+            self._pack_given()  # who gave them may write there again, and these are copies
         return True
+
+    def _pack_given(self) -> None:
+        """One launch makes the keys of rows that were given.
+
+        That waits until they are needed: by then a layer's own kernels are being compiled.
+        """
+        if self._given is not None and self._flags is None:
+            self._keys, self._flags = _packed(self._given, self.packing)
 
     def _survey(self, rows: Tensor) -> None:
         """Read the columns' bounds and whether rows ascend; raise if they are out of range."""
@@ -351,20 +362,25 @@ def _check_rows(rows: Tensor) -> None:
 
 
 @below_transforms
-def _packed(rows: Tensor, packing: Packing) -> tuple[Tensor, Tensor, Flags]:
-    """The rows as int32, their keys in a box from 0 on, and what the kernel will have found."""
+def _as_int32(rows: Tensor) -> Tensor:
+    return rows.int().contiguous()
+
+
+@below_transforms
+def _packed(rows: Tensor, packing: Packing) -> tuple[Tensor, Flags]:
+    """The keys of rows in a box from 0 on, and what the kernel will have found."""
     from weft.voxels import map_launch
 
     rows, flags = rows.contiguous(), map_launch.Flags(rows.device)
     keys = map_launch.pack(rows, packing.lows, packing.sizes, packing.dtype, flags)
     flags.written()
-    return rows.int(), keys, flags
+    return keys, flags
 
 
 @below_transforms
 def _read(rows: Tensor) -> tuple[Bounds, bool, Tensor]:
     """What `_survey` finds, and the rows as int32."""
-    return *_survey(rows), rows.int().contiguous()
+    return *_survey(rows), _as_int32(rows)
 
 
 def _survey(rows: Tensor) -> tuple[Bounds, bool]:
