@@ -32,6 +32,7 @@ ALL = [
     map_case("sphere1024"),
     unet_case("lidar05", 42),
     unet_case("lidar05", 42, fresh=True),
+    unet_case("lidar05", 42, inference=True),
 ]
 
 CASES = [case for case in ALL if lidar_file() or "lidar" not in case.name]

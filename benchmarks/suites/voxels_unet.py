@@ -6,12 +6,16 @@ Inputs are the features and two vectors, of all weights and of all parameters of
 half precision is compared over all of them, where the worst of 165 small gradients says little.
 Features and weights are in half precision, norms in float32 with the statistics of the batch.  The
 oracle is the same network, whose convolutions gather, multiply and add for each offset.
+
+In inference norms are folded into the convolutions before them, as is usual:
+w' = w s, b' = β − μ s, s = γ / √(σ² + ε).
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -35,23 +39,25 @@ CHECKED = 1 << 13
 """Voxels of the check, where plain torch takes a kernel for each offset of each layer."""
 
 
-def unet_case(cloud: str, layers: int, fresh: bool = False) -> Case:
+def unet_case(cloud: str, layers: int, fresh: bool = False, inference: bool = False) -> Case:
     """fresh: every call makes the maps of all levels, as a training step on a new cloud does."""
-    name = f"minkunet{layers}_{cloud}{'_fresh' if fresh else ''}_fp16"
-    phases = ("forward", "forward+backward")
-    build = functools.partial(_network, cloud, layers, fresh)
+    kind = "_inference" if inference else "_fresh" if fresh else ""
+    name = f"minkunet{layers}_{cloud}{kind}_fp16"
+    phases = ("forward",) if inference else ("forward", "forward+backward")
+    build = functools.partial(_network, cloud, layers, fresh, inference)
     return Case(name, "network", build, phases, torch.float16, matrix=True, check_batch=CHECKED)
 
 
-def groups(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and norms' parameters by name."""
+def groups(model: nn.Module) -> list[dict[str, Tensor]]:
+    """Weights by name, and norms' parameters where there are norms."""
     norms = {
         f"{path}.{name}": parameter
         for path, module in model.named_modules()
         if isinstance(module, _NormBase)
         for name, parameter in module.named_parameters()
     }
-    return {n: p for n, p in model.named_parameters() if n not in norms}, norms
+    weights = {n: p for n, p in model.named_parameters() if n not in norms}
+    return [weights, norms] if norms else [weights]
 
 
 def flat(parameters: Iterable[Tensor]) -> Tensor:
@@ -79,11 +85,13 @@ class _Plain(SparseModule):
 
     def __init__(self, layer: SparseConvolution) -> None:
         super().__init__()
-        self.layer, self.weight = [layer], layer.weight  # in a list it is no module of ours
+        self.layer = [layer]  # in a list it is no module of ours
+        self.weight, self.bias = layer.weight, layer.bias
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         found = _map_of(self.layer[0], tensor)
         result = tensor.feats.new_zeros(len(found.outputs), self.weight.shape[2])
+        result = result if self.bias is None else result + self.bias
         for k, matrix in enumerate(self.weight.unbind(0)):
             in_rows, out_rows = found.pairs(k)
             result = result.index_add(0, out_rows, tensor.feats[in_rows] @ matrix)
@@ -97,7 +105,12 @@ def _map_of(layer: SparseConvolution, tensor: SparseTensor) -> KernelMap:
 
 
 def _network(
-    cloud: str, layers: int, fresh: bool, device: torch.device, batch: int | None
+    cloud: str,
+    layers: int,
+    fresh: bool,
+    inference: bool,
+    device: torch.device,
+    batch: int | None,
 ) -> Workload:
     voxels, shape = CLOUDS[cloud]()
     voxels = voxels[:batch].to(device)
@@ -107,6 +120,8 @@ def _network(
     model = _half(MinkUNet(FEATURES, CLASSES, layers)).to(device)
     tensor = SparseTensor(feats, coords, shape, 1)
     flops = sum(_flops(model, tensor))
+    if inference:
+        _fold(model)
 
     def function(feats: Tensor, *vectors: Tensor, backend: str | None = None) -> Tensor:
         rows = SparseTensor(feats, coords, shape, 1) if fresh else tensor.replace(feats)
@@ -135,7 +150,20 @@ def _half(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, SparseBatchNorm):
             module.float()
+            module.momentum = 1.0  # running statistics are those of the last pass
     return model
+
+
+def _fold(model: nn.Module) -> None:
+    """Each norm into the convolution before it."""
+    for module in model.modules():
+        for (_, conv), (name, norm) in itertools.pairwise(list(module.named_children())):
+            if isinstance(norm, SparseBatchNorm):
+                scale = norm.weight.detach() * (norm.running_var + norm.eps).rsqrt()
+                shift = norm.bias.detach() - norm.running_mean * scale
+                conv.weight.data = (conv.weight.data * scale).to(conv.weight.dtype)
+                conv.bias = nn.Parameter(shift.to(conv.weight.dtype))
+                setattr(module, name, nn.Identity())
 
 
 def _by_torch(model: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 from weft.bench import load_peers, load_suite
 from weft.bench.gate import expected_results, worst_ratio
 from weft.bench.runner import _candidates
+from weft.testing import assert_as_accurate, plain_error
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -26,16 +27,28 @@ def unet_case(monkeypatch):
     return unet_case
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_the_network_is_its_oracle(fresh, unet_case):
-    case = unet_case("sphere64", 14, fresh)
+@pytest.mark.parametrize("options", [{}, {"fresh": True}, {"inference": True}], ids=str)
+def test_the_network_is_its_oracle(options, unet_case):
+    case = unet_case("sphere64", 14, **options)
     workload = case.build(CPU, 600)
     (ours,) = _candidates(case, workload, []).values()
-    _, weights, norms = workload.inputs
-    model = workload.tables["model"]
-    assert len(weights) + len(norms) == sum(p.numel() for p in model.parameters())
+    parameters = list(workload.tables["model"].parameters())
+    assert sum(map(len, workload.inputs[1:])) == sum(p.numel() for p in parameters)
     for phase in case.phases:
         assert worst_ratio(phase, ours, expected_results(phase, workload, ours, False)) <= 1
+
+
+def test_folded_norms_give_the_same_scores(unet_case):
+    training, inference = (
+        unet_case("sphere64", 14, inference=inference).build(CPU, 600)
+        for inference in (False, True)
+    )
+    training.tables["model"].eval()  # by running statistics
+    with torch.no_grad():
+        expected = training.oracle(*(t.double() for t in training.inputs))
+        rough = training.oracle(*training.inputs)
+        found = inference.function(*inference.inputs)
+    assert_as_accurate(found, expected, plain_error(rough, expected, found.dtype))
 
 
 def test_only_spconv_has_the_network(unet_case):
