@@ -6,10 +6,12 @@ left out of products; of long vectors a share of the components or the last one 
 block of a result in the place of all, one entry of a batch for all; bounds of neighbours without
 their margin or too low for a row, columns that fill a group up, a group left out behind another; of
 vectors a part of a product left out, moments about another point, the first columns for all; of
-products that were asked for the factors of rows left out, wide ones taken for narrow ones.
+products that were asked for the factors of rows left out, wide ones taken for narrow ones; a bound
+that knows no sign, takes NaN for little, or forgets the last terms.
 """
 
 import functools
+import math
 
 import pytest
 import torch
@@ -30,6 +32,7 @@ from tests.pairs import (
     noise_of,
     part,
 )
+from weft.core.launcher import launch_all
 from weft.errors import BackendError
 from weft.reductions.evaluate import evaluate
 from weft.reductions.formula import const, node, var
@@ -181,6 +184,7 @@ def products(monkeypatch):
 
     def counted(*args):
         found = operands(*args)
+        launch_all(found.checks)
         used.append(int(found.guard))
         return found
 
@@ -251,6 +255,19 @@ def test_products_that_were_asked_for(monkeypatch, precision, scale, narrow):
     exact = terms.sum(2)
     assert_as_accurate(found, exact, noise_of(plain.sum(2), exact, magnitude, torch.float32))
     assert ran == [narrow, 1 - narrow]
+
+
+@pytest.mark.parametrize("at", [0, 1023, 1024, 2049])
+@pytest.mark.parametrize(
+    ("worst", "holds"),
+    [(8.0, 1), (-8.0, 1), (8.01, 0), (-8.01, 0), (math.inf, 0), (-math.inf, 0), (math.nan, 0)],
+)
+def test_the_bound_of_products(worst, holds, at):
+    terms = [torch.zeros(1, 2050, 1, dtype=torch.float64) for _ in range(2)]
+    terms[1][0, at] = worst
+    guard, checks = tensor_cores._within(terms, 8.0)
+    launch_all(checks)
+    assert int(guard) == holds
 
 
 VECTORS = {

@@ -121,7 +121,7 @@ def _launch(
     if kind == "sums" and made.a is not None:
         among = tensor_cores.narrowed(made)  # the few additions of exponents take half the time
     queued = [_queued(kind, m, constants, mixes, results, sizes, shape) for m in among]
-    return made.guard, *queued
+    return made.guard, *among[0].checks, *queued
 
 
 def _queued(

@@ -21,7 +21,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from weft.core.generated import written
-from weft.core.launcher import Kernel, Tile, current_device
+from weft.core.launcher import (
+    Call,
+    Kernel,
+    Tile,
+    compile_together,
+    current_device,
+    launch_all,
+)
 from weft.reductions import tensor_cores
 from weft.reductions.evaluate import evaluate
 from weft.reductions.exponents import Moments
@@ -71,7 +78,7 @@ def sums(
         return evaluate(node, values).to(like).expand(batch, length, node.dim)
 
     v = of(f.exponent.right, columns)
-    centre = v.mean(1, keepdim=True)
+    centre = tensor_cores.centre_of(v)
     found = [of(c, columns) * (v - centre if turned else 1) for c, turned in names]
     weights = pad(torch.cat(found, -1), (0, 0, 0, made.columns.shape[1] - columns))
     summed = _summed(made, weights * made.columns, tile, rows)
@@ -104,6 +111,9 @@ def _summed(made: Operands, weights: Tensor, tile: Tile, rows: int) -> Tensor:
         kernel = _kernel(few, constants, tile, weights.device)
         given = [made.x, made.y, stored, made.guard, out]
         numbers = (rows, columns, tiles, blocks)
+        checks = [Call(check.launcher.kernel, check.operands) for check in made.checks]
+        compile_together([Call(kernel, given, numbers), *checks])
+        launch_all(made.checks)
         kernel(batch * tiles * blocks, given, numbers, out.nbytes + stored.nbytes)
     return out[:, :count].transpose(1, 2)
 

@@ -21,13 +21,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from weft.core.generated import written
+from weft.core.launcher import Launcher, Queued, Tile, current_device, launch_all
 from weft.reductions.evaluate import evaluate
 from weft.reductions.exponents import Exponent, exponent, factors
 from weft.reductions.formula import Node, const
@@ -38,6 +40,7 @@ __all__ = [
     "WIDTH",
     "Operands",
     "Split",
+    "centre_of",
     "high_low",
     "is_split",
     "narrowed",
@@ -101,8 +104,9 @@ class Operands(NamedTuple):
     """Of a kernel of products.
 
     Args:
-        guard: 1 where the bound holds, else 0, int32.
-        narrow: 1 where terms of rows and of columns alone may become factors, else 0.
+        guard: 1 where the bound holds, else 0, int32; `checks` come before.
+        narrow: 1 where terms of rows and of columns alone may become factors, else 0; None where
+            that is settled.
         x: the rows of the left factor, (B, M, width); with high and low parts apart (B, M, 2, ·).
         y: those of the right, (B, whole tiles of N, ·).
         a: what is added for rows, where it is not in the product or the factors, else None.
@@ -110,10 +114,11 @@ class Operands(NamedTuple):
         rows: factors of rows.
         columns: factors of columns, 0 where they fill a tile up.
         width: of the product.
+        checks: launches that settle the guards.
     """
 
     guard: Tensor
-    narrow: Tensor
+    narrow: Tensor | None
     x: Tensor
     y: Tensor
     a: Tensor | None
@@ -121,6 +126,7 @@ class Operands(NamedTuple):
     rows: Tensor
     columns: Tensor
     width: int
+    checks: tuple[Queued, ...]
 
 
 def operands(
@@ -148,19 +154,18 @@ def operands(
     def evaluated(f: Node, length: int) -> Tensor:
         return evaluate(f, values).to(like).expand(sizes[0], length, f.dim)
 
-    g = evaluated(e.factor, 1).double() * LOG2E
     u, v = evaluated(e.left, sizes[1]), evaluated(e.right, sizes[2])
-    centre = v.mean(1, keepdim=True)
-    u, v = u - centre, v - centre
-    u2, v2 = (p.double().square().sum(-1, keepdim=True) for p in (u, v))
-    alpha = g * u2 + LOG2E * evaluated(e.rows, sizes[1])
-    beta = g * v2 + LOG2E * evaluated(e.columns, sizes[2])
-    bound = torch.maximum((g * u2).abs().amax(), (g * v2).abs().amax())
-    bound = torch.maximum(bound, torch.maximum(alpha.abs().amax(), beta.abs().amax()))
-    largest = min(most, LARGEST_SPLIT if is_split(f) else LARGEST)
-    guard, narrow = ((bound <= m).to(torch.int32) for m in (largest, SUMS))  # NaN: not within
-    root = (2 * g.abs()).sqrt()
-    left, right = -g.sign() * root * u, root * v
+    centre = centre_of(v)
+    u, v = (u - centre).double(), (v - centre).double()
+    g, to_left, to_right = _roots(
+        e.factor.data if e.factor.op == "const" else evaluated(e.factor, 1).double()
+    )
+    gu2, gv2 = (g * (p * p).sum(-1, keepdim=True) for p in (u, v))
+    alpha = gu2 + LOG2E * evaluated(e.rows, sizes[1])
+    beta = gv2 + LOG2E * evaluated(e.columns, sizes[2])
+    terms = (gu2, gv2, alpha, beta)
+    guard, checks = _within(terms, min(most, LARGEST_SPLIT if is_split(f) else LARGEST))
+    left, right = to_left * u, to_right * v
     more = -sizes[2] % width
     outside = evaluated(f.rows, sizes[1]).contiguous()
     weights = pad(evaluated(f.columns, sizes[2]), (0, 0, 0, more)).contiguous()
@@ -171,24 +176,66 @@ def operands(
         if most == SUMS:
             outside = (outside * alpha.exp2()).float()
             weights = weights * pad(beta.exp2().float(), (0, 0, 0, more))
-            return Operands(guard, narrow, x, y, None, None, outside, weights, width)
+            return Operands(guard, None, x, y, None, None, outside, weights, width, checks)
         b = pad(beta.float(), (0, 0, 0, more), value=2 * LOWEST)
-        return Operands(guard, narrow, x, y, alpha.float(), b, outside, weights, width)
+        narrow, others = _within(terms, SUMS)
+        a, checks = alpha.float(), (*checks, *others)
+        return Operands(guard, narrow, x, y, a, b, outside, weights, width, checks)
     (uh, ul), (vh, vl) = high_low(left), high_low(right)
     one = uh.new_ones(sizes[0], 1, 1)
     rows = torch.cat((uh, uh, ul, *high_low(alpha), *[one.expand(-1, sizes[1], -1)] * 2), -1)
     columns = torch.cat((vh, vl, vh, *[one.expand(-1, sizes[2], -1)] * 2, *high_low(beta)), -1)
     x, y = _filled(rows, 0, 0.0), _filled(columns, more, LOWEST_SPLIT)
-    return Operands(guard, narrow, x, y, None, None, outside, weights, WIDTH)
+    return Operands(guard, None, x, y, None, None, outside, weights, WIDTH, checks)
+
+
+def centre_of(points: Tensor) -> Tensor:
+    """Their mean, (B, 1, D)."""
+    # torch loads a kernel when it is first used, 4 to 34 ms: here few are, and of few kinds
+    return points.sum(1, keepdim=True) * (1 / points.shape[1])
+
+
+def _roots(factor: float | Tensor) -> tuple[Any, Any, Any]:
+    """g = log₂e · factor, −sign(g) √(2 |g|) and √(2 |g|)."""
+    g = LOG2E * factor
+    if isinstance(g, float):
+        root = math.sqrt(2 * abs(g))
+        return g, -math.copysign(root, g), root
+    roots = (2 * g.abs()).sqrt()
+    return g, -g.sign() * roots, roots
+
+
+def _within(terms: Sequence[Tensor], most: float) -> tuple[Tensor, tuple[Queued, ...]]:
+    """1 where no term exceeds the bound, else 0, int32, when these are launched; NaN exceeds it."""
+    guard = torch.ones((), dtype=torch.int32, device=terms[0].device)
+    return guard, tuple(
+        [Queued(_bound(t.numel(), most, t.device), [t, guard], t.nbytes) for t in terms]
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _bound(count: int, most: float, _: torch.device) -> Launcher:
+    """Compiled code belongs to a device."""
+    kernel = written("weft.reductions.bound_kernels", "within_kernel")
+    return Launcher(kernel, -(-count // TERMS), (), (count,), (most,), Tile((TERMS,), 4, 1))
+
+
+TERMS = 1024
+"""Terms of a program."""
 
 
 def narrowed(made: Operands) -> tuple[Operands, Operands]:
     """Those with terms of rows and columns as factors, where they may be; and for all others."""
-    assert made.a is not None
-    assert made.b is not None
-    rows, columns = made.rows * made.a.exp2(), made.columns * made.b.exp2()
-    near = made._replace(guard=made.narrow, a=None, b=None, rows=rows, columns=columns)
-    return near, made._replace(guard=made.guard * (1 - made.narrow))
+    narrow, a, b = made.narrow, made.a, made.b
+    assert narrow is not None
+    assert a is not None
+    assert b is not None
+    with current_device(narrow):
+        launch_all(made.checks)
+    rows, columns = made.rows * a.exp2(), made.columns * b.exp2()
+    made = made._replace(checks=())
+    near = made._replace(guard=narrow, a=None, b=None, rows=rows, columns=columns)
+    return near, made._replace(guard=made.guard * (1 - narrow))
 
 
 def _parts(t: Tensor, precision: str) -> Tensor:
