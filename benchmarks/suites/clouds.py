@@ -33,14 +33,22 @@ def lidar(size: float) -> Cloud:
 
 @functools.cache
 def sphere(resolution: int) -> Cloud:
-    """A shell; rows by blocks of 256³, row-major inside."""
-    square = (torch.arange(resolution).float() - (resolution - 1) / 2) ** 2
-    slabs = []
-    for x in range(0, resolution, 16):
-        radius = (square[x : x + 16, None, None] + square[:, None] + square).sqrt()
-        shell = (radius <= resolution / 2) & (radius >= resolution / 2 - 1.25)
-        slabs.append(shell.nonzero() + torch.tensor([x, 0, 0]))
-    voxels = torch.cat(slabs)
+    """Voxels from r − 1.25 to r = resolution / 2; rows by blocks of 256³, row-major inside."""
+    middle = (resolution - 1) / 2
+    square = (torch.arange(resolution) - middle).double() ** 2
+    left = square[:, None] + square
+    columns = (left <= (resolution / 2) ** 2).nonzero()
+    left = left[columns[:, 0], columns[:, 1]]
+    outer, inner = (((resolution / 2 - d) ** 2 - left).clamp(min=0).sqrt() for d in (0, 1.25))
+    # z from −outer to −inner and from inner to outer, as intervals [begin, end)
+    low, high = (middle - outer).ceil(), (middle + outer).floor() + 1
+    hole = (middle - inner).floor() + 1, (middle + inner).ceil()
+    begin = torch.stack([low, torch.maximum(*hole)], 1).long().flatten()
+    end = torch.stack([hole[0], high], 1).long().flatten()
+    count = (end - begin).clamp(min=0)
+    interval = torch.repeat_interleave(count)
+    z = torch.arange(len(interval)) - (count.cumsum(0) - count - begin)[interval]
+    voxels = torch.cat([columns[interval // 2], z[:, None]], 1)
     block = ((voxels >> 8) * torch.tensor([1 << 12, 1 << 6, 1])).sum(1)
     return voxels[torch.argsort(block, stable=True)].int(), [resolution] * 3
 
