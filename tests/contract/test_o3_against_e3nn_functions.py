@@ -3,6 +3,10 @@
 Values, gradients and their gradients as in test_o3_against_e3nn; and that no public name is left
 out: each is compared there or here, or says why not.  Rotations begin and end on the group, since
 nobody says what they are off it.
+
+Seen red with a factor or a sign in each function: the order of turns, inverses, poles, half the
+turns, parities, symbols, generators, scales and components of harmonics, each radial basis,
+features, W_i, the direction of an edge, couplings; and with a new public name.
 """
 
 import functools

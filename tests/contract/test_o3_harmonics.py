@@ -145,12 +145,13 @@ def test_orthonormal():
 @pytest.mark.parametrize("kind", KINDS)
 def test_degrees_in_any_order(kind, normalize):
     x = vectors()
+    x = x if normalize else on_sphere(x)
     wanted = [4, 1, 2, 3, 3, 9, 0]
     found = o3.spherical_harmonics(wanted, x, normalize, kind)
     parts = found.split([2 * degree + 1 for degree in wanted], -1)
     for degree, part in zip(wanted, parts, strict=True):
         alone = o3.spherical_harmonics(degree, x, normalize, kind)
-        assert_same_bits(part, alone, f"degree {degree}")
+        close(part, alone, degree)  # degrees to 2 alone are written out
     assert_same_bits(
         o3.spherical_harmonics(range(3), x, normalize, kind),
         o3.spherical_harmonics("0e+1o+2e", x, normalize, kind),

@@ -91,15 +91,39 @@ class SphericalHarmonics(torch.nn.Module):
 
 def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalization: str) -> Tensor:
     check_last("x", x, 3)
-    v = x.to(working_dtype(x.dtype))
-    if normalize:
+    v, highest = x.to(working_dtype(x.dtype)), max(degrees)
+    if normalize and highest:
         v = unit(v)
-        square = v.any(-1).to(v.dtype)  # 1 without a gradient; 0 of the zero vector
-    else:
-        square = v.square().sum(-1)
+    if highest < len(_LOWEST):
+        blocks = [_LOWEST[degree](v, _scale(normalization, degree)) for degree in degrees]
+        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)).to(x.dtype)
+    # of a unit vector 1 without a gradient, and 0 of the zero vector
+    square = v.any(-1).to(v.dtype) if normalize else v.square().sum(-1)
     rows = _components(set(degrees), v, square, normalization)
     found = torch.stack([y for degree in degrees for y in rows[degree]])
     return found.movedim(0, -1).contiguous().to(x.dtype)  # faster than to stack last
+
+
+def _constant(v: Tensor, scale: float) -> Tensor:
+    return v.new_full((*v.shape[:-1], 1), scale)
+
+
+def _vector(v: Tensor, scale: float) -> Tensor:
+    return v * (math.sqrt(3) * scale)
+
+
+def _quadratic(v: Tensor, scale: float) -> Tensor:
+    """√15 (xz, xy, (2y² − x² − z²)/√12, yz, (z² − x²)/2)."""
+    _, y, z = v.unbind(-1)
+    side, _, far = (v * (math.sqrt(15) * scale)).unbind(-1)
+    xx, yy, zz = (v * v).unbind(-1)
+    middle = torch.sub(yy, xx + zz, alpha=0.5) * (math.sqrt(5) * scale)
+    last = (zz - xx) * (math.sqrt(15) / 2 * scale)
+    return torch.stack([side * z, side * y, middle, far * y, last], -1)
+
+
+_LOWEST = (_constant, _vector, _quadratic)
+"""Y_0, Y_1 and Y_2 of vectors (..., 3), in fewer operations than by ladders: (..., 2l+1)."""
 
 
 def _components(

@@ -278,7 +278,7 @@ def unit(v: Tensor) -> Tensor:
     """
     square = v.square().sum(-1, keepdim=True)
     zero = square < torch.finfo(v.dtype).tiny
-    return torch.where(zero, 0, v * square.masked_fill(zero, 1).rsqrt())
+    return v * square.masked_fill(zero, math.inf).rsqrt()
 
 
 def _axis_matrix(angle: Tensor, axis: int) -> Tensor:
