@@ -18,7 +18,7 @@ from tests.compile.conftest import Check
 from weft.core.generated import load
 from weft.o3 import dialects, generator, kernels, launch
 from weft.o3.division import Facts, divide
-from weft.o3.generator import Job
+from weft.o3.job import Job
 from weft.testing.compiler import Build
 from weft.testing.o3_workloads import WORKLOADS, calls
 
@@ -29,7 +29,9 @@ CASES = {
         ("mace_L2_carbon", ("forward", "backward", "second order"), "fp32", ("sm_90",)),
         ("mace_L2_carbon", ("forward",), "fp32", ("sm_80", "gfx942")),
         ("mace_L2_carbon", ("forward",), "bf16", ("sm_90",)),
-        ("l3_uniform64", ("forward", "backward"), "fp32", ("sm_90",)),
+        ("mace_L2_carbon", ("backward in runs",), "fp32", ("sm_80", "sm_90", "gfx942")),
+        ("mace_L2_carbon", ("backward in runs",), "bf16", ("sm_90",)),
+        ("l3_uniform64", ("forward", "backward", "backward in runs"), "fp32", ("sm_90",)),
         ("sevennet_l3i5", ("forward", "backward"), "fp32", ("sm_90",)),
         ("sevennet_l3i5", ("backward",), "fp64", ("sm_90",)),
         ("uuu_seed", ("forward", "backward"), "fp32", ("sm_90",)),
@@ -42,7 +44,8 @@ CASES = {
 def jobs(name: str, order: str, dtype: str) -> list[Job]:
     workload = WORKLOADS[name]
     graph = "" if workload.shared else "xz"
-    facts = Facts(graph, graph[:1], "", workload.shared, dtype == "fp64")
+    order, _, runs = order.partition(" in ")
+    facts = Facts(graph, graph[:1], "", workload.shared, dtype == "fp64", bool(runs))
     return [job for job, _ in divide(workload.structure, calls()[order], facts).jobs]
 
 

@@ -5,6 +5,7 @@ rows of another copy, a graph that holds the caller's tensors.
 """
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -13,8 +14,10 @@ import torch
 from tests.conftest import INTERPRETED
 from weft.core.segments import SLICE
 from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from weft.o3 import runs
 from weft.o3.graph import Graph, graph_of, pack, repeated, unpack
 from weft.testing.cases.channelwise import GRAPHS
+from weft.testing.o3_workloads import ring_graph
 
 if INTERPRETED:
     pytest.skip("graphs do not depend on the backend", allow_module_level=True)
@@ -63,6 +66,61 @@ def test_long_rows_are_cut():
         assert slices.indptr.diff().max() <= SLICE
         assert slices.owner_indptr[-1] == slices.num_pieces > indptr.numel() - 1
     assert Graph(SRC, DST).tables.z_slices is None
+
+
+def in_runs(monkeypatch, src, dst, num_x, num_z, few=0.25):
+    monkeypatch.setattr(runs, "LEAST", 0)
+    monkeypatch.setattr(runs, "FEW", few)
+    return runs.runs_of(src.int(), dst.int(), num_x, num_z)
+
+
+@pytest.mark.parametrize("sources", [300, 400])
+def test_runs(monkeypatch, sources):
+    """Every edge is in one; its edges share a row of x, and a tile of rows of z.
+
+    Seen red with: an order that forgets the rows of z, runs cut where their rows do not change.
+    """
+    src, dst = ring_graph(300, 12)
+    edges = (torch.cat([t, t[:9]]) for t in (src, dst))
+    found = in_runs(monkeypatch, *edges, sources, 300, few=1)
+    assert {t.dtype for t in found} == {torch.int32}
+    assert len(found.owner) % runs.BESIDE == 0
+    count = len(found.edges)
+    assert sorted(found.edges.tolist()) == list(range(len(src) + 9))
+    assert found.indptr[0] == 0
+    assert found.indptr[-1] == count
+    edge = found.edges.long() % len(src)
+    of = torch.repeat_interleave(found.indptr.diff().long())
+    assert src[edge].tolist() == found.owner[of].tolist()
+    assert dst[edge].tolist() == found.rows.tolist()
+    place = runs._near(src, dst, sources, 300).argsort()[found.rows]
+    for begin, end in zip(found.indptr[:-1], found.indptr[1:], strict=True):
+        assert len(found.rows[begin:end].unique()) <= runs.TILE
+        assert (place[begin:end].diff() >= 0).all()
+    whole = [found.order[a:b].tolist() for a, b in itertools.pairwise(found.bounds.tolist())]
+    for row, mine in enumerate(whole):
+        assert all(found.owner[r] == row for r in mine)
+    assert sorted(itertools.chain(*whole)) == list(range(int((found.indptr.diff() > 0).sum())))
+
+
+def test_runs_of_rows_that_are_near(monkeypatch):
+    """Labels are random, yet rows near each other meet: a tile of 16 of a ring has 47 sources."""
+    src, dst = ring_graph(1000, 32)
+    found = in_runs(monkeypatch, src, dst, 1000, 1000)
+    assert len(src) > 5 * len(found.owner)
+    far = torch.randint(9000, dst.shape, generator=torch.Generator().manual_seed(0))
+    assert in_runs(monkeypatch, far, dst, 9000, 1000) is None
+    monkeypatch.undo()
+    assert runs.runs_of(src, dst, 1000, 1000) is None  # few edges
+
+
+def test_packing_runs(monkeypatch):
+    src, dst = ring_graph(40, 8)
+    tables = Graph(src, dst).tables._replace(runs=in_runs(monkeypatch, src, dst, 40, 40))
+    again = unpack(*pack(tables), *tables[:3])
+    assert again[9:11] == (None, None)
+    for a, b in zip(tensors(again), tensors(tables), strict=True):
+        assert a is b
 
 
 def test_packing():

@@ -6,7 +6,7 @@ dropped, edges taken in the order of their numbers, coefficients rounded to floa
 that leave out its last edges, sums by halves stored one column on or over the wrong threads, a
 round that forgets what was added before, parts of a round at their edge's number or in rows it
 writes itself, entries looked through once, rows without edges left out, sums of edges that are
-not there stored.
+not there stored, runs stored at their first edge, the edge after the next asked for and taken.
 """
 
 import itertools
@@ -20,10 +20,10 @@ if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
 from weft.core.segments import cut
-from weft.o3 import division, launch, reference, rounds, tilings
+from weft.o3 import division, launch, reference, rounds, runs, tilings
 from weft.o3.contraction import Call, Result, forward, gradient, tangent
-from weft.o3.generator import Tiling
 from weft.o3.graph import Graph, Tables, row_by_row
+from weft.o3.job import Tiling
 from weft.o3.structure import SLOTS, Block, Path, Product, Structure
 from weft.testing import assert_within_bound
 from weft.testing.contract import assert_same_bits
@@ -216,6 +216,52 @@ def test_shared_rows(fresh, monkeypatch, edges, tables):
     tables = tables._replace(z_indptr=ends, z_edges=order, z_slices=cuts)
     for name in STRUCTURES:
         check(STRUCTURES[name], calls()["backward"], tables)
+
+
+TWICE = Graph(torch.cat([SRC, SRC, SRC[:3]]), torch.cat([DST, DST, DST[:3]]), 5, 4).tables
+RUNS = {"unsorted": UNSORTED, "sorted": SORTED, "edges twice": TWICE}
+
+
+@pytest.fixture
+def in_runs(fresh, monkeypatch):
+    """Tables with the runs of two rows of z, however many."""
+    monkeypatch.setattr(runs, "LEAST", 0)
+    monkeypatch.setattr(runs, "FEW", 1)
+    monkeypatch.setattr(runs, "TILE", 2)
+    return lambda t: t._replace(runs=runs.runs_of(t.src, t.dst, t.num_x, t.num_z))
+
+
+SEVERAL = conv(((64, 0), (64, 1), (32, 1)), (0, 1), natural=False)
+
+
+@pytest.mark.parametrize("needed", list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize("tables", RUNS)
+def test_runs(in_runs, tables, needed):
+    given = in_runs(RUNS[tables])
+    call = gradient(forward(weighted=True), needed, (True,))
+    check(SEVERAL, call, given)
+    jobs = division.divide(SEVERAL, call, launch._facts(given, False, torch.float32)).jobs
+    assert [job.runs for job, _ in jobs] == [needed[0]] * len(jobs)
+
+
+@pytest.mark.parametrize("order", calls())
+def test_what_runs_do_not_serve_is_right_with_them(in_runs, order):
+    given = in_runs(UNSORTED)
+    check(RAGGED, calls()[order], given)
+    check(SEVERAL, calls()[order], given, shared=True)
+    check(SEVERAL, calls()[order], given, dtype=torch.float64)
+
+
+def test_runs_of_16_bits_and_without_weights(in_runs):
+    given = in_runs(TWICE)
+    check(SEVERAL, calls()["backward"], given, dtype=torch.bfloat16)
+    check(unweighted(SEVERAL), calls(weighted=False)["backward"], given)
+    call, last = calls()["backward"], None
+    tensors = rows(SEVERAL, call, given, False)
+    for found in (launch.run(SEVERAL, call, tensors, given, False) for _ in range(2)):
+        for a, b in zip(found, last or found, strict=True):
+            assert_same_bits(a, b, "the same call again")
+        last = found
 
 
 SMALL = conv(((3, 0), (3, 1)), (0, 1), natural=False)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 
-from weft.o3.generator import Job, Tiling, source
+from weft.o3.generator import source
+from weft.o3.job import Job, Tiling
 
 __all__ = ["in_gluon", "printed"]
 

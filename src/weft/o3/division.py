@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from weft.o3 import tilings
 from weft.o3.contraction import Call
-from weft.o3.generator import Job, Target, Tiling
+from weft.o3.job import Job, Target, Tiling
 from weft.o3.structure import Block, Structure
+from weft.o3.tilings import WARP
 
 __all__ = ["Division", "Facts", "Output", "divide"]
 
@@ -28,6 +29,7 @@ class Facts(NamedTuple):
         pieces: those whose long rows are cut.
         shared: whether w has one row.
         wide: whether numbers are float64.
+        runs: whether there are runs of edges.
     """
 
     indexed: str
@@ -35,13 +37,14 @@ class Facts(NamedTuple):
     pieces: str
     shared: bool
     wide: bool
+    runs: bool = False
 
 
 class Output(NamedTuple):
     """Where a result is stored before it is done.
 
     Args:
-        rows: "final", or what its parts are rows of: "edges" of x or z, "pieces" or "lanes".
+        rows: "final", or what its parts are rows of: "edges" of x or z, "pieces", "runs", "lanes".
         width: numbers in a row of parts.
         places: (count, width of the result) which parts add to each column, None: the same column.
         covered: whether every column is written where rows are final and places are None.
@@ -126,7 +129,7 @@ def _in_rounds(
 
 
 def _drafts(structure: Structure, call: Call, facts: Facts) -> Iterator[_Draft]:
-    for owner, numbers in _owners(structure, call, facts):
+    for owner, numbers, runs in _owners(structure, call, facts):
         part = Call(call.slots, tuple(call.results[n] for n in numbers))
         widths = tuple(structure.width(slot) for slot in call.slots)
         other = "x" if owner == "z" else "z"
@@ -143,29 +146,44 @@ def _drafts(structure: Structure, call: Call, facts: Facts) -> Iterator[_Draft]:
                     widths,
                     owner in facts.indexed,
                     owner in facts.pieces,
-                    owner in facts.ordered,
+                    owner in facts.ordered or runs,
                     other in facts.indexed,
                     facts.shared,
                     facts.wide,
+                    runs,
                     Tiling(1),
                 )
-                job = job._replace(pieces=job.pieces and not job.divisible)
+                job = job._replace(pieces=job.pieces and not (job.divisible or runs))
                 yield _Draft(job._replace(tiling=tilings.choose(job)), numbers)
 
 
 def _owners(
     structure: Structure, call: Call, facts: Facts
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The order of edges in which each result is computed."""
+) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """The order of edges in which each result is computed, and whether in runs."""
     there = [n for n, result in enumerate(call.results) if result.terms]
     of_x = [n for n in there if call.results[n].slot == "x"]
     rest = [n for n in there if n not in of_x]
     if of_x and "x" in facts.indexed and _by_source(structure, call, bool(rest), facts):
-        yield "x", tuple(of_x)
+        yield "x", tuple(of_x), False
+    elif of_x and _in_runs(structure, call, facts):
+        yield "x", tuple(there), True
+        return
     else:
         rest = there
     if rest:
-        yield "z", tuple(rest)
+        yield "z", tuple(rest), False
+
+
+def _in_runs(structure: Structure, call: Call, facts: Facts) -> bool:
+    """Whether warps can take runs: only x is summed over edges, and all threads have channels.
+
+    In float64 there are no registers left, and beside long weights x takes little of the time.
+    """
+    wide = facts.wide or 2 * structure.width("x") < structure.width("w")
+    sums = any(r.slot == "z" for r in call.results if r.terms) or facts.shared
+    whole = all(product.channels % WARP == 0 for product in structure.products)
+    return facts.runs and whole and not (sums or wide)
 
 
 GRADIENT_OF_X = "fewer bytes"
@@ -190,6 +208,8 @@ def _by_source(structure: Structure, call: Call, beside: bool, facts: Facts) -> 
 
 def _rows(slot: str, job: Job, facts: Facts) -> str:
     """What a result's parts are rows of."""
+    if slot == job.owner and job.runs:
+        return "runs"
     if slot == job.owner:
         return "pieces" if job.pieces else "final"
     if slot == "w":

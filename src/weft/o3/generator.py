@@ -8,7 +8,8 @@ A kernel program owns a row of one slot, z or x, and a block of channels, and wa
         store the results of the edge as soon as no path is left that adds to them
     store the results of the row
 
-Where no result is summed over the edges of a row, a program takes some places of the lists, and so
+Where the row is one of x and its list a run (see weft.o3.runs), each warp takes one.  Where no
+result is summed over the edges of a row, a program takes some places of the lists, and so
 of one row after another: many small programs end together, whatever the lengths of rows.  Where
 every edge is a row of its own, a program owns a tile of rows and there is no loop.  What channels
 share is summed over those of a program: one part a block of channels.  Gradients of weights that
@@ -20,103 +21,15 @@ Weights are read once and pass the cache by; x, and the row that is read again f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from weft.core.emit import indented
-from weft.o3 import across, ahead
+from weft.o3 import across, ahead, beside
 from weft.o3.ahead import Fetch
-from weft.o3.contraction import Call
+from weft.o3.job import Job
 from weft.o3.polynomial import Arithmetic, value_name
-from weft.o3.structure import Block, Product
+from weft.o3.structure import Block
 
-__all__ = ["Job", "Target", "Tiling", "name", "operands", "source"]
-
-
-class Target(NamedTuple):
-    """Where a kernel stores a result.
-
-    Args:
-        width: numbers in a row.
-        blocks: where each block lies; None: no path of the kernel reaches it.
-        part: numbers between the parts that blocks of channels store of what they share.
-        near: whether row 0 is that of the first edge of the launch, not of the graph.
-    """
-
-    width: int
-    blocks: tuple[Block | None, ...]
-    part: int = 0
-    near: bool = False
-
-
-class Tiling(NamedTuple):
-    """How a kernel lays its work out.
-
-    Args:
-        block: channels of a program, a power of 2.
-        edges: of a tile, a power of 2.
-        warps: of a program.
-        stages: iterations of the loop over edges whose loads are under way; 1: no copies ahead.
-    """
-
-    block: int
-    edges: int = 1
-    warps: int = 1
-    stages: int = 1
-
-
-class Job(NamedTuple):
-    """What one kernel computes.  Its source depends on all of it.
-
-    Args:
-        product: blocks and paths.
-        paths: those of the product that it computes, by number.
-        call: its results; tensors are those of the whole call.
-        targets: for each of its results.
-        owner: "z" or "x", the slot whose rows programs own.
-        widths: numbers in a row of each tensor.
-        segmented: whether a row has a list of edges; else edge and row are one.
-        pieces: whether lists are pieces of rows.
-        ordered: whether edges are numbered in another order than that of the lists.
-        indexed: whether an edge names its row of the other slot.
-        shared: whether w has one row.
-        wide: for float64.
-        tiling: how the work is laid out.
-    """
-
-    product: Product
-    paths: tuple[int, ...]
-    call: Call
-    targets: tuple[Target, ...]
-    owner: str
-    widths: tuple[int, ...]
-    segmented: bool
-    pieces: bool
-    ordered: bool
-    indexed: bool
-    shared: bool
-    wide: bool
-    tiling: Tiling
-
-    @property
-    def looped(self) -> bool:
-        """Whether a program takes several rows: its part of a shared gradient is summed."""
-        return self.shared and any(r.slot == "w" and r.terms for r in self.call.results)
-
-    @property
-    def divisible(self) -> bool:
-        """Whether a program can take some edges of a row alone: then it takes places of lists."""
-        summed = {r.slot for r in self.call.results if r.terms} & {self.owner}
-        return self.segmented and not summed and not self.looped
-
-    @property
-    def in_turn(self) -> bool:
-        """Whether launches can take some edges after others, in the order of their numbers."""
-        return self.divisible and not self.ordered
-
-    @property
-    def channel_blocks(self) -> int:
-        """Programs that share a row."""
-        return -(-self.product.channels // self.tiling.block)
+__all__ = ["name", "operands", "source"]
 
 
 def operands(job: Job) -> tuple[int, ...]:
@@ -213,7 +126,7 @@ class _Writer:
         job = self.job
         tables = {
             "indptr": job.segmented,
-            "owner": job.pieces or job.divisible,
+            "owner": job.pieces or job.divisible or job.runs,
             "edges": job.ordered,
             "index": job.indexed,
         }
@@ -248,6 +161,9 @@ class _Writer:
         if self.job.divisible:
             yield from self._share()
             return
+        if self.job.runs:
+            yield from self._runs()
+            return
         if not self.job.looped:
             yield "item = lane"
             yield from self._item()
@@ -269,6 +185,24 @@ class _Writer:
         yield "    last = tl.minimum(tl.load(indptr_ptr + row + 1), stop).to(end.dtype)"
         yield from indented(self._edges())
         yield "    place = last"
+
+    def _runs(self) -> Iterator[str]:
+        """One run for each warp, edge after edge."""
+        yield from beside.begun(self.tiling.edges)
+        yield from self._zeros(self.job.owner)
+        yield from self._places([t for t in self.tensors if self._owned(t)], "row")
+        yield "for step in range(0, steps):"
+        yield from indented(beside.stepped(self._next("of_threads(edge0)")))
+        yield from indented(self._edge("p"))
+        if self._kept():
+            yield from self._store_carried(self.job.owner, "item")
+
+    def _kept(self) -> bool:
+        """Whether runs are stored after the loop, not at their last edge.
+
+        One block, which all paths add to, keeps its registers to the end of an edge anyway.
+        """
+        return len({self.job.product.paths[p].x for p in self.job.paths}) == 1
 
     def _item(self) -> Iterator[str]:
         if self.job.segmented:
@@ -307,7 +241,8 @@ class _Writer:
     def _next(self, edge: str) -> Iterator[str]:
         """What is asked for of the next edges."""
         if self.asked == "edges" and self.ahead:
-            yield f"ahead = tl.cast(tl.minimum({edge}, last - 1), tl.int64)"
+            edge = edge if self.job.runs else f"tl.minimum({edge}, last - 1)"
+            yield f"ahead = tl.cast({edge}, tl.int64)"
             yield from ahead.asked(self.ahead, "ahead")
 
     def _zeros(self, slot: str) -> Iterator[str]:
@@ -319,7 +254,8 @@ class _Writer:
     # an edge
 
     def _edge(self, at: str) -> Iterator[str]:
-        yield from self._numbers(at)
+        if not self.job.runs:
+            yield from self._numbers(at)
         yield from self._places([t for t in self.tensors if not self._owned(t)], "e")
         first = {key for reads in self.reads for key in reads if self._early(key[0])}
         for t, block in sorted(first):
@@ -342,7 +278,8 @@ class _Writer:
         """
         job, tiling = self.job, self.tiling
         served = job.segmented and not job.wide and not self.ragged
-        served = served and tiling.warps == tiling.edges and not (asked == "edges" and job.ordered)
+        in_order = job.runs or asked == "row" or not job.ordered
+        served = served and in_order and tiling.warps == tiling.edges
         if not asked or not served:
             return
         for t in self.tensors:
@@ -407,6 +344,7 @@ class _Writer:
         if slot == "w" and not self.job.shared:
             return ", eviction_policy='evict_first'"
         far = slot in "xz" and not self._owned(t) and place.channel_step == 1
+        far = far and not self.job.runs  # whose warps read the same rows
         return ", cache_modifier='.cg'" if far and self.tiling.stages == 1 else ""
 
     # results
@@ -417,6 +355,8 @@ class _Writer:
         for (r, block), last in sorted(self.last.items()):
             if last == at and not self._carried(r) and (r, block) not in together:
                 yield from self._store(r, block, "e", ["present"] * (not self.flat))
+            elif last == at and self._carried(r) and self.job.runs and not self._kept():
+                yield from self._store(r, block, "tl.cast(item, tl.int64)", ["(p == last - 1)"])
 
     def _together(self) -> list[tuple[int, int]]:
         """The blocks of results of an edge that are summed over channels by halves."""
@@ -455,7 +395,7 @@ class _Writer:
         policy = "" if self._carried(r) else ", cache_modifier='.cs'"
         yield from self._target_row("at", r, number, shared)
         for name in self._components(r, block):
-            value = self._summed(name, self._carried(r), shared)
+            value = self._summed(name, self._carried(r) and not self.job.runs, shared)
             yield f"tl.store({_address('at', place, _component(name))}, {value}{mask}{policy})"
 
     def _target_row(self, name: str, r: int, number: str, shared: bool) -> Iterator[str]:

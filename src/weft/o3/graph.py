@@ -22,6 +22,7 @@ from weft.core.op import compiling, unwatched
 from weft.core.segments import SLICE, Slices, cut, indptr_of, narrow, sort_rows
 from weft.core.transforms import below_transforms
 from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from weft.o3.runs import Runs, runs_of
 
 __all__ = [
     "FLAT",
@@ -56,6 +57,7 @@ class Tables(NamedTuple):
     x_edges: Tensor | None = None
     z_slices: Slices | None = None  # pieces of rows, None where no row is longer than SLICE
     x_slices: Slices | None = None
+    runs: Runs | None = None  # of many edges, if they are few
 
 
 class Graph:
@@ -160,11 +162,13 @@ def unpack(tensors: Sequence[Tensor], present: str, num_x: int, num_z: int, edge
     """The tables that `pack` took apart."""
     if not tensors:
         return Tables(num_x, num_z, edges)
-    src, dst, z_indptr, z_edges, x_indptr, x_edges, *slices = listed(present)((*tensors, None))
+    src, dst, z_indptr, z_edges, x_indptr, x_edges, *rest = listed(present)((*tensors, None))
     found = Tables(num_x, num_z, edges, src, dst, z_indptr, z_edges, x_indptr, x_edges)
     if "1" not in present[6:]:
         return found
-    return found._replace(z_slices=_slices(slices[:3]), x_slices=_slices(slices[3:]))
+    found = found._replace(z_slices=_slices(rest[:3]), x_slices=_slices(rest[3:6]))
+    runs = [part for part in rest[6:] if part is not None]
+    return found._replace(runs=Runs(*runs)) if runs else found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -229,17 +233,21 @@ def repeated(tables: Tables, times: int) -> Tables:
 
 def flat(tables: Tables) -> tuple[Tensor | None, ...]:
     """The tensors of tables by the names of FLAT."""
-    z, x = tables[9:]
-    return (*tables[3:9], *(_WHOLE if z is None else z[:3]), *(_WHOLE if x is None else x[:3]))
+    z, x, runs = tables[9:]
+    slices = (*(_WHOLE if z is None else z[:3]), *(_WHOLE if x is None else x[:3]))
+    return (*tables[3:9], *slices, *(_NO_RUNS if runs is None else runs))
 
 
 FLAT = (
     *("src", "dst", "z_indptr", "z_edges", "x_indptr", "x_edges"),
     *(f"{slot}_{name}" for slot in "zx" for name in ("pieces", "owner", "owners")),
+    *(f"runs_{name}" for name in Runs._fields),
 )
-"""Those of a graph, then of slices: indptr, owner and owner_indptr."""
+"""Those of a graph, then of slices: indptr, owner and owner_indptr; then of runs."""
 
 _WHOLE = (None, None, None)
+
+_NO_RUNS = (None,) * len(Runs._fields)
 
 
 def _slices(parts: Sequence[Tensor | None]) -> Slices | None:
@@ -298,11 +306,13 @@ def _with_facts(tables: Tables) -> Tables:
     facts = [(dst.diff() >= 0).all(), z_indptr.diff().max()]
     facts += [(src.diff() >= 0).all(), x_indptr.diff().max()]
     z_sorted, z_longest, x_sorted, x_longest = torch.stack([f.long() for f in facts]).tolist()
+    kernels = src.is_cuda and x_longest <= SLICE
     return tables._replace(
         z_edges=None if z_sorted else tables.z_edges,
         x_edges=None if x_sorted else tables.x_edges,
         z_slices=cut(z_indptr, SLICE) if z_longest > SLICE else None,
         x_slices=cut(x_indptr, SLICE) if x_longest > SLICE else None,
+        runs=runs_of(src, dst, tables.num_x, tables.num_z) if kernels else None,
     )
 
 

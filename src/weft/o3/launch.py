@@ -21,9 +21,10 @@ from weft.core.launcher import Kernel, Launches, Step, Tile, current_device, pro
 from weft.o3 import dialects, generator
 from weft.o3.contraction import Call
 from weft.o3.division import Division, Facts, Output, divide
-from weft.o3.generator import Job
 from weft.o3.graph import FLAT, Tables, flat
+from weft.o3.job import Job
 from weft.o3.rounds import Round, rounds
+from weft.o3.runs import Runs
 from weft.o3.structure import Structure
 from weft.o3.wigner import entries_3j
 
@@ -126,8 +127,8 @@ def _recipe(
 ) -> _Recipe:
     """What was settled for such a call, or is now."""
     like = tensors[0]
-    lists, z, x = flat(tables), tables.z_slices, tables.x_slices
-    pieces = (z and z.num_pieces, x and x.num_pieces)
+    lists, z, x, runs = flat(tables), *tables[9:]
+    pieces = (z and z.num_pieces, x and x.num_pieces, runs and runs.owner.shape)
     # tables that were traced are int64 however small their numbers: other machine code
     index = tables.src if tables.dst is None else tables.dst
     kinds = (*map(type, lists), index is not None and index.dtype)
@@ -193,7 +194,8 @@ def _facts(tables: Tables, shared: bool, dtype: torch.dtype) -> Facts:
     indexed, ordered, pieces = (
         "".join(slot for slot, found in present.items() if found[i] is not None) for i in range(3)
     )
-    return Facts(indexed, ordered, pieces, shared, dtype == torch.float64)
+    runs = tables.runs is not None
+    return Facts(indexed, ordered, pieces, shared, dtype == torch.float64, runs)
 
 
 # execution
@@ -333,7 +335,7 @@ def _kernel(job: Job, tables: Tables, lanes: int) -> tuple[Kernel, Callable[[int
     source = _source(job, gluon, "row" if short else "edges")
     function = printed("o3_product", source, generator.name(job))
     tile = Tile((job.tiling.block, job.tiling.edges, job.tiling.stages), job.tiling.warps, 1)
-    items = rows if job.segmented else -(-rows // job.tiling.edges)
+    items = -(-rows // job.tiling.edges) if job.runs or not job.segmented else rows
     numbers: tuple[int, ...] = (items, rows, lanes if job.looped else items)
     if job.divisible:
         span = min(EDGES * job.tiling.edges, max(1, tables.num_edges // max(1, rows)))
@@ -352,6 +354,9 @@ def _round_fold(shape: tuple[int, int]) -> tuple[Kernel, int]:
 
 def _lists(job: Job) -> Iterator[int]:
     """The tables that a kernel reads, by their places in FLAT."""
+    if job.runs:
+        yield from (FLAT.index(f"runs_{name}") for name in Runs._fields[:4])
+        return
     slot, index = job.owner, "src" if job.owner == "z" else "dst"
     wanted = {
         f"{slot}_pieces" if job.pieces else f"{slot}_indptr": job.segmented,
@@ -360,14 +365,16 @@ def _lists(job: Job) -> Iterator[int]:
         f"{slot}_edges": job.ordered,
         index: job.indexed,
     }
-    return (FLAT.index(name) for name, there in wanted.items() if there)
+    yield from (FLAT.index(name) for name, there in wanted.items() if there)
 
 
 _source = functools.lru_cache(maxsize=256)(dialects.printed)
 
 
 def _items(job: Job, tables: Tables) -> int:
-    """Rows, or pieces of rows, that the programs of a job own."""
+    """Rows, pieces of rows or runs that the programs of a job own."""
+    if job.runs and tables.runs is not None:
+        return tables.runs.owner.shape[0]
     slices = tables.z_slices if job.owner == "z" else tables.x_slices
     if slices is not None:
         return slices.num_pieces
@@ -402,6 +409,8 @@ def _made(
     count = shape[0]
     if output.rows == "lanes":
         walks, count = [(f"{slot} all", shape[0])], lanes
+    elif output.rows == "runs" and tables.runs is not None:
+        walks, count = [(f"{slot} runs", shape[0])], tables.runs.owner.shape[0]
     elif output.rows == "pieces" and slices is not None:
         walks, count = [(f"{slot} owners", shape[0])], slices.num_pieces
     elif output.rows == "edges":
@@ -443,6 +452,7 @@ def _walked(slot: str, what: str) -> tuple[int | None, ...]:
     names = {
         "columns": (),
         "all": (None, None),
+        "runs": ("runs_bounds", "runs_order"),
         "owners": (f"{slot}_owners", None),
         "pieces": (f"{slot}_pieces", f"{slot}_edges"),
         "rows": (f"{slot}_indptr", f"{slot}_edges"),

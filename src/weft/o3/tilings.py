@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from weft.o3.contraction import Call
-from weft.o3.generator import Job, Tiling
+from weft.o3.job import Job, Tiling
 from weft.o3.polynomial import entries
+from weft.o3.runs import BESIDE
 from weft.o3.structure import Path, Product
 
-__all__ = ["choose", "groups"]
+__all__ = ["WARP", "choose", "groups"]
 
 CARRIED = 72
 """Components that a thread with two channels sums over edges in a kernel that does nothing else."""
@@ -75,6 +76,8 @@ def groups(product: Product, call: Call, owner: str, wide: bool) -> list[tuple[i
 def choose(job: Job) -> Tiling:
     """How a job is laid out."""
     channels, slots = job.product.channels, {result.slot for result in job.call.results}
+    if job.runs:
+        return Tiling(2 * WARP if _pairs(job.product, job.wide, False) else WARP, BESIDE, BESIDE)
     alone = slots == {job.owner} and job.segmented
     stages = 3 if alone else 1
     if channels <= WARP:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from weft.o3.structure import Block, Path, Product, Structure
 from weft.testing.bounds import assert_within_bound
 from weft.testing.cases.suite import Suite
 from weft.testing.contract import Case
+from weft.testing.o3_workloads import ring_graph
 
 __all__ = ["GRAPHS", "STRUCTURES", "Edges", "make_case", "make_structure", "suite"]
 
@@ -292,6 +293,34 @@ def check_large_offsets(device: str) -> None:
         assert_within_bound(result, value, size, terms)
 
 
+def check_runs(device: str) -> None:
+    """Gradients of so many edges that kernels take those of near rows together are right."""
+    structure = make_structure([(64, 0), (64, 1)], [(1, 0), (1, 1)], layout="ir_mul", lmax=1)
+    src, dst = (t.to(device) for t in ring_graph(2048, 16))
+    graph = graph_of(src, dst, 2048, 2048)
+    assert (graph.tables.runs is None) == (src.device.type == "cpu")
+    wx, wy, wz, ww = structure.widths
+    generator = torch.Generator(device).manual_seed(0)
+    randn = functools.partial(torch.randn, device=device, generator=generator)
+    *given, g = (randn(n, w) for n, w in ((2048, wx), (len(src), wy), (len(src), ww), (2048, wz)))
+
+    def gradients(z: Callable[..., Tensor], leaves: list[Tensor], g: Tensor) -> Sequence[Tensor]:
+        leaves = [t.requires_grad_() for t in leaves]
+        return torch.autograd.grad(z(*leaves), leaves, g)
+
+    def exact(sign: Callable[[Tensor], Tensor]) -> Sequence[Tensor]:
+        z = functools.partial(
+            reference.channelwise_product, structure, src=src, dst=dst, num_nodes=2048, sign=sign
+        )
+        return gradients(z, [sign(t.double()) for t in given], sign(g.double()))
+
+    z = functools.partial(channelwise_product, structure, graph=graph)
+    found = gradients(z, [t.clone() for t in given], g)
+    values, sizes = exact(torch.positive), exact(torch.abs)
+    for result, value, size, terms in zip(found, values, sizes, (16 * 8, 64 * 8, 8), strict=True):
+        assert_within_bound(result, value, size, terms)
+
+
 def suite() -> Suite:
     """The channelwise products' part of `weft check`."""
     small = GRAPHS["unsorted"]
@@ -317,5 +346,5 @@ def suite() -> Suite:
         full,
         [make_case("small uvuv", STRUCTURES["uvuv"], few)],
         doors,
-        (check_large_offsets,),
+        (check_large_offsets, check_runs),
     )

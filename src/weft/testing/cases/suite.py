@@ -17,7 +17,7 @@ class Suite(NamedTuple):
     full: list[Case]  # every promise of a body: layouts, repeatability, subsets, index types
     small: list[Case]  # numerical gradients
     doors: list[Case]  # compile, export, transforms, ...
-    large: tuple[Callable[[str], None], ...]  # offsets past 2^31, on a GPU
+    large: tuple[Callable[[str], None], ...]  # offsets past 2^31, many edges: on a GPU
     single: Sequence[Case] = ()  # values and derivatives, in float32 alone
     backends: tuple[str, ...] = ("numba", "torch")  # of the CPU
     autocast: bool = True  # whether it computes in the low precision under autocast
