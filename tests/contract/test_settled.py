@@ -104,6 +104,70 @@ def test_the_second_call_gives_the_bits_of_the_first(door):
                 assert_same_bits(a, b, door.__name__)
 
 
+MIXED = [(0, 0, 0, "uvw", True), (1, 1, 0, "uvw", True), (0, 1, 1, "uvw", True)]
+ROWS = 6
+
+
+def rows(width, seed):
+    return torch.randn(ROWS, width, generator=torch.Generator().manual_seed(seed))
+
+
+def product(instructions, **options):
+    layer = o3.TensorProduct(*ITEMS[:3], instructions, **options)
+    own = () if layer.weight.numel() else (rows(layer.weight_numel, 2),)
+    return layer, (rows(8, 0), rows(4, 1), *own)
+
+
+def mixed_conv():
+    layer = o3.TensorProductConv(*ITEMS[:3], MIXED, internal_weights=True)
+    x, y, _, graph = given(layer)
+    return lambda x, y: layer(x, y, None, graph), (x, y)
+
+
+def linear(**options):
+    layer = o3.Linear("4x0e+3x1o", "2x0e+5x1o", **options)
+    return layer, (rows(13, 0),)
+
+
+def by_element():
+    layer, inputs = linear(num_elements=3)
+    element = torch.tensor([2, 0, 1, 1, 0, 2])
+    return lambda x: layer(x, element=element), inputs
+
+
+LAYERS = {
+    "shared": lambda: product(INSTRUCTIONS),
+    "own": lambda: product(INSTRUCTIONS, shared_weights=False),
+    "mixed": lambda: product(MIXED),
+    "mixed own": lambda: product(MIXED, shared_weights=False),
+    "mixed conv": mixed_conv,
+    "linear": linear,
+    "biases": lambda: linear(biases=True),
+    "by element": by_element,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_give_the_same_bits_again(name):
+    torch.manual_seed(0)
+    layer, inputs = LAYERS[name]()
+
+    def call():
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        z = layer(*leaves)
+        first = torch.autograd.grad(z.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        twice = torch.func.vmap(layer)(*(torch.stack([t, 2 * t]) for t in inputs))
+        return [z, *first, *second, twice]
+
+    before = call()
+    for _ in range(2):
+        for a, b in zip(call(), before, strict=True):
+            assert_same_bits(a, b, name)
+    with torch.no_grad():
+        assert_same_bits(layer(*inputs), before[0], name)
+
+
 def test_other_kinds_are_other_calls():
     conv = o3.TensorProductConv(*ITEMS)
     for dtype in (torch.float32, torch.float64):
@@ -154,6 +218,22 @@ def test_a_call_that_is_wrong_is_refused_after_one_that_is_right(place, wrong):
     with pytest.raises(WeftError) as before:
         o3.TensorProductConv(*ITEMS)(*tensors)
     assert str(after.value) == str(before.value)
+
+
+@pytest.mark.parametrize("elements", [None, 3])
+def test_a_linear_map_asks_again_for_what_it_takes(elements):
+    element = torch.tensor([2, 0, 1, 1, 0, 2])
+    layer, (x,) = linear(num_elements=elements)
+    right = {} if elements is None else {"element": element}
+    for _ in range(2):
+        layer(x, **right)
+    wrong = {"element": element} if elements is None else {}
+    for refused in (wrong, {**right, "bias": torch.zeros(2)}):
+        with pytest.raises(WeftError):
+            layer(x, **refused)
+    if elements is not None:
+        with pytest.raises(WeftError, match="element"):
+            layer(x, element=element.short())
 
 
 def test_compiled_after_eager():

@@ -34,7 +34,7 @@ class Kept(tuple[Any, ...]):
     """The rest of a call whose tensors are of kinds that are settled: what follows is kept here.
 
     Whoever makes one answers for it: wherever it comes along, tensors have the same shapes, dtypes
-    and devices, in any strides.
+    and devices, in any strides, and nobody writes to its tables.
 
     Args:
         rest: that of the call.
@@ -201,19 +201,20 @@ def _eager_door(op: ListOperator) -> Callable[..., Results]:
         # tables travel in one tuple: torch inspects every tensor argument at a price
         @staticmethod
         def forward(ctx: Any, rest: Rest, tables: Tensors, *floats: Tensor) -> Results:
-            tensors = (*floats, *tables)
-            results = op.forward(tensors, rest)
-            ctx.save_for_backward(*tensors, *op.rule.saved(results))
+            results = op.forward((*floats, *tables), rest)
+            # nobody writes to tables of calls that are kept: torch need not watch them
+            ctx.tables, tables = (tables, ()) if type(rest) is Kept else ((), tables)
+            ctx.save_for_backward(*floats, *tables, *op.rule.saved(results))
             ctx.set_materialize_grads(False)
-            ctx.rest, ctx.count, ctx.floats = rest, len(tensors), len(floats)
+            ctx.rest, ctx.count, ctx.floats = rest, len(floats) + len(tables), len(floats)
             return results
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             kept = ctx.saved_tensors
-            tensors, saved = kept[: ctx.count], kept[ctx.count :]
+            tensors, saved = (*kept[: ctx.count], *ctx.tables), kept[ctx.count :]
             needed = used(ctx, ctx.needs_input_grad[2:], tensors[: ctx.floats])
-            needed += (False,) * (ctx.count - ctx.floats)
+            needed += (False,) * (len(tensors) - ctx.floats)
             found = op.rule.gradients(op, tensors, ctx.rest, saved, grads, needed)
             return (None, None, *found[: ctx.floats])
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from weft.core.operands import same_kind
+from weft.core.settled import Settled, kinds
 from weft.errors import DTypeError, IndexRangeError, ShapeError
 from weft.o3.instructions import chosen
 from weft.o3.irreps import Irreps, IrrepsLike
@@ -115,6 +116,7 @@ class Linear(WeightedModule):
         self.irreps_in, self.layout, self.features = irreps, layout, features
         self.num_elements = num_elements
         self.backend = backend
+        self._settled: Settled[bool] = Settled()
         self.mixing = None if features else _mixing(found, irreps, out, layout)
         self._into = [
             [n for n, i in enumerate(found) if i.i_out == k and i.num_weights]
@@ -154,6 +156,9 @@ class Linear(WeightedModule):
         Returns:
             (…, D_out), or (…, f_out, D_out), in the inputs' dtype.
         """
+        z = self._again(x, weight, element) if bias is None else None
+        if z is not None:
+            return z
         check_rows("x", x, self.irreps_in, self)
         self._check_element(x, element)
         flat = self.checked_weight(weight)
@@ -178,8 +183,29 @@ class Linear(WeightedModule):
         if weight is None:
             return x.new_zeros(x.shape[0], self.irreps_out.dim)
         kernels = serves(self.mixing, x, True, self.backend)
-        kinds = kinds_of(element, self.num_elements)
-        return mix(self.mixing, x, weight, kinds, kernels=kernels)
+        self._settle((x, weight, element), kernels)
+        rows = kinds_of(element, self.num_elements)
+        return mix(self.mixing, x, weight, rows, kernels=kernels)
+
+    def _again(self, x: Tensor, weight: Any, element: Tensor | None) -> Tensor | None:
+        """The result of a call that is one operator, its kinds settled before; None for others."""
+        if weight is None:
+            weight = self.weight
+        known = kinds((x, weight) if element is None else (x, weight, element))
+        kernels = None if known is None else self._settled.get(known)
+        if kernels is None:
+            return None
+        assert self.mixing is not None
+        if element is None:
+            return mix(self.mixing, x, weight)
+        assert self.num_elements is not None
+        return mix(self.mixing, x, weight, kinds_of(element, self.num_elements), kernels=kernels)
+
+    def _settle(self, given: Sequence[Tensor], kernels: bool) -> None:
+        """Keep that a call like this was checked and is one operator, and whether of kernels."""
+        known = kinds(given)
+        if known is not None:
+            self._settled.keep(known, kernels)
 
     def _check_element(self, x: Tensor, element: Tensor | None) -> None:
         if (element is None) != (self.num_elements is None):
@@ -205,6 +231,8 @@ class Linear(WeightedModule):
     def _mapped(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """(…, D_out) of x (…, D); features, if there are any, in front of both."""
         if weight is not None and serves(self.mixing, x, self.shared_weights, self.backend):
+            if x.dim() == weight.dim() + 1 == 2 and bias is None:
+                self._settle((x, weight), True)
             return self._mixed(self.mixing, x, weight, bias)
         blocks, lead = split(x, self.irreps_in, self.layout), x.shape[:-1]
         if self.features:  # copies are those of every feature

@@ -169,6 +169,7 @@ def merged(mixing: Mixing, result: str) -> tuple[Group, ...]:
     return tuple(sorted(found, key=lambda group: -group.columns))
 
 
+@functools.lru_cache(maxsize=1024)
 def prepared(mixing: Mixing, result: str) -> int:
     """Numbers of all prepared weights, of one part."""
     return sum(group.block.copies * group.length for group in merged(mixing, result))
@@ -179,6 +180,7 @@ def weights(mixing: Mixing) -> int:
     return sum(mixing.t[path.t].copies * mixing.z[path.z].copies for path in mixing.paths)
 
 
+@functools.lru_cache(maxsize=1024)
 def uncovered(mixing: Mixing, result: str) -> bool:
     """Whether some numbers of a row of the result belong to no path."""
     if result == "w":

@@ -20,9 +20,16 @@ from weft.o3.graph import Graph
 from weft.o3.instructions import Operands, instructions_of
 from weft.o3.irreps import Irreps, IrrepsLike
 from weft.o3.layout import check_layout
+from weft.o3.mixing import mix, serves
+from weft.o3.mixing_plan import Mixing
 from weft.o3.operator import contraction, kept
+from weft.o3.structure import Structure
 
 __all__ = ["InstructedModule", "WeightedModule", "forget_e3nn_tables"]
+
+
+_OTHER = (None, None)
+"""Of calls whose kinds are not settled."""
 
 
 class Weighted(Protocol):
@@ -222,7 +229,7 @@ class InstructedModule(WeightedModule):
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
         self.layout, self.backend = layout, backend
         self.recipe = recipe_of(operands, found, layout, shared, backend)
-        self._settled: Settled[Kept] = Settled()
+        self._settled: Settled[tuple[Kept, Mixing | None]] = Settled()
 
     def again(
         self,
@@ -231,41 +238,54 @@ class InstructedModule(WeightedModule):
         weight: Any,
         graph: Graph | None = None,
     ) -> Tensor | None:
-        """The result of a call that is one operator, its kinds settled before; None for others."""
+        """The result of a call of few operators, its kinds settled before; None for others."""
         if weight is None and self.weight_numel:
             weight = self.weight
         given = (x, y) if weight is None else (x, y, weight)
         known = kinds(given)
         if known is None:
             return None
-        rest = self._settled.get((known, graph and graph.kind))
+        rest, mixing = self._settled.get((known, graph and graph.kind), _OTHER)
         if rest is None:
             return None
-        if weight is not None and self.shared_weights:
+        if mixing is not None:
+            given = (x, y)
+        elif weight is not None and self.shared_weights:
             given = (x, y, weight.unsqueeze(0))
-        return contraction(given if graph is None else (*given, *graph.packed), rest)[0]
+        z = contraction(given if graph is None else (*given, *graph.packed), rest)[0]
+        return z if mixing is None else mix(mixing, z, weight)
 
     def settle(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> None:
-        """Keep that a call like this, which was checked, is one operator, if it is."""
+        """Keep that a call like this, which was checked, is one or two operators, if it is."""
         known = kinds((x, y) if weight is None else (x, y, weight))
-        if known is None or not self._is_one_operator(x, y, graph):
+        if known is None or (graph is not None and graph.kind is None):
+            return
+        # on the CPU few rows are torch's own operations
+        alike = x.dim() == 2 and x.shape[:1] == y.shape[:-1] and (not x.is_cpu or interpreted())
+        structure, mixing = self._operators(x)
+        if structure is None or not (graph is not None or alike):
             return
         rows = x.shape[0]
         sizes = (rows, rows, rows) if graph is None else graph.tables[:3]
         present = "" if graph is None else graph.present
-        shared = weight is not None and self.shared_weights
-        text, call = self.recipe.parts.direct[0].text, FORWARD[weight is not None]
-        rest = kept(text, call, present, sizes, shared, self.backend)
-        self._settled.keep((known, graph and graph.kind), rest)
+        weighted = weight is not None and mixing is None
+        text, call = structure.text, FORWARD[weighted]
+        rest = kept(text, call, present, sizes, weighted and self.shared_weights, self.backend)
+        self._settled.keep((known, graph and graph.kind), (rest, mixing))
 
-    def _is_one_operator(self, x: Tensor, y: Tensor, graph: Graph | None) -> bool:
-        parts = self.recipe.parts
-        if len(parts.direct) != 1 or parts.mixed is not None or parts.dense:
-            return False
-        if graph is not None:
-            return graph.kind is not None
-        # on the CPU few rows are torch's own operations
-        return x.dim() == 2 and x.shape[:1] == y.shape[:-1] and (not x.is_cpu or interpreted())
+    def _operators(self, x: Tensor) -> tuple[Structure | None, Mixing | None]:
+        """The one operator that rows like these take, or with shared weights the two."""
+        direct, mixed, dense = (
+            self.recipe.parts.direct,
+            self.recipe.parts.mixed,
+            self.recipe.parts.dense,
+        )
+        if mixed is None and len(direct) == 1 and not dense:
+            return direct[0], None
+        if mixed is None or direct or dense or not self.shared_weights or not self.weight_numel:
+            return None, None
+        found = serves(mixed.mixing, x, True, self.backend)
+        return (mixed.structure, mixed.mixing) if found else (None, None)
 
     def __repr__(self) -> str:
         paths = sum(math.prod(instruction.path_shape) for instruction in self.instructions)
