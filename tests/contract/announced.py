@@ -48,7 +48,7 @@ def watch(
 
     replace(fingerprint, "state", lambda module: None)  # others import modules too
     replace(fingerprint, "as_loaded", {})
-    replace(launcher, "machine_code", machine_code)
+    replace(launcher, "_loaded", machine_code)
     replace(launcher, "_compile_in_threads", in_threads)
     replace(launcher, "_current_stream", lambda: 0)
     replace(launcher, "_made", set())

@@ -3,7 +3,7 @@
 Nothing runs on a GPU: machine code is a stub that notes its arguments.  Seen red with: a table of
 int64 where int32 stood for it, an order left out, a kernel that is not announced, the gradient of
 the input left out, absent tensors not told apart; before a map: its order not asked for, tiles that
-the map itself makes, gradients that nobody records; rows of int64 that are read late.
+the map itself makes, gradients that nobody records; rows of int64 that are read late; of a map: any kernel announced twice, or none.
 """
 
 import importlib
@@ -14,9 +14,10 @@ import torch
 import weft
 from tests.conftest import INTERPRETED
 from tests.contract.announced import watch
-from weft.voxels import kernel_map, launch, preparation
+from weft.voxels import coordinates, kernel_map, launch, map_launch, preparation
 from weft.voxels.convolution import compile_before, convolution
 from weft.voxels.epilogue import PLAIN, Epilogue
+from weft.voxels.flags import Flags
 from weft.voxels.geometry import geometry
 from weft.voxels.operator import turned
 
@@ -30,7 +31,8 @@ def seen(monkeypatch):
     recipes = (*made, launch._convolver, launch._differentiator)
     for recipe in recipes:
         recipe.cache_clear()
-    monkeypatch.setattr(launch, "_AHEAD", set())
+    for module in (launch, map_launch):
+        monkeypatch.setattr(module, "_AHEAD", set())
     yield watch(monkeypatch.setattr, frozenset({"N", "blocks", "panels"}))
     for recipe in recipes:
         recipe.cache_clear()
@@ -105,8 +107,7 @@ def test_a_layer_is_compiled_before_its_map_is_made(shuffled, recorded, channels
 @pytest.mark.parametrize(("dtype", "at_once"), [(torch.int32, 0), (torch.int64, 1)])
 def test_rows_wait_for_a_layer_unless_they_are_copied(dtype, at_once, seen, monkeypatch):
     """Who gave rows of another type may write there again."""
-    module = importlib.import_module("weft.voxels.coordinates")
-    monkeypatch.setattr(module, "kernels_serve", lambda device: True)
+    monkeypatch.setattr(coordinates, "kernels_serve", lambda device: True)
     feats, coords, *box = cloud(500, 4, False)
     tensor = weft.voxels.SparseTensor(feats, coords.to(dtype), *box)
     assert [made[0].__name__ for made in seen[1]] == ["pack_kernel"] * at_once
@@ -114,9 +115,29 @@ def test_rows_wait_for_a_layer_unless_they_are_copied(dtype, at_once, seen, monk
     assert len(seen[1]) == 1
 
 
+@pytest.mark.parametrize("count", [500, 20_000, 200_000])
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("kernel", [3, 2, 5])
+def test_a_map_is_compiled_at_once(kernel, dtype, shuffled, count, seen, monkeypatch):
+    """Keys, order, search and tiles; but rows that descend are known to when keys are there."""
+    announced, compiled = seen
+    for name in ("coordinates", "kernel_map"):
+        module = importlib.import_module(f"weft.voxels.{name}")
+        monkeypatch.setattr(module, "kernels_serve", lambda device: True)
+    monkeypatch.setattr(coordinates, "_box", coordinates._box.__wrapped__)
+    monkeypatch.setattr(Flags, "read", lambda flags: [False, shuffled, False, False])
+    feats, coords, *box = cloud(count, 1, shuffled)
+    tensor = weft.voxels.SparseTensor(feats, coords.to(dtype), *box)
+    kernel_map(tensor, kernel)
+    missing = {made[0].__name__ for made in compiled if made not in announced}
+    assert missing <= ({"pack_kernel"} if dtype == torch.int64 else set())
+    assert all(made in compiled for made in announced)
+
+
 def cloud(count, channels, shuffled):
     """Features and voxels of a box of 64³, of which all is known that a map needs."""
-    place = torch.arange(count) * 13
+    place = torch.arange(count) * 64**3 // count
     coords = torch.stack([place * 0, place // 4096, place // 64 % 64, place % 64], 1).int()
     if shuffled:
         coords = coords.flip(0)

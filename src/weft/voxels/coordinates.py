@@ -15,10 +15,11 @@ from torch import Tensor
 
 from weft.core.transforms import below_transforms
 from weft.errors import DTypeError, IndexRangeError, ShapeError
+from weft.voxels.flags import Flags
 from weft.voxels.packing import Packing, kernels_serve, rank
 
 if TYPE_CHECKING:
-    from weft.voxels.map_launch import Flags
+    from weft.voxels.geometry import Geometry
 
 __all__ = ["Coordinates"]
 
@@ -195,7 +196,7 @@ class Coordinates:
         if len(keys) and kernels_serve(keys.device.type):
             from weft.voxels import map_launch
 
-            flags = self._flags = self._flags or map_launch.Flags(keys.device)
+            flags = self._flags = self._flags or Flags(keys.device)
             keys, order, self.cells = map_launch.ascending(keys, self.packing.sizes, flags)
             flags.written()
             return keys, order
@@ -276,6 +277,15 @@ class Coordinates:
         """
         if self._given is not None and self._flags is None:
             self._keys, self._flags = _packed(self._given, self.packing)
+
+    def compile_ahead(self, shape: Geometry) -> None:
+        """Begin to compile what a submanifold map calls, the keys of given rows included."""
+        from weft.voxels import map_launch
+
+        packing = self.packing
+        packed = self._given is None or self._flags is not None
+        box = packing.lows, packing.sizes
+        map_launch.compile_ahead(self._rows, packed, self._ascends, box, packing.dtype, shape)
 
     def _survey(self, rows: Tensor) -> None:
         """Read the columns' bounds and whether rows ascend; raise if they are out of range."""
@@ -371,7 +381,7 @@ def _packed(rows: Tensor, packing: Packing) -> tuple[Tensor, Flags]:
     """The keys of rows in a box from 0 on, and what the kernel will have found."""
     from weft.voxels import map_launch
 
-    rows, flags = rows.contiguous(), map_launch.Flags(rows.device)
+    rows, flags = rows.contiguous(), Flags(rows.device)
     keys = map_launch.pack(rows, packing.lows, packing.sizes, packing.dtype, flags)
     flags.written()
     return keys, flags

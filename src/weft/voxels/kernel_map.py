@@ -250,6 +250,7 @@ def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> Tables:
     from weft.voxels import map_launch
 
     box = inputs.packing.lows, inputs.packing.sizes
+    inputs.compile_ahead(shape)
     return *map_launch.submanifold(*inputs.unchecked(), inputs.cells, *box, shape), None
 
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.core.launcher import Call, Tile, compile_together, current_device
+from weft.voxels.flags import Flags
 from weft.voxels.geometry import Geometry
 from weft.voxels.preparation import calls_for_tiles, kernel_for, tiles_of
 
 __all__ = [
     "WALK",
-    "Flags",
     "ascending",
+    "compile_ahead",
     "pack",
     "resample",
     "submanifold",
@@ -96,74 +96,6 @@ class _Axis(NamedTuple):
         return cls(stride, padding, dilation, kernel, common, inverse, period, places)
 
 
-class Flags:
-    """Truths that kernels write into the host's memory: once they have run, nothing is copied.
-
-    Whether rows are outside of their box, whether they descend, whether sorted keys repeat.  The
-    places are parts of one piece of memory that stays, since a kernel may write late: one that was
-    waited for is the next to be taken, another the last.
-    """
-
-    WIDTH, MANY = 4, 256
-    _free: ClassVar[dict[torch.device, deque[_Place]]] = {}
-
-    def __init__(self, device: torch.device) -> None:
-        free = self._free.setdefault(device, deque())
-        if not free:
-            on_gpu = device.type == "cuda"
-            shape = self.MANY, self.WIDTH
-            memory = torch.zeros(shape, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
-            free.extend(_Place(row, device) for row in memory)
-        self._place = free.pop()
-        self._place.wait()
-        self._place.seen.fill(0)
-
-    @property
-    def tensor(self) -> Tensor:
-        """Where kernels write them."""
-        return self._place.tensor
-
-    def written(self) -> None:
-        """What is launched by now will have written them."""
-        self._place.record()
-
-    def read(self) -> list[bool]:
-        """What they are; the host waits for the kernels that write them, not for later ones."""
-        self._place.wait()
-        return [flag != 0 for flag in self._place.seen.tolist()]
-
-    def __del__(self) -> None:
-        free = self._free[self._place.device]
-        (free.append if self._place.waited else free.appendleft)(self._place)
-
-
-class _Place:
-    """Memory of flags that the GPU and the host see, and when it is written."""
-
-    __slots__ = ("_event", "device", "seen", "tensor", "waited")
-
-    def __init__(self, tensor: Tensor, device: torch.device) -> None:
-        self.tensor, self.seen, self.device, self.waited = tensor, tensor.numpy(), device, True
-        self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def record(self) -> None:
-        if self._event is not None:
-            handle = torch._C._cuda_getCurrentRawStream(self.device.index)
-            self._event.record(_stream(self.device, handle))
-        self.waited = False
-
-    def wait(self) -> None:
-        if not self.waited and self._event is not None:
-            self._event.synchronize()
-        self.waited = True
-
-
-@functools.lru_cache(maxsize=64)
-def _stream(device: torch.device, handle: int) -> torch.cuda.Stream:
-    """The current stream of a device, whose handle is known: torch takes longer to make one."""
-    return torch.cuda.current_stream(device)
-
-
 def survey(rows: Tensor) -> tuple[tuple[Numbers, Numbers], bool]:
     """The lowest and highest value of each column, and whether the rows ascend: one read."""
     count, columns = rows.shape
@@ -189,12 +121,20 @@ def pack(
 
     With flags, rows may be of any integer type; the key of one outside of the box is −1.
     """
-    count, columns = rows.shape
+    count = len(rows)
     keys = rows.new_empty(count, dtype=dtype)
-    box = lows[0], *_front(lows[1:], 0), sizes[0], *_front(sizes[1:], 1)
-    operands = [rows, keys, None if flags is None else flags.tensor]
-    _launch("map_kernels.pack_kernel", -(-count // ROWS), operands, (count, *box), (columns,), PACK)
+    call = _packer(rows, keys, None if flags is None else flags.tensor, lows, sizes)
+    with current_device(rows):
+        call.kernel(-(-count // ROWS), call.tensors, call.free)
     return keys
+
+
+def _packer(
+    rows: Tensor, keys: Tensor, flags: Tensor | None, lows: Numbers, sizes: Numbers
+) -> Call:
+    box = lows[0], *_front(lows[1:], 0), sizes[0], *_front(sizes[1:], 1)
+    constants = (rows.shape[1],)
+    return _call("map_kernels.pack_kernel", [rows, keys, flags], (len(rows), *box), constants, PACK)
 
 
 def ascending(keys: Tensor, sizes: Numbers, flags: Flags) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -270,17 +210,19 @@ def submanifold(
         tiles_of(table, order, parts)
     if shape.symmetric:
         return table, None
-    # what reads q at offset k is q − offset: the kernel mirrored, with its places reversed
+    return table, _search(voxels, lows, sizes, shape, _reversed(shape), mirrored=True)[0]
+
+
+def _reversed(shape: Geometry) -> Numbers:
+    """Where a kernel begins whose places are reversed: who reads q at offset k is q − offset."""
     ends = zip(shape.kernel_size, shape.dilation, shape.begin, strict=True)
-    begin = tuple((k - 1) * d - b for k, d, b in ends)
-    return table, _search(voxels, lows, sizes, shape, begin, mirrored=True)[0]
+    return tuple((k - 1) * d - b for k, d, b in ends)
 
 
 def _marked(keys: Tensor, words: Tensor | None, sizes: Numbers, shape: Geometry) -> Tensor | None:
     """The words of a box's cells, see `cell_kernels`; None: it is too wide, or the voxels few."""
     count, cells = keys.shape[0], math.prod(sizes)
-    reach = (k * d for k, d in zip(shape.kernel_size, shape.dilation, strict=True))
-    if not _crowded(count, cells) or max(*sizes, *reach) > SIDE:
+    if not _is_marked(count, sizes, shape):
         return None
     if words is not None:
         return words
@@ -288,6 +230,61 @@ def _marked(keys: Tensor, words: Tensor | None, sizes: Numbers, shape: Geometry)
     programs = -(-count // MARK.blocks[0])
     _launch("cell_kernels.mark_kernel", programs, [keys, words], (count,), (), MARK)
     return words
+
+
+def _is_marked(count: int, sizes: Numbers, shape: Geometry) -> bool:
+    """Whether neighbours of so many voxels in a box are looked up, not searched."""
+    reach = (k * d for k, d in zip(shape.kernel_size, shape.dilation, strict=True))
+    return _crowded(count, math.prod(sizes)) and max(*sizes, *reach) <= SIDE
+
+
+_AHEAD: set[tuple[Any, ...]] = set()
+"""Kinds of maps that `compile_ahead` has seen."""
+
+
+def compile_ahead(
+    rows: Tensor,
+    packed: bool,
+    ordered: bool,
+    box: tuple[Numbers, Numbers],
+    dtype: torch.dtype,
+    shape: Geometry,
+) -> None:
+    """Begin to compile what a submanifold map of rows calls, where it is of a new kind.
+
+    Else its keys and its search are compiled one after the other.
+
+    Args:
+        rows: (N, 1 + d) int32.
+        packed: whether there are keys already.
+        ordered: whether they are thought to ascend.
+        box: the lowest values of the columns, and how many there are.
+        dtype: of the keys.
+        shape: the geometry.
+    """
+    marked = _is_marked(len(rows), box[1], shape)
+    kind = (rows.device, rows.shape[1], packed, ordered, dtype, shape, marked)
+    if kind in _AHEAD:
+        return
+    _AHEAD.add(kind)
+    keys, words = rows.new_empty(1, dtype=dtype), rows.new_empty(1, dtype=torch.int64)
+    table = rows.new_empty(1).expand(shape.num_offsets, len(rows))
+    order = None if ordered else table[0]
+    given = keys, order, rows, words if marked else None, table
+    found = _searcher(len(rows), dtype, marked, box, shape, shape.begin, mirrored=False)
+    calls = [] if packed else [_packer(rows, keys, table, *box)]
+    calls.append(found.call(*given, table if found.parts else None))
+    calls += calls_for_tiles(table, order, found.parts)
+    if not shape.symmetric:
+        end = _searcher(len(rows), dtype, marked, box, shape, _reversed(shape), mirrored=True)
+        calls.append(end.call(*given, None))
+    if marked and ordered:
+        calls.append(_call("cell_kernels.mark_kernel", [keys, words], (len(rows),), (), MARK))
+    if not (ordered or marked):
+        settled = [keys, words, table, table]
+        calls.append(_call("map_kernels.settle_kernel", settled, (len(rows),), (), PACK))
+    with current_device(rows):
+        compile_together(calls)
 
 
 def _search(
@@ -300,29 +297,72 @@ def _search(
 ) -> tuple[Tensor, Tensor | None]:
     """(a table, what its tiles can be made of: see `tiles_of`)"""
     keys, order, rows, words = voxels
-    count = keys.shape[0]
-    half = shape.symmetric and words is None and count >= MANY_SEARCHED
-    plan = _plan(shape, begin, keys.dtype, SEARCH, mirrored, half)
-    tiles = plan.tiles if words is None else 1
-    table = rows.new_empty((plan.counts[0], count), dtype=torch.int32)
-    if half:
-        table[: plan.counts[0] // 2].fill_(-1)
-    told = plan.counts[0] <= BITS and not half and not mirrored
-    parts = table.new_empty((tiles, count)) if told else None
-    box = (*_front(lows[1:], 0), *_front(sizes[1:], 1))
-    counts = plan.counts
-    if words is None:
-        kernel, tile, constants = "map_kernels.search_kernel", plan.tile, plan.constants
-        operands = [keys, order, rows, table, parts]
-    else:
-        kernel, tile = "cell_kernels.look_kernel", LOOK
-        constants, counts = (plan.constants[0], *plan.constants[2:5]), counts[:1]
-        operands = [keys, order, rows, words, table, parts]
-    programs = -(-count // tile.blocks[-1]) * tiles
-    left = 0 if parts is None else tiles
-    later = None if mirrored else functools.partial(calls_for_tiles, table, order, left)
-    _launch(kernel, programs, operands, (count, *counts, *box, *plan.axes), constants, tile, later)
+    count, marked = len(rows), words is not None
+    found = _searcher(count, keys.dtype, marked, (lows, sizes), shape, begin, mirrored)
+    table = rows.new_empty((shape.num_offsets, count), dtype=torch.int32)
+    if found.half:
+        table[: shape.num_offsets // 2].fill_(-1)
+    parts = table.new_empty((found.parts, count)) if found.parts else None
+    call = found.call(keys, order, rows, words, table, parts)
+    with current_device(table):
+        if not mirrored and not call.kernel.compiled:
+            compile_together([call, *calls_for_tiles(table, order, found.parts)])
+        call.kernel(found.programs, call.tensors, call.free)
     return table, parts
+
+
+class _Searcher(NamedTuple):
+    """A kernel that finds neighbours, and what it is called with beside tensors.
+
+    Args:
+        half: whether it searches for half of the offsets alone.
+        parts: rows of the masks' parts that it leaves; 0: none.
+    """
+
+    name: str
+    programs: int
+    numbers: Numbers
+    constants: tuple[Any, ...]
+    tile: Tile
+    half: bool
+    parts: int
+
+    def call(
+        self,
+        keys: Tensor,
+        order: Tensor | None,
+        rows: Tensor,
+        words: Tensor | None,
+        table: Tensor,
+        parts: Tensor | None,
+    ) -> Call:
+        """Its call for such tensors."""
+        operands = [keys, order, rows, *([] if words is None else [words]), table, parts]
+        return _call(self.name, operands, self.numbers, self.constants, self.tile)
+
+
+def _searcher(
+    count: int,
+    dtype: torch.dtype,
+    marked: bool,
+    box: tuple[Numbers, Numbers],
+    shape: Geometry,
+    begin: Numbers,
+    mirrored: bool,
+) -> _Searcher:
+    """For so many voxels with keys of a dtype, in a box of lows and sizes, perhaps with words."""
+    half = shape.symmetric and not marked and count >= MANY_SEARCHED
+    plan = _plan(shape, begin, dtype, SEARCH, mirrored, half)
+    name, tile, tiles = "map_kernels.search_kernel", plan.tile, plan.tiles
+    counts, constants = plan.counts, plan.constants
+    if marked:
+        name, tile, tiles = "cell_kernels.look_kernel", LOOK, 1
+        counts, constants = counts[:1], (constants[0], *constants[2:5])
+    lows, sizes = box
+    numbers = (count, *counts, *_front(lows[1:], 0), *_front(sizes[1:], 1), *plan.axes)
+    programs = -(-count // tile.blocks[-1]) * tiles
+    told = plan.counts[0] <= BITS and not half and not mirrored
+    return _Searcher(name, programs, numbers, constants, tile, half, tiles if told else 0)
 
 
 class _Plan(NamedTuple):
@@ -423,15 +463,11 @@ def _launch(
     numbers: Numbers,
     constants: tuple[Any, ...],
     tile: Tile,
-    later: Callable[[], list[Call]] | None = None,
 ) -> None:
-    """What is called later is compiled with it."""
     call = _call(function, operands, numbers, constants, tile)
     first = operands[0]
     assert first is not None
     with current_device(first):
-        if later is not None and not call.kernel.compiled:
-            compile_together([call, *later()])
         call.kernel(programs, operands, numbers)
 
 
