@@ -3,7 +3,8 @@
 Nothing runs on a GPU: machine code is a stub that notes its arguments.  Seen red with: a table of
 int64 where int32 stood for it, an order left out, a kernel that is not announced, the gradient of
 the input left out, absent tensors not told apart; before a map: its order not asked for, tiles that
-the map itself makes, gradients that nobody records; rows of int64 that are read late; of a map: any kernel announced twice, or none.
+the map itself makes, gradients that nobody records; rows of int64 that are read late; of a map:
+keys that are there already, an order or words left out.
 """
 
 import importlib
