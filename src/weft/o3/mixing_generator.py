@@ -94,7 +94,7 @@ def prepare_source(mixing: Mixing, result: str, parts: int, kinds: int | None = 
 def outer_source(mixing: Mixing, parts: int, kinds: int | None = None) -> str:
     """Parts of the weights' gradient: t times z, over some rows each; block of z after block.
 
-    Every kind may end in a part that is not full.
+    A part has CHUNK components.  Every kind may end in a part that is not full.
     """
     lines, begin = list[str](), 0
     numbers = weights(mixing)
@@ -103,15 +103,15 @@ def outer_source(mixing: Mixing, parts: int, kinds: int | None = None) -> str:
         for run in group.runs:
             t = run.block
             tiles = f"tl.cdiv({t.copies}, BLOCK_M) * tl.cdiv({z.copies}, BLOCK_N)"
-            code = [f"part = tile // ({tiles})"]
+            code = [f"part, chunk = tile // ({tiles}), CHUNK // {c}"]
             if kinds is None:
-                rows = f"None, part * CHUNK, tl.minimum(part * CHUNK + CHUNK, R * {c})"
-                size = f"tl.cdiv(R * {c}, CHUNK) * {tiles}"
+                rows = "None, part * chunk, tl.minimum(part * chunk + chunk, R)"
+                size = f"tl.cdiv(R, CHUNK // {c}) * {tiles}"
             else:
-                rows = "order_ptr, first_r, last_r"
-                size = f"(tl.cdiv(R * {c}, CHUNK) + {kinds}) * {tiles}"
+                rows = "order_ptr, first_row, last_row"
+                size = f"(tl.cdiv(R, CHUNK // {c}) + {kinds}) * {tiles}"
                 code.append(
-                    f"_, first_r, last_r = piece(part, starts_ptr, CHUNK, {c}, {_sides(kinds)})"
+                    f"_, first_row, last_row = piece(part, starts_ptr, chunk, 1, {_sides(kinds)})"
                 )
             code.append(
                 f"outer(t_ptr + {t.offset}, z_ptr + {z.offset}, "
@@ -140,13 +140,11 @@ def fold_source(mixing: Mixing, kinds: int | None = None) -> str:
             count = mixing.t[path.t].copies * n
             tiles = f"tl.cdiv({count}, BLOCK)"
             code = _of_kind(kinds, tiles, {"w_ptr": mixing.width("w")})
-            some = f"0, tl.cdiv(R * {z.components}, CHUNK)"
+            chunk = f"CHUNK // {z.components}"
+            some = f"0, tl.cdiv(R, {chunk})"
             if kinds is not None:
                 some = "first, last"
-                code.append(
-                    f"first, last = pieces(kind, starts_ptr, CHUNK, {z.components}, "
-                    f"{_sides(kinds)})"
-                )
+                code.append(f"first, last = pieces(kind, starts_ptr, {chunk}, 1, {_sides(kinds)})")
             code.append(
                 f"fold(part_ptr + {begin + column * z.copies + row}, own_w_ptr + {path.weight}, "
                 f"{some}, own, {numbers}, {count}, {n}, {z.copies}, {path.factor!r}, "

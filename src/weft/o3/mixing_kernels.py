@@ -156,26 +156,34 @@ def prepare(
 
 @triton.jit
 def outer(
-    t_ptr, z_ptr, part_ptr, order_ptr, first_r, last_r, part, tile,
+    t_ptr, z_ptr, part_ptr, order_ptr, first_row, last_row, part, tile,
     NUMBERS: tl.constexpr, C: tl.constexpr,
     T_WIDTH: tl.constexpr, T_STEP: tl.constexpr, T_COPY: tl.constexpr, U: tl.constexpr,
     Z_WIDTH: tl.constexpr, Z_STEP: tl.constexpr, Z_COPY: tl.constexpr, N: tl.constexpr,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """part[u, n] = Σ_r t[r, u] z[r, n] over some rows r of components; parts are NUMBERS apart."""
+    """part[u, n] = Σ_r t[r, u] z[r, n], components r of some rows; parts are NUMBERS apart."""
     ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     TILES: tl.constexpr = (U + BLOCK_M - 1) // BLOCK_M * ACROSS
     u = tile % TILES // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(first_r, last_r, BLOCK_K):
-        r = first + tl.arange(0, BLOCK_K)
-        begin_t, live = _places(r, last_r, order_ptr, C, T_WIDTH, T_STEP)
-        begin_z, live = _places(r, last_r, order_ptr, C, Z_WIDTH, Z_STEP)
-        at_t = t_ptr + begin_t[:, None] + (u * T_COPY)[None, :]
-        at_z = z_ptr + begin_z[:, None] + (n * Z_COPY)[None, :]
-        t = tl.load(at_t, mask=live[:, None] & (u < U)[None, :], other=0.0).T
-        z = tl.load(at_z, mask=live[:, None] & (n < N)[None, :], other=0.0)
+    # component after component of the same rows: one division for all of them
+    for step in range(tl.cdiv(last_row - first_row, BLOCK_K) * C):
+        row = first_row + step // C * BLOCK_K + tl.arange(0, BLOCK_K)
+        live = row < last_row
+        if order_ptr is not None:
+            row = tl.load(order_ptr + row, mask=live, other=0)
+        row = row.to(tl.int64)[:, None]
+        at_t = t_ptr + step % C * T_STEP + row * T_WIDTH + (u * T_COPY)[None, :]
+        at_z = z_ptr + step % C * Z_STEP + row * Z_WIDTH + (n * Z_COPY)[None, :]
+        here, there = live[:, None], live[:, None]
+        if U % BLOCK_M != 0:
+            here = here & (u < U)[None, :]
+        if N % BLOCK_N != 0:
+            there = there & (n < N)[None, :]
+        t = tl.load(at_t, mask=here, other=0.0).T
+        z = tl.load(at_z, mask=there, other=0.0)
         if PARTS == 0:
             acc = tl.dot(t, z, acc)
         elif PARTS == 1:

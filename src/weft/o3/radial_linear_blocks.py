@@ -105,12 +105,12 @@ def _on_block(
         products = [_product(result, a, b, kernels) for a, b in pairs]
         return functools.reduce(torch.Tensor.add_, products) if products else None
 
-    formed = [total("z", ((values[h], values[a]) for h, a in pairs)) for pairs in plan.formed]
+    formed = [_formed([(values[h], values[a]) for h, a in pairs], kernels) for pairs in plan.formed]
     given = [values[t] for t in plan.given]
     found = contract(
         structure.text,
         str(plan.inner),
-        [*given, *(w for w in formed if w is not None)],
+        [*given, *formed],
         block.packed,
         block.present,
         block.sizes,
@@ -128,14 +128,24 @@ def _on_block(
     return results
 
 
+def _formed(pairs: Sequence[tuple[Tensor, Tensor]], kernels: bool) -> Tensor:
+    """Σ h A, by one product: sums of weights of all edges would be read and written again."""
+    if len(pairs) == 1:
+        return _product("z", *pairs[0], kernels)
+    rows, matrices = zip(*pairs, strict=True)
+    return _product("z", torch.cat(rows, 1), torch.cat(matrices), kernels)
+
+
 def _product(result: str, a: Tensor, b: Tensor, kernels: bool) -> Tensor:
-    """z = t w, t = z w^T or w = t^T z of the two others; the first two by kernels in 3xTF32."""
-    if result == "w":
-        return a.t() @ b
-    if not kernels or a.shape[1] < SHORT:
-        return a @ (b.t() if result == "t" else b)
+    """z = t w, t = z w^T or w = t^T z of the two others; by kernels in 3xTF32."""
+    if not kernels or a.shape[result != "w"] < SHORT:
+        left = a.t() if result == "w" else a
+        return left @ (b.t() if result == "t" else b)
     from weft.o3 import mixing_launch
 
+    if result == "w":
+        shape = a.shape[1], b.shape[1]
+        return mixing_launch.run(_matrix(*shape), result, a, b, True).view(shape)
     return mixing_launch.run(_matrix(*b.shape), result, a, b.flatten(), True)
 
 
