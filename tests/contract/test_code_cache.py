@@ -3,7 +3,8 @@
 A GPU that is not here stands in: Triton compiles for it, a stub of the driver is given the code.
 Seen red with: checksums that nobody looks at, a file that is read under another's key, files
 written where others read; code that is deleted though it was read, or never, or at once; modules
-that threads run, a text that changes while it is compiled, kernels compiled ahead that are on disk.
+that threads run, a text that changes while it is compiled, kernels compiled ahead that are on disk,
+gradients whose kernels wait for each other.
 """
 
 import os
@@ -17,9 +18,11 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import HELPERS, a_process, printed, save
-from weft.core import code_cache, compiler, files, fingerprint, generated, machine
+from weft.core import code_cache, compiler, files, fingerprint, generated, launcher, machine
 from weft.core.launcher import Call, Kernel, Tile, compile_together
-from weft.reductions import gaussians, launch
+from weft.reductions import gaussians, launch, operator
+from weft.reductions.formula import node, var
+from weft.reductions.reduction import reduce
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -183,6 +186,27 @@ def test_modules_are_run_by_the_thread_that_calls(driver, monkeypatch):
         kernel(1, tensors)  # nothing goes on behind
 
 
+def test_kernels_of_gradients_are_compiled_side_by_side(driver, monkeypatch):
+    """Those of both axes are begun before the first of them is launched."""
+    monkeypatch.setattr(operator, "choose", lambda backend, device: "triton")
+    for module in (gaussians, launch):
+        monkeypatch.setattr(module, "processors", lambda device: 132)
+    before, begin = [], launcher.begin
+    distance = node("sqdist", var(0, 3, 0), var(1, 3, 1)) * 0.7301  # of this test alone
+    x, y = (torch.zeros(n, 3, requires_grad=True) for n in (300, 5000))
+    out = reduce("Sum", node("exp", -distance), [x, y], 1)
+    launched = len(driver.launched)
+
+    def noted(kernel, *given):
+        before.append((kernel.__name__, len(driver.launched)))
+        return begin(kernel, *given)
+
+    monkeypatch.setattr(launcher, "begin", noted)
+    torch.autograd.grad(out, (x, y), torch.ones(300, 1))
+    assert before.count(("sums_kernel", launched)) == 2
+    assert {count for _, count in before} == {launched}
+
+
 def test_code_is_not_stored_where_a_text_changes_meanwhile(driver, monkeypatch, asked):
     walk = compiler.walk
 
@@ -207,7 +231,9 @@ def test_code_that_only_triton_can_launch_is_not_stored(driver, monkeypatch, ask
 
 CALL = """
 import torch
-from weft.reductions import gaussians, launch
+from weft.reductions import gaussians, launch, operator
+from weft.reductions.formula import node, var
+from weft.reductions.reduction import reduce
 from weft.reductions.formula import node, var
 from weft.reductions.ranges import Options, Sizes
 distance = node("sqdist", var(0, 3, 0), var(1, 3, 1))

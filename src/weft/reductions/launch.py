@@ -6,25 +6,14 @@ Tiles follow from how many values a pair needs in registers: nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.core.generated import printed, written
-from weft.core.launcher import (
-    Call,
-    Launcher,
-    Launches,
-    Queued,
-    Step,
-    Tile,
-    compile_together,
-    current_device,
-    launch_all,
-    processors,
-)
+from weft.core.launcher import Launcher, Queued, Tile, current_device, launch_all, processors
 from weft.errors import BackendError
 from weft.reductions import gaussians, generator, inner, neighbours
 from weft.reductions.evaluate import evaluate
@@ -37,7 +26,19 @@ from weft.reductions.storage import Stored, in_blocks, put_together, stored
 from weft.reductions.tasks import Tasks, tasks
 from weft.reductions.tiles import BLOCK, kept, tile
 
-__all__ = ["prepared", "serves", "shifted", "smallest", "source", "sums", "tile"]
+__all__ = [
+    "Recipe",
+    "Values",
+    "execute",
+    "number",
+    "recipe_of",
+    "serves",
+    "shifted",
+    "smallest",
+    "source",
+    "sums",
+    "tile",
+]
 
 MOST = 1024
 """Scalar terms of a formula that registers and compilers bear."""
@@ -95,7 +96,7 @@ def shifted(
 ) -> tuple[Tensor, Tensor]:
     """m = max_j f and Σ_j exp(f − m) w, (B, M, 1) and (B, M, w.dim); −∞ and 0 for nothing."""
     like = next(iter(values.values()))
-    dtype = _number(_wide(like, options))
+    dtype = number(wide(like, options))
     found = []
     for part in parts(w):
         top = _filled(like, (sizes.batch, sizes.rows, 1), float("-inf"), sizes, blocks, dtype)
@@ -199,7 +200,7 @@ class _Step(NamedTuple):
     merge: Launcher | None = None
 
 
-class _Recipe(NamedTuple):
+class Recipe(NamedTuple):
     """The steps of a call, and the data that they take.
 
     Args:
@@ -222,61 +223,8 @@ class _Recipe(NamedTuple):
     size: int
 
 
-_recipes: dict[Any, _Recipe] = {}
+_recipes: dict[Any, Recipe] = {}
 MOST_RECIPES = 4096
-
-
-def prepared(
-    kind: str, formulas: tuple[Node, ...], values: Values, sizes: Sizes, options: Options
-) -> Callable[[Sequence[Tensor]], list[Tensor]] | None:
-    """`sums` or `shifted` of all pairs, for contiguous values of the kinds of these.
-
-    None where one recipe is not enough: for parts, products on tensor cores, nothing to sum.
-    """
-    summed = formulas[-1]
-    there = sizes.batch and sizes.rows and sizes.columns
-    if not there or len(parts(summed)) > 1 or gaussians.may_serve(values, sizes, None, options):
-        return None
-    like = next(iter(values.values()))
-    dtype = like.dtype if kind == "sums" else _number(_wide(like, options))
-    widths = (summed.dim,) if kind == "sums" else (1, summed.dim)
-    shapes = [((sizes.batch, sizes.rows, width), dtype) for width in widths]
-    recipe = _recipe(kind, formulas, 0, values, sizes, None, options, like.device)
-    settled = recipe.as_given and not recipe.blocks
-    launches, partials = _side_by_side(recipe, len(values), len(shapes)) if settled else (None, [])
-
-    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-        like = tensors[0]
-        results = [like.new_empty(shape, dtype=dtype) for shape, dtype in shapes]
-        with current_device(like):
-            if launches is None:
-                _execute(recipe, dict(enumerate(tensors)), results)
-                return results
-            made = [like.new_empty(shape, dtype=dtype) for shape, dtype in partials]
-            every = (*tensors, *results, *made)
-            if not launches.steps[0].kernel.compiled:
-                calls = [Call(s.kernel, [every[n] for n in s.taken]) for s in launches.steps]
-                compile_together(calls)
-            launches(every)
-        return results
-
-    return run
-
-
-def _side_by_side(
-    recipe: _Recipe, values: int, results: int
-) -> tuple[Launches, list[tuple[tuple[int, ...], torch.dtype]]]:
-    """The launches of a recipe on values, results and partial ones; shapes and dtypes of these."""
-    steps: list[Step] = []
-    partials: list[tuple[tuple[int, ...], torch.dtype]] = []
-    own = range(values, values + results)
-    for reads, kernel, more, merge in recipe.steps:
-        made = [values + results + len(partials) + n for n in range(len(more))]
-        steps.append(Step(kernel.kernel, kernel.programs, (*reads, *(made or own))))
-        if merge is not None:
-            steps.append(Step(merge.kernel, merge.programs, (*made, *own)))
-        partials += more
-    return Launches(steps), partials
 
 
 def _run(
@@ -295,17 +243,17 @@ def _run(
     device, cut = results[0].device, None
     counts = None if blocks is None else (len(blocks.starts), len(blocks.j_starts))
     guarded = guard is not None
-    recipe = _recipe(kind, formulas, k, values, sizes, counts, options, device, guarded)
+    recipe = recipe_of(kind, formulas, k, values, sizes, counts, options, device, guarded)
     if blocks is not None:
         if not len(blocks.starts) or not len(blocks.j_starts):
             return
         share = SHARE * processors(device)
         cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
     with current_device(results[0]):
-        _execute(recipe, values, results, cut, guard, products)
+        execute(recipe, values, results, cut, guard, products)
 
 
-def _recipe(
+def recipe_of(
     kind: str,
     formulas: tuple[Node, ...],
     k: int,
@@ -315,7 +263,7 @@ def _recipe(
     options: Options,
     device: torch.device,
     guarded: bool = False,
-) -> _Recipe:
+) -> Recipe:
     """The recipe of a call with values of these kinds, and so many blocks and intervals."""
     batched = tuple([t.shape[0] > 1 for t in values.values()])
     dtype = next(iter(values.values())).dtype
@@ -334,14 +282,15 @@ def _recipe(
     return found
 
 
-def _execute(
-    recipe: _Recipe,
+def execute(
+    recipe: Recipe,
     values: Values,
     results: Sequence[Tensor],
     cut: Tasks | None = None,
     guard: Tensor | None = None,
     queue: Sequence[Queued] = (),
 ) -> None:
+    """Launch the queue, then a recipe of contiguous values: on blocks as they are cut, if any."""
     lists = [] if cut is None else [cut.tasks, cut.intervals]
     lists += [] if guard is None else [guard]
     data = values
@@ -378,12 +327,13 @@ def _launches(
     ]
 
 
-def _wide(like: Tensor, options: Options) -> bool:
+def wide(like: Tensor, options: Options) -> bool:
     """Whether results of `shifted` are of float64."""
     return like.dtype == torch.float64 or options.accumulate == "float64"
 
 
-def _number(wide: bool) -> torch.dtype:
+def number(wide: bool) -> torch.dtype:
+    """What numbers of this width are."""
     return torch.float64 if wide else torch.float32
 
 
@@ -416,7 +366,7 @@ def _prepare(
     sizes: Sizes,
     counts: tuple[int, int] | None,
     device: torch.device,
-) -> _Recipe:
+) -> Recipe:
     batch, rows, columns = sizes
     batch *= max(what.blocks, 1)
     height = rows if counts is None else rows / max(counts[0], 1)
@@ -455,7 +405,7 @@ def _prepare(
         steps.append(_Step(indices, kernel, *merge))
     as_given = all(s.as_given for s in data.values())
     size = what.formulas[-1].dim
-    return _Recipe(tuple(steps), height, width, data, as_given, what.blocks, size)
+    return Recipe(tuple(steps), height, width, data, as_given, what.blocks, size)
 
 
 def _layout(read: Sequence[Stored], blocks: int) -> tuple[int, ...]:
@@ -481,7 +431,7 @@ def _merge(
     else:
         constants = (job.kept, kept(job), total, job.first, job.ranged)
         shape = (programs, height, job.kept)
-        partials = [(shape, _number(job.wide)), (shape, torch.int64)]
+        partials = [(shape, number(job.wide)), (shape, torch.int64)]
     tables = () if job.ranged or job.guarded else (None, None)
     merger = Launcher(kernel, merges, tables, numbers, constants, Tile((height,), 4, 1))
     return tuple(partials), merger

@@ -27,7 +27,7 @@ from weft.core import autocast
 from weft.core.backend import choose
 from weft.core.explain import record_cost, recording
 from weft.core.list_op import Call, Kept, ListOperator, Rest, Results, Tensors
-from weft.core.op import LIBRARY
+from weft.core.op import LIBRARY, unwatched
 from weft.errors import BackendError, ShapeError
 from weft.reductions import keys
 from weft.reductions.formula import Node, reachable
@@ -39,6 +39,9 @@ __all__ = ["kept", "rest_of", "shifted_sums", "smallest", "sums"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 TABLES = len(Blocks._fields)
+
+KERNELS = "weft.reductions.launch"
+"""The executor on a GPU."""
 
 LOOPS_FROM = 2**22
 """Pairs from which on the CPU a loop is compiled for a formula, which takes a second or two."""
@@ -213,10 +216,14 @@ def _gradients(
         return found
     values, tables = tensors[:count], list(tensors[count:])
     with_grad = [*values, grad.to(tensors[0].dtype)]
-    for derivative in keys.gradients(key, wanted):
-        sizes, blocks = (rows, columns), tables
-        if derivative.turned:
-            sizes, blocks = (columns, rows), tables[TABLES:] + tables[:TABLES]
+    derivatives = keys.gradients(key, wanted)
+    both = [tables, tables[TABLES:] + tables[:TABLES]]
+    if len(derivatives) > 1 and call is _sums and unwatched(grad):
+        asked = [_asked(d, with_grad, both[d.turned], rest) for d in derivatives]
+        _begin(tuple(asked), how, with_grad[0].dtype, with_grad[0].device)
+    for derivative in derivatives:
+        sizes = (columns, rows) if derivative.turned else (rows, columns)
+        blocks = both[derivative.turned]
         used = [with_grad[n] for n in derivative.used]
         further = _followed(rest, derivative, (derivative.key, batch, *sizes, how))
         joined = call([*used, *blocks], further)[0]
@@ -224,6 +231,31 @@ def _gradients(
         for v, part in zip(derivative.of, parts, strict=True):
             found[v.number] = _reduced_to(values[v.number], part, v.cat)
     return found
+
+
+def _asked(
+    derivative: keys.Derivative, values: Tensors, blocks: Tensors, rest: Rest
+) -> tuple[Any, ...]:
+    """What kernels of a derivative depend on: its key, batches, sizes, how many blocks."""
+    _, batch, rows, columns, _ = rest
+    sizes = Sizes(batch, *((columns, rows) if derivative.turned else (rows, columns)))
+    tables = Blocks(*blocks[:TABLES]) if blocks else None
+    counts = None if tables is None else (len(tables.starts), len(tables.j_starts))
+    return derivative.key, tuple([values[n].shape[0] for n in derivative.used]), sizes, counts
+
+
+@functools.lru_cache(keys.KEPT)
+def _begin(
+    asked: tuple[tuple[Any, ...], ...], how: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Have kernels of several derivatives compiled at once, the first time they are asked for."""
+    plans = [_plan(key, how, device.type, 1) for key, *_ in asked]
+    if any(plan[3].__name__ != KERNELS for plan in plans):
+        return
+    from weft.reductions import ahead
+
+    sums = [ahead.Asked(plan[0][0], *a[1:]) for plan, a in zip(plans, asked, strict=True)]
+    ahead.begin(sums, dtype, device, plans[0][2])
 
 
 def _followed(rest: Rest, derivative: keys.Derivative, further: Rest) -> Rest:
@@ -289,13 +321,18 @@ def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body for tensors of these kinds: launches that are settled, or what the rule does."""
     formulas, values, _, sizes, options, executor = _opened(tensors, rest)
     kind, rule = ("sums", _sums.rule) if len(formulas) == 1 else ("shifted", _shifted.rule)
-    found = None
-    if executor.__name__ == "weft.reductions.launch":
-        found = executor.prepared(kind, formulas, values, sizes, options)
-    if found is None:
+    run = None
+    if executor.__name__ == KERNELS:
+        from weft.reductions import ahead
+
+        run = ahead.prepared(kind, formulas, values, sizes, options)
+    if run is None:
         return lambda given: tuple(rule.body(given, *rest))
-    run = found  # not None, for mypy
-    return lambda given: tuple(run([t.contiguous() for t in given]))
+    return functools.partial(_again, run)
+
+
+def _again(run: Callable[[Tensors], list[Tensor]], given: Tensors) -> Results:
+    return tuple(run([t.contiguous() for t in given]))
 
 
 @functools.lru_cache(keys.KEPT)
