@@ -215,6 +215,7 @@ class Step(NamedTuple):
     programs: int
     taken: Sequence[int]
     free: tuple[int, ...] = ()
+    workspace_bytes: int = 0  # for `explain`
 
 
 class Launches:
@@ -232,17 +233,15 @@ class Launches:
         self.steps = steps
         used = sorted({n for step in steps for n in step.taken})
         self._used = _taking(used)
-        self._runs = [
-            (step.kernel, step.programs, _taking([used.index(n) for n in step.taken]), step.free)
-            for step in steps
-        ]
+        places = {n: i for i, n in enumerate(used)}
+        self._runs = [(_taking([places[n] for n in step.taken]), step) for step in steps]
 
-    def __call__(self, tensors: Sequence[Tensor | None], workspace_bytes: int = 0) -> None:
+    def __call__(self, tensors: Sequence[Tensor | None]) -> None:
         """Launch on the current stream of the device that is current: the tensors' own."""
         used = self._used(tensors)
         pointers = [0 if t is None else t.data_ptr() for t in used]  # code takes no None
         plain = not (functools.reduce(operator.or_, pointers, 0) & 15 or recording())
-        for kernel, programs, takes, free in self._runs:
+        for takes, (kernel, programs, _, free, workspace_bytes) in self._runs:
             run = kernel.aligned
             if run is None or not plain:
                 kernel(programs, takes(used), free, workspace_bytes)

@@ -152,12 +152,6 @@ class _Fold(NamedTuple):
     shape: tuple[int, int]
     places: Tensor | None
 
-    def operands(
-        self, part: Tensor, total: Tensor, lists: Sequence[Tensor | None]
-    ) -> list[Tensor | None]:
-        walked = (None if n is None else lists[n] for n in self.lists)
-        return [part, total, self.places, *walked]
-
 
 class _Made(NamedTuple):
     """A result: what kernels write, and what adds it up."""
@@ -169,18 +163,20 @@ class _Made(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """Parts of a round: in a result, from a number on, or None: in memory of their own."""
+    """Parts in the dtype of sums: in a result, from a number on; None: in memory of their own."""
 
     shape: tuple[int, int]
-    host: int | None
-    place: int
+    host: int | None = None
+    place: int = 0
 
 
 class _Recipe(NamedTuple):
+    """Launches on tensors, lists, constants, results and scratch side by side."""
+
     launches: Launches
+    constants: tuple[Tensor | None, ...]
     results: tuple[_Made, ...]
     scratch: tuple[_Scratch, ...]
-    workspace: int  # bytes of parts
 
 
 _recipes: dict[Any, _Recipe] = {}
@@ -209,29 +205,16 @@ def _execute(
         like.new_zeros(made.shape) if made.zero else like.new_empty(made.shape)
         for made in recipe.results
     ]
-    if not recipe.workspace:
-        recipe.launches((*tensors, *lists, *results))
-        return results
-    wide = _wide(like.dtype)
-    parts = [
-        result if made.parts is None else like.new_empty(made.parts, dtype=wide)
-        for result, made in zip(results, recipe.results, strict=True)
-    ]
-    every = (*tensors, *lists, *parts, *_scratch(recipe, results))
-    recipe.launches(every, recipe.workspace)
-    for part, result, made in zip(parts, results, recipe.results, strict=True):
-        for fold in made.folds:
-            last = fold is made.folds[-1]
-            total = result if last else like.new_empty(fold.shape, dtype=wide)
-            fold.kernel(fold.programs, fold.operands(part, total, lists))
-            part = total
+    scratch = _scratch(recipe, results) if recipe.scratch else ()
+    recipe.launches((*tensors, *lists, *recipe.constants, *results, *scratch))
     return results
 
 
 def _scratch(recipe: _Recipe, results: Sequence[Tensor]) -> Iterator[Tensor]:
+    wide = _wide(results[0].dtype)
     for shape, host, place in recipe.scratch:
         if host is None:
-            yield results[0].new_empty(shape)
+            yield results[0].new_empty(shape, dtype=wide)
         else:
             yield results[host].as_strided(shape, (shape[1], 1), place)
 
@@ -243,17 +226,14 @@ def _compile(recipe: _Recipe, tensors: Sequence[Tensor], lists: tuple[Tensor | N
     """All kernels at once, for results like those that will be."""
     like = tensors[0]
     plain, wide = like.new_empty(1), like.new_empty(1, dtype=_wide(like.dtype))
-    parts = [wide if made.parts else plain for made in recipe.results]
-    every = (*tensors, *lists, *parts, *[wide for _ in recipe.scratch])
-    calls = [
-        launcher.Call(kernel, [every[n] for n in taken], free)
-        for kernel, _, taken, free in recipe.launches.steps
-    ]
-    for made in recipe.results:
-        for fold in made.folds:
-            total = plain if fold is made.folds[-1] else wide
-            calls.append(launcher.Call(fold.kernel, fold.operands(wide, total, lists)))
-    launcher.compile_together(calls)
+    results, scratch = [plain] * len(recipe.results), [wide] * len(recipe.scratch)
+    every = (*tensors, *lists, *recipe.constants, *results, *scratch)
+    launcher.compile_together(
+        [
+            launcher.Call(kernel, [every[n] for n in taken], free)
+            for kernel, _, taken, free, _ in recipe.launches.steps
+        ]
+    )
 
 
 def _prepare(
@@ -263,7 +243,9 @@ def _prepare(
     rows["w"] = 1 if facts.shared else tables.num_edges
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
     if not tables.num_edges:
-        return _Recipe(Launches(()), tuple(_Made(shape, None, (), True) for shape in shapes), (), 0)
+        return _Recipe(
+            Launches(()), (), tuple(_Made(shape, None, (), True) for shape in shapes), ()
+        )
     division = divide(structure, call, facts)
     lanes = _lanes(division, tables, like.device)
     turns = _turns(division, shapes, tables, like.dtype)
@@ -276,15 +258,62 @@ def _prepare(
             zip(division.outputs, call.results, shapes, strict=True)
         )
     )
-    scratch = tuple(
-        _Scratch((turn.end - turn.begin, shapes[n][1]), division.host if turn.places else None, at)
-        for turn in turns
-        for n, at in zip(near, turn.places or (0,) * len(near), strict=True)
+    plan = _Places(len(call.slots), made)
+    folds = tuple(plan.folds())
+    begin = plan.end
+    for turn in turns if near else ():
+        host = division.host if turn.places else None
+        for n, at in zip(near, turn.places or (0,) * len(near), strict=True):
+            plan.add((turn.end - turn.begin, shapes[n][1]), host, at)
+    own = sum(math.prod(s.shape) for s in plan.scratch if s.host is None)
+    workspace = _wide(like.dtype).itemsize * own
+    kernels = (
+        step._replace(workspace_bytes=workspace)
+        for step in _steps(division, shapes, tables, lanes, plan, begin, turns)
     )
-    own = [m.parts for m in made if m.parts] + [s.shape for s in scratch if s.host is None]
-    workspace = _wide(like.dtype).itemsize * sum(map(math.prod, own))
-    steps = tuple(_steps(division, shapes, tables, lanes, len(call.slots), turns))
-    return _Recipe(Launches(steps), made, scratch, workspace)
+    launches = Launches((*kernels, *folds))
+    return _Recipe(launches, plan.constants, made, tuple(plan.scratch))
+
+
+class _Places:
+    """Where tensors stand side by side: those of the call, lists, constants, results, scratch.
+
+    Args:
+        lists: where lists begin.
+        made: the results.
+    """
+
+    def __init__(self, lists: int, made: Sequence[_Made]) -> None:
+        self.lists, self._made = lists, made
+        self.constants = (None, *(fold.places for m in made for fold in m.folds))
+        self.results = lists + len(FLAT) + len(self.constants)
+        self.scratch: list[_Scratch] = []
+        self.written = [
+            self.add(m.parts) if m.parts else self.results + n for n, m in enumerate(made)
+        ]
+
+    @property
+    def end(self) -> int:
+        """Where the next scratch will be."""
+        return self.results + len(self._made) + len(self.scratch)
+
+    def add(self, *scratch: Any) -> int:
+        """Where this scratch is."""
+        self.scratch.append(_Scratch(*scratch))
+        return self.end - 1
+
+    def folds(self) -> Iterator[Step]:
+        """The kernels that add parts of results up."""
+        nothing = self.lists + len(FLAT)
+        place = nothing
+        for n, m in enumerate(self._made):
+            part = self.written[n]
+            for fold in m.folds:
+                place += 1
+                total = self.results + n if fold is m.folds[-1] else self.add(fold.shape)
+                walked = (nothing if k is None else self.lists + k for k in fold.lists)
+                yield Step(fold.kernel, fold.programs, (part, total, place, *walked))
+                part = total
 
 
 def _turns(
@@ -304,27 +333,28 @@ def _steps(
     shapes: Sequence[tuple[int, int]],
     tables: Tables,
     lanes: int,
-    lists: int,
+    plan: _Places,
+    begin: int,
     turns: Sequence[Round],
 ) -> Iterator[Step]:
     """The kernels of one round of edges after another, and those that add its parts up.
 
-    Lists begin at `lists`, then come results and the parts of rounds.
+    The parts of rounds begin at `begin`.
     """
-    results, near = lists + len(FLAT), division.near if len(turns) > 1 else ()
+    lists, near = plan.lists, division.near if len(turns) > 1 else ()
     jobs = [(job, numbers, *_kernel(job, tables, lanes)) for job, numbers in division.jobs]
     folds = [(n, *_round_fold(shapes[n])) for n in near]
     walked = [lists + FLAT.index(name) for name in ("x_indptr", "x_edges")]
     for at, turn in enumerate(turns):
         ends = (turn.begin, turn.end)
-        parts = {n: results + len(shapes) + at * len(near) + i for i, n in enumerate(near)}
+        parts = {n: begin + at * len(near) + i for i, n in enumerate(near)}
         for job, numbers, kernel, programs in jobs:
-            taken = [*generator.operands(job), *(parts.get(n, results + n) for n in numbers)]
+            taken = [*generator.operands(job), *(parts.get(n, plan.written[n]) for n in numbers)]
             taken += (lists + n for n in _lists(job))
             free = ends if job.divisible else ()
             yield Step(kernel, programs(*ends), taken, free)
         for n, kernel, count in folds:
-            yield Step(kernel, count, (parts[n], results + n, *walked), ends)
+            yield Step(kernel, count, (parts[n], plan.results + n, *walked), ends)
 
 
 def _kernel(job: Job, tables: Tables, lanes: int) -> tuple[Kernel, Callable[[int, int], int]]:
