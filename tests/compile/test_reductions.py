@@ -18,6 +18,7 @@ from tests.compile.conftest import Check
 from weft.core.generated import load
 from weft.core.launcher import Tile
 from weft.reductions import (
+    bound_kernels,
     exponents,
     gaussians,
     generator,
@@ -159,6 +160,11 @@ def test_merges(kind: str, check: Check) -> None:
     if kind == "smallest":
         found.types["out_ptr"] = "*i64"
     check(found, f"merge of {kind}", "sm_90")
+
+
+def test_the_bound_of_products(check: Check) -> None:
+    found = made(bound_kernels.within_kernel, "fp64", Tile((1024,), 4, 1), {"MOST": 8.0})
+    check(found, "bound of products", "sm_90")
 
 
 @pytest.mark.parametrize("count", ["few", "many"])
