@@ -92,11 +92,28 @@ def _mixed(degrees: Degrees, factor: float, a: Tensor, b: Tensor, weight: Tensor
     if u == 1 or v == 1:
         met = _side_by_side(degrees, factor, a, b)
         return (met.mT @ weight.flatten(-3, -2)).mT
+    own = weight.dim() > 3
+    if degrees[0] == 0 or degrees[2] == 0 or (degrees[1] == 0 and not own):
+        return _mixed_with_scalars(degrees, factor, a, b, weight)
     (rows, _, i), m = a.shape, 2 * degrees[2] + 1
-    turned = a.mT if weight.dim() > 3 else a.mT.flatten(0, 1)  # one matrix, or one a row
+    turned = a.mT if own else a.mT.flatten(0, 1)  # one matrix, or one a row
     mixed = (turned @ weight.flatten(-2)).view(rows, i * v, w)
     matrices = (b @ _table(degrees, factor, b)).view(rows, v, i, m).transpose(1, 2).flatten(1, 2)
     return (matrices.mT @ mixed).mT
+
+
+def _mixed_with_scalars(
+    degrees: Degrees, factor: float, a: Tensor, b: Tensor, weight: Tensor
+) -> Tensor:
+    """The same where a, b or z is scalars: the 3j symbol is the unit matrix by 1/√(2l+1)."""
+    scale = factor / math.sqrt(2 * max(degrees) + 1)
+    if degrees[0] and degrees[1]:
+        met = (a @ b.mT).flatten(1) * scale
+        return (met.unsqueeze(1) @ weight.flatten(-3, -2)).mT
+    if degrees[0]:
+        a, b, weight = b, a, weight.transpose(-3, -2)
+    mixed = (scale * a).mT @ weight.flatten(-2)
+    return (b.mT @ mixed.view(a.shape[0], *weight.shape[-2:])).mT
 
 
 def _all_pairs(degrees: Degrees, factor: float, a: Tensor, b: Tensor) -> Tensor:
