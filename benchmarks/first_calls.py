@@ -67,7 +67,8 @@ def first_call(suite: str, name: str, phase: str) -> Row:
         peer="weft", backend="triton", dtype=str(case.dtype).removeprefix("torch."),
         shape=workload.shape, l2="cold", ms_p20=ms, ms_p50=ms, ms_p80=ms, reps=1, host_us=None,
         bytes_min=0, flops=0, roofline_pct=None, peak_mb=None, bound_ratio=ratio,
-        protocol="one call in a fresh process, sympy imported, bytecode written", **asdict(machine(device)),
+        protocol="one call in a fresh process, sympy imported, bytecode written",
+        **asdict(machine(device)),
     )  # fmt: skip
 
 
