@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from weft.core import autocast
 from weft.core.fused_op import FusedOperator, Gradients
 from weft.core.op import compiling, recording, transformed, unwatched
 from weft.voxels.coordinates import Coordinates
@@ -70,9 +69,9 @@ def compile_before(
     Only for maps of which all is known that code depends on: the outputs are the inputs, and the
     gradient reads the same table.
     """
-    if shape.mode != "submanifold" or not shape.symmetric or x.dtype != weight.dtype:
+    if not _are_plain(x, weight) or shape.mode != "submanifold" or not shape.symmetric:
         return
-    if autocast.active() or not (after == PLAIN or _observed(x, weight, bias, *after[:3])):
+    if not (after == PLAIN or _observed(x, weight, bias, *after[:3])):
         return
     any_table = x.new_empty(1, dtype=torch.int32).expand(shape.num_offsets, len(inputs))
     order = None if inputs.seem_sorted else any_table[0]
@@ -90,7 +89,7 @@ def _compile_ahead(
     tiled: bool = False,
 ) -> None:
     """Compile at once what a layer and, where they are recorded, its gradients call."""
-    if compiling() or transformed() or not (unwatched(x) and unwatched(weight)):
+    if not _are_plain(x, weight):
         return
     from weft.voxels import launch
 
@@ -99,6 +98,11 @@ def _compile_ahead(
     options: dict[str, Any] = {"groups": groups, "precision": precision}
     options |= {"needed": needed, "tiled": tiled}
     launch.compile_ahead(x, weight, turned_weight, bias, *maps, **options)
+
+
+def _are_plain(x: Tensor, weight: Tensor) -> bool:
+    """Whether they are tensors that kernels will read, seen by nobody else."""
+    return not (compiling() or transformed()) and unwatched(x) and unwatched(weight)
 
 
 def _observed(*tensors: Tensor | None) -> bool:

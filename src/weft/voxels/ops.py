@@ -90,11 +90,11 @@ def sparse_conv(
     )
     _check_weight(tensor, weight, bias, shape.num_offsets, groups)
     after = Epilogue(scale, shift, residual, activation)
-    if shape not in tensor.coordinates.tables and _serving(backend, weight.device.type) == "triton":
-        rest = after, tensor.coordinates, shape, groups, precision
-        compile_before(tensor.feats, weight, bias, *rest)
+    operands, serving = _operands(tensor, weight, bias, after, precision, backend)
+    if shape not in tensor.coordinates.tables and serving == "triton":
+        compile_before(*operands, tensor.coordinates, shape, groups, precision)
     found = tensor.maps.get(tensor.coordinates, shape, indice_key)
-    return _convolved(tensor, weight, bias, after, found, groups, precision, backend)
+    return _convolved(tensor, operands, found, groups, precision, serving)
 
 
 def sparse_inverse_conv(
@@ -132,7 +132,8 @@ def sparse_inverse_conv(
             "it a tensor of that level."
         )
     _check_weight(tensor, weight, bias, named.geometry.num_offsets, groups)
-    return _convolved(tensor, weight, bias, PLAIN, named.transpose(), groups, precision, backend)
+    operands, serving = _operands(tensor, weight, bias, PLAIN, precision, backend)
+    return _convolved(tensor, operands, named.transpose(), groups, precision, serving)
 
 
 def sparse_conv3d(
@@ -162,31 +163,45 @@ def sparse_conv3d(
     )
 
 
-def _convolved(
+Operands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
+"""Features, weight, bias, and what follows, all of one kind."""
+
+
+def _operands(
     tensor: SparseTensor,
     weight: Tensor,
     bias: Tensor | None,
     after: Epilogue,
-    kernel_map: KernelMap,
-    groups: int,
     precision: str,
     backend: str | None,
-) -> SparseTensor:
+) -> tuple[Operands, str]:
+    """What a layer computes with, and the backend that serves it."""
     if precision not in PRECISIONS:
         raise DTypeError(
             f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
             'Pass "ieee" for exact float32 products.'
         )
-    check(after, len(kernel_map.outputs), weight.shape[2])
     tensors = {"bias": bias, **after._asdict()}
     names = [name for name in ("bias", "scale", "shift", "residual") if tensors[name] is not None]
     given = {name: tensors[name] for name in names}
     feats, weight, *rest = same_kind(feats=tensor.feats, weight=weight, **given)
     given = dict(zip(names, rest, strict=True))
     bias = given.pop("bias", None)
-    after = after._replace(**given)
-    serving = _serving(backend, feats.device.type)
-    result = convolution(feats, weight, bias, after, kernel_map, groups, precision, serving)
+    operands = feats, weight, bias, after._replace(**given)
+    return operands, _serving(backend, feats.device.type)
+
+
+def _convolved(
+    tensor: SparseTensor,
+    operands: Operands,
+    kernel_map: KernelMap,
+    groups: int,
+    precision: str,
+    backend: str,
+) -> SparseTensor:
+    _, weight, _, after = operands
+    check(after, len(kernel_map.outputs), weight.shape[2])
+    result = convolution(*operands, kernel_map, groups, precision, backend)
     return SparseTensor.on(result, kernel_map.outputs, tensor.maps)
 
 
