@@ -51,11 +51,13 @@ class _Contraction(nn.Module):
         made = [_weight(num_elements, count, channels) for count in reversed(counts)]
         self.weights_max = made[0]
         self.weights = nn.ParameterList(made[1:])
+        self._below = len(made) - 1
 
     def forward(self, degree: int) -> Tensor:
         """(num_elements, products, C)."""
-        place = len(self.weights) - degree
-        return self.weights_max if place < 0 else self.weights[place]
+        place = self._below - degree
+        weight: Tensor = self.weights_max if place < 0 else getattr(self.weights, str(place))
+        return weight
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # MACE stores its tables and code
@@ -200,7 +202,9 @@ class SymmetricContraction(nn.Module):
         """(num_elements, independent products, C), by degree: T w, all by one product."""
         if not self._mixed:
             return self.table.new_empty(self.num_elements, 0, self.channels, dtype=dtype)
-        given = torch.cat([self.contractions[n](degree) for degree, n in self._mixed], 1)
+        own = list(self.contractions)
+        # a call of a module costs the host as much as an operation
+        given = torch.cat([own[n].forward(degree) for degree, n in self._mixed], 1)
         wide = torch.promote_types(given.dtype, torch.float32)
         return (self.table.to(wide) @ given.to(wide)).to(dtype)
 
