@@ -20,8 +20,8 @@ __all__ = ["Settled", "kinds"]
 
 V = TypeVar("V")
 
-MOST = 4096
-"""Answers that a table keeps."""
+MOST = 256
+"""Answers that a table keeps: each layer has one, and graphs may have another size every step."""
 
 
 def kinds(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
@@ -43,9 +43,10 @@ class Settled(dict[Hashable, V], Generic[V]):
     """What was settled, by kinds; a copy of its owner begins anew."""
 
     def keep(self, key: Hashable, value: V) -> None:
-        """Keep an answer; where there are too many, forget the others."""
+        """Keep an answer; where there are too many, forget the oldest."""
         if len(self) >= MOST:
-            self.clear()
+            oldest, *_ = tuple(self)  # at once: other threads keep theirs meanwhile
+            self.pop(oldest, None)
         self[key] = value
 
     def __reduce__(self) -> tuple[Callable[[], Settled[V]], tuple[()]]:
