@@ -141,7 +141,7 @@ def _conv(
         nodes, degree = batch, min(degree, CHECKED_DEGREE)
     layer, random = of(), Random(device)
     src, dst = (index.to(device) for index in ring_graph(nodes, degree))
-    edges, graph = len(src), Graph(src, dst, nodes)
+    edges, graph = len(src), Graph(src, dst, nodes, reused=True)
     convs = _each_backend(
         TensorProductConv, layer.x, layer.y, layer.out, layer.instructions, shared_weights=False,
         internal_weights=False, layout="ir_mul",

@@ -14,6 +14,7 @@ import torch
 from tests.conftest import INTERPRETED
 from weft.core.segments import SLICE
 from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from weft.o3 import graph as graph_module
 from weft.o3 import runs
 from weft.o3.graph import Graph, graph_of, pack, repeated, unpack
 from weft.testing.cases.channelwise import GRAPHS
@@ -112,6 +113,20 @@ def test_runs_of_rows_that_are_near(monkeypatch):
     assert in_runs(monkeypatch, far, dst, 9000, 1000) is None
     monkeypatch.undo()
     assert runs.runs_of(src, dst, 1000, 1000) is None  # few edges
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_runs_are_made_where_a_graph_is_reused(monkeypatch, reused):
+    """On a GPU; seen red with: runs of every graph, those of a moved one forgotten."""
+    monkeypatch.setattr(runs, "LEAST", 0)
+    src, dst = ring_graph(100, 32)
+    seen = []
+    monkeypatch.setattr(graph_module, "_with_runs", lambda tables: seen.append(0) or tables)
+    Graph(src, dst, reused=reused).to("cpu")
+    graph_of(src, dst, 100, 100)
+    assert len(seen) == 2 * reused
+    monkeypatch.undo()
+    assert Graph(src, dst, reused=True).tables.runs is None  # loops on a CPU have no use for them
 
 
 def test_packing_runs(monkeypatch):

@@ -68,6 +68,8 @@ class Graph:
         dst: (E,) the row that it adds to.
         num_nodes: rows that are added to; None: one more than the largest number in src and dst.
         num_sources: rows that are read; None: num_nodes.
+        reused: whether gradients on it are taken dozens of times: on a GPU those of many edges then
+            take up to a fifth less time and less memory, and the graph costs 3 ms more.
 
     Raises:
         ShapeError, DTypeError, DeviceError: src and dst do not fit each other.
@@ -84,13 +86,16 @@ class Graph:
         dst: Tensor,
         num_nodes: int | None = None,
         num_sources: int | None = None,
+        reused: bool = False,
     ) -> None:
         if not compiling():
             _check_tensors(src, dst)
         if num_nodes is None:
             num_nodes = _largest(src, dst) + 1
         sources = num_nodes if num_sources is None else num_sources
-        self.tables = _tables(src, dst, sources, num_nodes)
+        self.reused = reused
+        tables = _tables(src, dst, sources, num_nodes)
+        self.tables = _with_runs(tables) if reused and not compiling() else tables
         self.packed, self.present = pack(self.tables)
         self.kind = (
             None if compiling() else _kind(self.present, *self.tables[:3], *map(_of, self.packed))
@@ -126,7 +131,8 @@ class Graph:
 
     def to(self, device: torch.device | str) -> Graph:
         """The same graph on a device."""
-        return Graph(self.src.to(device), self.dst.to(device), self.num_nodes, self.num_sources)
+        edges = self.src.to(device), self.dst.to(device)
+        return Graph(*edges, self.num_nodes, self.num_sources, self.reused)
 
 
 _graphs: TensorCache[Graph] = TensorCache()
@@ -306,14 +312,22 @@ def _with_facts(tables: Tables) -> Tables:
     facts = [(dst.diff() >= 0).all(), z_indptr.diff().max()]
     facts += [(src.diff() >= 0).all(), x_indptr.diff().max()]
     z_sorted, z_longest, x_sorted, x_longest = torch.stack([f.long() for f in facts]).tolist()
-    kernels = src.is_cuda and x_longest <= SLICE
     return tables._replace(
         z_edges=None if z_sorted else tables.z_edges,
         x_edges=None if x_sorted else tables.x_edges,
         z_slices=cut(z_indptr, SLICE) if z_longest > SLICE else None,
         x_slices=cut(x_indptr, SLICE) if x_longest > SLICE else None,
-        runs=runs_of(src, dst, tables.num_x, tables.num_z) if kernels else None,
     )
+
+
+@below_transforms
+def _with_runs(tables: Tables) -> Tables:
+    """With runs, if there is a GPU and no row of x is cut."""
+    num_x, num_z, _, src, dst = tables[:5]
+    if src is None or dst is None or not src.is_cuda or tables.x_slices is not None:
+        return tables
+    with torch.inference_mode(False):
+        return tables._replace(runs=runs_of(src, dst, num_x, num_z))
 
 
 def _largest(src: Tensor, dst: Tensor) -> int:

@@ -468,8 +468,8 @@ def _fold(
         numbers: tuple[int, ...] = (rows, width, partial_width)
         kernel = written(KERNELS, "fold_columns_kernel")
     else:
-        tall = 64 if rows == 1 else 16 if length > 8 * rows else 8
-        tile = Tile((tall, 32 if rows == 1 else 128), max(2, min(4, tall // 4)), 1)
+        tall, columns = (64, 32) if rows == 1 else (16, 128) if length > 8 * rows else (4, 256)
+        tile = Tile((tall, columns), max(2, min(4, tall // 4)), 1)
         programs = rows * -(-width // tile.blocks[1])
         numbers = (length, width, partial_width)
         kernel = written(KERNELS, "fold_rows_kernel")

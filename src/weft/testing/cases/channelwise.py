@@ -22,7 +22,7 @@ from torch import Tensor
 
 from weft.o3 import reference
 from weft.o3.channelwise import channelwise_product
-from weft.o3.graph import graph_of
+from weft.o3.graph import Graph, graph_of
 from weft.o3.structure import Block, Path, Product, Structure
 from weft.testing.bounds import assert_within_bound
 from weft.testing.cases.suite import Suite
@@ -297,7 +297,7 @@ def check_runs(device: str) -> None:
     """Gradients of so many edges that kernels take those of near rows together are right."""
     structure = make_structure([(64, 0), (64, 1)], [(1, 0), (1, 1)], layout="ir_mul", lmax=1)
     src, dst = (t.to(device) for t in ring_graph(2048, 16))
-    graph = graph_of(src, dst, 2048, 2048)
+    graph = Graph(src, dst, 2048, reused=True)
     assert (graph.tables.runs is None) == (src.device.type == "cpu")
     wx, wy, wz, ww = structure.widths
     generator = torch.Generator(device).manual_seed(0)
