@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from weft.core.backend import interpreted
+from weft.core.generated import written
 
 if not interpreted() and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
@@ -263,7 +264,9 @@ def test_offsets_past_int32_are_the_same(monkeypatch):
     plain = launch.kernel_for
 
     def wide(kernel, numbers, constants, tile, *key):
-        names = kernel.arg_names[len(kernel.arg_names) - len(constants) - len(tile.blocks) :]
+        module, function = kernel.split(".")
+        names = written(f"weft.voxels.{module}", function).arg_names
+        names = names[len(names) - len(constants) - len(tile.blocks) :]
         named = dict(zip(names, constants, strict=False))
         if "WIDE" in named:
             named["WIDE"] = True

@@ -272,8 +272,8 @@ def compile_ahead(
     order = None if ordered else table[0]
     given = keys, order, rows, words if marked else None, table
     found = _searcher(len(rows), dtype, marked, box, shape, shape.begin, mirrored=False)
-    calls = [] if packed else [_packer(rows, keys, table, *box)]
-    calls.append(found.call(*given, table if found.parts else None))
+    calls = [found.call(*given, table if found.parts else None)]
+    calls += [] if packed else [_packer(rows, keys, table, *box)]
     calls += calls_for_tiles(table, order, found.parts)
     if not shape.symmetric:
         end = _searcher(len(rows), dtype, marked, box, shape, _reversed(shape), mirrored=True)
