@@ -17,6 +17,7 @@ from weft.core.generated import load
 from weft.core.launcher import Tile
 from weft.o3 import mixing_generator as generator
 from weft.o3 import mixing_launch as launch
+from weft.o3 import mixing_rows_generator, mixing_rows_launch
 from weft.o3.mixing_plan import Mixing
 from weft.testing.compiler import Build
 
@@ -108,3 +109,20 @@ def test_own_weights(result: str, dtype: str, check: Check) -> None:
     tile = Tile((launch.OWN_WARPS,), launch.OWN_WARPS, 1)
     wide = result != "w"  # what writes weights reads rows that are short
     check(build("own", source, tile, dtype, wide=wide), f"own, {result}, {dtype}", "sm_90")
+
+
+@pytest.mark.parametrize(("result", "pairs"), [("z", 1), ("z", 2), ("w", 1), ("w", 2), ("xy", 1)])
+def test_products_with_own_weights(result: str, pairs: int, check: Check) -> None:
+    mixed = o3.FullyConnectedTensorProduct(RAGGED, "1x0e+1x1o+1x2e", RAGGED).recipe.parts.mixed
+    assert mixed is not None
+    assert mixed.mixing is not None
+    layout = mixing_rows_launch.LAYOUTS[result[0]]
+    source = mixing_rows_generator.source(
+        mixed.structure, mixed.mixing, result, pairs, layout.height
+    )
+    kernel = load("o3_mixed", source).__dict__[mixing_rows_generator.NAME]
+    constants = {"WARPS": layout.warps}
+    types = {arg: "*fp32" for arg in kernel.arg_names if arg.endswith("_ptr")}
+    options = {"num_warps": layout.warps, "num_stages": 1}
+    case = f"rows, {result}, {pairs}"
+    check(Build(kernel, types, constants, options, wide_loads=True), case, "sm_90")

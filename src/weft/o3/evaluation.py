@@ -27,9 +27,10 @@ from weft.o3.graph import Graph
 from weft.o3.instructions import Instruction, Operands
 from weft.o3.layout import join, split
 from weft.o3.mixing import mix, refuse, serves
+from weft.o3.mixing_rows import holds, mixed_rows
 from weft.o3.operator import LOOPS_FROM
 from weft.o3.structure import Structure
-from weft.o3.structures import Columns, Parts, structures_of, weight_offsets
+from weft.o3.structures import Columns, Mixed, Parts, structures_of, weight_offsets
 from weft.products import SparseScaleInfo, sparse_scale
 
 __all__ = ["Recipe", "recipe_of"]
@@ -105,7 +106,7 @@ class Recipe(NamedTuple):
         found = []
         mixed = self.parts.mixed
         if mixed is not None and not self.shared:
-            found.append(self._mixed(self._channelwise(mixed.structure, x, y), weight))
+            found.append(self._mixed_by_row(mixed, x, y, weight))
         if self.parts.dense:
             found.append(self._joined(list(self._dense(self.parts.dense, x, y, weight)), y))
         rows = functools.reduce(torch.add, found)
@@ -123,6 +124,13 @@ class Recipe(NamedTuple):
         graph: Graph | None = None,
     ) -> Tensor:
         return channelwise_product(structure, x, y, weight, graph, backend=self.backend)
+
+    def _mixed_by_row(self, mixed: Mixed, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        """Rows of the output, each by weights of its own."""
+        structure, mixing = mixed.structure, mixed.mixing
+        if weight is not None and holds(mixing, structure, x, self.backend):
+            return mixed_rows(structure, mixing, x, y, weight)
+        return self._mixed(self._channelwise(structure, x, y), weight)
 
     def _mixed(self, t: Tensor, weight: Tensor | None) -> Tensor:
         """Rows of the output: the columns of t times weights."""

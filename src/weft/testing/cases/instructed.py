@@ -65,6 +65,12 @@ MODULES: dict[str, tuple[str, str, str, Instructions]] = {
             (1, 1, 2, "uvw", True),
         ],
     ),
+    "uvw of one y": (
+        "2x0e+3x1o",
+        "0e+1o",
+        "4x0e+2x1o+1x1e+2x2e",
+        [(0, 0, 0, "uvw", True), (1, 1, 0, "uvw", True), (1, 1, 2, "uvw", True)],
+    ),
     "uuw": (
         "3x0e+3x1o",
         "3x0e+3x1o",
@@ -93,7 +99,7 @@ MODULES: dict[str, tuple[str, str, str, Instructions]] = {
 }
 """Irreps and instructions; some outputs have several cuts, some no instruction."""
 
-MIXING = ("uvw", "uuw", "pairs", "many copies")
+MIXING = ("uvw", "uvw of one y", "uuw", "pairs", "many copies")
 """Those that store results on the way."""
 
 
@@ -290,6 +296,7 @@ def suite() -> Suite:
         product_case("every channelwise mode", False, "mul_ir", rows=3),
         product_case("pairs", True, "mul_ir", rows=3),
         conv_case("uvw", "two sets", False, "mul_ir"),
+        product_case("uvw of one y", False, "mul_ir", rows=3),
         linear_case(True, "mul_ir", rows=3),
     ]
     doors = [

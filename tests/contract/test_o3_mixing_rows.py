@@ -1,0 +1,130 @@
+"""Products mixed by weights of each row's own, by one operator: kernels against float64.
+
+In the interpreter; derivatives of both orders, doors.  The oracle is torch's own operations,
+instruction by instruction.  Seen red with: the second pair of a sum left out, a tile's rows behind
+the last copy kept, a factor of x in place of y's in the gradient of y, numbers without a path not
+written.
+"""
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETED
+
+if not INTERPRETED:
+    pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
+
+from weft import explain, o3
+from weft.o3 import mixing_rows
+from weft.o3.mixing_rows_generator import NAME
+from weft.testing import assert_within_bound
+from weft.testing.contract import assert_same_bits
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+LAYOUTS = ["mul_ir", "ir_mul"]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+PRODUCTS = {
+    # several paths into a block, tiles that are not full, an irrep of each without a path
+    "ragged": ("5x0e+3x1o+2x1e+2x3o", "0e+1o+5o", "18x1o+3x0e+2x1e+1x7o"),
+    "several tiles": ("33x0e+17x1o", "0e+1o", "50x1o+2x0e"),
+    "degrees": ("3x1o+2x2e", "0e+1o+2e", "4x1e+2x3o+3x2e"),
+}
+
+
+def module(name, layout="mul_ir", **options):
+    return o3.FullyConnectedTensorProduct(
+        *PRODUCTS[name], shared_weights=False, internal_weights=False, layout=layout, **options
+    )
+
+
+def data(of, rows, dtype=torch.float32):
+    made = torch.Generator().manual_seed(0)
+    widths = (of.irreps_in1.dim, of.irreps_in2.dim, of.weight_numel)
+    return [torch.randn(rows, width, generator=made).to(dtype) for width in widths]
+
+
+def both_orders(of, inputs):
+    """z, first gradients of Σ c z², and gradients of these."""
+    x, y, w = (v.clone().requires_grad_() for v in inputs)
+    z = of(x, y, w)
+    scale = torch.linspace(-1, 1, z.numel(), dtype=z.dtype).view_as(z)
+    first = torch.autograd.grad((z * z * scale).sum(), (x, y, w), create_graph=True)
+    second = torch.autograd.grad(sum((g * g.detach().cos()).sum() for g in first), (x, y, w))
+    return [z, *first, *second]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_values_and_both_orders(name, layout, rows):
+    of, oracle = module(name, layout), module(name, layout, backend="torch")
+    inputs = data(of, rows)
+    wide = both_orders(oracle, [v.double() for v in inputs])
+    for found, value in zip(both_orders(of, inputs), wide, strict=True):
+        size = value.abs() + value.abs().max()
+        terms = of.weight_numel**2  # a sum of sums
+        assert_within_bound(found.detach(), value.detach(), size.detach(), terms)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(dtype):
+    of, oracle = module("ragged"), module("ragged", backend="torch")
+    inputs = data(of, 4, dtype)
+    z = of(*inputs)
+    assert z.dtype == dtype
+    value = oracle(*(v.double() for v in inputs))
+    assert_within_bound(z, value, value.abs() + value.abs().max(), of.weight_numel)
+    assert_same_bits(z, of(*inputs), "again")
+
+
+def test_one_kernel_forward_and_two_backward():
+    of = module("ragged")
+    x, y, w = (v.requires_grad_() for v in data(of, 3))
+
+    def names(function):
+        return [launch.kernel for launch in explain(function).launches]
+
+    z = of(x, y, w)
+    assert names(lambda: of(x, y, w)) == [NAME]
+    assert names(lambda: z.sum().backward()) == [NAME] * 2
+
+
+def test_no_rows():
+    of = module("ragged")
+    assert of(*data(of, 0)).shape == (0, of.irreps_out.dim)
+
+
+def test_what_kernels_do_not_hold_goes_by_rows_of_t():
+    """Copies of y that are written out, and weights that are too many to copy ahead."""
+    for irreps in (("3x0e+2x1o", "2x0e+1o", "3x1o"), ("200x0e", "0e", "90x0e")):
+        of = o3.FullyConnectedTensorProduct(*irreps, shared_weights=False, internal_weights=False)
+        oracle = o3.FullyConnectedTensorProduct(
+            *irreps, shared_weights=False, internal_weights=False, backend="torch"
+        )
+        mixed = of.recipe.parts.mixed
+        inputs = data(of, 2)
+        assert not mixing_rows.holds(mixed.mixing, mixed.structure, inputs[0], None)
+        value = oracle(*(v.double() for v in inputs))
+        size = value.abs() + value.abs().max()
+        assert_within_bound(of(*inputs), value, size, of.weight_numel)
+
+
+def test_doors():
+    of = module("ragged")
+    inputs = data(of, 4)
+    z = of(*inputs)
+    compiled = torch.compile(of, fullgraph=True, backend="aot_eager")
+    assert_same_bits(compiled(*inputs), z, "compiled")
+    both = [torch.stack([v, 2 * v]) for v in inputs]
+    each = torch.func.vmap(of)(*both)
+    assert_same_bits(each, torch.stack([z, 8 * z]), "mapped")
+    each = torch.func.vmap(of, in_dims=(None, 0, None))(inputs[0], both[1], inputs[2])
+    assert_same_bits(each, torch.stack([z, 2 * z]), "mapped y")
+    _, moved = torch.func.jvp(of, tuple(inputs), tuple(inputs))
+    assert_within_bound(moved, 3 * z.double(), z.abs().double() + z.abs().max(), of.weight_numel)
+    mixed = of.recipe.parts.mixed
+    rest = (mixed.structure.text, "xyw|z:0,1,2", mixed.mixing.text)
+    args = [v.clone().requires_grad_() for v in inputs]
+    torch.library.opcheck(torch.ops.weft.o3_mixed_rows.default, (args, *rest))
