@@ -30,6 +30,9 @@ def adapt(workload: Workload) -> Candidate | str:
         return training.by_library(NAME, "torch", workload, library(convolution))
     if workload.op == "linear of irreps":
         return _linear(workload)
+    if workload.op == "spherical harmonics":
+        layer = _harmonics(workload.tables["irreps"], workload.inputs[0])
+        return Candidate(NAME, "torch", layer, workload.inputs, workload.oracle)
     if workload.op != "uuu":
         return f"{workload.op} is no layer of e3nn"
     from e3nn import o3

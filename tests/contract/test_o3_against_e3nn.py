@@ -4,11 +4,11 @@ Errors are at most twice those of e3nn's float32, by the ratio of the round-offs
 
 e3nn's NormActivation cannot be built without `normalize`: that stays with test_o3_norms.
 
-Seen red with a factor or a sign in each layer: of norms and variances, a scalar's, a weight's, pairs
-of copies, the sizes in squares, path weights in lists that follow from irreps, copies and features
-in Linear, biases, activations unscaled or of another seed, gates, roots, running means the other way
-round, the largest for the mean, dropped copies, source for target, radial weights, path weights and
-biases that loaders take over.
+Seen red with a factor or a sign in each layer: of norms and variances, a scalar's, a weight's,
+pairs of copies, the sizes in squares, path weights in lists that follow from irreps, copies and
+features in Linear, biases, activations unscaled or of another seed, gates, roots, running means the
+other way round, the largest for the mean, dropped copies, source for target, radial weights, path
+weights and biases that loaders take over, scalars that are mixed.
 """
 
 import functools
