@@ -1,0 +1,76 @@
+"""A training step of voxels from disk: another process finds all of its code, without Triton.
+
+Seen red with: a kernel that is imported, counts of voxels that make other keys.
+"""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import INTERPRETED
+from tests.contract.some_kernel import a_process
+from weft.core import fingerprint
+from weft.voxels import launch, map_launch, preparation
+
+if INTERPRETED:
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+STEP = """
+import importlib
+import torch
+from weft.voxels import SparseTensor, sparse_conv
+for name in ("coordinates", "kernel_map", "packing"):
+    importlib.import_module(f"weft.voxels.{name}").kernels_serve = lambda device: True
+importlib.import_module("weft.voxels.ops")._serving = lambda backend, device: "triton"
+count = COUNT
+at = torch.arange(count)
+coords = torch.stack([at * 0, at // 4096, at // 64 % 64, at % 64], 1).int()
+feats = torch.zeros(count, 16).half().requires_grad_()
+weight = torch.zeros(27, 16, 16).half().requires_grad_()
+y = sparse_conv(SparseTensor(feats, coords, (64, 64, 64), 1), weight, 3).feats
+y.backward(y.detach())
+"""
+
+ALONE = """
+import sys
+import torch
+torch._C._cuda_getDevice = lambda: 0
+from tests.contract.absent_gpu import without_triton
+driver = without_triton(setattr)
+{step}
+assert "triton" not in sys.modules
+print(sorted(name for name, code in driver.loaded))
+"""
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    recipes = (preparation.kernel_for, preparation._kernels, launch._convolver)
+    recipes = (*recipes, launch._differentiator)
+    for recipe in recipes:
+        recipe.cache_clear()
+    for module in (launch, map_launch):
+        monkeypatch.setattr(module, "_AHEAD", set())
+    for name in ("coordinates", "kernel_map", "packing"):
+        module = importlib.import_module(f"weft.voxels.{name}")
+        monkeypatch.setattr(module, "kernels_serve", module.kernels_serve)
+    ops = importlib.import_module("weft.voxels.ops")
+    monkeypatch.setattr(ops, "_serving", ops._serving)
+    monkeypatch.setattr(fingerprint, "state", lambda module: None)  # others import modules too
+    monkeypatch.setattr(fingerprint, "as_loaded", {})
+    yield from a_process(monkeypatch, tmp_path)
+    for recipe in recipes:
+        recipe.cache_clear()
+
+
+def test_a_process_that_finds_its_code_does_not_import_triton(driver):
+    exec(STEP.replace("COUNT", "1003"), {})
+    names = sorted(name for name, _ in driver.loaded)
+    assert len(names) > 10
+    step = STEP.replace("COUNT", "1600")
+    command = [sys.executable, "-c", ALONE.format(step=step)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(names)
