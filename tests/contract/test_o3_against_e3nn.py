@@ -60,6 +60,13 @@ def mixed_list(library, **options):
     )
 
 
+def several_copies(library, **options):
+    """Scalars on each place."""
+    return library.FullyConnectedTensorProduct(
+        "2x0e+3x1o", "3x0e+2x1o", "2x0e+2x1o+2x2e", **options
+    )
+
+
 COPIES = {
     "uvw": (3, 2, 4),
     "uvu": (3, 2, 3),
@@ -111,6 +118,10 @@ PRODUCTS |= {
         lambda library: library.FullyConnectedTensorProduct(
             "2x0e+1x1o+2x2e+1x0o", "1x0e+2x1o+1x1e", "3x0e+2x1o+1x3o+2x2e"
         )
+    ),
+    "FullyConnectedTensorProduct, several copies": alike(several_copies),
+    "FullyConnectedTensorProduct, several copies, own": alike(
+        functools.partial(several_copies, shared_weights=False)
     ),
     "FullyConnectedTensorProduct, own, by norm": alike(
         lambda library: library.FullyConnectedTensorProduct(
