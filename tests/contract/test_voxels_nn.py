@@ -303,7 +303,7 @@ def test_errors_of_calls():
         _inverse("down", stride=3)(coarse)
     _inverse("down", stride=2).to(DEVICE)(coarse)
     with pytest.raises(ShapeError, match="indice_key='down' names the map"):
-        nn.SparseConv3d(3, 6, 3, 2, indice_key="down")(tensor)
+        nn.SparseConv3d(3, 6, 3, 2, indice_key="down").to(DEVICE)(tensor)
 
 
 def run_example(name, *arguments):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.core.cache import TensorCache
-from weft.core.op import compiling, unwatched
+from weft.core.op import compiling, unwatched, watched
 from weft.core.segments import SLICE, Slices, cut, indptr_of, narrow, sort_rows
 from weft.core.transforms import below_transforms
 from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
@@ -88,6 +88,7 @@ class Graph:
         num_sources: int | None = None,
         reused: bool = False,
     ) -> None:
+        traced = compiling() or watched()  # sizes may be symbols, which are no key
         if not compiling():
             _check_tensors(src, dst)
         if num_nodes is None:
@@ -95,11 +96,10 @@ class Graph:
         sources = num_nodes if num_sources is None else num_sources
         self.reused = reused
         tables = _tables(src, dst, sources, num_nodes)
-        self.tables = _with_runs(tables) if reused and not compiling() else tables
+        self.tables = _with_runs(tables) if reused and not traced else tables
         self.packed, self.present = pack(self.tables)
-        self.kind = (
-            None if compiling() else _kind(self.present, *self.tables[:3], *map(_of, self.packed))
-        )
+        facts = None if traced else (self.present, *self.tables[:3], *map(_of, self.packed))
+        self.kind = facts and _kind(*facts)
 
     def __repr__(self) -> str:
         return f"Graph({self.num_edges} edges, {self.num_sources} to {self.num_nodes} rows)"

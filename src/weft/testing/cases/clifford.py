@@ -103,6 +103,7 @@ def make_case(
         magnitude=functools.partial(_magnitude, op),
         polynomial=found.polynomial,
         together=True,
+        neighbours=16,
     )
 
 
