@@ -55,8 +55,8 @@ Generated from the rows in `benchmarks/results` by `weft bench`; every number is
   graphs; *host* is the time until the call returns, without replay. Rows hold warm times too.
 - *second* is the gradient of the gradients alone, with a retained graph.
 - *first_calls* are single calls in fresh processes (`benchmarks/first_calls.py`), with empty caches
-  and with code from disk. Those of gradients at commit 5f28c42 hold torch's own import of sympy too,
-  some 1.6 s.
+  and with code from disk. Those of gradients at commit 5f28c42 hold torch's own import of sympy
+  too, some 1.6 s.
 - Graphs of *o3* are made before, for many calls (`reused=True`), as those of the peers.
 """
 
