@@ -73,11 +73,20 @@ def check(key, oracle, rows, features, dtype=torch.float32, strided=False, order
     inputs = operands(found, rows, features, dtype, strided)
     results = launch.run(found, inputs)
     exact = derivatives(oracle, [a.double() for a in inputs], order)
-    plain = derivatives(oracle, [a.float() for a in inputs], order)
-    for a, b, c in zip(results, exact, plain, strict=True):
+    plain = [derivatives(oracle, beside(inputs, seed), order) for seed in range(16)]
+    for a, b, *samples in zip(results, exact, *plain, strict=True):
         assert a.is_contiguous()
         assert a.dtype == dtype
-        assert_as_accurate(a, b, plain_error(c, b, dtype))
+        noise = [plain_error(c, b, dtype) for c in samples]
+        assert_as_accurate(a, b, torch.stack(noise))
+
+
+def beside(inputs, seed):
+    """In float32, each number moved to one beside it: torch's error at the very ones is luck."""
+    generator = torch.Generator().manual_seed(seed)
+    signs = [2 * torch.randint(0, 2, a.shape, generator=generator) - 1 for a in inputs]
+    eps = torch.finfo(torch.float32).eps
+    return [a.float() * (1 + eps * sign) for a, sign in zip(inputs, signs, strict=True)]
 
 
 @pytest.fixture
