@@ -83,7 +83,7 @@ def _pairs(workload: Workload) -> Candidate:
             subm=True,
             is_train=True,
         )
-        return found[2]
+        return found[2][: workload.tables["kept"]]
 
     return Candidate(NAME, "cuda", function, workload.inputs, workload.oracle)
 

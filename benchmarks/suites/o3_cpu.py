@@ -67,10 +67,12 @@ def _harmonics_case(name: str, rows: int) -> Case:
 CASES = [
     conv_case("conv_l2_20k", lambda: _layer(64), 1000, 20, backends=("numba", "torch")),
     conv_case("conv_l2_100", lambda: _layer(16), 20, 6),
+    conv_case("conv_scalars_100", _scalars, 25, 4),
     conv_case("conv_scalars_2k", _scalars, 200, 10),
     product_case("product_l2_200", lambda: _layer(16), 200, ALL),
     product_case("fully_connected_200", _fully_connected, 200, ALL),
     linear_case("linear_l2_200", "64x0e+64x1o+64x2e", 200),
+    linear_case("linear_scalars_200", "256x0e", 200),
     _harmonics_case("harmonics_l2_200", 200),
     _harmonics_case("harmonics_l2_20k", 20_000),
 ]

@@ -16,13 +16,15 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from weft.core.generated import load
-from weft.o3 import dialects, generator, kernels, launch
+from weft.o3 import dialects, folds, generator, kernels
 from weft.o3.division import Facts, divide
 from weft.o3.job import Job
 from weft.testing.compiler import Build
 from weft.testing.o3_workloads import WORKLOADS, calls
 
-INTEGERS = ("indptr_ptr", "owner_ptr", "edges_ptr", "index_ptr", "places_ptr", "entries_ptr")
+INTEGERS = tuple(
+    f"{name}_ptr" for name in ("indptr", "owner", "edges", "index", "places", "columns", "entries")
+)
 CASES = {
     f"{name}, {order}, {dtype}, {target}": (name, order, dtype, target)
     for name, orders, dtype, targets in (
@@ -32,7 +34,7 @@ CASES = {
         ("mace_L2_carbon", ("backward in runs",), "fp32", ("sm_80", "sm_90", "gfx942")),
         ("mace_L2_carbon", ("backward in runs",), "bf16", ("sm_90",)),
         ("l3_uniform64", ("forward", "backward", "backward in runs"), "fp32", ("sm_90",)),
-        ("sevennet_l3i5", ("forward", "backward"), "fp32", ("sm_90",)),
+        ("sevennet_l3i5", ("forward", "backward", "backward lent"), "fp32", ("sm_90",)),
         ("sevennet_l3i5", ("backward",), "fp64", ("sm_90",)),
         ("uuu_seed", ("forward", "backward"), "fp32", ("sm_90",)),
     )
@@ -45,7 +47,8 @@ def jobs(name: str, order: str, dtype: str) -> list[Job]:
     workload = WORKLOADS[name]
     graph = "" if workload.shared else "xz"
     order, _, runs = order.partition(" in ")
-    facts = Facts(graph, graph[:1], "", workload.shared, dtype == "fp64", bool(runs))
+    lends, order = order.endswith(" lent"), order.removesuffix(" lent")
+    facts = Facts(graph, graph[:1], "", workload.shared, dtype == "fp64", bool(runs), lends)
     return [job for job, _ in divide(workload.structure, calls()[order], facts).jobs]
 
 
@@ -80,9 +83,15 @@ def test_folds(places: int | None, check: Check) -> None:
     found = build(kernels.fold_rows_kernel, constants, "fp32", 4)
     found = replace(found, multiples_of_16=("width", "partial_width"), wide_loads=places is None)
     check(found, f"fold of rows, {places}", "sm_90")
-    constants = dict(zip(("BLOCK_E", "BLOCK_C", "SCAN"), launch.ROUND.blocks, strict=True))
-    found = build(kernels.fold_round_kernel, constants, "fp32", launch.ROUND.num_warps)
+    constants = dict(zip(("BLOCK_E", "BLOCK_C", "SCAN"), folds.ROUND.blocks, strict=True))
+    found = build(kernels.fold_round_kernel, constants, "fp32", folds.ROUND.num_warps)
     check(replace(found, multiples_of_16=("width",), wide_loads=True), "fold of a round", "sm_90")
-    constants = {"COUNT": 2, "BLOCK_R": launch.COLUMNS // 16, "BLOCK_C": 16}
+    constants = dict(zip(("BLOCK_E", "BLOCK_C"), folds.LOAN.blocks, strict=True))
+    constants["VECTOR"] = folds.VECTOR
+    found = build(kernels.fold_lent_kernel, constants, "fp32", folds.LOAN.num_warps)
+    numbers = ("count", "width", "partial_width")
+    found = replace(found, multiples_of_16=numbers, wide_loads=True)
+    check(found, "fold of loans", "sm_90")
+    constants = {"COUNT": 2, "BLOCK_R": folds.COLUMNS // 16, "BLOCK_C": 16}
     found = build(kernels.fold_columns_kernel, constants, "fp32", 1)
     check(found, "fold of columns", "sm_90")

@@ -17,22 +17,15 @@ if interpreted():
 from tests.compile.conftest import Check
 from weft.core.generated import load
 from weft.o3 import radial_linear_generator as generator
+from weft.o3 import radial_linear_kernels as kernels
 from weft.o3 import radial_linear_launch as launch
+from weft.o3 import radial_linear_parts as parts
 from weft.o3.radial_linear_generator import Job
-from weft.testing.compiler import Build, compile_for, statistics
+from weft.testing.compiler import Build, compile_for
 from weft.testing.o3_workloads import WORKLOADS
 
 HIDDEN = 64
-SPILLS = {
-    "mace_L2_carbon, tf32, kernel 2": 8,
-    "mace_L2_carbon, tf32x3, kernel 1": 14,
-    "mace_L2_carbon, tf32x3, kernel 2": 110,
-}
-"""Most instructions that move registers to memory and back, where not 0.
-
-Shapes without any were timed on an H200, and were slower.
-"""
-INTEGERS = ("indptr_ptr", "src_ptr")
+TYPES = {"indptr_ptr": "*i32", "src_ptr": "*i32", "h_ptr": "*fp16", "a_ptr": "*fp16"}
 
 
 def jobs(structure, precision):
@@ -45,11 +38,11 @@ def build(job: Job) -> Build:
     kernel = load("o3_radial", generator.source(job)).__dict__[generator.NAME]
     constants = {"BLOCK": tiling.block, "STAGES": tiling.stages}
     types = {
-        name: "*i32" if name in INTEGERS else "*fp32" if name.endswith("_ptr") else "i32"
+        name: TYPES.get(name, "*fp32" if name.endswith("_ptr") else "i32")
         for name in kernel.arg_names
         if name not in constants
     }
-    options = {"num_warps": tiling.warps, "num_stages": 1}
+    options = {"num_warps": generator.WARPS, "num_stages": 1}
     return Build(kernel, types, constants, options, tensor_cores=True, wide_loads=True)
 
 
@@ -57,13 +50,35 @@ def build(job: Job) -> Build:
 @pytest.mark.parametrize("name", ["mace_L2_carbon"])
 def test_kernels(name: str, precision: str, check: Check) -> None:
     for n, job in enumerate(jobs(WORKLOADS[name].structure, precision)):
-        case = f"{name}, {precision}, kernel {n}"
-        if case not in SPILLS:
-            check(build(job), case, "sm_90")
-            continue
-        stats = statistics(compile_for(build(job), "sm_90"), "sm_90")
-        assert stats["tensor_cores"]
-        assert stats["spills"] <= SPILLS[case]
+        check(build(job), f"{name}, {precision}, kernel {n}", "sm_90")
+
+
+@pytest.mark.parametrize("hidden", [64, 128])
+@pytest.mark.parametrize("name", ["row_parts", "column_parts", "formed_weights", "summed_products"])
+def test_kernels_of_parts(name: str, hidden: int, check: Check) -> None:
+    width, device = WORKLOADS["mace_L2_carbon"].structure.width("w"), torch.device("cpu")
+    made = {
+        "row_parts": parts._row_kernel(hidden, 16, 2, None, device),
+        "column_parts": parts._column_kernel(hidden, width, 1, 2, device),
+        "formed_weights": parts._formed_kernel(hidden, width, device),
+        "summed_products": parts._summed_kernel(hidden, width, device),
+    }
+    kernel, products = getattr(kernels, name), name in ("formed_weights", "summed_products")
+    options = made[name]._shown
+    constants = {key: value for key, value in options.items() if key in kernel.arg_names}
+    missing = {"row_parts": ("order_ptr", "powers_ptr")}.get(name, ())
+    constants |= dict.fromkeys(missing)
+    halves = ("parts_ptr", *(("h_ptr", "a_ptr") if products else ()))
+    types = {
+        key: "*fp16" if key in halves else "*i32" if key == "columns_ptr" else "*fp32"
+        if key.endswith("_ptr") else "i32"
+        for key in kernel.arg_names
+        if key not in constants
+    }  # fmt: skip
+    chosen = {key: options[key] for key in ("num_warps", "num_stages")}
+    wide = name != "column_parts"  # whose columns are gathered
+    build = Build(kernel, types, constants, chosen, tensor_cores=products, wide_loads=wide)
+    check(build, f"{name}, hidden {hidden}", "sm_90")
 
 
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32"])

@@ -59,7 +59,7 @@ def test_contractions(name: str, check: Check) -> None:
 def test_fold(check: Check) -> None:
     types = {"part_ptr": "*fp32", "out_ptr": "*fp32", "starts_ptr": "*i32"}
     types |= {"span": "i32", "width": "i32"}
-    blocks, warps, _ = symmetric_launch.FOLD
+    blocks, warps, *_ = symmetric_launch.FOLD
     constants = dict(zip(("BLOCK_P", "BLOCK_C"), blocks, strict=True))
     build = Build(symmetric_kernels.fold_parts_kernel, types, constants, {"num_warps": warps})
     check(replace(build, multiples_of_16=("width",), wide_loads=True), "fold of parts", "sm_90")

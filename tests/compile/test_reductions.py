@@ -106,8 +106,7 @@ def made(kernel: Any, dtype: str, tile: Tile, constants: dict[str, Any]) -> Buil
             types[name] = "*i64" if lists or name in integers else f"*{dtype}"
     if "guard_ptr" in types:
         types["guard_ptr"] = "*i32"
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    return Build(kernel, types, constants, options, tensor_cores="WIDTH" in constants)
+    return Build(kernel, types, constants, tile.options, tensor_cores="WIDTH" in constants)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -167,6 +166,11 @@ def test_the_bound_of_products(check: Check) -> None:
     check(found, "bound of products", "sm_90")
 
 
+SPILLS = {"few": 400, "many": 0}
+"""Of total sums, at the end of a block of tiles: with fewer registers more programs run (H200, 10¹²
+pairs: 368 ms with 128, 422 with 168 and few spills)."""
+
+
 @pytest.mark.parametrize("count", ["few", "many"])
 @pytest.mark.parametrize("dim", [3, 64, 128])
 def test_products_with_vectors(dim: int, count: str, check: Check) -> None:
@@ -176,6 +180,7 @@ def test_products_with_vectors(dim: int, count: str, check: Check) -> None:
     found = made(kernel, "fp32", moments.TILES[count, split], constants)
     found.types.update(x_ptr="*fp16", y_ptr="*fp16")
     found.types["w_ptr"] = {"few": "*fp32", "many": "*bf16"}[count]
+    found = dataclasses.replace(found, spills=SPILLS[count])
     check(found, f"products with {count} columns, {dim}", "sm_90")
 
 

@@ -41,6 +41,9 @@ TABLES = {
     "work_ptr": "*i64",
 }
 ONES = {"stride_wd": 1}
+SAME = {"listed_gradient": "weight_gradient", "few_gradient": "weight_gradient"}
+SAME |= {"finished": "convolve", "whole list": "list"}
+"""Kernels with other arguments: a table that is not mirrored, or of few rows."""
 PLAIN = {"FLIP": False, "ACTIVATION": None, "scale_ptr": None, "residual_ptr": None}
 FINISHED = {"FLIP": False, "ACTIVATION": "gelu"}
 KEY = {"SAMPLES": 256, "NEAR": preparation.NEAR}
@@ -49,7 +52,9 @@ PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, preparation.KEYED),
     "rank": ({"MOST": 2**31 - 1}, preparation.RANKED),
     "list": ({"K": 27, "WIDE": False}, Tile((), 1)),
-    "tally": ({"K": 27}, Tile((1024,), 8)),
+    "whole list": ({"K": 27, "WIDE": False, "rest_ptr": None}, Tile((), 1)),
+    "scan": ({}, preparation.SCANNED),
+    "turn": ({"K": 27}, preparation.SCANNED),
     "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((preparation.PANEL,))),
     "share": ({"K": 27, "OFFSETS": 32}, Tile((preparation.SHARES,))),
     "reduce": ({"K": 27, "OFFSETS": 32}, launch.REDUCED),
@@ -63,6 +68,7 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
     constants: dict[str, Any] = {"K": 27, "WIDE": False}
     if name.endswith("gradient"):
         constants |= {"OFFSETS": 32, "WHOLE": False}
+        constants["MIRRORED"] = name != "listed_gradient"
     precision = {"tf32": "tf32"}.get(kind, "ieee")
     size, gpu = SIZES[kind], GPUS[target]
     if name.startswith("depthwise"):
@@ -71,7 +77,7 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
             constants |= PLAIN
         else:
             tile = tile._replace(blocks=tile.blocks[1:])
-    elif name == "weight_gradient":
+    elif name.endswith("gradient"):
         constants["PRECISION"] = precision
         tile = tiles.gradient_tile(channels, channels, size, gpu)
     else:
@@ -81,13 +87,14 @@ def build(name: str, kind: str, channels: int, target: str) -> Build:
         if name == "fold":
             constants["WIDTH"] = 4
             tile = tiles.fold_tile(64, size)
-    return _build(name.replace("finished", "convolve"), constants, tile, kind, ONES)
+    return _build(name, constants, tile, kind, ONES)
 
 
 def _build(
     name: str, constants: dict[str, Any], tile: Tile, kind: str, ones: dict[str, int]
 ) -> Build:
-    dtype = kind.replace("tf32", "fp32")
+    dtype, few = kind.replace("tf32", "fp32"), name == "few_gradient"
+    name = SAME.get(name, name)
     module = preparation_kernels if hasattr(preparation_kernels, f"{name}_kernel") else kernels
     kernel = getattr(module, f"{name}_kernel")
     names = kernel.arg_names
@@ -98,6 +105,7 @@ def _build(
     ours = ("x_ptr", "w_ptr", "y_ptr", "g_ptr", "scale_ptr", "shift_ptr", "residual_ptr")
     data = dict.fromkeys(ours, dtype)
     data |= {"z_ptr": "fp64" if dtype == "fp64" else "fp32", "dw_ptr": "fp16"}
+    data |= dict.fromkeys(("in_ptr", "out_ptr"), "i16" if few else "i32")
     types = {
         n: TABLES.get(n, f"*{data.get(n, 'i32')}") if n.endswith("_ptr") else "i32"
         for n in names
@@ -123,6 +131,7 @@ CASES += [
     for name in ("convolve", "weight_gradient")
     for target in ("sm_80", "gfx942")
 ]
+CASES += [(n, "fp16", c, "sm_90") for n in ("listed_gradient", "few_gradient") for c in (64, 128)]
 CASES += [("finished", "fp16", c, "sm_90") for c in (64, 128, 256)]
 CASES += [(name, "fp16", 64, "sm_90") for name in ("fold", "depthwise", "depthwise_gradient")]
 

@@ -41,15 +41,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "search_kernel": {
         "symmetric": {"SYMMETRIC": True, "MIRRORED": False},
         "symmetric in order": {"SYMMETRIC": True, "MIRRORED": False, "order_ptr": None},
-        "uneven": {"SYMMETRIC": False, "MIRRORED": False},
-        "uneven mirrored": {"SYMMETRIC": False, "MIRRORED": True},
+        "uneven": {"SYMMETRIC": False, "MIRRORED": False, "rest_ptr": None},
+        "uneven mirrored": {"SYMMETRIC": False, "MIRRORED": True, "rest_ptr": None},
         "many offsets": {"SYMMETRIC": True, "MIRRORED": False, "parts_ptr": None},
         "half": {"SYMMETRIC": True, "MIRRORED": False, "parts_ptr": None, "HALF": True},
     },
     "look_kernel": {
         "any order": {"MIRRORED": False},
         "in order": {"MIRRORED": False, "order_ptr": None},
-        "many offsets": {"MIRRORED": True, "parts_ptr": None},
+        "many offsets": {"MIRRORED": True, "parts_ptr": None, "rest_ptr": None},
     },
     "candidates_kernel": {
         "strided": {"TRANSPOSED": False},

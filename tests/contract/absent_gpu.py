@@ -62,6 +62,7 @@ def without_triton(replace: Any) -> Driver:
     driver = Driver()
     replace(launcher, "_current_stream", lambda: 0)
     replace(launcher, "_made", set())
+    replace(launcher, "_runs", {})  # handles of code are those of a driver
     replace(fingerprint, "device", lambda: "sm_90")
     replace(machine, "_begun", {})
     replace(machine, "_driver", lambda: driver)

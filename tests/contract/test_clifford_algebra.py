@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weft.clifford import Algebra
-from weft.errors import ShapeError
+from weft.errors import DTypeError, ShapeError
 from weft.testing.cases.clifford import METRICS
 
 MIXED = (*METRICS, (), (0,), (0, 0, 0), (1, 0, -1), (-1, 0, 1, -1, 1))
@@ -100,3 +100,15 @@ def test_algebras_are_values():
 def test_metrics_that_are_none(metric):
     with pytest.raises(ShapeError, match=r"metric is .* must be -1, 0 or 1, not .*Scale"):
         Algebra(metric)
+
+
+@pytest.mark.parametrize("counts", [(-1,), (2, -1), (2, 0, 0.5)])
+def test_counts_that_are_none(counts):
+    """Seen red with -1 taken for 0."""
+    with pytest.raises(ShapeError, match=r"[pqr] is -?[0-9.]+: .* at least 0\. Pass Algebra\.cl"):
+        Algebra.cl(*counts)
+
+
+def test_a_number_is_no_metric():
+    with pytest.raises(DTypeError, match=r"metric is 3: .* each basis vector\. Pass .*cl\(3\)"):
+        Algebra(3)

@@ -141,6 +141,13 @@ def test_backends_that_cannot_serve():
         clifford.wedge(large, large, Algebra((1,) * 6), backend="triton")
 
 
+def test_an_algebra_is_no_grade():
+    with raises(
+        weft.DTypeError, TypeError, r"grades is a Algebra: .* Use grade_project\(x, grades"
+    ):
+        clifford.grade_project(X, SPACE, 2)
+
+
 def test_every_text_says_what_to_do():
     for bad in (
         lambda: call("wedge", X[:7], X),

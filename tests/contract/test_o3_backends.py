@@ -1,7 +1,7 @@
 """The backend of a module: the one that is asked for serves every part, or BackendError.
 
 Seen red with: a backend not handed to products, nor to sums over edges, nor to rows of elements;
-matrices never refused.
+matrices never refused; tables of pairs that ask torch's dispatcher while torch.compile traces.
 """
 
 import pytest
@@ -142,6 +142,22 @@ def test_classes_hand_it_down():
 @pytest.mark.parametrize("name", ["conv", "linear"])
 def test_compiled(name):
     module, inputs = (CHANNELWISE | MIXING)[name](backend="torch")
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    exact = module(*inputs).double()
+    assert_within_bound(compiled(*inputs), exact, exact.abs() + exact.abs().max(), 64)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the doors are checked without TRITON_INTERPRET")
+@pytest.mark.parametrize("mode", ["uvw", "uvu", "uvv", "uuw", "uuu", "uvuv", "u<vw", "uvu<v"])
+def test_every_mode_is_one_graph(mode):
+    torch.compiler.reset()
+    copies = {"uvuv": 9, "uvu<v": 3}.get(mode, 3)
+    irreps = "3x0e+3x1o", "3x0e+3x1o", f"{copies}x0e+{copies}x1e"
+    paths = [(0, 0, 0, mode, False), (1, 1, 1, mode, False)]
+    if mode not in ("uvuv", "uvu<v"):
+        paths = [(*path[:4], True) for path in paths]
+    module, inputs = product(paths, irreps=irreps)
+    inputs = inputs if module.weight_numel else inputs[:2]
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     exact = module(*inputs).double()
     assert_within_bound(compiled(*inputs), exact, exact.abs() + exact.abs().max(), 64)

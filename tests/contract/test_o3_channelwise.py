@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import weft
 from tests.conftest import BACKENDS, INTERPRETED
 from weft.errors import BackendError, DeviceError, DTypeError, ShapeError
-from weft.o3 import blocked, reference
+from weft.o3 import blocked, operator, reference
 from weft.o3.channelwise import channelwise_product
 from weft.o3.graph import Graph, graph_of
 from weft.o3.structure import Structure, read
@@ -351,12 +351,19 @@ class TestDoors:
             )
 
 
-def test_small_calls_on_the_cpu_compile_no_loop():
+def test_small_calls_on_the_cpu_compile_no_loop_of_their_own(monkeypatch):
     x, y, w = inputs(UVU, 3, 3, torch.float32)
     if INTERPRETED:
         pytest.skip("the CPU's choice is checked without TRITON_INTERPRET")
-    told = weft.explain(channelwise_product, UVU, x, y, w)
-    assert {launch.backend for launch in told.launches} == {"torch"}
+
+    def kernels():
+        told = weft.explain(channelwise_product, UVU, x, y, w)
+        return [(launch.backend, launch.kernel) for launch in told.launches]
+
+    assert kernels() == [("numba", "few_z")]
+    monkeypatch.setattr(operator, "FEW", 0)
+    monkeypatch.setattr(operator, "WIDE", 0)
+    assert kernels() == [("torch", "contract_z")]
 
 
 class TestErrors:

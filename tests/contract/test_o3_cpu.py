@@ -22,7 +22,7 @@ from weft.testing.contract import Setting, assert_same_bits, check_values
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)
 
-from weft.o3 import cpu
+from weft.o3 import cpu, few
 
 FORWARD = forward(weighted=True)
 BACKWARD, _ = trimmed(gradient(FORWARD, (True, True, True), (True,)))
@@ -108,24 +108,26 @@ def test_inputs_that_begin_inside_a_storage():
     assert_same_bits(found, exact, "views")
 
 
+@pytest.mark.parametrize("body", [cpu, few])
 @pytest.mark.parametrize("tables", [graph("no edges"), graph("nobody"), row_by_row(0)])
-def test_nothing_gives_zeros(tables):
-    results = cpu.run(UVU, BACKWARD, values(UVU, BACKWARD, tables), tables, False)
+def test_nothing_gives_zeros(tables, body):
+    results = body.run(UVU, BACKWARD, values(UVU, BACKWARD, tables), tables, False)
     rows = tables.num_x, tables.num_edges, tables.num_edges
     for result, slot, count in zip(results, "xyw", rows, strict=True):
         assert result.shape == (count, UVU.width(slot))
         assert not result.any()
 
 
-def test_what_no_path_reaches_is_zero():
+@pytest.mark.parametrize("body", [cpu, few])
+def test_what_no_path_reaches_is_zero(body):
     call = Call("xyw", (Result("z", ((0, 1, 2),)), Result("x", ())))
     tables = graph("two sets")
-    z, x = cpu.run(UVU, call, values(UVU, call, tables), tables, False)
+    z, x = body.run(UVU, call, values(UVU, call, tables), tables, False)
     assert not z[:, -6:].any()
     assert z[:, :-6].all()
     assert not x.any()
     empty = Structure((2, 2, 2, 2), (Product(0, (), (), (), (), ()),))
-    (z,) = cpu.run(empty, FORWARD, values(empty, FORWARD, tables), tables, False)
+    (z,) = body.run(empty, FORWARD, values(empty, FORWARD, tables), tables, False)
     assert z.shape == (4, 2)
     assert not z.any()
 

@@ -6,7 +6,10 @@ dropped, edges taken in the order of their numbers, coefficients rounded to floa
 that leave out its last edges, sums by halves stored one column on or over the wrong threads, a
 round that forgets what was added before, parts of a round at their edge's number or in rows it
 writes itself, entries looked through once, rows without edges left out, sums of edges that are
-not there stored, runs stored at their first edge, the edge after the next asked for and taken.
+not there stored, runs stored at their first edge, the edge after the next asked for and taken,
+parts lent columns of kernels that have run, of the kernel itself or twice, own parts of two kernels
+in one place, loans summed after the next kernel, of cut rows, of what channels share, without their
+last entries, places taken for columns.
 """
 
 import itertools
@@ -20,10 +23,11 @@ if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
 from weft.core.segments import cut
-from weft.o3 import division, launch, reference, rounds, runs, tilings
+from weft.o3 import division, folds, launch, reference, rounds, runs, tilings
 from weft.o3.contraction import Call, Result, forward, gradient, tangent
 from weft.o3.graph import Graph, Tables, row_by_row
 from weft.o3.job import Tiling
+from weft.o3.loans import lend
 from weft.o3.structure import SLOTS, Block, Path, Product, Structure
 from weft.testing import assert_within_bound
 from weft.testing.contract import assert_same_bits
@@ -277,7 +281,7 @@ AT_ONCE = {"unsorted": UNSORTED, "a hub of sources": SORTED._replace(x_slices=CU
 def test_rounds(fresh, monkeypatch, structure, tables, order):
     monkeypatch.setattr(rounds, "SPARE", 40)
     monkeypatch.setattr(launch, "MANY", 0)
-    monkeypatch.setattr(launch, "ROUND", launch.ROUND._replace(blocks=(1, 16, 2)))
+    monkeypatch.setattr(folds, "ROUND", folds.ROUND._replace(blocks=(1, 16, 2)))
     found = (IN_ROUNDS | AT_ONCE)[tables]
     first = check(structure, calls()[order], found)
     (recipe,) = launch._recipes.values()
@@ -321,6 +325,90 @@ def test_parts_lie_in_rows_that_later_rounds_write(monkeypatch, weights, parts):
             assert place % rounds.ALIGNED == 0
             at = place + (turn.end - turn.begin) * part
         assert at <= 100 * weights
+
+
+LENT = IN_ROUNDS | {"unsorted": UNSORTED, "sources": SOURCES}
+ALONE = {"a hub of sources": CUT, "targets": TARGETS}
+THREE = conv(((4, 0), (4, 1), (8, 1), (3, 0), (3, 1)), (0, 1), natural=False)
+SHARED = Structure(  # z_u = x y_u w_u: channels share x
+    (2, 4, 8, 8),
+    tuple(
+        Product(
+            4,
+            (Block(k, 0, 1, 0),),
+            (Block(0, 0, 1, 1),),
+            (Block(4 * k, 0, 1, 1),),
+            (Block(4 * k, 0, 1, 1),),
+            (Path(0, 0, 0, 0, 0.9),),
+        )
+        for k in range(2)
+    ),
+)
+
+
+@pytest.fixture
+def lending(fresh, monkeypatch):
+    """Parts of however few edges find room."""
+    monkeypatch.setattr(launch, "LENT", 0)
+
+
+@pytest.mark.parametrize("order", ["backward", "second order"])
+@pytest.mark.parametrize("tables", LENT | ALONE)
+def test_parts_in_the_gradient_of_weights(lending, tables, order):
+    found = (LENT | ALONE)[tables]
+    call = calls()[order]
+    results = check(THREE, call, found)
+    (recipe,) = launch._recipes.values()
+    assert _borrows(recipe) == (tables in LENT)
+    again = check(THREE, call, found)
+    check(THREE, call, found, dtype=torch.float64)
+    check(THREE, call, found, dtype=torch.bfloat16)
+    for a, b in zip(results, again, strict=True):
+        assert_same_bits(a, b, "the same call again")
+
+
+@pytest.mark.parametrize("needed", list(itertools.product([False, True], repeat=3)))
+def test_subsets_with_parts_in_the_gradient_of_weights(lending, needed):
+    check(THREE, gradient(forward(weighted=True), needed, (True,)), UNSORTED)
+    recipe = next(iter(launch._recipes.values()), None)
+    assert (recipe is not None and _borrows(recipe)) == (needed[0] and needed[2])
+
+
+def test_what_channels_share_is_not_lent(lending):
+    check(SHARED, calls()["backward"], UNSORTED)
+    assert not any(map(_borrows, launch._recipes.values()))
+
+
+def _borrows(recipe):
+    """Whether kernels add up what lies in columns of a result."""
+    kernels = {step.kernel._kernel.__name__ for step in recipe.launches.steps}
+    return "fold_lent_kernel" in kernels
+
+
+def test_loans_by_hand():
+    wanted, given = [[3], [2, 2], [4, 4]], [range(2), range(2, 6), [6, 7, 8, 9, 12, 13]]
+    assert lend(wanted, given) == [(1, (0, 6), True), (0, (6,), True), (2, (0, 4), False)]
+    assert lend([[2], [2]], [[0], [1]]) == [(0, (0,), False), (1, (2,), False)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_loans_are_columns_of_later_kernels(seed):
+    random = torch.Generator().manual_seed(seed)
+    kernels = torch.randint(0, 4, (60,), generator=random)
+    given = [(kernels == n).nonzero().flatten().tolist() for n in range(4)]
+    wanted = [torch.randint(1, 5, (n + 1,), generator=random).tolist() for n in range(4)]
+    rooms = lend(wanted, given)
+    assert sorted(room.kernel for room in rooms) == [0, 1, 2, 3]
+    assert [room.lent for room in rooms] == sorted((room.lent for room in rooms), reverse=True)
+    own = []
+    for at, room in enumerate(rooms):
+        spans = zip(room.begins, wanted[room.kernel], strict=True)
+        taken = [c for begin, size in spans for c in range(begin, begin + size)]
+        later = {c for other in rooms[at + 1 :] for c in given[other.kernel]}
+        assert len(set(taken)) == len(taken)
+        assert set(taken) <= later if room.lent else not set(taken) & set(own)
+        own += [] if room.lent else taken
+    assert sorted(own) == list(range(len(own)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from tests.conftest import INTERPRETED
 from weft import o3
 from weft.errors import DTypeError, ShapeError
 from weft.testing import assert_within_bound
@@ -89,7 +90,9 @@ def test_cutoff_ends():
         (curvature,) = torch.autograd.grad(slope.sum(), r)
         assert value.tolist() == [1] + [0] * 6
         assert slope.tolist() == [0] * 7
-        assert curvature.tolist() == [0] * 7
+        assert curvature[1:].tolist() == [0] * 6
+        # at 0 terms cancel: a³ T'' + 6 a T = 6 a² T' = 18, over R²
+        close(curvature[:1], torch.zeros(1, dtype=dtype), 36 / R_MAX**2)
         near = torch.linspace(0.9 * R_MAX, R_MAX, 1000, dtype=dtype)
         assert (cutoff(near) >= 0).all()
         assert (cutoff(near).diff() <= 0).all()
@@ -158,8 +161,9 @@ def radial(r):
 
 def test_gradients():
     r = torch.tensor([0.37, 0.99, 2.3, 4.6, 6.1], dtype=FLOAT, requires_grad=True)
-    torch.autograd.gradcheck(radial, r, check_forward_ad=True)
-    torch.autograd.gradgradcheck(radial, r)
+    # an interpreted program takes milliseconds: there along few directions
+    torch.autograd.gradcheck(radial, r, check_forward_ad=True, fast_mode=INTERPRETED)
+    torch.autograd.gradgradcheck(radial, r, fast_mode=INTERPRETED)
     zero = torch.zeros(3, dtype=FLOAT, requires_grad=True)
     (slope,) = torch.autograd.grad(radial(zero).sum(), zero, create_graph=True)
     (curvature,) = torch.autograd.grad(slope.sum(), zero)

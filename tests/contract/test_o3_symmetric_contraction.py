@@ -110,10 +110,10 @@ def test_other_couplings_may_be_weighed():
             matrix = torch.randn(table.shape[-1], table.shape[-1] + 2, dtype=DOUBLE)
             weight = torch.nn.Parameter(torch.randn(ELEMENTS, len(matrix.T), 3, dtype=DOUBLE))
             tables[degree - 1].append((table @ matrix).float())
-            own(degree).data = matrix @ weight.data
             if degree == 3:
-                changed.weights_max = weight
+                own.weights_max.data, changed.weights_max = matrix @ weight.data, weight
             else:
+                own.weights[2 - degree].data = matrix @ weight.data
                 changed.weights[2 - degree] = weight
     other.take_couplings(tables)
     x, element = given.inputs[0], given.tables["element"]

@@ -9,6 +9,7 @@ not begin at zero, the results of two kernels swapped, one weight for all functi
 """
 
 import copy
+import json
 
 import pytest
 import torch
@@ -102,38 +103,65 @@ def test_one_kernel_is_the_products_by_degrees(layout, programs, monkeypatch):
 def by_torch(monkeypatch):
     """The one kernel's operator, with a body of torch."""
 
-    def run(name, layout, tensors, element, rows):
-        found, order = program(name), rows.order.long()
-        places = dict(symmetric_launch.columns(name, layout, tensors[1].shape[2]))
-        channels, wide = tensors[1].shape[2], accumulator(tensors[0].dtype)
-        index = {
-            slot: torch.tensor([[c.offset + n * c.step for n in range(channels)] for c in columns])
-            for slot, columns in places.items()
-        }
-        leaves = {
-            operand.name: (
-                tensor[element].transpose(0, 1)
-                if slot == "w"
-                else tensor[:, index[slot]].transpose(0, 1)
-            ).to(wide)
-            for operand, tensor, slot in zip(found.inputs, tensors, slots(name).inputs, strict=True)
-        }
-        results = []
-        for output, slot in zip(found.outputs, slots(name).outputs, strict=True):
-            values = evaluate(output.components, leaves, {})
-            like = leaves["x"][0]
-            stacked = torch.stack([v + torch.zeros_like(like) for v in values], 1)  # (N, size, C)
-            if slot == "w":
-                result = tensors[1].new_zeros(tensors[1].shape, dtype=wide)
-                result.index_add_(0, element[order], stacked[order])
-            else:
-                result = stacked.new_empty(len(stacked), len(places[slot]) * channels)
-                result[:, index[slot]] = stacked
-            results.append(result.to(tensors[0].dtype))
-        return results
+    def prepared(name, layout, mixed, like):
+        sizes, products, entries = json.loads(mixed)
+        table = torch.zeros(products, sum(sizes), dtype=accumulator(like[0].dtype))
+        for p, k, value in entries:
+            table[p, k] = value
 
-    monkeypatch.setattr(symmetric_launch, "run", run)
+        def body(given):
+            *floats, element, order, _ = given
+            read = iter(floats)
+            tensors = [
+                table @ torch.cat([next(read).to(table.dtype) for _ in sizes], 1)
+                if slot == "w"
+                else next(read)
+                for slot in slots(name).inputs
+            ]
+            found = []
+            for slot, result in results(name, layout, tensors, element, order.long()):
+                if slot == "w":
+                    found += (
+                        g.to(floats[1].dtype, copy=True) for g in (table.T @ result).split(sizes, 1)
+                    )
+                else:
+                    found.append(result.to(floats[0].dtype))
+            return tuple(found)
+
+        return body
+
+    monkeypatch.setattr(symmetric_launch, "prepared", prepared)
     monkeypatch.setattr(symmetric_contraction, "_chosen", lambda backend, device: "triton")
+
+
+def results(name, layout, tensors, element, order):
+    """Slots and values of a program."""
+    found = program(name)
+    places = dict(symmetric_launch.columns(name, layout, tensors[1].shape[2]))
+    channels, wide = tensors[1].shape[2], accumulator(tensors[0].dtype)
+    index = {
+        slot: torch.tensor([[c.offset + n * c.step for n in range(channels)] for c in columns])
+        for slot, columns in places.items()
+    }
+    leaves = {
+        operand.name: (
+            tensor[element].transpose(0, 1)
+            if slot == "w"
+            else tensor[:, index[slot]].transpose(0, 1)
+        ).to(wide)
+        for operand, tensor, slot in zip(found.inputs, tensors, slots(name).inputs, strict=True)
+    }
+    for output, slot in zip(found.outputs, slots(name).outputs, strict=True):
+        values = evaluate(output.components, leaves, {})
+        like = leaves["x"][0]
+        stacked = torch.stack([v + torch.zeros_like(like) for v in values], 1)  # (N, size, C)
+        if slot == "w":
+            result = tensors[1].new_zeros(tensors[1].shape, dtype=wide)
+            result.index_add_(0, element[order], stacked[order])
+        else:
+            result = stacked.new_empty(len(stacked), len(places[slot]) * channels)
+            result[:, index[slot]] = stacked
+        yield slot, result
 
 
 @native

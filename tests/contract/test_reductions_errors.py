@@ -1,7 +1,8 @@
 """Bad input raises the right class, names the variable, the operation and both shapes.
 
-Seen red with: the checks of dtypes, devices, masks, ranges, K and shared memory taken out, and i
-and j exchanged in the advice.
+Seen red with: axes that are no numbers, both axis and dim, sparse tensors, lists of lists and the
+truth of a lazy tensor taken as they come; the checks of dtypes, devices, masks, ranges, K and
+shared memory taken out, and i and j exchanged in the advice.
 """
 
 import re
@@ -64,7 +65,51 @@ CASES = {
         r"x is torch.int64.*float64, float32, float16, bfloat16.*\.to\(torch.float32\)",
     ),
     "a string": (lambda: LazyTensor("x"), weft.DTypeError, r"x is a str.*tensor"),
-    "an array": (lambda: LazyTensor(np.zeros((5, 3)), axis=0), weft.DTypeError, r"x is a ndarray"),
+    "an array": (
+        lambda: LazyTensor(np.zeros((5, 3)), axis=0),
+        weft.DTypeError,
+        r"x is a ndarray.*torch.from_numpy, or take weft.reductions.numpy",
+    ),
+    "an argument that is an array": (
+        lambda: genred(np.zeros((5, 3)), Y),
+        weft.DTypeError,
+        r"argument 0 is a ndarray.*weft.reductions.numpy",
+    ),
+    "a list of lists": (lambda: LazyTensor([[1.0, 2.0]]), weft.DTypeError, r"x is a list.*numbers"),
+    "a list of tensors": (  # which would lose their gradients
+        lambda: LazyTensor([torch.ones((), requires_grad=True)]),
+        weft.DTypeError,
+        r"x is a list",
+    ),
+    "a sparse tensor": (
+        lambda: Vi(X.to_sparse()),
+        weft.DTypeError,
+        r"\(5, 3\) of layout torch.sparse_coo: .* strided.*to_dense",
+    ),
+    "a sparse tensor with an axis": (
+        lambda: LazyTensor(X.to_sparse(), axis=0),
+        weft.DTypeError,
+        r"to_dense",
+    ),
+    "a sparse argument": (lambda: genred(X.to_sparse(), Y), weft.DTypeError, r"to_dense"),
+    # what a lazy tensor is asked
+    "if it is true": (
+        lambda: bool(KERNEL == KERNEL),
+        weft.ShapeError,
+        r"\(5, 7\) is asked if it is true.*each pair.*ifelse",
+    ),
+    "a name for an axis": (lambda: KERNEL.sum("j"), weft.ShapeError, r"axis j.*0 \(over i\) or 1"),
+    "two axes": (lambda: KERNEL.sum((0, 1)), weft.ShapeError, r"axis \(0, 1\).*Pass axis or dim"),
+    "an axis and another dim": (
+        lambda: KERNEL.sum(axis=1, dim=0),
+        weft.ShapeError,
+        r"axis 1 and dim 0.*Pass axis or dim",
+    ),
+    "an axis and another dim of logsumexp": (
+        lambda: KERNEL.logsumexp(axis=1, dim=0),
+        weft.ShapeError,
+        r"axis 1 and dim 0",
+    ),
     "a symbol": (
         lambda: Var(0, 3, 5),
         weft.ShapeError,
@@ -375,8 +420,11 @@ def test_a_gpu_that_is_not_there(options):
 
 
 def test_unknown_keywords():
-    with pytest.raises(TypeError, match="speed"):
+    asked = r"Sum is given the keyword 'speed': it takes .*precision.*backend.*\. Leave it out"
+    with pytest.raises(TypeError, match=asked):
         KERNEL.sum(1, speed=3)
+    with pytest.raises(TypeError, match=r"'speed': it takes backend, .*\. Leave it out"):
+        KERNEL.sum(1, call=False)(speed=3)
 
 
 def test_empty_sides():

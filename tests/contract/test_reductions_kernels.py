@@ -265,8 +265,8 @@ def test_products_that_were_asked_for(monkeypatch, precision, scale, narrow):
 def test_the_bound_of_products(worst, holds, at):
     terms = [torch.zeros(1, 2050, 1, dtype=torch.float64) for _ in range(2)]
     terms[1][0, at] = worst
-    guard, checks = tensor_cores._within(terms, 8.0)
-    launch_all(checks)
+    guard = torch.ones((), dtype=torch.int32)
+    launch_all(tensor_cores.within(terms, 8.0, guard))
     assert int(guard) == holds
 
 
@@ -297,6 +297,25 @@ def test_products_with_vectors(products, monkeypatch, name, dim):
     half = len(products) // 2
     assert half
     assert products == [1] * half + [0] * half
+
+
+@pytest.mark.parametrize("worst", [math.inf, -math.inf, 3e38])
+@pytest.mark.parametrize("name", ["few", "many"])
+def test_columns_without_parts_are_summed_by_differences(products, worst, name):
+    x, y, g, b = var(0, 3, 0), var(1, 3, 1), var(4, 1, 0), var(2, 1, 1)
+    columns = b * {"few": y, "many": concat(y, y, y)}[name]
+    f = node("exp", -node("sqdist", x, y)) * g * columns
+    shapes = {0: (2, 300, 3), 1: (2, 150, 3), 4: (1, 300, 1), 2: (2, 150, 1)}
+    generator = torch.Generator().manual_seed(5)
+    values = {n: torch.rand(s, generator=generator) for n, s in shapes.items()}
+    values[2][1, 70] = worst
+    found = launch.sums(f, values, Sizes(2, 300, 150), None, Options())
+    plain = dense(f, values, Sizes(2, 300, 150), torch.float32).sum(2)
+    assert products == [1]
+    assert torch.isfinite(plain[0]).all()
+    assert torch.isinf(plain[1]).all() == math.isinf(worst)
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert (kind(found) == kind(plain)).all()
 
 
 @pytest.fixture

@@ -774,3 +774,25 @@ def test_positions_past_2_to_the_24(backend):
     product = (distance * 0 + 1) * Vj(one)
     assert product.sum(1, ranges=ranges, backend=backend).item() == 5
     assert distance.argmin(1, ranges=ranges, backend=backend).item() == columns - 1
+
+
+def test_numbers_have_their_sign():
+    """They are kept from call to call, and 0.0 equals -0.0."""
+    one = torch.ones(1, 1)
+    for number in (0.0, -0.0, 0.0, -0.0):
+        assert (Vi(one) / number).sum(1).item() == math.copysign(math.inf, number)
+
+
+def test_how_it_is_printed():
+    x, y, _ = small()
+    assert repr((-Vi(x).sqdist(Vj(y)) / 2.5).exp()).startswith(
+        "LazyTensor(exp(-sqdist(x0, y1) / p2)"
+    )
+    assert "(x0 - (y1 - x0)) * y1 + 2" in repr((Vi(x) - (Vj(y) - Vi(x))) * Vj(y) + 2)
+    assert "-(x0 + y1)" in repr(-(Vi(x) + Vj(y)))
+    assert "extract(x0, (1, 1))" in repr(Vi(x)[1])
+    twice = Vi(x) - Vj(y)
+    for _ in range(200):
+        twice = twice * twice
+    assert len(repr(twice)) < 400
+    assert "shape=(" in repr(twice)

@@ -3,7 +3,8 @@
 Seen red with: another centre for columns than for rows, terms of rows left out, columns past the
 end of an interval left in, columns infinitely far not set aside, moments about another point, no
 bound on the spread of a tile, a tile without rows divided by their number, a first lane that adds
-up all short intervals about the mean of rows of which the last is repeated.
+up all short intervals about the mean of rows of which the last is repeated, a second loop printed
+for few pairs.
 """
 
 import pytest
@@ -44,6 +45,14 @@ def ignored(message):
 QUOTIENTS = pytest.param(  # by the 0 of columns past the end of an interval
     "quotients", marks=ignored("divide by zero encountered in divide")
 )
+
+
+@pytest.fixture(autouse=True)
+def few_pairs_are_many(monkeypatch):
+    monkeypatch.setattr(launch, "MANY", 0)
+    launch._recipes.clear()
+    yield
+    launch._recipes.clear()
 
 
 @pytest.fixture
@@ -192,3 +201,14 @@ def test_ieee_takes_differences(by_differences):
     by_differences()
     other = launch.sums(FORMULAS["sum"], values, sizes, None, Options())
     assert_as_accurate(found, other.double(), other.abs() * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("many", [2 * 70 * 150, 2 * 70 * 150 + 1])
+def test_few_pairs_take_one_loop(monkeypatch, many):
+    """Which is half the code to compile at a first call."""
+    printed, source = [], generator.source
+    monkeypatch.setattr(launch, "MANY", many)
+    monkeypatch.setattr(generator, "source", lambda job: printed.append(source(job)) or printed[-1])
+    sizes = Sizes(2, 70, 150)
+    check_sums(launch.sums, FORMULAS["sum"], wide_data(sizes, 0.25, 0), sizes)
+    assert ["near_sums" in text for text in printed] == [many <= 2 * 70 * 150]

@@ -135,6 +135,12 @@ def by_element():
     return lambda x: layer(x, element=element), inputs
 
 
+def contraction():
+    layer = o3.SymmetricContraction("2x0e+2x1o", "2x0e+2x1o", 2, 3)
+    element = torch.tensor([2, 0, 1, 1, 0, 2])
+    return lambda x: layer(x, element), (rows(8, 0),)
+
+
 LAYERS = {
     "shared": lambda: product(INSTRUCTIONS),
     "own": lambda: product(INSTRUCTIONS, shared_weights=False),
@@ -144,6 +150,10 @@ LAYERS = {
     "linear": linear,
     "biases": lambda: linear(biases=True),
     "by element": by_element,
+    "harmonics": lambda: (o3.SphericalHarmonics("0e+1o+2e", True), (rows(3, 0),)),
+    "bessel": lambda: (o3.BesselBasis(2.0, 3), (rows(1, 0).abs(),)),
+    "cutoff": lambda: (o3.PolynomialCutoff(2.0), (rows(1, 0)[:, 0].abs(),)),
+    "contraction": contraction,
 }
 
 
@@ -253,6 +263,21 @@ def test_own_weights_are_those_of_now():
         product.weight.zero_()
     assert not product(x, y).any()
     assert product.double()(x.double(), y.double()).dtype == torch.float64
+
+
+def test_own_couplings_are_those_of_now():
+    """Seen red with: the list of weights that a module had when it was built."""
+    layer = o3.SymmetricContraction("2x0e+2x1o", "2x0e+2x1o", 2, 3)
+    x, element = rows(8, 0), torch.tensor([2, 0, 1, 1, 0, 2])
+    z = layer(x, element)
+    twice = {name: 2 * p.detach() for name, p in layer.named_parameters()}
+    found = torch.func.functional_call(layer, twice, (x, element))
+    assert_same_bits(found, 2 * z, "other tensors for a call")
+    assert_same_bits(layer(x, element), z, "its own again")
+    for part in layer.contractions:
+        part.weights_max = torch.nn.Parameter(2 * part.weights_max)
+        part.weights = torch.nn.ParameterList([2 * p for p in part.weights])
+    assert_same_bits(layer(x, element), 2 * z, "other parameters")
 
 
 def test_copies_begin_anew():

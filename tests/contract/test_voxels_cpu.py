@@ -40,7 +40,8 @@ def tables(cloud, layer):
         cloud.on("cpu"), layer.kernel_size, layer.stride, layer.padding, layer.dilation,
         layer.mode == "submanifold", layer.mode == "transposed",
     )  # fmt: skip
-    return (found.table, found.transpose().table, found.inputs.order, found.outputs.order), found
+    orders = found.inputs.order, found.outputs.order
+    return (found.table, found.transpose().table, *orders, len(found.table)), found
 
 
 @pytest.fixture(params=["one product", "many", "small chunks"])
@@ -166,10 +167,16 @@ def test_infinities_stay_where_they_meet(way):
 def test_a_symmetric_map_needs_no_second_table(width, way):
     """Without `back` the offsets of the table are turned round."""
     cloud = random_cloud((8, 8, 8), 1, torch.Generator().manual_seed(3))
-    (table, back, _, order), its_map = tables(cloud, LAYERS[0])
+    (table, back, _, order, num), its_map = tables(cloud, LAYERS[0])
     inputs = operands(cloud, (table,), width, torch.float64)
-    _, expected, _ = run(*inputs, (table, back, order, order), width[2])
-    _, found, _ = run(*inputs, (table, None, order, order), width[2])
+    _, expected, _ = run(*inputs, (table, back, order, order, num), width[2])
+    results = run(*inputs, (table, None, order, order, num), width[2])
+    kept = table[: num // 2 + 1].clone()  # half of it says all
+    for result, again in zip(
+        results, run(*inputs, (kept, None, order, order, num), width[2]), strict=True
+    ):
+        torch.testing.assert_close(again, result, rtol=0, atol=0)
+    _, found, _ = results
     magnitude = oracle(*(a.abs() for a in inputs), its_map.sources, width[2])[1]
     terms = len(table) * width[1] // width[2]
     assert_within_bound(found, expected, magnitude, 2 * terms)

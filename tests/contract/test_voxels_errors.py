@@ -62,6 +62,16 @@ CASES = {
         weft.DTypeError,
         r"weight is torch.float64 but feats is torch.float32",
     ),
+    "an array": (
+        lambda: conv(WEIGHT.numpy()),
+        weft.DTypeError,
+        r"weight is a ndarray: it must be a torch.Tensor. Pass torch.as_tensor",
+    ),
+    "a list": (
+        lambda: conv(bias=[0.0] * 4),
+        weft.DTypeError,
+        r"bias is a list: it must be a torch.Tensor. Pass torch.as_tensor",
+    ),
     "bias of another dtype": (
         lambda: conv(bias=torch.zeros(4).half()),
         weft.DTypeError,

@@ -325,7 +325,7 @@ def test_the_host_waits_when_all_is_queued(shuffled, found_by, monkeypatch):
         steps = [*(["take", "count", "number", "arrange"] if shuffled else ["mark"]), "look"]
     if found_by == "half searched":
         steps.append("mask")
-    steps = ["pack", *steps, "key", "rank", "list", "tally"]
+    steps = ["pack", *steps, "key", "scan", "rank", "list", "turn"]
     assert log == [*(f"{step}_kernel" for step in steps), "read"]
     log.clear()
     assert found.inputs.rows.shape == rows.shape
@@ -421,7 +421,7 @@ def test_marked_cells_give_the_order_of_a_sort(side, guessed, monkeypatch):
     found = Coordinates(voxels, box, 1) if guessed else Coordinates(voxels)
     for shape in (geometry(3, (3, 1, 5)), geometry(3, (1, 3, 3), dilation=(1, 1, 2))):
         table = build(found, shape)
-        assert found.cells is None
+        assert found.cells() is None
         if KERNELS:
             check(table, rows, None)
     keys = ((voxels[:, 1] * side + voxels[:, 2]) * side + voxels[:, 3]).int()
@@ -451,7 +451,7 @@ def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by, monkeypat
 
     left = []
     thought(False)
-    monkeypatch.setattr(map_launch, "tiles_of", lambda table, order, parts: left.append(parts))
+    monkeypatch.setattr(map_launch, "tiles_of", lambda *given: left.append(given[3].parts))
     device = "cpu" if KERNELS else "cuda"
     voxels = Coordinates(torch.tensor(cells(True), device=device), (6, 7, 9), 3)
     found = build(voxels, geometry(3, kernel))
@@ -460,30 +460,48 @@ def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by, monkeypat
         assert parts is None  # a row does not know all who find it
         return
     joined = functools.reduce(torch.bitwise_or, parts)
-    made = preparation.tiles_of(found.table, None)
+    made = preparation.tiles_of(found.table, None, len(found.table))
     same(joined, made.masks[: len(joined)])
 
 
 @pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
 @pytest.mark.parametrize("kernel", [3, 2, (3, 5, 5)])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_what_is_prepared_names_every_pair_once(kernel, shuffled):
-    """Panels and lists of pairs against the map itself; masks in parts, and of three words."""
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("few", [0, 2**14])
+def test_what_is_prepared_names_every_pair_once(kernel, shuffled, mirrored, few, monkeypatch):
+    """Panels and lists of pairs against the map itself; masks in parts, and of three words.
+
+    Of a mirrored table half of the pairs are listed; of many rows, with no room for more.
+    """
     from weft.voxels import preparation
 
+    monkeypatch.setattr(preparation, "FEW", few)
     device = "cpu" if KERNELS else "cuda"
     voxels = Coordinates(torch.tensor(cells(shuffled), device=device), (6, 7, 9), 3)
     found = build(voxels, geometry(3, kernel))
+    if mirrored and found.back is not None:
+        pytest.skip("a table that is not mirrored")
     num, count = found.table.shape
-    made = preparation.tiles_of(found.table, voxels.order)
-    pairs = preparation.pairs_of(found.table, voxels.order)
+    table = found.kept if mirrored else found.table
+    made = preparation.tiles_of(table, voxels.order, num)
+    pairs = preparation.pairs_of(table, voxels.order, num, mirrored)
     totals = pairs.totals[:num].long()
     same(totals, found.counts)
 
     place = voxels.order.long() if shuffled else torch.arange(count, device=device)
-    k, i = (found.table >= 0).nonzero().unbind(1)  # offset by offset, in canonical order
-    same(pairs.inputs[: len(k)], found.table[k, i])
+    listed = found.table[: num // 2 + 1] if mirrored else found.table
+    k, i = (listed >= 0).nonzero().unbind(1)  # offset by offset, in canonical order
+    room = listed.numel() if few else len(k)
+    assert len(pairs.inputs) == len(pairs.outputs) == room + -room % 8
+    assert pairs.inputs.dtype == (torch.int16 if few and mirrored else torch.int32)
+    same(pairs.inputs[: len(k)].int(), found.table[k, i])
     same(pairs.outputs[: len(k)].long(), place[i])
+    if mirrored:  # those of the offsets above, in their order
+        above, i = (found.table[num // 2 :].flip(0) >= 0).nonzero().unbind(1)
+        same(above, k)
+        same(pairs.inputs[: len(k)].long(), place[i])
+        same(pairs.outputs[: len(k)].int(), found.table[num - 1 - above, i])
 
     rows = made.rows.view(-1, 128)
     lists = made.lists[: rows.numel() * num].view(-1, num, 128)

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from weft.errors import IndexRangeError, ShapeError
+from weft.errors import DTypeError, IndexRangeError, ShapeError
 from weft.voxels.kernel_map import kernel_map
 from weft.voxels.metadata import build_masks, greedy_group
 from weft.voxels.tensor import SparseTensor
@@ -140,6 +140,10 @@ def test_gather_products_scatter_is_the_convolution():
 def test_errors():
     with pytest.raises(ShapeError, match=r"slots\[1\] is 2 after 1: counts must descend"):
         greedy_group([1, 2])
+    with pytest.raises(DTypeError, match=r"slots hold 2.5: counts are integers\. Pass counts"):
+        greedy_group([2.5, 1])
+    with pytest.raises(DTypeError, match=r"kernel_map is a list: it must be a KernelMap.*Pass"):
+        build_masks([(0, 0)], 1, 1)
     with pytest.raises(ShapeError, match="alignment is 0: it must be at least 1"):
         greedy_group([1], alignment=0)
     with pytest.raises(IndexRangeError, match="the map has the offset 27 but num_offsets is 27"):

@@ -1,7 +1,9 @@
 """SparseTensor, and tensors made of tensors, against their dense selves.
 
 Seen red with: empty samples dropped, batch numbers that do not count on, union without the sum,
-the channels of from_dense in the wrong place.
+the channels of from_dense in the wrong place, a voxel that stands twice written once, sums of
+several tensors rounded after each, lengths with a fraction cut off, coordinates that torch has no
+comparison of.
 """
 
 import pytest
@@ -78,6 +80,25 @@ def test_union_adds_on_any_voxels():
     assert found.coordinates.order is None  # ascending
 
 
+def test_union_rounds_once():
+    tensors = [tensor(seed, count=100).to(torch.bfloat16) for seed in range(8)]
+    exact = voxels.union([t.to(torch.float64) for t in tensors]).F
+    same(voxels.union(tensors).F, exact.bfloat16())
+
+
+@pytest.mark.parametrize("join", [SparseTensor.dense, lambda t: voxels.union([t])])
+def test_a_voxel_that_stands_twice_is_never_merged(join):
+    twice = SparseTensor(torch.ones(3, 1), torch.tensor([[0, 1, 2], [0, 0, 0], [0, 1, 2]]))
+    with pytest.raises(ShapeError, match=r"voxel \(0, 1, 2\) stands in rows 0 and 2"):
+        join(twice)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_coordinates(dtype):
+    x = tensor()
+    same(SparseTensor(x.F, x.C.to(dtype), x.spatial_shape, 3).dense(), x.dense())
+
+
 def test_a_box_is_given_or_not_whoever_asked_for_it():
     """Seen red with a box that was kept once it had been asked for."""
     coords = torch.tensor([[0, 1, 2], [0, 3, 0]])
@@ -123,6 +144,67 @@ def test_empty():
             lambda: voxels.sparse_collate([tensor(), tensor(shape=(3, 4))]),
             ShapeError,
             "samples of 3 axes at stride .* and 2 at",
+        ),
+        (
+            lambda: voxels.sparse_collate([tensor(), tensor(channels=2)]),
+            ShapeError,
+            r"samples of 3 axes at stride .* with 3 channels, and 3 at .* with 2.* Collate",
+        ),
+        (
+            lambda: voxels.union([tensor(), tensor(channels=2)]),
+            ShapeError,
+            r"tensors of 3 axes at stride .* with 3 channels, and 3 at .* with 2.* Resample",
+        ),
+        (
+            lambda: voxels.union([tensor(), tensor().to("meta")]),
+            DeviceError,
+            r"union was given tensors on cpu and meta.* Move",
+        ),
+        (
+            lambda: voxels.union(tensor()),
+            DTypeError,
+            r"union was given a SparseTensor: it takes a list of .* Pass \[a, b\]",
+        ),
+        (
+            lambda: voxels.cat([tensor().F, tensor().F]),
+            DTypeError,
+            r"cat was given a list with a Tensor in it: it takes a list of .* Pass \[a, b\]",
+        ),
+        (lambda: tensor() + tensor().F, DTypeError, r"\+ was given a Tensor.*replace"),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2), [[0, 0, 0]]),
+            DTypeError,
+            r"coords is a list: it must be a torch.Tensor. Pass torch.as_tensor\(coords\)",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2).numpy(), torch.zeros(1, 3).int()),
+            DTypeError,
+            r"feats is a ndarray: it must be a torch.Tensor",
+        ),
+        (
+            lambda: tensor().replace(None),
+            DTypeError,
+            r"feats is a NoneType: it must be a torch.Tensor",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2), torch.zeros(1, 3).int(), (2.5, 3)),
+            DTypeError,
+            r"spatial_shape is \(2.5, 3\): .* 2 integers, .* Pass spatial_shape",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2), torch.zeros(1, 3).int(), 4),
+            DTypeError,
+            r"spatial_shape is 4: .* 2 integers",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(1, 2), torch.zeros(1, 3).int(), (2, 2), 1.5),
+            DTypeError,
+            r"batch_size is 1.5: it must be an integer.* Pass",
+        ),
+        (
+            lambda: SparseTensor(torch.zeros(0, 2), torch.zeros(0, 3).int(), (2, 2), -1),
+            ShapeError,
+            r"batch_size is -1: .* Pass",
         ),
         (
             lambda: voxels.union([tensor(), tensor(shape=(3, 4))]),

@@ -248,6 +248,21 @@ def test_gradients_of_devoxelize(dim, mode):
     assert torch.autograd.gradgradcheck(lambda f: function(f).pow(3), tensor.feats)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+def test_points_of_an_interpolation_have_gradients(dim):
+    """Where voxels are missing too; seen red with points that were cut off."""
+    tensor = cloud(dim, channels=2, density=0.6)
+    torch.manual_seed(5)
+    points = (torch.rand(9, dim) * torch.tensor(tensor.spatial_shape)).double().requires_grad_()
+
+    def function(points, feats):
+        return devoxelize(tensor.replace(feats), points, 0.9, mode="trilinear", origin=-0.2)
+
+    inputs = points, tensor.feats
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda *a: function(*a).pow(2), inputs, fast_mode=True)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "trilinear"])
 def test_bits_of_devoxelize_do_not_depend_on_the_order_of_rows(mode):
     tensor = cloud(3, dtype=torch.float32)
@@ -315,6 +330,12 @@ POINTS = torch.zeros(4, 3)
         (IndexRangeError, r"voxels 3000000000 to", {"points": POINTS + 3e9}),
         (DTypeError, r"feats are torch.int64", {"feats": torch.ones(4, 2).long()}),
         (DeviceError, r"feats are on meta.*one device", {"feats": torch.ones(4, 2).to("meta")}),
+        (DTypeError, r"points is a ndarray.*Pass torch.as_tensor", {"points": POINTS.numpy()}),
+        (DTypeError, r"feats is a list.*Pass torch.as_tensor", {"feats": [[1.0]] * 4}),
+        (DTypeError, r"batch is a list.*Pass torch.as_tensor", {"batch": [0] * 4}),
+        (DTypeError, r"size is '1': .* number.*Correct size", {"size": "1"}),
+        (DTypeError, r"size is None: .* number", {"size": None}),
+        (DTypeError, r"feats are torch.int64", {"feats": torch.ones(4, 2).long(), "reduce": "max"}),
     ],
 )
 def test_errors_of_voxelize(error, match, change):
@@ -330,6 +351,10 @@ def test_errors_of_devoxelize():
         devoxelize(tensor, torch.zeros(1, 3), 1.0)
     with pytest.raises(ShapeError, match=r"batch is \(2,\)"):
         devoxelize(tensor, torch.zeros(1, 2), 1.0, torch.zeros(2).int())
+    with pytest.raises(DTypeError, match=r"tensor is a Tensor.*SparseTensor.*Build"):
+        devoxelize(tensor.F, torch.zeros(1, 2), 1.0)
+    with pytest.raises(IndexRangeError, match=r"batch has the value -1: .* from 0\. Correct"):
+        devoxelize(tensor, torch.zeros(1, 2), 1.0, torch.full((1,), -1))
 
 
 def test_corners_are_all_of_them():

@@ -1,6 +1,7 @@
 """`weft inspect`: the numbers of its page against counting by hand, its errors.
 
-Seen red with: tiles that are not filled up at the end, masks whose rarest offset is lowest.
+Seen red with: tiles that are not filled up at the end, masks whose rarest offset is lowest, a box
+full of voxels written as 1e+02%.
 """
 
 import importlib.util
@@ -99,6 +100,12 @@ def test_writes_a_page(cloud_file, tmp_path):
         assert part in text
     assert text.count("<img") == 4
     assert "http" not in text
+
+
+def test_a_full_box_is_full(cloud_file, tmp_path):
+    page = inspect(cloud_file, 100.0, 1, 4, tmp_path).read_text(encoding="utf-8")
+    assert "100%" in page
+    assert "1e+02" not in page
 
 
 def test_spacing_passes_over_repeated_points(cloud_file):

@@ -67,3 +67,5 @@ def test_no_voxel_and_wrong_voxels(name):
         order(torch.zeros(2, 3))
     with pytest.raises(ShapeError, match=r"\(2, 5\): they must be \(N, d\), .* Leave the batch"):
         order(torch.zeros(2, 5, dtype=torch.int32))
+    with pytest.raises(DTypeError, match=r"coords is a list: it must be a torch\.Tensor\. Pass"):
+        order([[0, 1]])

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from weft.errors import ShapeError
+from weft.errors import DTypeError, ShapeError
 
 __all__ = ["Algebra", "Term"]
 
@@ -46,7 +46,7 @@ class Algebra:
         metric: the squares of the n basis vectors, in any order.
 
     Raises:
-        ShapeError: an entry is not −1, 0 or 1.
+        ShapeError, DTypeError: an entry is not −1, 0 or 1; it has no entries.
     """
 
     __slots__ = ("__dict__", "metric", "signature")
@@ -54,6 +54,11 @@ class Algebra:
     signature: str  # the metric as text, which stays constant where torch.compile sees integers
 
     def __init__(self, metric: Iterable[int]) -> None:
+        if not isinstance(metric, Iterable):
+            raise DTypeError(
+                f"metric is {metric!r}: it must hold the square of each basis vector. Pass "
+                "(1, 1, 1), or use Algebra.cl(3)."
+            )
         self.metric = tuple(metric)
         wrong = [m for m in self.metric if m not in (-1, 0, 1)]
         if wrong:
@@ -67,6 +72,12 @@ class Algebra:
     @classmethod
     def cl(cls, p: int, q: int = 0, r: int = 0) -> Algebra:
         """Cl(p, q, r), its r null vectors first, then p that square to 1, then q to −1."""
+        for name, count in (("p", p), ("q", q), ("r", r)):
+            if not isinstance(count, int) or count < 0:
+                raise ShapeError(
+                    f"{name} is {count!r}: so many basis vectors square to the same, an integer "
+                    "of at least 0. Pass Algebra.cl(p, q, r) as in Algebra.cl(3, 0, 1)."
+                )
         return cls((0,) * r + (1,) * p + (-1,) * q)
 
     @classmethod

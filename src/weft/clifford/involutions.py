@@ -16,7 +16,7 @@ from weft.clifford.checks import backend_for, blades_first, blades_last, flat
 from weft.clifford.operators import run
 from weft.clifford.programs import key
 from weft.core.operands import same_kind
-from weft.errors import ShapeError
+from weft.errors import DTypeError, ShapeError
 
 __all__ = ["conjugate", "dual", "grade_involution", "grade_project", "norm", "reverse"]
 
@@ -53,6 +53,11 @@ def grade_project(
     backend: str | None = None,
 ) -> Tensor:
     """⟨x⟩_grades: the part of one grade or of several, zero elsewhere."""
+    if not isinstance(grades, Iterable | int):
+        raise DTypeError(
+            f"grades is a {type(grades).__name__}: it must be a grade or several. "
+            "Use grade_project(x, grades, algebra), say with grades=(0, 2)."
+        )
     kept = {grades} if isinstance(grades, int) else set(grades)
     if not kept <= set(range(algebra.n + 1)):
         raise ShapeError(

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "FUNCTIONS",
     "SLOTS",
+    "WAVES",
     "Expr",
     "Form",
     "Operands",
@@ -38,6 +39,7 @@ __all__ = [
     "operands_of",
     "reachable",
     "total",
+    "wave_series",
 ]
 
 Axes = frozenset[str]
@@ -189,6 +191,35 @@ def _normal_pdf(x: Expr, _: Expr) -> Expr:
     return const(1 / math.sqrt(2 * math.pi)) * apply("exp", const(-0.5) * x * x)
 
 
+WAVES = 8
+"""Functions of the family of cos √x and sin √x / √x: as often can these be differentiated."""
+
+
+def _wave(n: int) -> Function:
+    """w_n(x) = Σ_j (-x/2)^j / (j! (2j+2n-1)!!): cos √x, sin √x / √x, …;  w_n' = -w_{n+1} / 2."""
+
+    def value(x: float) -> float:
+        if x < 4:
+            return math.fsum(c * x**j for j, c in enumerate(wave_series(n, 16)))
+        before, now = math.cos(math.sqrt(x)), math.sin(math.sqrt(x)) / math.sqrt(x)
+        for k in range(n):
+            before, now = now, ((2 * k + 1) * now - before) / x
+        return before
+
+    following = f"wave{n + 1}"
+    known = n + 1 < WAVES
+    return Function(value, (lambda x, w: const(-0.5) * apply(following, x)) if known else None)
+
+
+def wave_series(n: int, terms: int) -> list[float]:
+    """The coefficients of w_n's powers of x."""
+    odd = math.prod(range(1, 2 * n, 2))
+    found = [1 / odd]
+    for j in range(1, terms):
+        found.append(-found[-1] / (2 * j * (2 * j + 2 * n - 1)))
+    return found
+
+
 FUNCTIONS: dict[str, Function] = {
     "exp": Function(math.exp, lambda x, e: e),
     "normal_cdf": Function(lambda x: math.erfc(-x / math.sqrt(2)) / 2, _normal_pdf),
@@ -209,7 +240,9 @@ FUNCTIONS: dict[str, Function] = {
     "atan": Function(math.atan),
     "floor": Function(math.floor),
     "round": Function(round),
-    "step": Function(lambda x: float(x >= 0)),
+    "step": Function(lambda x: float(x >= 0), lambda x, s: const(0)),
+    "ramp": Function(lambda x: max(x, 0.0), lambda x, r: apply("step", x)),
+    **{f"wave{n}": _wave(n) for n in range(WAVES)},
     "xlogx": Function(lambda x: x * math.log(x) if x else 0.0),
     "sinxdivx": Function(lambda x: math.sin(x) / x if x else 1.0),
     "divide": Function(lambda a, b: a / b, arity=2),
@@ -223,9 +256,9 @@ FUNCTIONS: dict[str, Function] = {
 """Scalar functions by name.
 
 normal_cdf is Φ(x) = ½ (1 + erf(x/√2)).  rsqrt(0) is 0, so that a norm's derivatives at 0 are 0.
-round is to the nearest even, step is 1 at 0, xlogx 0 and sinxdivx 1; comparisons are 1 or 0;
-ifelse(c, a, b) is a where c ≥ 0, else b; same keeps a product together, plus
-the two sides of a sum apart.
+round is to the nearest even, step is 1 at 0, ramp its integral, xlogx 0 and sinxdivx 1; comparisons
+are 1 or 0; ifelse(c, a, b) is a where c ≥ 0, else b; same keeps a product together, plus the two
+sides of a sum apart.
 """
 
 

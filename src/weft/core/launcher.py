@@ -38,11 +38,21 @@ __all__ = [
 
 
 class Tile(NamedTuple):
-    """Block sizes of a kernel in the order of its last parameters, and how it is compiled."""
+    """Block sizes of a kernel in the order of its last parameters, and how it is compiled.
+
+    `registers` is the most that a thread may have (NVIDIA): fewer let more programs run at a time.
+    """
 
     blocks: tuple[int, ...]
     num_warps: int = 4
     num_stages: int = 3
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Those of Triton."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
 class Kernel:
@@ -70,7 +80,7 @@ class Kernel:
         self._kernel = kernel
         self._arguments = (*settled, *constants, *tile.blocks)
         self.settled = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._arguments)
-        self._options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        self._options = tile.options
         self.aligned: Run | None = None
         self._ready: dict[tuple[int, ...], Run] = {}
         values = [v if isinstance(v, str | None) else int(v) for v in (*constants, *tile.blocks)]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
 from torch.autograd import forward_ad
 
 from weft.errors import ShapeError
@@ -27,6 +28,7 @@ __all__ = [
     "Operator",
     "compiling",
     "constant_when_compiling",
+    "outside_graphs",
     "recording",
     "transformed",
     "unwatched",
@@ -90,6 +92,19 @@ def constant_when_compiling(function: F) -> F:
     As torch.compiler.assume_constant_result, which imports torch's compiler, and triton with it.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def outside_graphs(function: F) -> F:
+    """Let torch.compile break its graph at a call, once, instead of tracing what follows from data.
+
+    As torch.compiler.disable, which imports torch's compiler, and triton with it.
+    """
+    frame = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(frame, frame)  # of its own, and of those it calls
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    reason = "it depends on what tensors hold: call it once before, its result is kept"
+    function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
     return function
 
 

@@ -1,4 +1,4 @@
-"""What the floating-point operands of an operation have in common: dtype and device."""
+"""What the operands of an operation have in common: tensors, of one dtype and device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from torch import Tensor
 from weft.core import autocast
 from weft.errors import DeviceError, DTypeError
 
-__all__ = ["same_kind"]
+__all__ = ["check_tensors", "same_kind"]
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_tensors(**values: object) -> None:
+    """Raise unless each is a tensor.
+
+    Raises:
+        DTypeError: one is not, such as an array or a list; it is called by its name here.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise DTypeError(
+                f"{name} is a {type(value).__name__}: it must be a torch.Tensor. "
+                f"Pass torch.as_tensor({name})."
+            )
 
 
 def same_kind(**tensors: Tensor | None) -> list[Tensor]:
@@ -19,12 +33,7 @@ def same_kind(**tensors: Tensor | None) -> list[Tensor]:
     if not autocast.active() and _are_alike(values):
         return values
     given = {name: t for name, t in tensors.items() if t is not None}
-    for name, tensor in given.items():
-        if not isinstance(tensor, Tensor):
-            raise DTypeError(
-                f"{name} is a {type(tensor).__name__}: it must be a torch.Tensor. "
-                f"Pass torch.as_tensor({name})."
-            )
+    check_tensors(**given)
     if autocast.active():
         given = {name: autocast.narrowed(t) for name, t in given.items()}
     (first, reference), *rest = given.items()

@@ -58,6 +58,16 @@ class Program(NamedTuple):
         nodes = reachable(e for output in self.outputs for e in output.components)
         return {node.data[0] for node in nodes if node.kind == "leaf"}
 
+    def reads(self) -> tuple[bool, ...]:
+        """Which inputs these are."""
+        names = self.used()
+        return tuple(operand.name in names for operand in self.inputs)
+
+    def steps(self) -> int:
+        """Sums and products."""
+        every = (e for output in self.outputs for e in output.components)
+        return sum(node.kind in ("add", "mul") for node in reachable(every))
+
 
 def mask(flags: Sequence[bool]) -> str:
     """True and False as "1" and "0"."""

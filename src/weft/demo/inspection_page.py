@@ -58,7 +58,7 @@ def _cloud(num_points: int, clouds: Mapping[float, SparseTensor], chosen: Layer)
     numbers = [
         (f"{num_points:,}", "points"),
         (f"{chosen.voxels:,}", f"voxels of edge {chosen.size:g}"),
-        (f"{100 * chosen.voxels / chosen.box:.2g}%", "of their box are voxels"),
+        (f"{100 * chosen.voxels / chosen.box:.3g}%", "of their box are voxels"),
         (f"{chosen.pairs / chosen.voxels:.2f}", f"pairs a voxel, kernel {chosen.kernel}³"),
     ]
     fits = [edge for edge, tensor in clouds.items() if len(tensor) <= SHOWN]

@@ -127,7 +127,7 @@ def _all_pairs(degrees: Degrees, factor: float, a: Tensor, b: Tensor) -> Tensor:
 
 def _table(degrees: Degrees, factor: float, like: Tensor) -> Tensor:
     """(2l2+1, (2l1+1) (2l3+1)), a factor times the 3j symbol; kept, unless torch is tracing."""
-    plain = unwatched(like) and not compiling() and not transformed()
+    plain = not compiling() and not transformed() and unwatched(like)  # no question to a tracer
     return (_kept if plain else _made)(degrees, factor, like.dtype, like.device)
 
 

@@ -8,16 +8,18 @@ side by side, and folded: no result is read to be written.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from weft.o3 import tilings
 from weft.o3.contraction import Call
-from weft.o3.job import Job, Target, Tiling
+from weft.o3.job import Job, Spread, Target, Tiling
+from weft.o3.loans import lend
 from weft.o3.structure import Block, Structure
 from weft.o3.tilings import WARP
 
-__all__ = ["Division", "Facts", "Output", "divide"]
+__all__ = ["Division", "Facts", "Loan", "Output", "divide"]
 
 
 class Facts(NamedTuple):
@@ -30,6 +32,7 @@ class Facts(NamedTuple):
         shared: whether w has one row.
         wide: whether numbers are float64.
         runs: whether there are runs of edges.
+        lends: whether what kernels store of edges may lie in the gradient of weights.
     """
 
     indexed: str
@@ -38,13 +41,35 @@ class Facts(NamedTuple):
     shared: bool
     wide: bool
     runs: bool = False
+    lends: bool = False
+
+
+class Loan(NamedTuple):
+    """Parts of edges in columns that later kernels write, or in memory of their own.
+
+    Args:
+        number: the result that they add to.
+        jobs: how many kernels have run when they are there.
+        host: the gradient of weights that they lie in; None: memory of their own.
+        width: numbers in a row of it.
+        columns: those of the result that they add to.
+        places: where in a row each of them lies.
+    """
+
+    number: int
+    jobs: int
+    host: int | None
+    width: int
+    columns: tuple[int, ...]
+    places: tuple[int, ...]
 
 
 class Output(NamedTuple):
     """Where a result is stored before it is done.
 
     Args:
-        rows: "final", or what its parts are rows of: "edges" of x or z, "pieces", "runs", "lanes".
+        rows: "final", or what its parts are rows of: "edges" of x or z, "pieces", "runs", "lanes";
+            "lent": there are loans.
         width: numbers in a row of parts.
         places: (count, width of the result) which parts add to each column, None: the same column.
         covered: whether every column is written where rows are final and places are None.
@@ -69,12 +94,14 @@ class Division(NamedTuple):
         outputs: of each result of the call; None: it is zero.
         near: results whose parts are those of one round of edges.
         host: the gradient of weights that has room for them; None: edges are taken at once.
+        loans: parts of edges that lie in columns of it which later kernels write.
     """
 
     jobs: tuple[tuple[Job, tuple[int, ...]], ...]
     outputs: tuple[Output | None, ...]
     near: tuple[int, ...]
     host: int | None
+    loans: tuple[Loan, ...] = ()
 
 
 class _Draft(NamedTuple):
@@ -85,9 +112,19 @@ class _Draft(NamedTuple):
 
     def blocks(self, number: int) -> Iterator[tuple[int, Block]]:
         """The blocks of a result that it adds to."""
+        if number not in self.numbers:
+            return iter(())
         slot = self.job.call.results[self.numbers.index(number)].slot
         reached = sorted({getattr(self.job.product.paths[p], slot) for p in self.job.paths})
         return ((k, self.job.product.blocks(slot)[k]) for k in reached)
+
+    def parts(self, number: int) -> Iterator[list[int]]:
+        """The columns of every component that it adds to, in the order of `blocks`."""
+        channels = self.job.product.channels
+        for _, block in self.blocks(number):
+            columns = list(_columns(block, channels))
+            each = len(columns) // block.components
+            yield from (columns[c : c + each] for c in range(0, len(columns), each))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -105,14 +142,18 @@ def divide(structure: Structure, call: Call, facts: Facts) -> Division:
         output, found = _placed(number, structure.width(result.slot), rows, mine)
         outputs.append(output)
         targets |= {(i, number): target for i, target in found.items()}
-    near, host = _in_rounds(call, drafts, outputs)
+    lending = _lending(call, drafts, outputs) if facts.lends else None
+    near, host = _in_rounds(call, drafts, outputs) if lending is None else ((), None)
     targets |= {key: t._replace(near=True) for key, t in targets.items() if key[1] in near}
-    jobs = tuple(
-        draft.job._replace(targets=tuple(targets[i, n] for n in draft.numbers))
-        for i, draft in enumerate(drafts)
-    )
-    numbers = (draft.numbers for draft in drafts)
-    return Division(tuple(zip(jobs, numbers, strict=True)), tuple(outputs), near, host)
+    order, loans, lent = lending or _Lending(tuple(range(len(drafts))), (), {})
+    for loan in loans:
+        outputs[loan.number] = Output("lent", loan.width, None, True)
+    jobs = []
+    for i in order:
+        job, numbers = drafts[i]
+        stored = tuple((targets | lent)[i, n] for n in numbers)
+        jobs.append((job._replace(targets=stored), numbers))
+    return Division(tuple(jobs), tuple(outputs), near, host, loans)
 
 
 def _in_rounds(
@@ -126,6 +167,47 @@ def _in_rounds(
     if host is None or not near or not all(draft.job.in_turn for draft in drafts):
         return (), None
     return near, host
+
+
+class _Lending(NamedTuple):
+    """The order of kernels, their loans, and where each then stores its parts of a result."""
+
+    order: tuple[int, ...]
+    loans: tuple[Loan, ...]
+    targets: dict[tuple[int, int], Target]
+
+
+def _lending(call: Call, drafts: list[_Draft], outputs: list[Output | None]) -> _Lending | None:
+    """Loans of all results that wait in parts of edges; None: no kernel finds room."""
+    whole = {n: o for n, o in enumerate(outputs) if o and o.places is None and o.covered}
+    borrowers = [n for n, output in whole.items() if output.rows == "edges"]
+    hosts = [n for n, o in whole.items() if o.rows == "final" and call.results[n].slot == "w"]
+    blocks = [b for n in borrowers for draft in drafts for _, b in draft.blocks(n)]
+    if not hosts or not borrowers or not all(block.channel_step for block in blocks):
+        return None
+    sizes = [
+        [draft.job.product.channels for n in borrowers for _ in draft.parts(n)] for draft in drafts
+    ]
+    rooms = lend(sizes, [itertools.chain(*draft.parts(hosts[0])) for draft in drafts])
+    if not any(room.lent for room in rooms):
+        return None
+    own = sum(sum(sizes[room.kernel]) for room in rooms if not room.lent)
+    loans, targets = list[Loan](), dict[tuple[int, int], Target]()
+    for jobs, (i, begins, lent) in enumerate(rooms, 1):
+        draft, left = drafts[i], iter(begins)
+        host, width = (hosts[0], whole[hosts[0]].width) if lent else (None, own)
+        for n in borrowers:
+            spread = {
+                k: Spread(tuple(itertools.islice(left, block.components)))
+                for k, block in draft.blocks(n)
+            }
+            if spread:
+                targets[i, n] = _target(width, spread, draft.job, n, draft)
+                columns = tuple(itertools.chain(*draft.parts(n)))
+                channels = range(draft.job.product.channels)
+                places = (b + u for s in spread.values() for b in s.begins for u in channels)
+                loans.append(Loan(n, jobs, host, width, columns, tuple(places)))
+    return _Lending(tuple(room.kernel for room in rooms), tuple(loans), targets)
 
 
 def _drafts(structure: Structure, call: Call, facts: Facts) -> Iterator[_Draft]:
@@ -265,7 +347,12 @@ def _apart(
 
 
 def _target(
-    width: int, blocks: dict[int, Block], job: Job, number: int, draft: _Draft, part: int = 0
+    width: int,
+    blocks: Mapping[int, Block | Spread],
+    job: Job,
+    number: int,
+    draft: _Draft,
+    part: int = 0,
 ) -> Target:
     slot = job.call.results[draft.numbers.index(number)].slot
     return Target(width, tuple(map(blocks.get, range(len(job.product.blocks(slot))))), part)

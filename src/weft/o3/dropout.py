@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from weft.errors import ShapeError
 from weft.o3.irreps import Irreps, IrrepsLike
-from weft.o3.layout import check_layout, check_rows, join, split
+from weft.o3.layout import check_layout, check_rows, join
 
 __all__ = ["Dropout"]
 
@@ -42,16 +42,13 @@ class Dropout(nn.Module):
                 f"x is {tuple(x.shape)}: it must be (batch, …, {self.irreps.dim}), each row of the "
                 "batch drops copies of its own. Pass x[None]."
             )
+        kept = [self._kept(x, mul).unsqueeze(2).expand(-1, -1, ir.dim) for mul, ir in self.irreps]
         inner = (1,) * (x.dim() - 2)
-        blocks = [
-            block * self._kept(block).view(x.shape[0], *inner, -1, 1)
-            for block in split(x, self.irreps, self.layout)
-        ]
-        return join(blocks, self.layout)
+        return x * join(kept, self.layout).view(x.shape[0], *inner, -1)
 
-    def _kept(self, block: Tensor) -> Tensor:
+    def _kept(self, x: Tensor, mul: int) -> Tensor:
         """(batch, mul): 0, or 1/(1−p)."""
-        kept = block.new_empty(block.shape[0], block.shape[-2])
+        kept = x.new_empty(x.shape[0], mul)
         if self.p == 1:
             return kept.zero_()
         return kept.bernoulli_(1 - self.p).div_(1 - self.p) if self.p else kept.fill_(1)

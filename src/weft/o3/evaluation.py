@@ -28,7 +28,7 @@ from weft.o3.instructions import Instruction, Operands
 from weft.o3.layout import join, split
 from weft.o3.mixing import mix, refuse, serves
 from weft.o3.mixing_rows import holds, mixed_rows
-from weft.o3.operator import LOOPS_FROM
+from weft.o3.operator import LOOPS_FROM, walks
 from weft.o3.structure import Structure
 from weft.o3.structures import Columns, Mixed, Parts, structures_of, weight_offsets
 from weft.products import SparseScaleInfo, sparse_scale
@@ -63,7 +63,7 @@ class Recipe(NamedTuple):
         self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None = None
     ) -> Tensor:
         """(rows or nodes, D_out) of x (rows, D1), y (rows or edges, D2) and the weights."""
-        if graph is None and self.parts.every and self._has_few(x):
+        if graph is None and self.parts.every and self.has_few(x):
             return self._by_instruction(x, y, weight)
         found = [
             self._channelwise(s, x, y, weight if s.weighted else None, graph)
@@ -86,18 +86,22 @@ class Recipe(NamedTuple):
             record(Launch("torch", "by_instruction", {"rows": len(y)}, len(self.parts.every)))
         return self._joined(list(self._dense(self.parts.every, x, y, weight)), y)
 
-    def _has_few(self, x: Tensor) -> bool:
+    def has_few(self, x: Tensor) -> bool:
         """Whether the time of a call is the host's: rows of few numbers on the CPU.
 
-        Then torch's own operations take less of it than an operator, of gradients above all.
-        Where kernels are interpreted, the CPU stands for a GPU.
+        Then torch's own operations take less of it than operators, of gradients above all, but
+        where one operator gives all and not all are scalars.  Where kernels are interpreted, the
+        CPU stands for a GPU.
         """
         if self.backend is not None or not x.is_cpu or _INTERPRETED:
             return False
         if compiling() or transformed():
             return False
-        few = x.shape[0] * self.parts.channels < LOOPS_FROM
-        return few and unwatched(x) and exact(x)
+        parts, rows = self.parts, x.shape[0]
+        if rows * parts.channels >= LOOPS_FROM or not unwatched(x) or not exact(x):
+            return False
+        walked = parts.channels > 0 and parts.mixed is None and not parts.dense
+        return not (walked and all(walks(structure, rows) for structure in parts.direct))
 
     def _edgewise(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> Tensor:
         """What is computed edge by edge, then summed."""

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from weft.core.emit import indented
 from weft.o3 import across, ahead, beside
 from weft.o3.ahead import Fetch
-from weft.o3.job import Job
+from weft.o3.job import Job, Spread
 from weft.o3.polynomial import Arithmetic, value_name
 from weft.o3.structure import Block
 
@@ -373,7 +373,7 @@ class _Writer:
         for r, block in self._together():
             target = self.job.targets[r]
             place = target.blocks[block]
-            assert place is not None
+            assert isinstance(place, Block)
             edge = "e" if self.flat else "of_threads(e)"
             yield from self._target_row(f"out{r}_row", r, edge, shared=True)
             for name in self._components(r, block):
@@ -425,7 +425,9 @@ def _component(name: str) -> int:
     return int(name.rsplit("_", 1)[1])
 
 
-def _address(pointer: str, place: Block, component: int) -> str:
+def _address(pointer: str, place: Block | Spread, component: int) -> str:
+    if isinstance(place, Spread):
+        return f"{pointer} + {place.begins[component]} + u"
     offset = place.offset + component * place.step
     lanes = "" if place.channel_step == 0 else " + u"
     lanes += f" * {place.channel_step}" if place.channel_step > 1 else ""

@@ -28,6 +28,7 @@ __all__ = [
     "FLAT",
     "Graph",
     "Tables",
+    "check_ranges",
     "flat",
     "graph_of",
     "listed",
@@ -273,8 +274,7 @@ def _built(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
     if not unwatched(src):
         return _traced(src, dst, num_x, num_z)
     if src.device.type == "cpu" or os.environ.get("WEFT_CHECK") == "1":
-        _check_range("src", src, num_x, "rows of x (num_sources)")
-        _check_range("dst", dst, num_z, "rows to add to (num_nodes)")
+        check_ranges(src, dst, num_x, num_z)
     limit = max(num_x, num_z, src.shape[0]) + 1
     with torch.inference_mode(False):  # autograd keeps tables, which may be made in evaluation
         tables = _sorted_both(src, dst, num_x, num_z, limit)
@@ -368,11 +368,17 @@ def _check_tensors(src: Tensor, dst: Tensor) -> None:
         )
 
 
-def _check_range(name: str, index: Tensor, rows: int, what: str) -> None:
-    if not index.numel():
-        return
-    low, high = (int(v) for v in index.aminmax())
-    if low < 0 or high >= rows:
+def check_ranges(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> None:
+    """Raises IndexRangeError where an edge names a row that there is not."""
+    for name, index, rows, what in (
+        ("src", src, num_x, "rows of x (num_sources)"),
+        ("dst", dst, num_z, "rows to add to (num_nodes)"),
+    ):
+        if not index.numel():
+            return
+        low, high = (int(v) for v in index.aminmax())
+        if low >= 0 and high < rows:
+            continue
         value = low if low < 0 else high
         where = int((index == value).nonzero()[0, 0])
         raise IndexRangeError(

@@ -9,15 +9,17 @@ No angles and no divisions: every gradient is right everywhere, at the poles and
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from weft.errors import ShapeError
+from weft.o3.harmonics_program import MOST_DEGREE, factors, key, scale, seed
 from weft.o3.irreps import Irrep, Irreps, IrrepsLike, MulIr
 from weft.o3.rotation import check_last, unit
+from weft.o3.row_operator import again, first, served
 from weft.o3.wigner import check_degrees, working_dtype
 
 __all__ = ["SphericalHarmonics", "spherical_harmonics"]
@@ -44,14 +46,18 @@ def spherical_harmonics(
 
     Returns:
         (..., Σ 2l+1) in x's dtype; half precision computes in float32.  Differentiable to any
-        order.  Three to four elementwise operations a component, which torch.compile fuses.
+        order.  On a GPU one kernel to degree 6, and one for each gradient; else three to four
+        elementwise operations a component, which torch.compile fuses.
 
     Raises:
         ShapeError: x is not (..., 3), a parity does not fit, or there are no degrees.
         DTypeError: x is not real, or l does not read as degrees.
     """
-    degrees, _ = _read(l, None)
-    return _evaluate(degrees, x, normalize, normalization)
+    given = tuple(l) if type(l) is list else l
+    known = (type(given), given) if type(given) in _HASHABLE else None
+    called = known and (known, normalize, normalization)
+    y = None if called is None else again(called, x)
+    return _first(called, _read(l, None)[0], x, normalize, normalization) if y is None else y
 
 
 class SphericalHarmonics(torch.nn.Module):
@@ -82,20 +88,39 @@ class SphericalHarmonics(torch.nn.Module):
         self.irreps_out = Irreps(
             [Irrep(degree, parity**degree) for degree in self._degrees]
         ).simplify()
-        _scale(normalization, 0)  # that it is one
+        scale(normalization, 0)  # that it is one
 
     def forward(self, x: Tensor) -> Tensor:
         """Y(x): (..., 3) to (..., irreps_out.dim)."""
-        return _evaluate(self._degrees, x, self.normalize, self.normalization)
+        called = self._degrees, self.normalize, self.normalization
+        y = again(called, x)
+        return _first(called, self._degrees, x, *called[1:]) if y is None else y
+
+
+_HASHABLE = (int, str, tuple, range, Irreps)
+"""What may be given as degrees, and be known again by its value."""
+
+
+def _first(
+    called: Hashable | None,
+    degrees: tuple[int, ...],
+    x: Tensor,
+    normalize: bool,
+    normalization: str,
+) -> Tensor:
+    """Of a call that is not settled."""
+    check_last("x", x, 3)
+    if served(x) and 0 < max(degrees) <= MOST_DEGREE:
+        return first(called, key(degrees, normalize, normalization), x)
+    return _evaluate(degrees, x, normalize, normalization)
 
 
 def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalization: str) -> Tensor:
-    check_last("x", x, 3)
     v, highest = x.to(working_dtype(x.dtype)), max(degrees)
     if normalize and highest:
         v = unit(v)
     if highest < len(_LOWEST):
-        blocks = [_LOWEST[degree](v, _scale(normalization, degree)) for degree in degrees]
+        blocks = [_LOWEST[degree](v, scale(normalization, degree)) for degree in degrees]
         return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)).to(x.dtype)
     # of a unit vector 1 without a gradient, and 0 of the zero vector
     square = v.any(-1).to(v.dtype) if normalize else v.square().sum(-1)
@@ -148,43 +173,16 @@ def _ladder(
     m: int, lmax: int, y: Tensor, square: Tensor, normalization: str
 ) -> Iterator[tuple[int, Tensor | float]]:
     """(l, q_lm) for l from m, where q is a number, to lmax."""
-    root = math.sqrt((2 if m else 1) * (2 * m + 1) * math.comb(2 * m, m)) / 2**m
     before: Tensor | float = 0.0
-    q: Tensor | float = root * _scale(normalization, m)
+    q: Tensor | float = seed(m, normalization)
     yield m, q
     for degree in range(m + 1, lmax + 1):
-        a, b = _factors(degree, m, normalization)
+        a, b = factors(degree, m, normalization)
         if isinstance(q, Tensor):
             before, q = q, torch.addcmul(square * (-b * before), y, q, value=a)
         else:
             before, q = q, (a * q) * y
         yield degree, q
-
-
-def _factors(degree: int, m: int, normalization: str) -> tuple[float, float]:
-    """a_lm = √((4l²-1) / (l²-m²)) and b_lm = a_lm / a_{l-1,m}, for the scales of degrees."""
-    width, old = degree * degree - m * m, (degree - 1) ** 2 - m * m
-    here = _scale(normalization, degree)
-    a = math.sqrt((4 * degree * degree - 1) / width) * here / _scale(normalization, degree - 1)
-    if not old:
-        return a, 0.0
-    b = math.sqrt((2 * degree + 1) * old / ((2 * degree - 3) * width)) * here
-    return a, b / _scale(normalization, degree - 2)
-
-
-def _scale(normalization: str, degree: int) -> float:
-    """|Y_l| / √(2l+1) on the unit sphere."""
-    match normalization:
-        case "component":
-            return 1.0
-        case "norm":
-            return 1 / math.sqrt(2 * degree + 1)
-        case "integral":
-            return 1 / math.sqrt(4 * math.pi)
-    raise ShapeError(
-        f"normalization is {normalization!r}: it must be one of integral, component, norm. "
-        'Pass normalization="component".'
-    )
 
 
 def _read(given: Degrees, irreps_in: IrrepsLike | None) -> tuple[tuple[int, ...], Irreps]:

@@ -7,7 +7,13 @@ from typing import NamedTuple
 from weft.o3.contraction import Call
 from weft.o3.structure import Block, Product
 
-__all__ = ["Job", "Target", "Tiling"]
+__all__ = ["Job", "Spread", "Target", "Tiling"]
+
+
+class Spread(NamedTuple):
+    """A block whose components stand anywhere, each with its channels side by side."""
+
+    begins: tuple[int, ...]
 
 
 class Target(NamedTuple):
@@ -21,7 +27,7 @@ class Target(NamedTuple):
     """
 
     width: int
-    blocks: tuple[Block | None, ...]
+    blocks: tuple[Block | Spread | None, ...]
     part: int = 0
     near: bool = False
 

@@ -13,6 +13,7 @@ import triton.language as tl
 
 __all__ = [
     "fold_columns_kernel",
+    "fold_lent_kernel",
     "fold_round_kernel",
     "fold_rows_kernel",
     "halved",
@@ -104,6 +105,38 @@ def fold_rows_kernel(
         )
     total = tl.sum(total, 0)[None, :]
     tl.store(out_ptr + m.to(tl.int64) * width + c, total, mask=c < width)
+
+
+@triton.jit
+def fold_lent_kernel(
+    partial_ptr, out_ptr, places_ptr, columns_ptr, indptr_ptr, entries_ptr,
+    count, width, partial_width,
+    VECTOR: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """out[m, columns[c]] = Σ_{e ∈ row m} partial[e, places[c]] for c < count.
+
+    Row m has the entries indptr[m] .. indptr[m+1]−1 of `entries`, or without them these very rows.
+    Columns and places come VECTOR side by side, from a multiple of it on.  A program owns BLOCK_C
+    of one row and adds BLOCK_E entries beside each other.   Bound: memory, each part read once.
+    """
+    blocks = tl.cdiv(count, BLOCK_C)
+    pid = tl.program_id(0)
+    m = pid // blocks
+    c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]  # [1, BLOCK_C]
+    inside = c < count
+    place = tl.load(places_ptr + c, mask=inside, other=0)
+    place = tl.max_contiguous(tl.multiple_of(place, [1, VECTOR]), [1, VECTOR])
+    column = tl.load(columns_ptr + c, mask=inside, other=0)
+    column = tl.max_contiguous(tl.multiple_of(column, [1, VECTOR]), [1, VECTOR])
+    first, last = tl.load(indptr_ptr + m), tl.load(indptr_ptr + m + 1)
+    total = tl.zeros((BLOCK_E, BLOCK_C), partial_ptr.dtype.element_ty)
+    for start in range(first, last, BLOCK_E):
+        p = start + tl.arange(0, BLOCK_E)[:, None]  # [BLOCK_E, 1]
+        e = p if entries_ptr is None else tl.load(entries_ptr + p, mask=p < last, other=0)
+        row_ptr = partial_ptr + e.to(tl.int64) * partial_width
+        total += tl.load(row_ptr + place, mask=(p < last) & inside, other=0.0)
+    out_row = out_ptr + m.to(tl.int64) * width
+    tl.store(out_row + column, tl.sum(total, 0)[None, :], mask=inside)
 
 
 @triton.jit(do_not_specialize=["begin", "end"])

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from weft.core import launcher
 from weft.core.backend import interpreted
-from weft.core.generated import printed, written
+from weft.core.generated import printed
 from weft.core.launcher import Kernel, Launches, Step, Tile, current_device, processors
 from weft.o3 import dialects, generator
 from weft.o3.contraction import Call
-from weft.o3.division import Division, Facts, Output, divide
+from weft.o3.division import Division, Facts, Loan, divide
+from weft.o3.folds import Made, loan_fold, made_of, round_fold
 from weft.o3.graph import FLAT, Tables, flat
 from weft.o3.job import Job
 from weft.o3.rounds import Round, rounds
@@ -29,8 +30,6 @@ from weft.o3.structure import Structure
 from weft.o3.wigner import entries_3j
 
 __all__ = ["prepared", "run", "serves"]
-
-KERNELS = "weft.o3.kernels"
 
 MOST_RECIPES = 4096
 """One for each combination of structure, call, sizes and dtype."""
@@ -41,14 +40,11 @@ MOST_WORK = 2**13
 WARPS = 8
 """Of each processor where a program takes several rows: as many as run at once."""
 
+LENT = 2**26
+"""Bytes of parts from which on kernels lend each other room: more kernels add them up then."""
+
 EDGES = 8
 """The most of a warp whose program can take some of a row's edges alone."""
-
-ROUND = Tile((8, 256, 128), 4, 1)
-"""Of the kernel that adds the parts of a round up: edges, columns, entries looked through."""
-
-COLUMNS = 256
-"""Numbers of a program that adds parts side by side up: many small ones, of a warp each."""
 
 MANY = 16
 """Edges of a row of x from which on there are rounds: each reads and writes the row again.
@@ -143,25 +139,6 @@ def _recipe(
     return recipe
 
 
-class _Fold(NamedTuple):
-    """One kernel that adds parts up: the lists it walks, and the shape of what it makes."""
-
-    kernel: Kernel
-    programs: int
-    lists: tuple[int | None, ...]
-    shape: tuple[int, int]
-    places: Tensor | None
-
-
-class _Made(NamedTuple):
-    """A result: what kernels write, and what adds it up."""
-
-    shape: tuple[int, int]
-    parts: tuple[int, int] | None
-    folds: tuple[_Fold, ...]
-    zero: bool
-
-
 class _Scratch(NamedTuple):
     """Parts in the dtype of sums: in a result, from a number on; None: in memory of their own."""
 
@@ -175,7 +152,7 @@ class _Recipe(NamedTuple):
 
     launches: Launches
     constants: tuple[Tensor | None, ...]
-    results: tuple[_Made, ...]
+    results: tuple[Made, ...]
     scratch: tuple[_Scratch, ...]
 
 
@@ -243,22 +220,23 @@ def _prepare(
     rows["w"] = 1 if facts.shared else tables.num_edges
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
     if not tables.num_edges:
-        return _Recipe(
-            Launches(()), (), tuple(_Made(shape, None, (), True) for shape in shapes), ()
-        )
+        return _Recipe(Launches(()), (), tuple(Made(shape, None, (), True) for shape in shapes), ())
     division = divide(structure, call, facts)
-    lanes = _lanes(division, tables, like.device)
     turns = _turns(division, shapes, tables, like.dtype)
+    if len(turns) == 1 and _lends(structure, tables, like.dtype):
+        division = divide(structure, call, facts._replace(lends=True))
+    lanes = _lanes(division, tables, like.device)
     near = division.near if len(turns) > 1 else ()
     made = tuple(
-        _Made(shape, None, (), False)
+        Made(shape, None, (), False)
         if n in near
-        else _made(output, result.slot, shape, tables, lanes, like.device)
+        else made_of(output, result.slot, shape, tables, lanes, like.device)
         for n, (output, result, shape) in enumerate(
             zip(division.outputs, call.results, shapes, strict=True)
         )
     )
-    plan = _Places(len(call.slots), made)
+    plan = _Places(len(call.slots), made, _tables(division.loans, like.device))
+    lent = dict(_lent(division, call, shapes, tables, plan))
     folds = tuple(plan.folds())
     begin = plan.end
     for turn in turns if near else ():
@@ -269,7 +247,7 @@ def _prepare(
     workspace = _wide(like.dtype).itemsize * own
     kernels = (
         step._replace(workspace_bytes=workspace)
-        for step in _steps(division, shapes, tables, lanes, plan, begin, turns)
+        for step in _steps(division, shapes, tables, lanes, plan, begin, turns, lent)
     )
     launches = Launches((*kernels, *folds))
     return _Recipe(launches, plan.constants, made, tuple(plan.scratch))
@@ -281,12 +259,14 @@ class _Places:
     Args:
         lists: where lists begin.
         made: the results.
+        tables: of loans, the last constants.
     """
 
-    def __init__(self, lists: int, made: Sequence[_Made]) -> None:
+    def __init__(self, lists: int, made: Sequence[Made], tables: Sequence[Tensor]) -> None:
         self.lists, self._made = lists, made
-        self.constants = (None, *(fold.places for m in made for fold in m.folds))
+        self.constants = (None, *(fold.places for m in made for fold in m.folds), *tables)
         self.results = lists + len(FLAT) + len(self.constants)
+        self.tables = self.results - len(tables)
         self.scratch: list[_Scratch] = []
         self.written = [
             self.add(m.parts) if m.parts else self.results + n for n, m in enumerate(made)
@@ -316,6 +296,43 @@ class _Places:
                 part = total
 
 
+def _lends(structure: Structure, tables: Tables, dtype: torch.dtype) -> bool:
+    """Whether parts of edges may lie in the gradient of weights, and are worth it."""
+    parts = tables.num_edges * structure.width("x") * dtype.itemsize
+    return dtype == _wide(dtype) and tables.x_slices is None and parts > LENT
+
+
+_Lent = dict[tuple[int, int], tuple[int, Step]]
+"""For the number of a kernel, from 1 on, and of a result: where its parts are, what adds them."""
+
+
+def _tables(loans: Sequence[Loan], device: torch.device) -> list[Tensor]:
+    """Places and columns of one loan after the other."""
+    lists = (part for loan in loans for part in (loan.places, loan.columns))
+    return [torch.tensor(part, dtype=torch.int32).to(device) for part in lists]
+
+
+def _lent(
+    division: Division,
+    call: Call,
+    shapes: Sequence[tuple[int, int]],
+    tables: Tables,
+    plan: _Places,
+) -> Iterator[tuple[tuple[int, int], tuple[int, Step]]]:
+    """The entries of a _Lent."""
+    own = -1
+    for k, loan in enumerate(division.loans):
+        n = loan.number
+        if loan.host is None and own < 0:
+            own = plan.add((tables.num_edges, loan.width))
+        part = own if loan.host is None else plan.results + loan.host
+        kernel, programs = loan_fold(loan, shapes[n])
+        lists = [FLAT.index(f"{call.results[n].slot}_{name}") for name in ("indptr", "edges")]
+        walked = (plan.lists + number for number in lists)
+        taken = (part, plan.results + n, plan.tables + 2 * k, plan.tables + 2 * k + 1, *walked)
+        yield (loan.jobs, n), (part, Step(kernel, programs, taken))
+
+
 def _turns(
     division: Division, shapes: Sequence[tuple[int, int]], tables: Tables, dtype: torch.dtype
 ) -> list[Round]:
@@ -336,6 +353,7 @@ def _steps(
     plan: _Places,
     begin: int,
     turns: Sequence[Round],
+    lent: _Lent,
 ) -> Iterator[Step]:
     """The kernels of one round of edges after another, and those that add its parts up.
 
@@ -343,16 +361,19 @@ def _steps(
     """
     lists, near = plan.lists, division.near if len(turns) > 1 else ()
     jobs = [(job, numbers, *_kernel(job, tables, lanes)) for job, numbers in division.jobs]
-    folds = [(n, *_round_fold(shapes[n])) for n in near]
+    folds = [(n, *round_fold(shapes[n])) for n in near]
     walked = [lists + FLAT.index(name) for name in ("x_indptr", "x_edges")]
     for at, turn in enumerate(turns):
         ends = (turn.begin, turn.end)
         parts = {n: begin + at * len(near) + i for i, n in enumerate(near)}
-        for job, numbers, kernel, programs in jobs:
-            taken = [*generator.operands(job), *(parts.get(n, plan.written[n]) for n in numbers)]
+        for count, (job, numbers, kernel, programs) in enumerate(jobs, 1):
+            mine = {n: lent[count, n] for n in numbers if (count, n) in lent}
+            places = parts | {n: part for n, (part, _) in mine.items()}
+            taken = [*generator.operands(job), *(places.get(n, plan.written[n]) for n in numbers)]
             taken += (lists + n for n in _lists(job))
             free = ends if job.divisible else ()
             yield Step(kernel, programs(*ends), taken, free)
+            yield from (fold for _, fold in mine.values())
         for n, kernel, count in folds:
             yield Step(kernel, count, (parts[n], plan.results + n, *walked), ends)
 
@@ -374,12 +395,6 @@ def _kernel(job: Job, tables: Tables, lanes: int) -> tuple[Kernel, Callable[[int
     if job.divisible:
         return kernel, lambda begin, end: -(-(end - begin) // span) * blocks
     return kernel, lambda begin, end: numbers[2] * blocks
-
-
-def _round_fold(shape: tuple[int, int]) -> tuple[Kernel, int]:
-    rows, width = shape
-    kernel = Kernel(written(KERNELS, "fold_round_kernel"), (width,), (), ROUND)
-    return kernel, rows * -(-width // ROUND.blocks[1])
 
 
 def _lists(job: Job) -> Iterator[int]:
@@ -419,75 +434,6 @@ def _lanes(division: Division, tables: Tables, device: torch.device) -> int:
     warps = max(job.channel_blocks * job.tiling.warps for job in looped)
     share = WARPS * processors(device) // warps
     return max(1, min(share, *(_items(job, tables) for job in looped)))
-
-
-def _made(
-    output: Output | None,
-    slot: str,
-    shape: tuple[int, int],
-    tables: Tables,
-    lanes: int,
-    device: torch.device,
-) -> _Made:
-    if output is None:
-        return _Made(shape, None, (), True)
-    if output.direct:
-        return _Made(shape, None, (), not output.covered)
-    slices = tables.z_slices if slot == "z" else tables.x_slices
-    places = None if output.places is None else torch.tensor(output.places, dtype=torch.int32)
-    walks = [(f"{slot} columns", shape[0])]
-    count = shape[0]
-    if output.rows == "lanes":
-        walks, count = [(f"{slot} all", shape[0])], lanes
-    elif output.rows == "runs" and tables.runs is not None:
-        walks, count = [(f"{slot} runs", shape[0])], tables.runs.owner.shape[0]
-    elif output.rows == "pieces" and slices is not None:
-        walks, count = [(f"{slot} owners", shape[0])], slices.num_pieces
-    elif output.rows == "edges":
-        walks, count = [(f"{slot} rows", shape[0])], tables.num_edges
-        if slices is not None:
-            walks = [(f"{slot} pieces", slices.num_pieces), (f"{slot} owners", shape[0])]
-    folds: list[_Fold] = []
-    width = output.width
-    for walk, made_rows in walks:
-        here = None if folds or places is None else places.to(device)
-        folds.append(_fold(walk, (made_rows, shape[1]), width, here, count))
-        width = shape[1]
-    return _Made(shape, (count, output.width), tuple(folds), False)
-
-
-def _fold(
-    walk: str, shape: tuple[int, int], partial_width: int, places: Tensor | None, length: int
-) -> _Fold:
-    count = 1 if places is None else places.shape[0]
-    rows, width = shape
-    if walk.endswith("columns"):
-        columns = min(128, 1 << max(width - 1, 0).bit_length())
-        tile = Tile((COLUMNS // columns, columns), 1, 1)
-        programs = -(-rows // tile.blocks[0]) * -(-width // columns)
-        numbers: tuple[int, ...] = (rows, width, partial_width)
-        kernel = written(KERNELS, "fold_columns_kernel")
-    else:
-        tall, columns = (64, 32) if rows == 1 else (16, 128) if length > 8 * rows else (4, 256)
-        tile = Tile((tall, columns), max(2, min(4, tall // 4)), 1)
-        programs = rows * -(-width // tile.blocks[1])
-        numbers = (length, width, partial_width)
-        kernel = written(KERNELS, "fold_rows_kernel")
-    fold = Kernel(kernel, numbers, (count,), tile)
-    return _Fold(fold, programs, _walked(*walk.split()), shape, places)
-
-
-def _walked(slot: str, what: str) -> tuple[int | None, ...]:
-    """The indptr and the entries of a fold, by their places in FLAT."""
-    names = {
-        "columns": (),
-        "all": (None, None),
-        "runs": ("runs_bounds", "runs_order"),
-        "owners": (f"{slot}_owners", None),
-        "pieces": (f"{slot}_pieces", f"{slot}_edges"),
-        "rows": (f"{slot}_indptr", f"{slot}_edges"),
-    }
-    return tuple(None if name is None else FLAT.index(name) for name in names[what])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.errors import DTypeError, ShapeError
+from weft.core.operands import check_tensors
+from weft.errors import ShapeError
 from weft.o3.irreps import Irreps, MulIr
 
 __all__ = ["LAYOUTS", "broadcast", "check_layout", "check_rows", "join", "split", "steps"]
@@ -22,7 +23,9 @@ LAYOUTS = ("mul_ir", "ir_mul")
 def split(x: Tensor, irreps: Irreps, layout: str) -> list[Tensor]:
     """Views (…, mul, 2l+1), one for each item of the irreps of x (…, D)."""
     lead, blocks = x.shape[:-1], []
-    parts = x.split_with_sizes([item.dim for item in irreps], -1)  # gradients are one
+    parts: Sequence[Tensor] = (x,)
+    if len(irreps) != 1:
+        parts = x.split_with_sizes([item.dim for item in irreps], -1)  # gradients are one
     for part, (mul, ir) in zip(parts, irreps, strict=True):
         if layout == "mul_ir":
             blocks.append(part.reshape(*lead, mul, ir.dim))
@@ -70,11 +73,7 @@ def check_layout(layout: str) -> None:
 
 def check_rows(name: str, x: Tensor, irreps: Irreps, module: object) -> None:
     """X is a tensor (…, D)."""
-    if not isinstance(x, Tensor):
-        raise DTypeError(
-            f"{name} is a {type(x).__name__}: it must be a torch.Tensor. "
-            f"Pass torch.as_tensor({name})."
-        )
+    check_tensors(**{name: x})
     if x.dim() == 0 or x.shape[-1] != irreps.dim:
         raise ShapeError(
             f"{name} is {tuple(x.shape)} but {type(module).__name__} takes {irreps}: it must be "

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weft.core.op import compiling
 from weft.core.operands import same_kind
 from weft.core.settled import Settled, kinds
 from weft.errors import DTypeError, IndexRangeError, ShapeError
@@ -156,7 +157,8 @@ class Linear(WeightedModule):
         Returns:
             (…, D_out), or (…, f_out, D_out), in the inputs' dtype.
         """
-        z = self._again(x, weight, element) if bias is None else None
+        settled = bias is None and not compiling() and bool(self._settled)
+        z = self._again(x, weight, element) if settled else None
         if z is not None:
             return z
         check_rows("x", x, self.irreps_in, self)
@@ -270,8 +272,12 @@ class Linear(WeightedModule):
             return None
         rows = [blocks[self.instructions[n].i_in].mT for n in self._into[k]]
         matrices = [self._matrix(n, weight) for n in self._into[k]]
-        # contiguous: torch then multiplies all rows by one matrix at once
-        return (_side_by_side(rows, -1).contiguous() @ _side_by_side(matrices, -2)).mT
+        together, matrix = _side_by_side(rows, -1).contiguous(), _side_by_side(matrices, -2)
+        if matrix.dim() > 2:
+            return (together @ matrix).mT
+        # all rows by one matrix at once: of scalars torch would not see that it can
+        found = together.flatten(0, -2) @ matrix
+        return found.view(*together.shape[:-1], matrix.shape[1]).mT
 
     def _matrix(self, n: int, weight: Tensor) -> Tensor:
         """(…, copies in, copies out) of an instruction, those of every feature."""

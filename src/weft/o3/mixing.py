@@ -9,6 +9,8 @@ row t; of t and z, a weight.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeGuard
 
@@ -103,9 +105,14 @@ def _body(
     mixing, a, b = read(text), a.contiguous(), b.contiguous()
     if kinds is not None and not kernels:
         return by_torch(mixing, result, a, b, kinds).to(a.dtype)
-    from weft.o3 import mixing_launch
+    found: Tensor = _launch().run(mixing, result, a, b, shared, kinds)
+    return found
 
-    return mixing_launch.run(mixing, result, a, b, shared, kinds)
+
+@functools.cache
+def _launch() -> Any:
+    """Imported when it first serves."""
+    return importlib.import_module("weft.o3.mixing_launch")
 
 
 def _fake(a: Tensor, *others: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from weft.core.explain import record_cost, recording
 from weft.core.generated import printed
 from weft.core.launcher import (
     Call,
-    Launcher,
+    Kernel,
+    Launches,
+    Step,
     Tile,
     compile_together,
     current_device,
@@ -48,61 +51,88 @@ OUTER_PROGRAMS, EXACT_OUTER_PROGRAMS = 4, 24
 """
 
 
+A, B, ORDER, STARTS, OUT, SCRATCH = range(6)
+"""What a call has side by side: operands, rows by kind, the result, and memory between kernels."""
+
+
+class _Recipe(NamedTuple):
+    """What follows from the kinds of a call's operands.
+
+    Args:
+        shape: of the result.
+        zero: whether kernels leave numbers of it out.
+        launches: on what a call has.
+        scratch: its shape.
+        wide: whether that is of float32, whatever the operands are.
+    """
+
+    shape: tuple[int, ...]
+    zero: bool
+    launches: Launches
+    scratch: tuple[int, ...] | None = None
+    wide: bool = False
+
+
 def run(
     mixing: Mixing, result: str, a: Tensor, b: Tensor, shared: bool, kinds: Kinds | None = None
 ) -> Tensor:
     """The result z of (t, w), t of (z, w) or w of (t, z): contiguous rows of mixings' widths."""
-    rows, width, count = a.shape[0], mixing.width(result), _count(kinds)
-    shape: tuple[int, ...] = (rows, width)
-    if result == "w" and (shared or kinds is not None):
-        shape = (width,) if kinds is None else (count, width)
-    filled = not rows or uncovered(mixing, result)
-    out = (a.new_zeros if filled else a.new_empty)(shape)
-    if not rows or not mixing.paths or not count:
-        return out
-    with current_device(a):
-        if not shared and kinds is None:
-            _own(mixing, result, a, b, out)
-        elif result == "w":
-            _outer(mixing, a, b, out, kinds)
-        else:
-            _product(mixing, result, a, b, out, kinds)
+    given = (a.shape[0], _parts(a), a.dtype, a.device, shared, _count(kinds))
+    shape, zero, launches, scratch, wide = _recipe(mixing, result, *given)
+    out = a.new_zeros(shape) if zero else a.new_empty(shape)
+    if launches.steps:
+        between = None
+        if scratch is not None:
+            between = a.new_empty(scratch, dtype=torch.float32) if wide else a.new_empty(scratch)
+        every = (a, b, *(kinds or (None, None)), out, between)
+        with current_device(a):
+            if scratch is not None and not launches.steps[-1].kernel.compiled:
+                trained = result != "w" and (a.requires_grad or b.requires_grad)
+                _compile(mixing, "tzw" if trained else result, given, every)
+            launches(every)
     if recording():
-        record_cost(a.nbytes + b.nbytes + out.nbytes, 2 * rows * _products(mixing))
+        record_cost(a.nbytes + b.nbytes + out.nbytes, 2 * a.shape[0] * _products(mixing))
     return out
 
 
-def _count(kinds: Kinds | None) -> int:
-    """Of kinds that weights are given for; one, if all rows have the same."""
-    return 1 if kinds is None else kinds.starts.shape[0] - 1
-
-
-def _product(
-    mixing: Mixing, result: str, a: Tensor, weight: Tensor, out: Tensor, kinds: Kinds | None
-) -> None:
-    parts, count = _parts(a), _count(kinds)
-    matrices = weight.new_empty(count * prepared(mixing, result) * max(1, parts))
-    prepare, product = _product_launchers(
-        mixing, result, a.shape[0], parts, a.dtype, a.device, None if kinds is None else count
-    )
-    if not product.kernel.compiled:
-        trained = a.requires_grad or weight.requires_grad
-        _compile(mixing, "tzw" if trained else result, a, kinds)
-    prepare([weight, matrices])
-    product([*(kinds or ()), a, matrices, out], matrices.nbytes)
-
-
 @functools.lru_cache(maxsize=1024)
-def _product_launchers(
+def _recipe(
     mixing: Mixing,
     result: str,
     rows: int,
     parts: int,
     dtype: torch.dtype,
     device: torch.device,
+    shared: bool,
     kinds: int | None,
-) -> tuple[Launcher, Launcher]:
-    """Of one dtype and device, whose machine code a launcher keeps."""
+) -> _Recipe:
+    """Of one dtype and device, whose machine code launches keep."""
+    width = mixing.width(result)
+    shape: tuple[int, ...] = (rows, width)
+    if result == "w" and (shared or kinds is not None):
+        shape = (width,) if kinds is None else (kinds, width)
+    zero = not rows or uncovered(mixing, result)
+    if not rows or not mixing.paths or kinds == 0:
+        return _Recipe(shape, zero, Launches(()))
+    if not shared and kinds is None:
+        return _Recipe(shape, zero, Launches([_own(mixing, result, rows)]))
+    if result == "w":
+        count, launches = _outer(mixing, rows, parts, device, kinds)
+        return _Recipe(shape, zero, launches, (count, weights(mixing)), True)
+    numbers = (kinds or 1) * prepared(mixing, result) * max(1, parts)
+    steps = _product(mixing, result, rows, parts, kinds, numbers * dtype.itemsize)
+    return _Recipe(shape, zero, steps, (numbers,))
+
+
+def _count(kinds: Kinds | None) -> int | None:
+    """Of kinds that weights are given for; None, if all rows have the same."""
+    return None if kinds is None else kinds.starts.shape[0] - 1
+
+
+def _product(
+    mixing: Mixing, result: str, rows: int, parts: int, kinds: int | None, workspace_bytes: int
+) -> Launches:
+    """Of weights that are prepared first."""
     found = merged(mixing, result)
     copies = max(group.block.copies for group in found)
     columns = max(run.block.copies for group in found for run in group.runs)
@@ -121,32 +151,23 @@ def _product_launchers(
         -(-mixing.t[path.t].copies // side) * -(-mixing.z[path.z].copies // side)
         for path in mixing.paths
     )
-    return (
-        _launcher("prepare", prepare, tiles, (), PREPARE_TILE),
-        _launcher("product", product, programs, (rows,), tile),
+    tables = () if kinds is None else (ORDER, STARTS)
+    return Launches(
+        [
+            Step(_kernel("prepare", prepare, (), PREPARE_TILE), tiles, (B, SCRATCH)),
+            Step(
+                _kernel("product", product, (rows,), tile),
+                programs,
+                (*tables, A, SCRATCH, OUT),
+                workspace_bytes=workspace_bytes,
+            ),
+        ]
     )
 
 
-def _outer(mixing: Mixing, t: Tensor, z: Tensor, out: Tensor, kinds: Kinds | None) -> None:
-    count, outer, fold = _outer_launchers(
-        mixing, t.shape[0], _parts(t), t.dtype, t.device, None if kinds is None else _count(kinds)
-    )
-    partial = t.new_empty((count, weights(mixing)), dtype=torch.float32)
-    if not outer.kernel.compiled:
-        _compile(mixing, "w", t, kinds)
-    outer([*(kinds or ()), t, z, partial], partial.nbytes)
-    fold([*(kinds or ())[1:], partial, out])
-
-
-@functools.lru_cache(maxsize=1024)
-def _outer_launchers(
-    mixing: Mixing,
-    rows: int,
-    parts: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    kinds: int | None,
-) -> tuple[int, Launcher, Launcher]:
+def _outer(
+    mixing: Mixing, rows: int, parts: int, device: torch.device, kinds: int | None
+) -> tuple[int, Launches]:
     """And how many pieces the longest sum has; every kind may end in a piece that is not full."""
     found = [(group.block, run.block) for group in merged(mixing, "z") for run in group.runs]
     tile, most = (EXACT_OUTER_TILE, EXACT_OUTER_PROGRAMS) if parts else (OUTER_TILE, OUTER_PROGRAMS)
@@ -166,53 +187,51 @@ def _outer_launchers(
         generator.outer_source(mixing, parts, kinds),
         generator.fold_source(mixing, kinds),
     )
-    return (
-        count,
-        _launcher("outer", outer, programs, numbers, tile),
-        _launcher("fold", fold, (kinds or 1) * folds, numbers, FOLD_TILE),
-    )
+    tables = () if kinds is None else (ORDER, STARTS)
+    steps = [
+        Step(
+            _kernel("outer", outer, numbers, tile),
+            programs,
+            (*tables, A, B, SCRATCH),
+            workspace_bytes=4 * count * weights(mixing),
+        ),
+        Step(
+            _kernel("fold", fold, numbers, FOLD_TILE),
+            (kinds or 1) * folds,
+            (*tables[1:], SCRATCH, OUT),
+        ),
+    ]
+    return count, Launches(steps)
 
 
-def _compile(mixing: Mixing, results: str, like: Tensor, kinds: Kinds | None) -> None:
+def _compile(
+    mixing: Mixing, results: str, given: tuple[Any, ...], every: tuple[Tensor | None, ...]
+) -> None:
     """The kernels of some results at once; who trains will need those of all three."""
-    count = None if kinds is None else _count(kinds)
-    given = (like.shape[0], _parts(like), like.dtype, like.device, count)
-    tables, partial = list(kinds or ()), like.new_empty(1, dtype=torch.float32)
+    like, order, starts = (every[n] for n in (A, ORDER, STARTS))
+    assert like is not None
     calls = []
     for result in results:
-        if result == "w":
-            _, outer, fold = _outer_launchers(mixing, *given)
-            calls.append(Call(outer.kernel, [*tables, like, like, partial]))
-            calls.append(Call(fold.kernel, [*tables[1:], partial, like]))
-        else:
-            prepare, product = _product_launchers(mixing, result, *given)
-            calls.append(Call(prepare.kernel, [like, like]))
-            calls.append(Call(product.kernel, [*tables, like, like, like]))
+        recipe = _recipe(mixing, result, *given)
+        between = like.new_empty(1, dtype=torch.float32) if recipe.wide else like
+        alike = (like, like, order, starts, like, between)
+        steps = recipe.launches.steps
+        calls += [Call(step.kernel, [alike[n] for n in step.taken]) for step in steps]
     compile_together(calls)
 
 
-def _own(mixing: Mixing, result: str, a: Tensor, b: Tensor, out: Tensor) -> None:
-    values = dict(zip({"z": "tw", "t": "zw", "w": "tz"}[result], (a, b), strict=True))
-    values[result] = out
-    operands = [values[slot] for slot in "tzw"]
-    _own_launcher(mixing, result, a.shape[0], a.dtype, a.device)(operands)
-
-
-@functools.lru_cache(maxsize=1024)
-def _own_launcher(
-    mixing: Mixing, result: str, rows: int, dtype: torch.dtype, device: torch.device
-) -> Launcher:
-    """A launcher keeps compiled code, so that the dtype is part of what it is known by."""
-    source = generator.own_source(mixing, result, OWN_WARPS)
-    return _launcher("own", source, rows, (), Tile((OWN_WARPS,), OWN_WARPS, 1))
-
-
-def _launcher(
-    name: str, source: str, programs: int, numbers: tuple[int, ...], tile: Tile
-) -> Launcher:
-    return Launcher(
-        printed(f"o3_mixing_{name}", source, f"mixing_{name}"), programs, (), numbers, (), tile
+def _own(mixing: Mixing, result: str, rows: int) -> Step:
+    operands, source = (
+        {"z": "tw", "t": "zw", "w": "tz"}[result],
+        generator.own_source(mixing, result, OWN_WARPS),
     )
+    places = {operands[0]: A, operands[1]: B, result: OUT}
+    kernel = _kernel("own", source, (), Tile((OWN_WARPS,), OWN_WARPS, 1))
+    return Step(kernel, rows, [places[slot] for slot in "tzw"])
+
+
+def _kernel(name: str, source: str, numbers: tuple[int, ...], tile: Tile) -> Kernel:
+    return Kernel(printed(f"o3_mixing_{name}", source, f"mixing_{name}"), numbers, (), tile)
 
 
 def _block(count: int, most: int, least: int = 16) -> int:

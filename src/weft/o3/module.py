@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from weft.core.backend import interpreted
 from weft.core.list_op import Kept
 from weft.core.settled import Settled, kinds
 from weft.errors import DTypeError, ShapeError
@@ -260,8 +259,7 @@ class InstructedModule(WeightedModule):
         known = kinds((x, y) if weight is None else (x, y, weight))
         if known is None or (graph is not None and graph.kind is None):
             return
-        # on the CPU few rows are torch's own operations
-        alike = x.dim() == 2 and x.shape[:1] == y.shape[:-1] and (not x.is_cpu or interpreted())
+        alike = x.dim() == 2 and x.shape[:1] == y.shape[:-1] and not self.recipe.has_few(x)
         structure, mixing = self._operators(x)
         if structure is None or not (graph is not None or alike):
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from weft.o3.graph import Tables, listed, pack, repeated, unpack
 from weft.o3.structure import Structure, read
 from weft.o3.wigner import entries_3j
 
-__all__ = ["Contraction", "contract", "contraction", "kept", "one_by_one"]
+__all__ = ["Contraction", "contract", "contraction", "kept", "one_by_one", "walks"]
 
 Run = Callable[[Structure, Call, Sequence[Tensor], Tables, bool], list[Tensor]]
 
@@ -37,6 +38,15 @@ LOOPS_FROM = 2**13
 That takes seconds.  They and the time saved at a call both grow with the paths, so that these do
 not count.
 """
+
+FEW = 2**17
+"""Numbers of a product below which one loop for all structures serves; below LOOPS_FROM 16 times.
+
+See `_lengths`.
+"""
+
+WIDE = 32
+"""Channels below which it always serves there: torch's products of small matrices take longer."""
 
 
 def contract(
@@ -82,13 +92,13 @@ def kept(
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body for tensors of these kinds: launches of kernels, or what `body` does."""
     structure, call, present, num_x, num_z, num_edges, shared, backend = rest
-    run = _runner(structure, call, tensors[0], num_edges, backend)
-    if run.__module__ != "weft.o3.launch":
+    executor = _executor(structure, call, tensors[0], (num_x, num_z, num_edges), backend)
+    if not hasattr(executor, "prepared"):
         return lambda given: tuple(contraction.rule.body(given, *rest))
     what = read_call(call)
     count = len(what.slots)
     tables = unpack(tensors[count:], present, num_x, num_z, num_edges)
-    prepared: Callable[..., Callable[[Tensors], Results]] = _module("triton").prepared
+    prepared: Callable[..., Callable[[Tensors], Results]] = executor.prepared
     return prepared(read(structure), what, tensors[:count], tables, shared, listed(present))
 
 
@@ -102,7 +112,8 @@ class Contraction:
         count = len(what.slots)
         values = [t.contiguous() for t in tensors[:count]]
         tables = unpack(tensors[count:], present, num_x, num_z, num_edges)
-        run = _runner(structure, call, values[0], num_edges, backend)
+        sizes = num_x, num_z, num_edges
+        run: Run = _executor(structure, call, values[0], sizes, backend).run
         if autocast.active():  # it must not narrow the products inside a body
             with torch.autocast(values[0].device.type, enabled=False):
                 results = run(read(structure), what, values, tables, shared)
@@ -272,18 +283,51 @@ def _channels(structure: str) -> int:
     return max((product.channels for product in read(structure).products), default=0)
 
 
-def _runner(structure: str, call: str, like: Tensor, num_edges: int, backend: str) -> Run:
-    """The executor of a call; where the backend was chosen by us, torch for what it lacks."""
-    few = not backend and like.is_cpu and num_edges * _channels(structure) < LOOPS_FROM
+def walks(structure: Structure, rows: int) -> bool:
+    """Whether on the CPU one loop for all structures serves products of rows."""
+    return _size(structure.text, (rows, rows, rows)) == "few" and choose(None, "cpu") == "numba"
+
+
+def _executor(
+    structure: str, call: str, like: Tensor, sizes: tuple[int, int, int], backend: str
+) -> Any:
+    """The module that serves; where the backend was chosen by us, one that does."""
     device = "cuda" if like.is_cuda else like.device.type
-    return _chosen(structure, call, like.dtype, device, backend, few)
+    size = "many" if backend or not like.is_cpu else _size(structure, sizes)
+    return _chosen(structure, call, like.dtype, device, backend, size)
+
+
+def _size(structure: str, sizes: tuple[int, int, int]) -> str:
+    """On the CPU: few for one loop for all structures, some for torch, many for loops of its own.
+
+    The same for all results: which ones are asked for together must not change their bits.
+    """
+    channels = _channels(structure)
+    length = sum(map(operator.mul, _lengths(structure), sizes))
+    if sizes[2] * channels >= LOOPS_FROM:
+        return "few" if length < FEW else "many"
+    return "few" if channels < WIDE or length < 16 * FEW else "some"
+
+
+@functools.lru_cache(maxsize=4096)
+def _lengths(structure: str) -> tuple[int, int, int]:
+    """Numbers that a product takes of a row of x and of z, and products and places of an edge."""
+    of = read(structure)
+    products = sum(
+        len(entries_3j(*product.degrees(path))) * (product.channels + 1)
+        for product in of.products
+        for path in product.paths
+    )
+    return of.width("x"), of.width("z"), of.width("y") + of.width("w") + products
 
 
 @functools.lru_cache(maxsize=4096)
 def _chosen(
-    structure: str, call: str, dtype: torch.dtype, device: str, backend: str, few: bool
-) -> Run:
-    name = "torch" if few else choose(backend or None, device)
+    structure: str, call: str, dtype: torch.dtype, device: str, backend: str, size: str
+) -> Any:
+    name = choose(backend or None, device)
+    if name == "numba" and not backend and size != "many":
+        return _module("few" if size == "few" else "torch")
     if name != "torch" and not _module(name).serves(read(structure), read_call(call), dtype):
         if backend:
             raise BackendError(
@@ -292,13 +336,12 @@ def _chosen(
                 "Pass backend=None or 'torch'."
             )
         name = "torch"
-    run: Run = _module(name).run
-    return run
+    return _module(name)
 
 
 def _module(backend: str) -> Any:
     """The executor of a backend, imported when it first serves."""
-    name = {"triton": "launch", "numba": "cpu", "torch": "blocked"}[backend]
+    name = {"triton": "launch", "numba": "cpu", "few": "few", "torch": "blocked"}[backend]
     return importlib.import_module(f"weft.o3.{name}")
 
 

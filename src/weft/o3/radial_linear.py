@@ -31,7 +31,10 @@ from weft.o3.structure import Structure, read
 __all__ = ["PRECISIONS", "radial_product"]
 
 PRECISIONS = ("tf32x3", "tf32")
-"""Of products with A in float32 on tensor cores: as exact as float32, or mantissas of 10 bits."""
+"""Of products with A in float32 on tensor cores: as exact as float32, or mantissas of 10 bits.
+
+They come in parts of 16 bits, which take half the time of TF32's and have as many digits.
+"""
 
 _FORWARD = str(Call("xywa", (Result("z", ((0, 1, 2, 3),)),)))
 
@@ -63,8 +66,12 @@ def radial_product(
         (num_nodes, Wz) in the inputs' dtype.
 
     Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|c x y h A|, K terms a row; with "tf32" besides 2^-10 of
-    this sum.  Differentiable to any order; bitwise repeatable.  The weights of at most a block of
-    edges are in memory at a time.
+    this sum.  By tensor cores h counts as no smaller than 2^-16 of its edge's largest, A as no
+    smaller than that part of its column's, or of those that add to the same channel of z.
+    Differentiable to any order; bitwise repeatable.
+
+    Memory beside the results: forward by kernels a copy of h and y.  Else, and in derivatives,
+    h A of a block of edges (see radial_linear_blocks.ROOM), and gradients of it as large.
     """
     x, y, radial, radial_weight = same_kind(x=x, y=y, radial=radial, radial_weight=radial_weight)
     tensors = [x, y, radial, radial_weight, *graph.packed]

@@ -11,31 +11,38 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.core.backend import choose
 from weft.core.cache import TensorCache
+from weft.core.list_op import Kept
 from weft.o3.contraction import Call
 from weft.o3.graph import Graph, Tables, pack
 from weft.o3.mixing_plan import Block as Copies
 from weft.o3.mixing_plan import Mixing
 from weft.o3.mixing_plan import Path as Matrix
-from weft.o3.operator import contract
+from weft.o3.operator import contraction, kept
+from weft.o3.radial_linear_generator import SHORT
 from weft.o3.radial_linear_plan import plan_of
 from weft.o3.structure import Structure
 
 __all__ = ["run"]
 
-ROOM = {"cpu": 2**25, "cuda": 2**30}
-"""Bytes of the weights of a block.  A GPU needs many rows at once to be busy."""
+ROOM = {"cpu": 2**25, "cuda": 5 * 2**26}
+"""Bytes of the weights of a block, as many of each gradient of them.
 
+A GPU needs many rows at once to be busy: gradients of W1 take a seventh longer than by blocks of
+2^30, in two fifths of the memory (H200).
+"""
 
-SHORT = 32
-"""Terms of a sum from which on three products of parts err no more than float32, which rounds each
-term once where they leave out up to eight roundings."""
+ROWS = 512
+"""Of z in a block where they are sums of a gradient, each by a program: as many as run at once."""
+
+MOST = 4
+"""Times the room of a block that these rows may take."""
 
 
 class _Block(NamedTuple):
@@ -49,6 +56,7 @@ class _Block(NamedTuple):
         packed: its tables.
         present: which of them there are.
         sizes: its rows of x, of z, and edges.
+        settled: of calls that came before, what they settled.
     """
 
     begin: int
@@ -58,6 +66,7 @@ class _Block(NamedTuple):
     packed: Sequence[Tensor]
     present: str
     sizes: tuple[int, int, int]
+    settled: dict[Any, Kept]
 
 
 def run(
@@ -82,11 +91,21 @@ def run(
     rows = {"x": tables.num_x, "y": tables.num_edges, "z": tables.num_z}
     rows |= {"w": tables.num_edges, "a": hidden}
     widths = {s: structure.width(s) for s in "xyz"} | {"w": hidden, "a": width}
-    results = [like.new_zeros(rows[slot], widths[slot]) for slot, _ in call.results]
-    if not tables.num_edges:
-        return results
     step = max(1, ROOM[like.device.type] // max(1, width * like.element_size()))
-    for block in _blocks(tables, step):
+    if like.is_cuda and any(slot == "z" for slot, _ in call.results):
+        many = ROWS * tables.num_edges // max(1, tables.num_z)
+        step = min(max(step, many), MOST * step)
+    blocks = _blocks(tables, step) if tables.num_edges else ()
+    shapes = [(rows[slot], widths[slot]) for slot, _ in call.results]
+    if len(blocks) == 1:
+        parts = _on_block(structure, call, tensors, blocks[0], backend)
+        found = zip(shapes, parts, strict=True)
+        return [like.new_zeros(shape) if part is None else part for shape, part in found]
+    results = []
+    for (slot, terms), shape in zip(call.results, shapes, strict=True):
+        whole = blocks and slot in "yw" and terms  # each edge is in one block
+        results.append((like.new_empty if whole else like.new_zeros)(shape))
+    for block in blocks:
         values = [_rows(t, s, block) for t, s in zip(tensors, call.slots, strict=True)]
         parts = _on_block(structure, call, values, block, backend)
         for (slot, _), result, part in zip(call.results, results, parts, strict=True):
@@ -107,16 +126,10 @@ def _on_block(
 
     formed = [_formed([(values[h], values[a]) for h, a in pairs], kernels) for pairs in plan.formed]
     given = [values[t] for t in plan.given]
-    found = contract(
-        structure.text,
-        str(plan.inner),
-        [*given, *formed],
-        block.packed,
-        block.present,
-        block.sizes,
-        False,
-        backend,
-    )
+    rest = structure.text, str(plan.inner), block.present, block.sizes, False, backend
+    key = rest, values[0].dtype
+    settled = block.settled.get(key) or block.settled.setdefault(key, kept(*rest))
+    found = contraction([*given, *formed, *block.packed], settled)
     results: list[Tensor | None] = []
     for (slot, _), what in zip(call.results, plan.results, strict=True):
         if isinstance(what, int):
@@ -137,12 +150,14 @@ def _formed(pairs: Sequence[tuple[Tensor, Tensor]], kernels: bool) -> Tensor:
 
 
 def _product(result: str, a: Tensor, b: Tensor, kernels: bool) -> Tensor:
-    """z = t w, t = z w^T or w = t^T z of the two others; by kernels in 3xTF32."""
+    """z = t w, t = z w^T or w = t^T z of the two others; by kernels in parts."""
     if not kernels or a.shape[result != "w"] < SHORT:
         left = a.t() if result == "w" else a
         return left @ (b.t() if result == "t" else b)
-    from weft.o3 import mixing_launch
+    from weft.o3 import mixing_launch, radial_linear_parts
 
+    if result != "t" and a.shape[1] <= radial_linear_parts.MOST:
+        return (radial_linear_parts.formed if result == "z" else radial_linear_parts.summed)(a, b)
     if result == "w":
         shape = a.shape[1], b.shape[1]
         return mixing_launch.run(_matrix(*shape), result, a, b, True).view(shape)
@@ -166,11 +181,12 @@ _kept: TensorCache[tuple[_Block, ...]] = TensorCache()
 
 
 def _blocks(tables: Tables, step: int) -> tuple[_Block, ...]:
-    """Blocks of at most `step` edges, kept as long as the tables."""
+    """Blocks of at most `step` edges, all of one size, kept as long as the tables."""
     sizes = tables[:3]
     if tables.num_edges <= step:
         packed, present = pack(tables)
-        return (_Block(0, None, None, 0, packed, present, sizes),)
+        return (_Block(0, None, None, 0, packed, present, sizes, {}),)
+    step = -(-tables.num_edges // -(-tables.num_edges // step))
     return _kept.get((tables.src, tables.dst), (sizes, step), lambda: _cut(tables, step))
 
 
@@ -188,7 +204,7 @@ def _cut(tables: Tables, step: int) -> tuple[_Block, ...]:
         graph = Graph(places, to - first, last - first + 1, sources.shape[0])
         read = None if sources.shape[0] == tables.num_x else sources
         sizes = graph.tables[:3]
-        found.append(_Block(begin, edges, read, first, graph.packed, graph.present, sizes))
+        found.append(_Block(begin, edges, read, first, graph.packed, graph.present, sizes, {}))
     return tuple(found)
 
 
@@ -201,10 +217,16 @@ def _rows(tensor: Tensor, slot: str, block: _Block) -> Tensor:
 
 
 def _add(result: Tensor, part: Tensor, slot: str, block: _Block) -> None:
-    """The result of a block's rows, each of which is there once: no order to choose."""
+    """The result of a block's rows, each of which is there once: no order to choose.
+
+    Edges are in no other block.
+    """
     place = (0, part.shape[0]) if slot == "a" else _place(slot, block)
     if isinstance(place, tuple):
-        result.narrow(0, *place).add_(part)
+        own = result.narrow(0, *place)
+        own.copy_(part) if slot in "yw" else own.add_(part)
+    elif slot in "yw":
+        result.index_copy_(0, place.long(), part)
     else:
         result.index_add_(0, place, part)
 

@@ -1,11 +1,13 @@
 """Triton kernels of z[d] = Σ_{e: dst[e] = d} Q(x[src[e]], y[e], h[e] A): no weight leaves the chip.
 
-A program owns a block of channels, and keeps its columns of A in shared memory:
+h and A come in parts of 16 bits (radial_linear_kernels), so that rows of y hold the powers of two
+of rows of h, and sums are multiplied by those of columns of A.  A program owns a block of channels,
+and keeps its columns of A in shared memory:
 
     for tiles of 32 rows of z:
         for the edges of these rows, two of each row at a time:    # 64 edges
             chunk after chunk of paths:
-                w = h A                  (64, paths · channels), by tensor cores
+                w = h A                  (64, paths · channels), by tensor cores, part by part
                 add the terms of both edges to the rows' sums
         store the sums
 
@@ -25,7 +27,18 @@ from weft.o3.polynomial import Arithmetic, entries, value_name
 from weft.o3.structure import Block, Path, Product
 from weft.products.tiles import power_of_two
 
-__all__ = ["NAME", "ROWS", "Job", "Tiling", "chunks", "columns", "scale", "source"]
+__all__ = [
+    "NAME",
+    "ROWS",
+    "SHORT",
+    "WARPS",
+    "Job",
+    "Tiling",
+    "chunks",
+    "columns",
+    "scale",
+    "source",
+]
 
 NAME = "radial_linear"
 """Of the kernels, in profiles too."""
@@ -36,6 +49,13 @@ ROWS = 32
 EDGES = 2
 """Of a row, at a time."""
 
+WARPS = 4
+"""Of a program: those that share a product on tensor cores."""
+
+SHORT = 32
+"""Terms of a sum from which on two parts err no more than float32, which rounds each term once
+where they leave out up to eight roundings.  Three parts leave out none."""
+
 
 class Tiling(NamedTuple):
     """How a kernel lays its work out.
@@ -43,13 +63,11 @@ class Tiling(NamedTuple):
     Args:
         block: channels of a program, a power of 2.
         chunk: most paths whose weights are formed at once, a power of 2.
-        warps: of a program, 4 or 8.
         stages: iterations of the loop over edges whose loads are under way.
     """
 
     block: int
     chunk: int = 8
-    warps: int = 4
     stages: int = 2
 
 
@@ -61,7 +79,7 @@ class Job(NamedTuple):
         paths: those of the product that it computes, by number.
         widths: numbers in a row of x, y and z.
         hidden: numbers in a row of h.
-        exact: whether numbers of 32 bits are multiplied in three parts of 19.
+        parts: of numbers of h and of A; of P parts those i and j with i + j < P are multiplied.
         tiling: how the work is laid out.
     """
 
@@ -69,7 +87,7 @@ class Job(NamedTuple):
     paths: tuple[int, ...]
     widths: tuple[int, int, int]
     hidden: int
-    exact: bool
+    parts: int
     tiling: Tiling
 
     @property
@@ -80,15 +98,12 @@ class Job(NamedTuple):
     @property
     def shared(self) -> int:
         """Bytes of shared memory that its loads ahead and its columns of A take, at most."""
-        tiling = self.tiling
-        of_a = sum(map(_places, chunks(self))) * tiling.block * self.depth
-        of_a *= 2 if self.exact else 1
-        of_h = ROWS * EDGES * self.depth * (tiling.stages - self.exact)
+        tiling, tall = self.tiling, ROWS * EDGES
+        halves = sum(map(_places, chunks(self))) * tiling.block + tall * tiling.stages
         used = [self.product.paths[p] for p in self.paths]
         components = sum(self.product.x[b].components for b in {path.x for path in used})
-        of_x = ROWS * EDGES * components * tiling.block * (tiling.stages - 1)
-        of_y = ROWS * EDGES * power_of_two(self.widths[1]) * (tiling.stages - 1)
-        return 4 * (of_a + of_h + of_x + of_y)
+        numbers = components * tiling.block + power_of_two(self.widths[1])
+        return 2 * self.parts * self.depth * halves + 4 * tall * (tiling.stages - 1) * numbers
 
     @property
     def depth(self) -> int:
@@ -110,19 +125,16 @@ def _places(chunk: tuple[int, ...]) -> int:
 def columns(job: Job) -> list[tuple[int, int] | None]:
     """(path, channel) of each prepared column of A; None: zero.
 
-    Block of channels after block, chunk after chunk; warps side by side share the channels of a
-    chunk, so these are cut before its paths are.
+    Block of channels after block, chunk after chunk.
     """
-    block, across = job.tiling.block, job.tiling.warps // 4
+    block = job.tiling.block
     found: list[tuple[int, int] | None] = []
-    for b in range(job.channel_blocks):
+    for first in range(0, job.channel_blocks * block, block):
         for chunk in chunks(job):
-            for part in range(across):
-                first = b * block + part * (block // across)
-                for place in range(_places(chunk)):
-                    for u in range(first, first + block // across):
-                        there = place < len(chunk) and u < job.product.channels
-                        found.append((chunk[place], u) if there else None)
+            for place in range(_places(chunk)):
+                for u in range(first, first + block):
+                    there = place < len(chunk) and u < job.product.channels
+                    found.append((chunk[place], u) if there else None)
     return found
 
 
@@ -134,9 +146,9 @@ def scale(product: Product, path: Path) -> float:
 def source(job: Job) -> str:
     """The module text of a job's kernel, `kernel`.
 
-    Its pointers are x, y, h, the prepared A, z, indptr and src, int32; rows of y, h and src are
-    edges, sorted by their row of z.  Then come the numbers `rows` and `lanes` (programs for each
-    block of channels).
+    Its pointers are x, y, parts of h, those of A and their powers of two, z, indptr and src, int32;
+    rows of y, h and src are edges, sorted by their row of z.  Then come the numbers `rows` and
+    `lanes` (programs for each block of channels).
     """
     return "\n".join(_Writer(job).module()) + "\n"
 
@@ -178,16 +190,16 @@ class _Writer:
         self.y_blocks = sorted({path.y for path in used})
         self.ragged = job.product.channels % job.tiling.block != 0
         self.loaded: set[tuple[int, int]] = set()
+        self.length = sum(map(_places, chunks(job))) * job.tiling.block
 
     def module(self) -> Iterator[str]:
         yield "import triton"
         yield "import triton.language as tl"
         yield ""
         yield ""
-        yield from _ROUNDED
         yield from _NUMBER
         yield "@triton.jit(do_not_specialize=['rows', 'lanes'])"
-        names = ["x", "y", "h", "a", "z", "indptr", "src"]
+        names = ["x", "y", "h", "a", "powers", "z", "indptr", "src"]
         constants = "BLOCK: tl.constexpr, STAGES: tl.constexpr"
         yield f"def {NAME}({', '.join(f'{n}_ptr' for n in names)}, rows, lanes, {constants}):"
         yield from indented(self._body())
@@ -222,40 +234,46 @@ class _Writer:
         yield from indented(self._pair())
         yield "live = (row < rows)[:, None]"
         yield f"z_row = z_ptr + tl.cast(row, tl.int64)[:, None] * {self.job.widths[2]}"
+        mask = "live & inside" if self.ragged else "live"
         for block in self.z_blocks:
             place = self.product.z[block]
+            yield f"power = tl.load(power_ptr + {self._column_into(block)})"
             for c in range(place.components):
-                mask = "live & inside" if self.ragged else "live"
-                address = _address("z_row", place, c)
-                yield f"tl.store({address}, {_sum_name(block, c)}, mask={mask})"
+                value = f"{_sum_name(block, c)} * power"
+                yield f"tl.store({_address('z_row', place, c)}, {value}, mask={mask})"
+
+    def _column_into(self, block: int) -> int:
+        """The first of a program's columns of A whose path leads into a block of z."""
+        begin = 0
+        for chunk in chunks(self.job):
+            for place, path in enumerate(chunk):
+                if self.product.paths[path].z == block:
+                    return begin + place * self.job.tiling.block
+            begin += _places(chunk) * self.job.tiling.block
+        raise AssertionError(block)
 
     def _matrices(self) -> Iterator[str]:
         """The program's columns of A, a chunk of paths each."""
         job, begin = self.job, 0
-        widths = [_places(chunk) * job.tiling.block for chunk in chunks(job)]
-        yield f"a_row = a_ptr + block * {sum(widths) * job.depth}"
-        for n, width in enumerate(widths):
+        step = job.parts * job.depth
+        yield f"a_row = a_ptr + block * {self.length * step}"
+        yield f"power_ptr = powers_ptr + block * {self.length} + tl.arange(0, BLOCK)[None, :]"
+        for n, chunk in enumerate(chunks(job)):
+            width = _places(chunk) * job.tiling.block
             yield f"n = {begin} + tl.arange(0, {width})[:, None]"
-            yield f"A{n} = tl.load(a_row + n * {job.depth} + k)"
-            if job.exact:
-                yield f"A{n}_high = _rounded(A{n})"
-                yield f"A{n}_low = A{n} - A{n}_high"
-            else:  # tensor cores cut digits off: here, once, they are rounded
-                yield f"A{n} = _rounded(A{n})"
+            for part in range(job.parts):
+                yield f"A{n}_{part} = tl.load(a_row + n * {step} + {part * job.depth} + k)"
             begin += width
 
     # two edges of each row
 
     def _pair(self) -> Iterator[str]:
         yield f"p = place_first + {EDGES} * pair"
-        mask = "(p < place_last)[:, None]"
-        if self.job.hidden < self.job.depth:
-            mask += f" & (k < {self.job.hidden})"
-        yield "p64 = tl.cast(p, tl.int64)"
-        yield f"h = tl.load(h_ptr + p64[:, None] * {self.job.hidden} + k, mask={mask}, other=0.0)"
-        if self.job.exact:
-            yield "h_high = _rounded(h)"
-            yield "h_low = h - h_high"
+        step = self.job.parts * self.job.depth
+        yield f"h_row = h_ptr + tl.cast(p, tl.int64)[:, None] * {step} + k"
+        for part in range(self.job.parts):
+            at = f"h_row + {part * self.job.depth}"
+            yield f"h_{part} = tl.load({at}, mask=(p < place_last)[:, None], other=0.0)"
         for edge in range(EDGES):
             yield f"p{edge} = first + ({EDGES} * pair + {edge})"
             yield f"live{edge} = p{edge} < last"
@@ -301,16 +319,14 @@ class _Writer:
 
     def _weights(self, n: int, chunk: tuple[int, ...]) -> Iterator[str]:
         """The weights of a chunk of paths, each of both edges, where its thread has them."""
-        if self.job.exact:
-            yield f'w = tl.dot(h_low, A{n}_high.T, input_precision="tf32")'
-            yield f'w = tl.dot(h_high, A{n}_low.T, w, input_precision="tf32")'
-            yield f'w = tl.dot(h_high, A{n}_high.T, w, input_precision="tf32")'
-        else:
-            yield f'w = tl.dot(h, A{n}.T, input_precision="tf32")'
-        paths, across = _places(chunk), self.job.tiling.warps // 4
-        part = self.job.tiling.block // across
-        yield f"w = tl.reshape(w, (4, 2, 8, {across}, {paths}, {part}))"
-        yield "w0, w1 = tl.split(tl.permute(w, (0, 2, 3, 5, 4, 1)))"
+        parts = range(self.job.parts)
+        pairs = [(i, j) for i in parts for j in parts if i + j < len(parts)]
+        for step, (i, j) in enumerate(sorted(pairs, key=sum, reverse=True)):  # small ones first
+            into = ", w" if step else ""
+            yield f"w = tl.dot(h_{i}, A{n}_{j}.T{into})"
+        paths = _places(chunk)
+        yield f"w = tl.reshape(w, (4, 2, 8, {paths}, BLOCK))"
+        yield "w0, w1 = tl.split(tl.permute(w, (0, 2, 4, 3, 1)))"
         for edge in range(EDGES):
             names = yield from _apart(f"w{edge}", [str(ROWS), "BLOCK"], paths)
             for at, number in enumerate(chunk):
@@ -345,16 +361,6 @@ _NUMBER = (
 """An int32 of a list, in two halves: the compiler keeps in registers what is loaded so, and copies
 to shared memory nothing that other copies must wait for.
 """
-
-
-_ROUNDED = (
-    "@triton.jit",
-    "def _rounded(v):",
-    "    return ((v.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)",
-    "",
-    "",
-)
-"""To the 11 bits that tensor cores read of a float32."""
 
 
 def _bounds(row: str, first: str, last: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Forward calls with weights w = h A by generated Triton kernels: which, and their launches.
 
-Columns of A are gathered beforehand, in the order in which programs read them.
+h and columns of A are taken apart beforehand, columns in the order in which programs read them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,23 @@ from weft.core.launcher import (
     Call,
     Kernel,
     Tile,
-    compile_together,
     current_device,
     processors,
 )
 from weft.o3.contraction import Call as Contraction
 from weft.o3.graph import Tables
-from weft.o3.radial_linear_generator import NAME, ROWS, Job, Tiling, columns, scale, source
+from weft.o3.radial_linear_generator import (
+    NAME,
+    ROWS,
+    SHORT,
+    WARPS,
+    Job,
+    Tiling,
+    columns,
+    scale,
+    source,
+)
+from weft.o3.radial_linear_parts import Launch, launch, of_columns, of_rows
 from weft.o3.structure import Product, Structure
 from weft.o3.wigner import entries_3j
 
@@ -34,9 +44,12 @@ __all__ = ["run", "serves"]
 TILING = Tiling(16)
 """Of channels enough; a block of fewer channels is as wide as these.
 
-Of some twenty shapes on an H200 this one was the fastest, or within a hundredth of it, for rows of
-158 and of 6 edges and for both precisions, though 31 components then spill some registers.
+Of nine shapes on an H200 the fastest, for rows of 158 edges: each group reads h again, so that
+narrow blocks and small groups wait for the L2 cache.
 """
+
+SHARED = 113 * 2**10
+"""Bytes of shared memory with which two programs run on a processor."""
 
 CARRIED = 128
 """Numbers that a thread sums over edges in registers."""
@@ -96,25 +109,25 @@ def run(
 ) -> list[Tensor]:
     """z (num_z, width) of x, y, h and A."""
     x, y, h, a = tensors
-    indptr, src = tables.z_indptr, tables.src
+    indptr, src, order = tables.z_indptr, tables.src, tables.z_edges
     assert indptr is not None
     assert src is not None
-    if tables.z_edges is not None:
-        y, h, src = (t.index_select(0, tables.z_edges) for t in (y, h, src))
-    src = src.to(torch.int32)
-    shape = (tables.num_z, structure.width("z"))
+    edges, shape = tables.num_edges, (tables.num_z, structure.width("z"))
     recipe = _recipe(structure, hidden, precision, indptr.dtype, x.device)
-    z = (x.new_empty if recipe.covered and tables.num_edges else x.new_zeros)(shape)
-    if not tables.num_edges:
+    z = (x.new_empty if recipe.covered and edges else x.new_zeros)(shape)
+    if not edges or not recipe.steps:
         return [z]
+    src = (src if order is None else src.index_select(0, order)).to(torch.int32)
+    apart, (of_h, scaled) = of_rows(h, recipe.parts, y, order)
+    beside, (of_a, powers) = of_columns(a, recipe.parts, recipe.columns, recipe.factors)
+    launches = [apart, beside]
+    for step in recipe.steps:
+        own = of_a[step.begin :], powers[step.begin :]
+        free = step.numbers(shape[0], x.device)
+        call = Call(step.kernel, [x, scaled, of_h, *own, z, indptr, src], free)
+        launches.append(Launch(call, free[1] * step.job.channel_blocks))
     with current_device(x):
-        calls = [
-            Call(step.kernel, [x, y, h, step.prepared(a), z, indptr, src], step.numbers(shape[0]))
-            for step in recipe.steps
-        ]
-        compile_together(calls)
-        for step, (kernel, operands, (rows, lanes)) in zip(recipe.steps, calls, strict=True):
-            kernel(lanes * step.job.channel_blocks, operands, (rows, lanes), step.workspace)
+        launch(launches, of_h.nbytes + of_a.nbytes + scaled.nbytes)
     if recording():
         flops = 2 * tables.num_edges * hidden * structure.width("w")
         record_cost(sum(t.nbytes for t in (x, y, h, a, z, indptr, src)), flops)
@@ -122,34 +135,26 @@ def run(
 
 
 class _Step(NamedTuple):
-    """A kernel, and what it reads of A."""
+    """A kernel, and where its columns of A begin."""
 
     job: Job
     kernel: Kernel
-    columns: Tensor
-    factors: Tensor
+    begin: int
 
-    def prepared(self, a: Tensor) -> Tensor:
-        """Columns of A as rows, in the order in which programs read them."""
-        rows = a.index_select(1, self.columns).mul_(self.factors).t()
-        return torch.nn.functional.pad(rows, (0, self.job.depth - self.job.hidden)).contiguous()
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of the prepared rows."""
-        return 4 * self.columns.numel() * self.job.depth
-
-    def numbers(self, rows: int) -> tuple[int, int]:
+    def numbers(self, rows: int, device: torch.device) -> tuple[int, int]:
         """Rows, and programs for each block of channels."""
-        most = PROGRAMS * processors(self.columns.device) // self.job.channel_blocks
+        most = PROGRAMS * processors(device) // self.job.channel_blocks
         return rows, max(1, min(-(-rows // ROWS), most))
 
 
 class _Recipe(NamedTuple):
-    """Kernels; whether they write all columns of z."""
+    """Kernels; whether they write all columns of z; columns of A and factors, (beside, count)."""
 
     steps: tuple[_Step, ...]
     covered: bool
+    parts: int
+    columns: Tensor
+    factors: Tensor
 
 
 @functools.lru_cache(maxsize=1024)
@@ -158,7 +163,9 @@ def _recipe(
 ) -> _Recipe:
     """With machine code for lists of a dtype."""
     widths = structure.width("x"), structure.width("y"), structure.width("z")
-    steps = []
+    parts = 1 if precision == "tf32" else 2 if hidden >= SHORT else 3
+    steps: list[_Step] = []
+    table: list[list[tuple[int, float]]] = []
     covered = 0
     for product in structure.products:
         if not product.channels or not product.paths:
@@ -167,33 +174,48 @@ def _recipe(
         reached = {path.z for path in product.paths}
         covered += product.channels * sum(product.z[block].components for block in reached)
         for paths in groups(product, tiling):
-            job = Job(product, paths, widths, hidden, precision == "tf32x3", tiling)
-            steps.append(_step(job, device))
-    return _Recipe(tuple(steps), covered == widths[2])
+            job = _staged(Job(product, paths, widths, hidden, parts, tiling))
+            tile = Tile((tiling.block, job.tiling.stages), WARPS, 1)
+            kernel = Kernel(load("o3_radial", source(job)).__dict__[NAME], (), (), tile)
+            steps.append(_Step(job, kernel, len(table)))
+            table += [_beside(job, column) for column in columns(job)]
+    beside = max(map(len, table), default=1)
+    padded = [entries + [(0, 0.0)] * (beside - len(entries)) for entries in table]
+    places, factors = ([[pair[i] for pair in entries] for entries in padded] for i in range(2))
+    return _Recipe(
+        tuple(steps),
+        covered == widths[2],
+        parts,
+        torch.tensor(places, dtype=torch.int32, device=device).view(-1, beside).t().contiguous(),
+        torch.tensor(factors, dtype=torch.float32, device=device).view(-1, beside).t().contiguous(),
+    )
 
 
-def _step(job: Job, device: torch.device) -> _Step:
-    """Columns that are not there are any column times zero."""
-    places, factors = [], []
-    for column in columns(job):
-        path = None if column is None else job.product.paths[column[0]]
-        block = None if path is None else job.product.w[path.w]
-        if path is None or block is None or column is None:
-            places.append(0)
-            factors.append(0.0)
-        else:
-            places.append(block.offset + column[1] * block.channel_step)
-            factors.append(scale(job.product, path))
-    tiling = job.tiling
-    tile = Tile((tiling.block, tiling.stages), tiling.warps, 1)
-    kernel = Kernel(load("o3_radial", source(job)).__dict__[NAME], (), (), tile)
-    at = torch.tensor(places, dtype=torch.int64, device=device)
-    return _Step(job, kernel, at, torch.tensor(factors, dtype=torch.float32, device=device))
+def _beside(job: Job, column: tuple[int, int] | None) -> list[tuple[int, float]]:
+    """(column of A, factor) of a prepared column, then those of paths into the same block of z.
+
+    Columns that are not there are any column times zero.
+    """
+    if column is None:
+        return [(0, 0.0)]
+    first, channel = column
+    paths, into = job.product.paths, job.product.paths[first].z
+    found = []
+    for number in (first, *(p for p in job.paths if p != first and paths[p].z == into)):
+        block = job.product.w[paths[number].w]
+        place = block.offset + channel * block.channel_step
+        found.append((place, scale(job.product, paths[number])))
+    return found
+
+
+def _staged(job: Job) -> Job:
+    """With one more stage, if two programs then still share a processor."""
+    more = job._replace(tiling=job.tiling._replace(stages=job.tiling.stages + 1))
+    return more if more.shared <= SHARED else job
 
 
 def _tiling(product: Product) -> Tiling:
-    least = 8 * TILING.warps // 4
-    block = max(least, min(TILING.block, 1 << (product.channels - 1).bit_length()))
+    block = max(8, min(TILING.block, 1 << (product.channels - 1).bit_length()))
     return TILING._replace(block=block)
 
 
@@ -202,7 +224,7 @@ def groups(product: Product, tiling: Tiling) -> list[tuple[int, ...]]:
 
     They are cut between blocks of x where they can be, and never between paths into one block of z.
     """
-    most = CARRIED * 4 * (tiling.warps // 4) // tiling.block
+    most = CARRIED * 4 // tiling.block
     found: list[list[int]] = []
     carried = most + 1
 
@@ -234,7 +256,7 @@ def _by_block_of_x(product: Product) -> list[list[list[int]]]:
 
 @functools.cache
 def _room(device: torch.device) -> int:
-    """Bytes of shared memory that a program may take; none on AMD, whose cores lack TF32."""
+    """Bytes of shared memory that a program may take; none on AMD: its threads hold other rows."""
     if interpreted():
         return 2**31
     if torch.version.hip is not None:

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.backend import choose
+from weft.core.list_op import Rest
 from weft.core.op import constant_when_compiling
 from weft.core.operands import same_kind
+from weft.core.settled import Settled, kinds
 from weft.errors import DTypeError, ShapeError
 from weft.o3.channelwise import channelwise_product
 from weft.o3.irreps import Irreps, IrrepsLike
@@ -26,8 +28,9 @@ from weft.o3.layout import check_layout, check_rows, steps
 from weft.o3.mixing_kinds import kinds_of
 from weft.o3.structure import Block, Path, Product, Structure
 from weft.o3.symmetric_basis import Basis, Coupled, Output, expressed, symmetric_basis
-from weft.o3.symmetric_operator import contract
+from weft.o3.symmetric_operator import contraction, kept
 from weft.o3.symmetric_program import key, program, served
+from weft.o3.symmetric_weights import text
 from weft.products import SparseScaleInfo, sparse_scale
 
 __all__ = ["SymmetricContraction"]
@@ -53,11 +56,10 @@ class _Contraction(nn.Module):
         self.weights = nn.ParameterList(made[1:])
         self._below = len(made) - 1
 
-    def forward(self, degree: int) -> Tensor:
-        """(num_elements, products, C)."""
-        place = self._below - degree
-        weight: Tensor = self.weights_max if place < 0 else getattr(self.weights, str(place))
-        return weight
+    def name(self, degree: int) -> str | None:
+        """In `weights`, (num_elements, products, C) of a degree; None: it is `weights_max`."""
+        below = self._below - degree
+        return None if below < 0 else str(below)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # MACE stores its tables and code
@@ -137,7 +139,11 @@ class SymmetricContraction(nn.Module):
 
     def _weigh(self, basis: Basis) -> None:
         """Keep T, and whether one kernel serves: all functions have weights, and it is short."""
-        self._mixed, self._products, self._exact = _tables(basis)
+        mixed, self._products, self._exact = _tables(basis)
+        own: list[Any] = list(self.contractions)
+        self._places: list[tuple[Any, str | None]] = [(own[n], own[n].name(d)) for d, n in mixed]
+        sizes = [weight.shape[1] for weight in self._couplings()]
+        self._mixed, self._settled = text(self._exact, sizes), Settled[Rest]()
         count = program(self._key).inputs[1].size
         self._single = 0 < sum(self._products) == count and served(self._key)
 
@@ -169,19 +175,44 @@ class SymmetricContraction(nn.Module):
         Returns:
             (N, D_out) in the dtype of x.
         """
-        check_rows("x", x, self.irreps_in, self)
-        (x,) = same_kind(x=x)
-        self._check_element(x, element)
-        weights = self._weights(x.dtype)
-        if self._fused(x, element):
-            rows = kinds_of(element, self.num_elements)
-            return contract(self._key, self.layout, x, weights, element, rows)
-        return self._by_degrees(x, weights, element)
+        given = (x, *self._couplings(), element)
+        known = kinds(given)
+        rest = None if known is None else self._settled.get(known)
+        if rest is None:
+            check_rows("x", x, self.irreps_in, self)
+            (x,) = same_kind(x=x)
+            self._check_element(x, element)
+            given = (x, *given[1:])
+            if not self._fused(given):
+                return self._by_degrees(x, self._weights(x.dtype), element)
+            rest = kept(self._key, self.layout, self._mixed)
+            if known is not None:
+                self._settled.keep(known, rest)
+        return contraction((*given, *kinds_of(element, self.num_elements)), rest)[0]
 
-    def _fused(self, x: Tensor, element: Tensor) -> bool:
-        """Whether one kernel evaluates the polynomial."""
-        single = self._single and x.dtype in DTYPES and not element.is_floating_point()
-        return single and _chosen(self.backend, x.device.type) == "triton"
+    def _fused(self, given: Sequence[Tensor]) -> bool:
+        """Whether one kernel evaluates the polynomial of x, parameters and elements."""
+        x, *parameters, element = given
+        if not self._single or x.dtype not in DTYPES or element.is_floating_point():
+            return False
+        (first, *_) = parameters
+        alike = all((p.dtype, p.device) == (first.dtype, x.device) for p in parameters)
+        return alike and first.dtype in DTYPES and _chosen(self.backend, x.device.type) == "triton"
+
+    def _couplings(self) -> list[Tensor]:
+        """The parameters that are used, whoever put them there."""
+        try:  # modules answer slowly, and this is asked for at every call
+            return [
+                own._parameters["weights_max"]
+                if name is None
+                else own._modules["weights"]._parameters[name]
+                for own, name in self._places
+            ]
+        except KeyError:  # tensors in place of parameters
+            return [
+                own.weights_max if name is None else getattr(own.weights, name)
+                for own, name in self._places
+            ]
 
     def _by_degrees(self, x: Tensor, made: Tensor, element: Tensor) -> Tensor:
         """The polynomial, one channelwise product after the other."""
@@ -200,11 +231,9 @@ class SymmetricContraction(nn.Module):
 
     def _weights(self, dtype: torch.dtype) -> Tensor:
         """(num_elements, independent products, C), by degree: T w, all by one product."""
-        if not self._mixed:
+        if not self._places:
             return self.table.new_empty(self.num_elements, 0, self.channels, dtype=dtype)
-        own = list(self.contractions)
-        # a call of a module costs the host as much as an operation
-        given = torch.cat([own[n].forward(degree) for degree, n in self._mixed], 1)
+        given = torch.cat(self._couplings(), 1)
         wide = torch.promote_types(given.dtype, torch.float32)
         return (self.table.to(wide) @ given.to(wide)).to(dtype)
 

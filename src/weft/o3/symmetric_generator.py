@@ -15,11 +15,12 @@ along the order, so that no two parts meet and few numbers stay unused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.core.emit import Dialect, Schedule, indented, reads, schedule
+from weft.core.emit import Dialect, Schedule, indented, schedule
 from weft.core.program import Operand, Program
+from weft.o3.row_generator import GLUON, TRITON, reading
 from weft.o3.symmetric_program import slots
 from weft.products.tiles import power_of_two
 
@@ -27,20 +28,6 @@ __all__ = ["LANES", "Column", "Job", "name", "source"]
 
 LANES = 32
 """Channels of a block: of a warp's threads, neighbours in memory."""
-
-TRITON = """\
-import triton
-import triton.language as tl
-
-
-@triton.jit("""
-
-GLUON = """\
-from triton.experimental import gluon
-from triton.experimental.gluon import language as tl
-
-
-@gluon.jit("""
 
 PLAIN = Dialect({}, lambda of: [], lambda name, component: [])
 
@@ -185,15 +172,12 @@ class _Printer:
 
     def _steps(self) -> Iterator[str]:
         """Steps, each component read before its first use."""
-        unread = {
+        loads = {
             f"{operand.name}{n}": self._load(at, slot)
             for operand, slot in self.inputs
             for n, at in enumerate(self._addresses(operand, slot))
         }
-        for step in self.plan.steps:
-            yield from _first_reads(sorted(reads(step)), unread)
-            yield from step.lines(PLAIN)
-        yield from _first_reads([n for r in self.plan.results for n in r.names if n], unread)
+        yield from reading(self.plan, PLAIN, loads)
 
     def _load(self, at: str, slot: str) -> str:
         mask = f"c < {self.job.channels}" if slot == "w" else "live"
@@ -222,9 +206,3 @@ class _Printer:
         return (
             f"tl.to_tensor({text}).to(tl.int64)" if self.job.gluon else f"tl.cast({text}, tl.int64)"
         )
-
-
-def _first_reads(names: Sequence[str], unread: dict[str, str]) -> Iterator[str]:
-    for value in names:
-        if value in unread:
-            yield f"{value} = {unread.pop(value)}"

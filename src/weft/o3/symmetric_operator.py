@@ -1,109 +1,86 @@
 """The operator of symmetric contractions in one kernel: gradients of any order are programs again.
 
-    weft::o3_symmetric(Tensor[] tensors, str program, str layout) -> Tensor[]
+    weft::o3_symmetric(Tensor[] tensors, str program, str layout, str mixed) -> Tensor[]
 
-Tensors are the program's, (N, D) for x and z and (elements, products, C) for weights, then each
-row's element and the rows by element.
+Tensors are the program's, (N, D) for x and z, and in place of weights the parameters that they are
+made of, (elements, couplings, C) each; then each row's element and the rows by element.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from weft.core.explain import record_cost, recording
-from weft.core.list_op import Call, ListOperator, Rest, Results, Tensors
-from weft.core.program import mask
+from weft.core.list_op import Call, Kept, ListOperator, Rest, Results, Tensors
+from weft.core.op import compiling
 from weft.errors import ShapeError
 from weft.o3.irreps import Irreps
-from weft.o3.mixing_kinds import Kinds
-from weft.o3.symmetric_program import slots, steps, used
+from weft.o3.program_rule import ProgramRule
+from weft.o3.symmetric_program import TABLES, slots, steps, used
+from weft.o3.symmetric_weights import counts
 
-__all__ = ["contract"]
-
-TABLES = 3
-"""element, and the order and starts of rows by element."""
+__all__ = ["contraction", "kept"]
 
 
-def contract(
-    name: str, layout: str, x: Tensor, weights: Tensor, element: Tensor, rows: Kinds
-) -> Tensor:
-    """z of the program with a key.
+def kept(name: str, layout: str, mixed: str) -> Rest:
+    """What `contraction` takes beside [x, *parameters, element, order, starts] of certain kinds.
+
+    torch.compile takes no more than strings.
 
     Args:
-        name: the key.
+        name: the key of a program.
         layout: of the rows of x and z.
-        x: (N, D).
-        weights: (elements, products, C).
-        element: (N,).
-        rows: the rows by element.
+        mixed: how weights are made of parameters, see weft.o3.symmetric_weights.
     """
-    return _contract([x, weights, element, *rows], (name, layout))[0]
+    rest = (name, layout, mixed)
+    return rest if compiling() else Kept(rest, 1 + len(counts(mixed)), _prepared)
 
 
-class Contraction:
+def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
+    # imported when needed: tracing needs no Triton
+    launch = importlib.import_module("weft.o3.symmetric_launch")
+    made: Callable[[Tensors], Results] = launch.prepared(*rest, tensors)
+    return made
+
+
+class Contraction(ProgramRule):
     """Results of a program and its derivatives."""
 
-    def body(self, tensors: Tensors, name: str, layout: str) -> list[Tensor]:
+    def inputs(self, rest: Rest) -> Sequence[int]:
+        """Weights are all parameters."""
+        return self._sizes(slots(rest[0]).inputs, rest)
+
+    def outputs(self, rest: Rest, count: int) -> Sequence[int]:
+        """Their gradients are those of all parameters."""
+        return self._sizes(slots(rest[0]).outputs, rest)
+
+    def _sizes(self, letters: str, rest: Rest) -> Sequence[int]:
+        many = len(counts(rest[2]))
+        return [many if slot == "w" else 1 for slot in letters]
+
+    def body(self, tensors: Tensors, *rest: str) -> list[Tensor]:
         """The results on real tensors."""
-        floats = [t.contiguous() for t in tensors[:-TABLES]]
-        element, *rows = tensors[-TABLES:]
-        # imported when needed: tracing needs no Triton
-        run = importlib.import_module("weft.o3.symmetric_launch").run
-        results: list[Tensor] = run(name, layout, floats, element, Kinds(*rows))
+        results = _prepared(tensors, rest)(tensors)
         if recording():
             moved = sum(t.nbytes for t in (*tensors, *results))
-            record_cost(moved, steps(name) * len(element) * floats[1].shape[2])
-        return results
+            record_cost(moved, steps(rest[0]) * len(tensors[-TABLES]) * tensors[1].shape[2])
+        return list(results)
 
-    def fake(self, tensors: Tensors, name: str, layout: str) -> list[Tensor]:
+    def fake(self, tensors: Tensors, *rest: str) -> list[Tensor]:
         """Empty tensors of their shapes."""
-        x, w = tensors[:2]
-        outs = sum(ir.dim for _, ir in Irreps(name.split(" ")[1]))
-        shapes = {"x": x.shape, "w": w.shape, "z": (x.shape[0], outs * w.shape[2])}
-        return [x.new_empty(shapes[slot]) for slot in slots(name).outputs]
-
-    def saved(self, results: Tensors) -> Tensors:
-        """Nothing: derivatives need no results."""
-        return ()
-
-    def gradients(
-        self,
-        call: Call,
-        tensors: Tensors,
-        rest: Rest,
-        saved: Tensors,
-        grads: Sequence[Tensor | None],
-        needed: Sequence[bool],
-    ) -> list[Tensor | None]:
-        """Of the inputs that need one and that the program reads: a program again."""
-        name, layout = rest
-        found: list[Tensor | None] = [None] * len(tensors)
-        wanted = [flag and read for flag, read in zip(needed, used(name), strict=False)]
-        given = [g for g in grads if g is not None]
-        if given and any(wanted):
-            turned = f"{name} | vjp {mask(wanted)} {mask([g is not None for g in grads])}"
-            every = [*tensors[:-TABLES], *given, *tensors[-TABLES:]]
-            results = iter(call(every, (turned, layout)))
-            found[: len(wanted)] = [next(results) if flag else None for flag in wanted]
-        return found
-
-    def tangents(
-        self,
-        call: Call,
-        tensors: Tensors,
-        rest: Rest,
-        saved: Tensors,
-        directions: Sequence[Tensor | None],
-    ) -> list[Tensor]:
-        """Along the directions: a program again."""
-        name, layout = rest
-        moved = [d for d in directions[:-TABLES] if d is not None]
-        turned = f"{name} | jvp {mask([d is not None for d in directions[:-TABLES]])}"
-        return list(call([*tensors[:-TABLES], *moved, *tensors[-TABLES:]], (turned, layout)))
+        x, parameters = tensors[0], tensors[1 : 1 + len(counts(rest[2]))]
+        outs = sum(ir.dim for _, ir in Irreps(rest[0].split(" ")[1]))
+        rows = {
+            "x": [x],
+            "w": parameters,
+            "z": [x.new_empty(x.shape[0], outs * parameters[0].shape[2])],
+        }
+        likes = [like for slot in slots(rest[0]).outputs for like in rows[slot]]
+        return [like.new_empty(like.shape) for like in likes]
 
     def batch(
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
@@ -124,4 +101,6 @@ class Contraction:
         return tuple(torch.stack(found) for found in zip(*each, strict=True))
 
 
-_contract = ListOperator("o3_symmetric", "str program, str layout", Contraction())
+contraction = ListOperator(
+    "o3_symmetric", "str program, str layout, str mixed", Contraction(used, TABLES)
+)

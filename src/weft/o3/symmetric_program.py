@@ -18,15 +18,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from weft.core.emit import most_live, schedule
-from weft.core.expr import Expr, add, const, multiply, reachable
+from weft.core.expr import Expr, add, const, multiply
 from weft.core.program import Operand, Output, Program, derive, mask
 from weft.o3.irreps import Irrep, Irreps
 from weft.o3.symmetric_basis import Basis, Coupled, symmetric_basis
 from weft.o3.wigner import entries_3j
 
-__all__ = ["MOST_STEPS", "Slots", "key", "parts", "program", "served", "slots", "steps", "used"]
+__all__ = [
+    "MOST_STEPS",
+    "TABLES",
+    "Slots",
+    "key",
+    "parts",
+    "program",
+    "served",
+    "slots",
+    "steps",
+    "used",
+]
 
 AXES = ("row", "feature")
+
+TABLES = 3
+"""Tensors behind those of a program: each row's element, and the order and starts of rows by it."""
 
 MOST_STEPS = 1200
 """Sums and products of a program that is run as one: its second order is up to five times as long,
@@ -75,16 +89,13 @@ def slots(name: str) -> Slots:
 @functools.lru_cache(maxsize=1024)
 def used(name: str) -> tuple[bool, ...]:
     """Which inputs of a program its results depend on."""
-    of = program(name)
-    names = of.used()
-    return tuple(operand.name in names for operand in of.inputs)
+    return program(name).reads()
 
 
 @functools.lru_cache(maxsize=1024)
 def steps(name: str) -> int:
     """Sums and products of a program."""
-    every = (e for output in program(name).outputs for e in output.components)
-    return sum(node.kind in ("add", "mul") for node in reachable(every))
+    return program(name).steps()
 
 
 def served(name: str) -> bool:

@@ -70,10 +70,12 @@ class TensorProduct(InstructedModule):
         own = [] if flat is None or self.shared_weights else [flat]
         batch = broadcast([t.shape[:-1] for t in (x, y, *own)])
         x, y, *own = (_rows(t, batch) for t in (x, y, *own))
-        rows = self.recipe(x, y, own[0] if own else flat)
-        if len(batch) == 1:
-            self.settle(x, y, own[0] if own else flat, None)
-        return rows if len(batch) == 1 else rows.view(*batch, self.irreps_out.dim)
+        flat = own[0] if own else flat
+        if len(batch) == 1:  # first: a checkpoint's second call is like the first
+            self.settle(x, y, flat, None)
+            z = self.again(x, y, flat)
+            return self.recipe(x, y, flat) if z is None else z
+        return self.recipe(x, y, flat).view(*batch, self.irreps_out.dim)
 
     def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """(…, D1, D_out): the matrix b with z = x @ b, for y (…, D2) and weights as in a call."""

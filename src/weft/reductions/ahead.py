@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,47 +17,84 @@ from weft.core.launcher import Call, Launches, Step, compile_together, current_d
 from weft.reductions import gaussians
 from weft.reductions.formula import Node
 from weft.reductions.inner import parts
-from weft.reductions.launch import Recipe, Values, execute, number, recipe_of, wide
+from weft.reductions.job import Wanted
+from weft.reductions.launch import Recipe, Values, bounded, execute, number, recipe_of, wide
 from weft.reductions.ranges import Options, Sizes
 
-__all__ = ["Asked", "begin", "prepared"]
+__all__ = ["Asked", "begin", "plain", "prepared"]
+
+
+def plain(
+    kind: str, formulas: tuple[Node, ...], like: Tensor, sizes: Sizes, options: Options
+) -> Wanted:
+    """`sums` or `shifted`, as operators give them."""
+    width = formulas[-1].dim
+    dtype = like.dtype if kind == "sums" else number(wide(like, options))
+    widths = (width,) if kind == "sums" else (1, width)
+    results = tuple([((sizes.batch, sizes.rows, width), dtype) for width in widths])
+    return Wanted(kind, formulas, 0, "", results)
 
 
 def prepared(
-    kind: str, formulas: tuple[Node, ...], values: Values, sizes: Sizes, options: Options
-) -> Callable[[Sequence[Tensor]], list[Tensor]] | None:
-    """`sums` or `shifted` of all pairs, for contiguous values of the kinds of these.
+    wanted: Wanted, values: Values, sizes: Sizes, options: Options, *, alone: bool = False
+) -> Callable[[Sequence[Tensor]], list[Tensor | None]] | None:
+    """The reduction of all pairs, for contiguous values of the kinds of these.
 
-    None where one recipe is not enough: for parts, products on tensor cores, nothing to sum.
+    None where one recipe is not enough: for parts, products on tensor cores, nothing to reduce.  If
+    `alone`, also where launches are not: for data stored otherwise, means of several kernels.
     """
-    summed = formulas[-1]
+    kind, formulas, k, ending, _ = wanted
+    apart = kind != "smallest" and len(parts(formulas[-1])) > 1
     there = sizes.batch and sizes.rows and sizes.columns
-    if not there or len(parts(summed)) > 1 or gaussians.may_serve(values, sizes, None, options):
+    if apart or not there or _by_products(wanted, values, sizes, options):
         return None
     like = next(iter(values.values()))
-    dtype = like.dtype if kind == "sums" else number(wide(like, options))
-    widths = (summed.dim,) if kind == "sums" else (1, summed.dim)
-    shapes = [((sizes.batch, sizes.rows, width), dtype) for width in widths]
-    recipe = recipe_of(kind, formulas, 0, values, sizes, None, options, like.device)
+    recipe = recipe_of(kind, formulas, k, values, sizes, None, options, like.device, ending=ending)
     settled = recipe.as_given and not recipe.blocks
-    launches, partials = _side_by_side(recipe, len(values), len(shapes)) if settled else (None, [])
+    if alone and (not settled or (ending == "mean" and len(recipe.steps) > 1)):
+        return None
+    if not settled:
+        return functools.partial(_executed, recipe, wanted.results)
+    count = len(wanted.results)
+    launches, partials = _side_by_side(recipe, len(values), count)
+    every = (*wanted.results, *partials)
 
-    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+    def run(tensors: Sequence[Tensor]) -> list[Tensor | None]:
         like = tensors[0]
-        results = [like.new_empty(shape, dtype=dtype) for shape, dtype in shapes]
+        made = _empty(like, every)
         with current_device(like):
-            if launches is None:
-                execute(recipe, dict(enumerate(tensors)), results)
-                return results
-            made = [like.new_empty(shape, dtype=dtype) for shape, dtype in partials]
-            every = (*tensors, *results, *made)
+            taken = (*tensors, *made)
             if not launches.steps[0].kernel.compiled:
-                calls = [Call(s.kernel, [every[n] for n in s.taken]) for s in launches.steps]
+                calls = [Call(s.kernel, [taken[n] for n in s.taken]) for s in launches.steps]
                 compile_together(calls)
-            launches(every)
-        return results
+            launches(taken)
+        return made[:count]
 
     return run
+
+
+def _by_products(wanted: Wanted, values: Values, sizes: Sizes, options: Options) -> bool:
+    """Whether products on tensor cores come first, which the device decides on."""
+    if wanted.kind != "smallest":
+        return gaussians.may_serve(values, sizes, None, options)
+    return bounded(wanted.formulas[0], wanted.k, values, sizes, None, options) is not None
+
+
+def _empty(
+    like: Tensor, every: Sequence[tuple[tuple[int, ...], torch.dtype] | None]
+) -> list[Tensor | None]:
+    return [e if e is None else like.new_empty(e[0], dtype=e[1]) for e in every]
+
+
+def _executed(
+    recipe: Recipe,
+    results: Sequence[tuple[tuple[int, ...], torch.dtype] | None],
+    tensors: Sequence[Tensor],
+) -> list[Tensor | None]:
+    made = _empty(tensors[0], results)
+    with current_device(tensors[0]):
+        execute(recipe, dict(enumerate(tensors)), made)
+    return made
 
 
 class Asked(NamedTuple):

@@ -43,8 +43,8 @@ import triton
 import triton.language as tl
 
 from weft.reductions.kernels import (
-    LOG2E, acos, asin, atan, atan2, empty_lists, insert, nearest, power, sinxdivx, store_sorted,
-    xlogx,
+    LOG2E, acos, asin, atan, atan2, empty_lists, ended, insert, nearest, power, sinxdivx,
+    store_sorted, xlogx,
 )
 
 NUMBER = tl.{number}
@@ -141,9 +141,7 @@ class _Writer:
         lists = ["tasks_ptr", "intervals_ptr"] if self.job.ranged else []
         lists += ["guard_ptr"] if self.job.guarded else []
         if self.job.kind == "smallest":
-            return (
-                ["values_ptr", "indices_ptr", *lists] if self.job.partial else ["out_ptr", *lists]
-            )
+            return ["values_ptr", "indices_ptr", *lists]
         one = ["out_ptr"] if self.job.kind == "sums" or self.job.partial else ["top_ptr", "out_ptr"]
         return [*one, *lists]
 
@@ -436,14 +434,17 @@ class _Writer:
             yield f"at = pid * ({count + shifted} * BLOCK_M) + {lanes}"
             if shifted:
                 yield "tl.store(out_ptr + at, top)"
-        elif shifted:
+        elif shifted and not job.ending:
             yield "tl.store(top_ptr + batch * rows + i, top, mask=i < last_row)"
-        size = (job.weight or job.formula).dim
-        for e in range(count):
-            if job.partial:
+        if job.partial:
+            for e in range(count):
                 yield f"tl.store(out_ptr + at + {e + shifted} * BLOCK_M, result{e})"
-            else:
-                place = f"(batch * rows + i) * {size} + {job.first + e}"
+        else:
+            for e in range(count - (job.ending == "mean")):
+                if job.ending:
+                    others = f"result{count - 1}, '{job.ending}'"
+                    yield f"result{e} = ended(top, result{e}, {others})"
+                place = f"(batch * rows + i) * {job.components} + {job.first + e}"
                 yield f"tl.store(out_ptr + {place}, result{e}, mask=i < last_row)"
 
     def _store_lists(self) -> Iterator[str]:
@@ -452,8 +453,8 @@ class _Writer:
         yield "row = tl.arange(0, BLOCK_M)[:, None]"
         if job.partial:
             yield f"at = (pid * BLOCK_M + row) * {kept}"
-            where = "values_ptr, indices_ptr, at, at >= 0, 1"
+            where, sign = "at, at >= 0, 1", 1
         else:
             yield f"at = (batch * rows + first_row + row) * {kept * size} + {job.first}"
-            where = f"out_ptr, out_ptr, at, first_row + row < last_row, {size}"
-        yield f"store_sorted(best, index, {where}, {kept}, {job.partial})"
+            where, sign = f"at, first_row + row < last_row, {size}", job.sign
+        yield f"store_sorted(best, index, values_ptr, indices_ptr, {where}, {kept}, {sign})"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from torch import Tensor
 
 from weft.core.op import constant_when_compiling
+from weft.core.settled import Settled
 from weft.errors import ShapeError
-from weft.reductions import traced
+from weft.reductions import direct, traced
+from weft.reductions.direct import Body
 from weft.reductions.formula import Node
 from weft.reductions.parse import parse_variable
-from weft.reductions.reduced import accuracy, job, run
+from weft.reductions.reduced import accuracy, directly, job, run
 from weft.reductions.signature import Signature, kept, signature
 from weft.reductions.variables import (
     NOTHING,
@@ -77,6 +79,7 @@ class Genred:
             precision=precision,
         )
         self._job = job(reduction_op, f, weight, opt_arg, axis, exact)
+        self._direct: Settled[Body | Literal[False]] = Settled()
         texts = [text for text in (formula, formula2) if isinstance(text, str)]
         self._declared = _declared(tuple(texts), given)
 
@@ -100,21 +103,34 @@ class Genred:
                 `BlockSparsity`.
             out: contiguous memory for the result, of its shape and dtype.
         """
-        tensors = [self._tensor(x) for x in args]
+        tensors, at_once, key = self._tensor(args), None, None
+        if ranges is None and out is None:
+            key = direct.kinds(tensors, self._job.kind, backend, device_id)
+            at_once = None if key is None else self._direct.get(key)
+            if at_once:
+                return self._finished(at_once(tensors))
         require_tensors(tensors)
         given = signature(tensors)
+        known = _known(type(self).__name__, self._declared, given)
+        if key is not None and at_once is None:
+            at_once = directly(self._job, tensors, given, known, backend, device_id)
+            self._direct.keep(key, at_once)
+            if at_once:
+                return self._finished(at_once(tensors))
         result = run(
             self._job,
             tensors,
             given,
-            _known(type(self).__name__, self._declared, given),
+            known,
             backend=backend,
             device_id=device_id,
             ranges=self._tensor(ranges),
             out=None if out is None else self._tensor(out),
         )
-        if out is not None:
-            return out
+        return self._finished(result) if out is None else out
+
+    def _finished(self, result: Any) -> Any:
+        """What the caller gets of a result."""
         if isinstance(result, Tensor):
             return self._array(result)
         return tuple(self._array(r) for r in result)
@@ -164,9 +180,9 @@ def _known(name: str, declared: tuple[_Declared, ...], given: Signature) -> Exte
     for position, alias, dim, cat in declared:
         shape, dtype, device = given[position]
         require_declared(alias, dim, cat, shape, dtype)
-        known = agree(known, extent_of(cat, shape, dtype, device), _beside(name, alias, shape))
+        known = agree(known, extent_of(cat, shape, dtype, device), _beside, name, alias, shape)
     return known
 
 
-def _beside(name: str, alias: str, shape: Sequence[int]) -> Callable[[], str]:
-    return lambda: f"{name} is given {alias} of shape {tuple(shape)} beside the arguments before"
+def _beside(name: str, alias: str, shape: Sequence[int]) -> str:
+    return f"{name} is given {alias} of shape {tuple(shape)} beside the arguments before"

@@ -1,13 +1,15 @@
-"""What one kernel of a reduction computes."""
+"""What one kernel of a reduction computes, and what a call asks for."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from weft.reductions.formula import Node
 from weft.reductions.inner import LONG, Inner
 
-__all__ = ["Job"]
+__all__ = ["Job", "Wanted"]
 
 
 class Job(NamedTuple):
@@ -28,6 +30,9 @@ class Job(NamedTuple):
         guarded: whether tensor cores may have done the work: a guard says so.
         inner: sums over components, whose numbers the formulas have.
         near: whether sums over points near each other may be computed by the tile's centre.
+        ending: what becomes of m and s, "log" (m + log s) or "mean" (s over its last component),
+            or which sign values have that are stored beside indices, "values" or "negated"; nothing
+            of it where empty.
         blocked: the variables of which a program takes a block of components: a batch entry is then
             an entry of the data and a block.
     """
@@ -47,6 +52,17 @@ class Job(NamedTuple):
     inner: tuple[Inner, ...] = ()
     near: bool = False
     blocked: tuple[int, ...] = ()
+    ending: str = ""
+
+    @property
+    def components(self) -> int:
+        """Of the whole result."""
+        return (self.weight or self.formula).dim - (self.ending == "mean")
+
+    @property
+    def sign(self) -> int:
+        """Of the values that smallest stores; 0: it stores none."""
+        return {"values": 1, "negated": -1}.get(self.ending, 0)
 
     @property
     def accumulator(self) -> str:
@@ -56,3 +72,22 @@ class Job(NamedTuple):
     def apart(self, v: Node) -> bool:
         """Whether a variable is stored by component: (B, dim, pitch)."""
         return v.data[2] != 2 and (v.dim > LONG or v.data[0] in self.blocked)
+
+
+class Wanted(NamedTuple):
+    """What a call is asked for.
+
+    Args:
+        kind: "sums", "shifted" or "smallest".
+        formulas: what is reduced, and its weight.
+        k: in smallest, how many.
+        ending: as that of a `Job`.
+        results: shapes and dtypes, in any dimensions that lie as (B, M, ...); None for one that is
+            not wanted.
+    """
+
+    kind: str
+    formulas: tuple[Node, ...]
+    k: int
+    ending: str
+    results: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]

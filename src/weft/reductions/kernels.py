@@ -140,9 +140,12 @@ def empty_lists(
 
 @triton.jit
 def store_sorted(
-    best, index, values_ptr, indices_ptr, at, mask, stride, K: tl.constexpr, VALUES: tl.constexpr
+    best, index, values_ptr, indices_ptr, at, mask, stride, K: tl.constexpr, SIGN: tl.constexpr
 ):
-    """The K entries of each list in (value, index) order; an entry that is none has index −1."""
+    """The K entries of each list in (value, index) order; an entry that is none has index −1.
+
+    Values are stored times the sign, if it is not 0.
+    """
     last: tl.constexpr = 2147483647 if index.dtype == tl.int32 else 9223372036854775807
     slots = tl.arange(0, best.shape[1])[None, :]
     waiting = slots + tl.zeros_like(index) < K
@@ -153,8 +156,8 @@ def store_sorted(
             :, None
         ]
         waiting = waiting & (slots != place)
-        if VALUES:
-            tl.store(values_ptr + at + k * stride, value, mask=mask)
+        if SIGN:
+            tl.store(values_ptr + at + k * stride, SIGN * value, mask=mask)
         shown = tl.where(found == last, -1, found.to(tl.int64))
         tl.store(indices_ptr + at + k * stride, shown, mask=mask)
 
@@ -198,12 +201,37 @@ def merge_sums_kernel(
     tl.store(out_ptr + (batch * rows + i) * TOTAL + FIRST + e, total, mask=i < last_row)
 
 
+@triton.jit
+def _shifted_total(partial_ptr, finite, task, last_task, e, E: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Σ_t exp(m_t − m) s_te of a tile, for its maximum, 0 in the place of one that is infinite."""
+    lanes = tl.arange(0, BLOCK_M)
+    size: tl.constexpr = (1 + E) * BLOCK_M
+    total = tl.zeros([BLOCK_M], partial_ptr.dtype.element_ty)
+    for t in range(task, last_task):
+        shift = tl.load(partial_ptr + t * size + lanes) - finite
+        s = tl.load(partial_ptr + t * size + (1 + e) * BLOCK_M + lanes)
+        total += tl.exp2(shift * LOG2E) * s
+    return total
+
+
+@triton.jit
+def ended(m, s, total, ENDING: tl.constexpr):
+    """m + log s, −∞ for nothing; or s / total, 0 for nothing."""
+    if ENDING == "log":
+        s = tl.log(s) + m
+    elif ENDING == "mean":  # the largest of all terms is 1, or there is none
+        total = tl.maximum(total, 0.5)
+        s = tl.div_rn(s, total) if s.dtype == tl.float32 else s / total
+    return s
+
+
 @triton.jit(do_not_specialize=["tiles", "parts", "rows"])
 def merge_shifted_kernel(
     partial_ptr, top_ptr, out_ptr, tiles_ptr, guard_ptr, tiles, parts, rows, E: tl.constexpr,
-    TOTAL: tl.constexpr, FIRST: tl.constexpr, RANGED: tl.constexpr, BLOCK_M: tl.constexpr,
+    TOTAL: tl.constexpr, FIRST: tl.constexpr, RANGED: tl.constexpr, ENDING: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """m = max over the tasks of m_t, s_e = Σ_t exp(m_t − m) s_te."""
+    """m = max over the tasks of m_t, s_e = Σ_t exp(m_t − m) s_te; or what becomes of them."""
     if guard_ptr is not None and tl.load(guard_ptr) != 0:
         return
     pid = tl.program_id(0).to(tl.int64)
@@ -217,23 +245,21 @@ def merge_shifted_kernel(
         top = tl.maximum(top, tl.load(partial_ptr + t * size + lanes))
     i = row + lanes
     present = i < last_row
-    tl.store(top_ptr + batch * rows + i, top, mask=present)
+    if ENDING == "":
+        tl.store(top_ptr + batch * rows + i, top, mask=present)
     finite = tl.where(tl.abs(top) == float("inf"), 0.0, top)
-    for e in range(E):
-        total = tl.zeros([BLOCK_M], partial_ptr.dtype.element_ty)
-        for t in range(task, last_task):
-            shift = tl.load(partial_ptr + t * size + lanes) - finite
-            total += tl.exp2(shift * LOG2E) * tl.load(
-                partial_ptr + t * size + (1 + e) * BLOCK_M + lanes
-            )
+    last = _shifted_total(partial_ptr, finite, task, last_task, E - 1, E, BLOCK_M)
+    for e in range(E - 1 if ENDING == "mean" else E):
+        total = _shifted_total(partial_ptr, finite, task, last_task, e, E, BLOCK_M)
+        total = ended(top, total, last, ENDING)
         tl.store(out_ptr + (batch * rows + i) * TOTAL + FIRST + e, total, mask=present)
 
 
 @triton.jit(do_not_specialize=["tiles", "parts", "rows"])
 def merge_smallest_kernel(
-    values_ptr, indices_ptr, out_ptr, tiles_ptr, guard_ptr, tiles, parts, rows, K: tl.constexpr,
-    KEPT: tl.constexpr, TOTAL: tl.constexpr, FIRST: tl.constexpr, RANGED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    values_ptr, indices_ptr, best_ptr, out_ptr, tiles_ptr, guard_ptr, tiles, parts, rows,
+    K: tl.constexpr, KEPT: tl.constexpr, TOTAL: tl.constexpr, FIRST: tl.constexpr,
+    RANGED: tl.constexpr, SIGN: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """The K smallest of the K smallest of each task, ascending; index −1 where there are fewer."""
     if guard_ptr is not None and tl.load(guard_ptr) != 0:
@@ -252,7 +278,7 @@ def merge_smallest_kernel(
             best, index = insert(best, index, f[None, :, :], j[None, :, :])
     i = row + lanes
     at = (batch * rows + i) * (K * TOTAL) + FIRST
-    store_sorted(best, index, out_ptr, out_ptr, at, i < last_row, TOTAL, K, False)
+    store_sorted(best, index, best_ptr, out_ptr, at, i < last_row, TOTAL, K, SIGN)
 
 
 def _mixed() -> str:
@@ -302,6 +328,18 @@ def rows_of(x_ptr, row, WIDTH: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
+def product_of_parts(a, al, b, bl, PARTS: tl.constexpr):
+    """⟨a, b⟩; of two parts, without the product of the low ones, and small ones first."""
+    if PARTS == 2:
+        s = tl.dot(a, bl)
+        s = tl.dot(al, b, s)
+        s = tl.dot(a, b, s)
+    else:
+        s = tl.dot(a, b)
+    return s
+
+
+@triton.jit
 def exponents(
     x, xl, y_ptr, a, b_ptr, at, WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -311,12 +349,7 @@ def exponents(
     k = tl.arange(0, WIDTH)
     y_ptr += at * (PARTS * WIDTH) + lanes[None, :] * (PARTS * WIDTH) + k[:, None]
     y = tl.load(y_ptr)
-    if PARTS == 2:
-        s = tl.dot(x, tl.load(y_ptr + WIDTH))
-        s = tl.dot(xl, y, s)
-        s = tl.dot(x, y, s)
-    else:
-        s = tl.dot(x, y)
+    s = product_of_parts(x, xl, y, tl.load(y_ptr + WIDTH) if PARTS == 2 else y, PARTS)
     if APART:
         s += a[:, None] + tl.load(b_ptr + at + lanes)[None, :]
     return s

@@ -29,6 +29,7 @@ from weft.reductions.tiles import BLOCK, kept, tile
 __all__ = [
     "Recipe",
     "Values",
+    "bounded",
     "execute",
     "number",
     "recipe_of",
@@ -54,6 +55,10 @@ TOGETHER = 4
 
 SHARE = 8
 """Tasks for each processor."""
+
+MANY = 2**26
+"""Pairs from which the time of a sum counts beside that of its call, so that tiles of points near
+each other are worth a second loop in its kernel, which takes as long to compile as the first."""
 
 Values = Mapping[int, Tensor]
 
@@ -122,7 +127,7 @@ def smallest(
     out = _filled(like, shape, -1, sizes, blocks, torch.int64)
     if out.numel() and sizes.columns:
         guard = _neighbours(f, k, values, out, sizes, blocks, options)
-        _run("smallest", (f,), k, values, [out], sizes, blocks, options, guard)
+        _run("smallest", (f,), k, values, [None, out], sizes, blocks, options, guard)
     return out
 
 
@@ -136,10 +141,8 @@ def _neighbours(
     options: Options,
 ) -> Tensor | None:
     """Find nearest neighbours by bounds where f is a distance; the guard says if they held."""
-    found = neighbours.distance(f)
-    if found is None or not neighbours.pays(found[0].dim, k, sizes.rows, sizes.columns):
-        return None
-    if not gaussians.allowed(values, blocks, options):
+    found = bounded(f, k, values, sizes, blocks, options)
+    if found is None:
         return None
     lengths = (sizes.rows, sizes.columns)
     u, v = (
@@ -148,6 +151,16 @@ def _neighbours(
     )
     with current_device(out):
         return neighbours.nearest(u, v, k, out[..., 0], processors(out.device))
+
+
+def bounded(
+    f: Node, k: int, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options
+) -> tuple[Node, Node] | None:
+    """The points of a distance whose nearest neighbours are found by bounds."""
+    found = neighbours.distance(f)
+    if found is None or not neighbours.pays(found[0].dim, k, sizes.rows, sizes.columns):
+        return None
+    return found if gaussians.allowed(values, blocks, options) else None
 
 
 def _filled(
@@ -232,7 +245,7 @@ def _run(
     formulas: tuple[Node, ...],
     k: int,
     values: Values,
-    results: Sequence[Tensor],
+    results: Sequence[Tensor | None],
     sizes: Sizes,
     blocks: Blocks | None,
     options: Options,
@@ -240,7 +253,7 @@ def _run(
     *products: Queued,
 ) -> None:
     """Launch what computes the results: the products before, if any, then what their guard asks."""
-    device, cut = results[0].device, None
+    device, cut = _last(results).device, None
     counts = None if blocks is None else (len(blocks.starts), len(blocks.j_starts))
     guarded = guard is not None
     recipe = recipe_of(kind, formulas, k, values, sizes, counts, options, device, guarded)
@@ -249,8 +262,15 @@ def _run(
             return
         share = SHARE * processors(device)
         cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
-    with current_device(results[0]):
+    with current_device(_last(results)):
         execute(recipe, values, results, cut, guard, products)
+
+
+def _last(results: Sequence[Tensor | None]) -> Tensor:
+    """The last of the results, which is always there."""
+    found = results[-1]
+    assert found is not None
+    return found
 
 
 def recipe_of(
@@ -263,20 +283,22 @@ def recipe_of(
     options: Options,
     device: torch.device,
     guarded: bool = False,
+    ending: str = "",
 ) -> Recipe:
     """The recipe of a call with values of these kinds, and so many blocks and intervals."""
     batched = tuple([t.shape[0] > 1 for t in values.values()])
     dtype = next(iter(values.values())).dtype
-    near = not guarded and options.precision != "ieee"
+    many = sizes.batch * sizes.rows * sizes.columns >= MANY
+    near = many and not guarded and options.precision != "ieee"
     exact = options.accumulate
-    key = (kind, formulas, k, sizes, counts, exact, dtype, device, batched, guarded, near)
+    key = (kind, formulas, k, sizes, counts, exact, dtype, device, batched, guarded, near, ending)
     found = _recipes.get(key)
     if found is None:
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
         what = looped(*formulas, size=1 if kind == "smallest" else inner.BLOCK)
         wide, far = dtype == torch.float64, sizes.columns >= 2**31
-        jobs = _jobs(kind, what, k, wide, exact, far, guarded, near)
+        jobs = _jobs(kind, what, k, wide, exact, far, guarded, near, ending)
         among = dict(zip(values, batched, strict=True))
         found = _recipes[key] = _prepare(jobs, what, among, sizes, counts, device)
     return found
@@ -285,12 +307,15 @@ def recipe_of(
 def execute(
     recipe: Recipe,
     values: Values,
-    results: Sequence[Tensor],
+    results: Sequence[Tensor | None],
     cut: Tasks | None = None,
     guard: Tensor | None = None,
     queue: Sequence[Queued] = (),
 ) -> None:
-    """Launch the queue, then a recipe of contiguous values: on blocks as they are cut, if any."""
+    """Launch the queue, then a recipe of contiguous values: on blocks as they are cut, if any.
+
+    A result is None where it is not wanted: values beside indices, m where it becomes one with s.
+    """
     lists = [] if cut is None else [cut.tasks, cut.intervals]
     lists += [] if guard is None else [guard]
     data = values
@@ -298,20 +323,24 @@ def execute(
         data = {index: s.tensor(values) for index, s in recipe.data.items()}
     written = results
     if recipe.blocks:
-        written = [in_blocks(r, recipe.blocks, min(recipe.size, r.shape[-1])) for r in results]
+        written = [
+            r if r is None else in_blocks(r, recipe.blocks, min(recipe.size, r.shape[-1]))
+            for r in results
+        ]
     for step in recipe.steps:
         inputs = [data[index] for index in step.reads]
         launch_all([*queue, *_launches(step, inputs, written, cut, lists, guard)])
         queue = ()
     if recipe.blocks:
         for result, found in zip(results, written, strict=True):
-            put_together(found, result)
+            if result is not None and found is not None:
+                put_together(found, result)
 
 
 def _launches(
     step: _Step,
     inputs: Sequence[Tensor],
-    results: Sequence[Tensor],
+    results: Sequence[Tensor | None],
     cut: Tasks | None,
     lists: Sequence[Tensor],
     guard: Tensor | None,
@@ -319,7 +348,7 @@ def _launches(
     """A kernel and its merge."""
     if step.merge is None:
         return [Queued(step.kernel, [*inputs, *results, *lists])]
-    made = [results[0].new_empty(shape, dtype=dtype) for shape, dtype in step.partials]
+    made = [_last(results).new_empty(shape, dtype=dtype) for shape, dtype in step.partials]
     listed = [] if cut is None and guard is None else [None if cut is None else cut.tiles, guard]
     return [
         Queued(step.kernel, [*inputs, *made, *lists], sum([t.nbytes for t in made])),
@@ -346,12 +375,14 @@ def _jobs(
     far: bool,
     guarded: bool = False,
     near: bool = False,
+    ending: str = "",
 ) -> list[Job]:
     """One job for each few components."""
     weight = what.formulas[1] if len(what.formulas) > 1 else None
     job = Job(kind, what.formulas[0], weight, 0, 0, wide=wide, accumulate=accumulate, kept=k)
     blocked = tuple(m.number for m in what.made if m.blocked)
     job = job._replace(far=far, guarded=guarded, near=near, inner=what.inner, blocked=blocked)
+    job = job._replace(ending=ending)
     dim = what.formulas[-1].dim
     long = bool(what.inner or what.blocks)  # pairs are dear, or the tile is that of a block
     step = 1 if kind == "smallest" else inner.BLOCK if long else TOGETHER
@@ -418,7 +449,7 @@ def _merge(
     job: Job, batch: int, numbers: tuple[int, int, int], programs: int, height: int
 ) -> tuple[tuple[tuple[tuple[int, ...], torch.dtype], ...], Launcher]:
     """Shapes and dtypes of the partial results of a job, and what merges them."""
-    outputs, total = job.last - job.first, (job.weight or job.formula).dim
+    outputs, total = job.last - job.first, job.components
     merges = batch * numbers[0]
     constants: tuple[Any, ...] = (outputs, total, job.first, job.ranged)
     kernel = written("weft.reductions.kernels", f"merge_{job.kind}_kernel")
@@ -428,8 +459,9 @@ def _merge(
         merges *= outputs
     elif job.kind == "shifted":
         partials = [((programs, 1 + outputs, height), dtype)]
+        constants = (*constants, job.ending)
     else:
-        constants = (job.kept, kept(job), total, job.first, job.ranged)
+        constants = (job.kept, kept(job), total, job.first, job.ranged, job.sign)
         shape = (programs, height, job.kept)
         partials = [(shape, number(job.wide)), (shape, torch.int64)]
     tables = () if job.ranged or job.guarded else (None, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
@@ -12,9 +11,18 @@ from torch import Tensor
 
 from weft.errors import BackendError, DTypeError, ShapeError
 from weft.reductions import traced
-from weft.reductions.pending import Reduced, Solved
-from weft.reductions.reduced import ACCURACY, accuracy, job, turned
+from weft.reductions.pending import Reduced, Solved, direct_result
+from weft.reductions.reduced import (
+    ACCURACY,
+    KEYWORDS,
+    PLAIN,
+    accuracy,
+    job,
+    require_keywords,
+    turned,
+)
 from weft.reductions.reducers import Reducers
+from weft.reductions.shown import shown
 from weft.reductions.signature import kept
 from weft.reductions.traced import Formula
 from weft.reductions.variables import (
@@ -29,12 +37,11 @@ from weft.reductions.variables import (
     join,
     places,
     read,
+    require_strided,
     symbol,
 )
 
 __all__ = ["LazyTensor", "Pm", "Var", "Vi", "Vj"]
-
-PLAIN = accuracy()
 
 
 class LazyTensor(Reducers):
@@ -121,7 +128,9 @@ class LazyTensor(Reducers):
             return symbol(x, axis)
         if isinstance(x, numbers.Integral):
             return operator.index(x)
-        if isinstance(x, list | numbers.Real):
+        if isinstance(x, numbers.Real) or (
+            isinstance(x, list) and all(isinstance(v, numbers.Real) for v in x)
+        ):
             if axis not in (None, 2):
                 raise ShapeError(
                     f"x is {x!r} with axis={axis}: numbers are a parameter. Leave out axis, or "
@@ -131,7 +140,8 @@ class LazyTensor(Reducers):
             return Variable(found, None, len(found), 2)
         raise DTypeError(
             f"x is a {type(x).__name__}: a lazy tensor is made of a tensor, numbers, a list of "
-            "numbers, or (index, dim, category). Convert it."
+            "numbers, or (index, dim, category). Convert it, arrays with torch.from_numpy, or take "
+            "weft.reductions.numpy."
         )
 
     @classmethod
@@ -142,6 +152,7 @@ class LazyTensor(Reducers):
         data = cls._tensor(x_or_ind)
         if not isinstance(data, Tensor) or cat is None or data.is_complex():
             return cls(x_or_ind, axis=cat)
+        require_strided(data)
         data = data.reshape(1) if data.dim() == 0 and cat == 2 else data
         formula, dim, known = _leaf(cat, data.shape, data.dtype, data.device)
         made = object.__new__(cls)
@@ -197,24 +208,32 @@ class LazyTensor(Reducers):
         return None if self._extent.dtype is None else REAL[self._extent.dtype]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._formula}, shape={self.shape})"
+        return f"{type(self).__name__}({shown(self._formula)}, shape={self.shape})"
+
+    def __bool__(self) -> bool:
+        raise ShapeError(
+            f"a lazy tensor of shape {self.shape} is asked if it is true: it has a value for each "
+            "pair. Compare its reductions, or use ifelse."
+        )
 
     # Operations
 
     def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
-        variables, known, formulas = self._variables, self._extent, [self._formula]
+        variables, known = self._variables, self._extent
         ranges, backend = self.ranges, self.backend
-        operands = [self._wrap(other) for other in others]
+        formulas: tuple[Formula, ...] = (self._formula,)
+        moves: tuple[Any, ...] = ((),)
+        operands = [o if isinstance(o, LazyTensor) else self._wrap(o) for o in others]
         for other in operands:
             variables, renumbering = join(variables, other._variables)
-            formulas.append(traced.renumbered(other._formula, renumbering))
-            known = agree(known, other._extent, _joined(name, self, other))
+            formulas, moves = (*formulas, other._formula), (*moves, renumbering)
+            known = agree(known, other._extent, _joined, name, self, other)
             if ranges is not other.ranges:
                 ranges = _same_ranges(name, ranges, other.ranges)
             if backend != other.backend:
                 backend = _same_backend(name, backend, other.backend)
         try:
-            formula = traced.apply(name, *formulas, data=data)
+            formula = traced.applied(name, formulas, moves, data)
         except ShapeError as error:
             shapes = " and ".join(str(operand.shape) for operand in (self, *operands))
             raise type(error)(f"{name} of {shapes}: {error}") from None
@@ -227,7 +246,7 @@ class LazyTensor(Reducers):
         return self.complex_class if name in _TO_COMPLEX else self.real_class
 
     def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
-        other = self._wrap(other)
+        other = other if isinstance(other, LazyTensor) else self._wrap(other)
         if other.is_complex:
             return other._arithmetic(sign, self, not reflected)
         return other._apply(sign, self) if reflected else self._apply(sign, other)
@@ -274,11 +293,13 @@ class LazyTensor(Reducers):
         **options: Any,
     ) -> Any:
         """The reduction of Genred's name, with a weight and an argument."""
-        axis = dim if axis is None else axis
-        if axis is None or axis - self.nbatchdims not in (0, 1):
+        batch = len(self._extent.batch)
+        axis, dim = (dim, None) if axis is None else (axis, dim)
+        if axis is None or axis not in (batch, batch + 1) or dim not in (None, axis):
+            both = f"axis {axis}" if dim is None else f"axis {axis} and dim {dim}"
             raise ShapeError(
-                f"{reduction_op} is asked for axis {axis} of a lazy tensor of shape {self.shape}: "
-                f"it must be {self.nbatchdims} (over i) or {self.nbatchdims + 1} (over j). "
+                f"{reduction_op} is asked for {both} of a lazy tensor of shape {self.shape}: "
+                f"it must be {batch} (over i) or {batch + 1} (over j). "
                 "Pass axis or dim."
             )
         variables, known, weight = self._variables, self._extent, None
@@ -287,13 +308,19 @@ class LazyTensor(Reducers):
             other = self._wrap(other)
             variables, renumbering = join(variables, other._variables)
             weight = traced.renumbered(other._formula, renumbering)
-            known = agree(known, other._extent, _joined(reduction_op, self, other))
+            known = agree(known, other._extent, _joined, reduction_op, self, other)
             ranges = _same_ranges(reduction_op, ranges, other.ranges)
             backend = _same_backend(reduction_op, backend, other.backend)
+        asked = reduction_op, self._formula, weight, opt_arg, axis - batch
+        if call and ranges is None and not options:
+            found = direct_result(asked, variables, known, backend)
+            if found is not None:
+                return self._finished(found)
+        require_keywords(reduction_op, options, (*ACCURACY, *KEYWORDS))
         given = {key: options.pop(key) for key in ACCURACY if key in options} if options else {}
         exact = accuracy(**given) if given else PLAIN
         options = {"ranges": ranges, "backend": backend} | options
-        what = job(reduction_op, self._formula, weight, opt_arg, axis - self.nbatchdims, exact)
+        what = job(*asked, exact)
         reduced = Reduced(what, variables, known, options, self)
         return reduced if not call or reduced.places else reduced()
 
@@ -380,8 +407,8 @@ def _leaf(
     return traced.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
 
 
-def _joined(name: str, a: LazyTensor, b: LazyTensor) -> Callable[[], str]:
-    return lambda: f"{name} joins lazy tensors of shapes {a.shape} and {b.shape}"
+def _joined(name: str, a: LazyTensor, b: LazyTensor) -> str:
+    return f"{name} joins lazy tensors of shapes {a.shape} and {b.shape}"
 
 
 def _same_ranges(name: str, a: Any, b: Any) -> Any:

@@ -7,8 +7,11 @@ where |u − v|² is the exponent's.  The sums need the columns C = [c, c v] alo
     S_i = Σ_j exp(exponent) C_j,      Σ_j f_ij = r_i S_i    or    r_i (u_i S_i[c] − S_i[c v])
 
 with u and v less the centre, so gradients of a sum are sums of this kind.  A few columns are added
-up pair by pair; many are a second product, P @ C, in bfloat16 parts of 24 bits: six products.
-Where the bound of tensor_cores fails, the guard leaves all to the kernel of differences.
+up pair by pair (a product of tf32 parts would be as fast, and err by eight times the noise of
+plain sums: tensor cores cut digits off at every step); many are a second product, P @ C, in
+bfloat16 parts of 24 bits: six products.  Where the bound of tensor_cores fails, or one of many
+columns has numbers that are not finite or too large for parts, the guard leaves all to the kernel
+of differences.
 """
 
 from __future__ import annotations
@@ -46,10 +49,12 @@ MOST = 64
 WIDEST = 512
 """Columns for which exponentials are computed again and again."""
 
+LARGEST = 2.0**100
+"""Numbers that parts can be made of."""
 
 TILES = {
-    ("few", True): Tile((64, 128, 16), 4, 3),
-    ("few", False): Tile((64, 64, 16), 4, 2),
+    ("few", True): Tile((64, 64, 32), 4, 3, registers=128),
+    ("few", False): Tile((64, 64, 32), 4, 2, registers=128),
     ("many", True): Tile((64, 64, 16), 4, 2),
     ("many", False): Tile((64, 64, 16), 4, 2),
 }
@@ -80,8 +85,8 @@ def sums(
     v = of(f.exponent.right, columns)
     centre = tensor_cores.centre_of(v)
     found = [of(c, columns) * (v - centre if turned else 1) for c, turned in names]
-    weights = pad(torch.cat(found, -1), (0, 0, 0, made.columns.shape[1] - columns))
-    summed = _summed(made, weights * made.columns, tile, rows)
+    weights = pad(torch.cat(found, -1), (0, 0, 0, made.columns.shape[1] - columns)) * made.columns
+    summed = _summed(made, weights, tile, rows)
     apart = torch.split(summed * made.rows, list(names.values()), -1)
     at = dict(zip(names, apart, strict=True))
     u = of(f.exponent.left, rows) - centre
@@ -97,23 +102,24 @@ def _summed(made: Operands, weights: Tensor, tile: Tile, rows: int) -> Tensor:
     """(B, M, E): P @ C."""
     batch, columns, count = weights.shape
     few, parts = count <= FEW, made.x.dim() - 2
-    block = min(MOST, max(16, 1 << (count - 1).bit_length()))
-    blocks = 1 if few else -(-count // block)
-    out = weights.new_empty(batch, count if few else blocks * block, rows)
-    if few:  # tile after tile, a column after the other
-        size = tile.blocks[1]
-        stored = weights.view(batch, -1, size, count).transpose(2, 3).contiguous()
+    block = count if few else min(MOST, max(16, 1 << (count - 1).bit_length()))
+    blocks = -(-count // block)
+    checks = made.checks
+    if few:
+        stored = weights.transpose(1, 2).contiguous()
     else:
         stored = _parts(pad(weights, (0, blocks * block - count)))
+        checks = (*checks, *tensor_cores.within([weights], LARGEST, made.guard))
+    out = weights.new_empty(batch, blocks * block, rows)
     tiles = -(-rows // tile.blocks[0])
-    constants = (made.width, parts, count if few else block)
+    constants = (made.width, parts, block)
     with current_device(weights):
         kernel = _kernel(few, constants, tile, weights.device)
         given = [made.x, made.y, stored, made.guard, out]
         numbers = (rows, columns, tiles, blocks)
-        checks = [Call(check.launcher.kernel, check.operands) for check in made.checks]
-        compile_together([Call(kernel, given, numbers), *checks])
-        launch_all(made.checks)
+        calls = [Call(check.launcher.kernel, check.operands) for check in checks]
+        compile_together([Call(kernel, given, numbers), *calls])
+        launch_all(checks)
         kernel(batch * tiles * blocks, given, numbers, out.nbytes + stored.nbytes)
     return out[:, :count].transpose(1, 2)
 

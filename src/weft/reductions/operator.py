@@ -34,7 +34,7 @@ from weft.reductions.formula import Node, reachable
 from weft.reductions.keys import Key
 from weft.reductions.ranges import Blocks, Options, Sizes
 
-__all__ = ["kept", "rest_of", "shifted_sums", "smallest", "sums"]
+__all__ = ["KERNELS", "kept", "opened", "rest_of", "shifted_sums", "smallest", "sums"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,7 +97,7 @@ class _Sums:
 
     @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        (f,), values, tables, sizes, options, executor = _opened(tensors, rest)
+        (f,), values, tables, sizes, options, executor = opened(tensors, rest)
         out = executor.sums(f, values, sizes, tables, options)
         _record_cost((f,), values, sizes, tables, [out])
         return [out]
@@ -145,7 +145,7 @@ class _Shifted(_Sums):
 
     @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        (f, w), values, tables, sizes, options, executor = _opened(tensors, rest)
+        (f, w), values, tables, sizes, options, executor = opened(tensors, rest)
         out = executor.shifted(f, w, values, sizes, tables, options)
         _record_cost((f, w), values, sizes, tables, out)
         return list(out)
@@ -306,12 +306,13 @@ def _mapped(size: int, dims: Sequence[int | None], tensors: Tensors, batch: int)
     return found
 
 
-def _opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[Any, ...]:
+def opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[Any, ...]:
     """Formulas, values, the blocks of rows, sizes, options and the executor of a call."""
     key, batch, rows, columns, how = rest
     formulas, count, options, executor, fewer = _plan(key, how, tensors[0].device.type, k)
     sizes = Sizes(batch, rows, columns)
-    values = {number: tensors[number].contiguous() for number in range(count)}
+    # memory of a negative view has the other sign
+    values = {number: tensors[number].resolve_neg().contiguous() for number in range(count)}
     blocks = Blocks(*tensors[count : count + TABLES]) if len(tensors) > count else None
     chosen = fewer if fewer is not executor and _few(sizes, blocks) else executor
     return formulas, values, blocks, sizes, options, chosen
@@ -319,20 +320,21 @@ def _opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[Any, ...]:
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body for tensors of these kinds: launches that are settled, or what the rule does."""
-    formulas, values, _, sizes, options, executor = _opened(tensors, rest)
+    formulas, values, _, sizes, options, executor = opened(tensors, rest)
     kind, rule = ("sums", _sums.rule) if len(formulas) == 1 else ("shifted", _shifted.rule)
     run = None
     if executor.__name__ == KERNELS:
         from weft.reductions import ahead
 
-        run = ahead.prepared(kind, formulas, values, sizes, options)
+        wanted = ahead.plain(kind, formulas, tensors[0], sizes, options)
+        run = ahead.prepared(wanted, values, sizes, options)
     if run is None:
         return lambda given: tuple(rule.body(given, *rest))
     return functools.partial(_again, run)
 
 
-def _again(run: Callable[[Tensors], list[Tensor]], given: Tensors) -> Results:
-    return tuple(run([t.contiguous() for t in given]))
+def _again(run: Callable[[Tensors], list[Any]], given: Tensors) -> Results:
+    return tuple(run([t.resolve_neg().contiguous() for t in given]))
 
 
 @functools.lru_cache(keys.KEPT)
@@ -412,7 +414,7 @@ _shifted = ListOperator("reductions_shifted", _SCHEMA, _Shifted())
 
 @_exact
 def _smallest_body(tensors: Tensors, key: Key, k: int, *rest: Any) -> Tensor:
-    (f,), values, tables, sizes, options, executor = _opened(tensors, (key, *rest), k)
+    (f,), values, tables, sizes, options, executor = opened(tensors, (key, *rest), k)
     found: Tensor = executor.smallest(f, k, values, sizes, tables, options)
     _record_cost((f,), values, sizes, tables, [found])
     return found

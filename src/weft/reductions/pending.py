@@ -2,24 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
+from weft.core.settled import Settled
 from weft.errors import ShapeError
-from weft.reductions.reduced import ACCURACY, Job, run
+from weft.reductions import direct
+from weft.reductions.direct import Body
+from weft.reductions.reduced import (
+    ACCURACY,
+    KEYWORDS,
+    PLAIN,
+    Job,
+    directly,
+    job,
+    require_keywords,
+    run,
+)
 from weft.reductions.signature import signature
+from weft.reductions.traced import Formula
 from weft.reductions.variables import (
     Extent,
     Variable,
     agree,
     argument,
     extent,
+    numbers,
     places,
     require_tensors,
     values,
 )
 
-__all__ = ["Reduced", "Solved"]
+__all__ = ["Reduced", "Solved", "direct_result"]
+
+
+_direct: Settled[Body | Literal[False]] = Settled()
+
+
+def direct_result(
+    asked: tuple[str, Formula, Formula | None, Any, int],
+    variables: Sequence[Variable],
+    known: Extent,
+    backend: str | None,
+) -> Any:
+    """The result of a call that needs no door, see `direct`; None where it does.
+
+    Args:
+        asked: a reduction's name, formula, weight, K and axis.
+        variables: those of the formulas.
+        known: what they agree on.
+        backend: None chooses.
+    """
+    name, *_, count, _ = asked
+    if count is not None and type(count) is not int:
+        return None
+    tensors: list[Any] = [
+        numbers(v.value, known) if type(v.value) is tuple else v.value for v in variables
+    ]
+    key = direct.kinds(tensors, name, backend, -1)
+    if key is None:
+        return None
+    key = (*asked, known, *key)
+    at_once = _direct.get(key)
+    if at_once is None:
+        given = signature(tensors)
+        at_once = directly(job(*asked, PLAIN), tensors, given, known, backend, -1)
+        _direct.keep(key, at_once)
+    return at_once(tensors) if at_once else None
 
 
 class Reduced:
@@ -47,6 +96,7 @@ class Reduced:
                 f"the reduction is called with {len(args)} arguments: it has {self.places} "
                 "symbolic variables. Pass one tensor for each, by its index."
             )
+        require_keywords(self._job.kind, options, KEYWORDS)
         origin, known = self._origin, self._known
         given = [origin._tensor(a) for a in args]
         require_tensors(given)
@@ -54,7 +104,7 @@ class Reduced:
             if v.place is not None:
                 x = given[v.place]
                 found = argument(v, x, f"argument {v.place}")
-                known = agree(known, extent(found), _called(v.place, x))
+                known = agree(known, extent(found), _called, v.place, x)
         options = self._options | options
         out = options.pop("out", None)
         ranges = origin._tensor(options.pop("ranges", None))
@@ -114,7 +164,7 @@ class Solved:
         return origin._array(system(*values(bound, known, given), **exact))
 
 
-def _called(place: int, x: Any) -> Callable[[], str]:
-    return lambda: (
+def _called(place: int, x: Any) -> str:
+    return (
         f"the reduction is called with argument {place} of shape {tuple(x.shape)} beside the others"
     )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.core.op import compiling
 from weft.errors import BackendError, DeviceError, DTypeError, ShapeError
+from weft.reductions import direct
 from weft.reductions.cluster import swap_axes
 from weft.reductions.ranges import Options
 from weft.reductions.reduction import EXPONENTIAL, KINDS, carried_out, settled
@@ -20,7 +21,18 @@ from weft.reductions.sparsity import check_ranges
 from weft.reductions.traced import Formula, dimension, text, used, with_witness
 from weft.reductions.variables import Extent
 
-__all__ = ["ACCURACY", "Job", "accuracy", "job", "run", "turned"]
+__all__ = [
+    "ACCURACY",
+    "KEYWORDS",
+    "PLAIN",
+    "Job",
+    "accuracy",
+    "directly",
+    "job",
+    "require_keywords",
+    "run",
+    "turned",
+]
 
 OTHER_NAMES = {
     "LogSumExpWeight": "LogSumExp",
@@ -128,8 +140,25 @@ def accuracy(
     return Options(precision, "kahan" if sum_scheme == "kahan_scheme" else "auto")
 
 
+PLAIN = accuracy()
+"""What they mean where nothing is said."""
+
 ACCURACY = tuple(inspect.signature(accuracy).parameters)
 """The keywords of `accuracy`; the others are those of `run`."""
+
+
+KEYWORDS = ("backend", "device_id", "ranges", "out")
+"""Those of `run`."""
+
+
+def require_keywords(name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise if a keyword is none of those that are known."""
+    for keyword in given:
+        if keyword not in known:
+            raise TypeError(
+                f"{name} is given the keyword {keyword!r}: it takes {', '.join(known)}. Leave it "
+                "out, or pass one of these."
+            )
 
 
 def run(
@@ -166,6 +195,24 @@ def run(
             "Leave it out, or ask for one of them."
         )
     return tuple(_complete(r, known, trailing, moved) for r in result)
+
+
+def directly(
+    what: Job,
+    tensors: Sequence[Tensor],
+    given: Signature,
+    known: Extent,
+    backend: str | None,
+    device_id: int,
+) -> direct.Body | Literal[False]:
+    """The reduction of tensors of these kinds without doors, as `direct` says; False: not so."""
+    serves, moved = _placed(backend, device_id, known.device)
+    f, weight, lost = _witnessed(what.formula, what.weight, known, len(tensors))
+    if moved is not None or (lost is not None and (lost[1] or not lost[0])):  # it needs witnesses
+        return False
+    plan = settled(what.kind, f, weight, what.axis, what.k, serves, what.options, given)
+    found = direct.body(plan, tensors) if plan.layout.batch == known.batch else None
+    return found or False
 
 
 _Lost = tuple[tuple[int, ...], tuple[int | None, ...]]

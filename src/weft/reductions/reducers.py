@@ -22,10 +22,11 @@ def _either(name: str) -> Callable[..., Any]:
     def reduce(
         self: Any, axis: int = -1, dim: int | None = None, *, keepdim: bool = True, **options: Any
     ) -> Any:
-        axis = axis if dim is None else dim
-        if self._is_last(axis):
+        if dim is not None and axis in (-1, dim):
+            axis, dim = dim, None
+        if dim is None and self._is_last(axis):
             return self._over_components(name)
-        return self.reduction(name, axis=axis, **options)
+        return self.reduction(name, axis=axis, dim=dim, **options)
 
     reduce.__doc__ = (
         f"{name} over axis (or dim) 0 (i) or 1 (j), after the batch dimensions, or of the "

@@ -282,7 +282,7 @@ def _listed(call: _Call, found: Tensor) -> Tensor:
 
 
 def _at(call: _Call, index: Tensor) -> Tensor:
-    """(B, M, k, D): the formula at the column of each component, +inf where there is none.
+    """(B, M, k, D): the formula at the column of each component, +inf for none, and for no number.
 
     With the columns gathered, their values vary with i: a sum over one column.
     """
@@ -301,7 +301,8 @@ def _at(call: _Call, index: Tensor) -> Tensor:
         values = [_chosen(call.tensors[n], c, chosen, k) for n, c in zip(used, cats, strict=True)]
         found = operator.sums(values, operator.rest_of(key, sizes, plan.how))
         parts.append(found.view(batch, rows, k))
-    return torch.where(index < 0, torch.inf, torch.stack(parts, -1))
+    found = torch.stack(parts, -1)
+    return torch.where((index < 0) | found.isnan(), torch.inf, found)
 
 
 @constant_when_compiling

@@ -47,6 +47,7 @@ __all__ = [
     "operands",
     "split",
     "to_power_of_2",
+    "within",
 ]
 
 WIDTH = 16
@@ -164,7 +165,8 @@ def operands(
     alpha = gu2 + LOG2E * evaluated(e.rows, sizes[1])
     beta = gv2 + LOG2E * evaluated(e.columns, sizes[2])
     terms = (gu2, gv2, alpha, beta)
-    guard, checks = _within(terms, min(most, LARGEST_SPLIT if is_split(f) else LARGEST))
+    guard = _one(like)
+    checks = within(terms, min(most, LARGEST_SPLIT if is_split(f) else LARGEST), guard)
     left, right = to_left * u, to_right * v
     more = -sizes[2] % width
     outside = evaluated(f.rows, sizes[1]).contiguous()
@@ -178,8 +180,8 @@ def operands(
             weights = weights * pad(beta.exp2().float(), (0, 0, 0, more))
             return Operands(guard, None, x, y, None, None, outside, weights, width, checks)
         b = pad(beta.float(), (0, 0, 0, more), value=2 * LOWEST)
-        narrow, others = _within(terms, SUMS)
-        a, checks = alpha.float(), (*checks, *others)
+        narrow = _one(like)
+        a, checks = alpha.float(), (*checks, *within(terms, SUMS, narrow))
         return Operands(guard, narrow, x, y, a, b, outside, weights, width, checks)
     (uh, ul), (vh, vl) = high_low(left), high_low(right)
     one = uh.new_ones(sizes[0], 1, 1)
@@ -205,12 +207,13 @@ def _roots(factor: float | Tensor) -> tuple[Any, Any, Any]:
     return g, -g.sign() * roots, roots
 
 
-def _within(terms: Sequence[Tensor], most: float) -> tuple[Tensor, tuple[Queued, ...]]:
-    """1 where no term exceeds the bound, else 0, int32, when these are launched; NaN exceeds it."""
-    guard = torch.ones((), dtype=torch.int32, device=terms[0].device)
-    return guard, tuple(
-        [Queued(_bound(t.numel(), most, t.device), [t, guard], t.nbytes) for t in terms]
-    )
+def _one(like: Tensor) -> Tensor:
+    return torch.ones((), dtype=torch.int32, device=like.device)
+
+
+def within(terms: Sequence[Tensor], most: float, guard: Tensor) -> tuple[Queued, ...]:
+    """Launches that make the guard 0 where a term exceeds the bound; NaN exceeds it."""
+    return tuple([Queued(_bound(t.numel(), most, t.device), [t, guard], t.nbytes) for t in terms])
 
 
 @functools.lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ from weft.reductions.parse import parse, parse_aliases
 
 __all__ = [
     "Formula",
+    "applied",
     "apply",
     "dimension",
     "leaf",
@@ -48,6 +49,22 @@ def apply(name: str, *formulas: Formula, data: tuple[Any, ...] = ()) -> Any:
 @functools.lru_cache(KEPT)
 def _kept(name: str, formulas: tuple[Node, ...], data: tuple[Any, ...]) -> Any:
     return _FUNCTIONS[name](*formulas, *data)
+
+
+def applied(
+    name: str, formulas: tuple[Formula, ...], moves: tuple[Any, ...], data: tuple[Any, ...]
+) -> Any:
+    """`apply` of formulas whose variables are renumbered first, see `renumbered`."""
+    if compiling():
+        return apply(name, *map(renumbered, formulas, moves), data=data)
+    return _kept_of_moved(name, formulas, moves, data)
+
+
+@functools.lru_cache(KEPT)
+def _kept_of_moved(
+    name: str, formulas: tuple[Node, ...], moves: tuple[Any, ...], data: tuple[Any, ...]
+) -> Any:
+    return apply(name, *map(renumbered, formulas, moves), data=data)
 
 
 def leaf(index: int, dim: int, cat: int) -> Any:

@@ -7,13 +7,16 @@ the others; or nothing yet: symbolic, argument number `place` of a call.
 
 from __future__ import annotations
 
+import functools
 import operator
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.core.op import compiling, transformed, watched
 from weft.errors import DeviceError, DTypeError, ShapeError, WeftError
 from weft.reductions.signature import kept
 
@@ -28,9 +31,11 @@ __all__ = [
     "extent",
     "extent_of",
     "join",
+    "numbers",
     "places",
     "read",
     "require_declared",
+    "require_strided",
     "require_tensors",
     "symbol",
     "tensor_variable",
@@ -128,6 +133,7 @@ def read(x: Tensor, axis: int | None) -> Variable:
 
 def tensor_variable(x: Tensor, cat: int) -> Variable:
     """A tensor (..., M, D), (..., N, D) or (..., D) of the category."""
+    require_strided(x)
     return Variable(x, None, components(cat, x.shape, x.dtype), cat)
 
 
@@ -185,13 +191,24 @@ def argument(v: Variable, x: Any, name: str) -> Variable:
 
 
 def require_tensors(given: Sequence[Any]) -> None:
-    """Raise if an argument is something else."""
+    """Raise if an argument is something else, or no strided tensor."""
     for place, x in enumerate(given):
         if not isinstance(x, Tensor):
             raise DTypeError(
                 f"argument {place} is a {type(x).__name__}: it must be a tensor. Convert it, "
-                "numbers with torch.tensor([...])."
+                "numbers with torch.tensor([...]), arrays with torch.from_numpy, or take "
+                "weft.reductions.numpy."
             )
+        require_strided(x)
+
+
+def require_strided(x: Tensor) -> None:
+    """Raise if a tensor has no strides: formulas read each of its numbers."""
+    if x.layout != torch.strided:
+        raise DTypeError(
+            f"x is {tuple(x.shape)} of layout {x.layout}: formulas read strided tensors. Convert "
+            "it with .to_dense()."
+        )
 
 
 def require_declared(
@@ -209,13 +226,15 @@ def require_declared(
     components(cat, shape, dtype)
 
 
-def agree(a: Extent, b: Extent, who: Callable[[], str]) -> Extent:
-    """The extent of both; raises where they do not agree, with what `who` says of them."""
+def agree(a: Extent, b: Extent, who: Callable[..., str], *of: Any) -> Extent:
+    """The extent of both; raises where they do not agree, with what `who(*of)` says of them."""
+    if b is NOTHING:
+        return a
     found = _agreed(a, b)
     if isinstance(found, Extent):
         return found
     error, text = found
-    raise error(who() + text)
+    raise error(who(*of) + text)
 
 
 @kept
@@ -316,13 +335,41 @@ def values(variables: Sequence[Variable], known: Extent, given: Sequence[Any]) -
         if v.place is not None:
             found.append(given[v.place])
         elif isinstance(v.value, tuple):
-            found.append(_numbers(v.value, known))
+            found.append(numbers(v.value, known))
         else:
             found.append(v.value)
     return found
 
 
-def _numbers(given: tuple[float, ...], known: Extent) -> Tensor:
+def numbers(given: tuple[float, ...], known: Extent) -> Tensor:
+    """Numbers as a tensor beside the others.
+
+    It is kept for a stream that writes it once, where nobody traces or captures what is written.
+    """
+    device = known.device
+    plain = not (compiling() or watched() or transformed() or torch.is_inference_mode_enabled())
+    if device is None or not plain:
+        return _written(given, known.dtype, device)
+    if device.type != "cuda":
+        stream = 0
+    elif torch.cuda.is_current_stream_capturing():  # a graph reads its own memory
+        return _written(given, known.dtype, device)
+    else:
+        stream = torch.cuda.current_stream(device).cuda_stream
+    # by their bits: 0.0 equals -0.0
+    return _kept_numbers(struct.pack(f"{len(given)}d", *given), known.dtype, device, stream)
+
+
+@functools.lru_cache(256)
+def _kept_numbers(
+    bits: bytes, dtype: torch.dtype | None, device: torch.device, stream: int
+) -> Tensor:
+    return _written(struct.unpack(f"{len(bits) // 8}d", bits), dtype, device)
+
+
+def _written(
+    given: tuple[float, ...], dtype: torch.dtype | None, device: torch.device | None
+) -> Tensor:
     if len(given) == 1:  # written on the device, nothing is copied to it
-        return torch.full((1,), given[0], dtype=known.dtype, device=known.device)
-    return torch.tensor(given, dtype=known.dtype, device=known.device)
+        return torch.full((1,), given[0], dtype=dtype, device=device)
+    return torch.tensor(given, dtype=dtype, device=device)

@@ -147,7 +147,7 @@ def _below(number, size):
 
 @triton.jit(do_not_specialize=range(6, 26))
 def look_kernel(
-    keys_ptr, order_ptr, rows_ptr, words_ptr, table_ptr, parts_ptr,
+    keys_ptr, order_ptr, rows_ptr, words_ptr, table_ptr, rest_ptr, parts_ptr,
     N: tl.int32, num_offsets: tl.int32,
     low0: tl.int64, low1: tl.int64, low2: tl.int64, low3: tl.int64,
     size0: tl.int32, size1: tl.int32, size2: tl.int32, size3: tl.int32,
@@ -159,6 +159,7 @@ def look_kernel(
 ):
     """table[k, i] = the row at offset k from the i-th in order, −1 for none.
 
+    With a rest, the table's rows past its centre go there.
     A program owns BLOCK rows that follow each other in sorted order, and all lines.
     parts[i]: the offsets that it found, as bits, of a kernel of up to 32 that is not mirrored.
     A line is one or two words; its voxels stand one behind the other, so one place says all.
@@ -206,6 +207,8 @@ def look_kernel(
                     for t in tl.static_range(LAST):
                         tl.store(table_ptr + at, values[t], mask=mask)
                         table_ptr += jump
+                        if rest_ptr is not None:
+                            table_ptr = tl.where(k + t == num_offsets // 2, rest_ptr, table_ptr)
                     k += LAST
         away0 += dil0
     if parts_ptr is not None:

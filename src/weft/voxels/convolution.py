@@ -44,7 +44,8 @@ def convolution(
     if after == PLAIN or _observed(x, weight, bias, *after[:3]):
         if backend == "triton":
             _compile_ahead(x, weight, bias, maps, groups, precision)
-        return after(_fused(x, weight, bias, *maps, groups, precision, backend))
+        offsets = kernel_map.geometry.num_offsets
+        return after(_fused(x, weight, bias, *maps, offsets, groups, precision, backend))
     table, _, _, order = maps
     convolve, whole = body(backend).convolve, after.with_bias(bias)
     with torch.no_grad():
@@ -73,7 +74,8 @@ def compile_before(
         return
     if not (after == PLAIN or _observed(x, weight, bias, *after[:3])):
         return
-    any_table = x.new_empty(1, dtype=torch.int32).expand(shape.num_offsets, len(inputs))
+    kept = shape.num_offsets // 2 + 1
+    any_table = x.new_empty(1, dtype=torch.int32).expand(kept, len(inputs))
     order = None if inputs.seem_sorted else any_table[0]
     maps = any_table, None, order, order
     _compile_ahead(x, weight, bias, maps, groups, precision, tiled=True)
@@ -117,7 +119,7 @@ def _observed(*tensors: Tensor | None) -> bool:
 def tables(kernel_map: KernelMap) -> _Tables:
     """What of a map enters an operator."""
     orders = kernel_map.inputs.order, kernel_map.outputs.order
-    return kernel_map.table, kernel_map.back, *orders
+    return kernel_map.kept, kernel_map.back, *orders
 
 
 def _forward(
@@ -128,6 +130,7 @@ def _forward(
     back: Tensor | None,
     in_order: Tensor | None,
     out_order: Tensor | None,
+    offsets: int,
     groups: int,
     precision: str,
     backend: str,
@@ -140,7 +143,7 @@ def _backward(
     args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> Gradients:
     x, weight, _, *maps, groups, precision, backend = args
-    out_order = maps[-1]
+    out_order = maps[-2]
     rest = (*maps, "w", groups, precision, backend)
     gw = conv_op.forward(x, grad, *rest) if needed[1] else None
     rest = (*maps, "x", groups, precision, backend)
@@ -168,7 +171,7 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor, *_: Any
 _fused = FusedOperator(
     "voxel_convolution",
     "Tensor x, Tensor weight, Tensor? bias, Tensor table, Tensor? back, Tensor? in_order, "
-    "Tensor? out_order, int groups, str precision, str backend",
+    "Tensor? out_order, int offsets, int groups, str precision, str backend",
     3,
     _forward,
     _backward,

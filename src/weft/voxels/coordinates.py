@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from weft.core.op import outside_graphs
 from weft.core.transforms import below_transforms
 from weft.errors import DTypeError, IndexRangeError, ShapeError
 from weft.voxels.flags import Flags
@@ -26,6 +28,8 @@ __all__ = ["Coordinates"]
 T = TypeVar("T")
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 LOW, HIGH, MOST_DIMENSIONS = -(2**31), 2**31 - 1, 4
+_UNSIGNED = torch.uint16, torch.uint32, torch.uint64
+"""torch compares none of them."""
 
 
 class Coordinates:
@@ -59,15 +63,16 @@ class Coordinates:
         stride: Sequence[int] | None = None,
     ) -> None:
         _check_rows(rows)
+        rows = rows.long() if rows.dtype in _UNSIGNED else rows
         self.dim = rows.shape[1] - 1
         box = spatial_shape
         self.given_shape = None if box is None else self._axes("spatial_shape", box)
-        self._batch = None if batch_size is None else int(batch_size)
+        self._batch = None if batch_size is None else _samples(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
         self._packing: Packing | None = None
         self._keys: Tensor | None = None  # as the rows stand
         self._sorted: tuple[Tensor, Tensor | None] | None = None
-        self.cells: Tensor | None = None  # words that sorting left, until it is known to hold
+        self._words: Tensor | None = None  # of cells, that sorting left for the first map
         self._flags: Flags | None = None  # what kernels will have found; None: all is known
         self._given: Tensor | None = None  # the rows, until it is known what they are
         if not self._fits(rows):
@@ -92,7 +97,7 @@ class Coordinates:
         found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
         found._rows = packing.rows(keys) if rows is None else rows
         found._packing, found._sorted, found._ascends = packing, (keys, None), True
-        found._keys = found._flags = found._given = found.cells = None
+        found._keys = found._flags = found._given = found._words = None
         found.tables = {}
         return found
 
@@ -191,13 +196,14 @@ class Coordinates:
             self._keys = None if self._flags is None else keys  # they may be asked for yet
         return *self._sorted, self._rows
 
+    @outside_graphs
     def _in_order(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The keys ascending, and their order as int32."""
         if len(keys) and kernels_serve(keys.device.type):
             from weft.voxels import map_launch
 
             flags = self._flags = self._flags or Flags(keys.device)
-            keys, order, self.cells = map_launch.ascending(keys, self.packing.sizes, flags)
+            keys, order, self._words = map_launch.ascending(keys, self.packing.sizes, flags)
             flags.written()
             return keys, order
         placed, places = torch.sort(keys)
@@ -212,7 +218,7 @@ class Coordinates:
         if flags is None:
             return True
         outside, descends, repeats, _ = flags.read()
-        self.cells = None
+        self._words = None
         if outside:
             assert self._given is not None  # who packs rows keeps them
             self._survey(self._given)  # raises, or they were changed since
@@ -278,6 +284,11 @@ class Coordinates:
         if self._given is not None and self._flags is None:
             self._keys, self._flags = _packed(self._given, self.packing)
 
+    def cells(self) -> Tensor | None:
+        """The words of their cells, if sorting left them: they are given away."""
+        words, self._words = self._words, None
+        return words
+
     def compile_ahead(self, shape: Geometry) -> None:
         """Begin to compile what a submanifold map calls, the keys of given rows included."""
         from weft.voxels import map_launch
@@ -293,7 +304,13 @@ class Coordinates:
         self._check_range()
 
     def _axes(self, name: str, numbers: Sequence[int]) -> tuple[int, ...]:
-        found = tuple(int(n) for n in numbers)
+        try:
+            found = tuple(map(operator.index, numbers))
+        except TypeError:
+            raise DTypeError(
+                f"{name} is {numbers}: it must hold {self.dim} integers, one for each spatial "
+                f"column of coords. Pass {name}={(64,) * self.dim}, say."
+            ) from None
         if len(found) != self.dim or min(found) < 0:
             raise ShapeError(
                 f"{name} is {found} but coords have {self.dim} spatial columns: {self.dim} numbers "
@@ -356,6 +373,21 @@ def _stands_twice(rows: Tensor, keys: Tensor) -> ShapeError:
         f"({int(twice.sum())} rows repeat another): voxels must be distinct. Merge them: "
         'voxelize(points, size, reduce="mean"), or drop repeats.'
     )
+
+
+def _samples(batch_size: int) -> int:
+    try:
+        found = operator.index(batch_size)
+    except TypeError:
+        raise DTypeError(
+            f"batch_size is {batch_size}: it must be an integer. Pass batch_size=1, say."
+        ) from None
+    if found < 0:
+        raise ShapeError(
+            f"batch_size is {found}: it must be at least 0. Pass the number of samples, empty ones "
+            "too, or None."
+        )
+    return found
 
 
 def _check_rows(rows: Tensor) -> None:

@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from weft.core import autocast
 from weft.core.cache import TensorCache
 from weft.voxels.epilogue import PLAIN, Epilogue
+from weft.voxels.mirror import whole
 
 __all__ = ["convolve", "weight_gradient"]
 
@@ -66,7 +67,8 @@ def convolve(
     Args:
         x: (N_in, C_in), any strides.
         weight: (K, C_in/groups, C_out), any strides.
-        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i.
+        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i; or half of it, see
+            `mirror`.
         order: (N_out,) int32, the output rows in canonical order; None: as they stand.
         groups: into so many the channels fall.
         precision: of float32 products; here each is exact.
@@ -77,6 +79,7 @@ def convolve(
         (N_out, C_out) in x's dtype.
     """
     y = x.new_empty(table.shape[1], weight.shape[2])
+    table = whole(table, order, len(weight))
     weight = weight.flip(0) if flip else weight
     with _untouched(x):
         sums = _folded_sums if _is_folded(x, weight.shape, table, groups) else _sums
@@ -97,6 +100,8 @@ def weight_gradient(
     *,
     groups: int = 1,
     precision: str = "ieee",
+    offsets: int | None = None,
+    mirrored: bool = False,
 ) -> Tensor:
     """dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
 
@@ -107,10 +112,13 @@ def weight_gradient(
         order: of the rows of g; pairs are added in this order.
         groups: into so many the channels fall.
         precision: of float32 products; here each is exact.
+        offsets: K; None: the table has so many rows, it is not half of one.
+        mirrored: whether the table is its own transpose flipped; here that saves nothing.
 
     Returns:
         (K, C_in/groups, C_out) in x's dtype.
     """
+    table = table if offsets is None else whole(table, order, offsets)
     shape = (table.shape[0], x.shape[1] // groups, g.shape[1])
     with _untouched(x):
         gradient = _folded_gradient if _is_folded(x, shape, table, groups) else _gradient

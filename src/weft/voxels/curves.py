@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from weft.core.operands import check_tensors
 from weft.errors import DTypeError, ShapeError
 
 __all__ = ["hilbert_keys", "hilbert_order", "z_keys", "z_order"]
@@ -65,6 +66,7 @@ def hilbert_keys(coords: Tensor) -> Tensor:
 
 def _cube(coords: Tensor) -> tuple[list[Tensor], int]:
     """The axes from 0 on, and how many bits the widest needs."""
+    check_tensors(coords=coords)
     if coords.is_floating_point() or coords.is_complex() or coords.dtype == torch.bool:
         raise DTypeError(
             f"coords are {coords.dtype}: a curve runs through integers. Pass coords.int(), or "

@@ -1,4 +1,4 @@
-"""Truths that kernels write where the host reads them."""
+"""Truths and counts that kernels write where the host reads them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["Flags"]
 
 
 class Flags:
-    """Truths that kernels write into the host's memory: once they have run, nothing is copied.
+    """Numbers that kernels write into the host's memory: once they have run, nothing is copied.
 
-    Whether rows are outside of their box, whether they descend, whether sorted keys repeat.  The
-    places are parts of one piece of memory that stays, since a kernel may write late: one that was
-    waited for is the next to be taken, another the last.
+    Of coordinates, whether rows are outside of their box, whether they descend, whether sorted keys
+    repeat; of a table, its pairs.  The places are parts of one piece of memory that stays, since a
+    kernel may write late: one that was waited for is the next to be taken, another the last.
     """
 
     WIDTH, MANY = 4, 256
-    _free: ClassVar[dict[torch.device, deque[_Place]]] = {}
+    _free: ClassVar[dict[tuple[torch.device, int], deque[_Place]]] = {}
 
-    def __init__(self, device: torch.device) -> None:
-        free = self._free.setdefault(device, deque())
+    def __init__(self, device: torch.device, width: int = WIDTH) -> None:
+        free = self._free.setdefault((device, width), deque())
         if not free:
             on_gpu = device.type == "cuda"
-            shape = self.MANY, self.WIDTH
+            shape = self.MANY, width
             memory = torch.zeros(shape, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
             free.extend(_Place(row, device) for row in memory)
         self._place = free.pop()
@@ -45,11 +45,16 @@ class Flags:
 
     def read(self) -> list[bool]:
         """What they are; the host waits for the kernels that write them, not for later ones."""
+        return [number != 0 for number in self.numbers()]
+
+    def numbers(self) -> list[int]:
+        """The same as numbers."""
         self._place.wait()
-        return [flag != 0 for flag in self._place.seen.tolist()]
+        found: list[int] = self._place.seen.tolist()
+        return found
 
     def __del__(self) -> None:
-        free = self._free[self._place.device]
+        free = self._free[self._place.device, len(self._place.seen)]
         (free.append if self._place.waited else free.appendleft)(self._place)
 
 

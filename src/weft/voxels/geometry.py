@@ -111,7 +111,7 @@ def _checked(
         if any(s != 1 for s in sizes["stride"]):
             raise ShapeError(
                 f"stride is {sizes['stride']} in a submanifold layer, whose outputs are its "
-                "inputs: it must be 1. Pass submanifold=False for a strided layer."
+                "inputs: it must be 1. Use SparseConv, or pass submanifold=False, to stride."
             )
         sizes["padding"] = (0,) * dim  # the kernel is centred, whatever was given
     return Geometry(mode, **sizes)

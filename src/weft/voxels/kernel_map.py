@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from weft.core.cache import TensorCache
-from weft.core.op import compiling
+from weft.core.op import compiling, outside_graphs
 from weft.core.transforms import below_transforms
 from weft.errors import IndexRangeError, ShapeError
 from weft.voxels.coordinates import Coordinates
 from weft.voxels.geometry import Geometry, Size, geometry
+from weft.voxels.mirror import whole
 from weft.voxels.packing import Packing, kernels_serve
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class KernelMap(NamedTuple):
     """Who meets whom in one layer.
 
     Args:
-        table: (K, N_out) int32, the input row of each output in canonical order, −1 for none.
+        kept: the table; perhaps its first K // 2 + 1 rows alone where `back` is None, see `mirror`.
         back: (K, N_in) int32, the output row of each input in canonical order; None where that
             is the table with the offsets reversed, as in a submanifold layer with an odd kernel.
         inputs: the voxels that are read.
@@ -48,7 +49,7 @@ class KernelMap(NamedTuple):
         inverse: whether the two sides are swapped.
     """
 
-    table: Tensor
+    kept: Tensor
     back: Tensor | None
     inputs: Coordinates
     outputs: Coordinates
@@ -57,7 +58,12 @@ class KernelMap(NamedTuple):
 
     def __repr__(self) -> str:
         sides = f"{len(self.inputs)} → {len(self.outputs)} voxels"
-        return f"KernelMap({self.table.shape[0]} offsets, {sides}, {self.geometry.mode})"
+        return f"KernelMap({self.geometry.num_offsets} offsets, {sides}, {self.geometry.mode})"
+
+    @property
+    def table(self) -> Tensor:
+        """(K, N_out) int32, the input row of each output in canonical order, −1 for none."""
+        return whole(self.kept, self.outputs.order, self.geometry.num_offsets)
 
     @property
     def sources(self) -> Tensor:
@@ -72,7 +78,9 @@ class KernelMap(NamedTuple):
     @property
     def counts(self) -> Tensor:
         """(K,) int64: pairs of each offset."""
-        return (self.table >= 0).sum(1)
+        found = (self.kept >= 0).sum(1)
+        missing = self.geometry.num_offsets - len(found)
+        return torch.cat([found, found[:missing].flip(0)]) if missing else found
 
     @property
     def offsets(self) -> Tensor:
@@ -80,7 +88,7 @@ class KernelMap(NamedTuple):
 
         A transposed or inverse layer: input q writes the voxel at q·stride + offsets[k].
         """
-        return torch.tensor(self.geometry.offsets(), device=self.table.device)
+        return torch.tensor(self.geometry.offsets(), device=self.kept.device)
 
     def pairs(self, k: int) -> tuple[Tensor, Tensor]:
         """(input rows, output rows) that meet at offset k, output rows ascending."""
@@ -198,10 +206,11 @@ def mode_of(submanifold: bool, transposed: bool) -> str:
 
 
 Tables = tuple[Tensor, Tensor | None, Coordinates | None]
-"""A map's table and back, and its outputs; None where they are the inputs."""
+"""What is kept of a map's table, back, and its outputs; None where they are the inputs."""
 
 
 @below_transforms
+@outside_graphs
 def _build(inputs: Coordinates, shape: Geometry) -> Tables:
     """The tables of coordinates under a geometry."""
     build = _submanifold if shape.mode == "submanifold" else _resampled
@@ -251,7 +260,7 @@ def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> Tables:
 
     box = inputs.packing.lows, inputs.packing.sizes
     inputs.compile_ahead(shape)
-    return *map_launch.submanifold(*inputs.unchecked(), inputs.cells, *box, shape), None
+    return *map_launch.submanifold(inputs.unchecked(), inputs.cells, *box, shape), None
 
 
 def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:

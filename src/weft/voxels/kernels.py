@@ -243,12 +243,31 @@ def _share(
         return share, begin, end, first, tl.sum((ends < end).to(tl.int32))
 
 
+@triton.jit
+def _pairs_of(
+    in_ptr, out_ptr, totals_ptr, k, low,
+    K: tl.constexpr, OFFSETS: tl.constexpr, MIRRORED: tl.constexpr,
+):  # fmt: skip
+    """Where the inputs and the outputs of offset k's pairs stand; `low` pairs are before it.
+
+    MIRRORED: the offsets up to the centre are listed, those above have the same pairs swapped.
+    """
+    if MIRRORED:
+        turned = k > K // 2
+        if turned:
+            low = pairs_before(totals_ptr, K - 1 - k, K, OFFSETS)
+        i_ptr = tl.where(turned, out_ptr, in_ptr) + low
+        return i_ptr, tl.where(turned, in_ptr, out_ptr) + low
+    else:
+        return in_ptr + low, out_ptr + low
+
+
 @triton.jit(do_not_specialize=["shares"])
 def weight_gradient_kernel(
     x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr, turns_ptr,
     shares, C, D, groups, stride_xr, stride_gr,
     K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+    MIRRORED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """z[s + k] = Σ x[in]ᵀ g[out] over the pairs of offset k in share s; WHOLE: z[k], over all.
 
@@ -273,10 +292,13 @@ def weight_gradient_kernel(
     for k in range(first, last + 1):
         low = pairs_before(totals_ptr, k, K, OFFSETS)
         high = tl.minimum(end, low + tl.load(totals_ptr + k))
-        low = tl.maximum(begin, low)
-        left = (high - low).to(tl.int32)
-        i = tl.load(in_ptr + low + lane, mask=lane < left, other=-1)
-        o = tl.load(out_ptr + low + lane, mask=lane < left, other=-1)
+        skip = tl.maximum(begin - low, 0)
+        left = (high - low - skip).to(tl.int32)
+        i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, low, K, OFFSETS, MIRRORED)
+        i_ptr += skip + lane
+        o_ptr += skip + lane
+        i = tl.load(i_ptr, mask=lane < left, other=-1).to(tl.int32)
+        o = tl.load(o_ptr, mask=lane < left, other=-1).to(tl.int32)
         acc = tl.zeros((BLOCK_C, BLOCK_D), ACC)
         for step in range(0, left, UNIT):
             x = x_ptr + tl.maximum(i, 0).to(INT)[:, None] * stride_xr
@@ -284,9 +306,9 @@ def weight_gradient_kernel(
             g = g_ptr + tl.maximum(o, 0).to(INT)[:, None] * stride_gr
             g = tl.load(g, mask=(o >= 0)[:, None] & (d < D)[None, :], other=0.0)
             acc = tl.dot(tl.trans(x), g, acc, input_precision=PRECISION, out_dtype=ACC)
-            following = step + UNIT + lane
-            i = tl.load(in_ptr + low + following, mask=following < left, other=-1)
-            o = tl.load(out_ptr + low + following, mask=following < left, other=-1)
+            following = step + UNIT
+            i = tl.load(i_ptr + following, mask=following + lane < left, other=-1).to(tl.int32)
+            o = tl.load(o_ptr + following, mask=following + lane < left, other=-1).to(tl.int32)
         slot = (number + k).to(tl.int64)
         z = z_ptr + (slot * C + c[:, None]) * (groups * D) + group * D + d[None, :]
         tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(c < C)[:, None] & (d < D)[None, :])
@@ -297,7 +319,7 @@ def depthwise_gradient_kernel(
     x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr, turns_ptr,
     shares, D, channels, stride_xr, stride_gr,
     K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    MIRRORED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What `weight_gradient_kernel` computes for groups of one channel, to D of all `channels`."""
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
@@ -310,13 +332,16 @@ def depthwise_gradient_kernel(
     for k in range(first, last + 1):
         low = pairs_before(totals_ptr, k, K, OFFSETS)
         high = tl.minimum(end, low + tl.load(totals_ptr + k))
-        low = tl.maximum(begin, low)
-        left = (high - low).to(tl.int32)
+        skip = tl.maximum(begin - low, 0)
+        left = (high - low - skip).to(tl.int32)
+        i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, low, K, OFFSETS, MIRRORED)
+        i_ptr += skip + lane
+        o_ptr += skip + lane
         acc = tl.zeros((UNIT, BLOCK_N), ACC)
         for step in range(0, left, UNIT):
             live = step + lane < left
-            i = tl.load(in_ptr + low + step + lane, mask=live, other=0)
-            o = tl.load(out_ptr + low + step + lane, mask=live, other=0)
+            i = tl.load(i_ptr + step, mask=live, other=0).to(tl.int32)
+            o = tl.load(o_ptr + step, mask=live, other=0).to(tl.int32)
             mask = live[:, None] & (n < channels)[None, :]
             x = x_ptr + i.to(INT)[:, None] * stride_xr + (n // D)[None, :]
             x = tl.load(x, mask=mask, other=0.0).to(ACC)

@@ -23,6 +23,7 @@ from weft.voxels.preparation import (
     calls_for_tiles,
     kernel_for,
     padded,
+    pair_dtype,
     pairs_of,
     prepare,
     tiles_of,
@@ -51,7 +52,8 @@ def convolve(
     Args:
         x: (N_in, C_in), any strides.
         weight: (K, C_in / groups, C_out), any strides.
-        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i.
+        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i; or half of it, see
+            `mirror`.
         order: (N_out,) the output rows in canonical order; None: they stand so.
         groups: of channels.
         precision: of float32, "ieee", "tf32" or "tf32x3".
@@ -74,8 +76,9 @@ def convolve(
         kernel, columns, parts = _convolver_of(operands, groups, precision, after.activation, flip)
         if not kernel.compiled:
             read = table.contiguous()
-            compile_together([_call_of(kernel, operands, read), *calls_for_tiles(read, order)])
-        made = tiles_of(table, order)
+            tiled = calls_for_tiles(read, order, len(weight))
+            compile_together([_call_of(kernel, operands, read), *tiled])
+        made = tiles_of(table, order, len(weight))
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
         kernel(slots // (PANEL // 2) // parts * columns, (*operands, *tables))
     return y
@@ -147,10 +150,11 @@ def compile_ahead(
             calls.append(_call_of(kernel, backward, table))
             reads += [] if back is None else [(back, in_order)]
         if needed[1]:
-            made = _differentiator_of(x, y, dw, groups, precision)
-            calls += _calls_for_gradient(made, (x, y, dw), table, out_order)
+            mirrored = back is None
+            made = _differentiator_of(x, y, dw, groups, precision, mirrored)
+            calls += _calls_for_gradient(made, (x, y, dw), table, out_order, mirrored)
         for read in [] if tiled else reads:
-            calls += calls_for_tiles(*read)
+            calls += calls_for_tiles(*read, len(weight))
         compile_together(calls)
 
 
@@ -213,6 +217,8 @@ def weight_gradient(
     *,
     groups: int,
     precision: str,
+    offsets: int | None = None,
+    mirrored: bool = False,
 ) -> Tensor:
     """dw[k] = Σ_o x[sources[k,o]]ᵀ g[o], summed over o in canonical order.
 
@@ -223,23 +229,26 @@ def weight_gradient(
         order: (N_out,) the output rows in canonical order; None: they stand so.
         groups: of channels.
         precision: of float32, "ieee", "tf32" or "tf32x3".
+        offsets: K; None: the table has so many rows, it is not half of one.
+        mirrored: whether who reads q at offset k is read by q at K − 1 − k, see `pairs_of`.
 
     Returns:
         (K, C_in / groups, C_out) in x's dtype, rounded once.
     """
-    k, rows = table.shape
+    k, rows = offsets or len(table), table.shape[1]
     dw = x.new_empty(k, x.shape[1] // groups, g.shape[1])
     if dw.numel() == 0 or rows == 0:
         return dw.zero_()
     x = x if x.stride(1) == 1 else x.contiguous()
     g = g if g.stride(1) == 1 else g.contiguous()
     with current_device(x):
-        made = _differentiator_of(x, g, dw, groups, precision)
+        made = _differentiator_of(x, g, dw, groups, precision, mirrored)
         kernel, reduction, matrix_tiles, shares = made
         z = dw.new_empty((shares + k, *dw.shape[1:]), dtype=_sums(dw)) if shares else dw
         if not kernel.compiled:
-            compile_together(_calls_for_gradient(made, (x, g, dw), table.contiguous(), order))
-        pairs = pairs_of(table, order)
+            read = table.contiguous()
+            compile_together(_calls_for_gradient(made, (x, g, dw), read, order, mirrored))
+        pairs = pairs_of(table, order, k, mirrored)
         tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals, turns_of(pairs, k, shares))
         kernel((shares or k) * matrix_tiles, tensors, (shares,))
         if shares:
@@ -253,17 +262,23 @@ def _calls_for_gradient(
     tensors: tuple[Tensor, Tensor, Tensor],
     table: Tensor,
     order: Tensor | None,
+    mirrored: bool,
 ) -> list[Call]:
     """What `weight_gradient` calls; any table of int32 stands for those that are not there yet."""
     kernel, reduction, _, shares = made
     x, g, dw = tensors
     z = dw.new_empty((0, *dw.shape[1:]), dtype=_sums(dw)) if shares else dw
     turns = table if shares else None
-    pair = call_for_pairs(table, order)
-    calls = [Call(kernel, (x, g, z, *(table,) * 3, turns), (shares,)), pair]
+    pairs = table.new_empty(0, dtype=pair_dtype(table.shape[1], mirrored))
+    calls = [Call(kernel, (x, g, z, pairs, pairs, table, turns), (shares,))]
+    calls.append(call_for_pairs(table, order, len(dw), mirrored))
     if not shares:
         return calls
-    return [*calls, call_for_shares(table, shares), Call(reduction, (z, dw, table), (shares,))]
+    return [
+        *calls,
+        call_for_shares(table, len(dw), shares),
+        Call(reduction, (z, dw, table), (shares,)),
+    ]
 
 
 def _sums(dw: Tensor) -> torch.dtype:
@@ -271,26 +286,31 @@ def _sums(dw: Tensor) -> torch.dtype:
 
 
 def _differentiator_of(
-    x: Tensor, g: Tensor, dw: Tensor, groups: int, precision: str
+    x: Tensor, g: Tensor, dw: Tensor, groups: int, precision: str, mirrored: bool
 ) -> tuple[Kernel, Kernel, int, int]:
-    wide = max(_extent(x), _extent(g)) >= 2**31
+    flags = max(_extent(x), _extent(g)) >= 2**31, mirrored
     precision = precision if x.dtype == torch.float32 else "ieee"
-    strides = (x.stride(0), g.stride(0))
-    return _differentiator(x.device, x.dtype, dw.shape, strides, len(g), groups, precision, wide)
+    strides, kinds = (x.stride(0), g.stride(0)), (x.dtype, pair_dtype(len(g), mirrored))
+    return _differentiator(x.device, kinds, dw.shape, strides, len(g), groups, precision, flags)
 
 
 @functools.lru_cache(maxsize=1024)
 def _differentiator(
     device: torch.device,
-    dtype: torch.dtype,
+    kinds: tuple[torch.dtype, torch.dtype],
     shape: tuple[int, int, int],
     strides: tuple[int, int],
     rows: int,
     groups: int,
     precision: str,
-    wide: bool,
+    flags: tuple[bool, bool],
 ) -> tuple[Kernel, Kernel, int, int]:
-    """(kernel, reduction, tiles of a matrix, shares) of weight gradients of one kind."""
+    """(kernel, reduction, tiles of a matrix, shares) of weight gradients of one kind.
+
+    kinds: of numbers and of the rows in lists of pairs.
+    flags: whether numbers need int64, and whether the table is mirrored.
+    """
+    dtype, listed = kinds
     k, c, d = shape[0], shape[1], shape[2] // groups
     gpu = tiles.gpu_of(device)
     more: tuple[Any, ...] = ()
@@ -306,8 +326,8 @@ def _differentiator(
         function, numbers = "kernels.weight_gradient_kernel", (c, d, groups, *strides)
         more = (precision if gpu.tf32 else "ieee",)
     shares = tiles.num_shares(rows, k, matrix_tiles, tile)
-    constants = (k, padded(k), shares == 0, wide, *more)
-    kernel = kernel_for(function, numbers, constants, tile, device, dtype)
+    constants = (k, padded(k), shares == 0, *flags, *more)
+    kernel = kernel_for(function, numbers, constants, tile, device, dtype, listed)
     reduction = kernel_for(
         "kernels.reduce_kernel", (c * shape[2],), constants[:2], REDUCED, device, dtype
     )

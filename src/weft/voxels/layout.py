@@ -6,7 +6,7 @@ rows, `lists` (panels, K, PANEL) the input rows they read, −1 for none, define
 one of them needs.  Halves of panels have masks of their own: tiles are 64 or 128 rows.  Masks are
 words of 32 bits.  Everything runs along grid axis 0.
 """
-# ruff: noqa: N803
+# ruff: noqa: N803, RET505
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -14,12 +14,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["HALF", "PANEL", "UNIT", "count_bits", "lowest_bit", "pairs_before", "share_size"]
+__all__ = [
+    "HALF",
+    "PANEL",
+    "UNIT",
+    "count_bits",
+    "entries_of",
+    "lowest_bit",
+    "pairs_before",
+    "share_size",
+]
 
 PANEL = tl.constexpr(128)
 HALF = tl.constexpr(64)
 UNIT = tl.constexpr(64)
 """Pairs that are summed at once."""
+
+
+@triton.jit
+def entries_of(table_ptr, rest_ptr, k, offsets, N):
+    """Row k of a table; with a rest, the rows past the centre are there."""
+    if rest_ptr is None:
+        return table_ptr + k * N
+    else:
+        kept = offsets // 2 + 1
+        return tl.where(k < kept, table_ptr + k * N, rest_ptr + (k - kept) * N)
 
 
 @triton.jit

@@ -16,6 +16,8 @@ counts are run-time numbers that no specialisation knows.  No atomics, nothing i
 import triton
 import triton.language as tl
 
+from weft.voxels.layout import entries_of
+
 __all__ = [
     "candidates_kernel",
     "column_of",
@@ -171,11 +173,11 @@ def _search(keys_ptr, target, wanted, N, MOST: tl.constexpr, PIVOTS: tl.constexp
 
 
 @triton.jit
-def _keep(table_ptr, k, num_offsets, N, at, value, mask, MIRRORED: tl.constexpr):
+def _keep(table_ptr, rest_ptr, k, num_offsets, N, at, value, mask, MIRRORED: tl.constexpr):
     """table[k, at] = value; MIRRORED: table[K − 1 − k, at].  Returns the bits of those found."""
     if MIRRORED:
         k = num_offsets - 1 - k
-    tl.store(table_ptr + k.to(tl.int64) * N + at, value, mask=mask)
+    tl.store(entries_of(table_ptr, rest_ptr, k.to(tl.int64), num_offsets, N) + at, value, mask=mask)
     # bits count for up to 32 offsets; those of lines past the last are never set
     return (mask & (value >= 0)).to(tl.int32) << tl.minimum(tl.maximum(k, 0), 31)
 
@@ -190,13 +192,13 @@ def row_at(order_ptr, place, hit):
 
 @triton.jit
 def _centre(
-    keys_ptr, order_ptr, table_ptr,
+    keys_ptr, order_ptr, table_ptr, rest_ptr,
     at, own, key, coordinate, size, mask, N, num_offsets,
     LAST: tl.constexpr, GAP: tl.constexpr, MOST: tl.constexpr, MIRRORED: tl.constexpr,
 ):
     """The centre line of a symmetric kernel: its voxels stand beside the row itself."""
     k = tl.zeros_like(at) + num_offsets // 2
-    bits = _keep(table_ptr, k, num_offsets, N, at, own, mask, MIRRORED)
+    bits = _keep(table_ptr, rest_ptr, k, num_offsets, N, at, own, mask, MIRRORED)
     for side in tl.static_range(-1, 2, 2):
         place = at + side
         here = tl.load(keys_ptr + place, mask=mask & (place >= 0) & (place < N), other=MOST)
@@ -209,7 +211,8 @@ def _centre(
             moved = coordinate + (side * t * GAP)
             hit = mask & (here == target) & (moved >= 0) & (moved < size)
             value = row_at(order_ptr, place, hit)
-            bits |= _keep(table_ptr, k + side * t, num_offsets, N, at, value, mask, MIRRORED)
+            k_side = k + side * t
+            bits |= _keep(table_ptr, rest_ptr, k_side, num_offsets, N, at, value, mask, MIRRORED)
     return bits
 
 
@@ -224,9 +227,15 @@ def _within(
     return inside
 
 
+@triton.jit
+def _away(number, dilation, begin):
+    """How far the numbered offset of an axis is from a voxel."""
+    return number.to(tl.int64) * dilation - begin
+
+
 @triton.jit(do_not_specialize=range(5, 27))
 def search_kernel(
-    keys_ptr, order_ptr, rows_ptr, table_ptr, parts_ptr,
+    keys_ptr, order_ptr, rows_ptr, table_ptr, rest_ptr, parts_ptr,
     N: tl.int32, num_offsets: tl.int32, lines: tl.int32,
     low0: tl.int64, low1: tl.int64, low2: tl.int64, low3: tl.int64,
     size0: tl.int64, size1: tl.int64, size2: tl.int64, size3: tl.int64,
@@ -237,7 +246,7 @@ def search_kernel(
     LAST: tl.constexpr, GAP: tl.constexpr, MOST: tl.constexpr, HALF: tl.constexpr,
     PIVOTS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """table[k, i] = the row at offset k from the i-th in order, −1 for none; see `keep`.
+    """table[k, i] = the row at offset k from the i-th in order, −1 for none; see `entries_of`.
 
     A program owns BLOCK rows that follow each other in sorted order and LINES lines of the kernel.
     parts[tile, i]: the offsets that it found, as bits, of a kernel of up to 32.
@@ -261,17 +270,15 @@ def search_kernel(
     if SYMMETRIC:
         if tile == 0:
             bits = _centre(
-                keys_ptr, order_ptr, table_ptr,
+                keys_ptr, order_ptr, table_ptr, rest_ptr,
                 at, own, key, last, size3, mask, N, num_offsets,
                 LAST, GAP, MOST, MIRRORED,
             )
         line += lines // 2 + 1 if HALF else (line >= lines // 2).to(tl.int32)
-    away3 = (line % kernel3).to(tl.int64) * dil3 - begin3
-    outer = line // kernel3
-    away2 = (outer % kernel2).to(tl.int64) * dil2 - begin2
-    outer = outer // kernel2
-    away1 = (outer % kernel1).to(tl.int64) * dil1 - begin1
-    away0 = (outer // kernel1).to(tl.int64) * dil0 - begin0
+    away3 = _away(line % kernel3, dil3, begin3)
+    away2 = _away(line // kernel3 % kernel2, dil2, begin2)
+    outer = line // kernel3 // kernel2
+    away1, away0 = _away(outer % kernel1, dil1, begin1), _away(outer // kernel1, dil0, begin0)
     step = ((away0 * size1 + away1) * size2 + away2) * size3
 
     inside = (line < lines)[:, None] & mask[None, :]  # [LINES, BLOCK]
@@ -294,9 +301,12 @@ def search_kernel(
         hit = inside & (here == target) & (moved >= 0) & (moved < size3)
         value = row_at(order_ptr, place, hit)
         k = (line * LAST + t)[:, None]
-        found |= _keep(table_ptr, k, num_offsets, N, at[None, :], value, write, MIRRORED)
+        found |= _keep(
+            table_ptr, rest_ptr, k, num_offsets, N, at[None, :], value, write, MIRRORED
+        )  # fmt: skip
         if HALF:
-            opposite_ptr = table_ptr + (num_offsets - 1 - k).to(tl.int64) * N
+            opposite = (num_offsets - 1 - k).to(tl.int64)
+            opposite_ptr = entries_of(table_ptr, rest_ptr, opposite, num_offsets, N)
             tl.store(opposite_ptr + place, own[None, :], mask=hit)
         target += GAP
         moved += GAP

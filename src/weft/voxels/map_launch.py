@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.core.launcher import Call, Tile, compile_together, current_device
 from weft.voxels.flags import Flags
 from weft.voxels.geometry import Geometry
-from weft.voxels.preparation import calls_for_tiles, kernel_for, tiles_of
+from weft.voxels.preparation import Remains, calls_for_tiles, kernel_for, tiles_of
 
 __all__ = [
     "WALK",
@@ -64,6 +64,9 @@ ROOM = 256
 
 Numbers = tuple[int, ...]
 
+Voxels = tuple[Tensor, Tensor | None, Tensor]
+"""Ascending keys, which row each of them is (None: they stand so), and the rows."""
+
 
 class _Axis(NamedTuple):
     """An axis of a strided or transposed layer, as `map_kernels` solves q + p = o·s + j·dil.
@@ -101,14 +104,8 @@ def survey(rows: Tensor) -> tuple[tuple[Numbers, Numbers], bool]:
     count, columns = rows.shape
     programs = -(-count // SURVEY.blocks[0])
     found = rows.new_empty((programs, 2 * columns + 1), dtype=torch.int64)
-    _launch(
-        "map_kernels.survey_kernel",
-        programs,
-        [rows.contiguous(), found],
-        (count,),
-        (columns,),
-        SURVEY,
-    )
+    operands = [rows.contiguous(), found]
+    _launch("map_kernels.survey_kernel", programs, operands, (count,), (columns,), SURVEY)
     numbers = found.amax(0).tolist()
     lows, highs = (~low for low in numbers[:columns]), numbers[columns:-1]
     return (tuple(lows), tuple(highs)), not numbers[-1]
@@ -171,14 +168,12 @@ def _arranged(keys: Tensor, cells: int, flags: Flags) -> tuple[Tensor, Tensor, T
     counts, total = bits.new_empty(programs), bits.new_empty(1)
     placed, order = torch.empty_like(keys), bits.new_empty(count)
     rows, row_programs = (count,), -(-count // ROWS)
+    numbered = [bits, counts, words, total]
     arranged = [keys, words, total, placed, order, flags.tensor]
     calls = [
         (row_programs, _call("cell_kernels.take_kernel", [keys, bits], rows, (), PACK)),
         (programs, _call("cell_kernels.count_kernel", [bits, counts], (), (), WORDS)),
-        (
-            programs,
-            _call("cell_kernels.number_kernel", [bits, counts, words, total], (), (), WORDS),
-        ),
+        (programs, _call("cell_kernels.number_kernel", numbered, (), (), WORDS)),
         (row_programs, _call("cell_kernels.arrange_kernel", arranged, rows, (), PACK)),
     ]
     with current_device(keys):
@@ -190,27 +185,42 @@ def _arranged(keys: Tensor, cells: int, flags: Flags) -> tuple[Tensor, Tensor, T
 
 
 def submanifold(
-    keys: Tensor,
-    order: Tensor | None,
-    rows: Tensor,
-    words: Tensor | None,
+    voxels: Voxels,
+    words: Callable[[], Tensor | None],
     lows: Numbers,
     sizes: Numbers,
     shape: Geometry,
 ) -> tuple[Tensor, Tensor | None]:
-    """table and back of ascending keys; `order` says which row each of them is.
+    """table and back of voxels with ascending keys; of a mirrored table what is kept, see `mirror`.
 
-    Words of their cells may be there already.  The table's tiles are made with it: no layer does
-    without them, and the search leaves the masks.
+    Words of their cells may be there already, for this map alone.  The table's tiles are made with
+    it, of what the search leaves: no layer does without them.
     Of keys that do not ascend the tables say nothing, but are made.
     """
-    voxels = keys, order, rows, _marked(keys, words, sizes, shape)
-    table, parts = _search(voxels, lows, sizes, shape, shape.begin, mirrored=False)
+    table, left, back = _searched(voxels, words, lows, sizes, shape)
     with current_device(table):
-        tiles_of(table, order, parts)
+        tiles_of(table, voxels[1], shape.num_offsets, left)
+    return table, back
+
+
+def _searched(
+    voxels: Voxels,
+    words: Callable[[], Tensor | None],
+    lows: Numbers,
+    sizes: Numbers,
+    shape: Geometry,
+) -> tuple[Tensor, Remains, Tensor | None]:
+    """The table, what is left for its tiles, and back; the words of cells are gone."""
+    found = *voxels, _marked(voxels[0], words(), sizes, shape)
+    table, left = _search(found, lows, sizes, shape, shape.begin, mirrored=False)
     if shape.symmetric:
-        return table, None
-    return table, _search(voxels, lows, sizes, shape, _reversed(shape), mirrored=True)[0]
+        return table, left, None
+    return table, left, _search(found, lows, sizes, shape, _reversed(shape), mirrored=True)[0]
+
+
+def _rows_kept(shape: Geometry) -> int:
+    """Rows of a table that are kept."""
+    return shape.num_offsets // 2 + 1 if shape.symmetric else shape.num_offsets
 
 
 def _reversed(shape: Geometry) -> Numbers:
@@ -268,13 +278,14 @@ def compile_ahead(
         return
     _AHEAD.add(kind)
     keys, words = rows.new_empty(1, dtype=dtype), rows.new_empty(1, dtype=torch.int64)
-    table = rows.new_empty(1).expand(shape.num_offsets, len(rows))
+    table = rows.new_empty(1).expand(_rows_kept(shape), len(rows))
     order = None if ordered else table[0]
-    given = keys, order, rows, words if marked else None, table
+    rest = table if len(table) < shape.num_offsets else None
+    given = keys, order, rows, words if marked else None, table, rest
     found = _searcher(len(rows), dtype, marked, box, shape, shape.begin, mirrored=False)
     calls = [found.call(*given, table if found.parts else None)]
     calls += [] if packed else [_packer(rows, keys, table, *box)]
-    calls += calls_for_tiles(table, order, found.parts)
+    calls += calls_for_tiles(table, order, shape.num_offsets, found.parts)
     if not shape.symmetric:
         end = _searcher(len(rows), dtype, marked, box, shape, _reversed(shape), mirrored=True)
         calls.append(end.call(*given, None))
@@ -294,21 +305,25 @@ def _search(
     shape: Geometry,
     begin: Numbers,
     mirrored: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """(a table, what its tiles can be made of: see `tiles_of`)"""
+) -> tuple[Tensor, Remains]:
+    """What is kept of a table, and what is left for its tiles."""
     keys, order, rows, words = voxels
     count, marked = len(rows), words is not None
     found = _searcher(count, keys.dtype, marked, (lows, sizes), shape, begin, mirrored)
-    table = rows.new_empty((shape.num_offsets, count), dtype=torch.int32)
+    kept = _rows_kept(shape)
+    table = rows.new_empty((kept, count), dtype=torch.int32)
+    missing = shape.num_offsets - kept
+    rest = table.new_empty((missing, count)) if missing else None
     if found.half:
         table[: shape.num_offsets // 2].fill_(-1)
     parts = table.new_empty((found.parts, count)) if found.parts else None
-    call = found.call(keys, order, rows, words, table, parts)
+    call = found.call(keys, order, rows, words, table, rest, parts)
     with current_device(table):
         if not mirrored and not call.kernel.compiled:
-            compile_together([call, *calls_for_tiles(table, order, found.parts)])
+            tiled = calls_for_tiles(table, order, shape.num_offsets, found.parts)
+            compile_together([call, *tiled])
         call.kernel(found.programs, call.tensors, call.free)
-    return table, parts
+    return table, Remains(rest, parts)
 
 
 class _Searcher(NamedTuple):
@@ -334,10 +349,11 @@ class _Searcher(NamedTuple):
         rows: Tensor,
         words: Tensor | None,
         table: Tensor,
+        rest: Tensor | None,
         parts: Tensor | None,
     ) -> Call:
         """Its call for such tensors."""
-        operands = [keys, order, rows, *([] if words is None else [words]), table, parts]
+        operands = [keys, order, rows, *([] if words is None else [words]), table, rest, parts]
         return _call(self.name, operands, self.numbers, self.constants, self.tile)
 
 
@@ -427,14 +443,9 @@ def resample(
     numbers = [count, *box, *itertools.chain(*given), *places[1:]]
     constants = (columns, shape.mode == "transposed", most)
     programs = -(-count // PAIRS) * chances
-    _launch(
-        "map_kernels.candidates_kernel",
-        programs,
-        [rows, order, keys, offsets],
-        tuple(numbers),
-        constants,
-        PLACE,
-    )
+    operands = [rows, order, keys, offsets]
+    function = "map_kernels.candidates_kernel"
+    _launch(function, programs, operands, tuple(numbers), constants, PLACE)
 
     keys, standing = torch.sort(keys)
     fresh = keys != most

@@ -10,13 +10,14 @@ Inside one offset every input and every output row occurs at most once, so nothi
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.errors import IndexRangeError, ShapeError
+from weft.errors import DTypeError, IndexRangeError, ShapeError
 from weft.voxels.kernel_map import KernelMap
 
 __all__ = ["GemmGroups", "Group", "KernelMapMasks", "build_masks", "greedy_group"]
@@ -110,9 +111,9 @@ def greedy_group(
     `max_slots`; a count above that stands alone.
 
     Raises:
-        ShapeError: counts that do not descend, a limit below 1.
+        ShapeError, DTypeError: counts that do not descend or are no integers, a limit below 1.
     """
-    counts = [int(n) for n in slots]
+    counts = [_count(n) for n in slots]
     _check_limits(alignment, max_group, max_slots)
     for place, (before, after) in enumerate(itertools.pairwise(counts)):
         if before < after:
@@ -187,9 +188,23 @@ def _entries(kernel_map: KernelMap | Pairs) -> tuple[Tensor, Tensor, Tensor]:
     if isinstance(kernel_map, KernelMap):
         offset, out_row = (kernel_map.sources >= 0).nonzero().unbind(1)
         return offset, kernel_map.sources[offset, out_row].long(), out_row
+    if not isinstance(kernel_map, Mapping):
+        raise DTypeError(
+            f"kernel_map is a {type(kernel_map).__name__}: it must be a KernelMap, or a dictionary "
+            "of the pairs of each offset. Pass kernel_map(tensor, kernel_size)."
+        )
     listed = [(k, q, o) for k in sorted(kernel_map) for q, o in kernel_map[k]]
     offset, in_row, out_row = torch.tensor(listed, dtype=torch.int64).reshape(-1, 3).unbind(1)
     return offset, in_row, out_row
+
+
+def _count(value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DTypeError(
+            f"slots hold {value!r}: counts are integers. Pass counts[offsets_active] of a map."
+        ) from None
 
 
 def _check_entries(values: Tensor, limit: int, what: str, name: str) -> None:

@@ -12,7 +12,7 @@ that was open: so there are gradients of any order, and no backward kernel.
 
 Maps come as their tables, table[k,i] = sources[k, out_order[i]] and back[k,i] = targets[k,
 in_order[i]]; `back` None says table[K−1−k] (a submanifold map of an odd kernel): nothing else is
-then derived for role "x".
+then derived for role "x", and the table may come as the half of it that says all, see `mirror`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def body(backend: str) -> Body:
 
 _SCHEMA = (
     "Tensor a, Tensor b, Tensor table, Tensor? back, Tensor? in_order, Tensor? out_order, "
-    "str role, int groups, str precision, str backend"
+    "int offsets, str role, int groups, str precision, str backend"
 )
 
 
@@ -55,16 +55,20 @@ def _body(
     back: Tensor | None,
     in_order: Tensor | None,
     out_order: Tensor | None,
+    offsets: int,
     role: str,
     groups: int,
     precision: str,
     backend: str,
 ) -> Tensor:
     run = body(backend)
+    flip = back is None
     if role == "w":
-        return run.weight_gradient(a, b, table, out_order, groups=groups, precision=precision)
+        sizes: dict[str, Any] = {"offsets": offsets, "mirrored": flip}
+        return run.weight_gradient(
+            a, b, table, out_order, groups=groups, precision=precision, **sizes
+        )
     if role == "x":
-        flip = back is None
         read, order = (table, out_order) if back is None else (back, in_order)
         weight = turned(b, groups)
         return run.convolve(a, weight, read, order, groups=groups, precision=precision, flip=flip)
@@ -81,9 +85,9 @@ def turned(weight: Tensor, groups: int) -> Tensor:
 
 
 def _fake(a: Tensor, b: Tensor, table: Tensor, back: Tensor | None, *rest: Any) -> Tensor:
-    role, groups = rest[2:4]
+    offsets, role, groups = rest[2:5]
     if role == "w":
-        return a.new_empty((table.shape[0], a.shape[1] // groups, b.shape[1]))
+        return a.new_empty((offsets, a.shape[1] // groups, b.shape[1]))
     if role == "x":
         read = table if back is None else back
         return a.new_empty((read.shape[1], b.shape[1] * groups))
@@ -121,4 +125,4 @@ def _batch(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[
 
 
 conv_op = Operator("voxel_conv", _SCHEMA, 2, 4, _body, _fake, _gradients, _batch)
-"""conv_op(a, b, table, back, in_order, out_order, role, groups, precision, backend)"""
+"""conv_op(a, b, table, back, in_order, out_order, offsets, role, groups, precision, backend)"""

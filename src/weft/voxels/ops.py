@@ -13,13 +13,13 @@ from torch import Tensor
 
 from weft.core.backend import choose
 from weft.core.op import constant_when_compiling
-from weft.core.operands import same_kind
+from weft.core.operands import check_tensors, same_kind
 from weft.errors import BackendError, DTypeError, ShapeError
 from weft.voxels.convolution import compile_before, convolution
 from weft.voxels.epilogue import PLAIN, Epilogue, check
 from weft.voxels.geometry import Size, geometry
 from weft.voxels.kernel_map import KernelMap, mode_of
-from weft.voxels.tensor import SparseTensor
+from weft.voxels.tensor import SparseTensor, check_sparse
 
 __all__ = ["sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
 
@@ -84,7 +84,7 @@ def sparse_conv(
     every call, and whatever the order of the rows.  Cost: 2 L C_in C_out / groups operations for L
     pairs of voxels; the map is built once and kept.
     """
-    _check_tensor(tensor)
+    check_sparse(tensor)
     shape = geometry(
         tensor.dim, kernel_size, stride, padding, dilation, mode=mode_of(submanifold, transposed)
     )
@@ -123,7 +123,7 @@ def sparse_inverse_conv(
     Raises:
         ShapeError: no layer has the name, or it wrote other voxels.
     """
-    _check_tensor(tensor)
+    check_sparse(tensor)
     named = tensor.maps.named(indice_key)
     if named.outputs is not tensor.coordinates:
         raise ShapeError(
@@ -152,7 +152,7 @@ def sparse_conv3d(
     Raises:
         ShapeError: a tensor that has not three axes.
     """
-    _check_tensor(tensor)
+    check_sparse(tensor)
     if tensor.dim != 3:
         raise ShapeError(
             f"sparse_conv3d was given coordinates of {tensor.dim} axes: it needs 3. "
@@ -216,17 +216,10 @@ def _serving(backend: str | None, device: str) -> str:
     return choose("torch" if backend is None and device != "cuda" else backend, device)
 
 
-def _check_tensor(tensor: SparseTensor) -> None:
-    if not isinstance(tensor, SparseTensor):
-        raise DTypeError(
-            f"tensor is a {type(tensor).__name__}: it must be a weft.voxels.SparseTensor. "
-            "Build SparseTensor(feats, coords), or SparseTensor.from_dense(x)."
-        )
-
-
 def _check_weight(
     tensor: SparseTensor, weight: Tensor, bias: Tensor | None, offsets: int, groups: int
 ) -> None:
+    check_tensors(weight=weight, **({} if bias is None else {"bias": bias}))
     channels = tensor.feats.shape[1]
     if groups < 1 or channels % groups:
         raise ShapeError(

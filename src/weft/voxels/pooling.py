@@ -31,7 +31,7 @@ from weft.voxels.segments import (
     unfold_channels,
     walks_rows,
 )
-from weft.voxels.tensor import SparseTensor
+from weft.voxels.tensor import SparseTensor, check_sparse
 
 __all__ = [
     "GlobalPool",
@@ -88,6 +88,7 @@ def sparse_avg_pool(
 
 def sparse_upsample(tensor: SparseTensor, scale: Size) -> SparseTensor:
     """y[q·s + j] = x[q], 0 ≤ j < s: every voxel becomes a block of Π s voxels."""
+    check_sparse(tensor)
     found = kernel_map(tensor, scale, scale, submanifold=False, transposed=True)
     source = found.sources.amax(0, keepdim=True)  # blocks do not overlap: one row each
     y = _table_op(tensor.feats, source, found.targets, None, False)
@@ -104,6 +105,7 @@ def global_pool(tensor: SparseTensor, reduce: str = "mean") -> Tensor:
     Gradient of the maximum: to the first largest in ascending order of the voxels.
     """
     _check_reduce(reduce)
+    check_sparse(tensor)
     samples = samples_of(tensor)
     if reduce == "max":
         chosen = first_largest(tensor.feats, *samples)
@@ -198,6 +200,7 @@ def _wide(x: Tensor) -> Tensor:
 def _windows(
     tensor: SparseTensor, kernel_size: Size, stride: Size | None, padding: Size, dilation: Size
 ) -> KernelMap:
+    check_sparse(tensor)
     steps = kernel_size if stride is None else stride
     return kernel_map(tensor, kernel_size, steps, padding, dilation, submanifold=False)
 

@@ -1,14 +1,16 @@
 """What a sparse convolution needs of its table beside it: sorted tiles of rows, and lists of pairs.
 
-Everything is sized by K and N alone: counts of pairs stay on the GPU, the host never waits.  It is
-made once for a table and kept with it.
+Tiles are sized by K and N alone.  Lists of many rows' pairs have the size that they need: their
+counts are known before the rows are sorted, and the host reads them while these are.  It is made
+once for a table and kept with it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,17 +18,24 @@ from torch import Tensor
 from weft.core.cache import TensorCache
 from weft.core.generated import written
 from weft.core.launcher import Call, Kernel, Tile, compile_together, current_device
+from weft.voxels.flags import Flags
+from weft.voxels.mirror import whole
+
+if TYPE_CHECKING:
+    from weft.voxels.kernel_map import KernelMap
 
 __all__ = [
     "MOST_SORTED",
     "PANEL",
     "Pairs",
+    "Remains",
     "Tiles",
     "call_for_pairs",
     "call_for_shares",
     "calls_for_tiles",
     "kernel_for",
     "padded",
+    "pair_dtype",
     "pairs_of",
     "prepare",
     "tiles_of",
@@ -52,6 +61,9 @@ FEW = 2**14
 MASKED, KEYED = Tile((256,)), Tile((1024,))
 """Rows whose masks are made together, and whose keys are: their pairs are counted by panels."""
 
+SCANNED = Tile((1024,), 8)
+"""Panels, or tiles, that a program goes over at once."""
+
 RANKED = Tile((32, 256), 8)
 """Rows of a program, and of those it compares them with at once."""
 
@@ -67,7 +79,7 @@ class Tiles(NamedTuple):
         masks: (words, N) the offsets of each column of the table.
         starts: (K, panels) pairs of an offset before each 128 columns.
         totals: (K,) pairs of each offset.
-        parts: rows of which the search of the table made each word of a mask.
+        seen: where the host reads these; None: the rows are few, or nothing has run yet.
 
     Those with several axes are flat here, and may be longer.
     """
@@ -79,14 +91,14 @@ class Tiles(NamedTuple):
     masks: Tensor
     starts: Tensor
     totals: Tensor
-    parts: int
+    seen: Flags | None
 
 
 class Pairs(NamedTuple):
-    """Pairs by offset, in canonical order.
+    """Pairs by offset, in canonical order; of a mirrored table, of the offsets up to its centre.
 
     Args:
-        inputs: rows read; there is room for K N, what lies past the last pair is not defined.
+        inputs: rows read; what lies past the last pair is not defined.
         outputs: rows written.
         totals: (K,) pairs of each offset, perhaps longer.
         turns: of shares of the pairs, by how many shares: see `preparation_kernels.share_kernel`.
@@ -114,31 +126,63 @@ def kernel_for(
     return Kernel(written(f"weft.voxels.{module}", function), numbers, constants, tile)
 
 
-def prepare(table: Tensor, order: Tensor | None, gradient: bool) -> None:
-    """Make now what a convolution and, with gradient, its weight's gradient keep of a table."""
+def prepare(found: KernelMap, gradient: bool) -> None:
+    """Make now what a convolution and, with gradient, its weight's gradient keep of a map."""
+    table, order, offsets = found.kept, found.outputs.order, found.geometry.num_offsets
     with current_device(table):
         if gradient:
-            pairs_of(table, order)
+            pairs_of(table, order, offsets, mirrored=found.back is None)
         else:
-            tiles_of(table, order)
+            tiles_of(table, order, offsets)
 
 
-def tiles_of(table: Tensor, order: Tensor | None, parts: Tensor | None = None) -> Tiles:
+@dataclass(slots=True)
+class Remains:
+    """What a search leaves beside a table, which its tiles are made of and which then goes.
+
+    Args:
+        rest: the rows that are not kept of a mirrored table.
+        parts: (parts, N) int32, which joined are the masks of the columns, bit k for a row at
+            offset k, of tables of up to 32 offsets.
+    """
+
+    rest: Tensor | None = None
+    parts: Tensor | None = None
+
+
+def tiles_of(
+    table: Tensor, order: Tensor | None, offsets: int, left: Remains | None = None
+) -> Tiles:
     """The sorted tiles of a table, on the current device.
 
     Args:
-        table: (K, N) int32, −1 for none.
+        table: (K, N) int32, −1 for none; or its first K // 2 + 1 rows, see `mirror`.
         order: (N,) the rows of its columns; None: they stand so.
-        parts: (parts, N) int32, which joined are the masks of the columns, bit k for a row at
-            offset k, of tables of up to 32 offsets: a search leaves them.
+        offsets: K.
+        left: by a search, which is emptied.
     """
-    return _TILES.get((table, order), None, lambda: _make_tiles(table.contiguous(), order, parts))
+
+    def make() -> Tiles:
+        kept, beside = table.contiguous(), left or Remains()
+        if len(kept) < offsets and beside.rest is None:
+            beside.rest = whole(kept, order, offsets)[len(kept) :].contiguous()
+        return _make_tiles(kept, order, offsets, beside)
+
+    return _TILES.get((table, order), None, make)
 
 
-def pairs_of(table: Tensor, order: Tensor | None) -> Pairs:
-    """The pairs of a table by offset, on the current device."""
-    made = tiles_of(table, order)
-    return _PAIRS.get((table, order), None, lambda: _make_pairs(table.contiguous(), order, made))
+def pairs_of(table: Tensor, order: Tensor | None, offsets: int, mirrored: bool) -> Pairs:
+    """The pairs of a table by offset, on the current device.
+
+    mirrored: the pairs of offset K − 1 − k are those of k swapped, as in a submanifold layer with
+    an odd kernel.  They are in the same order: what is listed are the offsets up to the centre.
+    """
+    made = tiles_of(table, order, offsets)
+
+    def make() -> Pairs:
+        return _make_pairs(table.contiguous(), order, made, offsets, mirrored)
+
+    return _PAIRS.get((table, order), mirrored, make)
 
 
 class _Recipe(NamedTuple):
@@ -146,10 +190,10 @@ class _Recipe(NamedTuple):
 
     mask: Kernel
     key: Kernel
+    scan: Kernel
     rank: Kernel
     panel: Kernel
-    tally: Kernel
-    pair: Kernel
+    turn: Kernel
     keys: torch.dtype
 
 
@@ -160,6 +204,7 @@ def _kernels(
     parts: int,
     near_bits: int,
     in_order: bool,
+    halved: bool,
     wide: bool,
     few: bool,
 ) -> _Recipe:
@@ -171,14 +216,15 @@ def _kernels(
         parts: rows that make a word of the masks.
         near_bits: of a key.
         in_order: whether the rows stand in canonical order.
+        halved: whether half of the table is kept apart.
         wide: whether K N reaches 2^31.
         few: whether rows are ranked, not sorted.
     """
     keys = torch.int64 if k + near_bits > 31 else torch.int32
-    most, offsets, kind = torch.iinfo(keys).max, padded(k), (device, in_order)
+    most, offsets, kind = torch.iinfo(keys).max, padded(k), (device, in_order, halved)
     bits = min(k, most.bit_length() - near_bits)
     return _Recipe(
-        kernel_for("preparation_kernels.mask_kernel", (), (k,), MASKED, device),
+        kernel_for("preparation_kernels.mask_kernel", (), (k,), MASKED, device, halved),
         kernel_for(
             "preparation_kernels.key_kernel",
             (),
@@ -186,101 +232,180 @@ def _kernels(
             KEYED,
             *kind,
         ),
+        kernel_for("preparation_kernels.scan_kernel", (), (), SCANNED, device),
         kernel_for("preparation_kernels.rank_kernel", (), (most,), RANKED, device),
         kernel_for("preparation_kernels.list_kernel", (), (k, wide), Tile((), 1), *kind, few),
-        kernel_for("preparation_kernels.tally_kernel", (), (k,), Tile((1024,), 8), *kind),
-        kernel_for(
-            "preparation_kernels.pair_kernel", (), (k, offsets, wide), Tile((PANEL,)), *kind
-        ),
+        kernel_for("preparation_kernels.turn_kernel", (), (k,), SCANNED, device),
         keys,
     )
 
 
-def _recipe(table: Tensor, order: Tensor | None, parts: int) -> _Recipe:
-    k, count = table.shape
+def _recipe(table: Tensor, order: Tensor | None, k: int, parts: int) -> _Recipe:
+    count, halved = table.shape[1], len(table) < k
     near_bits = (-(-count // NEAR) - 1).bit_length()
-    wide = k * (count + PANEL) >= 2**31
-    return _kernels(table.device, k, parts, near_bits, order is None, wide, count <= FEW)
+    kind = table.device, k, parts, near_bits, order is None, halved
+    return _kernels(*kind, _wide(k, count), count <= FEW)
 
 
-def calls_for_tiles(table: Tensor, order: Tensor | None, parts: int = 0) -> list[Call]:
+def _wide(k: int, count: int) -> bool:
+    """Whether entries are counted in int64."""
+    return k * (count + PANEL) >= 2**31
+
+
+def calls_for_tiles(
+    table: Tensor, order: Tensor | None, offsets: int, parts: int = 0
+) -> list[Call]:
     """What `tiles_of` calls; any table of int32 stands for those that are not there yet.
 
     Args:
-        table: (K, N); its numbers are not read.
+        table: see there; its numbers are not read.
         order: see there.
+        offsets: K.
         parts: how many of them a search leaves; 0: none, the masks are those of the table.
     """
     if _TILES.keeps((table, order), None):
         return []
-    recipe, few = _recipe(table, order, parts or 1), table.shape[1] <= FEW
+    recipe, few = _recipe(table, order, offsets, parts or 1), table.shape[1] <= FEW
+    rest = table if len(table) < offsets else None
     keys = table.new_empty(0, dtype=recipe.keys)
     by_mask = table if few else table.new_empty(0, dtype=torch.int64)
     calls = [
         Call(recipe.key, (table, table if parts > 1 else None, keys, table), (2, 2)),
-        Call(recipe.panel, (table, table, order, by_mask, table, table, table), (2,)),
-        Call(recipe.tally, (table,) * 5, (2,)),
+        Call(recipe.scan, (table,) * 3, (2,)),
+        Call(recipe.panel, (table, rest, table, order, by_mask, *(table,) * 3), (2,)),
     ]
+    if _turned(table.shape[1]):
+        calls.append(Call(recipe.turn, (table,) * 3, (2,)))
     if few:
         calls.append(Call(recipe.rank, (keys, table), (2,)))
     if not parts:
-        calls.append(Call(recipe.mask, (table, table), (2,)))
+        calls.append(Call(recipe.mask, (table, rest, table), (2,)))
     return calls
 
 
-def call_for_pairs(table: Tensor, order: Tensor | None) -> Call:
+def _turned(count: int) -> bool:
+    """Whether so many rows are few enough for tiles to run longest first."""
+    return -(-count // PANEL) * PANEL <= MOST_SORTED
+
+
+def call_for_pairs(table: Tensor, order: Tensor | None, offsets: int, mirrored: bool) -> Call:
     """What `pairs_of` calls beside."""
-    parts = tiles_of(table, order).parts if _TILES.keeps((table, order), None) else 1
-    recipe = _recipe(table, order, parts)
-    return Call(recipe.pair, (table, table, order, *(table,) * 4), (2, 2))
+    kernel = _pair_kernel(table, order, offsets, mirrored)
+    pairs = table.new_empty(0, dtype=pair_dtype(table.shape[1], mirrored))
+    return Call(kernel, (table, table, order, table, table, pairs, pairs), (2, 2))
 
 
-def _make_tiles(table: Tensor, order: Tensor | None, found: Tensor | None) -> Tiles:
-    k, count = table.shape
+def _listed(offsets: int, mirrored: bool) -> int:
+    """Offsets whose pairs are listed."""
+    return offsets // 2 + 1 if mirrored else offsets
+
+
+def pair_dtype(count: int, mirrored: bool) -> torch.dtype:
+    """Of rows in lists of pairs: with few of them, lists have room for all, and nobody waits.
+
+    Of a table that is not mirrored, inputs may be more than its columns.
+    """
+    return torch.int16 if mirrored and count <= FEW else torch.int32
+
+
+def _pair_kernel(table: Tensor, order: Tensor | None, offsets: int, mirrored: bool) -> Kernel:
+    listed, count = _listed(offsets, mirrored), table.shape[1]
+    constants = listed, padded(listed), _wide(listed, count)
+    kind = table.device, order is None, pair_dtype(count, mirrored)
+    return kernel_for("preparation_kernels.pair_kernel", (), constants, Tile((PANEL,)), *kind)
+
+
+def _make_tiles(table: Tensor, order: Tensor | None, k: int, left: Remains) -> Tiles:
+    """What is read for the last time is let go, and lists come last: memory is what they need."""
+    count = table.shape[1]
     words, panels = -(-k // 32), -(-count // PANEL)
-    parts = 1 if found is None else found.shape[0]
-    recipe = _recipe(table, order, parts)
-    if not recipe.tally.compiled:
-        compile_together(calls_for_tiles(table, order, 0 if found is None else parts))
-    turned = panels * PANEL <= MOST_SORTED
-    left = found is not None and parts == 1  # a search has left the masks themselves
-    own = 0 if left else words * count
-    sizes = [own, k * panels, k, panels * PANEL, 2 * panels * words, panels * k * PANEL]
-    pieces = _ints(table, [*sizes, 2 * panels, panels] if turned else sizes)
-    masks, starts, totals, slots, halves, lists, *turns = pieces
-    if found is None:
-        recipe.mask(words * -(-count // MASKED.blocks[0]), (table, masks), (count,))
-        found = masks
-    elif left:
-        masks = found
+    parts = 0 if left.parts is None else len(left.parts)
+    recipe = _recipe(table, order, k, parts or 1)
+    if not recipe.panel.compiled:
+        compile_together(calls_for_tiles(table, order, k, parts))
+    own = 0 if parts == 1 else words * count  # else a search has left the masks themselves
+    masks, starts, totals = _ints(table, (own, k * panels, k))
+    if left.parts is None:
+        recipe.mask(words * -(-count // MASKED.blocks[0]), (table, left.rest, masks), (count,))
+    elif parts == 1:
+        masks = left.parts
+    by_mask, seen = _sorted(recipe, table, k, left, (masks, starts, totals))
+    turned = _turned(count)
+    sizes = [panels * PANEL, 2 * panels * words, panels * k * PANEL]
+    slots, halves, lists, *turns = _ints(table, [*sizes, 2 * panels, panels] if turned else sizes)
+    tensors = (table, left.rest, masks, order, by_mask, slots, lists, halves)
+    recipe.panel(words * panels, tensors, (count,))
+    orders: tuple[Tensor | None, Tensor | None] = (None, None)
+    if turned:
+        orders = turns[0], turns[1]
+        recipe.turn(2 * (k + 1), (halves, *turns), (panels,))
+    return Tiles(slots, lists, halves, orders, masks, starts, totals, seen)
+
+
+def _sorted(
+    recipe: _Recipe,
+    table: Tensor,
+    k: int,
+    left: Remains,
+    made: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Flags | None]:
+    """(columns in the order of their masks, where the host sees the totals); fills what is made.
+
+    made: masks, starts and totals.
+    """
+    masks, starts, totals = made
+    count, panels = table.shape[1], -(-table.shape[1] // PANEL)
     keys = table.new_empty(count, dtype=recipe.keys)
-    joined = None if parts == 1 else masks
-    recipe.key(-(-count // KEYED.blocks[0]), (found, joined, keys, starts), (count, panels))
-    if count <= FEW:
-        by_mask = table.new_empty(count)
-        recipe.rank(-(-count // RANKED.blocks[0]), (keys, by_mask), (count,))
-    else:
-        by_mask = torch.sort(keys, stable=True)[1]
-    recipe.panel(words * panels, (table, masks, order, by_mask, slots, lists, halves), (count,))
-    long, longer = turns or (halves, halves)  # in their place: not written
-    programs = k + (2 * (k + 1) if turned else 0)
-    recipe.tally(programs, (starts, totals, halves, long, longer), (panels,))
-    orders = (long, longer) if turned else (None, None)
-    return Tiles(slots, lists, halves, orders, masks, starts, totals, parts)
+    joined = masks if left.parts is not None and len(left.parts) > 1 else None
+    tensors = (masks if left.parts is None else left.parts, joined, keys, starts)
+    recipe.key(-(-count // KEYED.blocks[0]), tensors, (count, panels))
+    del tensors
+    left.parts = None
+    seen = _scanned(recipe, k, count <= FEW, starts, totals, panels)
+    if count > FEW:
+        return torch.sort(keys, stable=True)[1], seen
+    by_mask = table.new_empty(count)
+    recipe.rank(-(-count // RANKED.blocks[0]), (keys, by_mask), (count,))
+    return by_mask, seen
 
 
-def _ints(like: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Tables of int32 that share one allocation, each aligned to 16 bytes and as long or longer."""
-    room = [size + -size % 4 for size in sizes]
-    return torch.split_with_sizes(like.new_empty(sum(room), dtype=torch.int32), room)
+def _scanned(
+    recipe: _Recipe, k: int, few: bool, starts: Tensor, totals: Tensor, panels: int
+) -> Flags | None:
+    """Makes starts and totals of counts; returns where the host will see the totals."""
+    if few or _for_a_graph(totals):
+        recipe.scan(k, (starts, totals, totals), (panels,))
+        return None
+    seen = Flags(totals.device, k + -k % 4)  # all aligned to 16 bytes, or code would differ
+    recipe.scan(k, (starts, totals, seen.tensor), (panels,))
+    seen.written()
+    return seen
 
 
-def _make_pairs(table: Tensor, order: Tensor | None, made: Tiles) -> Pairs:
-    k, count = table.shape
-    panels = -(-count // PANEL)
-    inputs, outputs = _ints(table, (k * count, k * count))
+def _for_a_graph(tensor: Tensor) -> bool:
+    """Whether kernels are noted down, not run: the host cannot wait for them."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _ints(
+    like: Tensor, sizes: Sequence[int], dtype: torch.dtype = torch.int32
+) -> tuple[Tensor, ...]:
+    """Tables that share one allocation, each aligned to 16 bytes and as long or longer."""
+    room = [size + -size % 8 for size in sizes]
+    return torch.split_with_sizes(like.new_empty(sum(room), dtype=dtype), room)
+
+
+def _make_pairs(
+    table: Tensor, order: Tensor | None, made: Tiles, offsets: int, mirrored: bool
+) -> Pairs:
+    listed, count = _listed(offsets, mirrored), table.shape[1]
+    kernel = _pair_kernel(table, order, offsets, mirrored)
+    panels, room = -(-count // PANEL), listed * count
+    if made.seen is not None and not _for_a_graph(table):
+        room = sum(made.seen.numbers()[:listed])
+    inputs, outputs = _ints(table, (room, room), pair_dtype(count, mirrored))
     tensors = (table, made.masks, order, made.starts, made.totals, inputs, outputs)
-    _recipe(table, order, made.parts).pair(panels * -(-k // 16), tensors, (count, panels))
+    kernel(panels * -(-listed // 16), tensors, (count, panels))
     return Pairs(inputs, outputs, made.totals, {})
 
 
@@ -296,9 +421,9 @@ def turns_of(pairs: Pairs, k: int, shares: int) -> Tensor | None:
     return pairs.turns[shares]
 
 
-def call_for_shares(table: Tensor, shares: int) -> Call:
+def call_for_shares(table: Tensor, offsets: int, shares: int) -> Call:
     """What `turns_of` calls."""
-    return Call(_share_kernel(len(table), table.device), (table, table), (shares,))
+    return Call(_share_kernel(offsets, table.device), (table, table), (shares,))
 
 
 def _share_kernel(k: int, device: torch.device) -> Kernel:

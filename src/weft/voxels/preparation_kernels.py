@@ -12,7 +12,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.voxels.layout import HALF, PANEL, count_bits, lowest_bit, pairs_before, share_size
+from weft.voxels.layout import (
+    HALF,
+    PANEL,
+    count_bits,
+    entries_of,
+    lowest_bit,
+    pairs_before,
+    share_size,
+)
 
 __all__ = [
     "key_kernel",
@@ -20,8 +28,9 @@ __all__ = [
     "mask_kernel",
     "pair_kernel",
     "rank_kernel",
+    "scan_kernel",
     "share_kernel",
-    "tally_kernel",
+    "turn_kernel",
 ]
 
 
@@ -35,7 +44,7 @@ def _row_of(order_ptr, i, live):
 
 
 @triton.jit(do_not_specialize=["N"])
-def mask_kernel(table_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
+def mask_kernel(table_ptr, rest_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
     """masks[w,i]: bit b says whether column i of a table has a row at offset 32 w + b.
 
     A program reads 32 offsets of BLOCK columns, as they lie.  Bound: memory, 4 K N bytes.
@@ -45,8 +54,8 @@ def mask_kernel(table_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
     bit = tl.arange(0, 32)[:, None]
     k = pid % WORDS * 32 + bit  # [32, 1]
     i = pid.to(tl.int64) // WORDS * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    at = k * N.to(tl.int64) + i[None, :]
-    source = tl.load(table_ptr + at, mask=(k < K) & (i < N)[None, :], other=-1)
+    at = entries_of(table_ptr, rest_ptr, k, K, N.to(tl.int64)) + i[None, :]
+    source = tl.load(at, mask=(k < K) & (i < N)[None, :], other=-1)
     mask = tl.sum((source >= 0).to(tl.int32) << bit, axis=0)
     tl.store(masks_ptr + pid % WORDS * N.to(tl.int64) + i, mask, mask=i < N)
 
@@ -163,7 +172,7 @@ def _joined(a, b):
 
 @triton.jit(do_not_specialize=["N"])
 def list_kernel(
-    table_ptr, masks_ptr, order_ptr, sorted_ptr, rows_ptr, lists_ptr, halves_ptr, N,
+    table_ptr, rest_ptr, masks_ptr, order_ptr, sorted_ptr, rows_ptr, lists_ptr, halves_ptr, N,
     K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """rows, lists and the masks of its halves, of one panel and 32 offsets.
@@ -186,15 +195,16 @@ def list_kernel(
     halves = tl.reduce(tl.reshape(mask, (2, HALF)), 1, _joined)
     tl.store(halves_ptr + (2 * panel + tl.arange(0, 2)) * WORDS + word, halves)
     rest = tl.reduce(halves, 0, _joined).to(tl.int64) & 0xFFFFFFFF
-    table_ptr += word * 32 * N.to(tl.int64) + i
     lists_ptr += (panel * K + word * 32) * PANEL + lane
     k = lowest_bit(rest)
-    source = tl.load(table_ptr + k * N.to(INT), mask=((mask >> k) & 1) != 0, other=-1)
+    entry_ptr = entries_of(table_ptr, rest_ptr, word * 32 + k, K, N.to(INT)) + i
+    source = tl.load(entry_ptr, mask=((mask >> k) & 1) != 0, other=-1)
     for _ in range(count_bits(rest.to(tl.int32))):
         rest &= rest - 1
         following = lowest_bit(rest)
         there = (rest != 0) & (((mask >> following) & 1) != 0)
-        ahead = tl.load(table_ptr + following * N.to(INT), mask=there, other=-1)
+        entry_ptr = entries_of(table_ptr, rest_ptr, word * 32 + following, K, N.to(INT)) + i
+        ahead = tl.load(entry_ptr, mask=there, other=-1)
         tl.store(lists_ptr + k * PANEL, source)
         k, source = following, ahead
 
@@ -228,8 +238,13 @@ def _turns(
         turn += tl.sum(mine)
 
 
-@triton.jit
-def _scan(starts_ptr, totals_ptr, k, blocks, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["blocks"])
+def scan_kernel(starts_ptr, totals_ptr, seen_ptr, blocks, BLOCK: tl.constexpr):
+    """starts[k,b]: the pairs of offset k in earlier panels, where b's own stood; totals[k], in all.
+
+    seen: the totals, where the host reads them.  A program owns an offset.
+    """
+    k = tl.program_id(0)
     total = 0
     for first in range(0, blocks, BLOCK):
         b = first + tl.arange(0, BLOCK)
@@ -238,29 +253,24 @@ def _scan(starts_ptr, totals_ptr, k, blocks, BLOCK: tl.constexpr):
         tl.store(starts_ptr + k * blocks + b, start, mask=b < blocks)
         total += tl.sum(count)
     tl.store(totals_ptr + k, total)
+    tl.store(seen_ptr + k, total)
 
 
 @triton.jit(do_not_specialize=["panels"])
-def tally_kernel(
-    starts_ptr, totals_ptr, halves_ptr, turns_ptr, long_ptr, panels,
-    K: tl.constexpr, BLOCK: tl.constexpr,
+def turn_kernel(
+    halves_ptr, turns_ptr, long_ptr, panels, K: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """starts[k,b]: the pairs of offset k in earlier panels, where b's own stood; totals[k], in all.
+    """turns: tiles of 64 rows, long: of 128, by how many offsets they need, most first.
 
-    turns: tiles of 64 rows, long: of 128, by how many offsets they need, most first.  A program
-    owns an offset; of those behind, such a number of one size of tile.
+    A program owns such a number of one size of tile.
     """
     WORDS: tl.constexpr = (K + 31) // 32
-    pid = tl.program_id(0)
-    needed = pid - K
-    if needed < 0:
-        _scan(starts_ptr, totals_ptr, pid, panels, BLOCK)
-    else:
-        parts = 1 + needed // (K + 1)
-        if parts == 2:
-            turns_ptr = long_ptr
-        tiles = 2 * panels // parts
-        _turns(halves_ptr, turns_ptr, tiles, parts, needed % (K + 1), WORDS, BLOCK)
+    needed = tl.program_id(0)
+    parts = 1 + needed // (K + 1)
+    if parts == 2:
+        turns_ptr = long_ptr
+    tiles = 2 * panels // parts
+    _turns(halves_ptr, turns_ptr, tiles, parts, needed % (K + 1), WORDS, BLOCK)
 
 
 @triton.jit(do_not_specialize=["N", "blocks"])
@@ -268,7 +278,7 @@ def pair_kernel(
     table_ptr, masks_ptr, order_ptr, starts_ptr, totals_ptr, in_ptr, out_ptr, N, blocks,
     K: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The pairs (in, out), offset after offset, each in canonical order of the output rows.
+    """The pairs (in, out) of a table's first K offsets, each in canonical order of the output rows.
 
     A program owns 16 offsets of one block.  Bound: instructions, for each of K N entries.
     """
@@ -285,17 +295,18 @@ def pair_kernel(
         four = mask >> (group % 2 * 16 + j)
         all = (four & 1) | ((four & 2) << 7) | ((four & 4) << 14) | ((four & 8) << 21)
         before = tl.cumsum(all, 0) - all
-        sources, places = (), ()
+        sources, places, live = (), (), ()
         for c in tl.static_range(4):
             k = group * 16 + j + c
             at = base + tl.load(starts_ptr + k * blocks + block, mask=k < K, other=0)
             places += (at + ((before >> 8 * c) & 0xFF),)
             source = table_ptr + (k * N.to(INT) + i)
-            sources += (tl.load(source, mask=((four >> c) & 1) != 0, other=-1),)
+            live += (((four >> c) & 1 != 0) & (k < K),)
+            sources += (tl.load(source, mask=live[c], other=-1),)
             base += tl.load(totals_ptr + k, mask=k < K, other=0)
         for c in tl.static_range(4):
-            tl.store(in_ptr + places[c], sources[c], mask=((four >> c) & 1) != 0)
-            tl.store(out_ptr + places[c], row, mask=((four >> c) & 1) != 0)
+            tl.store(in_ptr + places[c], sources[c], mask=live[c])
+            tl.store(out_ptr + places[c], row, mask=live[c])
 
 
 @triton.jit

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.core.op import compiling
+from weft.core.operands import check_tensors
 from weft.errors import DeviceError, DTypeError, ShapeError
 from weft.voxels.coordinates import Coordinates
 from weft.voxels.geometry import axes_of
 from weft.voxels.kernel_map import Maps
 
-__all__ = ["SparseTensor", "cat", "sparse_collate", "union"]
+__all__ = ["SparseTensor", "cat", "check_sparse", "sparse_collate", "union"]
 
 
 class SparseTensor:
@@ -33,7 +36,7 @@ class SparseTensor:
 
     Raises:
         ShapeError, DTypeError, DeviceError: feats and coords that do not fit each other; a voxel
-            that occurs twice, at the latest when the first map is built.
+            that occurs twice, at the latest for the first map, `dense()` or `union`.
         IndexRangeError: a negative batch number, a voxel outside of spatial_shape.  Where that and
             batch_size are given on a GPU, the host does not wait to know: the first to ask for a
             map, `C` or `dense()` raises.
@@ -47,6 +50,7 @@ class SparseTensor:
         batch_size: int | None = None,
         stride: int | Sequence[int] = 1,
     ) -> None:
+        check_tensors(feats=feats, coords=coords)
         dim = coords.shape[-1] - 1 if coords.dim() else 0
         strides = axes_of("stride", stride, dim, least=1)
         if feats.device != coords.device:
@@ -70,6 +74,7 @@ class SparseTensor:
     @classmethod
     def from_dense(cls, dense: Tensor) -> SparseTensor:
         """The voxels of (batch, C, *shape) where some channel is not 0; NaN is not 0."""
+        check_tensors(dense=dense)
         if not 3 <= dense.dim() <= 6:
             raise ShapeError(
                 f"dense is {tuple(dense.shape)}: it must be (batch, C, s0, …) with 1 to 4 axes. "
@@ -152,7 +157,9 @@ class SparseTensor:
 
         Raises:
             IndexRangeError: no spatial_shape was given and a coordinate is negative.
+            ShapeError: a voxel occurs twice.
         """
+        _check_distinct(self)
         shape = (self.batch_size, *self.spatial_shape, self.feats.shape[1])
         grid = self.feats.new_zeros(shape)
         grid = grid.index_put(tuple(self.C.long().T), self.feats)
@@ -175,21 +182,20 @@ def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
 def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
     """z[v] = Σ of the features of v in all tensors, on every voxel that one of them has.
 
-    The voxels stand in ascending order; the box and the batch are the largest that occur.
+    The voxels stand in ascending order; the box and the batch are the largest that occur.  Sums
+    run over the tensors as they are listed, in float32 or wider, and are rounded once.
     """
-    first = _first(tensors, "union")
-    for other in tensors[1:]:
-        if (other.dim, other.stride) != (first.dim, first.stride):
-            raise ShapeError(
-                f"union was given tensors of {first.dim} axes at stride {first.stride} and "
-                f"{other.dim} at {other.stride}: both must agree. Resample one of them first."
-            )
-    voxels = torch.cat([t.C for t in tensors])
-    rows, place = torch.unique(voxels, dim=0, return_inverse=True)
-    feats = torch.cat([t.feats for t in tensors])
-    total = feats.new_zeros(len(rows), feats.shape[1]).index_add(0, place, feats)
+    first = _alike(tensors, "union", "tensors", "Resample one of them first.")
+    for tensor in tensors:
+        _check_distinct(tensor)
+    rows, place = torch.unique(torch.cat([t.C for t in tensors]), dim=0, return_inverse=True)
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
+    wide = torch.promote_types(dtype, torch.float32)
+    total = torch.zeros(len(rows), first.feats.shape[1], dtype=wide, device=first.device)
+    for tensor, own in zip(tensors, place.split([len(t) for t in tensors]), strict=True):
+        total = total.index_add(0, own, tensor.feats.to(wide))  # each voxel once
     size = max(t.batch_size for t in tensors)
-    return SparseTensor(total, rows, _largest_box(tensors), size, first.stride)
+    return SparseTensor(total.to(dtype), rows, _largest_box(tensors), size, first.stride)
 
 
 def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
@@ -197,14 +203,9 @@ def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
 
     The box is given if every sample's is: the largest of them.
     """
-    first = _first(samples, "sparse_collate")
+    first = _alike(samples, "sparse_collate", "samples", "Collate them apart.")
     rows, start = [], 0
     for sample in samples:
-        if (sample.dim, sample.stride) != (first.dim, first.stride):
-            raise ShapeError(
-                f"sparse_collate was given samples of {first.dim} axes at stride {first.stride} "
-                f"and {sample.dim} at {sample.stride}: all must agree. Collate them apart."
-            )
         shift = torch.zeros(1 + sample.dim, dtype=torch.int32, device=sample.device)
         shift[0] = start
         rows.append(sample.C + shift)
@@ -221,12 +222,56 @@ def _largest_box(tensors: Sequence[SparseTensor]) -> list[int] | None:
 
 
 def _first(tensors: Sequence[SparseTensor], name: str) -> SparseTensor:
+    listed = isinstance(tensors, (list, tuple))
+    kinds = [type(t).__name__ for t in tensors if not isinstance(t, SparseTensor)] if listed else []
+    if kinds or not listed:
+        given = f"list with a {kinds[0]} in it" if kinds else type(tensors).__name__
+        raise DTypeError(
+            f"{name} was given a {given}: it takes a list of weft.voxels.SparseTensor. Pass [a, b]."
+        )
     if not tensors:
         raise ShapeError(f"{name} was given no tensor: it needs at least one. Pass a list of them.")
     return tensors[0]
 
 
-def _check_same(a: SparseTensor, b: SparseTensor, name: str, remedy: str) -> None:
+def _alike(tensors: Sequence[SparseTensor], name: str, called: str, remedy: str) -> SparseTensor:
+    """The first of tensors whose rows can stand in one."""
+    first = _first(tensors, name)
+    a = first.dim, first.stride, first.feats.shape[1]
+    for other in tensors[1:]:
+        if first.device != other.device:
+            raise DeviceError(
+                f"{name} was given {called} on {first.device} and {other.device}: all must be on "
+                "one device. Move one of them with .to(device)."
+            )
+        b = other.dim, other.stride, other.feats.shape[1]
+        if a != b:
+            raise ShapeError(
+                f"{name} was given {called} of {a[0]} axes at stride {a[1]} with {a[2]} channels, "
+                f"and {b[0]} at {b[1]} with {b[2]}: all must agree. {remedy}"
+            )
+    return first
+
+
+def check_sparse(tensor: object) -> None:
+    """Raise unless it is a SparseTensor.
+
+    Raises:
+        DTypeError: it is something else.
+    """
+    if not isinstance(tensor, SparseTensor):
+        raise DTypeError(
+            f"tensor is a {type(tensor).__name__}: it must be a weft.voxels.SparseTensor. "
+            "Build SparseTensor(feats, coords), or SparseTensor.from_dense(x)."
+        )
+
+
+def _check_same(a: SparseTensor, b: object, name: str, remedy: str) -> None:
+    if not isinstance(b, SparseTensor):
+        raise DTypeError(
+            f"{name} was given a {type(b).__name__}: it takes a weft.voxels.SparseTensor. "
+            "Use tensor.replace(tensor.F + other) for features alone."
+        )
     if a.coordinates is not b.coordinates:
         raise ShapeError(
             f"{name} was given tensors on different coordinates ({len(a)} and {len(b)} voxels): "
@@ -234,7 +279,14 @@ def _check_same(a: SparseTensor, b: SparseTensor, name: str, remedy: str) -> Non
         )
 
 
+def _check_distinct(tensor: SparseTensor) -> None:
+    """Raise if a voxel occurs twice; while compiling nobody can know."""
+    if not compiling():
+        tensor.coordinates.valid(tensor.coordinates.unchecked)
+
+
 def _check_feats(feats: Tensor, count: int) -> None:
+    check_tensors(feats=feats)
     if feats.dim() != 2 or feats.shape[0] != count:
         raise ShapeError(
             f"feats are {tuple(feats.shape)} but there are {count} voxels: feats must be "

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from weft.core.operands import check_tensors
 from weft.core.segments import sort_rows
 from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from weft.voxels.coordinates import HIGH, LOW, MOST_DIMENSIONS
 from weft.voxels.packing import Packing
-from weft.voxels.segments import apart, first_largest, lengths, together
-from weft.voxels.tensor import SparseTensor
+from weft.voxels.segments import apart, first_largest, lengths, together, walks_rows
+from weft.voxels.tensor import SparseTensor, check_sparse
 
 __all__ = ["Numbers", "devoxelize", "voxelize"]
 
@@ -111,8 +112,10 @@ def devoxelize(
     Raises:
         ShapeError, DTypeError, DeviceError, IndexRangeError: as `voxelize`.
 
-    Gradients go to the features, of any order, the same bits at every call.
+    Gradients go to the features and, of "trilinear", to the points, of any order, the same bits at
+    every call.
     """
+    check_sparse(tensor)
     _check_points(points, tensor.feats, batch, like=tensor)
     if mode not in ("nearest", "trilinear"):
         raise ShapeError(
@@ -125,7 +128,7 @@ def devoxelize(
         shares = torch.ones_like(cells[..., 0], dtype=torch.float64)
     else:
         cells, shares = _corners(points, edges, corner)
-    sample = torch.zeros_like(cells[:, 0, 0]) if batch is None else batch.long()
+    sample = torch.zeros_like(cells[:, 0, 0]) if batch is None else _samples(batch)
     sample = sample.view(-1, 1, 1).expand(*cells.shape[:2], 1)
     return _weighted(tensor, torch.cat([sample, cells], 2), shares)
 
@@ -133,7 +136,7 @@ def devoxelize(
 def _corners(points: Tensor, edges: Tensor, corner: Tensor) -> tuple[Tensor, Tensor]:
     """(P, 2^d, d) the voxels whose centres are around a point, and (P, 2^d) their shares."""
     low = _cells(points, edges, corner + edges / 2)  # the centre below, on every axis
-    part = ((points.detach().double() - corner) / edges - 0.5 - low).clamp(0, 1).unsqueeze(1)
+    part = ((points.double() - corner) / edges - 0.5 - low).clamp(0, 1).unsqueeze(1)
     steps = torch.tensor(list(itertools.product((0, 1), repeat=points.shape[1])))
     steps = steps.to(points.device)
     return low.unsqueeze(1) + steps, torch.where(steps == 1, part, 1 - part).prod(2)
@@ -178,6 +181,15 @@ def _cells(points: Tensor, edges: Tensor, corner: Tensor) -> Tensor:
     return cells.long()
 
 
+def _samples(batch: Tensor) -> Tensor:
+    """The sample of each point; on the CPU none may be negative, a GPU would be waited for."""
+    if walks_rows(batch.device.type) and len(batch) and (low := int(batch.min())) < 0:
+        raise IndexRangeError(
+            f"batch has the value {low}: samples count from 0. Correct batch, or drop these points."
+        )
+    return batch.long()
+
+
 def _with_batch(cells: Tensor, batch: Tensor | None) -> Tensor:
     sample = cells.new_zeros(len(cells)) if batch is None else batch.long()
     return torch.cat([sample.unsqueeze(1), cells], 1)
@@ -203,7 +215,12 @@ def _edges(points: Tensor, size: Numbers) -> Tensor:
 
 def _axes(points: Tensor, name: str, numbers: Numbers) -> Tensor:
     """(d,) float64."""
-    found = torch.as_tensor(numbers, dtype=torch.float64, device=points.device).detach()
+    try:
+        found = torch.as_tensor(numbers, dtype=torch.float64, device=points.device).detach()
+    except (TypeError, ValueError):
+        raise DTypeError(
+            f"{name} is {numbers!r}: one number or {points.shape[1]} are needed. Correct {name}."
+        ) from None
     if found.dim() > 1 or found.numel() not in (1, points.shape[1]):
         raise ShapeError(
             f"{name} is {tuple(found.shape)} but points have {points.shape[1]} axes: one number "
@@ -215,6 +232,9 @@ def _axes(points: Tensor, name: str, numbers: Numbers) -> Tensor:
 def _check_points(
     points: Tensor, feats: Tensor, batch: Tensor | None, like: SparseTensor | None = None
 ) -> None:
+    check_tensors(points=points, feats=feats)
+    if batch is not None:
+        check_tensors(batch=batch)
     dims = [like.dim] if like is not None else range(1, MOST_DIMENSIONS + 1)
     if points.dim() != 2 or points.shape[1] not in dims:
         needed = f"{like.dim}, as the voxels have" if like is not None else "1 to 4"
@@ -225,6 +245,10 @@ def _check_points(
     if not points.is_floating_point():
         raise DTypeError(
             f"points are {points.dtype}: they must be floating-point. Pass points.float()."
+        )
+    if not feats.is_floating_point():
+        raise DTypeError(
+            f"feats are {feats.dtype}: they must be floating-point. Pass feats.float()."
         )
     if like is None and (feats.dim() != 2 or len(feats) != len(points)):
         raise ShapeError(

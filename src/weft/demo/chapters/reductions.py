@@ -171,7 +171,7 @@ def _story(
         f"boxes are farther apart than {REACH:g} σ are left out, and no pair within it is lost."
     )
     numbers = [
-        (f"{100 * sparse.pairs / dense.pairs:.2g}%", "of the pairs are left"),
+        (f"{100 * sparse.pairs / dense.pairs:.3g}%", "of the pairs are left"),
         (f"{sparse.error:.1e}", "error against all pairs in float64"),
         (f"{rms[0]:#.3g} → {rms[1]:#.3g}", f"distance to the truth [{surface.unit}], RMS"),
         (f"{dense.milliseconds / sparse.milliseconds:.1f} ×", "the speed of all pairs"),

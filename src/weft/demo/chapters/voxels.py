@@ -120,7 +120,7 @@ def _story(
     overlap = _overlaps(table)
     numbers = [
         (f"{pairs:.1f}", "neighbours of a voxel at the 27 offsets, itself too"),
-        (f"{100 * len(test.label) / int(box):.2g}%", "of the box are voxels"),
+        (f"{100 * len(test.label) / int(box):.3g}%", "of the box are voxels"),
         (f"{times['one step of learning']['weft']:.0f} ms", "for a step of learning"),
         (f"{float(overlap.mean()):.2f}", "mean overlap (IoU) with the truth"),
     ]

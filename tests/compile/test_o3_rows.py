@@ -1,0 +1,72 @@
+"""Kernels of functions of a row, compiled for absent GPUs.
+
+The statistics stand in o3_rows.json: growth over 10 % fails.  To accept a change, run with
+WEFT_WRITE_SNAPSHOT=1 and commit the file.
+"""
+
+import pytest
+
+from weft.core.backend import interpreted
+
+if interpreted():
+    pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
+
+from tests.compile.conftest import Check
+from weft import o3
+from weft.core.generated import load
+from weft.core.program import Program
+from weft.o3 import row_generator, row_programs, symmetric_weights
+from weft.o3.harmonics_program import key
+from weft.o3.radial_programs import bessel_key, cutoff_key
+from weft.testing.compiler import Build, compile_for
+
+ORDERS = {"forward": "", "backward": " | vjp 1 1", "second order": " | vjp 1 1 | vjp 11 1"}
+FUNCTIONS = {
+    "harmonics to 3": key(range(4), True, "component"),
+    "harmonics to 6": key(range(7), True, "component"),
+    "cutoff": cutoff_key(5.0, 6),
+}
+CASES = {
+    f"{function}, {order}, {dtype}, {target}": (function, order, dtype, target)
+    for function, orders, dtype, target in (
+        ("harmonics to 3", tuple(ORDERS), "fp32", "sm_90"),
+        ("harmonics to 3", ("backward",), "fp64", "sm_90"),
+        ("harmonics to 3", ("backward",), "fp32", "gfx942"),
+        ("harmonics to 6", tuple(ORDERS), "fp32", "sm_90"),
+        ("cutoff", tuple(ORDERS), "fp32", "sm_90"),
+        ("cutoff", ("backward",), "bf16", "sm_80"),
+    )
+    for order in orders
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_functions(name: str, check: Check) -> None:
+    function, order, dtype, target = CASES[name]
+    program = row_programs.program(FUNCTIONS[function] + ORDERS[order])
+    check(build(program, 1, dtype, target), name, target)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_waves_compile(order: str, dtype: str) -> None:
+    """Without a snapshot: for huge angles sin and cos have an array, which counts as spills."""
+    program = row_programs.program(bessel_key(5.0, 8) + ORDERS[order])
+    compile_for(build(program, 1, dtype, "sm_90"), "sm_90")
+
+
+@pytest.mark.parametrize("order", ["weights", "gradients"])
+def test_weights_of_couplings(order: str, check: Check) -> None:
+    module = o3.SymmetricContraction("128x0e+128x1o+128x2e+128x3o", "128x0e+128x1o", 3, 2)
+    name = module._mixed if order == "weights" else symmetric_weights.turned(module._mixed)
+    program = symmetric_weights.program(name)
+    check(build(program, 128, "fp32", "sm_90"), f"couplings, {order}", "sm_90")
+
+
+def build(program: Program, channels: int, dtype: str, target: str) -> Build:
+    """The kernel of a program."""
+    job = row_generator.Job(program, channels, dtype == "fp64", target.startswith("sm_"))
+    kernel = load("o3_rows", row_generator.source(job)).rows
+    types = {n: f"*{dtype}" if n.endswith("_ptr") else "i32" for n in kernel.arg_names}
+    # rows of few numbers are read number by number
+    return Build(kernel, types, {}, {"num_warps": row_generator.WARPS}, wide_loads=False)

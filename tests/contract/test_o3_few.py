@@ -1,0 +1,131 @@
+"""Channelwise products of few numbers on the CPU, by one loop for all structures.
+
+What is empty is in test_o3_cpu.
+
+Seen red with: places of an edge's source taken for those of its target, rows of shared weights that
+step on, a factor left out, results that begin one number late, terms of other channels, the table
+of the first call kept for other structures, tables of the first graph kept for others.
+"""
+
+import pytest
+import torch
+
+import weft
+from tests.conftest import INTERPRETED
+from tests.contract.test_o3_cpu import BACKWARD, SMALL, UVU, graph, values
+from weft import o3
+from weft.errors import IndexRangeError
+from weft.o3 import few, operator
+from weft.o3.graph import Graph, Tables
+from weft.testing import assert_within_bound
+from weft.testing.cases.channelwise import GRAPHS, STRUCTURES, make_case
+from weft.testing.contract import Setting, assert_same_bits, check_values
+
+if INTERPRETED:
+    pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def every_call_is_one_of_few(monkeypatch):
+    monkeypatch.setattr(operator, "FEW", 2**60)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("edges", GRAPHS)
+def test_graphs(edges, dtype, shared):
+    case = make_case(f"few, {edges}", UVU, GRAPHS[edges], shared=shared)
+    check_values(case, Setting(dtype=dtype, order=1))
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures(name):
+    case = make_case(f"few, {name}", STRUCTURES[name], GRAPHS["two sets"])
+    check_values(case, Setting(dtype=torch.float32, order=1))
+
+
+def test_gradients_of_gradients():
+    check_values(make_case("few, second", SMALL, GRAPHS["unsorted"]), Setting(dtype=torch.float64))
+
+
+def wide(part):
+    return part.long() if isinstance(part, torch.Tensor) else part
+
+
+def test_tables_of_wide_numbers_and_views_change_no_bit():
+    tables = graph("unsorted")
+    given = values(UVU, BACKWARD, tables, dtype=torch.float32)
+    exact = few.run(UVU, BACKWARD, given, tables, False)
+    moved = [torch.cat([t[:1], t])[1:].T.contiguous().T for t in given]
+    others = (
+        few.run(UVU, BACKWARD, moved, tables, False),
+        few.run(UVU, BACKWARD, given, Tables(*map(wide, tables)), False),
+    )
+    for other in others:
+        for a, b in zip(other, exact, strict=True):
+            assert_same_bits(a, b, "tables")
+
+
+def test_edges_that_were_traced_are_looked_at():
+    """A graph that is made inside of torch.compile is not checked there."""
+    conv = o3.TensorProductConv("3x1o", "1o", "3x1e", [(0, 0, 0, "uvu", True)])
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    x, y, w = torch.randn(4, 9), torch.randn(2, 3), torch.randn(2, 3)
+    for src, dst, match in (
+        ([0, 4], [1, 2], r"src\[1\] is 4 but there are 4 rows of x"),
+        ([0, 1], [1, -1], r"dst\[1\] is -1 but there are 4 rows to add to"),
+    ):
+        with pytest.raises(IndexRangeError, match=match):
+            compiled(x, y, w, torch.tensor(src), torch.tensor(dst))
+
+
+def kernels(function, *given):
+    return [(launch.backend, launch.kernel) for launch in weft.explain(function, *given).launches]
+
+
+def test_who_computes_few(monkeypatch):
+    monkeypatch.undo()
+    conv = o3.TensorProductConv("8x1o", "1o", "8x2e", [(0, 0, 0, "uvu", True)])
+    src = torch.arange(400) % 7
+
+    def launched(edges, nodes=7):
+        x, y, w = torch.randn(nodes, 24), torch.randn(edges, 3), torch.randn(edges, 8)
+        return kernels(conv, x, y, w, Graph(src[:edges], src[:edges], nodes))
+
+    assert launched(9) == launched(400) == [("numba", "few_z")]
+    monkeypatch.setattr(operator, "WIDE", 0)
+    assert launched(9) == launched(400) == [("numba", "few_z")]
+    assert launched(9, nodes=50_000) == [("torch", "contract_z")]  # rows are copied
+    monkeypatch.setattr(operator, "FEW", 0)
+    assert launched(9) == [("torch", "contract_z")]
+
+
+def test_results_begin_where_torch_lets_tensors_begin():
+    """Products of matrices by MKL have other bits elsewhere; results that nobody asks for move."""
+    tables = graph("unsorted")
+    for result in few.run(UVU, BACKWARD, values(UVU, BACKWARD, tables), tables, False):
+        assert result.data_ptr() % 64 == 0
+        assert result.untyped_storage().nbytes() == result.nbytes
+
+
+def test_calls_that_were_settled_are_of_their_own_graphs():
+    """Of several graphs of one kind, and structures of the same shapes."""
+    layers = [
+        o3.TensorProductConv("3x1o", "1o", "3x1e", [(0, 0, 0, "uvu", True, factor)])
+        for factor in (1.0, 3.0)
+    ]
+    x, y, w = torch.randn(4, 9), torch.randn(6, 3), torch.randn(6, 3)
+    src, dst = torch.tensor([0, 1, 2, 3, 3, 1]), torch.tensor([1, 0, 3, 2, 1, 2])
+    graphs = Graph(src, dst, 4), Graph(dst, src, 4)
+    for _ in range(3):
+        for layer in layers:
+            for g in graphs:
+                leaves = [t.clone().requires_grad_() for t in (x, y, w)]
+                found = layer(*leaves, g)
+                grads = torch.autograd.grad(found.square().sum(), leaves)
+                kept = [t.double().requires_grad_() for t in (x, y, w)]
+                rows = layer.recipe(kept[0][g.src], *kept[1:])
+                exact = rows.new_zeros(4, 9).index_add(0, g.dst, rows)
+                further = torch.autograd.grad(exact.square().sum(), kept)
+                for a, b in zip((found, *grads), (exact, *further), strict=True):
+                    assert_within_bound(a, b.detach(), b.detach().abs() + b.abs().max(), 64)

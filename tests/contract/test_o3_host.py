@@ -1,0 +1,149 @@
+"""What a call costs the host once its kinds are settled: its launches, and few calls of functions.
+
+Counted are calls of weft's own functions, which no other process disturbs; nothing runs on a GPU.
+Seen red with: harmonics, contractions and linear maps that are not settled, weights of couplings
+made by torch, kernels looked up one by one.
+"""
+
+import os
+import sys
+
+import pytest
+import torch
+
+import weft
+from tests.conftest import INTERPRETED
+from weft import o3
+from weft.core import launcher
+from weft.o3 import (
+    evaluation,
+    launch,
+    mixing,
+    mixing_launch,
+    operator,
+    row_operator,
+    symmetric_contraction,
+    symmetric_launch,
+)
+
+if INTERPRETED:
+    pytest.skip("the interpreter settles no code", allow_module_level=True)
+
+ROWS, EDGES = 16, 64
+ITEMS = "64x0e+64x1o"
+INSTRUCTIONS = [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Tensors on the CPU as if they were on a GPU; the launches of kernels."""
+    made = []
+
+    def loaded(kernel, arguments, options):
+        return lambda programs, stream, values: made.append(kernel.__name__)
+
+    monkeypatch.setattr(launcher, "_loaded", loaded)
+    monkeypatch.setattr(launcher, "_compile_in_threads", lambda calls: None)
+    monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(launcher.Kernel, "stored", lambda *given: True)
+    for executor in (launch, mixing_launch, symmetric_launch):
+        monkeypatch.setattr(executor, "processors", lambda device: 132)
+    for asked in (row_operator, mixing):
+        monkeypatch.setattr(asked, "_INTERPRETED", True)
+    monkeypatch.setattr(evaluation.Recipe, "has_few", lambda recipe, x: False)
+    monkeypatch.setattr(operator, "_chosen", lambda *given: launch)
+    monkeypatch.setattr(symmetric_contraction, "_chosen", lambda *given: "triton")
+    return made
+
+
+def harmonics():
+    layer, x = o3.SphericalHarmonics(range(4), True), torch.randn(EDGES, 3)
+    return lambda: layer(x)
+
+
+def harmonics_by_name():
+    x = torch.randn(2, EDGES, 3)
+    return lambda: o3.spherical_harmonics("0e+1o+2e", x, False)
+
+
+def harmonics_of_many_sizes():
+    sizes = iter(range(1, EDGES))
+    return lambda: o3.spherical_harmonics([1, 2], torch.ones(next(sizes), 3), True)
+
+
+def linear():
+    layer, x = o3.Linear(ITEMS, ITEMS), torch.randn(ROWS, 256)
+    return lambda: layer(x)
+
+
+def by_element():
+    layer, x = o3.Linear(ITEMS, ITEMS, num_elements=3), torch.randn(ROWS, 256)
+    element = torch.arange(ROWS) % 3
+    return lambda: layer(x, element=element)
+
+
+def contraction():
+    layer, x = o3.SymmetricContraction(ITEMS, ITEMS, 3, 3), torch.randn(ROWS, 256)
+    element = torch.arange(ROWS) % 3
+    return lambda: layer(x, element)
+
+
+def product(mode):
+    layer = o3.TensorProduct(ITEMS, "0e+1o", ITEMS, [(*i, mode, True) for i in INSTRUCTIONS])
+    x, y = torch.randn(ROWS, 256), torch.randn(ROWS, 4)
+    return lambda: layer(x, y)
+
+
+def convolution():
+    instructions = [(*i, "uvu", True) for i in INSTRUCTIONS]
+    layer = o3.TensorProductConv(ITEMS, "0e+1o", ITEMS, instructions)
+    x, y = torch.randn(ROWS, 256), torch.randn(EDGES, 4)
+    weight, src = torch.randn(EDGES, layer.weight_numel), torch.arange(EDGES) % ROWS
+    graph = o3.Graph(src, src.flip(0), ROWS)
+    return lambda: layer(x, y, weight, graph)
+
+
+LAYERS = {
+    "harmonics": (harmonics, ["rows"], 18),
+    "harmonics by name": (harmonics_by_name, ["rows"], 18),
+    "harmonics of many sizes": (harmonics_of_many_sizes, ["rows"], 18),
+    "linear": (linear, ["mixing_prepare", "mixing_product"], 22),
+    "by element": (by_element, ["mixing_prepare", "mixing_product"], 28),
+    "contraction": (contraction, ["rows", "symmetric_z"], 26),
+    "product": (lambda: product("uvu"), None, 18),
+    "mixed product": (lambda: product("uvw"), None, 34),
+    "convolution": (convolution, None, 18),
+}
+"""Kernels of a call, and how many of weft's functions it calls at most."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_settled_call(name, launched):
+    make, kernels, most = LAYERS[name]
+    call = make()
+    with torch.no_grad():
+        for _ in range(2):
+            call()
+        launched.clear()
+        found = calls(call)
+    assert launched
+    assert kernels is None or launched == kernels
+    assert len(found) <= most, found
+
+
+def calls(function):
+    """The names of weft's functions that a call calls."""
+    found, home = [], os.path.dirname(weft.__file__)
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(home):
+            found.append(frame.f_code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return found
