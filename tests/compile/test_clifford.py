@@ -23,7 +23,7 @@ from triton.runtime.jit import create_function_from_signature
 from tests.compile.conftest import Check
 from weft.clifford import generator, launch, tiles
 from weft.clifford.programs import program
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.program import Operand
 from weft.testing.compiler import (
     SHARED_LIMIT,
@@ -50,7 +50,7 @@ def build(made: tiles.Kernel, dtype: str, features: int, aligned: bool) -> Build
     """A kernel, ready to be compiled."""
     found, tiling, *_ = made
     name = generator.name(found)
-    kernel = load(name, generator.source(found, tiling)).__dict__[name]
+    kernel = printed(name, generator.source(found, tiling), name).function()
     operands = (*found.inputs, *(output.operand for output in found.outputs))
     results = {output.operand for output in found.outputs}
     wide = {
@@ -116,7 +116,7 @@ def specialisation(rows: int, features: int, blade_last: bool) -> str:
     seen = []
     for part, tiling, *_ in tiles.choose(found, rows, features, 4, aligned, machine):
         source = generator.source(part, tiling)
-        kernel = load(generator.name(part), source).__dict__[generator.name(part)]
+        kernel = printed(generator.name(part), source, generator.name(part)).function()
         bind = create_function_from_signature(
             kernel.signature, kernel.params, make_backend(TARGETS["sm_90"])
         )

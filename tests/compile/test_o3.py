@@ -15,7 +15,7 @@ if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.o3 import dialects, folds, generator, kernels
 from weft.o3.division import Facts, divide
 from weft.o3.job import Job
@@ -64,7 +64,7 @@ def build(kernel: Any, constants: dict[str, Any], dtype: str, warps: int) -> Bui
 def product(job: Job, dtype: str, target: str) -> Build:
     tiling, text = job.tiling, dialects.printed(job, gluon=target.startswith("sm_"))
     constants = {"BLOCK": tiling.block, "EDGES": tiling.edges, "STAGES": tiling.stages}
-    kernel = load("o3_product", text).__dict__[generator.name(job)]
+    kernel = printed("o3_product", text, generator.name(job)).function()
     return build(kernel, constants, dtype, tiling.warps)
 
 

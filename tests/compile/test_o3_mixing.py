@@ -13,7 +13,7 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from weft import o3
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.launcher import Tile
 from weft.o3 import mixing_generator as generator
 from weft.o3 import mixing_launch as launch
@@ -45,7 +45,7 @@ TABLES = ("order_ptr", "starts_ptr")
 def build(
     name: str, source: str, tile: Tile, dtype: str, cores: bool = False, wide: bool = True
 ) -> Build:
-    kernel = load("o3_mixing", source).__dict__[f"mixing_{name}"]
+    kernel = printed("o3_mixing", source, f"mixing_{name}").function()
     constants = dict(zip(kernel.arg_names[-len(tile.blocks) :], tile.blocks, strict=True))
     types = {
         arg: "*i32" if arg in TABLES else f"*{dtype}" if arg.endswith("_ptr") else "i32"
@@ -120,7 +120,7 @@ def test_products_with_own_weights(result: str, pairs: int, check: Check) -> Non
     source = mixing_rows_generator.source(
         mixed.structure, mixed.mixing, result, pairs, layout.height
     )
-    kernel = load("o3_mixed", source).__dict__[mixing_rows_generator.NAME]
+    kernel = printed("o3_mixed", source, mixing_rows_generator.NAME).function()
     constants = {"WARPS": layout.warps}
     types = {arg: "*fp32" for arg in kernel.arg_names if arg.endswith("_ptr")}
     options = {"num_warps": layout.warps, "num_stages": 1}

@@ -15,7 +15,7 @@ if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.o3 import radial_linear_generator as generator
 from weft.o3 import radial_linear_kernels as kernels
 from weft.o3 import radial_linear_launch as launch
@@ -35,7 +35,7 @@ def jobs(structure, precision):
 
 def build(job: Job) -> Build:
     tiling = job.tiling
-    kernel = load("o3_radial", generator.source(job)).__dict__[generator.NAME]
+    kernel = printed("o3_radial", generator.source(job), generator.NAME).function()
     constants = {"BLOCK": tiling.block, "STAGES": tiling.stages}
     types = {
         name: TYPES.get(name, "*fp32" if name.endswith("_ptr") else "i32")

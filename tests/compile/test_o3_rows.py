@@ -13,7 +13,7 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from weft import o3
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.program import Program
 from weft.o3 import row_generator, row_programs, symmetric_weights
 from weft.o3.harmonics_program import key
@@ -66,7 +66,7 @@ def test_weights_of_couplings(order: str, check: Check) -> None:
 def build(program: Program, channels: int, dtype: str, target: str) -> Build:
     """The kernel of a program."""
     job = row_generator.Job(program, channels, dtype == "fp64", target.startswith("sm_"))
-    kernel = load("o3_rows", row_generator.source(job)).rows
+    kernel = printed("o3_rows", row_generator.source(job), "rows").function()
     types = {n: f"*{dtype}" if n.endswith("_ptr") else "i32" for n in kernel.arg_names}
     # rows of few numbers are read number by number
     return Build(kernel, types, {}, {"num_warps": row_generator.WARPS}, wide_loads=False)

@@ -14,7 +14,7 @@ if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.o3 import symmetric_generator, symmetric_kernels, symmetric_launch
 from weft.o3.irreps import Irreps
 from weft.o3.symmetric_generator import Job
@@ -49,8 +49,8 @@ def test_contractions(name: str, check: Check) -> None:
         places = symmetric_launch.columns(part, layout, 128)
         warps, _ = symmetric_launch.shape(part)
         job = Job(program(part), places, 128, warps, False, target.startswith("sm_"))
-        module = load("o3_symmetric", symmetric_generator.source(job))
-        kernel = module.__dict__[symmetric_generator.name(job)]
+        name_of = symmetric_generator.name(job)
+        kernel = printed("o3_symmetric", symmetric_generator.source(job), name_of).function()
         pointers = {n: INTEGERS.get(n, f"*{dtype}") for n in kernel.arg_names if "_ptr" in n}
         types = {**pointers, "rows": "i32", "span": "i32"}
         check(Build(kernel, types, {}, {"num_warps": warps}), f"{name}, kernel {n}", target)

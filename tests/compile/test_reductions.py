@@ -15,7 +15,7 @@ if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.launcher import Tile
 from weft.reductions import (
     bound_kernels,
@@ -91,7 +91,7 @@ def build(name: str, dtype: str, ranged: bool, near: bool = False) -> Build:
     what = looped(*formulas, size=1 if kind == "smallest" else BLOCK)
     job = launch._jobs(kind, what, k, dtype == "fp64", "auto", False)[0]
     job = job._replace(ranged=ranged, partial=ranged, near=near)
-    kernel = load(f"reductions_{kind}", generator.source(job)).__dict__[f"{kind}_kernel"]
+    kernel = printed(f"reductions_{kind}", generator.source(job), f"{kind}_kernel").function()
     return made(kernel, dtype, launch.tile(job), {})
 
 

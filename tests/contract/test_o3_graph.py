@@ -232,6 +232,12 @@ class TestErrors:
         with pytest.raises(IndexRangeError, match=r"dst\[0\] is -1 .* must lie in 0..3"):
             Graph(SRC, torch.tensor([-1, 0, 0, 0, 0]), 4)
 
+    @pytest.mark.parametrize("size", [6.0, -1, "6"])
+    def test_numbers_of_rows(self, size):
+        for name in ("num_nodes", "num_sources"):
+            with pytest.raises(ShapeError, match=f"{name} is {size!r}: it must be an integer, 0"):
+                Graph(SRC, DST, **{name: size})
+
     def test_rows_must_be_known_when_compiling(self):
         def rows(src, dst):
             return Graph(src, dst).src

@@ -278,6 +278,8 @@ def test_compile_export_and_vmap():
 def test_errors():
     x = torch.randn(4, 3)
     call = o3.spherical_harmonics
+    with pytest.raises(DTypeError, match=r"x is a ndarray: it must be a torch\.Tensor"):
+        o3.spherical_harmonics(1, torch.ones(4, 3).numpy(), True)
     with pytest.raises(ShapeError, match=r"x is \(4, 2\): it must be \(\.\.\., 3\)"):
         call(1, x[:, :2], True)
     with pytest.raises(DTypeError, match="coordinates and angles must be real"):

@@ -220,6 +220,11 @@ def test_shapes_that_broadcast():
 def test_angles_are_tensors():
     with pytest.raises(DTypeError, match=r"beta is a float: it must be a torch\.Tensor.*as_tensor"):
         o3.angles_to_matrix(THREE, 0.5, THREE)
+    array = torch.eye(3).numpy()
+    with pytest.raises(DTypeError, match=r"xyz is a ndarray: it must be a torch\.Tensor"):
+        o3.xyz_to_angles(array)
+    with pytest.raises(DTypeError, match=r"R is a ndarray: it must be a torch\.Tensor"):
+        o3.Irreps("1o").D_from_matrix(array)
 
 
 MAKERS = [f"rand_{form}" for form in FORMS] + ["identity_angles", "identity_quaternion"]

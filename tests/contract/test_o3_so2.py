@@ -256,7 +256,7 @@ def test_errors():
         module(x, [0.0, 1.0, 0.0])
     with pytest.raises(ShapeError, match=r"edge is \(2, 2\): it must be \(\.\.\., 3\)"):
         module(x, edge[:, :2])
-    with pytest.raises(ShapeError, match=r"R is \(2, 3\): it must be \(\.\.\., 3, 3\)"):
+    with pytest.raises(ShapeError, match=r"rotation is \(2, 3\): it must be \(\.\.\., 3, 3\)"):
         module(x, rotation=edge)
     with pytest.raises(ShapeError, match="leading dimensions of the inputs are"):
         module(x, edge[:1].expand(3, 3))

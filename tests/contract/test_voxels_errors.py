@@ -52,6 +52,11 @@ CASES = {
         weft.ShapeError,
         r"bias is \(6,\) but weight has C_out = 4",
     ),
+    "no channels": (
+        lambda: ops.sparse_conv(SparseTensor(FEATS[:, :0], COORDS), WEIGHT[:, :0], 3),
+        weft.ShapeError,
+        r"feats has no channels: .* one or more",
+    ),
     "precision": (
         lambda: conv(precision="bf16"),
         weft.DTypeError,

@@ -22,8 +22,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from weft.core.emit import Dialect, Schedule, Step, schedule
+from weft.core.emit import schedule
 from weft.core.program import Operand, Program
+from weft.core.steps import Dialect, Schedule, Step
 
 __all__ = ["Tiling", "copied_at_once", "name", "parameters", "source"]
 

@@ -17,9 +17,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from weft.clifford.generator import Tiling, copied_at_once, parameters
-from weft.core.emit import Contract, most_live, schedule
+from weft.core.emit import schedule
 from weft.core.program import Operand, Program
 from weft.core.split import split
+from weft.core.steps import Contract, most_live
 
 __all__ = ["Kernel", "Machine", "choose"]
 

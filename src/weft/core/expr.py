@@ -33,6 +33,7 @@ __all__ = [
     "contract",
     "count",
     "gradients",
+    "is_zero",
     "leaf",
     "multiply",
     "nonzero_terms",
@@ -100,6 +101,11 @@ def const(value: float) -> Expr:
     return _node("const", (), float(value), ())
 
 
+def is_zero(e: Expr) -> bool:
+    """Whether it is the number 0."""
+    return e.kind == "const" and not e.data
+
+
 def count(axis: str) -> Expr:
     """How many positions an axis has, as a number of the computation."""
     return _node("count", (), axis, ())
@@ -112,6 +118,8 @@ def leaf(operand: str, component: int, axes: Iterable[str]) -> Expr:
 
 def add(*terms: Expr) -> Expr:
     """The sum; multiples of one term are collected, zeros dropped."""
+    if len(terms) == 1:
+        return terms[0]
     multiples: dict[Expr | None, float] = {}
     for term in terms:
         number, rest = _split(term)
@@ -157,7 +165,7 @@ def total(expr: Expr, axes: Iterable[str]) -> Expr:
     axes = frozenset(axes)
     varying = axes & expr.axes
     counts = [count(axis) for axis in sorted(axes - expr.axes)]
-    if expr == const(0):
+    if is_zero(expr):
         return expr
     if varying:
         expr = _node("total", (expr,), varying, expr.axes - varying)
@@ -336,7 +344,7 @@ def nonzero_terms(
     """(coefficient, component in each of SLOTS) of the terms that no zero operand cancels."""
     at = SLOTS.index(slot)
     zeros = [
-        {c for c, e in enumerate(components) if e == const(0)} if i != at and components else ()
+        {c for c, e in enumerate(components) if is_zero(e)} if i != at and components else ()
         for i, components in enumerate(operands)
     ]
     for coefficient, i, k, p, j in form.terms:
@@ -382,7 +390,7 @@ class _Adjoints:
         self._found: dict[Expr, dict[Axes, list[Expr]]] = {}
 
     def give(self, node: Expr, user_axes: Axes, contribution: Expr) -> None:
-        if contribution != const(0):
+        if not is_zero(contribution):
             copied = user_axes - node.axes
             self._found.setdefault(node, {}).setdefault(copied, []).append(contribution)
 
@@ -404,7 +412,7 @@ def gradients(
             _form_rule(node, parts.pop(node, {}), adjoints)
             continue
         adjoint = adjoints.take(node)
-        if adjoint == const(0):
+        if is_zero(adjoint):
             continue
         if node.kind == "part":
             parts.setdefault(node.args[0], {})[node.data] = adjoint

@@ -110,7 +110,7 @@ def _files(package: pathlib.Path) -> list[str]:
     return sorted(found)
 
 
-OURS = ("code_cache", "compiler", "fingerprint", "machine")
+OURS = ("code_cache", "compiler", "fingerprint", "generated", "machine", "outline")
 """Files of this folder that say what a key and a file mean."""
 
 

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from weft.core.files import home, write
+from weft.core.outline import outlined
 
 __all__ = ["Jitted", "as_loaded", "imported", "load", "printed", "state", "text", "written"]
 
@@ -123,11 +124,15 @@ def _listed(keyword: ast.keyword) -> Iterable[str | int]:
 
 @functools.cache
 def printed(name: str, source: str, function: str) -> Jitted:
-    """A function of a generated module.
+    """A function of a generated module, which the compiler gets as `outlined` if it is Gluon.
 
     One for each source: who keeps machine code knows a function again by its identity.
     """
-    return Jitted(function, lambda: source, lambda: load(name, source))
+
+    def module() -> ModuleType:
+        return load(name, outlined(source) if "gluon" in source else source)
+
+    return Jitted(function, lambda: source, module)
 
 
 @functools.cache

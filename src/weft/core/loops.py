@@ -21,9 +21,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from weft.core.emit import Assign, Contract, Dialect, Sums, schedule
+from weft.core.emit import schedule
 from weft.core.expr import SLOTS
 from weft.core.program import Program
+from weft.core.steps import Assign, Contract, Dialect, Sums
 
 __all__ = ["Loop", "printed"]
 

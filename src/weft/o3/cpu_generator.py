@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from weft.core.emit import indented
+from weft.core.steps import indented
 from weft.o3.contraction import Call
 from weft.o3.polynomial import Arithmetic
 from weft.o3.structure import Block, Path, Product

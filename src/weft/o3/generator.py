@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.core.emit import indented
+from weft.core.steps import indented
 from weft.o3 import across, ahead, beside
 from weft.o3.ahead import Fetch
 from weft.o3.job import Job, Spread

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from weft.core.cache import TensorCache
 from weft.core.op import compiling, unwatched, watched
+from weft.core.operands import check_tensors
 from weft.core.segments import SLICE, Slices, cut, indptr_of, narrow, sort_rows
 from weft.core.transforms import below_transforms
 from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
@@ -91,7 +92,8 @@ class Graph:
     ) -> None:
         traced = compiling() or watched()  # sizes may be symbols, which are no key
         if not compiling():
-            _check_tensors(src, dst)
+            _check_edges(src, dst)
+            _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
         if num_nodes is None:
             num_nodes = _largest(src, dst) + 1
         sources = num_nodes if num_sources is None else num_sources
@@ -339,13 +341,9 @@ def _largest(src: Tensor, dst: Tensor) -> int:
     return max((int(index.max()) for index in (src, dst) if index.numel()), default=-1)
 
 
-def _check_tensors(src: Tensor, dst: Tensor) -> None:
+def _check_edges(src: Tensor, dst: Tensor) -> None:
+    check_tensors(src=src, dst=dst)
     for name, index in (("src", src), ("dst", dst)):
-        if not isinstance(index, Tensor):
-            raise DTypeError(
-                f"{name} is a {type(index).__name__}: it must be a torch.Tensor. "
-                f"Pass torch.as_tensor({name})."
-            )
         if index.dtype not in (torch.int64, torch.int32):
             raise DTypeError(
                 f"{name} is {index.dtype}: edges are numbers of rows, int64 or int32. "
@@ -366,6 +364,15 @@ def _check_tensors(src: Tensor, dst: Tensor) -> None:
             f"src is on {src.device} and dst on {dst.device}: they must be on one device. "
             f"Pass dst.to({str(src.device)!r})."
         )
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and (not hasattr(size, "__index__") or size < 0):
+            raise ShapeError(
+                f"{name} is {size!r}: it must be an integer, 0 or more, or None. "
+                "Pass how many rows there are."
+            )
 
 
 def check_ranges(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> None:

@@ -367,7 +367,7 @@ class Irreps:
         With det R = -1 it is a rotation and the inversion, which multiplies by the parity.  Made
         of polynomials of R, not of angles: exact and differentiable everywhere.
         """
-        check_matrix(R)
+        check_matrix("R", R)
         matrix = R.to(working_dtype(R.dtype))
         first, second, third = matrix.detach().unbind(-2)
         sign = (torch.linalg.cross(first, second) * third).sum(-1).sign()[..., None, None]

@@ -6,7 +6,7 @@ own weights      a program takes a row and reads its weights once, 16 bytes at a
 
 from __future__ import annotations
 
-from weft.core.emit import indented
+from weft.core.steps import indented
 from weft.o3.mixing_plan import Block, Group, Mixing, groups, merged, prepared, weights
 from weft.products.tiles import power_of_two
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.core.operands import check_tensors
 from weft.errors import ShapeError
 from weft.o3.instructions import chosen
 from weft.o3.irreps import Irreps, IrrepsLike
@@ -188,6 +189,7 @@ class BatchNorm(_Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, …, D) of x (batch, …, D)."""
+        check_tensors(x=x)
         if x.dim() < 2:
             raise ShapeError(
                 f"x is {tuple(x.shape)}: it must be (batch, …, {self.irreps.dim}). Pass x[None]."

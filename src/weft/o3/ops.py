@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.core.cache import TensorCache
+from weft.core.operands import check_tensors
 from weft.errors import DTypeError, ShapeError
 from weft.o3.plan import IrrepsInfo
 from weft.products import SparseProductInfo, sparse_mul, sparse_vecmat
@@ -100,11 +101,7 @@ def _check(info: IrrepsInfo, rows: str, name: str, a: Tensor, **channels: int | 
             f"irreps_info is a {type(info).__name__}: it must be an IrrepsInfo. "
             "Build one with weft.o3.irreps_info('64x0e+32x1o')."
         )
-    if not isinstance(a, Tensor):
-        raise DTypeError(
-            f"{name} is a {type(a).__name__}: it must be a torch.Tensor. "
-            f"Pass torch.as_tensor({name})."
-        )
+    check_tensors(**{name: a})
     num_rows = info.num_irreps if rows == "irreps" else info.irrep_index.shape[0]
     needed = {rows: num_rows, **channels}
     found = dict(zip(needed, a.shape[-len(needed) :], strict=False))

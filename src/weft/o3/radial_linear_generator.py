@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
-from weft.core.emit import indented
+from weft.core.steps import indented
 from weft.o3.contraction import Call, Result
 from weft.o3.polynomial import Arithmetic, entries, value_name
 from weft.o3.structure import Block, Path, Product

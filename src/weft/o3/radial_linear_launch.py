@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.core.backend import interpreted
 from weft.core.explain import record_cost, recording
-from weft.core.generated import load
+from weft.core.generated import printed
 from weft.core.launcher import (
     Call,
     Kernel,
@@ -176,7 +176,7 @@ def _recipe(
         for paths in groups(product, tiling):
             job = _staged(Job(product, paths, widths, hidden, parts, tiling))
             tile = Tile((tiling.block, job.tiling.stages), WARPS, 1)
-            kernel = Kernel(load("o3_radial", source(job)).__dict__[NAME], (), (), tile)
+            kernel = Kernel(printed("o3_radial", source(job), NAME), (), (), tile)
             steps.append(_Step(job, kernel, len(table)))
             table += [_beside(job, column) for column in columns(job)]
     beside = max(map(len, table), default=1)

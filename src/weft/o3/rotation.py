@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from weft.core.operands import check_tensors
 from weft.errors import DTypeError, ShapeError
 
 __all__ = [
@@ -165,7 +166,7 @@ def angles_to_xyz(alpha: Tensor, beta: Tensor) -> Tensor:
 
 def matrix_to_angles(R: Tensor) -> Angles:  # noqa: N803 - e3nn's name
     """Angles (...) of rotations (..., 3, 3): α and β from R e_y, then γ; 0 ≤ β ≤ π."""
-    check_matrix(R)
+    check_matrix("R", R)
     alpha, beta = xyz_to_angles(R[..., :, 1])
     # the first row of (Ry(α) Rx(β))ᵀ R, which is that of Ry(γ)
     row = alpha.cos()[..., None] * R[..., 0, :] - alpha.sin()[..., None] * R[..., 2, :]
@@ -202,7 +203,7 @@ def angles_to_quaternion(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
 
 def matrix_to_quaternion(R: Tensor) -> Tensor:  # noqa: N803 - e3nn's name
     """The row of 4 q qᵀ with the largest diagonal, at length 1 and with w ≥ 0; (..., 4)."""
-    check_matrix(R)
+    check_matrix("R", R)
     (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = (row.unbind(-1) for row in R.unbind(-2))
     wx, wy, wz = zy - yz, xz - zx, yx - xy
     rows = (
@@ -278,7 +279,7 @@ def unit(v: Tensor) -> Tensor:
     """
     square = v.square().sum(-1, keepdim=True)
     zero = square < torch.finfo(v.dtype).tiny
-    return v * square.masked_fill(zero, math.inf).rsqrt()
+    return v / square.masked_fill(zero, math.inf).sqrt()
 
 
 def _axis_matrix(angle: Tensor, axis: int) -> Tensor:
@@ -316,12 +317,7 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
     """Raise unless tensors broadcast together."""
     if torch.compiler.is_compiling():
         return  # sizes may be symbols
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise DTypeError(
-                f"{name} is a {type(tensor).__name__}: it must be a torch.Tensor. "
-                f"Pass torch.as_tensor({name})."
-            )
+    check_tensors(**tensors)
     aligned = itertools.zip_longest(*(reversed(t.shape) for t in tensors.values()), fillvalue=1)
     if any(len({*sizes} - {1}) > 1 for sizes in aligned):
         given = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
@@ -345,17 +341,19 @@ def _check_sizes(shape: tuple[int, ...]) -> None:
 
 
 def check_last(name: str, a: Tensor, size: int) -> None:
-    """Raise unless it is (..., size)."""
+    """Raise unless it is a tensor (..., size)."""
+    check_tensors(**{name: a})
     if a.dim() == 0 or a.shape[-1] != size:
         raise ShapeError(
             f"{name} is {tuple(a.shape)}: it must be (..., {size}). Move the components last."
         )
 
 
-def check_matrix(matrix: Tensor) -> None:
-    """Raise unless it is (..., 3, 3)."""
+def check_matrix(name: str, matrix: Tensor) -> None:
+    """Raise unless it is a tensor (..., 3, 3)."""
+    check_tensors(**{name: matrix})
     if matrix.shape[-2:] != (3, 3):
         raise ShapeError(
-            f"R is {tuple(matrix.shape)}: it must be (..., 3, 3). "
+            f"{name} is {tuple(matrix.shape)}: it must be (..., 3, 3). "
             "Pass rotations, such as those of rand_matrix(10)."
         )

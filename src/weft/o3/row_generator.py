@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from weft.core.emit import Dialect, Schedule, indented, reads, schedule
+from weft.core.emit import schedule
 from weft.core.expr import WAVES, const, wave_series
 from weft.core.program import Operand, Output, Program
+from weft.core.steps import Dialect, Schedule, indented, reads
 
 __all__ = ["GLUON", "TRITON", "WARPS", "Job", "reading", "source", "varying"]
 

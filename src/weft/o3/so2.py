@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from weft.core import autocast
-from weft.core.operands import same_kind
+from weft.core.operands import check_tensors, same_kind
 from weft.errors import DTypeError, ShapeError
 from weft.o3.irreps import Irrep, Irreps, IrrepsLike
 from weft.o3.layout import broadcast, check_layout, check_rows, join, split
@@ -153,16 +153,11 @@ class SO2Linear(WeightedModule):
         return z.to(x.dtype)
 
     def _rotation(self, edge: Tensor | None, rotation: Tensor | None, dtype: torch.dtype) -> Tensor:
-        for name, given in (("edge", edge), ("rotation", rotation)):
-            if given is not None and not isinstance(given, Tensor):
-                raise DTypeError(
-                    f"{name} is a {type(given).__name__}: it must be a torch.Tensor. "
-                    f"Pass torch.as_tensor({name})."
-                )
         if edge is not None and rotation is None:
+            check_tensors(edge=edge)
             return edge_rotation(edge.to(dtype))
         if rotation is not None and edge is None:
-            check_matrix(rotation)
+            check_matrix("rotation", rotation)
             return rotation.to(dtype)
         words = "neither was" if edge is None else "both were"
         raise DTypeError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from weft.core.backend import choose
 from weft.core.list_op import Rest
 from weft.core.op import constant_when_compiling
-from weft.core.operands import same_kind
+from weft.core.operands import check_tensors, same_kind
 from weft.core.settled import Settled, kinds
 from weft.errors import DTypeError, ShapeError
 from weft.o3.channelwise import channelwise_product
@@ -249,10 +249,11 @@ class SymmetricContraction(nn.Module):
                 f"x is {tuple(x.shape)}: it must be (N, {self.irreps_in.dim}). Flatten the leading "
                 "dimensions."
             )
-        if not isinstance(element, Tensor) or element.dtype == torch.bool:
+        check_tensors(element=element)
+        if element.dtype == torch.bool:
             raise DTypeError(
-                f"element is a {getattr(element, 'dtype', type(element).__name__)}: it must be "
-                "integers, or one-hot real numbers. Pass element.long(), or one_hot.float()."
+                "element is torch.bool: it must be integers, or one-hot real numbers. "
+                "Pass element.long(), or one_hot.float()."
             )
         rows = x.shape[0]
         shape = (rows, self.num_elements) if element.is_floating_point() else (rows,)

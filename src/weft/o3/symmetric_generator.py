@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.core.emit import Dialect, Schedule, indented, schedule
+from weft.core.emit import schedule
 from weft.core.program import Operand, Program
+from weft.core.steps import Dialect, Schedule, indented
 from weft.o3.row_generator import GLUON, TRITON, reading
 from weft.o3.symmetric_program import slots
 from weft.products.tiles import power_of_two

@@ -17,9 +17,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from weft.core.emit import most_live, schedule
+from weft.core.emit import schedule
 from weft.core.expr import Expr, add, const, multiply
 from weft.core.program import Operand, Output, Program, derive, mask
+from weft.core.steps import most_live
 from weft.o3.irreps import Irrep, Irreps
 from weft.o3.symmetric_basis import Basis, Coupled, symmetric_basis
 from weft.o3.wigner import entries_3j

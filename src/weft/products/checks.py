@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from weft.core.operands import check_tensors
 from weft.errors import DeviceError, DTypeError, ShapeError
 from weft.products.forms import accumulator
 from weft.products.plan import Sizes, Tables
@@ -51,16 +52,9 @@ def metas(tensors: Sequence[Tensor | None]) -> Metas:
         return tuple([None if t is None else (t.shape, t.dtype, t.device) for t in tensors])
     except AttributeError:
         for name, tensor in zip(NAMES, tensors, strict=True):
-            _check_tensor(name, tensor)
+            if tensor is not None:
+                check_tensors(**{name: tensor})
         raise
-
-
-def _check_tensor(name: str, tensor: object) -> None:
-    if tensor is not None and not isinstance(tensor, Tensor):
-        raise DTypeError(
-            f"{name} is a {type(tensor).__name__}: it must be a torch.Tensor. "
-            f"Pass torch.as_tensor({name})."
-        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -228,7 +222,7 @@ def _check_table(name: str, table: Meta | None, needed: torch.device) -> None:
 
 def check_out(out: Tensor, result: Tensor) -> None:
     """`out` must be what the call returns: shape, dtype, device, and no part of a graph."""
-    _check_tensor("out", out)
+    check_tensors(out=out)
     shape, dtype, device = out.shape, out.dtype, out.device
     if shape != result.shape:
         raise ShapeError(

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.core.emit import Dialect
 from weft.core.expr import Expr, leaf, reachable
 from weft.core.hoist import rebuilt
+from weft.core.steps import Dialect
 from weft.reductions.formula import Node
 from weft.reductions.inner import Inner
 from weft.reductions.printed import assigned, text

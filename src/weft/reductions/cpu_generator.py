@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from weft.core.emit import Dialect, indented
 from weft.core.expr import Expr, const, reachable
+from weft.core.steps import Dialect, indented
 from weft.reductions.formula import Node, variables
 from weft.reductions.printed import assigned, text
 from weft.reductions.scalars import factored, operand, scalars, separated

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.core.emit import Dialect, indented
 from weft.core.expr import Expr, const, reachable
+from weft.core.steps import Dialect, indented
 from weft.reductions.components import Loops
 from weft.reductions.formula import Node, variables
 from weft.reductions.job import Job

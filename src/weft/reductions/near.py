@@ -19,9 +19,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from weft.core.emit import Dialect, indented
 from weft.core.expr import Expr, add, apply, const, leaf, multiply, reachable
 from weft.core.hoist import rebuilt
+from weft.core.steps import Dialect, indented
 from weft.reductions.exponents import Moments, Term, moments
 from weft.reductions.formula import Node, is_zero
 from weft.reductions.printed import assign, assigned, loads, text

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-from weft.core.emit import Dialect, schedule
+from weft.core.emit import schedule
 from weft.core.expr import Expr, leaf, reachable
 from weft.core.hoist import rebuilt
 from weft.core.program import Operand, Output, Program
+from weft.core.steps import Dialect
 from weft.reductions.formula import Node
 from weft.reductions.scalars import operand
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from weft.core.expr import FUNCTIONS, Expr, add, apply, const, leaf, multiply, reachable
+from weft.core.expr import FUNCTIONS, Expr, add, apply, const, is_zero, leaf, multiply, reachable
 from weft.core.hoist import rebuilt
 from weft.reductions.formula import Node
 from weft.reductions.formula import reachable as nodes_of
@@ -203,7 +203,7 @@ def _squared_distance(node: Node, a: Components, b: Components) -> Components:
 
 def _summed(terms: Sequence[Expr]) -> Expr:
     """Their sum, of many by halves: the error of one chain of additions grows with its length."""
-    terms = [e for e in terms if e != const(0)]
+    terms = [e for e in terms if not is_zero(e)]
     if len(terms) <= CHAIN:
         return add(*terms)
     half = len(terms) // 2

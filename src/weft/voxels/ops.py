@@ -226,6 +226,10 @@ def _check_weight(
             f"groups is {groups} but feats has C_in = {channels}: it must divide C_in. "
             "Pass groups=1, or another number of channels."
         )
+    if not channels:
+        raise ShapeError(
+            "feats has no channels: a convolution needs one or more. Pass feats (N, C_in)."
+        )
     needed = f"({offsets}, {channels // groups}, C_out)"
     if weight.dim() != 3 or tuple(weight.shape[:2]) != (offsets, channels // groups):
         raise ShapeError(
