@@ -9,6 +9,7 @@ a call, to any order.  A program is known by its key, a string that says how it 
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -79,21 +80,28 @@ def vjp(program: Program, needed: str, given: str) -> Program:
 
     Its inputs are those of the program, then the cotangents of the outputs marked in `given`.
     """
+    every = _pullback(program, given)
+    key = f"{program.key} | vjp {needed} {given}"
+    return Program(key, every.inputs, tuple(_marked(every.outputs, needed)))
+
+
+@functools.lru_cache(maxsize=64)
+def _pullback(program: Program, given: str) -> Program:
+    """The gradients by all inputs, which cost no more than those by one."""
     shown = _marked(program.outputs, given)
-    of_inputs = _marked(program.inputs, needed)
     cotangents = _named("g", program, [output.operand for output in shown])
     outputs = [e for output in shown for e in output.components]
     directions = [e for cotangent in cotangents for e in cotangent.leaves()]
-    found = iter(gradients(outputs, directions, [e for o in of_inputs for e in o.leaves()]))
+    leaves = [e for operand in program.inputs for e in operand.leaves()]
+    found = iter(gradients(outputs, directions, leaves))
     results = tuple(
         Output(
             operand._replace(name=f"d{operand.name}"),
             tuple(next(found) for _ in range(operand.size)),
         )
-        for operand in of_inputs
+        for operand in program.inputs
     )
-    key = f"{program.key} | vjp {needed} {given}"
-    return Program(key, (*program.inputs, *cotangents), results)
+    return Program("", (*program.inputs, *cotangents), results)
 
 
 def jvp(program: Program, given: str) -> Program:
