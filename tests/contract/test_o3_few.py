@@ -85,19 +85,40 @@ def kernels(function, *given):
 
 def test_who_computes_few(monkeypatch):
     monkeypatch.undo()
-    conv = o3.TensorProductConv("8x1o", "1o", "8x2e", [(0, 0, 0, "uvu", True)])
-    src = torch.arange(400) % 7
+    src, few, many = torch.arange(400) % 7, [("numba", "few_z")], [("numba", "contract_z")]
 
-    def launched(edges, nodes=7):
-        x, y, w = torch.randn(nodes, 24), torch.randn(edges, 3), torch.randn(edges, 8)
-        return kernels(conv, x, y, w, Graph(src[:edges], src[:edges], nodes))
+    def launched(item, edges):
+        out = "8x2e" if item == "1o" else "8x0e"
+        conv = o3.TensorProductConv(f"8x{item}", item, out, [(0, 0, 0, "uvu", True)])
+        x, y = (torch.randn(n, conv.irreps_in1[0].ir.dim * c) for n, c in ((7, 8), (edges, 1)))
+        return kernels(conv, x, y, torch.randn(edges, 8), Graph(src[:edges], src[:edges], 7))
 
-    assert launched(9) == launched(400) == [("numba", "few_z")]
-    monkeypatch.setattr(operator, "WIDE", 0)
-    assert launched(9) == launched(400) == [("numba", "few_z")]
-    assert launched(9, nodes=50_000) == [("torch", "contract_z")]  # rows are copied
-    monkeypatch.setattr(operator, "FEW", 0)
-    assert launched(9) == [("torch", "contract_z")]
+    monkeypatch.setattr(operator, "FEW", 9 * 3)  # eight channels count for nine
+    assert launched("1o", 9) == launched("1o", 400) == few  # that compile no loops of their own
+    monkeypatch.setattr(operator, "LOOPS_FROM", 0)
+    assert launched("1o", 9) == many
+    assert launched("0e", 9) == few
+    assert launched("0e", 400) == many
+
+
+@pytest.mark.parametrize("name", ["uvu", "uuu"])
+def test_bits_do_not_depend_on_what_is_asked_for_together(name):
+    structure, tables = STRUCTURES[name], graph("unsorted")
+    given = values(structure, BACKWARD, tables, dtype=torch.float32)
+    together = few.run(structure, BACKWARD, given, tables, False)
+    for result, found in zip(BACKWARD.results, together, strict=True):
+        (alone,) = few.run(structure, BACKWARD._replace(results=(result,)), given, tables, False)
+        assert_same_bits(alone, found, result.slot)
+
+
+def test_numbers_that_are_negated_when_they_are_read():
+    tables = graph("unsorted")
+    given = values(UVU, BACKWARD, tables)
+    (negated, *_), (exact, *_) = (
+        few.run(UVU, BACKWARD, [first, *given[1:]], tables, False)
+        for first in (torch._neg_view(given[0]), -given[0])
+    )
+    assert_same_bits(negated, exact, "negated")
 
 
 def test_results_begin_where_torch_lets_tensors_begin():

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.core.backend import interpreted
+from weft.core.backend import choose, interpreted
 from weft.core.explain import Launch, record, recording
 from weft.core.op import compiling, transformed, unwatched
 from weft.o3.channelwise import channelwise_product
@@ -28,7 +28,7 @@ from weft.o3.instructions import Instruction, Operands
 from weft.o3.layout import join, split
 from weft.o3.mixing import mix, refuse, serves
 from weft.o3.mixing_rows import holds, mixed_rows
-from weft.o3.operator import LOOPS_FROM, walks
+from weft.o3.operator import LOOPS_FROM
 from weft.o3.structure import Structure
 from weft.o3.structures import Columns, Mixed, Parts, structures_of, weight_offsets
 from weft.products import SparseScaleInfo, sparse_scale
@@ -90,18 +90,17 @@ class Recipe(NamedTuple):
         """Whether the time of a call is the host's: rows of few numbers on the CPU.
 
         Then torch's own operations take less of it than operators, of gradients above all, but
-        where one operator gives all and not all are scalars.  Where kernels are interpreted, the
-        CPU stands for a GPU.
+        where channelwise products are all there is.  Where kernels are interpreted, the CPU stands
+        for a GPU.
         """
         if self.backend is not None or not x.is_cpu or _INTERPRETED:
             return False
         if compiling() or transformed():
             return False
-        parts, rows = self.parts, x.shape[0]
-        if rows * parts.channels >= LOOPS_FROM or not unwatched(x) or not exact(x):
+        parts = self.parts
+        if parts.mixed is None and not parts.dense and choose(None, "cpu") == "numba":
             return False
-        walked = parts.channels > 0 and parts.mixed is None and not parts.dense
-        return not (walked and all(walks(structure, rows) for structure in parts.direct))
+        return x.shape[0] * parts.channels < LOOPS_FROM and unwatched(x) and exact(x)
 
     def _edgewise(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> Tensor:
         """What is computed edge by edge, then summed."""

@@ -3,7 +3,7 @@
     result[row, at] += c · first[row, at] · second[row, at] · third[row, at]
 
 for the entries of 3j symbols on the paths of a call, its edges and channels.  Compiled once for all
-structures; edges add in the order of their numbers, in float64.
+structures; edges add in the order of their numbers, so that bits depend on nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from torch import Tensor
 
 from weft.core.explain import Launch, record, recording
@@ -83,37 +86,28 @@ def prepared(
     if shared:
         rows["w"] = 1
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
-    bounds = _bounds(rows * width for rows, width in shapes)
-    parts = list(zip(itertools.starmap(slice, itertools.pairwise(bounds)), shapes, strict=True))
-    end = bounds[-1]
     # one of the rows that all edges share is no step from the next
     strides = np.array([0 if shared and s == "w" else structure.width(s) for s in SLOTS] + [0])
-    starts = np.array([*_bounds(t.numel() for t in tensors), *bounds])
     products, factors = _table(structure, call)
+    factors = torch.from_numpy(factors).to(wide).numpy()
     of = next((t for t in (tables.src, tables.dst) if t is not None), None)
     index = np.int64 if of is not None and of.dtype == torch.int64 else np.int32
     identity = np.arange(tables.num_edges, dtype=index)
     one = torch.ones(1, dtype=wide)
 
     def again(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        values = [t.reshape(-1) for t in given[:count]]
+        values = [t.resolve_neg().contiguous() for t in given[:count]]
         if dtype != wide:
             values = [t.to(wide) for t in values]
         src, dst, *_ = listed((*given[count:], None))
         ends = [identity if t is None else t.numpy() for t in (src, dst)]
-        sums = np.zeros(end)
-        flat = torch.cat([*values, one]).detach().numpy()
-        _walk(products, factors, starts, strides, *ends, flat, sums)
         # memory of their own: products of matrices differ in bits with where their operands begin
-        found = torch.from_numpy(sums)
-        return tuple([found[part].view(shape).to(dtype, copy=True) for part, shape in parts])
+        results = [torch.zeros(shape, dtype=wide) for shape in shapes]
+        addresses = np.array([t.data_ptr() for t in (*values, one, *results)])
+        _walk(products, factors, addresses, strides, *ends, identity)
+        return tuple(results if dtype == wide else [t.to(dtype) for t in results])
 
     return again
-
-
-def _bounds(sizes: Iterator[int]) -> list[int]:
-    """Where parts of these sizes begin, and the end."""
-    return list(itertools.accumulate(sizes, initial=0))
 
 
 @functools.lru_cache(maxsize=256)
@@ -140,47 +134,87 @@ def _products(
     # behind the tensors and their 1 begin the results
     starts = dict(zip(others, term, strict=False)) | {result: len(call.slots) + 1 + number}
     degrees = product.degrees(path)
-    order = result + "".join(s for s in SLOTS if s != result)
     for a, b, m, value in entries_3j(*degrees):
         components = {"x": a, "y": b, "z": m, "w": 0}
-        row = [product.channels]
-        for slot in order:
-            place = getattr(path, slot)
-            if place < 0:
-                row += len(call.slots), NOTHING, 0, 0
-                continue
-            block = product.blocks(slot)[place]
-            at = block.offset + components[slot] * block.step
-            row += starts[slot], SLOTS.index(slot), at, block.channel_step
-        yield row, path.factor * value
+        places = {slot: (len(call.slots), NOTHING, 0, 0) for slot in SLOTS}
+        for slot in SLOTS:
+            if (number_of_block := getattr(path, slot)) >= 0:
+                block = product.blocks(slot)[number_of_block]
+                at = block.offset + components[slot] * block.step
+                places[slot] = starts[slot], SLOTS.index(slot), at, block.channel_step
+        first = places.pop(result)
+        factors = sorted(places.values(), key=lambda place: place[3] == 0)
+        yield [product.channels, *itertools.chain(first, *factors)], path.factor * value
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(context, address):  # type: ignore[no-untyped-def]
+    """What is at an address."""
+
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), build
 
 
 @jit
-def _walk(products, factors, starts, strides, src, dst, given, sums):  # type: ignore[no-untyped-def]
+def _at(address, like):  # type: ignore[no-untyped-def]
+    """The numbers from an address on, of the dtype of an array."""
+    return numba.carray(_pointer(address), 1, like.dtype)
+
+
+@jit
+def _operand(product, k, addresses, strides, rows, size):  # type: ignore[no-untyped-def]
+    """Where the result of a product or a factor begins, bytes to the next row, rows of edges, step.
+
+    Steps are unsigned: then the compiler asks once an edge whether they are 1, and fills lanes.
+    """
+    slot = product[4 * k + 2]
+    begin = addresses[product[4 * k + 1]] + product[4 * k + 3] * size
+    return begin, strides[slot] * size, rows[slot], np.uint64(product[4 * k + 4])
+
+
+@jit
+def _walk(products, factors, addresses, strides, src, dst, identity):  # type: ignore[no-untyped-def]
     """Add products to results, edge after edge.
 
     A product is channels, then of the result and of three factors: tensor, slot, place in a row,
-    step from a channel to the next.
+    step from a channel to the next.  Factors without a step come last.
     """
-    edges = src.shape[0]
-    places = np.empty((4, edges), np.int64)
+    rows, size = (src, identity, dst, identity, identity), factors.itemsize
     for p in range(products.shape[0]):
-        for k in range(4):
-            slot, stride = products[p, 4 * k + 2], strides[products[p, 4 * k + 2]]
-            begin = starts[products[p, 4 * k + 1]] + products[p, 4 * k + 3]
-            for e in range(edges):
-                row = src[e] if slot == 0 else dst[e] if slot == 2 else e
-                places[k, e] = begin + row * stride
-        channels, factor = products[p, 0], factors[p]
-        dz, da, db, dc = products[p, 4], products[p, 8], products[p, 12], products[p, 16]
-        for e in range(edges):
-            z, a, b, c = places[0, e], places[1, e], places[2, e], places[3, e]
-            if dz:
+        z0, sz, rz, dz = _operand(products[p], 0, addresses, strides, rows, size)
+        a0, sa, ra, da = _operand(products[p], 1, addresses, strides, rows, size)
+        b0, sb, rb, db = _operand(products[p], 2, addresses, strides, rows, size)
+        c0, sc, rc, dc = _operand(products[p], 3, addresses, strides, rows, size)
+        channels, factor = np.uint64(products[p, 0]), factors[p]
+        if channels == 1:
+            for e in range(identity.shape[0]):
+                z, a = _at(z0 + rz[e] * sz, factors), _at(a0 + ra[e] * sa, factors)
+                b, c = _at(b0 + rb[e] * sb, factors), _at(c0 + rc[e] * sc, factors)
+                z[0] += factor * a[0] * b[0] * c[0]
+            continue
+        for e in range(identity.shape[0]):
+            z, a = _at(z0 + rz[e] * sz, factors), _at(a0 + ra[e] * sa, factors)
+            b, c = _at(b0 + rb[e] * sb, factors), _at(c0 + rc[e] * sc, factors)
+            if dz and not db:
+                scale = factor * b[0] * c[0]
                 for u in range(channels):
-                    term = factor * given[a + u * da] * given[b + u * db] * given[c + u * dc]
-                    sums[z + u * dz] += term
+                    z[u * dz] += scale * a[u * da]
+            elif dz and not dc:
+                scale = factor * c[0]
+                for u in range(channels):
+                    z[u * dz] += scale * a[u * da] * b[u * db]
+            elif dz:
+                for u in range(channels):
+                    z[u * dz] += factor * a[u * da] * b[u * db] * c[u * dc]
+            elif not dc:
+                total = factors.dtype.type(0)
+                for u in range(channels):
+                    total += a[u * da] * b[u * db]
+                z[0] += factor * c[0] * total
             else:
-                total = sums[z]
+                total = factors.dtype.type(0)
                 for u in range(channels):
-                    total += factor * given[a + u * da] * given[b + u * db] * given[c + u * dc]
-                sums[z] = total
+                    total += a[u * da] * b[u * db] * c[u * dc]
+                z[0] += factor * total

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from weft.o3.graph import Tables, listed, pack, repeated, unpack
 from weft.o3.structure import Structure, read
 from weft.o3.wigner import entries_3j
 
-__all__ = ["Contraction", "contract", "contraction", "kept", "one_by_one", "walks"]
+__all__ = ["Contraction", "contract", "contraction", "kept", "one_by_one"]
 
 Run = Callable[[Structure, Call, Sequence[Tensor], Tables, bool], list[Tensor]]
 
@@ -40,13 +39,10 @@ not count.
 """
 
 FEW = 2**17
-"""Numbers of a product below which one loop for all structures serves; below LOOPS_FROM 16 times.
+"""Products of a call from which on such loops then serve; of scalars alone 16 times as many.
 
-See `_lengths`.
+Their loops share what they read among paths, and have none to share it among with scalars.
 """
-
-WIDE = 32
-"""Channels below which it always serves there: torch's products of small matrices take longer."""
 
 
 def contract(
@@ -92,7 +88,7 @@ def kept(
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body for tensors of these kinds: launches of kernels, or what `body` does."""
     structure, call, present, num_x, num_z, num_edges, shared, backend = rest
-    executor = _executor(structure, call, tensors[0], (num_x, num_z, num_edges), backend)
+    executor = _executor(structure, call, tensors[0], num_edges, backend)
     if not hasattr(executor, "prepared"):
         return lambda given: tuple(contraction.rule.body(given, *rest))
     what = read_call(call)
@@ -112,8 +108,7 @@ class Contraction:
         count = len(what.slots)
         values = [t.contiguous() for t in tensors[:count]]
         tables = unpack(tensors[count:], present, num_x, num_z, num_edges)
-        sizes = num_x, num_z, num_edges
-        run: Run = _executor(structure, call, values[0], sizes, backend).run
+        run: Run = _executor(structure, call, values[0], num_edges, backend).run
         if autocast.active():  # it must not narrow the products inside a body
             with torch.autocast(values[0].device.type, enabled=False):
                 results = run(read(structure), what, values, tables, shared)
@@ -278,47 +273,30 @@ def _operations(structure: str, call: str) -> int:
     return terms * total
 
 
-@functools.lru_cache(maxsize=4096)
-def _channels(structure: str) -> int:
-    return max((product.channels for product in read(structure).products), default=0)
-
-
-def walks(structure: Structure, rows: int) -> bool:
-    """Whether on the CPU one loop for all structures serves products of rows."""
-    return _size(structure.text, (rows, rows, rows)) == "few" and choose(None, "cpu") == "numba"
-
-
-def _executor(
-    structure: str, call: str, like: Tensor, sizes: tuple[int, int, int], backend: str
-) -> Any:
+def _executor(structure: str, call: str, like: Tensor, edges: int, backend: str) -> Any:
     """The module that serves; where the backend was chosen by us, one that does."""
     device = "cuda" if like.is_cuda else like.device.type
-    size = "many" if backend or not like.is_cpu else _size(structure, sizes)
+    size = "many" if backend or not like.is_cpu else _size(structure, edges)
     return _chosen(structure, call, like.dtype, device, backend, size)
 
 
-def _size(structure: str, sizes: tuple[int, int, int]) -> str:
-    """On the CPU: few for one loop for all structures, some for torch, many for loops of its own.
+def _size(structure: str, edges: int) -> str:
+    """On the CPU: few for one loop for all structures, many for loops of its own.
 
     The same for all results: which ones are asked for together must not change their bits.
     """
-    channels = _channels(structure)
-    length = sum(map(operator.mul, _lengths(structure), sizes))
-    if sizes[2] * channels >= LOOPS_FROM:
-        return "few" if length < FEW else "many"
-    return "few" if channels < WIDE or length < 16 * FEW else "some"
+    channels, products, scalars = _counts(structure)
+    most = 16 * FEW if scalars else FEW
+    return "few" if edges * channels < LOOPS_FROM or edges * products < most else "many"
 
 
 @functools.lru_cache(maxsize=4096)
-def _lengths(structure: str) -> tuple[int, int, int]:
-    """Numbers that a product takes of a row of x and of z, and products and places of an edge."""
-    of = read(structure)
-    products = sum(
-        len(entries_3j(*product.degrees(path))) * (product.channels + 1)
-        for product in of.products
-        for path in product.paths
-    )
-    return of.width("x"), of.width("z"), of.width("y") + of.width("w") + products
+def _counts(structure: str) -> tuple[int, int, bool]:
+    """Channels, products of an edge, and whether all are of scalars."""
+    of = [(product, path) for product in read(structure).products for path in product.paths]
+    products = sum(len(entries_3j(*p.degrees(path))) * (p.channels + 1) for p, path in of)
+    channels = max((product.channels for product, _ in of), default=0)
+    return channels, products, not any(any(p.degrees(path)) for p, path in of)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -326,8 +304,8 @@ def _chosen(
     structure: str, call: str, dtype: torch.dtype, device: str, backend: str, size: str
 ) -> Any:
     name = choose(backend or None, device)
-    if name == "numba" and not backend and size != "many":
-        return _module("few" if size == "few" else "torch")
+    if name == "numba" and not backend and size == "few":
+        return _module("few")
     if name != "torch" and not _module(name).serves(read(structure), read_call(call), dtype):
         if backend:
             raise BackendError(
