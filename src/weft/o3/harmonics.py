@@ -116,21 +116,23 @@ def _first(
 
 
 def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalization: str) -> Tensor:
-    v, highest = x.to(working_dtype(x.dtype)), max(degrees)
+    # components in front: numbers of an operation then are neighbours
+    v, highest = x.movedim(-1, 0).contiguous().to(working_dtype(x.dtype)), max(degrees)
     if normalize and highest:
-        v = unit(v)
+        v = unit(v, 0)
     if highest < len(_LOWEST):
         blocks = [_LOWEST[degree](v, scale(normalization, degree)) for degree in degrees]
-        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)).to(x.dtype)
-    # of a unit vector 1 without a gradient, and 0 of the zero vector
-    square = v.any(-1).to(v.dtype) if normalize else v.square().sum(-1)
-    rows = _components(set(degrees), v, square, normalization)
-    found = torch.stack([y for degree in degrees for y in rows[degree]])
-    return found.movedim(0, -1).contiguous().to(x.dtype)  # faster than to stack last
+        found = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    else:
+        # of a unit vector 1 without a gradient, and 0 of the zero vector
+        square = v.any(0).to(v.dtype) if normalize else v.square().sum(0)
+        rows = _components(set(degrees), v, square, normalization)
+        found = torch.stack([y for degree in degrees for y in rows[degree]])
+    return found.movedim(0, -1).contiguous().to(x.dtype)
 
 
 def _constant(v: Tensor, scale: float) -> Tensor:
-    return v.new_full((*v.shape[:-1], 1), scale)
+    return v.new_full((1, *v.shape[1:]), scale)
 
 
 def _vector(v: Tensor, scale: float) -> Tensor:
@@ -139,23 +141,23 @@ def _vector(v: Tensor, scale: float) -> Tensor:
 
 def _quadratic(v: Tensor, scale: float) -> Tensor:
     """√15 (xz, xy, (2y² − x² − z²)/√12, yz, (z² − x²)/2)."""
-    _, y, z = v.unbind(-1)
-    side, _, far = (v * (math.sqrt(15) * scale)).unbind(-1)
-    xx, yy, zz = (v * v).unbind(-1)
+    _, y, z = v.unbind()
+    side, _, far = (v * (math.sqrt(15) * scale)).unbind()
+    xx, yy, zz = (v * v).unbind()
     middle = torch.sub(yy, xx + zz, alpha=0.5) * (math.sqrt(5) * scale)
     last = (zz - xx) * (math.sqrt(15) / 2 * scale)
-    return torch.stack([side * z, side * y, middle, far * y, last], -1)
+    return torch.stack([side * z, side * y, middle, far * y, last])
 
 
 _LOWEST = (_constant, _vector, _quadratic)
-"""Y_0, Y_1 and Y_2 of vectors (..., 3), in fewer operations than by ladders: (..., 2l+1)."""
+"""Y_0, Y_1 and Y_2 of vectors (3, ...), in fewer operations than by ladders: (2l+1, ...)."""
 
 
 def _components(
     degrees: Collection[int], v: Tensor, square: Tensor, normalization: str
 ) -> dict[int, list[Tensor]]:
-    """Y_l^-l … Y_l^l of each degree at vectors v (..., 3) of squared length `square` (...)."""
-    x, y, z = v.unbind(-1)
+    """Y_l^-l … Y_l^l of each degree at vectors v (3, ...) of squared length `square` (...)."""
+    x, y, z = v.unbind()
     rows = {degree: [y] * (2 * degree + 1) for degree in degrees}
     cos, sin = z, x  # of z + ix to the power m
     for m in range(max(degrees) + 1):

@@ -272,14 +272,13 @@ def inverse_quaternion(q: Tensor) -> Tensor:
     return torch.cat([q[..., :1], -q[..., 1:]], -1)
 
 
-def unit(v: Tensor) -> Tensor:
-    """v / |v| along the last dimension; 0 where v is 0, with gradients 0 there.
+def unit(v: Tensor, dim: int = -1) -> Tensor:
+    """v / |v| along a dimension; 0 where v is 0, with gradients 0 there.
 
     Zero is what is shorter than the root of the smallest normal number: 1e-19 in float32.
     """
-    square = v.square().sum(-1, keepdim=True)
-    zero = square < torch.finfo(v.dtype).tiny
-    return v / square.masked_fill(zero, math.inf).sqrt()
+    square = v.square().sum(dim, keepdim=True)
+    return v / torch.threshold(square, torch.finfo(v.dtype).tiny, math.inf).sqrt()
 
 
 def _axis_matrix(angle: Tensor, axis: int) -> Tensor:
