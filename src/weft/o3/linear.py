@@ -236,14 +236,17 @@ class Linear(WeightedModule):
             if x.dim() == weight.dim() + 1 == 2 and bias is None:
                 self._settle((x, weight), True)
             return self._mixed(self.mixing, x, weight, bias)
+        if weight is not None and bias is None and self.shared_weights and not self.features:
+            return self._by_matrices(x, weight)
         blocks, lead = split(x, self.irreps_in, self.layout), x.shape[:-1]
+        weights = [] if weight is None else self._matrices(weight)
         if self.features:  # copies are those of every feature
             blocks, lead = [block.flatten(-3, -2) for block in blocks], lead[:-1]
         if not self.shared_weights and weight is not None:
             lead = broadcast([lead, weight.shape[: -1 - len(self.features)]])
         out = []
         for k, item in enumerate(self.irreps_out):
-            rows = self._item(k, blocks, weight)
+            rows = self._item(k, blocks, weights)
             if rows is None or self.features:
                 shape = (*lead, *self.features[1:], item.mul, item.ir.dim)
                 rows = x.new_zeros(shape) if rows is None else rows.reshape(shape)
@@ -266,27 +269,59 @@ class Linear(WeightedModule):
         ]
         return z + join(shifts, self.layout)
 
-    def _item(self, k: int, blocks: list[Tensor], weight: Tensor | None) -> Tensor | None:
-        """(…, copies, 2l+1) of one item of the output: the items into it side by side."""
-        if not self._into[k] or weight is None:
+    def _by_matrices(self, x: Tensor, weight: Tensor) -> Tensor:
+        """(…, D_out): of each item of the output all rows by one matrix."""
+        parts: Sequence[Tensor] = (x,)
+        if len(self.irreps_in) != 1:
+            parts = x.split_with_sizes([item.dim for item in self.irreps_in], -1)
+        lead, found, weights = x.shape[:-1], [], self._matrices(weight)
+        for k, (mul, ir) in enumerate(self.irreps_out):
+            if not self._into[k]:
+                found.append(x.new_zeros(*lead, mul * ir.dim))
+                continue
+            items = [self.instructions[n].i_in for n in self._into[k]]
+            rows = [self._copies(parts[i], self.irreps_in[i].mul, ir.dim) for i in items]
+            z = torch.mm(*self._factors(k, rows, weights))
+            if ir.dim > 1 and self.layout == "mul_ir":
+                z = z.view(-1, ir.dim, mul).mT
+            found.append(z.reshape(*lead, mul * ir.dim))
+        return _side_by_side(found, -1) if found else x.new_zeros(*lead, 0)
+
+    def _copies(self, part: Tensor, mul: int, components: int) -> Tensor:
+        """(rows · components, mul) of an item of x; of scalars the rows themselves."""
+        if components > 1 and self.layout == "mul_ir":
+            part = part.reshape(-1, mul, components).mT
+        return part.reshape(-1, mul)
+
+    def _item(self, k: int, blocks: list[Tensor], matrices: list[Tensor]) -> Tensor | None:
+        """(…, copies, 2l+1) of one item of the output."""
+        if not self._into[k] or not matrices:
             return None
         rows = [blocks[self.instructions[n].i_in].mT for n in self._into[k]]
-        matrices = [self._matrix(n, weight) for n in self._into[k]]
-        together, matrix = _side_by_side(rows, -1).contiguous(), _side_by_side(matrices, -2)
-        if matrix.dim() > 2:
-            return (together @ matrix).mT
-        # all rows by one matrix at once: of scalars torch would not see that it can
-        found = together.flatten(0, -2) @ matrix
-        return found.view(*together.shape[:-1], matrix.shape[1]).mT
+        together, matrix = self._factors(k, rows, matrices)
+        return (together @ matrix).mT
 
-    def _matrix(self, n: int, weight: Tensor) -> Tensor:
-        """(…, copies in, copies out) of an instruction, those of every feature."""
-        matrix, factor = self.view(n, weight), self.instructions[n].path_weight
-        if factor != 1:
-            matrix = matrix * factor
+    def _factors(self, k: int, rows: list[Tensor], matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """What goes into one item of the output side by side, and the matrix that it meets.
+
+        The factor of the paths goes into the rows, which are few where its time is seen.  Bits
+        must not depend on the number of rows: compiled code does not know it.
+        """
+        chosen = [matrices[n] for n in self._into[k]]
+        factor, *others = (self.instructions[n].path_weight for n in self._into[k])
+        if any(other != factor for other in others):
+            factors = (factor, *others)
+            rows = [row * f for row, f in zip(rows, factors, strict=True)]
+            factor = 1.0
+        together, matrix = _side_by_side(rows, -1), _side_by_side(chosen, -2)
+        return together if factor == 1 else together * factor, matrix
+
+    def _matrices(self, weight: Tensor) -> list[Tensor]:
+        """(…, copies in, copies out) of the instructions, those of every feature."""
+        found = self.views(weight)
         if not self.features:
-            return matrix
-        return matrix.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+            return found
+        return [m.transpose(-3, -2).flatten(-2).flatten(-3, -2) for m in found]
 
     def _shifted(self, k: int, rows: Tensor, bias: Tensor) -> Tensor:
         """(…, mul, 2l+1): an item of the output with its bias, if it has one."""

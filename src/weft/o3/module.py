@@ -136,6 +136,14 @@ class WeightedModule(nn.Module):
         flat = weight.narrow(-1, self.offsets[n], instruction.num_weights)
         return flat.reshape(*flat.shape[:-1], *instruction.path_shape)
 
+    def views(self, weight: Tensor) -> list[Tensor]:
+        """(…, *path_shape) of all instructions that may have a weight; their gradients are one."""
+        shapes = [i.path_shape for i in self.instructions if i.has_weight]
+        flats: Sequence[Tensor] = (weight,)
+        if len(shapes) != 1:
+            flats = weight.split_with_sizes([math.prod(shape) for shape in shapes], -1)
+        return [f.reshape(*f.shape[:-1], *s) for f, s in zip(flats, shapes, strict=True)]
+
     def checked_weight(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor | None:
         """The flat weights: the given ones, one tensor or one an instruction, or the module's."""
         if weight is None:
@@ -259,7 +267,7 @@ class InstructedModule(WeightedModule):
         known = kinds((x, y) if weight is None else (x, y, weight))
         if known is None or (graph is not None and graph.kind is None):
             return
-        alike = x.dim() == 2 and x.shape[:1] == y.shape[:-1] and not self.recipe.has_few(x)
+        alike = x.dim() == 2 and x.shape[:1] == y.shape[:-1] and not self.recipe.by_torch(x)
         structure, mixing = self._operators(x)
         if structure is None or not (graph is not None or alike):
             return
