@@ -90,8 +90,7 @@ def _mixed(degrees: Degrees, factor: float, a: Tensor, b: Tensor, weight: Tensor
     """(rows, w, 2l3+1) = Σ_uv weight_uvw t_uv: copies of a are mixed, then meet those of b."""
     u, v, w = weight.shape[-3:]
     if u == 1 or v == 1:
-        met = _side_by_side(degrees, factor, a, b)
-        return (met.mT @ weight.flatten(-3, -2)).mT
+        return _mixed_alone(degrees, factor, a, b, weight.flatten(-3, -2))
     own = weight.dim() > 3
     if degrees[0] == 0 or degrees[2] == 0 or (degrees[1] == 0 and not own):
         return _mixed_with_scalars(degrees, factor, a, b, weight)
@@ -100,6 +99,27 @@ def _mixed(degrees: Degrees, factor: float, a: Tensor, b: Tensor, weight: Tensor
     mixed = (turned @ weight.flatten(-2)).view(rows, i * v, w)
     matrices = (b @ _table(degrees, factor, b)).view(rows, v, i, m).transpose(1, 2).flatten(1, 2)
     return (matrices.mT @ mixed).mT
+
+
+def _mixed_alone(degrees: Degrees, factor: float, a: Tensor, b: Tensor, matrix: Tensor) -> Tensor:
+    """The same where one factor has one copy: those of the other are mixed before or after.
+
+    Whatever has fewer components: of scalars it is a third of the work that it is of vectors.
+    """
+    if b.shape[1] == 1 and degrees[0] < degrees[2]:
+        return _side_by_side(degrees, factor, _mix(a, matrix), b)
+    if a.shape[1] == 1 and degrees[1] < degrees[2]:
+        return _side_by_side(degrees, factor, a, _mix(b, matrix))
+    return _mix(_side_by_side(degrees, factor, a, b), matrix)
+
+
+def _mix(a: Tensor, matrix: Tensor) -> Tensor:
+    """(rows, w, 2l+1) of a (rows, u, 2l+1) and a matrix (…, u, w)."""
+    if matrix.dim() > 2:
+        return (a.mT @ matrix).mT
+    # torch would copy a matrix for each row where it does not see that one serves all
+    found = a.mT.flatten(0, 1) @ matrix
+    return found.view(a.shape[0], a.shape[2], matrix.shape[1]).mT
 
 
 def _mixed_with_scalars(
