@@ -39,7 +39,7 @@ def named(case):
 @pytest.fixture
 def operators(monkeypatch):
     """No rows are so few that they are computed without."""
-    monkeypatch.setattr(evaluation.Recipe, "has_few", lambda *_: False)
+    monkeypatch.setattr(evaluation.Recipe, "by_torch", lambda *_: False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -101,7 +101,7 @@ def test_few_rows_are_those_of_the_operators(in1, in2, shared, monkeypatch):
         return [z, *first, *second]
 
     few = results()
-    monkeypatch.setattr(evaluation.Recipe, "has_few", lambda *_: False)
+    monkeypatch.setattr(evaluation.Recipe, "by_torch", lambda *_: False)
     for found, expected in zip(few, results(), strict=True):
         assert_within_bound(found, expected, expected.abs() + expected.abs().max(), 64)
 
@@ -110,14 +110,18 @@ def kernels(module, *inputs):
     return {launch.kernel for launch in explain(module, *inputs).launches}
 
 
-def test_who_computes_few_rows():
+def test_who_computes_rows():
     alone = {"by_instruction"}
     tp = o3.TensorProduct("8x1o", "1o", "8x2e", [(0, 0, 0, "uvu", True)])
     x, y = torch.randn(5, 24), torch.randn(5, 3)
     assert kernels(tp, x, y) == {"few_z"}
     tp = o3.FullyConnectedTensorProduct("8x1o", "1o", "8x2e")
     assert kernels(tp, x, y) == alone
-    assert kernels(tp, *(torch.randn(1024, n) for n in (24, 3))).isdisjoint(alone)
+    assert kernels(tp, *(torch.randn(1024, n) for n in (24, 3))) == alone
+    both = [(0, 0, 0, "uvu", True), (0, 0, 0, "uvw", True)]
+    both = o3.TensorProduct("8x1o", "1o", "8x2e", both)
+    assert kernels(both, x, y) == alone
+    assert kernels(both, *(torch.randn(1024, n) for n in (24, 3))).isdisjoint(alone)
     assert kernels(tp.half(), x.half(), y.half()).isdisjoint(alone)
     tp.float().recipe = tp.recipe._replace(backend="torch")
     assert kernels(tp, x, y).isdisjoint(alone)

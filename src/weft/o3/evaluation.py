@@ -5,14 +5,15 @@
     dense    z = Σ C x y weight by torch's own operations, for each instruction
 
 On a graph, shared weights act on sums over edges; weights of its own act on each edge.  On the CPU
-few rows are computed as if all were dense: an operator would take the host longer.
+what is not channelwise alone is computed as if all were dense.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,9 @@ from weft.products import SparseScaleInfo, sparse_scale
 __all__ = ["Recipe", "recipe_of"]
 
 _INTERPRETED = interpreted()
+
+Weights = Sequence[Tensor | None]
+"""Of each instruction."""
 
 
 class Recipe(NamedTuple):
@@ -63,7 +67,7 @@ class Recipe(NamedTuple):
         self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None = None
     ) -> Tensor:
         """(rows or nodes, D_out) of x (rows, D1), y (rows or edges, D2) and the weights."""
-        if graph is None and self.parts.every and self.has_few(x):
+        if graph is None and self.parts.every and self.by_torch(x):
             return self._by_instruction(x, y, weight)
         found = [
             self._channelwise(s, x, y, weight if s.weighted else None, graph)
@@ -86,12 +90,12 @@ class Recipe(NamedTuple):
             record(Launch("torch", "by_instruction", {"rows": len(y)}, len(self.parts.every)))
         return self._joined(list(self._dense(self.parts.every, x, y, weight)), y)
 
-    def has_few(self, x: Tensor) -> bool:
-        """Whether the time of a call is the host's: rows of few numbers on the CPU.
+    def by_torch(self, x: Tensor) -> bool:
+        """Whether torch's own operations take least time: on the CPU, without large loops.
 
-        Then torch's own operations take less of it than operators, of gradients above all, but
-        where channelwise products are all there is.  Where kernels are interpreted, the CPU stands
-        for a GPU.
+        Loops serve channelwise products, if there is nothing else or their rows are many.  What
+        mixes copies is products of matrices, which each instruction has in its best order.  Where
+        kernels are interpreted, the CPU stands for a GPU.
         """
         if self.backend is not None or not x.is_cpu or _INTERPRETED:
             return False
@@ -142,40 +146,48 @@ class Recipe(NamedTuple):
         if weight is not None and serves(mixed.mixing, t, self.shared, self.backend):
             return mix(mixed.mixing, t, weight)
         found = []
+        weights = self._weights(weight)
         for columns in mixed.outputs:
             components = self.operands.out[columns.i_out].ir.dim
             block = t.narrow(1, columns.offset, components * columns.width)
             block = block.reshape(-1, components, columns.width)
             times = self._mix_shared if self.shared else self._mix_own
-            found.append((columns.i_out, times(block, columns, weight).transpose(1, 2)))
+            found.append((columns.i_out, times(block, columns, weights).transpose(1, 2)))
         return self._joined(found, t)
 
-    def _mix_shared(self, block: Tensor, columns: Columns, weight: Tensor | None) -> Tensor:
-        return block @ torch.cat([self._matrix(n, block, weight) for n, _ in columns.parts])
+    def _mix_shared(self, block: Tensor, columns: Columns, weights: Weights) -> Tensor:
+        return block @ torch.cat([self._matrix(n, block, weights) for n, _ in columns.parts])
 
-    def _mix_own(self, block: Tensor, columns: Columns, weight: Tensor | None) -> Tensor:
+    def _mix_own(self, block: Tensor, columns: Columns, weights: Weights) -> Tensor:
         """Path by path: one matrix a row would be a copy of all weights."""
         products = [
             block.narrow(2, first, math.prod(self.instructions[n].path_shape[:-1]))
-            @ self._matrix(n, block, weight)
+            @ self._matrix(n, block, weights)
             for n, first in columns.parts
         ]
         return functools.reduce(torch.add, products)
 
-    def _matrix(self, n: int, like: Tensor, weight: Tensor | None) -> Tensor:
+    def _matrix(self, n: int, like: Tensor, weights: Weights) -> Tensor:
         """(…, copies that are mixed, mul): the weight; ones for a sum without weights."""
-        shape = self.instructions[n].path_shape
-        count = math.prod(shape[:-1])
-        if not self.instructions[n].has_weight:
-            return like.new_ones(count, shape[-1])
-        return self.weight(n, weight).flatten(-len(shape), -2)
+        shape, weight = self.instructions[n].path_shape, weights[n]
+        if weight is None:
+            return like.new_ones(math.prod(shape[:-1]), shape[-1])
+        return weight.flatten(-len(shape), -2)
 
-    def weight(self, n: int, weight: Tensor | None) -> Tensor:
-        """(…, *path_shape): a view of the flat weights of an instruction."""
-        assert weight is not None
-        instruction = self.instructions[n]
-        flat = weight.narrow(-1, self.offsets[n], instruction.num_weights)
-        return flat.reshape(*flat.shape[:-1], *instruction.path_shape)
+    def _weights(self, weight: Tensor | None) -> Weights:
+        """(…, *path_shape): views of the flat weights of all instructions, None where it has none.
+
+        Their gradients are one.
+        """
+        sizes = [end - begin for begin, end in itertools.pairwise(self.offsets)]
+        if weight is None or not any(sizes):
+            return [None] * len(sizes)
+        return [
+            flat.reshape(*flat.shape[:-1], *instruction.path_shape) if size else None
+            for flat, size, instruction in zip(
+                weight.split_with_sizes(sizes, -1), sizes, self.instructions, strict=True
+            )
+        ]
 
     def _dense(
         self, numbers: Iterable[int], x: Tensor, y: Tensor, weight: Tensor | None
@@ -185,9 +197,9 @@ class Recipe(NamedTuple):
             refuse(self.backend, x, "pairs of copies, or sums over many")
         firsts = split(x, self.operands.in1, self.layout)
         seconds = split(y, self.operands.in2, self.layout)
+        weights = self._weights(weight)
         for n in numbers:
-            instruction = self.instructions[n]
-            own = self.weight(n, weight) if instruction.has_weight else None
+            instruction, own = self.instructions[n], weights[n]
             a, b = firsts[instruction.i_in1], seconds[instruction.i_in2]
             first, second, out = self.operands.of(instruction)
             degrees = (first.ir.l, second.ir.l, out.ir.l)

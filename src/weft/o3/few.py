@@ -19,6 +19,7 @@ import torch
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 from torch import Tensor
 
 from weft.core.explain import Launch, record, recording
@@ -147,7 +148,7 @@ def _products(
         yield [product.channels, *itertools.chain(first, *factors)], path.factor * value
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _pointer(context, address):  # type: ignore[no-untyped-def]
     """What is at an address."""
 
@@ -160,7 +161,7 @@ def _pointer(context, address):  # type: ignore[no-untyped-def]
 @jit
 def _at(address, like):  # type: ignore[no-untyped-def]
     """The numbers from an address on, of the dtype of an array."""
-    return numba.carray(_pointer(address), 1, like.dtype)
+    return carray(_pointer(address), 1, like.dtype)  # type: ignore[call-arg]
 
 
 @jit

@@ -61,7 +61,7 @@ class Parts(NamedTuple):
         mixed: what is mixed after a product.
         dense: numbers of instructions.
         every: those of all, whatever their kind.
-        channels: most channels that a product has of those that loops on the CPU serve well.
+        channels: most that a direct product has.
     """
 
     direct: tuple[Structure, ...]
@@ -86,19 +86,9 @@ def structures_of(
     direct = [n for n in chosen if n not in dense and n not in mixed]
     structures = tuple(_direct(instructions, direct, operands, layout))
     mixes = _mixed(instructions, mixed, operands, layout) if mixed else None
-    channels = _channels(structures, mixes)
-    return Parts(structures, mixes, dense, tuple(chosen), channels)
-
-
-def _channels(direct: Sequence[Structure], mixed: Mixed | None) -> int:
-    """Loops serve neither products of scalars nor what mixes several copies of both factors."""
-    structures = list(direct)
-    if mixed is not None:
-        paths = sum(len(product.paths) for product in mixed.structure.products)
-        if paths == sum(len(columns.parts) for columns in mixed.outputs):  # no copies written out
-            structures.append(mixed.structure)
     products = (product for structure in structures for product in structure.products)
-    return max((p.channels for p in products if any(any(p.degrees(t)) for t in p.paths)), default=0)
+    channels = max((product.channels for product in products), default=0)
+    return Parts(structures, mixes, dense, tuple(chosen), channels)
 
 
 class _Place(NamedTuple):
