@@ -71,6 +71,6 @@ def test_a_process_that_finds_its_code_does_not_import_triton(driver):
     assert len(names) > 10
     step = STEP.replace("COUNT", "1600")
     command = [sys.executable, "-c", ALONE.format(step=step)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(names)
