@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weft import o3
-from weft.errors import ShapeError
+from weft.errors import DTypeError, ShapeError
 from weft.o3.layout import join, split
 from weft.testing import assert_as_accurate, assert_o3_equivariant, plain_error
 from weft.testing.contract import assert_same_bits
@@ -221,3 +221,8 @@ def test_errors():
         o3.Dropout("1o", 2)
     with pytest.raises(ShapeError, match=r"x is \(2, 4\) but LayerNorm takes 1x1o"):
         o3.LayerNorm("1o")(torch.randn(2, 4))
+
+
+def test_batches_are_tensors():
+    with pytest.raises(DTypeError, match=r"x is a ndarray: it must be a torch\.Tensor"):
+        o3.BatchNorm("1x1o")(torch.ones(2, 3).numpy())

@@ -209,5 +209,7 @@ def test_errors():
         module(x, torch.ones(2, 2))
     with pytest.raises(DTypeError, match=r"element is torch\.bool: it must be integers"):
         module(x, element.bool())
+    with pytest.raises(DTypeError, match=r"element is a ndarray: it must be a torch\.Tensor"):
+        module(x, element.numpy())
     with pytest.raises(IndexRangeError, match="3"):
         module(x, torch.tensor([0, 3]))
