@@ -4,7 +4,7 @@ Triton visits the body of a loop twice, first to find what it carries, and so th
 loop four times; a function it visits once, then inlines it.  For kernels of a thousand lines that
 is most of their compilation.
 
-For Gluon, where the machine code is the same.  Of Triton's kernels AMD's grew by a tenth.
+For Gluon, whose machine code stays as long.  Of Triton's kernels some of AMD's grew.
 """
 
 from __future__ import annotations
