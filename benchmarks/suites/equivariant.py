@@ -114,11 +114,16 @@ def conv_case(
 
 
 def radial_case(
-    name: str, layer: Callable[[], Layer], nodes: int, degree: int, hidden: int
+    name: str,
+    layer: Callable[[], Layer],
+    nodes: int,
+    degree: int,
+    hidden: int,
+    tf32: bool = False,
 ) -> Case:
-    """The same with weights h @ A of each edge, which are not stored."""
-    build = functools.partial(_radial, layer, nodes, degree, hidden)
-    return Case(name, "convolution", build, check_batch=CHECKED_NODES)
+    """The same with weights h @ A of each edge, which are not stored; perhaps of TF32 factors."""
+    build = functools.partial(_radial, layer, nodes, degree, hidden, tf32)
+    return Case(name, "convolution", build, check_batch=CHECKED_NODES, tf32=tf32)
 
 
 def product_case(name: str, layer: Callable[[], Layer], rows: int, phases: tuple[str, ...]) -> Case:
@@ -172,6 +177,7 @@ def _radial(
     nodes: int,
     degree: int,
     hidden: int,
+    tf32: bool,
     device: torch.device,
     batch: int | None,
 ) -> Workload:
@@ -181,7 +187,7 @@ def _radial(
     graph, random = Graph(src, dst, len(x)), Random(device)
     convs = _each_backend(
         TensorProductConv, layer.x, layer.y, layer.out, layer.instructions, shared_weights=False,
-        internal_weights=False, layout="ir_mul",
+        internal_weights=False, layout="ir_mul", precision="tf32" if tf32 else "tf32x3",
     )  # fmt: skip
     last = random.normal(hidden, layer.weight_numel) / math.sqrt(hidden)
 

@@ -54,6 +54,7 @@ def _uuu() -> Layer:
 CASES = [
     conv_case("W1 mace_L2_carbon", _mace, 1000, 158),
     radial_case("W1r mace_L2_carbon, radial linear", _mace, 1000, 158, 64),
+    radial_case("W1r mace_L2_carbon, radial linear, tf32", _mace, 1000, 158, 64, tf32=True),
     conv_case("W1s mace_L2_sparse", _mace, 23000, 6),
     conv_case("W2 l3_uniform64", _uniform, 5000, 32),
     conv_case("W2n sevennet_l3i5", _sevennet, 2560, 64),

@@ -178,3 +178,16 @@ def test_an_inverse_layer_reads_what_its_layer_wrote():
     ops.sparse_conv(tensor, WEIGHT, 3, submanifold=False, padding=1, indice_key="down")
     with raises(weft.ShapeError, ValueError, r"'down' names a map onto .* voxels.*that level"):
         ops.sparse_inverse_conv(tensor, WEIGHT, "down")
+
+
+@pytest.mark.parametrize("name", ["offsets", "channels", "groups", "bias", "dtypes", "numba"])
+def test_what_was_settled_is_of_one_kind(name):
+    """Good calls of every kind that a bad one differs from come first.
+
+    Seen red with offsets and tensors' kinds, groups and backend left out of what settles a call.
+    """
+    for bias in (None, torch.zeros(4)):
+        conv(bias=bias)
+    conv(torch.zeros(8, 6, 4), 2, submanifold=False, padding=1)
+    conv(WEIGHT[:, :2], groups=1, feats=FEATS[:, :2])
+    test_texts(name)

@@ -139,8 +139,9 @@ def most_live(plan: Schedule) -> int:
     summed = {name for result in plan.results if result.summed for name in result.names if name}
     live, most = kept, len(kept)
     for step in reversed(plan.steps):
-        most = max(most, len((live | reads(step) | writes(step)) - summed))
-        live = (live - writes(step)) | reads(step)
+        read, written = reads(step), writes(step)
+        most = max(most, len((live | read | written) - summed))
+        live = (live - written) | read
     return most
 
 

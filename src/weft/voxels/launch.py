@@ -78,7 +78,7 @@ def convolve(
             read = table.contiguous()
             tiled = calls_for_tiles(read, order, len(weight))
             compile_together([_call_of(kernel, operands, read), *tiled])
-        made = tiles_of(table, order, len(weight))
+        made = tiles_of(table, order, weight.shape[0])
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
         kernel(slots // (PANEL // 2) // parts * columns, (*operands, *tables))
     return y
@@ -92,12 +92,12 @@ def _convolver_of(
     operands: Operands, groups: int, precision: str, activation: str | None, flip: bool
 ) -> tuple[Kernel, int, int]:
     x, weight, y, *after = operands
-    slots = -(-len(y) // PANEL) * PANEL
-    extents = (_extent(x), y.numel(), weight.numel(), slots * len(weight))
-    precision = precision if x.dtype == torch.float32 else "ieee"
-    kinds = tuple(None if t is None else t.dtype for t in after)
-    flags = _Flags(flip, max(extents) >= 2**31, activation, kinds, slots > MOST_SORTED)
     shape, strides = weight.shape, weight.stride()
+    slots = -(-y.shape[0] // PANEL) * PANEL
+    extents = (_extent(x), y.numel(), weight.numel(), slots * shape[0])
+    precision = precision if x.dtype == torch.float32 else "ieee"
+    kinds = tuple([None if t is None else t.dtype for t in after])
+    flags = _Flags(flip, max(extents) >= 2**31, activation, kinds, slots > MOST_SORTED)
     return _convolver(x.device, x.dtype, shape, strides, x.stride(0), groups, precision, flags)
 
 
@@ -290,8 +290,8 @@ def _differentiator_of(
 ) -> tuple[Kernel, Kernel, int, int]:
     flags = max(_extent(x), _extent(g)) >= 2**31, mirrored
     precision = precision if x.dtype == torch.float32 else "ieee"
-    strides, kinds = (x.stride(0), g.stride(0)), (x.dtype, pair_dtype(len(g), mirrored))
-    return _differentiator(x.device, kinds, dw.shape, strides, len(g), groups, precision, flags)
+    strides, kinds = (x.stride(0), g.stride(0)), (x.dtype, pair_dtype(g.shape[0], mirrored))
+    return _differentiator(x.device, kinds, dw.shape, strides, g.shape[0], groups, precision, flags)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -336,4 +336,5 @@ def _differentiator(
 
 def _extent(rows: Tensor) -> int:
     """Elements from the first row to the end of the last, gaps included."""
-    return len(rows) * max(rows.stride(0), rows.shape[1])
+    count, width = rows.shape
+    return count * max(rows.stride(0), width)

@@ -21,7 +21,7 @@ from torch import nn
 from weft.errors import DTypeError, ShapeError
 from weft.voxels.geometry import Geometry, Size, geometry
 from weft.voxels.module import SparseModule
-from weft.voxels.ops import sparse_conv, sparse_inverse_conv
+from weft.voxels.ops import conv_of_geometry, sparse_inverse_conv
 from weft.voxels.tensor import SparseTensor
 
 __all__ = [
@@ -120,20 +120,14 @@ class SparseConvolution(SparseModule):
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         """The output's voxels with C_out channels."""
         self.check(tensor, self.in_channels)
-        shape = self.geometry
-        return sparse_conv(
+        return conv_of_geometry(
             tensor,
             self.weight,
-            shape.kernel_size,
             self.bias,
-            shape.stride,
-            shape.dilation,
-            shape.padding,
-            transposed=shape.mode == "transposed",
-            submanifold=shape.mode == "submanifold",
-            groups=self.groups,
-            indice_key=self.indice_key,
-            precision=self.precision,
+            self.geometry,
+            self.groups,
+            self.indice_key,
+            self.precision,
         )
 
     def check(self, tensor: SparseTensor, channels: int | None = None) -> None:

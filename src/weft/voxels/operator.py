@@ -17,6 +17,7 @@ then derived for role "x", and the table may come as the half of it that says al
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
@@ -36,6 +37,7 @@ class Body(Protocol):
     weight_gradient: Callable[..., Tensor]
 
 
+@functools.cache
 def body(backend: str) -> Body:
     """The bodies of a backend, imported when it first serves: "triton" or "torch"."""
     name = "launch" if backend == "triton" else "cpu"

@@ -14,14 +14,15 @@ from torch import Tensor
 from weft.core.backend import choose
 from weft.core.op import constant_when_compiling
 from weft.core.operands import check_tensors, same_kind
+from weft.core.settled import Settled, kinds
 from weft.errors import BackendError, DTypeError, ShapeError
 from weft.voxels.convolution import compile_before, convolution
 from weft.voxels.epilogue import PLAIN, Epilogue, check
-from weft.voxels.geometry import Size, geometry
+from weft.voxels.geometry import Geometry, Size, geometry
 from weft.voxels.kernel_map import KernelMap, mode_of
 from weft.voxels.tensor import SparseTensor, check_sparse
 
-__all__ = ["sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
+__all__ = ["conv_of_geometry", "sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 
@@ -88,9 +89,26 @@ def sparse_conv(
     shape = geometry(
         tensor.dim, kernel_size, stride, padding, dilation, mode=mode_of(submanifold, transposed)
     )
-    _check_weight(tensor, weight, bias, shape.num_offsets, groups)
     after = Epilogue(scale, shift, residual, activation)
-    operands, serving = _operands(tensor, weight, bias, after, precision, backend)
+    return conv_of_geometry(
+        tensor, weight, bias, shape, groups, indice_key, precision, after, backend
+    )
+
+
+def conv_of_geometry(
+    tensor: SparseTensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: Geometry,
+    groups: int,
+    indice_key: str | None,
+    precision: str,
+    after: Epilogue = PLAIN,
+    backend: str | None = None,
+) -> SparseTensor:
+    """`sparse_conv` of a tensor of the geometry's axes, which are not read again at every call."""
+    given = weight, bias, after, shape.num_offsets, groups, precision, backend
+    operands, serving = _operands(tensor, *given)
     if shape not in tensor.coordinates.tables and serving == "triton":
         compile_before(*operands, tensor.coordinates, shape, groups, precision)
     found = tensor.maps.get(tensor.coordinates, shape, indice_key)
@@ -131,8 +149,8 @@ def sparse_inverse_conv(
             f"has {len(tensor)} others: an inverse layer reads what the named layer wrote. Give "
             "it a tensor of that level."
         )
-    _check_weight(tensor, weight, bias, named.geometry.num_offsets, groups)
-    operands, serving = _operands(tensor, weight, bias, PLAIN, precision, backend)
+    given = weight, bias, PLAIN, named.geometry.num_offsets, groups, precision, backend
+    operands, serving = _operands(tensor, *given)
     return _convolved(tensor, operands, named.transpose(), groups, precision, serving)
 
 
@@ -167,28 +185,53 @@ Operands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
 """Features, weight, bias, and what follows, all of one kind."""
 
 
+_settled: Settled[str] = Settled()
+"""The backend of calls that were checked, by the kinds of their tensors but the number of rows."""
+
+
 def _operands(
     tensor: SparseTensor,
     weight: Tensor,
     bias: Tensor | None,
     after: Epilogue,
+    offsets: int,
+    groups: int,
     precision: str,
     backend: str | None,
 ) -> tuple[Operands, str]:
-    """What a layer computes with, and the backend that serves it."""
+    """What a layer computes with, and the backend that serves it; all of it is checked."""
     if precision not in PRECISIONS:
         raise DTypeError(
             f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
             'Pass "ieee" for exact float32 products.'
         )
+    known = None
+    if after == PLAIN:
+        found = kinds((tensor.feats, weight) if bias is None else (tensor.feats, weight, bias))
+        if found is not None:
+            rows, *kind = found
+            known = (rows[1:], *kind, offsets, groups, precision, backend)
+            serving = _settled.get(known)
+            if serving is not None:
+                return (tensor.feats, weight, bias, PLAIN), serving
+    _check_weight(tensor, weight, bias, offsets, groups)
+    operands = _of_one_kind(tensor, weight, bias, after)
+    serving = _serving(backend, tensor.feats.device.type)
+    if known is not None:
+        _settled.keep(known, serving)
+    return operands, serving
+
+
+def _of_one_kind(
+    tensor: SparseTensor, weight: Tensor, bias: Tensor | None, after: Epilogue
+) -> Operands:
     tensors = {"bias": bias, **after._asdict()}
     names = [name for name in ("bias", "scale", "shift", "residual") if tensors[name] is not None]
     given = {name: tensors[name] for name in names}
     feats, weight, *rest = same_kind(feats=tensor.feats, weight=weight, **given)
     given = dict(zip(names, rest, strict=True))
     bias = given.pop("bias", None)
-    operands = feats, weight, bias, after._replace(**given)
-    return operands, _serving(backend, feats.device.type)
+    return feats, weight, bias, after._replace(**given)
 
 
 def _convolved(
