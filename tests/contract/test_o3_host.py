@@ -2,7 +2,8 @@
 
 Counted are calls of weft's own functions, which no other process disturbs; nothing runs on a GPU.
 Seen red with: harmonics, contractions and linear maps that are not settled, weights of couplings
-made by torch, kernels looked up one by one.
+made by torch, kernels looked up one by one.  Of gradients' kernels: begun by the gradients, and in
+a call that nobody differentiates.
 """
 
 import os
@@ -14,13 +15,15 @@ import torch
 import weft
 from tests.conftest import INTERPRETED
 from weft import o3
-from weft.core import launcher
+from weft.core import launcher, list_op
 from weft.o3 import (
     evaluation,
+    folds,
     launch,
     mixing,
     mixing_launch,
     operator,
+    row_launch,
     row_operator,
     symmetric_contraction,
     symmetric_launch,
@@ -99,7 +102,8 @@ def convolution():
     instructions = [(*i, "uvu", True) for i in INSTRUCTIONS]
     layer = o3.TensorProductConv(ITEMS, "0e+1o", ITEMS, instructions)
     x, y = torch.randn(ROWS, 256), torch.randn(EDGES, 4)
-    weight, src = torch.randn(EDGES, layer.weight_numel), torch.arange(EDGES) % ROWS
+    weight = torch.randn(EDGES, layer.weight_numel, requires_grad=True)
+    src = torch.arange(EDGES) % ROWS
     graph = o3.Graph(src, src.flip(0), ROWS)
     return lambda: layer(x, y, weight, graph)
 
@@ -130,6 +134,45 @@ def test_a_settled_call(name, launched):
     assert launched
     assert kernels is None or launched == kernels
     assert len(found) <= most, found
+
+
+@pytest.fixture
+def compiled(launched, monkeypatch):
+    """In the list of launches, a name in brackets where a kernel begins to be compiled."""
+    monkeypatch.setattr(launch, "_recipes", {})
+    for module in (folds, symmetric_launch, row_launch):
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+    monkeypatch.setattr(launcher, "_made", set())
+    monkeypatch.setattr(launcher.Kernel, "stored", lambda *given: False)
+    monkeypatch.setattr(list_op, "_compiles", lambda tensor: True)
+    monkeypatch.setattr(
+        launcher,
+        "_compile_in_threads",
+        lambda calls: launched.extend([f"[{call.kernel._kernel.__name__}]" for call in calls]),
+    )
+    return launched
+
+
+@pytest.mark.parametrize("make", [convolution, contraction, lambda: product("uvu")])
+@pytest.mark.parametrize("trained", [True, False])
+def test_kernels_of_gradients_are_compiled_with_those_of_the_call(make, trained, compiled):
+    """All of them before the first launch, so that nothing is left for the gradients."""
+    call = make()
+    with torch.set_grad_enabled(trained):
+        z = call()
+    first = next(n for n, name in enumerate(compiled) if not name.startswith("["))
+    begun, forward = compiled[:first], compiled[first:]
+    assert {f"[{name}]" for name in forward} <= set(begun)
+    compiled.clear()
+    if trained:
+        z.sum().backward()
+        assert compiled
+        assert not any(name.startswith("[") for name in compiled)
+        assert {f"[{name}]" for name in compiled} <= set(begun)
+    else:
+        assert len(begun) == len(set(forward))
 
 
 def calls(function):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from weft.core.backend import interpreted
 from weft.core.explain import recording as explaining
 from weft.core.op import LIBRARY, compiling, recording, transformed, unwatched, used
 
@@ -39,18 +40,21 @@ class Kept(tuple[Any, ...]):
     Args:
         rest: that of the call.
         floats: how many tensors there are before the tables.
-        prepare: `(tensors, rest) -> body` for such tensors, asked at the first call.
+        prepare: `(tensors, rest) -> body` for such tensors, asked at the first call; it needs no
+            number of theirs.
     """
 
     floats: int
     prepare: Callable[[Tensors, Rest], Body]
     body: Body | None
     derived: dict[Any, Any]
+    begun: bool
 
     def __new__(cls, rest: Rest, floats: int, prepare: Callable[[Tensors, Rest], Body]) -> Kept:
         """A tuple that equals the rest."""
         found = super().__new__(cls, rest)
         found.floats, found.prepare, found.body, found.derived = floats, prepare, None, {}
+        found.begun = False
         return found
 
 
@@ -59,7 +63,12 @@ class Rule(Protocol):
 
     Of its tensors those of floating point, which may be differentiated, come before the tables.
     `call` is the operator by the door in use: `(tensors, rest) -> results`.
+
+    Attributes:
+        foretold: whether gradients are made by calls alone, whatever numbers the tensors hold.
     """
+
+    foretold: bool
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         """The results on real tensors: fresh ones."""
@@ -138,6 +147,8 @@ class ListOperator:
             count = rest.floats if type(rest) is Kept else _floats(tensors)
             for a in tensors[:count]:
                 if a.requires_grad:
+                    if type(rest) is Kept and not rest.begun:
+                        self._begin(tensors, rest)
                     return self._eager(rest, tensors[count:], *tensors[:count])
         return self.forward(tensors, rest)
 
@@ -150,6 +161,23 @@ class ListOperator:
                 return rest.body(tensors)
             return tuple(self.rule.body(tensors, *rest))
         return self.raw(tensors, rest)
+
+    def _begin(self, tensors: Tensors, rest: Kept) -> None:
+        """Prepare a call and its gradients: their kernels are then compiled side by side."""
+        rest.begun = True
+        if self.rule.foretold and _compiles(tensors[0]) and not explaining():
+            with torch.no_grad():
+                results = self._prepared(tensors, rest)
+                saved = self.rule.saved(results)
+                needed = [t.requires_grad for t in tensors]
+                self.rule.gradients(self._prepared, tensors, rest, saved, results, needed)
+
+    def _prepared(self, tensors: Tensors, rest: Rest) -> Results:
+        """A call that is prepared and not run: its results have no memory of their own."""
+        if type(rest) is Kept and rest.body is None:
+            rest.body = rest.prepare(tensors, rest)
+        results = self.rule.fake([t.to("meta") for t in tensors], *rest)
+        return tuple([tensors[0].new_empty((1,) * r.dim()).expand(r.shape) for r in results])
 
     def raw(self, tensors: Tensors, rest: Rest) -> Results:
         """The results by the op without autograd."""
@@ -180,6 +208,11 @@ class ListOperator:
     ) -> tuple[list[Tensor], list[int]]:
         results = self.rule.batch(self.registered, info.batch_size, dims[0], tensors, rest)
         return list(results), [0] * len(results)
+
+
+def _compiles(tensor: Tensor) -> bool:
+    """Whether kernels serve it; in Triton's interpreter nothing is compiled, and all else done."""
+    return (tensor.is_cuda or interpreted()) and unwatched(tensor)
 
 
 def _floats(tensors: Tensors) -> int:

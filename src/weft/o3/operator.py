@@ -101,6 +101,8 @@ def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
 class Contraction:
     """Results of derivatives of Q."""
 
+    foretold = True
+
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         """The results on real tensors."""
         structure, call, present, num_x, num_z, num_edges, shared, backend = rest

@@ -30,6 +30,8 @@ class ProgramRule:
         tables: how many tensors stand behind the program's.
     """
 
+    foretold = True
+
     def __init__(self, used: Callable[[str], tuple[bool, ...]], tables: int) -> None:
         self._used, self._tables = used, tables
 

@@ -95,6 +95,8 @@ def _exact(body: F) -> F:
 class _Sums:
     """z_i = Σ_j f."""
 
+    foretold = False  # gradients of values that rows share are sums of results
+
     @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         (f,), values, tables, sizes, options, executor = opened(tensors, rest)
