@@ -15,13 +15,17 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 DOORS = [case for family in ("products", "o3", "reductions") for case in suites()[family].doors]
 
 
-# torch's own, where a product of matrices is the first call of autograd's thread
-@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+FIRST_PRODUCT = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+"""torch's own warning, where a product of matrices is the first call of autograd's thread."""
+
+
+@FIRST_PRODUCT
 @pytest.mark.parametrize("case", DOORS, ids=lambda case: case.name)
 def test_graph_replay(case):
     check_cuda_graph(case)
 
 
+@FIRST_PRODUCT
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("case", DOORS, ids=lambda case: case.name)
 def test_no_synchronisation_once_a_plan_exists(case):
