@@ -3,10 +3,11 @@
     python -m benchmarks.first_calls [--out FOLDER]
 
 A call is everything from the first use of a case's function to its last result, gradients
-included: imports, of Triton too, and those of torch's kernels that load when a case first uses
-them.  Before it come what torch itself takes to start, and its import of sympy; the bytecode of
-weft and Triton is there, as pip leaves it.  Rows are of the suite `first_calls`, their phases
-"forward, no cache" and "forward, from disk".  Measure on a quiet machine: compiling uses all cores.
+included, and autograd records it from the beginning: imports, of Triton too, and those of torch's
+kernels that load when a case first uses them.  Before it come what torch itself takes to start, and
+its import of sympy; the bytecode of weft and Triton is there, as pip leaves it.  Rows are of the
+suite `first_calls`, their phases "forward, no cache" and "forward, from disk".  Measure on a quiet
+machine: compiling uses all cores.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from weft.bench.case import Candidate, Case
 from weft.bench.gate import expected_results, worst_ratio
-from weft.bench.phases import cotangents, prepare
 from weft.bench.record import Row, append, machine
 from weft.bench.suites import benchmarks_folder, load_suite
 
@@ -34,6 +36,7 @@ __all__ = ["CASES", "case_of", "first_call", "main"]
 
 CASES = [
     ("reductions", "gaussian_100k", "forward"),
+    ("o3", "W2n sevennet_l3i5", "forward+backward"),
     ("o3", "W2n sevennet_l3i5", "second"),
     ("voxels", "sphere64_map", "forward"),
     ("voxels", "sphere64_c1024_fp16", "forward+backward"),
@@ -55,8 +58,7 @@ def first_call(suite: str, name: str, phase: str) -> Row:
     workload = case.build(device, None)
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    weights = cotangents(workload.function, workload.inputs)
-    prepare(phase, workload.function, workload.inputs, weights)()
+    _once(phase, workload.function, workload.inputs)
     torch.cuda.synchronize()
     ms = 1e3 * (time.perf_counter() - begin)
     small = case.build(device, case.check_batch)
@@ -70,6 +72,21 @@ def first_call(suite: str, name: str, phase: str) -> Row:
         protocol="one call in a fresh process, sympy imported, bytecode written",
         **asdict(machine(device)),
     )  # fmt: skip
+
+
+def _once(phase: str, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+    """A phase and those before it, as the first step of a training does them."""
+    if phase == "forward":
+        with torch.no_grad():
+            function(*inputs)
+        return
+    second = phase == "second"
+    leaves = [a.detach().requires_grad_() for a in inputs]
+    z = function(*leaves)
+    g = torch.randn_like(z, requires_grad=second)
+    first = torch.autograd.grad(z, leaves, g, create_graph=second)
+    if second:
+        torch.autograd.grad(first, [g, *leaves], [torch.randn_like(f) for f in first])
 
 
 def case_of(suite: str, name: str) -> Case:
