@@ -2,7 +2,8 @@
 
 Seen red with: sin and cos exchanged; b_lm without its root; the scale of degree l-2 forgotten;
 r² left out; a gradient through the length of a zero vector; degrees sorted; a module without the
-parity of its input.
+parity of its input; factors of degrees to 2 kept from inference mode or of fake tensors, or
+shown to a tracer.
 """
 
 import math
@@ -10,6 +11,7 @@ import math
 import numpy
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from tests.conftest import INTERPRETED
 from weft import o3
@@ -252,11 +254,13 @@ def test_module():
     assert_same_bits(module.half()(x), module(x), "a module without numbers of its own")
 
 
-def test_compile_export_and_vmap():
-    module = o3.SphericalHarmonics(range(5), True, "component")
+@pytest.mark.parametrize("lmax", [2, 4])
+def test_compile_export_and_vmap(lmax):
+    module = o3.SphericalHarmonics(range(lmax + 1), True, "component")
+    irreps = str(o3.Irreps.spherical_harmonics(lmax))
 
     def energy(a):
-        return module(a) + o3.spherical_harmonics("0e+1o+2e+3o+4e", a, False)
+        return module(a) + o3.spherical_harmonics(irreps, a, False)
 
     x = vectors()
     cotangent = torch.randn(energy(x).shape, dtype=FLOAT)
@@ -273,6 +277,21 @@ def test_compile_export_and_vmap():
             assert_same_bits(found, expected, "compiled")
     assert_same_bits(torch.export.export(module, (x,)).module()(x), module(x), "exported")
     close(torch.func.vmap(energy)(x), energy(x), 4, energy(x).abs().max())
+
+
+def test_first_called_in_inference_mode_or_with_fake_tensors():
+    """What is kept for later calls is an ordinary tensor."""
+    x = vectors()
+    for degrees in ([0, 1, 1], [1, 0, 2]):
+        with FakeTensorMode() as mode:
+            assert harmonics(degrees, mode.from_tensor(x)).shape[0] == len(x)
+        with torch.inference_mode():
+            expected = harmonics(degrees, x).clone()
+        found = harmonics(degrees, x.requires_grad_())
+        assert_same_bits(found.detach(), expected, "in inference mode")
+        assert torch.autograd.grad(found.sum(), x)[0].isfinite().all()
+        with FakeTensorMode() as mode:
+            assert harmonics(degrees, mode.from_tensor(x)).shape[0] == len(x)
 
 
 def test_errors():

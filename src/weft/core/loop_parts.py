@@ -40,22 +40,32 @@ def load(block, span, x, row, at, rows, width):  # type: ignore[no-untyped-def]
 
 
 @jit
-def store(block, places, span, z, row, at, num_rows, features, rows, width):  # type: ignore[no-untyped-def]
-    """The components of a result; span: first of its places, components.  A place of -1 is zero."""
+def store(block, places, span, z, row, at, rows, width):  # type: ignore[no-untyped-def]
+    """The components of a result; span: first of its places, components, strides.
+
+    A place of -1 is zero.
+    """
+    stride = span[4]
     for c in range(span[1]):
         place = places[span[0] + c]
-        begin = (c * num_rows + row) * features + at
-        merged = rows == 1 or width == features
+        begin = c * span[2] + row * span[3] + at * stride
+        merged = rows == 1 or span[3] == width * stride
         for r in range(1 if merged else rows):
             count = rows * width if merged else width
-            taken = z[begin + r * features : begin + r * features + count]
+            first = begin + r * span[3]
             if place < 0:
-                taken[:] = 0
-            else:
-                start = place * TILE + r * width
-                values = block[start : start + count]
+                for q in range(count):
+                    z[first + q * stride] = 0
+                continue
+            start = place * TILE + r * width
+            values = block[start : start + count]
+            if stride == 1:
+                taken = z[first : first + count]
                 for q in range(count):
                     taken[q] = values[q]
+            else:
+                for q in range(count):
+                    z[first + q * stride] = values[q]
 
 
 @jit

@@ -100,8 +100,8 @@ class Loop(NamedTuple):
             layout, places, pairs, terms, coefficients, *inputs, *outputs)` for some of the tasks.
         inputs: the operands that it reads, by their place among the program's.
         whole_rows: whether a task is a part of the rows, or that for one tile of the features.
-        layout: five integers for each input (slot, components, their strides to come), result and
-            phase, see `loop_parts`.
+        layout: five integers for each input (slot, components, their strides to come), result
+            (with strides to come too, unless it is summed) and phase, see `loop_parts`.
         places: the slot of each component of each result, -1 for zero.
         pairs: slots of what is summed over features, and of the sums.
         terms: slots (factor, factor, weight or -1, target) of the terms that are walked.
@@ -287,8 +287,7 @@ class _Printer:
             if result.summed:
                 lines.append(f"add(block, places, {span}, count)")
             else:
-                where = "row, at, num_rows, features, rows, width"
-                lines.append(f"store(block, places, {span}, out_{name}, {where})")
+                lines.append(f"store(block, places, {span}, out_{name}, row, at, rows, width)")
         yield from _of_blocks(lines)
 
     def _positions(self, phase: _Phase) -> Iterator[str]:

@@ -8,6 +8,7 @@ No angles and no divisions: every gradient is right everywhere, at the poles and
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -15,11 +16,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from weft.core.op import compiling, transformed, unwatched
 from weft.errors import ShapeError
 from weft.o3.harmonics_program import MOST_DEGREE, factors, key, scale, seed
 from weft.o3.irreps import Irrep, Irreps, IrrepsLike, MulIr
 from weft.o3.rotation import check_last, unit
-from weft.o3.row_operator import again, first, served
+from weft.o3.row_operator import again, first, looped, served
 from weft.o3.wigner import check_degrees, working_dtype
 
 __all__ = ["SphericalHarmonics", "spherical_harmonics"]
@@ -46,8 +48,9 @@ def spherical_harmonics(
 
     Returns:
         (..., Σ 2l+1) in x's dtype; half precision computes in float32.  Differentiable to any
-        order.  On a GPU one kernel to degree 6, and one for each gradient; else three to four
-        elementwise operations a component, which torch.compile fuses.
+        order.  To degree 6 one kernel on a GPU, one loop of many float32 or float64 vectors on the
+        CPU, and one for each gradient; else two to four elementwise operations a component, which
+        torch.compile fuses.
 
     Raises:
         ShapeError: x is not (..., 3), a parity does not fit, or there are no degrees.
@@ -110,47 +113,70 @@ def _first(
 ) -> Tensor:
     """Of a call that is not settled."""
     check_last("x", x, 3)
-    if served(x) and 0 < max(degrees) <= MOST_DEGREE:
+    size = sum(2 * degree + 1 for degree in degrees)
+    if 0 < max(degrees) <= MOST_DEGREE and (served(x) or looped(x, size)):
         return first(called, key(degrees, normalize, normalization), x)
     return _evaluate(degrees, x, normalize, normalization)
 
 
 def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalization: str) -> Tensor:
     # components in front: numbers of an operation then are neighbours
-    v, highest = x.movedim(-1, 0).contiguous().to(working_dtype(x.dtype)), max(degrees)
+    v, highest = _as(x.movedim(-1, 0).contiguous(), working_dtype(x.dtype)), max(degrees)
     if normalize and highest:
         v = unit(v, 0)
     if highest < len(_LOWEST):
-        blocks = [_LOWEST[degree](v, scale(normalization, degree)) for degree in degrees]
-        found = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-    else:
-        # of a unit vector 1 without a gradient, and 0 of the zero vector
-        square = v.any(0).to(v.dtype) if normalize else v.square().sum(0)
-        rows = _components(set(degrees), v, square, normalization)
-        found = torch.stack([y for degree in degrees for y in rows[degree]])
-    return found.movedim(0, -1).contiguous().to(x.dtype)
+        rows = _lowest(degrees, v)
+        found = torch.stack([y for degree in degrees for y in rows[degree]], -1)
+        plain = not (compiling() or transformed()) and unwatched(v)
+        factors = (_kept_factors if plain else _factors)(degrees, normalization, v.dtype, v.device)
+        return _as(found * factors, x.dtype)
+    # of a unit vector 1 without a gradient, and 0 of the zero vector
+    square = v.any(0).to(v.dtype) if normalize else v.square().sum(0)
+    rows = _components(set(degrees), v, square, normalization)
+    found = torch.stack([y for degree in degrees for y in rows[degree]])
+    return _as(found.movedim(0, -1).contiguous(), x.dtype)
 
 
-def _constant(v: Tensor, scale: float) -> Tensor:
-    return v.new_full((1, *v.shape[1:]), scale)
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Asked first: for nothing to convert torch takes as long as for a product of few numbers."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
-def _vector(v: Tensor, scale: float) -> Tensor:
-    return v * (math.sqrt(3) * scale)
+_LOWEST = (
+    (1.0,),
+    (math.sqrt(3),) * 3,
+    tuple(math.sqrt(15) * root for root in (1, 1, 1 / math.sqrt(3), 1, 0.5)),
+)
+"""Factors of Y_0, Y_1 and Y_2 in normalization "component", which are not by ladders."""
 
 
-def _quadratic(v: Tensor, scale: float) -> Tensor:
-    """√15 (xz, xy, (2y² − x² − z²)/√12, yz, (z² − x²)/2)."""
-    _, y, z = v.unbind()
-    side, _, far = (v * (math.sqrt(15) * scale)).unbind()
-    xx, yy, zz = (v * v).unbind()
-    middle = torch.sub(yy, xx + zz, alpha=0.5) * (math.sqrt(5) * scale)
-    last = (zz - xx) * (math.sqrt(15) / 2 * scale)
-    return torch.stack([side * z, side * y, middle, far * y, last])
+def _lowest(degrees: Collection[int], v: Tensor) -> dict[int, list[Tensor]]:
+    """Y_l^-l … Y_l^l of each degree to 2 at vectors v (3, ...), but for their factors."""
+    x, y, z = v.unbind()
+    rows = {1: [x, y, z]}
+    if 0 in degrees:
+        rows[0] = [torch.ones_like(x)]
+    if 2 in degrees:
+        xx, zz = x * x, z * z
+        rows[2] = [x * z, x * y, torch.sub(y * y, xx + zz, alpha=0.5), y * z, zz - xx]
+    return rows
 
 
-_LOWEST = (_constant, _vector, _quadratic)
-"""Y_0, Y_1 and Y_2 of vectors (3, ...), in fewer operations than by ladders: (2l+1, ...)."""
+def _factors(
+    degrees: tuple[int, ...], normalization: str, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """(Σ 2l+1)."""
+    found = [f * scale(normalization, degree) for degree in degrees for f in _LOWEST[degree]]
+    return torch.tensor(found, dtype=dtype, device=device)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_factors(
+    degrees: tuple[int, ...], normalization: str, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """For all calls but those of tracers, whose tensors may not outlive them."""
+    with torch.inference_mode(False):
+        return _factors(degrees, normalization, dtype, device)
 
 
 def _components(

@@ -2,7 +2,7 @@
 
     weft::o3_rows(Tensor[] tensors, str program) -> Tensor[]
 
-Tensors are the program's, (rows, components) each.
+Tensors are the program's, (rows, components) each.  On the CPU kernels are loops, for many rows.
 """
 
 from __future__ import annotations
@@ -14,22 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core.backend import interpreted
+from weft.core.backend import choose, interpreted
 from weft.core.explain import record_cost, recording
 from weft.core.list_op import Call, Kept, ListOperator, Rest, Results, Tensors
 from weft.core.op import compiling, unwatched
 from weft.core.settled import Settled, kinds
 from weft.o3.program_rule import ProgramRule
+from weft.o3.row_loops import prepared
 from weft.o3.row_programs import program, used
 
-__all__ = ["again", "first", "served"]
+__all__ = ["again", "first", "looped", "served"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+LOOPED = 2**15
+"""Numbers of a result from which a loop is worth the seconds of its first compilation."""
+
 _INTERPRETED = interpreted()
 
-_settled: Settled[Rest] = Settled()
-"""By what is called, and the kind of x but its number of rows."""
+_settled: Settled[Settled[tuple[Rest, int]]] = Settled()
+"""By what is called, then by the kind of x but its number of rows; with the fewest numbers of x."""
 
 
 def served(x: Tensor) -> bool:
@@ -42,6 +46,25 @@ def served(x: Tensor) -> bool:
     return x.dtype in DTYPES
 
 
+def looped(x: Tensor, size: int) -> bool:
+    """Whether a loop computes so many numbers of each row of x: of many rows, on the CPU.
+
+    Not where torch traces, or somebody watches its operations.
+    """
+    if compiling() or not _on_cpu(x) or not unwatched(x) or x.numel() < _fewest(x, size):
+        return False
+    return x.dtype in (torch.float32, torch.float64) and choose(None, "cpu") == "numba"
+
+
+def _on_cpu(x: Tensor) -> bool:
+    return x.is_cpu and not _INTERPRETED
+
+
+def _fewest(x: Tensor, size: int) -> int:
+    """Numbers of x for which results of so many a row are worth a loop; a kernel always is."""
+    return -(-LOOPED // size) * x.shape[-1] if _on_cpu(x) else 0
+
+
 def again(called: Hashable, x: Tensor) -> Tensor | None:
     """The result of a call that is one kernel, its kinds settled before; None for others.
 
@@ -49,12 +72,16 @@ def again(called: Hashable, x: Tensor) -> Tensor | None:
         called: the function, and all that it is given beside x.
         x: (..., components).
     """
-    known = kinds((x,))
-    if known is None:
+    # calls that no kernel ever served are known by one look
+    of_called = None if compiling() else _settled.get(called)
+    known = None if of_called is None else kinds((x,))
+    if of_called is None or known is None:
         return None
     shape, *kind = known
-    rest = _settled.get((called, shape[-1:], *kind))
-    return None if rest is None else _by_kernel(x, rest)
+    found = of_called.get((shape[-1:], *kind))
+    if found is None or x.numel() < found[1]:
+        return None
+    return _by_kernel(x, found[0])
 
 
 def first(called: Hashable | None, key: str, x: Tensor) -> Tensor:
@@ -63,14 +90,18 @@ def first(called: Hashable | None, key: str, x: Tensor) -> Tensor:
     Args:
         called: as in `again`; None: nothing names it.
         key: of the program.
-        x: (..., components), `served`.
+        x: (..., components), `served` or `looped`.
     """
     known, rest = kinds((x,)), (key,)
     if known is not None:
         shape, *kind = known
         rest = Kept(rest, 1, _prepared)
         if called is not None:
-            _settled.keep((called, shape[-1:], *kind), rest)
+            # of few rows torch's bits, whatever was called before
+            fewest = _fewest(x, program(key).outputs[0].operand.size)
+            if (of_called := _settled.get(called)) is None:
+                _settled.keep(called, of_called := Settled())
+            of_called.keep((shape[-1:], *kind), (rest, fewest))
     return _by_kernel(x, rest)
 
 
@@ -83,10 +114,13 @@ def _by_kernel(x: Tensor, rest: Rest) -> Tensor:
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body for tensors like these, of any number of rows."""
+    like, made = tensors[0], program(rest[0])
+    if _on_cpu(like):
+        return prepared(made)
     # imported when needed: tracing needs no Triton
-    launch, like = importlib.import_module("weft.o3.row_launch"), tensors[0]
-    made: Callable[[Tensors], Results] = launch.prepared(program(rest[0]), like.dtype, like.device)
-    return made
+    launch = importlib.import_module("weft.o3.row_launch")
+    found: Callable[[Tensors], Results] = launch.prepared(made, like.dtype, like.device)
+    return found
 
 
 class Rows(ProgramRule):
