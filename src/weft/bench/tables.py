@@ -56,7 +56,7 @@ Generated from the rows in `benchmarks/results` by `weft bench`; every number is
 - *second* is the gradient of the gradients alone, with a retained graph.
 - *first_calls* are single calls in fresh processes (`benchmarks/first_calls.py`), with empty caches
   and with code from disk. Those of gradients at commit 5f28c42 hold torch's own import of sympy
-  too, some 1.6 s.
+  too, some 1.6 s, and a call before that autograd did not record.
 - Commits 55350d8, 62dfdb3 and 9708cd5 came into the history together, as f3f9566.
 - Graphs of *o3* are made before, for many calls (`reused=True`), as those of the peers.
 """
