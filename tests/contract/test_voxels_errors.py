@@ -180,11 +180,11 @@ def test_an_inverse_layer_reads_what_its_layer_wrote():
         ops.sparse_inverse_conv(tensor, WEIGHT, "down")
 
 
-@pytest.mark.parametrize("name", ["offsets", "channels", "groups", "bias", "dtypes", "numba"])
+@pytest.mark.parametrize("name", ["offsets", "channels", "groups", "bias", "dtypes"])
 def test_what_was_settled_is_of_one_kind(name):
     """Good calls of every kind that a bad one differs from come first.
 
-    Seen red with offsets and tensors' kinds, groups and backend left out of what settles a call.
+    Seen red with offsets and tensors' kinds, and groups, left out of what settles a call.
     """
     for bias in (None, torch.zeros(4)):
         conv(bias=bias)

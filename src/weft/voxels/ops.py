@@ -107,8 +107,8 @@ def conv_of_geometry(
     backend: str | None = None,
 ) -> SparseTensor:
     """`sparse_conv` of a tensor of the geometry's axes, which are not read again at every call."""
-    given = weight, bias, after, shape.num_offsets, groups, precision, backend
-    operands, serving = _operands(tensor, *given)
+    operands = _operands(tensor, weight, bias, after, shape.num_offsets, groups, precision)
+    serving = _serving(backend, tensor.feats.device.type)
     if shape not in tensor.coordinates.tables and serving == "triton":
         compile_before(*operands, tensor.coordinates, shape, groups, precision)
     found = tensor.maps.get(tensor.coordinates, shape, indice_key)
@@ -149,8 +149,8 @@ def sparse_inverse_conv(
             f"has {len(tensor)} others: an inverse layer reads what the named layer wrote. Give "
             "it a tensor of that level."
         )
-    given = weight, bias, PLAIN, named.geometry.num_offsets, groups, precision, backend
-    operands, serving = _operands(tensor, *given)
+    operands = _operands(tensor, weight, bias, PLAIN, named.geometry.num_offsets, groups, precision)
+    serving = _serving(backend, tensor.feats.device.type)
     return _convolved(tensor, operands, named.transpose(), groups, precision, serving)
 
 
@@ -185,8 +185,8 @@ Operands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
 """Features, weight, bias, and what follows, all of one kind."""
 
 
-_settled: Settled[str] = Settled()
-"""The backend of calls that were checked, by the kinds of their tensors but the number of rows."""
+_settled: Settled[bool] = Settled()
+"""Calls that were checked, by the kinds of their tensors but the number of rows."""
 
 
 def _operands(
@@ -197,9 +197,8 @@ def _operands(
     offsets: int,
     groups: int,
     precision: str,
-    backend: str | None,
-) -> tuple[Operands, str]:
-    """What a layer computes with, and the backend that serves it; all of it is checked."""
+) -> Operands:
+    """What a layer computes with, all of it checked."""
     if precision not in PRECISIONS:
         raise DTypeError(
             f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
@@ -210,16 +209,14 @@ def _operands(
         found = kinds((tensor.feats, weight) if bias is None else (tensor.feats, weight, bias))
         if found is not None:
             rows, *kind = found
-            known = (rows[1:], *kind, offsets, groups, precision, backend)
-            serving = _settled.get(known)
-            if serving is not None:
-                return (tensor.feats, weight, bias, PLAIN), serving
+            known = (rows[1:], *kind, offsets, groups, precision)
+            if known in _settled:
+                return tensor.feats, weight, bias, PLAIN
     _check_weight(tensor, weight, bias, offsets, groups)
     operands = _of_one_kind(tensor, weight, bias, after)
-    serving = _serving(backend, tensor.feats.device.type)
     if known is not None:
-        _settled.keep(known, serving)
-    return operands, serving
+        _settled.keep(known, True)
+    return operands
 
 
 def _of_one_kind(
