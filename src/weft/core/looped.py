@@ -80,8 +80,8 @@ def run(
     share(_bound(loop, shape, layout, arrays), tasks, threads)
     summed = [r is None for r in results]
     if recording():
-        moved = sum(o.nbytes for o, flag in zip(outputs, summed, strict=True) if flag)
-        record(Launch("numba", program.key, {"tile": TILE, "parts": parts}, tasks, moved))
+        partial = sum(o.nbytes for o, flag in zip(outputs, summed, strict=True) if flag)
+        record(Launch("numba", program.key, {"tile": TILE, "parts": parts}, tasks, partial))
     return [o.sum(0) if flag else o for o, flag in zip(outputs, summed, strict=True)]
 
 
