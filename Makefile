@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VERSION := $(shell $(PYTHON) -c "import sys; print('%d.%d %d' % (sys.version_info[:2] + (sys.version_info >= (3, 11),)))" 2>/dev/null)
 ifneq ($(lastword $(VERSION)),1)
-$(error PYTHON=$(PYTHON) is $(or $(firstword $(VERSION)),not there), weft needs python 3.11 or newer: install one and name it, as in `make test PYTHON=python3.12`)
+$(error PYTHON=$(PYTHON) is $(or $(firstword $(VERSION)),not there), torchweft needs python 3.11 or newer: install one and name it, as in `make test PYTHON=python3.12`)
 endif
 
 GPU_TORCH := $(shell $(PYTHON) -c "import torch; print(torch.version.cuda or torch.version.hip or '')" 2>/dev/null)
@@ -16,8 +16,8 @@ READY := .venv/.ready
 DOCS_READY := .venv/.docs-ready
 endif
 
-demo: $(READY)  ## the main job: weft-demo/index.html
-	$(RUN) -m weft demo
+demo: $(READY)  ## the main job: torchweft-demo/index.html
+	$(RUN) -m torchweft demo
 
 # One thread a worker: small tensors on threads that outnumber the cores take six times as long.
 test: export OMP_NUM_THREADS = 1
@@ -46,10 +46,10 @@ wheel: $(READY)  ## the wheel, built and tried in a venv of its own
 	.ci/try-wheel $(lastword $(RUN))
 
 check: $(READY)  ## every contract on this machine's GPU, with a receipt
-	$(RUN) -m weft check
+	$(RUN) -m tests.check
 
 bench: $(READY)  ## times and errors of the named workloads
-	$(RUN) -m weft bench
+	$(RUN) -m benchmarks
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | awk '{ t = $$1; $$1 = ""; printf "make %-8s %s\n", t, $$0 }'

@@ -5,9 +5,9 @@
 A call is everything from the first use of a case's function to its last result, gradients
 included, and autograd records it from the beginning: imports, of Triton too, and those of torch's
 kernels that load when a case first uses them.  Before it come what torch itself takes to start, and
-its import of sympy; the bytecode of weft and Triton is there, as pip leaves it.  Rows are of the
-suite `first_calls`, their phases "forward, no cache" and "forward, from disk".  Measure on a quiet
-machine: compiling uses all cores.
+its import of sympy; the bytecode of torchweft and Triton is there, as pip leaves it.  Rows are of
+the suite `first_calls`, their phases "forward, no cache" and "forward, from disk".  Measure on a
+quiet machine: compiling uses all cores.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weft.bench.case import Candidate, Case
-from weft.bench.gate import expected_results, worst_ratio
-from weft.bench.record import Row, append, machine
-from weft.bench.suites import benchmarks_folder, load_suite
+from benchmarks.harness.case import Candidate, Case
+from benchmarks.harness.gate import expected_results, worst_ratio
+from benchmarks.harness.record import Row, append, machine
+from benchmarks.harness.suites import FOLDER, load_suite
 
 __all__ = ["CASES", "case_of", "first_call", "main"]
 
@@ -51,7 +51,7 @@ CASES = [
 
 
 def first_call(suite: str, name: str, phase: str) -> Row:
-    """Of this process, which must have called nothing of weft; the check comes behind."""
+    """Of this process, which must have called nothing of torchweft; the check comes behind."""
     device = torch.device("cuda")
     _start(device)
     case = case_of(suite, name)
@@ -62,11 +62,11 @@ def first_call(suite: str, name: str, phase: str) -> Row:
     torch.cuda.synchronize()
     ms = 1e3 * (time.perf_counter() - begin)
     small = case.build(device, case.check_batch)
-    own = Candidate("weft", "triton", small.function, small.inputs, small.oracle)
+    own = Candidate("torchweft", "triton", small.function, small.inputs, small.oracle)
     ratio = worst_ratio(phase, own, expected_results(phase, small, own, case.tf32))
     return Row(
         suite="first_calls", case=f"{suite}: {name}", op=workload.op, mode=case.mode, phase=phase,
-        peer="weft", backend="triton", dtype=str(case.dtype).removeprefix("torch."),
+        peer="torchweft", backend="triton", dtype=str(case.dtype).removeprefix("torch."),
         shape=workload.shape, l2="cold", ms_p20=ms, ms_p50=ms, ms_p80=ms, reps=1, host_us=None,
         bytes_min=0, flops=0, roofline_pct=None, peak_mb=None, bound_ratio=ratio,
         protocol="one call in a fresh process, sympy imported, bytecode written",
@@ -106,13 +106,13 @@ def _start(device: torch.device) -> None:
 
 def _write_bytecode() -> None:
     """As pip does where it installs; else each process compiles the modules that it imports."""
-    specs = [importlib.util.find_spec(name) for name in ("weft", "triton")]
+    specs = [importlib.util.find_spec(name) for name in ("torchweft", "triton")]
     folders = [str(Path(str(spec.origin)).parent) for spec in specs if spec is not None]
     subprocess.run([sys.executable, "-m", "compileall", "-q", *folders], check=False)
 
 
 def _in_a_process(case: tuple[str, str, str], home: str) -> Row:
-    folders = {name: f"{home}/{name}" for name in ("TRITON_CACHE_DIR", "WEFT_CACHE_DIR")}
+    folders = {name: f"{home}/{name}" for name in ("TRITON_CACHE_DIR", "TORCHWEFT_CACHE_DIR")}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.first_calls", "--only", *case],
         env=os.environ | folders, stdout=subprocess.PIPE, text=True, check=True,
@@ -123,7 +123,7 @@ def _in_a_process(case: tuple[str, str, str], home: str) -> Row:
 def main() -> None:
     """Every case twice, each time in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=benchmarks_folder() / "results")
+    parser.add_argument("--out", type=Path, default=FOLDER / "results")
     parser.add_argument("--only", nargs=3, help="this one, in this process, as a row")
     options = parser.parse_args()
     if options.only:

@@ -2,12 +2,12 @@
 
 import re
 
-import weft
+import torchweft
 
-project = "weft"
-author = "The weft authors"
-copyright = "2026, The weft authors"
-release = weft.__version__
+project = "torchweft"
+author = "The torchweft authors"
+copyright = "2026, The torchweft authors"
+release = torchweft.__version__
 
 extensions = [
     "myst_parser",
@@ -19,7 +19,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
-html_title = "weft"
+html_title = "torchweft"
 html_static_path = ["style.css"]
 html_css_files = ["style.css"]
 default_role = "code"  # a single backtick in a docstring is code

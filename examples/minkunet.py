@@ -14,7 +14,7 @@ import argparse
 import torch
 from torch import nn
 
-from weft.voxels import (
+from torchweft.voxels import (
     SparseBatchNorm,
     SparseConv3d,
     SparseInverseConv3d,

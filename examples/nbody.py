@@ -20,12 +20,12 @@ from pathlib import Path
 
 import torch
 
-import weft
-from weft.demo.charges import Starts, simulate, starts
-from weft.demo.dense import DenseForecaster
-from weft.demo.forecaster import Forecaster, complete_graphs, systems_of
-from weft.demo.measure import machine, versions
-from weft.progress import track
+import torchweft
+from torchweft.demo.data.charges import Starts, simulate, starts
+from torchweft.demo.measure import machine, versions
+from torchweft.demo.models.dense import DenseForecaster
+from torchweft.demo.models.forecaster import Forecaster, complete_graphs, systems_of
+from torchweft.progress import track
 
 BATCH = 100
 RATE, LAST_RATE, DECAY = 4e-3, 1e-7, 1e-4
@@ -135,13 +135,13 @@ def milliseconds(step, count, device):
 
 
 def compare(data, device):
-    """Milliseconds a step of the same network in weft and on the dense table, in this run."""
+    """Milliseconds a step of the same network in torchweft and on the dense table, in this run."""
     count = TIMED[device.type]
     found = {}
-    for name in ("weft", "einsum"):
+    for name in ("torchweft", "einsum"):
         torch.manual_seed(0)
         model = Forecaster().to(device)
-        network = model if name == "weft" else DenseForecaster(model)
+        network = model if name == "torchweft" else DenseForecaster(model)
         training = Training(network, data["train"], steps=2 * count + 16)
         found[f"{name}, eager"] = milliseconds(training.step, count // 2 + 1, device)
         if device.type == "cuda":
@@ -197,7 +197,7 @@ def main():
         "ms_a_step": times,
         "parameters": sum(p.numel() for p in model.parameters()),
         "machine": machine(device),
-        "versions": f"weft {weft.__version__}, {versions()}",
+        "versions": f"torchweft {torchweft.__version__}, {versions()}",
         "curve": curve,
     }
     options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

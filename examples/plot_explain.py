@@ -12,7 +12,7 @@ import time
 import matplotlib.pyplot as plt
 import torch
 
-from weft import products
+from torchweft import products
 
 # %%
 # A graph of 4,000 nodes with 32 edges into each, and a weight for each edge.
@@ -41,8 +41,8 @@ x = torch.randn(nodes, 64)
 print(products.indexed_vecsca_segment.explain(x, weight, src, None, seg))
 
 # %%
-# ``weft.explain`` takes any function, and sees everything below it: here a gradient.
-import weft  # noqa: E402
+# ``torchweft.explain`` takes any function, and sees everything below it: here a gradient.
+import torchweft  # noqa: E402
 
 
 def gradient(x):
@@ -51,7 +51,7 @@ def gradient(x):
     return torch.autograd.grad(fused(x).square().sum(), x)
 
 
-print(weft.explain(gradient, x))
+print(torchweft.explain(gradient, x))
 
 
 # %%
@@ -70,15 +70,15 @@ def milliseconds(function, x, rounds=7):
 
 widths = [4, 8, 16, 32, 64, 128]
 inputs = [torch.randn(nodes, width) for width in widths]
-least = [weft.explain(fused, x).bytes_min / 1e6 for x in inputs]
+least = [torchweft.explain(fused, x).bytes_min / 1e6 for x in inputs]
 passes = [low + 4 * 4 * len(src) * width / 1e6 for low, width in zip(least, widths, strict=True)]
 times = {
     name: [milliseconds(f, x) for x in inputs]
-    for name, f in (("weft", fused), ("three passes of torch", three_passes))
+    for name, f in (("torchweft", fused), ("three passes of torch", three_passes))
 }
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-left.loglog(widths, least, "o-", label="weft")
+left.loglog(widths, least, "o-", label="torchweft")
 left.loglog(widths, passes, "o-", label="three passes of torch")
 left.set(title="bytes that must move", xlabel="width of a row", ylabel="MB")
 left.legend()

@@ -15,7 +15,7 @@ import math
 import matplotlib.pyplot as plt
 import torch
 
-from weft import products
+from torchweft import products
 
 # %%
 # The five quadrupole components of a vector (x, y, z): xy, yz, xz, (x²−y²)/2 and (2z²−x²−y²)/(2√3).

@@ -13,7 +13,7 @@ is differentiable in everything, so :math:`\sigma` and :math:`\alpha` can be lea
 import matplotlib.pyplot as plt
 import torch
 
-from weft.reductions import LazyTensor
+from torchweft.reductions import LazyTensor
 
 
 def kernel(x, y, sigma):

@@ -12,8 +12,8 @@ followed by the mean of each cluster.
 import matplotlib.pyplot as plt
 import torch
 
-from weft.reductions import LazyTensor
-from weft.reductions.cluster import cluster_centroids
+from torchweft.reductions import LazyTensor
+from torchweft.reductions.cluster import cluster_centroids
 
 # %%
 # Points along a spiral, as many on each part of its length.

@@ -12,7 +12,7 @@ only temperatures, and learn from their gradients how well each pipe conducts.
 import matplotlib.pyplot as plt
 import torch
 
-from weft import products
+from torchweft import products
 
 # %%
 # A network: points of the plane, and pipes in both directions between those that are close.

@@ -11,7 +11,7 @@ space is turned. The product of degrees :math:`l_1` and :math:`l_2` holds each d
 import matplotlib.pyplot as plt
 import torch
 
-from weft import o3
+from torchweft import o3
 
 # %%
 # Every direction, on a grid. The polar axis is y.

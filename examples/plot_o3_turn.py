@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from ase.build import molecule
 
-from weft import o3
+from torchweft import o3
 
 # %%
 # Ethanol; every atom within 3 Å is a neighbour. An atom begins with a number for its element.

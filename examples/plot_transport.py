@@ -13,7 +13,7 @@ So a few steps of gradient descent carry a ring to two discs.
 import matplotlib.pyplot as plt
 import torch
 
-from weft.reductions import SamplesLoss
+from torchweft.reductions import SamplesLoss
 
 # %%
 # The clouds, 500 points each, all of one weight.

@@ -9,7 +9,8 @@ network in the manner of NequIP learns both: forces are gradients of its energy,
 gradients of gradients.  The trained potential is then an ASE calculator.  It moves a molecule for a
 picosecond, and the energy that it should conserve is looked at.
 
-The network is `weft.demo.potential.Potential`, 170 lines of public names of `weft.o3`.
+The network is `torchweft.demo.models.potential.Potential`, 170 lines of public names of
+`torchweft.o3`.
 """
 
 import argparse
@@ -26,14 +27,14 @@ from ase.md.velocitydistribution import Stationary, thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 from ase.optimize import BFGS
 
-import weft
-from weft.demo import matching
-from weft.demo.matching import errors, fit, molecules, new_potential
-from weft.demo.measure import machine, versions
-from weft.demo.molecules import LABELS, NUMBERS, Molecules, best_labels
-from weft.demo.pictures import curve, parity
-from weft.demo.potential import Potential, Settings, energies_and_forces, like
-from weft.progress import track
+import torchweft
+from torchweft.demo.data.molecules import LABELS, NUMBERS, Molecules, best_labels
+from torchweft.demo.measure import machine, versions
+from torchweft.demo.models import matching
+from torchweft.demo.models.matching import errors, fit, molecules, new_potential
+from torchweft.demo.models.potential import Potential, Settings, energies_and_forces, like
+from torchweft.demo.page.pictures import curve, parity
+from torchweft.progress import track
 
 EVERY = 10  # steps of dynamics between two looks at the energy
 
@@ -171,7 +172,7 @@ def main():
         "steps": options.steps,
         "parameters": sum(p.numel() for p in model.parameters()),
         "machine": machine(device),
-        "versions": f"weft {weft.__version__}, {versions()}",
+        "versions": f"torchweft {torchweft.__version__}, {versions()}",
     }
     (options.out / "potential.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     print(f"{options.out}: potential.json, potential.pt, {', '.join(f'{n}.png' for n in pictures)}")

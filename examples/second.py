@@ -15,7 +15,7 @@ import time
 import torch
 from torch import nn
 
-from weft.voxels import (
+from torchweft.voxels import (
     SparseBatchNorm,
     SparseConv3d,
     SparseModule,

@@ -2,7 +2,7 @@
 
 import torch
 
-from weft.voxels.tensor import SparseTensor
+from torchweft.voxels.maps.tensor import SparseTensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {1: (17,), 2: (7, 6), 3: (5, 6, 4), 4: (3, 4, 3, 2)}

@@ -9,21 +9,21 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from weft.testing.memory import poisoned_memory as poison
+from torchweft.testing.memory import poisoned_memory as poison
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 BACKENDS = ["triton"] if INTERPRETED else ["numba", "torch"]
 """The backends of this process: kernels in the interpreter, or the CPU's own."""
 
 if INTERPRETED:
-    from weft.testing import interpreter, sanitizer
+    from torchweft.testing import interpreter, sanitizer
 
     interpreter.install()
     sanitizer.install()
 
 # the same examples every time; slow first examples are compilations
-hypothesis.settings.register_profile("weft", derandomize=True, deadline=None, database=None)
-hypothesis.settings.load_profile("weft")
+hypothesis.settings.register_profile("torchweft", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("torchweft")
 
 
 @pytest.fixture

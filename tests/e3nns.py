@@ -1,4 +1,4 @@
-"""weft.o3 beside e3nn: one description of a call, built by either library, as a case to compare.
+"""torchweft.o3 beside e3nn: one description of a call, built by either, as a case to compare.
 
 e3nn's constants have the default dtype of the moment of building, so it is set while it builds.
 """
@@ -15,8 +15,8 @@ import e3nn.o3
 import torch
 from torch import Tensor, nn
 
-from weft import o3
-from weft.testing.contract import Case
+from torchweft import o3
+from torchweft.testing.contract import Case
 
 __all__ = ["OURS", "THEIRS", "Forced", "Names", "Twin", "alike", "case", "default_dtype"]
 
@@ -36,7 +36,7 @@ class Names:
 
 
 class Forced:
-    """weft.o3 with a backend for every layer."""
+    """torchweft.o3 with a backend for every layer."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -50,7 +50,7 @@ OURS, THEIRS = Names(o3), Names(e3nn.o3, e3nn.nn, e3nn.math)
 
 @dataclass(frozen=True)
 class Twin:
-    """A call of weft and the same call of e3nn.
+    """A call of torchweft and the same call of e3nn.
 
     Args:
         ours: builds a layer, or a function of tensors.
@@ -83,7 +83,7 @@ def case(name: str, twin: Twin) -> Case:
         [(key, tuple(value.shape)) for key, value in _parameters(built(torch.float64)).items()]
         for built in (ours, theirs)
     )
-    assert own == other, f"{name}: {own} are weft's parameters, {other} are e3nn's"
+    assert own == other, f"{name}: {own} are torchweft's parameters, {other} are e3nn's"
     generator = torch.Generator().manual_seed(0)
     inputs = tuple(
         torch.randn(shape, dtype=torch.float64, generator=generator)

@@ -4,8 +4,8 @@ import functools
 
 import torch
 
-from weft import o3
-from weft.o3.layout import join, split
+from torchweft import o3
+from torchweft.o3.irreps.layout import join, split
 
 __all__ = ["contraction", "couplings", "dense"]
 

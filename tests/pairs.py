@@ -2,10 +2,10 @@
 
 import torch
 
-from weft.reductions.evaluate import evaluate
-from weft.reductions.formula import const, node, swap, var
-from weft.reductions.ranges import Blocks, Options, Sizes
-from weft.testing.bounds import assert_as_accurate, plain_error
+from torchweft.reductions.call.options import Blocks, Options, Sizes
+from torchweft.reductions.formula.evaluate import evaluate
+from torchweft.reductions.formula.node import const, node, swap, var
+from torchweft.testing.bounds import assert_as_accurate, plain_error
 
 X, Y, B, P, A = var(0, 3, 0), var(1, 3, 1), var(2, 2, 1), var(3, 1, 2), var(4, 1, 0)
 DIMS = {0: (3, 0), 1: (3, 1), 2: (2, 1), 3: (1, 2), 4: (1, 0)}

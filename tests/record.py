@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.bench.record import machine
+from benchmarks.harness.record import machine
 
 ENDED: dict[str, str] = {}
 

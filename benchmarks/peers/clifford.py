@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weft.bench.case import Workload
-from weft.clifford import Algebra
-from weft.clifford.reference import tables
+from benchmarks.harness.case import Workload
+from torchweft.clifford import Algebra
+from torchweft.clifford.reference import tables
 
 __all__ = ["dense", "pairwise"]
 

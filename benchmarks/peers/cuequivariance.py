@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Candidate, Workload
 from benchmarks.suites import contraction, training
 from benchmarks.suites.equivariant import Layer, blocks, coefficients_of
 from benchmarks.suites.training import Convolution, Library
 from benchmarks.suites.uuu import START, coefficients, paths
-from weft.bench.case import Candidate, Workload
-from weft.o3 import Gate, Irreps, Linear, wigner_3j
+from torchweft.o3 import Gate, Irreps, Linear, wigner_3j
 
 NAME = "cuEquivariance"
 

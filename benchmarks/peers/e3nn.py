@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers.layouts import from_mul_ir, to_mul_ir, to_mul_ir_rows
 from benchmarks.suites import training
 from benchmarks.suites.equivariant import Layer, tensor_product
 from benchmarks.suites.training import Convolution, Library
 from benchmarks.suites.uuu import DEGREES, paths
-from weft.bench.case import Candidate, Workload
-from weft.o3 import Gate, Irreps, Linear
+from torchweft.o3 import Gate, Irreps, Linear
 
 NAME = "e3nn"
 

@@ -1,15 +1,15 @@
-"""Runs e3nn's own tests with weft.o3 under e3nn's names; prints passed and failed.
+"""Runs e3nn's own tests with torchweft.o3 under e3nn's names; prints passed and failed.
 
     python -m benchmarks.peers.e3nn_tests CHECKOUT [options of pytest]
 
 CHECKOUT is a clone or an unpacked sdist of e3nn.  Its tests and e3nn/util, which they import, are
 read from there; nothing else of it is used.
 
-Tests that look into e3nn see this in weft's place: a layer itself where they make a TorchScript of
-it, which torch has given up and weft does not promise, and its pickle where they save the script;
-of options of e3nn's generated code, which change no result, what was asked for; of `_Sortcut`, a
-part of e3nn's Gate that weft's does not need, nothing; a RuntimeError, e3nn's kind, where weights
-are missing.
+Tests that look into e3nn see this in torchweft's place: a layer itself where they make a
+TorchScript of it, which torch has given up and torchweft does not promise, and its pickle where
+they save the script; of options of e3nn's generated code, which change no result, what was asked
+for; of `_Sortcut`, a part of e3nn's Gate that torchweft's does not need, nothing; a RuntimeError,
+e3nn's kind, where weights are missing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from benchmarks.peers.foreign_tests import module, options_of, run_tests
-from weft import o3
-from weft.errors import ShapeError
-from weft.o3.gate import NormalizedActivation
+from torchweft import o3
+from torchweft.errors import ShapeError
+from torchweft.o3.layers.gate import NormalizedActivation
 
 FILES = (
     "o3/cartesian_spherical_harmonics_test.py",
@@ -104,7 +104,7 @@ def _compiling(layer: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 
 def install(package: Path) -> None:
-    """Make e3nn importable, as weft.o3 and the checkout's e3nn.util."""
+    """Make e3nn importable, as torchweft.o3 and the checkout's e3nn.util."""
     irrep = _Names("e3nn.o3.irrep")
     sys.modules["e3nn.o3.irrep"] = irrep
     names = {name: getattr(o3, name) for name in o3.__all__}

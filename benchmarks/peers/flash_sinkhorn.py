@@ -6,8 +6,8 @@ import importlib.util
 
 from torch import Tensor
 
+from benchmarks.harness.case import Candidate, Workload
 from benchmarks.suites.transport import BLUR, SCALING
-from weft.bench.case import Candidate, Workload
 
 NAME = "flash-sinkhorn"
 

@@ -1,4 +1,4 @@
-"""FlexGEMM's masked implicit GEMM, in Triton, on weft's kernel map.
+"""FlexGEMM's masked implicit GEMM, in Triton, on torchweft's kernel map.
 
 `git clone https://github.com/JeffreyXiang/FlexGEMM`, and put the clone on PYTHONPATH: its CUDA
 extension, which makes maps, is not needed.  It tunes for each number of channels and size of cloud.
@@ -12,8 +12,8 @@ import os
 import torch
 from torch import Tensor
 
-from weft.bench.case import Candidate, Workload
-from weft.voxels import KernelMap
+from benchmarks.harness.case import Candidate, Workload
+from torchweft.voxels import KernelMap
 
 NAME = "FlexGEMM"
 

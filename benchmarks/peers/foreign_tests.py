@@ -1,4 +1,4 @@
-"""Runs another project's own tests with weft under its names; what its runners share."""
+"""Runs another project's own tests with torchweft under its names; what its runners share."""
 
 from __future__ import annotations
 

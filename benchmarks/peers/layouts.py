@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.suites.equivariant import blocks
 from benchmarks.suites.uuu import DEGREES, START
-from weft.o3 import Irreps
+from torchweft.o3 import Irreps
 
 __all__ = ["from_mul_ir", "to_mul_ir", "to_mul_ir_rows"]
 

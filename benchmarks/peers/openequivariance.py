@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers import e3nn
 from benchmarks.peers.layouts import to_mul_ir_rows
 from benchmarks.suites import training
 from benchmarks.suites.equivariant import Layer, tensor_product
 from benchmarks.suites.training import Convolution
-from weft.bench.case import Candidate, Workload
 
 NAME = "OpenEquivariance"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from weft.bench.case import Candidate, Workload
+from benchmarks.harness.case import Candidate, Workload
 
 NAME = "pykeops"
 

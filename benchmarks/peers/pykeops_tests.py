@@ -1,4 +1,4 @@
-"""Runs pykeops' own tests with weft.reductions under pykeops' names; prints passed and failed.
+"""Runs pykeops' own tests with torchweft.reductions under pykeops' names; prints passed and failed.
 
     python -m benchmarks.peers.pykeops_tests CHECKOUT
 
@@ -14,21 +14,21 @@ from pathlib import Path
 
 import torch
 
-import weft.reductions
+import torchweft.reductions
 from benchmarks.peers.foreign_tests import module, options_of, run_tests
-from weft.reductions import cluster
-from weft.reductions import numpy as arrays
+from torchweft.reductions import cluster
+from torchweft.reductions import numpy as arrays
 
 
 def install(package: Path) -> None:
-    """Make pykeops and keopscore importable, as weft.reductions."""
+    """Make pykeops and keopscore importable, as torchweft.reductions."""
     config = module("pykeops.config", gpu_available=torch.cuda.is_available())
-    sys.modules["pykeops.torch"] = weft.reductions
+    sys.modules["pykeops.torch"] = torchweft.reductions
     sys.modules["pykeops.torch.cluster"] = cluster
-    module("pykeops.torch.operations", KernelSolve=weft.reductions.KernelSolve)
+    module("pykeops.torch.operations", KernelSolve=torchweft.reductions.KernelSolve)
     sys.modules["pykeops.numpy"] = arrays
     sys.modules["pykeops.numpy.cluster"] = cluster
-    pykeops = module("pykeops", config=config, torch=weft.reductions, numpy=arrays)
+    pykeops = module("pykeops", config=config, torch=torchweft.reductions, numpy=arrays)
     pykeops.__path__ = []
     module("keopscore", auto_factorize=False)
     _load("pykeops.numpy.utils", package / "numpy" / "utils.py")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Candidate, Workload
 from benchmarks.suites.voxels_unet import NETWORK, flat, given_to, groups, parts
-from weft.bench.case import Candidate, Workload
 
 NAME = "spconv"
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from examples.minkunet import MinkUNet, ResidualBlock
-from weft.voxels import SparseBatchNorm, SparseSequential
-from weft.voxels.nn import SparseConvolution, SparseInverseConvolution
+from torchweft.voxels import SparseBatchNorm, SparseSequential
+from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
 
 __all__ = ["converted", "turned_back"]
 

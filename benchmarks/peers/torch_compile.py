@@ -6,9 +6,9 @@ import shutil
 
 import torch
 
+from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers import clifford
 from benchmarks.peers.torch_eager import best_way
-from weft.bench.case import Candidate, Workload
 
 NAME = "torch.compile"
 MOST_TERMS = 64

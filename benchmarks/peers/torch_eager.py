@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers import clifford
 from benchmarks.suites.uuu import START, coefficients, paths
-from weft.bench.case import Candidate, Workload
 
 NAME = "torch eager"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.geometric import ALGEBRAS, chain_case, product_workload
-from weft.bench.case import Case, Workload
 
 FAMILY = "clifford"
 BACKENDS = ("numba", "torch")

@@ -1,6 +1,6 @@
 """Voxel clouds for measurements: (N, 3) integers and the box they lie in.
 
-`WEFT_LIDAR` may name an .npz file whose key `pc` holds the points (n, 3) of a LiDAR sweep, in
+`TORCHWEFT_LIDAR` may name an .npz file whose key `pc` holds the points (n, 3) of a LiDAR sweep, in
 metres; without it the cases that need one are left out.
 """
 
@@ -20,7 +20,7 @@ Cloud = tuple[Tensor, list[int]]
 
 def lidar_file() -> str | None:
     """The file of the LiDAR cases."""
-    return os.environ.get("WEFT_LIDAR")
+    return os.environ.get("TORCHWEFT_LIDAR")
 
 
 def lidar(size: float) -> Cloud:

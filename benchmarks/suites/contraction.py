@@ -10,12 +10,12 @@ import functools
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.equivariant import blocks
 from benchmarks.suites.recipes import Random
-from weft.bench.case import Case, Workload
-from weft.o3 import Irrep, Irreps, SymmetricContraction, wigner_3j
-from weft.o3.symmetric_basis import symmetric_basis
-from weft.testing.cases.symmetric import couplings
+from tests.cases.symmetric import couplings
+from torchweft.o3 import Irrep, Irreps, SymmetricContraction, wigner_3j
+from torchweft.o3.symmetric.basis import symmetric_basis
 
 __all__ = ["OP", "contraction_case"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.recipes import Random, product_workload
-from weft.bench.case import Case, Workload
 
 FAMILY = "products"
 

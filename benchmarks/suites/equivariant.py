@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.recipes import Random
-from weft.bench.case import Case, Workload
-from weft.o3 import Graph, Irreps, Linear, TensorProduct, TensorProductConv, wigner_3j
-from weft.testing.o3_workloads import ring_graph
+from tests.cases.o3_workloads import ring_graph
+from torchweft.o3 import Graph, Irreps, Linear, TensorProduct, TensorProductConv, wigner_3j
 
 __all__ = [
     "Layer",

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.recipes import Random
-from weft.bench.case import Case, Workload
-from weft.reductions import BlockSparsity, Genred
-from weft.reductions.cluster import cluster_ranges_centroids, grid_cluster, sort_clusters
+from torchweft.reductions import BlockSparsity, Genred
+from torchweft.reductions.cluster import cluster_ranges_centroids, grid_cluster, sort_clusters
 
 __all__ = ["FORMULAS", "Formula", "formula_case"]
 
@@ -92,7 +92,7 @@ def formula_case(
 ) -> Case:
     """A reduction of a formula over all pairs of two clouds, or over blocks of pairs.
 
-    With tf32 the factors of products are rounded to TF32, also by weft.
+    With tf32 the factors of products are rounded to TF32, also by torchweft.
     """
     size, precision = Size(rows, columns, dim, batch, cells), "tf32" if tf32 else None
     return Case(

@@ -8,11 +8,11 @@ import math
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.recipes import Random
-from weft import clifford
-from weft.bench.case import Case, Workload
-from weft.clifford import Algebra, reference
-from weft.clifford.ops import clifford_layer
+from torchweft import clifford
+from torchweft.clifford import Algebra, reference
+from torchweft.clifford.functions.products import clifford_layer
 
 __all__ = ["ALGEBRAS", "chain_case", "product_workload"]
 

@@ -7,9 +7,9 @@ import functools
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.recipes import Random
-from weft.bench.case import Case, Workload
-from weft.reductions import nearest
+from torchweft.reductions import nearest
 
 __all__ = ["neighbours_case"]
 

@@ -13,8 +13,8 @@ from benchmarks.suites.equivariant import (
     radial_case,
 )
 from benchmarks.suites.training import training_case
-from weft.demo.potential import Settings
-from weft.o3 import Irreps
+from torchweft.demo.models.potential import Settings
+from torchweft.o3 import Irreps
 
 FAMILY = "o3"
 

@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.equivariant import (
     Layer,
     conv_case,
@@ -16,8 +17,7 @@ from benchmarks.suites.equivariant import (
     product_case,
 )
 from benchmarks.suites.recipes import Random
-from weft.bench.case import Case, Workload
-from weft.o3 import Irreps, SphericalHarmonics
+from torchweft.o3 import Irreps, SphericalHarmonics
 
 FAMILY = "o3"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.recipes import Random, indptr, product_workload
 from benchmarks.suites.uuu import uuu_seed
-from weft.bench.case import Case, Workload
 
 FAMILY = "products"
 

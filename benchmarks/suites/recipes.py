@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weft import products
-from weft.bench.case import Workload
-from weft.products.reference import indexed_product
+from benchmarks.harness.case import Workload
+from torchweft import products
+from torchweft.products.reference import indexed_product
 
 __all__ = ["DTYPE", "Random", "indptr", "product_workload"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.recipes import Random, product_workload
-from weft.bench.case import Case, Workload
 
 FAMILY = "products"
 

@@ -8,10 +8,11 @@ import math
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.clouds import CLOUDS
 from benchmarks.suites.recipes import Random
-from weft.bench.case import Case, Workload
-from weft.voxels import SparseTensor, kernel_map, launch, sparse_conv
+from torchweft.voxels import SparseTensor, kernel_map, sparse_conv
+from torchweft.voxels.convolution import launch
 
 __all__ = ["conv_case", "map_case"]
 

@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness.case import Candidate, Case, Workload
 from benchmarks.suites.equivariant import Layer, flops_of
 from benchmarks.suites.recipes import DTYPE, Random
-from weft.bench.case import Candidate, Case, Workload
-from weft.demo.molecules import NUMBERS, Molecules, cut
-from weft.demo.potential import (
+from torchweft.demo.data.molecules import NUMBERS, Molecules, cut
+from torchweft.demo.models.potential import (
     PlainPotential,
     Potential,
     Settings,
     energies_and_forces,
     like,
 )
-from weft.o3 import Gate, Irreps, Linear, TensorProductConv
+from torchweft.o3 import Gate, Irreps, Linear, TensorProductConv
 
 __all__ = ["OP", "Convolution", "Library", "by_library", "training_case"]
 

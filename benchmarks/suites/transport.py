@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.recipes import Random
-from weft.bench.case import Case, Workload
-from weft.reductions import SamplesLoss
+from torchweft.reductions import SamplesLoss
 
 __all__ = ["BLUR", "SCALING", "transport_case"]
 
@@ -73,7 +73,7 @@ def _workload(points: int, way: str, device: torch.device, check_batch: int | No
 
 
 def _dense(x: Tensor, y: Tensor) -> Tensor:
-    """The same steps on dense matrices, see `weft.reductions.sinkhorn`."""
+    """The same steps on dense matrices, see `torchweft.reductions.transport.sinkhorn`."""
     both = torch.cat([x, y], -2).detach()
     diameter = float((both.amax(-2) - both.amin(-2)).norm(dim=-1).max())
     steps = math.ceil(math.log(BLUR / diameter) / math.log(SCALING) - 1e-9)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.harness.case import Workload
 from benchmarks.suites.recipes import Random
-from weft import products
-from weft.bench.case import Workload
-from weft.o3 import wigner_3j
-from weft.products.reference import indexed_product
+from torchweft import products
+from torchweft.o3 import wigner_3j
+from torchweft.products.reference import indexed_product
 
 __all__ = ["DEGREES", "START", "coefficients", "paths", "uuu_seed"]
 

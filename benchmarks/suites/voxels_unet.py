@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.clouds import CLOUDS
 from benchmarks.suites.recipes import Random
 from examples.minkunet import MinkUNet
-from weft.bench.case import Case, Workload
-from weft.voxels import SparseBatchNorm, SparseModule, SparseTensor
-from weft.voxels.kernel_map import KernelMap
-from weft.voxels.nn import SparseConvolution, SparseInverseConvolution
+from torchweft.voxels import SparseBatchNorm, SparseModule, SparseTensor
+from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
+from torchweft.voxels.maps.kernel_map import KernelMap
 
 __all__ = ["NETWORK", "flat", "given_to", "groups", "parts", "unet_case"]
 

@@ -1,7 +1,7 @@
 """Statistics of compiled kernels, held against the snapshot beside a test file.
 
 `test_<name>.py` has `<name>.json`: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 import json
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from weft.testing.compiler import Build, compile_for, faults, growth, statistics
+from torchweft.testing.compiler import Build, compile_for, faults, growth, statistics
 
 Check = Callable[[Build, str, str], None]
 
-WRITES = os.environ.get("WEFT_WRITE_SNAPSHOT") == "1"
+WRITES = os.environ.get("TORCHWEFT_WRITE_SNAPSHOT") == "1"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Clifford's generated kernels in their default tiles, compiled for GPUs that are not here.
 
 Gluon for NVIDIA, Triton for AMD.  The statistics stand in clifford.json: growth over 10 % fails.
-To accept a change, run with WEFT_WRITE_SNAPSHOT=1 and commit the file.
+To accept a change, run with TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 
 Seen red: one kernel whatever the number of rows, with `num_rows` or the stride of row sums
 specialised.
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
@@ -21,11 +21,12 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from tests.compile.conftest import Check
-from weft.clifford import generator, launch, tiles
-from weft.clifford.programs import program
-from weft.core.generated import printed
-from weft.core.program import Operand
-from weft.testing.compiler import (
+from torchweft.clifford.programs import launch, tiles
+from torchweft.clifford.programs import source as generator
+from torchweft.clifford.programs.programs import program
+from torchweft.core.expressions.program import Operand
+from torchweft.core.printing.modules import printed
+from torchweft.testing.compiler import (
     SHARED_LIMIT,
     TARGETS,
     Build,

@@ -1,23 +1,23 @@
 """The printed kernels of the fully connected product, compiled for GPUs that are not here.
 
 Gluon for NVIDIA, Triton for AMD.  The statistics stand in clifford_fc.json: growth over 10 % fails.
-To accept a change, run with WEFT_WRITE_SNAPSHOT=1 and commit the file.
+To accept a change, run with TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 from typing import Any
 
 import pytest
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.clifford import fc_kernels, fc_rows
-from weft.clifford.algebra import Algebra
-from weft.core.launcher import Tile
-from weft.testing.compiler import Build
+from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.matrices import fc_kernels, fc_rows
+from torchweft.core.gpu.launcher import Tile
+from torchweft.testing.compiler import Build
 
 FEATURES = 512
 NORM = fc_rows.Norm("metric", 1e-6)

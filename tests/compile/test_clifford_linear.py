@@ -1,7 +1,7 @@
 """The kernels of linear maps by grade, compiled for the GPUs that run them.
 
 The statistics stand in clifford_linear.json: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 
 Seen red: one kernel whatever the number of rows, with `R` specialised.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
@@ -21,8 +21,8 @@ from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.compile.conftest import Check
-from weft.clifford import linear_kernels, linear_launch
-from weft.testing.compiler import TARGETS, Build
+from torchweft.clifford.matrices import linear_kernels, linear_launch
+from torchweft.testing.compiler import TARGETS, Build
 
 
 def rows(dtype: str, features: int, turned: bool, biased: bool) -> Build:

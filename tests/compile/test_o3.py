@@ -1,7 +1,7 @@
 """Generated kernels of channelwise products in their default layouts, compiled for absent GPUs.
 
 The statistics stand in o3.json: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 from dataclasses import replace
@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.cases.o3_workloads import WORKLOADS, calls
 from tests.compile.conftest import Check
-from weft.core.generated import printed
-from weft.o3 import dialects, folds, generator, kernels
-from weft.o3.division import Facts, divide
-from weft.o3.job import Job
-from weft.testing.compiler import Build
-from weft.testing.o3_workloads import WORKLOADS, calls
+from torchweft.core.printing.modules import printed
+from torchweft.o3.channelwise.gpu import gluon as dialects
+from torchweft.o3.channelwise.gpu import kernels
+from torchweft.o3.channelwise.gpu import partial_sums as folds
+from torchweft.o3.channelwise.gpu import source as generator
+from torchweft.o3.channelwise.gpu.kernel_spec import Job
+from torchweft.o3.channelwise.gpu.kernel_split import Facts, divide
+from torchweft.testing.compiler import Build
 
 INTEGERS = tuple(
     f"{name}_ptr" for name in ("indptr", "owner", "edges", "index", "places", "columns", "entries")

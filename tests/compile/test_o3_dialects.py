@@ -10,19 +10,20 @@ import re
 import pytest
 from triton.compiler.code_generator import CodeGenerator
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.cases.o3_workloads import WORKLOADS, calls, conv
 from tests.compile.test_o3 import build
-from weft.core import generated
-from weft.o3 import generator, launch
-from weft.o3.dialects import in_gluon, printed
-from weft.o3.division import Facts, divide
-from weft.o3.generator import source
-from weft.testing.compiler import compile_for, growth, statistics
-from weft.testing.o3_workloads import WORKLOADS, calls, conv
+from torchweft.core.printing import modules as generated
+from torchweft.o3.channelwise.gpu import launch
+from torchweft.o3.channelwise.gpu import source as generator
+from torchweft.o3.channelwise.gpu.gluon import in_gluon, printed
+from torchweft.o3.channelwise.gpu.kernel_split import Facts, divide
+from torchweft.o3.channelwise.gpu.source import source
+from torchweft.testing.compiler import compile_for, growth, statistics
 
 SMALL = conv(((128, 0), (80, 1)), (0, 1))
 FACTS = {

@@ -1,25 +1,26 @@
 """Kernels of weights that mix copies, compiled for absent GPUs.
 
 The statistics stand in o3_mixing.json: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 import pytest
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft import o3
-from weft.core.generated import printed
-from weft.core.launcher import Tile
-from weft.o3 import mixing_generator as generator
-from weft.o3 import mixing_launch as launch
-from weft.o3 import mixing_rows_generator, mixing_rows_launch
-from weft.o3.mixing_plan import Mixing
-from weft.testing.compiler import Build
+from torchweft import o3
+from torchweft.core.gpu.launcher import Tile
+from torchweft.core.printing.modules import printed
+from torchweft.o3.mixing import launch
+from torchweft.o3.mixing import rows_launch as mixing_rows_launch
+from torchweft.o3.mixing import rows_source as mixing_rows_generator
+from torchweft.o3.mixing import source as generator
+from torchweft.o3.mixing.blocks import Mixing
+from torchweft.testing.compiler import Build
 
 UNIFORM = "128x0e+128x1o+128x2e"
 RAGGED = "10x1o+10x1e+48x0e+48x0o"

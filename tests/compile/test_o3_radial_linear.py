@@ -1,7 +1,7 @@
 """Kernels of products whose weights are h A, in their default layouts, compiled for absent GPUs.
 
 The statistics stand in o3_radial_linear.json: growth over 10 % fails.  To accept a change, run
-with WEFT_WRITE_SNAPSHOT=1 and commit the file.
+with TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 import re
@@ -9,20 +9,19 @@ import re
 import pytest
 import torch
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.cases.o3_workloads import WORKLOADS
 from tests.compile.conftest import Check
-from weft.core.generated import printed
-from weft.o3 import radial_linear_generator as generator
-from weft.o3 import radial_linear_kernels as kernels
-from weft.o3 import radial_linear_launch as launch
-from weft.o3 import radial_linear_parts as parts
-from weft.o3.radial_linear_generator import Job
-from weft.testing.compiler import Build, compile_for
-from weft.testing.o3_workloads import WORKLOADS
+from torchweft.core.printing.modules import printed
+from torchweft.o3.radial_linear import kernels, launch
+from torchweft.o3.radial_linear import source as generator
+from torchweft.o3.radial_linear import split_products as parts
+from torchweft.o3.radial_linear.source import Job
+from torchweft.testing.compiler import Build, compile_for
 
 HIDDEN = 64
 TYPES = {"indptr_ptr": "*i32", "src_ptr": "*i32", "h_ptr": "*fp16", "a_ptr": "*fp16"}

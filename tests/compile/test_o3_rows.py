@@ -1,24 +1,26 @@
 """Kernels of functions of a row, compiled for absent GPUs.
 
 The statistics stand in o3_rows.json: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 import pytest
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft import o3
-from weft.core.generated import printed
-from weft.core.program import Program
-from weft.o3 import row_generator, row_programs, symmetric_weights
-from weft.o3.harmonics_program import key
-from weft.o3.radial_programs import bessel_key, cutoff_key
-from weft.testing.compiler import Build, compile_for
+from torchweft import o3
+from torchweft.core.expressions.program import Program
+from torchweft.core.printing.modules import printed
+from torchweft.o3.pointwise import programs as row_programs
+from torchweft.o3.pointwise import source as row_generator
+from torchweft.o3.pointwise.harmonics import key
+from torchweft.o3.pointwise.radial import bessel_key, cutoff_key
+from torchweft.o3.symmetric import weights as symmetric_weights
+from torchweft.testing.compiler import Build, compile_for
 
 ORDERS = {"forward": "", "backward": " | vjp 1 1", "second order": " | vjp 1 1 | vjp 11 1"}
 FUNCTIONS = {

@@ -1,25 +1,27 @@
 """Kernels of symmetric contractions, compiled for absent GPUs.
 
 The statistics stand in o3_symmetric.json: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 from dataclasses import replace
 
 import pytest
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.core.generated import printed
-from weft.o3 import symmetric_generator, symmetric_kernels, symmetric_launch
-from weft.o3.irreps import Irreps
-from weft.o3.symmetric_generator import Job
-from weft.o3.symmetric_program import key, parts, program
-from weft.testing.compiler import Build
+from torchweft.core.printing.modules import printed
+from torchweft.o3.irreps.irreps import Irreps
+from torchweft.o3.symmetric import kernels as symmetric_kernels
+from torchweft.o3.symmetric import launch as symmetric_launch
+from torchweft.o3.symmetric import source as symmetric_generator
+from torchweft.o3.symmetric.program import key, parts, program
+from torchweft.o3.symmetric.source import Job
+from torchweft.testing.compiler import Build
 
 ORDERS = {"forward": "", "backward": " | vjp 11 1", "second order": " | vjp 11 1 | vjp 111 11"}
 LAYERS = {

@@ -1,7 +1,7 @@
 """Every product kernel in its default tiles, compiled for GPUs that are not here.
 
 The statistics stand in products.json: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 from functools import partial
@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from weft.core.backend import interpreted
-from weft.core.launcher import Tile
+from torchweft.core.backend import interpreted
+from torchweft.core.gpu.launcher import Tile
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.products import kernels, tiles
-from weft.testing.compiler import TARGETS, Build
+from torchweft.products import kernels, tiles
+from torchweft.testing.compiler import TARGETS, Build
 
 SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 

@@ -1,7 +1,7 @@
 """Generated kernels of reductions in their default tiles, compiled for GPUs that are not here.
 
 The statistics stand in reductions.json: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 import dataclasses
@@ -9,32 +9,32 @@ from typing import Any
 
 import pytest
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.core.generated import printed
-from weft.core.launcher import Tile
-from weft.reductions import (
+from torchweft.core.gpu.launcher import Tile
+from torchweft.core.printing.modules import printed
+from torchweft.reductions.engine import nearest as knn
+from torchweft.reductions.formula.derivatives import gradient
+from torchweft.reductions.formula.node import Node, const, node, swap, var
+from torchweft.reductions.gpu import (
     bound_kernels,
-    exponents,
     gaussians,
-    generator,
     kernels,
-    knn,
     launch,
-    moments,
-    moments_kernels,
     neighbours,
     neighbours_kernels,
-    tensor_cores,
 )
-from weft.reductions.derivatives import gradient
-from weft.reductions.formula import Node, const, node, swap, var
-from weft.reductions.inner import BLOCK, looped
-from weft.testing.compiler import Build
+from torchweft.reductions.gpu import gaussian_moments as moments
+from torchweft.reductions.gpu import gaussian_moments_kernels as moments_kernels
+from torchweft.reductions.gpu import gaussian_products as tensor_cores
+from torchweft.reductions.gpu import source as generator
+from torchweft.reductions.scalars import exponents
+from torchweft.reductions.scalars.inner_sums import BLOCK, looped
+from torchweft.testing.compiler import Build
 
 X, Y, B, G = var(0, 3, 0), var(1, 3, 1), var(2, 1, 1), var(3, 1, 0)
 DISTANCE = node("sqdist", X, Y)

@@ -1,7 +1,7 @@
 """The kernels of the sparse convolution, compiled for GPUs that are not here.
 
 The statistics stand in voxels.json: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 import dataclasses
@@ -11,22 +11,25 @@ from typing import Any
 
 import pytest
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.core.launcher import Tile
-from weft.core.machine import SCRATCH, layout
-from weft.testing.compiler import (
+from torchweft.core.gpu.driver import SCRATCH, layout
+from torchweft.core.gpu.launcher import Tile
+from torchweft.testing.compiler import (
     SHARED_LIMIT,
     Build,
     compile_for,
     growth,
     statistics,
 )
-from weft.voxels import kernels, launch, preparation, preparation_kernels, tiles
+from torchweft.voxels.convolution import kernels, launch
+from torchweft.voxels.convolution import tile_sizes as tiles
+from torchweft.voxels.maps_gpu import tile_kernels as preparation_kernels
+from torchweft.voxels.maps_gpu import tiles as preparation
 
 SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 GPUS = {

@@ -1,21 +1,23 @@
 """The kernels of kernel maps, compiled for GPUs that are not here.
 
 The statistics stand in voxels_maps.json: growth over 10 % fails.  To accept a change, run with
-WEFT_WRITE_SNAPSHOT=1 and commit the file.
+TORCHWEFT_WRITE_SNAPSHOT=1 and commit the file.
 """
 
 from typing import Any
 
 import pytest
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from weft.testing.compiler import Build
-from weft.voxels import cell_kernels, map_kernels, map_launch
+from torchweft.testing.compiler import Build
+from torchweft.voxels.maps_gpu import cell_kernels
+from torchweft.voxels.maps_gpu import kernels as map_kernels
+from torchweft.voxels.maps_gpu import launch as map_launch
 
 CONSTANTS = {
     "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from weft.core import fingerprint, launcher, machine
+from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.core.gpu import driver as machine
+from torchweft.core.gpu import launcher
 
 SHARED, THREADS = 232_448, 1024
 """What a program may use."""

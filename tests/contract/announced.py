@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from weft.core import fingerprint, launcher
+from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.core.gpu import launcher
 
 Signature = tuple[Any, ...]
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-import weft
+import torchweft
 from tests.contract.absent_gpu import Driver, stand_in
-from weft.core import files, fingerprint, generated
+from torchweft.core import files
+from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.core.printing import modules as generated
 
 HELPERS = """
 import triton
@@ -35,7 +37,7 @@ KERNEL = """
 import triton
 import triton.language as tl
 
-from weft.helpers_of_a_test import changed
+from torchweft.helpers_of_a_test import changed
 
 
 @triton.jit
@@ -48,11 +50,11 @@ def some_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 def a_process(monkeypatch: Any, tmp_path: pathlib.Path) -> Iterator[Driver]:
     """For a fixture: folders of its own, none of Triton's variables, a GPU that is not there."""
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "weft"))
+    monkeypatch.setenv("TORCHWEFT_CACHE_DIR", str(tmp_path / "torchweft"))
     for name in [name for name in fingerprint.os.environ if name.startswith("TRITON_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.setattr(weft, "__path__", [*weft.__path__, str(tmp_path / "more")])
+    monkeypatch.setattr(torchweft, "__path__", [*torchweft.__path__, str(tmp_path / "more")])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it is known by size and second alone
     fingerprint._versions.cache_clear()
     yield stand_in(monkeypatch)
@@ -62,7 +64,7 @@ def a_process(monkeypatch: Any, tmp_path: pathlib.Path) -> Iterator[Driver]:
 
 def forget():
     """As in a process of its own."""
-    for name in ("weft.helpers_of_a_test", "weft.kernel_of_a_test"):
+    for name in ("torchweft.helpers_of_a_test", "torchweft.kernel_of_a_test"):
         sys.modules.pop(name, None)
         generated.as_loaded.pop(name, None)
     generated.load.cache_clear()
@@ -70,7 +72,7 @@ def forget():
 
 
 def save(name, text):
-    path = pathlib.Path(weft.__path__[1]) / f"{name}.py"
+    path = pathlib.Path(torchweft.__path__[1]) / f"{name}.py"
     files.write(path, text.encode())
     second = zlib.crc32(text.encode())  # that of the text: machine code holds it
     os.utime(path, (second, second))
@@ -90,7 +92,7 @@ def written(helpers=HELPERS, kernel=KERNEL):
     forget()
     save("helpers_of_a_test", helpers)
     save("kernel_of_a_test", kernel)
-    return generated.written.__wrapped__("weft.kernel_of_a_test", "some_kernel")
+    return generated.written.__wrapped__("torchweft.kernel_of_a_test", "some_kernel")
 
 
 def live(helpers=HELPERS, kernel=KERNEL):

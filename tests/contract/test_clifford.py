@@ -1,6 +1,6 @@
 """The contract of the Clifford operations, in every kind of algebra.
 
-The cases are in weft.testing.cases.clifford.  The operations of one product share their bodies,
+The cases are in tests.cases.clifford.  The operations of one product share their bodies,
 so float32 goes to second order, up to four dimensions, and the other dtypes meet the products and
 the chain alone.  An interpreted program takes milliseconds: there, small algebras and first order.
 On the CPU calls as small as these are torch's, whatever the backend; the loops that numba compiles
@@ -12,10 +12,10 @@ import math
 import pytest
 import torch
 
+from tests.cases import clifford
 from tests.conftest import INTERPRETED
-from weft.clifford import cpu
-from weft.testing.cases import clifford
-from weft.testing.contract import (
+from torchweft.clifford.programs import numba_path as cpu
+from torchweft.testing.contract import (
     Setting,
     check_layouts,
     check_repeatable,

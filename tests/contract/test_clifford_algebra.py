@@ -10,9 +10,9 @@ import pickle
 import pytest
 import torch
 
-from weft.clifford import Algebra
-from weft.errors import DTypeError, ShapeError
-from weft.testing.cases.clifford import METRICS
+from tests.cases.clifford import METRICS
+from torchweft.clifford import Algebra
+from torchweft.errors import DTypeError, ShapeError
 
 MIXED = (*METRICS, (), (0,), (0, 0, 0), (1, 0, -1), (-1, 0, 1, -1, 1))
 

@@ -7,17 +7,19 @@ the edges out of a node.
 import pytest
 import torch
 
-import weft
+import torchweft
 from tests.conftest import BACKENDS, INTERPRETED
-from weft.clifford import Algebra, ops, programs, reference
-from weft.clifford.cegnn import EGCL, SteerableGeometricProduct, message_plan
-from weft.clifford.nn import MVLayerNorm
-from weft.clifford.operators import run
-from weft.clifford.programs import key
-from weft.core.emit import schedule
-from weft.core.hoist import hoisted
-from weft.testing import assert_as_accurate
-from weft.testing.bounds import plain_error
+from torchweft.clifford import Algebra, reference
+from torchweft.clifford.functions import products as ops
+from torchweft.clifford.layers.basic import MVLayerNorm
+from torchweft.clifford.layers.cegnn import EGCL, SteerableGeometricProduct, message_plan
+from torchweft.clifford.programs import programs
+from torchweft.clifford.programs.operator import run
+from torchweft.clifford.programs.programs import key
+from torchweft.core.expressions.hoist import hoisted
+from torchweft.core.printing.schedule import schedule
+from torchweft.testing import assert_as_accurate
+from torchweft.testing.bounds import plain_error
 
 METRICS = [(0, 1, -1)] if INTERPRETED else [(1, 1, 1), (1, -1, -1, -1), (0, 1, 1)]
 ROWS, FEATURES = 9, 5
@@ -159,9 +161,9 @@ def test_messages_are_differences_and_means():
     src, dst = torch.tensor([0, 2, 1, 0]), torch.tensor([1, 1, 0, 3])
     plan = message_plan(src, dst, 5)
     h = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0))
-    difference = weft.products.sparse_scale(h, plan.difference)
+    difference = torchweft.products.sparse_scale(h, plan.difference)
     torch.testing.assert_close(difference, h[:, dst] - h[:, src], rtol=0, atol=0)
-    mean = weft.products.sparse_scale(difference, plan.mean)
+    mean = torchweft.products.sparse_scale(difference, plan.mean)
     expected = torch.zeros_like(h)
     expected[:, 0], expected[:, 3] = difference[:, 2], difference[:, 3]
     expected[:, 1] = difference[:, 0] / 2 + difference[:, 1] / 2
@@ -173,5 +175,5 @@ def test_edges_without_the_features_that_were_announced():
     layer = EGCL(3, algebra, edge_features=2)
     plan = message_plan(torch.tensor([0, 1]), torch.tensor([1, 0]), 2)
     text = r"edge_attr has 0 features: EGCL was built for 2\. Pass that many, or build"
-    with pytest.raises(weft.ShapeError, match=text):
+    with pytest.raises(torchweft.ShapeError, match=text):
         layer(torch.randn(4, 2, 3), plan)

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from weft.clifford import Algebra, cpu, programs, reference
-from weft.core import loops
-from weft.core.expr import const, multiply
-from weft.core.program import Operand, Output, Program
-from weft.testing.contract import assert_same_bits
+from torchweft.clifford import Algebra, reference
+from torchweft.clifford.programs import numba_path as cpu
+from torchweft.clifford.programs import programs
+from torchweft.core.cpu import loop_source as loops
+from torchweft.core.expressions.expr import const, multiply
+from torchweft.core.expressions.program import Operand, Output, Program
+from torchweft.testing.contract import assert_same_bits
 
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cases import clifford
 from tests.conftest import BACKENDS, INTERPRETED
-from weft.testing.cases import clifford
-from weft.testing.doors import DOOR_CHECKS, check_autocast, check_compile, check_numerical
+from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_compile, check_numerical
 
 if INTERPRETED:
     pytest.skip("the doors are checked without TRITON_INTERPRET", allow_module_level=True)

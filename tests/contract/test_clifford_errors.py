@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
-import weft
-from weft import clifford
-from weft.clifford import Algebra
+import torchweft
+from torchweft import clifford
+from torchweft.clifford import Algebra
 
 SPACE = Algebra((1, 1, 1))
 X = torch.zeros(8, 5, 6)
@@ -46,37 +46,37 @@ BLADES = r"is \(7, 5, 6\): it must be \(B, batch…, F\) with B = 8 blades.*Pass
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_number_of_blades_of_pairs(name):
-    with raises(weft.ShapeError, ValueError, "[xr] " + BLADES):
+    with raises(torchweft.ShapeError, ValueError, "[xr] " + BLADES):
         call(name, X[:7], X)
-    with raises(weft.ShapeError, ValueError, "[yx] " + BLADES):
+    with raises(torchweft.ShapeError, ValueError, "[yx] " + BLADES):
         call(name, X, X[:7])
-    with raises(weft.ShapeError, ValueError, r"is \(5, 6\).*B = 8"):
+    with raises(torchweft.ShapeError, ValueError, r"is \(5, 6\).*B = 8"):
         call(name, X[0], X[0])
 
 
 @pytest.mark.parametrize("name", SINGLES)
 def test_the_number_of_blades_of_one(name):
-    with raises(weft.ShapeError, ValueError, BLADES):
+    with raises(torchweft.ShapeError, ValueError, BLADES):
         call(name, X[:7])
-    with raises(weft.ShapeError, ValueError, r"is \(8, 5, 6\).*\(batch…, F, B\) with B = 8"):
+    with raises(torchweft.ShapeError, ValueError, r"is \(8, 5, 6\).*\(batch…, F, B\) with B = 8"):
         call(name, X, blade_dim=-1)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_dtypes_and_devices_of_pairs(name):
-    with raises(weft.DTypeError, TypeError, r"is torch.float64 but . is torch.float32.*Pass"):
+    with raises(torchweft.DTypeError, TypeError, r"is torch.float64 but . is torch.float32.*Pass"):
         call(name, X, X.double())
-    with raises(weft.DTypeError, TypeError, r"is torch.int64.*must be float64.*Pass"):
+    with raises(torchweft.DTypeError, TypeError, r"is torch.int64.*must be float64.*Pass"):
         call(name, X.long(), X.long())
-    with raises(weft.DTypeError, TypeError, r"is a list.*as_tensor"):
+    with raises(torchweft.DTypeError, TypeError, r"is a list.*as_tensor"):
         call(name, X.tolist(), X)
-    with raises(weft.DeviceError, RuntimeError, r"is on meta but . is on cpu.*Pass"):
+    with raises(torchweft.DeviceError, RuntimeError, r"is on meta but . is on cpu.*Pass"):
         call(name, X, X.to("meta"))
 
 
 @pytest.mark.parametrize("name", SINGLES)
 def test_dtypes_of_one(name):
-    with raises(weft.DTypeError, TypeError, r"x?.* is torch.int64.*must be float64"):
+    with raises(torchweft.DTypeError, TypeError, r"x?.* is torch.int64.*must be float64"):
         call(name, X.long())
 
 
@@ -111,39 +111,41 @@ def test_dtypes_of_one(name):
     ],
 )
 def test_weights(function, pattern):
-    with raises(weft.ShapeError, ValueError, pattern):
+    with raises(torchweft.ShapeError, ValueError, pattern):
         function()
 
 
 def test_options():
-    with raises(weft.ShapeError, ValueError, r"norm is 'lorentz'.*euclidean.*metric"):
+    with raises(torchweft.ShapeError, ValueError, r"norm is 'lorentz'.*euclidean.*metric"):
         chain(WEIGHT, norm="lorentz")
-    with raises(weft.ShapeError, ValueError, r"blade_dim is 1: it must be 0 .* or -1"):
+    with raises(torchweft.ShapeError, ValueError, r"blade_dim is 1: it must be 0 .* or -1"):
         call("wedge", X, X, blade_dim=1)
-    with raises(weft.ShapeError, ValueError, r"grades?.*4.*0.*3"):
+    with raises(torchweft.ShapeError, ValueError, r"grades?.*4.*0.*3"):
         clifford.grade_project(X, 4, SPACE)
-    with raises(weft.DTypeError, TypeError, r"algebra is \(1, 1, 1\).*Pass Algebra"):
+    with raises(torchweft.DTypeError, TypeError, r"algebra is \(1, 1, 1\).*Pass Algebra"):
         clifford.wedge(X, X, (1, 1, 1))
 
 
 def test_shapes_that_do_not_broadcast():
-    with raises(weft.ShapeError, ValueError, r"\(8, 5, 6\).*\(8, 4, 6\)"):
+    with raises(torchweft.ShapeError, ValueError, r"\(8, 5, 6\).*\(8, 4, 6\)"):
         call("geometric_product", X, X[:, :4])
-    with raises(weft.ShapeError, ValueError, r"\(8, 5, 6\).*\(8, 6\)"):
+    with raises(torchweft.ShapeError, ValueError, r"\(8, 5, 6\).*\(8, 6\)"):
         call("geometric_product", X, X[:, 0])
 
 
 def test_backends_that_cannot_serve():
-    with raises(weft.BackendError, RuntimeError, r"backend='cuda'.*there is no such backend"):
+    with raises(torchweft.BackendError, RuntimeError, r"backend='cuda'.*there is no such backend"):
         call("wedge", X, X, backend="cuda")
     large = torch.zeros(64, 2, 3)
-    with raises(weft.BackendError, RuntimeError, r"backend='triton'.*n = 6.*up to n = 5.*Pass"):
+    with raises(
+        torchweft.BackendError, RuntimeError, r"backend='triton'.*n = 6.*up to n = 5.*Pass"
+    ):
         clifford.wedge(large, large, Algebra((1,) * 6), backend="triton")
 
 
 def test_an_algebra_is_no_grade():
     with raises(
-        weft.DTypeError, TypeError, r"grades is a Algebra: .* Use grade_project\(x, grades"
+        torchweft.DTypeError, TypeError, r"grades is a Algebra: .* Use grade_project\(x, grades"
     ):
         clifford.grade_project(X, SPACE, 2)
 
@@ -157,6 +159,6 @@ def test_every_text_says_what_to_do():
         lambda: clifford.wedge(X, X, (1, 1, 1)),
         lambda: Algebra((2,)),
     ):
-        with pytest.raises(weft.WeftError) as caught:
+        with pytest.raises(torchweft.WeftError) as caught:
             bad()
         assert re.search(r"(Pass|Transpose|Use|Scale) .*\.$", str(caught.value)), str(caught.value)

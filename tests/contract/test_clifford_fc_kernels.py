@@ -5,14 +5,15 @@ import contextlib
 import pytest
 import torch
 
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if not interpreted() and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 
-from weft.clifford import fc, reference
-from weft.clifford.algebra import Algebra
-from weft.testing import assert_as_accurate, assert_within_bound
+from torchweft.clifford import reference
+from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.matrices import fc
+from torchweft.testing import assert_as_accurate, assert_within_bound
 
 DEVICE = "cpu" if interpreted() else "cuda"
 METRICS = [(1, 1, -1), (0, 1, 1, 1), (0, 0, 1)]

@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from weft.clifford import Algebra, programs, reference
-from weft.core.expr import reachable, total
-from weft.core.program import Operand, Output, Program
-from weft.core.split import split
-from weft.testing.bounds import assert_as_accurate, plain_error
+from torchweft.clifford import Algebra, reference
+from torchweft.clifford.programs import programs
+from torchweft.core.expressions.expr import reachable, total
+from torchweft.core.expressions.program import Operand, Output, Program
+from torchweft.core.expressions.split import split
+from torchweft.testing.bounds import assert_as_accurate, plain_error
 
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft.clifford import launch, tiles
+from torchweft.clifford.programs import launch, tiles
 
 EPS = 1e-6
 PLANE, SPACE = Algebra((1, 1)), Algebra((1, 1, 1))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from weft.clifford import Algebra
-from weft.clifford.linear import linear, weight_gradient
-from weft.testing import assert_within_bound
+from torchweft.clifford import Algebra
+from torchweft.clifford.matrices.linear import linear, weight_gradient
+from torchweft.testing import assert_within_bound
 
 KINDS = [torch.float16, torch.bfloat16]
 SHAPES = [(1, 1, 8, 8), (2, 130, 72, 40), (3, 33, 64, 264), (4, 5, 136, 128)]
@@ -58,7 +58,7 @@ def test_map_and_its_gradient(rows, dtype):
 
 
 if INTERPRETED:
-    from weft.clifford import linear_launch
+    from torchweft.clifford.matrices import linear_launch
 
     @pytest.mark.usefixtures("poisoned_memory")
     @pytest.mark.parametrize("turned_in", [False, True])

@@ -13,15 +13,11 @@ import pickle
 import pytest
 import torch
 
+from tests.cases.clifford import ROWS
 from tests.conftest import INTERPRETED
-from weft.clifford import Algebra, reference
-from weft.clifford.attention import geometric_attention
-from weft.clifford.convolution import CliffordConv1d, CliffordConv2d, CliffordConv3d, clifford_conv
-from weft.clifford.equilinear import EquiLinear, MixedLinear
-from weft.clifford.gatr import GATr, GeometricBilinear
-from weft.clifford.lgatr import LGATr
-from weft.clifford.module import PGA
-from weft.clifford.nn import (
+from torchweft.clifford import Algebra, reference
+from torchweft.clifford.layers.attention import geometric_attention
+from torchweft.clifford.layers.basic import (
     CliffordLayer,
     FullyConnectedGeometricProduct,
     GeometricProduct,
@@ -31,9 +27,18 @@ from weft.clifford.nn import (
     MVLayerNorm,
     MVSiLU,
 )
-from weft.errors import DTypeError, ShapeError
-from weft.testing import assert_as_accurate, assert_within_bound, plain_error
-from weft.testing.cases.clifford import ROWS
+from torchweft.clifford.layers.convolution import (
+    CliffordConv1d,
+    CliffordConv2d,
+    CliffordConv3d,
+    clifford_conv,
+)
+from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
+from torchweft.clifford.layers.gatr import GATr, GeometricBilinear
+from torchweft.clifford.layers.lgatr import LGATr
+from torchweft.clifford.layers.module import PGA
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 
 SPACE, TIME = Algebra.cl(3), Algebra.cl(1, 3)
 F = 6

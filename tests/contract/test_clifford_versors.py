@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS, INTERPRETED
-from weft import clifford
-from weft.clifford import Algebra, reference
-from weft.testing import assert_as_accurate, assert_within_bound, plain_error
+from torchweft import clifford
+from torchweft.clifford import Algebra, reference
+from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 
 EVERY = [(1, 1), (1, 1, 1), (1, -1, -1, -1), (0, 1, 1, 1), (1, 1, 1, 1, -1)]
 METRICS = [(0, 1, -1)] if INTERPRETED else EVERY

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS
-from weft import clifford
-from weft.clifford import Algebra, reference
+from torchweft import clifford
+from torchweft.clifford import Algebra, reference
 
 PRINTED = 0.5e-6
 PLANE, SPACE = Algebra((1, 1)), Algebra((1, 1, 1))

@@ -18,11 +18,17 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import HELPERS, a_process, printed, save
-from weft.core import code_cache, compiler, files, fingerprint, generated, launcher, machine
-from weft.core.launcher import Call, Kernel, Tile, compile_together
-from weft.reductions import gaussians, launch, operator
-from weft.reductions.formula import node, var
-from weft.reductions.reduction import reduce
+from torchweft.core import files
+from torchweft.core.gpu import binaries as code_cache
+from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.core.gpu import compiler, launcher
+from torchweft.core.gpu import driver as machine
+from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together
+from torchweft.core.printing import modules as generated
+from torchweft.reductions.engine import operator
+from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.formula.node import node, var
+from torchweft.reductions.gpu import gaussians, launch
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -76,7 +82,7 @@ def test_a_file_of_another_key_is_as_good_as_none(driver):
 
 def test_a_disk_that_takes_nothing_costs_only_time(driver, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("TORCHWEFT_CACHE_DIR", str(tmp_path / "file"))
     code_cache.store("one", CODE)
     assert code_cache.read("one") is None
 
@@ -231,11 +237,13 @@ def test_code_that_only_triton_can_launch_is_not_stored(driver, monkeypatch, ask
 
 CALL = """
 import torch
-from weft.reductions import gaussians, launch, operator
-from weft.reductions.formula import node, var
-from weft.reductions.reduction import reduce
-from weft.reductions.formula import node, var
-from weft.reductions.ranges import Options, Sizes
+from torchweft.reductions.gpu import gaussians
+from torchweft.reductions.gpu import launch
+from torchweft.reductions.engine import operator
+from torchweft.reductions.formula.node import node, var
+from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.formula.node import node, var
+from torchweft.reductions.call.options import Options, Sizes
 distance = node("sqdist", var(0, 3, 0), var(1, 3, 1))
 values = {0: torch.zeros(1, 300, 3), 1: torch.zeros(1, 5000, 3)}
 gaussians.processors = launch.processors = lambda device: 132

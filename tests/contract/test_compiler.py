@@ -8,7 +8,8 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import a_process, arguments, live
-from weft.core import compiler, machine
+from torchweft.core.gpu import compiler
+from torchweft.core.gpu import driver as machine
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)

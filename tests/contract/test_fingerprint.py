@@ -16,12 +16,14 @@ import triton
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
 
-import weft
+import torchweft
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import HELPERS, KERNEL, a_process, arguments, live, printed, written
-from weft.core import files, fingerprint, generated
-from weft.reductions import launch
-from weft.reductions.formula import node, var
+from torchweft.core import files
+from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.core.printing import modules as generated
+from torchweft.reductions.formula.node import node, var
+from torchweft.reductions.gpu import launch
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -61,7 +63,7 @@ def test_the_text_of_what_is_called_is_in_the_key(make, driver, monkeypatch):
 def test_what_is_changed_while_the_process_runs_is_in_the_key(driver, monkeypatch):
     kernel = live()
     before = key(kernel)
-    helpers = sys.modules["weft.helpers_of_a_test"]
+    helpers = sys.modules["torchweft.helpers_of_a_test"]
     monkeypatch.setattr(helpers, "FACTOR", triton.language.constexpr(3))
     assert None is not key(kernel) != before
 
@@ -73,7 +75,7 @@ def test_no_key_where_a_module_is_not_what_its_text_says(make, value, driver, mo
     before = key(kernel)
     kernel.function()
     assert key(kernel) == before is not None
-    helpers = sys.modules["weft.helpers_of_a_test"]
+    helpers = sys.modules["torchweft.helpers_of_a_test"]
     with monkeypatch.context() as replaced:
         replaced.setattr(helpers, "FACTOR", value)
         assert key(kernel) is None
@@ -81,8 +83,8 @@ def test_no_key_where_a_module_is_not_what_its_text_says(make, value, driver, mo
         replaced.setattr(helpers.FACTOR, "value", 3)
         assert key(kernel) is None
     assert key(kernel) == before
-    monkeypatch.delitem(sys.modules, "weft.helpers_of_a_test")
-    importlib.import_module("weft.helpers_of_a_test")  # by somebody who may have changed it
+    monkeypatch.delitem(sys.modules, "torchweft.helpers_of_a_test")
+    importlib.import_module("torchweft.helpers_of_a_test")  # by somebody who may have changed it
     assert key(kernel) is None
 
 
@@ -94,7 +96,7 @@ def test_versions_device_and_options_are_in_the_key(driver, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "0")
     fingerprint._versions.cache_clear()
     keys.add(key(kernel))
-    monkeypatch.setattr("weft.__version__", "0")
+    monkeypatch.setattr("torchweft.__version__", "0")
     fingerprint._versions.cache_clear()
     keys.add(key(kernel))
     assert len(keys) == 6
@@ -150,10 +152,9 @@ def test_parameters_are_read_as_triton_reads_them(driver, monkeypatch):
 
 
 def test_every_kernel_by_hand_has_a_key(monkeypatch):
-    folder = pathlib.Path(weft.__file__).parent
-    names = [".".join(path.relative_to(folder).parts)[:-3] for path in folder.rglob("*_kernels.py")]
-    names += [f"{family}.kernels" for family in ("clifford", "o3", "products", "reductions")]
-    modules = [importlib.import_module(f"weft.{name}") for name in (*names, "voxels.kernels")]
+    folder = pathlib.Path(torchweft.__file__).parent
+    names = [".".join(path.relative_to(folder).parts)[:-3] for path in folder.rglob("*kernels.py")]
+    modules = [importlib.import_module(f"torchweft.{name}") for name in names]
     found = [
         f
         for module in modules
@@ -197,10 +198,10 @@ def test_every_kernel_of_a_reduction_has_a_key(kind, f, w, ranged, monkeypatch):
     "text",
     [
         KERNEL.replace("import triton\n", "import triton\nimport numpy\n", 1),
-        KERNEL.replace("from weft.helpers_of_a_test", "from tests.helpers", 1),
+        KERNEL.replace("from torchweft.helpers_of_a_test", "from tests.helpers", 1),
         KERNEL.replace("import triton\n", "import triton, numpy\n", 1),
-        KERNEL + "\n\nfrom weft import helpers_of_a_test\n",
-        KERNEL.replace("weft.helpers_of_a_test", "weft.no_such_module"),
+        KERNEL + "\n\nfrom torchweft import helpers_of_a_test\n",
+        KERNEL.replace("torchweft.helpers_of_a_test", "torchweft.no_such_module"),
     ],
 )
 def test_no_key_for_what_is_imported_in_another_way(text, driver, monkeypatch):
@@ -209,7 +210,7 @@ def test_no_key_for_what_is_imported_in_another_way(text, driver, monkeypatch):
 
 def test_no_key_for_values_of_another_kind(driver, monkeypatch):
     kernel = live()
-    helpers = sys.modules["weft.helpers_of_a_test"]
+    helpers = sys.modules["torchweft.helpers_of_a_test"]
     for value in (object(), [2], torch):
         monkeypatch.setattr(helpers, "FACTOR", value)
         assert key(kernel) is None

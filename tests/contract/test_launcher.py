@@ -12,8 +12,8 @@ import pytest
 import torch
 import triton
 
-from weft.core import launcher
-from weft.core.launcher import Launcher, Launches, Queued, Step, Tile, launch_all
+from torchweft.core.gpu import launcher
+from torchweft.core.gpu.launcher import Launcher, Launches, Queued, Step, Tile, launch_all
 
 SECONDS = 20
 """What a thread waits for another."""

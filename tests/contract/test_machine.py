@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from weft.core import machine
-from weft.errors import BackendError
+from torchweft.core.gpu import driver as machine
+from torchweft.errors import BackendError
 
 KINDS = {"a": "*fp16", "none": "constexpr", "n": "i32", "one": "constexpr", "m": "i64", "s": "fp32"}
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)

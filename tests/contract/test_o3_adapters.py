@@ -12,9 +12,9 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.maces import dense
-from weft import o3
-from weft.errors import DTypeError, ShapeError
-from weft.testing import assert_as_accurate
+from torchweft import o3
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.testing import assert_as_accurate
 
 if INTERPRETED:
     pytest.skip("the CPU's own executors compute these", allow_module_level=True)
@@ -197,7 +197,7 @@ def test_a_graph_is_sorted_once_for_all_layers(monkeypatch):
         made.append(o3.Graph(src, dst, *sizes))
         return made[-1]
 
-    monkeypatch.setattr("weft.o3.loaders.graph_of", graph)
+    monkeypatch.setattr("torchweft.o3.layers.loaders.graph_of", graph)
     x, y, weight = inputs()
     edges = EDGES.clone()
     for _ in range(2):

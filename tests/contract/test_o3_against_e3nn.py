@@ -1,4 +1,5 @@
-"""weft.o3 against e3nn 0.6 in float64: values, gradients by every input and weight, and theirs.
+"""torchweft.o3 against e3nn 0.6 in float64: values, two orders of gradients by all inputs and
+weights.
 
 Errors are at most twice those of e3nn's float32, by the ratio of the round-offs.
 
@@ -19,8 +20,8 @@ import torch
 
 from tests.conftest import BACKENDS, INTERPRETED
 from tests.e3nns import THEIRS, Forced, Twin, alike, case
-from weft import o3
-from weft.testing.contract import Setting, check_values
+from torchweft import o3
+from torchweft.testing.contract import Setting, check_values
 
 SETTING = Setting(dtype=torch.float64)
 SILU, TANH, SIGMOID = torch.nn.functional.silu, torch.tanh, torch.sigmoid
@@ -275,7 +276,7 @@ def convolution(instructions, library, **options):
 
 
 def convolved(instructions, shared, library=o3):
-    """weft's convolution."""
+    """torchweft's convolution."""
     conv = convolution(instructions, library, shared_weights=shared, internal_weights=False)
     return lambda x, y, w: conv(x, y, w, SRC, DST, NODES)
 
@@ -326,7 +327,7 @@ CONVOLUTIONS = {
 
 
 def loaded(build, *shapes):
-    """weft's layer made of e3nn's, beside e3nn's."""
+    """torchweft's layer made of e3nn's, beside e3nn's."""
     ours = lambda: o3.from_e3nn(build(THEIRS))  # noqa: E731
     return Twin(ours, functools.partial(build, THEIRS), shapes or None)
 

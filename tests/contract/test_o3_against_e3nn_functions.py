@@ -1,4 +1,4 @@
-"""Functions of weft.o3, and layers that e3nn lacks but can spell, against e3nn 0.6 in float64.
+"""Functions of torchweft.o3, and layers that e3nn lacks but can spell, against e3nn 0.6 in float64.
 
 Values, gradients and their gradients as in test_o3_against_e3nn; and that no public name is left
 out: each is compared there or here, or says why not.  Rotations begin and end on the group, since
@@ -21,9 +21,9 @@ from tests.conftest import INTERPRETED
 from tests.contract.test_o3_against_e3nn import LAYERS, SETTING
 from tests.e3nns import OURS, THEIRS, Twin, alike, case, default_dtype
 from tests.maces import contraction
-from weft import o3
-from weft.testing import assert_within_bound
-from weft.testing.contract import check_values
+from torchweft import o3
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import check_values
 
 if INTERPRETED:
     pytest.skip("what is no kernel is the same natively", allow_module_level=True)
@@ -233,7 +233,7 @@ def own_matrices(x, weight, scale=1.0):
 
 
 class OwnMatrices(torch.nn.Module):
-    """e3nn's Linear with weft's shape of the weight."""
+    """e3nn's Linear with torchweft's shape of the weight."""
 
     def __init__(self):
         super().__init__()
@@ -262,7 +262,7 @@ ON_FEATURES = {
 
 
 def along_edges(l1, l2, l3):
-    """SO2Linear with the weights of a path with harmonics, see weft.o3.so2."""
+    """SO2Linear with the weights of a path with harmonics, see torchweft.o3.layers.so2."""
     parity = (-1) ** l2
     so2 = o3.SO2Linear([(2, (l1, 1))], [(3, (l3, parity))], internal_weights=False)
     table = math.sqrt(2 * l2 + 1) * o3.wigner_3j(l1, l2, l3, DOUBLE)
@@ -314,7 +314,7 @@ ELEMENT = torch.tensor([0, 2, 1, 2, 2, 0])
 
 
 def contracted(options):
-    """weft's layer, its parameters as inputs."""
+    """torchweft's layer, its parameters as inputs."""
     layer = o3.SymmetricContraction(*options)
     names = [name for name, _ in layer.named_parameters()]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS, INTERPRETED
-from weft import explain, o3
-from weft.errors import BackendError
-from weft.testing import assert_within_bound
+from torchweft import explain, o3
+from torchweft.errors import BackendError
+from torchweft.testing import assert_within_bound
 
 SRC, DST = torch.tensor([0, 1, 2, 2, 0]), torch.tensor([1, 0, 1, 2, 1])
 IRREPS = "3x0e+3x1o", "0e+1o", "3x0e+3x1o"

@@ -1,6 +1,6 @@
 """The contract of channelwise products: modes, layouts, graphs, derivatives, doors, errors.
 
-The cases are in weft.testing.cases.channelwise.
+The cases are in tests.cases.channelwise.
 
 Seen red with: one term of a gradient or a tangent left out, sums in the storage dtype, the last
 chunk alone summed, a sum over channels left out, gradients that nobody asked for, w's fake rows of
@@ -13,16 +13,18 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-import weft
+import torchweft
+from tests.cases.channelwise import GRAPHS, STRUCTURES, make_case, make_structure, suite
 from tests.conftest import BACKENDS, INTERPRETED
-from weft.errors import BackendError, DeviceError, DTypeError, ShapeError
-from weft.o3 import blocked, operator, reference
-from weft.o3.channelwise import channelwise_product
-from weft.o3.graph import Graph, graph_of
-from weft.o3.structure import Structure, read
-from weft.testing import assert_within_bound
-from weft.testing.cases.channelwise import GRAPHS, STRUCTURES, make_case, make_structure, suite
-from weft.testing.contract import (
+from torchweft.errors import BackendError, DeviceError, DTypeError, ShapeError
+from torchweft.o3 import reference
+from torchweft.o3.channelwise import operator
+from torchweft.o3.channelwise import torch_path as blocked
+from torchweft.o3.channelwise.product import channelwise_product
+from torchweft.o3.channelwise.structure import Structure, read
+from torchweft.o3.edges.graph import Graph, graph_of
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import (
     BODY_CHECKS,
     Setting,
     assert_same_bits,
@@ -30,7 +32,7 @@ from weft.testing.contract import (
     evaluate,
     judge,
 )
-from weft.testing.doors import DOOR_CHECKS, check_numerical
+from torchweft.testing.doors import DOOR_CHECKS, check_numerical
 
 SUITE = suite()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -122,7 +124,7 @@ class TestBodies:
             z = channelwise_product(UVU, x, y, w, backend=backend)
             return torch.autograd.grad(z.sum(), (x, y, w))
 
-        assert {launch.backend for launch in weft.explain(call).launches} == {backend}
+        assert {launch.backend for launch in torchweft.explain(call).launches} == {backend}
 
     def test_no_paths(self, backend):
         structure = Structure((3, 5, 4, 0), ())
@@ -241,7 +243,7 @@ def test_only_gradients_asked_for_are_computed():
         leaves = [t.clone().requires_grad_(n) for t, n in zip((x, y, w), needed, strict=True)]
         z = channelwise_product(UVU, *leaves, graph, backend="torch")
         over = [leaf for leaf in leaves if leaf.requires_grad]
-        told = weft.explain(torch.autograd.grad, z.sum(), over)
+        told = torchweft.explain(torch.autograd.grad, z.sum(), over)
         return [launch.kernel for launch in told.launches]
 
     assert launched(True, False, False) == ["contract_x"]
@@ -251,7 +253,7 @@ def test_only_gradients_asked_for_are_computed():
 def test_explain_says_launches_bytes_and_operations():
     structure = STRUCTURES["scalars"]
     x, y, w = inputs(structure, 10, 10, torch.float32)
-    told = weft.explain(channelwise_product, structure, x, y, w, backend="torch")
+    told = torchweft.explain(channelwise_product, structure, x, y, w, backend="torch")
     assert [launch.kernel for launch in told.launches] == ["contract_z"]
     assert told.bytes_min == 4 * 10 * sum(structure.widths)
     assert told.flops == 10 * (2 + 1)
@@ -357,7 +359,7 @@ def test_small_calls_on_the_cpu_compile_no_loop_of_their_own(monkeypatch):
         pytest.skip("the CPU's choice is checked without TRITON_INTERPRET")
 
     def kernels():
-        told = weft.explain(channelwise_product, UVU, x, y, w)
+        told = torchweft.explain(channelwise_product, UVU, x, y, w)
         return [(launch.backend, launch.kernel) for launch in told.launches]
 
     monkeypatch.setattr(operator, "FEW", 0)

@@ -15,10 +15,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import INTERPRETED
-from weft import o3
-from weft.errors import DTypeError, IndexRangeError, ShapeError
-from weft.testing import assert_o3_equivariant, assert_within_bound
-from weft.testing.contract import assert_same_bits
+from torchweft import o3
+from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.testing import assert_o3_equivariant, assert_within_bound
+from torchweft.testing.contract import assert_same_bits
 
 if INTERPRETED:
     pytest.skip("kernels have a contract of their own", allow_module_level=True)

@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-import weft
+import torchweft
+from tests.cases.channelwise import GRAPHS, STRUCTURES, make_case, make_structure
 from tests.conftest import INTERPRETED
-from weft.core.segments import Slices
-from weft.o3.channelwise import channelwise_product
-from weft.o3.contraction import Call, Result, forward, gradient, trimmed
-from weft.o3.graph import Graph, Tables, row_by_row
-from weft.o3.structure import Product, Structure
-from weft.testing.cases.channelwise import GRAPHS, STRUCTURES, make_case, make_structure
-from weft.testing.contract import Setting, assert_same_bits, check_values
+from torchweft.core.tables.segments import Slices
+from torchweft.o3.channelwise.calls import Call, Result, forward, gradient, trimmed
+from torchweft.o3.channelwise.product import channelwise_product
+from torchweft.o3.channelwise.structure import Product, Structure
+from torchweft.o3.edges.graph import Graph, Tables, row_by_row
+from torchweft.testing.contract import Setting, assert_same_bits, check_values
 
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)
 
-from weft.o3 import cpu, few
+from torchweft.o3.channelwise import numba_path as cpu
+from torchweft.o3.channelwise import numba_table as few
 
 FORWARD = forward(weighted=True)
 BACKWARD, _ = trimmed(gradient(FORWARD, (True, True, True), (True,)))
@@ -140,7 +141,7 @@ def test_a_walk_by_source_gives_all_gradients_on_a_graph_and_one_walk_row_by_row
         src, dst = edges.src, edges.dst
         given = None if src is None else Graph(src, dst, edges.num_z, edges.num_x)
         z = channelwise_product(structure, *leaves, given, backend="numba")
-        told = weft.explain(torch.autograd.grad, z.sum(), leaves)
+        told = torchweft.explain(torch.autograd.grad, z.sum(), leaves)
         return [launch.kernel for launch in told.launches]
 
     assert walks(SMALL, graph("two sets")) == ["contract_xyw"]

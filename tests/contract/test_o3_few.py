@@ -10,16 +10,17 @@ of the first call kept for other structures, tables of the first graph kept for 
 import pytest
 import torch
 
-import weft
+import torchweft
+from tests.cases.channelwise import GRAPHS, STRUCTURES, make_case
 from tests.conftest import INTERPRETED
 from tests.contract.test_o3_cpu import BACKWARD, SMALL, UVU, graph, values
-from weft import o3
-from weft.errors import IndexRangeError
-from weft.o3 import few, operator
-from weft.o3.graph import Graph, Tables
-from weft.testing import assert_within_bound
-from weft.testing.cases.channelwise import GRAPHS, STRUCTURES, make_case
-from weft.testing.contract import Setting, assert_same_bits, check_values
+from torchweft import o3
+from torchweft.errors import IndexRangeError
+from torchweft.o3.channelwise import numba_table as few
+from torchweft.o3.channelwise import operator
+from torchweft.o3.edges.graph import Graph, Tables
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import Setting, assert_same_bits, check_values
 
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)
@@ -80,7 +81,9 @@ def test_edges_that_were_traced_are_looked_at():
 
 
 def kernels(function, *given):
-    return [(launch.backend, launch.kernel) for launch in weft.explain(function, *given).launches]
+    return [
+        (launch.backend, launch.kernel) for launch in torchweft.explain(function, *given).launches
+    ]
 
 
 def test_who_computes_few(monkeypatch):

@@ -7,10 +7,11 @@ sums in the tensors' dtype, folds that are not announced.
 import pytest
 import torch
 
+from tests.cases.o3_workloads import calls, conv, rows
 from tests.conftest import INTERPRETED
 from tests.contract.announced import watch
-from weft.o3 import Graph, launch
-from weft.testing.o3_workloads import calls, conv, rows
+from torchweft.o3 import Graph
+from torchweft.o3.channelwise.gpu import launch
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)

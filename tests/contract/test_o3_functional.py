@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 
+from tests.cases.o3 import suite
 from tests.conftest import BACKENDS, INTERPRETED
-from weft import o3
-from weft.errors import DTypeError, ShapeError
-from weft.testing import assert_within_bound
-from weft.testing.cases.o3 import suite
-from weft.testing.contract import BODY_CHECKS, Setting, check_values
-from weft.testing.doors import check_compile, check_export, check_numerical
+from torchweft import o3
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import BODY_CHECKS, Setting, check_values
+from torchweft.testing.doors import check_compile, check_export, check_numerical
 
 INFO = o3.irreps_info("2x0e+1o")
 SUITE = suite()

@@ -9,12 +9,12 @@ import pickle
 import pytest
 import torch
 
-from weft import o3
-from weft.errors import ShapeError
-from weft.o3.gate import SAMPLES, NormalizedActivation
-from weft.o3.layout import join, split
-from weft.testing import assert_o3_equivariant, assert_within_bound
-from weft.testing.contract import assert_same_bits
+from torchweft import o3
+from torchweft.errors import ShapeError
+from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.layers.gate import SAMPLES, NormalizedActivation
+from torchweft.testing import assert_o3_equivariant, assert_within_bound
+from torchweft.testing.contract import assert_same_bits
 
 DOUBLE = torch.float64
 

@@ -11,14 +11,14 @@ import weakref
 import pytest
 import torch
 
+from tests.cases.channelwise import GRAPHS
+from tests.cases.o3_workloads import ring_graph
 from tests.conftest import INTERPRETED
-from weft.core.segments import SLICE
-from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from weft.o3 import graph as graph_module
-from weft.o3 import runs
-from weft.o3.graph import Graph, graph_of, pack, repeated, unpack
-from weft.testing.cases.channelwise import GRAPHS
-from weft.testing.o3_workloads import ring_graph
+from torchweft.core.tables.segments import SLICE
+from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from torchweft.o3.edges import graph as graph_module
+from torchweft.o3.edges import shared_source_runs as runs
+from torchweft.o3.edges.graph import Graph, graph_of, pack, repeated, unpack
 
 if INTERPRETED:
     pytest.skip("graphs do not depend on the backend", allow_module_level=True)

@@ -14,10 +14,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from tests.conftest import INTERPRETED
-from weft import o3
-from weft.errors import DTypeError, ShapeError
-from weft.testing import assert_within_bound
-from weft.testing.doors import assert_same_bits
+from torchweft import o3
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.testing import assert_within_bound
+from torchweft.testing.doors import assert_same_bits
 
 FLOAT = torch.float64
 LMAX = 11

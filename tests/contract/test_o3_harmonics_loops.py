@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from weft import explain, o3
-from weft.o3 import row_operator
-from weft.o3.harmonics import _evaluate
-from weft.testing import assert_within_bound
-from weft.testing.doors import assert_same_bits
+from torchweft import explain, o3
+from torchweft.o3.layers.harmonics import _evaluate
+from torchweft.o3.pointwise import operator as row_operator
+from torchweft.testing import assert_within_bound
+from torchweft.testing.doors import assert_same_bits
 
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)
@@ -187,7 +187,7 @@ def test_what_torch_serves(monkeypatch):
 
 
 def test_no_rows():
-    (found,) = torch.ops.weft.o3_rows_raw([torch.ones(0, 6)[:, :3]], "harmonics 0,1 1 norm")
+    (found,) = torch.ops.torchweft.o3_rows_raw([torch.ones(0, 6)[:, :3]], "harmonics 0,1 1 norm")
     assert found.shape == (0, 4)
 
 

@@ -1,9 +1,9 @@
 """What a call costs the host once its kinds are settled: its launches, and few calls of functions.
 
-Counted are calls of weft's own functions, which no other process disturbs; nothing runs on a GPU.
-Seen red with: harmonics, contractions and linear maps that are not settled, weights of couplings
-made by torch, kernels looked up one by one.  Of gradients' kernels: begun by the gradients, and in
-a call that nobody differentiates.
+Counted are calls of torchweft's own functions, which no other process disturbs; nothing runs on a
+GPU. Seen red with: harmonics, contractions and linear maps that are not settled, weights of
+couplings made by torch, kernels looked up one by one.  Of gradients' kernels: begun by the
+gradients, and in a call that nobody differentiates.
 """
 
 import os
@@ -12,22 +12,21 @@ import sys
 import pytest
 import torch
 
-import weft
+import torchweft
 from tests.conftest import INTERPRETED
-from weft import o3
-from weft.core import launcher, list_op
-from weft.o3 import (
-    evaluation,
-    folds,
-    launch,
-    mixing,
-    mixing_launch,
-    operator,
-    row_launch,
-    row_operator,
-    symmetric_contraction,
-    symmetric_launch,
-)
+from torchweft import o3
+from torchweft.core.gpu import launcher
+from torchweft.core.operators import tensor_list as list_op
+from torchweft.o3.channelwise import operator
+from torchweft.o3.channelwise.gpu import launch
+from torchweft.o3.channelwise.gpu import partial_sums as folds
+from torchweft.o3.layers import symmetric_contraction
+from torchweft.o3.mixing import launch as mixing_launch
+from torchweft.o3.mixing import operator as mixing
+from torchweft.o3.pointwise import launch as row_launch
+from torchweft.o3.pointwise import operator as row_operator
+from torchweft.o3.symmetric import launch as symmetric_launch
+from torchweft.o3.tensor_product import evaluation
 
 if INTERPRETED:
     pytest.skip("the interpreter settles no code", allow_module_level=True)
@@ -119,7 +118,7 @@ LAYERS = {
     "mixed product": (lambda: product("uvw"), None, 34),
     "convolution": (convolution, None, 18),
 }
-"""Kernels of a call, and how many of weft's functions it calls at most."""
+"""Kernels of a call, and how many of torchweft's functions it calls at most."""
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -176,8 +175,8 @@ def test_kernels_of_gradients_are_compiled_with_those_of_the_call(make, trained,
 
 
 def calls(function):
-    """The names of weft's functions that a call calls."""
-    found, home = [], os.path.dirname(weft.__file__)
+    """The names of torchweft's functions that a call calls."""
+    found, home = [], os.path.dirname(torchweft.__file__)
 
     def note(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(home):

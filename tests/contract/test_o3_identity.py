@@ -6,8 +6,8 @@ Seen red with: irreps that are not compared.
 import pytest
 import torch
 
-from weft import o3
-from weft.errors import ShapeError
+from torchweft import o3
+from torchweft.errors import ShapeError
 
 
 def test_identity():

@@ -8,10 +8,10 @@ import math
 
 import pytest
 
-from weft.errors import DTypeError, IndexRangeError, ShapeError
-from weft.o3 import Irreps
-from weft.o3.instructions import MODES, Operands, instructions_of
-from weft.o3.structures import COPIES, structures_of
+from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.o3 import Irreps
+from torchweft.o3.irreps.instructions import MODES, Operands, instructions_of
+from torchweft.o3.tensor_product.assembly import COPIES, structures_of
 
 SHAPES = {
     "uvw": ("2x1o", "3x1o", "4x0e", (2, 3, 4), 6),

@@ -12,10 +12,10 @@ import random
 import pytest
 import torch
 
-from weft import o3
-from weft.errors import DTypeError, ShapeError
-from weft.o3.irreps import MulIr
-from weft.testing import assert_within_bound
+from torchweft import o3
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.irreps import MulIr
+from torchweft.testing import assert_within_bound
 
 Irrep, Irreps = o3.Irrep, o3.Irreps
 FLOAT = torch.float64

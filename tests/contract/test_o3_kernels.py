@@ -22,16 +22,21 @@ from tests.conftest import INTERPRETED
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft.core.segments import cut
-from weft.o3 import division, folds, launch, reference, rounds, runs, tilings
-from weft.o3.contraction import Call, Result, forward, gradient, tangent
-from weft.o3.graph import Graph, Tables, row_by_row
-from weft.o3.job import Tiling
-from weft.o3.loans import lend
-from weft.o3.structure import SLOTS, Block, Path, Product, Structure
-from weft.testing import assert_within_bound
-from weft.testing.contract import assert_same_bits
-from weft.testing.o3_workloads import calls, conv, elementwise, rows
+from tests.cases.o3_workloads import calls, conv, elementwise, rows
+from torchweft.core.tables.segments import cut
+from torchweft.o3 import reference
+from torchweft.o3.channelwise.calls import Call, Result, forward, gradient, tangent
+from torchweft.o3.channelwise.gpu import edge_rounds as rounds
+from torchweft.o3.channelwise.gpu import kernel_split as division
+from torchweft.o3.channelwise.gpu import launch, tilings
+from torchweft.o3.channelwise.gpu import partial_sums as folds
+from torchweft.o3.channelwise.gpu.borrowed_columns import lend
+from torchweft.o3.channelwise.gpu.kernel_spec import Tiling
+from torchweft.o3.channelwise.structure import SLOTS, Block, Path, Product, Structure
+from torchweft.o3.edges import shared_source_runs as runs
+from torchweft.o3.edges.graph import Graph, Tables, row_by_row
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -8,9 +8,9 @@ every item with the bias of the first.
 import pytest
 import torch
 
-from weft import o3
-from weft.errors import DTypeError, IndexRangeError, ShapeError
-from weft.testing import assert_within_bound
+from torchweft import o3
+from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.testing import assert_within_bound
 
 
 def test_linear_by_hand():

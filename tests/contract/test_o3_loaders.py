@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from weft import o3
-from weft.errors import DTypeError, ShapeError
-from weft.o3.loaders import from_e3nn
-from weft.testing.contract import assert_same_bits
+from torchweft import o3
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.layers.loaders import from_e3nn
+from torchweft.testing.contract import assert_same_bits
 
 
 def stand_in(name, own, parameters=(), **attributes):
-    """A module of class e3nn.….name with the state and the attributes of weft's."""
+    """A module of class e3nn.….name with the state and the attributes of torchweft's."""
     kind = type(name, (torch.nn.Module,), {"__module__": "e3nn.o3._stand_in"})
     made = kind()
     for key in parameters:

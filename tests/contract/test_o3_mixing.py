@@ -13,13 +13,14 @@ from tests.conftest import INTERPRETED
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft import o3
-from weft.o3 import mixing, mixing_launch
-from weft.o3.mixing import mix
-from weft.o3.mixing_kinds import by_torch, kinds_of
-from weft.o3.mixing_plan import Block, Mixing, Path
-from weft.testing import assert_within_bound
-from weft.testing.contract import assert_same_bits
+from torchweft import o3
+from torchweft.o3.mixing import launch as mixing_launch
+from torchweft.o3.mixing import operator as mixing
+from torchweft.o3.mixing.blocks import Block, Mixing, Path
+from torchweft.o3.mixing.elements import by_torch, kinds_of
+from torchweft.o3.mixing.operator import mix
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -251,7 +252,7 @@ def test_doors_of_kinds(kernels):
     args = [a.clone().requires_grad_() for a in (v["t"], v["w"])]
     table = kinds_of(kind, 4)
     rest = (*table, m.text, "z", False, kernels)
-    torch.library.opcheck(torch.ops.weft.o3_mix.default, (*args, *rest))
+    torch.library.opcheck(torch.ops.torchweft.o3_mix.default, (*args, *rest))
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -14,11 +14,11 @@ from tests.conftest import INTERPRETED
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft import explain, o3
-from weft.o3 import mixing_rows
-from weft.o3.mixing_rows_generator import NAME
-from weft.testing import assert_as_accurate, assert_within_bound, plain_error
-from weft.testing.contract import assert_same_bits
+from torchweft import explain, o3
+from torchweft.o3.mixing import rows_operator as mixing_rows
+from torchweft.o3.mixing.rows_source import NAME
+from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
+from torchweft.testing.contract import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -127,4 +127,4 @@ def test_doors():
     mixed = of.recipe.parts.mixed
     rest = (mixed.structure.text, "xyw|z:0,1,2", mixed.mixing.text)
     args = [v.clone().requires_grad_() for v in inputs]
-    torch.library.opcheck(torch.ops.weft.o3_mixed_rows.default, (args, *rest))
+    torch.library.opcheck(torch.ops.torchweft.o3_mixed_rows.default, (args, *rest))

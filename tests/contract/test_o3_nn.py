@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS, INTERPRETED
-from weft import o3
-from weft.errors import BackendError, ShapeError
-from weft.testing import assert_within_bound
-from weft.testing.contract import assert_same_bits
+from torchweft import o3
+from torchweft.errors import BackendError, ShapeError
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import assert_same_bits
 
 DOUBLE = torch.float64
 IRREPS = "2x0e+1x1o+1x2e"

@@ -10,11 +10,11 @@ import pickle
 import pytest
 import torch
 
-from weft import o3
-from weft.errors import DTypeError, ShapeError
-from weft.o3.layout import join, split
-from weft.testing import assert_as_accurate, assert_o3_equivariant, plain_error
-from weft.testing.contract import assert_same_bits
+from torchweft import o3
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.layout import join, split
+from torchweft.testing import assert_as_accurate, assert_o3_equivariant, plain_error
+from torchweft.testing.contract import assert_same_bits
 
 DOUBLE = torch.float64
 IRREPS = o3.Irreps("4x0e+3x1o+2x0o+5x2e")

@@ -1,6 +1,6 @@
 """The contract of products whose weights are h A: values, derivatives, doors, memory, errors.
 
-The cases are in weft.testing.cases.radial_linear.
+The cases are in tests.cases.radial_linear.
 
 Seen red with: the rows of a block taken one too early, a block's part of A's gradient stored
 instead of added, one of two products of a weight left out, all edges in one block (memory); in
@@ -12,19 +12,20 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import weft
+import torchweft
+from tests.cases.channelwise import GRAPHS, STRUCTURES, Edges
+from tests.cases.o3_workloads import conv
+from tests.cases.radial_linear import make_case, suite
 from tests.conftest import BACKENDS, INTERPRETED
-from weft import o3
-from weft.core.segments import cut
-from weft.errors import DTypeError, ShapeError
-from weft.o3 import radial_linear_blocks as blocks
-from weft.o3.contraction import read_call
-from weft.o3.graph import graph_of
-from weft.o3.radial_linear import radial_product
-from weft.o3.radial_linear_generator import Tiling
-from weft.testing.cases.channelwise import GRAPHS, STRUCTURES, Edges
-from weft.testing.cases.radial_linear import make_case, suite
-from weft.testing.contract import (
+from torchweft import o3
+from torchweft.core.tables.segments import cut
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.channelwise.calls import read_call
+from torchweft.o3.edges.graph import graph_of
+from torchweft.o3.radial_linear import edge_blocks as blocks
+from torchweft.o3.radial_linear.operator import radial_product
+from torchweft.o3.radial_linear.source import Tiling
+from torchweft.testing.contract import (
     BODY_CHECKS,
     Setting,
     assert_same_bits,
@@ -32,11 +33,10 @@ from weft.testing.contract import (
     check_values,
     judge,
 )
-from weft.testing.doors import DOOR_CHECKS, check_numerical
-from weft.testing.o3_workloads import conv
+from torchweft.testing.doors import DOOR_CHECKS, check_numerical
 
 if INTERPRETED:
-    from weft.o3 import radial_linear_launch as launch
+    from torchweft.o3.radial_linear import launch
 
 SUITE = suite()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -151,7 +151,7 @@ class TestKernels:
     def test_parts_and_one_kernel_for_a_group_and_nothing_else(self):
         case = make_case("explained", UVU, GRAPHS["unsorted"])
         setting = Setting(backend="triton", order=0)
-        told = weft.explain(setting.run, case, setting.pose(case))
+        told = torchweft.explain(setting.run, case, setting.pose(case))
         kernels = ["row_parts", "column_parts", "radial_linear"]
         assert [launch.kernel for launch in told.launches] == kernels
         assert told.flops == 2 * 40 * case.inputs[2].shape[1] * UVU.width("w")

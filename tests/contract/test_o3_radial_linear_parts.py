@@ -13,13 +13,13 @@ from tests.conftest import INTERPRETED
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft.o3 import radial_linear_parts as parts
-from weft.o3.graph import graph_of
-from weft.o3.radial_linear import radial_product
-from weft.testing import assert_within_bound
-from weft.testing.cases.channelwise import GRAPHS, STRUCTURES
-from weft.testing.cases.radial_linear import make_case
-from weft.testing.contract import Setting, check_values
+from tests.cases.channelwise import GRAPHS, STRUCTURES
+from tests.cases.radial_linear import make_case
+from torchweft.o3.edges.graph import graph_of
+from torchweft.o3.radial_linear import split_products as parts
+from torchweft.o3.radial_linear.operator import radial_product
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import Setting, check_values
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

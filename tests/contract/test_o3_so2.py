@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from weft import o3
-from weft.errors import DTypeError, ShapeError
-from weft.o3.layout import join, split
-from weft.testing import assert_o3_equivariant, assert_within_bound
-from weft.testing.contract import BODY_CHECKS, Case, Setting, assert_same_bits, check_values
-from weft.testing.doors import DOOR_CHECKS, check_opcheck
+from torchweft import o3
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.layout import join, split
+from torchweft.testing import assert_o3_equivariant, assert_within_bound
+from torchweft.testing.contract import BODY_CHECKS, Case, Setting, assert_same_bits, check_values
+from torchweft.testing.doors import DOOR_CHECKS, check_opcheck
 
 if INTERPRETED:
     pytest.skip("there is no kernel to interpret", allow_module_level=True)

@@ -5,9 +5,17 @@ Seen red with: structures compared by their widths, the first term of a result a
 
 import pytest
 
-from weft.o3.contraction import Call, Result, forward, gradient, read_call, tangent, trimmed
-from weft.o3.structure import read
-from weft.testing.cases.channelwise import STRUCTURES
+from tests.cases.channelwise import STRUCTURES
+from torchweft.o3.channelwise.calls import (
+    Call,
+    Result,
+    forward,
+    gradient,
+    read_call,
+    tangent,
+    trimmed,
+)
+from torchweft.o3.channelwise.structure import read
 
 
 @pytest.mark.parametrize("name", STRUCTURES)

@@ -14,16 +14,16 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.maces import contraction, dense
-from weft import o3
-from weft.errors import DTypeError, IndexRangeError, ShapeError
-from weft.o3.symmetric_basis import symmetric_basis
-from weft.testing import (
+from torchweft import o3
+from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.o3.symmetric.basis import symmetric_basis
+from torchweft.testing import (
     assert_as_accurate,
     assert_o3_equivariant,
     assert_within_bound,
     plain_error,
 )
-from weft.testing.contract import Problem, assert_same_bits, evaluate
+from torchweft.testing.contract import Problem, assert_same_bits, evaluate
 
 if INTERPRETED:
     pytest.skip("kernels have a contract of their own", allow_module_level=True)

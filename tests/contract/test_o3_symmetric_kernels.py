@@ -1,6 +1,6 @@
 """The contract of symmetric contractions: values, derivatives, one kernel, doors.
 
-The cases are in weft.testing.cases.symmetric.  In the interpreter one kernel evaluates them, else
+The cases are in tests.cases.symmetric.  In the interpreter one kernel evaluates them, else
 channelwise products do; the doors of the one kernel's operator are checked with a body of torch.
 
 Seen red with: parts numbered by chunk alone, the last chunk of an element left out, rows in their
@@ -14,21 +14,22 @@ import json
 import pytest
 import torch
 
+from tests.cases.symmetric import suite
 from tests.conftest import BACKENDS, INTERPRETED
-from weft import o3
-from weft.core.evaluate import accumulator, evaluate
-from weft.errors import ShapeError
-from weft.o3 import symmetric_contraction, symmetric_launch
-from weft.o3.symmetric_program import key, parts, program, served, slots
-from weft.testing import assert_within_bound
-from weft.testing.cases.symmetric import suite
-from weft.testing.contract import (
+from torchweft import o3
+from torchweft.core.expressions.evaluate import accumulator, evaluate
+from torchweft.errors import ShapeError
+from torchweft.o3.layers import symmetric_contraction
+from torchweft.o3.symmetric import launch as symmetric_launch
+from torchweft.o3.symmetric.program import key, parts, program, served, slots
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import (
     BODY_CHECKS,
     Setting,
     check_values,
     judge,
 )
-from weft.testing.doors import DOOR_CHECKS, check_numerical
+from torchweft.testing.doors import DOOR_CHECKS, check_numerical
 
 SUITE = suite()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

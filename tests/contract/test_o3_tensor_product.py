@@ -1,6 +1,6 @@
 """Tensor products and linear maps: every mode, both layouts, derivatives, doors, classes, errors.
 
-The cases are in weft.testing.cases.instructed.
+The cases are in tests.cases.instructed.
 
 Seen red with: weights of one instruction moved on by one, a mix without its factor, copies of y and
 of x exchanged in uvuv, blocks of an output overwritten, views that start too late; of few rows: a
@@ -14,16 +14,16 @@ import pickle
 import pytest
 import torch
 
+from tests.cases.instructed import linear_case, suite
 from tests.conftest import INTERPRETED
-from weft import o3
-from weft.core.explain import explain
-from weft.errors import DTypeError, ShapeError
-from weft.o3 import evaluation
-from weft.o3.layout import join, split
-from weft.testing import assert_o3_equivariant, assert_within_bound
-from weft.testing.cases.instructed import linear_case, suite
-from weft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values
-from weft.testing.doors import DOOR_CHECKS, check_numerical, check_opcheck
+from torchweft import o3
+from torchweft.core.explain import explain
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.tensor_product import evaluation
+from torchweft.testing import assert_o3_equivariant, assert_within_bound
+from torchweft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values
+from torchweft.testing.doors import DOOR_CHECKS, check_numerical, check_opcheck
 
 if INTERPRETED:
     pytest.skip("kernels have a contract of their own", allow_module_level=True)

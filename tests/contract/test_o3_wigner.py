@@ -17,11 +17,11 @@ from decimal import Decimal
 import pytest
 import torch
 
-from weft import o3
-from weft.errors import DTypeError, ShapeError
-from weft.o3 import wigner
-from weft.testing import assert_within_bound
-from weft.testing.doors import assert_same_bits
+from torchweft import o3
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps import wigner
+from torchweft.testing import assert_within_bound
+from torchweft.testing.doors import assert_same_bits
 
 FLOAT = torch.float64
 LMAX = 6

@@ -1,7 +1,7 @@
 """The contract of the seven products, `sparse_{op}`, the thin forms and `sparse_scale`.
 
 Every mode of every op on every backend of this process: numba and torch, or with
-TRITON_INTERPRET=1 the Triton kernels.  The cases are in weft.testing.cases.products.
+TRITON_INTERPRET=1 the Triton kernels.  The cases are in tests.cases.products.
 
 First gradients call every kernel with every turned table that second ones call, so float32 alone
 goes to second order.  An interpreted program takes a millisecond: there, each case meets one of
@@ -17,9 +17,9 @@ the identity, a random factor of 1 + 1e-7, and indices read by their type.
 import pytest
 import torch
 
+from tests.cases import products
 from tests.conftest import BACKENDS, INTERPRETED
-from weft.testing.cases import products
-from weft.testing.contract import (
+from torchweft.testing.contract import (
     Setting,
     check_index_types,
     check_layouts,

@@ -9,9 +9,9 @@ import re
 import pytest
 import torch
 
-import weft
+import torchweft
 from tests.conftest import BACKENDS
-from weft import products
+from torchweft import products
 
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -95,20 +95,20 @@ VALUES = {
 
 
 def raises(error, builtin, pattern):
-    assert issubclass(error, weft.WeftError)
+    assert issubclass(error, torchweft.WeftError)
     assert issubclass(error, builtin)
     return pytest.raises(error, match=re.compile(pattern, re.DOTALL))
 
 
 @pytest.mark.parametrize(("options", "pattern"), SHAPES.values(), ids=SHAPES)
 def test_shapes(options, pattern, backend):
-    with raises(weft.ShapeError, ValueError, pattern):
+    with raises(torchweft.ShapeError, ValueError, pattern):
         call(backend, **options)
 
 
 @pytest.mark.parametrize(("options", "pattern"), DTYPES.values(), ids=DTYPES)
 def test_dtypes(options, pattern, backend):
-    with raises(weft.DTypeError, TypeError, pattern):
+    with raises(torchweft.DTypeError, TypeError, pattern):
         call(backend, **options)
 
 
@@ -119,7 +119,7 @@ def test_values(options, pattern, dtype, backend):
         if any(int(t.max()) >= 2**31 for t in options.values() if isinstance(t, torch.Tensor)):
             return
         options = {k: t.int() if isinstance(t, torch.Tensor) else t for k, t in options.items()}
-    with raises(weft.IndexRangeError, IndexError, pattern):
+    with raises(torchweft.IndexRangeError, IndexError, pattern):
         call(backend, **options)
 
 
@@ -127,7 +127,7 @@ def test_values_are_checked_again_after_a_change_in_place(backend):
     index1 = INDEX1.clone()
     call(backend, index1=index1)
     index1[2] = 9
-    with raises(weft.IndexRangeError, IndexError, r"index1\[2\] is 9"):
+    with raises(torchweft.IndexRangeError, IndexError, r"index1\[2\] is 9"):
         call(backend, index1=index1)
     index1[2] = 0
     call(backend, index1=index1)
@@ -137,14 +137,14 @@ def test_values_are_checked_again_after_a_change_in_place(backend):
 def test_devices(name, backend):
     given = {"y": Y, "index1": INDEX1, "scale": torch.zeros(6), "seg": SEG}[name].to("meta")
     public = "input2" if name == "y" else name
-    with raises(weft.DeviceError, RuntimeError, rf"{public} is on meta and input1 on cpu"):
+    with raises(torchweft.DeviceError, RuntimeError, rf"{public} is on meta and input1 on cpu"):
         call(backend, **{name: given})
 
 
 def test_a_matrix_that_does_not_fit_its_vector(backend):
-    with raises(weft.ShapeError, ValueError, r"vecmat needs .*8 and 7"):
+    with raises(torchweft.ShapeError, ValueError, r"vecmat needs .*8 and 7"):
         call(backend, y=torch.zeros(3, 4, 7, 2), op="vecmat")
-    with raises(weft.ShapeError, ValueError, r"mat_t_vec needs .*7 and 8"):
+    with raises(torchweft.ShapeError, ValueError, r"mat_t_vec needs .*7 and 8"):
         call(backend, x=torch.zeros(3, 5, 7, 2), op="mat_t_vec")
 
 
@@ -153,47 +153,51 @@ def test_every_text_says_what_to_do(backend):
         r"(Pass|Convert|Reshape|Flatten|Sort|Correct|Move|Drop|Leave|Build|Or pass) .*\.$"
     )
     for options, _ in [*SHAPES.values(), *DTYPES.values(), *VALUES.values()]:
-        with pytest.raises(weft.WeftError) as caught:
+        with pytest.raises(torchweft.WeftError) as caught:
             call(backend, **options)
         assert advice.search(str(caught.value)), str(caught.value)
 
 
 def test_infos_are_checked_where_they_are_built(backend):
-    with raises(weft.ShapeError, ValueError, r"index1, index2 and index are all missing"):
+    with raises(torchweft.ShapeError, ValueError, r"index1, index2 and index are all missing"):
         products.sparse_product_info()
-    with raises(weft.ShapeError, ValueError, r"index2 has 2 entries and index1 has 3"):
+    with raises(torchweft.ShapeError, ValueError, r"index2 has 2 entries and index1 has 3"):
         products.sparse_product_info([0, 1, 2], [0, 1])
-    with raises(weft.ShapeError, ValueError, r"scale has 2 entries"):
+    with raises(torchweft.ShapeError, ValueError, r"scale has 2 entries"):
         products.sparse_product_info([0, 1, 2], scale=[1.0, 2.0])
-    with raises(weft.DTypeError, TypeError, r"index1 holds torch.float32"):
+    with raises(torchweft.DTypeError, TypeError, r"index1 holds torch.float32"):
         products.sparse_product_info([0.0, 1.0])
-    with raises(weft.IndexRangeError, IndexError, r"index\[1\] is -1"):
+    with raises(torchweft.IndexRangeError, IndexError, r"index\[1\] is -1"):
         products.sparse_product_info(index=[0, -1])
-    with raises(weft.IndexRangeError, IndexError, r"out_size .* is 2 .* 3 rows"):
+    with raises(torchweft.IndexRangeError, IndexError, r"out_size .* is 2 .* 3 rows"):
         products.sparse_product_info(index=[0, 2], out_size=2)
-    with raises(weft.DTypeError, TypeError, r"info_fwd is a tuple"):
+    with raises(torchweft.DTypeError, TypeError, r"info_fwd is a tuple"):
         products.sparse_mul(X, Y, (None, INDEX1, INDEX2))
 
 
 def test_backends_that_cannot_serve(backend):
-    with raises(weft.BackendError, RuntimeError, r"backend='cuda'.*there is no such backend"):
+    with raises(torchweft.BackendError, RuntimeError, r"backend='cuda'.*there is no such backend"):
         call("cuda")
     if backend != "triton":
-        with raises(weft.BackendError, RuntimeError, r"backend='triton'.*triton serves GPU"):
+        with raises(torchweft.BackendError, RuntimeError, r"backend='triton'.*triton serves GPU"):
             call("triton")
 
 
 def test_infos_of_gradients_must_fit_their_inputs(backend):
     forward, *_ = products.sparse_product_infos([0, 1], [0, 1], [0, 0], in1_size=2, in2_size=2)
     wrong = products.SparseProductInfo(out_size=X.shape[0])  # N, not the rows of the input
-    with raises(weft.ShapeError, ValueError, r"info_bwd1 gives \d+ rows .* has \d+: the gradient"):
+    with raises(
+        torchweft.ShapeError, ValueError, r"info_bwd1 gives \d+ rows .* has \d+: the gradient"
+    ):
         products.sparse_mul(X, Y, forward, wrong, backend=backend)
-    with raises(weft.ShapeError, ValueError, r"info_bwd2 gives \d+ rows .* has \d+: the gradient"):
+    with raises(
+        torchweft.ShapeError, ValueError, r"info_bwd2 gives \d+ rows .* has \d+: the gradient"
+    ):
         products.sparse_mul(X, Y, forward, None, wrong, backend=backend)
 
 
 def test_tables_cannot_be_mapped(backend):
     x = torch.ones(3, 4)
     index = torch.tensor([[0, 1], [2, 2]])
-    with raises(weft.ShapeError, ValueError, r"torch\.vmap.*Pass in_dims=None"):
+    with raises(torchweft.ShapeError, ValueError, r"torch\.vmap.*Pass in_dims=None"):
         torch.vmap(lambda i: products.indexed_mul(x, x, i, i, backend=backend))(index)

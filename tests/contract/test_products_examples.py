@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS
-from weft import products
-from weft.products.reference import indexed_product
+from torchweft import products
+from torchweft.products.reference import indexed_product
 
 X = torch.tensor([[[1.0, 2], [3, 4], [5, 6]]])
 Y = torch.tensor([[[10.0, 20], [30, 40]]])

@@ -7,10 +7,10 @@ columns, the gradient of a broadcast batch not summed, and a maximum that is not
 import pytest
 import torch
 
+from tests.cases import reductions
 from tests.conftest import INTERPRETED
-from weft.testing.cases import reductions
-from weft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values, pose
-from weft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
+from torchweft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values, pose
+from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
 
 SUITE = reductions.suite()
 BACKEND = "triton" if INTERPRETED else "torch"

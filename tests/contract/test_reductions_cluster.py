@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft.reductions import cluster
-from weft.testing import assert_within_bound
+import torchweft
+from torchweft.reductions import cluster
+from torchweft.testing import assert_within_bound
 
 X = [[0.05, 0.05], [0.9, 0.9], [0.15, 0.02], [0.55, 0.10], [0.95, 0.85], [0.52, 0.18]]
 Y = [[0.1, 0.1], [0.6, 0.1], [0.62, 0.12], [0.9, 0.95]]
@@ -196,51 +196,51 @@ def test_arrays_of_numpy():
     [
         (
             lambda: cluster.grid_cluster(torch.zeros(3), 1.0),
-            weft.ShapeError,
+            torchweft.ShapeError,
             r"x is \(3,\): points are \(M, D\).*view\(-1, 1\)",
         ),
         (
             lambda: cluster.grid_cluster(torch.zeros(3, 2), torch.ones(3)),
-            weft.ShapeError,
+            torchweft.ShapeError,
             r"size is \(3,\) but x is \(3, 2\).*shape \(2,\)",
         ),
         (
             lambda: cluster.grid_cluster(torch.zeros(3, 2), torch.tensor([1.0, 0.0])),
-            weft.ShapeError,
+            torchweft.ShapeError,
             r"size is \[1.0, 0.0\]: the edge of a cell must be positive. Pass a length",
         ),
         (
             lambda: cluster.grid_cluster(torch.zeros(3, 2), -0.5),
-            weft.ShapeError,
+            torchweft.ShapeError,
             r"size is -0.5: the edge of a cell",
         ),
         (
             lambda: cluster.sort_clusters(torch.zeros(3, 2), torch.zeros(2).long()),
-            weft.ShapeError,
+            torchweft.ShapeError,
             r"x is \(3, 2\) but there are 2 labels: each point has one. Pass the labels",
         ),
         (
             lambda: cluster.cluster_ranges(torch.zeros(3)),
-            weft.DTypeError,
+            torchweft.DTypeError,
             r"lab is torch.float32: labels are integers.*lab.long",
         ),
         (
             lambda: cluster.cluster_ranges(torch.tensor([0, -1])),
-            weft.IndexRangeError,
+            torchweft.IndexRangeError,
             r"lab holds -1: labels are 0 … C − 1",
         ),
         (
             lambda: cluster.from_matrix(
                 torch.zeros(2, 2).long(), torch.zeros(3, 2).long(), torch.ones(3, 2).bool()
             ),
-            weft.ShapeError,
+            torchweft.ShapeError,
             r"keep is \(3, 2\) but there are 2 ranges of i and 3 of j: keep must be \(2, 3\)",
         ),
         (
             lambda: cluster.from_matrix(
                 torch.zeros(2).long(), torch.zeros(3, 2).long(), torch.ones(2, 3).bool()
             ),
-            weft.ShapeError,
+            torchweft.ShapeError,
             r"ranges_i is \(2,\): it must be \(C, 2\).*cluster_ranges",
         ),
     ],

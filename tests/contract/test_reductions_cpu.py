@@ -13,14 +13,14 @@ from tests.pairs import (
     Y,
     data,
 )
-from weft.reductions.formula import node
-from weft.reductions.ranges import Options, Sizes
-from weft.testing.contract import assert_same_bits
+from torchweft.reductions.call.options import Options, Sizes
+from torchweft.reductions.formula.node import node
+from torchweft.testing.contract import assert_same_bits
 
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)
 
-from weft.reductions import cpu
+from torchweft.reductions.cpu import run as cpu
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]

@@ -15,8 +15,8 @@ import torch
 
 from tests.conftest import BACKENDS, INTERPRETED
 from tests.contract.absent_gpu import stand_in
-from weft.reductions import Genred, Vi, Vj
-from weft.testing import assert_as_accurate, plain_error
+from torchweft.reductions import Genred, Vi, Vj
+from torchweft.testing import assert_as_accurate, plain_error
 
 ALIASES = ["x = Vi(3)", "y = Vj(3)", "b = Vj(2)", "p = Pm(1)"]
 SCORE, WEIGHT = "p * (x | y) - SqDist(x, y)", "b"
@@ -232,9 +232,10 @@ MOST_CALLS = 48
 @pytest.fixture
 def absent_gpu(monkeypatch, tmp_path):
     """Kernels serve the CPU's tensors, and are launched into nothing."""
-    from weft.reductions import gaussians, launch, operator
+    from torchweft.reductions.engine import operator
+    from torchweft.reductions.gpu import gaussians, launch
 
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHWEFT_CACHE_DIR", str(tmp_path))
     stand_in(monkeypatch)
     monkeypatch.setattr(operator, "choose", lambda backend, device: "triton")
     for module in (launch, gaussians):

@@ -10,16 +10,16 @@ import math
 import pytest
 import torch
 
+from tests.cases.reductions import _arrays as arrays
+from tests.cases.reductions import pairs_of
 from tests.conftest import BACKENDS
-from weft.core.explain import explain
-from weft.errors import ShapeError
-from weft.reductions import blocked
-from weft.reductions.formula import const, node, var
-from weft.reductions.reduction import reduce
-from weft.reductions.sparsity import BlockSparsity
-from weft.testing.cases.reductions import _arrays as arrays
-from weft.testing.cases.reductions import pairs_of
-from weft.testing.contract import assert_same_bits
+from torchweft.core.explain import explain
+from torchweft.errors import ShapeError
+from torchweft.reductions.cluster.sparsity import BlockSparsity
+from torchweft.reductions.engine import torch_path as blocked
+from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.formula.node import const, node, var
+from torchweft.testing.contract import assert_same_bits
 
 DTYPES = (torch.float64, torch.float32, torch.float16)
 X, Y, W = var(0, 1, 0), var(1, 1, 1), var(2, 2, 1)

@@ -23,15 +23,15 @@ from tests.pairs import (
     check_sums,
     data,
 )
-from weft.reductions import Genred
-from weft.reductions.formula import node, var
-from weft.reductions.ranges import Options, Sizes
-from weft.testing.bounds import assert_as_accurate
+from torchweft.reductions import Genred
+from torchweft.reductions.call.options import Options, Sizes
+from torchweft.reductions.formula.node import node, var
+from torchweft.testing.bounds import assert_as_accurate
 
 if INTERPRETED:
-    from weft.reductions import launch as executor
+    from torchweft.reductions.gpu import launch as executor
 else:
-    from weft.reductions import cpu as executor
+    from torchweft.reductions.cpu import run as executor
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]

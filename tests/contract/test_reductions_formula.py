@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from weft.errors import IndexRangeError, ShapeError
-from weft.reductions import formula as formulas
-from weft.reductions.composed import COMPOSED
-from weft.reductions.derivatives import gradient
-from weft.reductions.evaluate import evaluate
-from weft.reductions.formula import const, node, read, substitute, swap, var, variables
-from weft.reductions.operations import OPERATIONS
-from weft.reductions.simplify import simplify
-from weft.testing.bounds import assert_as_accurate, plain_error
+from torchweft.errors import IndexRangeError, ShapeError
+from torchweft.reductions.formula import node as formulas
+from torchweft.reductions.formula.derivatives import gradient
+from torchweft.reductions.formula.evaluate import evaluate
+from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.node import const, node, read, substitute, swap, var, variables
+from torchweft.reductions.formula.primitives import OPERATIONS
+from torchweft.reductions.formula.simplify import simplify
+from torchweft.testing.bounds import assert_as_accurate, plain_error
 
 ROWS = 64
 EPS = torch.finfo(torch.float64).eps

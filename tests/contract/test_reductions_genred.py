@@ -15,8 +15,8 @@ import torch
 
 from tests.conftest import BACKENDS, INTERPRETED
 from tests.nearness import check, draw, same
-from weft import reductions
-from weft.reductions import (
+from torchweft import reductions
+from torchweft.reductions import (
     Genred,
     KernelSolve,
     generic_argkmin,
@@ -25,7 +25,7 @@ from weft.reductions import (
     generic_sum,
     numpy,
 )
-from weft.reductions.cluster import from_matrix
+from torchweft.reductions.cluster import from_matrix
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the front end does not depend on the backend")
 

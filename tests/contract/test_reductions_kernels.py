@@ -32,20 +32,22 @@ from tests.pairs import (
     noise_of,
     part,
 )
-from weft.core.launcher import launch_all
-from weft.errors import BackendError
-from weft.reductions.evaluate import evaluate
-from weft.reductions.formula import const, node, var
-from weft.reductions.inner import looped
-from weft.reductions.operations import concat
-from weft.reductions.ranges import Blocks, Options, Sizes
-from weft.testing.bounds import assert_as_accurate
-from weft.testing.contract import assert_same_bits
+from torchweft.core.gpu.launcher import launch_all
+from torchweft.errors import BackendError
+from torchweft.reductions.call.options import Blocks, Options, Sizes
+from torchweft.reductions.formula.evaluate import evaluate
+from torchweft.reductions.formula.node import const, node, var
+from torchweft.reductions.formula.primitives import concat
+from torchweft.reductions.scalars.inner_sums import looped
+from torchweft.testing.bounds import assert_as_accurate
+from torchweft.testing.contract import assert_same_bits
 
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft.reductions import gaussians, launch, moments, neighbours, tensor_cores
+from torchweft.reductions.gpu import gaussian_moments as moments
+from torchweft.reductions.gpu import gaussian_products as tensor_cores
+from torchweft.reductions.gpu import gaussians, launch, neighbours
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]

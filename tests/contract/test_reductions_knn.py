@@ -8,10 +8,10 @@ forgotten, numbers of cells that run into the next line.
 import pytest
 import torch
 
-import weft
+import torchweft
 from tests.conftest import INTERPRETED
-from weft.reductions import knn
-from weft.reductions.knn import nearest
+from torchweft.reductions.engine import nearest as knn
+from torchweft.reductions.engine.nearest import nearest
 
 
 def by_all_pairs(x, y, k):
@@ -118,11 +118,19 @@ def test_cost():
 
 
 ERRORS = {
-    "dims": (lambda: nearest(draw(3, 2), draw(3, 3), 1), weft.ShapeError, r"x is \(3, 2\), y is"),
-    "none": (lambda: nearest(draw(3, 2), draw(3, 2), 0), weft.ShapeError, r"k is 0.*at least 1"),
+    "dims": (
+        lambda: nearest(draw(3, 2), draw(3, 3), 1),
+        torchweft.ShapeError,
+        r"x is \(3, 2\), y is",
+    ),
+    "none": (
+        lambda: nearest(draw(3, 2), draw(3, 2), 0),
+        torchweft.ShapeError,
+        r"k is 0.*at least 1",
+    ),
     "dtypes": (
         lambda: nearest(draw(3, 2), draw(3, 2).double(), 1),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"x is torch.float32 but y is torch.float64.*y.to",
     ),
 }

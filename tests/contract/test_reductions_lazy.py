@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-import weft
+import torchweft
 from tests.conftest import INTERPRETED
 from tests.nearness import check, draw, same
-from weft.reductions import (
+from torchweft.reductions import (
     ComplexLazyTensor,
     LazyTensor,
     Pm,
@@ -24,7 +24,7 @@ from weft.reductions import (
     Vj,
     numpy,
 )
-from weft.reductions.cluster import from_matrix, swap_axes
+from torchweft.reductions.cluster import from_matrix, swap_axes
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the front end does not depend on the backend")
 
@@ -530,7 +530,7 @@ def test_solve():
     ]
     for a in found:
         assert (matrix @ a - b).norm() <= 2e-12 * b.norm()
-    with pytest.raises(weft.ShapeError, match=r"right-hand side is one variable"):
+    with pytest.raises(torchweft.ShapeError, match=r"right-hand side is one variable"):
         kernel.solve(kernel)
 
 

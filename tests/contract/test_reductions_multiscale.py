@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from tests.transports import clouds, distance, transport
-from weft.reductions import bricks, multiscale
-from weft.reductions.softmin import Cloud, log_weights, softmin, softmin_of_squares
-from weft.reductions.sparsity import BlockSparsity, blocks_of
-from weft.testing import assert_as_accurate
+from torchweft.reductions.cluster import bricks
+from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of
+from torchweft.reductions.transport import multiscale
+from torchweft.reductions.transport.softmin import Cloud, log_weights, softmin, softmin_of_squares
+from torchweft.testing import assert_as_accurate
 
 BLUR = {1: 0.02, 2: 0.07}
 

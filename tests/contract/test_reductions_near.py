@@ -12,16 +12,18 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.pairs import BLOCKS, SMALL, A, B, P, X, Y, blocks, check_sums, data, part
-from weft.reductions.formula import node, var
-from weft.reductions.operations import concat
-from weft.reductions.ranges import Blocks, Options, Sizes
-from weft.testing.bounds import assert_as_accurate
-from weft.testing.contract import assert_same_bits
+from torchweft.reductions.call.options import Blocks, Options, Sizes
+from torchweft.reductions.formula.node import node, var
+from torchweft.reductions.formula.primitives import concat
+from torchweft.testing.bounds import assert_as_accurate
+from torchweft.testing.contract import assert_same_bits
 
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from weft.reductions import generator, launch, near
+from torchweft.reductions.gpu import gaussian_centred as near
+from torchweft.reductions.gpu import launch
+from torchweft.reductions.gpu import source as generator
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 KERNEL = node("exp", -node("sqdist", X, Y))

@@ -8,11 +8,23 @@ import math
 
 import pytest
 
-from weft.errors import IndexRangeError, ShapeError
-from weft.reductions.composed import COMPOSED
-from weft.reductions.derivatives import diff, divergence, grad_matrix, gradient, laplacian
-from weft.reductions.formula import const, node, var, zeros
-from weft.reductions.parse import FormulaError, Variable, parse, parse_aliases, parse_variable
+from torchweft.errors import IndexRangeError, ShapeError
+from torchweft.reductions.formula.derivatives import (
+    diff,
+    divergence,
+    grad_matrix,
+    gradient,
+    laplacian,
+)
+from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.node import const, node, var, zeros
+from torchweft.reductions.formula.parse import (
+    FormulaError,
+    Variable,
+    parse,
+    parse_aliases,
+    parse_variable,
+)
 
 x, y, b = var(0, 3, 0), var(1, 3, 1), var(2, 2, 1)
 g, e = var(3, 1, 2), var(4, 2, 0)

@@ -12,11 +12,11 @@ import math
 import pytest
 import torch
 
-import weft
+import torchweft
 from tests.transports import clouds, distance, transport
-from weft.reductions import sinkhorn
-from weft.reductions.sinkhorn import SamplesLoss, sinkhorn_divergence
-from weft.testing import assert_as_accurate, plain_error
+from torchweft.reductions.transport import sinkhorn
+from torchweft.reductions.transport.sinkhorn import SamplesLoss, sinkhorn_divergence
+from torchweft.testing import assert_as_accurate, plain_error
 
 
 def dense_sinkhorn(a, x, b, y, p=2, blur=0.05, scaling=0.5, debias=True):
@@ -259,7 +259,7 @@ def test_second_derivatives_raise(which):
     inputs = [t.requires_grad_() for t in clouds()]
     loss = SamplesLoss()(*inputs)
     (first,) = torch.autograd.grad(loss, inputs[which], create_graph=True)
-    with pytest.raises(weft.BackendError, match=r"only first derivatives are right.*energy"):
+    with pytest.raises(torchweft.BackendError, match=r"only first derivatives are right.*energy"):
         first.square().sum().backward()
 
 
@@ -356,7 +356,7 @@ def scaled_clouds(of_a, of_b):
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
     call, text = ERRORS[name]
-    with pytest.raises(weft.ShapeError, match=text):
+    with pytest.raises(torchweft.ShapeError, match=text):
         call()
 
 
@@ -364,16 +364,20 @@ def test_errors(name):
 def test_sinkhorn_divergence_checks_too(which):
     inputs = clouds()
     inputs[which] = inputs[which][:0]
-    with pytest.raises(weft.ShapeError, match=r"(is|are) \(0, 3\)|is \(0,\)"):
+    with pytest.raises(torchweft.ShapeError, match=r"(is|are) \(0, 3\)|is \(0,\)"):
         sinkhorn_divergence(*inputs)
 
 
 @pytest.mark.parametrize("name", ["sinkhorn", "energy"])
 def test_points_are_of_one_floating_dtype(name):
     x = torch.ones(5, 3, dtype=torch.int64)
-    with pytest.raises(weft.DTypeError, match=r"x is torch.int64 and y torch.int64: points must"):
+    with pytest.raises(
+        torchweft.DTypeError, match=r"x is torch.int64 and y torch.int64: points must"
+    ):
         SamplesLoss(name)(x, x)
-    with pytest.raises(weft.DTypeError, match=r"x is torch.float32 and y torch.float64.*\.to\("):
+    with pytest.raises(
+        torchweft.DTypeError, match=r"x is torch.float32 and y torch.float64.*\.to\("
+    ):
         SamplesLoss(name)(x.float(), x.double())
 
 
@@ -385,7 +389,7 @@ def test_weights_are_of_the_points_dtype(name, which):
     match = (
         rf"loss of clouds is given weights {which} of torch.float64 at points \w of torch.float32"
     )
-    with pytest.raises(weft.DTypeError, match=match + rf".*{which}\.to\(torch.float32\)"):
+    with pytest.raises(torchweft.DTypeError, match=match + rf".*{which}\.to\(torch.float32\)"):
         SamplesLoss(name)(weights["a"], x, weights["b"], x)
 
 
@@ -406,7 +410,7 @@ def test_values_are_looked_at_in_one_copy(monkeypatch):
 
 
 def test_multiscale_needs_few_dimensions():
-    with pytest.raises(weft.BackendError, match=r"x is \(5, 4\): multiscale needs.*online"):
+    with pytest.raises(torchweft.BackendError, match=r"x is \(5, 4\): multiscale needs.*online"):
         sinkhorn_divergence(
             *(torch.rand(5), torch.rand(5, 4), torch.rand(5), torch.rand(5, 4)),
             backend="multiscale",

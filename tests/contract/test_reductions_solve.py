@@ -9,11 +9,11 @@ gradients.
 import pytest
 import torch
 
-import weft
-from weft.reductions import Vi, Vj
-from weft.reductions.solve import ConvergenceError, KernelSolve, conjugate_gradient
-from weft.reductions.sparsity import BlockSparsity
-from weft.testing import assert_as_accurate, plain_error
+import torchweft
+from torchweft.reductions import Vi, Vj
+from torchweft.reductions.cluster.sparsity import BlockSparsity
+from torchweft.reductions.front.solve import ConvergenceError, KernelSolve, conjugate_gradient
+from torchweft.testing import assert_as_accurate, plain_error
 
 
 def gaussian(v, x, ridge):
@@ -291,32 +291,32 @@ ERRORS = {
     ),
     "not square": (
         lambda: conjugate_gradient(lambda v: v[:2], torch.ones(3)),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"operator gives \(2,\) but rhs is \(3,\)",
     ),
     "a rectangle": (
         lambda: Vi(torch.ones(3, 2)).sqdist(Vj(torch.ones(4, 2))).solve(torch.ones(4, 1)),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"operator gives \(3, 1\) but rhs is \(4, 1\): it must be square",
     ),
     "a negative residual": (
         lambda: conjugate_gradient(lambda v: v, torch.ones(3), eps=-1.0),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"eps is -1.0 and max_iter \d+: both must be 0 or more. Pass eps=1e-6",
     ),
     "no b": (
         lambda: KernelSolve(FORMULA, ALIASES, "b")(torch.ones(2, 3), torch.ones(2, 3)),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"called with 2 arguments: the unknown is number 2 .* Pass one tensor for each",
     ),
     "another name": (
         lambda: kernel_solve(*kernel_inputs(), unknown="c"),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"varinvalias is 'c' but the variables are x, y, b, g",
     ),
     "half precision": (
         lambda: conjugate_gradient(lambda v: v, torch.ones(3).half()),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"rhs is torch.float16: .*rhs.float",
     ),
 }
@@ -327,4 +327,4 @@ def test_errors(name):
     call, error, text = ERRORS[name]
     with pytest.raises(error, match=text):
         call()
-    assert issubclass(ConvergenceError, weft.WeftError)
+    assert issubclass(ConvergenceError, torchweft.WeftError)

@@ -10,9 +10,9 @@ signs; one cached half for both.
 import pytest
 import torch
 
-import weft
-from weft.reductions import cluster
-from weft.reductions.sparsity import BlockSparsity, blocks_of, check_ranges
+import torchweft
+from torchweft.reductions import cluster
+from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of, check_ranges
 
 
 def dense(ranges, rows, columns, axis=1):
@@ -149,9 +149,9 @@ def test_entries_of_a_batch():
     same(dense(stacked.t(), 21, 15), expected.T)
     stacked.check(5, 7)
     check_ranges(stacked, 5, 7)
-    with pytest.raises(weft.ShapeError, match="3 entries of 5 × 7 pairs but the data 4 × 7"):
+    with pytest.raises(torchweft.ShapeError, match="3 entries of 5 × 7 pairs but the data 4 × 7"):
         check_ranges(stacked, 4, 7)
-    with pytest.raises(weft.IndexRangeError):  # it would see the next entry
+    with pytest.raises(torchweft.IndexRangeError):  # it would see the next entry
         BlockSparsity.stack(masks, 5, 6)
 
 
@@ -201,85 +201,85 @@ def test_ranges_in_any_order_with_gaps_and_repeats():
 ERRORS = {
     "five": (
         lambda: check_ranges(ranges()[:5], 12, 30),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"ranges is 5 arrays: it must be six, \(ranges_i, slices_i, redranges_j.*from_matrix",
     ),
-    "none": (lambda: check_ranges(3, 12, 30), weft.ShapeError, r"ranges is <class 'int'>"),
+    "none": (lambda: check_ranges(3, 12, 30), torchweft.ShapeError, r"ranges is <class 'int'>"),
     "floats": (
         lambda: check_ranges(ranges(slices_i=[2.0, 3.0]), 12, 30),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"slices_i is torch.float32: ranges are tensors of integers",
     ),
     "lists": (
         lambda: check_ranges(V3, 12, 30),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"ranges_i is list: ranges are tensors",
     ),
     "flat": (
         lambda: check_ranges(ranges(redranges_j=[1, 4]), 12, 30),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"redranges_j is \(2,\): it must be \(number, 2\)",
     ),
     "slices too short": (
         lambda: check_ranges(ranges(slices_j=[1, 3]), 12, 30),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"slices_j is \(2,\) but ranges_j is \(3, 2\).*must be \(3,\)",
     ),
     "slices with a zero in front": (
         lambda: check_ranges(ranges(slices_i=[0, 2]), 12, 30),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"slices_i ends at 2 and falls 0 times, but redranges_j has 3 rows",
     ),
     "slices that fall": (
         lambda: check_ranges(ranges(slices_j=[1, 0, 3]), 12, 30),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"slices_j ends at 3 and falls 1 times",
     ),
     "rows outside": (
         lambda: check_ranges(ranges(), 11, 30),
-        weft.IndexRangeError,
+        torchweft.IndexRangeError,
         r"ranges_i\[1\] is \[7, 12\) but there are 11 points: 0 ≤ start ≤ end ≤ 11",
     ),
     "columns outside": (
         lambda: check_ranges(ranges(redranges_j=[[1, 4], [4, 9], [4, 31]]), 12, 30),
-        weft.IndexRangeError,
+        torchweft.IndexRangeError,
         r"redranges_j\[2\] is \[4, 31\) but there are 30 points",
     ),
     "negative": (
         lambda: check_ranges(ranges(ranges_i=[[-1, 5], [7, 12]]), 12, 30),
-        weft.IndexRangeError,
+        torchweft.IndexRangeError,
         r"ranges_i\[0\] is \[-1, 5\)",
     ),
     "backwards": (
         lambda: check_ranges(ranges(redranges_i=[[2, 5], [5, 2], [7, 12]]), 12, 30),
-        weft.IndexRangeError,
+        torchweft.IndexRangeError,
         r"redranges_i\[1\] is \[5, 2\)",
     ),
     "overlap": (
         lambda: check_ranges(ranges(ranges_i=[[7, 12], [2, 8]]), 12, 30),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"ranges_i holds the blocks \[2, 8\) and \[7, 12\), which overlap",
     ),
     "two masks": (
         lambda: BlockSparsity(ranges(redranges_i=[[2, 5], [2, 4], [7, 12]])).check(12, 30),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"two different masks, first at row 4, column 4",
     ),
     "labels in no order": (
         lambda: BlockSparsity.from_batch(torch.tensor([1, 0]), torch.tensor([0])),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"batch_x is not ascending.*sort_clusters",
     ),
     "more labels than keep has": (
         lambda: BlockSparsity.from_clusters(
             torch.tensor([0, 2]), torch.tensor([0]), torch.ones(2, 1)
         ),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"keep is \(2, 1\) but there are 3 ranges of i",
     ),
     "bounds of different batches": (
         lambda: BlockSparsity.from_ptr(torch.tensor([0, 2]), torch.tensor([0, 1, 2])),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"ptr_x is \(2,\) but ptr_y is \(3,\)",
     ),
 }

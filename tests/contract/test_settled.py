@@ -11,10 +11,10 @@ import pickle
 import pytest
 import torch
 
-from weft import o3
-from weft.core.settled import MOST, Settled, kinds
-from weft.errors import WeftError
-from weft.testing.contract import assert_same_bits
+from torchweft import o3
+from torchweft.core.operators.call_cache import MOST, Settled, kinds
+from torchweft.errors import WeftError
+from torchweft.testing.contract import assert_same_bits
 
 INSTRUCTIONS = [(0, 0, 0, "uvu", True), (1, 1, 0, "uvu", True), (0, 1, 1, "uvu", True)]
 ITEMS = ("2x0e+2x1o", "0e+1o", "2x0e+2x1o", INSTRUCTIONS)

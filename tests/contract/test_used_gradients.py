@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft import o3
+from torchweft import o3
 
 
 class Results(TorchDispatchMode):
-    """How many tensors weft's operators give."""
+    """How many tensors torchweft's operators give."""
 
     count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
-        if func.namespace == "weft":
+        if func.namespace == "torchweft":
             self.count += 1 if isinstance(found, torch.Tensor) else len(found)
         return found
 

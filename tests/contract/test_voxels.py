@@ -1,6 +1,6 @@
 """The contract of sparse convolution: every layer, every width of channels, groups, empty clouds.
 
-The cases are in weft.testing.cases.voxels.  float32 goes to second order, the other dtypes to
+The cases are in tests.cases.voxels.  float32 goes to second order, the other dtypes to
 first.  Interpreted, the smaller clouds meet one of the dtypes each.
 
 Seen red with: groups in the wrong order in the input's gradient, offsets of the inputs' table
@@ -11,9 +11,9 @@ offsets without a pair.
 import pytest
 import torch
 
+from tests.cases import voxels
 from tests.conftest import INTERPRETED
-from weft.testing.cases import voxels
-from weft.testing.contract import (
+from torchweft.testing.contract import (
     Setting,
     check_index_types,
     check_layouts,

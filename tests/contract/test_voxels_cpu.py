@@ -11,13 +11,14 @@ to row 0, an offset with one row missing taken for a full one, weights not flipp
 import pytest
 import torch
 
+from tests.cases.voxels import Cloud, Layer, random_cloud
 from tests.conftest import INTERPRETED
-from weft.testing import assert_within_bound
-from weft.testing.cases.voxels import Cloud, Layer, random_cloud
-from weft.testing.contract import assert_same_bits
-from weft.voxels import cpu, reference
-from weft.voxels.kernel_map import kernel_map
-from weft.voxels.operator import conv_op
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import assert_same_bits
+from torchweft.voxels import reference
+from torchweft.voxels.convolution import torch_path as cpu
+from torchweft.voxels.convolution.operator import conv_op
+from torchweft.voxels.maps.kernel_map import kernel_map
 
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)

@@ -11,8 +11,10 @@ import pytest
 
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import a_process
-from weft.core import fingerprint
-from weft.voxels import launch, map_launch, preparation
+from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.voxels.convolution import launch
+from torchweft.voxels.maps_gpu import launch as map_launch
+from torchweft.voxels.maps_gpu import tiles as preparation
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -20,10 +22,11 @@ if INTERPRETED:
 STEP = """
 import importlib
 import torch
-from weft.voxels import SparseTensor, sparse_conv
-for name in ("coordinates", "kernel_map", "packing"):
-    importlib.import_module(f"weft.voxels.{name}").kernels_serve = lambda device: True
-importlib.import_module("weft.voxels.ops")._serving = lambda backend, device: "triton"
+from torchweft.voxels import SparseTensor, sparse_conv
+for name in ("coordinates", "kernel_map", "keys"):
+    importlib.import_module(f"torchweft.voxels.maps.{name}").kernels_serve = lambda device: True
+functions = importlib.import_module("torchweft.voxels.convolution.functions")
+functions._serving = lambda backend, device: "triton"
 count = COUNT
 at = torch.arange(count)
 coords = torch.stack([at * 0, at // 4096, at // 64 % 64, at % 64], 1).int()
@@ -53,10 +56,10 @@ def driver(monkeypatch, tmp_path):
         recipe.cache_clear()
     for module in (launch, map_launch):
         monkeypatch.setattr(module, "_AHEAD", set())
-    for name in ("coordinates", "kernel_map", "packing"):
-        module = importlib.import_module(f"weft.voxels.{name}")
+    for name in ("coordinates", "kernel_map", "keys"):
+        module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", module.kernels_serve)
-    ops = importlib.import_module("weft.voxels.ops")
+    ops = importlib.import_module("torchweft.voxels.convolution.functions")
     monkeypatch.setattr(ops, "_serving", ops._serving)
     monkeypatch.setattr(fingerprint, "state", lambda module: None)  # others import modules too
     monkeypatch.setattr(fingerprint, "as_loaded", {})

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.cases import voxels
 from tests.conftest import INTERPRETED
-from weft.errors import ShapeError
-from weft.testing.cases import voxels
-from weft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
-from weft.voxels import SparseTensor, kernel_map, sparse_conv
+from torchweft.errors import ShapeError
+from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
+from torchweft.voxels import SparseTensor, kernel_map, sparse_conv
 
 if INTERPRETED:
     pytest.skip("the doors are checked without TRITON_INTERPRET", allow_module_level=True)

@@ -9,10 +9,10 @@ import torch
 
 from tests.clouds import DEVICE
 from tests.conftest import INTERPRETED
-from weft.errors import DTypeError, ShapeError
-from weft.testing import assert_as_accurate, plain_error
-from weft.voxels import SparseTensor, sparse_conv
-from weft.voxels.epilogue import ACTIVATIONS, Epilogue
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.testing import assert_as_accurate, plain_error
+from torchweft.voxels import SparseTensor, sparse_conv
+from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
 
 BACKEND = "triton" if INTERPRETED or DEVICE == "cuda" else "torch"
 NAMES = ("scale", "shift", "residual")

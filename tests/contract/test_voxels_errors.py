@@ -9,10 +9,10 @@ import re
 import pytest
 import torch
 
-import weft
+import torchweft
 from tests.conftest import INTERPRETED
-from weft.voxels import ops
-from weft.voxels.tensor import SparseTensor
+from torchweft.voxels.convolution import functions as ops
+from torchweft.voxels.maps.tensor import SparseTensor
 
 COORDS = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4], [1, 0, 0, 0]])
 FEATS = torch.zeros(3, 6)
@@ -31,128 +31,128 @@ def conv(weight=WEIGHT, kernel_size=3, feats=FEATS, coords=COORDS, **options):
 CASES = {
     "offsets": (
         lambda: conv(WEIGHT[:8]),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"weight is \(8, 6, 4\) but feats has C_in = 6, the kernel 27 offsets.*\(27, 6, C_out\)",
     ),
-    "channels": (lambda: conv(WEIGHT[:, :5]), weft.ShapeError, r"weight is \(27, 5, 4\)"),
+    "channels": (lambda: conv(WEIGHT[:, :5]), torchweft.ShapeError, r"weight is \(27, 5, 4\)"),
     "torch's weight": (
         lambda: conv(torch.zeros(4, 6, 3, 3, 3)),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"weight is \(4, 6, 3, 3, 3\).*permute",
     ),
-    "groups": (lambda: conv(groups=4), weft.ShapeError, r"groups is 4.*C_in = 6.*divide"),
+    "groups": (lambda: conv(groups=4), torchweft.ShapeError, r"groups is 4.*C_in = 6.*divide"),
     "groups of outputs": (
         lambda: conv(WEIGHT[:, :2], groups=3),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"C_out = 4 but groups is 3",
     ),
-    "no groups": (lambda: conv(groups=0), weft.ShapeError, r"groups is 0"),
+    "no groups": (lambda: conv(groups=0), torchweft.ShapeError, r"groups is 0"),
     "bias": (
         lambda: conv(bias=torch.zeros(6)),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"bias is \(6,\) but weight has C_out = 4",
     ),
     "no channels": (
         lambda: ops.sparse_conv(SparseTensor(FEATS[:, :0], COORDS), WEIGHT[:, :0], 3),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"feats has no channels: .* one or more",
     ),
     "precision": (
         lambda: conv(precision="bf16"),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"precision is 'bf16'.*ieee, tf32, tf32x3",
     ),
     "dtypes": (
         lambda: conv(WEIGHT.double()),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"weight is torch.float64 but feats is torch.float32",
     ),
     "an array": (
         lambda: conv(WEIGHT.numpy()),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"weight is a ndarray: it must be a torch.Tensor. Pass torch.as_tensor",
     ),
     "a list": (
         lambda: conv(bias=[0.0] * 4),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"bias is a list: it must be a torch.Tensor. Pass torch.as_tensor",
     ),
     "bias of another dtype": (
         lambda: conv(bias=torch.zeros(4).half()),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"bias is torch.float16 but feats is torch.float32",
     ),
     "devices": (
         lambda: conv(WEIGHT.to("meta")),
-        weft.DeviceError,
+        torchweft.DeviceError,
         r"weight is on meta but feats is on cpu",
     ),
-    "stride": (lambda: conv(stride=2), weft.ShapeError, r"stride is \(2, 2, 2\).*must be 1"),
+    "stride": (lambda: conv(stride=2), torchweft.ShapeError, r"stride is \(2, 2, 2\).*must be 1"),
     "stride 0": (
         lambda: conv(stride=0, submanifold=False),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"stride is \(0, 0, 0\): every number must be at least 1",
     ),
     "half a voxel": (
         lambda: conv(kernel_size=2.5),
-        weft.DTypeError,
+        torchweft.DTypeError,
         r"kernel_size holds 2.5: it must be an integer, or 3 of them",
     ),
     "transposed": (
         lambda: conv(transposed=True),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"transposed=True.*submanifold=False",
     ),
     "twice": (
         lambda: conv(coords=COORDS[[0, 0, 1]]),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"voxel \(0, 1, 2, 3\) stands in rows 0 and 1.*voxelize",
     ),
     "negative": (
         lambda: conv(coords=COORDS - torch.tensor([0, 0, 0, 1]), submanifold=False),
-        weft.IndexRangeError,
+        torchweft.IndexRangeError,
         r"axis 2 has the coordinate -1.*Shift",
     ),
     "negative batch": (
         lambda: conv(coords=COORDS - torch.tensor([1, 0, 0, 0])),
-        weft.IndexRangeError,
+        torchweft.IndexRangeError,
         r"batch column of coords has the value -1: .* count from 0\. Correct",
     ),
     "not a tensor": (
         lambda: ops.sparse_conv(FEATS, WEIGHT, 3),
-        weft.DTypeError,
-        r"tensor is a Tensor: it must be a weft.voxels.SparseTensor",
+        torchweft.DTypeError,
+        r"tensor is a Tensor: it must be a torchweft.voxels.SparseTensor",
     ),
     "axes": (
         lambda: ops.sparse_conv3d(SparseTensor(FEATS, COORDS[:, :3]), WEIGHT, 3),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"coordinates of 2 axes: it needs 3.*sparse_conv",
     ),
     "numba": (
         lambda: conv(backend="numba"),
-        weft.BackendError,
+        torchweft.BackendError,
         r"backend='numba'.*matrix products.*torch",
     ),
     "triton": (
         lambda: conv(backend="triton"),
-        weft.BackendError,
+        torchweft.BackendError,
         r"backend='triton' was asked for on cpu",
     ),
-    "unknown": (lambda: conv(backend="cuda"), weft.BackendError, r"no such backend"),
+    "unknown": (lambda: conv(backend="cuda"), torchweft.BackendError, r"no such backend"),
     "no key": (
         lambda: ops.sparse_inverse_conv(SparseTensor(FEATS, COORDS), WEIGHT, "down"),
-        weft.ShapeError,
+        torchweft.ShapeError,
         r"indice_key='down' names no map",
     ),
 }
 if INTERPRETED:  # its interpreter serves the CPU
     del CASES["triton"]
 BUILTINS = {
-    weft.ShapeError: ValueError,
-    weft.DTypeError: TypeError,
-    weft.DeviceError: RuntimeError,
-    weft.IndexRangeError: IndexError,
-    weft.BackendError: RuntimeError,
+    torchweft.ShapeError: ValueError,
+    torchweft.DTypeError: TypeError,
+    torchweft.DeviceError: RuntimeError,
+    torchweft.IndexRangeError: IndexError,
+    torchweft.BackendError: RuntimeError,
 }
 
 
@@ -169,14 +169,16 @@ def test_texts(name):
 def test_a_key_names_one_map():
     tensor = SparseTensor(FEATS, COORDS)
     ops.sparse_conv(tensor, WEIGHT, 3, indice_key="a")
-    with raises(weft.ShapeError, ValueError, r"indice_key='a' names the map.*another indice_key"):
+    with raises(
+        torchweft.ShapeError, ValueError, r"indice_key='a' names the map.*another indice_key"
+    ):
         ops.sparse_conv(tensor, WEIGHT, 3, dilation=2, indice_key="a")
 
 
 def test_an_inverse_layer_reads_what_its_layer_wrote():
     tensor = SparseTensor(FEATS, COORDS)
     ops.sparse_conv(tensor, WEIGHT, 3, submanifold=False, padding=1, indice_key="down")
-    with raises(weft.ShapeError, ValueError, r"'down' names a map onto .* voxels.*that level"):
+    with raises(torchweft.ShapeError, ValueError, r"'down' names a map onto .* voxels.*that level"):
         ops.sparse_inverse_conv(tensor, WEIGHT, "down")
 
 

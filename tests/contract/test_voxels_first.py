@@ -12,15 +12,19 @@ import importlib
 import pytest
 import torch
 
-import weft
+import torchweft
 from tests.conftest import INTERPRETED
 from tests.contract.announced import watch
-from weft.voxels import coordinates, kernel_map, launch, map_launch, preparation
-from weft.voxels.convolution import compile_before, convolution
-from weft.voxels.epilogue import PLAIN, Epilogue
-from weft.voxels.flags import Flags
-from weft.voxels.geometry import geometry
-from weft.voxels.operator import turned
+from torchweft.voxels import kernel_map
+from torchweft.voxels.convolution import launch
+from torchweft.voxels.convolution.convolution import compile_before, convolution
+from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
+from torchweft.voxels.convolution.operator import turned
+from torchweft.voxels.grid.geometry import geometry
+from torchweft.voxels.grid.host_flags import Flags
+from torchweft.voxels.maps import coordinates
+from torchweft.voxels.maps_gpu import launch as map_launch
+from torchweft.voxels.maps_gpu import tiles as preparation
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -89,7 +93,7 @@ def test_what_is_compiled_ahead_is_what_is_called(count, offsets, shuffled, chan
 @pytest.mark.parametrize("channels", [4, 64])
 def test_a_layer_is_compiled_before_its_map_is_made(shuffled, recorded, channels, seen):
     announced, compiled = seen
-    tensor = weft.voxels.SparseTensor(*cloud(20_000, channels, shuffled))
+    tensor = torchweft.voxels.SparseTensor(*cloud(20_000, channels, shuffled))
     weight = torch.zeros(27, channels, channels).half()
     x = tensor.feats.requires_grad_(recorded)
     rest = tensor.coordinates, geometry(3, 3, 1, 0, 1, mode="submanifold"), 1, "ieee"
@@ -110,7 +114,7 @@ def test_rows_wait_for_a_layer_unless_they_are_copied(dtype, at_once, seen, monk
     """Who gave rows of another type may write there again."""
     monkeypatch.setattr(coordinates, "kernels_serve", lambda device: True)
     feats, coords, *box = cloud(500, 4, False)
-    tensor = weft.voxels.SparseTensor(feats, coords.to(dtype), *box)
+    tensor = torchweft.voxels.SparseTensor(feats, coords.to(dtype), *box)
     assert [made[0].__name__ for made in seen[1]] == ["pack_kernel"] * at_once
     assert tensor.coordinates.rows.dtype == torch.int32
     assert len(seen[1]) == 1
@@ -124,12 +128,12 @@ def test_a_map_is_compiled_at_once(kernel, dtype, shuffled, count, seen, monkeyp
     """Keys, order, search and tiles; but rows that descend are known to when keys are there."""
     announced, compiled = seen
     for name in ("coordinates", "kernel_map"):
-        module = importlib.import_module(f"weft.voxels.{name}")
+        module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", lambda device: True)
     monkeypatch.setattr(coordinates, "_box", coordinates._box.__wrapped__)
     monkeypatch.setattr(Flags, "read", lambda flags: [False, shuffled, False, False])
     feats, coords, *box = cloud(count, 1, shuffled)
-    tensor = weft.voxels.SparseTensor(feats, coords.to(dtype), *box)
+    tensor = torchweft.voxels.SparseTensor(feats, coords.to(dtype), *box)
     kernel_map(tensor, kernel)
     missing = {made[0].__name__ for made in compiled if made not in announced}
     assert missing <= ({"pack_kernel"} if dtype == torch.int64 else set())

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from tests.cases.voxels import random_cloud
 from tests.conftest import INTERPRETED
-from weft.testing import assert_within_bound
-from weft.testing.cases.voxels import random_cloud
-from weft.testing.contract import assert_same_bits
-from weft.voxels import reference
-from weft.voxels.ops import sparse_conv
+from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import assert_same_bits
+from torchweft.voxels import reference
+from torchweft.voxels.convolution.functions import sparse_conv
 
 if INTERPRETED:
     pytest.skip("the grid is for the CPU's bodies and for GPUs", allow_module_level=True)

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from weft.core.backend import interpreted
-from weft.core.generated import written
+from torchweft.core.backend import interpreted
+from torchweft.core.printing.modules import written
 
 if not interpreted() and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 
-from weft.testing import assert_as_accurate, assert_within_bound, plain_error
-from weft.voxels import launch, preparation
-from weft.voxels.epilogue import ACTIVATIONS, Epilogue
+from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
+from torchweft.voxels.convolution import launch
+from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
+from torchweft.voxels.maps_gpu import tiles as preparation
 
 DEVICE = "cpu" if interpreted() else "cuda"
 DTYPES = {
@@ -272,7 +273,7 @@ def test_offsets_past_int32_are_the_same(monkeypatch):
 
     def wide(kernel, numbers, constants, tile, *key):
         module, function = kernel.split(".")
-        names = written(f"weft.voxels.{module}", function).arg_names
+        names = written(f"torchweft.voxels.{module}", function).arg_names
         names = names[len(names) - len(constants) - len(tile.blocks) :]
         named = dict(zip(names, constants, strict=False))
         if "WIDE" in named:

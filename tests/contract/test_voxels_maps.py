@@ -30,13 +30,13 @@ import pytest
 import torch
 from hypothesis import strategies
 
-from weft.core.backend import interpreted
-from weft.errors import IndexRangeError, ShapeError
-from weft.voxels import coordinates as coordinates_module
-from weft.voxels import map_launch
-from weft.voxels.coordinates import Coordinates
-from weft.voxels.geometry import Geometry, geometry
-from weft.voxels.kernel_map import KernelMap, Maps
+from torchweft.core.backend import interpreted
+from torchweft.errors import IndexRangeError, ShapeError
+from torchweft.voxels.grid.geometry import Geometry, geometry
+from torchweft.voxels.maps import coordinates as coordinates_module
+from torchweft.voxels.maps.coordinates import Coordinates
+from torchweft.voxels.maps.kernel_map import KernelMap, Maps
+from torchweft.voxels.maps_gpu import launch as map_launch
 
 KERNELS = interpreted()
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
@@ -61,8 +61,8 @@ def found_by(request, monkeypatch):
 
 
 def with_kernels(monkeypatch, serve: bool) -> None:
-    for name in ("coordinates", "kernel_map", "packing"):
-        module = importlib.import_module(f"weft.voxels.{name}")
+    for name in ("coordinates", "kernel_map", "keys"):
+        module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", lambda device: serve)
 
 
@@ -310,7 +310,7 @@ def test_rows_that_do_what_others_did_not_are_built_again(kernel, shuffled, monk
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_host_waits_when_all_is_queued(shuffled, found_by, monkeypatch):
     """A map and its tiles; the flags are read once, and before the map is handed out."""
-    from weft.core.launcher import Kernel
+    from torchweft.core.gpu.launcher import Kernel
 
     log, launch, read = [], Kernel.__call__, map_launch.Flags.read
     thought(not shuffled)
@@ -447,7 +447,7 @@ def test_columns_of_a_table_ascend_whatever_the_rows_do(layer):
 @pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
 @pytest.mark.parametrize("kernel", [3, 2, (1, 5, 5), (3, 1, 1), 1])
 def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by, monkeypatch):
-    from weft.voxels import preparation
+    from torchweft.voxels.maps_gpu import tiles as preparation
 
     left = []
     thought(False)
@@ -474,7 +474,7 @@ def test_what_is_prepared_names_every_pair_once(kernel, shuffled, mirrored, few,
 
     Of a mirrored table half of the pairs are listed; of many rows, with no room for more.
     """
-    from weft.voxels import preparation
+    from torchweft.voxels.maps_gpu import tiles as preparation
 
     monkeypatch.setattr(preparation, "FEW", few)
     device = "cpu" if KERNELS else "cuda"

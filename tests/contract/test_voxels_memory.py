@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from tests.live_bytes import LiveBytes
-from weft.core.backend import interpreted
+from torchweft.core.backend import interpreted
 
 if not interpreted() and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 
 from tests.contract.test_voxels_maps import with_kernels
-from weft.voxels import SparseTensor, kernel_map, launch, preparation
+from torchweft.voxels import SparseTensor, kernel_map
+from torchweft.voxels.convolution import launch
+from torchweft.voxels.maps_gpu import tiles as preparation
 
 DEVICE = "cpu" if interpreted() else "cuda"
 SIDE = 16

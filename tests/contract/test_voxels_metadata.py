@@ -8,10 +8,10 @@ import itertools
 import pytest
 import torch
 
-from weft.errors import DTypeError, IndexRangeError, ShapeError
-from weft.voxels.kernel_map import kernel_map
-from weft.voxels.metadata import build_masks, greedy_group
-from weft.voxels.tensor import SparseTensor
+from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.voxels.maps.kernel_map import kernel_map
+from torchweft.voxels.maps.minuet import build_masks, greedy_group
+from torchweft.voxels.maps.tensor import SparseTensor
 
 COORDS = [(1, 5, 0), (0, 0, 2), (0, 1, 1), (0, 0, 3)]
 PAIRS = {

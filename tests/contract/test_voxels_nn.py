@@ -20,12 +20,17 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from tests import clouds
 from tests.clouds import DEVICE, at, occupied, same
 from tests.conftest import INTERPRETED
-from weft.errors import DTypeError, ShapeError
-from weft.testing import assert_within_bound
-from weft.voxels import nn
-from weft.voxels.norm import SparseBatchNorm, SparseGroupNorm, SparseInstanceNorm, SparseLayerNorm
-from weft.voxels.pooling import GlobalPool, SparseAvgPool, SparseMaxPool, SparseUpsample
-from weft.voxels.tensor import SparseTensor
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.testing import assert_within_bound
+from torchweft.voxels.layers import convolution as nn
+from torchweft.voxels.layers.norm import (
+    SparseBatchNorm,
+    SparseGroupNorm,
+    SparseInstanceNorm,
+    SparseLayerNorm,
+)
+from torchweft.voxels.layers.pooling import GlobalPool, SparseAvgPool, SparseMaxPool, SparseUpsample
+from torchweft.voxels.maps.tensor import SparseTensor
 
 cloud = functools.partial(clouds.cloud, device=DEVICE)
 empty = functools.partial(clouds.empty, device=DEVICE)

@@ -14,15 +14,15 @@ from torch import distributed, nn
 
 from tests import clouds
 from tests.clouds import DEVICE, permuted, same
-from weft.errors import DTypeError, ShapeError
-from weft.testing import assert_as_accurate, plain_error
-from weft.voxels.norm import (
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.testing import assert_as_accurate, plain_error
+from torchweft.voxels.layers.norm import (
     SparseBatchNorm,
     SparseGroupNorm,
     SparseInstanceNorm,
     SparseLayerNorm,
 )
-from weft.voxels.tensor import SparseTensor
+from torchweft.voxels.maps.tensor import SparseTensor
 
 cloud = functools.partial(clouds.cloud, device=DEVICE)
 empty = functools.partial(clouds.empty, device=DEVICE)

@@ -13,11 +13,11 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from tests import clouds
 from tests.clouds import DEVICE, at, occupied, permuted, same
-from weft.errors import DTypeError, ShapeError
-from weft.testing import assert_within_bound
-from weft.voxels import pooling, segments
-from weft.voxels.nn import SparseSequential
-from weft.voxels.pooling import (
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.testing import assert_within_bound
+from torchweft.voxels.layers import pooling, segments
+from torchweft.voxels.layers.convolution import SparseSequential
+from torchweft.voxels.layers.pooling import (
     GlobalPool,
     SparseAvgPool,
     SparseMaxPool,
@@ -27,7 +27,7 @@ from weft.voxels.pooling import (
     sparse_max_pool,
     sparse_upsample,
 )
-from weft.voxels.tensor import SparseTensor
+from torchweft.voxels.maps.tensor import SparseTensor
 
 cloud = functools.partial(clouds.cloud, device=DEVICE)
 empty = functools.partial(clouds.empty, device=DEVICE)

@@ -9,9 +9,9 @@ comparison of.
 import pytest
 import torch
 
-from weft import voxels
-from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from weft.voxels import SparseTensor
+from torchweft import voxels
+from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from torchweft.voxels import SparseTensor
 
 
 def same(a, b):

@@ -13,12 +13,12 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from tests.clouds import at, cloud, occupied, permuted, same
-from weft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from weft.testing import assert_within_bound
-from weft.voxels import segments
-from weft.voxels.pooling import sparse_max_pool
-from weft.voxels.tensor import SparseTensor
-from weft.voxels.voxelize import devoxelize, voxelize
+from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from torchweft.testing import assert_within_bound
+from torchweft.voxels.layers import segments
+from torchweft.voxels.layers.pooling import sparse_max_pool
+from torchweft.voxels.layers.voxelize import devoxelize, voxelize
+from torchweft.voxels.maps.tensor import SparseTensor
 
 REDUCTIONS = ["mean", "sum", "max", "first"]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

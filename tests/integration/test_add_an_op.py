@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.core.op import Operator
-from weft.core.plan import Plan
-from weft.testing import doors
-from weft.testing.contract import Case, assert_contract
+from torchweft.core.operators.operator import Operator
+from torchweft.core.tables.plan import Plan
+from torchweft.testing import doors
+from torchweft.testing.contract import Case, assert_contract
 
 Sizes = list[int]
 

@@ -17,16 +17,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.bench import Candidate, Case, Workload, load_peers, load_suite, run, suite_names, tables
-from weft.bench.gate import exact_results, worst_ratio
-from weft.bench.phases import PHASES, cost
-from weft.bench.record import Row, append, read
-from weft.bench.roofline import GPUS, floor_ms
-from weft.bench.timer import interleave, peak_mb
-from weft.demo.potential import Settings
-from weft.errors import WeftError
-from weft.testing.contract import assert_same_bits
-from weft.testing.o3_workloads import ring_graph
+from benchmarks.harness import (
+    Candidate,
+    Case,
+    Workload,
+    load_peers,
+    load_suite,
+    run,
+    suite_names,
+    tables,
+)
+from benchmarks.harness.gate import exact_results, worst_ratio
+from benchmarks.harness.phases import PHASES, cost
+from benchmarks.harness.record import Row, append, read
+from benchmarks.harness.roofline import GPUS, floor_ms
+from benchmarks.harness.timer import interleave, peak_mb
+from tests.cases.o3_workloads import ring_graph
+from torchweft.demo.models.potential import Settings
+from torchweft.errors import WeftError
+from torchweft.testing.contract import assert_same_bits
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -78,14 +87,14 @@ def measured(peers=(), case=DOT):
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    monkeypatch.setattr("weft.bench.runner.BUDGET_S", 0.001)
+    monkeypatch.setattr("benchmarks.harness.runner.BUDGET_S", 0.001)
 
 
 def test_right_candidates_are_timed_in_every_phase():
     rows, said = measured([Peer()])
     assert not said
     assert [(row.phase, row.peer) for row in rows] == [
-        (phase, peer) for phase in PHASES for peer in ("weft", "peer")
+        (phase, peer) for phase in PHASES for peer in ("torchweft", "peer")
     ]
     for row in rows:
         assert row.bound_ratio <= 1
@@ -112,7 +121,7 @@ def test_our_own_wrong_element_has_no_time():
     rows, said = measured(case=DOT._replace(build=wrong))
     assert [row.ms_p50 for row in rows] == [None] * len(PHASES)
     assert all(row.bound_ratio > 1 for row in rows)
-    assert "dot forward weft torch: red" in said[0]
+    assert "dot forward torchweft torch: red" in said[0]
 
 
 def test_our_own_failure_is_red_and_a_peers_leaves_it_out():
@@ -126,9 +135,11 @@ def test_our_own_failure_is_red_and_a_peers_leaves_it_out():
 
     case = DOT._replace(build=fails, phases=("recorded",))
     rows, said = measured([Peer()], case)
-    assert [(row.peer, row.bound_ratio, row.ms_p50) for row in rows] == [("weft", math.inf, None)]
+    assert [(row.peer, row.bound_ratio, row.ms_p50) for row in rows] == [
+        ("torchweft", math.inf, None)
+    ]
     assert [line.split("recorded ")[1] for line in said] == [
-        "weft torch: red: no gradient",
+        "torchweft torch: red: no gradient",
         "peer torch: left out: no gradient",
     ]
 
@@ -145,13 +156,13 @@ def test_a_peer_without_room_for_the_full_size_is_left_out():
             raise torch.OutOfMemoryError("no room\nmore")
 
     rows, said = measured([Dense()], DOT._replace(check_batch=16, phases=("forward",)))
-    assert [(row.peer, row.ms_p50 > 0) for row in rows] == [("weft", True)]
+    assert [(row.peer, row.ms_p50 > 0) for row in rows] == [("torchweft", True)]
     assert said == ["dot forward peer torch: left out: no room"]
 
 
 def test_a_missing_peer_is_left_out_with_its_reason():
     rows, said = measured([Peer("gone", reason="not installed: pip install gone")])
-    assert {row.peer for row in rows} == {"weft"}
+    assert {row.peer for row in rows} == {"torchweft"}
     assert said == ["gone: left out: not installed: pip install gone"]
 
 
@@ -163,7 +174,7 @@ def test_a_large_case_is_checked_on_fewer_rows_and_says_so():
 
 def test_the_oracle_of_ones_counts_terms():
     workload = dot_workload(CPU, None)
-    candidate = Candidate("weft", "torch", workload.function, workload.inputs, workload.oracle)
+    candidate = Candidate("torchweft", "torch", workload.function, workload.inputs, workload.oracle)
     exact = exact_results("forward", candidate, workload.scale)
     assert set(exact.counts[0].tolist()) == {8.0}
     assert worst_ratio("forward", candidate, exact) <= 1
@@ -330,21 +341,23 @@ def test_readme_table_stands_between_its_markers(tmp_path, monkeypatch):
 def test_pages_of_this_repository_are_those_of_its_rows():
     results, readme = ROOT / "benchmarks" / "results", (ROOT / "README.md").read_text("utf-8")
     page = (ROOT / "docs" / "performance.md").read_text("utf-8")
-    assert page == tables.performance_page(results), "run python -m weft.bench.tables"
+    assert page == tables.performance_page(results), "run python -m benchmarks.harness.tables"
     assert tables.BEGIN in readme
-    assert readme == tables.readme_with_table(readme, results), "run python -m weft.bench.tables"
+    assert readme == tables.readme_with_table(readme, results), (
+        "run python -m benchmarks.harness.tables"
+    )
 
 
 def test_our_rows_in_this_repository_have_no_time_without_a_green_check():
     for path in (ROOT / "benchmarks" / "results").glob("*/*.jsonl"):
         row: Row
         for row in read(path):
-            assert row.bound_ratio <= 1 or row.ms_p50 is None or row.peer != "weft", row
+            assert row.bound_ratio <= 1 or row.ms_p50 is None or row.peer != "torchweft", row
 
 
 def test_every_candidate_computes_every_workload(monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("weft.bench.runner._measure", lambda *_: {})
+    monkeypatch.setattr("benchmarks.harness.runner._measure", lambda *_: {})
     peers = [peer for peer in load_peers() if peer.NAME != "torch.compile"]
     named = [
         case._replace(build=lambda device, _, build=case.build: build(device, 6), check_batch=None)
@@ -352,7 +365,7 @@ def test_every_candidate_computes_every_workload(monkeypatch):
     ]
     small = [*named, *load_suite("sizes", "32KB").cases]
     for case, rows in zip(small, run("toy", small, peers, CPU, print), strict=True):
-        assert {"weft", "torch eager"} <= {row.peer for row in rows}, case.name
+        assert {"torchweft", "torch eager"} <= {row.peer for row in rows}, case.name
         for row in rows:
             assert row.bound_ratio <= 1, row
 
@@ -396,7 +409,7 @@ def test_peers_refuse_what_they_do_not_compute(monkeypatch, suite, name):
 def test_cells_find_the_nearest(monkeypatch):
     """Seen red with neighbours of the next point."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("weft.bench.runner._measure", lambda *_: {})
+    monkeypatch.setattr("benchmarks.harness.runner._measure", lambda *_: {})
     (case,) = load_suite("reductions", "by_cells").cases
     small = case._replace(build=lambda device, _: case.build(device, 500), check_batch=None)
     (rows,) = run("toy", [small], (), CPU, print)
@@ -446,7 +459,7 @@ def test_a_training_step_takes_other_layers(monkeypatch):
     peers = [OtherConvolution("right", 0.0), OtherConvolution("wrong", 1e-5)]
     (rows,) = run("toy", [case], peers, CPU, print)
     assert [(row.peer, row.bound_ratio <= 1) for row in rows] == [
-        ("weft", True),
+        ("torchweft", True),
         ("right", True),
         ("wrong", False),
     ]
@@ -485,7 +498,7 @@ def test_openequivariance_says_what_it_lacks(monkeypatch, case, reason):
 
 
 def test_suites_and_peers_load_without_ase():
-    lines = ["import sys", "sys.modules['ase'] = None", "from weft.bench import suites"]
+    lines = ["import sys", "sys.modules['ase'] = None", "from benchmarks.harness import suites"]
     lines += ["[suites.load_suite(name) for name in suites.suite_names()]", "suites.load_peers()"]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)
 

@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from weft import cli
-from weft.errors import ShapeError
+from benchmarks import __main__ as benchmarks
+from tests import check
+from tests.cases import receipt
+from torchweft import cli
+from torchweft.errors import ShapeError
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +31,7 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-def weft(
+def torchweft(
     *arguments, tmp_path, without=(), error="ModuleNotFoundError(f'No module named {name!r}')"
 ):
     """Run the command where some packages are missing (or broken in another way)."""
@@ -41,7 +43,7 @@ def weft(
         "OMP_NUM_THREADS": "1",
     }
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "weft", *arguments]
+    command = [sys.executable, "-m", "torchweft", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )
@@ -54,19 +56,19 @@ def states(answer):
 
 
 def test_doctor_on_a_healthy_machine_without_gpu(tmp_path):
-    answer = weft("doctor", tmp_path=tmp_path)
+    answer = torchweft("doctor", tmp_path=tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     found = states(answer)
-    assert found["weft"] == found["torch"] == "ok"
+    assert found["torchweft"] == found["torch"] == "ok"
     assert found["gpu"] == "missing"
     assert found["torch path"] == "ok"
     assert found["triton path"] == "missing"
     assert "triton serves GPU tensors, these are on cpu\n" in answer.stdout
-    assert answer.stdout.endswith("weft is ready\n")
+    assert answer.stdout.endswith("torchweft is ready\n")
 
 
 def test_doctor_without_triton_and_numba_says_how_to_get_them(tmp_path):
-    answer = weft("doctor", tmp_path=tmp_path, without=["triton", "numba"])
+    answer = torchweft("doctor", tmp_path=tmp_path, without=["triton", "numba"])
     assert answer.returncode == 0, answer.stdout + answer.stderr
     found = states(answer)
     assert found["triton"] == found["numba"] == "missing"
@@ -74,7 +76,7 @@ def test_doctor_without_triton_and_numba_says_how_to_get_them(tmp_path):
     assert found["numba path"] != "ok"
     assert found["torch path"] == "ok"
     assert 'pip install "triton>=3.6"' in answer.stdout
-    assert 'pip install "weft[cpu]"' in answer.stdout
+    assert 'pip install "torchweft[cpu]"' in answer.stdout
 
 
 @pytest.mark.parametrize(
@@ -85,11 +87,11 @@ def test_doctor_without_triton_and_numba_says_how_to_get_them(tmp_path):
     ],
 )
 def test_doctor_without_torch_still_reports(tmp_path, error, state):
-    answer = weft("doctor", tmp_path=tmp_path, without=["torch"], error=error)
+    answer = torchweft("doctor", tmp_path=tmp_path, without=["torch"], error=error)
     assert answer.returncode == 1
     assert states(answer)["torch"] == state
     assert 'pip install "torch>=2.11"' in answer.stdout
-    assert answer.stdout.rstrip().endswith("weft cannot be used here: see torch, torch path")
+    assert answer.stdout.rstrip().endswith("torchweft cannot be used here: see torch, torch path")
     assert "Traceback" not in answer.stdout + answer.stderr
 
 
@@ -97,33 +99,40 @@ def test_errors_are_one_line(capsys, monkeypatch):
     def fail(options, rest):
         raise ShapeError("x is 1: it must be 2. Pass 2.")
 
-    monkeypatch.setattr(cli, "_tune", fail)
-    assert cli.main(["tune"]) == 1
-    assert capsys.readouterr().err == "weft tune: x is 1: it must be 2. Pass 2.\n"
+    monkeypatch.setattr(cli, "_doctor", fail)
+    assert cli.main(["doctor"]) == 1
+    assert capsys.readouterr().err == "torchweft doctor: x is 1: it must be 2. Pass 2.\n"
 
 
 def test_without_torch_other_commands_point_to_the_doctor(tmp_path):
-    answer = weft("bench", tmp_path=tmp_path, without=["torch"])
+    answer = torchweft("inspect", "cloud.npy", tmp_path=tmp_path, without=["torch"])
     assert answer.returncode == 1
-    assert answer.stderr.startswith("weft bench: No module named 'torch'")
-    assert "run `weft doctor`" in answer.stderr
+    assert answer.stderr.startswith("torchweft inspect: No module named 'torch'")
+    assert "run `torchweft doctor`" in answer.stderr
 
 
 def test_without_a_command_it_lists_them(capsys):
     assert cli.main([]) == 2
     listed = capsys.readouterr().err
-    for command in ("doctor", "demo", "inspect", "bench", "check", "tune"):
+    for command in ("doctor", "demo", "inspect"):
         assert f"\n    {command} " in listed
 
 
-@pytest.mark.parametrize("command", [["demo"], ["bench"], ["check", "products"]])
+@pytest.mark.parametrize(
+    ("name", "main"),
+    [
+        ("torchweft demo", lambda *options: cli.main(["demo", *options])),
+        ("benchmarks", lambda *options: benchmarks.main(options)),
+        ("check", lambda *options: check.main(["products", *options])),
+    ],
+)
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
-def test_a_device_that_is_not_here_is_refused(command, device, capsys):
+def test_a_device_that_is_not_here_is_refused(name, main, device, capsys):
     """Seen red with: torch.device of whatever is given, whose error is a traceback."""
-    assert cli.main([*command, "--device", device]) == 1
+    assert main("--device", device) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"weft {command[0]}: --device is {device}: it must be one that torch")
-    assert said.endswith("Pass one of these; `weft doctor` says what this machine has.\n")
+    assert said.startswith(f"{name}: --device is {device}: it must be one that torch")
+    assert said.endswith("Pass one of these; `torchweft doctor` says what this machine has.\n")
 
 
 def test_unknown_arguments_are_refused(capsys):
@@ -134,33 +143,23 @@ def test_unknown_arguments_are_refused(capsys):
 
 def test_demo_takes_its_own_arguments(monkeypatch):
     taken = []
-    monkeypatch.setattr("weft.demo.main", taken.append)
+    monkeypatch.setattr("torchweft.demo.main", taken.append)
     assert cli.main(["demo", "--points", "cloud.npy"]) == 0
     assert taken == [["--points", "cloud.npy"]]
 
 
-def test_bench_writes_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("weft.bench.runner.BUDGET_S", 0.001)
-    monkeypatch.setattr("weft.bench.load_peers", list)
-    arguments = ["bench", "sizes", "--case", "inner 1KB", "--device", "cpu"]
-    assert cli.main([*arguments, "--out", str(tmp_path)]) == 0
+def test_benchmarks_write_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.harness.runner.BUDGET_S", 0.001)
+    arguments = ["sizes", "--case", "inner 1KB", "--device", "cpu", "--no-peers"]
+    assert benchmarks.main([*arguments, "--out", str(tmp_path)]) == 0
     lines = (tmp_path / "cpu" / "products.jsonl").read_text().splitlines()
     assert [json.loads(line)["phase"] for line in lines] == ["forward", "forward+backward"]
     assert capsys.readouterr().out.count("inner 1KB") == 2
 
 
 def test_check_leaves_a_receipt(tmp_path, monkeypatch):
-    from weft.testing import receipt
-
     made = receipt.Receipt({}, checks=1, failures=["one"])
     monkeypatch.setattr(receipt, "check_all", lambda device, machine, family: made)
     for words, name in (([], "receipt.json"), (["o3"], "receipt_o3.json")):
-        assert cli.main(["check", *words, "--device", "cpu", "--out", str(tmp_path)]) == 1
+        assert check.main([*words, "--device", "cpu", "--out", str(tmp_path)]) == 1
         assert json.loads((tmp_path / "cpu" / name).read_text())["failures"] == ["one"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_tune_needs_a_gpu(capsys):
-    assert cli.main(["tune"]) == 1
-    assert "tuning was asked for without a GPU" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Checkpoints of other projects in weft's modules: their own numbers come out.
+"""Checkpoints of other projects in torchweft's modules: their own numbers come out.
 
 The expected numbers were printed by the originals, in float64 and with the same parameters.
 Seen red with: the fully connected weight not transposed, the maps of GATr not rescaled, the order
@@ -10,19 +10,24 @@ import functools
 import pytest
 import torch
 
-from weft.clifford import (
+from torchweft.clifford import (
     Algebra,
     fully_connected_geometric_product,
     geometric_product,
 )
-from weft.clifford.cegnn import EGCL, message_plan
-from weft.clifford.checkpoints import from_cegnn, from_cliffordlayers, from_gatr, from_lgatr
-from weft.clifford.convolution import CliffordConv2d
-from weft.clifford.equilinear import EquiLinear, MixedLinear
-from weft.clifford.gatr import GATr, equivariant_join
-from weft.clifford.lgatr import LGATr
-from weft.clifford.nn import CliffordLayer, MultivectorLinear
-from weft.errors import ShapeError
+from torchweft.clifford.layers.basic import CliffordLayer, MultivectorLinear
+from torchweft.clifford.layers.cegnn import EGCL, message_plan
+from torchweft.clifford.layers.checkpoints import (
+    from_cegnn,
+    from_cliffordlayers,
+    from_gatr,
+    from_lgatr,
+)
+from torchweft.clifford.layers.convolution import CliffordConv2d
+from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
+from torchweft.clifford.layers.gatr import GATr, equivariant_join
+from torchweft.clifford.layers.lgatr import LGATr
+from torchweft.errors import ShapeError
 
 X = torch.arange(1.0, 17, dtype=torch.float64)
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 SECONDS = 300
 
 REDUCTION = """
-    from weft.reductions import Genred
+    from torchweft.reductions import Genred
     f = Genred("Exp(-SqDist(x, y)) * b", ["x = Vi(3)", "y = Vj(3)", "b = Vj(2)"], axis=1)
     x, y, b = (torch.rand(3000, d, device="cuda", requires_grad=True) for d in (3, 3, 2))
     z = f(x, y, b)
@@ -21,7 +21,7 @@ REDUCTION = """
     results = [z, x.grad, y.grad, b.grad]
 """
 PRODUCT = """
-    from weft import o3
+    from torchweft import o3
     paths = [(0, 0, 0, "uvu", True), (1, 1, 0, "uvu", True), (0, 1, 1, "uvu", True)]
     conv = o3.TensorProductConv("16x0e+16x1o", "0e+1o", "16x0e+16x1o", paths).cuda()
     graph = o3.Graph(*torch.randint(0, 50, (2, 700), device="cuda"), 50)
@@ -33,7 +33,7 @@ PRODUCT = """
     results = [z, x.grad, y.grad, w.grad]
 """
 CONVOLUTION = """
-    from weft import voxels
+    from torchweft import voxels
     coords = torch.unique(torch.randint(0, 20, (3000, 3), device="cuda"), dim=0)
     coords = torch.cat([coords.new_zeros(len(coords), 1), coords], 1)
     x = torch.randn(len(coords), 32, device="cuda", requires_grad=True)
@@ -53,7 +53,7 @@ def process(program, asked, tmp_path):
         whole = torch.cat([r.detach().reshape(-1).cpu() for r in results])
         print(hashlib.sha256(whole.numpy().tobytes()).hexdigest())
     """)
-    places = {name: str(tmp_path / name) for name in ("TRITON_CACHE_DIR", "WEFT_CACHE_DIR")}
+    places = {name: str(tmp_path / name) for name in ("TRITON_CACHE_DIR", "TORCHWEFT_CACHE_DIR")}
     done = subprocess.run(
         [sys.executable, "-c", text],
         env=os.environ | places,
@@ -70,6 +70,6 @@ def process(program, asked, tmp_path):
 def test_the_second_process_asks_triton_for_nothing(program, tmp_path):
     first = process(program, True, tmp_path)
     assert process(program, False, tmp_path) == first
-    for path in (tmp_path / "WEFT_CACHE_DIR" / "machine").iterdir():
+    for path in (tmp_path / "TORCHWEFT_CACHE_DIR" / "machine").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     assert process(program, True, tmp_path) == first

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.cases.products import OPS
 from tests.conftest import INTERPRETED
-from weft import products
-from weft.testing.cases.products import OPS
+from torchweft import products
 
 if INTERPRETED:
     pytest.skip("torch.compile is checked without TRITON_INTERPRET", allow_module_level=True)

@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft import demo
-from weft.demo import forecasting, landforms, matching, pictures, segmenter, training
-from weft.demo.chapters import CHAPTERS
-from weft.demo.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
-from weft.demo.forecaster import Forecaster
-from weft.demo.measure import op_errors
-from weft.demo.neighbours import nearest, split
-from weft.demo.readers import read_points
-from weft.demo.surface import Surface, load
-from weft.voxels import sparse_conv
+import torchweft
+from torchweft import demo
+from torchweft.demo.chapters import CHAPTERS
+from torchweft.demo.data import landforms
+from torchweft.demo.data.neighbours import nearest, split
+from torchweft.demo.data.readers import read_points
+from torchweft.demo.data.surface import Surface, load
+from torchweft.demo.measure import op_errors
+from torchweft.demo.models import forecasting, matching, segmenter, training
+from torchweft.demo.models.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
+from torchweft.demo.models.forecaster import Forecaster
+from torchweft.demo.page import pictures
+from torchweft.voxels import sparse_conv
 
 POINTS = np.array([[0.5, -1.0, 2.0], [3.25, 4.0, -5.5], [6.0, 7.0, 8.125]])
 PLY = "ply\nformat {} 1.0\ncomment made up\nelement vertex 3\nproperty float x\nproperty float y\n"
@@ -79,38 +81,78 @@ def test_reads_numpy_and_drops_what_is_not_finite(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "error", "text"),
     [
-        ("a.las", b"", weft.DTypeError, r"ends in '\.las': weft reads .*\. Save the points"),
-        ("a.pcd", PCD.format("binary_compressed").encode(), weft.DTypeError, "DATA binary_compr"),
-        ("a.ply", b"ply\nformat ascii 1.0\n", weft.DTypeError, "no line end_header"),
-        ("a.ply", PLY.format("ascii").replace("vertex", "edge").encode(), weft.DTypeError, "edge"),
+        (
+            "a.las",
+            b"",
+            torchweft.DTypeError,
+            r"ends in '\.las': torchweft reads .*\. Save the points",
+        ),
+        (
+            "a.pcd",
+            PCD.format("binary_compressed").encode(),
+            torchweft.DTypeError,
+            "DATA binary_compr",
+        ),
+        ("a.ply", b"ply\nformat ascii 1.0\n", torchweft.DTypeError, "no line end_header"),
+        (
+            "a.ply",
+            PLY.format("ascii").replace("vertex", "edge").encode(),
+            torchweft.DTypeError,
+            "edge",
+        ),
         (
             "a.ply",
             PLY.format("ascii").replace("double z", "int w").encode(),
-            weft.ShapeError,
+            torchweft.ShapeError,
             r"has points of x y red w: x, y and z are needed\. Save the points",
         ),
-        ("a.ply", FILES["little.ply"][:-1], weft.DTypeError, r"read as \.ply .* Save the points"),
-        ("a.ply", FILES["little.ply"][:-17], weft.ShapeError, "ends after 2 points of 3: .* Copy"),
+        (
+            "a.ply",
+            FILES["little.ply"][:-1],
+            torchweft.DTypeError,
+            r"read as \.ply .* Save the points",
+        ),
+        (
+            "a.ply",
+            FILES["little.ply"][:-17],
+            torchweft.ShapeError,
+            "ends after 2 points of 3: .* Copy",
+        ),
         (
             "a.pcd",
             FILES["ascii.pcd"].rpartition(b"\n")[0],
-            weft.ShapeError,
+            torchweft.ShapeError,
             "ends after 2 points of 3: .* Copy",
         ),
-        ("a.npy", b"hello", weft.DTypeError, r"read as \.npy .* a whole file .* Save the points"),
-        ("a.npz", b"PK", weft.DTypeError, r"read as \.npz .* a whole file .* Save the points"),
-        ("a.npy", b"", weft.DTypeError, r"read as \.npy \(No data left in file\): a whole"),
-        ("a.bin", FILES["a.bin"][:-1], weft.DTypeError, r"47 bytes .* KITTI's.* Save the points"),
-        ("a.bin", np.ones((4, 5), "<f4").cumsum(0).tobytes(), weft.DTypeError, "80 bytes .* KITTI"),
+        (
+            "a.npy",
+            b"hello",
+            torchweft.DTypeError,
+            r"read as \.npy .* a whole file .* Save the points",
+        ),
+        ("a.npz", b"PK", torchweft.DTypeError, r"read as \.npz .* a whole file .* Save the points"),
+        ("a.npy", b"", torchweft.DTypeError, r"read as \.npy \(No data left in file\): a whole"),
+        (
+            "a.bin",
+            FILES["a.bin"][:-1],
+            torchweft.DTypeError,
+            r"47 bytes .* KITTI's.* Save the points",
+        ),
+        (
+            "a.bin",
+            np.ones((4, 5), "<f4").cumsum(0).tobytes(),
+            torchweft.DTypeError,
+            "80 bytes .* KITTI",
+        ),
         # bits of which voxels are there, as SemanticKITTI keeps them
-        ("a.bin", bytes([1, 0, 0, 0] * 8), weft.DTypeError, "32 bytes .* KITTI"),
+        ("a.bin", bytes([1, 0, 0, 0] * 8), torchweft.DTypeError, "32 bytes .* KITTI"),
         (
             "a.xyz",
             b"x y z\n1 2\n",
-            weft.ShapeError,
+            torchweft.ShapeError,
             "no line that begins with three numbers: .* Wr",
         ),
-        ("a.xyz", b"", weft.ShapeError, "no line that begins with three numbers"),
+        ("a.xyz", b"", torchweft.ShapeError, "no line that begins with three numbers"),
     ],
 )
 def test_teaches_what_it_reads(tmp_path, name, content, error, text):
@@ -129,16 +171,18 @@ def test_the_folder_of_the_page_is_made_before_the_work(tmp_path):
 
 def test_refuses_numbers_that_are_no_coordinates(tmp_path):
     np.save(tmp_path / "a.npy", POINTS.astype(complex))
-    with pytest.raises(weft.DTypeError, match=r"complex128: coordinates are real .* float32\."):
+    with pytest.raises(
+        torchweft.DTypeError, match=r"complex128: coordinates are real .* float32\."
+    ):
         read_points(tmp_path / "a.npy")
 
 
 def test_refuses_a_flat_array_and_a_small_cloud(tmp_path):
     np.save(tmp_path / "flat.npy", np.zeros((9, 2)))
-    with pytest.raises(weft.ShapeError, match=r"shape \(9, 2\): points are rows of x, y, z"):
+    with pytest.raises(torchweft.ShapeError, match=r"shape \(9, 2\): points are rows of x, y, z"):
         read_points(tmp_path / "flat.npy")
     np.save(tmp_path / "small.npy", np.random.default_rng(0).normal(size=(50, 3)))
-    with pytest.raises(weft.ShapeError, match="50 points: the demo needs 1024 or more"):
+    with pytest.raises(torchweft.ShapeError, match="50 points: the demo needs 1024 or more"):
         load(tmp_path / "small.npy", seed=0)
 
 
@@ -350,9 +394,9 @@ def test_leaves_a_page_that_needs_nothing_else(cloud_file, tmp_path, monkeypatch
     assert not reader.outside
     assert "url(" not in text
     words = ("learned filter", "plain torch", "error / bound", "3,000 points", "torch 2.")
-    words = (*words, "weft.o3", "each shaken in 2 ways", "forces when turned")
-    words = (*words, "weft.voxels", "mean overlap", "bent", "submanifold, 3³", "other kinds")
-    for part in (*words, "weft.clifford", "straight on", "when turned", "30 systems"):
+    words = (*words, "torchweft.o3", "each shaken in 2 ways", "forces when turned")
+    words = (*words, "torchweft.voxels", "mean overlap", "bent", "submanifold, 3³", "other kinds")
+    for part in (*words, "torchweft.clifford", "straight on", "when turned", "30 systems"):
         assert part in text
     said = capsys.readouterr()
     lines = said.err.splitlines()
@@ -368,7 +412,7 @@ def test_says_what_to_install(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
     )
-    with pytest.raises(weft.BackendError, match=r'pip install "weft\[demo\]"'):
+    with pytest.raises(torchweft.BackendError, match=r'pip install "torchweft\[demo\]"'):
         demo.main([])
 
 

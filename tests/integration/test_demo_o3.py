@@ -13,19 +13,20 @@ import pytest
 import torch
 from ase.build import molecule
 
-import weft
-from weft.demo import matching, molecules
-from weft.demo.chapters import o3
-from weft.demo.matching import errors, fit, new_potential, step_of, turned
-from weft.demo.options import Options
-from weft.demo.potential import (
+import torchweft
+from torchweft.demo.chapters import o3
+from torchweft.demo.data import molecules
+from torchweft.demo.models import matching
+from torchweft.demo.models.matching import errors, fit, new_potential, step_of, turned
+from torchweft.demo.models.potential import (
     PlainPotential,
     Potential,
     Settings,
     energies_and_forces,
     like,
 )
-from weft.testing import assert_as_accurate
+from torchweft.demo.options import Options
+from torchweft.testing import assert_as_accurate
 
 SMALL = Settings(channels=4, lmax=2, layers=2, radial=8, basis=8)
 CPU = torch.device("cpu")
@@ -174,5 +175,5 @@ def test_the_chapter_is_written(data, monkeypatch):
 def test_energies_that_are_not_there_are_named(monkeypatch):
     monkeypatch.setattr(molecules.importlib.util, "find_spec", lambda name: None)
     assert molecules.best_labels() == "EMT"
-    with pytest.raises(weft.BackendError, match=r"tblite is not installed.*pip install"):
+    with pytest.raises(torchweft.BackendError, match=r"tblite is not installed.*pip install"):
         molecules.labelled([molecule("CH4")], "GFN2-xTB")

@@ -7,11 +7,11 @@ plain weights of half the exponent.
 import pytest
 import torch
 
-from weft.demo.chapters import reductions
-from weft.demo.levelling import Levelling, carried, heaps, levelling
-from weft.demo.surface import load
-from weft.reductions import LazyTensor
-from weft.testing import assert_as_accurate, assert_within_bound, plain_error
+from torchweft.demo.chapters import reductions
+from torchweft.demo.data.surface import load
+from torchweft.demo.models.levelling import Levelling, carried, heaps, levelling
+from torchweft.reductions import LazyTensor
+from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from weft import clifford, o3, products, reductions, testing, voxels
+from torchweft import clifford, o3, products, reductions, testing, voxels
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "api"
@@ -44,10 +44,10 @@ def test_public_names_are_documented(space):
 
 
 def test_the_house_names_every_file_of_its_own():
-    """Those of src/weft and of core; families have a page each."""
+    """Those of src/torchweft and of core; families have a page each."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    house = design.partition("src/weft/\n")[2].partition("\ntests/")[0]
-    package = ROOT / "src" / "weft"
+    house = design.partition("src/torchweft/\n")[2].partition("\ntests/")[0]
+    package = ROOT / "src" / "torchweft"
     for indent, folder, aside in ((2, package, "__main__"), (4, package / "core", "__init__")):
         named = re.findall(rf"^ {{{indent}}}(\w+)(?:\.py|/) ", house, re.MULTILINE)
         there = {path.stem for path in folder.glob("*.py")}
@@ -58,7 +58,7 @@ def test_the_house_names_every_file_of_its_own():
 def test_environment_variables_are_in_the_docs():
     """Those that the sources and the benchmarks read."""
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    read = re.compile(r"environ[\w.]*[\[(]\"(WEFT_\w+)\"")
+    read = re.compile(r"environ[\w.]*[\[(]\"(TORCHWEFT_\w+)\"")
     used = {name for file in files for name in read.findall(file.read_text(encoding="utf-8"))}
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     assert used

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from weft.products import indexed_mul
-from weft.testing.cases import products, suites
-from weft.testing.contract import assert_same_bits, evaluate, pose
-from weft.testing.doors import check_cuda_graph
+from tests.cases import products, suites
+from torchweft.products import indexed_mul
+from torchweft.testing.contract import assert_same_bits, evaluate, pose
+from torchweft.testing.doors import check_cuda_graph
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

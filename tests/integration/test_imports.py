@@ -1,6 +1,6 @@
-"""`import weft` needs neither triton nor numba nor a test tool; a call then says what is missing.
+"""`import torchweft` needs neither triton nor numba nor a test tool; a call says what is missing.
 
-Seen red with: a top-level `import triton` in weft.products.ops, `import pytest` in weft.testing.
+Seen red with: a top-level `import triton` in products.ops, `import pytest` in testing.
 """
 
 import subprocess
@@ -32,14 +32,14 @@ def run(code: str, *missing: str) -> str:
 def test_products_without_triton_and_numba():
     printed = run(
         """
-        import torch, weft
-        import weft.testing, weft.testing.contract, weft.testing.receipt
+        import torch, torchweft
+        import torchweft.testing, torchweft.testing.contract, tests.cases.receipt
         x = torch.ones(2, 3)
-        print(float(weft.products.indexed_mul(x, x).sum()))
+        print(float(torchweft.products.indexed_mul(x, x).sum()))
         for backend in ("triton", "numba"):
             try:
-                weft.products.indexed_mul(x, x, backend=backend)
-            except weft.BackendError as error:
+                torchweft.products.indexed_mul(x, x, backend=backend)
+            except torchweft.BackendError as error:
                 print(error)
         """,
         "triton", "numba", "pytest", "hypothesis", "rich",
@@ -50,10 +50,10 @@ def test_products_without_triton_and_numba():
     assert "numba is not installed" in numba
 
 
-def test_import_weft_imports_no_heavy_package():
+def test_import_torchweft_imports_no_heavy_package():
     printed = run(
         """
-        import weft
+        import torchweft
         print([name for name in ("torch", "triton", "numba") if name in sys.modules])
         """,
         "triton",

@@ -1,4 +1,4 @@
-"""`weft inspect`: the numbers of its page against counting by hand, its errors.
+"""`torchweft inspect`: the numbers of its page against counting by hand, its errors.
 
 Seen red with: tiles that are not filled up at the end, masks whose rarest offset is lowest, a box
 full of voxels written as 1e+02%.
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-import weft
-from weft import cli
-from weft.demo import inspection
-from weft.demo.inspection import by_mask, inspect, layer_of, spacing_of, tile_waste
-from weft.voxels import SparseTensor, kernel_map
+import torchweft
+from torchweft import cli
+from torchweft.demo.inspection import inspection
+from torchweft.demo.inspection.inspection import by_mask, inspect, layer_of, spacing_of, tile_waste
+from torchweft.voxels import SparseTensor, kernel_map
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_rows_of_equal_masks_stand_together():
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 def test_rows_are_sorted_among_as_many_as_kernels_do():
     """Seen red with: the 65,536 rows of kernels that are no more."""
-    assert inspection.NEAR == importlib.import_module("weft.voxels.preparation").NEAR
+    assert inspection.NEAR == importlib.import_module("torchweft.voxels.maps_gpu.tiles").NEAR
 
 
 def test_waste_falls_where_rows_are_sorted_also_with_a_kernel_past_63_offsets():
@@ -111,17 +111,35 @@ def test_a_full_box_is_full(cloud_file, tmp_path):
 def test_spacing_passes_over_repeated_points(cloud_file):
     points = torch.from_numpy(np.load(cloud_file))
     assert abs(spacing_of(points.repeat(2, 1)) - 0.1) < 0.01
-    with pytest.raises(weft.ShapeError, match=r"all 9 points are at one place.*Pass --size"):
+    with pytest.raises(torchweft.ShapeError, match=r"all 9 points are at one place.*Pass --size"):
         spacing_of(torch.ones(9, 3))
 
 
 @pytest.mark.parametrize(
     ("size", "kernel", "channels", "error", "text"),
     [
-        (-1.0, 3, 8, weft.DTypeError, r"--size is -1\.0: .* positive and finite\. Pass --size"),
-        (1.0, 0, 8, weft.ShapeError, r"--kernel is 0: it must be at least 1\. Pass --kernel 3"),
-        (1.0, 3, 0, weft.ShapeError, r"--channels is 0: it must be at least 1\. Pass --channels"),
-        (1e-12, 3, 8, weft.IndexRangeError, r"points fall into voxels .* pass a larger size"),
+        (
+            -1.0,
+            3,
+            8,
+            torchweft.DTypeError,
+            r"--size is -1\.0: .* positive and finite\. Pass --size",
+        ),
+        (
+            1.0,
+            0,
+            8,
+            torchweft.ShapeError,
+            r"--kernel is 0: it must be at least 1\. Pass --kernel 3",
+        ),
+        (
+            1.0,
+            3,
+            0,
+            torchweft.ShapeError,
+            r"--channels is 0: it must be at least 1\. Pass --channels",
+        ),
+        (1e-12, 3, 8, torchweft.IndexRangeError, r"points fall into voxels .* pass a larger size"),
     ],
 )
 def test_teaches(cloud_file, tmp_path, size, kernel, channels, error, text):
@@ -131,10 +149,10 @@ def test_teaches(cloud_file, tmp_path, size, kernel, channels, error, text):
 
 def test_refuses_too_little_and_too_much(tmp_path, monkeypatch):
     np.save(tmp_path / "one.npy", np.zeros((1, 3)))
-    with pytest.raises(weft.ShapeError, match="holds 1 finite points: at least 2 are needed"):
+    with pytest.raises(torchweft.ShapeError, match="holds 1 finite points: at least 2 are needed"):
         inspect(tmp_path / "one.npy", None, 3, 8, tmp_path)
     monkeypatch.setattr(inspection, "MOST", 1000)
-    with pytest.raises(weft.ShapeError, match=r"a kernel of 3 on .* Pass a larger --size"):
+    with pytest.raises(torchweft.ShapeError, match=r"a kernel of 3 on .* Pass a larger --size"):
         layer_of(voxels(300, 9), 0.5, 3)
 
 
@@ -143,5 +161,5 @@ def test_the_command(cloud_file, tmp_path, capsys):
     assert cli.main(words) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'index.html'}: ")
     assert cli.main(["inspect", str(tmp_path / "none.npy")]) == 1
-    assert "weft inspect: " in (error := capsys.readouterr().err)
+    assert "torchweft inspect: " in (error := capsys.readouterr().err)
     assert "none.npy is not a file" in error

@@ -16,9 +16,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.conftest import INTERPRETED
-from weft import o3
-from weft.testing import assert_as_accurate, plain_error
-from weft.testing.contract import assert_same_bits
+from torchweft import o3
+from torchweft.testing import assert_as_accurate, plain_error
+from torchweft.testing.contract import assert_same_bits
 
 if INTERPRETED:
     pytest.skip("torch.compile is checked without TRITON_INTERPRET", allow_module_level=True)
@@ -125,7 +125,7 @@ def test_force_training_is_one_graph_for_all_sizes():
 
 @torch._dynamo.config.patch(trace_autograd_ops=True)
 def test_force_training_by_inductor(tmp_path, monkeypatch):
-    # its cache does not look at weft's derivatives
+    # its cache does not look at torchweft's derivatives
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
     compiled = torch.compile(Potential(), fullgraph=True, dynamic=True)
@@ -179,7 +179,7 @@ class TestExported:
 
     @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch about itself
     def test_compiled_ahead_of_time(self, tmp_path):
-        """AOTInductor; the library that runs it has loaded weft.o3, which registers operators."""
+        """AOTInductor; the process that runs it has loaded torchweft.o3, which registers ops."""
         package, sizes = tmp_path / "potential.pt2", (9, 31)
         torch._inductor.aoti_compile_and_package(
             self.program(),
@@ -188,7 +188,7 @@ class TestExported:
         )
         torch.save(atoms(*sizes), tmp_path / "given.pt")
         code = (
-            "import sys, torch, weft.o3\n"
+            "import sys, torch, torchweft.o3\n"
             "package, given, results = sys.argv[1:]\n"
             "run = torch._inductor.aoti_load_package(package)\n"
             "torch.save(run(*torch.load(given)), results)\n"

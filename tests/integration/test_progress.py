@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from weft import progress
+from torchweft import progress
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch
 
-import weft
-from weft import clifford, o3, products, reductions, voxels
-from weft.reductions import cluster
+import torchweft
+from torchweft import clifford, o3, products, reductions, voxels
+from torchweft.reductions import cluster
 
 OPS = ("mul", "outer", "inner", "vecmat", "vecsca", "scavec", "mat_t_vec")
 SCALE_GATHER = (
@@ -173,13 +173,13 @@ def test_reductions_has_the_names_it_lists():
 
 
 def test_reductions_imports_no_triton():
-    program = "import sys, weft.reductions as r; print('triton' in sys.modules); r.source"
+    program = "import sys, torchweft.reductions as r; print('triton' in sys.modules); r.source"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
 def test_every_module_lists_its_names():
-    for name in weft.__all__:
-        assert getattr(weft, name) is not None
+    for name in torchweft.__all__:
+        assert getattr(torchweft, name) is not None
     for error in ("ShapeError", "DTypeError", "DeviceError", "IndexRangeError", "BackendError"):
-        assert issubclass(getattr(weft, error), weft.WeftError)
+        assert issubclass(getattr(torchweft, error), torchweft.WeftError)

@@ -7,8 +7,8 @@ import inspect
 
 import pytest
 
-from weft import reductions
-from weft.reductions import cluster, numpy
+from torchweft import reductions
+from torchweft.reductions import cluster, numpy
 
 MODULE = (
     "Genred KernelSolve LazyTensor ComplexLazyTensor Vi Vj Pm Var "

@@ -1,4 +1,4 @@
-"""`weft check`'s receipt counts every check and names every one that fails.
+"""`torchweft check`'s receipt counts every check and names every one that fails.
 
 Seen red with: failures swallowed, a mode left out of the suite.
 """
@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from weft.testing import receipt
-from weft.testing.cases import Suite, products
+from tests.cases import Suite, products, receipt
 
 CASE = products.door_cases()[0]
 WRONG = replace(CASE, name="wrong: scaled", call=lambda *a, **k: 1.01 * CASE.call(*a, **k))

@@ -5,9 +5,9 @@ large offsets, the accuracy of every path for clouds that are wide and far away.
 import pytest
 import torch
 
-from weft.reductions import Genred, Vi, Vj
-from weft.reductions.cluster import from_matrix
-from weft.testing import assert_as_accurate, plain_error
+from torchweft.reductions import Genred, Vi, Vj
+from torchweft.reductions.cluster import from_matrix
+from torchweft.testing import assert_as_accurate, plain_error
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

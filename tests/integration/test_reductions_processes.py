@@ -15,7 +15,7 @@ import torch.multiprocessing
 
 from tests.conftest import INTERPRETED
 from tests.nearness import same
-from weft.reductions import Genred
+from torchweft.reductions import Genred
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="processes do not depend on the backend")
 
@@ -79,17 +79,20 @@ def finished(process):
 def test_processes_that_compile_at_once(tmp_path):
     program = """
         import torch
-        from weft.reductions import Genred
+        from torchweft.reductions import Genred
         g = Genred("Exp(-SqDist(x, y)) * b", ["x = Vi(3)", "y = Vj(3)", "b = Vj(1)"], axis=1)
         generator = torch.Generator().manual_seed(0)
         given = [torch.rand(50, d, generator=generator, dtype=torch.float64) for d in (3, 3, 1)]
         print(g(*given, backend="numba").sum().item().hex())
     """
-    places = {"WEFT_CACHE_DIR": str(tmp_path / "weft"), "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    places = {
+        "TORCHWEFT_CACHE_DIR": str(tmp_path / "torchweft"),
+        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
+    }
     processes = [started(program, **places) for _ in range(3)]
     expected = GAUSSIAN(*inputs(), backend="numba").sum().item().hex()
     assert [finished(p).strip() for p in processes] == [expected] * 3
-    written = sorted((tmp_path / "weft" / "generated").glob("*"))
+    written = sorted((tmp_path / "torchweft" / "generated").glob("*"))
     assert [p.suffix for p in written if p.is_file()] == [".py"]
 
 
@@ -99,7 +102,7 @@ def test_memory_is_that_of_the_results(backend):
     program = f"""
         import resource
         import torch
-        from weft.reductions import Genred
+        from torchweft.reductions import Genred
         g = Genred("Exp(-SqDist(x, y)) * b", ["x = Vi(3)", "y = Vj(3)", "b = Vj(1)"], axis=1)
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -1,4 +1,4 @@
-"""Weights of other projects in weft's layers, against each project's documented formula.
+"""Weights of other projects in torchweft's layers, against each project's documented formula.
 
 The oracles below say, place by place, which voxel a saved weight multiplies: spconv's (C_out, k…,
 C_in) with its own centre, torchsparse's list of offsets, MinkowskiEngine's decoding of an index.
@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from tests.clouds import cloud, same
-from weft.errors import ShapeError
-from weft.testing import assert_within_bound
-from weft.voxels.checkpoints import from_minkowski, from_spconv, from_torchsparse
-from weft.voxels.nn import (
+from torchweft.errors import ShapeError
+from torchweft.testing import assert_within_bound
+from torchweft.voxels.layers.checkpoints import from_minkowski, from_spconv, from_torchsparse
+from torchweft.voxels.layers.convolution import (
     SparseConv2d,
     SparseConv3d,
     SparseConvTranspose3d,
@@ -27,7 +27,7 @@ from weft.voxels.nn import (
     SubMConv2d,
     SubMConv3d,
 )
-from weft.voxels.norm import SparseBatchNorm
+from torchweft.voxels.layers.norm import SparseBatchNorm
 
 
 def loaded(model, state):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from weft.testing.contract import assert_same_bits
-from weft.voxels import SparseTensor, sparse_conv
+from torchweft.testing.contract import assert_same_bits
+from torchweft.voxels import SparseTensor, sparse_conv
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="a process of its own, natively")
 
@@ -56,7 +56,7 @@ def keep_two_calls(path):
 def test_the_first_call_of_a_fresh_process(tmp_path):
     path = tmp_path / "results.pt"
     code = f"from {__name__} import keep_two_calls; keep_two_calls({str(path)!r})"
-    caches = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "WEFT_CACHE_DIR": str(tmp_path)}
+    caches = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "TORCHWEFT_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | caches)
     first, second = torch.load(path)
     for line, once, twice in zip(LINES, first, second, strict=True):

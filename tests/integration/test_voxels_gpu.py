@@ -7,9 +7,9 @@ are those of spconv: seen at 450 with pairs of all offsets and room for all of t
 import pytest
 import torch
 
-from weft import voxels
-from weft.testing.contract import assert_same_bits
-from weft.voxels import launch
+from torchweft import voxels
+from torchweft.testing.contract import assert_same_bits
+from torchweft.voxels.convolution import launch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -37,7 +37,7 @@ def cloud(count, seed):
 
 def test_a_thousand_clouds(monkeypatch, tmp_path):
     """No kernel is compiled after the first clouds, and no memory is kept."""
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHWEFT_CACHE_DIR", str(tmp_path))
     launch._convolver.cache_clear()  # what other tests compiled
     torch.manual_seed(0)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
-from weft import voxels
+from torchweft import voxels
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="whole networks, natively")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.bench import load_peers, load_suite
-from weft.bench.gate import expected_results, worst_ratio
-from weft.bench.runner import _candidates
-from weft.testing import assert_as_accurate, plain_error
+from benchmarks.harness import load_peers, load_suite
+from benchmarks.harness.gate import expected_results, worst_ratio
+from benchmarks.harness.runner import _candidates
+from torchweft.testing import assert_as_accurate, plain_error
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ not allowed for, memory not filled; in float64 1, 1.25 and 2 times the noise for
 import pytest
 import torch
 
-from weft.testing import (
+from torchweft.testing import (
     assert_as_accurate,
     assert_within_bound,
     bound_ratio,

@@ -6,13 +6,13 @@ Seen red with: a bias on all blades, a message from h_i + h_j, positions that ar
 import pytest
 import torch
 
-from weft.clifford import Algebra
-from weft.clifford.cegnn import EGCL, message_plan
-from weft.demo.dense import DenseForecaster
-from weft.demo.forecaster import Forecaster, Systems, complete_graphs
-from weft.demo.forecasting import turned
-from weft.testing import assert_as_accurate
-from weft.testing.equivariance import PROMISED, assert_equivariant
+from torchweft.clifford import Algebra
+from torchweft.clifford.layers.cegnn import EGCL, message_plan
+from torchweft.demo.models.dense import DenseForecaster
+from torchweft.demo.models.forecaster import Forecaster, Systems, complete_graphs
+from torchweft.demo.models.forecasting import turned
+from torchweft.testing import assert_as_accurate
+from torchweft.testing.equivariance import PROMISED, assert_equivariant
 
 FEATURES = 6
 
@@ -66,13 +66,13 @@ def test_the_dense_formulation_is_the_same_network(systems):
     for dtype in (torch.float32, torch.float64):
         model.to(dtype)
         batch = systems.to(torch.device("cpu"), dtype)
-        for name, network in (("weft", model), ("dense", DenseForecaster(model))):
+        for name, network in (("torchweft", model), ("dense", DenseForecaster(model))):
             out = network(batch, plan)
             loss = (out - batch.target).square().mean()
             found[name, dtype] = [out, *torch.autograd.grad(loss, list(model.parameters()))]
     exact = found["dense", torch.float64]
     for ours, plain, true in zip(
-        found["weft", torch.float64], found["dense", torch.float32], exact, strict=True
+        found["torchweft", torch.float64], found["dense", torch.float32], exact, strict=True
     ):
         noise = (plain.double() - true).detach().abs()
         assert_as_accurate(ours, true.detach(), noise)

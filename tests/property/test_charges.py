@@ -7,9 +7,9 @@ another length, a kick from half a step ahead.
 import pytest
 import torch
 
-from weft.demo import charges
-from weft.demo.charges import Starts, forces, simulate, starts
-from weft.testing import assert_within_bound
+from torchweft.demo.data import charges
+from torchweft.demo.data.charges import Starts, forces, simulate, starts
+from torchweft.testing import assert_within_bound
 
 FRAMES = 3
 STEPS = FRAMES * charges.STEPS_A_FRAME

@@ -9,19 +9,8 @@ import functools
 import pytest
 import torch
 
-from weft.clifford import Algebra, dual, geometric_product, sandwich, wedge
-from weft.clifford.equilinear import EquiLinear, MixedLinear
-from weft.clifford.gatr import (
-    EquiLayerNorm,
-    GATr,
-    GeometricMLP,
-    ScalarGatedNonlinearity,
-    SelfAttention,
-    join,
-)
-from weft.clifford.lgatr import SPACETIME, LGATr
-from weft.clifford.module import PGA
-from weft.clifford.nn import (
+from torchweft.clifford import Algebra, dual, geometric_product, sandwich, wedge
+from torchweft.clifford.layers.basic import (
     CliffordLayer,
     FullyConnectedGeometricProduct,
     GeometricProduct,
@@ -31,8 +20,19 @@ from weft.clifford.nn import (
     MVLayerNorm,
     MVSiLU,
 )
-from weft.testing import assert_equivariant, random_versor
-from weft.testing.equivariance import act, versor_action
+from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
+from torchweft.clifford.layers.gatr import (
+    EquiLayerNorm,
+    GATr,
+    GeometricMLP,
+    ScalarGatedNonlinearity,
+    SelfAttention,
+    join,
+)
+from torchweft.clifford.layers.lgatr import SPACETIME, LGATr
+from torchweft.clifford.layers.module import PGA
+from torchweft.testing import assert_equivariant, random_versor
+from torchweft.testing.equivariance import act, versor_action
 
 F = 16
 ALGEBRAS = [

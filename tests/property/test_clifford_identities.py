@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft import clifford
-from weft.clifford import Algebra
-from weft.testing import assert_within_bound
+from torchweft import clifford
+from torchweft.clifford import Algebra
+from torchweft.testing import assert_within_bound
 
 metrics = st.lists(st.sampled_from([-1, 0, 1]), min_size=0, max_size=4).map(tuple)
 

@@ -8,12 +8,12 @@ import math
 import pytest
 import torch
 
-import weft
+import torchweft
+from tests.cases.products import MODES, OPS, make_case, skewed_case
 from tests.conftest import INTERPRETED
-from weft import products
-from weft.products.cpu import GEMM, SERIAL
-from weft.testing.cases.products import MODES, OPS, make_case, skewed_case
-from weft.testing.contract import Setting, assert_same_bits, check_values
+from torchweft import products
+from torchweft.products.cpu import GEMM, SERIAL
+from torchweft.testing.contract import Setting, assert_same_bits, check_values
 
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)
@@ -71,7 +71,7 @@ def test_matrices_shared_over_n(op, dtype, backend):
 
 
 def test_loops_are_told_apart_on_disk():
-    from weft.products.loops import _ADD, loop
+    from torchweft.products.loops import _ADD, loop
 
     names = {loop(op, parallel).py_func.__qualname__ for op in _ADD for parallel in (False, True)}
     assert len(names) == 2 * len(_ADD)
@@ -81,7 +81,9 @@ def test_explain_tells_of_copies():
     x, y = torch.randn(3, 9, 8), torch.randn(9, 8)
 
     def room(x, **options):
-        told = weft.explain(products.indexed_mul_scale_gather, x, y, backend="numba", **options)
+        told = torchweft.explain(
+            products.indexed_mul_scale_gather, x, y, backend="numba", **options
+        )
         return sum(launch.workspace_bytes for launch in told.launches)
 
     assert room(x) == 0
@@ -94,6 +96,8 @@ def test_explain_tells_of_copies():
 def test_many_rows_meet_a_matrix_at_a_time(backend):
     x, w = torch.randn(256, 9, 64), torch.randn(3, 64, 64)
     index2 = torch.tensor([0, 1, 1, 1, 2, 2, 2, 2, 2])
-    told = weft.explain(products.indexed_vecmat_scale_gather, x, w, index2=index2, backend=backend)
+    told = torchweft.explain(
+        products.indexed_vecmat_scale_gather, x, w, index2=index2, backend=backend
+    )
     (launch,) = told.launches
     assert (launch.backend, launch.tile) == ("torch", {"entries": 9, "batch": 256})

@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 
-from weft.core.evaluate import evaluate, run
-from weft.core.expr import Form, add, apply, const, contract, count, total
-from weft.core.program import Operand, Output, Program, jvp, vjp
+from torchweft.core.expressions.evaluate import evaluate, run
+from torchweft.core.expressions.expr import Form, add, apply, const, contract, count, total
+from torchweft.core.expressions.program import Operand, Output, Program, jvp, vjp
 
 ROWS, FEATURES = 5, 3
 SIZE = {"row": ROWS, "feature": FEATURES}

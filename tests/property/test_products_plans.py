@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from tests.cases.products import OPS
 from tests.conftest import BACKENDS, INTERPRETED
-from weft import products
-from weft.testing.cases.products import OPS
-from weft.testing.contract import Setting, check_values
-from weft.testing.strategies import indices, product_cases, segments
+from tests.strategies import indices, product_cases, segments
+from torchweft import products
+from torchweft.testing.contract import Setting, check_values
 
 EXAMPLES = 25 if INTERPRETED else 150
 COMBINE = {

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import INTERPRETED
-from weft.reductions.composed import COMPOSED
-from weft.reductions.formula import Node, const, node, reachable, var
-from weft.reductions.operations import OPERATIONS
-from weft.reductions.reduction import EXPONENTIAL, KINDS, reduce
-from weft.testing.bounds import assert_as_accurate, plain_error
+from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, reduce
+from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.node import Node, const, node, reachable, var
+from torchweft.reductions.formula.primitives import OPERATIONS
+from torchweft.testing.bounds import assert_as_accurate, plain_error
 
 DRAWS = {"torch": 500, "numba": 3, "triton": 15}
 ROUNDINGS = 2**10

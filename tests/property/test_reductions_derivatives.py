@@ -9,8 +9,7 @@ import random
 import pytest
 import torch
 
-from weft.reductions.composed import COMPOSED
-from weft.reductions.derivatives import (
+from torchweft.reductions.formula.derivatives import (
     diff,
     divergence,
     grad_matrix,
@@ -19,9 +18,19 @@ from weft.reductions.derivatives import (
     laplacian,
     trace_operator,
 )
-from weft.reductions.evaluate import evaluate
-from weft.reductions.formula import const, node, reachable, read, substitute, swap, var, variables
-from weft.reductions.simplify import simplify
+from torchweft.reductions.formula.evaluate import evaluate
+from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.node import (
+    const,
+    node,
+    reachable,
+    read,
+    substitute,
+    swap,
+    var,
+    variables,
+)
+from torchweft.reductions.formula.simplify import simplify
 
 ROWS, COLUMNS = 4, 5
 SEEDS = range(40)

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.plan import Plan
-from weft.core.segments import cut, greedy_group, indptr_of, narrow, rows_of, sort_rows
-from weft.testing.strategies import indices, segments
+from tests.strategies import indices, segments
+from torchweft.core.tables.plan import Plan
+from torchweft.core.tables.segments import cut, greedy_group, indptr_of, narrow, rows_of, sort_rows
 
 CPU = torch.device("cpu")
 

@@ -20,10 +20,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.testing import assert_within_bound
-from weft.voxels import reference
-from weft.voxels.ops import sparse_conv
-from weft.voxels.tensor import SparseTensor
+from torchweft.testing import assert_within_bound
+from torchweft.voxels import reference
+from torchweft.voxels.convolution.functions import sparse_conv
+from torchweft.voxels.maps.tensor import SparseTensor
 
 GPU = torch.cuda.is_available()
 EXAMPLES = 100 if GPU else 125

@@ -13,12 +13,17 @@ import torch
 from hypothesis import strategies as st
 
 from tests.clouds import cloud, same
-from weft.testing import assert_within_bound
-from weft.voxels import segments
-from weft.voxels.norm import SparseInstanceNorm
-from weft.voxels.pooling import global_pool, sparse_avg_pool, sparse_max_pool, sparse_upsample
-from weft.voxels.tensor import SparseTensor
-from weft.voxels.voxelize import devoxelize, voxelize
+from torchweft.testing import assert_within_bound
+from torchweft.voxels.layers import segments
+from torchweft.voxels.layers.norm import SparseInstanceNorm
+from torchweft.voxels.layers.pooling import (
+    global_pool,
+    sparse_avg_pool,
+    sparse_max_pool,
+    sparse_upsample,
+)
+from torchweft.voxels.layers.voxelize import devoxelize, voxelize
+from torchweft.voxels.maps.tensor import SparseTensor
 
 EXAMPLES = 60
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS, INTERPRETED
-from weft import products
+from torchweft import products
 
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 

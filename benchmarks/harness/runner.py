@@ -1,0 +1,237 @@
+"""Runs cases: check every candidate, time them in turn, write down both; ours only when right."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.harness.case import Candidate, Case, Peer, Workload
+from benchmarks.harness.gate import expected_results, worst_ratio
+from benchmarks.harness.phases import cost, cotangents, prepare
+from benchmarks.harness.record import Machine, Row, machine
+from benchmarks.harness.roofline import floor_ms, gpu_named
+from benchmarks.harness.timer import Call, Timing, host_us, interleave, peak_mb
+from torchweft.core.backend import choose
+
+__all__ = ["run"]
+
+BUDGET_S = 0.25
+"""Seconds for the timed rounds of one phase: a suite must fit in minutes."""
+
+Say = Callable[[str], None]
+Candidates = Mapping[str, Candidate]
+
+
+class Measured(NamedTuple):
+    """What is known of a candidate that was timed; of ours when red, only the cache's state."""
+
+    l2: str
+    timing: Timing | None = None
+    host_us: float | None = None
+    peak_mb: float | None = None
+
+
+def run(
+    suite: str, cases: Sequence[Case], peers: Sequence[Peer], device: torch.device, say: Say
+) -> Iterator[list[Row]]:
+    """Measure cases one after the other; each yields its rows.
+
+    Args:
+        suite: its name, for the rows.
+        cases: what to measure.
+        peers: who else is measured, where they can.
+        device: where.
+        say: takes one line about each peer that is left out, and each red check.
+    """
+    here = machine(device)
+    serving = []
+    for peer in peers:
+        if reason := peer.missing():
+            say(f"{peer.NAME}: left out: {reason}")
+        else:
+            serving.append(peer)
+    for case in cases:
+        torch.compiler.reset()
+        with _stream(device), _tf32(case.tf32):
+            rows = list(_run_case(suite, case, serving, device, here, say))
+        yield rows
+
+
+def _stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A stream of our own: what runs on the default stream cannot be captured as a graph."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Whether float32 matrix products may round their factors, by torch's own switch."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def _run_case(
+    suite: str, case: Case, peers: Sequence[Peer], device: torch.device, here: Machine, say: Say
+) -> Iterator[Row]:
+    workload = case.build(device, None)
+    candidates = _candidates(case, workload, peers)
+    to_check, checked = workload, candidates
+    if case.check_batch:
+        to_check = case.build(device, case.check_batch)
+        checked = _candidates(case, to_check, peers)
+    for phase in case.phases:
+        about = functools.partial(_say_of, say, case, phase)
+        ratios = _check(phase, to_check, checked, case.tf32, about)
+        timed = {
+            name: candidates[name]
+            for name, ratio in ratios.items()
+            if ratio <= 1 or candidates[name].peer != "torchweft"
+        }
+        calls = _calls(phase, timed, about)
+        measured = _measure(calls, device) if calls else {}
+        for name, ratio in ratios.items():
+            if name in timed and name not in calls:
+                continue  # a peer that has no room for the full size
+            for found in measured.get(
+                name, [Measured("cold" if device.type == "cuda" else "warm")]
+            ):
+                yield _row(suite, case, phase, workload, candidates[name], ratio, found, here)
+
+
+def _say_of(say: Say, case: Case, phase: str, line: str) -> None:
+    say(f"{case.name} {phase} {line}")
+
+
+def _candidates(case: Case, workload: Workload, peers: Sequence[Peer]) -> Candidates:
+    """Ours on each backend of the case, and the peers that have a way, by name."""
+    device = workload.inputs[0].device.type
+    found = [
+        Candidate(
+            "torchweft",
+            choose(backend, device),
+            lambda *inputs, b=backend: workload.function(*inputs, backend=b),
+            workload.inputs,
+            workload.oracle,
+        )
+        for backend in case.backends
+    ]
+    found += [c for peer in peers if isinstance(c := peer.adapt(workload), Candidate)]
+    return {f"{c.peer} {c.backend}": c for c in found}
+
+
+def _check(
+    phase: str, workload: Workload, candidates: Candidates, tf32: bool, say: Say
+) -> dict[str, float]:
+    """The worst error over bound of each candidate; ours is infinite where it fails."""
+    ratios: dict[str, float] = {}
+    shared = None
+    for name, candidate in candidates.items():
+        if candidate.inputs is workload.inputs:
+            expected = shared = shared or expected_results(phase, workload, candidate, tf32)
+        else:
+            expected = expected_results(phase, workload, candidate, tf32)
+        try:
+            ratios[name] = worst_ratio(phase, candidate, expected)
+        except RuntimeError as error:
+            ours = candidate.peer == "torchweft"
+            say(f"{name}: {'red' if ours else 'left out'}: {str(error).splitlines()[0]}")
+            if ours:
+                ratios[name] = math.inf
+        else:
+            if ratios[name] > 1:
+                say(f"{name}: red: its error is {ratios[name]:.3g} times the bound")
+    return ratios
+
+
+def _calls(phase: str, candidates: Candidates, say: Say) -> dict[str, Call]:
+    """Each candidate's phase at full size, called before; without the peers that fail."""
+    calls: dict[str, Call] = {}
+    for name, c in candidates.items():
+        try:
+            call = prepare(phase, c.function, c.inputs, cotangents(c.function, c.inputs))
+            for _ in range(2):
+                call()
+        except RuntimeError as error:
+            if c.peer == "torchweft":
+                raise
+            say(f"{name}: left out: {str(error).splitlines()[0]}")
+        else:
+            calls[name] = call
+    return calls
+
+
+def _measure(calls: Mapping[str, Call], device: torch.device) -> dict[str, list[Measured]]:
+    """Each call's times, with the L2 cache cold and warm; on the CPU as it comes."""
+    if device.type != "cuda":
+        times = interleave(calls, device, cold=False, budget_s=4 * BUDGET_S)
+        return {name: [Measured("warm", timing)] for name, timing in times.items()}
+    hosts = {name: host_us(call) for name, call in calls.items()}
+    peaks = {name: peak_mb(call) for name, call in calls.items()}
+    found: dict[str, list[Measured]] = {name: [] for name in calls}
+    for l2 in ("cold", "warm"):
+        times = interleave(
+            calls,
+            device,
+            cold=l2 == "cold",
+            budget_s=BUDGET_S,
+            ahead_us=max(hosts.values()),
+        )
+        for name, timing in times.items():
+            found[name].append(Measured(l2, timing, hosts[name], peaks[name]))
+    return found
+
+
+def _row(
+    suite: str,
+    case: Case,
+    phase: str,
+    workload: Workload,
+    candidate: Candidate,
+    ratio: float,
+    found: Measured,
+    here: Machine,
+) -> Row:
+    bytes_min, flops = cost(phase, workload)
+    dtype = str(case.dtype).removeprefix("torch.")
+    timing, gpu, roofline = found.timing, gpu_named(here.gpu), None
+    if gpu and timing:
+        rate = "tf32" if case.tf32 else dtype
+        roofline = 100 * floor_ms(gpu, bytes_min, flops, rate, matrix=case.matrix) / timing.p50
+    checked = f"checked at batch {case.check_batch}" if case.check_batch else "checked"
+    how = "graph replay" if timing and timing.graph else "calls"
+    how += ", tf32 allowed" if case.tf32 else ""
+    return Row(
+        suite=suite,
+        case=case.name,
+        op=workload.op,
+        mode=case.mode,
+        phase=phase,
+        peer=candidate.peer,
+        backend=candidate.backend,
+        dtype=dtype,
+        shape=workload.shape,
+        l2=found.l2,
+        ms_p20=timing and timing.p20,
+        ms_p50=timing and timing.p50,
+        ms_p80=timing and timing.p80,
+        reps=timing.reps if timing else 0,
+        host_us=found.host_us,
+        bytes_min=bytes_min,
+        flops=flops,
+        roofline_pct=roofline,
+        peak_mb=found.peak_mb,
+        bound_ratio=ratio,
+        protocol=f"{checked}, interleaved, {how}",
+        **vars(here),
+    )

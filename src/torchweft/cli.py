@@ -1,0 +1,98 @@
+"""The command `torchweft`: doctor, demo, inspect.
+
+Each command imports what it needs when it runs, so that `torchweft doctor` works without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchweft.errors import WeftError
+from torchweft.progress import say
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 is good, 1 is a failure, 2 a wrong call."""
+    options, rest = _parser().parse_known_args(arguments)
+    if options.command is None:
+        _parser().print_help(sys.stderr)
+        return 2
+    if rest and options.command != "demo":
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return int(options.run(options, rest))
+    except (WeftError, OSError) as error:
+        say(f"torchweft {options.command}: {error}")
+    except ModuleNotFoundError as error:
+        say(
+            f"torchweft {options.command}: {error}, which this command needs: "
+            "run `torchweft doctor`, it says how to get it."
+        )
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchweft", description="Sums over structured sets of pairs."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command")
+
+    def command(name: str, summary: str, more: str = "") -> argparse.ArgumentParser:
+        text = f"{summary[0].upper()}{summary[1:]}.{more}"
+        return commands.add_parser(name, help=summary, description=text)
+
+    doctor = command("doctor", "what this machine has, lacks, and what to do")
+    doctor.set_defaults(run=_doctor)
+
+    demo = commands.add_parser("demo", help="the main job on real data", add_help=False)
+    demo.set_defaults(run=_demo)
+
+    page = " Leaves a page with pairs, tile waste, groups, operations and memory of a layer."
+    inspect = command("inspect", "what a point cloud costs as voxels", page)
+    inspect.add_argument("file", type=Path, help="points: .npy .npz .xyz .bin (KITTI) .ply .pcd")
+    default = "twice the median distance of neighbouring points"
+    inspect.add_argument(
+        "--size", type=float, help=f"edge of a voxel, in the file's unit; default: {default}"
+    )
+    inspect.add_argument("--kernel", type=int, default=3, help="of every axis; default: 3")
+    inspect.add_argument("--channels", type=int, default=64, help="in and out; default: 64")
+    folder = "folder of the page; default: torchweft-inspect"
+    inspect.add_argument("--out", type=Path, default=Path("torchweft-inspect"), help=folder)
+    inspect.set_defaults(run=_inspect)
+
+    return parser
+
+
+def _doctor(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from torchweft.doctor import examine
+
+    fatal = []
+    for finding in examine():
+        print(finding, flush=True)
+        fatal += [finding.what] if finding.fatal else []
+    print(
+        f"\ntorchweft cannot be used here: see {', '.join(fatal)}"
+        if fatal
+        else "\ntorchweft is ready"
+    )
+    return 1 if fatal else 0
+
+
+def _demo(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from torchweft import demo
+
+    demo.main(rest)
+    return 0
+
+
+def _inspect(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from torchweft.demo.inspection.inspection import inspect
+
+    path = inspect(options.file, options.size, options.kernel, options.channels, options.out)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    return 0

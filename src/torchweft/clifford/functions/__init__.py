@@ -1,0 +1,1 @@
+"""Public functions on multivectors: products, involutions, versors, and their checks."""

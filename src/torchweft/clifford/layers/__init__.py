@@ -1,0 +1,1 @@
+"""Modules on multivectors, networks made of them, and loaders of their checkpoints."""

@@ -1,0 +1,306 @@
+"""Modules on multivectors, equivariant under every versor of their algebra.
+
+Layout (B, batch…, F), or (batch…, F, B) with blade_dim=-1: B blades, F features.  A versor u acts
+as x ↦ u x̂ u⁻¹ (x̂ the grade involution of x if u is odd, else x): any weight a path or a grade is
+equivariant, a bias on the scalar alone, a norm only if it comes from the metric.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.functions import products as ops
+from torchweft.clifford.layers.module import MultivectorModule, grade_squares
+from torchweft.errors import ShapeError
+
+__all__ = [
+    "CliffordLayer",
+    "FullyConnectedGeometricProduct",
+    "GeometricProduct",
+    "MVLayerNorm",
+    "MVSiLU",
+    "MultivectorGELU",
+    "MultivectorLinear",
+    "MultivectorRMSNorm",
+]
+
+
+class CliffordLayer(MultivectorModule):
+    """Norm(gelu(x) · gelu(y)), y = linear(x): a weighted or fully connected geometric product.
+
+    y_j[m] = Σ_n x_j[n] · linear_weight[grade j, n, m], plus linear_bias[m] on the scalar.
+    Parameters: gp_weight (F, P), or (P, F, F) fully connected; linear_weight (n+1, F, F);
+    linear_bias (1, 1, F).  The checkpoints of flash-clifford's layer load as they are; its bias
+    went to all blades, so results differ where that bias is not zero.
+
+    Args:
+        n_features: F.
+        dims: d for the algebra Cl(d, 0), 1 to 5; or give `algebra`.
+        algebra: any algebra, instead of `dims`.
+        normalize: end with the RMS norm by grade.
+        use_fc: fully connected product.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        dims: int | None = None,
+        algebra: Algebra | None = None,
+        normalize: bool = True,
+        use_fc: bool = False,
+        *,
+        blade_dim: int = 0,
+    ) -> None:
+        super().__init__(_chosen(dims, algebra), blade_dim)
+        self.n_features = _positive("n_features", n_features)
+        self.normalize = normalize
+        self.use_fc = use_fc
+        paths, grades = len(self.algebra.paths), self.algebra.n + 1
+        gp = (paths, n_features, n_features) if use_fc else (n_features, paths)
+        self.gp_weight = nn.Parameter(torch.empty(gp))
+        self.linear_weight = nn.Parameter(torch.empty(grades, n_features, n_features))
+        self.linear_bias = nn.Parameter(torch.empty(1, 1, n_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Random weights that keep the scale of the features, whatever F; no bias."""
+        _init_product(self.gp_weight, self.algebra, self.n_features if self.use_fc else 1)
+        nn.init.normal_(self.linear_weight, std=1 / math.sqrt(self.n_features))
+        nn.init.zeros_(self.linear_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X and the result: (B, batch…, F)."""
+        self.check(x, self.n_features)
+        return ops.clifford_layer(
+            x,
+            self.linear_weight,
+            self.linear_bias.flatten(),
+            self.gp_weight,
+            self.algebra,
+            self.normalize,
+            self.use_fc,
+            norm=self.norm,
+            blade_dim=self.blade_dim,
+        )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # flash-clifford keeps its table of grades as a buffer
+        state_dict.pop(f"{prefix}weight_expansion", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class MultivectorLinear(MultivectorModule):
+    """y_j[m] = Σ_n x_j[n] · weight[grade j, n, m], plus bias[m] on the scalar.
+
+    Args:
+        in_features: F_in.
+        out_features: F_out.
+        algebra: of the multivectors.
+        bias: whether there is one.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        algebra: Algebra,
+        bias: bool = True,
+        *,
+        blade_dim: int = 0,
+    ) -> None:
+        super().__init__(algebra, blade_dim)
+        self.in_features = _positive("in_features", in_features)
+        self.out_features = _positive("out_features", out_features)
+        self.weight = nn.Parameter(torch.empty(algebra.n + 1, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 1/√F_in), no bias: the scale of the features is kept."""
+        nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X (B, batch…, F_in), result (B, batch…, F_out)."""
+        self.check(x, self.in_features)
+        return ops.grade_linear(x, self.weight, self.bias, self.algebra, blade_dim=self.blade_dim)
+
+
+class MultivectorRMSNorm(MultivectorModule):
+    """o_j = x_j / √(s_g + eps), s_g = mean over features of |Σ_(j∈g) q_j x_j²|.
+
+    q_j is the product of the blade's metric entries; a grade of null blades is left as it is.
+
+    Args:
+        algebra: of the multivectors.
+        eps: added to the mean squares.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(self, algebra: Algebra, eps: float = 1e-6, *, blade_dim: int = 0) -> None:
+        super().__init__(algebra, blade_dim)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X and the result: (B, batch…, F)."""
+        self.check(x)
+        return ops.rms_norm(x, self.algebra, eps=self.eps, norm=self.norm, blade_dim=self.blade_dim)
+
+
+class MultivectorGELU(nn.Module):
+    """x · Φ(x₀), Φ(t) = ½ (1 + erf(t/√2)): the whole multivector gated by its own scalar.
+
+    Args:
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(self, *, blade_dim: int = 0) -> None:
+        super().__init__()
+        self.blade_dim = blade_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X and the result: (B, batch…, F), of any algebra."""
+        blades = x.shape[self.blade_dim]
+        # the gate reads the scalar alone: any algebra of as many blades is the same
+        algebra = Algebra((1,) * (blades.bit_length() - 1))
+        return ops.gelu(x, algebra, blade_dim=self.blade_dim)
+
+
+class GeometricProduct(MultivectorModule):
+    """out_j[f] = Σ_(i,k) sign(i,k) · weight[f, path] · x_i[f] · y_k[f].
+
+    Args:
+        features: F.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(self, features: int, algebra: Algebra, *, blade_dim: int = 0) -> None:
+        super().__init__(algebra, blade_dim)
+        self.features = _positive("features", features)
+        self.weight = nn.Parameter(torch.empty(features, len(algebra.paths)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 1/√(n+1)): the scale of the features is kept."""
+        _init_product(self.weight, self.algebra, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """X, y and the result: (B, batch…, F)."""
+        self.check(x, self.features)
+        self.check(y, self.features, "y")
+        return ops.geometric_product(x, y, self.algebra, self.weight, blade_dim=self.blade_dim)
+
+
+class FullyConnectedGeometricProduct(MultivectorModule):
+    """out_j[m] = Σ_(p,n) weight[p, n, m] Σ_((i,k) ∈ p) sign(i,k) · x_i[n] · y_k[n].
+
+    Args:
+        in_features: F_in.
+        out_features: F_out.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, algebra: Algebra, *, blade_dim: int = 0
+    ) -> None:
+        super().__init__(algebra, blade_dim)
+        self.in_features = _positive("in_features", in_features)
+        self.out_features = _positive("out_features", out_features)
+        self.weight = nn.Parameter(torch.empty(len(algebra.paths), in_features, out_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 1/√(F_in·(n+1))): the scale of the features is kept."""
+        _init_product(self.weight, self.algebra, self.in_features)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """X and y (B, batch…, F_in), result (B, batch…, F_out)."""
+        self.check(x, self.in_features)
+        self.check(y, self.in_features, "y")
+        return ops.fully_connected_geometric_product(
+            x, y, self.weight, self.algebra, blade_dim=self.blade_dim
+        )
+
+
+class MVSiLU(MultivectorModule):
+    """x_j · σ(a[g]·t_g + b[g]), t_0 = x₀ and t_g = Σ_(j∈g) q_j x_j²: CEGNN's gate by grade.
+
+    Parameters: a (n+1, F), ones, and b (n+1, F), zeros.
+
+    Args:
+        features: F.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(self, features: int, algebra: Algebra, *, blade_dim: int = 0) -> None:
+        super().__init__(algebra, blade_dim)
+        self.features = _positive("features", features)
+        self.a = nn.Parameter(torch.ones(algebra.n + 1, features))
+        self.b = nn.Parameter(torch.zeros(algebra.n + 1, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X and the result: (B, batch…, F)."""
+        self.check(x, self.features)
+        return ops.silu(x, self.a, self.b, self.algebra, blade_dim=self.blade_dim)
+
+
+class MVLayerNorm(MultivectorModule):
+    """a · x / (mean over features of |⟨x̃x⟩₀|^½ + 1e-6): CEGNN's norm of whole multivectors.
+
+    The root is smooth at 0, (q² + 1e-16)^¼, as CEGNN's is.  Parameter: a (F,), ones.
+
+    Args:
+        features: F.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(self, features: int, algebra: Algebra, *, blade_dim: int = 0) -> None:
+        super().__init__(algebra, blade_dim)
+        self.features = _positive("features", features)
+        self.a = nn.Parameter(torch.ones(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X and the result: (B, batch…, F)."""
+        self.check(x, self.features)
+        first = self.blades_first(x)
+        square = grade_squares(first, self.algebra).sum(0, keepdim=True)
+        size = (square * square + 1e-16).sqrt().sqrt().mean(-1, keepdim=True)
+        return self.blades_back(self.a * first / (size + 1e-6)).to(x.dtype)
+
+
+def _chosen(dims: int | None, algebra: Algebra | None) -> Algebra:
+    if algebra is not None and dims is None:
+        return algebra
+    if algebra is not None or dims is None:
+        given = "both dims and algebra are given" if dims else "neither dims nor algebra is given"
+        raise ShapeError(f"{given}: one says which algebra. Pass dims=3, or algebra=Algebra(…).")
+    if dims not in range(1, 6):
+        raise ShapeError(
+            f"dims is {dims}: Cl(dims, 0) needs 1 to 5. Pass one of them, or algebra=Algebra(…)."
+        )
+    return Algebra.cl(dims)
+
+
+def _positive(name: str, count: int) -> int:
+    if count < 1:
+        raise ShapeError(f"{name} is {count}: it must be at least 1. Give the number of features.")
+    return count
+
+
+def _init_product(weight: Tensor, algebra: Algebra, summed: int) -> None:
+    """N(0, 1/√(summed·(n+1))): about n+1 paths meet in a grade, each summing `summed` features."""
+    nn.init.normal_(weight, std=1 / math.sqrt(summed * (algebra.n + 1)))

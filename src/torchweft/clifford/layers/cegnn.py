@@ -1,0 +1,194 @@
+"""CEGNN's blocks: grade-wise maps, the steerable geometric product, message passing.
+
+    h_i ← h_i + ψ(h_i, mean_{j → i} φ(h_i − h_j, a_ij))
+
+φ and ψ are of class `CEMLP`.  Names, parameters and defaults are those of Ruhe, Brandstetter and
+Forré, "Clifford group equivariant neural networks" (2023); multivectors are (B, rows, F), blades
+first.
+Every block is equivariant under the versors of its algebra, for any parameter values; differences
+h_i − h_j make message passing blind to translations of what does not enter as a node's feature.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.functions.checks import backend_for
+from torchweft.clifford.layers.basic import MultivectorLinear, MVLayerNorm, MVSiLU
+from torchweft.clifford.layers.module import MultivectorModule
+from torchweft.clifford.programs.operator import run
+from torchweft.clifford.programs.programs import key
+from torchweft.core.operators.operands import same_kind
+from torchweft.errors import ShapeError
+from torchweft.products import SparseScaleInfo, sparse_scale, sparse_scale_infos
+
+__all__ = [
+    "CEMLP",
+    "EGCL",
+    "GradeNormalization",
+    "MessagePlan",
+    "SteerableGeometricProduct",
+    "message_plan",
+]
+
+
+class MessagePlan(NamedTuple):
+    """Where messages go: edge e from node src[e] to node dst[e]."""
+
+    src: Tensor  # (E,)
+    dst: Tensor  # (E,)
+    difference: SparseScaleInfo  # row e is h[dst[e]] − h[src[e]]
+    mean: SparseScaleInfo  # row i is the mean over the edges into i, 0 where there is none
+
+    def to(self, device: torch.device | str) -> MessagePlan:
+        """The same on another device."""
+        src, dst, difference, mean = self
+        return MessagePlan(src.to(device), dst.to(device), difference.to(device), mean.to(device))
+
+
+def message_plan(src: Tensor, dst: Tensor, num_nodes: int) -> MessagePlan:
+    """The tables of a graph, built once and used by every layer and every step.
+
+    Args:
+        src: (E,) nodes that messages come from.
+        dst: (E,) nodes that they go to, in any order.
+        num_nodes: how many nodes there are.
+    """
+    edges = torch.arange(len(dst), device=dst.device)
+    ends = torch.stack([dst, src], 1).flatten()
+    signs = torch.tensor([1.0, -1.0], device=dst.device).repeat(len(dst))
+    difference, _ = sparse_scale_infos(ends, edges.repeat_interleave(2), signs, len(dst), num_nodes)
+    arrivals = torch.bincount(dst, minlength=num_nodes)
+    mean, _ = sparse_scale_infos(edges, dst, 1 / arrivals[dst], num_nodes, len(dst))
+    return MessagePlan(src, dst, difference, mean)
+
+
+class GradeNormalization(MultivectorModule):
+    """x_j / (σ(a[g]) (‖x_g‖ − 1) + 1 + 1e-6): by something between 1 and the grade's own norm.
+
+    ‖x_g‖ = |⟨x̃_g x_g⟩₀|^½, smooth at 0.  Parameter: a (n+1, F), zeros.
+
+    Args:
+        features: F.
+        algebra: of the multivectors.
+    """
+
+    def __init__(self, features: int, algebra: Algebra) -> None:
+        super().__init__(algebra)
+        self.features = features
+        self.a = nn.Parameter(torch.zeros(algebra.n + 1, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X and the result: (B, rows, F)."""
+        self.check(x, self.features)
+        return _computed(self.algebra, "grade_normalization", x=x, a=self.a)
+
+
+class SteerableGeometricProduct(MultivectorModule):
+    """z = (L x + x · ν(R x)) / √2: a linear map, and the weighted product with another.
+
+    ν is a `GradeNormalization`.  Parameters: weight (F, P), and those of L, R and ν.
+
+    Args:
+        features: F, of input and output.
+        algebra: of the multivectors.
+    """
+
+    def __init__(self, features: int, algebra: Algebra) -> None:
+        super().__init__(algebra)
+        self.normalization = GradeNormalization(features, algebra)
+        self.linear_right = MultivectorLinear(features, features, algebra, bias=False)
+        self.linear_left = MultivectorLinear(features, features, algebra)
+        self.weight = nn.Parameter(torch.empty(features, len(algebra.paths)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 1/√(n+1)): products keep the scale of the features."""
+        nn.init.normal_(self.weight, std=(self.algebra.n + 1) ** -0.5)
+
+    def forward(self, x: Tensor, norm: MVLayerNorm | None = None) -> Tensor:
+        """X and the result: (B, rows, F).  With a norm, norm(z) in the same pass."""
+        tensors = {
+            "x": x,
+            "left": self.linear_left(x),
+            "right": self.linear_right(x),
+            "weight": self.weight.T,
+            "scale": self.normalization.a,
+        }
+        if norm is None:
+            return _computed(self.algebra, "steerable", **tensors)
+        return _computed(self.algebra, "steerable norm", **tensors, a=norm.a.unsqueeze(0))
+
+
+def _computed(algebra: Algebra, program: str, **tensors: Tensor) -> Tensor:
+    """The result of a program: the name of its builder and its words."""
+    builder, *words = program.split(" ")
+    inputs = same_kind(**tensors)
+    (result,) = run(key(builder, algebra, *words), backend_for(None, algebra, inputs), *inputs)
+    return result
+
+
+class CEMLP(nn.Module):
+    """Twice: linear map, gate, steerable product, norm.
+
+    Args:
+        in_features: F of the input.
+        features: F in the middle and of the output.
+        algebra: of the multivectors.
+    """
+
+    def __init__(self, in_features: int, features: int, algebra: Algebra) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(
+                nn.Sequential(
+                    MultivectorLinear(width, features, algebra),
+                    MVSiLU(features, algebra),
+                    SteerableGeometricProduct(features, algebra),
+                    MVLayerNorm(features, algebra),
+                )
+                for width in (in_features, features)
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X (B, rows, in_features), the result (B, rows, features)."""
+        for layer in self.layers:
+            linear, gate, product, norm = layer.children()
+            x = product(gate(linear(x)), norm)
+        return x
+
+
+class EGCL(nn.Module):
+    """h_i ← h_i + ψ(h_i, mean_{j → i} φ(h_i − h_j, a_ij)), an equivariant graph layer.
+
+    Args:
+        features: F of the nodes.
+        algebra: of the multivectors.
+        edge_features: F of the edges' multivectors a_ij; 0 for none.
+    """
+
+    def __init__(self, features: int, algebra: Algebra, edge_features: int = 0) -> None:
+        super().__init__()
+        self.edge_features = edge_features
+        self.edge_model = CEMLP(features + edge_features, features, algebra)
+        self.node_model = CEMLP(2 * features, features, algebra)
+
+    def forward(self, h: Tensor, plan: MessagePlan, edge_attr: Tensor | None = None) -> Tensor:
+        """(B, nodes, F) and, with edge_features, (B, edges, edge_features) to (B, nodes, F)."""
+        given = 0 if edge_attr is None else edge_attr.shape[-1]
+        if given != self.edge_features:
+            raise ShapeError(
+                f"edge_attr has {given} features: EGCL was built for {self.edge_features}. "
+                f"Pass that many, or build EGCL(..., edge_features={given})."
+            )
+        difference = sparse_scale(h, plan.difference)
+        if edge_attr is not None:
+            difference = torch.cat([difference, edge_attr], -1)
+        mean = sparse_scale(self.edge_model(difference), plan.mean)
+        change: Tensor = self.node_model(torch.cat([h, mean], -1))
+        return h + change

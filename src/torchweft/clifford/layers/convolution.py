@@ -1,0 +1,191 @@
+"""Clifford convolutions: the sum in a convolution multiplies multivectors.
+
+    y[o](s) = Σ_(c,t) x[c](s + t) · w[o, c](t) + bias[o]
+
+They are torch's convolutions on B·C channels, with a weight of blocks from the Cayley table:
+block (j, i) is ± w_k for the blade k with e_i e_k = ± e_j, or 0.  Layout and conventions are those
+of cliffordlayers: (N, C, spatial…, B), the weight on the right.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchweft.clifford.algebra import Algebra
+from torchweft.errors import ShapeError
+
+__all__ = ["CliffordConv1d", "CliffordConv2d", "CliffordConv3d", "clifford_conv"]
+
+Sizes = int | tuple[int, ...]
+
+_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+
+
+def clifford_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    algebra: Algebra,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tensor:
+    """y[o](s) = Σ_(c,t) x[c](stride·s + dilation·t) · weight[o, c](t) + bias[o].
+
+    Args:
+        x: (N, C_in, spatial…, B), one to three spatial dimensions.
+        weight: (B, C_out, C_in/groups, kernel…).
+        bias: (B, C_out), or None.
+        algebra: of the multivectors.
+        stride: as in torch.
+        padding: as in torch.
+        dilation: as in torch.
+        groups: as in torch: channels are grouped, blades are not.
+
+    Returns:
+        (N, C_out, spatial…, B).
+    """
+    table = algebra.cayley(weight.dtype).to(weight.device)
+    return _convolve(x, weight, bias, table, stride, padding, dilation, groups)
+
+
+def _convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    table: Tensor,
+    stride: Sizes,
+    padding: Sizes | str,
+    dilation: Sizes,
+    groups: int,
+) -> Tensor:
+    blades = len(table)
+    _check(x, weight, blades, groups)
+    # channels (group, blade, channel of the group)
+    channels = torch.unflatten(x.movedim(-1, 1), 2, (groups, -1)).transpose(1, 2).flatten(1, 3)
+    # [out blade, in blade] of matrices: one term each, so no rounding
+    blocks = torch.tensordot(table.movedim(1, 0), torch.unflatten(weight, 1, (groups, -1)), 1)
+    # (j, i, group, o, c, kernel…) to ((group, j, o), (i, c), kernel…)
+    blocks = blocks.permute(2, 0, 3, 1, 4, *range(5, blocks.dim())).flatten(0, 2).flatten(1, 2)
+    if bias is not None:
+        bias = torch.unflatten(bias, 1, (groups, -1)).transpose(0, 1).flatten()
+    out: Tensor = _CONVOLUTIONS[weight.dim() - 3](
+        channels, blocks, bias, stride=stride, padding=padding, dilation=dilation, groups=groups
+    )
+    split = torch.unflatten(out, 1, (groups, blades, -1))
+    return split.transpose(1, 2).flatten(2, 3).movedim(1, -1)
+
+
+class _CliffordConv(nn.Module):
+    """A convolution of multivectors in `dims` spatial dimensions; see `clifford_conv`.
+
+    Args:
+        algebra: of the multivectors.
+        in_channels: multivectors that come in.
+        out_channels: multivectors that go out.
+        kernel_size: one number, or one for each spatial dimension.
+        stride: as in torch.
+        padding: as in torch.
+        dilation: as in torch.
+        groups: as in torch: channels are grouped, blades are not.
+        bias: whether there is one, a multivector for each output channel.
+    """
+
+    dims: int
+    table: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        algebra: Algebra,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes | str = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ShapeError(
+                f"in_channels is {in_channels}, out_channels {out_channels}, groups {groups}: "
+                "groups must divide both. Change the channels or the groups."
+            )
+        kernel = (kernel_size,) * self.dims if isinstance(kernel_size, int) else kernel_size
+        if len(kernel) != self.dims:
+            raise ShapeError(
+                f"kernel_size is {kernel}: {type(self).__name__} needs {self.dims} sizes. "
+                "Give one number, or one for each spatial dimension."
+            )
+        self.algebra = algebra
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        shape = (algebra.num_blades, out_channels, in_channels // groups, *kernel)
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(algebra.num_blades, out_channels)) if bias else None
+        # on the weight's device, so that no call copies it there
+        self.register_buffer("table", algebra.cayley(self.weight.dtype), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within ±1/√(inputs that meet in an output): torch's rule for convolutions."""
+        inputs = self.algebra.num_blades * self.weight[0, 0].numel()
+        for parameter in self.parameters(recurse=False):
+            nn.init.uniform_(parameter, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X (N, C_in, spatial…, B), result (N, C_out, spatial…, B)."""
+        return _convolve(
+            x,
+            self.weight,
+            self.bias,
+            self.table,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+        )
+
+    def extra_repr(self) -> str:
+        """The algebra and the weight's shape."""
+        return f"{self.algebra}, weight={tuple(self.weight.shape)}, stride={self.stride}"
+
+
+class CliffordConv1d(_CliffordConv):
+    """`clifford_conv` of (N, C, s, B), with the arguments of torch's Conv1d after `algebra`."""
+
+    dims = 1
+
+
+class CliffordConv2d(_CliffordConv):
+    """`clifford_conv` of (N, C, s, t, B), with the arguments of torch's Conv2d after `algebra`."""
+
+    dims = 2
+
+
+class CliffordConv3d(_CliffordConv):
+    """`clifford_conv` of (N, C, s, t, u, B), with the arguments of Conv3d after `algebra`."""
+
+    dims = 3
+
+
+def _check(x: Tensor, weight: Tensor, blades: int, groups: int) -> None:
+    dims = weight.dim() - 3
+    if dims not in _CONVOLUTIONS or weight.shape[0] != blades:
+        raise ShapeError(
+            f"weight is {tuple(weight.shape)}: it must be ({blades}, C_out, C_in/groups, "
+            "kernel…) with 1 to 3 kernel sizes. Stack one matrix of kernels for each blade."
+        )
+    channels = weight.shape[2] * groups
+    if x.dim() != dims + 3 or x.shape[-1] != blades or x.shape[1] != channels:
+        raise ShapeError(
+            f"x is {tuple(x.shape)}: it must be (N, {channels}, {dims} spatial sizes, {blades}). "
+            "Move the blades last and the channels second."
+        )

@@ -1,0 +1,356 @@
+"""The layers of the geometric algebra transformer (GATr) and of L-GATr, blades first or last.
+
+A token carries multivectors (B, batch…, items, F), or (batch…, items, F, B) with blade_dim=-1, and
+plain scalars (batch…, items, S).  `torchweft.clifford.layers.checkpoints` loads the originals'
+weights.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.functions import involutions
+from torchweft.clifford.functions import products as ops
+from torchweft.clifford.layers.attention import geometric_attention
+from torchweft.clifford.layers.equilinear import MixedLinear
+from torchweft.clifford.layers.module import PGA, MultivectorModule, grade_squares
+from torchweft.errors import ShapeError
+
+__all__ = [
+    "EquiLayerNorm",
+    "GATr",
+    "GATrBlock",
+    "GeometricBilinear",
+    "GeometricMLP",
+    "ScalarGatedNonlinearity",
+    "SelfAttention",
+    "equivariant_join",
+    "join",
+]
+
+
+def join(x: Tensor, y: Tensor, algebra: Algebra = PGA, *, blade_dim: int = 0) -> Tensor:
+    """dual(dual(x) ∧ dual(y)): `regressive` with GATr's signs.
+
+    `regressive` undoes the dual at the end.  Applying it once more instead changes grade k by
+    (−1)^(k(n−k)): the grade involution for even n, nothing for odd n.
+    """
+    out = ops.regressive(x, y, algebra, blade_dim=blade_dim)
+    return out if algebra.n % 2 else involutions.grade_involution(out, algebra, blade_dim=blade_dim)
+
+
+def equivariant_join(
+    x: Tensor, y: Tensor, reference: Tensor, algebra: Algebra = PGA, *, blade_dim: int = 0
+) -> Tensor:
+    """r · join(x, y): the join changes sign under reflections, and so does r.
+
+    r is the coefficient in `reference` of the product of all vectors that are not null: e123 in
+    PGA.  `reference` is like x, or broadcasts with it.
+    """
+    body = sum(1 << i for i, square in enumerate(algebra.metric) if square)
+    orientation = reference.movedim(blade_dim, 0)[algebra.positions[body]].unsqueeze(blade_dim)
+    return orientation * join(x, y, algebra, blade_dim=blade_dim)
+
+
+class EquiLayerNorm(MultivectorModule):
+    """x / √max(eps, mean over features of Σ_g |Σ_(j∈g) q_j x_j²|), and layer norm of the scalars.
+
+    Args:
+        algebra: of the multivectors.
+        eps: the least mean square that is divided by.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(self, algebra: Algebra = PGA, eps: float = 0.01, *, blade_dim: int = 0) -> None:
+        super().__init__(algebra, blade_dim)
+        self.eps = eps
+
+    def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
+        """Both like what was given."""
+        self.check(x)
+        first = self.blades_first(x)
+        sizes = grade_squares(first, self.algebra).abs().sum(0, keepdim=True)
+        scale = sizes.mean(-1, keepdim=True).clamp(min=self.eps).rsqrt()
+        y = self.blades_back((first * scale).to(x.dtype))
+        return y, functional.layer_norm(scalars, scalars.shape[-1:])
+
+
+class ScalarGatedNonlinearity(nn.Module):
+    """gelu(x₀) · x by the tanh formula, and gelu of the scalars by the exact one, as in GATr.
+
+    Args:
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(self, *, blade_dim: int = 0) -> None:
+        super().__init__()
+        self.blade_dim = blade_dim
+
+    def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
+        """Both like what was given."""
+        gates = functional.gelu(x.narrow(self.blade_dim, 0, 1), approximate="tanh")
+        return gates * x, functional.gelu(scalars)
+
+
+class GeometricBilinear(nn.Module):
+    """linear(concat(a b, r · join(c, d))), with a, b, c, d four linear maps of the input.
+
+    Args:
+        in_features: F_in.
+        out_features: F_out.
+        in_scalars: S_in.
+        out_scalars: S_out.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        in_scalars: int,
+        out_scalars: int,
+        algebra: Algebra = PGA,
+        *,
+        blade_dim: int = 0,
+    ) -> None:
+        super().__init__()
+        if out_features % 2:
+            raise ShapeError(
+                f"out_features is {out_features}: half of them come from the product, half from "
+                "the join. Give an even number."
+            )
+        self.algebra, self.blade_dim = algebra, blade_dim
+        shape = (in_features, out_features // 2, in_scalars, 0, algebra)
+        self.linear_left = MixedLinear(*shape, blade_dim=blade_dim)
+        self.linear_right = MixedLinear(*shape, blade_dim=blade_dim)
+        self.linear_join_left = MixedLinear(*shape, blade_dim=blade_dim)
+        self.linear_join_right = MixedLinear(*shape, blade_dim=blade_dim)
+        self.linear_out = MixedLinear(
+            out_features, out_features, in_scalars, out_scalars, algebra, blade_dim=blade_dim
+        )
+        # the product starts near a · 1: gradients reach a from the first step
+        nn.init.ones_(self.linear_right.s2mvs.bias)
+
+    def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, batch…, F_in), (batch…, S_in), and a reference that broadcasts with x for r."""
+        left, right, join_left, join_right = (
+            linear(x, scalars)[0]
+            for linear in (
+                self.linear_left,
+                self.linear_right,
+                self.linear_join_left,
+                self.linear_join_right,
+            )
+        )
+        product = ops.geometric_product(left, right, self.algebra, blade_dim=self.blade_dim)
+        joined = equivariant_join(
+            join_left, join_right, reference, self.algebra, blade_dim=self.blade_dim
+        )
+        both = torch.cat([product, joined], -1 if self.blade_dim == 0 else -2)
+        out: tuple[Tensor, Tensor] = self.linear_out(both, scalars)
+        return out
+
+
+class GeometricMLP(nn.Module):
+    """Bilinear layer to twice the features, gated nonlinearity, linear layer back: GATr's GeoMLP.
+
+    Args:
+        features: F.
+        scalars: S.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+    """
+
+    def __init__(
+        self, features: int, scalars: int, algebra: Algebra = PGA, *, blade_dim: int = 0
+    ) -> None:
+        super().__init__()
+        wide = (2 * features, 2 * scalars)
+        self.bilinear = GeometricBilinear(
+            features, wide[0], scalars, wide[1], algebra, blade_dim=blade_dim
+        )
+        self.gate = ScalarGatedNonlinearity(blade_dim=blade_dim)
+        self.linear = MixedLinear(wide[0], features, wide[1], scalars, algebra, blade_dim=blade_dim)
+
+    def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+        """Both like what was given."""
+        out: tuple[Tensor, Tensor] = self.linear(*self.gate(*self.bilinear(x, scalars, reference)))
+        return out
+
+
+class SelfAttention(nn.Module):
+    """Geometric attention of items over items, between linear maps.
+
+    Args:
+        features: F.
+        scalars: S.
+        heads: how many.
+        multi_query: the heads share keys and values, as in GATr unless told otherwise.
+        algebra: of the multivectors.
+        growth: how many times the features that come in the heads have together.
+        pseudoscalar: see `EquiLinear`.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+    """
+
+    log_weights: nn.Parameter | None
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        heads: int = 8,
+        multi_query: bool = True,
+        algebra: Algebra = PGA,
+        *,
+        growth: int = 2,
+        pseudoscalar: bool = False,
+        blade_dim: int = 0,
+    ) -> None:
+        super().__init__()
+        self.algebra, self.blade_dim, self.heads = algebra, blade_dim, heads
+        hidden = (max(growth * features // heads, 1), max(growth * scalars // heads, 4))
+        wide = (heads * hidden[0], heads * hidden[1])
+        shared = hidden if multi_query else wide
+        linear = functools.partial(
+            MixedLinear, algebra=algebra, pseudoscalar=pseudoscalar, blade_dim=blade_dim
+        )
+        self.q_linear = linear(features, wide[0], scalars, wide[1])
+        self.k_linear = linear(features, shared[0], scalars, shared[1])
+        self.v_linear = linear(features, shared[0], scalars, shared[1])
+        self.out_linear = linear(wide[0], features, wide[1], scalars)
+        self.hidden = hidden
+        # of distances, which need points and hence a null vector
+        has_points = algebra.metric.count(0) == 1
+        self.log_weights = nn.Parameter(torch.zeros(heads, hidden[0])) if has_points else None
+
+    def forward(
+        self, x: Tensor, scalars: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes."""
+        (q, q_s), (k, k_s), (v, v_s) = (
+            self._heads(*linear(x, scalars))
+            for linear in (self.q_linear, self.k_linear, self.v_linear)
+        )
+        h, t = geometric_attention(
+            q,
+            k,
+            v,
+            q_s,
+            k_s,
+            v_s,
+            self.algebra,
+            weights=None if self.log_weights is None else self.log_weights.exp(),
+            mask=mask,
+        )
+        # (…, heads, items, hidden) to (…, items, heads · hidden)
+        h, t = (a.transpose(-3, -2).flatten(-2) for a in (h, t))
+        out: tuple[Tensor, Tensor] = self.out_linear(h.movedim(0, self.blade_dim), t)
+        return out
+
+    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
+        """(…, items, hidden · heads) to (…, heads, items, hidden); shared ones are expanded."""
+        split = [
+            torch.unflatten(y, -1, (hidden, -1)).movedim(-1, -3)
+            for y, hidden in zip((x.movedim(self.blade_dim, 0), scalars), self.hidden, strict=True)
+        ]
+        return [y.expand(*y.shape[:-3], self.heads, *y.shape[-2:]) for y in split]
+
+
+class GATrBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), on multivectors and scalars.
+
+    Args:
+        features: F.
+        scalars: S.
+        heads: of the attention.
+        multi_query: see `SelfAttention`.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+    """
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        heads: int = 8,
+        multi_query: bool = True,
+        algebra: Algebra = PGA,
+        *,
+        blade_dim: int = 0,
+    ) -> None:
+        super().__init__()
+        self.norm = EquiLayerNorm(algebra, blade_dim=blade_dim)
+        self.attention = SelfAttention(
+            features, scalars, heads, multi_query, algebra, blade_dim=blade_dim
+        )
+        self.mlp = GeometricMLP(features, scalars, algebra, blade_dim=blade_dim)
+
+    def forward(
+        self, x: Tensor, scalars: Tensor, reference: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Both like what was given; `reference` orients the join, see `equivariant_join`."""
+        dx, ds = self.attention(*self.norm(x, scalars), mask)
+        x, scalars = x + dx, scalars + ds
+        dx, ds = self.mlp(*self.norm(x, scalars), reference)
+        return x + dx, scalars + ds
+
+
+class GATr(nn.Module):
+    """The geometric algebra transformer: a linear map, blocks, a linear map.
+
+    Args:
+        in_features: multivectors of an item that come in.
+        out_features: multivectors that go out.
+        features: F of the blocks.
+        in_scalars: scalars of an item that come in.
+        out_scalars: scalars that go out.
+        scalars: S of the blocks.
+        blocks: how many.
+        heads: of the attention.
+        multi_query: see `SelfAttention`.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        features: int,
+        in_scalars: int,
+        out_scalars: int,
+        scalars: int,
+        blocks: int = 10,
+        heads: int = 8,
+        multi_query: bool = True,
+        algebra: Algebra = PGA,
+        *,
+        blade_dim: int = 0,
+    ) -> None:
+        super().__init__()
+        self.blade_dim = blade_dim
+        linear = functools.partial(MixedLinear, algebra=algebra, blade_dim=blade_dim)
+        self.linear_in = linear(in_features, features, in_scalars, scalars)
+        self.blocks = nn.ModuleList(
+            GATrBlock(features, scalars, heads, multi_query, algebra, blade_dim=blade_dim)
+            for _ in range(blocks)
+        )
+        self.linear_out = linear(features, out_features, scalars, out_scalars)
+
+    def forward(
+        self, x: Tensor, scalars: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
+        items_features = (-2, -1) if self.blade_dim == 0 else (-3, -2)
+        reference = x.mean(items_features, keepdim=True)
+        x, scalars = self.linear_in(x, scalars)
+        for block in self.blocks:
+            x, scalars = block(x, scalars, reference, mask)
+        out: tuple[Tensor, Tensor] = self.linear_out(x, scalars)
+        return out

@@ -1,0 +1,1 @@
+"""Products that mix features: linear maps and fully connected products, as matrix products."""

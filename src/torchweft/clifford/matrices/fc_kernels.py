@@ -1,0 +1,287 @@
+"""Kernels of the fully connected product: pairs of blades, and back from their gradients.
+
+    t_(p,j)[b,n] = s[b,n] · Σ_((i,k) ∈ path p, e_i e_k = ±e_j) ± x_i[b,n] · y_k[b,n]
+
+s is 1, or the product of both gates Φ(x₀) Φ(y₀).  The pairs of out grade g are the left factor of
+one matrix product with the weights of its paths, so they lie as (blade j, row b, path p, feature
+n), grade after grade.  A program owns neighbouring rows and features, a thread some of them with
+all their blades in registers: x, y and every pair cross memory once.  Bound: memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from types import ModuleType
+from typing import NamedTuple
+
+from torchweft.clifford.algebra import Algebra
+from torchweft.core.gpu.launcher import Tile
+from torchweft.core.printing.modules import load
+
+__all__ = [
+    "ACCUMULATOR",
+    "DIALECTS",
+    "Layout",
+    "Pair",
+    "body",
+    "layout",
+    "pair_kernels",
+    "pair_tile",
+    "power_of_two",
+    "row_tile",
+]
+
+
+class Pair(NamedTuple):
+    """One of the pairs: where it lies, and its terms.
+
+    Args:
+        before: pairs of earlier grades, and of earlier blades of its grade.
+        paths: how many paths lead to its grade.
+        path: which of them it belongs to.
+        terms: (sign, left blade, right blade); none where the metric's zeros cancel them.
+    """
+
+    before: int
+    paths: int
+    path: int
+    terms: tuple[tuple[int, int, int], ...]
+
+
+class Layout(NamedTuple):
+    """How an algebra's pairs lie in memory.
+
+    Args:
+        pairs: by out grade, then blade, then path.
+        paths: of each out grade, as places in `Algebra.paths`.
+        groups: the out grades with as many blades and as many paths, g and n - g or one alone:
+            their matrix products have one shape.
+        most_terms: how many terms the longest pair has.
+    """
+
+    pairs: tuple[Pair, ...]
+    paths: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[int, ...], ...]
+    most_terms: int
+
+
+@functools.cache
+def layout(algebra: Algebra) -> Layout:
+    """The pairs of an algebra."""
+    of_pair: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for term in algebra.terms:
+        i, j, k, sign = term
+        path = algebra.path_of[algebra.grades_of(term)]
+        of_pair.setdefault((j, path), []).append((sign, i, k))
+    paths = tuple(
+        tuple(p for p, (_, out, _) in enumerate(algebra.paths) if out == grade)
+        for grade in range(algebra.n + 1)
+    )
+    per_blade = [len(paths[grade]) for grade in algebra.grades]
+    pairs = tuple(
+        Pair(before, per_blade[j], at, tuple(of_pair.get((j, path), ())))
+        for j, before in enumerate(itertools.accumulate(per_blade[:-1], initial=0))
+        for at, path in enumerate(paths[algebra.grades[j]])
+    )
+    shapes = [(blades, len(p)) for blades, p in zip(algebra.sizes, paths, strict=True)]
+    groups = tuple(
+        tuple(grade for grade, shape in enumerate(shapes) if shape == one)
+        for one in dict.fromkeys(shapes)
+    )
+    return Layout(pairs, paths, groups, max(len(pair.terms) for pair in pairs))
+
+
+DIALECTS = {
+    "gluon": (
+        "from triton.experimental import gluon\n"
+        "from triton.experimental.gluon import language as tl\n",
+        "@gluon.jit",
+        "    LAYOUT: tl.constexpr = tl.BlockedLayout(\n"
+        "        [BLOCK // (32 * tl.num_warps())], [32], [tl.num_warps()], [0])\n"
+        "    e = tl.arange(0, BLOCK, layout=LAYOUT)\n",
+    ),
+    "triton": (
+        "import triton\nimport triton.language as tl\n",
+        "@triton.jit",
+        "    e = tl.arange(0, BLOCK)\n",
+    ),
+}
+"""Imports, decorator, and the numbers of a program's elements.
+
+Gluon is told the layout that Triton would search for: large kernels compile in seconds instead of
+minutes.  Triton's own spelling is for the interpreter and for other vendors.
+"""
+
+ACCUMULATOR = """\
+    ACC: tl.constexpr = tl.float64 if {first}_ptr.dtype.element_ty == tl.float64 else tl.float32
+    block = R.to(tl.int64) * F
+    wide = R.to(tl.int64) * 0 + 1  # what a stride is multiplied by may pass 2^31
+"""
+
+PAIRS_HEAD = """
+
+{jit}(do_not_specialize=["R"])
+def {name}_kernel(
+    x_ptr, y_ptr, t_ptr, {operands}R, F,
+    stride_xb, stride_xr, stride_xf, stride_yb, stride_yr, stride_yf, {strides}
+    BLOCK: tl.constexpr, BLOCK_F: tl.constexpr,
+):
+{arange}{accumulator}    num_f = (F + BLOCK_F - 1) // BLOCK_F
+    pid = tl.program_id(0)
+    f = pid % num_f * BLOCK_F + e % BLOCK_F
+    row = pid.to(tl.int64) // num_f * (BLOCK // BLOCK_F) + e // BLOCK_F
+    m = (f < F) & (row < R)
+"""
+
+
+@functools.cache
+def pair_kernels(
+    algebra: Algebra,
+    gated: bool,
+    scaled: bool,
+    dialect: str,
+    gradients: str = "",
+    finds: bool = False,
+) -> ModuleType:
+    """The module with `pairs_kernel`, or with the `turn_kernel` of some gradients.
+
+    Args:
+        algebra: whose pairs.
+        gated: whether x and y are scaled by their gates.
+        scaled: whether pairs, and what is computed from their gradients, have a factor for each
+            row in `scale_ptr`.
+        dialect: a key of DIALECTS.
+        gradients: "x", "y" or "xy": what `turn_kernel` computes from the pairs' gradients.
+        finds: whether `pairs_kernel` finds these factors, as its program owns a whole row.
+    """
+    name = "turn" if gradients else "pairs"
+    operands = "scale_ptr, " * scaled + "".join(f"g{v}_ptr, " for v in gradients)
+    imports, jit, arange = DIALECTS[dialect]
+    head = PAIRS_HEAD.format(
+        jit=jit,
+        arange=arange,
+        accumulator=ACCUMULATOR.format(first="x"),
+        name=name,
+        operands=operands,
+        strides="stride_gb," if gradients else "",
+    )
+    lines = _loads(algebra)
+    if finds:
+        lines += _found(algebra)
+    elif scaled:
+        lines.append("scale = tl.load(scale_ptr + row, mask=row < R, other=0.0)")
+    lines += _factor(gated, scaled)
+    lines += _turn(algebra, gated, scaled, gradients) if gradients else _pairs(algebra)
+    return load(f"clifford_{name}", imports + head + body(lines))
+
+
+def pair_tile(algebra: Algebra, features: int, gradients: str = "") -> Tile:
+    """(BLOCK, BLOCK_F): about 64 numbers of x, y and what else a thread keeps."""
+    block = _most(algebra, gradients)
+    return Tile((block, min(block, 1 << max(features - 1, 0).bit_length())), 4)
+
+
+def row_tile(algebra: Algebra, features: int) -> Tile | None:
+    """The same for a program that owns one whole row; None if a row is too long."""
+    block = max(128, 1 << max(features - 1, 0).bit_length())
+    return Tile((block, block), 4) if block <= _most(algebra) else None
+
+
+def _most(algebra: Algebra, gradients: str = "") -> int:
+    return 128 * max(1, min(8, (16 if gradients else 32) // algebra.num_blades))
+
+
+def power_of_two(row: str) -> list[str]:
+    """`scale`, from 2⁻⁶⁰ to 2⁶⁰, which brings `bound` to at least 2¹⁴, below 2¹⁵; it is stored.
+
+    Two of them multiply without overflow.  An fp32 number is below 2^(its exponent's bits − 126).
+    """
+    return [
+        "k = tl.minimum(tl.maximum(141 - (bound.to(tl.int32, bitcast=True) >> 23), -60), 60)",
+        "scale = ((127 + k) << 23).to(tl.float32, bitcast=True)",
+        f"tl.store(scale_ptr + {row}, scale)",
+    ]
+
+
+def _loads(algebra: Algebra) -> list[str]:
+    """The blades of x and y."""
+    lines = []
+    for name in "xy":
+        for i in range(algebra.num_blades):
+            at = f"(wide * {i} * stride_{name}b + row * stride_{name}r) + f * stride_{name}f"
+            lines.append(f"{name}{i} = tl.load({name}_ptr + {at}, mask=m, other=0.0).to(ACC)")
+    return lines
+
+
+def _found(algebra: Algebra) -> list[str]:
+    """The factor of the program's row: no pair has more terms, and no term is larger."""
+    lines = []
+    for name in "xy":
+        most = f"most_{name}"
+        lines.append(f"{most} = tl.abs({name}0)")
+        others = range(1, algebra.num_blades)
+        lines += [f"{most} = tl.maximum({most}, tl.abs({name}{i}))" for i in others]
+    terms = layout(algebra).most_terms
+    lines.append(f"bound = {terms}.0 * tl.max(most_x, 0) * tl.max(most_y, 0)")
+    return lines + power_of_two("pid")
+
+
+def _factor(gated: bool, scaled: bool) -> list[str]:
+    """The factor s of all that is stored."""
+    factors = ["scale"] * scaled
+    lines = []
+    if gated:
+        lines += [f"gate_{v} = 0.5 + 0.5 * tl.erf({v}0 * 0.7071067811865476)" for v in "xy"]
+        factors += ["gate_x", "gate_y"]
+    return [*lines, f"s = {' * '.join(factors)}" if factors else "s = 1.0"]
+
+
+def _pairs(algebra: Algebra) -> list[str]:
+    """The pairs of x and y, written."""
+    lines = []
+    for pair in layout(algebra).pairs:
+        products = [f"{'-' if sign < 0 else '+'} x{i} * y{k}" for sign, i, k in pair.terms]
+        value = " ".join(products).removeprefix("+ ")
+        value = f"s * ({value})" if products else "row * 0"
+        lines.append(f"tl.store({_address(pair)}, ({value}).to(t_ptr.dtype.element_ty), mask=m)")
+    return lines
+
+
+def _turn(algebra: Algebra, gated: bool, scaled: bool, gradients: str) -> list[str]:
+    """The gradients of the pairs, read, become gradients of x and y.
+
+    dx and dy are at first those of the product without gates.  x's gate is one factor of it all:
+    its gradient adds φ(x₀) Φ(y₀) Σ_i x_i dx_i to that of x₀.
+    """
+    lines, seen = [], set()
+    for pair in filter(lambda pair: pair.terms, layout(algebra).pairs):
+        lines.append(f"g = tl.load({_address(pair)}, mask=m, other=0.0).to(ACC)")
+        for name in gradients:
+            for sign, i, k in pair.terms:
+                target, other = (f"dx{i}", f"y{k}") if name == "x" else (f"dy{k}", f"x{i}")
+                operation = "+=" if target in seen else "="
+                lines.append(f"{target} {operation} {'-' * (sign < 0)}g * {other}")
+                seen.add(target)
+    for name in gradients:
+        blades = range(algebra.num_blades)
+        if gated:
+            rest = f"gate_{'y' if name == 'x' else 'x'}" + " * scale" * scaled
+            dot = " + ".join(f"{name}{i} * d{name}{i}" for i in blades)
+            lines.append(f"of_gate = {rest} * 0.3989422804014327 * ({dot})")
+        for i in blades:
+            at = f"g{name}_ptr + (wide * {i} * stride_gb + row * F) + f"
+            value = f"s * d{name}{i}"
+            if gated and i == 0:
+                value += f" + of_gate * tl.exp(-0.5 * {name}0 * {name}0)"
+            lines.append(f"tl.store({at}, ({value}).to(g{name}_ptr.dtype.element_ty), mask=m)")
+    return lines
+
+
+def _address(pair: Pair) -> str:
+    return f"t_ptr + ({pair.before} * block + {pair.path} * F + row * ({pair.paths} * F)) + f"
+
+
+def body(lines: list[str]) -> str:
+    """The lines of a function."""
+    return "".join(f"    {line}\n" for line in lines)

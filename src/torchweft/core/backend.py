@@ -1,0 +1,64 @@
+"""Which backend serves a call: the fastest that can, or the one asked for, never another."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+from torchweft.errors import BackendError
+
+__all__ = ["BACKENDS", "choose", "interpreted"]
+
+BACKENDS = ("triton", "numba", "torch")
+"""In the order in which None tries them; `torch` serves every call."""
+
+
+@functools.cache
+def interpreted() -> bool:
+    """Whether Triton kernels of this process run on the CPU, in Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+@functools.cache
+def _why_not(backend: str, device: str) -> str | None:
+    """What keeps a backend from serving tensors on this kind of device; None if nothing does."""
+    if backend == "torch":
+        return None
+    if backend == "triton":
+        if not _installed("triton"):
+            return "triton is not installed: pip install triton"
+        if device != "cuda" and not interpreted():
+            return f"triton serves GPU tensors, these are on {device}: move them with .cuda()"
+        return None
+    if backend == "numba":
+        if not _installed("numba"):
+            return 'numba is not installed: pip install "torchweft[cpu]"'
+        if device != "cpu":
+            return f"numba serves CPU tensors, these are on {device}: move them with .cpu()"
+        return None
+    return f"there is no such backend; the backends are {', '.join(BACKENDS)}"
+
+
+@functools.cache
+def choose(backend: str | None, device: str) -> str:
+    """The backend for tensors on a kind of device ("cpu", "cuda", ...).
+
+    Raises:
+        BackendError: `backend` was asked for and cannot serve here.
+    """
+    if backend is None:
+        order = BACKENDS if device == "cuda" else ("numba", "torch")
+        return next(name for name in order if _why_not(name, device) is None)
+    if reason := _why_not(backend, device):
+        able = [name for name in BACKENDS if _why_not(name, device) is None]
+        raise BackendError(
+            f"backend={backend!r} was asked for on {device}: {reason}. "
+            f"Or pass one of {able}, or backend=None to let torchweft choose."
+        )
+    return backend

@@ -1,0 +1,1 @@
+"""Programs as numba loops: their source, what they call, and how they run on threads."""

@@ -1,0 +1,374 @@
+"""A program as one numba loop over tiles of positions, printed.
+
+    for each tile:  load the inputs' components · phases · store the results
+
+A tile's values lie in slots of `TILE` numbers in one small array, so that the compiler knows their
+distances, and a phase is one loop over positions that fills vector lanes.  Phases end at sums over
+the features, and at forms with many terms: those are walked term by term from a table, which
+compiles in no time.  Several short rows share a tile; rows that are summed over features and longer
+than a tile take several blocks of slots.  A loop of one phase over contiguous operands needs no
+loads: it reads them in place, and only results pass through the tile, as the compiler cannot know
+whether operands and results share memory.  Sums over rows are added tile by tile in a fixed part of
+the rows, so the bits do not depend on threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from torchweft.core.expressions.expr import SLOTS
+from torchweft.core.expressions.program import Program
+from torchweft.core.printing.dialect import Assign, Contract, Dialect, Sums
+from torchweft.core.printing.schedule import schedule
+
+__all__ = ["Loop", "printed"]
+
+STRAIGHT = 200
+"""Terms of a program that are printed one by one: more take long to compile, for a few per cent."""
+
+_IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+_HEADER = """
+# with loop_parts {parts}
+import math
+
+import numpy as np
+
+from torchweft.core.cpu.loop_parts import TILE, add, clear, finish, jit, load, store, totals, walk
+
+real = np.{dtype}
+
+@jit
+def normal_cdf(x):
+    return real(0.5) * math.erfc(x * real(-0.7071067811865476))
+
+
+@jit
+def exp(x):
+    return math.exp(x)
+
+
+@jit
+def sigmoid(x):
+    return real(1) / (real(1) + math.exp(-x))
+
+
+@jit
+def reciprocal(x):
+    return real(1) / x
+
+
+@jit
+def sqrt(x):
+    return math.sqrt(x)
+
+
+@jit
+def rsqrt(x):
+    return real(0) if x == real(0) else real(1) / math.sqrt(x)
+
+
+@jit
+def sign(x):
+    return real(1) if x > real(0) else (real(-1) if x < real(0) else real(0))
+
+"""
+
+_DIALECT = Dialect(
+    {
+        **{
+            f: f"{f}({{}})" for f in ("exp", "normal_cdf", "sigmoid", "reciprocal", "sqrt", "rsqrt")
+        },
+        **{f: f"{f}({{}})" for f in ("abs", "sign")},
+    },
+    lambda of: [],
+    lambda name, component: [],
+)
+
+
+class Loop(NamedTuple):
+    """A printed program.
+
+    Args:
+        source: defines `kernel(first, last, parts, num_rows, features, num_row, num_feature,
+            layout, places, pairs, terms, coefficients, *inputs, *outputs)` for some of the tasks.
+        inputs: the operands that it reads, by their place among the program's.
+        whole_rows: whether a task is a part of the rows, or that for one tile of the features.
+        layout: five integers for each input (slot, components, their strides to come), result
+            (with strides to come too, unless it is summed) and phase, see `loop_parts`.
+        places: the slot of each component of each result, -1 for zero.
+        pairs: slots of what is summed over features, and of the sums.
+        terms: slots (factor, factor, weight or -1, target) of the terms that are walked.
+        coefficients: theirs.
+    """
+
+    source: str
+    inputs: tuple[int, ...]
+    whole_rows: bool
+    layout: list[tuple[int, int, int, int, int]]
+    places: list[int]
+    pairs: list[tuple[int, int]]
+    terms: list[tuple[int, int, int, int]]
+    coefficients: list[float]
+
+
+Step = Assign | Sums | Contract
+
+
+class _Phase(NamedTuple):
+    """Steps that one loop over positions takes, or one `Sums`, or one walked `Contract`."""
+
+    steps: list[Step]
+    lines: list[str]
+    defined: set[str]
+    read: set[str]
+
+
+@functools.cache
+def _parts_version() -> str:
+    """Of the functions that a loop calls: its compiled form on disk holds theirs."""
+    text = pathlib.Path(__file__).with_name("loop_parts.py").read_bytes()
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=256)
+def printed(program: Program, dtype: str, contiguous: bool = False) -> Loop:
+    """The loop of a program in numpy's float32 or float64.
+
+    Args:
+        program: what to compute.
+        dtype: the name of numpy's type.
+        contiguous: whether each component of each operand is a run of numbers, one row.
+    """
+    return _Printer(program, contiguous).loop(dtype)
+
+
+class _Printer:
+    def __init__(self, program: Program, contiguous: bool) -> None:
+        self.program = program
+        self.steps, self.results = schedule(program)
+        self.used = [i for i, o in enumerate(program.inputs) if o.name in program.used()]
+        work = sum(
+            len(s.form.terms) * len(s.results) for s in self.steps if isinstance(s, Contract)
+        )
+        alone = (Sums,) if work <= STRAIGHT else (Sums, Contract)
+        self.phases = [_phase(steps, alone) for steps in _split(self.steps, alone)]
+        self.shown = {name for result in self.results for name in result.names if name}
+        # a result that is an operand goes through a slot
+        straight = all(phase.lines and self.shown <= phase.defined for phase in self.phases)
+        self.in_place = contiguous and straight and len(self.phases) == 1
+        self.slots: dict[str, int] = {}
+        self.sums = {r.operand: len(r.names) for r in self.results if r.summed}
+        self._give_slots()
+
+    def _give_slots(self) -> None:
+        """Operands and sums over rows in order, then what one phase leaves for another."""
+        for i in [] if self.in_place else self.used:
+            operand = self.program.inputs[i]
+            for c in range(operand.size):
+                self._slot(f"{operand.name}{c}")
+        for name, size in self.sums.items():
+            for c in range(size):
+                self._slot(f"{name}[{c}]")
+        needed = self.shown.union(*(phase.read for phase in self.phases))
+        for phase in self.phases:
+            # walked results stand together, to be zeroed at once
+            kept = phase.defined if not phase.lines else phase.defined & needed
+            for name in sorted(kept):
+                self._slot(name)
+
+    def _slot(self, name: str) -> int:
+        return self.slots.setdefault(name, len(self.slots))
+
+    def loop(self, dtype: str) -> Loop:
+        self.layout: list[tuple[int, int, int, int, int]] = []
+        self.places: list[int] = []
+        self.pairs: list[tuple[int, int]] = []
+        self.terms: list[tuple[int, int, int, int]] = []
+        self.coefficients: list[float] = []
+        self.whole_rows = any(isinstance(step, Sums) for step in self.steps)
+        for i in self.used:
+            operand = self.program.inputs[i]
+            self._span(self.slots.get(f"{operand.name}0", -1), operand.size)
+        self.outputs = {}
+        for result in self.results:
+            slot = self.slots[f"{result.operand}[0]"] if result.summed else 0
+            span = self._span(len(self.places), len(result.names), slot)
+            self.outputs[result.operand] = span
+            self.places += [self.slots[name] if name else -1 for name in result.names]
+        body = "\n".join(self._kernel())
+        source = _HEADER.format(dtype=dtype, parts=_parts_version()).lstrip() + body + "\n"
+        tables = self.layout, self.places, self.pairs, self.terms, self.coefficients
+        return Loop(source, tuple(self.used), self.whole_rows, *tables)
+
+    def _span(self, *numbers: int) -> str:
+        """A further row of the layout, by its text."""
+        self.layout.append((*numbers, *[0] * (5 - len(numbers))))  # type: ignore[arg-type]
+        return f"layout[{len(self.layout) - 1}]"
+
+    def _kernel(self) -> Iterator[str]:
+        operands = [f"in_{self.program.inputs[i].name}" for i in self.used]
+        outputs = [f"out_{result.operand}" for result in self.results]
+        names = "first, last, parts, num_rows, features, num_row, num_feature"
+        tables = "layout, places, pairs, terms, coefficients"
+        slots = len(self.slots)
+        yield from (
+            "",
+            "@jit",
+            f"def kernel({', '.join([names, tables, *operands, *outputs])}):",
+            f"    size = {slots} * TILE",
+            f"    most = {'max(features, 1)' if self.whole_rows else 'TILE'}",
+            "    columns = (features + most - 1) // most",
+            "    blocks = (min(most, features) + TILE - 1) // TILE",
+            "    tile = np.zeros(blocks * size, real)",
+            "    for task in range(first, last):",
+            "        part, start = task // columns, task % columns * most",
+            "        span = min(most, features - start)",
+            "        height = max(1, TILE // span)",
+            "        end = (part + 1) * num_rows // parts",
+        )
+        yield from _indented(self._prepare(), 2)
+        yield "        for row in range(part * num_rows // parts, end, height):"
+        yield "            rows = min(height, end - row)"
+        yield from _indented(self._tile(), 3)
+        yield from _indented(self._finish(), 2)
+
+    def _loads(self, by_row: bool) -> Iterator[str]:
+        """Load the operands with rows, or those without: for every row of a tile."""
+        rows = "row, at, rows, width" if by_row else "0 * row, at, height, width"
+        for place, i in enumerate(self.used):
+            operand = self.program.inputs[i]
+            if ("row" in operand.axes) == by_row:
+                yield f"load(block, layout[{place}], in_{operand.name}, {rows})"
+
+    def _views(self) -> Iterator[str]:
+        """Where the components lie that are read in place."""
+        for place, i in enumerate(self.used):
+            operand = self.program.inputs[i].name
+            for c in range(self.program.inputs[i].size):
+                if f"{operand}{c}" in self.phases[0].read:
+                    start = f"{c} * layout[{place}, 2] + at"
+                    yield f"given_{operand}{c} = in_{operand}[{start} : {start} + width]"
+
+    def _prepare(self) -> Iterator[str]:
+        """What a task loads once; zeros for its sums."""
+        lines = list(self._loads(by_row=False))
+        for name, number in self.sums.items():
+            lines.append(f"clear(block, {self._span(self.slots[f'{name}[0]'], number)})")
+        if lines:
+            yield "row = part * num_rows // parts"
+            yield from _of_blocks(lines)
+
+    def _tile(self) -> Iterator[str]:
+        """Load, all phases, store; whatever lies between two sums is done block by block."""
+        given = self._views() if self.in_place else self._loads(by_row=True)
+        lines = ["count = rows * width", *given]
+        for phase in self.phases:
+            step = phase.steps[0]
+            if isinstance(step, Sums):
+                yield from _of_blocks(lines)
+                lines = ["count = rows * width"]
+                begin = len(self.pairs)
+                self.pairs += [(self.slots[of], self.slots[n]) for n, of in step.of.items()]
+                span = self._span(begin, len(self.pairs))
+                yield f"totals(tile, size, blocks, pairs, {span}, rows, span)"
+            elif phase.lines:
+                lines += self._positions(phase)
+            else:
+                lines.append(self._walk(step))  # type: ignore[arg-type]
+        for result in self.results:
+            span, name = self.outputs[result.operand], result.operand
+            if result.summed:
+                lines.append(f"add(block, places, {span}, count)")
+            else:
+                lines.append(f"store(block, places, {span}, out_{name}, row, at, rows, width)")
+        yield from _of_blocks(lines)
+
+    def _positions(self, phase: _Phase) -> Iterator[str]:
+        yield "for q in range(count):"
+        for name in sorted(phase.read):
+            slot = self.slots.get(name)
+            value = f"given_{name}[q]" if slot is None else f"block[{slot} * TILE + q]"
+            yield f"    {name} = {value}"
+        yield from _indented(phase.lines, 1)
+        for name in sorted(phase.defined & self.slots.keys()):
+            yield f"    block[{self.slots[name]} * TILE + q] = {name}"
+
+    def _walk(self, step: Contract) -> str:
+        begin = len(self.terms)
+        for slot, names in step.results.items():
+            at = SLOTS.index(slot)
+            factors = [i for i in (0, 1, 3, 2) if i != at and SLOTS[i] in step.form.slots]
+            for coefficient, *components in sorted(step.form.terms, key=lambda t: t[1 + at]):
+                name = names.get(components[at])
+                read = [step.operands[i][components[i]] for i in factors]  # type: ignore[index]
+                if name and all(read):
+                    a, b, w = ([self.slots[r] for r in read if r] + [-1])[:3]
+                    self.terms.append((a, b, w, self.slots[name]))
+                    self.coefficients.append(coefficient)
+        slots = [self.slots[name] for names in step.results.values() for name in names.values()]
+        span = self._span(min(slots), len(slots), begin, len(self.terms))
+        return f"walk(block, terms, coefficients, {span}, count)"
+
+    def _finish(self) -> Iterator[str]:
+        """The sums over a part of the rows."""
+        if self.sums:
+            yield from _of_blocks(
+                f"finish(block, {self.outputs[name]}, out_{name}, "
+                "part, at, features, height, width)"
+                for name in self.sums
+            )
+
+
+def _of_blocks(lines: Iterable[str]) -> Iterator[str]:
+    yield from (
+        "for b in range(blocks):",
+        "    block = tile[b * size : (b + 1) * size]",
+        "    at, width = start + b * TILE, min(TILE, span - b * TILE)",
+    )
+    yield from _indented(lines, 1)
+
+
+def _indented(lines: Iterable[str], depth: int) -> Iterator[str]:
+    return (" " * (4 * depth) + line for line in lines)
+
+
+Kinds = tuple[type[Step], ...]
+
+
+def _split(steps: Iterable[Step], alone: Kinds) -> Iterator[list[Step]]:
+    """Runs of steps that are printed position by position; those of some kinds alone."""
+    run: list[Step] = []
+    for step in steps:
+        if isinstance(step, alone):
+            if run:
+                yield run
+            yield [step]
+            run = []
+        else:
+            run.append(step)
+    if run:
+        yield run
+
+
+def _phase(steps: list[Step], alone: Kinds) -> _Phase:
+    step = steps[0]
+    if isinstance(step, Sums):
+        return _Phase(steps, [], set(step.of), set(step.of.values()))
+    if isinstance(step, Contract) and Contract in alone:
+        read = {name for operand in step.operands if operand for name in operand if name}
+        defined = {name for names in step.results.values() for name in names.values()}
+        return _Phase(steps, [], defined, read)
+    lines = [line for step in steps for line in step.lines(_DIALECT)]
+    defined = {line.partition(" ")[0] for line in lines}
+    read = {name for line in lines for name in _IDENTIFIER.findall(line)}
+    known = {"num_row", "num_feature", *_DIALECT.functions}
+    # numba takes a literal for a double
+    typed = [_NUMBER.sub(lambda found: f"real({found[0]})", line) for line in lines]
+    return _Phase(steps, typed, defined, read - defined - known)

@@ -1,0 +1,1 @@
+"""Scalar expressions: build, share, differentiate, run in torch."""

@@ -1,0 +1,101 @@
+"""Functions of the inputs alone taken out of a program: torch computes them in vector lanes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torchweft.core.expressions.expr import (
+    FUNCTIONS,
+    Expr,
+    add,
+    apply,
+    contract,
+    multiply,
+    operands_of,
+    reachable,
+    total,
+)
+from torchweft.core.expressions.program import Operand, Output, Program
+
+__all__ = ["Hoisted", "hoisted", "rebuilt"]
+
+SLOW = ("exp", "normal_cdf", "sigmoid")
+
+AXES = {"hoisted": ("row", "feature"), "shared": ("feature",)}
+"""The further inputs, by name."""
+
+
+class Hoisted(NamedTuple):
+    """A program whose last inputs are values of expressions of the others.
+
+    Args:
+        program: what is left.
+        values: the components of each further input.
+    """
+
+    program: Program
+    values: tuple[tuple[Expr, ...], ...]
+
+
+@functools.lru_cache(maxsize=256)
+def hoisted(program: Program) -> Hoisted:
+    """The program with its slow functions of the inputs alone as further inputs."""
+    roots = [e for output in program.outputs for e in output.components]
+    nodes = reachable(roots)
+    pointwise: set[Expr] = set()
+    for node in nodes:
+        simple = node.kind in ("leaf", "const", "count", "add", "mul", *FUNCTIONS)
+        if simple and pointwise.issuperset(node.args):
+            pointwise.add(node)
+    slow = [node for node in nodes if node.kind in SLOW and node in pointwise]
+    operands: list[Operand] = []
+    values: list[tuple[Expr, ...]] = []
+    replaced: dict[Expr, Expr] = {}
+    for name, axes in AXES.items():
+        own = tuple(node for node in slow if node.axes == set(axes))
+        if own:
+            operand = Operand(name, len(own), axes)
+            operands.append(operand)
+            values.append(own)
+            replaced.update(zip(own, operand.leaves(), strict=True))
+    if not operands:
+        return Hoisted(program, ())
+    found = rebuilt(roots, replaced)
+    outputs = tuple(
+        Output(output.operand, tuple(found[e] for e in output.components))
+        for output in program.outputs
+    )
+    inputs = (*program.inputs, *operands)
+    return Hoisted(Program(f"{program.key} | hoisted", inputs, outputs), tuple(values))
+
+
+def rebuilt(roots: Iterable[Expr], replaced: dict[Expr, Expr]) -> dict[Expr, Expr]:
+    """What becomes of each node when some are replaced."""
+    found = dict(replaced)
+    forms: dict[Expr, tuple[Expr, ...]] = {}
+    nodes = reachable(roots)
+    owns = [e for node in nodes if node.kind == "form" for e in node.data.own or ()]
+    for node in reachable([*owns, *nodes]):
+        if node in found:
+            continue
+        args = [found[arg] for arg in node.args] if node.kind not in ("form", "part") else []
+        if node.kind == "form":
+            form, slot, _ = node.data
+            given = operands_of(node)
+            operands = tuple(None if o is None else tuple(found[e] for e in o) for o in given)
+            forms[node] = contract(form, slot, operands)
+        elif node.kind == "part":
+            found[node] = forms[node.args[0]][node.data]
+        elif node.kind == "add":
+            found[node] = add(*args)
+        elif node.kind == "mul":
+            found[node] = multiply(*args)
+        elif node.kind == "total":
+            found[node] = total(args[0], node.data)
+        elif node.kind in FUNCTIONS:
+            found[node] = apply(node.kind, *args)
+        else:
+            found[node] = node
+    return found

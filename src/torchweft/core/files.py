@@ -1,0 +1,24 @@
+"""Where torchweft keeps files from one process to the next, and how it writes them."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+
+__all__ = ["home", "write"]
+
+
+def home() -> pathlib.Path:
+    """$TORCHWEFT_CACHE_DIR or ~/.cache/torchweft."""
+    return pathlib.Path(
+        os.environ.get("TORCHWEFT_CACHE_DIR") or pathlib.Path.home() / ".cache" / "torchweft"
+    )
+
+
+def write(path: pathlib.Path, data: bytes) -> None:
+    """A new file, moved into its place: readers see the old one or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+    pathlib.Path(file.name).replace(path)

@@ -1,0 +1,1 @@
+"""Compile, cache and launch Triton kernels with little work on the host."""

@@ -1,0 +1,68 @@
+"""What the operands of an operation have in common: tensors, of one dtype and device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchweft.core.operators import autocast
+from torchweft.errors import DeviceError, DTypeError
+
+__all__ = ["check_tensors", "same_kind"]
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_tensors(**values: object) -> None:
+    """Raise unless each is a tensor.
+
+    Raises:
+        DTypeError: one is not, such as an array or a list; it is called by its name here.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise DTypeError(
+                f"{name} is a {type(value).__name__}: it must be a torch.Tensor. "
+                f"Pass torch.as_tensor({name})."
+            )
+
+
+def same_kind(**tensors: Tensor | None) -> list[Tensor]:
+    """The tensors, in autocast's dtype where that is on, of one floating dtype on one device."""
+    values = [t for t in tensors.values() if t is not None]
+    if not autocast.active() and _are_alike(values):
+        return values
+    given = {name: t for name, t in tensors.items() if t is not None}
+    check_tensors(**given)
+    if autocast.active():
+        given = {name: autocast.narrowed(t) for name, t in given.items()}
+    (first, reference), *rest = given.items()
+    if reference.dtype not in _FLOATS:
+        raise DTypeError(
+            f"{first} is {reference.dtype}: it must be float64, float32, bfloat16 or float16. "
+            f"Pass {first}.float()."
+        )
+    for name, tensor in rest:
+        if tensor.dtype != reference.dtype:
+            raise DTypeError(
+                f"{name} is {tensor.dtype} but {first} is {reference.dtype}: they must be the "
+                f"same. Pass {name}.to({first}.dtype), or use torch.autocast."
+            )
+        if tensor.device != reference.device:
+            raise DeviceError(
+                f"{name} is on {tensor.device} but {first} is on {reference.device}: they must be "
+                f"on one device. Pass {name}.to({first}.device)."
+            )
+    return list(given.values())
+
+
+def _are_alike(values: list[Tensor]) -> bool:
+    """Whether there is nothing to do and nothing to say."""
+    first = values[0]
+    if not isinstance(first, Tensor) or first.dtype not in _FLOATS:
+        return False
+    dtype, device = first.dtype, first.device
+    for value in values[1:]:
+        if not isinstance(value, Tensor) or value.dtype != dtype or value.device != device:
+            return False
+    return True

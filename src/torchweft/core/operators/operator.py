@@ -1,0 +1,259 @@
+"""The operator boundary: one body, one derivative rule, four doors.
+
+    raw door         eager calls that need no gradient: the dispatcher op `torchweft::<name>_raw`
+    eager door       eager calls with gradients: a ctx-style autograd.Function, the cheapest kind
+    transform door   torch.func, vmap and forward mode: an autograd.Function with jvp and vmap
+    compile door     torch.compile, export, AOTInductor: the registered op `torchweft::<name>`
+
+All doors run the same body and the same derivative rule.  The rule calls the operation itself,
+through the door it came by, so gradients of any order exist.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C._dynamo import eval_frame
+from torch.autograd import forward_ad
+
+from torchweft.errors import ShapeError
+
+__all__ = [
+    "LIBRARY",
+    "PLAIN",
+    "Operator",
+    "compiling",
+    "constant_when_compiling",
+    "outside_graphs",
+    "recording",
+    "transformed",
+    "unwatched",
+    "used",
+    "watched",
+]
+
+# torch's registration and autograd.Function carry no types
+LIBRARY: Any = torch.library.Library("torchweft", "DEF")  # type: ignore[no-untyped-call]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Call = Callable[..., Tensor]
+Gradients = Callable[[Call, Sequence[Any], Tensor, Sequence[bool]], tuple[Tensor | None, ...]]
+Batch = Callable[[Call, int, Sequence[int | None], Sequence[Any]], Tensor]
+
+
+# asked at every call, so looked up once
+PLAIN = (Tensor, torch.nn.Parameter)
+watched = torch._C._len_torch_dispatch_stack
+compiling = torch.compiler.is_compiling
+recording = torch.is_grad_enabled
+transformed = torch._C._are_functorch_transforms_active
+
+
+def unwatched(tensor: Tensor) -> bool:
+    """Whether nobody watches or replaces the dispatcher's work on a plain tensor."""
+    return type(tensor) in PLAIN and not watched() and not tensor.is_meta
+
+
+def used(ctx: Any, needed: Sequence[bool], tensors: Sequence[Tensor | None]) -> tuple[bool, ...]:
+    """Of gradients that inputs of a Function need, those that the running pass makes use of.
+
+    `needs_input_grad` was settled when the graph was made.  A pass for some inputs alone, such as
+    `torch.autograd.grad(energy, position)` of forces, uses none of the weights' gradients.
+
+    Args:
+        ctx: of the backward.
+        needed: for the last arguments of `apply`.
+        tensors: those arguments; no other was a tensor.
+    """
+    if sum(needed) < 2:  # else the pass would not be here
+        return tuple(needed)
+    nodes = (node for node, _ in ctx.next_functions)
+    found = []
+    for flag, tensor in zip(needed, tensors, strict=True):
+        node = None if tensor is None else next(nodes)
+        found.append(flag and _executed(node))
+    return tuple(found)
+
+
+def _executed(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf that autograd.grad was asked for
+        return True
+
+
+def constant_when_compiling(function: F) -> F:
+    """Let torch.compile call it with constants and keep the answer, instead of tracing into it.
+
+    As torch.compiler.assume_constant_result, which imports torch's compiler, and triton with it.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def outside_graphs(function: F) -> F:
+    """Let torch.compile break its graph at a call, once, instead of tracing what follows from data.
+
+    As torch.compiler.disable, which imports torch's compiler, and triton with it.
+    """
+    frame = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(frame, frame)  # of its own, and of those it calls
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    reason = "it depends on what tensors hold: call it once before, its result is kept"
+    function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
+    return function
+
+
+class Operator:
+    """An operation that is linear in each of its leading tensor arguments.
+
+    Args:
+        name: of the registered op `torchweft::<name>`, and of `<name>_raw`, without autograd.
+        schema: its arguments in torch's schema language, without defaults: the differentiable
+            tensors, then the index tensors, then the rest; the result is one fresh tensor.
+        linear: how many leading arguments are differentiable; all but the first may be None.
+        tables: how many index tensors follow them; each may be None.
+        body: computes the result on real tensors.
+        fake: an empty tensor of the result's shape and dtype, from the same arguments.
+        gradients: `(call, args, grad, needed) -> gradients` of the linear arguments, each None
+            where not needed; it uses `call` for the operation itself.
+        batch: `(call, size, in_dims, args) -> result` with the mapped dimension in front.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: str,
+        linear: int,
+        tables: int,
+        body: Call,
+        fake: Call,
+        gradients: Gradients,
+        batch: Batch,
+    ) -> None:
+        self.linear = linear
+        self.tensors = linear + tables
+        self.body = body
+        self.gradients = gradients
+        self.batch = batch
+        for full_name in (f"{name}_raw", name):
+            LIBRARY.define(f"{full_name}({schema}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+            for device in ("CPU", "CUDA"):
+                LIBRARY.impl(full_name, body, device)
+            torch.library.register_fake(f"torchweft::{full_name}", fake, lib=LIBRARY)
+        self.raw: Call = getattr(torch.ops.torchweft, f"{name}_raw").default
+        self.registered: Call = getattr(torch.ops.torchweft, name).default
+        self._eager = _eager_door(self)
+        self._transform = _transform_door(self)
+        torch.library.register_autograd(
+            f"torchweft::{name}",
+            functools.partial(_backward, self, self.registered),
+            setup_context=functools.partial(_remember, self),
+            lib=LIBRARY,
+        )
+        torch.library.register_vmap(
+            f"torchweft::{name}", functools.partial(_vmap, self, self.registered), lib=LIBRARY
+        )
+
+    def __call__(self, *args: Any) -> Tensor:
+        """The operation, by the door that the call needs."""
+        if compiling():
+            return self.registered(*args)
+        if transformed() or forward_ad._current_level >= 0:
+            return self._transform(*args)
+        if recording():
+            for a in args[: self.linear]:
+                if a is not None and a.requires_grad:
+                    return self._eager(args[self.linear :], *args[: self.linear])
+        return self.forward(*args)
+
+    def forward(self, *args: Any) -> Tensor:
+        """The result without a graph: the body itself for plain tensors, else the raw op.
+
+        The dispatcher costs as much as the body of a small call, and serves only those who watch
+        or replace it: dispatch modes (fake tensors, counters) and tensor subclasses.
+        """
+        if unwatched(args[0]):
+            return self.body(*args)
+        return self.raw(*args)
+
+
+def _remember(op: Operator, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None:
+    ctx.save_for_backward(*inputs[: op.tensors])
+    ctx.rest = inputs[op.tensors :]
+
+
+def _backward(op: Operator, call: Call, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    args = (*ctx.saved_tensors, *ctx.rest)
+    gradients = op.gradients(call, args, grad, ctx.needs_input_grad[: op.linear])
+    return (*gradients, *[None] * (len(args) - op.linear))
+
+
+def _vmap(
+    op: Operator, call: Call, info: Any, in_dims: Sequence[int | None], *args: Any
+) -> tuple[Tensor, int]:
+    if any(dim is not None for dim in in_dims[op.linear : op.tensors]):
+        raise ShapeError(
+            "an index table was given to torch.vmap as a mapped argument: tables must be the same "
+            "for the whole map. Pass in_dims=None for them, or call once for each table."
+        )
+    return op.batch(call, info.batch_size, in_dims, args), 0
+
+
+def _eager_door(op: Operator) -> Call:
+    tables = op.tensors - op.linear
+
+    class Eager(torch.autograd.Function):
+        # tables travel in one tuple: torch inspects every tensor argument at a price
+        @staticmethod
+        def forward(ctx: Any, rest: tuple[Any, ...], *linear: Any) -> Tensor:
+            ctx.save_for_backward(*linear, *rest[:tables])
+            ctx.rest = rest[tables:]
+            return op.forward(*linear, *rest)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            args = (*ctx.saved_tensors, *ctx.rest)
+            needed = used(ctx, ctx.needs_input_grad[1:], args[: op.linear])
+            return (None, *op.gradients(op, args, grad, needed))
+
+    # Function.apply looks for functorch's wrappers first; Operator.__call__ has seen to that
+    apply: Call = super(torch.autograd.Function, Eager).apply
+    return apply
+
+
+def _transform_door(op: Operator) -> Call:
+    class Transform(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Tensor:
+            return op.raw(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+            _remember(op, ctx, inputs)
+            ctx.save_for_forward(*inputs[: op.tensors])
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            return _backward(op, apply, ctx, grad)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Tensor:
+            args = (*ctx.saved_tensors, *ctx.rest)
+            changes = [
+                apply(*args[:i], tangent, *args[i + 1 :])
+                for i, tangent in enumerate(tangents[: op.linear])
+                if tangent is not None
+            ]
+            return functools.reduce(torch.add, changes)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            return _vmap(op, apply, info, in_dims, *args)
+
+    apply: Call = Transform.apply
+    return apply

@@ -1,0 +1,299 @@
+"""An operator on a list of tensors whose derivatives are operators again: gradients of any order.
+
+    torchweft::<name>(Tensor[] tensors, <rest>) -> Tensor[]
+
+Four doors, as in core/op.py: the raw op, an autograd.Function for eager gradients, one for
+torch.func and forward mode, and the registered op for torch.compile, export and AOTInductor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from torchweft.core.backend import interpreted
+from torchweft.core.explain import recording as explaining
+from torchweft.core.operators.operator import (
+    LIBRARY,
+    compiling,
+    recording,
+    transformed,
+    unwatched,
+    used,
+)
+
+__all__ = ["Kept", "ListOperator", "Rule"]
+
+Tensors = Sequence[Tensor]
+Rest = tuple[Any, ...]
+Results = tuple[Tensor, ...]
+Call = Callable[[Tensors, Rest], Results]
+
+
+Body = Callable[[Tensors], Results]
+
+
+class Kept(tuple[Any, ...]):
+    """The rest of a call whose tensors are of kinds that are settled: what follows is kept here.
+
+    Whoever makes one answers for it: wherever it comes along, tensors have the same shapes, dtypes
+    and devices, in any strides, and nobody writes to its tables.
+
+    Args:
+        rest: that of the call.
+        floats: how many tensors there are before the tables.
+        prepare: `(tensors, rest) -> body` for such tensors, asked at the first call; it needs no
+            number of theirs.
+    """
+
+    floats: int
+    prepare: Callable[[Tensors, Rest], Body]
+    body: Body | None
+    derived: dict[Any, Any]
+    begun: bool
+
+    def __new__(cls, rest: Rest, floats: int, prepare: Callable[[Tensors, Rest], Body]) -> Kept:
+        """A tuple that equals the rest."""
+        found = super().__new__(cls, rest)
+        found.floats, found.prepare, found.body, found.derived = floats, prepare, None, {}
+        found.begun = False
+        return found
+
+
+class Rule(Protocol):
+    """What an operator computes, and how it is differentiated and mapped.
+
+    Of its tensors those of floating point, which may be differentiated, come before the tables.
+    `call` is the operator by the door in use: `(tensors, rest) -> results`.
+
+    Attributes:
+        foretold: whether gradients are made by calls alone, whatever numbers the tensors hold.
+    """
+
+    foretold: bool
+
+    def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """The results on real tensors: fresh ones."""
+
+    def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """Empty tensors of the results' shapes and dtypes."""
+
+    def saved(self, results: Tensors) -> Tensors:
+        """What derivatives need of the results."""
+
+    def gradients(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        saved: Tensors,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> Sequence[Tensor | None]:
+        """The gradient of each tensor, None where it is not needed."""
+
+    def tangents(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        saved: Tensors,
+        directions: Sequence[Tensor | None],
+    ) -> Sequence[Tensor]:
+        """How the results change as the tensors move."""
+
+    def batch(
+        self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    ) -> Results:
+        """The results of a mapped call, the mapped dimension in front."""
+
+
+class ListOperator:
+    """`op(tensors, rest)` by the door that the call needs.
+
+    Args:
+        name: of the registered op `torchweft::<name>`, and of `<name>_raw`, without autograd.
+        schema: of the rest, in torch's schema language, without defaults.
+        rule: what it computes.
+    """
+
+    def __init__(self, name: str, schema: str, rule: Rule) -> None:
+        self.rule = rule
+        for full_name in (f"{name}_raw", name):
+            LIBRARY.define(
+                f"{full_name}(Tensor[] tensors, {schema}) -> Tensor[]",
+                tags=(torch.Tag.pt2_compliant_tag,),
+            )
+            for device in ("CPU", "CUDA"):
+                LIBRARY.impl(full_name, rule.body, device)
+            torch.library.register_fake(f"torchweft::{full_name}", rule.fake, lib=LIBRARY)
+        self._raw = getattr(torch.ops.torchweft, f"{name}_raw").default
+        self._op = getattr(torch.ops.torchweft, name).default
+        self._eager = _eager_door(self)
+        self._transform = _transform_door(self)
+        torch.library.register_autograd(
+            f"torchweft::{name}",
+            self._registered_backward,
+            setup_context=functools.partial(_remember, rule),
+            lib=LIBRARY,
+        )
+        torch.library.register_vmap(f"torchweft::{name}", self._registered_vmap, lib=LIBRARY)
+
+    def __call__(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results."""
+        if compiling():
+            return self.registered(tensors, rest)
+        if transformed() or forward_ad._current_level >= 0:
+            return self.mapped(tensors, rest)
+        if recording():
+            count = rest.floats if type(rest) is Kept else _floats(tensors)
+            for a in tensors[:count]:
+                if a.requires_grad:
+                    if type(rest) is Kept and not rest.begun:
+                        self._begin(tensors, rest)
+                    return self._eager(rest, tensors[count:], *tensors[:count])
+        return self.forward(tensors, rest)
+
+    def forward(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results without a graph: the body itself for plain tensors, else the raw op."""
+        if tensors and unwatched(tensors[0]):
+            if type(rest) is Kept and not explaining():
+                if rest.body is None:
+                    rest.body = rest.prepare(tensors, rest)
+                return rest.body(tensors)
+            return tuple(self.rule.body(tensors, *rest))
+        return self.raw(tensors, rest)
+
+    def _begin(self, tensors: Tensors, rest: Kept) -> None:
+        """Prepare a call and its gradients: their kernels are then compiled side by side."""
+        rest.begun = True
+        if self.rule.foretold and _compiles(tensors[0]) and not explaining():
+            with torch.no_grad():
+                results = self._prepared(tensors, rest)
+                saved = self.rule.saved(results)
+                needed = [t.requires_grad for t in tensors]
+                self.rule.gradients(self._prepared, tensors, rest, saved, results, needed)
+
+    def _prepared(self, tensors: Tensors, rest: Rest) -> Results:
+        """A call that is prepared and not run: its results have no memory of their own."""
+        if type(rest) is Kept and rest.body is None:
+            rest.body = rest.prepare(tensors, rest)
+        results = self.rule.fake([t.to("meta") for t in tensors], *rest)
+        return tuple([tensors[0].new_empty((1,) * r.dim()).expand(r.shape) for r in results])
+
+    def raw(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results by the op without autograd."""
+        return tuple(self._raw(list(tensors), *rest))
+
+    def registered(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results by the registered op."""
+        return tuple(self._op(list(tensors), *rest))
+
+    def mapped(self, tensors: Tensors, rest: Rest) -> Results:
+        """The results under torch.func or forward mode."""
+        return self._transform(rest, *tensors)
+
+    def _registered_backward(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        kept = ctx.saved_tensors
+        found = self.rule.gradients(
+            self.registered,
+            kept[: ctx.count],
+            ctx.rest,
+            kept[ctx.count :],
+            grads,
+            ctx.needs_input_grad[0],
+        )
+        return list(found), *[None] * len(ctx.rest)
+
+    def _registered_vmap(
+        self, info: Any, dims: Any, tensors: Tensors, *rest: Any
+    ) -> tuple[list[Tensor], list[int]]:
+        results = self.rule.batch(self.registered, info.batch_size, dims[0], tensors, rest)
+        return list(results), [0] * len(results)
+
+
+def _compiles(tensor: Tensor) -> bool:
+    """Whether kernels serve it; in Triton's interpreter nothing is compiled, and all else done."""
+    return (tensor.is_cuda or interpreted()) and unwatched(tensor)
+
+
+def _floats(tensors: Tensors) -> int:
+    """How many there are before the tables."""
+    for count, tensor in enumerate(tensors):
+        if not tensor.is_floating_point():
+            return count
+    return len(tensors)
+
+
+def _remember(rule: Rule, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+    tensors, *rest = inputs
+    ctx.save_for_backward(*tensors, *rule.saved(output))
+    ctx.count, ctx.rest = len(tensors), tuple(rest)
+
+
+def _eager_door(op: ListOperator) -> Callable[..., Results]:
+    class Eager(torch.autograd.Function):
+        # tables travel in one tuple: torch inspects every tensor argument at a price
+        @staticmethod
+        def forward(ctx: Any, rest: Rest, tables: Tensors, *floats: Tensor) -> Results:
+            results = op.forward((*floats, *tables), rest)
+            # nobody writes to tables of calls that are kept: torch need not watch them
+            ctx.tables, tables = (tables, ()) if type(rest) is Kept else ((), tables)
+            ctx.save_for_backward(*floats, *tables, *op.rule.saved(results))
+            ctx.set_materialize_grads(False)
+            ctx.rest, ctx.count, ctx.floats = rest, len(floats) + len(tables), len(floats)
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            kept = ctx.saved_tensors
+            tensors, saved = (*kept[: ctx.count], *ctx.tables), kept[ctx.count :]
+            needed = used(ctx, ctx.needs_input_grad[2:], tensors[: ctx.floats])
+            needed += (False,) * (len(tensors) - ctx.floats)
+            found = op.rule.gradients(op, tensors, ctx.rest, saved, grads, needed)
+            return (None, None, *found[: ctx.floats])
+
+    # Function.apply looks for functorch's wrappers first; ListOperator.__call__ has seen to that
+    apply: Callable[..., Results] = super(torch.autograd.Function, Eager).apply
+    return apply
+
+
+def _transform_door(op: ListOperator) -> Callable[..., Results]:
+    class Transform(torch.autograd.Function):
+        @staticmethod
+        def forward(rest: Rest, *tensors: Tensor) -> Results:
+            return op.raw(tensors, rest)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Sequence[Any], output: Results) -> None:
+            ctx.rest, *tensors = inputs
+            ctx.count = len(tensors)
+            saved = op.rule.saved(output)
+            ctx.save_for_backward(*tensors, *saved)
+            ctx.save_for_forward(*tensors, *saved)
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            kept, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+            tensors, saved = kept[: ctx.count], kept[ctx.count :]
+            found = op.rule.gradients(op.mapped, tensors, ctx.rest, saved, grads, needed)
+            return (None, *found)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Results:
+            kept = ctx.saved_tensors
+            tensors, saved = kept[: ctx.count], kept[ctx.count :]
+            return tuple(op.rule.tangents(op.mapped, tensors, ctx.rest, saved, tangents[1:]))
+
+        @staticmethod
+        def vmap(info: Any, dims: Any, rest: Rest, *tensors: Tensor) -> Any:
+            return op.rule.batch(op.mapped, info.batch_size, dims[1:], tensors, rest), 0
+
+    apply: Callable[..., Results] = Transform.apply
+    return apply

@@ -1,0 +1,1 @@
+"""Programs to source: schedule, dialects, and the modules that hold printed kernels."""

@@ -1,0 +1,1 @@
+"""Where the demo's data comes from: readers of point clouds, molecules, charges, surfaces."""

@@ -1,0 +1,1 @@
+"""What a cloud costs as voxels: numbers, plots and the page of `torchweft inspect`."""

@@ -1,0 +1,1 @@
+"""The demo's networks, their baselines, and how they learn."""

@@ -1,0 +1,1 @@
+"""The demo's page: one HTML file with its pictures inside."""

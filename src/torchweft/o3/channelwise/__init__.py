@@ -1,0 +1,1 @@
+"""Channelwise tensor products on graphs, in any mode: one form, closed under differentiation."""

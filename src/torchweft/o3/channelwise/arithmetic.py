@@ -1,0 +1,223 @@
+"""The arithmetic of a call on one path after another, with all that its results share named once.
+
+A path is c · C[a,b,m] x_a y_b w z_m.  A call's results are built from these sums over its entries:
+
+    M[a,m] = Σ_b C y_b      the path's matrix of an edge: one for all channels where y is
+    T[a,b] = Σ_m C z_m      serves the gradients in x, y and w
+    S[a]   = Σ_m M z_m, or Σ_b T y_b where T is needed anyway
+    A[a]   = Σ_terms w x_a
+
+    z_m = Σ_a M A    x_a = S Σ w    w = Σ_a S x_a    y_b = Σ_a T A
+
+C is divided by the most frequent of its absolute values, so that most of its entries are ±1 and
+cost nothing; the divisor goes to the weight.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from torchweft.o3.channelwise.calls import Call, Term
+from torchweft.o3.channelwise.structure import SLOTS, Path, Product
+from torchweft.o3.irreps.wigner import entries_3j
+
+__all__ = ["Arithmetic", "Signed", "entries", "value_name"]
+
+Entry = tuple[int, int, int, float]
+
+EXACT = 1e-14
+"""Ratios of entries as near to ±1 are ±1: float64 computed them."""
+
+
+class Signed(NamedTuple):
+    """± a name."""
+
+    sign: int
+    name: str
+
+
+Add = Callable[[int, int, int, str], None]
+"""(result, block, component, terms that begin with + or −): adds to a component of a result."""
+
+
+def value_name(slot: str, tensor: int, block: int, component: int) -> str:
+    """What a kernel calls a component of a block of a tensor."""
+    return f"{slot}{tensor}_{block}_{component}"
+
+
+def entries(product: Product, path: Path) -> tuple[list[Entry], float]:
+    """The (a, b, m, C) of a path, and the factor that they are to be multiplied by."""
+    blocks = product.x[path.x], product.y[path.y], product.z[path.z]
+    found = [e for e in entries_3j(*(b.degree for b in blocks)) if e[3]]
+    if path.w < 0:
+        return [(a, b, m, path.factor * c) for a, b, m, c in found], 1.0
+    sizes = collections.Counter(round(abs(c), 12) for *_, c in found)
+    usual = sizes.most_common(1)[0][0]
+    unit = next(abs(c) for *_, c in found if round(abs(c), 12) == usual)
+    return [(a, b, m, _clean(c / unit)) for a, b, m, c in found], _clean(path.factor * unit)
+
+
+class Arithmetic:
+    """Lines that compute the terms of paths; each goes to a component of a result by `add`.
+
+    Args:
+        product: what the paths are of.
+        call: the results; those of y decide how S is formed.
+        add: takes the terms.
+    """
+
+    def __init__(self, product: Product, call: Call, add: Add) -> None:
+        self.lines: list[str] = []
+        self._product, self._call, self._add = product, call, add
+        self._through_t = any(r.slot == "y" and r.terms for r in call.results)
+        self._known: dict[str, str] = {}
+
+    def path(self, path: Path) -> None:
+        """The terms of one path."""
+        self._path = path
+        self._entries, self._scale = entries(self._product, path)
+        for number, (slot, terms) in enumerate(self._call.results):
+            named = [_by_slot(slot, term) for term in terms]
+            {"x": self._x, "y": self._y, "z": self._z, "w": self._w}[slot](number, named)
+
+    # results
+
+    def _z(self, number: int, terms: list[Mapping[str, int]]) -> None:
+        sums: dict[int, list[str]] = {}
+        for y, pairs in _grouped(terms, "y").items():
+            for (a, m), matrix in self._matrix(y[0]).items():
+                sums.setdefault(m, []).append(_product_of(matrix, self._factor(pairs, a)))
+        self._add_all(number, self._path.z, sums)
+
+    def _x(self, number: int, terms: list[Mapping[str, int]]) -> None:
+        sums: dict[int, list[str]] = {}
+        for (y, z), rest in _grouped(terms, "y", "z").items():
+            for a, s in self._vector(y, z).items():
+                sums.setdefault(a, []).append(_product_of(s, *self._weights(rest)))
+        self._add_all(number, self._path.x, sums)
+
+    def _w(self, number: int, terms: list[Mapping[str, int]]) -> None:
+        parts = []
+        for (y, z), rest in _grouped(terms, "y", "z").items():
+            for a, s in self._vector(y, z).items():
+                x = self._linear("x", {self._value("x", t["x"], a): 1.0 for t in rest})
+                parts.append(_product_of(s, x))
+        if parts:
+            total = self._named("h", _sum(parts))
+            self._add(number, self._path.w, 0, _scaled(self._scale, total))
+
+    def _y(self, number: int, terms: list[Mapping[str, int]]) -> None:
+        sums: dict[int, list[str]] = {}
+        for z, pairs in _grouped(terms, "z").items():
+            for (a, b), t in self._slice(z[0]).items():
+                sums.setdefault(b, []).append(_product_of(t, self._factor(pairs, a)))
+        self._add_all(number, self._path.y, sums)
+
+    def _add_all(self, number: int, block: int, sums: Mapping[int, list[str]]) -> None:
+        for component, parts in sorted(sums.items()):
+            self._add(number, block, component, " ".join(parts))
+
+    # shared sums
+
+    def _matrix(self, y: int) -> dict[tuple[int, int], Signed]:
+        """M[a, m]."""
+        return self._contracted("m", lambda a, b, m: ((a, m), self._value("y", y, b)))
+
+    def _slice(self, z: int) -> dict[tuple[int, int], Signed]:
+        """T[a, b]."""
+        return self._contracted("t", lambda a, b, m: ((a, b), self._value("z", z, m)))
+
+    def _contracted(
+        self, prefix: str, split: Callable[[int, int, int], tuple[tuple[int, int], str]]
+    ) -> dict[tuple[int, int], Signed]:
+        sums: dict[tuple[int, int], dict[str, float]] = {}
+        for a, b, m, c in self._entries:
+            key, name = split(a, b, m)
+            sums.setdefault(key, {})[name] = c
+        return {key: self._linear(prefix, parts) for key, parts in sums.items()}
+
+    def _vector(self, y: int, z: int) -> dict[int, Signed]:
+        """S[a]."""
+        sums: dict[int, list[str]] = {}
+        if self._through_t:
+            for (a, b), t in self._slice(z).items():
+                sums.setdefault(a, []).append(_product_of(t, Signed(1, self._value("y", y, b))))
+        else:
+            for (a, m), matrix in self._matrix(y).items():
+                other = Signed(1, self._value("z", z, m))
+                sums.setdefault(a, []).append(_product_of(matrix, other))
+        return {a: Signed(1, self._named("s", _sum(parts))) for a, parts in sums.items()}
+
+    def _factor(self, terms: list[Mapping[str, int]], a: int) -> Signed:
+        """A[a]."""
+        if self._path.w < 0:
+            return self._linear("a", {self._value("x", t["x"], a): 1.0 for t in terms})
+        parts = (
+            _product_of(*self._weights([t]), Signed(1, self._value("x", t["x"], a))) for t in terms
+        )
+        return Signed(1, self._named("a", _sum(parts)))
+
+    def _weights(self, terms: list[Mapping[str, int]]) -> tuple[Signed, ...]:
+        """Σ w times what the entries were divided by; without weights: nothing."""
+        if self._path.w < 0:
+            return ()
+        parts = {self._value("w", t["w"], 0): self._scale for t in terms}
+        return (self._linear("v", parts),)
+
+    # names
+
+    def _value(self, slot: str, tensor: int, component: int) -> str:
+        return value_name(slot, tensor, getattr(self._path, slot), component)
+
+    def _linear(self, prefix: str, parts: Mapping[str, float]) -> Signed:
+        """Σ c · name; a lone ± name stands for itself."""
+        (name, first), *others = parts.items()
+        if not others and abs(first) == 1:
+            return Signed(1 if first > 0 else -1, name)
+        sign = 1 if first > 0 else -1
+        text = _sum(_scaled(sign * c, name) for name, c in parts.items())
+        return Signed(sign, self._named(prefix, text))
+
+    def _named(self, prefix: str, text: str) -> str:
+        if text not in self._known:
+            self._known[text] = f"{prefix}{len(self._known)}"
+            self.lines.append(f"{self._known[text]} = {text}")
+        return self._known[text]
+
+
+def _by_slot(slot: str, term: Term) -> Mapping[str, int]:
+    """The tensor in each slot of a term."""
+    return dict(zip((s for s in SLOTS if s != slot), term, strict=False))
+
+
+def _grouped(
+    terms: Iterable[Mapping[str, int]], *slots: str
+) -> dict[tuple[int, ...], list[Mapping[str, int]]]:
+    """The terms with the same tensors in these slots."""
+    found: dict[tuple[int, ...], list[Mapping[str, int]]] = {}
+    for term in terms:
+        found.setdefault(tuple(term[s] for s in slots), []).append(term)
+    return found
+
+
+def _clean(ratio: float) -> float:
+    return float(round(ratio)) if abs(abs(ratio) - 1) < EXACT else ratio
+
+
+def _scaled(factor: float, name: str) -> str:
+    """A term: its sign, the factor unless it is 1, a name."""
+    size = "" if abs(factor) == 1 else f"{abs(factor)!r} * "
+    return f"{'-' if factor < 0 else '+'} {size}{name}"
+
+
+def _product_of(*factors: Signed) -> str:
+    """A term: the product of names."""
+    negative = sum(f.sign < 0 for f in factors) % 2
+    return f"{'-' if negative else '+'} {' * '.join(f.name for f in factors)}"
+
+
+def _sum(terms: Iterable[str]) -> str:
+    """Terms without a leading plus."""
+    return " ".join(terms).removeprefix("+ ")

@@ -1,0 +1,1 @@
+"""GPU kernels of channelwise products: how they are split, printed and launched."""

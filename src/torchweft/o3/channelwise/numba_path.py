@@ -1,0 +1,244 @@
+"""Calls on the CPU, by printed loops that numba compiles.
+
+Rows are shared among threads in tasks that depend on the graph alone, so bits do not depend on the
+number of threads.  Numbers of 16 bits are computed in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchweft.core.cpu.threads import share
+from torchweft.core.explain import Launch, record, recording
+from torchweft.core.printing.modules import load
+from torchweft.core.tables.segments import Slices
+from torchweft.o3.channelwise.calls import Call
+from torchweft.o3.channelwise.numba_source import Sweep, printed
+from torchweft.o3.channelwise.structure import Block, Product, Structure, stores
+from torchweft.o3.edges.graph import Tables
+from torchweft.o3.irreps.wigner import entries_3j
+
+__all__ = ["run", "serves"]
+
+TASKS = 64
+"""Most tasks that rows are cut into: one partial sum each of weights that all edges share."""
+
+SERIAL = 100_000
+"""Multiplications below which one thread is faster."""
+
+MOST = 6144
+"""Terms of a call that compile in half a minute."""
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+Array = np.ndarray[Any, Any]
+
+
+def serves(structure: Structure, call: Call, dtype: torch.dtype) -> bool:
+    """Whether loops of a call compile in reasonable time."""
+    return dtype in DTYPES and _terms(structure, call) <= MOST
+
+
+def run(
+    structure: Structure, call: Call, tensors: Sequence[Tensor], tables: Tables, shared: bool
+) -> list[Tensor]:
+    """The results of a call.
+
+    Args:
+        structure: blocks and paths.
+        call: what is computed.
+        tensors: (rows, width) for each of its slots, contiguous, of one dtype.
+        tables: the graph.
+        shared: whether w has one row for all edges.
+    """
+    dtype = tensors[0].dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    values = [t.detach().to(wide) for t in tensors]
+    found: dict[int, Tensor] = {}
+    for owner, numbers in _owners(call, tables) if tables.num_edges else ():
+        part = Call(call.slots, tuple(call.results[n] for n in numbers))
+        results = _swept(structure, part, values, _walk(tables, owner), shared)
+        found |= {n: result.to(dtype) for n, result in zip(numbers, results, strict=True)}
+    rows = {"x": tables.num_x, "z": tables.num_z, "y": tables.num_edges}
+    rows["w"] = 1 if shared else tables.num_edges
+    return [
+        found[n] if n in found else torch.zeros(rows[slot], structure.width(slot), dtype=dtype)
+        for n, (slot, _) in enumerate(call.results)
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _terms(structure: Structure, call: Call, channels: bool = False) -> int:
+    """Terms of the formulas, of all channels or of one."""
+    terms = sum(len(result.terms) for result in call.results)
+    return terms * sum(
+        len(entries_3j(*product.degrees(path))) * (product.channels if channels else 1)
+        for product in structure.products
+        for path in product.paths
+    )
+
+
+def _owners(call: Call, tables: Tables) -> Iterator[tuple[str, list[int]]]:
+    """The results that one walk makes, and the slot by whose rows it takes the edges.
+
+    What is stored edge by edge goes with the gradient of x, which shares most with it.
+    """
+    there = [n for n, result in enumerate(call.results) if result.terms]
+    summed = "".join(s for s, index in (("x", tables.src), ("z", tables.dst)) if index is not None)
+    if "x" in summed and any(call.results[n].slot == "x" for n in there):
+        last = [n for n in there if "z" in summed and call.results[n].slot == "z"]
+        yield "x", [n for n in there if n not in last]
+        there = last
+    if there:
+        yield "z", there
+
+
+class _Walk(NamedTuple):
+    """The order in which a kernel takes the edges.
+
+    Args:
+        owner: the slot by whose rows.
+        tasks: where tasks begin, and the end.
+        tables: rows, indptr, edges, others, see `printed`.
+        slices: the pieces of rows that stand for rows; None: rows are whole.
+        gathered: the slot whose rows many edges read, or none.
+        num_edges: of the graph.
+    """
+
+    owner: str
+    tasks: Array
+    tables: tuple[Array, ...]
+    slices: Slices | None
+    gathered: str
+    num_edges: int
+
+
+def _walk(tables: Tables, owner: str) -> _Walk:
+    if owner == "z":
+        others, indptr, edges, slices = tables.src, tables.z_indptr, tables.z_edges, tables.z_slices
+    else:
+        others, indptr, edges, slices = tables.dst, tables.x_indptr, tables.x_edges, tables.x_slices
+    rows = None
+    if slices is not None:
+        rows, indptr = slices.owner, slices.indptr
+    dtype = next((t.dtype for t in (indptr, others) if t is not None), torch.int32)
+    identity = torch.arange(max(tables[:3]) + 1, dtype=dtype)
+    if indptr is None:
+        indptr = identity[: tables.num_edges + 1]
+    found = [identity if t is None else t for t in (rows, indptr, edges, others)]
+    arrays = tuple(t.numpy() for t in found)
+    gathered = "" if others is None else "zx"[owner == "z"]
+    return _Walk(owner, _tasks(arrays[1]), arrays, slices, gathered, tables.num_edges)
+
+
+def _tasks(indptr: Array) -> Array:
+    """Where tasks of about as many edges and rows begin, and the end."""
+    work = indptr + np.arange(indptr.shape[0], dtype=np.int64)
+    number = min(TASKS, indptr.shape[0] - 1)
+    found: Array = np.searchsorted(work, work[-1] * np.arange(number + 1) // number)
+    return found
+
+
+def _swept(
+    structure: Structure,
+    call: Call,
+    values: Sequence[Tensor],
+    walk: _Walk,
+    shared: bool,
+) -> list[Tensor]:
+    """The results of one walk over the edges for each product."""
+    name = str(values[0].dtype).removeprefix("torch.")
+    tasks = len(walk.tasks) - 1
+    outs, added = [], []
+    for slot, _ in call.results:
+        most, least = stores(structure, slot)
+        added.append(most > 1)
+        shape = _rows(slot, walk, shared), structure.width(slot)
+        outs.append(_unwritten(shape, name) if most == least == 1 else np.zeros(shape, name))
+    for product in structure.products:
+        if not product.channels or not product.paths:
+            continue
+        product, given = _packed(product, call, values, walk)
+        kernel = _kernel(Sweep(product, call, walk.owner, shared, tuple(added), name))
+        arrays = [t.numpy() for t in given]
+        run = functools.partial(_run, kernel, (walk.tasks, *walk.tables, *arrays, *outs))
+        work = walk.num_edges * _terms(structure, call, channels=True)
+        share(run, tasks, 1 if work < SERIAL else torch.get_num_threads())
+        if recording():
+            what = "contract_" + "".join(slot for slot, _ in call.results)
+            room = sum(t.nbytes for t, v in zip(given, values, strict=True) if t is not v)
+            record(Launch("numba", what, {"channels": product.channels}, tasks, room))
+    return [
+        _folded(torch.from_numpy(out), slot, walk, shared)
+        for out, (slot, _) in zip(outs, call.results, strict=True)
+    ]
+
+
+def _unwritten(shape: tuple[int, int], name: str) -> Array:
+    """Numpy's memory comes in huge pages: first writes to torch's take longer than the loop."""
+    return np.empty(shape, name)
+
+
+def _run(kernel: Any, arguments: tuple[Array, ...], first: int, last: int) -> None:
+    kernel(first, last, *arguments)
+
+
+def _packed(
+    product: Product, call: Call, values: Sequence[Tensor], walk: _Walk
+) -> tuple[Product, Sequence[Tensor]]:
+    """The product with its channels side by side in what edges share, and its tensors.
+
+    A row that many edges read is turned once, not by each of them.
+    """
+    slot = walk.gathered
+    if not slot or all(block.channel_step < 2 for block in product.blocks(slot)):
+        return product, values
+    blocks, end = [], 0
+    for block in product.blocks(slot):
+        width = product.channels if block.channel_step else 1
+        blocks.append(Block(end, block.degree, width, min(block.channel_step, 1)))
+        end += block.components * width
+    given = list(values)
+    for t in (t for t, s in enumerate(call.slots) if s == slot):
+        given[t] = values[t].new_empty(values[t].shape[0], end)
+        for block, place in zip(product.blocks(slot), blocks, strict=True):
+            _view(given[t], place, product.channels).copy_(
+                _view(values[t], block, product.channels)
+            )
+    packed = tuple(blocks)
+    return product._replace(x=packed) if slot == "x" else product._replace(z=packed), given
+
+
+def _view(rows: Tensor, block: Block, channels: int) -> Tensor:
+    """(rows, components, channels or 1)."""
+    shape = rows.shape[0], block.components, channels if block.channel_step else 1
+    begin = rows.storage_offset() + block.offset
+    return rows.as_strided(shape, (rows.stride(0), block.step, block.channel_step), begin)
+
+
+def _rows(slot: str, walk: _Walk, shared: bool) -> int:
+    """Rows that a kernel stores of a result."""
+    if slot == "w" and shared:
+        return len(walk.tasks) - 1
+    return int(walk.tasks[-1]) if slot == walk.owner else walk.num_edges
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel(sweep: Sweep) -> Any:
+    return load("o3_loop", printed(sweep)).kernel
+
+
+def _folded(out: Tensor, slot: str, walk: _Walk, shared: bool) -> Tensor:
+    """The sum of what tasks stored, or of the pieces of rows."""
+    if slot == "w" and shared:
+        return out.sum(0, keepdim=True)
+    if slot == walk.owner and walk.slices is not None:
+        lengths = walk.slices.owner_indptr.diff().long()
+        return torch.segment_reduce(out, "sum", lengths=lengths, axis=0, unsafe=True)
+    return out

@@ -1,0 +1,307 @@
+"""Loops of calls in numba: edges by the row that they add to, channels in vector lanes.
+
+    for the rows of a task:
+        for the edges of the row:
+            copy the blocks that the edge reads into a scratch
+            group of paths after group: what channels share; for u in range(channels): straight code
+            store the results of the edge
+        store the results of the row
+
+All vectors lie in one scratch, at places that the compiler knows, so that it fills vector lanes
+without asking whether they overlap; what channels share are names.  The layout of rows is a matter
+of the copies alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from torchweft.core.printing.dialect import indented
+from torchweft.o3.channelwise.arithmetic import Arithmetic
+from torchweft.o3.channelwise.calls import Call
+from torchweft.o3.channelwise.structure import Block, Path, Product
+
+__all__ = ["Sweep", "printed"]
+
+_IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")
+_VALUE = re.compile(r"([xyzw])(\d+)_(\d+)_(\d+)")
+
+_HEADER = """import numba
+import numpy as np
+
+real = np.{dtype}
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={{"reassoc", "contract", "nsz"}})
+def kernel({arguments}):"""
+
+
+class Sweep(NamedTuple):
+    """One walk over all edges.
+
+    Args:
+        product: blocks and paths.
+        call: its results; tensors are those of the whole call.
+        owner: "z" or "x", the slot whose rows have lists of edges.
+        shared: whether w has one row.
+        added: for each result, whether a store adds to what is there.
+        dtype: the name of numpy's type.
+    """
+
+    product: Product
+    call: Call
+    owner: str
+    shared: bool
+    added: tuple[bool, ...]
+    dtype: str
+
+
+def printed(sweep: Sweep) -> str:
+    """The module of a sweep.
+
+    It defines `kernel(first, last, tasks, rows, indptr, edges, others, *tensors, *results)` for
+    some of the tasks.  Task t has the rows p = tasks[t] .. tasks[t+1]−1; those have the edges
+    edges[indptr[p]] .. edges[indptr[p+1]−1] and the owner's row rows[p]; others[e] is an edge's
+    row of the other slot.  What is summed over a row is stored at p, over a task at t.
+    """
+    return "\n".join(_Printer(sweep).module()) + "\n"
+
+
+class _Group(NamedTuple):
+    """Paths in one loop: lines before it, those inside, the vectors these read, what they add."""
+
+    before: list[str]
+    inside: list[str]
+    vectors: list[str]
+    sums: dict[tuple[int, int, int], str]
+
+
+class _Run(NamedTuple):
+    """Vectors of the scratch and where they are in a row of memory."""
+
+    place: int
+    offset: int
+    components: int
+    step: int
+    lanes: int
+    channel_step: int
+
+
+class _Printer:
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep, self.product, self.call = sweep, sweep.product, sweep.call
+        self.read: set[tuple[int, int, int]] = set()
+        self.groups = [self._group(paths) for paths in self._grouped()]
+        self.reached = sorted({key for group in self.groups for key in group.sums})
+        self.places: dict[str, range] = {}
+        self._give_places()
+
+    # arithmetic
+
+    def _grouped(self) -> Iterable[list[Path]]:
+        """Paths that share a loop: those of one block of y, which add to the same sums."""
+        found: dict[int, list[Path]] = {}
+        for path in self.product.paths:
+            found.setdefault(path.y, []).append(path)
+        return found.values()
+
+    def _group(self, paths: Iterable[Path]) -> _Group:
+        sums: dict[tuple[int, int, int], str] = {}
+
+        def add(result: int, block: int, component: int, text: str) -> None:
+            key = result, block, component
+            sums[key] = f"{sums.get(key, '')} {_typed(text)}"
+
+        arithmetic = Arithmetic(self.product, self.call, add)
+        for path in paths:
+            arithmetic.path(path)
+        shared: set[str] = set()
+        before, inside = [], []
+        for line in map(_typed, arithmetic.lines):
+            name, _, text = line.partition(" = ")
+            names = set(_IDENTIFIER.findall(text)) - {"real"}
+            if all(n in shared or (_VALUE.match(n) and not self._is_vector(n)) for n in names):
+                shared.add(name)
+                before.append(line)
+            else:
+                inside.append(line)
+        lines = [*before, *inside, *sums.values()]
+        values = dict.fromkeys(m[0] for line in lines for m in _VALUE.finditer(line))
+        self.read |= {_component(value)[1:] for value in values}
+        return _Group(before, inside, [v for v in values if self._is_vector(v)], sums)
+
+    def _is_vector(self, value: str) -> bool:
+        slot, _, block, _ = _component(value)
+        return self.product.blocks(slot)[block].channel_step != 0
+
+    # places
+
+    def _slot(self, kind: str, number: int) -> str:
+        return self.call.slots[number] if kind == "t" else self.call.results[number].slot
+
+    def _level(self, slot: str) -> str:
+        """What the rows of a slot change with."""
+        if slot == "w" and self.sweep.shared:
+            return "task"
+        return "row" if slot == self.sweep.owner else "edge"
+
+    def _blocks(self, kind: str, number: int) -> list[tuple[int, Block]]:
+        """Those in use, in the order of memory."""
+        keys = self.read if kind == "t" else self.reached
+        blocks = self.product.blocks(self._slot(kind, number))
+        found = {block for n, block, _ in keys if n == number}
+        return sorted(((b, blocks[b]) for b in found), key=lambda item: item[1].offset)
+
+    def _shared(self, kind: str, number: int) -> Iterator[tuple[int, int, int]]:
+        """(block, component, place in a row) of what channels share."""
+        keys = self.read if kind == "t" else self.reached
+        blocks = self.product.blocks(self._slot(kind, number))
+        for n, b, c in sorted(keys):
+            if n == number and not blocks[b].channel_step:
+                yield b, c, blocks[b].offset + c * blocks[b].step
+
+    def _give_places(self) -> None:
+        """Vectors in the order of their memory, so that copies merge."""
+        self.size = 0
+        for kind, count in (("t", len(self.call.slots)), ("r", len(self.call.results))):
+            for n in range(count):
+                for b, block in self._blocks(kind, n):
+                    if block.channel_step:
+                        end = self.size + block.components * self.product.channels
+                        self.places[f"{kind}{n}_{b}"] = range(self.size, end)
+                        self.size = end
+
+    def _at(self, kind: str, number: int, block: int, component: int) -> str:
+        begin = self.places[f"{kind}{number}_{block}"].start
+        return f"scratch[{begin + component * self.product.channels} + u]"
+
+    def _runs(self, kind: str, number: int) -> Iterator[_Run]:
+        """What is copied between the scratch and a row, neighbours together."""
+        channels = self.product.channels
+        last: _Run | None = None
+        for b, (offset, degree, step, channel_step) in self._blocks(kind, number):
+            if not channel_step:
+                continue
+            place, components = self.places[f"{kind}{number}_{b}"].start, 2 * degree + 1
+            run = _Run(place, offset, components, step, channels, channel_step)
+            if channel_step == 1 and step in (channels, step * (components == 1)):
+                run = run._replace(components=1, lanes=components * channels)
+            if last and _is_next(last, run):
+                last = last._replace(lanes=last.lanes + run.lanes)
+                continue
+            if last:
+                yield last
+            last = run
+        if last:
+            yield last
+
+    # the module
+
+    def module(self) -> Iterator[str]:
+        names = ["first", "last", "tasks", "rows", "indptr", "edges", "others"]
+        names += [f"in{n}" for n in range(len(self.call.slots))]
+        names += [f"out{n}" for n in range(len(self.call.results))]
+        yield _HEADER.format(dtype=self.sweep.dtype, arguments=", ".join(names))
+        yield f"    scratch = np.zeros({self.size}, real)"
+        yield "    for task in range(first, last):"
+        yield from indented(self._begin("task"), 2)
+        yield "        for p in range(tasks[task], tasks[task + 1]):"
+        yield "            row = rows[p]"
+        yield from indented(self._begin("row"), 3)
+        yield "            for k in range(indptr[p], indptr[p + 1]):"
+        yield "                e = edges[k]"
+        yield "                other = others[e]"
+        yield from indented(self._edge(), 4)
+        yield from indented(self._end("row"), 3)
+        yield from indented(self._end("task"), 2)
+
+    def _begin(self, level: str) -> Iterator[str]:
+        """Load what a level reads; zeros for what is summed over it."""
+        for n, slot in enumerate(self.call.slots):
+            if self._level(slot) == level and self._blocks("t", n):
+                index = {"task": "0", "row": "row"}.get(level, "other" if slot in "xz" else "e")
+                yield f"given = in{n}[{index}]"
+                for run in self._runs("t", n):
+                    yield from _copies(run, "scratch[{}] = given[{}]")
+                for b, c, place in self._shared("t", n):
+                    yield f"{slot}{n}_{b}_{c} = given[{place}]"
+        for n, result in enumerate(self.call.results):
+            if self._level(result.slot) == level:
+                yield from (f"r{n}_{b}_{c} = real(0)" for b, c, _ in self._shared("r", n))
+                spans = [span for key, span in self.places.items() if key.startswith(f"r{n}_")]
+                if spans and level != "edge":
+                    yield f"scratch[{spans[0].start}:{spans[-1].stop}] = real(0)"
+
+    def _edge(self) -> Iterator[str]:
+        yield from self._begin("edge")
+        begun: set[tuple[int, int, int]] = set()
+        for group in self.groups:
+            yield from group.before
+            yield f"for u in range({self.product.channels}):"
+            for value in group.vectors:
+                yield f"    {value} = {self._at('t', *_component(value)[1:])}"
+            yield from indented(group.inside, 1)
+            for key, text in group.sums.items():
+                yield f"    {self._sum(key, text, key in begun)}"
+            begun |= group.sums.keys()
+        yield from self._end("edge")
+
+    def _sum(self, key: tuple[int, int, int], text: str, begun: bool) -> str:
+        """Add to a component of a result."""
+        r, b, c = key
+        slot = self.call.results[r].slot
+        if not self.product.blocks(slot)[b].channel_step:
+            return f"r{r}_{b}_{c} = r{r}_{b}_{c}{text}"
+        name = self._at("r", *key)
+        if self._level(slot) == "edge" and not begun:
+            return f"{name} = {text.removeprefix(' + ')}"
+        return f"{name} = {name}{text}"
+
+    def _end(self, level: str) -> Iterator[str]:
+        """Store what is summed over a level."""
+        for n, result in enumerate(self.call.results):
+            if self._level(result.slot) != level or not self._blocks("r", n):
+                continue
+            equals = "+=" if self.sweep.added[n] else "="
+            yield f"taken = out{n}[{ {'task': 'task', 'row': 'p', 'edge': 'e'}[level] }]"
+            for run in self._runs("r", n):
+                yield from _copies(run, f"taken[{{1}}] {equals} scratch[{{0}}]")
+            for b, c, place in self._shared("r", n):
+                yield f"taken[{place}] {equals} r{n}_{b}_{c}"
+
+
+def _component(value: str) -> tuple[str, int, int, int]:
+    """The slot, tensor, block and component that `value_name` named."""
+    slot, rest = value[0], value[1:].split("_")
+    tensor, block, component = map(int, rest)
+    return slot, tensor, block, component
+
+
+def _is_next(last: _Run, run: _Run) -> bool:
+    """Whether a run goes on where another ends, in the scratch and in memory."""
+    return (
+        last.components == run.components == last.channel_step == run.channel_step == 1
+        and last.offset + last.lanes == run.offset
+        and last.place + last.lanes == run.place
+    )
+
+
+def _copies(run: _Run, form: str) -> Iterator[str]:
+    """A loop over the numbers of a run; form: of a place in the scratch and one in memory."""
+    u = "u" if run.channel_step == 1 else f"u * {run.channel_step}"
+    if run.components == 1:
+        yield f"for u in range({run.lanes}):"
+        yield "    " + form.format(f"{run.place} + u", f"{run.offset} + {u}")
+        return
+    yield f"for c in range({run.components}):"
+    yield f"    for u in range({run.lanes}):"
+    places = f"{run.place} + c * {run.lanes} + u", f"{run.offset} + c * {run.step} + {u}"
+    yield "        " + form.format(*places)
+
+
+def _typed(line: str) -> str:
+    """Typed numbers: numba takes a literal for a double."""
+    return _NUMBER.sub(lambda found: f"real({found[0]})", line)

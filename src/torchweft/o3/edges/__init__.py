@@ -1,0 +1,1 @@
+"""Graphs: sorted edges, and runs of edges that share a source."""

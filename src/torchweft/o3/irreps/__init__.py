@@ -1,0 +1,1 @@
+"""Irreps and their arithmetic: 3j symbols, rotations, layouts, instructions."""

@@ -1,0 +1,462 @@
+"""Irreducible representations of O(3) and lists of them, written as e3nn writes them.
+
+Irreps("64x0e + 32x1o")  is  64 scalars and 32 vectors: 64 + 32·3 = 160 components
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import NamedTuple, SupportsIndex, TypeAlias, overload
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.rotation import (
+    angles_to_matrix,
+    axis_angle_to_matrix,
+    check_matrix,
+    quaternion_to_matrix,
+)
+from torchweft.o3.irreps.wigner import check_degrees, wigner_D_matrices, working_dtype
+
+__all__ = ["Irrep", "Irreps", "IrrepsLike", "MulIr", "Sorted"]
+
+_TERM = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\d+)([eoy])\s*")
+"""[mul x] degree parity; "y" is the parity (-1)^l of spherical harmonics."""
+
+
+class _Fields(NamedTuple):
+    l: int  # noqa: E741 - the field's letter
+    p: int
+
+
+class Irrep(_Fields):
+    """The irrep of degree l and parity p (1 even, -1 odd); its dimension is 2l + 1.
+
+    Args:
+        l: the degree; or alone "1o", "2y" (of parity (-1)^l), an Irrep, a pair (l, p).
+        p: the parity.
+
+    Raises:
+        ShapeError: what is given does not read as an irrep.
+        DTypeError: the degree is no integer.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, l: int | str | tuple[int, int], p: int | None = None) -> Irrep:  # noqa: E741
+        """See the class."""
+        if p is None and isinstance(l, tuple) and len(l) == 2:
+            l, p = l  # noqa: E741
+        elif p is None and isinstance(l, str):
+            match = _TERM.fullmatch(l)
+            l, p = next(_read(l)).ir if match and match[1] is None else (l, None)  # noqa: E741
+        if p not in (1, -1):
+            raise ShapeError(
+                f"{l!r} with parity {p!r} does not read as an irrep: it must be a degree, 0 or "
+                "more, and a parity, 1 or -1. Write, for example, Irrep('1o') or Irrep(1, -1)."
+            )
+        check_degrees(l=l)  # type: ignore[arg-type]
+        return super().__new__(cls, l, p)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return f"{self.l}{'e' if self.p == 1 else 'o'}"
+
+    @property
+    def dim(self) -> int:
+        """2l + 1."""
+        return 2 * self.l + 1
+
+    def is_scalar(self) -> bool:
+        """Whether it is 0e."""
+        return self.l == 0 and self.p == 1
+
+    @staticmethod
+    def iterator(lmax: int | None = None) -> Iterator[Irrep]:
+        """0e, 0o, 1o, 1e, 2e, 2o, …: all irreps up to degree lmax, or without end."""
+        for l in count() if lmax is None else range(lmax + 1):  # noqa: E741
+            yield Irrep(l, (-1) ** l)
+            yield Irrep(l, -((-1) ** l))
+
+    def __mul__(self, other: Irrep | str) -> Iterator[Irrep]:  # type: ignore[override]
+        """The irreps of the product: degrees |l1 - l2| to l1 + l2, of parity p1 p2."""
+        other = Irrep(other)
+        for l in range(abs(self.l - other.l), self.l + other.l + 1):  # noqa: E741
+            yield Irrep(l, self.p * other.p)
+
+    def __rmul__(self, mul: SupportsIndex) -> Irreps:  # type: ignore[override]
+        """`mul` copies."""
+        return Irreps([(mul.__index__(), self)])
+
+    def __add__(self, other: IrrepsLike) -> Irreps:  # type: ignore[override]
+        return Irreps(self) + other
+
+    def D_from_angles(  # noqa: N802
+        self, alpha: Tensor, beta: Tensor, gamma: Tensor, k: Tensor | None = None
+    ) -> Tensor:
+        """p^k D(α, β, γ), see `Irreps.D_from_angles`."""
+        return Irreps(self).D_from_angles(alpha, beta, gamma, k)
+
+    def D_from_matrix(self, R: Tensor) -> Tensor:  # noqa: N802, N803
+        """D(R), see `Irreps.D_from_matrix`."""
+        return Irreps(self).D_from_matrix(R)
+
+    def D_from_quaternion(self, q: Tensor, k: Tensor | None = None) -> Tensor:  # noqa: N802
+        """p^k D(q), see `Irreps.D_from_quaternion`."""
+        return Irreps(self).D_from_quaternion(q, k)
+
+    def D_from_axis_angle(self, axis: Tensor, angle: Tensor) -> Tensor:  # noqa: N802
+        """D of a turn about an axis, see `Irreps.D_from_axis_angle`."""
+        return Irreps(self).D_from_axis_angle(axis, angle)
+
+
+class MulIr(NamedTuple):
+    """`mul` copies of one irrep."""
+
+    mul: int
+    ir: Irrep
+
+    @property
+    def dim(self) -> int:
+        """mul · (2l + 1)."""
+        return self.mul * self.ir.dim
+
+    def __repr__(self) -> str:
+        return f"{self.mul}x{self.ir}"
+
+
+class Sorted(NamedTuple):
+    """Irreps in order; item i of the unsorted ones is now item p[i], and item j was item inv[j]."""
+
+    irreps: Irreps
+    p: tuple[int, ...]
+    inv: tuple[int, ...]
+
+
+IrrepsLike: TypeAlias = (
+    "str | Irreps | Irrep | MulIr | Iterable[str | Irrep | tuple[int, str | tuple[int, int]]]"
+)
+"""What `Irreps` reads."""
+
+
+class Irreps:
+    """A direct sum of irreps, in order; immutable.
+
+    Args:
+        irreps: "2x0e+1o", an Irreps, an Irrep, or a list of irreps as "1o" or Irrep and of pairs
+            (mul, irrep), there also as (l, p).
+
+    Raises:
+        ShapeError: what is given does not read as irreps.
+        DTypeError: it is neither text nor a sequence.
+    """
+
+    __slots__ = ("_dim", "_items")
+
+    def __init__(self, irreps: IrrepsLike = ""):
+        self._items: tuple[MulIr, ...]
+        if isinstance(irreps, Irreps):
+            self._items = irreps._items
+        elif isinstance(irreps, str):
+            self._items = tuple(_read(irreps))
+        elif isinstance(irreps, Irrep | MulIr):
+            self._items = (_item(irreps),)
+        elif isinstance(irreps, Iterable):
+            self._items = tuple(map(_item, irreps))
+        else:
+            raise DTypeError(
+                f"irreps is a {type(irreps).__name__}: it must be text or pairs (mul, irrep). "
+                "Write, for example, '64x0e+32x1o'."
+            )
+        self._dim = sum(item.dim for item in self._items)  # asked for at every call of a module
+
+    @staticmethod
+    def spherical_harmonics(lmax: int, p: int = -1) -> Irreps:
+        """0 to lmax, each once, with the parities p^l."""
+        return Irreps([(1, Irrep(degree, p**degree)) for degree in range(lmax + 1)])
+
+    def __iter__(self) -> Iterator[MulIr]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, i: int) -> MulIr: ...
+    @overload
+    def __getitem__(self, i: slice) -> Irreps: ...
+    def __getitem__(self, i: int | slice) -> MulIr | Irreps:
+        return Irreps(self._items[i]) if isinstance(i, slice) else self._items[i]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            try:
+                other = Irreps(other)
+            except ShapeError:  # not irreps, so not these
+                return False
+        return self._items == other._items if isinstance(other, Irreps) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._items)
+
+    def __repr__(self) -> str:
+        return "+".join(map(str, self._items))
+
+    def __add__(self, other: IrrepsLike) -> Irreps:
+        return Irreps(self._items + Irreps(other)._items)
+
+    def __mul__(self, times: int) -> Irreps:
+        return Irreps(self._items * times) if isinstance(times, int) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __contains__(self, ir: Irrep | str) -> bool:
+        return Irrep(ir) in (item.ir for item in self)
+
+    def count(self, ir: Irrep | str) -> int:
+        """The multiplicity of an irrep, over all items."""
+        ir = Irrep(ir)
+        return sum(item.mul for item in self if item.ir == ir)
+
+    @property
+    def dim(self) -> int:
+        """Σ mul · (2l + 1)."""
+        return self._dim
+
+    @property
+    def num_irreps(self) -> int:
+        """Σ mul."""
+        return sum(item.mul for item in self)
+
+    @property
+    def ls(self) -> list[int]:
+        """The degree of every irrep, `mul` times."""
+        return [item.ir.l for item in self for _ in range(item.mul)]
+
+    @property
+    def lmax(self) -> int:
+        """The largest degree.
+
+        Raises:
+            ShapeError: there are no irreps.
+        """
+        if not self.num_irreps:
+            raise ShapeError(
+                "these irreps are empty: lmax needs at least one. Pass irreps such as '1x0e'."
+            )
+        return max(item.ir.l for item in self if item.mul)
+
+    def is_scalar(self) -> bool:
+        """Whether all of them are 0e."""
+        return all(item.ir.is_scalar() for item in self)
+
+    def slices(self) -> list[slice]:
+        """Where each item's components are in a row."""
+        found, start = [], 0
+        for item in self:
+            found.append(slice(start, start + item.dim))
+            start += item.dim
+        return found
+
+    @property
+    def slice_by_mul(self) -> SliceByMul:
+        """Slices that count copies, not items.
+
+        `irreps.slice_by_mul[2:5]` has the irreps 2 to 4.
+        """
+        return SliceByMul(self)
+
+    def simplify(self) -> Irreps:
+        """Neighbours of one irrep joined, without items of multiplicity 0."""
+        found: list[MulIr] = []
+        for mul, ir in self.remove_zero_multiplicities():
+            if found and found[-1].ir == ir:
+                mul += found.pop().mul
+            found.append(MulIr(mul, ir))
+        return Irreps(found)
+
+    def remove_zero_multiplicities(self) -> Irreps:
+        """The items that have copies."""
+        return Irreps([item for item in self if item.mul])
+
+    def sort(self) -> Sorted:
+        """By degree, then odd before even; equal irreps stay in order."""
+        numbers = [3 * ir.l + ir.p for _, ir in self]  # torch.compile sorts numbers only
+        inv = tuple(sorted(range(len(self)), key=numbers.__getitem__))
+        p = tuple(sorted(range(len(self)), key=inv.__getitem__))
+        return Sorted(Irreps([self[i] for i in inv]), p, inv)
+
+    def regroup(self) -> Irreps:
+        """Sorted and simplified."""
+        return self.sort().irreps.simplify()
+
+    def filter(
+        self,
+        keep: Chosen | None = None,
+        *,
+        drop: Chosen | None = None,
+        lmax: int | None = None,
+    ) -> Irreps:
+        """The items that are kept.
+
+        Args:
+            keep: irreps to keep, or a function of an item that says so.
+            drop: irreps to leave out, or a function.
+            lmax: the largest degree to keep.
+
+        Raises:
+            ShapeError: more than one of them is given.
+        """
+        if sum(given is not None for given in (keep, drop, lmax)) > 1:
+            raise ShapeError(
+                f"keep is {keep!r}, drop {drop!r}, lmax {lmax!r}: only one may be given. "
+                "Call filter once for each."
+            )
+        if keep is not None:
+            return Irreps([item for item in self if _chosen(item, keep)])
+        if drop is not None:
+            return Irreps([item for item in self if not _chosen(item, drop)])
+        return Irreps([item for item in self if lmax is None or item.ir.l <= lmax])
+
+    def randn(
+        self,
+        *size: int,
+        normalization: str = "component",
+        requires_grad: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Normal numbers, of a size in which -1 stands for `dim`; e3nn's for the same seed.
+
+        Args:
+            size: one entry is -1.
+            normalization: "component": each of variance 1; "norm": each irrep of length 1.
+            requires_grad: whether the result does.
+            dtype: torch's default dtype if None.
+            device: torch's default device if None.
+        """
+        if size.count(-1) != 1:
+            raise ShapeError(
+                f"size is {size}: one of its entries must be -1, the place of the components. "
+                "Call, for example, irreps.randn(10, -1)."
+            )
+        at = size.index(-1)
+        before, after = size[:at], size[at + 1 :]
+        if normalization == "component":
+            x = torch.randn(*before, self.dim, *after, dtype=dtype, device=device)
+        elif normalization == "norm":
+            shapes = [(*before, mul, ir.dim, *after) for mul, ir in self]
+            parts = [torch.randn(shape, dtype=dtype, device=device) for shape in shapes]
+            units = [a / torch.linalg.vector_norm(a, dim=at + 1, keepdim=True) for a in parts]
+            empty = torch.zeros(*before, 0, *after, dtype=dtype, device=device)
+            x = torch.cat([empty, *(a.flatten(at, at + 1) for a in units)], at)
+        else:
+            raise ShapeError(
+                f"normalization is {normalization!r}: it must be one of component, norm. "
+                'Pass normalization="component".'
+            )
+        return x.requires_grad_(requires_grad)
+
+    def D_from_matrix(self, R: Tensor) -> Tensor:  # noqa: N802, N803 - e3nn's name
+        """D(R), (..., dim, dim), of orthogonal matrices (..., 3, 3): a block for each irrep.
+
+        With det R = -1 it is a rotation and the inversion, which multiplies by the parity.  Made
+        of polynomials of R, not of angles: exact and differentiable everywhere.
+        """
+        check_matrix("R", R)
+        matrix = R.to(working_dtype(R.dtype))
+        first, second, third = matrix.detach().unbind(-2)
+        sign = (torch.linalg.cross(first, second) * third).sum(-1).sign()[..., None, None]
+        degree = max([0, *(item.ir.l for item in self)])
+        blocks = wigner_D_matrices(degree, sign * matrix)
+        rows = [R.new_zeros(*R.shape[:-2], 0, self.dim)]
+        for (mul, ir), where in zip(self, self.slices(), strict=True):
+            block = blocks[ir.l] if ir.p == 1 else sign * blocks[ir.l]
+            eye = torch.eye(mul, dtype=block.dtype, device=block.device)
+            copies = torch.einsum("uv,...ij->...uivj", eye, block).flatten(-4, -3).flatten(-2)
+            rows.append(pad(copies, (where.start, self.dim - where.stop)).to(R.dtype))
+        return torch.cat(rows, -2)
+
+    def D_from_angles(  # noqa: N802
+        self, alpha: Tensor, beta: Tensor, gamma: Tensor, k: Tensor | None = None
+    ) -> Tensor:
+        """p^k D(α, β, γ), (..., dim, dim): Ry(α) Rx(β) Ry(γ), and k inversions (None: none)."""
+        return self.D_from_matrix(_inverted(angles_to_matrix(alpha, beta, gamma), k))
+
+    def D_from_quaternion(self, q: Tensor, k: Tensor | None = None) -> Tensor:  # noqa: N802
+        """p^k D(q), (..., dim, dim), of quaternions (..., 4)."""
+        return self.D_from_matrix(_inverted(quaternion_to_matrix(q), k))
+
+    def D_from_axis_angle(self, axis: Tensor, angle: Tensor) -> Tensor:  # noqa: N802
+        """D, (..., dim, dim), of turns about axes (..., 3) by angles (...)."""
+        return self.D_from_matrix(axis_angle_to_matrix(axis, angle))
+
+
+class SliceByMul:
+    """A part of irreps by the numbers of their copies, see `Irreps.slice_by_mul`."""
+
+    __slots__ = ("_irreps",)
+
+    def __init__(self, irreps: Irreps):
+        self._irreps = irreps
+
+    def __getitem__(self, part: slice) -> Irreps:
+        start, stop, step = part.indices(self._irreps.num_irreps)
+        if step != 1:
+            raise ShapeError(f"the step of {part} is {step}: it must be 1. Leave it out.")
+        found, at = [], 0
+        for mul, ir in self._irreps:
+            copies = min(stop, at + mul) - max(start, at)
+            if copies > 0 or copies == mul:
+                found.append(MulIr(copies, ir))
+            at += mul
+        return Irreps(found)
+
+
+Chosen: TypeAlias = "IrrepsLike | Callable[[MulIr], bool]"
+"""What `filter` reads."""
+
+
+def _chosen(item: MulIr, choice: Chosen) -> bool:
+    return choice(item) if callable(choice) else item.ir in Irreps(choice)
+
+
+def _inverted(matrix: Tensor, k: Tensor | None) -> Tensor:
+    """(-1)^k R."""
+    return matrix if k is None else (1 - 2 * (k % 2))[..., None, None] * matrix
+
+
+def _item(given: object) -> MulIr:
+    """(2, "1o"), (2, (1, -1)), "1o" or Irrep("1o") as copies of an irrep."""
+    match given:
+        case Irrep():
+            return MulIr(1, given)
+        case str() if _TERM.fullmatch(given):
+            return next(_read(given))
+        case (int(mul), (Irrep() | (int(), (1 | -1))) as ir) if mul >= 0 and ir[0] >= 0:
+            return MulIr(mul, Irrep(*ir))
+        case (int(mul), str(text)) if mul >= 0 and _TERM.fullmatch(text) and "x" not in text:
+            return next(_read(text))._replace(mul=mul)
+    raise ShapeError(
+        f"{given!r} does not read as copies of an irrep: it must be (mul, irrep) with mul 0 or "
+        "more and the irrep a degree and a parity, 1 or -1. Write, for example, (32, '1o')."
+    )
+
+
+def _read(text: str) -> Iterator[MulIr]:
+    if not text.strip():
+        return
+    for term in text.split("+"):
+        match = _TERM.fullmatch(term)
+        if match is None:
+            raise ShapeError(
+                f"irreps {text!r} do not read at {term.strip()!r}: terms are a multiplicity, a "
+                "degree and a parity, joined by '+'. Write, for example, '64x0e+32x1o'."
+            )
+        mul, degree, parity = match.groups()
+        sign = {"e": 1, "o": -1, "y": (-1) ** int(degree)}[parity]
+        yield MulIr(int(mul or 1), Irrep(int(degree), sign))

@@ -1,0 +1,81 @@
+"""Rows of irreps as blocks (…, mul, 2l+1), in either order of memory.
+
+mul_ir   component a of copy u of a block is at  offset + u · (2l+1) + a    (e3nn's)
+ir_mul                                           offset + a · mul + u       (channels fastest)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchweft.core.operators.operands import check_tensors
+from torchweft.errors import ShapeError
+from torchweft.o3.irreps.irreps import Irreps, MulIr
+
+__all__ = ["LAYOUTS", "broadcast", "check_layout", "check_rows", "join", "split", "steps"]
+
+LAYOUTS = ("mul_ir", "ir_mul")
+
+
+def split(x: Tensor, irreps: Irreps, layout: str) -> list[Tensor]:
+    """Views (…, mul, 2l+1), one for each item of the irreps of x (…, D)."""
+    lead, blocks = x.shape[:-1], []
+    parts: Sequence[Tensor] = (x,)
+    if len(irreps) != 1:
+        parts = x.split_with_sizes([item.dim for item in irreps], -1)  # gradients are one
+    for part, (mul, ir) in zip(parts, irreps, strict=True):
+        if layout == "mul_ir":
+            blocks.append(part.reshape(*lead, mul, ir.dim))
+        else:
+            blocks.append(part.reshape(*lead, ir.dim, mul).transpose(-1, -2))
+    return blocks
+
+
+def join(blocks: Sequence[Tensor], layout: str) -> Tensor:
+    """Blocks (…, mul, 2l+1), at least one, as rows (…, D)."""
+    turned = [block if layout == "mul_ir" else block.transpose(-1, -2) for block in blocks]
+    rows = [block.flatten(-2) for block in turned]
+    return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+
+
+def broadcast(leads: Sequence[torch.Size]) -> torch.Size:
+    """The common leading dimensions."""
+    first, *others = leads
+    if all(lead == first for lead in others):
+        return first
+    try:
+        found: torch.Size = torch.broadcast_shapes(*leads)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        shapes = ", ".join(str(tuple(lead)) for lead in leads)
+        raise ShapeError(
+            f"the leading dimensions of the inputs are {shapes}: they must broadcast. "
+            "Pass one row of each for every row of the output, or dimensions of size 1."
+        ) from None
+    return found
+
+
+def steps(item: MulIr, layout: str) -> tuple[int, int]:
+    """From one component to the next, and from one copy to the next."""
+    return (1, item.ir.dim) if layout == "mul_ir" else (item.mul, 1)
+
+
+def check_layout(layout: str) -> None:
+    """It is one of LAYOUTS."""
+    if layout not in LAYOUTS:
+        raise ShapeError(
+            f"layout is {layout!r}: it must be 'mul_ir', the components of a copy side by side, or "
+            "'ir_mul', the copies of a component side by side. Choose the order of your tensors."
+        )
+
+
+def check_rows(name: str, x: Tensor, irreps: Irreps, module: object) -> None:
+    """X is a tensor (…, D)."""
+    check_tensors(**{name: x})
+    if x.dim() == 0 or x.shape[-1] != irreps.dim:
+        raise ShapeError(
+            f"{name} is {tuple(x.shape)} but {type(module).__name__} takes {irreps}: it must be "
+            f"(…, {irreps.dim}). Pass features of these irreps, or build it for yours."
+        )

@@ -1,0 +1,358 @@
+"""Rotations as matrices, Euler angles, quaternions, and an axis with an angle.
+
+R(α, β, γ) = Ry(α) Rx(β) Ry(γ),  and  (α, β) is the point R(α, β, ·) e_y of the sphere
+
+Matrices act on columns (x, y, z); quaternions are (w, x, y, z) of length 1; names and conventions
+are e3nn's.  Everything is differentiable, with leading dimensions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchweft.core.operators.operands import check_tensors
+from torchweft.errors import DTypeError, ShapeError
+
+__all__ = [
+    "Angles",
+    "angles_to_axis_angle",
+    "angles_to_matrix",
+    "angles_to_quaternion",
+    "angles_to_xyz",
+    "axis_angle_to_angles",
+    "axis_angle_to_matrix",
+    "axis_angle_to_quaternion",
+    "broadcast",
+    "check_last",
+    "check_matrix",
+    "compose_angles",
+    "compose_axis_angle",
+    "compose_quaternion",
+    "identity_angles",
+    "identity_quaternion",
+    "inverse_angles",
+    "inverse_quaternion",
+    "matrix_to_angles",
+    "matrix_to_axis_angle",
+    "matrix_to_quaternion",
+    "matrix_x",
+    "matrix_y",
+    "matrix_z",
+    "quaternion_to_angles",
+    "quaternion_to_axis_angle",
+    "quaternion_to_matrix",
+    "rand_angles",
+    "rand_axis_angle",
+    "rand_matrix",
+    "rand_quaternion",
+    "unit",
+    "xyz_to_angles",
+]
+
+Angles: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""α, β, γ."""
+
+Dtype: TypeAlias = torch.dtype | None
+Device: TypeAlias = torch.device | str | None
+
+
+def rand_matrix(
+    *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
+) -> Tensor:
+    """Rotations (*shape, 3, 3), uniform over the group."""
+    matrix = angles_to_matrix(*rand_angles(*shape, dtype=dtype, device=device))
+    return matrix.requires_grad_(requires_grad)
+
+
+def rand_angles(
+    *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
+) -> Angles:
+    """Three tensors (*shape) of uniform rotations: α, γ in [0, 2π), cos β uniform in [-1, 1]."""
+    _check_sizes(shape)
+    alpha, gamma = 2 * math.pi * torch.rand(2, *shape, dtype=dtype, device=device)
+    beta = torch.rand(shape, dtype=dtype, device=device).mul(2).sub(1).acos()
+    return _leaves(alpha, beta, gamma, requires_grad)
+
+
+def rand_quaternion(
+    *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
+) -> Tensor:
+    """Quaternions (*shape, 4) of uniform rotations."""
+    angles = rand_angles(*shape, dtype=dtype, device=device)
+    return angles_to_quaternion(*angles).requires_grad_(requires_grad)
+
+
+def rand_axis_angle(
+    *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
+) -> tuple[Tensor, Tensor]:
+    """Axes (*shape, 3) and angles (*shape) in [0, π] of uniform rotations."""
+    axis, angle = angles_to_axis_angle(*rand_angles(*shape, dtype=dtype, device=device))
+    return axis.requires_grad_(requires_grad), angle.requires_grad_(requires_grad)
+
+
+def identity_angles(
+    *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
+) -> Angles:
+    """Three zeros (*shape)."""
+    _check_sizes(shape)
+    zeros = torch.zeros(3, *shape, dtype=dtype, device=device)
+    return _leaves(zeros[0], zeros[1], zeros[2], requires_grad)
+
+
+def identity_quaternion(
+    *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
+) -> Tensor:
+    """(1, 0, 0, 0), of shape (*shape, 4)."""
+    _check_sizes(shape)
+    one = torch.ones(*shape, 1, dtype=dtype, device=device)
+    zeros = torch.zeros(*shape, 3, dtype=dtype, device=device)
+    return torch.cat([one, zeros], -1).requires_grad_(requires_grad)
+
+
+def matrix_x(angle: Tensor) -> Tensor:
+    """The turn about x, (..., 3, 3): y goes towards z."""
+    return _axis_matrix(angle, 0)
+
+
+def matrix_y(angle: Tensor) -> Tensor:
+    """The turn about y, (..., 3, 3): z goes towards x."""
+    return _axis_matrix(angle, 1)
+
+
+def matrix_z(angle: Tensor) -> Tensor:
+    """The turn about z, (..., 3, 3): x goes towards y."""
+    return _axis_matrix(angle, 2)
+
+
+def angles_to_matrix(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
+    """Ry(α) Rx(β) Ry(γ), (..., 3, 3)."""
+    alpha, beta, gamma = broadcast(alpha=alpha, beta=beta, gamma=gamma)
+    return matrix_y(alpha) @ matrix_x(beta) @ matrix_y(gamma)
+
+
+def quaternion_to_matrix(q: Tensor) -> Tensor:
+    """(w² - v·v) I + 2 v vᵀ + 2 w [v]×, (..., 3, 3), of q / |q| = (w, v)."""
+    check_last("q", q, 4)
+    w, v = unit(q).tensor_split([1], -1)
+    scalar = w.square() - v.square().sum(-1, keepdim=True)
+    return _rodrigues(scalar, 2 * w, 2 * torch.ones_like(w), v)
+
+
+def axis_angle_to_matrix(axis: Tensor, angle: Tensor) -> Tensor:
+    """cos θ I + (1 - cos θ) a aᵀ + sin θ [a]×, (..., 3, 3), of a = axis / |axis|."""
+    check_last("axis", axis, 3)
+    _check_shapes({"axis[..., 0]": axis[..., 0], "angle": angle})
+    c, s = angle.cos()[..., None], angle.sin()[..., None]
+    return _rodrigues(c, s, 1 - c, unit(axis))
+
+
+def xyz_to_angles(xyz: Tensor) -> tuple[Tensor, Tensor]:
+    """α = atan2(x, z), β = atan2(√(x² + z²), y), each (...), of vectors (..., 3) of any length."""
+    check_last("xyz", xyz, 3)
+    x, y, z = xyz.unbind(-1)
+    return torch.atan2(x, z), torch.atan2(torch.linalg.vector_norm(xyz[..., ::2], dim=-1), y)
+
+
+def angles_to_xyz(alpha: Tensor, beta: Tensor) -> Tensor:
+    """(sin β sin α, cos β, sin β cos α), (..., 3)."""
+    alpha, beta = broadcast(alpha=alpha, beta=beta)
+    return torch.stack([beta.sin() * alpha.sin(), beta.cos(), beta.sin() * alpha.cos()], -1)
+
+
+def matrix_to_angles(R: Tensor) -> Angles:  # noqa: N803 - e3nn's name
+    """Angles (...) of rotations (..., 3, 3): α and β from R e_y, then γ; 0 ≤ β ≤ π."""
+    check_matrix("R", R)
+    alpha, beta = xyz_to_angles(R[..., :, 1])
+    # the first row of (Ry(α) Rx(β))ᵀ R, which is that of Ry(γ)
+    row = alpha.cos()[..., None] * R[..., 0, :] - alpha.sin()[..., None] * R[..., 2, :]
+    return alpha, beta, torch.atan2(row[..., 2], row[..., 0])
+
+
+def quaternion_to_angles(q: Tensor) -> Angles:
+    """Angles (...) of quaternions (..., 4)."""
+    return matrix_to_angles(quaternion_to_matrix(q))
+
+
+def axis_angle_to_angles(axis: Tensor, angle: Tensor) -> Angles:
+    """Angles (...) of axes (..., 3) and their angles (...)."""
+    return matrix_to_angles(axis_angle_to_matrix(axis, angle))
+
+
+def axis_angle_to_quaternion(xyz: Tensor, angle: Tensor) -> Tensor:
+    """(cos θ/2, a sin θ/2), (..., 4), of a = xyz / |xyz|."""
+    check_last("xyz", xyz, 3)
+    _check_shapes({"xyz[..., 0]": xyz[..., 0], "angle": angle})
+    half = angle[..., None] / 2
+    w, v = half.cos(), unit(xyz) * half.sin()
+    return torch.cat([w.expand(*v.shape[:-1], 1), v], -1)
+
+
+def angles_to_quaternion(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
+    """(cos β/2 cos σ, sin β/2 cos δ, cos β/2 sin σ, -sin β/2 sin δ), σ, δ = (α ± γ)/2; (..., 4)."""
+    alpha, beta, gamma = broadcast(alpha=alpha, beta=beta, gamma=gamma)
+    total, difference = (alpha + gamma) / 2, (alpha - gamma) / 2
+    c, s = (beta / 2).cos(), (beta / 2).sin()
+    parts = c * total.cos(), s * difference.cos(), c * total.sin(), -s * difference.sin()
+    return torch.stack(parts, -1)
+
+
+def matrix_to_quaternion(R: Tensor) -> Tensor:  # noqa: N803 - e3nn's name
+    """The row of 4 q qᵀ with the largest diagonal, at length 1 and with w ≥ 0; (..., 4)."""
+    check_matrix("R", R)
+    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = (row.unbind(-1) for row in R.unbind(-2))
+    wx, wy, wz = zy - yz, xz - zx, yx - xy
+    rows = (
+        (1 + xx + yy + zz, wx, wy, wz),
+        (wx, 1 + xx - yy - zz, xy + yx, xz + zx),
+        (wy, xy + yx, 1 - xx + yy - zz, yz + zy),
+        (wz, xz + zx, yz + zy, 1 - xx - yy + zz),
+    )
+    outer = torch.stack([torch.stack(row, -1) for row in rows], -2)
+    largest = outer.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None]
+    q = unit(torch.take_along_dim(outer, largest, -2).squeeze(-2))
+    return torch.where(q[..., :1] < 0, -q, q)
+
+
+def quaternion_to_axis_angle(q: Tensor) -> tuple[Tensor, Tensor]:
+    """v / |v| (..., 3) and θ = 2 atan2(|v|, w) (...) in [0, 2π], of q = (w, v)."""
+    check_last("q", q, 4)
+    w, v = q[..., 0], q[..., 1:]
+    return unit(v), 2 * torch.atan2(torch.linalg.vector_norm(v, dim=-1), w)
+
+
+def matrix_to_axis_angle(R: Tensor) -> tuple[Tensor, Tensor]:  # noqa: N803 - e3nn's name
+    """Axes (..., 3) and angles (...) in [0, π]."""
+    return quaternion_to_axis_angle(matrix_to_quaternion(R))
+
+
+def angles_to_axis_angle(alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """Axes (..., 3) and angles (...) in [0, π]."""
+    return matrix_to_axis_angle(angles_to_matrix(alpha, beta, gamma))
+
+
+def compose_angles(
+    a1: Tensor, b1: Tensor, c1: Tensor, a2: Tensor, b2: Tensor, c2: Tensor
+) -> Angles:
+    """Angles of R(a1, b1, c1) R(a2, b2, c2): the second triple acts first."""
+    a1, b1, c1, a2, b2, c2 = broadcast(a1=a1, b1=b1, c1=c1, a2=a2, b2=b2, c2=c2)
+    return matrix_to_angles(angles_to_matrix(a1, b1, c1) @ angles_to_matrix(a2, b2, c2))
+
+
+def compose_quaternion(q1: Tensor, q2: Tensor) -> Tensor:
+    """(w1 w2 - v1·v2, w1 v2 + w2 v1 + v1 × v2), (..., 4): q2 acts first."""
+    check_last("q1", q1, 4)
+    check_last("q2", q2, 4)
+    q1, q2 = broadcast(q1=q1, q2=q2)
+    (w1, v1), (w2, v2) = (q.tensor_split([1], -1) for q in (q1, q2))
+    scalar = w1 * w2 - (v1 * v2).sum(-1, keepdim=True)
+    return torch.cat([scalar, w1 * v2 + w2 * v1 + torch.linalg.cross(v1, v2)], -1)
+
+
+def compose_axis_angle(
+    axis1: Tensor, angle1: Tensor, axis2: Tensor, angle2: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Axis and angle of the second rotation followed by the first."""
+    q1, q2 = axis_angle_to_quaternion(axis1, angle1), axis_angle_to_quaternion(axis2, angle2)
+    return quaternion_to_axis_angle(compose_quaternion(q1, q2))
+
+
+def inverse_angles(a: Tensor, b: Tensor, c: Tensor) -> Angles:
+    """(-c, -b, -a)."""
+    return -c, -b, -a
+
+
+def inverse_quaternion(q: Tensor) -> Tensor:
+    """(w, -v), the inverse of a quaternion of length 1."""
+    check_last("q", q, 4)
+    return torch.cat([q[..., :1], -q[..., 1:]], -1)
+
+
+def unit(v: Tensor, dim: int = -1) -> Tensor:
+    """v / |v| along a dimension; 0 where v is 0, with gradients 0 there.
+
+    Zero is what is shorter than the root of the smallest normal number: 1e-19 in float32.
+    """
+    square = v.square().sum(dim, keepdim=True)
+    return v / torch.threshold(square, torch.finfo(v.dtype).tiny, math.inf).sqrt()
+
+
+def _axis_matrix(angle: Tensor, axis: int) -> Tensor:
+    """The turn about coordinate `axis`: of the two that follow it, the first goes to the second."""
+    c, s = angle.cos(), angle.sin()
+    one, zero = torch.ones_like(angle), torch.zeros_like(angle)
+    entries = torch.stack([one, zero, zero, zero, c, -s, zero, s, c], -1)
+    about_x = entries.reshape(*angle.shape, 3, 3)
+    return torch.roll(about_x, (axis, axis), (-2, -1))
+
+
+def _rodrigues(diagonal: Tensor, skew: Tensor, outer: Tensor, v: Tensor) -> Tensor:
+    """diagonal · I + skew · [v]× + outer · v vᵀ, (..., 3, 3)."""
+    eye = torch.eye(3, dtype=v.dtype, device=v.device)
+    squared: Tensor = v[..., :, None] * v[..., None, :]
+    columns = v[..., :, None].expand_as(squared)
+    crossed = torch.linalg.cross(columns, eye.expand_as(squared), dim=-2)
+    diagonal, skew, outer = (a[..., None] for a in (diagonal, skew, outer))
+    matrix: Tensor = diagonal * eye + skew * crossed + outer * squared
+    return matrix
+
+
+def _leaves(alpha: Tensor, beta: Tensor, gamma: Tensor, requires_grad: bool) -> Angles:
+    a, b, c = (t.detach().requires_grad_(requires_grad) for t in (alpha, beta, gamma))
+    return a, b, c
+
+
+def broadcast(**tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, expanded to one shape; the error calls them by their names here."""
+    _check_shapes(tensors)
+    return tuple(torch.broadcast_tensors(*tensors.values()))  # type: ignore[no-untyped-call]
+
+
+def _check_shapes(tensors: dict[str, Tensor]) -> None:
+    """Raise unless tensors broadcast together."""
+    if torch.compiler.is_compiling():
+        return  # sizes may be symbols
+    check_tensors(**tensors)
+    aligned = itertools.zip_longest(*(reversed(t.shape) for t in tensors.values()), fillvalue=1)
+    if any(len({*sizes} - {1}) > 1 for sizes in aligned):
+        given = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
+        raise ShapeError(
+            f"the shapes {given} do not broadcast: from the last on, sizes must be equal or 1. "
+            "Reshape them, such as with unsqueeze."
+        )
+
+
+def _check_sizes(shape: tuple[int, ...]) -> None:
+    """Raise unless sizes are integers, 0 or more."""
+    if torch.compiler.is_compiling():
+        return
+    for size in shape:
+        if not hasattr(size, "__index__"):
+            raise DTypeError(
+                f"a size is {size!r}: sizes must be integers. Pass each by itself, such as 2, 3."
+            )
+        if size < 0:
+            raise ShapeError(f"a size is {size}: sizes must be 0 or more. Pass 10, say.")
+
+
+def check_last(name: str, a: Tensor, size: int) -> None:
+    """Raise unless it is a tensor (..., size)."""
+    check_tensors(**{name: a})
+    if a.dim() == 0 or a.shape[-1] != size:
+        raise ShapeError(
+            f"{name} is {tuple(a.shape)}: it must be (..., {size}). Move the components last."
+        )
+
+
+def check_matrix(name: str, matrix: Tensor) -> None:
+    """Raise unless it is a tensor (..., 3, 3)."""
+    check_tensors(**{name: matrix})
+    if matrix.shape[-2:] != (3, 3):
+        raise ShapeError(
+            f"{name} is {tuple(matrix.shape)}: it must be (..., 3, 3). "
+            "Pass rotations, such as those of rand_matrix(10)."
+        )

@@ -1,0 +1,306 @@
+"""Wigner 3j symbols and D matrices in the real basis of e3nn.
+
+C_ijk = C_lmn D_il(R) D_jm(R) D_kn(R) for every rotation R,  Σ C² = 1
+
+Component l + m of degree l goes with sin(|m|α) for m < 0 and cos(mα) for m ≥ 0, α being the angle
+about the polar axis y; so degree 1 is (x, y, z).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchweft.core.operators.operator import constant_when_compiling
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.rotation import broadcast
+
+__all__ = [
+    "check_degrees",
+    "entries_3j",
+    "so3_generators",
+    "su2_generators",
+    "wigner_3j",
+    "wigner_D",
+    "wigner_D_matrices",
+    "working_dtype",
+]
+
+_kept: dict[tuple[tuple[int, ...], torch.device, torch.dtype], Tensor] = {}
+
+
+def wigner_3j(
+    l1: int,
+    l2: int,
+    l3: int,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """C (2l1+1, 2l2+1, 2l3+1), the invariant of l1 ⊗ l2 ⊗ l3, of norm 1.
+
+    Every entry is ± the root of a fraction, known exactly and rounded once to float64.
+
+    Args:
+        l1: a degree; as the others, 0 or more.
+        l2: a degree.
+        l3: a degree, from |l1 - l2| to l1 + l2.
+        dtype: of the result; torch's default dtype if None.
+        device: of the result; torch's default device if None.
+
+    Returns:
+        A tensor of the caller's own, like e3nn's in sign and order.
+
+    Raises:
+        ShapeError: the degrees form no triangle.
+        DTypeError: one of them is no integer.
+    """
+    check_degrees(l1=l1, l2=l2, l3=l3)
+    if not abs(l1 - l2) <= l3 <= l1 + l2:
+        raise ShapeError(
+            f"degrees {l1} and {l2} do not couple to {l3}: l3 must be from |l1 - l2| to l1 + l2. "
+            f"Choose l3 from {abs(l1 - l2)} to {l1 + l2}."
+        )
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    device = torch.empty(0).device if device is None else torch.device(device)
+    return _table((l1, l2, l3), device, dtype).clone()
+
+
+def wigner_D(l: int, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:  # noqa: E741, N802
+    """D(α, β, γ) = Z(α) J Z(β) J Z(γ), Z a turn about y and J = D(half a turn about x + y).
+
+    Args:
+        l: the degree, any.
+        alpha: (...), the turn about y applied last.
+        beta: (...), the turn about x.
+        gamma: (...), the turn about y applied first.
+
+    Returns:
+        (..., 2l+1, 2l+1), orthogonal; D(R1) D(R2) = D(R1 R2), and degree 1 is the matrix itself.
+        Half precision computes in float32.  Differentiable to any order, at β = 0 too.
+
+    Raises:
+        DTypeError: l is no integer, or the angles are not real.
+        ShapeError: l is negative, or the angles do not broadcast.
+    """
+    check_degrees(l=l)
+    alpha, beta, gamma = broadcast(alpha=alpha, beta=beta, gamma=gamma)
+    dtype = torch.promote_types(torch.promote_types(alpha.dtype, beta.dtype), gamma.dtype)
+    work = working_dtype(dtype)
+    swap = _table((l,), alpha.device, work)
+    inner = _turn(-gamma.to(work), swap).mT  # J Z(γ), as J is symmetric
+    return _turn(alpha.to(work), swap @ _turn(beta.to(work), inner)).to(dtype)
+
+
+def wigner_D_matrices(lmax: int, matrix: Tensor) -> list[Tensor]:  # noqa: N802
+    """D^0 … D^lmax of rotations, by D^(l+1)_kn = (2l+3) Σ C_ijk D^l_ip R_jq C_pqn, C = 3j.
+
+    Polynomials of the matrix: exact at the poles, where Euler angles lose half of the digits.
+
+    Args:
+        lmax: the last degree.
+        matrix: (..., 3, 3), orthogonal with determinant 1, float32 or float64.
+
+    Returns:
+        lmax + 1 tensors (..., 2l+1, 2l+1).
+    """
+    found = [torch.ones_like(matrix[..., :1, :1]), matrix][: lmax + 1]
+    for l in range(1, lmax):  # noqa: E741
+        table = _table((l, 1, l + 1), matrix.device, matrix.dtype)
+        right = torch.einsum("...jq,pqn->...jpn", matrix, table)
+        both = torch.einsum("...ip,...jpn->...ijn", found[-1], right)
+        found.append((2 * l + 3) * torch.einsum("ijk,...ijn->...kn", table, both))
+    return found
+
+
+def so3_generators(l: int) -> Tensor:  # noqa: E741
+    """X_k = √(l (l+1) (2l+1)) C_ikj, C = 3j(l, 1, l): D of a turn by t about axis k is exp(t X_k).
+
+    Args:
+        l: the degree, any.
+
+    Returns:
+        (3, 2l+1, 2l+1), antisymmetric, for x, y and z; [X_0, X_1] = X_2 and so on in a circle.
+
+    Raises:
+        WeftError: l is no integer, or negative.
+    """
+    check_degrees(l=l)
+    if l == 0:
+        return torch.zeros(3, 1, 1)
+    return wigner_3j(l, 1, l).movedim(1, 0) * math.sqrt(l * (l + 1) * (2 * l + 1))
+
+
+def su2_generators(j: float) -> Tensor:
+    """X = ((L - Lᵀ) / 2, i diag(m), i (L + Lᵀ) / 2),  L_(m-1)m = √((j + m) (j - m + 1)).
+
+    Args:
+        j: the spin, 0, ½, 1, …; rows and columns are m = -j … j.
+
+    Returns:
+        (3, 2j+1, 2j+1), complex and antihermitian; [X_0, X_1] = X_2 and so on in a circle.
+
+    Raises:
+        ShapeError: j is no spin.
+    """
+    if j < 0 or 2 * j != round(2 * j):
+        raise ShapeError(f"j is {j}: a spin must be half an integer, 0 or more. Pass 0, 0.5, 1 …")
+    m = torch.arange(-j, j + 1, dtype=torch.get_default_dtype())
+    lower = ((j + m[1:]) * (j - m[1:] + 1)).sqrt().diag(1)
+    return torch.stack([lower - lower.mT, 2j * m.diag(), 1j * (lower + lower.mT)]) / 2
+
+
+def _turn(angle: Tensor, matrix: Tensor) -> Tensor:
+    """Z(angle) M: component m becomes cos(mα) M_m - sin(mα) M_-m."""
+    size = matrix.shape[-1]
+    order = torch.arange(size, device=angle.device, dtype=angle.dtype) - size // 2
+    turned = (angle[..., None] * order)[..., None]
+    return turned.cos() * matrix - turned.sin() * matrix.flip(-2)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for itself, float32 for every narrower real dtype."""
+    if not dtype.is_floating_point:
+        raise DTypeError(
+            f"a tensor is {dtype}: coordinates and angles must be real numbers. Call .float()."
+        )
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_degrees(**degrees: int) -> None:
+    """Degrees are integers, 0 or more."""
+    for name, value in degrees.items():
+        if not isinstance(value, int):
+            raise DTypeError(
+                f"{name} is {value!r}: a degree must be an integer. Pass 0, 1, 2 and so on."
+            )
+        if value < 0:
+            raise ShapeError(f"{name} is {value}: a degree must be 0 or more. Pass 0, 1, 2 …")
+
+
+@functools.cache
+def entries_3j(l1: int, l2: int, l3: int) -> tuple[tuple[int, int, int, float], ...]:
+    """(i, j, k, C_ijk) of the entries that are not zero, in order."""
+    return tuple(sorted(_entries(l1, l2, l3)))
+
+
+@functools.cache
+def _array_3j(l1: int, l2: int, l3: int) -> np.ndarray:
+    table = np.zeros((2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1))
+    for i, j, k, value in entries_3j(l1, l2, l3):
+        table[i, j, k] = value
+    return table
+
+
+@functools.cache
+def _array_swap(l: int) -> np.ndarray:  # noqa: E741
+    """D^l of half a turn about x + y: the axes y and x change places."""
+    previous = np.ones((1, 1))
+    turn = np.array([[0.0, 1, 0], [1, 0, 0], [0, 0, -1]])
+    for k in range(l):
+        table = _array_3j(k, 1, k + 1)
+        previous = (2 * k + 3) * np.einsum("ijk,ip,jq,pqn->kn", table, previous, turn, table)
+    return previous
+
+
+def _array(degrees: tuple[int, ...]) -> np.ndarray:
+    """The 3j symbol of three degrees, or D of `_array_swap` of one."""
+    return _array_3j(*degrees) if len(degrees) == 3 else _array_swap(*degrees)
+
+
+@constant_when_compiling
+def _numbers(degrees: tuple[int, ...]) -> list[Any]:
+    return _array(degrees).tolist()  # type: ignore[no-any-return]
+
+
+def _table(degrees: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`_array` where it is needed, kept there: a copy to a GPU could not be captured."""
+    if torch.compiler.is_compiling():
+        numbers = _numbers(tuple(operator.index(degree) for degree in degrees))  # not symbols
+        return torch.tensor(numbers, device=device, dtype=dtype)
+    key = (degrees, device, dtype)
+    if key not in _kept:
+        made = torch.from_numpy(_array(degrees)).to(device, dtype, copy=True)
+        if type(made) is not Tensor or made.is_inference():
+            return made  # a tracer's, or one that autograd would refuse later
+        _kept[key] = made
+    return _kept[key]
+
+
+def _entries(l1: int, l2: int, l3: int) -> Iterator[tuple[int, int, int, float]]:
+    """The entries of the real symbol that are not zero.
+
+    A real component m is (i^a Y_m + i^b Y_-m) / √2.  Of the terms of an entry only one and its
+    conjugate obey m3 = m1 + m2, so the entry is twice the real part of one: ± a root, or 0.
+    """
+    for m1 in range(l1 + 1):
+        for m2 in range(-l2 if m1 else 0, l2 + 1):
+            m3 = m1 + m2
+            if abs(m3) > l3:
+                continue
+            sign, numerator, denominator = _clebsch_gordan(l1, m1, l2, m2, l3)
+            orders = (m1, m2, m3)
+            count = sum(m != 0 for m in orders)
+            if count:
+                numerator, denominator = 4 * numerator, denominator << count
+            root = _root(numerator, denominator * (2 * l3 + 1))
+            for real in _real_orders(orders):
+                turns = (
+                    l3 - l1 - l2 + _turns(m1, real[0]) + _turns(m2, real[1]) - _turns(m3, real[2])
+                )
+                if root and turns % 2 == 0:
+                    value = sign * root * (-1) ** (turns // 2)
+                    yield real[0] + l1, real[1] + l2, real[2] + l3, value
+
+
+def _real_orders(orders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every choice of signs of the orders."""
+    if not orders:
+        yield ()
+        return
+    for rest in _real_orders(orders[1:]):
+        for m in {orders[0], -orders[0]}:
+            yield (m, *rest)
+
+
+def _turns(m: int, real: int) -> int:
+    """k of the coefficient i^k / √2 (1 if m = 0) of Y_m in the real component."""
+    if real < 0:
+        return 1 + 2 * m if m > 0 else 3
+    return 2 * m if m > 0 else 0
+
+
+def _clebsch_gordan(l1: int, m1: int, l2: int, m2: int, l3: int) -> tuple[int, int, int]:
+    """(s, p, q) with ⟨l1 m1 l2 m2 | l3 m1+m2⟩ = s √(p/q), by Racah's sum in binomials.
+
+    √(C(2l1, a) C(2l2, a) / (C(J+1, a) C(2l1, l1-m1) C(2l2, l2-m2) C(2l3, l3-m3)))
+        · Σ_k (-1)^k C(a, k) C(b, l1-m1-k) C(c, l2+m2-k),
+    J = l1 + l2 + l3,  a = J - 2l3,  b = J - 2l2,  c = J - 2l1
+    """
+    total = l1 + l2 + l3
+    a, b, c = total - 2 * l3, total - 2 * l2, total - 2 * l1
+    terms = (
+        (-1) ** k * math.comb(a, k) * math.comb(b, l1 - m1 - k) * math.comb(c, l2 + m2 - k)
+        for k in range(min(a, l1 - m1, l2 + m2) + 1)
+    )
+    racah = sum(terms)
+    numerator = math.comb(2 * l1, a) * math.comb(2 * l2, a) * racah**2
+    denominator = (
+        math.comb(total + 1, a)
+        * math.comb(2 * l1, l1 - m1)
+        * math.comb(2 * l2, l2 - m2)
+        * math.comb(2 * l3, l3 - m1 - m2)
+    )
+    return 1 if racah >= 0 else -1, numerator, denominator
+
+
+def _root(numerator: int, denominator: int) -> float:
+    """√(numerator / denominator) from 128 bits or more, rounded once."""
+    places = 128 + denominator.bit_length()
+    return math.ldexp(math.isqrt((numerator << 2 * places) // denominator), -places)

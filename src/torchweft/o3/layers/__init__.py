@@ -1,0 +1,1 @@
+"""Equivariant modules and their loaders: linear maps, gates, norms, harmonics, radial functions."""

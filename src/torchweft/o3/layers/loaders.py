@@ -1,0 +1,369 @@
+"""Modules of e3nn, MACE and NequIP as modules of torchweft, with their weights.
+
+    from_e3nn(model)      every layer that torchweft has takes the place of e3nn's
+    from_mace(model)      and gathers, products and sums over edges become one convolution, MACE's
+                          symmetric contractions torchweft's
+    from_nequip(model)    likewise the gathers, products and sums of NequIP
+
+A layer is known by the name of its class and read by its attributes: neither library is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchweft.core.operators.operator import compiling, unwatched
+from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.edges.graph import Graph, graph_of
+from torchweft.o3.irreps.irreps import Irreps
+from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.layers.dropout import Dropout
+from torchweft.o3.layers.gate import Activation, Gate
+from torchweft.o3.layers.linear import Linear
+from torchweft.o3.layers.norms import BatchNorm, Norm, NormActivation
+from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
+from torchweft.o3.tensor_product.conv import TensorProductConv
+from torchweft.o3.tensor_product.module import InstructedModule
+from torchweft.o3.tensor_product.rows import TensorProduct
+
+__all__ = ["from_e3nn", "from_mace", "from_nequip"]
+
+
+def from_e3nn(module: nn.Module) -> nn.Module:
+    """The module with every layer of e3nn in it replaced by torchweft's.
+
+    Args:
+        module: a layer of e3nn, or a model that holds some; a model is changed in place.
+
+    Returns:
+        torchweft's layer, or the model.  Parameters are the same tensors, optimisers keep them.
+
+    Raises:
+        DTypeError: there is no layer that torchweft knows.
+        ShapeError: a Linear whose factors are none that its constructor gives.
+
+    Known are TensorProduct and what derives from it but TensorSquare, Linear, Gate, Activation,
+    Norm, NormActivation, BatchNorm and Dropout.
+    """
+    made = _made(module)
+    if made is not None:
+        return made
+    if not isinstance(module, nn.Module) or not _replace(module, _made):
+        raise DTypeError(
+            f"from_e3nn was given a {type(module).__name__}: it must be, or hold, layers of e3nn: "
+            f"{', '.join(_MAKERS)}. Pass the model that was built with e3nn."
+        )
+    return module
+
+
+def from_mace(model: nn.Module) -> nn.Module:
+    """A model of MACE with its interactions and products by torchweft, and from_e3nn's layers.
+
+    Args:
+        model: not scripted, with e3nn's products; changed in place.
+
+    Returns:
+        The model.  Parameters are the same tensors, and have the same names.
+
+    Raises:
+        DTypeError: it has no interaction of MACE with a product of e3nn.
+        ShapeError: a symmetric contraction of other degrees for other irreps, or whose couplings
+            are not equivariant in e3nn's basis.
+
+    An interaction's `conv_tp` then takes nodes, edges, weights and edge_index, as MACE calls it
+    where a convolution is fused.  A SymmetricContraction keeps the couplings that the model has.
+    """
+    blocks: list[Any] = [
+        block
+        for block in (model.modules() if isinstance(model, nn.Module) else ())
+        if _is_of("mace", "InteractionBlock", block)
+        and _is_of("e3nn", "TensorProduct", getattr(block, "conv_tp", None))
+    ]
+    if not blocks:
+        raise DTypeError(
+            f"from_mace was given a {type(model).__name__}: it must hold interactions of MACE with "
+            "products of e3nn. Pass the model before it is scripted or turned to another library."
+        )
+    for block in blocks:
+        conv = block.conv_tp
+        block.conv_tp = _holding(_tensor_product(conv, _MaceConv), conv)
+        block.conv_fusion = True
+    _replace(model, _mace_contraction)
+    _replace(model, _made)
+    return model
+
+
+def from_nequip(model: nn.Module) -> nn.Module:
+    """A model of NequIP with its tensor products and sums by torchweft, and from_e3nn's layers.
+
+    Args:
+        model: not scripted or compiled; changed in place.
+
+    Returns:
+        The model.  Parameters are the same tensors, and have the same names.
+
+    Raises:
+        DTypeError: it has no TensorProductScatter of NequIP.
+    """
+    if not isinstance(model, nn.Module) or not _replace(model, _nequip_scatter):
+        raise DTypeError(
+            f"from_nequip was given a {type(model).__name__}: it must hold layers "
+            "TensorProductScatter of NequIP. Pass the model before it is scripted or compiled; "
+            "where products and sums are apart, as in older versions, use from_e3nn."
+        )
+    _replace(model, _made)
+    return model
+
+
+def _replace(module: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
+    """Replace the modules inside for which something is made; how many."""
+    count = 0
+    for name, child in list(module.named_children()):
+        made = make(child)
+        if made is not None:
+            setattr(module, name, made)
+        count += _replace(child, make) if made is None else 1
+    return count
+
+
+def _is_of(package: str, name: str, module: object) -> bool:
+    """Whether a module is of a class of another package, or derives from it."""
+    return any(
+        base.__module__.partition(".")[0] == package and base.__name__ == name
+        for base in type(module).__mro__
+    )
+
+
+def _made(module: Any) -> nn.Module | None:
+    """torchweft's layer for one of e3nn's, with its parameters and statistics."""
+    make = _maker(type(module))
+    return None if make is None else _holding(make(module), module)
+
+
+def _holding(made: nn.Module, module: nn.Module) -> nn.Module:
+    """The same with the parameters, statistics, device and mode of another module."""
+    tensors = chain(module.parameters(), module.buffers())
+    made.to(next((t.device for t in tensors), None))
+    for name, parameter in module.named_parameters(recurse=False):
+        made.register_parameter(name, parameter)
+    for name in ("running_mean", "running_var"):
+        if getattr(module, name, None) is not None:
+            made.register_buffer(name, getattr(module, name))
+    return made.train(module.training)
+
+
+def _maker(kind: type) -> Callable[[Any], nn.Module] | None:
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] == "e3nn":
+            if base.__name__ == "TensorSquare":  # it has one factor
+                return None
+            if base.__name__ in _MAKERS:
+                return _MAKERS[base.__name__]
+    return None
+
+
+def _irreps(given: object) -> Irreps:
+    return Irreps(str(given))
+
+
+def _tensor_product(module: Any, kind: type[InstructedModule] = TensorProduct) -> InstructedModule:
+    """A product of e3nn's instructions, whose factors are kept."""
+    return kind(
+        _irreps(module.irreps_in1),
+        _irreps(module.irreps_in2),
+        _irreps(module.irreps_out),
+        [(*i[:5], i.path_weight**2) for i in module.instructions],
+        irrep_normalization="none",
+        path_normalization="none",
+        internal_weights=module.internal_weights,
+        shared_weights=module.shared_weights,
+    )
+
+
+def _linear(module: Any) -> nn.Module:
+    irreps, out = _irreps(module.irreps_in), _irreps(module.irreps_out)
+    paths = [i for i in module.instructions if i.i_in >= 0]
+    biased = {i.i_out for i in module.instructions if i.i_in < 0}
+    f_in, f_out = module.weight.shape[:2] if module.weight.dim() == 3 else (None, None)
+    for normalization in ("element", "path"):
+        made = Linear(
+            irreps,
+            out,
+            f_in=f_in,
+            f_out=f_out,
+            internal_weights=module.internal_weights,
+            shared_weights=module.shared_weights,
+            instructions=[(i.i_in, i.i_out) for i in paths],
+            biases=[k in biased for k in range(len(out))],
+            path_normalization=normalization,
+        )
+        pairs = zip(made.instructions, paths, strict=False)
+        if all(abs(own.path_weight - i.path_weight) < 1e-12 for own, i in pairs):
+            return made
+    raise ShapeError(
+        f"{module} has factors that neither path_normalization gives: its weights would mean "
+        "something else here. Build torchweft's Linear, and scale the weights."
+    )
+
+
+def _functions(activation: Any) -> list[Any]:
+    return [None if act is None else act.f for act in activation.acts]
+
+
+def _activation(module: Any) -> nn.Module:
+    return Activation(_irreps(module.irreps_in), _functions(module))
+
+
+def _gate(module: Any) -> nn.Module:
+    return Gate(
+        _irreps(module.act_scalars.irreps_in),
+        _functions(module.act_scalars),
+        _irreps(module.act_gates.irreps_in),
+        _functions(module.act_gates),
+        _irreps(module.irreps_gated),
+    )
+
+
+def _norm(module: Any) -> nn.Module:
+    return Norm(_irreps(module.irreps_in), module.squared)
+
+
+def _norm_activation(module: Any) -> nn.Module:
+    return NormActivation(
+        _irreps(module.irreps_in),
+        module.scalar_nonlinearity,
+        module.normalize,
+        module.epsilon,
+        module.bias,
+    )
+
+
+def _batch_norm(module: Any) -> nn.Module:
+    return BatchNorm(
+        _irreps(module.irreps),
+        module.eps,
+        module.momentum,
+        module.affine,
+        module.reduce,
+        module.instance,
+        module.include_bias,
+        module.normalization,
+    )
+
+
+def _dropout(module: Any) -> nn.Module:
+    return Dropout(_irreps(module.irreps), module.p)
+
+
+_MAKERS: dict[str, Callable[[Any], nn.Module]] = {
+    "TensorProduct": _tensor_product,
+    "Linear": _linear,
+    "Gate": _gate,
+    "Activation": _activation,
+    "Norm": _norm,
+    "NormActivation": _norm_activation,
+    "BatchNorm": _batch_norm,
+    "Dropout": _dropout,
+}
+
+
+class _MaceConv(TensorProductConv):
+    """Called as MACE calls a convolution that is fused."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, y: Tensor, weight: Tensor, edge_index: Tensor
+    ) -> Tensor:
+        """(N, D_out) of x (N, D1), y (E, D2), weight (E, W) and edge_index (2, E): src, dst."""
+        return super().forward(x, y, weight, _graph(edge_index[0], edge_index[1], x.shape[0]))
+
+
+class _NequipScatter(nn.Module):
+    """NequIP's layer of this name; its product is `tp` there too.
+
+    Args:
+        tp: the convolution.
+    """
+
+    def __init__(self, tp: nn.Module) -> None:
+        super().__init__()
+        self.tp = tp
+
+    def forward(
+        self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor
+    ) -> Tensor:
+        """(N, D_out) of x (N, D1) and, for each edge, harmonics, weights and nodes."""
+        graph = _graph(edge_src, edge_dst, x.shape[0])
+        found: Tensor = self.tp(x, edge_attr, edge_weight, graph)
+        return found
+
+
+def _nequip_scatter(module: Any) -> nn.Module | None:
+    if not _is_of("nequip", "TensorProductScatter", module):
+        return None
+    return _NequipScatter(_holding(_tensor_product(module.tp, TensorProductConv), module.tp))
+
+
+class _MaceContraction(SymmetricContraction):
+    """Called as MACE's: x is (N, C, D), elements are (N, num_elements), z is mul_ir."""
+
+    def forward(self, x: Tensor, element: Tensor) -> Tensor:
+        """(N, C · D_out)."""
+        z = super().forward(x.transpose(1, 2).flatten(1), element)
+        return join(split(z, self.irreps_out, "ir_mul"), "mul_ir")
+
+
+def _mace_contraction(module: Any) -> nn.Module | None:
+    if not _is_of("mace", "SymmetricContraction", module):
+        return None
+    parts = list(module.contractions)
+    degrees = {part.correlation for part in parts}
+    if len(degrees) > 1:
+        raise ShapeError(
+            f"the symmetric contraction has the degrees {sorted(degrees)} for different irreps: "
+            "torchweft's has one for all. Give the model one correlation."
+        )
+    (degree,) = degrees
+    made = _MaceContraction(
+        _irreps(module.irreps_in),
+        _irreps(module.irreps_out),
+        degree,
+        parts[0].weights_max.shape[0],
+        layout="ir_mul",
+    )
+    size = sum(item.ir.dim for item in made.irreps_in)
+    made.take_couplings(
+        [
+            [
+                _coupling(part, power, (item.ir.dim, *power * (size,)))
+                for part, item in zip(parts, made.irreps_out, strict=True)
+            ]
+            for power in range(1, degree + 1)
+        ]
+    )
+    for own, part in zip(made.contractions, parts, strict=True):
+        own.weights_max, own.weights = part.weights_max, part.weights
+    return _holding(made, module)
+
+
+def _coupling(part: Any, power: int, shape: tuple[int, ...]) -> Tensor:
+    """U (2l+1, D, …, D, K) of a degree; MACE's lacks dimensions of size 1."""
+    table: Tensor = getattr(part, f"U_matrix_{power}")
+    return table.reshape(*shape, table.shape[-1])
+
+
+_graphs: TensorCache[Graph] = TensorCache()
+
+
+def _graph(src: Tensor, dst: Tensor, rows: int) -> Graph:
+    """The graph of two rows of a tensor, sorted once: models take the rows anew in each layer."""
+    if compiling() or src._base is None or dst._base is None or not unwatched(src):
+        return graph_of(src, dst, rows, rows)
+    places = tuple((t.storage_offset(), t.stride(), t.shape) for t in (src, dst))
+    return _graphs.get(
+        (src._base, dst._base), (rows, places), lambda: graph_of(src, dst, rows, rows)
+    )

@@ -1,0 +1,275 @@
+"""Linear maps along edges: of irreps turned so that the edge is the polar axis (eSCN).
+
+    z = D(R)ᵀ M D(R) x,    R edge/|edge| = e_y
+    (Mx)_{±m} = W_r x_{±m} ∓ W_i x_{∓m}
+
+M commutes with turns about y, so z does not depend on which R is taken.  Where the edge is not 0,
+it is a tensor product with its spherical harmonics: Y_l(e_y) has one component, so of
+3j(l1, l2, l3) remain
+
+    W_r[m] = √(2l2+1) C[l1+m, l2, l3+m]  if l1+l2+l3 is even,
+    W_i[m] = √(2l2+1) C[l1+m, l2, l3-m]  if it is odd            ("component" harmonics)
+
+and a pair of irreps has as many W as there are l2: every tensor product with harmonics is such a
+map, and with all orders m every map is one.  It costs O(l³) an edge and channel, not O(l⁶).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.core.operators import autocast
+from torchweft.core.operators.operands import check_tensors, same_kind
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike
+from torchweft.o3.irreps.layout import broadcast, check_layout, check_rows, join, split
+from torchweft.o3.irreps.rotation import check_last, check_matrix, unit
+from torchweft.o3.irreps.wigner import check_degrees, wigner_D_matrices, working_dtype
+from torchweft.o3.tensor_product.module import WeightedModule
+
+__all__ = ["SO2Instruction", "SO2Linear", "edge_rotation"]
+
+
+class SO2Instruction(NamedTuple):
+    """A matrix between components ±order of two items: W_i if `turned`, else W_r."""
+
+    i_in: int
+    i_out: int
+    order: int
+    turned: bool
+    path_shape: tuple[int, int]
+    path_weight: float
+
+    @property
+    def has_weight(self) -> bool:
+        """It has."""
+        return True
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in its weight."""
+        return math.prod(self.path_shape)
+
+
+class SO2Linear(WeightedModule):
+    """z = D(R)ᵀ M D(R) x, M a linear map of components of equal |m| and R edge/|edge| = e_y.
+
+    Equivariant under O(3).  Each component of M is a sum over the items and copies that reach it,
+    by 1/√(their number).  See the module for its tensor product.
+
+    Args:
+        irreps_in: of x.
+        irreps_out: of z; items that nothing reaches are zero.
+        mmax: the last order |m| that is mixed, components of higher orders are dropped; None: all.
+        irreps_edge: "1o", a vector: a mirror that holds the edge leaves W_r where p (-1)^l is the
+            same in x and z, and W_i elsewhere.  "1e" leaves both where p is the same, as in layers
+            that know rotations alone.
+        internal_weights: whether the module owns its weight; None: where it is shared.
+        shared_weights: one weight for all rows (None), or one a row.
+        layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
+
+    Raises:
+        WeftError: an mmax or irreps_edge that is none.
+
+    Instructions are sorted by order, then items of z, then of x.
+    """
+
+    instructions: Sequence[SO2Instruction]
+
+    def __init__(
+        self,
+        irreps_in: IrrepsLike,
+        irreps_out: IrrepsLike,
+        mmax: int | None = None,
+        *,
+        irreps_edge: str | Irrep = "1o",
+        internal_weights: bool | None = None,
+        shared_weights: bool | None = None,
+        layout: str = "mul_ir",
+    ) -> None:
+        check_layout(layout)
+        if mmax is not None:
+            check_degrees(mmax=mmax)
+        edge = Irrep(irreps_edge)
+        if edge.l != 1:
+            raise ShapeError(
+                f"irreps_edge is {edge}: an edge is a vector, '1o', or '1e' where parity does not "
+                "count. Pass one of these."
+            )
+        irreps, out = Irreps(irreps_in), Irreps(irreps_out)
+        shared = True if shared_weights is None else shared_weights
+        found = list(_instructions(irreps, out, mmax, edge.p))
+        super().__init__(found, out, internal_weights, shared)
+        self.irreps_in, self.mmax, self.irreps_edge, self.layout = irreps, mmax, edge, layout
+        self._groups = list(_groups(found))
+        self.lmax = max([0, *(item.ir.l for item in (*irreps, *out))])
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.irreps_in} -> {self.irreps_out} | "
+            f"{self.weight_numel} weights)"
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        edge: Tensor | None = None,
+        weight: Tensor | Sequence[Tensor] | None = None,
+        *,
+        rotation: Tensor | None = None,
+    ) -> Tensor:
+        """The map of every row, `so2(x[src], edge)`.
+
+        Args:
+            x: (…, D); its leading dimensions, the edges' and those of own weights broadcast.
+            edge: (…, 3), of any length.  Zero passes scalars to scalars alone, and its gradient
+                is zero.
+            weight: (weight_numel,), or (…, weight_numel) without shared_weights; None: the
+                module's.
+            rotation: (…, 3, 3) in place of edge, such as `edge_rotation(edge)`: its second row
+                is the direction of the edge.
+
+        Returns:
+            (…, D_out) in the inputs' dtype; half precision computes in float32.
+        """
+        check_rows("x", x, self.irreps_in, self)
+        flat = self.checked_weight(weight)
+        x, *rest = same_kind(x=x, weight=flat)
+        flat, work = rest[0] if rest else None, working_dtype(x.dtype)
+        with _full_precision(x):
+            matrix = self._rotation(edge, rotation, work)
+            own = [] if flat is None or self.shared_weights else [flat.shape[:-1]]
+            batch = broadcast([x.shape[:-1], matrix.shape[:-2], *own])
+            rows = x.to(work).expand(*batch, x.shape[-1])
+            turns = wigner_D_matrices(self.lmax, matrix)
+            z = self._mapped(rows, turns, None if flat is None else flat.to(work))
+        return z.to(x.dtype)
+
+    def _rotation(self, edge: Tensor | None, rotation: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if edge is not None and rotation is None:
+            check_tensors(edge=edge)
+            return edge_rotation(edge.to(dtype))
+        if rotation is not None and edge is None:
+            check_matrix("rotation", rotation)
+            return rotation.to(dtype)
+        words = "neither was" if edge is None else "both were"
+        raise DTypeError(
+            f"{words} given of edge and rotation: one says where the edge points. Pass edge "
+            "(…, 3), or rotation= (…, 3, 3)."
+        )
+
+    def _mapped(self, x: Tensor, turns: list[Tensor], weight: Tensor | None) -> Tensor:
+        blocks = [
+            self._rows(turns, item.ir.l) @ block.mT
+            for item, block in zip(
+                self.irreps_in, split(x, self.irreps_in, self.layout), strict=True
+            )
+        ]  # (…, orders, mul)
+        found: dict[tuple[int, int], Tensor] = {}
+        for first, members in self._groups:
+            _, i_out, order, _, (_, mul), factor = members[0]
+            columns = torch.cat([_pair(blocks[i.i_in], i) for i in members], -1)
+            matrix = self._matrix(first, (columns.shape[-1], mul), weight)
+            found[i_out, order] = columns @ (matrix * factor)
+        items = [self._turned_back(k, found, x, turns).mT for k in range(len(self.irreps_out))]
+        return join(items, self.layout) if items else x.new_zeros(*x.shape[:-1], 0)
+
+    def _rows(self, turns: list[Tensor], degree: int) -> Tensor:
+        """The rows of D for the orders up to mmax."""
+        cut = 0 if self.mmax is None else max(0, degree - self.mmax)
+        return turns[degree].narrow(-2, cut, 2 * (degree - cut) + 1)
+
+    def _matrix(self, first: int, shape: tuple[int, int], weight: Tensor | None) -> Tensor:
+        """(…, *shape): weights of instructions that follow each other, from the first on."""
+        assert weight is not None
+        flat = weight.narrow(-1, self.offsets[first], math.prod(shape))
+        return flat.reshape(*flat.shape[:-1], *shape)
+
+    def _turned_back(
+        self, k: int, found: dict[tuple[int, int], Tensor], like: Tensor, turns: list[Tensor]
+    ) -> Tensor:
+        """(…, 2l+1, mul): an item of z from its components by order."""
+        mul, ir = self.irreps_out[k]
+        rows = self._rows(turns, ir.l)
+        none = like.new_zeros(*like.shape[:-1], 2, mul)
+        orders = range(rows.shape[-2] // 2 + 1)
+        middle, *pairs = (found.get((k, m), none if m else none[..., :1, :]) for m in orders)
+        low, high = ([pair.narrow(-2, n, 1) for pair in pairs] for n in (0, 1))
+        return rows.mT @ torch.cat([*reversed(low), middle, *high], -2)
+
+
+def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast must not narrow rotations."""
+    if autocast.active():
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
+
+
+def edge_rotation(edge: Tensor) -> Tensor:
+    """R (…, 3, 3) with R edge/|edge| = e_y, for edges (…, 3); 0 for edges of length 0.
+
+    The shortest turn to e_y; where edge_y < 0, half a turn about x before it.  Both are smooth
+    in their half, so gradients of what does not depend on the choice of R are right everywhere.
+    """
+    check_last("edge", edge, 3)
+    half = torch.where(edge[..., 1:2] < 0, -1.0, 1.0).to(edge.dtype)
+    flip = torch.cat([torch.ones_like(half), half, half], -1)
+    direction = unit(edge) * flip
+    x, y, z = direction.unbind(-1)
+    k = 1 / (1 + y)
+    rows = [1 - k * x * x, -x, -k * x * z, x, y, z, -k * x * z, -z, 1 - k * z * z]
+    matrix: Tensor = torch.stack(rows, -1).reshape(*x.shape, 3, 3) * flip.unsqueeze(-2)
+    nowhere = (direction == 0).all(-1)[..., None, None]
+    return matrix.masked_fill(nowhere, 0)
+
+
+def _instructions(
+    irreps: Irreps, out: Irreps, mmax: int | None, parity: int
+) -> Iterator[SO2Instruction]:
+    """Every matrix that a mirror allows, by order, items of z and items of x."""
+    last = max([-1, *(item.ir.l for item in out)])
+    for order in range((last if mmax is None else min(last, mmax)) + 1):
+        for k, (mul, ir) in enumerate(out):
+            group = [
+                (i, turned, item.mul)
+                for i, item in enumerate(irreps)
+                if item.mul and mul and order <= min(item.ir.l, ir.l)
+                for turned in (False, True)[: 1 + (order > 0)]
+                if _allowed(item.ir, ir, turned, parity)
+            ]
+            copies = sum(count for _, _, count in group)
+            for i, turned, count in group:
+                yield SO2Instruction(i, k, order, turned, (count, mul), 1 / math.sqrt(copies))
+
+
+def _groups(
+    instructions: Sequence[SO2Instruction],
+) -> Iterator[tuple[int, list[SO2Instruction]]]:
+    """Those into the same components of z, which follow each other, and where they begin."""
+    first = 0
+    for _, group in groupby(instructions, lambda i: (i.order, i.i_out)):
+        members = list(group)
+        yield first, members
+        first += len(members)
+
+
+def _allowed(first: Irrep, out: Irrep, turned: bool, parity: int) -> bool:
+    """Whether there is a degree l2 of harmonics, of parity^l2, with l1+l2+l3 odd (turned)."""
+    odd = (first.l + out.l + turned) % 2
+    return first.p * out.p == (parity if odd else 1)
+
+
+def _pair(block: Tensor, instruction: SO2Instruction) -> Tensor:
+    """(…, 2, mul): components -m and m, or what W_i makes of them: m and minus -m; (…, 1, mul)."""
+    order, middle = instruction.order, block.shape[-2] // 2
+    if not order:
+        return block.narrow(-2, middle, 1)
+    low, high = block.narrow(-2, middle - order, 1), block.narrow(-2, middle + order, 1)
+    return torch.cat([high, -low] if instruction.turned else [low, high], -2)

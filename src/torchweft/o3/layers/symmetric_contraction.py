@@ -1,0 +1,371 @@
+"""Symmetric contraction: a polynomial of the irreps of each channel, with weights by element.
+
+    z[n, L, m, c] = Σ_ν Σ_k w_ν[element n, k, c] f_νk(x[n, :, c])_m,    ν = 1 … correlation
+
+The f_νk are MACE's couplings of ν factors x to the irrep L, sums of independent functions (see
+symmetric.basis).  On a GPU one kernel evaluates these (symmetric.program); else, or
+where its code would be too long, or elements are mixtures, channelwise products do, each degree
+from the one below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchweft.core.backend import choose
+from torchweft.core.operators.call_cache import Settled, kinds
+from torchweft.core.operators.operands import check_tensors, same_kind
+from torchweft.core.operators.operator import constant_when_compiling
+from torchweft.core.operators.tensor_list import Rest
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.channelwise.product import channelwise_product
+from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
+from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
+from torchweft.o3.irreps.layout import check_layout, check_rows, steps
+from torchweft.o3.mixing.elements import kinds_of
+from torchweft.o3.symmetric.basis import Basis, Coupled, Output, expressed, symmetric_basis
+from torchweft.o3.symmetric.operator import contraction, kept
+from torchweft.o3.symmetric.program import key, program, served
+from torchweft.o3.symmetric.weights import text
+from torchweft.products import SparseScaleInfo, sparse_scale
+
+__all__ = ["SymmetricContraction"]
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""That kernels take."""
+
+
+class _Contraction(nn.Module):
+    """The weights into one irrep, named and shaped as MACE's: (num_elements, products, C) each.
+
+    Args:
+        outputs: of the degrees 1 to correlation.
+        num_elements: elements.
+        channels: C.
+    """
+
+    def __init__(self, outputs: Sequence[Output], num_elements: int, channels: int) -> None:
+        super().__init__()
+        counts = [output.weights.shape[1] for output in outputs]
+        made = [_weight(num_elements, count, channels) for count in reversed(counts)]
+        self.weights_max = made[0]
+        self.weights = nn.ParameterList(made[1:])
+        self._below = len(made) - 1
+
+    def name(self, degree: int) -> str | None:
+        """In `weights`, (num_elements, products, C) of a degree; None: it is `weights_max`."""
+        below = self._below - degree
+        return None if below < 0 else str(below)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # MACE stores its tables and code
+        mine = ("weights_max", *(f"weights.{n}" for n in range(len(self.weights))))
+        for entry in [k for k in state_dict if k.startswith(prefix)]:
+            if entry.removeprefix(prefix) not in mine:
+                del state_dict[entry]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class SymmetricContraction(nn.Module):
+    """z[n, L, c] = Σ over degrees and couplings of w[element n, k, c] f_k(x[n, :, c])_L.
+
+    Args:
+        irreps_in: of x, all items with one number of copies: the channels C.
+        irreps_out: of z, C copies of each item.
+        correlation: the highest degree.
+        num_elements: how many elements have weights of their own.
+        layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve, of all but the
+            products of matrices that make weights; a call raises BackendError where it cannot.
+
+    Raises:
+        ShapeError: items of different numbers of copies, no degree, or no element.
+
+    Parameters are those of MACE's layer of this name, `contractions.{item}.weights_max` (the
+    highest degree) and `contractions.{item}.weights.{n}` (the ones below), (num_elements,
+    couplings, C): its checkpoints load.  In one kernel x is read and z written once, and weights
+    are read by element.  By degrees, degree ν is one channelwise product of x with functions of
+    degree ν − 1; for each node the weights of its element are gathered.
+    """
+
+    def __init__(
+        self,
+        irreps_in: IrrepsLike,
+        irreps_out: IrrepsLike,
+        correlation: int,
+        num_elements: int,
+        *,
+        layout: str = "mul_ir",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        check_layout(layout)
+        self.backend = backend
+        self.irreps_in, self.irreps_out = Irreps(irreps_in), Irreps(irreps_out)
+        self.channels = _channels(self.irreps_in, self.irreps_out)
+        if correlation < 1 or num_elements < 1:
+            raise ShapeError(
+                f"correlation is {correlation} and num_elements {num_elements}: there must be a "
+                "degree and an element. Pass 1 or more for both."
+            )
+        self.correlation, self.num_elements, self.layout = correlation, num_elements, layout
+        basis = self._basis()
+        self.contractions = nn.ModuleList(
+            _Contraction([degree[n] for degree in basis.outputs], num_elements, self.channels)
+            for n in range(len(self.irreps_out))
+        )
+        self._structures = _structures(basis, self.irreps_in, self.irreps_out, layout)
+        self._key = key(self.irreps_in, self.irreps_out, correlation)
+        self._weigh(basis)
+        self.table: Tensor
+        self.register_buffer("table", self._exact, persistent=False)
+
+    def take_couplings(self, couplings: Sequence[Sequence[Tensor]]) -> None:
+        """Weigh other couplings than MACE's first: U (2l+1, D, …, D, K), of degrees and items.
+
+        Parameters must then be (num_elements, K, C).
+
+        Raises:
+            ShapeError: they are not equivariant.
+        """
+        given = [[table.detach().cpu().double().numpy() for table in row] for row in couplings]
+        items = tuple(item.ir for item in self.irreps_in)
+        self._weigh(expressed(self._basis(), items, given))
+        self.table = self._exact.to(self.table.device)
+
+    def _weigh(self, basis: Basis) -> None:
+        """Keep T, and whether one kernel serves: all functions have weights, and it is short."""
+        mixed, self._products, self._exact = _tables(basis)
+        own: list[Any] = list(self.contractions)
+        self._places: list[tuple[Any, str | None]] = [(own[n], own[n].name(d)) for d, n in mixed]
+        sizes = [weight.shape[1] for weight in self._couplings()]
+        self._mixed, self._settled = text(self._exact, sizes), Settled[Rest]()
+        count = program(self._key).inputs[1].size
+        self._single = 0 < sum(self._products) == count and served(self._key)
+
+    def _basis(self) -> Basis:
+        items, outs = (
+            tuple(item.ir for item in irreps) for irreps in (self.irreps_in, self.irreps_out)
+        )
+        return symmetric_basis(items, outs, self.correlation)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SymmetricContraction:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.table = self._exact.to(self.table.device)  # a cast must not round it
+        return self
+
+    def extra_repr(self) -> str:
+        """The irreps and sizes."""
+        return (
+            f"{self.irreps_in} -> {self.irreps_out}, correlation={self.correlation}, "
+            f"num_elements={self.num_elements}"
+        )
+
+    def forward(self, x: Tensor, element: Tensor) -> Tensor:
+        """The polynomial.
+
+        Args:
+            x: (N, D).
+            element: (N,) integers, or (N, num_elements) real, one-hot or any mixture.
+
+        Returns:
+            (N, D_out) in the dtype of x.
+        """
+        given = (x, *self._couplings(), element)
+        known = kinds(given)
+        rest = None if known is None else self._settled.get(known)
+        if rest is None:
+            check_rows("x", x, self.irreps_in, self)
+            (x,) = same_kind(x=x)
+            self._check_element(x, element)
+            given = (x, *given[1:])
+            if not self._fused(given):
+                return self._by_degrees(x, self._weights(x.dtype), element)
+            rest = kept(self._key, self.layout, self._mixed)
+            if known is not None:
+                self._settled.keep(known, rest)
+        return contraction((*given, *kinds_of(element, self.num_elements)), rest)[0]
+
+    def _fused(self, given: Sequence[Tensor]) -> bool:
+        """Whether one kernel evaluates the polynomial of x, parameters and elements."""
+        x, *parameters, element = given
+        if not self._single or x.dtype not in DTYPES or element.is_floating_point():
+            return False
+        (first, *_) = parameters
+        alike = all((p.dtype, p.device) == (first.dtype, x.device) for p in parameters)
+        return alike and first.dtype in DTYPES and _chosen(self.backend, x.device.type) == "triton"
+
+    def _couplings(self) -> list[Tensor]:
+        """The parameters that are used, whoever put them there."""
+        try:  # modules answer slowly, and this is asked for at every call
+            return [
+                own._parameters["weights_max"]
+                if name is None
+                else own._modules["weights"]._parameters[name]
+                for own, name in self._places
+            ]
+        except KeyError:  # tensors in place of parameters
+            return [
+                own.weights_max if name is None else getattr(own.weights, name)
+                for own, name in self._places
+            ]
+
+    def _by_degrees(self, x: Tensor, made: Tensor, element: Tensor) -> Tensor:
+        """The polynomial, one channelwise product after the other."""
+        below, z = x.new_ones(x.shape[0], 1), None
+        weights = [part.flatten(1) for part in made.split_with_sizes(self._products, 1)]
+        for degree, (product, output) in enumerate(self._structures, 1):
+            if output is not None:
+                own = self._chosen(weights[degree - 1], element)
+                part = channelwise_product(output, x, below, own, backend=self.backend)
+                z = part if z is None else z + part
+            if product is None:
+                below = x
+            elif product.products:
+                below = channelwise_product(product, x, below, backend=self.backend)
+        return x.new_zeros(x.shape[0], self.irreps_out.dim) if z is None else z
+
+    def _weights(self, dtype: torch.dtype) -> Tensor:
+        """(num_elements, independent products, C), by degree: T w, all by one product."""
+        if not self._places:
+            return self.table.new_empty(self.num_elements, 0, self.channels, dtype=dtype)
+        given = torch.cat(self._couplings(), 1)
+        wide = torch.promote_types(given.dtype, torch.float32)
+        return (self.table.to(wide) @ given.to(wide)).to(dtype)
+
+    def _chosen(self, table: Tensor, element: Tensor) -> Tensor:
+        """The row of each node's element, or a mixture of rows."""
+        if element.is_floating_point():
+            return element.to(table.dtype) @ table
+        return sparse_scale(table, SparseScaleInfo(index=element), backend=self.backend)
+
+    def _check_element(self, x: Tensor, element: Tensor) -> None:
+        if x.dim() != 2:
+            raise ShapeError(
+                f"x is {tuple(x.shape)}: it must be (N, {self.irreps_in.dim}). Flatten the leading "
+                "dimensions."
+            )
+        check_tensors(element=element)
+        if element.dtype == torch.bool:
+            raise DTypeError(
+                "element is torch.bool: it must be integers, or one-hot real numbers. "
+                "Pass element.long(), or one_hot.float()."
+            )
+        rows = x.shape[0]
+        shape = (rows, self.num_elements) if element.is_floating_point() else (rows,)
+        if element.shape != shape:
+            raise ShapeError(
+                f"element is {tuple(element.shape)}: it must be ({rows},) integers, or "
+                f"({rows}, {self.num_elements}) real numbers. Pass one element a row of x."
+            )
+
+
+@constant_when_compiling
+def _chosen(backend: str | None, device: str) -> str:
+    return choose(backend, device)
+
+
+def _weight(num_elements: int, count: int, channels: int) -> nn.Parameter:
+    """N(0, 1/count); where there is no coupling one number a channel, unused, as in MACE."""
+    if not count:
+        return nn.Parameter(torch.zeros(num_elements, 1, channels), requires_grad=False)
+    return nn.Parameter(torch.randn(num_elements, count, channels) / count)
+
+
+def _channels(irreps: Irreps, out: Irreps) -> int:
+    muls = {mul for mul, _ in irreps} | {mul for mul, _ in out}
+    if len(muls) != 1 or not irreps or not out or 0 in muls:
+        raise ShapeError(
+            f"irreps_in is {irreps or 'empty'} and irreps_out {out or 'empty'}: all items must "
+            "have one number of copies, the channels. Put a Linear in front or behind."
+        )
+    return muls.pop()
+
+
+def _tables(basis: Basis) -> tuple[list[tuple[int, int]], list[int], Tensor]:
+    """(degree, output) of all weights, independent products by degree, all T on a diagonal."""
+    outputs = {
+        (degree, n): torch.from_numpy(output.weights)
+        for degree, of_degree in enumerate(basis.outputs, 1)
+        for n, output in enumerate(of_degree)
+        if output.weights.shape[1]
+    }
+    counts = [0] * len(basis.outputs)
+    for (degree, _), table in outputs.items():
+        counts[degree - 1] += len(table)
+    tables: Tensor = torch.block_diag(*outputs.values())  # type: ignore[no-untyped-call]
+    return list(outputs), counts, tables
+
+
+def _structures(
+    basis: Basis, irreps: Irreps, out: Irreps, layout: str
+) -> tuple[tuple[Structure | None, Structure | None], ...]:
+    """For each degree: the product for the next one's functions, and what it adds to z.
+
+    Degree 1 needs no product, its functions are x; the highest one's has no readers.
+    """
+    channels = irreps[0].mul
+    x = _blocks(irreps, layout)
+    below, width = [Block(0, 0, 1, 0)], 1
+    found: list[tuple[Structure | None, Structure | None]] = []
+    for degree, outputs in enumerate(basis.outputs, 1):
+        adds = _output(outputs, irreps, out, below, width, layout)
+        product = None
+        if degree == 1:
+            below, width = x, irreps.dim
+        elif degree <= len(basis.levels) + 1:
+            level = basis.levels[degree - 2]
+            functions = Irreps([(channels, product.ir) for product in level])
+            here = _blocks(functions, "ir_mul")
+            paths = [_path(coupled, n, -1) for n, coupled in enumerate(level)]
+            widths = (irreps.dim, width, functions.dim, 0)
+            product = _structure(widths, channels, (x, below, here, []), paths)
+            below, width = here, functions.dim
+        found.append((product, adds))
+    return tuple(found)
+
+
+def _output(
+    outputs: Sequence[Output],
+    irreps: Irreps,
+    out: Irreps,
+    below: list[Block],
+    width: int,
+    layout: str,
+) -> Structure | None:
+    """What a degree adds to z; None where nothing couples."""
+    channels = irreps[0].mul
+    paths: list[Path] = []
+    for z, output in enumerate(outputs):
+        paths += [_path(product, z, len(paths) + n) for n, product in enumerate(output.products)]
+    if not paths:
+        return None
+    weights = [Block(n * channels, 0, 1, 1) for n in range(len(paths))]
+    widths = (irreps.dim, width, out.dim, len(paths) * channels)
+    blocks = (_blocks(irreps, layout), below, _blocks(out, layout), weights)
+    return _structure(widths, channels, blocks, paths)
+
+
+def _path(product: Coupled, z: int, w: int) -> Path:
+    return Path(product.item, product.left, z, w, product.ir.dim**0.5)
+
+
+def _blocks(irreps: Irreps, layout: str) -> list[Block]:
+    return [
+        Block(place.start, item.ir.l, *steps(item, layout))
+        for place, item in zip(irreps.slices(), irreps, strict=True)
+    ]
+
+
+def _structure(
+    widths: tuple[int, int, int, int],
+    channels: int,
+    blocks: Sequence[list[Block]],
+    paths: Sequence[Path],
+) -> Structure:
+    x, y, z, w = map(tuple, blocks)
+    return Structure(widths, (Product(channels, x, y, z, w, tuple(paths)),))

@@ -1,0 +1,1 @@
+"""Tensor products and linear maps whose weights mix channels."""

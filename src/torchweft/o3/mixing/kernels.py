@@ -1,0 +1,214 @@
+"""Parts of the kernels of weights that mix copies: tiles of matrix products.
+
+PARTS is 2 for float32, 1 where TF32 is allowed, 0 for numbers of 16 bits.  A float32 is the sum of
+the nearest number of 11 bits and of 12 more; the tensor core multiplies each by each but the low
+ones, which leaves errors as of float32.  It cuts its sums off where float32 rounds them, so these
+products are summed by it over one block alone, and the blocks in float32.  What is infinite, or
+becomes so when it is rounded, has no such parts and makes NaN.  The generator prints who calls
+what.
+
+Why the family has a matrix product of its own: the library's needs the rows of each block copied
+together, one launch for each, and multiplies float32 at 50 TFLOP/s.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "accumulate",
+    "fold",
+    "outer",
+    "piece",
+    "pieces",
+    "prepare",
+    "store",
+]
+
+
+@triton.jit
+def _rounded(x):
+    """The nearest number of 11 bits."""
+    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _places(r, last, order_ptr, C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
+    """Where component r % C of row r // C begins, and whether r comes before `last`."""
+    live = r < last
+    row = r // C
+    if order_ptr is not None:
+        row = tl.load(order_ptr + row, mask=live, other=0)
+    return row.to(tl.int64) * WIDTH + r % C * STEP, live
+
+
+# rows by kind: those of kind k are order[starts[k]] .. order[starts[k + 1] - 1]
+
+
+@triton.jit
+def _counts(starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
+    """Of each kind: its number, its first row of components, its last, pieces of CHUNK of them."""
+    k = tl.arange(0, SIDE)
+    begin = tl.load(starts_ptr + k, mask=k < KINDS, other=0) * C
+    end = tl.load(starts_ptr + 1 + k, mask=k < KINDS, other=0) * C
+    return k, begin, end, tl.cdiv(end - begin, CHUNK)
+
+
+@triton.jit
+def piece(part, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
+    """The kind and the rows of components of a part; none, if it is behind the last kind's."""
+    k, begin, end, counts = _counts(starts_ptr, CHUNK, C, KINDS, SIDE)
+    after = tl.cumsum(counts, 0)
+    own = (after - counts <= part) & (part < after)
+    first = tl.sum(tl.where(own, begin + (part - after + counts) * CHUNK, 0), 0)
+    last = tl.minimum(first + CHUNK, tl.sum(tl.where(own, end, 0), 0))
+    return tl.sum(tl.where(own, k, 0), 0), first, last
+
+
+@triton.jit
+def pieces(kind, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
+    """The first part of a kind, and one more than the last."""
+    k, _, _, counts = _counts(starts_ptr, CHUNK, C, KINDS, SIDE)
+    first = tl.sum(tl.where(k < kind, counts, 0), 0)
+    return first, first + tl.sum(tl.where(k == kind, counts, 0), 0)
+
+
+@triton.jit
+def accumulate(
+    acc, a_ptr, w_ptr, order_ptr, first_r, last_r, tile,
+    C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, K: tl.constexpr,
+    N: tl.constexpr, LENGTH: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """acc[r, n] += Σ_k a[r, k] w[n, k]: rows r of components, w prepared, its rows LENGTH apart.
+
+    r begins at first_r and ends before last_r, n is a tile's.
+    The low parts of w lie LOW numbers behind the high ones.
+    """
+    ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    r = first_r + tl.arange(0, BLOCK_M)
+    begin, live = _places(r, last_r, order_ptr, C, WIDTH, STEP)
+    n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
+    for first in range(0, K, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        here, there = live[:, None], (n < N)[:, None]
+        if K % BLOCK_K != 0:
+            here, there = here & (k < K)[None, :], there & (k < K)[None, :]
+        a = tl.load(a_ptr + begin[:, None] + (k * COPY)[None, :], mask=here, other=0.0)
+        at = w_ptr + n[:, None] * LENGTH + k[None, :]
+        w = tl.load(at, mask=there, other=0.0).T
+        if PARTS == 0:
+            acc = tl.dot(a, w, acc)
+        elif PARTS == 1:
+            acc = tl.dot(_rounded(a), w, acc, input_precision="tf32")
+        else:
+            high = _rounded(a)
+            w_low = tl.load(at + LOW, mask=there, other=0.0).T
+            part = tl.dot(a - high, w, input_precision="tf32")
+            part = tl.dot(high, w_low, part, input_precision="tf32")
+            acc += tl.dot(high, w, part, input_precision="tf32")
+    return acc
+
+
+@triton.jit
+def store(
+    acc, z_ptr, order_ptr, first_r, last_r, tile,
+    C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """z[r, n] = acc."""
+    ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    r = first_r + tl.arange(0, BLOCK_M)
+    begin, live = _places(r, last_r, order_ptr, C, WIDTH, STEP)
+    n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = live[:, None] & (n < N)[None, :]
+    to = z_ptr + begin[:, None] + (n * COPY)[None, :]
+    tl.store(to, acc.to(z_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def prepare(
+    w_ptr, p_ptr, tile,
+    U: tl.constexpr, N: tl.constexpr, STEP_U: tl.constexpr, STEP_N: tl.constexpr,
+    FACTOR: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Parts of factor · w (U, N), at u · STEP_U + n · STEP_N."""
+    ACROSS: tl.constexpr = (N + BLOCK - 1) // BLOCK
+    u = tile // ACROSS * BLOCK + tl.arange(0, BLOCK)
+    n = tile % ACROSS * BLOCK + tl.arange(0, BLOCK)
+    mask = (u < U)[:, None] & (n < N)[None, :]
+    w = tl.load(w_ptr + u[:, None] * N + n[None, :], mask=mask, other=0.0).to(tl.float32) * FACTOR
+    if STEP_U == 1:
+        w, mask = w.T, mask.T
+        to = p_ptr + n[:, None] * STEP_N + u[None, :]
+    else:
+        to = p_ptr + u[:, None] * STEP_U + n[None, :]
+    if PARTS == 0:
+        tl.store(to, w.to(p_ptr.dtype.element_ty), mask=mask)
+    elif PARTS == 1:
+        tl.store(to, _rounded(w), mask=mask)
+    else:
+        high = _rounded(w)
+        tl.store(to, high, mask=mask)
+        tl.store(to + LOW, w - high, mask=mask)
+
+
+@triton.jit
+def outer(
+    t_ptr, z_ptr, part_ptr, order_ptr, first_row, last_row, part, tile,
+    NUMBERS: tl.constexpr, C: tl.constexpr,
+    T_WIDTH: tl.constexpr, T_STEP: tl.constexpr, T_COPY: tl.constexpr, U: tl.constexpr,
+    Z_WIDTH: tl.constexpr, Z_STEP: tl.constexpr, Z_COPY: tl.constexpr, N: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """part[u, n] = Σ_r t[r, u] z[r, n], components r of some rows; parts are NUMBERS apart."""
+    ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    TILES: tl.constexpr = (U + BLOCK_M - 1) // BLOCK_M * ACROSS
+    u = tile % TILES // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # component after component of the same rows: one division for all of them
+    for step in range(tl.cdiv(last_row - first_row, BLOCK_K) * C):
+        row = first_row + step // C * BLOCK_K + tl.arange(0, BLOCK_K)
+        live = row < last_row
+        if order_ptr is not None:
+            row = tl.load(order_ptr + row, mask=live, other=0)
+        row = row.to(tl.int64)[:, None]
+        at_t = t_ptr + step % C * T_STEP + row * T_WIDTH + (u * T_COPY)[None, :]
+        at_z = z_ptr + step % C * Z_STEP + row * Z_WIDTH + (n * Z_COPY)[None, :]
+        here, there = live[:, None], live[:, None]
+        if U % BLOCK_M != 0:
+            here = here & (u < U)[None, :]
+        if N % BLOCK_N != 0:
+            there = there & (n < N)[None, :]
+        t = tl.load(at_t, mask=here, other=0.0).T
+        z = tl.load(at_z, mask=there, other=0.0)
+        if PARTS == 0:
+            acc = tl.dot(t, z, acc)
+        elif PARTS == 1:
+            acc = tl.dot(_rounded(t), _rounded(z), acc, input_precision="tf32")
+        else:
+            t_high, z_high = _rounded(t), _rounded(z)
+            some = tl.dot(t - t_high, z_high, input_precision="tf32")
+            some = tl.dot(t_high, z - z_high, some, input_precision="tf32")
+            acc += tl.dot(t_high, z_high, some, input_precision="tf32")
+    to = part_ptr + part.to(tl.int64) * NUMBERS + u[:, None] * N + n[None, :]
+    tl.store(to, acc, mask=(u < U)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def fold(
+    part_ptr, w_ptr, first_part, last_part, tile, NUMBERS: tl.constexpr, COUNT: tl.constexpr,
+    N: tl.constexpr, LENGTH: tl.constexpr, FACTOR: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """w = factor Σ some parts, in fixed order, w (u, N) in rows LENGTH apart; bound: memory."""
+    i = tile * BLOCK + tl.arange(0, BLOCK)
+    place = i // N * LENGTH + i % N
+    total = tl.zeros((BLOCK_P, BLOCK), tl.float32)
+    for first in range(first_part, last_part, BLOCK_P):
+        part = first + tl.arange(0, BLOCK_P)
+        at = part_ptr + part.to(tl.int64)[:, None] * NUMBERS + place[None, :]
+        total += tl.load(at, mask=(part < last_part)[:, None] & (i < COUNT)[None, :], other=0.0)
+    w = tl.sum(total, 0) * FACTOR
+    tl.store(w_ptr + i, w.to(w_ptr.dtype.element_ty), mask=i < COUNT)

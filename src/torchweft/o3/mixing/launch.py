@@ -1,0 +1,254 @@
+"""Launches of the kernels of weights that mix copies."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.core.explain import record_cost, recording
+from torchweft.core.gpu.launcher import (
+    Call,
+    Kernel,
+    Launches,
+    Step,
+    Tile,
+    compile_together,
+    current_device,
+    processors,
+)
+from torchweft.core.printing.modules import printed
+from torchweft.o3.mixing import source as generator
+from torchweft.o3.mixing.blocks import Mixing, Path, merged, prepared, uncovered, weights
+from torchweft.o3.mixing.elements import Kinds
+
+__all__ = ["run"]
+
+PRODUCT_TILE = Tile((128, 128, 32), 4, 2)
+"""Rows, copies of the result, copies that are summed at a time: two programs on a processor."""
+
+EXACT_TILE = Tile((64, 128, 32), 4, 3)
+"""The same for products of parts, which have two sums.  Twice the rows by twice the warps run alone
+on a processor, where nothing hides what a tile begins and ends with (H200: .47 ms in place of .40,
+the linear map of 100,000 rows of 128 copies)."""
+
+OUTER_TILE = Tile((128, 128, 32), 8, 3)
+"""Copies of t, copies of z, rows that are summed at a time."""
+
+EXACT_OUTER_TILE = Tile((64, 64, 16), 2, 4)
+"""The same for float32.  Four warps would get the instruction whose right factor lies in shared
+memory with rows fastest: 32-bit numbers are turned round there one by one, in 16 conflicts."""
+
+PREPARE_TILE, FOLD_TILE = Tile((32,), 4, 1), Tile((16, 128), 4, 1)
+
+OWN_WARPS = 4
+"""Of the program of a row with weights of its own."""
+
+OUTER_PROGRAMS, EXACT_OUTER_PROGRAMS = 4, 24
+"""Programs for each processor that share the sum over rows; of exact ones four to six run together.
+"""
+
+
+A, B, ORDER, STARTS, OUT, SCRATCH = range(6)
+"""What a call has side by side: operands, rows by kind, the result, and memory between kernels."""
+
+
+class _Recipe(NamedTuple):
+    """What follows from the kinds of a call's operands.
+
+    Args:
+        shape: of the result.
+        zero: whether kernels leave numbers of it out.
+        launches: on what a call has.
+        scratch: its shape.
+        wide: whether that is of float32, whatever the operands are.
+    """
+
+    shape: tuple[int, ...]
+    zero: bool
+    launches: Launches
+    scratch: tuple[int, ...] | None = None
+    wide: bool = False
+
+
+def run(
+    mixing: Mixing, result: str, a: Tensor, b: Tensor, shared: bool, kinds: Kinds | None = None
+) -> Tensor:
+    """The result z of (t, w), t of (z, w) or w of (t, z): contiguous rows of mixings' widths."""
+    given = (a.shape[0], _parts(a), a.dtype, a.device, shared, _count(kinds))
+    shape, zero, launches, scratch, wide = _recipe(mixing, result, *given)
+    out = a.new_zeros(shape) if zero else a.new_empty(shape)
+    if launches.steps:
+        between = None
+        if scratch is not None:
+            between = a.new_empty(scratch, dtype=torch.float32) if wide else a.new_empty(scratch)
+        every = (a, b, *(kinds or (None, None)), out, between)
+        with current_device(a):
+            if scratch is not None and not launches.steps[-1].kernel.compiled:
+                trained = result != "w" and (a.requires_grad or b.requires_grad)
+                _compile(mixing, "tzw" if trained else result, given, every)
+            launches(every)
+    if recording():
+        record_cost(a.nbytes + b.nbytes + out.nbytes, 2 * a.shape[0] * _products(mixing))
+    return out
+
+
+@functools.lru_cache(maxsize=1024)
+def _recipe(
+    mixing: Mixing,
+    result: str,
+    rows: int,
+    parts: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    shared: bool,
+    kinds: int | None,
+) -> _Recipe:
+    """Of one dtype and device, whose machine code launches keep."""
+    width = mixing.width(result)
+    shape: tuple[int, ...] = (rows, width)
+    if result == "w" and (shared or kinds is not None):
+        shape = (width,) if kinds is None else (kinds, width)
+    zero = not rows or uncovered(mixing, result)
+    if not rows or not mixing.paths or kinds == 0:
+        return _Recipe(shape, zero, Launches(()))
+    if not shared and kinds is None:
+        return _Recipe(shape, zero, Launches([_own(mixing, result, rows)]))
+    if result == "w":
+        count, launches = _outer(mixing, rows, parts, device, kinds)
+        return _Recipe(shape, zero, launches, (count, weights(mixing)), True)
+    numbers = (kinds or 1) * prepared(mixing, result) * max(1, parts)
+    steps = _product(mixing, result, rows, parts, kinds, numbers * dtype.itemsize)
+    return _Recipe(shape, zero, steps, (numbers,))
+
+
+def _count(kinds: Kinds | None) -> int | None:
+    """Of kinds that weights are given for; None, if all rows have the same."""
+    return None if kinds is None else kinds.starts.shape[0] - 1
+
+
+def _product(
+    mixing: Mixing, result: str, rows: int, parts: int, kinds: int | None, workspace_bytes: int
+) -> Launches:
+    """Of weights that are prepared first."""
+    found = merged(mixing, result)
+    copies = max(group.block.copies for group in found)
+    columns = max(run.block.copies for group in found for run in group.runs)
+    tile = EXACT_TILE if parts == 2 else PRODUCT_TILE
+    m, n, k = tile.blocks
+    tile = tile._replace(blocks=(m, _block(copies, n), _block(columns, k)))
+    m, n, _ = tile.blocks
+    programs = sum(
+        (-(-rows * group.block.components // m) + (kinds or 0)) * -(-group.block.copies // n)
+        for group in found
+    )
+    product = generator.product_source(mixing, result, parts, kinds)
+    prepare = generator.prepare_source(mixing, result, parts, kinds)
+    (side,) = PREPARE_TILE.blocks
+    tiles = (kinds or 1) * sum(
+        -(-mixing.t[path.t].copies // side) * -(-mixing.z[path.z].copies // side)
+        for path in mixing.paths
+    )
+    tables = () if kinds is None else (ORDER, STARTS)
+    return Launches(
+        [
+            Step(_kernel("prepare", prepare, (), PREPARE_TILE), tiles, (B, SCRATCH)),
+            Step(
+                _kernel("product", product, (rows,), tile),
+                programs,
+                (*tables, A, SCRATCH, OUT),
+                workspace_bytes=workspace_bytes,
+            ),
+        ]
+    )
+
+
+def _outer(
+    mixing: Mixing, rows: int, parts: int, device: torch.device, kinds: int | None
+) -> tuple[int, Launches]:
+    """And how many pieces the longest sum has; every kind may end in a piece that is not full."""
+    found = [(group.block, run.block) for group in merged(mixing, "z") for run in group.runs]
+    tile, most = (EXACT_OUTER_TILE, EXACT_OUTER_PROGRAMS) if parts else (OUTER_TILE, OUTER_PROGRAMS)
+    m, n, k = tile.blocks
+    m = _block(max(t.copies for _, t in found), m, 64)
+    n = _block(max(z.copies for z, _ in found), n)
+    work = [(z.components, -(-t.copies // m) * -(-z.copies // n)) for z, t in found]
+    share = rows * sum(c * tiles for c, tiles in work) // (most * processors(device))
+    longest = max(c for c, _ in work)
+    chunk = k * longest * max(1, -(-share // (k * longest)))
+    more = kinds or 0
+    programs = sum((-(-rows // (chunk // c)) + more) * tiles for c, tiles in work)
+    count = -(-rows // (chunk // longest)) + more
+    tile, numbers = tile._replace(blocks=(m, n, k)), (rows, chunk)
+    folds = sum(-(-_size(mixing, path) // FOLD_TILE.blocks[1]) for path in mixing.paths)
+    outer, fold = (
+        generator.outer_source(mixing, parts, kinds),
+        generator.fold_source(mixing, kinds),
+    )
+    tables = () if kinds is None else (ORDER, STARTS)
+    steps = [
+        Step(
+            _kernel("outer", outer, numbers, tile),
+            programs,
+            (*tables, A, B, SCRATCH),
+            workspace_bytes=4 * count * weights(mixing),
+        ),
+        Step(
+            _kernel("fold", fold, numbers, FOLD_TILE),
+            (kinds or 1) * folds,
+            (*tables[1:], SCRATCH, OUT),
+        ),
+    ]
+    return count, Launches(steps)
+
+
+def _compile(
+    mixing: Mixing, results: str, given: tuple[Any, ...], every: tuple[Tensor | None, ...]
+) -> None:
+    """The kernels of some results at once; who trains will need those of all three."""
+    like, order, starts = (every[n] for n in (A, ORDER, STARTS))
+    assert like is not None
+    calls = []
+    for result in results:
+        recipe = _recipe(mixing, result, *given)
+        between = like.new_empty(1, dtype=torch.float32) if recipe.wide else like
+        alike = (like, like, order, starts, like, between)
+        steps = recipe.launches.steps
+        calls += [Call(step.kernel, [alike[n] for n in step.taken]) for step in steps]
+    compile_together(calls)
+
+
+def _own(mixing: Mixing, result: str, rows: int) -> Step:
+    operands, source = (
+        {"z": "tw", "t": "zw", "w": "tz"}[result],
+        generator.own_source(mixing, result, OWN_WARPS),
+    )
+    places = {operands[0]: A, operands[1]: B, result: OUT}
+    kernel = _kernel("own", source, (), Tile((OWN_WARPS,), OWN_WARPS, 1))
+    return Step(kernel, rows, [places[slot] for slot in "tzw"])
+
+
+def _kernel(name: str, source: str, numbers: tuple[int, ...], tile: Tile) -> Kernel:
+    return Kernel(printed(f"o3_mixing_{name}", source, f"mixing_{name}"), numbers, (), tile)
+
+
+def _block(count: int, most: int, least: int = 16) -> int:
+    return min(most, max(least, 1 << max(count - 1, 0).bit_length()))
+
+
+def _size(mixing: Mixing, path: Path) -> int:
+    return mixing.t[path.t].copies * mixing.z[path.z].copies
+
+
+def _products(mixing: Mixing) -> int:
+    """Of numbers, in a row."""
+    return sum(mixing.t[path.t].components * _size(mixing, path) for path in mixing.paths)
+
+
+def _parts(x: Tensor) -> int:
+    """Of each number, for the tensor cores; one where torch allows TF32."""
+    if x.dtype != torch.float32:
+        return 0
+    return 1 if torch.backends.cuda.matmul.fp32_precision == "tf32" else 2

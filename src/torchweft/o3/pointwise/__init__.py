@@ -1,0 +1,1 @@
+"""Functions of one row: spherical harmonics and radial functions, as programs."""

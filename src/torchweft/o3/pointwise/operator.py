@@ -1,0 +1,153 @@
+"""The operator of functions of a row in one kernel: gradients of any order are programs again.
+
+    torchweft::o3_rows(Tensor[] tensors, str program) -> Tensor[]
+
+Tensors are the program's, (rows, components) each.  On the CPU kernels are loops, for many rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweft.core.backend import choose, interpreted
+from torchweft.core.explain import record_cost, recording
+from torchweft.core.operators.call_cache import Settled, kinds
+from torchweft.core.operators.operator import compiling, unwatched
+from torchweft.core.operators.tensor_list import Call, Kept, ListOperator, Rest, Results, Tensors
+from torchweft.o3.pointwise.numba_path import prepared
+from torchweft.o3.pointwise.programs import program, used
+from torchweft.o3.program_rule import ProgramRule
+
+__all__ = ["again", "first", "looped", "served"]
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+LOOPED = 2**15
+"""Numbers of a result from which a loop is worth the seconds of its first compilation."""
+
+_INTERPRETED = interpreted()
+
+_settled: Settled[Settled[tuple[Rest, int]]] = Settled()
+"""By what is called, then by the kind of x but its number of rows; with the fewest numbers of x."""
+
+
+def served(x: Tensor) -> bool:
+    """Whether kernels compute functions of x: on a GPU.
+
+    Who watches torch's operations sees them, as on the CPU.
+    """
+    if not (x.is_cuda or _INTERPRETED) or not (compiling() or unwatched(x)):
+        return False
+    return x.dtype in DTYPES
+
+
+def looped(x: Tensor, size: int) -> bool:
+    """Whether a loop computes so many numbers of each row of x: of many rows, on the CPU.
+
+    Not where torch traces, or somebody watches its operations.
+    """
+    if compiling() or not _on_cpu(x) or not unwatched(x) or x.numel() < _fewest(x, size):
+        return False
+    return x.dtype in (torch.float32, torch.float64) and choose(None, "cpu") == "numba"
+
+
+def _on_cpu(x: Tensor) -> bool:
+    return x.is_cpu and not _INTERPRETED
+
+
+def _fewest(x: Tensor, size: int) -> int:
+    """Numbers of x for which results of so many a row are worth a loop; a kernel always is."""
+    return -(-LOOPED // size) * x.shape[-1] if _on_cpu(x) else 0
+
+
+def again(called: Hashable, x: Tensor) -> Tensor | None:
+    """The result of a call that is one kernel, its kinds settled before; None for others.
+
+    Args:
+        called: the function, and all that it is given beside x.
+        x: (..., components).
+    """
+    # calls that no kernel ever served are known by one look
+    of_called = None if compiling() else _settled.get(called)
+    known = None if of_called is None else kinds((x,))
+    if of_called is None or known is None:
+        return None
+    shape, *kind = known
+    found = of_called.get((shape[-1:], *kind))
+    if found is None or x.numel() < found[1]:
+        return None
+    return _by_kernel(x, found[0])
+
+
+def first(called: Hashable | None, key: str, x: Tensor) -> Tensor:
+    """That of one that was checked; it is settled now.
+
+    Args:
+        called: as in `again`; None: nothing names it.
+        key: of the program.
+        x: (..., components), `served` or `looped`.
+    """
+    known, rest = kinds((x,)), (key,)
+    if known is not None:
+        shape, *kind = known
+        rest = Kept(rest, 1, _prepared)
+        if called is not None:
+            # of few rows torch's bits, whatever was called before
+            fewest = _fewest(x, program(key).outputs[0].operand.size)
+            if (of_called := _settled.get(called)) is None:
+                _settled.keep(called, of_called := Settled())
+            of_called.keep((shape[-1:], *kind), (rest, fewest))
+    return _by_kernel(x, rest)
+
+
+def _by_kernel(x: Tensor, rest: Rest) -> Tensor:
+    if x.dim() == 2:
+        return _rows((x,), rest)[0]
+    y = _rows((x.reshape(-1, x.shape[-1]),), rest)[0]
+    return y.view(*x.shape[:-1], y.shape[1])
+
+
+def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
+    """The body for tensors like these, of any number of rows."""
+    like, made = tensors[0], program(rest[0])
+    if _on_cpu(like):
+        return prepared(made)
+    # imported when needed: tracing needs no Triton
+    launch = importlib.import_module("torchweft.o3.pointwise.launch")
+    found: Callable[[Tensors], Results] = launch.prepared(made, like.dtype, like.device)
+    return found
+
+
+class Rows(ProgramRule):
+    """Results of a program and its derivatives."""
+
+    def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """The results on real tensors."""
+        results = _prepared(tensors, rest)(tensors)
+        if recording():
+            moved = sum(t.nbytes for t in (*tensors, *results))
+            record_cost(moved, program(rest[0]).steps() * tensors[0].shape[0])
+        return list(results)
+
+    def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """Empty tensors of their shapes."""
+        sizes = [output.operand.size for output in program(rest[0]).outputs]
+        return [tensors[0].new_empty(tensors[0].shape[0], size) for size in sizes]
+
+    def batch(
+        self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    ) -> Results:
+        """Of a mapped call: more rows."""
+        rows = [
+            (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
+            for t, d in zip(tensors, dims, strict=True)
+        ]
+        return tuple(r.view(size, r.shape[0] // size, r.shape[1]) for r in call(rows, rest))
+
+
+_rows = ListOperator("o3_rows", "str program", Rows(used, 0))

@@ -1,0 +1,1 @@
+"""Convolutions whose weights are h A, the last layer of a radial network, never stored."""

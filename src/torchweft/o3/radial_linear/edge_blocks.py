@@ -1,0 +1,242 @@
+"""Calls with weights w = h A by blocks of edges: the weights of one block are formed and dropped.
+
+    for each block of the edges, sorted by their row of z:
+        w = h A;  the call with formed weights, by its own kernels;  gh = gw A^T;  gA += h^T gw
+
+A block is a graph of its own, whose rows are those that it touches, so that what a block costs
+follows its edges.  Blocks are added in their order: bits repeat.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.core.backend import choose
+from torchweft.core.operators.tensor_list import Kept
+from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.o3.channelwise.calls import Call
+from torchweft.o3.channelwise.operator import contraction, kept
+from torchweft.o3.channelwise.structure import Structure
+from torchweft.o3.edges.graph import Graph, Tables, pack
+from torchweft.o3.mixing.blocks import Block as Copies
+from torchweft.o3.mixing.blocks import Mixing
+from torchweft.o3.mixing.blocks import Path as Matrix
+from torchweft.o3.radial_linear.plan import plan_of
+from torchweft.o3.radial_linear.source import SHORT
+
+__all__ = ["run"]
+
+ROOM = {"cpu": 2**25, "cuda": 5 * 2**26}
+"""Bytes of the weights of a block, as many of each gradient of them.
+
+A GPU needs many rows at once to be busy: gradients of W1 take a seventh longer than by blocks of
+2^30, in two fifths of the memory (H200).
+"""
+
+ROWS = 512
+"""Of z in a block where they are sums of a gradient, each by a program: as many as run at once."""
+
+MOST = 4
+"""Times the room of a block that these rows may take."""
+
+
+class _Block(NamedTuple):
+    """Edges of a graph as a graph of their own.
+
+    Args:
+        begin: the first edge, where their numbers follow each other.
+        edges: their numbers; None: they do.
+        sources: the rows of x that they read; None: all.
+        first: the row of z that is the block's first.
+        packed: its tables.
+        present: which of them there are.
+        sizes: its rows of x, of z, and edges.
+        settled: of calls that came before, what they settled.
+    """
+
+    begin: int
+    edges: Tensor | None
+    sources: Tensor | None
+    first: int
+    packed: Sequence[Tensor]
+    present: str
+    sizes: tuple[int, int, int]
+    settled: dict[Any, Kept]
+
+
+def run(
+    structure: Structure,
+    call: Call,
+    tensors: Sequence[Tensor],
+    tables: Tables,
+    hidden: int,
+    backend: str | None,
+) -> list[Tensor]:
+    """The results of a call.
+
+    Args:
+        structure: blocks and paths.
+        call: what is computed; h is in slot w, A in slot a.
+        tensors: one for each of its slots, contiguous, float32 or float64.
+        tables: the edges.
+        hidden: numbers in a row of h.
+        backend: of the kernels of formed weights.
+    """
+    width, like = structure.width("w"), tensors[0]
+    rows = {"x": tables.num_x, "y": tables.num_edges, "z": tables.num_z}
+    rows |= {"w": tables.num_edges, "a": hidden}
+    widths = {s: structure.width(s) for s in "xyz"} | {"w": hidden, "a": width}
+    step = max(1, ROOM[like.device.type] // max(1, width * like.element_size()))
+    if like.is_cuda and any(slot == "z" for slot, _ in call.results):
+        many = ROWS * tables.num_edges // max(1, tables.num_z)
+        step = min(max(step, many), MOST * step)
+    blocks = _blocks(tables, step) if tables.num_edges else ()
+    shapes = [(rows[slot], widths[slot]) for slot, _ in call.results]
+    if len(blocks) == 1:
+        parts = _on_block(structure, call, tensors, blocks[0], backend)
+        found = zip(shapes, parts, strict=True)
+        return [like.new_zeros(shape) if part is None else part for shape, part in found]
+    results = []
+    for (slot, terms), shape in zip(call.results, shapes, strict=True):
+        whole = blocks and slot in "yw" and terms  # each edge is in one block
+        results.append((like.new_empty if whole else like.new_zeros)(shape))
+    for block in blocks:
+        values = [_rows(t, s, block) for t, s in zip(tensors, call.slots, strict=True)]
+        parts = _on_block(structure, call, values, block, backend)
+        for (slot, _), result, part in zip(call.results, results, parts, strict=True):
+            if part is not None:
+                _add(result, part, slot, block)
+    return results
+
+
+def _on_block(
+    structure: Structure, call: Call, values: Sequence[Tensor], block: _Block, backend: str | None
+) -> list[Tensor | None]:
+    """The results of the edges of a block; None: no terms."""
+    plan, kernels = plan_of(call), _kernels(values[0], backend)
+
+    def total(result: str, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
+        products = [_product(result, a, b, kernels) for a, b in pairs]
+        return functools.reduce(torch.Tensor.add_, products) if products else None
+
+    formed = [_formed([(values[h], values[a]) for h, a in pairs], kernels) for pairs in plan.formed]
+    given = [values[t] for t in plan.given]
+    rest = structure.text, str(plan.inner), block.present, block.sizes, False, backend
+    key = rest, values[0].dtype
+    settled = block.settled.get(key) or block.settled.setdefault(key, kept(*rest))
+    found = contraction([*given, *formed, *block.packed], settled)
+    results: list[Tensor | None] = []
+    for (slot, _), what in zip(call.results, plan.results, strict=True):
+        if isinstance(what, int):
+            results.append(found[what])
+        elif slot == "w":
+            results.append(total("t", ((found[gw], values[a]) for gw, a in what)))
+        else:
+            results.append(total("w", ((values[h], found[gw]) for h, gw in what)))
+    return results
+
+
+def _formed(pairs: Sequence[tuple[Tensor, Tensor]], kernels: bool) -> Tensor:
+    """Σ h A, by one product: sums of weights of all edges would be read and written again."""
+    if len(pairs) == 1:
+        return _product("z", *pairs[0], kernels)
+    rows, matrices = zip(*pairs, strict=True)
+    return _product("z", torch.cat(rows, 1), torch.cat(matrices), kernels)
+
+
+def _product(result: str, a: Tensor, b: Tensor, kernels: bool) -> Tensor:
+    """z = t w, t = z w^T or w = t^T z of the two others; by kernels in parts."""
+    if not kernels or a.shape[result != "w"] < SHORT:
+        left = a.t() if result == "w" else a
+        return left @ (b.t() if result == "t" else b)
+    from torchweft.o3.mixing import launch as mixing_launch
+    from torchweft.o3.radial_linear import split_products as radial_linear_parts
+
+    if result != "t" and a.shape[1] <= radial_linear_parts.MOST:
+        return (radial_linear_parts.formed if result == "z" else radial_linear_parts.summed)(a, b)
+    if result == "w":
+        shape = a.shape[1], b.shape[1]
+        return mixing_launch.run(_matrix(*shape), result, a, b, True).view(shape)
+    return mixing_launch.run(_matrix(*b.shape), result, a, b.flatten(), True)
+
+
+@functools.lru_cache(maxsize=256)
+def _matrix(hidden: int, width: int) -> Mixing:
+    """Of hidden rows and width columns."""
+    t, z = Copies(0, 1, 1, 1, hidden), Copies(0, 1, 1, 1, width)
+    return Mixing((hidden, width, hidden * width), (t,), (z,), (Matrix(0, 0, 0, 1.0),))
+
+
+def _kernels(like: Tensor, backend: str | None) -> bool:
+    return like.dtype == torch.float32 and choose(backend, like.device.type) == "triton"
+
+
+# blocks
+
+_kept: TensorCache[tuple[_Block, ...]] = TensorCache()
+
+
+def _blocks(tables: Tables, step: int) -> tuple[_Block, ...]:
+    """Blocks of at most `step` edges, all of one size, kept as long as the tables."""
+    sizes = tables[:3]
+    if tables.num_edges <= step:
+        packed, present = pack(tables)
+        return (_Block(0, None, None, 0, packed, present, sizes, {}),)
+    step = -(-tables.num_edges // -(-tables.num_edges // step))
+    return _kept.get((tables.src, tables.dst), (sizes, step), lambda: _cut(tables, step))
+
+
+def _cut(tables: Tables, step: int) -> tuple[_Block, ...]:
+    src, dst, order = tables.src, tables.dst, tables.z_edges
+    assert src is not None
+    assert dst is not None
+    found = []
+    for begin in range(0, tables.num_edges, step):
+        ends = slice(begin, begin + step)
+        edges = None if order is None else order[ends]
+        to, places = (t[ends] if edges is None else t.index_select(0, edges) for t in (dst, src))
+        first, last = (int(row) for row in to[[0, -1]])
+        sources, places = torch.unique(places, return_inverse=True)
+        graph = Graph(places, to - first, last - first + 1, sources.shape[0])
+        read = None if sources.shape[0] == tables.num_x else sources
+        sizes = graph.tables[:3]
+        found.append(_Block(begin, edges, read, first, graph.packed, graph.present, sizes, {}))
+    return tuple(found)
+
+
+def _rows(tensor: Tensor, slot: str, block: _Block) -> Tensor:
+    """What a block reads of a tensor."""
+    if slot == "a":
+        return tensor
+    place = _place(slot, block)
+    return tensor.narrow(0, *place) if isinstance(place, tuple) else tensor.index_select(0, place)
+
+
+def _add(result: Tensor, part: Tensor, slot: str, block: _Block) -> None:
+    """The result of a block's rows, each of which is there once: no order to choose.
+
+    Edges are in no other block.
+    """
+    place = (0, part.shape[0]) if slot == "a" else _place(slot, block)
+    if isinstance(place, tuple):
+        own = result.narrow(0, *place)
+        own.copy_(part) if slot in "yw" else own.add_(part)
+    elif slot in "yw":
+        result.index_copy_(0, place.long(), part)
+    else:
+        result.index_add_(0, place, part)
+
+
+def _place(slot: str, block: _Block) -> tuple[int, int] | Tensor:
+    """A block's rows of a slot: the first and how many, or their numbers."""
+    num_x, num_z, num_edges = block.sizes
+    if slot == "z":
+        return block.first, num_z
+    if slot == "x":
+        return (0, num_x) if block.sources is None else block.sources
+    return (block.begin, num_edges) if block.edges is None else block.edges

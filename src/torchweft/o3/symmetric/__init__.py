@@ -1,0 +1,1 @@
+"""MACE's symmetric contraction: basis of couplings, polynomial, kernels."""

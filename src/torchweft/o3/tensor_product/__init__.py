@@ -1,0 +1,1 @@
+"""Tensor products as modules, on rows and on graphs."""

@@ -1,0 +1,316 @@
+"""What modules with weights share: the flat weight and its views, instructions, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchweft.core.operators.call_cache import Settled, kinds
+from torchweft.core.operators.tensor_list import Kept
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.channelwise.operator import contraction, kept
+from torchweft.o3.channelwise.product import FORWARD
+from torchweft.o3.channelwise.structure import Structure
+from torchweft.o3.edges.graph import Graph
+from torchweft.o3.irreps.instructions import Operands, instructions_of
+from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
+from torchweft.o3.irreps.layout import check_layout
+from torchweft.o3.mixing.blocks import Mixing
+from torchweft.o3.mixing.operator import mix, serves
+from torchweft.o3.tensor_product.evaluation import recipe_of
+
+__all__ = ["InstructedModule", "WeightedModule", "forget_e3nn_tables"]
+
+
+_OTHER = (None, None)
+"""Of calls whose kinds are not settled."""
+
+
+class Weighted(Protocol):
+    """An instruction."""
+
+    @property
+    def i_out(self) -> int:
+        """The item of the output."""
+
+    @property
+    def path_weight(self) -> float:
+        """Its factor."""
+
+    @property
+    def path_shape(self) -> tuple[int, ...]:
+        """The shape of its weight."""
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether it has a part of the flat weight."""
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in its weight; 0 without one."""
+
+
+class WeightedModule(nn.Module):
+    """A module whose instructions have one flat weight, which it owns or the caller gives.
+
+    Args:
+        instructions: in the order of their weights.
+        irreps_out: of the output; `output_mask` is 1 where an instruction reaches it, else 0.
+        internal_weights: whether the module owns the weight; None: if it is shared.
+        shared_weights: whether all rows have the same weight, (weight_numel,), or each its own,
+            (…, weight_numel).
+        dims: of the module's own weight, in front of weight_numel.
+    """
+
+    instructions: Sequence[Weighted]
+    weight: Tensor
+    output_mask: Tensor
+
+    def __init__(
+        self,
+        instructions: Sequence[Weighted],
+        irreps_out: Irreps,
+        internal_weights: bool | None,
+        shared_weights: bool,
+        dims: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__()
+        if internal_weights and not shared_weights:
+            raise ShapeError(
+                "internal_weights is True but shared_weights is False: weights of the module are "
+                "the same in all rows. Leave one of both out, or give weights at the call."
+            )
+        self.instructions = list(instructions)
+        self.irreps_out = irreps_out
+        counts = (instruction.num_weights for instruction in instructions)
+        *self.offsets, self.weight_numel = accumulate(counts, initial=0)
+        self.shared_weights, self.dims = shared_weights, dims
+        self.internal_weights = (
+            shared_weights and self.weight_numel > 0
+            if internal_weights is None
+            else internal_weights
+        )
+        if self.internal_weights and self.weight_numel > 0:
+            self.weight = nn.Parameter(torch.randn(*dims, self.weight_numel))
+        else:  # an empty tensor, as e3nn's
+            self.register_buffer("weight", torch.empty(0), persistent=False)
+        self.register_buffer("output_mask", self._mask(), persistent=False)
+
+    def weight_view_for_instruction(self, instruction: int, weight: Tensor | None = None) -> Tensor:
+        """(…, *path_shape): the weight of one instruction, a view of all.
+
+        Args:
+            instruction: its number.
+            weight: all weights, if they are not the module's.
+
+        Raises:
+            ShapeError: the instruction has no weight, or the weights do not fit.
+        """
+        chosen = self.instructions[instruction]
+        if not chosen.has_weight:
+            raise ShapeError(
+                f"instruction {instruction} has no weight: there is nothing to view. Choose one "
+                "with has_weight."
+            )
+        return self.view(instruction, self.checked_weight(weight))
+
+    def weight_views(
+        self, weight: Tensor | None = None, yield_instruction: bool = False
+    ) -> Iterator[Any]:
+        """The weights of the instructions that have one; with (number, instruction) in front."""
+        flat = self.checked_weight(weight)
+        for n, instruction in enumerate(self.instructions):
+            if instruction.has_weight and flat is not None:
+                view = self.view(n, flat)
+                yield (n, instruction, view) if yield_instruction else view
+
+    def view(self, n: int, weight: Tensor | None) -> Tensor:
+        """(…, *path_shape): the weight of an instruction that has one."""
+        assert weight is not None
+        instruction = self.instructions[n]
+        flat = weight.narrow(-1, self.offsets[n], instruction.num_weights)
+        return flat.reshape(*flat.shape[:-1], *instruction.path_shape)
+
+    def views(self, weight: Tensor) -> list[Tensor]:
+        """(…, *path_shape) of all instructions that may have a weight; their gradients are one."""
+        shapes = [i.path_shape for i in self.instructions if i.has_weight]
+        flats: Sequence[Tensor] = (weight,)
+        if len(shapes) != 1:
+            flats = weight.split_with_sizes([math.prod(shape) for shape in shapes], -1)
+        return [f.reshape(*f.shape[:-1], *s) for f, s in zip(flats, shapes, strict=True)]
+
+    def checked_weight(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor | None:
+        """The flat weights: the given ones, one tensor or one an instruction, or the module's."""
+        if weight is None:
+            if self.weight_numel and not self.weight.numel():
+                raise ShapeError(
+                    f"weight is missing: {self!r} takes {self._wanted()}. "
+                    "Pass it, or build the module with internal_weights=True."
+                )
+            return self.weight if self.weight_numel else None
+        if not isinstance(weight, Tensor):
+            weight = self._flattened(weight)
+        own = (*self.dims, self.weight_numel)
+        fits = weight.dim() > 0 and weight.shape[-1] == self.weight_numel
+        if not fits or (weight.shape != own if self.shared_weights else weight.dim() < 2):
+            raise ShapeError(
+                f"weight is {tuple(weight.shape)}: {self!r} with shared_weights="
+                f"{self.shared_weights} takes {self._wanted()}. Pass such weights, or change "
+                "shared_weights."
+            )
+        return weight
+
+    def _flattened(self, weights: Sequence[Tensor]) -> Tensor:
+        shapes = [i.path_shape for i in self.instructions if i.num_weights]
+        if not isinstance(weights, list | tuple) or len(weights) != len(shapes):
+            raise DTypeError(
+                f"weight is a {type(weights).__name__}: it must be {self._wanted()}, or a list of "
+                f"{len(shapes)}, one for each instruction with weights. Pass one of these."
+            )
+        return torch.cat(
+            [w.flatten(w.dim() - len(s)) for w, s in zip(weights, shapes, strict=True)], -1
+        )
+
+    def _wanted(self) -> str:
+        if self.shared_weights:
+            return str((*self.dims, self.weight_numel))
+        return f"(…, {self.weight_numel})"
+
+    def _mask(self) -> Tensor:
+        reached = {i.i_out for i in self.instructions if i.path_weight and 0 not in i.path_shape}
+        parts = [
+            torch.full((item.dim,), float(n in reached)) for n, item in enumerate(self.irreps_out)
+        ]
+        return torch.cat(parts) if parts else torch.ones(0)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        forget_e3nn_tables(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class InstructedModule(WeightedModule):
+    """What tensor products of rows and of edges share: irreps, instructions, weights.
+
+    Args: those of TensorProduct.
+
+    `shares`: whether weights of nobody's choice are shared; those of the module's own always are.
+    """
+
+    shares: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        irreps_in1: IrrepsLike,
+        irreps_in2: IrrepsLike,
+        irreps_out: IrrepsLike,
+        instructions: Iterable[Sequence[Any]],
+        in1_var: Iterable[float] | None = None,
+        in2_var: Iterable[float] | None = None,
+        out_var: Iterable[float] | None = None,
+        irrep_normalization: str | None = None,
+        path_normalization: str | None = None,
+        internal_weights: bool | None = None,
+        shared_weights: bool | None = None,
+        *,
+        layout: str = "mul_ir",
+        backend: str | None = None,
+    ) -> None:
+        check_layout(layout)
+        operands = Operands(Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
+        found = instructions_of(
+            instructions,
+            operands,
+            in1_var,
+            in2_var,
+            out_var,
+            irrep_normalization,
+            path_normalization,
+        )
+        shared = self.shares or bool(internal_weights) if shared_weights is None else shared_weights
+        super().__init__(found, operands.out, internal_weights, shared)
+        self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
+        self.layout, self.backend = layout, backend
+        self.recipe = recipe_of(operands, found, layout, shared, backend)
+        self._settled: Settled[tuple[Kept, Mixing | None]] = Settled()
+
+    def again(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Any,
+        graph: Graph | None = None,
+    ) -> Tensor | None:
+        """The result of a call of few operators, its kinds settled before; None for others."""
+        if weight is None and self.weight_numel:
+            weight = self.weight
+        given = (x, y) if weight is None else (x, y, weight)
+        known = kinds(given)
+        if known is None:
+            return None
+        rest, mixing = self._settled.get((known, graph and graph.kind), _OTHER)
+        if rest is None:
+            return None
+        if mixing is not None:
+            given = (x, y)
+        elif weight is not None and self.shared_weights:
+            given = (x, y, weight.unsqueeze(0))
+        z = contraction(given if graph is None else (*given, *graph.packed), rest)[0]
+        return z if mixing is None else mix(mixing, z, weight)
+
+    def settle(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> None:
+        """Keep that a call like this, which was checked, is one or two operators, if it is."""
+        known = kinds((x, y) if weight is None else (x, y, weight))
+        if known is None or (graph is not None and graph.kind is None):
+            return
+        alike = x.dim() == 2 and x.shape[:1] == y.shape[:-1] and not self.recipe.by_torch(x)
+        structure, mixing = self._operators(x)
+        if structure is None or not (graph is not None or alike):
+            return
+        rows = x.shape[0]
+        sizes = (rows, rows, rows) if graph is None else graph.tables[:3]
+        present = "" if graph is None else graph.present
+        weighted = weight is not None and mixing is None
+        text, call = structure.text, FORWARD[weighted]
+        rest = kept(text, call, present, sizes, weighted and self.shared_weights, self.backend)
+        self._settled.keep((known, graph and graph.kind), (rest, mixing))
+
+    def _operators(self, x: Tensor) -> tuple[Structure | None, Mixing | None]:
+        """The one operator that rows like these take, or with shared weights the two."""
+        direct, mixed, dense = (
+            self.recipe.parts.direct,
+            self.recipe.parts.mixed,
+            self.recipe.parts.dense,
+        )
+        if mixed is None and len(direct) == 1 and not dense:
+            return direct[0], None
+        if mixed is None or direct or dense or not self.shared_weights or not self.weight_numel:
+            return None, None
+        found = serves(mixed.mixing, x, True, self.backend)
+        return (mixed.structure, mixed.mixing) if found else (None, None)
+
+    def __repr__(self) -> str:
+        paths = sum(math.prod(instruction.path_shape) for instruction in self.instructions)
+        return (
+            f"{type(self).__name__}({self.irreps_in1.simplify()} x {self.irreps_in2.simplify()} "
+            f"-> {self.irreps_out.simplify()} | {paths} paths | {self.weight_numel} weights)"
+        )
+
+
+def forget_e3nn_tables(
+    module: nn.Module, state: dict[str, Any], prefix: str, parts: tuple[str, ...] = ()
+) -> None:
+    """Drop what e3nn stores and a module makes anew.
+
+    Tables of its code, masks, empty weights, and modules inside that have no parameters (`parts`).
+    """
+    known = {f"{prefix}{name}" for name, p in module.named_parameters(recurse=False)}
+    tables = tuple(f"{prefix}{name}" for name in ("output_mask", "_compiled_main", *parts))
+    for key in [k for k in state if k.startswith(prefix) and k not in known]:
+        empty = key in (f"{prefix}weight", f"{prefix}bias") and not state[key].numel()
+        if empty or key.startswith(tables):
+            del state[key]

@@ -1,0 +1,1 @@
+"""What a call says: options, layout of arguments, signature, and the kernel it asks for."""

@@ -1,0 +1,1 @@
+"""Reductions as numba loops."""

@@ -1,0 +1,294 @@
+"""Loops of formulas in numba: over tiles of rows and columns, the columns in vector lanes.
+
+    columns_of(...)          # once: what depends on j alone, each a contiguous row
+    kernel(first, last, ...) # tasks: some rows of a batch entry by a list of intervals of columns
+        for tiles of WIDTH columns: for the rows of the task:
+            for j in the tile: the formula, straight code
+            add the tile's sum to the row's total, in float64
+
+shifted stores a tile's exponents, moves the row's maximum once, then takes exponentials.  smallest
+stores a tile's values, NaN as +∞, and looks through them only where the smallest comes before the
+row's worst.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from torchweft.core.expressions.expr import Expr, const, reachable
+from torchweft.core.printing.dialect import Dialect, indented
+from torchweft.reductions.formula.node import Node, variables
+from torchweft.reductions.scalars.lines import assigned, text
+from torchweft.reductions.scalars.scalars import factored, operand, scalars, separated
+
+__all__ = ["WIDTH", "Loop", "printed"]
+
+WIDTH = 1024
+"""Columns of a tile: some rows of them stay in a core's first cache."""
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")
+
+_FUNCTIONS = {
+    "same": "({})",
+    "plus": "plus({}, {})",
+    "exp2": "exp2({})",
+    "log": "math.log({})",
+    "cos": "math.cos({})",
+    "sin": "math.sin({})",
+    "asin": "math.asin({})",
+    "acos": "math.acos({})",
+    "atan": "math.atan({})",
+    "sqrt": "math.sqrt({})",
+    "rsqrt": "(1.0 / math.sqrt({0}) if {0} != 0.0 else 0.0)",
+    "reciprocal": "(1.0 / {})",
+    "abs": "abs({})",
+    "sign": "(1.0 if {0} > 0.0 else (-1.0 if {0} < 0.0 else 0.0))",
+    "floor": "np.floor({})",
+    "round": "np.rint({})",
+    "step": "(1.0 if {} >= 0.0 else 0.0)",
+    "xlogx": "({0} * math.log({0}) if {0} != 0.0 else 0.0)",
+    "sinxdivx": "(math.sin({0}) / {0} if {0} != 0.0 else 1.0)",
+    "divide": "({} / {})",
+    "power": "math.pow({}, {})",
+    "atan2": "math.atan2({}, {})",
+    "equal": "(1.0 if {} == {} else 0.0)",
+    "less": "(1.0 if {} < {} else 0.0)",
+    "less_equal": "(1.0 if {} <= {} else 0.0)",
+    "ifelse": "({1} if {0} >= 0.0 else {2})",
+}
+_CALLS = {name for name, form in _FUNCTIONS.items() if "math." in form and "sqrt" not in form}
+_DIALECT = Dialect(_FUNCTIONS, lambda of: [], lambda name, component: [])
+
+_HEADER = """# {title}
+# with cpu_parts {parts}
+import math
+
+import numpy as np
+
+from torchweft.reductions.cpu.parts import exp2_{size} as exp2
+from torchweft.reductions.cpu.parts import insert, jit, largest, lowest, plus
+
+real = np.{dtype}
+wide = np.{wide}
+infinity = real(np.inf)
+nan = real(np.nan)
+LOG2E = real(1 / math.log(2))
+"""
+
+
+class Loop(NamedTuple):
+    """A printed reduction.
+
+    Args:
+        source: defines `columns_of(first, last, *columns and parameters, out)` and
+            `kernel(first, last, tasks, intervals, columns, *rows and parameters, *results)`.
+        columns: the variables that columns_of reads.
+        rows: the variables that the kernel reads.
+        width: how many rows columns_of writes; 0: there is nothing to write.
+    """
+
+    source: str
+    columns: tuple[Node, ...]
+    rows: tuple[Node, ...]
+    width: int
+
+
+def printed(
+    kind: str, f: Node, w: Node | None, dtype: str, wide: str, component: int, parts: str
+) -> Loop:
+    """The loop of a reduction.
+
+    Args:
+        kind: "sums", "shifted" or "smallest".
+        f: what is summed, the exponent, or what is compared.
+        w: the weight of shifted.
+        dtype: the name of numpy's type.
+        wide: that of sums over a tile.
+        component: the one that smallest compares.
+        parts: the version of cpu_parts, whose compiled form a compiled loop holds.
+    """
+    return _Printer(kind, f, w, component).loop(dtype, wide, parts)
+
+
+class _Printer:
+    def __init__(self, kind: str, f: Node, w: Node | None, component: int) -> None:
+        self.kind, self.f, self.w = kind, f, w
+        outputs = list(scalars(w if w is not None else f))
+        if kind == "smallest":
+            outputs = outputs[component : component + 1]
+        split = [factored(e) if kind != "smallest" else (const(1), e) for e in outputs]
+        self.outer = [outer for outer, _ in split]
+        self.summed = list(dict.fromkeys(inner for _, inner in split))
+        self.place = [self.summed.index(inner) for _, inner in split]
+        exponent = list(scalars(f)) if w is not None else []
+        self.parts = separated([*exponent, *self.summed])
+        given = [*variables(f), *(variables(w) if w is not None else ())]
+        self.variables = {operand(v.data[0]): v for v in given}
+        # the rows of the table of columns: leaves that pairs read, and computed ones
+        self.table = [e for e in reachable(self.parts.pairs) if e.kind == "leaf" and "j" in e.axes]
+
+    def loop(self, dtype: str, wide: str, parts: str) -> Loop:
+        size = "double" if dtype == "float64" else "single"
+        title = f"{self.kind} of {self.f}"
+        if any(e.kind in _CALLS for e in reachable(self.parts.pairs)):
+            wide = "float64"  # no vector lanes, so one sum of all the tile's terms
+        header = _HEADER.format(title=title, parts=parts, size=size, dtype=dtype, wide=wide)
+        constant = [e for _, e in self.parts.constant]
+        made = [e for _, e in self.parts.columns]
+        columns = self._read([*constant, *made, *self.table], (1, 2))
+        rows = [e for _, e in self.parts.rows]
+        read = self._read([*constant, *rows, *self.parts.pairs, *self.outer], (0, 2))
+        before = self._columns_of(columns) if self.table else ()
+        body = [header, *before, "", "", *self._kernel(read)]
+        return Loop("\n".join(body) + "\n", columns, read, len(self.table))
+
+    def _read(self, expressions: Iterable[Expr], cats: tuple[int, int]) -> tuple[Node, ...]:
+        """The variables of some categories that expressions read, by index."""
+        names = {e.data[0] for e in reachable(expressions) if e.kind == "leaf"}
+        found = {v.data[0]: v for name, v in self.variables.items() if name in names}
+        return tuple(found[index] for index in sorted(found) if found[index].data[2] in cats)
+
+    def _entries(self, variables_: Iterable[Node]) -> Iterator[str]:
+        """The batch entry of each variable; one stands for all."""
+        for v in variables_:
+            name = f"v{v.data[0]}"
+            yield f"{name}_ = {name}[min(batch, len({name}) - 1)]"
+
+    def _loads(self, variables_: Iterable[Node], cat: int, at: str) -> Iterator[str]:
+        for v in variables_:
+            index, dim, own = v.data
+            if own == cat:
+                yield from (f"v{index}_{c} = v{index}_[{at}, {c}]" for c in range(dim))
+
+    def _assign(self, part: Iterable[tuple[Expr, Expr]]) -> Iterator[str]:
+        targets, expressions = [a for a, _ in part], [e for _, e in part]
+        lines, names = _typed(expressions)
+        yield from lines
+        for target, name in zip(targets, names, strict=True):
+            yield f"{text(target)} = {name}"
+
+    def _columns_of(self, columns: tuple[Node, ...]) -> Iterator[str]:
+        names = ", ".join(f"v{v.data[0]}" for v in columns)
+        yield "@jit"
+        yield f"def columns_of(first, last, {names}{', ' if names else ''}out):"
+        yield "    for batch in range(out.shape[0]):"
+        yield from indented(self._entries(columns), 2)
+        yield from indented(self._loads(columns, 2, "0"), 2)
+        yield from indented(self._assign(self.parts.constant), 2)
+        yield "        for j in range(first, last):"
+        yield from indented(self._loads(columns, 1, "j"), 3)
+        yield from indented(self._assign(self.parts.columns), 3)
+        for n, e in enumerate(self.table):
+            yield f"            out[batch, {n}, j] = {text(e)}"
+
+    # the loop
+
+    def _kernel(self, rows: tuple[Node, ...]) -> Iterator[str]:
+        names = [f"v{v.data[0]}" for v in rows]
+        results = {"sums": ["out"], "shifted": ["top_out", "out"], "smallest": ["best", "index"]}
+        arguments = ["first", "last", "tasks", "intervals", "columns", *names, *results[self.kind]]
+        yield "@jit"
+        yield f"def kernel({', '.join(arguments)}):"
+        yield "    most = 0"
+        yield "    for task in range(first, last):"
+        yield "        most = max(most, tasks[task, 2] - tasks[task, 1])"
+        if self.kind == "smallest":
+            yield f"    values, scratch = np.empty({WIDTH}, real), np.empty({WIDTH}, real)"
+        else:
+            yield f"    total = np.zeros((most, {len(self.summed)}), np.float64)"
+        if self.kind == "shifted":
+            yield f"    values, scratch = np.empty({WIDTH}, real), np.empty({WIDTH}, real)"
+            yield "    tops = np.empty(most, real)"
+        yield "    for task in range(first, last):"
+        yield from indented(self._task(rows), 2)
+
+    def _task(self, rows: tuple[Node, ...]) -> Iterator[str]:
+        yield "batch, begin, end = tasks[task, 0], tasks[task, 1], tasks[task, 2]"
+        yield from self._entries(rows)
+        yield from self._loads(rows, 2, "0")
+        yield from self._assign(self.parts.constant)
+        yield from ["total[:] = 0.0"] * (self.kind != "smallest")
+        yield from ["tops[:] = -infinity"] * (self.kind == "shifted")
+        yield "for q in range(tasks[task, 3], tasks[task, 4]):"
+        yield f"    for start in range(intervals[q, 0], intervals[q, 1], {WIDTH}):"
+        yield f"        width = min({WIDTH}, intervals[q, 1] - start)"
+        yield "        entry = columns[min(batch, len(columns) - 1)]"
+        for n in range(len(self.table)):
+            yield f"        g{n} = entry[{n}, start : start + width]"
+        yield "        for i in range(begin, end):"
+        yield from indented(self._loads(rows, 0, "i"), 3)
+        yield from indented(self._assign(self.parts.rows), 3)
+        yield from indented(self._tile(), 3)
+        if self.kind != "smallest":
+            yield "for i in range(begin, end):"
+            yield from indented(self._loads(rows, 0, "i"))
+            yield from indented(self._finish())
+
+    def _pairs(self, expressions: list[Expr]) -> tuple[list[str], list[str]]:
+        """The lines in the loop over j, and the names of the results."""
+        read = set(reachable(expressions))
+        loads = [f"{text(e)} = g{n}[j]" for n, e in enumerate(self.table) if e in read]
+        lines, names = _typed(expressions)
+        return [*loads, *lines], names
+
+    def _tile(self) -> Iterator[str]:
+        pairs = list(self.parts.pairs)
+        if self.kind == "sums":
+            yield from self._sums(pairs, "")
+            return
+        lines, (name,) = self._pairs(pairs[:1])
+        yield "for j in range(width):"
+        yield from indented(lines)
+        if self.kind == "smallest":
+            yield f"    value = {name}"
+            yield "    values[j] = value if value == value else infinity"
+            yield "if lowest(values, scratch, width) <= best[batch, i, len(best[batch, i]) - 1]:"
+            yield "    insert(best[batch, i], index[batch, i], values, start, width)"
+            return
+        yield f"    values[j] = {name}"
+        yield "top = largest(values, scratch, width)"
+        yield "if tops[i - begin] > top:"
+        yield "    top = tops[i - begin]"
+        yield "shift = top if abs(top) < infinity else real(0)"
+        yield "scale = np.float64(exp2((tops[i - begin] - shift) * LOG2E))"
+        yield "tops[i - begin] = top"
+        for n in range(len(self.summed)):
+            yield f"total[i - begin, {n}] *= scale"
+        yield from self._sums(pairs[1:], "e")
+
+    def _sums(self, expressions: list[Expr], factor: str) -> Iterator[str]:
+        lines, names = self._pairs(expressions)
+        for n in range(len(expressions)):
+            yield f"s{n} = wide(0)"
+        yield "for j in range(width):"
+        if factor:
+            yield "    e = exp2((values[j] - shift) * LOG2E)"
+        yield from indented(lines)
+        for n, (e, name) in enumerate(zip(expressions, names, strict=True)):
+            term = f"e * {name}" if factor and e != const(1) else factor or name
+            yield f"    s{n} += wide({term})"
+        for n in range(len(expressions)):
+            yield f"total[i - begin, {n}] += s{n}"
+
+    def _finish(self) -> Iterator[str]:
+        if self.kind == "shifted":
+            yield "top_out[batch, i, 0] = tops[i - begin]"
+        lines, names = _typed(self.outer)
+        yield from lines
+        for e, (outer, name) in enumerate(zip(self.outer, names, strict=True)):
+            value = f"total[i - begin, {self.place[e]}]"
+            factor = "" if outer == const(1) else f" * {name}"
+            yield f"out[batch, i, {e}] = {value}{factor}"
+
+
+def _typed(expressions: Iterable[Expr]) -> tuple[list[str], list[str]]:
+    """As `assigned`, with typed numbers: numba takes a literal for a double."""
+    lines, names = assigned(expressions, _DIALECT)
+    return [_number(line) for line in lines], [_number(name) for name in names]
+
+
+def _number(line: str) -> str:
+    line = _NUMBER.sub(lambda found: f"real({found[0]})", line)
+    return re.sub(r'float\("(-?)inf"\)', r"(\1infinity)", line).replace('float("nan")', "nan")

@@ -1,0 +1,1 @@
+"""Reductions of formulas: operators, gradients, the choice of a backend, nearest neighbours."""

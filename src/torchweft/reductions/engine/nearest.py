@@ -1,0 +1,240 @@
+"""Exact nearest neighbours: cells and their neighbours in up to 3 dimensions, else all pairs.
+
+A query looks at the 3^D cells around its own.  What lies elsewhere is farther than the border of
+these, so neighbours nearer than it are final; queries that have too few look again, at cells twice
+as wide.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.core.gpu.launcher import Kernel, Tile, current_device
+from torchweft.core.printing.modules import written
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.formula.node import node, var
+
+__all__ = ["nearest"]
+
+MOST_CELLS = 2**20  # of an axis: three axes and their borders fit 63 bits
+PAIRS = 2**22  # pairs of a query and a candidate that are looked at together
+MOST = 64  # neighbours that a kernel keeps
+CELLS = 16  # cells for each point up to which a table of all of them is made
+LANES = 32  # points that a program looks at together
+
+
+def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
+    """The k points of y that are nearest to each point of x
+
+    Exact: squared distances are sums of squares of differences, in float32 or float64, and the
+    smallest index goes first where they are equal.
+
+    Args:
+        x: (M, D) queries.
+        y: (N, D) points.
+        k: how many.
+
+    Returns:
+        (M, k) int64 rows of y, nearest first; −1 where y has fewer than k points.
+
+    Cost: D ≤ 3: about 14 k pairs a query where points are spread evenly; else all M · N pairs.
+    """
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or k < 1:
+        raise ShapeError(
+            f"x is {tuple(x.shape)}, y is {tuple(y.shape)} and k is {k}: both must be (points, D) "
+            "with the same D, and k at least 1. Reshape the points or correct k."
+        )
+    if x.dtype != y.dtype or not x.is_floating_point():
+        raise DTypeError(
+            f"x is {x.dtype} but y is {y.dtype}: both must be of one floating type. Pass "
+            "y.to(x.dtype)."
+        )
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x, y = x.detach().to(wide), y.detach().to(wide)
+    finite = bool(x.isfinite().all()) and bool(y.isfinite().all())
+    if x.shape[1] > 3 or not x.numel() or len(y) <= k or not finite:
+        return _among_all(x, y, k)
+    return _among_cells(x, y, k)
+
+
+def _among_all(x: Tensor, y: Tensor, k: int) -> Tensor:
+    dim = x.shape[1]
+    formula = node("sqdist", var(0, dim, 0), var(1, dim, 1))
+    found = reduce("ArgKMin", formula, (x, y), 1, k=k)
+    assert isinstance(found, Tensor)
+    return found
+
+
+class _Grid(NamedTuple):
+    """Points sorted by cell; cells are numbered row-major, with a border of empty ones."""
+
+    low: Tensor  # (D,) corner of cell 0
+    size: float
+    counts: Tensor  # (D,) cells of each axis
+    keys: Tensor  # (N,) cells' numbers, ascending
+    order: Tensor  # (N,) the points in that order
+
+    def cells(self, points: Tensor) -> Tensor:
+        """(M, D) cells; points outside count in the next one inside."""
+        cells = ((points.double() - self.low) / self.size).floor().clamp(min=0)
+        return torch.minimum(cells, self.counts.double() - 1).to(torch.int64)
+
+    def numbers(self) -> int:
+        """How many cells there are, with the border."""
+        return math.prod(count + 2 for count in self.counts.tolist())
+
+    def key(self, cells: Tensor) -> Tensor:
+        """Numbers of cells, from one before the first to one after the last of each axis."""
+        number = torch.zeros_like(cells[..., 0])
+        for cell, count in zip(cells.unbind(-1), self.counts.unbind(0), strict=True):
+            number = number * (count + 2) + cell + 1
+        return number
+
+
+def _among_cells(x: Tensor, y: Tensor, k: int) -> Tensor:
+    found = torch.full((len(x), k), -1, dtype=torch.int64, device=x.device)
+    grid = _first_grid(y, k)
+    left = torch.arange(len(x), device=x.device)
+    while len(left):
+        near, final = _look(grid, x.index_select(0, left), y, k)
+        found[left[final]] = near[final]
+        left = left[~final]
+        grid = _grid(y, 2 * grid.size)
+    return found
+
+
+def _first_grid(y: Tensor, k: int) -> _Grid:
+    """About k / 2 points in a cell that has points: most queries then end where they begin."""
+    sides = (y.amax(0) - y.amin(0)).double()
+    wide = sides[sides > 0]
+    share = k / 2 / len(y)
+    if not len(wide):
+        return _grid(y, 1.0)  # all in one place
+    least = float(sides.max()) / MOST_CELLS
+    grid = _grid(y, max(float((wide.prod() * share) ** (1 / len(wide))), least))
+    # points of a curve or a surface fill few of the cells of their box
+    while len(y) > k * (1 + int((grid.keys.diff() > 0).sum())) and grid.size > 2 * least:
+        grid = _grid(y, grid.size / 2)
+    return grid
+
+
+def _grid(y: Tensor, size: float) -> _Grid:
+    low = y.amin(0).double()
+    counts = ((y.amax(0).double() - low) / size).floor().to(torch.int64) + 1
+    grid = _Grid(low, size, counts, counts, counts)
+    keys, order = grid.key(grid.cells(y)).sort(stable=True)
+    return grid._replace(keys=keys, order=order)
+
+
+def _look(grid: _Grid, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(M, k) nearest in the cells around each query, and whether nothing elsewhere is nearer."""
+    cells = grid.cells(x)
+    reach = _reach(grid, x, cells)
+    if x.is_cuda and _has_kernel(grid, x, y, k):
+        near, farthest = _by_kernel(grid, cells, x, y, k)
+        return near, (farthest.double().sqrt() < reach) | reach.isinf()
+    starts, ends = _lists(grid, cells)
+    totals = (ends - starts).sum(1)
+    order = totals.argsort(descending=True, stable=True)  # alike lengths together
+    lengths = totals[order].tolist()
+    near = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
+    final = torch.empty(len(x), dtype=torch.bool, device=x.device)
+    first = 0
+    while first < len(lengths):
+        width = max(k, lengths[first])
+        rows = order[first : first + max(1, PAIRS // width)]
+        candidates = _candidates(starts[rows], ends[rows], width)
+        points = torch.where(candidates < 0, -1, grid.order[candidates.clamp(min=0)])
+        near[rows], farthest = _smallest(x[rows], y, points, k)
+        final[rows] = farthest.double().sqrt() < reach[rows]
+        first += len(rows)
+    return near, final | reach.isinf()
+
+
+def _has_kernel(grid: _Grid, x: Tensor, y: Tensor, k: int) -> bool:
+    plain = x.dtype == torch.float32 and k <= MOST and len(y) < 2**31 - LANES
+    few = grid.numbers() <= CELLS * len(y) + PAIRS
+    return plain and few and torch.version.hip is None
+
+
+def _by_kernel(grid: _Grid, cells: Tensor, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The nearest of each query and the last one's squared distance, one program a query."""
+    dim = x.shape[1]
+    starts = torch.searchsorted(grid.keys, torch.arange(grid.numbers() + 1, device=y.device))
+    keys, rows = grid.key(cells).sort()  # neighbours read the same points
+    middle = torch.zeros(1, dim, dtype=torch.int64, device=y.device)
+    runs = grid.key(middle + _steps(dim, y.device)) - grid.key(middle)
+    near = torch.empty(len(x), k, dtype=torch.int64, device=y.device)
+    farthest = x.new_empty(len(x))
+    tensors = [x[rows], y[grid.order].t().contiguous(), grid.order, starts, keys, runs]
+    with current_device(x):
+        _kernel(dim, k, x.device)(len(x), [*tensors, near, farthest], (len(y), len(runs)))
+    back = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(x), device=x.device))
+    return near[back], farthest[back]
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(dim: int, k: int, _: torch.device) -> Kernel:
+    """Compiled code belongs to a device."""
+    constants = (dim, k, 1 << (k - 1).bit_length())
+    kernel = written("torchweft.reductions.gpu.neighbours_kernels", "look_kernel")
+    return Kernel(kernel, (), constants, Tile((LANES,), 1, 1))
+
+
+def _steps(dim: int, device: torch.device) -> Tensor:
+    """(3^(D−1), D) from a cell to the middle one of each three along the last axis."""
+    steps = torch.tensor(list(itertools.product((-1, 0, 1), repeat=dim - 1)), device=device)
+    return torch.nn.functional.pad(steps.view(3 ** (dim - 1), dim - 1), (0, 1)).long()
+
+
+def _lists(grid: _Grid, cells: Tensor) -> tuple[Tensor, Tensor]:
+    """(M, 3^(D−1)) starts and ends among the sorted points: cells along the last axis touch."""
+    dim = cells.shape[1]
+    rows = cells.unsqueeze(1) + _steps(dim, cells.device)
+    along = torch.zeros(dim, dtype=torch.int64, device=cells.device)
+    along[-1] = 1
+    starts = torch.searchsorted(grid.keys, grid.key(rows - along))
+    return starts, torch.searchsorted(grid.keys, grid.key(rows + along), right=True)
+
+
+def _reach(grid: _Grid, x: Tensor, cells: Tensor) -> Tensor:
+    """(M,) how far a point must be that is not in the 3^D cells; +∞ where all points are."""
+    place = (x.double() - grid.low) / grid.size  # in cells
+    below = torch.where(cells > 1, place - (cells - 1), torch.inf)
+    above = torch.where(cells < grid.counts - 2, cells + 2 - place, torch.inf)
+    # rounding may have put a point of the border on its other side
+    return torch.minimum(below, above).amin(1) * grid.size * (1 - 1e-5)
+
+
+def _candidates(starts: Tensor, ends: Tensor, width: int) -> Tensor:
+    """(Q, width) the numbers of all lists of a query one after the other, then −1."""
+    before = (ends - starts).cumsum(1)
+    place = torch.arange(width, device=starts.device).expand(len(starts), -1).contiguous()
+    which = torch.searchsorted(before, place, right=True)
+    inside = which < starts.shape[1]
+    which = which.clamp(max=starts.shape[1] - 1)
+    number = ends.gather(1, which) - before.gather(1, which) + place
+    return torch.where(inside, number, -1)
+
+
+def _smallest(x: Tensor, y: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(Q, k) the nearest of the points, and the squared distance of the last of them."""
+    square = torch.zeros_like(points, dtype=x.dtype)
+    for of_x, of_y in zip(x.unbind(1), y.unbind(1), strict=True):
+        square += (of_x.unsqueeze(1) - of_y[points.clamp(min=0)]).square()
+    square = torch.where(points < 0, torch.inf, square)
+    if x.dtype == torch.float32:  # distance and index side by side in one integer
+        packed = square.view(torch.int32).to(torch.int64) << 32 | points & 0xFFFFFFFF
+        best = packed.topk(k, largest=False).values
+        near, farthest = best & 0xFFFFFFFF, (best[:, -1] >> 32).to(torch.int32)
+        return near, farthest.view(torch.float32)
+    points, order = points.sort(1)
+    square, by_distance = square.gather(1, order).sort(dim=1, stable=True)
+    return points.gather(1, by_distance[:, :k]), square[:, k - 1]

@@ -1,0 +1,336 @@
+"""Reductions by name, made of three operators: sums, shifted sums and the smallest values.
+
+Sum                Σ_j f
+LogSumExp          log Σ_j exp(f) w = m + log s        with m = max_j f, s = Σ_j exp(f − m) w
+SumSoftMaxWeight   Σ_j exp(f) w / Σ_j exp(f)
+Max_SumShiftExp    [m, s]
+Min, KMin          f at the smallest values' indices, so they have gradients of any order
+Max                −Min(−f)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.core.operators.operator import compiling, constant_when_compiling, watched
+from torchweft.core.operators.tensor_list import Rest
+from torchweft.errors import ShapeError
+from torchweft.reductions.call.layout import Layout, laid_out
+from torchweft.reductions.call.options import Options, Sizes
+from torchweft.reductions.call.signature import Signature, kept, signature
+from torchweft.reductions.cluster.points import Ranges
+from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of
+from torchweft.reductions.engine import formula_keys as keys
+from torchweft.reductions.engine import operator
+from torchweft.reductions.formula.node import (
+    Node,
+    const,
+    node,
+    read,
+    substitute,
+    swap,
+    var,
+    variables,
+)
+from torchweft.reductions.formula.primitives import extract
+
+__all__ = ["EXPONENTIAL", "KINDS", "Settled", "carried_out", "reduce", "settled"]
+
+PLAIN = Options()
+ONE = str(const(1))
+
+Result = Tensor | tuple[Tensor, Tensor]
+
+EXPONENTIAL = ("LogSumExp", "SumSoftMaxWeight", "Max_SumShiftExp")
+KINDS = (
+    *("Sum", *EXPONENTIAL, "Min", "Max", "ArgMin", "ArgMax", "Min_ArgMin", "Max_ArgMax"),
+    *("KMin", "ArgKMin", "KMin_ArgKMin"),
+)
+
+
+class Settled(NamedTuple):
+    """All of a call but its numbers and its mask.
+
+    Args:
+        kind: a name of KINDS.
+        k: how many of the smallest.
+        axis: 1 reduces over j, 0 over i.
+        how: backend, precision and accumulation, as operators take them.
+        of: what follows from the formulas, with i and j exchanged for reductions over i.
+        layout: what follows from the shapes.
+        dtype: of the results.
+        rest: what operators take beside tensors, where there is no mask.
+    """
+
+    kind: str
+    k: int
+    axis: int
+    how: str
+    of: _Derived
+    layout: Layout
+    dtype: torch.dtype
+    rest: Rest
+
+
+class _Call(NamedTuple):
+    """A call of an operator.
+
+    Args:
+        plan: what is settled.
+        tensors: by variable: (B or 1, M or N or 1, D), those of 16 bits in float32.
+        operands: what operators take: values, then the blocks of rows and of columns, if any.
+        rest: what they take beside.
+        sizes: of what they see: with a mask for each entry, the batch stands in rows.
+    """
+
+    plan: Settled
+    tensors: dict[int, Tensor]
+    operands: list[Tensor]
+    rest: Rest
+    sizes: Sizes
+
+
+def reduce(
+    kind: str,
+    f: Node | str,
+    tensors: Sequence[Tensor],
+    axis: int,
+    *,
+    weight: Node | str | None = None,
+    k: int = 1,
+    ranges: Ranges | BlockSparsity | None = None,
+    backend: str | None = None,
+    options: Options = PLAIN,
+) -> Result:
+    """out_i = R_j f(x_i, y_j, p), or over i.
+
+    Args:
+        kind: a name of KINDS.
+        f: the formula, as a node or as its canonical text.
+        tensors: its variables by number: (*batch, M, D) of category 0, (*batch, N, D) of 1,
+            (*batch, D) of 2; batch dimensions broadcast.
+        axis: 1 reduces over j, 0 over i.
+        weight: of the exponentials.
+        k: how many of the smallest.
+        ranges: the 6-tuple of arrays of a block-sparse mask, or a BlockSparsity.
+        backend: None chooses.
+        options: precision and accumulation.
+
+    Returns:
+        (*batch, M or N, ·) in the dtype of the tensors, indices in int64; a pair where the name
+        says two.  KMin gives (..., K) for a formula of one component, else (..., K, D).
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: tensors that do not fit the formula or each other.
+
+    Cost: M · N evaluations of f, or one for each pair of the mask; memory for the results, and for
+    variables of 16 bits a copy in float32: all is computed in that, and rounded once at the end.
+    """
+    given = signature(tensors)
+    return carried_out(settled(kind, f, weight, axis, k, backend, options, given), tensors, ranges)
+
+
+@kept
+def settled(
+    kind: str,
+    f: Node | str,
+    weight: Node | str | None,
+    axis: int,
+    k: int,
+    backend: str | None,
+    options: Options,
+    given: Signature,
+) -> Settled:
+    """The plan of a call of `reduce` with tensors of this signature."""
+    if kind not in KINDS or axis not in (0, 1):
+        raise ShapeError(
+            f"the reduction is {kind!r} over axis {axis}: it must be one of {', '.join(KINDS)}, "
+            "over axis 0 (i) or 1 (j). Pass one of these names."
+        )
+    text = f if isinstance(f, str) else str(f)
+    other = ONE if weight is None else weight if isinstance(weight, str) else str(weight)
+    over = "j" if axis == 1 else "i"  # Dynamo may take an integer for a symbol
+    of = _Derived(*_derived(kind, text, other, over))
+    how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
+    layout, dtype = laid_out(kind, of.cats, given), given[0][1]
+    rest_of = operator.rest_of if compiling() or watched() else operator.kept
+    return Settled(kind, k, axis, how, of, layout, dtype, rest_of(of.key, layout.sizes, how))
+
+
+def carried_out(
+    plan: Settled, tensors: Sequence[Tensor], ranges: Ranges | BlockSparsity | None
+) -> Result:
+    """The reduction of these tensors, which have the signature of the plan."""
+    if plan.dtype.itemsize == 2:
+        tensors = [t.float() for t in tensors]
+    flat, sizes, rest = plan.layout.seen(tensors), plan.layout.sizes, plan.rest
+    if isinstance(ranges, BlockSparsity) and ranges.batch is not None:
+        flat, sizes = _stacked(flat, plan.of.cats, sizes)
+    operands = [flat[n] for n in plan.of.used]
+    if ranges is not None:
+        operands += _tables(ranges, plan.axis)
+        rest = operator.rest_of(plan.of.key, sizes, plan.how)
+    call = _Call(plan, flat, operands, rest, sizes)
+    if plan.kind == "Sum":
+        return _shaped(call, operator.sums(operands, rest))
+    return _exponential(call) if plan.kind in EXPONENTIAL else _ranked(call)
+
+
+class _Derived(NamedTuple):
+    """What a call needs of its formulas; texts are those of the reduction over j.
+
+    Args:
+        key, used: the key of the formula that operators take, and the variables that it takes.
+        cats: (number, category) of all variables.
+        sought: the formula whose smallest values are wanted.
+    """
+
+    key: keys.Key
+    used: tuple[int, ...]
+    cats: tuple[tuple[int, int], ...]
+    sought: str
+
+
+@constant_when_compiling
+def _derived(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
+    """The fields of `_Derived`: what follows from a call's formulas."""
+    return _derive(kind, text, weight, over)
+
+
+@functools.lru_cache(keys.KEPT)
+def _derive(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
+    f, w = read(text), read(weight)
+    f, w = (f, w) if over == "j" else (swap(f), swap(w))
+    f = -f if kind.startswith(("Max", "ArgMax")) and kind not in EXPONENTIAL else f
+    formulas = [f]
+    if kind in EXPONENTIAL:
+        formulas.append(node("concat", w, const(1)) if kind == "SumSoftMaxWeight" else w)
+    key, used = keys.make(*map(str, formulas))
+    found = {v for g in formulas for v in variables(g)}
+    cats = tuple(sorted((v.data[0], v.data[2]) for v in found)) or ((0, 2),)
+    return key, used, cats, str(f)
+
+
+def _tables(ranges: Ranges | BlockSparsity, axis: int) -> list[Tensor]:
+    """The blocks of the result's rows, then those of the columns."""
+    if compiling():
+        arrays = ranges.ranges if isinstance(ranges, BlockSparsity) else ranges
+        halves = (arrays[:3], arrays[3:]) if axis == 1 else (arrays[3:], arrays[:3])
+        return [t for half in halves for t in torch.ops.torchweft.reductions_blocks(*half)]
+    return [*blocks_of(ranges, axis), *blocks_of(ranges, 1 - axis)]
+
+
+def _stacked(
+    flat: dict[int, Tensor], cats: Sequence[tuple[int, int]], entry: Sizes
+) -> tuple[dict[int, Tensor], Sizes]:
+    """The entries of the batch one after the other, as a mask for each of them counts."""
+    found = {}
+    for n, cat in cats:
+        t = flat[n]
+        if cat == 2 and t.shape[0] != 1:
+            raise ShapeError(
+                f"parameter {n} differs between {t.shape[0]} entries that have a mask each: it "
+                "must be the same for all. Expand it along i and pass it as a Vi."
+            )
+        found[n] = t if cat == 2 else t.expand(entry.batch, -1, -1).flatten(0, 1)[None]
+    return found, Sizes(1, entry.batch * entry.rows, entry.batch * entry.columns)
+
+
+def _shaped(call: _Call, result: Tensor) -> Tensor:
+    """(B, ...) as (*batch, ...) in the dtype of the tensors."""
+    dtype, layout = call.plan.dtype, call.plan.layout
+    if result.dtype != dtype and result.is_floating_point():
+        result = result.to(dtype)
+    return result.reshape(*layout.batch, layout.sizes.rows, *result.shape[2:])
+
+
+def _exponential(call: _Call) -> Tensor:
+    kind = call.plan.kind
+    m, s = operator.shifted_sums(call.operands, call.rest)
+    if kind == "Max_SumShiftExp":
+        return _shaped(call, torch.cat([m.expand(*s.shape[:2], 1), s], -1))
+    if kind == "SumSoftMaxWeight":
+        # the largest of all terms is 1, or there is none
+        return _shaped(call, s[..., :-1] / s[..., -1:].clamp(min=0.5))
+    # a row with nothing is −inf, and its gradients are 0: the logarithm does not see its 0
+    return _shaped(call, (s + (m == -torch.inf)).log() + m)
+
+
+def _ranked(call: _Call) -> Result:
+    kind, k = call.plan.kind, call.plan.k
+    largest = kind.startswith(("Max", "ArgMax"))
+    index = operator.smallest(call.operands, k, call.rest)
+    if kind.startswith("Arg"):
+        return _listed(call, _own(call, index))
+    found = _at(call, index)
+    found = -found if largest else found
+    if "_" in kind:
+        return _listed(call, found), _listed(call, _own(call, index))
+    return _listed(call, found)
+
+
+def _own(call: _Call, index: Tensor) -> Tensor:
+    """Columns as the row's own entry counts them, where entries stand one after the other."""
+    entry = call.plan.layout.sizes
+    if call.sizes == entry:
+        return index
+    entries = torch.arange(entry.batch, device=index.device)
+    before = (entries * entry.columns).repeat_interleave(entry.rows)
+    return torch.where(index < 0, index, index - before[:, None, None])
+
+
+def _listed(call: _Call, found: Tensor) -> Tensor:
+    """(B, M, k, D): without K where there is no K in the name, without D where it is 1."""
+    if "K" not in call.plan.kind:
+        return _shaped(call, found[:, :, 0].contiguous())
+    return _shaped(call, found.squeeze(-1))
+
+
+def _at(call: _Call, index: Tensor) -> Tensor:
+    """(B, M, k, D): the formula at the column of each component, +inf for none, and for no number.
+
+    With the columns gathered, their values vary with i: a sum over one column.
+    """
+    batch, rows, k, _ = index.shape
+    plan = call.plan
+    if call.sizes.columns == 0:
+        values = call.operands[: len(plan.of.used)]
+        rest = operator.rest_of(plan.of.key, call.sizes, plan.how)
+        zero = operator.sums(values, rest)  # it has the graph
+        return torch.where(index < 0, torch.inf, zero[:, :, None])
+    sizes = Sizes(batch, rows * k, 1)
+    parts = []
+    for component, column in enumerate(index.unbind(-1)):
+        key, used, cats = _gathered_key(plan.of.sought, component)
+        chosen = column.clamp(min=0).reshape(batch, rows * k, 1)
+        values = [_chosen(call.tensors[n], c, chosen, k) for n, c in zip(used, cats, strict=True)]
+        found = operator.sums(values, operator.rest_of(key, sizes, plan.how))
+        parts.append(found.view(batch, rows, k))
+    found = torch.stack(parts, -1)
+    return torch.where((index < 0) | found.isnan(), torch.inf, found)
+
+
+@constant_when_compiling
+def _gathered_key(text: str, component: int) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """A component of the formula with j in the place of i: key, variables and their categories."""
+    f = read(text)
+    cats = {v.data[0]: v.data[2] for v in variables(f)} or {0: 2}
+    gathered = substitute(f, {v: var(v.data[0], v.dim, 0) for v in variables(f) if v.data[2] == 1})
+    key, used = keys.make(str(extract(gathered, component, 1)))
+    return key, used, tuple(cats.get(n, 2) for n in used)
+
+
+def _chosen(value: Tensor, cat: int, index: Tensor, k: int) -> Tensor:
+    """The values that go with each (row, rank): (B or 1, M k or 1, dim)."""
+    if cat == 2:
+        return value
+    if cat == 0:
+        return value.repeat_interleave(k, 1)
+    # indexing, since the gradient of a gather adds with atomics on a GPU
+    entry = torch.arange(len(index), device=index.device)[:, None]
+    return value.expand(len(index), -1, -1)[entry, index.squeeze(-1)]

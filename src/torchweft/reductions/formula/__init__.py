@@ -1,0 +1,1 @@
+"""Formulas as graphs of vectors: primitives, derivatives, simplification, parsing."""

@@ -1,0 +1,1 @@
+"""What users write: lazy tensors, Genred, generic functions, linear solves."""

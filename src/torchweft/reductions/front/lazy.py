@@ -1,0 +1,455 @@
+"""LazyTensor: a formula of all pairs (i, j) with its data, computed when it is reduced."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from torchweft.errors import BackendError, DTypeError, ShapeError
+from torchweft.reductions.call.signature import kept
+from torchweft.reductions.front import traced
+from torchweft.reductions.front.pending import Reduced, Solved, direct_result
+from torchweft.reductions.front.reduced import (
+    ACCURACY,
+    KEYWORDS,
+    PLAIN,
+    accuracy,
+    job,
+    require_keywords,
+    turned,
+)
+from torchweft.reductions.front.reducers import Reducers
+from torchweft.reductions.front.text import shown
+from torchweft.reductions.front.traced import Formula
+from torchweft.reductions.front.variables import (
+    NOTHING,
+    REAL,
+    Extent,
+    Variable,
+    agree,
+    components,
+    extent,
+    extent_of,
+    join,
+    places,
+    read,
+    require_strided,
+    symbol,
+)
+
+__all__ = ["LazyTensor", "Pm", "Var", "Vi", "Vj"]
+
+
+class LazyTensor(Reducers):
+    """f(x_i, y_j, p) for all pairs: shape (..., M, N, D), nothing stored but x, y and p.
+
+    Args:
+        x: a float, a list, a tensor of no or one dimension: a parameter.  An integer: a constant.
+            (M, D) with axis 0 or (N, D) with axis 1; (..., M, 1, D), (..., 1, N, D) or
+            (..., 1, 1, D), which vary with i, with j, or with neither; leading dimensions are
+            batches, and broadcast.  (index, dim, category): a symbolic variable, argument number
+            `index` of the callable that a reduction gives.  Complex numbers give a
+            ComplexLazyTensor.
+        axis: of a tensor of two dimensions.
+        is_complex: whether it is to be a ComplexLazyTensor.
+
+    Lazy tensors are values: every operation makes a new one.  Only `ranges` (six arrays, see
+    `Genred`) and `backend` can be assigned; both hold for what is made of it.
+    """
+
+    is_complex = False
+    real_class: ClassVar[type[LazyTensor]]
+    complex_class: ClassVar[type[LazyTensor]]
+
+    _formula: Formula
+    _variables: tuple[Variable, ...]
+    _extent: Extent
+    ranges: Any
+    backend: str | None
+
+    def __new__(cls, x: Any = None, axis: int | None = None, is_complex: bool = False) -> Self:
+        """Complex data gives the complex class."""
+        wanted = cls.complex_class if is_complex or cls._is_complex_data(x) else cls
+        return object.__new__(wanted)  # type: ignore[return-value]
+
+    def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = False) -> None:
+        self._set_variable(self._constant_or_variable(x, axis))
+
+    def _set_variable(self, found: Variable | int) -> None:
+        if isinstance(found, int):
+            self._set(traced.number(found), (), NOTHING)
+        else:
+            self._set(traced.leaf(0, found.dim, found.cat), (found,), extent(found))
+
+    def _set(
+        self,
+        formula: Formula,
+        variables: tuple[Variable, ...],
+        known: Extent,
+        ranges: Any = None,
+        backend: str | None = None,
+    ) -> None:
+        self._formula, self._variables, self._extent = formula, variables, known
+        self.ranges, self.backend = ranges, backend
+
+    # What it is made of
+
+    @classmethod
+    def _is_complex_data(cls, x: Any) -> bool:
+        if isinstance(x, list):
+            return any(isinstance(v, complex) for v in x)
+        return isinstance(x, complex) or (isinstance(x, Tensor) and x.is_complex())
+
+    @classmethod
+    def _tensor(cls, x: Any) -> Any:
+        """The tensor of an array; anything else as it is."""
+        return x
+
+    @classmethod
+    def _target(cls, out: Any) -> Any:
+        """The memory of an `out`, as a tensor of real numbers."""
+        return cls._tensor(out)
+
+    @classmethod
+    def _array(cls, x: Any) -> Any:
+        """What a reduction returns."""
+        return x
+
+    @classmethod
+    def _constant_or_variable(cls, x: Any, axis: int | None) -> Variable | int:
+        x = cls._tensor(x)
+        if isinstance(x, Tensor):
+            return read(x, axis)
+        if isinstance(x, tuple):
+            return symbol(x, axis)
+        if isinstance(x, numbers.Integral):
+            return operator.index(x)
+        if isinstance(x, numbers.Real) or (
+            isinstance(x, list) and all(isinstance(v, numbers.Real) for v in x)
+        ):
+            if axis not in (None, 2):
+                raise ShapeError(
+                    f"x is {x!r} with axis={axis}: numbers are a parameter. Leave out axis, or "
+                    "pass a tensor (M, D)."
+                )
+            found = tuple(float(v) for v in x) if isinstance(x, list) else (float(x),)
+            return Variable(found, None, len(found), 2)
+        raise DTypeError(
+            f"x is a {type(x).__name__}: a lazy tensor is made of a tensor, numbers, a list of "
+            "numbers, or (index, dim, category). Convert it, arrays with torch.from_numpy, or take "
+            "torchweft.reductions.numpy."
+        )
+
+    @classmethod
+    def _of_category(cls, x_or_ind: Any, dim: int | None, cat: int | None) -> LazyTensor:
+        """Var, Vi, Vj, Pm: symbolic with `dim`, else of data with batch dimensions in front."""
+        if dim is not None:
+            return cls((x_or_ind, dim, cat))
+        data = cls._tensor(x_or_ind)
+        if not isinstance(data, Tensor) or cat is None or data.is_complex():
+            return cls(x_or_ind, axis=cat)
+        require_strided(data)
+        data = data.reshape(1) if data.dim() == 0 and cat == 2 else data
+        formula, dim, known = _leaf(cat, data.shape, data.dtype, data.device)
+        made = object.__new__(cls)
+        made._set(formula, (Variable(data, None, dim, cat),), known)
+        return made
+
+    def _wrap(self, value: Any) -> LazyTensor:
+        if isinstance(value, LazyTensor):
+            return value
+        if isinstance(value, Reduced):
+            raise ShapeError(
+                "an operand is a reduction that was not called: it has no pairs any more. Call it "
+                "with its arguments, and make a lazy tensor of the result."
+            )
+        return self.real_class(value)
+
+    # What it is
+
+    @property
+    def ndim(self) -> int:
+        """How many components a pair has."""
+        return traced.dimension(self._formula)
+
+    @property
+    def _components(self) -> int:
+        return self.ndim
+
+    @property
+    def _full_shape(self) -> tuple[int, ...]:
+        known = self._extent
+        rows = 1 if known.rows is None else known.rows
+        columns = 1 if known.columns is None else known.columns
+        return (*known.batch, rows, columns, self._components)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., M, N, D), or (..., M, N) for one component; 1 where nothing tells."""
+        full = self._full_shape
+        return full[:-1] if full[-1] == 1 else full
+
+    def dim(self) -> int:
+        """How many dimensions there are: of the batch, i, j, components, these also if one."""
+        return len(self._extent.batch) + 3
+
+    @property
+    def nbatchdims(self) -> int:
+        """How many batch dimensions there are."""
+        return len(self._extent.batch)
+
+    @property
+    def dtype(self) -> str | None:
+        """The name of the dtype; None while only numbers and symbolic variables are known."""
+        return None if self._extent.dtype is None else REAL[self._extent.dtype]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({shown(self._formula)}, shape={self.shape})"
+
+    def __bool__(self) -> bool:
+        raise ShapeError(
+            f"a lazy tensor of shape {self.shape} is asked if it is true: it has a value for each "
+            "pair. Compare its reductions, or use ifelse."
+        )
+
+    # Operations
+
+    def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
+        variables, known = self._variables, self._extent
+        ranges, backend = self.ranges, self.backend
+        formulas: tuple[Formula, ...] = (self._formula,)
+        moves: tuple[Any, ...] = ((),)
+        operands = [o if isinstance(o, LazyTensor) else self._wrap(o) for o in others]
+        for other in operands:
+            variables, renumbering = join(variables, other._variables)
+            formulas, moves = (*formulas, other._formula), (*moves, renumbering)
+            known = agree(known, other._extent, _joined, name, self, other)
+            if ranges is not other.ranges:
+                ranges = _same_ranges(name, ranges, other.ranges)
+            if backend != other.backend:
+                backend = _same_backend(name, backend, other.backend)
+        try:
+            formula = traced.applied(name, formulas, moves, data)
+        except ShapeError as error:
+            shapes = " and ".join(str(operand.shape) for operand in (self, *operands))
+            raise type(error)(f"{name} of {shapes}: {error}") from None
+        made = object.__new__(self._class_of(name))
+        made._set(formula, variables, known, ranges, backend)
+        return made
+
+    def _class_of(self, name: str) -> type[LazyTensor]:
+        """Of the result of an operation."""
+        return self.complex_class if name in _TO_COMPLEX else self.real_class
+
+    def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
+        other = other if isinstance(other, LazyTensor) else self._wrap(other)
+        if other.is_complex:
+            return other._arithmetic(sign, self, not reflected)
+        return other._apply(sign, self) if reflected else self._apply(sign, other)
+
+    def _without(self, v: LazyTensor) -> Self:
+        """Without the symbolic variable v, which the formula lost."""
+        lost = {known.place for known in v._variables} - {None}
+        kept = [k for k, known in enumerate(self._variables) if known.place not in lost]
+        moves = tuple((k, m, *self._variables[k][2:]) for m, k in enumerate(kept) if m != k)
+        made = object.__new__(type(self))
+        variables = tuple(self._variables[k] for k in kept)
+        formula = traced.renumbered(self._formula, moves)
+        made._set(formula, variables, self._extent, self.ranges, self.backend)
+        return made
+
+    def t(self) -> Self:
+        """The same pairs with i and j exchanged."""
+        known = self._extent
+        made = object.__new__(type(self))
+        made._set(
+            traced.swapped(self._formula),
+            tuple(v if v.cat == 2 else v._replace(cat=1 - v.cat) for v in self._variables),
+            known._replace(rows=known.columns, columns=known.rows),
+            turned(self.ranges),
+            self.backend,
+        )
+        return made
+
+    @property
+    def T(self) -> Self:  # noqa: N802  # numpy's name
+        """`t()`."""
+        return self.t()
+
+    # Reductions
+
+    def reduction(
+        self,
+        reduction_op: str,
+        other: Any = None,
+        opt_arg: Any = None,
+        axis: int | None = None,
+        dim: int | None = None,
+        call: bool = True,
+        **options: Any,
+    ) -> Any:
+        """The reduction of Genred's name, with a weight and an argument."""
+        batch = len(self._extent.batch)
+        axis, dim = (dim, None) if axis is None else (axis, dim)
+        if axis is None or axis not in (batch, batch + 1) or dim not in (None, axis):
+            both = f"axis {axis}" if dim is None else f"axis {axis} and dim {dim}"
+            raise ShapeError(
+                f"{reduction_op} is asked for {both} of a lazy tensor of shape {self.shape}: "
+                f"it must be {batch} (over i) or {batch + 1} (over j). "
+                "Pass axis or dim."
+            )
+        variables, known, weight = self._variables, self._extent, None
+        ranges, backend = self.ranges, self.backend
+        if other is not None:
+            other = self._wrap(other)
+            variables, renumbering = join(variables, other._variables)
+            weight = traced.renumbered(other._formula, renumbering)
+            known = agree(known, other._extent, _joined, reduction_op, self, other)
+            ranges = _same_ranges(reduction_op, ranges, other.ranges)
+            backend = _same_backend(reduction_op, backend, other.backend)
+        asked = reduction_op, self._formula, weight, opt_arg, axis - batch
+        if call and ranges is None and not options:
+            found = direct_result(asked, variables, known, backend)
+            if found is not None:
+                return self._finished(found)
+        require_keywords(reduction_op, options, (*ACCURACY, *KEYWORDS))
+        given = {key: options.pop(key) for key in ACCURACY if key in options} if options else {}
+        exact = accuracy(**given) if given else PLAIN
+        options = {"ranges": ranges, "backend": backend} | options
+        what = job(*asked, exact)
+        reduced = Reduced(what, variables, known, options, self)
+        return reduced if not call or reduced.places else reduced()
+
+    def _finished(self, result: Any) -> Any:
+        """What the caller gets of a result."""
+        if isinstance(result, Tensor):
+            return self._array(result)
+        return tuple(self._array(r) for r in result)
+
+    def __matmul__(self, v: Any, **options: Any) -> Any:
+        """Σ_j K_ij v_j, for K of one component and v (N,) or (..., N, E)."""
+        if self._components != 1:
+            raise ShapeError(
+                f"K @ v is asked of a lazy tensor of shape {self.shape}: K must have one "
+                "component. Take one with elem, or reduce the components with sum(-1)."
+            )
+        data = self._tensor(v)
+        vector = data.dim() == 1
+        product = self * self._of_category(data[:, None] if vector else data, None, 1)
+        result = product.sum(product.dim() - 2, **options)
+        return result[..., 0] if vector else result
+
+    def solve(
+        self,
+        other: Any,
+        var: LazyTensor | None = None,
+        call: bool = True,
+        alpha: Any = 1e-10,
+        eps: float = 1e-6,
+        **options: Any,
+    ) -> Any:
+        """a with (α + K) a = other, by conjugate gradients; see `KernelSolve`.
+
+        Args:
+            other: a tensor (M, E), or a lazy tensor that is one variable.
+            var: the symbolic variable that self is linear in; without it K a is Σ self · a.
+            call: False gives a callable of the symbolic variables.
+            alpha: added to the diagonal.
+            eps: ends where the residual is eps of the norm of other.
+            options: those of `Genred`, its call and `KernelSolve`.
+        """
+        rhs = self._wrap_rhs(other)
+        axis = 1 - rhs.cat
+        if var is None:
+            place = places(self._variables) if rhs.place is None else rhs.place
+            var = self.real_class((place, rhs.dim, axis))
+            linear = self * var
+        else:
+            linear = self
+        unknown = var._variables[0]
+        options = {
+            "ranges": self.ranges,
+            "backend": self.backend,
+            "alpha": alpha,
+            "eps": eps,
+        } | options
+        solved = Solved(linear, unknown, rhs, axis, options)
+        return solved() if call and not solved.places else solved
+
+    def _wrap_rhs(self, other: Any) -> Variable:
+        lazy = other if isinstance(other, LazyTensor) else self._of_category(other, None, 0)
+        if len(lazy._variables) != 1 or lazy._variables[0].cat == 2:
+            raise ShapeError(
+                f"solve is given {other!r}: the right-hand side is one variable of i or of j. Pass "
+                "a tensor (M, E), Vi(b) or Vj(b)."
+            )
+        return lazy._variables[0]
+
+    def matvec(self, v: Any) -> Any:
+        """K @ v, for scipy."""
+        return self @ v
+
+    def rmatvec(self, v: Any) -> Any:
+        """K.T @ v, for scipy."""
+        return self.T @ v
+
+
+@kept
+def _leaf(
+    cat: int, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> tuple[Formula, int, Extent]:
+    """Formula, dimension and extent of a tensor of the category."""
+    dim = components(cat, shape, dtype)
+    return traced.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
+
+
+def _joined(name: str, a: LazyTensor, b: LazyTensor) -> str:
+    return f"{name} joins lazy tensors of shapes {a.shape} and {b.shape}"
+
+
+def _same_ranges(name: str, a: Any, b: Any) -> Any:
+    if a is None or b is None or a is b:
+        return b if a is None else a
+    pairs = zip(getattr(a, "ranges", a), getattr(b, "ranges", b), strict=True)
+    if not all(x is y or (x.shape == y.shape and bool((x == y).all())) for x, y in pairs):
+        raise ShapeError(
+            f"{name} joins lazy tensors with different ranges: a formula has one mask. Assign the "
+            "same ranges to both, or to the result alone."
+        )
+    return a
+
+
+def _same_backend(name: str, a: str | None, b: str | None) -> str | None:
+    if a is None or b is None or a == b:
+        return b if a is None else a
+    raise BackendError(
+        f"{name} joins lazy tensors with the backends {a!r} and {b!r}: a formula has one. Assign "
+        "the same to both, or to the result alone."
+    )
+
+
+def Var(x_or_ind: Any, dim: int | None = None, cat: int | None = None) -> LazyTensor:  # noqa: N802
+    """Data of a category 0 (i), 1 (j) or 2, or with `dim` the symbolic variable of that index."""
+    return LazyTensor._of_category(x_or_ind, dim, cat)
+
+
+def Vi(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
+    """Data (..., M, D) that varies with i, or with `dim` the symbolic variable of that index."""
+    return Var(x_or_ind, dim, 0)
+
+
+def Vj(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
+    """Data (..., N, D) that varies with j, or with `dim` the symbolic variable of that index."""
+    return Var(x_or_ind, dim, 1)
+
+
+def Pm(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
+    """A parameter (..., D), or with `dim` the symbolic variable of that index."""
+    return Var(x_or_ind, dim, 2)
+
+
+_TO_COMPLEX = ("Real2Complex", "Imag2Complex", "ComplexExp1j")

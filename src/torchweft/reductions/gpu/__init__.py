@@ -1,0 +1,1 @@
+"""Reductions as Triton kernels: tiles, printed loops, Gaussians on tensor cores, neighbours."""

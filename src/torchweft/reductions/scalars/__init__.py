@@ -1,0 +1,1 @@
+"""Formulas lowered to scalars: components, inner sums, exponents, printed lines."""

@@ -1,0 +1,1 @@
+"""Optimal transport: Sinkhorn iterations, softmin, multiscale, losses."""

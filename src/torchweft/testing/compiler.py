@@ -1,0 +1,164 @@
+"""Compile Triton kernels for GPUs that are not here, and judge the machine code.
+
+    stats = statistics(compile_for(build, "sm_90"), "sm_90")
+    assert not faults(build, "sm_90", stats) + growth(stats, snapshot)
+
+One `Build` is one specialisation of a kernel: 0.04 to 0.8 s for the cubin (NVIDIA) or the hsaco
+(AMD), without GPU or driver.  Keep the statistics in a JSON snapshot, so that growth is an
+explicit change.  The compiler cannot tell speed, occupancy, or whether grid and strides are right.
+Not in a process with TRITON_INTERPRET=1: interpreter and compiler cannot share one.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import pathlib
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from torchweft.errors import BackendError
+
+__all__ = ["SHARED_LIMIT", "TARGETS", "Build", "compile_for", "faults", "growth", "statistics"]
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),  # compiled as sm_90a
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+"""The GPUs that every kernel is compiled for."""
+
+SHARED_LIMIT = {"sm_80": 166_912, "sm_90": 232_448, "gfx942": 65_536}
+"""Bytes of shared memory that one block may use; the compiler does not check it."""
+
+GROWTH_LIMIT = 1.10
+WATCHED = ("registers", "shared", "code")
+BINARIES = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+OPCODE = re.compile(r"^\s+(?:/\*[0-9a-f]+\*/)?\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9]+)", re.M)
+WIDE_LOAD = re.compile(r"(?:LDG\.E|LDGSTS)[.\w]*\.128")
+
+
+@dataclass(frozen=True)
+class Build:
+    """One specialisation of a kernel, and what its machine code must show.
+
+    Args:
+        kernel: the jitted function.
+        types: of its run-time arguments: "*bf16" a pointer, "i32", "fp32", ...
+        constants: its constexpr arguments.
+        options: num_warps, num_stages, ...
+        multiples_of_16: integer arguments known to be; pointers always are.
+        tensor_cores: whether its dots must become tensor-core instructions.
+        wide_loads: whether it must move 128 bits at a time (NVIDIA).
+        spills: loads and stores of registers that are known to be outside of its loops.
+    """
+
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    multiples_of_16: tuple[str, ...] = ()
+    tensor_cores: bool = False
+    wide_loads: bool = False
+    spills: int = 0
+
+
+def compile_for(build: Build, target: str) -> Any:
+    """The compiled kernel; raises what the compiler or the assembler raises."""
+    if triton.knobs.runtime.interpret:
+        raise BackendError(
+            "this process has TRITON_INTERPRET=1, the compiler needs one without: "
+            "compile kernels in a process of their own."
+        )
+    names = build.kernel.arg_names
+    types = {name: build.types.get(name, "constexpr") for name in names}
+    aligned = {name for name, kind in build.types.items() if kind.startswith("*")}
+    aligned.update(build.multiples_of_16)
+    attributes = {
+        (i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in aligned
+    }
+    make = GluonASTSource if build.kernel.is_gluon() else ASTSource
+    source = make(build.kernel, types, build.constants, attributes)
+    with contextlib.redirect_stdout(io.StringIO()):  # a failed assembly prints all of its PTX
+        return triton.compile(source, target=TARGETS[target], options=build.options)
+
+
+def statistics(compiled: Any, target: str) -> dict[str, int]:
+    """Counts from the machine code: registers, spills, shared bytes, instructions of interest."""
+    count = _count_nvidia if target.startswith("sm_") else _count_amd
+    return {"shared": int(compiled.metadata.shared), **count(compiled)}
+
+
+def faults(build: Build, target: str, stats: dict[str, int]) -> list[str]:
+    """The gates that a compiled build fails, in words; empty if none."""
+    found = []
+    if stats["shared"] > SHARED_LIMIT[target]:
+        found.append(f"shared memory {stats['shared']} > {SHARED_LIMIT[target]} bytes")
+    if stats["spills"] > build.spills:
+        found.append(f"{stats['spills']} register spills")
+    if build.tensor_cores and not stats["tensor_cores"]:
+        found.append("no tensor-core instruction")
+    if build.wide_loads and not stats["wide_loads"] and target.startswith("sm_"):
+        found.append("no 128-bit load")
+    return found
+
+
+def growth(stats: dict[str, int], snapshot: dict[str, int]) -> list[str]:
+    """What grew by more than 10 % since the snapshot, in words; empty if nothing."""
+    return [
+        f"{key} grew from {snapshot[key]} to {stats[key]}"
+        for key in WATCHED
+        if stats[key] > GROWTH_LIMIT * snapshot[key]
+    ]
+
+
+def _run(tool: str, *arguments: str) -> str:
+    command = [str(BINARIES / tool), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout + result.stderr
+
+
+def _count_nvidia(compiled: Any) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = _run("cuobjdump", "-res-usage", file.name)
+        code = _run("nvdisasm", "-c", file.name)
+    count = collections.Counter(OPCODE.findall(code))
+    registers = re.search(r"REG:(\d+)", usage)
+    if registers is None or not count:
+        raise RuntimeError(f"cannot read the cubin: {usage[-200:]} {code[-200:]}")
+    return {
+        "registers": int(registers[1]),
+        "spills": count["LDL"] + count["STL"],
+        "tensor_cores": count["HGMMA"] + count["HMMA"] + count["DMMA"],
+        "wide_loads": len(WIDE_LOAD.findall(code)) + count["UTMALDG"],
+        "code": sum(count.values()),
+    }
+
+
+def _count_amd(compiled: Any) -> dict[str, int]:
+    code = compiled.asm["amdgcn"]
+
+    def metadata(key: str) -> int:
+        found = re.search(rf"\.{key}\s*:?\s+(\d+)", code)
+        if found is None:
+            raise RuntimeError(f"no .{key} in the assembly of {compiled.metadata.name}")
+        return int(found[1])
+
+    return {
+        "registers": metadata("vgpr_count"),
+        "spills": metadata("vgpr_spill_count"),
+        "tensor_cores": code.count("v_mfma"),
+        "wide_loads": code.count("load_dwordx4") + code.count("load_b128"),
+        "code": code.count("\n"),
+    }

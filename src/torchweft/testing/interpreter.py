@@ -1,0 +1,206 @@
+"""Make Triton's CPU interpreter tell the truth: call `install()` before the first kernel runs.
+
+With TRITON_INTERPRET=1 in the environment before the first import of triton (by torch too),
+kernels run on the CPU.  Without the repairs below, Triton 3.6 to 3.9 keeps bf16 as uint16 and
+*adds the bit patterns as integers*, truncates fp32 → bf16 instead of rounding, sums bf16 tiles as
+integers, refuses bf16 atomics, needs a GPU driver for an autotuned kernel, and (3.6 with numpy
+2.4) refuses loop bounds that were loaded.
+
+Not repaired, so kernels must not use them: libdevice and inline assembly.  Not modelled: the
+least sizes of dots, shared memory, registers (`torchweft.testing.compiler` checks these), TF32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.runtime import autotuner, interpreter
+
+__all__ = ["install"]
+
+Handle: Any = interpreter.TensorHandle
+Builder: Any = interpreter.InterpreterBuilder
+
+FLOAT_METHODS = {
+    "binary_op": 2,
+    "unary_op": 1,
+    "create_fma": 3,
+    "create_fabs": 1,
+    "create_erf": 1,
+    "create_rsqrt": 1,
+    "create_clampf": 3,
+}
+"""Methods of the builder that compute on floats, and how many of their arguments are operands."""
+
+
+def install() -> None:
+    """Repair the interpreter of this process; a second call does nothing."""
+    if getattr(Builder, "_torchweft_repaired", False):
+        return
+    Builder._torchweft_repaired = True
+    _repair_arithmetic()
+    _repair_dot()
+    _repair_reductions()
+    _repair_casts()
+    _repair_atomics()
+    _repair_autotune()
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7):
+        _repair_range()
+
+
+def _bits_to_float(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _float_to_bits(values: Any) -> np.ndarray:
+    """float32 → bf16 bits: round to nearest, ties to even; NaN stays NaN."""
+    values = np.asarray(values, dtype=np.float32)
+    bits = values.view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def _is_bf16(handle: Any) -> bool:
+    return isinstance(handle, Handle) and handle.dtype.scalar == tl.bfloat16
+
+
+def _widen(handle: Any) -> Any:
+    return Handle(_bits_to_float(handle.data), tl.float32) if _is_bf16(handle) else handle
+
+
+def _round(handle: Any) -> Any:
+    """Back to bf16; what a comparison gave stays boolean."""
+    is_float = handle.data.dtype.kind == "f"
+    return Handle(_float_to_bits(handle.data), tl.bfloat16) if is_float else handle
+
+
+def _repair_arithmetic() -> None:
+    def through_fp32(method: Callable[..., Any], operands: int) -> Callable[..., Any]:
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not any(_is_bf16(a) for a in args[:operands]):
+                return method(self, *args, **kwargs)
+            wide = [_widen(a) for a in args[:operands]]
+            return _round(method(self, *wide, *args[operands:], **kwargs))
+
+        return wrapped
+
+    for name, operands in FLOAT_METHODS.items():
+        setattr(Builder, name, through_fp32(getattr(Builder, name), operands))
+
+
+def _repair_dot() -> None:
+    plain = Builder.create_dot
+
+    def dot(self: Any, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
+        out = plain(self, _widen(a), _widen(b), _widen(acc), *rest)
+        return _round(out) if _is_bf16(acc) else out
+
+    Builder.create_dot = dot
+
+
+def _repair_reductions() -> None:
+    """tl.sum, tl.reduce and the scans: widen bf16 operands, run, round the results."""
+    plain = interpreter.ReduceScanOpInterface.apply
+
+    def apply(self: Any, operands: Any) -> Any:
+        if not isinstance(operands, tuple):
+            return self.apply((operands,))[0]
+        narrow = [operand.dtype.scalar == tl.bfloat16 for operand in operands]
+        widened = tuple(
+            self.to_tensor(_bits_to_float(operand.handle.data), tl.float32) if is_bf16 else operand
+            for operand, is_bf16 in zip(operands, narrow, strict=True)
+        )
+        return tuple(
+            self.to_tensor(_float_to_bits(result.handle.data.reshape(result.shape)), tl.bfloat16)
+            if is_bf16 and result.dtype.scalar == tl.float32
+            else result
+            for result, is_bf16 in zip(plain(self, widened), narrow, strict=False)
+        )
+
+    interpreter.ReduceScanOpInterface.apply = apply
+
+
+def _repair_casts() -> None:
+    plain_cast, plain_fp_to_fp = Builder.cast_impl, Builder.create_fp_to_fp
+
+    def constant(self: Any, value: float) -> Any:
+        return Handle(_float_to_bits([value]), tl.bfloat16)
+
+    def cast(self: Any, src: Any, dst_type: Any) -> Any:
+        source, target = src.dtype.scalar, dst_type.scalar
+        if source == target:
+            return plain_cast(self, src, dst_type)
+        if target == tl.bfloat16:
+            return Handle(_float_to_bits(src.data), tl.bfloat16)
+        if source == tl.bfloat16:
+            return _widen(src) if target == tl.float32 else plain_cast(self, _widen(src), dst_type)
+        return plain_cast(self, src, dst_type)
+
+    def fp_to_fp(self: Any, src: Any, dst_type: Any, rounding: Any) -> Any:
+        if tl.bfloat16 in (src.dtype.scalar, dst_type.scalar):
+            return cast(self, src, dst_type)
+        return plain_fp_to_fp(self, src, dst_type, rounding)
+
+    Builder.get_bf16, Builder.cast_impl, Builder.create_fp_to_fp = constant, cast, fp_to_fp
+
+
+def _repair_atomics() -> None:
+    plain = Builder.create_atomic_rmw
+    combine = {"ADD": np.add, "MAX": np.maximum, "MIN": np.minimum}
+
+    def rmw(self: Any, op: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        if not _is_bf16(value):
+            return plain(self, op, ptr, value, mask, *rest)
+        apply = next(f for key, f in combine.items() if key in str(op))
+        arrays = np.broadcast_arrays(ptr.data, _widen(value).data, mask.data)
+        pointers, values, active = (np.atleast_1d(a) for a in arrays)
+        previous = np.zeros(pointers.shape, np.uint16)
+        for i in np.ndindex(pointers.shape):  # programs run one after the other: no lock needed
+            if active[i]:
+                previous[i] = _update_cell(pointers[i], apply, values[i])
+        return Handle(previous, tl.bfloat16)
+
+    Builder.create_atomic_rmw = rmw
+
+
+def _update_cell(pointer: np.ndarray, apply: np.ufunc, value: Any) -> Any:
+    """Replace the bf16 in memory by `apply(it, value)`; returns the old bits."""
+    memory: Any = interpreter._interpreter
+    cell, active = pointer.reshape(1), np.ones(1, bool)
+    old = memory.load(cell, active, np.zeros(1, np.uint16), np.dtype(np.uint16))
+    memory.store(cell, _float_to_bits(apply(_bits_to_float(old), value)), active)
+    return old[0]
+
+
+def _repair_autotune() -> None:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Without a driver there is nothing to time: the first config that pruning leaves."""
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        config = self.best_config = self.prune_configs(kwargs)[0]
+        if config.pre_hook is not None:
+            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+        try:
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        finally:
+            self.nargs = None
+
+    autotuner.Autotuner.run = run
+
+
+def _repair_range() -> None:
+    """`range(lo, hi)` with bounds that were loaded: a tensor of one element is an integer."""
+    module: Any = interpreter
+    plain = module._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        plain(tensor, scope)
+        for name in ("__index__", "__int__"):
+            scope.set_attr(
+                tensor, name, lambda self: int(np.asarray(self.handle.data).reshape(-1)[0])
+            )
+
+    module._patch_lang_tensor = patch

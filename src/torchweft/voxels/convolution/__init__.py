@@ -1,0 +1,1 @@
+"""Sparse convolution: functions, operator, kernels, launch, the CPU."""

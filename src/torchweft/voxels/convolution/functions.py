@@ -1,0 +1,289 @@
+"""Sparse convolutions as functions: checked, their map found or built, then computed.
+
+    out[o] = bias + Σ_k x[in(o, k)] @ weight[k]
+
+Which input voxel in(o, k) meets output voxel o at offset k is torch's geometry (geometry.py), so
+that values equal torch.nn.functional.conv{d}d, or conv_transpose{d}d, of `dense()` on the output's
+voxels.  K is row-major over the kernel's axes; cross-correlation, as in torch.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchweft.core.backend import choose
+from torchweft.core.operators.call_cache import Settled, kinds
+from torchweft.core.operators.operands import check_tensors, same_kind
+from torchweft.core.operators.operator import constant_when_compiling
+from torchweft.errors import BackendError, DTypeError, ShapeError
+from torchweft.voxels.convolution.convolution import compile_before, convolution
+from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue, check
+from torchweft.voxels.grid.geometry import Geometry, Size, geometry
+from torchweft.voxels.maps.kernel_map import KernelMap, mode_of
+from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
+
+__all__ = ["conv_of_geometry", "sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
+
+PRECISIONS = ("ieee", "tf32", "tf32x3")
+
+
+def sparse_conv(
+    tensor: SparseTensor,
+    weight: Tensor,
+    kernel_size: Size,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    dilation: Size = 1,
+    padding: Size = 0,
+    transposed: bool = False,
+    submanifold: bool = True,
+    *,
+    groups: int = 1,
+    indice_key: str | None = None,
+    precision: str = "ieee",
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    backend: str | None = None,
+) -> SparseTensor:
+    """out[o] = bias + Σ_k x[in(o, k)] @ weight[k] in 1 to 4 dimensions.
+
+    Then act(out · scale + shift + residual): a folded norm, a skip connection and an activation.
+    Without gradients, as in inference, they are part of the convolution's own pass and share its
+    one rounding; where gradients are recorded each is a step of its own.
+
+    Args:
+        tensor: the voxels and their (N, C_in) features.
+        weight: (K, C_in / groups, C_out), K row-major over the kernel's axes.
+        kernel_size: one number for all axes, or one for each.
+        bias: (C_out,), added to the output's voxels alone.
+        stride: 1 in a submanifold layer.
+        dilation: distance of neighbouring kernel places.
+        padding: as in torch; a submanifold kernel is centred whatever it is.
+        transposed: torch's transposed convolution; outputs are all voxels that a pair reaches.
+        submanifold: outputs are the input's voxels, in their order; else all that a pair reaches,
+            ascending.
+        groups: channels fall into so many groups that do not mix.
+        indice_key: names the map, for layers of the same geometry and for an inverse layer.
+        precision: of float32 products: "ieee", "tf32" (mantissas of 10 bits), "tf32x3".
+        scale: (C_out,).
+        shift: (C_out,).
+        residual: (N_out, C_out), features on the output's voxels.
+        activation: "relu", "silu" or "gelu".
+        backend: None chooses.
+
+    Returns:
+        The output's voxels with (N_out, C_out) features in the input's dtype.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: arguments that do not fit each other; an indice_key
+            that names another map; a voxel that occurs twice.
+        IndexRangeError: negative coordinates without a spatial_shape in a strided layer.
+
+    Error: one rounding of sums in float32 (float64).  Gradients of any order; the same bits at
+    every call, and whatever the order of the rows.  Cost: 2 L C_in C_out / groups operations for L
+    pairs of voxels; the map is built once and kept.
+    """
+    check_sparse(tensor)
+    shape = geometry(
+        tensor.dim, kernel_size, stride, padding, dilation, mode=mode_of(submanifold, transposed)
+    )
+    after = Epilogue(scale, shift, residual, activation)
+    return conv_of_geometry(
+        tensor, weight, bias, shape, groups, indice_key, precision, after, backend
+    )
+
+
+def conv_of_geometry(
+    tensor: SparseTensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: Geometry,
+    groups: int,
+    indice_key: str | None,
+    precision: str,
+    after: Epilogue = PLAIN,
+    backend: str | None = None,
+) -> SparseTensor:
+    """`sparse_conv` of a tensor of the geometry's axes, which are not read again at every call."""
+    operands = _operands(tensor, weight, bias, after, shape.num_offsets, groups, precision)
+    serving = _serving(backend, tensor.feats.device.type)
+    if shape not in tensor.coordinates.tables and serving == "triton":
+        compile_before(*operands, tensor.coordinates, shape, groups, precision)
+    found = tensor.maps.get(tensor.coordinates, shape, indice_key)
+    return _convolved(tensor, operands, found, groups, precision, serving)
+
+
+def sparse_inverse_conv(
+    tensor: SparseTensor,
+    weight: Tensor,
+    indice_key: str,
+    bias: Tensor | None = None,
+    *,
+    groups: int = 1,
+    precision: str = "ieee",
+    backend: str | None = None,
+) -> SparseTensor:
+    """out[q] = bias + Σ_k x[o(q, k)] @ weight[k] by the pairs of an earlier layer, swapped.
+
+    The output has the voxels that the layer named `indice_key` read, in their order.
+
+    Args:
+        tensor: on the voxels that the named layer wrote.
+        weight: (K, C_in / groups, C_out), K offsets of the named layer.
+        indice_key: of the layer to undo.
+        bias: (C_out,).
+        groups: see sparse_conv, and for the rest.
+        precision: of float32 products.
+        backend: None chooses.
+
+    Raises:
+        ShapeError: no layer has the name, or it wrote other voxels.
+    """
+    check_sparse(tensor)
+    named = tensor.maps.named(indice_key)
+    if named.outputs is not tensor.coordinates:
+        raise ShapeError(
+            f"indice_key={indice_key!r} names a map onto {len(named.outputs)} voxels, the tensor "
+            f"has {len(tensor)} others: an inverse layer reads what the named layer wrote. Give "
+            "it a tensor of that level."
+        )
+    operands = _operands(tensor, weight, bias, PLAIN, named.geometry.num_offsets, groups, precision)
+    serving = _serving(backend, tensor.feats.device.type)
+    return _convolved(tensor, operands, named.transpose(), groups, precision, serving)
+
+
+def sparse_conv3d(
+    tensor: SparseTensor,
+    weight: Tensor,
+    kernel_size: Size,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    dilation: Size = 1,
+    padding: Size = 0,
+    transposed: bool = False,
+    submanifold: bool = True,
+) -> SparseTensor:
+    """`sparse_conv` in three dimensions; it says more.
+
+    Raises:
+        ShapeError: a tensor that has not three axes.
+    """
+    check_sparse(tensor)
+    if tensor.dim != 3:
+        raise ShapeError(
+            f"sparse_conv3d was given coordinates of {tensor.dim} axes: it needs 3. "
+            "Use sparse_conv, which takes 1 to 4."
+        )
+    return sparse_conv(
+        tensor, weight, kernel_size, bias, stride, dilation, padding, transposed, submanifold
+    )
+
+
+Operands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
+"""Features, weight, bias, and what follows, all of one kind."""
+
+
+_settled: Settled[bool] = Settled()
+"""Calls that were checked, by the kinds of their tensors but the number of rows."""
+
+
+def _operands(
+    tensor: SparseTensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    after: Epilogue,
+    offsets: int,
+    groups: int,
+    precision: str,
+) -> Operands:
+    """What a layer computes with, all of it checked."""
+    if precision not in PRECISIONS:
+        raise DTypeError(
+            f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
+            'Pass "ieee" for exact float32 products.'
+        )
+    known = None
+    if after == PLAIN:
+        found = kinds((tensor.feats, weight) if bias is None else (tensor.feats, weight, bias))
+        if found is not None:
+            rows, *kind = found
+            known = (rows[1:], *kind, offsets, groups, precision)
+            if known in _settled:
+                return tensor.feats, weight, bias, PLAIN
+    _check_weight(tensor, weight, bias, offsets, groups)
+    operands = _of_one_kind(tensor, weight, bias, after)
+    if known is not None:
+        _settled.keep(known, True)
+    return operands
+
+
+def _of_one_kind(
+    tensor: SparseTensor, weight: Tensor, bias: Tensor | None, after: Epilogue
+) -> Operands:
+    tensors = {"bias": bias, **after._asdict()}
+    names = [name for name in ("bias", "scale", "shift", "residual") if tensors[name] is not None]
+    given = {name: tensors[name] for name in names}
+    feats, weight, *rest = same_kind(feats=tensor.feats, weight=weight, **given)
+    given = dict(zip(names, rest, strict=True))
+    bias = given.pop("bias", None)
+    return feats, weight, bias, after._replace(**given)
+
+
+def _convolved(
+    tensor: SparseTensor,
+    operands: Operands,
+    kernel_map: KernelMap,
+    groups: int,
+    precision: str,
+    backend: str,
+) -> SparseTensor:
+    _, weight, _, after = operands
+    check(after, len(kernel_map.outputs), weight.shape[2])
+    result = convolution(*operands, kernel_map, groups, precision, backend)
+    return SparseTensor.on(result, kernel_map.outputs, tensor.maps)
+
+
+@constant_when_compiling
+def _serving(backend: str | None, device: str) -> str:
+    """The backend of a call; numba does not serve voxels."""
+    if backend == "numba":
+        raise BackendError(
+            "backend='numba' was asked for: convolutions on the CPU are matrix products, which "
+            "torch's library computes. Pass backend='torch', or None to let torchweft choose."
+        )
+    return choose("torch" if backend is None and device != "cuda" else backend, device)
+
+
+def _check_weight(
+    tensor: SparseTensor, weight: Tensor, bias: Tensor | None, offsets: int, groups: int
+) -> None:
+    check_tensors(weight=weight, **({} if bias is None else {"bias": bias}))
+    channels = tensor.feats.shape[1]
+    if groups < 1 or channels % groups:
+        raise ShapeError(
+            f"groups is {groups} but feats has C_in = {channels}: it must divide C_in. "
+            "Pass groups=1, or another number of channels."
+        )
+    if not channels:
+        raise ShapeError(
+            "feats has no channels: a convolution needs one or more. Pass feats (N, C_in)."
+        )
+    needed = f"({offsets}, {channels // groups}, C_out)"
+    if weight.dim() != 3 or tuple(weight.shape[:2]) != (offsets, channels // groups):
+        raise ShapeError(
+            f"weight is {tuple(weight.shape)} but feats has C_in = {channels}, the kernel "
+            f"{offsets} offsets and groups is {groups}: weight must be {needed}. Build it so; "
+            "torch's (C_out, C_in, k…) becomes it by weight.flatten(2).permute(2, 1, 0)."
+        )
+    if weight.shape[2] % groups:
+        raise ShapeError(
+            f"weight has C_out = {weight.shape[2]} but groups is {groups}: groups must divide "
+            "C_out. Pass groups=1, or another number of output channels."
+        )
+    if bias is not None and tuple(bias.shape) != (weight.shape[2],):
+        raise ShapeError(
+            f"bias is {tuple(bias.shape)} but weight has C_out = {weight.shape[2]}: bias must be "
+            f"({weight.shape[2]},). Pass one number a channel, or None."
+        )

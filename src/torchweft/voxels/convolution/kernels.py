@@ -1,0 +1,382 @@
+"""Triton kernels of sparse convolution, over what `preparation_kernels` have laid out.
+
+    y[o] = Σ_k x[sources[k,o]] w[k]          dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
+
+Rows are counted in int64 where K N or N C may pass 2^31 (WIDE).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from torchweft.voxels.grid.constants import (
+    HALF,
+    PANEL,
+    UNIT,
+    count_bits,
+    lowest_bit,
+    pairs_before,
+    share_size,
+)
+
+__all__ = [
+    "convolve_kernel",
+    "depthwise_gradient_kernel",
+    "depthwise_kernel",
+    "fold_kernel",
+    "reduce_kernel",
+    "weight_gradient_kernel",
+]
+
+
+@triton.jit
+def _word_of(halves_ptr, tile, word, WORDS: tl.constexpr, PARTS: tl.constexpr):
+    """The offsets that a tile of PARTS halves needs, of 32, as the bits of an int64."""
+    mask = tl.load(halves_ptr + tile * PARTS * WORDS + word)
+    if PARTS == 2:
+        mask |= tl.load(halves_ptr + (tile * PARTS + 1) * WORDS + word)
+    return mask.to(tl.int64) & 0xFFFFFFFF
+
+
+@triton.jit
+def _tile_of(turns_ptr, turn):
+    if turns_ptr is None:
+        return turn
+    else:
+        return tl.load(turns_ptr + turn)
+
+
+@triton.jit
+def _activated(y, ACTIVATION: tl.constexpr):
+    """act(y); a NaN stays one."""
+    if ACTIVATION == "relu":
+        y = tl.where(y < 0, 0.0, y)
+    elif ACTIVATION == "silu":
+        e = tl.exp(-tl.abs(y))  # no overflow, whatever the sign
+        y = y * (tl.where(y < 0, e, 1.0) / (1.0 + e))
+    elif ACTIVATION == "gelu":
+        y = y * (0.5 + 0.5 * tl.erf(y * 0.7071067811865476))
+    return y
+
+
+@triton.jit
+def _finish(
+    acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, stride_yr,
+    ACTIVATION: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """y = act(acc scale + shift + residual) of a tile's rows: all before the one rounding."""
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    if scale_ptr is not None:
+        acc *= tl.load(scale_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]
+    if shift_ptr is not None:
+        acc += tl.load(shift_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]
+    row = tl.load(rows_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+    at = tl.maximum(row, 0).to(INT)[:, None] * stride_yr + n[None, :]
+    mask = (row >= 0)[:, None] & (n < last)[None, :]
+    if residual_ptr is not None:
+        acc += tl.load(residual_ptr + at, mask=mask, other=0.0).to(acc.dtype)
+    acc = _activated(acc, ACTIVATION)
+    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def convolve_kernel(
+    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr,
+    lists_ptr, halves_ptr, rows_ptr, turns_ptr,
+    C, D, groups, stride_xr, stride_wk, stride_wc, stride_wd,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """y[o] = Σ_k x[sources[k,o]] w[k] (FLIP: w[K−1−k]), each group C channels to D.
+
+    A program owns BLOCK_M sorted rows and BLOCK_N columns, and walks (offset that a row needs,
+    block of channels).  The rows to read come a step ahead in registers: x then waits for no other
+    load of its step, and the pipeline holds num_stages blocks of x and of w.
+    Floor: 2 L C D flops, or x and y once.  Bound: tensor cores from C = 128 on, at fewer channels
+    L2, where a row of x is read for each of its pairs.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    WORDS: tl.constexpr = (K + 31) // 32
+    PARTS: tl.constexpr = BLOCK_M // HALF
+    pid = tl.program_id(0)
+    num_n = tl.cdiv(D, BLOCK_N)
+    group = pid // num_n % groups
+    tile = _tile_of(turns_ptr, pid // (num_n * groups)).to(INT)
+    n = group * D + pid % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    last = (group + 1) * D
+    c = tl.arange(0, BLOCK_K)
+    lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    list_ptr = lists_ptr + tile // (PANEL // BLOCK_M) * K * PANEL + lane  # [BLOCK_M]
+    x_ptr += group * C
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    for word in range(WORDS):
+        rest = _word_of(halves_ptr, tile, word, WORDS, PARTS)
+        first_ptr = list_ptr + word * 32 * PANEL
+        k = lowest_bit(rest)
+        row = tl.load(first_ptr + k * PANEL)
+        chunk = 0
+        for _ in range(count_bits(rest.to(tl.int32)) * tl.cdiv(C, BLOCK_K)):
+            offset = word * 32 + k
+            if FLIP:
+                offset = K - 1 - offset
+            ch = chunk * BLOCK_K + c
+            x = x_ptr + tl.maximum(row, 0).to(INT)[:, None] * stride_xr + ch[None, :]
+            x = tl.load(x, mask=(row >= 0)[:, None] & (ch < C)[None, :], other=0.0)
+            w = w_ptr + offset.to(INT) * stride_wk
+            w += ch[:, None] * stride_wc + n[None, :] * stride_wd
+            w = tl.load(w, mask=(ch < C)[:, None] & (n < last)[None, :], other=0.0)
+            acc = tl.dot(x, w, acc, input_precision=PRECISION, out_dtype=ACC)
+            ends = (chunk + 1) * BLOCK_K >= C
+            rest = tl.where(ends, rest & (rest - 1), rest)
+            chunk = tl.where(ends, 0, chunk + 1)
+            k = lowest_bit(rest)
+            row = tl.load(first_ptr + k * PANEL)
+    _finish(
+        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, groups * D,
+        ACTIVATION, WIDE, BLOCK_M,
+    )  # fmt: skip
+
+
+@triton.jit
+def fold_kernel(
+    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr,
+    lists_ptr, halves_ptr, rows_ptr, turns_ptr,
+    C, D, groups, stride_xr, stride_wk, stride_wc, stride_wd,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """What `convolve_kernel` computes for C <= WIDTH: BLOCK_K / WIDTH offsets in one dot.
+
+    Bound: writing y, and the latency of reading short rows.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    WORDS: tl.constexpr = (K + 31) // 32
+    PARTS: tl.constexpr = BLOCK_M // HALF
+    pid = tl.program_id(0)
+    num_n = tl.cdiv(D, BLOCK_N)
+    group = pid // num_n % groups
+    tile = _tile_of(turns_ptr, pid // (num_n * groups)).to(INT)
+    n = group * D + pid % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    last = (group + 1) * D
+    lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    list_ptr = lists_ptr + (tile // (PANEL // BLOCK_M) * K * PANEL + lane)[:, None]
+    c = tl.arange(0, BLOCK_K) % WIDTH
+    x_ptr += group * C + c[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    for first in range(0, K, BLOCK_K // WIDTH):
+        k = first + tl.arange(0, BLOCK_K) // WIDTH  # [BLOCK_K]
+        mask = tl.load(halves_ptr + tile * PARTS * WORDS + k // 32, mask=k < K, other=0)
+        if PARTS == 2:
+            at = (tile * PARTS + 1) * WORDS + k // 32
+            mask |= tl.load(halves_ptr + at, mask=k < K, other=0)
+        needed = ((mask >> k % 32) & 1) != 0
+        row = tl.load(list_ptr + k[None, :] * PANEL, mask=needed[None, :], other=-1)
+        x = x_ptr + tl.maximum(row, 0).to(INT) * stride_xr  # [BLOCK_M, BLOCK_K]
+        x = tl.load(x, mask=(row >= 0) & (c < C)[None, :], other=0.0)
+        offset = K - 1 - k if FLIP else k
+        w = w_ptr + offset.to(INT)[:, None] * stride_wk
+        w += c[:, None] * stride_wc + n[None, :] * stride_wd
+        w = tl.load(w, mask=(needed & (c < C))[:, None] & (n < last)[None, :], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision=PRECISION, out_dtype=ACC)
+    _finish(
+        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, groups * D,
+        ACTIVATION, WIDE, BLOCK_M,
+    )  # fmt: skip
+
+
+@triton.jit
+def depthwise_kernel(
+    x_ptr, w_ptr, y_ptr, scale_ptr, shift_ptr, residual_ptr,
+    lists_ptr, halves_ptr, rows_ptr, turns_ptr,
+    D, channels, stride_xr, stride_wk, stride_wd,
+    K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """y[o,n] = Σ_k x[sources[k,o], n/D] w[k,n]: groups of one channel, to D of all `channels`.
+
+    Bound: L2, where a row of x is read for each of its pairs.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    WORDS: tl.constexpr = (K + 31) // 32
+    num_n = tl.cdiv(channels, BLOCK_N)
+    tile = _tile_of(turns_ptr, tl.program_id(0) // num_n).to(INT)
+    n = tl.program_id(0) % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    lane = tile % (PANEL // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    list_ptr = lists_ptr + tile // (PANEL // BLOCK_M) * K * PANEL + lane  # [BLOCK_M]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    for word in range(WORDS):
+        rest = _word_of(halves_ptr, tile, word, WORDS, BLOCK_M // HALF)
+        for _ in range(count_bits(rest.to(tl.int32))):
+            k = word * 32 + lowest_bit(rest)
+            rest &= rest - 1
+            row = tl.load(list_ptr + k * PANEL)
+            x = x_ptr + tl.maximum(row, 0).to(INT)[:, None] * stride_xr + (n // D)[None, :]
+            x = tl.load(x, mask=(row >= 0)[:, None] & (n < channels)[None, :], other=0.0)
+            if FLIP:
+                k = K - 1 - k
+            w = tl.load(w_ptr + k.to(INT) * stride_wk + n * stride_wd, mask=n < channels, other=0.0)
+            acc += x.to(ACC) * w.to(ACC)[None, :]
+    _finish(
+        acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, channels, channels,
+        ACTIVATION, WIDE, BLOCK_M,
+    )  # fmt: skip
+
+
+@triton.jit
+def _share(
+    totals_ptr, turns_ptr, turn, shares, K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """(number, begin, end, first offset, last offset) of the share whose turn it is.
+
+    WHOLE: a share is one offset, and its number 0, since the offset is added to it.
+    """
+    if WHOLE:
+        begin = pairs_before(totals_ptr, turn, K, OFFSETS)
+        return 0, begin, begin + tl.load(totals_ptr + turn), turn, turn
+    else:
+        share = tl.load(turns_ptr + turn)
+        size = share_size(totals_ptr, shares, K, OFFSETS)
+        k = tl.arange(0, OFFSETS)
+        total = tl.load(totals_ptr + k, mask=k < K, other=0).to(tl.int64)
+        begin = tl.minimum(share * size, tl.sum(total))
+        end = tl.minimum(begin + size, tl.sum(total))
+        ends = tl.cumsum(total, 0)
+        first = tl.sum((ends <= begin).to(tl.int32))
+        return share, begin, end, first, tl.sum((ends < end).to(tl.int32))
+
+
+@triton.jit
+def _pairs_of(
+    in_ptr, out_ptr, totals_ptr, k, low,
+    K: tl.constexpr, OFFSETS: tl.constexpr, MIRRORED: tl.constexpr,
+):  # fmt: skip
+    """Where the inputs and the outputs of offset k's pairs stand; `low` pairs are before it.
+
+    MIRRORED: the offsets up to the centre are listed, those above have the same pairs swapped.
+    """
+    if MIRRORED:
+        turned = k > K // 2
+        if turned:
+            low = pairs_before(totals_ptr, K - 1 - k, K, OFFSETS)
+        i_ptr = tl.where(turned, out_ptr, in_ptr) + low
+        return i_ptr, tl.where(turned, in_ptr, out_ptr) + low
+    else:
+        return in_ptr + low, out_ptr + low
+
+
+@triton.jit(do_not_specialize=["shares"])
+def weight_gradient_kernel(
+    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr, turns_ptr,
+    shares, C, D, groups, stride_xr, stride_gr,
+    K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
+    MIRRORED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """z[s + k] = Σ x[in]ᵀ g[out] over the pairs of offset k in share s; WHOLE: z[k], over all.
+
+    All pairs, offset after offset, are cut into equal shares, so that programs end together.  A
+    program owns the tile [BLOCK_C, BLOCK_D] of a share and stores a sum for each offset that it
+    meets; s + k is another number for each.  Rows come a step ahead, as in `convolve_kernel`.
+    Floor: 2 L C D flops, or x and g once.  Bound: tensor cores from C = 256 on, else memory: rows
+    come from L2 as far as shares that run together read the same.
+    """
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    pid = tl.program_id(0)
+    num_c, num_d = tl.cdiv(C, BLOCK_C), tl.cdiv(D, BLOCK_D)
+    turn = pid // (num_c * num_d * groups)
+    group = pid // (num_c * num_d) % groups
+    c = pid // num_d % num_c * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
+    d = pid % num_d * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    number, begin, end, first, last = _share(totals_ptr, turns_ptr, turn, shares, K, OFFSETS, WHOLE)
+    x_ptr += group * C + c[None, :]
+    g_ptr += group * D + d[None, :]
+    lane = tl.arange(0, UNIT)
+    for k in range(first, last + 1):
+        low = pairs_before(totals_ptr, k, K, OFFSETS)
+        high = tl.minimum(end, low + tl.load(totals_ptr + k))
+        skip = tl.maximum(begin - low, 0)
+        left = (high - low - skip).to(tl.int32)
+        i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, low, K, OFFSETS, MIRRORED)
+        i_ptr += skip + lane
+        o_ptr += skip + lane
+        i = tl.load(i_ptr, mask=lane < left, other=-1).to(tl.int32)
+        o = tl.load(o_ptr, mask=lane < left, other=-1).to(tl.int32)
+        acc = tl.zeros((BLOCK_C, BLOCK_D), ACC)
+        for step in range(0, left, UNIT):
+            x = x_ptr + tl.maximum(i, 0).to(INT)[:, None] * stride_xr
+            x = tl.load(x, mask=(i >= 0)[:, None] & (c < C)[None, :], other=0.0)
+            g = g_ptr + tl.maximum(o, 0).to(INT)[:, None] * stride_gr
+            g = tl.load(g, mask=(o >= 0)[:, None] & (d < D)[None, :], other=0.0)
+            acc = tl.dot(tl.trans(x), g, acc, input_precision=PRECISION, out_dtype=ACC)
+            following = step + UNIT
+            i = tl.load(i_ptr + following, mask=following + lane < left, other=-1).to(tl.int32)
+            o = tl.load(o_ptr + following, mask=following + lane < left, other=-1).to(tl.int32)
+        slot = (number + k).to(tl.int64)
+        z = z_ptr + (slot * C + c[:, None]) * (groups * D) + group * D + d[None, :]
+        tl.store(z, acc.to(z_ptr.dtype.element_ty), mask=(c < C)[:, None] & (d < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["shares"])
+def depthwise_gradient_kernel(
+    x_ptr, g_ptr, z_ptr, in_ptr, out_ptr, totals_ptr, turns_ptr,
+    shares, D, channels, stride_xr, stride_gr,
+    K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
+    MIRRORED: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What `weight_gradient_kernel` computes for groups of one channel, to D of all `channels`."""
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    INT: tl.constexpr = tl.int64 if WIDE else tl.int32
+    num_n = tl.cdiv(channels, BLOCK_N)
+    turn = tl.program_id(0) // num_n
+    n = tl.program_id(0) % num_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    number, begin, end, first, last = _share(totals_ptr, turns_ptr, turn, shares, K, OFFSETS, WHOLE)
+    lane = tl.arange(0, UNIT)
+    for k in range(first, last + 1):
+        low = pairs_before(totals_ptr, k, K, OFFSETS)
+        high = tl.minimum(end, low + tl.load(totals_ptr + k))
+        skip = tl.maximum(begin - low, 0)
+        left = (high - low - skip).to(tl.int32)
+        i_ptr, o_ptr = _pairs_of(in_ptr, out_ptr, totals_ptr, k, low, K, OFFSETS, MIRRORED)
+        i_ptr += skip + lane
+        o_ptr += skip + lane
+        acc = tl.zeros((UNIT, BLOCK_N), ACC)
+        for step in range(0, left, UNIT):
+            live = step + lane < left
+            i = tl.load(i_ptr + step, mask=live, other=0).to(tl.int32)
+            o = tl.load(o_ptr + step, mask=live, other=0).to(tl.int32)
+            mask = live[:, None] & (n < channels)[None, :]
+            x = x_ptr + i.to(INT)[:, None] * stride_xr + (n // D)[None, :]
+            x = tl.load(x, mask=mask, other=0.0).to(ACC)
+            g = g_ptr + o.to(INT)[:, None] * stride_gr + n[None, :]
+            acc += x * tl.load(g, mask=mask, other=0.0).to(ACC)
+        z = z_ptr + (number + k).to(tl.int64) * channels + n
+        tl.store(z, tl.sum(acc, axis=0).to(z_ptr.dtype.element_ty), mask=n < channels)
+
+
+@triton.jit(do_not_specialize=["shares"])
+def reduce_kernel(
+    z_ptr, dw_ptr, totals_ptr, shares, size,
+    K: tl.constexpr, OFFSETS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dw[k] = Σ_s z[s + k] over the shares that meet offset k, in an order that is fixed."""
+    num = tl.cdiv(size, BLOCK)
+    k = tl.program_id(0) // num
+    e = (tl.program_id(0) % num * BLOCK + tl.arange(0, BLOCK))[None, :]  # [1, BLOCK]
+    step = share_size(totals_ptr, shares, K, OFFSETS)
+    low = pairs_before(totals_ptr, k, K, OFFSETS)
+    first = low // step
+    last = first + tl.cdiv(low - first * step + tl.load(totals_ptr + k), step)
+    last = tl.where(tl.load(totals_ptr + k) > 0, last, first).to(tl.int32)
+    acc = tl.zeros((BLOCK_S, BLOCK), z_ptr.dtype.element_ty)
+    for share in range(first.to(tl.int32), last, BLOCK_S):
+        number = (share + tl.arange(0, BLOCK_S)).to(tl.int64)[:, None]
+        z = tl.load(z_ptr + (number + k) * size + e, mask=(number < last) & (e < size), other=0.0)
+        acc += z
+    dw = tl.sum(acc, axis=0, keep_dims=True).to(dw_ptr.dtype.element_ty)
+    tl.store(dw_ptr + k.to(tl.int64) * size + e, dw, mask=e < size)

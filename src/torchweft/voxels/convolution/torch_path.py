@@ -1,0 +1,348 @@
+"""The bodies in torch: for each offset rows are gathered, multiplied and added, in cached chunks.
+
+    y[o] = Σ_k x[sources[k,o]] @ weight[k]        dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
+
+Rows are visited in canonical order, whatever the order they stand in, so a permutation of the rows
+changes no bit.  A matrix library rounds by the sizes that it is given and by the places where it
+cuts them for its threads; where sizes are multiples of `LANES`, these places matter no more.  Where
+matrices or clouds are small, all offsets are one product (`_is_folded`).
+
+Sums are in float32 (float64 for float64); 16-bit rows are widened chunk by chunk and the result is
+rounded once.  What a call derives from its tables is kept with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchweft.core.operators import autocast
+from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
+from torchweft.voxels.grid.mirror import whole
+
+__all__ = ["convolve", "weight_gradient"]
+
+LANES = 16
+"""Rows, and channels above as many, come in multiples: 16 floats are a vector of 512 bits."""
+
+PAIRS = 2048
+"""Pairs of an offset in a chunk, on average: the rows of a product stay in the second cache."""
+
+MOST = 4 * PAIRS
+"""Rows of a chunk: more terms in a row would be less accurate."""
+
+CHANNELS, LARGER = 128, 4
+"""Rows of fewer channels than that come in larger chunks, up to so many times: an addition by index
+takes longer to share among threads than to do."""
+
+FOLDED = 2**18
+"""Numbers gathered at a time where all offsets are one product."""
+
+NARROW = 32
+"""Channels a group up to which groups are one batched product, not one product each."""
+
+Sums = Iterator[tuple[int, Tensor]]
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    table: Tensor,
+    order: Tensor | None,
+    *,
+    groups: int = 1,
+    precision: str = "ieee",
+    after: Epilogue = PLAIN,
+    flip: bool = False,
+) -> Tensor:
+    """y[o] = Σ_k x[sources[k,o]] @ weight[k]
+
+    Args:
+        x: (N_in, C_in), any strides.
+        weight: (K, C_in/groups, C_out), any strides.
+        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i; or half of it, see
+            `mirror`.
+        order: (N_out,) int32, the output rows in canonical order; None: as they stand.
+        groups: into so many the channels fall.
+        precision: of float32 products; here each is exact.
+        after: what is done to the sums before the one rounding.
+        flip: weight[K − 1 − k] instead of weight[k].
+
+    Returns:
+        (N_out, C_out) in x's dtype.
+    """
+    y = x.new_empty(table.shape[1], weight.shape[2])
+    table = whole(table, order, len(weight))
+    weight = weight.flip(0) if flip else weight
+    with _untouched(x):
+        sums = _folded_sums if _is_folded(x, weight.shape, table, groups) else _sums
+        for begin, total in sums(x, weight, table, groups):
+            total = _finished(total, after, order, begin)
+            if order is None:
+                y[begin : begin + len(total)] = total
+            else:
+                y.index_copy_(0, order[begin : begin + len(total)].long(), total.to(y.dtype))
+    return y
+
+
+def weight_gradient(
+    x: Tensor,
+    g: Tensor,
+    table: Tensor,
+    order: Tensor | None,
+    *,
+    groups: int = 1,
+    precision: str = "ieee",
+    offsets: int | None = None,
+    mirrored: bool = False,
+) -> Tensor:
+    """dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
+
+    Args:
+        x: (N_in, C_in), any strides.
+        g: (N_out, C_out), any strides, in x's dtype.
+        table: see convolve, and for the rest.
+        order: of the rows of g; pairs are added in this order.
+        groups: into so many the channels fall.
+        precision: of float32 products; here each is exact.
+        offsets: K; None: the table has so many rows, it is not half of one.
+        mirrored: whether the table is its own transpose flipped; here that saves nothing.
+
+    Returns:
+        (K, C_in/groups, C_out) in x's dtype.
+    """
+    table = table if offsets is None else whole(table, order, offsets)
+    shape = (table.shape[0], x.shape[1] // groups, g.shape[1])
+    with _untouched(x):
+        gradient = _folded_gradient if _is_folded(x, shape, table, groups) else _gradient
+        return gradient(x, g, table, order, groups).to(x.dtype)
+
+
+class _Piece(NamedTuple):
+    """The pairs of one offset in a chunk, in canonical order, filled up to a multiple of LANES.
+
+    What fills up reads row 0 and is written to a row past the chunk's last.
+    """
+
+    offset: int
+    pairs: int
+    sources: Tensor  # input rows
+    places: Tensor  # rows of the chunk, int64
+
+
+class _Chunk(NamedTuple):
+    """Neighbouring output rows in canonical order."""
+
+    begin: int
+    rows: int
+    pieces: list[_Piece]
+
+
+_chunk_cache: TensorCache[list[_Chunk]] = TensorCache()
+_row_cache: TensorCache[Tensor] = TensorCache()
+_count_cache: TensorCache[int] = TensorCache()
+
+
+def _sums(x: Tensor, weight: Tensor, table: Tensor, groups: int) -> Sums:
+    """(first row, sums of its chunk) in canonical order; a chunk lives until the next one."""
+    wide = _wide(x)
+    matrices = _by_group(weight.to(wide), groups).transpose(1, 2)
+    matrices = _filled(matrices)
+    larger = max(1, min(LARGER, CHANNELS // max(x.shape[1], weight.shape[2], 1)))
+    for chunk in _chunks(table, larger):
+        shape = (chunk.rows + LANES, groups, matrices.shape[3])
+        total = torch.zeros(shape, dtype=wide, device=x.device)
+        for piece in chunk.pieces:
+            rows = _by_group(x.index_select(0, piece.sources).to(wide), groups)
+            product = _multiplied(rows, matrices[piece.offset])
+            if piece.pairs == chunk.rows:  # each of them, in order
+                total[: len(product)] += product
+            else:
+                total.index_add_(0, piece.places, product)
+        yield chunk.begin, total[: chunk.rows, :, : weight.shape[2] // groups].flatten(1)
+
+
+def _multiplied(rows: Tensor, matrices: Tensor) -> Tensor:
+    """(P, groups, C) by (groups, C, D) → (P, groups, D)"""
+    groups, inner, outer = matrices.shape
+    if groups > 1 and inner == outer == 1:
+        return rows * matrices.squeeze(2)
+    if groups > 1 and max(inner, outer) <= NARROW:
+        return torch.bmm(rows.transpose(0, 1), matrices).transpose(0, 1).contiguous()
+    product = rows.new_empty(len(rows), groups, outer)
+    for group in range(groups):
+        torch.mm(rows[:, group], matrices[group], out=product[:, group])
+    return product
+
+
+def _gradient(x: Tensor, g: Tensor, table: Tensor, order: Tensor | None, groups: int) -> Tensor:
+    """(K, C_in/groups, C_out): chunk by chunk, the pairs of an offset by one product."""
+    wide = _wide(x)
+    inner, outer = x.shape[1] // groups, g.shape[1] // groups
+    sizes = (table.shape[0], groups, _lanes(inner), _lanes(outer))
+    found = torch.zeros(sizes, dtype=wide, device=x.device)
+    for chunk in _chunks(table):
+        own = _by_group(_rows(g, order, chunk.begin, chunk.rows).to(wide), groups)
+        own = pad(own, (0, sizes[3] - outer, 0, 0, 0, LANES))
+        for piece in chunk.pieces:
+            left = _by_group(x.index_select(0, piece.sources).to(wide), groups)
+            left = _filled(left)
+            left[piece.pairs :] = 0  # row 0 may hold an infinity
+            full = piece.pairs == chunk.rows
+            right = own[: len(left)] if full else own.index_select(0, piece.places)
+            _add_outer(found[piece.offset], left, right)
+    return found[:, :, :inner, :outer].transpose(1, 2).flatten(2)
+
+
+def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total (groups, C, D) += Σ_p left (P, groups, C) right (P, groups, D)
+
+    Libraries add the terms of small matrices one after the other: these are cut in LANES parts.
+    """
+    groups, inner, outer = total.shape
+    if inner == outer == 1:
+        total += (left * right).sum(0).unsqueeze(2)
+    elif min(inner, outer) <= LANES:
+        first, second = (a.view(LANES, -1, *a.shape[1:]) for a in (left, right))
+        total += (first.permute(0, 2, 3, 1) @ second.transpose(1, 2)).sum(0)
+    else:
+        for group in range(groups):
+            total[group].addmm_(left[:, group].T, right[:, group])
+
+
+def _chunks(table: Tensor, larger: int = 1) -> list[_Chunk]:
+    """The chunks of a map, so many times larger than they are where sums over rows are cut."""
+    return _chunk_cache.get((table,), larger, lambda: list(_cut(table, larger)))
+
+
+def _cut(table: Tensor, larger: int) -> Iterator[_Chunk]:
+    num_offsets, num_rows = table.shape
+    density = max(_count(table), 1) / max(table.numel(), 1)
+    most = larger * min(PAIRS / density, MOST)
+    size = LANES * math.ceil(min(most, max(num_rows, 1)) / LANES)
+    for begin in range(0, num_rows, size):
+        part = table[:, begin : begin + size]
+        offset, place = (part >= 0).nonzero().unbind(1)
+        counts = torch.bincount(offset, minlength=num_offsets).tolist()
+        met, places = (torch.split(t, counts) for t in (part[offset, place], place))
+        rows = part.shape[1]
+        pieces = [
+            _Piece(k, n, pad(met[k], (0, -n % LANES)), pad(places[k], (0, -n % LANES), value=rows))
+            for k, n in enumerate(counts)
+            if n
+        ]
+        yield _Chunk(begin, rows, pieces)
+
+
+def _count(table: Tensor) -> int:
+    """L, the pairs of a map."""
+    return _count_cache.get((table,), None, lambda: int((table >= 0).sum()))
+
+
+def _is_folded(x: Tensor, shape: tuple[int, ...], table: Tensor, groups: int) -> bool:
+    """Whether all offsets are one product, with zeros where nobody is met.
+
+    Counted in nanoseconds of a core of 85 GFLOP/s: a row of a gather, a number of it, a product;
+    beside these, pairs by themselves pay for an addition, and their calls for each offset.
+    """
+    num_offsets, inner, outer = shape
+    product = inner * outer / 42
+    entry = 4 + inner / 3 + product
+    pair = 8 + (inner + outer) / 2 + product
+    alone = pair * _count(table) + 8_000 * num_offsets
+    return groups == 1 and entry * table.numel() < alone
+
+
+def _folded_sums(x: Tensor, weight: Tensor, table: Tensor, groups: int) -> Sums:
+    """(first row, sums): y[o] = (x[sources[0,o]], x[sources[1,o]], …) @ weight, one matrix"""
+    wide = _wide(x)
+    columns = _columns(table.shape[0], x.shape[1])
+    matrix = _filled(weight.to(wide))
+    matrix = pad(matrix, (0, 0, 0, 0, 0, columns - len(matrix))).flatten(0, 1)
+    for begin, rows, neighbours in _folded(x.to(wide), table, columns):
+        yield begin, (neighbours @ matrix)[:rows, : weight.shape[2]]
+
+
+def _folded_gradient(
+    x: Tensor, g: Tensor, table: Tensor, order: Tensor | None, groups: int
+) -> Tensor:
+    wide = _wide(x)
+    (num_offsets, _), inner, outer = table.shape, x.shape[1], g.shape[1]
+    columns = _columns(num_offsets, inner)
+    found = torch.zeros(columns * inner, _lanes(outer), dtype=wide, device=x.device)
+    for begin, rows, neighbours in _folded(x.to(wide), table, columns):
+        own = _rows(g, order, begin, rows).to(wide)
+        own = pad(own, (0, found.shape[1] - outer, 0, len(neighbours) - rows))
+        found.addmm_(neighbours.T, own)
+    return found.view(columns, inner, -1)[:num_offsets, :, :outer]
+
+
+def _folded(x: Tensor, table: Tensor, columns: int) -> Iterator[tuple[int, int, Tensor]]:
+    """(first row, rows, (rows filled up to LANES, columns · C_in) neighbours), chunk by chunk."""
+    by_row = _row_cache.get((table,), columns, lambda: _by_row(table, columns))
+    num_rows = table.shape[1]
+    x = pad(x, (0, 0, 0, 1))  # −1 reads the zeros behind
+    width = columns * x.shape[1]
+    size = LANES * max(1, min(FOLDED // max(width, 1), PAIRS) // LANES)
+    for begin in range(0, num_rows, size):
+        part = by_row[begin : begin + size]
+        part = torch.where(part < 0, len(x) - 1, part).flatten()
+        neighbours = x.index_select(0, part).view(-1, width)
+        yield begin, min(size, num_rows - begin), neighbours
+
+
+def _by_row(table: Tensor, columns: int) -> Tensor:
+    """(N_out, K) in canonical order, both sides filled up."""
+    num_offsets, num_rows = table.shape
+    return pad(table.T, (0, columns - num_offsets, 0, -num_rows % LANES), value=-1).contiguous()
+
+
+def _columns(num_offsets: int, channels: int) -> int:
+    """Offsets filled up, so that they make a multiple of LANES numbers."""
+    unit = LANES // math.gcd(LANES, channels)
+    return -(-num_offsets // unit) * unit
+
+
+def _finished(total: Tensor, after: Epilogue, order: Tensor | None, begin: int) -> Tensor:
+    """What follows the sums of a chunk, in their dtype."""
+    if after.residual is not None:
+        after = after._replace(residual=_rows(after.residual, order, begin, len(total)))
+    return after.to(total.dtype)(total)
+
+
+def _rows(g: Tensor, order: Tensor | None, begin: int, count: int) -> Tensor:
+    part = slice(begin, begin + count)
+    return g[part] if order is None else g.index_select(0, order[part])
+
+
+def _by_group(a: Tensor, groups: int) -> Tensor:
+    """(…, C) → (…, groups, C/groups)"""
+    return a.reshape(*a.shape[:-1], groups, a.shape[-1] // groups)
+
+
+def _filled(a: Tensor) -> Tensor:
+    """Columns of zeros behind the last."""
+    return pad(a, (0, _lanes(a.shape[-1]) - a.shape[-1]))
+
+
+def _lanes(channels: int) -> int:
+    return channels if channels <= LANES else channels + -channels % LANES
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _untouched(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Autocast must not narrow the products of a body again."""
+    return torch.autocast(x.device.type, enabled=False) if autocast.active() else _nothing
+
+
+_nothing = contextlib.nullcontext()

@@ -1,0 +1,1 @@
+"""Modules on sparse tensors: convolutions, norms, pools, voxelization, checkpoints."""

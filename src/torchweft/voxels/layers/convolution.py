@@ -1,0 +1,331 @@
+"""Convolution modules on sparse tensors, in 1 to 4 dimensions.
+
+    out[o] = bias + Σ_k x[in(o, k)] @ weight[k]
+
+    SubMConv             the outputs are the inputs; stride is 1, padding is ignored
+    SparseConv           torch's convolution on every voxel that it reaches
+    SparseConvTranspose  torch's transposed convolution, likewise
+    SparseInverseConv    undoes the layer of the same indice_key: its pairs, swapped
+
+weight is (K, C_in / groups, C_out), K row-major over the kernel's axes, bias (C_out,).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.voxels.convolution.functions import conv_of_geometry, sparse_inverse_conv
+from torchweft.voxels.grid.geometry import Geometry, Size, geometry
+from torchweft.voxels.layers.module import SparseModule
+from torchweft.voxels.maps.tensor import SparseTensor
+
+__all__ = [
+    "SparseConv1d",
+    "SparseConv2d",
+    "SparseConv3D",
+    "SparseConv3d",
+    "SparseConv4d",
+    "SparseConvTranspose1d",
+    "SparseConvTranspose2d",
+    "SparseConvTranspose3D",
+    "SparseConvTranspose3d",
+    "SparseConvTranspose4d",
+    "SparseConvTransposed3D",
+    "SparseConvolution",
+    "SparseInverseConv1d",
+    "SparseInverseConv2d",
+    "SparseInverseConv3D",
+    "SparseInverseConv3d",
+    "SparseInverseConv4d",
+    "SparseInverseConvolution",
+    "SparseSequential",
+    "SubMConv1d",
+    "SubMConv2d",
+    "SubMConv3D",
+    "SubMConv3d",
+    "SubMConv4d",
+]
+
+
+class SparseConvolution(SparseModule):
+    """What all convolutions share; see the formulas above.
+
+    Parameters start as torch's do: U(−1/√f, 1/√f), f = K C_in / groups.
+
+    Args:
+        in_channels: C_in.
+        out_channels: C_out.
+        kernel_size: one number for all axes, or one for each; also even, uneven, 1.
+        stride: of outputs over inputs; transposed: of inputs over outputs.
+        padding: as in torch.
+        dilation: distance of neighbouring kernel places.
+        groups: channels fall into so many groups that do not mix.
+        bias: whether there is one.
+        indice_key: names the map, which layers of the same geometry then share by name.
+        precision: of float32 products: "ieee", "tf32" or "tf32x3".
+
+    Raises:
+        ShapeError, DTypeError: numbers that make no layer.
+    """
+
+    dim: int
+    mode: str
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        indice_key: str | None = None,
+        *,
+        precision: str = "ieee",
+    ) -> None:
+        super().__init__()
+        self.geometry = geometry(self.dim, kernel_size, stride, padding, dilation, mode=self.mode)
+        _check_channels(in_channels, out_channels, groups)
+        self._check_key(indice_key)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.indice_key, self.precision = indice_key, precision
+        shape = (self.geometry.num_offsets, in_channels // groups, out_channels)
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def _check_key(self, indice_key: str | None) -> None:
+        """A name is optional."""
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """One number an axis."""
+        return self.geometry.kernel_size
+
+    def reset_parameters(self) -> None:
+        """torch's default: Kaiming's uniform with a = √5."""
+        fan_in = self.weight.shape[0] * self.weight.shape[1]
+        bound = 1 / math.sqrt(fan_in)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, tensor: SparseTensor) -> SparseTensor:
+        """The output's voxels with C_out channels."""
+        self.check(tensor, self.in_channels)
+        return conv_of_geometry(
+            tensor,
+            self.weight,
+            self.bias,
+            self.geometry,
+            self.groups,
+            self.indice_key,
+            self.precision,
+        )
+
+    def check(self, tensor: SparseTensor, channels: int | None = None) -> None:
+        """Also the number of axes."""
+        super().check(tensor, channels)
+        if tensor.dim != self.dim:
+            raise ShapeError(
+                f"{type(self).__name__} was given coordinates of {tensor.dim} axes: it needs "
+                f"{self.dim}. Use the layer for {tensor.dim}, or correct the columns of coords."
+            )
+
+    def extra_repr(self) -> str:
+        """As torch's convolutions: what differs from the defaults."""
+        parts = [f"{self.in_channels}, {self.out_channels}", f"kernel_size={self.kernel_size}"]
+        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            value = getattr(self.geometry, name)
+            parts += [f"{name}={value}"] if any(n != default for n in value) else []
+        for name, standard in (("groups", 1), ("indice_key", None), ("precision", "ieee")):
+            value = getattr(self, name)
+            parts += [f"{name}={value!r}"] if value != standard else []
+        return ", ".join(parts + (["bias=False"] if self.bias is None else []))
+
+
+class SubMConv1d(SparseConvolution):
+    """Submanifold convolution in 1 dimension; see SparseConvolution."""
+
+    dim, mode = 1, "submanifold"
+
+
+class SubMConv2d(SparseConvolution):
+    """Submanifold convolution in 2 dimensions; see SparseConvolution."""
+
+    dim, mode = 2, "submanifold"
+
+
+class SubMConv3d(SparseConvolution):
+    """Submanifold convolution in 3 dimensions; see SparseConvolution."""
+
+    dim, mode = 3, "submanifold"
+
+
+class SubMConv4d(SparseConvolution):
+    """Submanifold convolution in 4 dimensions; see SparseConvolution."""
+
+    dim, mode = 4, "submanifold"
+
+
+class SparseConv1d(SparseConvolution):
+    """Strided convolution in 1 dimension; see SparseConvolution."""
+
+    dim, mode = 1, "strided"
+
+
+class SparseConv2d(SparseConvolution):
+    """Strided convolution in 2 dimensions; see SparseConvolution."""
+
+    dim, mode = 2, "strided"
+
+
+class SparseConv3d(SparseConvolution):
+    """Strided convolution in 3 dimensions; see SparseConvolution."""
+
+    dim, mode = 3, "strided"
+
+
+class SparseConv4d(SparseConvolution):
+    """Strided convolution in 4 dimensions; see SparseConvolution."""
+
+    dim, mode = 4, "strided"
+
+
+class SparseConvTranspose1d(SparseConvolution):
+    """Transposed convolution in 1 dimension; see SparseConvolution."""
+
+    dim, mode = 1, "transposed"
+
+
+class SparseConvTranspose2d(SparseConvolution):
+    """Transposed convolution in 2 dimensions; see SparseConvolution."""
+
+    dim, mode = 2, "transposed"
+
+
+class SparseConvTranspose3d(SparseConvolution):
+    """Transposed convolution in 3 dimensions; see SparseConvolution."""
+
+    dim, mode = 3, "transposed"
+
+
+class SparseConvTranspose4d(SparseConvolution):
+    """Transposed convolution in 4 dimensions; see SparseConvolution."""
+
+    dim, mode = 4, "transposed"
+
+
+class SparseInverseConvolution(SparseConvolution):
+    """out[q] = bias + Σ_k x[o(q, k)] @ weight[k] by the pairs of the layer named indice_key.
+
+    The output has the voxels that the named layer read.  The geometry is that layer's: what is
+    given here beside kernel_size must be the same, and may be left out.
+    """
+
+    mode = "strided"
+
+    def _check_key(self, indice_key: str | None) -> None:
+        if indice_key is None:
+            raise ShapeError(
+                f"{type(self).__name__} was given no indice_key: it undoes the layer that has the "
+                'same one. Pass indice_key="down", say, here and to that layer.'
+            )
+
+    def forward(self, tensor: SparseTensor) -> SparseTensor:
+        """On the voxels that the named layer read, C_out channels."""
+        self.check(tensor, self.in_channels)
+        key = str(self.indice_key)
+        self._check_named(tensor.maps.named(key).geometry)
+        return sparse_inverse_conv(
+            tensor,
+            self.weight,
+            key,
+            self.bias,
+            groups=self.groups,
+            precision=self.precision,
+        )
+
+    def _check_named(self, named: Geometry) -> None:
+        unsaid = geometry(self.dim, 1, mode=self.mode)
+        for name in ("kernel_size", "stride", "padding", "dilation"):
+            given, theirs = getattr(self.geometry, name), getattr(named, name)
+            if given != theirs and (name == "kernel_size" or given != getattr(unsaid, name)):
+                raise ShapeError(
+                    f"{name} is {given} but the layer of indice_key={self.indice_key!r} has "
+                    f"{theirs}: an inverse layer has the geometry of the layer it undoes. Pass "
+                    f"{name}={theirs}."
+                )
+
+
+class SparseInverseConv1d(SparseInverseConvolution):
+    """Inverse of a layer in 1 dimension; see SparseConvolution."""
+
+    dim = 1
+
+
+class SparseInverseConv2d(SparseInverseConvolution):
+    """Inverse of a layer in 2 dimensions; see SparseConvolution."""
+
+    dim = 2
+
+
+class SparseInverseConv3d(SparseInverseConvolution):
+    """Inverse of a layer in 3 dimensions; see SparseConvolution."""
+
+    dim = 3
+
+
+class SparseInverseConv4d(SparseInverseConvolution):
+    """Inverse of a layer in 4 dimensions; see SparseConvolution."""
+
+    dim = 4
+
+
+SubMConv3D = SubMConv3d
+SparseConv3D = SparseConv3d
+SparseConvTranspose3D = SparseConvTransposed3D = SparseConvTranspose3d
+SparseInverseConv3D = SparseInverseConv3d
+
+
+class SparseSequential(nn.Sequential, SparseModule):
+    """Modules one after the other: sparse ones take the tensor, all others its features.
+
+    SparseSequential(SubMConv3d(4, 16, 3), SparseBatchNorm(16), nn.ReLU())
+
+    A module of your own that takes a SparseTensor derives from SparseModule.  Behind a GlobalPool,
+    whose result is dense, every module takes that result.
+    """
+
+    def forward(self, x: Any) -> Any:
+        """A SparseTensor, or what the last module makes of it."""
+        self.check(x)
+        for module in self:
+            whole = isinstance(module, SparseModule) or not isinstance(x, SparseTensor)
+            x = module(x) if whole else x.replace(module(x.feats))
+        return x
+
+
+def _check_channels(in_channels: int, out_channels: int, groups: int) -> None:
+    for name, value in (
+        ("in_channels", in_channels),
+        ("out_channels", out_channels),
+        ("groups", groups),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise DTypeError(f"{name} is {value!r}: it must be an integer. Pass {name}=16, say.")
+        if value < 1:
+            raise ShapeError(f"{name} is {value}: it must be at least 1. Correct {name}.")
+    for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
+        if value % groups:
+            raise ShapeError(
+                f"{name} is {value} but groups is {groups}: groups must divide it. Pass groups=1, "
+                "or another number of channels."
+            )

@@ -1,0 +1,212 @@
+"""Normalisation of the features of active voxels.
+
+    y = (x − mean) / √(var + eps) · weight + bias
+
+batch: mean and variance of a channel over all voxels, of all ranks where several train together;
+layer: over the channels of a voxel; group, instance: over the voxels of a sample and the channels
+of a group, or of one channel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from torchweft.errors import ShapeError
+from torchweft.voxels.layers.module import SparseModule
+from torchweft.voxels.layers.segments import apart, lengths, samples_of, together
+from torchweft.voxels.maps.tensor import SparseTensor
+
+__all__ = ["SparseBatchNorm", "SparseGroupNorm", "SparseInstanceNorm", "SparseLayerNorm"]
+
+
+class SparseBatchNorm(SparseModule, _NormBase):
+    """torch.nn.BatchNorm1d on the voxels' features: its arguments, state and modes.
+
+    While training in a process group of torch.distributed, mean and variance are those of the
+    voxels of all ranks, each counted once, however many a rank has.  No voxel at all leaves the
+    running statistics as they are.
+
+    Args:
+        num_features: C.
+        eps: added to the variance.
+        momentum: weight of a new value in the running statistics; None averages all.
+        affine: whether there are weight and bias.
+        track_running_stats: whether evaluation uses running statistics.
+
+    Raises:
+        ShapeError: a single voxel while training.
+
+    Sums run over the rows as they stand: another order changes the last bits.
+    """
+
+    def forward(self, tensor: SparseTensor) -> SparseTensor:
+        """The normalised tensor, in its dtype."""
+        self.check(tensor, self.num_features)
+        return tensor.replace(self._normalised(tensor.feats))
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        if not self.training and self.running_mean is not None:
+            return self._plain(x, training=False)
+        if self.training and world_size() > 1:
+            return self._synchronised(x)
+        if not x.shape[0]:
+            return _affine(x, self.weight, self.bias).to(x.dtype)
+        if x.shape[0] == 1:
+            raise ShapeError(
+                "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, or "
+                "running statistics. Use a larger batch, or eval()."
+            )
+        return self._plain(x, training=True)
+
+    def _plain(self, x: Tensor, training: bool) -> Tensor:
+        kept = training and self.training and self.track_running_stats
+        running = (self.running_mean, self.running_var) if kept or not training else (None, None)
+        factor = self._step() if kept else 0.0
+        return nn.functional.batch_norm(
+            x, *running, self.weight, self.bias, training, factor, self.eps
+        )
+
+    def _synchronised(self, x: Tensor) -> Tensor:
+        """By Σx, Σx² and the count of all ranks; sent in float64, where Σx² − n mean² is exact."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        total, size, channels = wide.sum(0).double(), x.shape[0], x.shape[1]
+        near = (total / max(size, 1)).detach().to(wide.dtype)  # any shift gives the same sums
+        squares = (wide - near).square().sum(0).double()
+        near = near.double()
+        squares = squares + near * (2 * total - size * near)
+        sums = _all_sum(torch.cat([total, squares, total.new_full((1,), size)]))
+        total, squares, count = sums[:channels], sums[channels:-1], sums[-1]
+        mean = total / count.clamp(min=1)
+        var = (squares / count.clamp(min=1) - mean.square()).clamp(min=0)
+        if self.track_running_stats:
+            self._track(mean.detach(), var.detach(), count.detach())
+        scale = (var + self.eps).rsqrt().to(wide.dtype)
+        return _affine((wide - mean.to(wide.dtype)) * scale, self.weight, self.bias).to(x.dtype)
+
+    def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        factor = self._step()
+        unbiased = var * count / (count - 1).clamp(min=1)
+        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+            if running is not None:
+                kept = torch.lerp(running, value.to(running.dtype), factor)
+                running.copy_(torch.where(count > 0, kept, running))
+
+    def _step(self) -> float:
+        """Count this batch; the weight that it has in the running statistics."""
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if self.momentum is not None:
+            return self.momentum
+        return 1.0 / float(self.num_batches_tracked)  # type: ignore[arg-type]
+
+
+class SparseLayerNorm(SparseModule, nn.LayerNorm):
+    """torch.nn.LayerNorm over the C channels of each voxel.
+
+    Args:
+        num_features: C.
+        eps: added to the variance.
+        elementwise_affine: whether there are weight and bias.
+        bias: whether there is a bias.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, elementwise_affine, bias)
+
+    def forward(self, tensor: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        """The normalised tensor, in its dtype."""
+        self.check(tensor, self.normalized_shape[0])
+        return tensor.replace(super().forward(tensor.feats))
+
+
+class SparseGroupNorm(SparseModule, nn.GroupNorm):
+    """torch.nn.GroupNorm, whose positions are the active voxels of each sample.
+
+    Args:
+        num_groups: groups of channels.
+        num_channels: C.
+        eps: added to the variance.
+        affine: whether there are weight and bias.
+
+    Sums run over a sample's voxels in ascending order: the same bits in whatever order rows stand.
+    """
+
+    def forward(self, tensor: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        """The normalised tensor, in its dtype."""
+        self.check(tensor, self.num_channels)
+        feats = _sample_norm(tensor, self.num_groups, self.eps)
+        return tensor.replace(_affine(feats, self.weight, self.bias).to(tensor.dtype))
+
+
+class SparseInstanceNorm(SparseGroupNorm):
+    """torch.nn.InstanceNorm: each channel of each sample by itself.
+
+    Args:
+        num_features: C.
+        eps: added to the variance.
+        affine: whether there are weight and bias.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = False) -> None:
+        super().__init__(num_features, num_features, eps, affine)
+
+    def extra_repr(self) -> str:
+        """The channels and what was chosen."""
+        return f"{self.num_channels}, eps={self.eps}, affine={self.affine}"
+
+
+def _sample_norm(tensor: SparseTensor, groups: int, eps: float) -> Tensor:
+    """(x − mean) / √(var + eps) by sample and group, in the dtype of sums."""
+    wide = tensor.feats.to(torch.promote_types(tensor.dtype, torch.float32))
+    owner, order, size = samples_of(tensor)
+    channels = wide.shape[1] // groups
+    terms = lengths(owner, order, size).clamp(min=1).unsqueeze(1) * channels
+
+    def mean_of(x: Tensor) -> Tensor:
+        """(batch, C): every channel has the mean of its group."""
+        total = together(x, owner, order, size).view(size, groups, channels).sum(2)
+        return (total / terms).repeat_interleave(channels, 1)
+
+    centred = wide - apart(mean_of(wide), owner, order)
+    return centred * apart((mean_of(centred.square()) + eps).rsqrt(), owner, order)
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if weight is not None:
+        x = x * weight
+    return x if bias is None else x + bias
+
+
+def world_size() -> int:
+    """Ranks that train together; 1 without torch.distributed."""
+    together_now = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if together_now else 1
+
+
+class _AllSum(torch.autograd.Function):
+    """Σ over the ranks; so is its gradient, since every rank's loss depends on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        distributed.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return _all_sum(grads[0].contiguous())
+
+
+def _all_sum(x: Tensor) -> Tensor:
+    found: Tensor = _AllSum.apply(x)  # type: ignore[no-untyped-call]
+    return found

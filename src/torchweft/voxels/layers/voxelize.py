@@ -1,0 +1,270 @@
+"""From points to voxels and back.
+
+    voxelize     voxel = ⌊(point − origin) / size⌋; features of a voxel's points become its own
+    devoxelize   each point reads its voxel, or interpolates between the centres of 2^d voxels
+
+The floor is that of the exact quotient of the float64 numbers, so a point on an edge falls where
+the numbers say, on every device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchweft.core.operators.operands import check_tensors
+from torchweft.core.tables.segments import sort_rows
+from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from torchweft.voxels.layers.segments import apart, first_largest, lengths, together, walks_rows
+from torchweft.voxels.maps.coordinates import HIGH, LOW, MOST_DIMENSIONS
+from torchweft.voxels.maps.keys import Packing
+from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
+
+__all__ = ["Numbers", "devoxelize", "voxelize"]
+
+Numbers = float | Sequence[float] | Tensor
+"""One number for all axes, or one for each."""
+
+REDUCTIONS = ("mean", "sum", "max", "first")
+
+
+def voxelize(
+    points: Tensor,
+    size: Numbers,
+    feats: Tensor | None = None,
+    batch: Tensor | None = None,
+    reduce: str = "mean",
+    *,
+    origin: Numbers = 0.0,
+    spatial_shape: Sequence[int] | None = None,
+    batch_size: int | None = None,
+) -> tuple[SparseTensor, Tensor]:
+    """The voxels ⌊(point − origin) / size⌋ that hold a point, and the voxel of each point.
+
+    Args:
+        points: (P, d) floating-point positions, d = 1 to 4.
+        size: edge of a voxel.
+        feats: (P, C) features of the points; None takes the points themselves, so that the mean
+            is the centre of a voxel's points.
+        batch: (P,) integers, the sample of each point; None is one sample.
+        reduce: of the features of a voxel's points, by channel: "mean", "sum", "max", or those of
+            the "first" point.
+        origin: corner of voxel 0; `points.amin(0)` makes all coordinates ≥ 0.
+        spatial_shape: voxels by axis; None is the box [0, max + 1) when it is needed.
+        batch_size: samples; None is the largest number in batch + 1.
+
+    Returns:
+        The tensor, voxels ascending by (batch, s0, s1, …), and the (P,) int64 row of each point.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: arguments that do not fit each other.
+        IndexRangeError: a point that is not finite, or past int32 or spatial_shape.
+
+    Gradients go to feats (the maximum's to the first largest), sums run over points in their
+    order: the same bits at every call.  One sort of the points.
+    """
+    feats = points if feats is None else feats
+    _check_points(points, feats, batch)
+    if reduce not in REDUCTIONS:
+        raise ShapeError(
+            f'reduce is {reduce!r}: it must be one of {", ".join(REDUCTIONS)}. Pass reduce="mean".'
+        )
+    cells = _cells(points, _edges(points, size), _axes(points, "origin", origin))
+    rows = _with_batch(cells, batch)
+    packing = Packing(rows, *_ranges(rows))
+    keys, order = torch.sort(packing.keys(rows), stable=True)
+    new = torch.ones_like(keys, dtype=torch.bool)
+    new[1:] = keys[1:] != keys[:-1]
+    begin = new.nonzero().squeeze(1)
+    voxel = torch.empty_like(order).index_copy_(0, order, new.cumsum(0) - 1)
+    values = _reduced(feats, voxel, order, begin, reduce)
+    voxels = packing.rows(keys.index_select(0, begin))
+    samples = 1 if batch is None and batch_size is None else batch_size
+    return SparseTensor(values, voxels, spatial_shape, samples), voxel
+
+
+def devoxelize(
+    tensor: SparseTensor,
+    points: Tensor,
+    size: Numbers,
+    batch: Tensor | None = None,
+    mode: str = "nearest",
+    *,
+    origin: Numbers = 0.0,
+) -> Tensor:
+    """(P, C) the features of each point's voxel, or interpolated between voxels.
+
+    "nearest": those of the voxel that holds the point, 0 where there is none.  "trilinear" (of any
+    d): Σ_v w_v x[v] / Σ_v w_v over the 2^d voxels whose centres are around the point, those that
+    are there, w_v = Π (1 − distance of the centre in voxels); 0 where none is.
+
+    Args:
+        tensor: voxels of edge size · tensor.stride.
+        points: (P, d) floating-point positions.
+        size: edge of a voxel of the finest level, as given to `voxelize`.
+        batch: (P,) integers, the sample of each point; None is sample 0.
+        mode: "nearest" or "trilinear".
+        origin: as given to `voxelize`.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError, IndexRangeError: as `voxelize`.
+
+    Gradients go to the features and, of "trilinear", to the points, of any order, the same bits at
+    every call.
+    """
+    check_sparse(tensor)
+    _check_points(points, tensor.feats, batch, like=tensor)
+    if mode not in ("nearest", "trilinear"):
+        raise ShapeError(
+            f'mode is {mode!r}: it must be "nearest" or "trilinear". Pass one of them.'
+        )
+    stride = torch.tensor(tensor.stride, dtype=torch.float64, device=points.device)
+    edges, corner = _edges(points, size) * stride, _axes(points, "origin", origin)
+    if mode == "nearest":
+        cells = _cells(points, edges, corner).unsqueeze(1)
+        shares = torch.ones_like(cells[..., 0], dtype=torch.float64)
+    else:
+        cells, shares = _corners(points, edges, corner)
+    sample = torch.zeros_like(cells[:, 0, 0]) if batch is None else _samples(batch)
+    sample = sample.view(-1, 1, 1).expand(*cells.shape[:2], 1)
+    return _weighted(tensor, torch.cat([sample, cells], 2), shares)
+
+
+def _corners(points: Tensor, edges: Tensor, corner: Tensor) -> tuple[Tensor, Tensor]:
+    """(P, 2^d, d) the voxels whose centres are around a point, and (P, 2^d) their shares."""
+    low = _cells(points, edges, corner + edges / 2)  # the centre below, on every axis
+    part = ((points.double() - corner) / edges - 0.5 - low).clamp(0, 1).unsqueeze(1)
+    steps = torch.tensor(list(itertools.product((0, 1), repeat=points.shape[1])))
+    steps = steps.to(points.device)
+    return low.unsqueeze(1) + steps, torch.where(steps == 1, part, 1 - part).prod(2)
+
+
+def _weighted(tensor: SparseTensor, voxels: Tensor, shares: Tensor) -> Tensor:
+    """Σ_v s_v x[v] / Σ_v s_v over the voxels (P, Q, 1 + d) that are there, 0 where none is."""
+    rows = tensor.coordinates.find(voxels.flatten(0, 1)).view(shares.shape)
+    shares = shares.masked_fill(rows < 0, 0)
+    point, place = (shares > 0).nonzero().unbind(1)
+    rows = rows[point, place]
+    share = (shares / shares.sum(1, keepdim=True))[point, place].unsqueeze(1)
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    terms = apart(tensor.feats, rows, sort_rows(rows)).to(wide) * share.to(wide)
+    return together(terms, point, None, len(voxels)).to(tensor.dtype)
+
+
+def _reduced(feats: Tensor, voxel: Tensor, order: Tensor, begin: Tensor, reduce: str) -> Tensor:
+    """The features of each voxel from those of its points, which order[begin[voxel]:] lists."""
+    segments = voxel, order, begin.numel()
+    if reduce == "first":
+        return feats.index_select(0, order.index_select(0, begin))
+    if reduce == "max":
+        return together(torch.where(first_largest(feats, *segments), feats, 0), *segments)
+    total = together(feats.to(torch.promote_types(feats.dtype, torch.float32)), *segments)
+    if reduce == "mean":
+        total = total / lengths(*segments).unsqueeze(1)
+    return total.to(feats.dtype)
+
+
+def _cells(points: Tensor, edges: Tensor, corner: Tensor) -> Tensor:
+    """(P, d) int64 ⌊(point − corner) / edge⌋; div takes the exact remainder first."""
+    cells = torch.div(points.detach().double() - corner, edges, rounding_mode="floor")
+    if len(cells):
+        low, high = torch.stack(torch.aminmax(cells)).tolist()
+        if not (low >= LOW and high <= HIGH):  # also where they are NaN
+            raise IndexRangeError(
+                f"points fall into voxels {low:.0f} to {high:.0f}: they must be finite, and "
+                f"voxels lie in {LOW}..{HIGH}. Drop such points, or pass a larger size or an "
+                "origin nearby."
+            )
+    return cells.long()
+
+
+def _samples(batch: Tensor) -> Tensor:
+    """The sample of each point; on the CPU none may be negative, a GPU would be waited for."""
+    if walks_rows(batch.device.type) and len(batch) and (low := int(batch.min())) < 0:
+        raise IndexRangeError(
+            f"batch has the value {low}: samples count from 0. Correct batch, or drop these points."
+        )
+    return batch.long()
+
+
+def _with_batch(cells: Tensor, batch: Tensor | None) -> Tensor:
+    sample = cells.new_zeros(len(cells)) if batch is None else batch.long()
+    return torch.cat([sample.unsqueeze(1), cells], 1)
+
+
+def _ranges(rows: Tensor) -> tuple[list[int], list[int]]:
+    """The lowest value of each column, and how many values its range has."""
+    if not len(rows):
+        return [0] * rows.shape[1], [1] * rows.shape[1]
+    low, high = torch.stack(torch.aminmax(rows, dim=0)).tolist()
+    return low, [h - v + 1 for v, h in zip(low, high, strict=True)]
+
+
+def _edges(points: Tensor, size: Numbers) -> Tensor:
+    edges = _axes(points, "size", size)
+    if not bool((edges > 0).all()) or not bool(edges.isfinite().all()):
+        raise ShapeError(
+            f"size is {edges.tolist()}: the edge of a voxel must be positive and finite. "
+            "Pass size=0.05, say."
+        )
+    return edges
+
+
+def _axes(points: Tensor, name: str, numbers: Numbers) -> Tensor:
+    """(d,) float64."""
+    try:
+        found = torch.as_tensor(numbers, dtype=torch.float64, device=points.device).detach()
+    except (TypeError, ValueError):
+        raise DTypeError(
+            f"{name} is {numbers!r}: one number or {points.shape[1]} are needed. Correct {name}."
+        ) from None
+    if found.dim() > 1 or found.numel() not in (1, points.shape[1]):
+        raise ShapeError(
+            f"{name} is {tuple(found.shape)} but points have {points.shape[1]} axes: one number "
+            f"or {points.shape[1]} are needed. Correct {name}."
+        )
+    return found.expand(points.shape[1])
+
+
+def _check_points(
+    points: Tensor, feats: Tensor, batch: Tensor | None, like: SparseTensor | None = None
+) -> None:
+    check_tensors(points=points, feats=feats)
+    if batch is not None:
+        check_tensors(batch=batch)
+    dims = [like.dim] if like is not None else range(1, MOST_DIMENSIONS + 1)
+    if points.dim() != 2 or points.shape[1] not in dims:
+        needed = f"{like.dim}, as the voxels have" if like is not None else "1 to 4"
+        raise ShapeError(
+            f"points are {tuple(points.shape)}: they must be (P, d) with d = {needed}. "
+            "Pass one row of coordinates a point, without a batch column (see batch)."
+        )
+    if not points.is_floating_point():
+        raise DTypeError(
+            f"points are {points.dtype}: they must be floating-point. Pass points.float()."
+        )
+    if not feats.is_floating_point():
+        raise DTypeError(
+            f"feats are {feats.dtype}: they must be floating-point. Pass feats.float()."
+        )
+    if like is None and (feats.dim() != 2 or len(feats) != len(points)):
+        raise ShapeError(
+            f"feats are {tuple(feats.shape)} but there are {len(points)} points: feats must be "
+            f"({len(points)}, C). Pass one feature row a point."
+        )
+    if batch is not None and (batch.dim() != 1 or len(batch) != len(points)):
+        raise ShapeError(
+            f"batch is {tuple(batch.shape)} but there are {len(points)} points: batch must be "
+            f"({len(points)},). Pass the sample of each point."
+        )
+    if batch is not None and (batch.is_floating_point() or batch.dtype == torch.bool):
+        raise DTypeError(f"batch is {batch.dtype}: it must hold integers. Pass batch.long().")
+    for name, other in (("feats", feats), ("batch", batch)):
+        if other is not None and other.device != points.device:
+            raise DeviceError(
+                f"{name} are on {other.device}, points on {points.device}: all must be on one "
+                "device. Move one of them with .to(device)."
+            )

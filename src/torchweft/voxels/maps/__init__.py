@@ -1,0 +1,1 @@
+"""Coordinates, keys and kernel maps: which input voxel meets which output voxel."""

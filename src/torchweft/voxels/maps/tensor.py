@@ -1,0 +1,299 @@
+"""SparseTensor: features on distinct voxels, with the kernel maps of these voxels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweft.core.operators.operands import check_tensors
+from torchweft.core.operators.operator import compiling
+from torchweft.errors import DeviceError, DTypeError, ShapeError
+from torchweft.voxels.grid.geometry import axes_of
+from torchweft.voxels.maps.coordinates import Coordinates
+from torchweft.voxels.maps.kernel_map import Maps
+
+__all__ = ["SparseTensor", "cat", "check_sparse", "sparse_collate", "union"]
+
+
+class SparseTensor:
+    """feats[n] is the feature row of the voxel coords[n] = (batch, s0, s1, …); all others are 0.
+
+    The spatial columns, `spatial_shape` and the axes of kernels have one order, so that `dense()`
+    is (batch, C, *spatial_shape) and every layer is torch's convolution on it.  Row order carries
+    no information.
+
+    Args:
+        feats: (N, C) floating-point features.
+        coords: (N, 1 + d) integers, d = 1 to 4, distinct, on the device of feats.
+        spatial_shape: d lengths; None is the box [0, max + 1) when it is first needed.  Negative
+            coordinates are then legal in submanifold layers and maps.
+        batch_size: how many samples; None is the largest batch number + 1.
+        stride: voxels of the finest level that one voxel spans.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: feats and coords that do not fit each other; a voxel
+            that occurs twice, at the latest for the first map, `dense()` or `union`.
+        IndexRangeError: a negative batch number, a voxel outside of spatial_shape.  Where that and
+            batch_size are given on a GPU, the host does not wait to know: the first to ask for a
+            map, `C` or `dense()` raises.
+    """
+
+    def __init__(
+        self,
+        feats: Tensor,
+        coords: Tensor,
+        spatial_shape: Sequence[int] | None = None,
+        batch_size: int | None = None,
+        stride: int | Sequence[int] = 1,
+    ) -> None:
+        check_tensors(feats=feats, coords=coords)
+        dim = coords.shape[-1] - 1 if coords.dim() else 0
+        strides = axes_of("stride", stride, dim, least=1)
+        if feats.device != coords.device:
+            raise DeviceError(
+                f"feats are on {feats.device}, coords on {coords.device}: both must be on one "
+                "device. Move one of them with .to(device)."
+            )
+        self._set(feats, Coordinates(coords, spatial_shape, batch_size, strides), Maps())
+
+    def _set(self, feats: Tensor, coordinates: Coordinates, maps: Maps) -> None:
+        _check_feats(feats, len(coordinates))
+        self.feats, self.coordinates, self.maps = feats, coordinates, maps
+
+    @classmethod
+    def on(cls, feats: Tensor, coordinates: Coordinates, maps: Maps) -> SparseTensor:
+        """Features on voxels that are there already, and the maps they share."""
+        found = cls.__new__(cls)
+        found._set(feats, coordinates, maps)
+        return found
+
+    @classmethod
+    def from_dense(cls, dense: Tensor) -> SparseTensor:
+        """The voxels of (batch, C, *shape) where some channel is not 0; NaN is not 0."""
+        check_tensors(dense=dense)
+        if not 3 <= dense.dim() <= 6:
+            raise ShapeError(
+                f"dense is {tuple(dense.shape)}: it must be (batch, C, s0, …) with 1 to 4 axes. "
+                "Add the missing dimensions with unsqueeze."
+            )
+        coords = (dense != 0).any(1).nonzero()
+        feats = dense.movedim(1, -1)[tuple(coords.T)]
+        return cls(feats, coords, tuple(dense.shape[2:]), dense.shape[0])
+
+    @property
+    def F(self) -> Tensor:  # noqa: N802 - the field's name
+        """The features."""
+        return self.feats
+
+    @property
+    def C(self) -> Tensor:  # noqa: N802 - the field's name
+        """The coordinates, (N, 1 + d) int32."""
+        return self.coordinates.rows
+
+    @property
+    def dim(self) -> int:
+        """Spatial axes."""
+        return self.coordinates.dim
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """The box of the voxels."""
+        return self.coordinates.spatial_shape
+
+    @property
+    def batch_size(self) -> int:
+        """Samples, empty ones too."""
+        return self.coordinates.batch_size
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Voxels of the finest level that one voxel spans, by axis."""
+        return self.coordinates.stride
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self.feats.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the features."""
+        return self.feats.dtype
+
+    def __len__(self) -> int:
+        return len(self.coordinates)
+
+    def __repr__(self) -> str:
+        return (
+            f"SparseTensor({len(self)} voxels, {self.feats.shape[1]} channels, d={self.dim}, "
+            f"{self.dtype}, on {self.device})"
+        )
+
+    def replace(self, feats: Tensor) -> SparseTensor:
+        """Other features (N, C′) on the same voxels, which share coordinates and maps."""
+        return SparseTensor.on(feats, self.coordinates, self.maps)
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
+        """As Tensor.to: the features' dtype, and everything's device; a move leaves maps behind."""
+        feats = self.feats.to(*args, **kwargs)
+        if feats.device == self.device:
+            return self.replace(feats)
+        return SparseTensor.on(feats, self.coordinates.to(feats.device), Maps())
+
+    def cuda(self) -> SparseTensor:
+        """On the current GPU."""
+        return self.to("cuda")
+
+    def cpu(self) -> SparseTensor:
+        """On the CPU."""
+        return self.to("cpu")
+
+    def dense(self) -> Tensor:
+        """(batch, C, *spatial_shape), 0 where no voxel is, with gradients.
+
+        Raises:
+            IndexRangeError: no spatial_shape was given and a coordinate is negative.
+            ShapeError: a voxel occurs twice.
+        """
+        _check_distinct(self)
+        shape = (self.batch_size, *self.spatial_shape, self.feats.shape[1])
+        grid = self.feats.new_zeros(shape)
+        grid = grid.index_put(tuple(self.C.long().T), self.feats)
+        return grid.movedim(-1, 1)
+
+    def __add__(self, other: SparseTensor) -> SparseTensor:
+        """Sums of features on the same voxels; `union` adds on any."""
+        _check_same(self, other, "+", "Add tensors on different voxels with union([a, b]).")
+        return self.replace(self.feats + other.feats)
+
+
+def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    """The channels of tensors on the same voxels side by side, (N, ΣC)."""
+    first = _first(tensors, "cat")
+    for other in tensors[1:]:
+        _check_same(first, other, "cat", "Put them on the same voxels first, with union.")
+    return first.replace(torch.cat([t.feats for t in tensors], 1))
+
+
+def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    """z[v] = Σ of the features of v in all tensors, on every voxel that one of them has.
+
+    The voxels stand in ascending order; the box and the batch are the largest that occur.  Sums
+    run over the tensors as they are listed, in float32 or wider, and are rounded once.
+    """
+    first = _alike(tensors, "union", "tensors", "Resample one of them first.")
+    for tensor in tensors:
+        _check_distinct(tensor)
+    rows, place = torch.unique(torch.cat([t.C for t in tensors]), dim=0, return_inverse=True)
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
+    wide = torch.promote_types(dtype, torch.float32)
+    total = torch.zeros(len(rows), first.feats.shape[1], dtype=wide, device=first.device)
+    for tensor, own in zip(tensors, place.split([len(t) for t in tensors]), strict=True):
+        total = total.index_add(0, own, tensor.feats.to(wide))  # each voxel once
+    size = max(t.batch_size for t in tensors)
+    return SparseTensor(total.to(dtype), rows, _largest_box(tensors), size, first.stride)
+
+
+def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
+    """Samples one behind the other: the batch numbers of each count on from those before it.
+
+    The box is given if every sample's is: the largest of them.
+    """
+    first = _alike(samples, "sparse_collate", "samples", "Collate them apart.")
+    rows, start = [], 0
+    for sample in samples:
+        shift = torch.zeros(1 + sample.dim, dtype=torch.int32, device=sample.device)
+        shift[0] = start
+        rows.append(sample.C + shift)
+        start += sample.batch_size
+    feats = torch.cat([s.feats for s in samples])
+    return SparseTensor(feats, torch.cat(rows), _largest_box(samples), start, first.stride)
+
+
+def _largest_box(tensors: Sequence[SparseTensor]) -> list[int] | None:
+    """The box that holds all that were given; None where one was not."""
+    shapes = [t.coordinates.given_shape for t in tensors]
+    given = [shape for shape in shapes if shape is not None]
+    return [max(n) for n in zip(*given, strict=True)] if len(given) == len(shapes) else None
+
+
+def _first(tensors: Sequence[SparseTensor], name: str) -> SparseTensor:
+    listed = isinstance(tensors, (list, tuple))
+    kinds = [type(t).__name__ for t in tensors if not isinstance(t, SparseTensor)] if listed else []
+    if kinds or not listed:
+        given = f"list with a {kinds[0]} in it" if kinds else type(tensors).__name__
+        raise DTypeError(
+            f"{name} was given a {given}: it takes a list of "
+            "torchweft.voxels.SparseTensor. Pass [a, b]."
+        )
+    if not tensors:
+        raise ShapeError(f"{name} was given no tensor: it needs at least one. Pass a list of them.")
+    return tensors[0]
+
+
+def _alike(tensors: Sequence[SparseTensor], name: str, called: str, remedy: str) -> SparseTensor:
+    """The first of tensors whose rows can stand in one."""
+    first = _first(tensors, name)
+    a = first.dim, first.stride, first.feats.shape[1]
+    for other in tensors[1:]:
+        if first.device != other.device:
+            raise DeviceError(
+                f"{name} was given {called} on {first.device} and {other.device}: all must be on "
+                "one device. Move one of them with .to(device)."
+            )
+        b = other.dim, other.stride, other.feats.shape[1]
+        if a != b:
+            raise ShapeError(
+                f"{name} was given {called} of {a[0]} axes at stride {a[1]} with {a[2]} channels, "
+                f"and {b[0]} at {b[1]} with {b[2]}: all must agree. {remedy}"
+            )
+    return first
+
+
+def check_sparse(tensor: object) -> None:
+    """Raise unless it is a SparseTensor.
+
+    Raises:
+        DTypeError: it is something else.
+    """
+    if not isinstance(tensor, SparseTensor):
+        raise DTypeError(
+            f"tensor is a {type(tensor).__name__}: it must be a torchweft.voxels.SparseTensor. "
+            "Build SparseTensor(feats, coords), or SparseTensor.from_dense(x)."
+        )
+
+
+def _check_same(a: SparseTensor, b: object, name: str, remedy: str) -> None:
+    if not isinstance(b, SparseTensor):
+        raise DTypeError(
+            f"{name} was given a {type(b).__name__}: it takes a torchweft.voxels.SparseTensor. "
+            "Use tensor.replace(tensor.F + other) for features alone."
+        )
+    if a.coordinates is not b.coordinates:
+        raise ShapeError(
+            f"{name} was given tensors on different coordinates ({len(a)} and {len(b)} voxels): "
+            f"they must come from the same layers, or from replace(). {remedy}"
+        )
+
+
+def _check_distinct(tensor: SparseTensor) -> None:
+    """Raise if a voxel occurs twice; while compiling nobody can know."""
+    if not compiling():
+        tensor.coordinates.valid(tensor.coordinates.unchecked)
+
+
+def _check_feats(feats: Tensor, count: int) -> None:
+    check_tensors(feats=feats)
+    if feats.dim() != 2 or feats.shape[0] != count:
+        raise ShapeError(
+            f"feats are {tuple(feats.shape)} but there are {count} voxels: feats must be "
+            f"({count}, C). Pass one feature row a voxel, feats[:, None] for a single channel."
+        )
+    if not feats.is_floating_point():
+        raise DTypeError(
+            f"feats are {feats.dtype}: they must be floating-point. Pass feats.float()."
+        )

@@ -1,0 +1,1 @@
+"""Kernel maps on a GPU: search, sorting and tiles."""

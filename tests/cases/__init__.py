@@ -1,0 +1,35 @@
+"""The contract cases of each family, as data; `suites()` is what `torchweft check` runs."""
+
+from __future__ import annotations
+
+from tests.cases import (
+    channelwise,
+    clifford,
+    instructed,
+    o3,
+    products,
+    radial_linear,
+    reductions,
+    symmetric,
+    voxels,
+)
+from tests.cases.suite import Suite, joined
+
+__all__ = ["Suite", "suites"]
+
+
+def suites() -> dict[str, Suite]:
+    """The cases of every family, by its name."""
+    return {
+        "products": products.suite(),
+        "o3": joined(
+            o3.suite(),
+            channelwise.suite(),
+            instructed.suite(),
+            radial_linear.suite(),
+            symmetric.suite(),
+        ),
+        "clifford": clifford.suite(),
+        "reductions": reductions.suite(),
+        "voxels": voxels.suite(),
+    }
