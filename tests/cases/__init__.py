@@ -1,4 +1,4 @@
-"""The contract cases of each family, as data; `suites()` is what `torchweft check` runs."""
+"""The contract cases of each family, as data; `suites()` is what `make check` runs."""
 
 from __future__ import annotations
 

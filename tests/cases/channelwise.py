@@ -322,7 +322,7 @@ def check_runs(device: str) -> None:
 
 
 def suite() -> Suite:
-    """The channelwise products' part of `torchweft check`."""
+    """The channelwise products' part of `make check`."""
     small = GRAPHS["unsorted"]
     cases = [make_case(name, structure, small) for name, structure in STRUCTURES.items()]
     uvu = STRUCTURES["uvu"]

@@ -182,7 +182,7 @@ def check_large_offsets(device: str) -> None:
 
 
 def suite() -> Suite:
-    """The clifford part of `torchweft check`."""
+    """The clifford part of `make check`."""
     full = [
         make_case(op, metric, batch=(ROWS,), features=(6, 3))
         for op in ("weighted", "fully connected", "chain metric", "chain fully connected euclidean")

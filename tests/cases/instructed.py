@@ -284,7 +284,7 @@ def _randn(name: str) -> Callable[..., Tensor]:
 
 
 def suite() -> Suite:
-    """The instructed products' part of `torchweft check`."""
+    """The instructed products' part of `make check`."""
     settings = [(True, "mul_ir"), (False, "ir_mul"), (False, "mul_ir"), (True, "ir_mul")]
     cases = [product_case(name, *how) for name in MODULES for how in settings[:2]]
     cases += [product_case("uvw", *how, rows=0) for how in settings[:2]]

@@ -75,7 +75,7 @@ def _cases(name: str, channels: tuple[int, ...], batch: int = 3) -> Iterator[Cas
 
 
 def suite() -> Suite:
-    """The o3 layers' part of `torchweft check`."""
+    """The o3 layers' part of `make check`."""
     found = [case for name in SHAPES for case in _cases(name, (1, 8, 31, 64, 65))]
     found += [case for name in SHAPES for case in _cases(name, (3, 3), batch=0)]
     dots = list(_cases("tensor_dot_uu", (16,)))

@@ -378,7 +378,7 @@ def check_large_shared_rows(device: str) -> None:
 
 
 def suite() -> Suite:
-    """The products' part of `torchweft check`."""
+    """The products' part of `make check`."""
     per_op: Iterable[Callable[[str], list[Case]]] = (op_cases, thin_cases, sparse_cases)
     found = [case for op in OPS for make in per_op for case in make(op)]
     found += [skewed_case(op) for op in OPS] + scale_cases()

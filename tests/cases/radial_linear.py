@@ -78,7 +78,7 @@ def make_case(name: str, structure: Structure, edges: Edges, hidden: int = HIDDE
 
 
 def suite() -> Suite:
-    """The part of `torchweft check` of weights that are h A."""
+    """The part of `make check` of weights that are h A."""
     graphs = {name: edges for name, edges in GRAPHS.items() if edges is not None}
     small = graphs["unsorted"]
     weighted = {name: s for name, s in STRUCTURES.items() if s.weighted}

@@ -1,4 +1,4 @@
-"""Every contract on one device, and the receipt of it: what `torchweft check` runs and leaves."""
+"""Every contract on one device, and the receipt of it: what `make check` runs and leaves."""
 
 from __future__ import annotations
 

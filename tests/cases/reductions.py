@@ -302,7 +302,7 @@ def check_far_clouds(device: str) -> None:
 
 
 def suite() -> Suite:
-    """The reductions' part of `torchweft check`."""
+    """The reductions' part of `make check`."""
     cases = reduction_cases() + formula_cases() + size_cases()
     full = [make_case("Sum"), make_case("LogSumExp", "distances"), make_case("KMin", "distances")]
     full.append(make_case("Sum", ranges="holes"))

@@ -109,7 +109,7 @@ def make_case(
 
 
 def suite() -> Suite:
-    """The part of `torchweft check` of symmetric contractions."""
+    """The part of `make check` of symmetric contractions."""
     cases = [
         make_case("cubic", "0e+1o+2e", "0e+1o", 3, 3, 9, "mul_ir"),
         make_case("to l = 2", "0e+1o", "0e+1o+2e", 3, 33, 9, "ir_mul"),

@@ -278,7 +278,7 @@ def check_large_offsets(device: str) -> None:
 
 
 def suite() -> Suite:
-    """The voxels' part of `torchweft check`."""
+    """The voxels' part of `make check`."""
     layers, groups = layer_cases(), group_cases()
     cases = channel_cases() + layers + groups + edge_cases()
     full = [layers[1], layers[6], layers[9], layers[16], groups[0], groups[2], groups[3]]

@@ -1,4 +1,4 @@
-"""`torchweft check`'s receipt counts every check and names every one that fails.
+"""`make check`'s receipt counts every check and names every one that fails.
 
 Seen red with: failures swallowed, a mode left out of the suite.
 """
