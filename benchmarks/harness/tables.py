@@ -44,11 +44,11 @@ _HEAD = """# Performance
 
 Generated from the rows in `benchmarks/results` by `make bench`; every number is one of them.
 
-- Milliseconds are medians; torchweft's have the 20th and 80th percentile in brackets. Candidates
-take
-  turns, on random data, after their results were checked against the float64 oracle: *error* is
-  the worst error of torchweft over its computed bound, and must be below 1. Of ours, a result past
-  its bound has no time; a peer's time then stands beside its error ("3.2, error 57").
+- Milliseconds are medians; torchweft's have the 20th and 80th percentile in brackets.
+  Candidates take turns, on random data, after their results were checked against the float64
+  oracle: *error* is the worst error of torchweft over its computed bound, and must be below 1. A
+  result of ours past its bound has no time; a peer's time then stands beside its error
+  ("3.2, error 57").
 - *floor* is the least time that the bytes (inputs read once, outputs written once) or the
   operations allow on this machine; *of floor* is floor over time. Operations are counted for
   each derivative by itself: one kernel that shares them between derivatives may need fewer.
