@@ -17,15 +17,14 @@ from torchweft.core.expressions.program import Program
 from torchweft.core.printing.modules import printed
 from torchweft.o3.pointwise import programs as row_programs
 from torchweft.o3.pointwise import source as row_generator
-from torchweft.o3.pointwise.harmonics import key
-from torchweft.o3.pointwise.radial import bessel_key, cutoff_key
-from torchweft.o3.symmetric import weights as symmetric_weights
+from torchweft.o3.pointwise.programs import bessel_key, cutoff_key, harmonics_key
+from torchweft.o3.symmetric.program import weight_gradients, weight_program
 from torchweft.testing.compiler import Build, compile_for
 
 ORDERS = {"forward": "", "backward": " | vjp 1 1", "second order": " | vjp 1 1 | vjp 11 1"}
 FUNCTIONS = {
-    "harmonics to 3": key(range(4), True, "component"),
-    "harmonics to 6": key(range(7), True, "component"),
+    "harmonics to 3": harmonics_key(range(4), True, "component"),
+    "harmonics to 6": harmonics_key(range(7), True, "component"),
     "cutoff": cutoff_key(5.0, 6),
 }
 CASES = {
@@ -60,8 +59,8 @@ def test_waves_compile(order: str, dtype: str) -> None:
 @pytest.mark.parametrize("order", ["weights", "gradients"])
 def test_weights_of_couplings(order: str, check: Check) -> None:
     module = o3.SymmetricContraction("128x0e+128x1o+128x2e+128x3o", "128x0e+128x1o", 3, 2)
-    name = module._mixed if order == "weights" else symmetric_weights.turned(module._mixed)
-    program = symmetric_weights.program(name)
+    name = module._mixed if order == "weights" else weight_gradients(module._mixed)
+    program = weight_program(name)
     check(build(program, 128, "fp32", "sm_90"), f"couplings, {order}", "sm_90")
 
 

@@ -34,26 +34,30 @@ from torchweft.o3.irreps.rotation import (
 )
 from torchweft.o3.irreps.tables import IrrepsInfo, irreps_info
 from torchweft.o3.irreps.wigner import so3_generators, su2_generators, wigner_3j, wigner_D
-from torchweft.o3.layers.channel_functions import gating, irrep_wise_linear, tensor_dot_uu
-from torchweft.o3.layers.channel_modules import Gating, IrrepWiseLinear, TensorDot
-from torchweft.o3.layers.dropout import Dropout
+from torchweft.o3.layers.channels import (
+    Gating,
+    IrrepWiseLinear,
+    TensorDot,
+    gating,
+    irrep_wise_linear,
+    tensor_dot_uu,
+)
 from torchweft.o3.layers.gate import Activation, Gate
 from torchweft.o3.layers.harmonics import SphericalHarmonics, spherical_harmonics
-from torchweft.o3.layers.identity import Identity
-from torchweft.o3.layers.linear import Linear
+from torchweft.o3.layers.linear import Identity, Linear
 from torchweft.o3.layers.loaders import from_e3nn, from_mace, from_nequip
-from torchweft.o3.layers.norms import BatchNorm, LayerNorm, Norm, NormActivation
+from torchweft.o3.layers.norms import BatchNorm, Dropout, LayerNorm, Norm, NormActivation
 from torchweft.o3.layers.radial import BesselBasis, PolynomialCutoff, soft_one_hot_linspace
 from torchweft.o3.layers.so2 import SO2Linear, edge_rotation
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
 from torchweft.o3.tensor_product.conv import TensorProductConv
-from torchweft.o3.tensor_product.named import (
+from torchweft.o3.tensor_product.products import (
     ElementwiseTensorProduct,
     FullTensorProduct,
     FullyConnectedTensorProduct,
+    TensorProduct,
     TensorSquare,
 )
-from torchweft.o3.tensor_product.rows import TensorProduct
 
 __all__ = [
     "Activation",

@@ -18,7 +18,7 @@ from torchweft.errors import ShapeError
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
 from torchweft.o3.irreps.layout import check_layout, check_rows, join, split
 from torchweft.o3.tensor_product.module import forget_e3nn_tables
-from torchweft.o3.tensor_product.named import paired
+from torchweft.o3.tensor_product.products import paired
 
 __all__ = ["Activation", "Gate", "NormalizedActivation"]
 

@@ -21,8 +21,14 @@ from torchweft.errors import ShapeError
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
 from torchweft.o3.irreps.rotation import check_last, unit
 from torchweft.o3.irreps.wigner import check_degrees, working_dtype
-from torchweft.o3.pointwise.harmonics import MOST_DEGREE, factors, key, scale, seed
 from torchweft.o3.pointwise.operator import again, first, looped, served
+from torchweft.o3.pointwise.programs import (
+    MOST_HARMONICS_DEGREE,
+    harmonics_key,
+    harmonics_scale,
+    ladder_factors,
+    ladder_seed,
+)
 
 __all__ = ["SphericalHarmonics", "spherical_harmonics"]
 
@@ -91,7 +97,7 @@ class SphericalHarmonics(torch.nn.Module):
         self.irreps_out = Irreps(
             [Irrep(degree, parity**degree) for degree in self._degrees]
         ).simplify()
-        scale(normalization, 0)  # that it is one
+        harmonics_scale(normalization, 0)  # that it is one
 
     def forward(self, x: Tensor) -> Tensor:
         """Y(x): (..., 3) to (..., irreps_out.dim)."""
@@ -114,8 +120,8 @@ def _first(
     """Of a call that is not settled."""
     check_last("x", x, 3)
     size = sum(2 * degree + 1 for degree in degrees)
-    if 0 < max(degrees) <= MOST_DEGREE and (served(x) or looped(x, size)):
-        return first(called, key(degrees, normalize, normalization), x)
+    if 0 < max(degrees) <= MOST_HARMONICS_DEGREE and (served(x) or looped(x, size)):
+        return first(called, harmonics_key(degrees, normalize, normalization), x)
     return _evaluate(degrees, x, normalize, normalization)
 
 
@@ -166,7 +172,9 @@ def _factors(
     degrees: tuple[int, ...], normalization: str, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """(Σ 2l+1)."""
-    found = [f * scale(normalization, degree) for degree in degrees for f in _LOWEST[degree]]
+    found = [
+        f * harmonics_scale(normalization, degree) for degree in degrees for f in _LOWEST[degree]
+    ]
     return torch.tensor(found, dtype=dtype, device=device)
 
 
@@ -202,10 +210,10 @@ def _ladder(
 ) -> Iterator[tuple[int, Tensor | float]]:
     """(l, q_lm) for l from m, where q is a number, to lmax."""
     before: Tensor | float = 0.0
-    q: Tensor | float = seed(m, normalization)
+    q: Tensor | float = ladder_seed(m, normalization)
     yield m, q
     for degree in range(m + 1, lmax + 1):
-        a, b = factors(degree, m, normalization)
+        a, b = ladder_factors(degree, m, normalization)
         if isinstance(q, Tensor):
             before, q = q, torch.addcmul(square * (-b * before), y, q, value=a)
         else:

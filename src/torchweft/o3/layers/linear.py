@@ -1,8 +1,8 @@
-"""Linear maps between irreps: a matrix for each pair of items that are the same irrep.
+"""Linear maps between irreps: a matrix for each pair of items that are the same irrep; identity.
 
 z[o, w] = Σ_{(i, o)} factor Σ_u weight_uw x[i, u]  (+ bias_w for 0e)
 
-The weight is that of all rows, of a row's element, or a row's own.
+One weight serves all rows, or each element has a weight, or each row.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from torchweft.o3.irreps.layout import broadcast, check_layout, check_rows, join
 from torchweft.o3.mixing.blocks import Block, Mixing, Path
 from torchweft.o3.mixing.elements import kinds_of
 from torchweft.o3.mixing.operator import mix, serves
-from torchweft.o3.tensor_product.module import WeightedModule
+from torchweft.o3.tensor_product.module import WeightedModule, forget_e3nn_tables
 
-__all__ = ["Linear", "LinearInstruction"]
+__all__ = [
+    "Identity",
+    "Linear",
+    "LinearInstruction",
+]
 
 
 class LinearInstruction(NamedTuple):
@@ -439,3 +443,39 @@ def _biased(biases: bool | Sequence[bool] | None, out: Irreps) -> list[int]:
                 "away from it. Pass False there, or biases=True for all 0e."
             )
     return [k for k, flag in enumerate(biases) if flag]
+
+
+class Identity(nn.Module):
+    """z = x.
+
+    Args:
+        irreps_in: of x, simplified.
+        irreps_out: of z, the same.
+
+    Raises:
+        ShapeError: they differ.
+    """
+
+    def __init__(self, irreps_in: IrrepsLike, irreps_out: IrrepsLike) -> None:
+        super().__init__()
+        self.irreps_in, self.irreps_out = (
+            Irreps(irreps_in).simplify(),
+            Irreps(irreps_out).simplify(),
+        )
+        if self.irreps_in != self.irreps_out:
+            raise ShapeError(
+                f"irreps_in is {self.irreps_in} and irreps_out {self.irreps_out}: what is not "
+                "changed has the same irreps. Pass the same, or a Linear between them."
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.irreps_in} -> {self.irreps_out})"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X itself, (…, D)."""
+        check_rows("x", x, self.irreps_in, self)
+        return x
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        forget_e3nn_tables(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)

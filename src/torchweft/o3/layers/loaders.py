@@ -22,14 +22,13 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.edges.graph import Graph, graph_of
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.irreps.layout import join, split
-from torchweft.o3.layers.dropout import Dropout
 from torchweft.o3.layers.gate import Activation, Gate
 from torchweft.o3.layers.linear import Linear
-from torchweft.o3.layers.norms import BatchNorm, Norm, NormActivation
+from torchweft.o3.layers.norms import BatchNorm, Dropout, Norm, NormActivation
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
 from torchweft.o3.tensor_product.conv import TensorProductConv
 from torchweft.o3.tensor_product.module import InstructedModule
-from torchweft.o3.tensor_product.rows import TensorProduct
+from torchweft.o3.tensor_product.products import TensorProduct
 
 __all__ = ["from_e3nn", "from_mace", "from_nequip"]
 

@@ -17,7 +17,7 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.rotation import check_last
 from torchweft.o3.irreps.wigner import working_dtype
 from torchweft.o3.pointwise.operator import again, first, served
-from torchweft.o3.pointwise.radial import bessel_key, cutoff_key
+from torchweft.o3.pointwise.programs import bessel_key, cutoff_key
 
 __all__ = ["BesselBasis", "PolynomialCutoff", "soft_one_hot_linspace"]
 

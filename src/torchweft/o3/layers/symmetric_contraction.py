@@ -29,8 +29,7 @@ from torchweft.o3.irreps.layout import check_layout, check_rows, steps
 from torchweft.o3.mixing.elements import kinds_of
 from torchweft.o3.symmetric.basis import Basis, Coupled, Output, expressed, symmetric_basis
 from torchweft.o3.symmetric.operator import contraction, kept
-from torchweft.o3.symmetric.program import key, program, served
-from torchweft.o3.symmetric.weights import text
+from torchweft.o3.symmetric.program import key, program, served, weight_text
 from torchweft.products import SparseScaleInfo, sparse_scale
 
 __all__ = ["SymmetricContraction"]
@@ -143,7 +142,7 @@ class SymmetricContraction(nn.Module):
         own: list[Any] = list(self.contractions)
         self._places: list[tuple[Any, str | None]] = [(own[n], own[n].name(d)) for d, n in mixed]
         sizes = [weight.shape[1] for weight in self._couplings()]
-        self._mixed, self._settled = text(self._exact, sizes), Settled[Rest]()
+        self._mixed, self._settled = weight_text(self._exact, sizes), Settled[Rest]()
         count = program(self._key).inputs[1].size
         self._single = 0 < sum(self._products) == count and served(self._key)
 

@@ -5,6 +5,12 @@
 
 A block is a graph of its own, whose rows are those that it touches, so that what a block costs
 follows its edges.  Blocks are added in their order: bits repeat.
+
+A call of several terms is taken apart into matrix products and a call of x, y, z and w:
+
+    w_k  = Σ_(h, A) h A                      terms with the same x, y and z share one sum
+    gw_k = Σ_terms ∂Q/∂w
+    h:   Σ gw A^T          A:   Σ_e h^T gw
 """
 
 from __future__ import annotations
@@ -19,17 +25,22 @@ from torch import Tensor
 from torchweft.core.backend import choose
 from torchweft.core.operators.tensor_list import Kept
 from torchweft.core.tables.tensor_cache import TensorCache
-from torchweft.o3.channelwise.calls import Call
+from torchweft.o3.channelwise.calls import ROLES, Call, Result, Term
 from torchweft.o3.channelwise.operator import contraction, kept
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.edges.graph import Graph, Tables, pack
 from torchweft.o3.mixing.blocks import Block as Copies
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.blocks import Path as Matrix
-from torchweft.o3.radial_linear.plan import plan_of
 from torchweft.o3.radial_linear.source import SHORT
 
-__all__ = ["run"]
+__all__ = [
+    "RadialPlan",
+    "Sum",
+    "plan_of",
+    "run",
+]
+
 
 ROOM = {"cpu": 2**25, "cuda": 5 * 2**26}
 """Bytes of the weights of a block, as many of each gradient of them.
@@ -240,3 +251,72 @@ def _place(slot: str, block: _Block) -> tuple[int, int] | Tensor:
     if slot == "x":
         return (0, num_x) if block.sources is None else block.sources
     return (block.begin, num_edges) if block.edges is None else block.edges
+
+
+Sum = tuple[tuple[int, int], ...]
+"""Pairs of numbers whose products are added."""
+
+
+class RadialPlan(NamedTuple):
+    """How to compute a call on edges whose weights are formed.
+
+    Args:
+        inner: its tensors are those of `given`, then the formed weights.
+        given: the numbers of the call's tensors in slots x, y and z that it reads.
+        formed: for each formed weight the pairs (h, A) of tensors.
+        results: for each result of the call: a number of a result of `inner`, or pairs.  For h,
+            pairs (result of `inner`, A); for A, pairs (h, result of `inner`).
+    """
+
+    inner: Call
+    given: tuple[int, ...]
+    formed: tuple[Sum, ...]
+    results: tuple[int | Sum, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_of(call: Call) -> RadialPlan:
+    """How to compute a call."""
+    given = tuple(t for t, slot in enumerate(call.slots) if slot in "xyz")
+    place = {t: i for i, t in enumerate(given)}
+    formed: dict[Sum, int] = {}
+    inner: dict[Result, int] = {}
+    results: list[int | Sum] = []
+
+    def number(result: Result) -> int:
+        return inner.setdefault(result, len(inner))
+
+    for slot, terms in call.results:
+        if slot in "wa":
+            pairs = []
+            for factor, rest in _by_factor(slot, terms):
+                summed = tuple(tuple(place[t] for t in term) for term in rest)
+                gw = number(Result("w", summed))
+                pairs.append((gw, factor) if slot == "w" else (factor, gw))
+            results.append(tuple(pairs))
+            continue
+        found = []
+        for (first, second), sums in _by_others(terms):
+            k = formed.setdefault(sums, len(formed))
+            found.append((place[first], place[second], len(given) + k))
+        results.append(number(Result(slot, tuple(found))))
+    slots = "".join(call.slots[t] for t in given) + "w" * len(formed)
+    return RadialPlan(Call(slots, tuple(inner)), given, tuple(formed), tuple(results))
+
+
+def _by_factor(slot: str, terms: Iterable[Term]) -> list[tuple[int, list[Term]]]:
+    """Terms of a result h or A by the other of these, which stands last."""
+    assert ROLES[-2:] == "wa"
+    assert slot in "wa"
+    groups: dict[int, list[Term]] = {}
+    for *others, factor in terms:
+        groups.setdefault(factor, []).append(tuple(others))
+    return list(groups.items())
+
+
+def _by_others(terms: Iterable[Term]) -> list[tuple[tuple[int, int], Sum]]:
+    """Terms of a result x, y or z by their other two; h and A stand last."""
+    groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for first, second, h, a in terms:
+        groups.setdefault((first, second), []).append((h, a))
+    return [(others, tuple(pairs)) for others, pairs in groups.items()]

@@ -26,9 +26,17 @@ from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.irreps.layout import steps
 from torchweft.o3.pointwise import launch as row_launch
 from torchweft.o3.symmetric import source as symmetric_generator
-from torchweft.o3.symmetric import weights as symmetric_weights
 from torchweft.o3.symmetric.kernels import fold_parts_kernel
-from torchweft.o3.symmetric.program import TABLES, parts, program, slots, used
+from torchweft.o3.symmetric.program import (
+    TABLES,
+    parts,
+    program,
+    slots,
+    used,
+    weight_counts,
+    weight_gradients,
+    weight_program,
+)
 from torchweft.o3.symmetric.source import LANES, Column, Job
 
 __all__ = ["columns", "prepared", "shape"]
@@ -59,7 +67,7 @@ def prepared(
     Args:
         name: its key.
         layout: of the rows of x and z.
-        mixed: how weights are made of parameters, see torchweft.o3.symmetric.weights.
+        mixed: how weights are made of parameters, see torchweft.o3.symmetric.program.
         tensors: its inputs, (N, D) for x and z, and in place of weights the parameters (elements,
             couplings, C); then the element of each row (N,), and order and starts of rows by it.
     """
@@ -94,9 +102,9 @@ class _Plan:
 
     def __init__(self, name: str, layout: str, mixed: str, tensors: Sequence[Tensor]) -> None:
         self._layout, self._mixed, self._tensors = layout, mixed, tensors
-        self._many = len(symmetric_weights.counts(mixed))
+        self._many = len(weight_counts(mixed))
         self._elements, _, self._channels = tensors[1].shape
-        made = symmetric_weights.program(mixed).outputs[0].operand
+        made = weight_program(mixed).outputs[0].operand
         self._weights = (self._elements, made.size * self._channels)
         self.steps, self.scratch = list[Step](), list[tuple[int, int]]()
         letters = slots(name)
@@ -125,7 +133,7 @@ class _Plan:
             self._part(part, read, [written[n] for n in numbers])
         for places, slot, made in zip(results, outputs, written, strict=True):
             if slot == "w":
-                self._mix(symmetric_weights.turned(self._mixed), [made], places)
+                self._mix(weight_gradients(self._mixed), [made], places)
 
     def _placed(self, letters: str, first: int) -> Iterator[Sequence[int]]:
         """Where the tensors of operands are."""
@@ -150,7 +158,7 @@ class _Plan:
     def _mix(self, name: str, read: Sequence[int], written: Sequence[int]) -> None:
         """A program on parameters."""
         x, parameter = self._tensors[:2]
-        found = symmetric_weights.program(name)
+        found = weight_program(name)
         dtypes = parameter.dtype, _wide(x.dtype)
         kernel = row_launch.kernel(found, self._channels, dtypes, x.device)
         programs = row_launch.programs(self._elements * self._channels)

@@ -20,8 +20,7 @@ from torchweft.core.operators.tensor_list import Call, Kept, ListOperator, Rest,
 from torchweft.errors import ShapeError
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.program_rule import ProgramRule
-from torchweft.o3.symmetric.program import TABLES, slots, steps, used
-from torchweft.o3.symmetric.weights import counts
+from torchweft.o3.symmetric.program import TABLES, slots, steps, used, weight_counts
 
 __all__ = ["contraction", "kept"]
 
@@ -34,10 +33,10 @@ def kept(name: str, layout: str, mixed: str) -> Rest:
     Args:
         name: the key of a program.
         layout: of the rows of x and z.
-        mixed: how weights are made of parameters, see torchweft.o3.symmetric.weights.
+        mixed: how weights are made of parameters, see torchweft.o3.symmetric.program.
     """
     rest = (name, layout, mixed)
-    return rest if compiling() else Kept(rest, 1 + len(counts(mixed)), _prepared)
+    return rest if compiling() else Kept(rest, 1 + len(weight_counts(mixed)), _prepared)
 
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
@@ -59,7 +58,7 @@ class Contraction(ProgramRule):
         return self._sizes(slots(rest[0]).outputs, rest)
 
     def _sizes(self, letters: str, rest: Rest) -> Sequence[int]:
-        many = len(counts(rest[2]))
+        many = len(weight_counts(rest[2]))
         return [many if slot == "w" else 1 for slot in letters]
 
     def body(self, tensors: Tensors, *rest: str) -> list[Tensor]:
@@ -72,7 +71,7 @@ class Contraction(ProgramRule):
 
     def fake(self, tensors: Tensors, *rest: str) -> list[Tensor]:
         """Empty tensors of their shapes."""
-        x, parameters = tensors[0], tensors[1 : 1 + len(counts(rest[2]))]
+        x, parameters = tensors[0], tensors[1 : 1 + len(weight_counts(rest[2]))]
         outs = sum(ir.dim for _, ir in Irreps(rest[0].split(" ")[1]))
         rows = {
             "x": [x],

@@ -1,21 +1,28 @@
 """A symmetric contraction as straight-line programs of one channel of one row.
 
     z[L] = Σ_p w[p] g_p(x)_L,    g_p(x) = (x_h ⊗ b_p(x))_L, b_p of the degree below
+    w[element, p, c] = Σ_k T[p, k] parameter[element, k, c]
 
 x are the components of a channel, w the weights of its row's element.  Products of one irrep with
 others of one irrep are summed first, Σ_p w_p (x_h ⊗ b_p) = x_h ⊗ Σ_p w_p b_p, so that a gradient
 forms (x_h ⊗ dz) once for all of them.
 
-Programs see a weight as one number a row and channel.  That rows of an element share it is the
-kernels' matter: they read it by element, and sum its gradient over the element's rows.
+A program reads a weight as one number a row and channel.  Rows of an element share it: kernels read
+it by element, and sum its gradient over the element's rows.  T follows from the basis, or from
+couplings that were given, and its text is the key of the program that makes weights of parameters;
+the couplings k of several parameters follow each other.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import json
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+from torch import Tensor
 
 from torchweft.core.expressions.expr import Expr, add, const, multiply
 from torchweft.core.expressions.program import Operand, Output, Program, derive, mask
@@ -36,7 +43,12 @@ __all__ = [
     "slots",
     "steps",
     "used",
+    "weight_counts",
+    "weight_gradients",
+    "weight_program",
+    "weight_text",
 ]
+
 
 AXES = ("row", "feature")
 
@@ -214,3 +226,41 @@ def _product(a: Expr, b: Expr) -> Expr:
     if a.kind == b.kind == "leaf" and b.data < a.data:
         a, b = b, a
     return multiply(a, b)
+
+
+def weight_text(table: Tensor, counts: Sequence[int]) -> str:
+    """T (products, couplings) of parameters with so many couplings each."""
+    places = table.nonzero().tolist()
+    entries = [(p, k, float(table[p, k])) for p, k in places]
+    return json.dumps((list(counts), table.shape[0], entries), separators=(",", ":"))
+
+
+@functools.lru_cache(maxsize=256)
+def weight_counts(name: str) -> tuple[int, ...]:
+    """Couplings of each parameter."""
+    return tuple(json.loads(name)[0])
+
+
+def weight_gradients(name: str) -> str:
+    """The key of the gradients of all parameters."""
+    return f"{name} | vjp {'1' * len(weight_counts(name))} 1"
+
+
+@functools.lru_cache(maxsize=256)
+def weight_program(name: str) -> Program:
+    """The program with a text, of the parameters, or derived from it."""
+    return derive(name, _weight_root)
+
+
+def _weight_root(name: str) -> Program:
+    sizes, products, entries = json.loads(name)
+    letters = itertools.product(string.ascii_lowercase, repeat=2)
+    inputs = tuple(
+        Operand(f"w{''.join(pair)}", size, AXES) for size, pair in zip(sizes, letters, strict=False)
+    )
+    leaves = [leaf for operand in inputs for leaf in operand.leaves()]
+    made = tuple(
+        add(*(const(value) * leaves[k] for p, k, value in entries if p == product))
+        for product in range(products)
+    )
+    return Program(name, inputs, (Output(Operand("made", products, AXES), made),))

@@ -1,0 +1,235 @@
+"""Layers on features (N, irreps_dim, channels), built on products: functions, then modules.
+
+tensor_dot_uu, TensorDot             z[n,i,c] = (2l_i+1)^(-1/2) Σ_{m ∈ irrep i} x[n,m,c] · y[n,m,c]
+gating, Gating                       z[n,m,c] = x[n,m,c] · gates[n,i(m),c]
+irrep_wise_linear, IrrepWiseLinear   z[n,m,d] = Σ_c x[n,m,c] · weight[i(m),c,d]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from torchweft.core.operators.operands import check_tensors
+from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
+from torchweft.o3.irreps.tables import IrrepsInfo, irreps_info
+from torchweft.products import SparseProductInfo, sparse_mul, sparse_vecmat
+
+__all__ = [
+    "Gating",
+    "IrrepWiseLinear",
+    "TensorDot",
+    "gating",
+    "irrep_wise_linear",
+    "tensor_dot_uu",
+]
+
+
+_scales: TensorCache[Tensor] = TensorCache()
+
+
+def tensor_dot_uu(
+    input1: Tensor,
+    input2: Tensor,
+    irreps_info: IrrepsInfo,
+    scaled: bool = True,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """z[n,i,c] = (2l_i+1)^(-1/2) Σ_{m ∈ irrep i} input1[n,m,c] · input2[n,m,c].
+
+    Args:
+        input1: (N, D, C), D the components of the irreps; without N it is shared over N.
+        input2: likewise.
+        irreps_info: from `irreps_info(irreps)`.
+        scaled: False leaves out the factor.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Returns:
+        (N, num_irreps, C), invariant under O(3); differentiable to any order.
+    """
+    _check(irreps_info, "components", "input1", input1, C=None)
+    _check(irreps_info, "components", "input2", input2, C=input1.shape[-1])
+    info = SparseProductInfo(
+        scale=_component_scale(irreps_info) if scaled else None,
+        seg_out=irreps_info.irrep_seg,
+    )
+    return sparse_mul(input1, input2, info, backend=backend)
+
+
+def gating(
+    input: Tensor, gates: Tensor, irreps_info: IrrepsInfo, *, backend: str | None = None
+) -> Tensor:
+    """z[n,m,c] = input[n,m,c] · gates[n,i(m),c], i(m) the irrep of component m.
+
+    Args:
+        input: (N, D, C); without N it is shared over N.
+        gates: (N, num_irreps, C), invariant; without N they are shared over N.
+        irreps_info: from `irreps_info(irreps)`.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Returns:
+        (N, D, C), equivariant; differentiable to any order.
+    """
+    _check(irreps_info, "components", "input", input, C=None)
+    _check(irreps_info, "irreps", "gates", gates, C=input.shape[-1])
+    info = SparseProductInfo(index2=irreps_info.irrep_index)
+    return sparse_mul(input, gates, info, backend=backend)
+
+
+def irrep_wise_linear(
+    input: Tensor, weight: Tensor, irreps_info: IrrepsInfo, *, backend: str | None = None
+) -> Tensor:
+    """z[n,m,d] = Σ_c input[n,m,c] · weight[i(m),c,d], i(m) the irrep of component m.
+
+    Args:
+        input: (N, D, Cin); without N it is shared over N.
+        weight: (num_irreps, Cin, Cout), or (N, num_irreps, Cin, Cout) with matrices of its own
+            for each n.
+        irreps_info: from `irreps_info(irreps)`.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Returns:
+        (N, D, Cout), equivariant; differentiable to any order.
+    """
+    _check(irreps_info, "components", "input", input, Cin=None)
+    _check(irreps_info, "irreps", "weight", weight, Cin=input.shape[-1], Cout=None)
+    info = SparseProductInfo(index2=irreps_info.irrep_index)
+    return sparse_vecmat(input, weight, info, backend=backend)
+
+
+def _component_scale(info: IrrepsInfo) -> Tensor:
+    """1/√(2l+1) of each component's irrep."""
+    factors, index = info.rsqrt_dims, info.irrep_index
+    if torch.compiler.is_compiling():
+        return factors[index]
+    return _scales.get((factors, index), None, lambda: factors[index])
+
+
+def _check(info: IrrepsInfo, rows: str, name: str, a: Tensor, **channels: int | None) -> None:
+    """`a` must be (N, rows, *channels) or lack N; None is any number of channels."""
+    if not isinstance(info, IrrepsInfo):
+        raise DTypeError(
+            f"irreps_info is a {type(info).__name__}: it must be an IrrepsInfo. "
+            "Build one with torchweft.o3.irreps_info('64x0e+32x1o')."
+        )
+    check_tensors(**{name: a})
+    num_rows = info.num_irreps if rows == "irreps" else info.irrep_index.shape[0]
+    needed = {rows: num_rows, **channels}
+    found = dict(zip(needed, a.shape[-len(needed) :], strict=False))
+    if a.dim() not in (len(needed), len(needed) + 1) or any(
+        size is not None and size != found[key] for key, size in needed.items()
+    ):
+        layout = ", ".join(key if size is None else f"{size}" for key, size in needed.items())
+        raise ShapeError(
+            f"{name} is {tuple(a.shape)} but there are {num_rows} {rows}: it must be "
+            f"(N, {layout}), or ({layout}). Pass matching irreps_info or a matching {name}."
+        )
+
+
+class _Tabled(nn.Module):
+    """A layer whose tables follow its device; they are no part of the state and never rounded."""
+
+    def __init__(self, irreps: IrrepsLike, backend: str | None) -> None:
+        super().__init__()
+        self.irreps, self.backend = Irreps(irreps), backend
+        self.info = irreps_info(self.irreps)
+        self._place: Tensor
+        self.register_buffer("_place", torch.empty(0), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Tabled:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.info = irreps_info(self.irreps).to(self._place.device)
+        return self
+
+
+class Gating(_Tabled):
+    """z[n,m,c] = x[n,m,c] · gates[n,i(m),c], i(m) the irrep of component m: a gate for each irrep.
+
+    Args:
+        irreps: of x and z; every copy is an irrep with a gate of its own.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+    """
+
+    def __init__(self, irreps: IrrepsLike, *, backend: str | None = None) -> None:
+        super().__init__(irreps, backend)
+
+    def forward(self, x: Tensor, gates: Tensor) -> Tensor:
+        """(N, irreps_dim, C) of x and invariant gates (N, num_irreps, C)."""
+        return gating(x, gates, self.info, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        """The irreps."""
+        return str(self.irreps)
+
+
+class IrrepWiseLinear(_Tabled):
+    """z[n,m,d] = Cin^(-1/2) Σ_c x[n,m,c] · weight[i(m),c,d], i(m) the irrep of component m.
+
+    Args:
+        irreps: of x and z; every copy is an irrep with a matrix of its own.
+        channels_in: Cin.
+        channels_out: of z.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Raises:
+        ShapeError: a negative number of channels.
+
+    The parameter `weight` is (num_irreps, Cin, Cout), normal with variance 1; the factor keeps the
+    variance of x.
+    """
+
+    def __init__(
+        self,
+        irreps: IrrepsLike,
+        channels_in: int,
+        channels_out: int,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(irreps, backend)
+        if channels_in < 0 or channels_out < 0:
+            raise ShapeError(
+                f"channels_in is {channels_in} and channels_out {channels_out}: they must be 0 or "
+                "more. Pass the numbers of channels of x and of the result."
+            )
+        self.channels_in, self.channels_out = channels_in, channels_out
+        self.weight = nn.Parameter(torch.randn(self.irreps.num_irreps, channels_in, channels_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, irreps_dim, Cout) of x (N, irreps_dim, Cin)."""
+        weight = self.weight / math.sqrt(max(self.channels_in, 1))
+        return irrep_wise_linear(x, weight, self.info, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        """The irreps and channels."""
+        return f"{self.irreps}, {self.channels_in} -> {self.channels_out}"
+
+
+class TensorDot(_Tabled):
+    """z[n,i,c] = (2l_i+1)^(-1/2) Σ_{m ∈ irrep i} x[n,m,c] · y[n,m,c], invariant.
+
+    Args:
+        irreps: of x and y.
+        scaled: False leaves out the factor.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+    """
+
+    def __init__(
+        self, irreps: IrrepsLike, scaled: bool = True, *, backend: str | None = None
+    ) -> None:
+        super().__init__(irreps, backend)
+        self.scaled = scaled
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """(N, num_irreps, C) of x and y (N, irreps_dim, C)."""
+        return tensor_dot_uu(x, y, self.info, self.scaled, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        """The irreps."""
+        return f"{self.irreps}, scaled={self.scaled}"
