@@ -55,7 +55,7 @@ def examine() -> Iterator[Finding]:
         ask(_package, "torch", _TORCH, 'pip install "torch>=2.11"', needed=True),
         _gpu,
         ask(_package, "triton", _TRITON, 'pip install "triton>=3.6" (Linux, x86-64), for GPUs'),
-        ask(_package, "numba", _NUMBA, 'pip install "torchweft[cpu]" for the fast CPU path'),
+        ask(_package, "numba", _NUMBA, "pip install numba, for the fast CPU path"),
         _interpreter,
         _compiler,
         *(ask(_optional, name, use) for name, use in _OPTIONAL.items()),
@@ -163,7 +163,7 @@ def _optional(name: str, use: str) -> Finding:
     try:
         return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "missing", "not installed", f'pip install "torchweft[demo]" for {use}')
+        return Finding(name, "missing", "not installed", f"pip install {name}, for {use}")
 
 
 def _gpu() -> Finding:

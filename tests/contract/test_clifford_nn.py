@@ -15,29 +15,37 @@ import torch
 
 from tests.cases.clifford import ROWS
 from tests.conftest import INTERPRETED
-from torchweft.clifford import Algebra, reference
-from torchweft.clifford.layers.attention import geometric_attention
-from torchweft.clifford.layers.basic import (
+from torchweft.clifford import (
+    CEMLP,
+    EGCL,
+    PGA,
+    Algebra,
+    CliffordConv1d,
+    CliffordConv2d,
+    CliffordConv3d,
     CliffordLayer,
+    EquiLayerNorm,
+    EquiLinear,
     FullyConnectedGeometricProduct,
+    GATr,
+    GeometricBilinear,
     GeometricProduct,
+    GradeNormalization,
+    LGATr,
+    MixedLinear,
     MultivectorGELU,
     MultivectorLinear,
     MultivectorRMSNorm,
     MVLayerNorm,
     MVSiLU,
-)
-from torchweft.clifford.layers.convolution import (
-    CliffordConv1d,
-    CliffordConv2d,
-    CliffordConv3d,
+    ScalarGatedNonlinearity,
+    SteerableGeometricProduct,
     clifford_conv,
+    geometric_attention,
+    message_plan,
+    reference,
 )
-from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
-from torchweft.clifford.layers.gatr import GATr, GeometricBilinear
-from torchweft.clifford.layers.lgatr import LGATr
-from torchweft.clifford.layers.module import PGA
-from torchweft.errors import DTypeError, ShapeError
+from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 
 SPACE, TIME = Algebra.cl(3), Algebra.cl(1, 3)
@@ -362,3 +370,44 @@ def test_unlucky_checkpoint():
     state = CliffordLayer(F, 2).state_dict()
     with pytest.raises(RuntimeError, match="size mismatch for gp_weight"):
         CliffordLayer(F, 3).load_state_dict(state)
+
+
+def networks(backend):
+    """Every module of the family and a call of it, where one backend is asked for."""
+    x, pga, time = torch.randn(8, 5, F), torch.randn(16, 5, F), torch.randn(16, 5, F)
+    scalars, image = torch.randn(5, 4), torch.randn(1, 2, 5, 8)
+    src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+    plan, given = message_plan(src, dst, 5), {"backend": backend}
+    return {
+        "layer": (CliffordLayer(F, 3, **given), x),
+        "layer_fc": (CliffordLayer(F, 3, use_fc=True, **given), x),
+        "linear": (MultivectorLinear(F, 4, SPACE, **given), x),
+        "rms_norm": (MultivectorRMSNorm(SPACE, **given), x),
+        "gelu": (MultivectorGELU(**given), x),
+        "product": (GeometricProduct(F, SPACE, **given), x, x),
+        "product_fc": (FullyConnectedGeometricProduct(F, 4, SPACE, **given), x, x),
+        "silu": (MVSiLU(F, SPACE, **given), x),
+        "layer_norm": (MVLayerNorm(F, SPACE, **given), x),
+        "equi_linear": (EquiLinear(F, 4, **given), pga),
+        "mixed": (MixedLinear(F, 4, 4, 3, **given), pga, scalars),
+        "grade_normalization": (GradeNormalization(F, SPACE, **given), x),
+        "steerable": (SteerableGeometricProduct(F, SPACE, **given), x),
+        "cemlp": (CEMLP(F, 4, SPACE, **given), x),
+        "egcl": (EGCL(F, SPACE, **given), x, plan),
+        "equi_norm": (EquiLayerNorm(PGA, **given), pga, scalars),
+        "gate": (ScalarGatedNonlinearity(**given), pga, scalars),
+        "gatr": (GATr(F, 2, 4, 4, 1, 8, blocks=1, heads=2, **given), pga, scalars),
+        "lgatr": (LGATr(F, 2, 4, 4, 1, 8, blocks=1, heads=2, **given), time, scalars),
+        "convolution": (CliffordConv1d(SPACE, 2, 3, 3, **given), image),
+    }
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a backend that cannot serve the CPU")
+@pytest.mark.parametrize("name", networks(None))
+def test_a_backend_that_cannot_serve_is_refused(name):
+    """Seen red with: a module that does not pass it on."""
+    module, *inputs = networks("triton")[name]
+    with pytest.raises(BackendError, match="backend='triton' was asked for"):
+        module(*inputs)
+    module, *inputs = networks("torch")[name]
+    module(*inputs)

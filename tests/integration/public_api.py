@@ -12,19 +12,14 @@ SPACES = (
     "", "products", "o3", "clifford", "reductions", "reductions.cluster", "reductions.numpy",
     "voxels", "testing",
 )  # fmt: skip
-NETWORKS = ("cegnn", "gatr", "lgatr", "convolution", "attention", "checkpoints")
 
 
-def lines(package: str = PACKAGE, layers: str = "clifford.layers") -> Iterator[str]:
+def lines(package: str = PACKAGE) -> Iterator[str]:
     """Every public name with its signature; methods of classes behind the class."""
     for space in SPACES:
         module = importlib.import_module(f"{package}.{space}".rstrip("."))
         for name in sorted(module.__all__):
             yield from _described(f"{space}.{name}".lstrip("."), getattr(module, name))
-    for name in NETWORKS:
-        module = importlib.import_module(f"{package}.{layers}.{name}")
-        for public in sorted(module.__all__):
-            yield from _described(f"clifford.{name}: {public}", getattr(module, public))
 
 
 def _described(name: str, value: Any) -> Iterator[str]:

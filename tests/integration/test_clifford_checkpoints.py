@@ -25,8 +25,7 @@ from torchweft.clifford.layers.checkpoints import (
 )
 from torchweft.clifford.layers.convolution import CliffordConv2d
 from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
-from torchweft.clifford.layers.gatr import GATr, equivariant_join
-from torchweft.clifford.layers.lgatr import LGATr
+from torchweft.clifford.layers.transformers import GATr, LGATr, equivariant_join
 from torchweft.errors import ShapeError
 
 X = torch.arange(1.0, 17, dtype=torch.float64)

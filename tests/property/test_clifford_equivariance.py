@@ -11,6 +11,7 @@ import torch
 
 from torchweft.clifford import Algebra, dual, geometric_product, sandwich, wedge
 from torchweft.clifford.layers.basic import (
+    PGA,
     CliffordLayer,
     FullyConnectedGeometricProduct,
     GeometricProduct,
@@ -21,16 +22,16 @@ from torchweft.clifford.layers.basic import (
     MVSiLU,
 )
 from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
-from torchweft.clifford.layers.gatr import (
+from torchweft.clifford.layers.transformers import (
+    SPACETIME,
     EquiLayerNorm,
     GATr,
     GeometricMLP,
+    LGATr,
     ScalarGatedNonlinearity,
     SelfAttention,
     join,
 )
-from torchweft.clifford.layers.lgatr import SPACETIME, LGATr
-from torchweft.clifford.layers.module import PGA
 from torchweft.testing import assert_equivariant, random_versor
 from torchweft.testing.equivariance import act, versor_action
 

@@ -1,10 +1,10 @@
-"""Clifford algebra on multivectors: products, involutions, fused layers.
+"""Clifford algebra on multivectors: products, involutions, versors, fused layers and networks.
 
     out_j = Σ_(i,k) sign(i,k) · w[path] · x_i · y_k
 
-Layout (B, batch…, F): blades first, features last; `blade_dim=-1` for (batch…, F, B).  Networks of
-the field are in `clifford.cegnn`, `.gatr`, `.lgatr` and `.convolution`, loaders of their weights in
-`.checkpoints`.
+Layout (B, batch…, F): blades first, features last; `blade_dim=-1` for (batch…, F, B).  The networks
+of the field (`GATr`, `LGATr`, `EGCL`, `CliffordConv2d` …) and the converters of their checkpoints
+(`from_gatr`, `from_lgatr`, `from_cegnn`, `from_cliffordlayers`) are here too.
 """
 
 from torchweft.clifford.algebra import Algebra
@@ -13,15 +13,33 @@ from torchweft.clifford.functions import products as ops
 from torchweft.clifford.functions.involutions import *  # noqa: F403
 from torchweft.clifford.functions.products import *  # noqa: F403
 from torchweft.clifford.functions.versors import *  # noqa: F403
+from torchweft.clifford.layers import (
+    attention,
+    cegnn,
+    checkpoints,
+    convolution,
+    equilinear,
+    transformers,
+)
 from torchweft.clifford.layers import basic as nn
+from torchweft.clifford.layers.attention import *  # noqa: F403
 from torchweft.clifford.layers.basic import *  # noqa: F403
-from torchweft.clifford.layers.equilinear import EquiLinear
+from torchweft.clifford.layers.cegnn import *  # noqa: F403
+from torchweft.clifford.layers.checkpoints import *  # noqa: F403
+from torchweft.clifford.layers.convolution import *  # noqa: F403
+from torchweft.clifford.layers.equilinear import *  # noqa: F403
+from torchweft.clifford.layers.transformers import *  # noqa: F403
 
 __all__ = [
     "Algebra",
-    "EquiLinear",
+    *attention.__all__,
+    *cegnn.__all__,
+    *checkpoints.__all__,
+    *convolution.__all__,
+    *equilinear.__all__,
     *involutions.__all__,
     *nn.__all__,
     *ops.__all__,
+    *transformers.__all__,
     *versors.__all__,
 ]

@@ -38,7 +38,7 @@ def _why_not(backend: str, device: str) -> str | None:
         return None
     if backend == "numba":
         if not _installed("numba"):
-            return 'numba is not installed: pip install "torchweft[cpu]"'
+            return "numba is not installed: pip install numba"
         if device != "cpu":
             return f"numba serves CPU tensors, these are on {device}: move them with .cpu()"
         return None

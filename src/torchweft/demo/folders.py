@@ -20,7 +20,7 @@ def require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise BackendError(
             "matplotlib is not installed: pages take their pictures from it, and the demo its "
-            'elevation model. Run pip install "torchweft[demo]".'
+            "elevation model. Run pip install matplotlib ase rich."
         )
 
 

@@ -14,6 +14,7 @@ from torchweft.errors import BackendError, DTypeError, ShapeError
 
 __all__ = [
     "backend_for",
+    "backend_on",
     "blades_first",
     "blades_last",
     "check_bias",
@@ -111,7 +112,7 @@ def check_norm(norm: str) -> str:
 def backend_for(backend: str | None, algebra: Algebra, tensors: Sequence[Tensor]) -> str:
     """The backend that serves the call; algebras of many dimensions are the torch path's."""
     if algebra.n <= LARGEST:
-        return _chosen(backend, tensors[0].device.type)
+        return backend_on(backend, tensors[0].device.type)
     if backend in (None, "torch"):
         return "torch"
     raise BackendError(
@@ -121,5 +122,6 @@ def backend_for(backend: str | None, algebra: Algebra, tensors: Sequence[Tensor]
 
 
 @constant_when_compiling
-def _chosen(backend: str | None, device: str) -> str:
+def backend_on(backend: str | None, device: str) -> str:
+    """The backend that serves tensors on a device."""
     return choose(backend, device)

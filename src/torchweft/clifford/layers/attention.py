@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.layers.module import PGA
+from torchweft.clifford.layers.basic import PGA
 
 __all__ = ["geometric_attention"]
 

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.functions import products as ops
-from torchweft.clifford.layers.module import MultivectorModule, grade_squares
-from torchweft.errors import ShapeError
+from torchweft.clifford.functions.checks import backend_for
+from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [
+    "PGA",
     "CliffordLayer",
     "FullyConnectedGeometricProduct",
     "GeometricProduct",
@@ -26,8 +27,83 @@ __all__ = [
     "MVSiLU",
     "MultivectorGELU",
     "MultivectorLinear",
+    "MultivectorModule",
     "MultivectorRMSNorm",
 ]
+
+PGA = Algebra.cl(3, 0, 1)
+"""GATr's projective algebra: planes are vectors, points are trivectors, e0 is null and first."""
+
+
+class MultivectorModule(nn.Module):
+    """A module that takes multivectors of one algebra in one layout.
+
+    Args:
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: of the module's operations; None chooses.
+    """
+
+    def __init__(self, algebra: Algebra, blade_dim: int = 0, backend: str | None = None) -> None:
+        super().__init__()
+        if not isinstance(algebra, Algebra):
+            raise DTypeError(
+                f"algebra is a {type(algebra).__name__}: it must be an Algebra. "
+                "Pass Algebra.cl(p, q, r) or Algebra(metric)."
+            )
+        if blade_dim not in (0, -1):
+            raise ShapeError(
+                f"blade_dim is {blade_dim}: it must be 0, for (B, batch…, F), or -1, for "
+                "(batch…, F, B). Move the blades first or last."
+            )
+        self.algebra = algebra
+        self.blade_dim = blade_dim
+        self.backend = backend
+        # for a definite metric both norms are the same, and this one takes fewer steps
+        self.norm = "euclidean" if algebra.is_definite else "metric"
+
+    def check(self, x: Tensor, features: int | None = None, name: str = "x") -> None:
+        """Raise ShapeError unless x has the algebra's blades and, if given, the features."""
+        blades = self.algebra.num_blades
+        feature_dim = -1 if self.blade_dim == 0 else -2
+        fits = x.dim() >= 2 and x.shape[self.blade_dim] == blades
+        if fits and features in (None, x.shape[feature_dim]):
+            return
+        count = "F" if features is None else features
+        order = f"({blades}, batch…, {count})" if self.blade_dim == 0 else f"(…, {count}, {blades})"
+        raise ShapeError(
+            f"{name} is {tuple(x.shape)}: {type(self).__name__} of {self.algebra} needs {order}. "
+            "Give it these blades and features, or set blade_dim (0: blades first, -1: last)."
+        )
+
+    def blades_first(self, x: Tensor) -> Tensor:
+        """X as (B, batch…, F), a view."""
+        return x.movedim(self.blade_dim, 0)
+
+    def blades_back(self, x: Tensor) -> Tensor:
+        """(B, batch…, F) in this module's layout, a view."""
+        return x.movedim(0, self.blade_dim)
+
+    def grade_squares(self, x: Tensor) -> Tensor:
+        """t_g = Σ_(j∈g) q_j x_j², (n+1, batch…, F) for x (B, batch…, F), at least in float32.
+
+        q_j is the product of the blade's metric entries: every t_g is invariant under versors.
+        """
+        squares, q = (
+            x.to(torch.promote_types(x.dtype, torch.float32)).square(),
+            self.algebra.squares,
+        )
+        grades = []
+        for blades in self.algebra.of_grade:
+            parts = [squares[j] if q[j] > 0 else -squares[j] for j in blades if q[j]]
+            grades.append(sum(parts, torch.zeros_like(squares[0])))
+        return torch.stack(grades)
+
+    def extra_repr(self) -> str:
+        """The algebra and the shapes of the parameters."""
+        shapes = [f"{name}={tuple(p.shape)}" for name, p in self.named_parameters(recurse=False)]
+        layout = ["blade_dim=-1"] if self.blade_dim else []
+        return ", ".join([str(self.algebra), *shapes, *layout])
 
 
 class CliffordLayer(MultivectorModule):
@@ -45,6 +121,7 @@ class CliffordLayer(MultivectorModule):
         normalize: end with the RMS norm by grade.
         use_fc: fully connected product.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
     def __init__(
@@ -56,8 +133,9 @@ class CliffordLayer(MultivectorModule):
         use_fc: bool = False,
         *,
         blade_dim: int = 0,
+        backend: str | None = None,
     ) -> None:
-        super().__init__(_chosen(dims, algebra), blade_dim)
+        super().__init__(_chosen(dims, algebra), blade_dim, backend)
         self.n_features = _positive("n_features", n_features)
         self.normalize = normalize
         self.use_fc = use_fc
@@ -87,6 +165,7 @@ class CliffordLayer(MultivectorModule):
             self.use_fc,
             norm=self.norm,
             blade_dim=self.blade_dim,
+            backend=self.backend,
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -104,6 +183,7 @@ class MultivectorLinear(MultivectorModule):
         algebra: of the multivectors.
         bias: whether there is one.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
     bias: nn.Parameter | None
@@ -116,8 +196,9 @@ class MultivectorLinear(MultivectorModule):
         bias: bool = True,
         *,
         blade_dim: int = 0,
+        backend: str | None = None,
     ) -> None:
-        super().__init__(algebra, blade_dim)
+        super().__init__(algebra, blade_dim, backend)
         self.in_features = _positive("in_features", in_features)
         self.out_features = _positive("out_features", out_features)
         self.weight = nn.Parameter(torch.empty(algebra.n + 1, in_features, out_features))
@@ -133,7 +214,9 @@ class MultivectorLinear(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X (B, batch…, F_in), result (B, batch…, F_out)."""
         self.check(x, self.in_features)
-        return ops.grade_linear(x, self.weight, self.bias, self.algebra, blade_dim=self.blade_dim)
+        return ops.grade_linear(
+            x, self.weight, self.bias, self.algebra, blade_dim=self.blade_dim, backend=self.backend
+        )
 
 
 class MultivectorRMSNorm(MultivectorModule):
@@ -145,16 +228,26 @@ class MultivectorRMSNorm(MultivectorModule):
         algebra: of the multivectors.
         eps: added to the mean squares.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
-    def __init__(self, algebra: Algebra, eps: float = 1e-6, *, blade_dim: int = 0) -> None:
-        super().__init__(algebra, blade_dim)
+    def __init__(
+        self, algebra: Algebra, eps: float = 1e-6, *, blade_dim: int = 0, backend: str | None = None
+    ) -> None:
+        super().__init__(algebra, blade_dim, backend)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F)."""
         self.check(x)
-        return ops.rms_norm(x, self.algebra, eps=self.eps, norm=self.norm, blade_dim=self.blade_dim)
+        return ops.rms_norm(
+            x,
+            self.algebra,
+            eps=self.eps,
+            norm=self.norm,
+            blade_dim=self.blade_dim,
+            backend=self.backend,
+        )
 
 
 class MultivectorGELU(nn.Module):
@@ -162,18 +255,19 @@ class MultivectorGELU(nn.Module):
 
     Args:
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
-    def __init__(self, *, blade_dim: int = 0) -> None:
+    def __init__(self, *, blade_dim: int = 0, backend: str | None = None) -> None:
         super().__init__()
-        self.blade_dim = blade_dim
+        self.blade_dim, self.backend = blade_dim, backend
 
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F), of any algebra."""
         blades = x.shape[self.blade_dim]
         # the gate reads the scalar alone: any algebra of as many blades is the same
         algebra = Algebra((1,) * (blades.bit_length() - 1))
-        return ops.gelu(x, algebra, blade_dim=self.blade_dim)
+        return ops.gelu(x, algebra, blade_dim=self.blade_dim, backend=self.backend)
 
 
 class GeometricProduct(MultivectorModule):
@@ -183,10 +277,13 @@ class GeometricProduct(MultivectorModule):
         features: F.
         algebra: of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
-    def __init__(self, features: int, algebra: Algebra, *, blade_dim: int = 0) -> None:
-        super().__init__(algebra, blade_dim)
+    def __init__(
+        self, features: int, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+    ) -> None:
+        super().__init__(algebra, blade_dim, backend)
         self.features = _positive("features", features)
         self.weight = nn.Parameter(torch.empty(features, len(algebra.paths)))
         self.reset_parameters()
@@ -199,7 +296,9 @@ class GeometricProduct(MultivectorModule):
         """X, y and the result: (B, batch…, F)."""
         self.check(x, self.features)
         self.check(y, self.features, "y")
-        return ops.geometric_product(x, y, self.algebra, self.weight, blade_dim=self.blade_dim)
+        return ops.geometric_product(
+            x, y, self.algebra, self.weight, blade_dim=self.blade_dim, backend=self.backend
+        )
 
 
 class FullyConnectedGeometricProduct(MultivectorModule):
@@ -210,12 +309,19 @@ class FullyConnectedGeometricProduct(MultivectorModule):
         out_features: F_out.
         algebra: of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, algebra: Algebra, *, blade_dim: int = 0
+        self,
+        in_features: int,
+        out_features: int,
+        algebra: Algebra,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
     ) -> None:
-        super().__init__(algebra, blade_dim)
+        super().__init__(algebra, blade_dim, backend)
         self.in_features = _positive("in_features", in_features)
         self.out_features = _positive("out_features", out_features)
         self.weight = nn.Parameter(torch.empty(len(algebra.paths), in_features, out_features))
@@ -230,7 +336,7 @@ class FullyConnectedGeometricProduct(MultivectorModule):
         self.check(x, self.in_features)
         self.check(y, self.in_features, "y")
         return ops.fully_connected_geometric_product(
-            x, y, self.weight, self.algebra, blade_dim=self.blade_dim
+            x, y, self.weight, self.algebra, blade_dim=self.blade_dim, backend=self.backend
         )
 
 
@@ -243,10 +349,13 @@ class MVSiLU(MultivectorModule):
         features: F.
         algebra: of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
-    def __init__(self, features: int, algebra: Algebra, *, blade_dim: int = 0) -> None:
-        super().__init__(algebra, blade_dim)
+    def __init__(
+        self, features: int, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+    ) -> None:
+        super().__init__(algebra, blade_dim, backend)
         self.features = _positive("features", features)
         self.a = nn.Parameter(torch.ones(algebra.n + 1, features))
         self.b = nn.Parameter(torch.zeros(algebra.n + 1, features))
@@ -254,7 +363,9 @@ class MVSiLU(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F)."""
         self.check(x, self.features)
-        return ops.silu(x, self.a, self.b, self.algebra, blade_dim=self.blade_dim)
+        return ops.silu(
+            x, self.a, self.b, self.algebra, blade_dim=self.blade_dim, backend=self.backend
+        )
 
 
 class MVLayerNorm(MultivectorModule):
@@ -266,18 +377,22 @@ class MVLayerNorm(MultivectorModule):
         features: F.
         algebra: of the multivectors.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
-    def __init__(self, features: int, algebra: Algebra, *, blade_dim: int = 0) -> None:
-        super().__init__(algebra, blade_dim)
+    def __init__(
+        self, features: int, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+    ) -> None:
+        super().__init__(algebra, blade_dim, backend)
         self.features = _positive("features", features)
         self.a = nn.Parameter(torch.ones(features))
 
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F)."""
         self.check(x, self.features)
+        backend_for(self.backend, self.algebra, [x])
         first = self.blades_first(x)
-        square = grade_squares(first, self.algebra).sum(0, keepdim=True)
+        square = self.grade_squares(first).sum(0, keepdim=True)
         size = (square * square + 1e-16).sqrt().sqrt().mean(-1, keepdim=True)
         return self.blades_back(self.a * first / (size + 1e-6)).to(x.dtype)
 

@@ -18,8 +18,12 @@ from torch import Tensor, nn
 
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.functions.checks import backend_for
-from torchweft.clifford.layers.basic import MultivectorLinear, MVLayerNorm, MVSiLU
-from torchweft.clifford.layers.module import MultivectorModule
+from torchweft.clifford.layers.basic import (
+    MultivectorLinear,
+    MultivectorModule,
+    MVLayerNorm,
+    MVSiLU,
+)
 from torchweft.clifford.programs.operator import run
 from torchweft.clifford.programs.programs import key
 from torchweft.core.operators.operands import same_kind
@@ -75,17 +79,18 @@ class GradeNormalization(MultivectorModule):
     Args:
         features: F.
         algebra: of the multivectors.
+        backend: None chooses.
     """
 
-    def __init__(self, features: int, algebra: Algebra) -> None:
-        super().__init__(algebra)
+    def __init__(self, features: int, algebra: Algebra, *, backend: str | None = None) -> None:
+        super().__init__(algebra, backend=backend)
         self.features = features
         self.a = nn.Parameter(torch.zeros(algebra.n + 1, features))
 
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, rows, F)."""
         self.check(x, self.features)
-        return _computed(self.algebra, "grade_normalization", x=x, a=self.a)
+        return _computed(self, "grade_normalization", x=x, a=self.a)
 
 
 class SteerableGeometricProduct(MultivectorModule):
@@ -96,13 +101,16 @@ class SteerableGeometricProduct(MultivectorModule):
     Args:
         features: F, of input and output.
         algebra: of the multivectors.
+        backend: None chooses.
     """
 
-    def __init__(self, features: int, algebra: Algebra) -> None:
-        super().__init__(algebra)
-        self.normalization = GradeNormalization(features, algebra)
-        self.linear_right = MultivectorLinear(features, features, algebra, bias=False)
-        self.linear_left = MultivectorLinear(features, features, algebra)
+    def __init__(self, features: int, algebra: Algebra, *, backend: str | None = None) -> None:
+        super().__init__(algebra, backend=backend)
+        self.normalization = GradeNormalization(features, algebra, backend=backend)
+        self.linear_right = MultivectorLinear(
+            features, features, algebra, bias=False, backend=backend
+        )
+        self.linear_left = MultivectorLinear(features, features, algebra, backend=backend)
         self.weight = nn.Parameter(torch.empty(features, len(algebra.paths)))
         self.reset_parameters()
 
@@ -120,15 +128,16 @@ class SteerableGeometricProduct(MultivectorModule):
             "scale": self.normalization.a,
         }
         if norm is None:
-            return _computed(self.algebra, "steerable", **tensors)
-        return _computed(self.algebra, "steerable norm", **tensors, a=norm.a.unsqueeze(0))
+            return _computed(self, "steerable", **tensors)
+        return _computed(self, "steerable norm", **tensors, a=norm.a.unsqueeze(0))
 
 
-def _computed(algebra: Algebra, program: str, **tensors: Tensor) -> Tensor:
+def _computed(module: MultivectorModule, program: str, **tensors: Tensor) -> Tensor:
     """The result of a program: the name of its builder and its words."""
     builder, *words = program.split(" ")
-    inputs = same_kind(**tensors)
-    (result,) = run(key(builder, algebra, *words), backend_for(None, algebra, inputs), *inputs)
+    inputs, algebra = same_kind(**tensors), module.algebra
+    backend = backend_for(module.backend, algebra, inputs)
+    (result,) = run(key(builder, algebra, *words), backend, *inputs)
     return result
 
 
@@ -139,17 +148,20 @@ class CEMLP(nn.Module):
         in_features: F of the input.
         features: F in the middle and of the output.
         algebra: of the multivectors.
+        backend: None chooses.
     """
 
-    def __init__(self, in_features: int, features: int, algebra: Algebra) -> None:
+    def __init__(
+        self, in_features: int, features: int, algebra: Algebra, *, backend: str | None = None
+    ) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             *(
                 nn.Sequential(
-                    MultivectorLinear(width, features, algebra),
-                    MVSiLU(features, algebra),
-                    SteerableGeometricProduct(features, algebra),
-                    MVLayerNorm(features, algebra),
+                    MultivectorLinear(width, features, algebra, backend=backend),
+                    MVSiLU(features, algebra, backend=backend),
+                    SteerableGeometricProduct(features, algebra, backend=backend),
+                    MVLayerNorm(features, algebra, backend=backend),
                 )
                 for width in (in_features, features)
             )
@@ -170,13 +182,16 @@ class EGCL(nn.Module):
         features: F of the nodes.
         algebra: of the multivectors.
         edge_features: F of the edges' multivectors a_ij; 0 for none.
+        backend: None chooses.
     """
 
-    def __init__(self, features: int, algebra: Algebra, edge_features: int = 0) -> None:
+    def __init__(
+        self, features: int, algebra: Algebra, edge_features: int = 0, *, backend: str | None = None
+    ) -> None:
         super().__init__()
-        self.edge_features = edge_features
-        self.edge_model = CEMLP(features + edge_features, features, algebra)
-        self.node_model = CEMLP(2 * features, features, algebra)
+        self.edge_features, self.backend = edge_features, backend
+        self.edge_model = CEMLP(features + edge_features, features, algebra, backend=backend)
+        self.node_model = CEMLP(2 * features, features, algebra, backend=backend)
 
     def forward(self, h: Tensor, plan: MessagePlan, edge_attr: Tensor | None = None) -> Tensor:
         """(B, nodes, F) and, with edge_features, (B, edges, edge_features) to (B, nodes, F)."""
@@ -186,9 +201,9 @@ class EGCL(nn.Module):
                 f"edge_attr has {given} features: EGCL was built for {self.edge_features}. "
                 f"Pass that many, or build EGCL(..., edge_features={given})."
             )
-        difference = sparse_scale(h, plan.difference)
+        difference = sparse_scale(h, plan.difference, backend=self.backend)
         if edge_attr is not None:
             difference = torch.cat([difference, edge_attr], -1)
-        mean = sparse_scale(self.edge_model(difference), plan.mean)
+        mean = sparse_scale(self.edge_model(difference), plan.mean, backend=self.backend)
         change: Tensor = self.node_model(torch.cat([h, mean], -1))
         return h + change

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.layers.module import PGA
+from torchweft.clifford.layers.basic import PGA
 from torchweft.errors import ShapeError
 
 __all__ = ["from_cegnn", "from_cliffordlayers", "from_gatr", "from_lgatr"]

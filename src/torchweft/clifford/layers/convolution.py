@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchweft.clifford.algebra import Algebra
-from torchweft.errors import ShapeError
+from torchweft.errors import BackendError, ShapeError
 
 __all__ = ["CliffordConv1d", "CliffordConv2d", "CliffordConv3d", "clifford_conv"]
 
@@ -95,6 +95,7 @@ class _CliffordConv(nn.Module):
         dilation: as in torch.
         groups: as in torch: channels are grouped, blades are not.
         bias: whether there is one, a multivector for each output channel.
+        backend: None or "torch", whose own convolution it is.
     """
 
     dims: int
@@ -112,8 +113,11 @@ class _CliffordConv(nn.Module):
         dilation: Sizes = 1,
         groups: int = 1,
         bias: bool = True,
+        *,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
+        self.backend = backend
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ShapeError(
                 f"in_channels is {in_channels}, out_channels {out_channels}, groups {groups}: "
@@ -142,6 +146,11 @@ class _CliffordConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """X (N, C_in, spatial…, B), result (N, C_out, spatial…, B)."""
+        if self.backend not in (None, "torch"):
+            raise BackendError(
+                f"backend={self.backend!r} was asked for: a Clifford convolution is torch's own "
+                "convolution. Pass backend=None or 'torch'."
+            )
         return _convolve(
             x,
             self.weight,

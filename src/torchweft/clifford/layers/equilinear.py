@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.functions import products as ops
-from torchweft.clifford.layers.module import PGA, MultivectorModule
+from torchweft.clifford.layers.basic import PGA, MultivectorModule
 from torchweft.errors import ShapeError
 
 __all__ = ["EquiLinear", "MixedLinear"]
@@ -37,6 +37,7 @@ class EquiLinear(MultivectorModule):
         pseudoscalar: add those maps, as L-GATr does unless told otherwise: then the layer is
             equivariant under even versors, and not under reflections.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
     bias: nn.Parameter | None
@@ -50,8 +51,9 @@ class EquiLinear(MultivectorModule):
         *,
         pseudoscalar: bool = False,
         blade_dim: int = 0,
+        backend: str | None = None,
     ) -> None:
-        super().__init__(algebra, blade_dim)
+        super().__init__(algebra, blade_dim, backend)
         if min(in_features, out_features) < 1:
             raise ShapeError(
                 f"in_features is {in_features}, out_features {out_features}: both must be at "
@@ -85,7 +87,9 @@ class EquiLinear(MultivectorModule):
         self.check(x, self.in_features)
         first = self.blades_first(x)
         grades = self.algebra.n + 1
-        out = ops.grade_linear(first, self.weight[:grades], self.bias, self.algebra)
+        out = ops.grade_linear(
+            first, self.weight[:grades], self.bias, self.algebra, backend=self.backend
+        )
         start = grades
         for k, move in enumerate(self._moves):
             source, target, sign = (getattr(self, f"_{t}{k}") for t in ("source", "target", "sign"))
@@ -113,6 +117,7 @@ class MixedLinear(nn.Module):
         algebra: of the multivectors.
         pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
     """
 
     def __init__(
@@ -125,6 +130,7 @@ class MixedLinear(nn.Module):
         *,
         pseudoscalar: bool = False,
         blade_dim: int = 0,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         self.in_scalars, self.out_scalars = in_scalars, out_scalars
@@ -136,6 +142,7 @@ class MixedLinear(nn.Module):
             bias=False,
             pseudoscalar=pseudoscalar,
             blade_dim=blade_dim,
+            backend=backend,
         )
         self._ends = (0, -1) if pseudoscalar else (0,)
         self.s2mvs = nn.Linear(in_scalars, len(self._ends) * out_features)

@@ -1,0 +1,571 @@
+"""The geometric algebra transformers GATr (projective algebra) and L-GATr (space-time).
+
+An item carries multivectors (B, batch…, items, F), or (batch…, items, F, B) with blade_dim=-1, and
+plain scalars (batch…, items, S).  L-GATr has neither join nor distances; queries, keys, values and
+products are normalised.  `from_gatr` and `from_lgatr` convert the originals' checkpoints.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.functions import involutions
+from torchweft.clifford.functions import products as ops
+from torchweft.clifford.functions.checks import backend_for, backend_on
+from torchweft.clifford.layers.attention import geometric_attention
+from torchweft.clifford.layers.basic import PGA, MultivectorModule
+from torchweft.clifford.layers.equilinear import MixedLinear
+from torchweft.errors import ShapeError
+
+__all__ = [
+    "SPACETIME",
+    "EquiLayerNorm",
+    "GATr",
+    "GATrBlock",
+    "GeometricBilinear",
+    "GeometricMLP",
+    "LGATr",
+    "LGATrAttention",
+    "LGATrBlock",
+    "LGATrMLP",
+    "ScalarGatedNonlinearity",
+    "SelfAttention",
+    "equivariant_join",
+    "join",
+]
+
+SPACETIME = Algebra.cl(1, 3)
+"""L-GATr's algebra: time squares to 1 and is first, space to −1."""
+
+Pair = tuple[Tensor, Tensor]
+"""Multivectors and scalars."""
+
+
+def join(
+    x: Tensor,
+    y: Tensor,
+    algebra: Algebra = PGA,
+    *,
+    blade_dim: int = 0,
+    backend: str | None = None,
+) -> Tensor:
+    """dual(dual(x) ∧ dual(y)): `regressive` with GATr's signs.
+
+    `regressive` undoes the dual at the end.  Applying it once more instead changes grade k by
+    (−1)^(k(n−k)): the grade involution for even n, nothing for odd n.
+    """
+    out = ops.regressive(x, y, algebra, blade_dim=blade_dim, backend=backend)
+    if algebra.n % 2:
+        return out
+    return involutions.grade_involution(out, algebra, blade_dim=blade_dim, backend=backend)
+
+
+def equivariant_join(
+    x: Tensor,
+    y: Tensor,
+    reference: Tensor,
+    algebra: Algebra = PGA,
+    *,
+    blade_dim: int = 0,
+    backend: str | None = None,
+) -> Tensor:
+    """r · join(x, y): the join changes sign under reflections, and so does r.
+
+    r is the coefficient in `reference` of the product of all vectors that are not null: e123 in
+    PGA.  `reference` is like x, or broadcasts with it.
+    """
+    body = sum(1 << i for i, square in enumerate(algebra.metric) if square)
+    orientation = reference.movedim(blade_dim, 0)[algebra.positions[body]].unsqueeze(blade_dim)
+    return orientation * join(x, y, algebra, blade_dim=blade_dim, backend=backend)
+
+
+class EquiLayerNorm(MultivectorModule):
+    """x / √max(eps, mean over features of Σ_g |Σ_(j∈g) q_j x_j²|), and layer norm of the scalars.
+
+    Args:
+        algebra: of the multivectors.
+        eps: the least mean square that is divided by.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses; the norm is torch's own on every backend.
+    """
+
+    def __init__(
+        self,
+        algebra: Algebra = PGA,
+        eps: float = 0.01,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(algebra, blade_dim, backend)
+        self.eps = eps
+
+    def forward(self, x: Tensor, scalars: Tensor) -> Pair:
+        """Both like what was given."""
+        self.check(x)
+        backend_for(self.backend, self.algebra, [x])
+        first = self.blades_first(x)
+        sizes = self.grade_squares(first).abs().sum(0, keepdim=True)
+        scale = sizes.mean(-1, keepdim=True).clamp(min=self.eps).rsqrt()
+        y = self.blades_back((first * scale).to(x.dtype))
+        return y, functional.layer_norm(scalars, scalars.shape[-1:])
+
+
+class ScalarGatedNonlinearity(nn.Module):
+    """gelu(x₀) · x by the tanh formula, and gelu of the scalars by the exact one, as in GATr.
+
+    Args:
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses; gates are torch's own on every backend.
+    """
+
+    def __init__(self, *, blade_dim: int = 0, backend: str | None = None) -> None:
+        super().__init__()
+        self.blade_dim, self.backend = blade_dim, backend
+
+    def forward(self, x: Tensor, scalars: Tensor) -> Pair:
+        """Both like what was given."""
+        backend_on(self.backend, x.device.type)
+        gates = functional.gelu(x.narrow(self.blade_dim, 0, 1), approximate="tanh")
+        return gates * x, functional.gelu(scalars)
+
+
+class GeometricBilinear(nn.Module):
+    """linear(concat(a b, r · join(c, d))), with a, b, c, d four linear maps of the input.
+
+    Args:
+        in_features: F_in.
+        out_features: F_out, even.
+        in_scalars: S_in.
+        out_scalars: S_out.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        in_scalars: int,
+        out_scalars: int,
+        algebra: Algebra = PGA,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        if out_features % 2:
+            raise ShapeError(
+                f"out_features is {out_features}: half of them come from the product, half from "
+                "the join. Give an even number."
+            )
+        self.algebra, self.blade_dim, self.backend = algebra, blade_dim, backend
+        linear = _linear_maps(algebra, False, blade_dim, backend)
+        half = (in_features, out_features // 2, in_scalars)
+        self.linear_left, self.linear_right = linear(*half), linear(*half)
+        self.linear_join_left, self.linear_join_right = linear(*half), linear(*half)
+        self.linear_out = linear(out_features, out_features, in_scalars, out_scalars)
+        # the product starts near a · 1: gradients reach a from the first step
+        nn.init.ones_(self.linear_right.s2mvs.bias)
+
+    def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> Pair:
+        """(B, batch…, F_in), (batch…, S_in), and a reference that broadcasts with x for r."""
+        maps = self.linear_left, self.linear_right, self.linear_join_left, self.linear_join_right
+        a, b, c, d = (linear(x, scalars)[0] for linear in maps)
+        blade_dim, backend = self.blade_dim, self.backend
+        product = ops.geometric_product(a, b, self.algebra, blade_dim=blade_dim, backend=backend)
+        joined = equivariant_join(
+            c, d, reference, self.algebra, blade_dim=blade_dim, backend=backend
+        )
+        both = torch.cat([product, joined], -1 if blade_dim == 0 else -2)
+        out: Pair = self.linear_out(both, scalars)
+        return out
+
+
+class GeometricMLP(nn.Module):
+    """Bilinear layer to twice the features, gated nonlinearity, linear layer back: GATr's GeoMLP.
+
+    Args:
+        features: F.
+        scalars: S.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        algebra: Algebra = PGA,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        wide = (2 * features, 2 * scalars)
+        self.bilinear = GeometricBilinear(
+            features, wide[0], scalars, wide[1], algebra, blade_dim=blade_dim, backend=backend
+        )
+        self.gate = ScalarGatedNonlinearity(blade_dim=blade_dim, backend=backend)
+        linear = _linear_maps(algebra, False, blade_dim, backend)
+        self.linear = linear(wide[0], features, wide[1], scalars)
+
+    def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> Pair:
+        """Both like what was given."""
+        out: Pair = self.linear(*self.gate(*self.bilinear(x, scalars, reference)))
+        return out
+
+
+class LGATrMLP(nn.Module):
+    """linear(gate(norm(linear(a b)))), with a and b two linear maps to four times the features.
+
+    Args:
+        features: F.
+        scalars: S.
+        pseudoscalar: see `EquiLinear`.
+        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
+        backend: None chooses.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        pseudoscalar: bool = True,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.blade_dim, self.backend = blade_dim, backend
+        linear = _linear_maps(SPACETIME, pseudoscalar, blade_dim, backend)
+        wide = (4 * features, 4 * scalars)
+        self.linear_left = linear(features, wide[0], scalars)
+        self.linear_right = linear(features, wide[0], scalars)
+        self.linear_out = linear(wide[0], wide[0], scalars, wide[1])
+        self.norm = EquiLayerNorm(SPACETIME, blade_dim=blade_dim, backend=backend)
+        self.gate = ScalarGatedNonlinearity(blade_dim=blade_dim, backend=backend)
+        self.linear = linear(wide[0], features, wide[1], scalars)
+        # the product starts near a · 1: gradients reach a from the first step
+        with torch.no_grad():
+            self.linear_right.s2mvs.bias.view(wide[0], -1)[:, 0] = 1
+
+    def forward(self, x: Tensor, scalars: Tensor) -> Pair:
+        """Both like what was given."""
+        left, right = (linear(x, scalars)[0] for linear in (self.linear_left, self.linear_right))
+        product = ops.geometric_product(
+            left, right, SPACETIME, blade_dim=self.blade_dim, backend=self.backend
+        )
+        out: Pair = self.linear(*self.gate(*self.norm(*self.linear_out(product, scalars))))
+        return out
+
+
+class SelfAttention(nn.Module):
+    """Geometric attention of items over items, between linear maps.
+
+    Args:
+        features: F.
+        scalars: S.
+        heads: how many.
+        multi_query: the heads share keys and values, as in GATr by default.
+        algebra: of the multivectors.
+        growth: how many times the features that come in the heads have together.
+        pseudoscalar: see `EquiLinear`.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+        backend: None chooses; the attention itself is torch's own on every backend.
+    """
+
+    log_weights: nn.Parameter | None
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        heads: int = 8,
+        multi_query: bool = True,
+        algebra: Algebra = PGA,
+        *,
+        growth: int = 2,
+        pseudoscalar: bool = False,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.algebra, self.blade_dim, self.heads = algebra, blade_dim, heads
+        hidden = (max(growth * features // heads, 1), max(growth * scalars // heads, 4))
+        wide = (heads * hidden[0], heads * hidden[1])
+        shared = hidden if multi_query else wide
+        linear = _linear_maps(algebra, pseudoscalar, blade_dim, backend)
+        self.q_linear = linear(features, wide[0], scalars, wide[1])
+        self.k_linear = linear(features, shared[0], scalars, shared[1])
+        self.v_linear = linear(features, shared[0], scalars, shared[1])
+        self.out_linear = linear(wide[0], features, wide[1], scalars)
+        self.hidden = hidden
+        # of distances, which need points and hence a null vector
+        has_points = algebra.metric.count(0) == 1
+        self.log_weights = nn.Parameter(torch.zeros(heads, hidden[0])) if has_points else None
+
+    def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
+        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes."""
+        (q, q_s), (k, k_s), (v, v_s) = (
+            self._heads(*linear(x, scalars))
+            for linear in (self.q_linear, self.k_linear, self.v_linear)
+        )
+        weights = None if self.log_weights is None else self.log_weights.exp()
+        h, t = geometric_attention(q, k, v, q_s, k_s, v_s, self.algebra, weights=weights, mask=mask)
+        # (…, heads, items, hidden) to (…, items, heads · hidden)
+        h, t = (a.transpose(-3, -2).flatten(-2) for a in (h, t))
+        out: Pair = self.out_linear(h.movedim(0, self.blade_dim), t)
+        return out
+
+    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
+        """(…, items, hidden · heads) to (…, heads, items, hidden); shared ones are expanded."""
+        split = [
+            torch.unflatten(y, -1, (hidden, -1)).movedim(-1, -3)
+            for y, hidden in zip((x.movedim(self.blade_dim, 0), scalars), self.hidden, strict=True)
+        ]
+        return [y.expand(*y.shape[:-3], self.heads, *y.shape[-2:]) for y in split]
+
+
+class LGATrAttention(SelfAttention):
+    """`SelfAttention` with `EquiLayerNorm` of the queries, keys and values of each head.
+
+    Args:
+        features: F.
+        scalars: S.
+        heads: how many.
+        multi_query: the heads share keys and values.
+        pseudoscalar: see `EquiLinear`.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+        backend: None chooses.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        heads: int = 8,
+        multi_query: bool = False,
+        pseudoscalar: bool = True,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(
+            features,
+            scalars,
+            heads,
+            multi_query,
+            SPACETIME,
+            growth=1,
+            pseudoscalar=pseudoscalar,
+            blade_dim=blade_dim,
+            backend=backend,
+        )
+        self.norm_qkv = EquiLayerNorm(SPACETIME, backend=backend)
+
+    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
+        return list(self.norm_qkv(*super()._heads(x, scalars)))
+
+
+class GATrBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), on multivectors and scalars: see `GATr`."""
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        heads: int = 8,
+        multi_query: bool = True,
+        algebra: Algebra = PGA,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.norm = EquiLayerNorm(algebra, blade_dim=blade_dim, backend=backend)
+        self.attention = SelfAttention(
+            features, scalars, heads, multi_query, algebra, blade_dim=blade_dim, backend=backend
+        )
+        self.mlp = GeometricMLP(features, scalars, algebra, blade_dim=blade_dim, backend=backend)
+
+    def forward(
+        self, x: Tensor, scalars: Tensor, reference: Tensor, mask: Tensor | None = None
+    ) -> Pair:
+        """Both like what was given; `reference` orients the join, see `equivariant_join`."""
+        return _with_residuals(self, x, scalars, mask, reference)
+
+
+class LGATrBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), on multivectors and scalars: see `LGATr`."""
+
+    def __init__(
+        self,
+        features: int,
+        scalars: int,
+        heads: int = 8,
+        multi_query: bool = False,
+        pseudoscalar: bool = True,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.norm = EquiLayerNorm(SPACETIME, blade_dim=blade_dim, backend=backend)
+        self.attention = LGATrAttention(
+            features,
+            scalars,
+            heads,
+            multi_query,
+            pseudoscalar,
+            blade_dim=blade_dim,
+            backend=backend,
+        )
+        self.mlp = LGATrMLP(features, scalars, pseudoscalar, blade_dim=blade_dim, backend=backend)
+
+    def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
+        """Both like what was given."""
+        return _with_residuals(self, x, scalars, mask)
+
+
+class GATr(nn.Module):
+    """The geometric algebra transformer: a linear map, blocks, a linear map.
+
+    Args:
+        in_features: multivectors of an item that come in.
+        out_features: multivectors that go out.
+        features: F of the blocks.
+        in_scalars: scalars of an item that come in.
+        out_scalars: scalars that go out.
+        scalars: S of the blocks.
+        blocks: how many.
+        heads: of the attention.
+        multi_query: see `SelfAttention`.
+        algebra: of the multivectors.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+        backend: None chooses.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        features: int,
+        in_scalars: int,
+        out_scalars: int,
+        scalars: int,
+        blocks: int = 10,
+        heads: int = 8,
+        multi_query: bool = True,
+        algebra: Algebra = PGA,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.blade_dim = blade_dim
+        linear = _linear_maps(algebra, False, blade_dim, backend)
+        self.linear_in = linear(in_features, features, in_scalars, scalars)
+        shape = (features, scalars, heads, multi_query, algebra)
+        self.blocks = nn.ModuleList(
+            GATrBlock(*shape, blade_dim=blade_dim, backend=backend) for _ in range(blocks)
+        )
+        self.linear_out = linear(features, out_features, scalars, out_scalars)
+
+    def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
+        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
+        items_features = (-2, -1) if self.blade_dim == 0 else (-3, -2)
+        reference = x.mean(items_features, keepdim=True)
+        x, scalars = self.linear_in(x, scalars)
+        for block in self.blocks:
+            x, scalars = block(x, scalars, reference, mask)
+        out: Pair = self.linear_out(x, scalars)
+        return out
+
+
+class LGATr(nn.Module):
+    """The Lorentz-equivariant transformer: a linear map, blocks, a linear map.
+
+    Args:
+        in_features: multivectors of an item that come in.
+        out_features: multivectors that go out.
+        features: F of the blocks.
+        in_scalars: scalars of an item that come in.
+        out_scalars: scalars that go out.
+        scalars: S of the blocks.
+        blocks: how many.
+        heads: of the attention.
+        multi_query: see `LGATrAttention`.
+        pseudoscalar: equivariant under rotations and boosts alone, as L-GATr is by default;
+            False: under reflections too.
+        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
+        backend: None chooses.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        features: int,
+        in_scalars: int,
+        out_scalars: int,
+        scalars: int,
+        blocks: int = 10,
+        heads: int = 8,
+        multi_query: bool = False,
+        pseudoscalar: bool = True,
+        *,
+        blade_dim: int = 0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        linear = _linear_maps(SPACETIME, pseudoscalar, blade_dim, backend)
+        self.linear_in = linear(in_features, features, in_scalars, scalars)
+        shape = (features, scalars, heads, multi_query, pseudoscalar)
+        self.blocks = nn.ModuleList(
+            LGATrBlock(*shape, blade_dim=blade_dim, backend=backend) for _ in range(blocks)
+        )
+        self.linear_out = linear(features, out_features, scalars, out_scalars)
+
+    def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
+        """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
+        x, scalars = self.linear_in(x, scalars)
+        for block in self.blocks:
+            x, scalars = block(x, scalars, mask)
+        out: Pair = self.linear_out(x, scalars)
+        return out
+
+
+def _linear_maps(
+    algebra: Algebra, pseudoscalar: bool, blade_dim: int, backend: str | None
+) -> Callable[..., MixedLinear]:
+    """(in_features, out_features, in_scalars, out_scalars=0) -> the map of a network's layers."""
+    return functools.partial(
+        MixedLinear,
+        algebra=algebra,
+        pseudoscalar=pseudoscalar,
+        blade_dim=blade_dim,
+        backend=backend,
+    )
+
+
+def _with_residuals(
+    block: GATrBlock | LGATrBlock,
+    x: Tensor,
+    scalars: Tensor,
+    mask: Tensor | None,
+    *reference: Tensor,
+) -> Pair:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    dx, ds = block.attention(*block.norm(x, scalars), mask)
+    x, scalars = x + dx, scalars + ds
+    dx, ds = block.mlp(*block.norm(x, scalars), *reference)
+    return x + dx, scalars + ds
