@@ -9,9 +9,8 @@ import functools
 import pytest
 import torch
 
-from torchweft.clifford import Algebra, dual, geometric_product, sandwich, wedge
+from torchweft.clifford import PGA, SPACETIME, Algebra, dual, geometric_product, sandwich, wedge
 from torchweft.clifford.layers.basic import (
-    PGA,
     CliffordLayer,
     FullyConnectedGeometricProduct,
     GeometricProduct,
@@ -23,7 +22,6 @@ from torchweft.clifford.layers.basic import (
 )
 from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
 from torchweft.clifford.layers.transformers import (
-    SPACETIME,
     EquiLayerNorm,
     GATr,
     GeometricMLP,

@@ -7,7 +7,7 @@ of the field (`GATr`, `LGATr`, `EGCL`, `CliffordConv2d` …) and the converters 
 (`from_gatr`, `from_lgatr`, `from_cegnn`, `from_cliffordlayers`) are here too.
 """
 
-from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
 from torchweft.clifford.functions import involutions, versors
 from torchweft.clifford.functions import products as ops
 from torchweft.clifford.functions.involutions import *  # noqa: F403
@@ -31,6 +31,8 @@ from torchweft.clifford.layers.equilinear import *  # noqa: F403
 from torchweft.clifford.layers.transformers import *  # noqa: F403
 
 __all__ = [
+    "PGA",
+    "SPACETIME",
     "Algebra",
     *attention.__all__,
     *cegnn.__all__,

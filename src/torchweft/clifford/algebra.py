@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchweft.errors import DTypeError, ShapeError
 
-__all__ = ["Algebra", "Term"]
+__all__ = ["PGA", "SPACETIME", "Algebra", "Term"]
 
 Term = tuple[int, int, int, int]
 """(left blade i, out blade j, right blade k, sign): e_i e_k = sign · e_j."""
@@ -202,3 +202,10 @@ class Algebra:
         """The sign that reversing the order of a blade's vectors brings."""
         grade = blade.bit_count()
         return -1 if grade * (grade - 1) // 2 % 2 else 1
+
+
+PGA = Algebra.cl(3, 0, 1)
+"""GATr's projective algebra: planes are vectors, points are trivectors, e0 is null and first."""
+
+SPACETIME = Algebra.cl(1, 3)
+"""L-GATr's algebra: time squares to 1 and is first, space to −1."""

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.layers.basic import PGA
+from torchweft.clifford.algebra import PGA, Algebra
 
 __all__ = ["geometric_attention"]
 

@@ -19,7 +19,6 @@ from torchweft.clifford.functions.checks import backend_for
 from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [
-    "PGA",
     "CliffordLayer",
     "FullyConnectedGeometricProduct",
     "GeometricProduct",
@@ -30,9 +29,6 @@ __all__ = [
     "MultivectorModule",
     "MultivectorRMSNorm",
 ]
-
-PGA = Algebra.cl(3, 0, 1)
-"""GATr's projective algebra: planes are vectors, points are trivectors, e0 is null and first."""
 
 
 class MultivectorModule(nn.Module):

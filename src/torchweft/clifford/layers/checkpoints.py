@@ -14,8 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.layers.basic import PGA
+from torchweft.clifford.algebra import PGA, Algebra
 from torchweft.errors import ShapeError
 
 __all__ = ["from_cegnn", "from_cliffordlayers", "from_gatr", "from_lgatr"]

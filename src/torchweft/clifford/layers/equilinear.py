@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.algebra import PGA, Algebra
 from torchweft.clifford.functions import products as ops
-from torchweft.clifford.layers.basic import PGA, MultivectorModule
+from torchweft.clifford.layers.basic import MultivectorModule
 from torchweft.errors import ShapeError
 
 __all__ = ["EquiLinear", "MixedLinear"]

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
 from torchweft.clifford.functions import involutions
 from torchweft.clifford.functions import products as ops
 from torchweft.clifford.functions.checks import backend_for, backend_on
 from torchweft.clifford.layers.attention import geometric_attention
-from torchweft.clifford.layers.basic import PGA, MultivectorModule
+from torchweft.clifford.layers.basic import MultivectorModule
 from torchweft.clifford.layers.equilinear import MixedLinear
 from torchweft.errors import ShapeError
 
 __all__ = [
-    "SPACETIME",
     "EquiLayerNorm",
     "GATr",
     "GATrBlock",
@@ -39,9 +38,6 @@ __all__ = [
     "equivariant_join",
     "join",
 ]
-
-SPACETIME = Algebra.cl(1, 3)
-"""L-GATr's algebra: time squares to 1 and is first, space to −1."""
 
 Pair = tuple[Tensor, Tensor]
 """Multivectors and scalars."""
