@@ -16,7 +16,6 @@ from torchweft import o3
 from torchweft.core.gpu.launcher import Tile
 from torchweft.core.printing.modules import printed
 from torchweft.o3.mixing import launch
-from torchweft.o3.mixing import rows_launch as mixing_rows_launch
 from torchweft.o3.mixing import rows_source as mixing_rows_generator
 from torchweft.o3.mixing import source as generator
 from torchweft.o3.mixing.blocks import Mixing
@@ -117,7 +116,7 @@ def test_products_with_own_weights(result: str, pairs: int, check: Check) -> Non
     mixed = o3.FullyConnectedTensorProduct(RAGGED, "1x0e+1x1o+1x2e", RAGGED).recipe.parts.mixed
     assert mixed is not None
     assert mixed.mixing is not None
-    layout = mixing_rows_launch.LAYOUTS[result[0]]
+    layout = launch.ROW_LAYOUTS[result[0]]
     source = mixing_rows_generator.source(
         mixed.structure, mixed.mixing, result, pairs, layout.height
     )

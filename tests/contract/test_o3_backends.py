@@ -10,6 +10,7 @@ import torch
 from tests.conftest import BACKENDS, INTERPRETED
 from torchweft import explain, o3
 from torchweft.errors import BackendError
+from torchweft.o3.backends import EXECUTORS, executor
 from torchweft.testing import assert_within_bound
 
 SRC, DST = torch.tensor([0, 1, 2, 2, 0]), torch.tensor([1, 0, 1, 2, 1])
@@ -161,3 +162,76 @@ def test_every_mode_is_one_graph(mode):
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     exact = module(*inputs).double()
     assert_within_bound(compiled(*inputs), exact, exact.abs() + exact.abs().max(), 64)
+
+
+@pytest.mark.parametrize(
+    ("topic", "backend"), [(t, b) for t, table in EXECUTORS.items() for b in table]
+)
+def test_every_executor_can_be_imported(topic, backend):
+    """The one table of modules that are imported by name."""
+    package = {"triton": "triton", "numba": "numba", "few": "numba"}.get(backend, "torch")
+    pytest.importorskip(package)
+    assert executor(topic, backend).__name__.startswith(f"torchweft.o3.{topic}.")
+
+
+TORCH_ONLY = {
+    "Activation": lambda **o: o3.Activation("0e", [torch.tanh], **o),
+    "BatchNorm": lambda **o: o3.BatchNorm("0e", **o),
+    "Dropout": lambda **o: o3.Dropout("0e", 0.5, **o),
+    "Gate": lambda **o: o3.Gate("0e", [torch.tanh], "0e", [torch.tanh], "1o", **o),
+    "Identity": lambda **o: o3.Identity("0e", "0e", **o),
+    "LayerNorm": lambda **o: o3.LayerNorm("0e", **o),
+    "Norm": lambda **o: o3.Norm("0e", **o),
+    "NormActivation": lambda **o: o3.NormActivation("0e", torch.tanh, **o),
+    "SO2Linear": lambda **o: o3.SO2Linear("0e", "0e", **o),
+}
+
+
+@pytest.mark.parametrize("name", TORCH_ONLY)
+def test_layers_of_torchs_operations(name):
+    make = TORCH_ONLY[name]
+    assert make().backend is None
+    assert make(backend="torch").backend == "torch"
+    for backend, reason in (("triton", "has no kernels"), ("numba", "has no"), ("cuda", "is none")):
+        with pytest.raises(
+            BackendError, match=f"'{backend}' was asked for {name}, for which it {reason}"
+        ):
+            make(backend=backend)
+
+
+ROWS = {
+    "SphericalHarmonics": (lambda **o: o3.SphericalHarmonics([0, 1, 2], True, **o), 3),
+    "spherical_harmonics": (
+        lambda **o: lambda x: o3.spherical_harmonics([0, 1, 2], x, True, **o),
+        3,
+    ),
+    "BesselBasis": (lambda **o: o3.BesselBasis(5.0, **o), 1),
+    "PolynomialCutoff": (lambda **o: o3.PolynomialCutoff(5.0, **o), 1),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_functions_of_rows(name):
+    """The requested backend serves few rows too, or raises."""
+    make, width = ROWS[name]
+    x = normal(7, width).abs()
+    exact = make(backend="torch")(x.double())
+    for backend in ("torch", "triton", "numba"):
+        call = make(backend=backend)
+        served = {"torch": True, "triton": INTERPRETED, "numba": width == 3 and not INTERPRETED}
+        if served[backend]:
+            assert_within_bound(call(x), exact, exact.abs() + exact.abs().max(), 64)
+            found = {launch.backend for launch in explain(call, x).launches}
+            assert found == ({backend} - {"torch"})
+        else:
+            with pytest.raises(BackendError, match=f"'{backend}'"):
+                call(x)
+
+
+def test_harmonics_beyond_the_kernels():
+    x = normal(7, 3)
+    for degree in (0, 7):
+        o3.SphericalHarmonics([degree], True, backend="torch")(x)
+        backend = "triton" if INTERPRETED else "numba"
+        with pytest.raises(BackendError, match="harmonics of the degrees"):
+            o3.SphericalHarmonics([degree], True, backend=backend)(x)

@@ -55,7 +55,7 @@ def launched(monkeypatch):
         monkeypatch.setattr(asked, "_INTERPRETED", True)
     monkeypatch.setattr(evaluation.Recipe, "by_torch", lambda recipe, x: False)
     monkeypatch.setattr(operator, "_chosen", lambda *given: launch)
-    monkeypatch.setattr(symmetric_contraction, "_chosen", lambda *given: "triton")
+    monkeypatch.setattr(symmetric_contraction, "chosen_backend", lambda *given: "triton")
     return made
 
 

@@ -140,7 +140,7 @@ def check_kinds(m, rows, kinds, dtype, result, other=None):
 
     def run():
         if other is None:
-            return mixing_launch.run(m, result, *operands, False, table)
+            return mixing_launch.run_mix(m, result, *operands, False, table)
         return other(m, result, *operands, table).to(dtype)
 
     found = run()
@@ -180,7 +180,7 @@ def test_tf32_where_torch_allows_it(result, tf32):
     operands = [values[slot] for slot in RESULTS[result]]
     rounded = [_tf32(v) for v in operands]
     exactly = exact(m, values | dict(zip(RESULTS[result], rounded, strict=True)), result)
-    found = mixing_launch.run(m, result, *operands, True)
+    found = mixing_launch.run_mix(m, result, *operands, True)
     assert_within_bound(found, exactly, exactly.abs() + exactly.abs().max(), 256)
 
 
@@ -208,12 +208,12 @@ def test_own_weights_in_several_tiles(result):
 def check(m, rows, shared, dtype, result):
     values = tensors(m, rows, shared, dtype)
     operands = [values[slot] for slot in RESULTS[result]]
-    found = mixing_launch.run(m, result, *operands, shared)
+    found = mixing_launch.run_mix(m, result, *operands, shared)
     assert found.dtype == dtype
     wide = exact(m, values, result)
     size = exact(m, values, result, torch.abs)
     assert_within_bound(found, wide, size, max(rows, m.width("t"), m.width("z")))
-    assert_same_bits(found, mixing_launch.run(m, result, *operands, shared), result)
+    assert_same_bits(found, mixing_launch.run_mix(m, result, *operands, shared), result)
 
 
 @pytest.mark.parametrize("shared", [True, False])

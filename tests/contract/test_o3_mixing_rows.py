@@ -15,7 +15,7 @@ if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
 from torchweft import explain, o3
-from torchweft.o3.mixing import rows_operator as mixing_rows
+from torchweft.o3.mixing import operator as mixing_operator
 from torchweft.o3.mixing.rows_source import NAME
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.testing.contract import assert_same_bits
@@ -105,7 +105,7 @@ def test_what_kernels_do_not_hold_goes_by_rows_of_t():
         )
         mixed = of.recipe.parts.mixed
         inputs = data(of, 2)
-        assert not mixing_rows.holds(mixed.mixing, mixed.structure, inputs[0], None)
+        assert not mixing_operator.serves_mixed_rows(mixed.mixing, mixed.structure, inputs[0], None)
         value = oracle(*(v.double() for v in inputs))
         size = value.abs() + value.abs().max()
         assert_within_bound(of(*inputs), value, size, of.weight_numel)

@@ -132,7 +132,7 @@ def by_torch(monkeypatch):
         return body
 
     monkeypatch.setattr(symmetric_launch, "prepared", prepared)
-    monkeypatch.setattr(symmetric_contraction, "_chosen", lambda backend, device: "triton")
+    monkeypatch.setattr(symmetric_contraction, "chosen_backend", lambda backend, device: "triton")
 
 
 def results(name, layout, tensors, element, order):

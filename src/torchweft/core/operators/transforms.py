@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from torchweft.errors import ShapeError
 
-__all__ = ["below_transforms"]
+__all__ = ["below_transforms", "mapped_as_rows"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,3 +51,18 @@ def _plain(tensor: Tensor) -> Tensor:
             )
         tensor = functorch.get_unwrapped(tensor)
     return tensor
+
+
+def mapped_as_rows(
+    call: Callable[[Sequence[Tensor], tuple[Any, ...]], Sequence[Tensor]],
+    size: int,
+    dims: Sequence[int | None],
+    tensors: Sequence[Tensor],
+    rest: tuple[Any, ...],
+) -> tuple[Tensor, ...]:
+    """A mapped call of an operator on rows (rows, width): the samples are more rows."""
+    rows = [
+        (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
+        for t, d in zip(tensors, dims, strict=True)
+    ]
+    return tuple(r.view(size, r.shape[0] // size, r.shape[1]) for r in call(rows, rest))

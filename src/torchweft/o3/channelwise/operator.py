@@ -9,7 +9,6 @@ tangents are calls of the same operator, of every order.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from torchweft.core.operators import autocast
 from torchweft.core.operators.tensor_list import Call as Door
 from torchweft.core.operators.tensor_list import Kept, ListOperator, Rest, Results, Tensors
 from torchweft.errors import BackendError, ShapeError
+from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, gradient, read_call, tangent, trimmed
 from torchweft.o3.channelwise.structure import Structure, read
 from torchweft.o3.edges.graph import Tables, listed, pack, repeated, unpack
@@ -307,27 +307,17 @@ def _chosen(
 ) -> Any:
     name = choose(backend or None, device)
     if name == "numba" and not backend and size == "few":
-        return _module("few")
-    if name != "torch" and not _module(name).serves(read(structure), read_call(call), dtype):
-        if backend:
-            raise BackendError(
-                f"backend={backend!r} was asked for more than its kernels hold: "
-                f"{read(structure)!r} in the call {call!r}, {dtype}. "
-                "Pass backend=None or 'torch'."
-            )
-        name = "torch"
-    return _module(name)
-
-
-def _module(backend: str) -> Any:
-    """The executor of a backend, imported when it first serves."""
-    name = {
-        "triton": "gpu.launch",
-        "numba": "numba_path",
-        "few": "numba_table",
-        "torch": "torch_path",
-    }[backend]
-    return importlib.import_module(f"torchweft.o3.channelwise.{name}")
+        return executor("channelwise", "few")
+    found = executor("channelwise", name)
+    if name == "torch" or found.serves(read(structure), read_call(call), dtype):
+        return found
+    if backend:
+        raise BackendError(
+            f"backend={backend!r} was asked for more than its kernels hold: "
+            f"{read(structure)!r} in the call {call!r}, {dtype}. "
+            "Pass backend=None or 'torch'."
+        )
+    return executor("channelwise", "torch")
 
 
 contraction = ListOperator(

@@ -9,15 +9,14 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchweft.errors import ShapeError
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
-from torchweft.o3.irreps.layout import check_layout, check_rows, join, split
-from torchweft.o3.tensor_product.module import forget_e3nn_tables
+from torchweft.o3.irreps.layout import check_rows, join, split
+from torchweft.o3.tensor_product.module import RowLayer
 from torchweft.o3.tensor_product.products import paired
 
 __all__ = ["Activation", "Gate", "NormalizedActivation"]
@@ -50,12 +49,13 @@ class NormalizedActivation(nn.Module):
         return value if self.cst == 1.0 else value * self.cst
 
 
-class Activation(nn.Module):
+class Activation(RowLayer):
     """z_i = c_i f_i(x_i) for items that are scalars; items without a function stay as they are.
 
     Args:
         irreps_in: of x.
         acts: a function for each item, or None.
+        backend: "torch" or None, which are the same; another raises BackendError.
 
     Raises:
         ShapeError: another number of functions; a function for what is no scalar; one of 0o that
@@ -64,8 +64,14 @@ class Activation(nn.Module):
     An even function of 0o gives 0e, an odd one 0o.
     """
 
-    def __init__(self, irreps_in: IrrepsLike, acts: Sequence[Function | None]) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        irreps_in: IrrepsLike,
+        acts: Sequence[Function | None],
+        *,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(backend=backend)
         self.irreps_in = Irreps(irreps_in)
         if len(acts) != len(self.irreps_in):
             raise ShapeError(
@@ -90,7 +96,7 @@ class Activation(nn.Module):
         return _joined(values, dim) if values else x
 
 
-class Gate(nn.Module):
+class Gate(RowLayer):
     """z = (f(s), f(g) · y) of x = (s, g, y) sorted: scalars, gates, and what they gate.
 
     Args:
@@ -100,6 +106,7 @@ class Gate(nn.Module):
         act_gates: a function for each of its items, or None.
         irreps_gated: of y.
         layout: "mul_ir" or "ir_mul", of x and z.
+        backend: "torch" or None, which are the same; another raises BackendError.
 
     Raises:
         ShapeError: gates or scalars that are none, or gates of another number.
@@ -107,6 +114,8 @@ class Gate(nn.Module):
     `irreps_in` is the sorted sum of the three, `irreps_out` that of the results; functions are
     scaled as in Activation.
     """
+
+    _e3nn_parts = ("mul.", "sc.")
 
     def __init__(
         self,
@@ -117,9 +126,9 @@ class Gate(nn.Module):
         irreps_gated: IrrepsLike,
         *,
         layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
-        super().__init__()
-        check_layout(layout)
+        super().__init__(layout, backend)
         scalars, gates, gated = map(Irreps, (irreps_scalars, irreps_gates, irreps_gated))
         _check_scalars("irreps_scalars", scalars)
         _check_scalars("irreps_gates", gates)
@@ -128,7 +137,6 @@ class Gate(nn.Module):
                 f"irreps_gates {gates} has {gates.num_irreps} scalars and irreps_gated {gated} has "
                 f"{gated.num_irreps} irreps: each needs its gate. Pass as many in both."
             )
-        self.layout = layout
         self.irreps_scalars, self.irreps_gates = scalars.simplify(), gates.simplify()
         self.irreps_gated = gated.simplify()
         self.act_scalars = Activation(scalars, act_scalars)
@@ -167,10 +175,6 @@ class Gate(nn.Module):
         """(…, n): scalars."""
         parts = [pieces[self._number[place]].squeeze(-1) for place in places]
         return _joined(parts, -1) if parts else like.narrow(-1, 0, 0)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        forget_e3nn_tables(self, state_dict, prefix, ("mul.", "sc."))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 Place = tuple[int, int, int]

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from torchweft.core.operators.operator import compiling, transformed, unwatched
 from torchweft.errors import ShapeError
+from torchweft.o3.backends import refuse_backend
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
 from torchweft.o3.irreps.rotation import check_last, unit
 from torchweft.o3.irreps.wigner import check_degrees, working_dtype
-from torchweft.o3.pointwise.operator import again, first, looped, served
+from torchweft.o3.pointwise.operator import again, first, served
 from torchweft.o3.pointwise.programs import (
     MOST_HARMONICS_DEGREE,
     harmonics_key,
@@ -41,6 +42,8 @@ def spherical_harmonics(
     x: Tensor,
     normalize: bool,
     normalization: str = "integral",
+    *,
+    backend: str | None = None,
 ) -> Tensor:
     """Y_l(x), homogeneous polynomials of degree l with Y_l(R x) = D_l(R) Y_l(x).
 
@@ -51,6 +54,7 @@ def spherical_harmonics(
             gradients 0.
         normalization: of Y_l on the unit sphere: |Y_l|² is (2l+1)/4π for "integral" (so that
             ∫ (Y_l^m)² = 1), 2l+1 for "component", 1 for "norm".
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
 
     Returns:
         (..., Σ 2l+1) in x's dtype; half precision computes in float32.  Differentiable to any
@@ -61,12 +65,15 @@ def spherical_harmonics(
     Raises:
         ShapeError: x is not (..., 3), a parity does not fit, or there are no degrees.
         DTypeError: x is not real, or l does not read as degrees.
+        BackendError: triton or numba was requested and cannot serve.
     """
     given = tuple(l) if type(l) is list else l
     known = (type(given), given) if type(given) in _HASHABLE else None
-    called = known and (known, normalize, normalization)
+    called = known and (known, normalize, normalization, backend)
     y = None if called is None else again(called, x)
-    return _first(called, _read(l, None)[0], x, normalize, normalization) if y is None else y
+    if y is None:
+        y = _first(called, _read(l, None)[0], x, normalize, normalization, backend)
+    return y
 
 
 class SphericalHarmonics(torch.nn.Module):
@@ -77,6 +84,7 @@ class SphericalHarmonics(torch.nn.Module):
         normalize: as there.
         normalization: as there.
         irreps_in: "1o" or "1e", the parity of x; None: "1e" if irreps_out needs it, else "1o".
+        backend: as there.
 
     Attributes:
         irreps_in: one vector.
@@ -89,9 +97,11 @@ class SphericalHarmonics(torch.nn.Module):
         normalize: bool,
         normalization: str = "integral",
         irreps_in: IrrepsLike | None = None,
+        *,
+        backend: str | None = None,
     ):
         super().__init__()
-        self.normalize, self.normalization = normalize, normalization
+        self.normalize, self.normalization, self.backend = normalize, normalization, backend
         self._degrees, self.irreps_in = _read(irreps_out, irreps_in)
         parity = self.irreps_in[0].ir.p
         self.irreps_out = Irreps(
@@ -101,7 +111,7 @@ class SphericalHarmonics(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Y(x): (..., 3) to (..., irreps_out.dim)."""
-        called = self._degrees, self.normalize, self.normalization
+        called = self._degrees, self.normalize, self.normalization, self.backend
         y = again(called, x)
         return _first(called, self._degrees, x, *called[1:]) if y is None else y
 
@@ -116,12 +126,16 @@ def _first(
     x: Tensor,
     normalize: bool,
     normalization: str,
+    backend: str | None,
 ) -> Tensor:
-    """Of a call that is not settled."""
+    """The harmonics of a call that is not cached."""
     check_last("x", x, 3)
     size = sum(2 * degree + 1 for degree in degrees)
-    if 0 < max(degrees) <= MOST_HARMONICS_DEGREE and (served(x) or looped(x, size)):
-        return first(called, harmonics_key(degrees, normalize, normalization), x)
+    if 0 < max(degrees) <= MOST_HARMONICS_DEGREE:
+        if served(x, backend, size):
+            return first(called, harmonics_key(degrees, normalize, normalization), x, backend)
+    elif backend not in (None, "torch"):
+        refuse_backend(backend, x.device.type, f"harmonics of the degrees {degrees}")
     return _evaluate(degrees, x, normalize, normalization)
 
 

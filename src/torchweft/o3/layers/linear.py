@@ -20,11 +20,11 @@ from torchweft.core.operators.operator import compiling
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.o3.irreps.instructions import chosen
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import broadcast, check_layout, check_rows, join, split, steps
+from torchweft.o3.irreps.layout import broadcast, check_rows, join, split, steps
 from torchweft.o3.mixing.blocks import Block, Mixing, Path
 from torchweft.o3.mixing.elements import kinds_of
-from torchweft.o3.mixing.operator import mix, serves
-from torchweft.o3.tensor_product.module import WeightedModule, forget_e3nn_tables
+from torchweft.o3.mixing.operator import mix, serves_mix
+from torchweft.o3.tensor_product.module import RowLayer, WeightedModule
 
 __all__ = [
     "Identity",
@@ -80,6 +80,7 @@ class Linear(WeightedModule):
         WeftError: instructions or biases that do not fit the irreps.
     """
 
+    _torch_only = False
     instructions: Sequence[LinearInstruction]
     bias: Tensor
 
@@ -99,7 +100,6 @@ class Linear(WeightedModule):
         layout: str = "mul_ir",
         backend: str | None = None,
     ) -> None:
-        check_layout(layout)
         if (f_in is None) != (f_out is None):
             raise ShapeError(
                 f"f_in is {f_in} and f_out is {f_out}: features go in and out together. Pass both, "
@@ -117,10 +117,9 @@ class Linear(WeightedModule):
         features = () if f_in is None or f_out is None else (f_in, f_out)
         shared = True if shared_weights is None else shared_weights
         elements = () if num_elements is None else (num_elements,)
-        super().__init__(found, out, internal_weights, shared, features or elements)
-        self.irreps_in, self.layout, self.features = irreps, layout, features
-        self.num_elements = num_elements
-        self.backend = backend
+        dims = features or elements
+        super().__init__(found, out, internal_weights, shared, layout, backend, dims)
+        self.irreps_in, self.features, self.num_elements = irreps, features, num_elements
         self._settled: Settled[bool] = Settled()
         self.mixing = None if features else _mixing(found, irreps, out, layout)
         self._into = [
@@ -188,7 +187,7 @@ class Linear(WeightedModule):
         assert self.num_elements is not None
         if weight is None:
             return x.new_zeros(x.shape[0], self.irreps_out.dim)
-        kernels = serves(self.mixing, x, True, self.backend)
+        kernels = serves_mix(self.mixing, x, True, self.backend)
         self._settle((x, weight, element), kernels)
         rows = kinds_of(element, self.num_elements)
         return mix(self.mixing, x, weight, rows, kernels=kernels)
@@ -236,7 +235,7 @@ class Linear(WeightedModule):
 
     def _mapped(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """(…, D_out) of x (…, D); features, if there are any, in front of both."""
-        if weight is not None and serves(self.mixing, x, self.shared_weights, self.backend):
+        if weight is not None and serves_mix(self.mixing, x, self.shared_weights, self.backend):
             if x.dim() == weight.dim() + 1 == 2 and bias is None:
                 self._settle((x, weight), True)
             return self._mixed(self.mixing, x, weight, bias)
@@ -445,19 +444,25 @@ def _biased(biases: bool | Sequence[bool] | None, out: Irreps) -> list[int]:
     return [k for k, flag in enumerate(biases) if flag]
 
 
-class Identity(nn.Module):
+class Identity(RowLayer):
     """z = x.
 
     Args:
         irreps_in: of x, simplified.
         irreps_out: of z, the same.
+        backend: "torch" or None, which are the same.
 
     Raises:
-        ShapeError: they differ.
+        ShapeError: the irreps differ.
+        BackendError: another backend is requested.
     """
 
-    def __init__(self, irreps_in: IrrepsLike, irreps_out: IrrepsLike) -> None:
-        super().__init__()
+    _e3nn_parts = ()
+
+    def __init__(
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, *, backend: str | None = None
+    ) -> None:
+        super().__init__(backend=backend)
         self.irreps_in, self.irreps_out = (
             Irreps(irreps_in).simplify(),
             Irreps(irreps_out).simplify(),
@@ -475,7 +480,3 @@ class Identity(nn.Module):
         """X itself, (…, D)."""
         check_rows("x", x, self.irreps_in, self)
         return x
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        forget_e3nn_tables(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)

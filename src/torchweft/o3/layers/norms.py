@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,8 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import ShapeError
 from torchweft.o3.irreps.instructions import chosen
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import check_layout, check_rows, join, split
-from torchweft.o3.tensor_product.module import forget_e3nn_tables
+from torchweft.o3.irreps.layout import check_rows, join, split
+from torchweft.o3.tensor_product.module import RowLayer
 
 __all__ = [
     "BatchNorm",
@@ -28,13 +27,12 @@ __all__ = [
 ]
 
 
-class _Layer(nn.Module):
+class _Layer(RowLayer):
     """A layer on rows of irreps, block by block."""
 
-    def __init__(self, irreps: IrrepsLike, layout: str) -> None:
-        super().__init__()
-        check_layout(layout)
-        self._irreps, self.layout = Irreps(irreps), layout
+    def __init__(self, irreps: IrrepsLike, layout: str, backend: str | None) -> None:
+        super().__init__(layout, backend)
+        self._irreps = Irreps(irreps)
 
     def _blocks(self, x: Tensor) -> list[Tensor]:
         """(…, mul, 2l+1) in the dtype of sums."""
@@ -52,14 +50,22 @@ class Norm(_Layer):
         irreps_in: of x.
         squared: leave out the root.
         layout: "mul_ir" or "ir_mul", of x.
+        backend: "torch" or None, which are the same; another raises BackendError.
 
     The gradient is 0 where the norm is.
     """
 
+    _e3nn_parts = ("tp.",)
+
     def __init__(
-        self, irreps_in: IrrepsLike, squared: bool = False, *, layout: str = "mul_ir"
+        self,
+        irreps_in: IrrepsLike,
+        squared: bool = False,
+        *,
+        layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
-        super().__init__(irreps_in, layout)
+        super().__init__(irreps_in, layout, backend)
         self.irreps_in = self._irreps.simplify()
         self.irreps_out = Irreps([(item.mul, "0e") for item in self.irreps_in]).simplify()
         self.squared = squared
@@ -76,10 +82,6 @@ class Norm(_Layer):
         # relu stops the infinite slope of the root at 0
         return (found if self.squared else found.relu().sqrt()).to(x.dtype)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        forget_e3nn_tables(self, state_dict, prefix, ("tp.",))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 class NormActivation(_Layer):
     """z_u = f(n_u + b_u) x_u / n_u, or f(n_u) x_u without `normalize`.
@@ -91,10 +93,13 @@ class NormActivation(_Layer):
         epsilon: the least norm, with normalize; None is 1e-8.
         bias: whether there is b (num_irreps,), zeros at first.
         layout: "mul_ir" or "ir_mul".
+        backend: "torch" or None, which are the same; another raises BackendError.
 
     Raises:
         ShapeError: an epsilon that is not positive, or one without normalize.
     """
+
+    _e3nn_parts = ("norm.", "scalar_multiplier.")
 
     def __init__(
         self,
@@ -105,8 +110,9 @@ class NormActivation(_Layer):
         bias: bool = False,
         *,
         layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
-        super().__init__(irreps_in, layout)
+        super().__init__(irreps_in, layout, backend)
         if epsilon is not None and not (normalize and epsilon > 0):
             raise ShapeError(
                 f"epsilon is {epsilon} and normalize is {normalize}: it is the least norm that is "
@@ -138,10 +144,6 @@ class NormActivation(_Layer):
         scales = scale.split([item.mul for item in self._irreps], -2)  # type: ignore[no-untyped-call]
         return self._rows([b * s for b, s in zip(blocks, scales, strict=True)], x)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        forget_e3nn_tables(self, state_dict, prefix, ("norm.", "scalar_multiplier."))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 class BatchNorm(_Layer):
     """z_u = weight_u (x_u − mean_u) / √(var_u + eps) + bias_u; mean and bias for 0e alone.
@@ -159,6 +161,7 @@ class BatchNorm(_Layer):
         include_bias: with affine, whether there is a bias.
         normalization: "component" or "norm".
         layout: "mul_ir" or "ir_mul".
+        backend: "torch" or None, which are the same; another raises BackendError.
 
     An empty batch leaves the running statistics as they are.
     """
@@ -178,8 +181,9 @@ class BatchNorm(_Layer):
         normalization: str = "component",
         *,
         layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
-        super().__init__(irreps, layout)
+        super().__init__(irreps, layout, backend)
         self.irreps, self.eps, self.momentum = self._irreps, eps, momentum
         self.affine, self.include_bias, self.instance = affine, include_bias, instance
         self.reduce = chosen("reduce", reduce, ("mean", "max"))
@@ -265,6 +269,7 @@ class LayerNorm(_Layer):
         affine: whether there are weight (num_irreps,) and bias (number of 0e,).
         normalization: "component" or "norm".
         layout: "mul_ir" or "ir_mul".
+        backend: "torch" or None, which are the same; another raises BackendError.
     """
 
     def __init__(
@@ -275,8 +280,9 @@ class LayerNorm(_Layer):
         normalization: str = "component",
         *,
         layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
-        super().__init__(irreps, layout)
+        super().__init__(irreps, layout, backend)
         self.irreps, self.eps, self.affine = self._irreps, eps, affine
         self.normalization = chosen("normalization", normalization, ("component", "norm"))
         self.weight = nn.Parameter(torch.ones(self._irreps.num_irreps)) if affine else None
@@ -315,23 +321,30 @@ def _column(numbers: Tensor, here: slice) -> Tensor:
     return numbers[here].view(1, 1, -1, 1)
 
 
-class Dropout(nn.Module):
+class Dropout(_Layer):
     """z[b, u] = x[b, u] · k/(1−p), k = 1 with probability 1−p, else 0: one for each copy and b.
 
     Args:
         irreps: of x.
         p: the probability that a copy is dropped.
         layout: "mul_ir" or "ir_mul".
+        backend: "torch" or None, which are the same; another raises BackendError.
 
     While training; else the identity.  The random numbers are drawn as e3nn draws them.
     """
 
-    def __init__(self, irreps: IrrepsLike, p: float, *, layout: str = "mul_ir") -> None:
-        super().__init__()
-        check_layout(layout)
+    def __init__(
+        self,
+        irreps: IrrepsLike,
+        p: float,
+        *,
+        layout: str = "mul_ir",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(irreps, layout, backend)
         if not 0 <= p <= 1:
             raise ShapeError(f"p is {p}: a probability must be from 0 to 1. Pass such a p.")
-        self.irreps, self.p, self.layout = Irreps(irreps), p, layout
+        self.irreps, self.p = self._irreps, p
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} ({self.irreps}, p={self.p})"

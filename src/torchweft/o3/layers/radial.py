@@ -32,22 +32,23 @@ class BesselBasis(torch.nn.Module):
     Args:
         r_max: the radius at which all are zero.
         num_basis: how many.
+        backend: "triton", "torch", or None for the fastest that can serve.
     """
 
-    def __init__(self, r_max: float, num_basis: int = 8):
+    def __init__(self, r_max: float, num_basis: int = 8, *, backend: str | None = None):
         super().__init__()
         _check_positive(r_max=r_max, num_basis=num_basis)
-        self.r_max, self.num_basis = float(r_max), num_basis
+        self.r_max, self.num_basis, self.backend = float(r_max), num_basis, backend
 
     def forward(self, r: Tensor) -> Tensor:
         """(..., 1) to (..., num_basis), in r's dtype; half precision computes in float32."""
-        called = "bessel", self.r_max, self.num_basis
+        called = "bessel", self.r_max, self.num_basis, self.backend
         y = again(called, r)
         if y is not None:
             return y
         check_last("r", r, 1)
-        if served(r):
-            return first(called, bessel_key(self.r_max, self.num_basis), r)
+        if served(r, self.backend):
+            return first(called, bessel_key(self.r_max, self.num_basis), r, self.backend)
         return _bessel(r.to(working_dtype(r.dtype)), self.r_max, self.num_basis).to(r.dtype)
 
     def extra_repr(self) -> str:
@@ -64,22 +65,24 @@ class PolynomialCutoff(torch.nn.Module):
     Args:
         r_max: where it ends.
         p: 1 or more.
+        backend: "triton", "torch", or None for the fastest that can serve.
     """
 
-    def __init__(self, r_max: float, p: int = 6):
+    def __init__(self, r_max: float, p: int = 6, *, backend: str | None = None):
         super().__init__()
         _check_positive(r_max=r_max, p=p)
         if p != int(p):
             raise DTypeError(f"p is {p!r}: it must be an integer. Pass p=6.")
-        self.r_max, self.p = float(r_max), int(p)
+        self.r_max, self.p, self.backend = float(r_max), int(p), backend
 
     def forward(self, r: Tensor) -> Tensor:
         """Of any shape, in r's dtype; half precision computes in float32."""
-        if served(r):
-            called = "cutoff", self.r_max, self.p
+        if served(r, self.backend):
+            called = "cutoff", self.r_max, self.p, self.backend
             rows = r if r.shape[-1:] == (1,) else r[..., None]
             y = again(called, rows)
-            y = first(called, cutoff_key(self.r_max, self.p), rows) if y is None else y
+            if y is None:
+                y = first(called, cutoff_key(self.r_max, self.p), rows, self.backend)
             return y if rows is r else y.view(r.shape)
         t = (r.to(working_dtype(r.dtype)) / self.r_max).clamp(max=1)
         total = torch.full_like(t, self.p * (self.p + 1) / 2)

@@ -29,7 +29,7 @@ from torchweft.core.operators import autocast
 from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import broadcast, check_layout, check_rows, join, split
+from torchweft.o3.irreps.layout import broadcast, check_rows, join, split
 from torchweft.o3.irreps.rotation import check_last, check_matrix, unit
 from torchweft.o3.irreps.wigner import check_degrees, wigner_D_matrices, working_dtype
 from torchweft.o3.tensor_product.module import WeightedModule
@@ -74,9 +74,10 @@ class SO2Linear(WeightedModule):
         internal_weights: whether the module owns its weight; None: where it is shared.
         shared_weights: one weight for all rows (None), or one a row.
         layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
+        backend: "torch" or None, which are the same.
 
     Raises:
-        WeftError: an mmax or irreps_edge that is none.
+        WeftError: an mmax or irreps_edge that is none; another backend.
 
     Instructions are sorted by order, then items of z, then of x.
     """
@@ -93,8 +94,8 @@ class SO2Linear(WeightedModule):
         internal_weights: bool | None = None,
         shared_weights: bool | None = None,
         layout: str = "mul_ir",
+        backend: str | None = None,
     ) -> None:
-        check_layout(layout)
         if mmax is not None:
             check_degrees(mmax=mmax)
         edge = Irrep(irreps_edge)
@@ -106,8 +107,8 @@ class SO2Linear(WeightedModule):
         irreps, out = Irreps(irreps_in), Irreps(irreps_out)
         shared = True if shared_weights is None else shared_weights
         found = list(_instructions(irreps, out, mmax, edge.p))
-        super().__init__(found, out, internal_weights, shared)
-        self.irreps_in, self.mmax, self.irreps_edge, self.layout = irreps, mmax, edge, layout
+        super().__init__(found, out, internal_weights, shared, layout, backend)
+        self.irreps_in, self.mmax, self.irreps_edge = irreps, mmax, edge
         self._groups = list(_groups(found))
         self.lmax = max([0, *(item.ir.l for item in (*irreps, *out))])
 

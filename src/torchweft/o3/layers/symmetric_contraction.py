@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchweft.core.backend import choose
 from torchweft.core.operators.call_cache import Settled, kinds
 from torchweft.core.operators.operands import check_tensors, same_kind
-from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.core.operators.tensor_list import Rest
 from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.backends import chosen_backend
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
@@ -196,7 +195,11 @@ class SymmetricContraction(nn.Module):
             return False
         (first, *_) = parameters
         alike = all((p.dtype, p.device) == (first.dtype, x.device) for p in parameters)
-        return alike and first.dtype in DTYPES and _chosen(self.backend, x.device.type) == "triton"
+        return (
+            alike
+            and first.dtype in DTYPES
+            and chosen_backend(self.backend, x.device.type) == "triton"
+        )
 
     def _couplings(self) -> list[Tensor]:
         """The parameters that are used, whoever put them there."""
@@ -261,11 +264,6 @@ class SymmetricContraction(nn.Module):
                 f"element is {tuple(element.shape)}: it must be ({rows},) integers, or "
                 f"({rows}, {self.num_elements}) real numbers. Pass one element a row of x."
             )
-
-
-@constant_when_compiling
-def _chosen(backend: str | None, device: str) -> str:
-    return choose(backend, device)
 
 
 def _weight(num_elements: int, count: int, channels: int) -> nn.Parameter:

@@ -1,8 +1,13 @@
-"""Launches of the kernels of weights that mix copies."""
+"""Launches of the kernels of weights that mix copies.
+
+Of products with weights of each row's own, terms of z that share w, and of w that share z, are one
+kernel's, two pairs (x, y) at a time; so are those of x and of y that share w and z.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,19 +17,25 @@ from torchweft.core.explain import record_cost, recording
 from torchweft.core.gpu.launcher import (
     Call,
     Kernel,
+    Launcher,
     Launches,
+    Queued,
     Step,
     Tile,
     compile_together,
     current_device,
+    launch_all,
     processors,
 )
 from torchweft.core.printing.modules import printed
+from torchweft.o3.channelwise.calls import Call as ContractionCall
+from torchweft.o3.channelwise.structure import Structure
+from torchweft.o3.mixing import rows_source
 from torchweft.o3.mixing import source as generator
 from torchweft.o3.mixing.blocks import Mixing, Path, merged, prepared, uncovered, weights
 from torchweft.o3.mixing.elements import Kinds
 
-__all__ = ["run"]
+__all__ = ["run_mix", "run_mixed_rows"]
 
 PRODUCT_TILE = Tile((128, 128, 32), 4, 2)
 """Rows, copies of the result, copies that are summed at a time: two programs on a processor."""
@@ -55,7 +66,7 @@ A, B, ORDER, STARTS, OUT, SCRATCH = range(6)
 """What a call has side by side: operands, rows by kind, the result, and memory between kernels."""
 
 
-class _Recipe(NamedTuple):
+class _MixRecipe(NamedTuple):
     """What follows from the kinds of a call's operands.
 
     Args:
@@ -73,7 +84,7 @@ class _Recipe(NamedTuple):
     wide: bool = False
 
 
-def run(
+def run_mix(
     mixing: Mixing, result: str, a: Tensor, b: Tensor, shared: bool, kinds: Kinds | None = None
 ) -> Tensor:
     """The result z of (t, w), t of (z, w) or w of (t, z): contiguous rows of mixings' widths."""
@@ -105,7 +116,7 @@ def _recipe(
     device: torch.device,
     shared: bool,
     kinds: int | None,
-) -> _Recipe:
+) -> _MixRecipe:
     """Of one dtype and device, whose machine code launches keep."""
     width = mixing.width(result)
     shape: tuple[int, ...] = (rows, width)
@@ -113,15 +124,15 @@ def _recipe(
         shape = (width,) if kinds is None else (kinds, width)
     zero = not rows or uncovered(mixing, result)
     if not rows or not mixing.paths or kinds == 0:
-        return _Recipe(shape, zero, Launches(()))
+        return _MixRecipe(shape, zero, Launches(()))
     if not shared and kinds is None:
-        return _Recipe(shape, zero, Launches([_own(mixing, result, rows)]))
+        return _MixRecipe(shape, zero, Launches([_own(mixing, result, rows)]))
     if result == "w":
         count, launches = _outer(mixing, rows, parts, device, kinds)
-        return _Recipe(shape, zero, launches, (count, weights(mixing)), True)
+        return _MixRecipe(shape, zero, launches, (count, weights(mixing)), True)
     numbers = (kinds or 1) * prepared(mixing, result) * max(1, parts)
     steps = _product(mixing, result, rows, parts, kinds, numbers * dtype.itemsize)
-    return _Recipe(shape, zero, steps, (numbers,))
+    return _MixRecipe(shape, zero, steps, (numbers,))
 
 
 def _count(kinds: Kinds | None) -> int | None:
@@ -252,3 +263,142 @@ def _parts(x: Tensor) -> int:
     if x.dtype != torch.float32:
         return 0
     return 1 if torch.backends.cuda.matmul.fp32_precision == "tf32" else 2
+
+
+class RowLayout(NamedTuple):
+    """How a kernel is laid out.
+
+    Args:
+        height: copies u of a tile of weights.
+        warps: of a program.
+    """
+
+    height: int
+    warps: int
+
+
+ROW_LAYOUTS = {
+    "z": RowLayout(8, 1),
+    "w": RowLayout(16, 4),
+    "x": RowLayout(16, 2),
+    "y": RowLayout(16, 2),
+}
+"""Of kernels by the first slot of their result: the fastest of some ten each on an H200.
+
+Weights that are copied into shared memory ahead took a third longer.
+"""
+
+PAIRS_OF_A_KERNEL = 2
+"""Of x and y in a kernel, at most."""
+
+
+class _RowJob(NamedTuple):
+    """A kernel's work.
+
+    Args:
+        result: slots of what it computes.
+        read: the call's tensors by operand, some to be added.
+        to: the numbers of the call's results, one for each slot.
+    """
+
+    result: str
+    read: Mapping[str, tuple[int, ...]]
+    to: tuple[int, ...]
+
+
+def run_mixed_rows(
+    structure: Structure, mixing: Mixing, call: ContractionCall, tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """The results of a call, of contiguous tensors (rows, width)."""
+    like, found = tensors[0], dict[int, Tensor]()
+    rows, more = like.shape[0], list[tuple[int, Tensor]]()
+    widths = dict(zip("xyzw", structure.widths[:2] + mixing.widths[1:], strict=True))
+    queue = []
+    for job in _jobs(call) if rows else ():
+        values = {
+            name: functools.reduce(torch.add, [tensors[t] for t in which])
+            for name, which in job.read.items()
+        }
+        for slot, k in zip(job.result, job.to, strict=True):
+            empty = _filled(structure, mixing, slot)
+            to = (like.new_zeros if empty else like.new_empty)(rows, widths[slot])
+            values[slot if job.result in "zw" else f"g{slot}"] = to
+            if found.setdefault(k, to) is not to:
+                more.append((k, to))
+        pairs = sum(name[0] == "x" for name in job.read) if job.result in "zw" else 1
+        launcher = _launcher(structure, mixing, job.result, pairs, rows, like.dtype, like.device)
+        names = rows_source.operands(job.result, pairs)
+        queue.append(Queued(launcher, [values[name] for name in names]))
+    with current_device(like):
+        launch_all(queue)
+    for k, part in more:
+        found[k] += part
+    if recording():
+        moved = sum(t.nbytes for launch in queue for t in launch.operands if t is not None)
+        record_cost(moved, 2 * len(queue) * rows * _products(mixing))
+    return [
+        found[k] if k in found else like.new_zeros(rows, widths[slot])
+        for k, (slot, _) in enumerate(call.results)
+    ]
+
+
+@functools.lru_cache(maxsize=1024)
+def _jobs(call: ContractionCall) -> tuple[_RowJob, ...]:
+    return (*_sums(call), *_gradients(call))
+
+
+def _sums(call: ContractionCall) -> Iterator[_RowJob]:
+    """Of z and w."""
+    for k, (slot, terms) in enumerate(call.results):
+        if slot not in "zw":
+            continue
+        shared: dict[int, list[tuple[int, ...]]] = {}
+        for *pair, other in terms:
+            shared.setdefault(other, []).append(tuple(pair))
+        for other, every in shared.items():
+            for first in range(0, len(every), PAIRS_OF_A_KERNEL):
+                pairs = enumerate(every[first : first + PAIRS_OF_A_KERNEL])
+                read = {
+                    f"{s}{i}": (t,) for i, pair in pairs for s, t in zip("xy", pair, strict=True)
+                }
+                yield _RowJob(slot, read | {"w" if slot == "z" else "z": (other,)}, (k,))
+
+
+def _gradients(call: ContractionCall) -> Iterator[_RowJob]:
+    """Of x and y: of all results in these slots, one of each at a time."""
+    jobs: dict[tuple[int, int, int], dict[str, tuple[int, list[int]]]] = {}
+    for k, (slot, terms) in enumerate(call.results):
+        if slot in "xy":
+            nth = sum(result.slot == slot for result in call.results[:k])
+            for factor, z, w in terms:
+                jobs.setdefault((z, w, nth), {}).setdefault(slot, (k, []))[1].append(factor)
+    for (z, w, _), wanted in jobs.items():
+        slots = "".join(s for s in "xy" if s in wanted)
+        read = {f"{'yx'['xy'.index(s)]}0": tuple(wanted[s][1]) for s in slots}
+        yield _RowJob(slots, read | {"z": (z,), "w": (w,)}, tuple(wanted[s][0] for s in slots))
+
+
+@functools.lru_cache(maxsize=1024)
+def _launcher(
+    structure: Structure,
+    mixing: Mixing,
+    result: str,
+    pairs: int,
+    rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Launcher:
+    """A launcher keeps compiled code, so that the dtype is part of what it is known by."""
+    layout = ROW_LAYOUTS[result[0]]
+    source = rows_source.source(structure, mixing, result, pairs, layout.height)
+    tile = Tile((layout.warps,), layout.warps, 1)
+    kernel = printed("o3_mixed", source, rows_source.NAME)
+    return Launcher(kernel, rows, (), (), (), tile)
+
+
+@functools.lru_cache(maxsize=1024)
+def _filled(structure: Structure, mixing: Mixing, slot: str) -> bool:
+    """Whether some numbers of a row belong to no path."""
+    if slot in "zw":
+        return uncovered(mixing, slot)
+    return rows_source.reached(structure, mixing, slot) < structure.width(slot)

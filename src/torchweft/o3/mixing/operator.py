@@ -1,36 +1,60 @@
-"""Weights that mix copies: matrices between blocks of two rows, for all blocks in one operator.
+"""Weights that mix copies: matrices between blocks of rows, shared by rows or one set for each row.
 
     z[b, n, m] = Σ_paths factor Σ_u t[b, u, m] W[(b,) u, n]      u, n copies, m components
 
-W is shared by all rows, by those of a kind, or each row has its own.  The form Σ z t W is linear in
-each of the three, so its derivatives are the same operator with the roles exchanged: of z and W, a
-row t; of t and z, a weight.
+    torchweft::o3_mix(Tensor a, Tensor b, …, str mixing, str result, …) -> Tensor
+
+W is shared by all rows, by the rows of an element, or each row has its own.  The form Σ z t W is
+linear in each of the three, so its derivatives are the same operator with the roles exchanged: of z
+and W, a row t; of t and z, a weight.
+
+Where t is a product of channels, t[u, m] = Σ_ab C[a, b, m] x[u, a] y[b], and each row has its own
+weights, one kernel does both and t is never stored:
+
+    torchweft::o3_mixed_rows(Tensor[] tensors, str structure, str call, str mixing) -> Tensor[]
+
+This form is linear in x, y, w and z, so its derivatives of every order are calls of the same
+operator, as those of channelwise products are.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from torchweft.core.backend import choose, interpreted
-from torchweft.core.operators.operator import Operator
-from torchweft.errors import BackendError
+from torchweft.core.backend import interpreted
+from torchweft.core.operators.operator import Operator, constant_when_compiling
+from torchweft.core.operators.tensor_list import Call as Door
+from torchweft.core.operators.tensor_list import ListOperator, Rest, Results, Tensors
+from torchweft.core.operators.transforms import mapped_as_rows
+from torchweft.o3.backends import executor, refuse_backend
+from torchweft.o3.channelwise.calls import forward, read_call
+from torchweft.o3.channelwise.operator import Contraction
+from torchweft.o3.channelwise.structure import Structure
+from torchweft.o3.channelwise.structure import read as read_structure
 from torchweft.o3.mixing.blocks import Mixing, read
 from torchweft.o3.mixing.elements import Kinds, by_torch
+from torchweft.o3.mixing.rows_source import forms, numbers
 
-__all__ = ["mix", "refuse", "serves"]
+__all__ = ["mix", "mixed_rows", "serves_mix", "serves_mixed_rows"]
 
 _INTERPRETED = interpreted()
 
 SHARED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OWN_DTYPES = (*SHARED_DTYPES, torch.float64)
+"""Of rows whose weights are shared by rows, or each row's own, that kernels take."""
+
+MOST_ROW_WEIGHTS, MOST_ROW_TERMS = 2**14, 2**9
+"""Weights of a row, and its couplings: a kernel writes both out, and compilers bear so many."""
+
+_FORWARD = str(forward(True))
 
 
-def serves(
+def serves_mix(
     mixing: Mixing | None, rows: Tensor, shared: bool, backend: str | None = None
 ) -> TypeGuard[Mixing]:
     """Whether there is a mixing and `mix` takes rows like these: on the GPU.
@@ -45,17 +69,8 @@ def serves(
         return False
     able = _able(mixing, rows, shared)
     if backend is not None and not (able and backend == "triton"):
-        refuse(backend, rows, f"weights that mix copies, in {rows.dtype}")
+        refuse_backend(backend, rows.device.type, f"weights that mix copies, in {rows.dtype}")
     return able
-
-
-def refuse(backend: str, rows: Tensor, what: str) -> NoReturn:
-    """Raise: a backend was asked for that lacks this."""
-    choose(backend, rows.device.type)  # raises, if it can serve nothing here
-    raise BackendError(
-        f"backend={backend!r} was asked for {what}, which its kernels do not hold. "
-        "Build the module with backend=None or 'torch'."
-    )
 
 
 def _able(mixing: Mixing | None, rows: Tensor, shared: bool) -> bool:
@@ -63,7 +78,7 @@ def _able(mixing: Mixing | None, rows: Tensor, shared: bool) -> bool:
         return False
     if shared:
         return rows.dtype in SHARED_DTYPES
-    return mixing.single and rows.dtype in (*SHARED_DTYPES, torch.float64)
+    return mixing.single and rows.dtype in OWN_DTYPES
 
 
 def mix(
@@ -77,7 +92,7 @@ def mix(
     """z (rows, width) of t (rows, width) and weights: (width,) for all rows, or (rows, width).
 
     With kinds, weights are (kinds, width): those of a row are its kind's.  `kernels` is what
-    `serves` said; without them torch multiplies the rows of one kind after the other.
+    `serves_mix` returned; without them torch multiplies the rows of one kind after the other.
 
     Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor t W|, K terms a number; with weights that are not
     a row's own TF32 instead where torch.backends.cuda.matmul allows it.  Bitwise repeatable.  Rows
@@ -91,7 +106,7 @@ _OTHERS = {"z": ("t", "w"), "t": ("z", "w"), "w": ("t", "z")}
 """For each result the two that it is computed from, in the order of arguments."""
 
 
-def _body(
+def _mix_body(
     a: Tensor,
     b: Tensor,
     order: Tensor | None,
@@ -105,17 +120,11 @@ def _body(
     mixing, a, b = read(text), a.contiguous(), b.contiguous()
     if kinds is not None and not kernels:
         return by_torch(mixing, result, a, b, kinds).to(a.dtype)
-    found: Tensor = _launch().run(mixing, result, a, b, shared, kinds)
+    found: Tensor = executor("mixing", "triton").run_mix(mixing, result, a, b, shared, kinds)
     return found
 
 
-@functools.cache
-def _launch() -> Any:
-    """Imported when it first serves."""
-    return importlib.import_module("torchweft.o3.mixing.launch")
-
-
-def _fake(a: Tensor, *others: Any) -> Tensor:
+def _mix_fake(a: Tensor, *others: Any) -> Tensor:
     _, _, starts, text, result, shared, _ = others
     width = read(text).width(result)
     if result != "w":
@@ -125,7 +134,7 @@ def _fake(a: Tensor, *others: Any) -> Tensor:
     return a.new_empty((width,) if shared else (a.shape[0], width))
 
 
-def _gradients(
+def _mix_gradients(
     call: Any, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     a, b, order, starts, text, result, *how = args
@@ -141,7 +150,7 @@ def _gradients(
     )
 
 
-def _batch(call: Any, size: int, dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
+def _mix_batch(call: Any, size: int, dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
     """Samples as more rows; one by one where weights of many rows differ between them."""
     a, b, order, *rest = args
     _, _, result, shared, _ = rest
@@ -168,8 +177,82 @@ _mix = Operator(
     "bool kernels",
     2,
     2,
-    _body,
-    _fake,
-    _gradients,
-    _batch,
+    _mix_body,
+    _mix_fake,
+    _mix_gradients,
+    _mix_batch,
 )
+
+
+def serves_mixed_rows(
+    mixing: Mixing | None, structure: Structure, rows: Tensor, backend: str | None
+) -> TypeGuard[Mixing]:
+    """Whether kernels hold such products: on the GPU, rows of few weights."""
+    if (
+        mixing is None
+        or backend not in (None, "triton")
+        or rows.dtype not in (*SHARED_DTYPES, torch.float64)
+    ):
+        return False
+    if not (rows.is_cuda or _INTERPRETED):
+        return False
+    count, terms = _size(structure.text, mixing.text)
+    return 0 < count <= MOST_ROW_WEIGHTS and terms <= MOST_ROW_TERMS
+
+
+@constant_when_compiling
+def _size(structure: str, mixing: str) -> tuple[int, int]:
+    """Numbers of a row's weights, and terms."""
+    return _counted(read_structure(structure), read(mixing))
+
+
+@functools.lru_cache(maxsize=1024)
+def _counted(structure: Structure, mixing: Mixing) -> tuple[int, int]:
+    every = (form for _, members in forms(structure, mixing) for form in members)
+    return numbers(structure, mixing), sum(len(form.entries) for form in every)
+
+
+def mixed_rows(
+    structure: Structure, mixing: Mixing, x: Tensor, y: Tensor, weight: Tensor
+) -> Tensor:
+    """z (rows, width) of x, y and weights (rows, width), where `serves_mixed_rows` is True.
+
+    Args:
+        structure: a product of channels without weights.
+        mixing: of its result, by the weights.
+        x: rows of the structure's width.
+        y: rows of the structure's width.
+        weight: rows of the mixing's width.
+
+    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor C x y w|, K terms a number.  Bitwise repeatable.
+    Rows without a path are zero.
+    """
+    return _mixed_rows([x, y, weight], (structure.text, _FORWARD, mixing.text))[0]
+
+
+class _MixedRows(Contraction):
+    """Derivatives of Q."""
+
+    def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        structure, call, mixing = rest
+        launch = executor("mixing", "triton")
+        given = read_structure(structure), read(mixing), read_call(call)
+        found: list[Tensor] = launch.run_mixed_rows(*given, [t.contiguous() for t in tensors])
+        return found
+
+    def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        structure, call, mixing = rest
+        rows = tensors[0].shape[0]
+        widths = read_structure(structure).widths[:2] + read(mixing).widths[1:]
+        return [
+            tensors[0].new_empty(rows, widths["xyzw".index(slot)])
+            for slot, _ in read_call(call).results
+        ]
+
+    def batch(
+        self, call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    ) -> Results:
+        return mapped_as_rows(call, size, dims, tensors, rest)
+
+
+_mixed_rows = ListOperator("o3_mixed_rows", "str structure, str call, str mixing", _MixedRows())

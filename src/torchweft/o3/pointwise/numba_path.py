@@ -14,13 +14,17 @@ from torchweft.o3.pointwise.source import varying
 __all__ = ["prepared"]
 
 
-def prepared(program: Program) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+def prepared(
+    program: Program, dtype: torch.dtype, device: torch.device
+) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
     """The results of a program whose operands have rows and no other axis, of any number of rows.
 
     Computed in float64: the powers of 1/|x| in derivatives pass float32 for x shorter than 1e-13.
 
     Args:
         program: what is computed, of tensors (rows, components).
+        dtype: of its tensors; loops are the same for all.
+        device: the CPU.
     """
     sizes, printed = [output.operand.size for output in program.outputs], varying(program)
     numbers = [

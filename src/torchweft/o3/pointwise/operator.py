@@ -7,7 +7,6 @@ Tensors are the program's, (rows, components) each.  On the CPU kernels are loop
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -19,13 +18,15 @@ from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators.call_cache import Settled, kinds
 from torchweft.core.operators.operator import compiling, unwatched
 from torchweft.core.operators.tensor_list import Call, Kept, ListOperator, Rest, Results, Tensors
-from torchweft.o3.pointwise.numba_path import prepared
+from torchweft.core.operators.transforms import mapped_as_rows
+from torchweft.o3.backends import chosen_backend, executor, refuse_backend
 from torchweft.o3.pointwise.programs import program, used
 from torchweft.o3.program_rule import ProgramRule
 
-__all__ = ["again", "first", "looped", "served"]
+__all__ = ["again", "first", "served"]
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+LOOP_DTYPES = (torch.float32, torch.float64)
+DTYPES = (*LOOP_DTYPES, torch.bfloat16, torch.float16)
 
 LOOPED = 2**15
 """Numbers of a result from which a loop is worth the seconds of its first compilation."""
@@ -36,24 +37,42 @@ _settled: Settled[Settled[tuple[Rest, int]]] = Settled()
 """By what is called, then by the kind of x but its number of rows; with the fewest numbers of x."""
 
 
-def served(x: Tensor) -> bool:
-    """Whether kernels compute functions of x: on a GPU.
+def served(x: Tensor, backend: str | None = None, size: int = 0) -> bool:
+    """Whether kernels compute a function of the rows of x; torch's own operations otherwise.
 
-    Who watches torch's operations sees them, as on the CPU.
+    Args:
+        x: (..., components).
+        backend: the one that is requested.  None: kernels on a GPU, loops of many rows on the CPU,
+            and torch where a dispatch mode watches its operations.
+        size: of a row of the result, where there are loops; 0: there are none.
+
+    Raises:
+        BackendError: the requested one cannot serve.
     """
+    if backend is None:
+        return _has_kernel(x) or (size > 0 and _has_loop(x, size))
+    if backend == "torch":
+        return False
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+    if chosen_backend(backend, x.device.type) == "numba":
+        dtypes = LOOP_DTYPES if size and not _INTERPRETED else ()
+    if x.dtype not in dtypes:
+        refuse_backend(backend, x.device.type, f"this function of rows, in {x.dtype}")
+    return True
+
+
+def _has_kernel(x: Tensor) -> bool:
+    """Whether a kernel serves x where no backend is requested: on a GPU."""
     if not (x.is_cuda or _INTERPRETED) or not (compiling() or unwatched(x)):
         return False
     return x.dtype in DTYPES
 
 
-def looped(x: Tensor, size: int) -> bool:
-    """Whether a loop computes so many numbers of each row of x: of many rows, on the CPU.
-
-    Not where torch traces, or somebody watches its operations.
-    """
+def _has_loop(x: Tensor, size: int) -> bool:
+    """Whether a loop does: of many rows, on the CPU, unless torch traces or is watched."""
     if compiling() or not _on_cpu(x) or not unwatched(x) or x.numel() < _fewest(x, size):
         return False
-    return x.dtype in (torch.float32, torch.float64) and choose(None, "cpu") == "numba"
+    return x.dtype in LOOP_DTYPES and choose(None, "cpu") == "numba"
 
 
 def _on_cpu(x: Tensor) -> bool:
@@ -84,13 +103,14 @@ def again(called: Hashable, x: Tensor) -> Tensor | None:
     return _by_kernel(x, found[0])
 
 
-def first(called: Hashable | None, key: str, x: Tensor) -> Tensor:
+def first(called: Hashable | None, key: str, x: Tensor, backend: str | None = None) -> Tensor:
     """That of one that was checked; it is settled now.
 
     Args:
         called: as in `again`; None: nothing names it.
         key: of the program.
-        x: (..., components), `served` or `looped`.
+        x: (..., components), `served`.
+        backend: the one that is requested, part of `called`.
     """
     known, rest = kinds((x,)), (key,)
     if known is not None:
@@ -98,7 +118,7 @@ def first(called: Hashable | None, key: str, x: Tensor) -> Tensor:
         rest = Kept(rest, 1, _prepared)
         if called is not None:
             # of few rows torch's bits, whatever was called before
-            fewest = _fewest(x, program(key).outputs[0].operand.size)
+            fewest = 0 if backend else _fewest(x, program(key).outputs[0].operand.size)
             if (of_called := _settled.get(called)) is None:
                 _settled.keep(called, of_called := Settled())
             of_called.keep((shape[-1:], *kind), (rest, fewest))
@@ -115,15 +135,12 @@ def _by_kernel(x: Tensor, rest: Rest) -> Tensor:
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body for tensors like these, of any number of rows."""
     like, made = tensors[0], program(rest[0])
-    if _on_cpu(like):
-        return prepared(made)
-    # imported when needed: tracing needs no Triton
-    launch = importlib.import_module("torchweft.o3.pointwise.launch")
-    found: Callable[[Tensors], Results] = launch.prepared(made, like.dtype, like.device)
+    module = executor("pointwise", "numba" if _on_cpu(like) else "triton")
+    found: Callable[[Tensors], Results] = module.prepared(made, like.dtype, like.device)
     return found
 
 
-class Rows(ProgramRule):
+class RowFunctionRule(ProgramRule):
     """Results of a program and its derivatives."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
@@ -143,11 +160,7 @@ class Rows(ProgramRule):
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
     ) -> Results:
         """Of a mapped call: more rows."""
-        rows = [
-            (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
-            for t, d in zip(tensors, dims, strict=True)
-        ]
-        return tuple(r.view(size, r.shape[0] // size, r.shape[1]) for r in call(rows, rest))
+        return mapped_as_rows(call, size, dims, tensors, rest)
 
 
-_rows = ListOperator("o3_rows", "str program", Rows(used, 0))
+_rows = ListOperator("o3_rows", "str program", RowFunctionRule(used, 0))

@@ -25,6 +25,7 @@ from torch import Tensor
 from torchweft.core.backend import choose
 from torchweft.core.operators.tensor_list import Kept
 from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import ROLES, Call, Result, Term
 from torchweft.o3.channelwise.operator import contraction, kept
 from torchweft.o3.channelwise.structure import Structure
@@ -165,15 +166,17 @@ def _product(result: str, a: Tensor, b: Tensor, kernels: bool) -> Tensor:
     if not kernels or a.shape[result != "w"] < SHORT:
         left = a.t() if result == "w" else a
         return left @ (b.t() if result == "t" else b)
-    from torchweft.o3.mixing import launch as mixing_launch
     from torchweft.o3.radial_linear import split_products as radial_linear_parts
 
     if result != "t" and a.shape[1] <= radial_linear_parts.MOST:
         return (radial_linear_parts.formed if result == "z" else radial_linear_parts.summed)(a, b)
+    launch = executor("mixing", "triton")
     if result == "w":
         shape = a.shape[1], b.shape[1]
-        return mixing_launch.run(_matrix(*shape), result, a, b, True).view(shape)
-    return mixing_launch.run(_matrix(*b.shape), result, a, b.flatten(), True)
+        found: Tensor = launch.run_mix(_matrix(*shape), result, a, b, True).view(shape)
+    else:
+        found = launch.run_mix(_matrix(*b.shape), result, a, b.flatten(), True)
+    return found
 
 
 @functools.lru_cache(maxsize=256)

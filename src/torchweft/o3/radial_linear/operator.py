@@ -11,7 +11,6 @@ operator.  In a call h stands in slot w, and A in slot a.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from torchweft.core.backend import choose
 from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.tensor_list import Call as Door
 from torchweft.core.operators.tensor_list import ListOperator, Rest, Results, Tensors
+from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, Result, read_call
 from torchweft.o3.channelwise.operator import Contraction, one_by_one
 from torchweft.o3.channelwise.structure import Structure, read
@@ -125,7 +125,7 @@ def _fused(backend: str | None, device: str) -> Any:
     """The kernels that form no weights, imported where they may serve."""
     if choose(backend, device) != "triton":
         return None
-    return importlib.import_module("torchweft.o3.radial_linear.launch")
+    return executor("radial_linear", "triton")
 
 
 _radial = ListOperator(

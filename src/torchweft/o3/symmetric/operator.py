@@ -8,16 +8,16 @@ made of, (elements, couplings, C) each; then each row's element and the rows by 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators.operator import compiling
 from torchweft.core.operators.tensor_list import Call, Kept, ListOperator, Rest, Results, Tensors
 from torchweft.errors import ShapeError
+from torchweft.o3.backends import executor
+from torchweft.o3.channelwise.operator import one_by_one
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.program_rule import ProgramRule
 from torchweft.o3.symmetric.program import TABLES, slots, steps, used, weight_counts
@@ -40,13 +40,12 @@ def kept(name: str, layout: str, mixed: str) -> Rest:
 
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
-    # imported when needed: tracing needs no Triton
-    launch = importlib.import_module("torchweft.o3.symmetric.launch")
-    made: Callable[[Tensors], Results] = launch.prepared(*rest, tensors)
+    made: Callable[[Tensors], Results]
+    made = executor("symmetric", "triton").prepared(*rest, tensors)
     return made
 
 
-class Contraction(ProgramRule):
+class SymmetricRule(ProgramRule):
     """Results of a program and its derivatives."""
 
     def inputs(self, rest: Rest) -> Sequence[int]:
@@ -90,16 +89,9 @@ class Contraction(ProgramRule):
                 "the elements of rows were given to torch.vmap as a mapped argument: they must be "
                 "the same for the whole map. Map x and weights only, or call once for each."
             )
-        each = [
-            call(
-                [t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)],
-                rest,
-            )
-            for i in range(size)
-        ]
-        return tuple(torch.stack(found) for found in zip(*each, strict=True))
+        return one_by_one(call, size, dims, tensors, rest)
 
 
 contraction = ListOperator(
-    "o3_symmetric", "str program, str layout, str mixed", Contraction(used, TABLES)
+    "o3_symmetric", "str program, str layout, str mixed", SymmetricRule(used, TABLES)
 )

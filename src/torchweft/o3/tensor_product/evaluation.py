@@ -24,6 +24,7 @@ from torch import Tensor
 from torchweft.core.backend import choose, interpreted
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.operators.operator import compiling, transformed, unwatched
+from torchweft.o3.backends import refuse_backend
 from torchweft.o3.channelwise.operator import LOOPS_FROM
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Structure
@@ -31,8 +32,7 @@ from torchweft.o3.edges.graph import Graph
 from torchweft.o3.irreps.instructions import Instruction, Operands
 from torchweft.o3.irreps.layout import join, split
 from torchweft.o3.irreps.wigner import wigner_3j
-from torchweft.o3.mixing.operator import mix, refuse, serves
-from torchweft.o3.mixing.rows_operator import holds, mixed_rows
+from torchweft.o3.mixing.operator import mix, mixed_rows, serves_mix, serves_mixed_rows
 from torchweft.o3.tensor_product.assembly import (
     Columns,
     Mixed,
@@ -149,7 +149,7 @@ class Recipe(NamedTuple):
     def _mixed_by_row(self, mixed: Mixed, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         """Rows of the output, each by weights of its own."""
         structure, mixing = mixed.structure, mixed.mixing
-        if weight is not None and holds(mixing, structure, x, self.backend):
+        if weight is not None and serves_mixed_rows(mixing, structure, x, self.backend):
             return mixed_rows(structure, mixing, x, y, weight)
         return self._mixed(self._channelwise(structure, x, y), weight)
 
@@ -157,7 +157,7 @@ class Recipe(NamedTuple):
         """Rows of the output: the columns of t times weights."""
         mixed = self.parts.mixed
         assert mixed is not None
-        if weight is not None and serves(mixed.mixing, t, self.shared, self.backend):
+        if weight is not None and serves_mix(mixed.mixing, t, self.shared, self.backend):
             return mix(mixed.mixing, t, weight)
         found = []
         weights = self._weights(weight)
@@ -208,7 +208,7 @@ class Recipe(NamedTuple):
     ) -> Iterator[tuple[int, Tensor]]:
         """Instruction by instruction, by torch's own operations."""
         if self.backend not in (None, "torch"):
-            refuse(self.backend, x, "pairs of copies, or sums over many")
+            refuse_backend(self.backend, x.device.type, "pairs of copies, or sums over many")
         firsts = split(x, self.operands.in1, self.layout)
         seconds = split(y, self.operands.in2, self.layout)
         weights = self._weights(weight)

@@ -1,4 +1,4 @@
-"""What modules with weights share: the flat weight and its views, instructions, checkpoints."""
+"""What modules share: the flat weight and its views, instructions, backends, e3nn's checkpoints."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchweft.core.operators.call_cache import Settled, kinds
 from torchweft.core.operators.tensor_list import Kept
 from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.backends import check_torch_only
 from torchweft.o3.channelwise.operator import contraction, kept
 from torchweft.o3.channelwise.product import FORWARD
 from torchweft.o3.channelwise.structure import Structure
@@ -21,10 +22,10 @@ from torchweft.o3.irreps.instructions import Operands, instructions_of
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.o3.irreps.layout import check_layout
 from torchweft.o3.mixing.blocks import Mixing
-from torchweft.o3.mixing.operator import mix, serves
+from torchweft.o3.mixing.operator import mix, serves_mix
 from torchweft.o3.tensor_product.evaluation import recipe_of
 
-__all__ = ["InstructedModule", "WeightedModule", "forget_e3nn_tables"]
+__all__ = ["InstructedModule", "RowLayer", "WeightedModule"]
 
 
 _OTHER = (None, None)
@@ -55,7 +56,34 @@ class Weighted(Protocol):
         """Numbers in its weight; 0 without one."""
 
 
-class WeightedModule(nn.Module):
+class RowLayer(nn.Module):
+    """A layer on rows of irreps; e3nn's checkpoint of the layer loads.
+
+    Args:
+        layout: of the rows, "mul_ir" or "ir_mul".
+        backend: of the layer.
+
+    `_e3nn_parts` names the modules without parameters inside e3nn's layer, whose tables are not
+    loaded; None: e3nn's layer has no tables.  `_torch_only`: there are no kernels for the layer.
+    """
+
+    _e3nn_parts: ClassVar[tuple[str, ...] | None] = None
+    _torch_only: ClassVar[bool] = True
+
+    def __init__(self, layout: str = "mul_ir", backend: str | None = None) -> None:
+        super().__init__()
+        check_layout(layout)
+        if self._torch_only:
+            check_torch_only(self, backend)
+        self.layout, self.backend = layout, backend
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if self._e3nn_parts is not None:
+            _forget_e3nn_tables(self, state_dict, prefix, self._e3nn_parts)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class WeightedModule(RowLayer):
     """A module whose instructions have one flat weight, which it owns or the caller gives.
 
     Args:
@@ -64,8 +92,12 @@ class WeightedModule(nn.Module):
         internal_weights: whether the module owns the weight; None: if it is shared.
         shared_weights: whether all rows have the same weight, (weight_numel,), or each its own,
             (…, weight_numel).
+        layout: of the rows, "mul_ir" or "ir_mul".
+        backend: of the module.
         dims: of the module's own weight, in front of weight_numel.
     """
+
+    _e3nn_parts = ()
 
     instructions: Sequence[Weighted]
     weight: Tensor
@@ -77,9 +109,11 @@ class WeightedModule(nn.Module):
         irreps_out: Irreps,
         internal_weights: bool | None,
         shared_weights: bool,
+        layout: str,
+        backend: str | None,
         dims: tuple[int, ...] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(layout, backend)
         if internal_weights and not shared_weights:
             raise ShapeError(
                 "internal_weights is True but shared_weights is False: weights of the module are "
@@ -188,10 +222,6 @@ class WeightedModule(nn.Module):
         ]
         return torch.cat(parts) if parts else torch.ones(0)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        forget_e3nn_tables(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 class InstructedModule(WeightedModule):
     """What tensor products of rows and of edges share: irreps, instructions, weights.
@@ -202,6 +232,7 @@ class InstructedModule(WeightedModule):
     """
 
     shares: ClassVar[bool] = True
+    _torch_only = False
 
     def __init__(
         self,
@@ -220,7 +251,6 @@ class InstructedModule(WeightedModule):
         layout: str = "mul_ir",
         backend: str | None = None,
     ) -> None:
-        check_layout(layout)
         operands = Operands(Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
         found = instructions_of(
             instructions,
@@ -232,9 +262,8 @@ class InstructedModule(WeightedModule):
             path_normalization,
         )
         shared = self.shares or bool(internal_weights) if shared_weights is None else shared_weights
-        super().__init__(found, operands.out, internal_weights, shared)
+        super().__init__(found, operands.out, internal_weights, shared, layout, backend)
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
-        self.layout, self.backend = layout, backend
         self.recipe = recipe_of(operands, found, layout, shared, backend)
         self._settled: Settled[tuple[Kept, Mixing | None]] = Settled()
 
@@ -290,7 +319,7 @@ class InstructedModule(WeightedModule):
             return direct[0], None
         if mixed is None or direct or dense or not self.shared_weights or not self.weight_numel:
             return None, None
-        found = serves(mixed.mixing, x, True, self.backend)
+        found = serves_mix(mixed.mixing, x, True, self.backend)
         return (mixed.structure, mixed.mixing) if found else (None, None)
 
     def __repr__(self) -> str:
@@ -301,8 +330,8 @@ class InstructedModule(WeightedModule):
         )
 
 
-def forget_e3nn_tables(
-    module: nn.Module, state: dict[str, Any], prefix: str, parts: tuple[str, ...] = ()
+def _forget_e3nn_tables(
+    module: nn.Module, state: dict[str, Any], prefix: str, parts: tuple[str, ...]
 ) -> None:
     """Drop what e3nn stores and a module makes anew.
 

@@ -1,0 +1,68 @@
+"""The module that runs a topic's calls on a backend, imported by name when it first serves.
+
+Tracing a call, and running it on another backend, thus needs neither Triton nor numba.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any, NoReturn
+
+from torchweft.core.backend import BACKENDS, choose
+from torchweft.core.operators.operator import constant_when_compiling
+from torchweft.errors import BackendError
+
+__all__ = ["EXECUTORS", "check_torch_only", "chosen_backend", "executor", "refuse_backend"]
+
+EXECUTORS = {
+    "channelwise": {
+        "triton": "gpu.launch",
+        "numba": "numba_path",
+        "few": "numba_table",
+        "torch": "torch_path",
+    },
+    "mixing": {"triton": "launch"},
+    "pointwise": {"triton": "launch", "numba": "numba_path"},
+    "radial_linear": {"triton": "launch"},
+    "symmetric": {"triton": "launch"},
+}
+"""The module of each backend, in each topic's folder."""
+
+
+@functools.cache
+def executor(topic: str, backend: str) -> Any:
+    """The module of a topic for a backend."""
+    return importlib.import_module(f"torchweft.o3.{topic}.{EXECUTORS[topic][backend]}")
+
+
+@constant_when_compiling
+def chosen_backend(backend: str | None, device: str) -> str:
+    """As `torchweft.core.backend.choose`; torch.compile keeps the answer."""
+    return choose(backend, device)
+
+
+def refuse_backend(backend: str, device: str, what: str) -> NoReturn:
+    """Raise BackendError: a backend was requested whose kernels cannot compute `what`."""
+    choose(backend, device)  # raises, if it can serve nothing here
+    raise BackendError(
+        f"backend={backend!r} was asked for {what}, which its kernels do not hold. "
+        "Build the module with backend=None or 'torch'."
+    )
+
+
+def check_torch_only(module: object, backend: str | None) -> None:
+    """Raise BackendError where another backend than torch is requested for a layer of torch's own.
+
+    Args:
+        module: the layer, or its name.
+        backend: what was requested.
+    """
+    if backend in (None, "torch"):
+        return
+    name = module if isinstance(module, str) else type(module).__name__
+    known = "has no kernels" if backend in BACKENDS else f"is none of {', '.join(BACKENDS)}"
+    raise BackendError(
+        f"backend={backend!r} was asked for {name}, for which it {known}: torch's own operations "
+        "compute it on every device. Leave backend out, or pass 'torch'."
+    )
