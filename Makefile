@@ -20,13 +20,21 @@ demo: $(READY)  ## the main job: torchweft-demo/index.html
 	$(RUN) -m torchweft demo
 
 # One thread a worker: small tensors on threads that outnumber the cores take six times as long.
-test: export OMP_NUM_THREADS = 1
-test: $(READY)  ## every test: natively, then the kernels in Triton's interpreter
-	$(RUN) -m pytest -q -n 2 --ignore=tests/compile
-	TRITON_INTERPRET=1 $(RUN) -m pytest -q -n 2 tests/contract
+test slow: export OMP_NUM_THREADS = 1
+test: $(READY)  ## the short suite: natively, then kernels in Triton's interpreter; MATRIX=full: every test
+	$(RUN) -m pytest -q -n 2 -m "not slow" --ignore=tests/compile
+	TRITON_INTERPRET=1 $(RUN) -m pytest -q -n 2 -m "kernels and not slow" tests/contract
 
-compile: $(READY)  ## every kernel built for sm_80, sm_90 and gfx942, against the snapshot
+slow: $(READY)  ## torch.compile, export, the demo and other tests of minutes
+	$(RUN) -m pytest -q -n 2 -m slow --ignore=tests/compile
+
+mutants: $(READY)  ## planted bugs: the short suite must fail with each
+	$(RUN) -m tests.mutants
+
+compile: $(READY)  ## every kernel built for sm_90, against the snapshot; MATRIX=full: for sm_80 and gfx942 too
 	$(RUN) -m pytest -q -n 2 tests/compile
+
+setup: $(READY)  ## what the other targets need
 
 lint: $(READY)  ## format, style, imports
 	$(RUN) -m ruff format --check -q .
@@ -63,4 +71,4 @@ help:  ## this list
 	$(RUN) -m pip install -q -e '.[docs]'
 	touch $@
 
-.PHONY: demo test compile lint types doctest docs wheel check bench help
+.PHONY: setup demo test slow mutants compile lint types doctest docs wheel check bench help

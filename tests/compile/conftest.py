@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.covering import FULL
 from torchweft.testing.compiler import Build, compile_for, faults, growth, statistics
 
 Check = Callable[[Build, str, str], None]
@@ -35,3 +36,13 @@ def check(request: pytest.FixtureRequest) -> Iterator[Check]:
     yield check
     if WRITES:
         file.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Builds for GPUs other than sm_90 belong to the full matrix."""
+    if FULL or WRITES:
+        return
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    others = [item for item in here if "sm_80" in item.nodeid or "gfx942" in item.nodeid]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]

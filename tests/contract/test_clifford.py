@@ -23,6 +23,8 @@ from torchweft.testing.contract import (
     check_values,
 )
 
+pytestmark = pytest.mark.kernels
+
 BACKEND = "triton" if INTERPRETED else "torch"
 SUITE = clifford.suite()
 

@@ -21,6 +21,8 @@ from torchweft.core.printing.schedule import schedule
 from torchweft.testing import assert_as_accurate
 from torchweft.testing.bounds import plain_error
 
+pytestmark = pytest.mark.kernels
+
 METRICS = [(0, 1, -1)] if INTERPRETED else [(1, 1, 1), (1, -1, -1, -1), (0, 1, 1)]
 ROWS, FEATURES = 9, 5
 

@@ -21,6 +21,8 @@ if not INTERPRETED:
 
 from torchweft.clifford.programs import launch, tiles
 
+pytestmark = pytest.mark.kernels
+
 EPS = 1e-6
 PLANE, SPACE = Algebra((1, 1)), Algebra((1, 1, 1))
 NULL = Algebra((0, 1))

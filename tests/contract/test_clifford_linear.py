@@ -12,6 +12,8 @@ from torchweft.clifford import Algebra
 from torchweft.clifford.matrices.linear import linear, weight_gradient
 from torchweft.testing import assert_within_bound
 
+pytestmark = pytest.mark.kernels
+
 KINDS = [torch.float16, torch.bfloat16]
 SHAPES = [(1, 1, 8, 8), (2, 130, 72, 40), (3, 33, 64, 264), (4, 5, 136, 128)]
 """n, rows, F_in, F_out: one tile and several, none of them whole."""

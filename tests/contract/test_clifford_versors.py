@@ -13,7 +13,7 @@ from torchweft.testing import assert_as_accurate, assert_within_bound, plain_err
 
 EVERY = [(1, 1), (1, 1, 1), (1, -1, -1, -1), (0, 1, 1, 1), (1, 1, 1, 1, -1)]
 METRICS = [(0, 1, -1)] if INTERPRETED else EVERY
-pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+pytestmark = [pytest.mark.kernels, pytest.mark.parametrize("backend", BACKENDS)]
 
 
 def bivectors(algebra, seed=0, size=0.4, rows=11):

@@ -10,6 +10,8 @@ from tests.conftest import BACKENDS
 from torchweft import clifford
 from torchweft.clifford import Algebra, reference
 
+pytestmark = pytest.mark.kernels
+
 PRINTED = 0.5e-6
 PLANE, SPACE = Algebra((1, 1)), Algebra((1, 1, 1))
 

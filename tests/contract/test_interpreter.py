@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterError
 
+pytestmark = pytest.mark.kernels
+
 
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, BLOCK: tl.constexpr):

@@ -23,6 +23,8 @@ from tests.e3nns import THEIRS, Forced, Twin, alike, case
 from torchweft import o3
 from torchweft.testing.contract import Setting, check_values
 
+pytestmark = pytest.mark.kernels
+
 SETTING = Setting(dtype=torch.float64)
 SILU, TANH, SIGMOID = torch.nn.functional.silu, torch.tanh, torch.sigmoid
 

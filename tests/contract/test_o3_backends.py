@@ -13,6 +13,8 @@ from torchweft.errors import BackendError
 from torchweft.o3.backends import EXECUTORS, executor
 from torchweft.testing import assert_within_bound
 
+pytestmark = pytest.mark.kernels
+
 SRC, DST = torch.tensor([0, 1, 2, 2, 0]), torch.tensor([1, 0, 1, 2, 1])
 IRREPS = "3x0e+3x1o", "0e+1o", "3x0e+3x1o"
 UVU, UVW = (

@@ -34,6 +34,8 @@ from torchweft.testing.contract import (
 )
 from torchweft.testing.doors import DOOR_CHECKS, check_numerical
 
+pytestmark = pytest.mark.kernels
+
 SUITE = suite()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 UVU = STRUCTURES["uvu"]

@@ -16,6 +16,8 @@ from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import BODY_CHECKS, Setting, check_values
 from torchweft.testing.doors import check_compile, check_export, check_numerical
 
+pytestmark = pytest.mark.kernels
+
 INFO = o3.irreps_info("2x0e+1o")
 SUITE = suite()
 SHARE = 5 if INTERPRETED else 1  # an interpreted program takes a millisecond

@@ -19,6 +19,8 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.testing import assert_within_bound
 from torchweft.testing.doors import assert_same_bits
 
+pytestmark = pytest.mark.kernels
+
 FLOAT = torch.float64
 LMAX = 11
 KINDS = {

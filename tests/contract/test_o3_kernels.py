@@ -38,7 +38,7 @@ from torchweft.o3.edges.graph import Graph, Tables, row_by_row
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import assert_same_bits
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 
 SRC = torch.tensor([0, 1, 1, 2, 0, 3, 3, 1])
 DST = torch.tensor([1, 0, 1, 4, 4, 0, 4, 4])

@@ -20,7 +20,7 @@ from torchweft.o3.mixing.rows_source import NAME
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.testing.contract import assert_same_bits
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 
 LAYOUTS = ["mul_ir", "ir_mul"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -16,6 +16,8 @@ from torchweft.errors import BackendError, ShapeError
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import assert_same_bits
 
+pytestmark = pytest.mark.kernels
+
 DOUBLE = torch.float64
 IRREPS = "2x0e+1x1o+1x2e"
 X, Y = torch.randn(2, 3, 10, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))

@@ -17,6 +17,8 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.testing import assert_within_bound
 from torchweft.testing.doors import assert_same_bits
 
+pytestmark = pytest.mark.kernels
+
 FLOAT = torch.float64
 R_MAX = 5.0
 BASES = ("gaussian", "cosine", "smooth_finite", "fourier", "bessel")

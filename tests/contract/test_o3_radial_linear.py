@@ -35,6 +35,8 @@ from torchweft.testing.contract import (
 )
 from torchweft.testing.doors import DOOR_CHECKS, check_numerical
 
+pytestmark = pytest.mark.kernels
+
 if INTERPRETED:
     from torchweft.o3.radial_linear import launch
 

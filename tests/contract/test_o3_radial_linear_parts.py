@@ -21,7 +21,7 @@ from torchweft.o3.radial_linear.operator import radial_product
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import Setting, check_values
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 
 SIZES = [(70, 40, 150), (130, 64, 200), (5, 128, 70), (1, 33, 17)]
 

@@ -31,6 +31,8 @@ from torchweft.testing.contract import (
 )
 from torchweft.testing.doors import DOOR_CHECKS, check_numerical
 
+pytestmark = pytest.mark.kernels
+
 SUITE = suite()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MACE = o3.Irreps("4x0e+4x1o+4x2e+4x3o"), o3.Irreps("4x0e+4x1o")

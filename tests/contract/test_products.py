@@ -28,6 +28,8 @@ from torchweft.testing.contract import (
     check_values,
 )
 
+pytestmark = pytest.mark.kernels
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SUITE = products.suite()
 

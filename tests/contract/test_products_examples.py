@@ -9,6 +9,8 @@ from tests.conftest import BACKENDS
 from torchweft import products
 from torchweft.products.reference import indexed_product
 
+pytestmark = pytest.mark.kernels
+
 X = torch.tensor([[[1.0, 2], [3, 4], [5, 6]]])
 Y = torch.tensor([[[10.0, 20], [30, 40]]])
 INDEX1, INDEX2 = torch.tensor([2, 0, 1, 1]), torch.tensor([0, 1, 0, 1])

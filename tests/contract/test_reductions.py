@@ -12,6 +12,8 @@ from tests.conftest import INTERPRETED
 from torchweft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values, pose
 from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_numerical
 
+pytestmark = pytest.mark.kernels
+
 SUITE = reductions.suite()
 BACKEND = "triton" if INTERPRETED else "torch"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

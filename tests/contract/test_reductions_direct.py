@@ -18,6 +18,8 @@ from tests.contract.absent_gpu import stand_in
 from torchweft.reductions import Genred, Vi, Vj
 from torchweft.testing import assert_as_accurate, plain_error
 
+pytestmark = pytest.mark.kernels
+
 ALIASES = ["x = Vi(3)", "y = Vj(3)", "b = Vj(2)", "p = Pm(1)"]
 SCORE, WEIGHT = "p * (x | y) - SqDist(x, y)", "b"
 SIZES = [(1, 1, ()), (5, 7, (1, 2, 1)), (70, 3, ()), (2, 1200, ())]

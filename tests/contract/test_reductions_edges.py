@@ -21,6 +21,8 @@ from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.formula.node import const, node, var
 from torchweft.testing.contract import assert_same_bits
 
+pytestmark = pytest.mark.kernels
+
 DTYPES = (torch.float64, torch.float32, torch.float16)
 X, Y, W = var(0, 1, 0), var(1, 1, 1), var(2, 2, 1)
 NOTHING = {

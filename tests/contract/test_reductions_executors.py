@@ -33,7 +33,7 @@ if INTERPRETED:
 else:
     from torchweft.reductions.cpu import run as executor
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
 
 

@@ -49,7 +49,7 @@ from torchweft.reductions.gpu import gaussian_moments as moments
 from torchweft.reductions.gpu import gaussian_products as tensor_cores
 from torchweft.reductions.gpu import gaussians, launch, neighbours
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
 
 

@@ -13,6 +13,8 @@ from tests.conftest import INTERPRETED
 from torchweft.reductions.engine import nearest as knn
 from torchweft.reductions.engine.nearest import nearest
 
+pytestmark = pytest.mark.kernels
+
 
 def by_all_pairs(x, y, k):
     """Stable sort of squared distances: the smallest index first."""

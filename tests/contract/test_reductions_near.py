@@ -25,7 +25,7 @@ from torchweft.reductions.gpu import gaussian_centred as near
 from torchweft.reductions.gpu import launch
 from torchweft.reductions.gpu import source as generator
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 KERNEL = node("exp", -node("sqdist", X, Y))
 WEIGHT = part(B, 0)
 

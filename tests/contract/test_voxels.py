@@ -22,6 +22,8 @@ from torchweft.testing.contract import (
     check_values,
 )
 
+pytestmark = pytest.mark.kernels
+
 BACKEND = "triton" if INTERPRETED else "torch"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SUITE = voxels.suite()

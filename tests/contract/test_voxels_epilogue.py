@@ -14,6 +14,8 @@ from torchweft.testing import assert_as_accurate, plain_error
 from torchweft.voxels import SparseTensor, sparse_conv
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
 
+pytestmark = pytest.mark.kernels
+
 BACKEND = "triton" if INTERPRETED or DEVICE == "cuda" else "torch"
 NAMES = ("scale", "shift", "residual")
 
