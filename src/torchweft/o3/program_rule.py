@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.expressions.program import mask
-from torchweft.core.operators.tensor_list import Call, Kept, Rest, Tensors
+from torchweft.core.operators.tensor_list import CachedCall, Call, Rest, Tensors
 
 __all__ = ["ProgramRule"]
 
@@ -30,7 +30,7 @@ class ProgramRule:
         tables: how many tensors stand behind the program's.
     """
 
-    foretold = True
+    predictable = True
 
     def __init__(self, used: Callable[[str], tuple[bool, ...]], tables: int) -> None:
         self._used, self._tables = used, tables
@@ -120,11 +120,11 @@ def _given(
 
 def _followed(rest: Rest, step: str, floats: int) -> Rest:
     """Of a derived call; known again where that is kept."""
-    if type(rest) is not Kept:
+    if type(rest) is not CachedCall:
         name, *others = rest
         return (f"{name} | {step}", *others)
     if step not in rest.derived:
         further = _followed(tuple(rest), step, floats)
-        rest.derived[step] = Kept(further, floats, rest.prepare)
+        rest.derived[step] = CachedCall(further, floats, rest.prepare)
     known: Rest = rest.derived[step]
     return known

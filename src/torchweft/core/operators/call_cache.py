@@ -1,9 +1,9 @@
-"""What follows from the kinds of a call's tensors, settled at the first call and kept.
+"""A cache of what follows from the signature of a call, as layers and operators keep it.
 
-    kind = type, shape, dtype, device
+    signature = type, shape, dtype and device of each tensor
 
-Checks of what was given, the way a call takes and what it launches follow from kinds.  So they are
-settled once for each combination, and a call asks for all of it by one look into a table.
+Validation, the choice of a backend and what a call launches follow from the signature.  They are
+computed at the first call of each signature, and later calls look all of it up at once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from torch import Tensor
 from torchweft.core.operators import autocast
 from torchweft.core.operators.operator import PLAIN, compiling, watched
 
-__all__ = ["Settled", "kinds"]
+__all__ = ["CallCache", "signature"]
 
 V = TypeVar("V")
 
-MOST = 256
-"""Answers that a table keeps: each layer has one, and graphs may have another size every step."""
+ENTRIES_PER_CACHE = 256
+"""Each layer has a cache, and graphs may have another size every step."""
 
 
-def kinds(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """The kinds of plain tensors in a plain call; None in any other.
+def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
+    """The signature of a call with these tensors; None where a call must not be cached.
 
-    Not plain are calls that torch traces, that a dispatch mode watches, and under autocast.
+    Calls that torch traces, that a dispatch mode watches, under autocast, or of tensor subclasses
+    are not cached.
     """
     if compiling() or watched() or autocast.active():
         return None
@@ -39,15 +40,15 @@ def kinds(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-class Settled(dict[Hashable, V], Generic[V]):
-    """What was settled, by kinds; a copy of its owner begins anew."""
+class CallCache(dict[Hashable, V], Generic[V]):
+    """Values by signature; a copy of its owner starts with an empty one."""
 
     def keep(self, key: Hashable, value: V) -> None:
-        """Keep an answer; where there are too many, forget the oldest."""
-        if len(self) >= MOST:
-            oldest, *_ = tuple(self)  # at once: other threads keep theirs meanwhile
+        """Keep a value; where there are too many, drop the oldest."""
+        if len(self) >= ENTRIES_PER_CACHE:
+            oldest, *_ = tuple(self)  # a snapshot: other threads may add entries
             self.pop(oldest, None)
         self[key] = value
 
-    def __reduce__(self) -> tuple[Callable[[], Settled[V]], tuple[()]]:
-        return Settled, ()
+    def __reduce__(self) -> tuple[Callable[[], CallCache[V]], tuple[()]]:
+        return CallCache, ()

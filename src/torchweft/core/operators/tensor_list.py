@@ -27,7 +27,7 @@ from torchweft.core.operators.operator import (
     used,
 )
 
-__all__ = ["Kept", "ListOperator", "Rule"]
+__all__ = ["CachedCall", "ListOperator", "Rule"]
 
 Tensors = Sequence[Tensor]
 Rest = tuple[Any, ...]
@@ -38,17 +38,16 @@ Call = Callable[[Tensors, Rest], Results]
 Body = Callable[[Tensors], Results]
 
 
-class Kept(tuple[Any, ...]):
-    """The rest of a call whose tensors are of kinds that are settled: what follows is kept here.
+class CachedCall(tuple[Any, ...]):
+    """Non-tensor arguments of a call, with the cached body for one signature of tensors.
 
-    Whoever makes one answers for it: wherever it comes along, tensors have the same shapes, dtypes
-    and devices, in any strides, and nobody writes to its tables.
+    Whoever creates one guarantees that it is only used with tensors of that signature, in any
+    strides, and that nobody writes to the call's tables.
 
     Args:
-        rest: that of the call.
-        floats: how many tensors there are before the tables.
-        prepare: `(tensors, rest) -> body` for such tensors, asked at the first call; it needs no
-            number of theirs.
+        rest: the non-tensor arguments.
+        floats: the number of tensors before the tables.
+        prepare: `(tensors, rest) -> body` for the signature, called once; it reads no values.
     """
 
     floats: int
@@ -57,7 +56,9 @@ class Kept(tuple[Any, ...]):
     derived: dict[Any, Any]
     begun: bool
 
-    def __new__(cls, rest: Rest, floats: int, prepare: Callable[[Tensors, Rest], Body]) -> Kept:
+    def __new__(
+        cls, rest: Rest, floats: int, prepare: Callable[[Tensors, Rest], Body]
+    ) -> CachedCall:
         """A tuple that equals the rest."""
         found = super().__new__(cls, rest)
         found.floats, found.prepare, found.body, found.derived = floats, prepare, None, {}
@@ -72,10 +73,10 @@ class Rule(Protocol):
     `call` is the operator by the door in use: `(tensors, rest) -> results`.
 
     Attributes:
-        foretold: whether gradients are made by calls alone, whatever numbers the tensors hold.
+        predictable: whether the calls that compute gradients depend on the signature alone.
     """
 
-    foretold: bool
+    predictable: bool
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         """The results on real tensors: fresh ones."""
@@ -151,10 +152,10 @@ class ListOperator:
         if transformed() or forward_ad._current_level >= 0:
             return self.mapped(tensors, rest)
         if recording():
-            count = rest.floats if type(rest) is Kept else _floats(tensors)
+            count = rest.floats if type(rest) is CachedCall else _floats(tensors)
             for a in tensors[:count]:
                 if a.requires_grad:
-                    if type(rest) is Kept and not rest.begun:
+                    if type(rest) is CachedCall and not rest.begun:
                         self._begin(tensors, rest)
                     return self._eager(rest, tensors[count:], *tensors[:count])
         return self.forward(tensors, rest)
@@ -162,17 +163,17 @@ class ListOperator:
     def forward(self, tensors: Tensors, rest: Rest) -> Results:
         """The results without a graph: the body itself for plain tensors, else the raw op."""
         if tensors and unwatched(tensors[0]):
-            if type(rest) is Kept and not explaining():
+            if type(rest) is CachedCall and not explaining():
                 if rest.body is None:
                     rest.body = rest.prepare(tensors, rest)
                 return rest.body(tensors)
             return tuple(self.rule.body(tensors, *rest))
         return self.raw(tensors, rest)
 
-    def _begin(self, tensors: Tensors, rest: Kept) -> None:
+    def _begin(self, tensors: Tensors, rest: CachedCall) -> None:
         """Prepare a call and its gradients: their kernels are then compiled side by side."""
         rest.begun = True
-        if self.rule.foretold and _compiles(tensors[0]) and not explaining():
+        if self.rule.predictable and _compiles(tensors[0]) and not explaining():
             with torch.no_grad():
                 results = self._prepared(tensors, rest)
                 saved = self.rule.saved(results)
@@ -181,7 +182,7 @@ class ListOperator:
 
     def _prepared(self, tensors: Tensors, rest: Rest) -> Results:
         """A call that is prepared and not run: its results have no memory of their own."""
-        if type(rest) is Kept and rest.body is None:
+        if type(rest) is CachedCall and rest.body is None:
             rest.body = rest.prepare(tensors, rest)
         results = self.rule.fake([t.to("meta") for t in tensors], *rest)
         return tuple([tensors[0].new_empty((1,) * r.dim()).expand(r.shape) for r in results])
@@ -243,7 +244,7 @@ def _eager_door(op: ListOperator) -> Callable[..., Results]:
         def forward(ctx: Any, rest: Rest, tables: Tensors, *floats: Tensor) -> Results:
             results = op.forward((*floats, *tables), rest)
             # nobody writes to tables of calls that are kept: torch need not watch them
-            ctx.tables, tables = (tables, ()) if type(rest) is Kept else ((), tables)
+            ctx.tables, tables = (tables, ()) if type(rest) is CachedCall else ((), tables)
             ctx.save_for_backward(*floats, *tables, *op.rule.saved(results))
             ctx.set_materialize_grads(False)
             ctx.rest, ctx.count, ctx.floats = rest, len(floats) + len(tables), len(floats)

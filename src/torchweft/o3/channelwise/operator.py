@@ -18,8 +18,8 @@ from torch import Tensor
 from torchweft.core.backend import choose
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators import autocast
+from torchweft.core.operators.tensor_list import CachedCall, ListOperator, Rest, Results, Tensors
 from torchweft.core.operators.tensor_list import Call as Door
-from torchweft.core.operators.tensor_list import Kept, ListOperator, Rest, Results, Tensors
 from torchweft.errors import BackendError, ShapeError
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, gradient, read_call, tangent, trimmed
@@ -79,10 +79,10 @@ def kept(
     sizes: tuple[int, int, int],
     shared: bool,
     backend: str | None,
-) -> Kept:
+) -> CachedCall:
     """What `contraction` takes beside tensors and tables of certain kinds; see `contract`."""
     rest = (structure, call, present, *sizes, shared, backend or "")
-    return Kept(rest, len(read_call(call).slots), _prepared)
+    return CachedCall(rest, len(read_call(call).slots), _prepared)
 
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
@@ -101,7 +101,7 @@ def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
 class Contraction:
     """Results of derivatives of Q."""
 
-    foretold = True
+    predictable = True
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         """The results on real tensors."""
@@ -226,13 +226,13 @@ def _side_by_side(
 
 def _followed(rest: Rest, derive: Callable[..., _Derived], *flags: Any) -> tuple[_Derived, Rest]:
     """A call derived from one with this rest, and its own rest; known again where that is kept."""
-    if type(rest) is not Kept:
+    if type(rest) is not CachedCall:
         structure, call, *others = rest
         derived = derive(call, *flags)
         return derived, (structure, derived.call, *others)
     if (derive, *flags) not in rest.derived:
         derived, further = _followed(tuple(rest), derive, *flags)
-        rest.derived[derive, *flags] = derived, Kept(further, len(derived.used), _prepared)
+        rest.derived[derive, *flags] = derived, CachedCall(further, len(derived.used), _prepared)
     known: tuple[_Derived, Rest] = rest.derived[derive, *flags]
     return known
 

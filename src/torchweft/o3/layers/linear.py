@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchweft.core.operators.call_cache import Settled, kinds
+from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
@@ -120,7 +120,7 @@ class Linear(WeightedModule):
         dims = features or elements
         super().__init__(found, out, internal_weights, shared, layout, backend, dims)
         self.irreps_in, self.features, self.num_elements = irreps, features, num_elements
-        self._settled: Settled[bool] = Settled()
+        self._settled: CallCache[bool] = CallCache()
         self.mixing = None if features else _mixing(found, irreps, out, layout)
         self._into = [
             [n for n, i in enumerate(found) if i.i_out == k and i.num_weights]
@@ -196,7 +196,7 @@ class Linear(WeightedModule):
         """The result of a call that is one operator, its kinds settled before; None for others."""
         if weight is None:
             weight = self.weight
-        known = kinds((x, weight) if element is None else (x, weight, element))
+        known = signature((x, weight) if element is None else (x, weight, element))
         kernels = None if known is None else self._settled.get(known)
         if kernels is None:
             return None
@@ -208,7 +208,7 @@ class Linear(WeightedModule):
 
     def _settle(self, given: Sequence[Tensor], kernels: bool) -> None:
         """Keep that a call like this was checked and is one operator, and whether of kernels."""
-        known = kinds(given)
+        known = signature(given)
         if known is not None:
             self._settled.keep(known, kernels)
 

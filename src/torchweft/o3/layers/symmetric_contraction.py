@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchweft.core.operators.call_cache import Settled, kinds
+from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.tensor_list import Rest
 from torchweft.errors import DTypeError, ShapeError
@@ -141,7 +141,7 @@ class SymmetricContraction(nn.Module):
         own: list[Any] = list(self.contractions)
         self._places: list[tuple[Any, str | None]] = [(own[n], own[n].name(d)) for d, n in mixed]
         sizes = [weight.shape[1] for weight in self._couplings()]
-        self._mixed, self._settled = weight_text(self._exact, sizes), Settled[Rest]()
+        self._mixed, self._settled = weight_text(self._exact, sizes), CallCache[Rest]()
         count = program(self._key).inputs[1].size
         self._single = 0 < sum(self._products) == count and served(self._key)
 
@@ -174,7 +174,7 @@ class SymmetricContraction(nn.Module):
             (N, D_out) in the dtype of x.
         """
         given = (x, *self._couplings(), element)
-        known = kinds(given)
+        known = signature(given)
         rest = None if known is None else self._settled.get(known)
         if rest is None:
             check_rows("x", x, self.irreps_in, self)

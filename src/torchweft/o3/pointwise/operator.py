@@ -15,9 +15,16 @@ from torch import Tensor
 
 from torchweft.core.backend import choose, interpreted
 from torchweft.core.explain import record_cost, recording
-from torchweft.core.operators.call_cache import Settled, kinds
+from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operator import compiling, unwatched
-from torchweft.core.operators.tensor_list import Call, Kept, ListOperator, Rest, Results, Tensors
+from torchweft.core.operators.tensor_list import (
+    CachedCall,
+    Call,
+    ListOperator,
+    Rest,
+    Results,
+    Tensors,
+)
 from torchweft.core.operators.transforms import mapped_as_rows
 from torchweft.o3.backends import chosen_backend, executor, refuse_backend
 from torchweft.o3.pointwise.programs import program, used
@@ -33,7 +40,7 @@ LOOPED = 2**15
 
 _INTERPRETED = interpreted()
 
-_settled: Settled[Settled[tuple[Rest, int]]] = Settled()
+_settled: CallCache[CallCache[tuple[Rest, int]]] = CallCache()
 """By what is called, then by the kind of x but its number of rows; with the fewest numbers of x."""
 
 
@@ -93,7 +100,7 @@ def again(called: Hashable, x: Tensor) -> Tensor | None:
     """
     # calls that no kernel ever served are known by one look
     of_called = None if compiling() else _settled.get(called)
-    known = None if of_called is None else kinds((x,))
+    known = None if of_called is None else signature((x,))
     if of_called is None or known is None:
         return None
     shape, *kind = known
@@ -112,15 +119,15 @@ def first(called: Hashable | None, key: str, x: Tensor, backend: str | None = No
         x: (..., components), `served`.
         backend: the one that is requested, part of `called`.
     """
-    known, rest = kinds((x,)), (key,)
+    known, rest = signature((x,)), (key,)
     if known is not None:
         shape, *kind = known
-        rest = Kept(rest, 1, _prepared)
+        rest = CachedCall(rest, 1, _prepared)
         if called is not None:
             # of few rows torch's bits, whatever was called before
             fewest = 0 if backend else _fewest(x, program(key).outputs[0].operand.size)
             if (of_called := _settled.get(called)) is None:
-                _settled.keep(called, of_called := Settled())
+                _settled.keep(called, of_called := CallCache())
             of_called.keep((shape[-1:], *kind), (rest, fewest))
     return _by_kernel(x, rest)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.backend import choose
-from torchweft.core.operators.tensor_list import Kept
+from torchweft.core.operators.tensor_list import CachedCall
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import ROLES, Call, Result, Term
@@ -78,7 +78,7 @@ class _Block(NamedTuple):
     packed: Sequence[Tensor]
     present: str
     sizes: tuple[int, int, int]
-    settled: dict[Any, Kept]
+    settled: dict[Any, CachedCall]
 
 
 def run(

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators.operator import compiling
-from torchweft.core.operators.tensor_list import Call, Kept, ListOperator, Rest, Results, Tensors
+from torchweft.core.operators.tensor_list import (
+    CachedCall,
+    Call,
+    ListOperator,
+    Rest,
+    Results,
+    Tensors,
+)
 from torchweft.errors import ShapeError
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.operator import one_by_one
@@ -36,7 +43,7 @@ def kept(name: str, layout: str, mixed: str) -> Rest:
         mixed: how weights are made of parameters, see torchweft.o3.symmetric.program.
     """
     rest = (name, layout, mixed)
-    return rest if compiling() else Kept(rest, 1 + len(weight_counts(mixed)), _prepared)
+    return rest if compiling() else CachedCall(rest, 1 + len(weight_counts(mixed)), _prepared)
 
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:

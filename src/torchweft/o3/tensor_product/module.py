@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from torchweft.core.operators.call_cache import Settled, kinds
-from torchweft.core.operators.tensor_list import Kept
+from torchweft.core.operators.call_cache import CallCache, signature
+from torchweft.core.operators.tensor_list import CachedCall
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.backends import check_torch_only
 from torchweft.o3.channelwise.operator import contraction, kept
@@ -265,7 +265,7 @@ class InstructedModule(WeightedModule):
         super().__init__(found, operands.out, internal_weights, shared, layout, backend)
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
         self.recipe = recipe_of(operands, found, layout, shared, backend)
-        self._settled: Settled[tuple[Kept, Mixing | None]] = Settled()
+        self._settled: CallCache[tuple[CachedCall, Mixing | None]] = CallCache()
 
     def again(
         self,
@@ -278,7 +278,7 @@ class InstructedModule(WeightedModule):
         if weight is None and self.weight_numel:
             weight = self.weight
         given = (x, y) if weight is None else (x, y, weight)
-        known = kinds(given)
+        known = signature(given)
         if known is None:
             return None
         rest, mixing = self._settled.get((known, graph and graph.kind), _OTHER)
@@ -293,7 +293,7 @@ class InstructedModule(WeightedModule):
 
     def settle(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> None:
         """Keep that a call like this, which was checked, is one or two operators, if it is."""
-        known = kinds((x, y) if weight is None else (x, y, weight))
+        known = signature((x, y) if weight is None else (x, y, weight))
         if known is None or (graph is not None and graph.kind is None):
             return
         alike = x.dim() == 2 and x.shape[:1] == y.shape[:-1] and not self.recipe.by_torch(x)

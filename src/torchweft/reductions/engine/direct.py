@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchweft.core.explain import recording as explaining
-from torchweft.core.operators import call_cache as settled
+from torchweft.core.operators import call_cache
 from torchweft.core.operators.operator import recording, transformed
 from torchweft.reductions.call.kernel_spec import Wanted
 from torchweft.reductions.engine import operator
-from torchweft.reductions.engine.reduction import Result, Settled
+from torchweft.reductions.engine.reduction import CallCache, Result
 from torchweft.reductions.formula.node import Node
 
 __all__ = ["Body", "body", "kinds"]
@@ -39,7 +39,7 @@ def kinds(
     tensors: Sequence[Any], kind: str, backend: str | None, device_id: int
 ) -> tuple[Any, ...] | None:
     """What a call is settled by, beside its reduction; None where it needs a door."""
-    found = settled.kinds(tensors)
+    found = call_cache.signature(tensors)
     if found is None or transformed() or forward_ad._current_level >= 0 or explaining():
         return None
     graded = recording() and not kind.startswith("Arg")
@@ -49,7 +49,7 @@ def kinds(
     return (backend, device_id, *found)
 
 
-def body(plan: Settled, tensors: Sequence[Tensor]) -> Body | None:
+def body(plan: CallCache, tensors: Sequence[Tensor]) -> Body | None:
     """The reduction of tensors of these kinds; None where it takes more than launches.
 
     Those are: to broadcast, to convert, or what kernels of all pairs have no ending for.
@@ -81,7 +81,7 @@ def body(plan: Settled, tensors: Sequence[Tensor]) -> Body | None:
     return call
 
 
-def _sum(plan: Settled, formulas: tuple[Node, ...]) -> Wanted:
+def _sum(plan: CallCache, formulas: tuple[Node, ...]) -> Wanted:
     kind, ending = SUMS[plan.kind]
     width = formulas[-1].dim - (ending == "mean")
     result = (*plan.layout.batch, plan.layout.sizes.rows, width), plan.dtype
@@ -89,7 +89,7 @@ def _sum(plan: Settled, formulas: tuple[Node, ...]) -> Wanted:
     return Wanted(kind, formulas, 0, ending, results)
 
 
-def _smallest(plan: Settled, formulas: tuple[Node, ...]) -> Wanted:
+def _smallest(plan: CallCache, formulas: tuple[Node, ...]) -> Wanted:
     (f,) = formulas
     several = (plan.k,) if "K" in plan.kind else ()
     components = () if several and f.dim == 1 else (f.dim,)

@@ -27,7 +27,14 @@ from torchweft.core.backend import choose
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators import autocast
 from torchweft.core.operators.operator import LIBRARY, unwatched
-from torchweft.core.operators.tensor_list import Call, Kept, ListOperator, Rest, Results, Tensors
+from torchweft.core.operators.tensor_list import (
+    CachedCall,
+    Call,
+    ListOperator,
+    Rest,
+    Results,
+    Tensors,
+)
 from torchweft.errors import BackendError, ShapeError
 from torchweft.reductions.call.options import Blocks, Options, Sizes
 from torchweft.reductions.engine import formula_keys as keys
@@ -55,9 +62,9 @@ def rest_of(key: Key, sizes: Sizes, how: str) -> Rest:
     return (key, *sizes, how)
 
 
-def kept(key: Key, sizes: Sizes, how: str) -> Kept:
+def kept(key: Key, sizes: Sizes, how: str) -> CachedCall:
     """The same, for tensors that are always of the same kinds, and no tables."""
-    return Kept(rest_of(key, sizes, how), keys.count(key), _prepared)
+    return CachedCall(rest_of(key, sizes, how), keys.count(key), _prepared)
 
 
 def sums(tensors: Tensors, rest: Rest) -> Tensor:
@@ -95,7 +102,7 @@ def _exact(body: F) -> F:
 class _Sums:
     """z_i = Σ_j f."""
 
-    foretold = False  # gradients of values that rows share are sums of results
+    predictable = False  # gradients of values that rows share are sums of results
 
     @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
@@ -262,11 +269,11 @@ def _begin(
 
 def _followed(rest: Rest, derivative: keys.Derivative, further: Rest) -> Rest:
     """The rest of a derivative's call, known again where its operator's is kept."""
-    if type(rest) is not Kept:
+    if type(rest) is not CachedCall:
         return further
     found: Rest | None = rest.derived.get(derivative)
     if found is None:
-        found = rest.derived[derivative] = Kept(further, len(derivative.used), _prepared)
+        found = rest.derived[derivative] = CachedCall(further, len(derivative.used), _prepared)
     return found
 
 

@@ -39,7 +39,7 @@ from torchweft.reductions.formula.node import (
 )
 from torchweft.reductions.formula.primitives import extract
 
-__all__ = ["EXPONENTIAL", "KINDS", "Settled", "carried_out", "reduce", "settled"]
+__all__ = ["EXPONENTIAL", "KINDS", "CallCache", "carried_out", "reduce", "settled"]
 
 PLAIN = Options()
 ONE = str(const(1))
@@ -53,7 +53,7 @@ KINDS = (
 )
 
 
-class Settled(NamedTuple):
+class CallCache(NamedTuple):
     """All of a call but its numbers and its mask.
 
     Args:
@@ -88,7 +88,7 @@ class _Call(NamedTuple):
         sizes: of what they see: with a mask for each entry, the batch stands in rows.
     """
 
-    plan: Settled
+    plan: CallCache
     tensors: dict[int, Tensor]
     operands: list[Tensor]
     rest: Rest
@@ -145,7 +145,7 @@ def settled(
     backend: str | None,
     options: Options,
     given: Signature,
-) -> Settled:
+) -> CallCache:
     """The plan of a call of `reduce` with tensors of this signature."""
     if kind not in KINDS or axis not in (0, 1):
         raise ShapeError(
@@ -159,11 +159,11 @@ def settled(
     how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
     layout, dtype = laid_out(kind, of.cats, given), given[0][1]
     rest_of = operator.rest_of if compiling() or watched() else operator.kept
-    return Settled(kind, k, axis, how, of, layout, dtype, rest_of(of.key, layout.sizes, how))
+    return CallCache(kind, k, axis, how, of, layout, dtype, rest_of(of.key, layout.sizes, how))
 
 
 def carried_out(
-    plan: Settled, tensors: Sequence[Tensor], ranges: Ranges | BlockSparsity | None
+    plan: CallCache, tensors: Sequence[Tensor], ranges: Ranges | BlockSparsity | None
 ) -> Result:
     """The reduction of these tensors, which have the signature of the plan."""
     if plan.dtype.itemsize == 2:

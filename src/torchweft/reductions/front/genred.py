@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from torchweft.core.operators.call_cache import Settled
+from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import ShapeError
 from torchweft.reductions.call.signature import Signature, kept, signature
@@ -80,7 +80,7 @@ class Genred:
             precision=precision,
         )
         self._job = job(reduction_op, f, weight, opt_arg, axis, exact)
-        self._direct: Settled[Body | Literal[False]] = Settled()
+        self._direct: CallCache[Body | Literal[False]] = CallCache()
         texts = [text for text in (formula, formula2) if isinstance(text, str)]
         self._declared = _declared(tuple(texts), given)
 

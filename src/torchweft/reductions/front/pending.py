@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torchweft.core.operators.call_cache import Settled
+from torchweft.core.operators.call_cache import CallCache
 from torchweft.errors import ShapeError
 from torchweft.reductions.call.signature import signature
 from torchweft.reductions.engine import direct
@@ -36,7 +36,7 @@ from torchweft.reductions.front.variables import (
 __all__ = ["Reduced", "Solved", "direct_result"]
 
 
-_direct: Settled[Body | Literal[False]] = Settled()
+_direct: CallCache[Body | Literal[False]] = CallCache()
 
 
 def direct_result(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchweft.core.backend import choose
-from torchweft.core.operators.call_cache import Settled, kinds
+from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
@@ -185,7 +185,7 @@ Operands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
 """Features, weight, bias, and what follows, all of one kind."""
 
 
-_settled: Settled[bool] = Settled()
+_settled: CallCache[bool] = CallCache()
 """Calls that were checked, by the kinds of their tensors but the number of rows."""
 
 
@@ -206,7 +206,7 @@ def _operands(
         )
     known = None
     if after == PLAIN:
-        found = kinds((tensor.feats, weight) if bias is None else (tensor.feats, weight, bias))
+        found = signature((tensor.feats, weight) if bias is None else (tensor.feats, weight, bias))
         if found is not None:
             rows, *kind = found
             known = (rows[1:], *kind, offsets, groups, precision)

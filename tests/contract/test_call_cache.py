@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torchweft import o3
-from torchweft.core.operators.call_cache import MOST, Settled, kinds
+from torchweft.core.operators.call_cache import ENTRIES_PER_CACHE, CallCache, signature
 from torchweft.errors import WeftError
 from torchweft.testing.contract import assert_same_bits
 
@@ -290,15 +290,15 @@ def test_copies_begin_anew():
 
 def test_kinds_of_plain_calls_alone():
     x = torch.ones(2, 3)
-    assert kinds([x]) == (x.shape, x.dtype, x.device)
-    assert kinds([x, torch.nn.Parameter(x)]) == kinds([x, x])
-    assert kinds([x, [1.0]]) is None
+    assert signature([x]) == (x.shape, x.dtype, x.device)
+    assert signature([x, torch.nn.Parameter(x)]) == signature([x, x])
+    assert signature([x, [1.0]]) is None
     with torch.autocast("cpu"):
-        assert kinds([x]) is None
+        assert signature([x]) is None
 
 
 def test_a_table_forgets():
-    table = Settled()
-    for n in range(MOST + 1):
+    table = CallCache()
+    for n in range(ENTRIES_PER_CACHE + 1):
         table.keep(n, n)
-    assert list(table) == list(range(1, MOST + 1))
+    assert list(table) == list(range(1, ENTRIES_PER_CACHE + 1))
