@@ -170,7 +170,9 @@ class Recipe(NamedTuple):
         return self._joined(found, t)
 
     def _mix_shared(self, block: Tensor, columns: Columns, weights: Weights) -> Tensor:
-        return block @ torch.cat([self._matrix(n, block, weights) for n, _ in columns.parts])
+        """One matrix product of all rows: torch folds rows by itself only where a gradient is."""
+        matrix = torch.cat([self._matrix(n, block, weights) for n, _ in columns.parts])
+        return (block.flatten(0, 1) @ matrix).unflatten(0, block.shape[:2])
 
     def _mix_own(self, block: Tensor, columns: Columns, weights: Weights) -> Tensor:
         """Path by path: one matrix a row would be a copy of all weights."""
