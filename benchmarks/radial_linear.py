@@ -81,9 +81,9 @@ def _ways() -> Iterator[None]:
     def by_way(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
         *others, precision = rest
         precision, _, way = precision.partition(" ")
-        room = 2**62 if way == "whole" else edge_blocks.ROOM["cuda"]
+        room = 2**62 if way == "whole" else edge_blocks.BLOCK_BYTES["cuda"]
         with (
-            mock.patch.dict(edge_blocks.ROOM, cuda=room),
+            mock.patch.dict(edge_blocks.BLOCK_BYTES, cuda=room),
             mock.patch.object(operator, "_fused", (lambda *_: None) if way else serves),
         ):
             return body(tensors, *others, precision)

@@ -224,13 +224,13 @@ def _call(
 def _oracle(
     x: Tensor, y: Tensor, weight: Tensor | None, structure: Structure, **tables: Any
 ) -> Tensor:
-    return reference.channelwise_product(structure, x, y, weight, **tables)
+    return reference.channelwise_reference(structure, x, y, weight, **tables)
 
 
 def _magnitude(
     x: Tensor, y: Tensor, weight: Tensor | None, structure: Structure, **tables: Any
 ) -> Tensor:
-    return reference.channelwise_product(structure, x, y, weight, **tables, sign=torch.abs)
+    return reference.channelwise_reference(structure, x, y, weight, **tables, sign=torch.abs)
 
 
 def make_case(
@@ -310,7 +310,7 @@ def check_runs(device: str) -> None:
 
     def exact(sign: Callable[[Tensor], Tensor]) -> Sequence[Tensor]:
         z = functools.partial(
-            reference.channelwise_product, structure, src=src, dst=dst, num_nodes=2048, sign=sign
+            reference.channelwise_reference, structure, src=src, dst=dst, num_nodes=2048, sign=sign
         )
         return gradients(z, [sign(t.double()) for t in given], sign(g.double()))
 

@@ -41,7 +41,7 @@ def _oracle(
     x: Tensor, y: Tensor, radial: Tensor, radial_weight: Tensor, structure: Structure, **tables: Any
 ) -> Tensor:
     weight = radial @ radial_weight
-    return reference.channelwise_product(structure, x, y, weight, **tables)
+    return reference.channelwise_reference(structure, x, y, weight, **tables)
 
 
 def _magnitude(

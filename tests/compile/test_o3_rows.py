@@ -44,7 +44,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_functions(name: str, check: Check) -> None:
     function, order, dtype, target = CASES[name]
-    program = row_programs.program(FUNCTIONS[function] + ORDERS[order])
+    program = row_programs.row_program(FUNCTIONS[function] + ORDERS[order])
     check(build(program, 1, dtype, target), name, target)
 
 
@@ -52,7 +52,7 @@ def test_functions(name: str, check: Check) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_waves_compile(order: str, dtype: str) -> None:
     """Without a snapshot: for huge angles sin and cos have an array, which counts as spills."""
-    program = row_programs.program(bessel_key(5.0, 8) + ORDERS[order])
+    program = row_programs.row_program(bessel_key(5.0, 8) + ORDERS[order])
     compile_for(build(program, 1, dtype, "sm_90"), "sm_90")
 
 

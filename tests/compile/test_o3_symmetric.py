@@ -19,7 +19,7 @@ from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.symmetric import kernels as symmetric_kernels
 from torchweft.o3.symmetric import launch as symmetric_launch
 from torchweft.o3.symmetric import source as symmetric_generator
-from torchweft.o3.symmetric.program import key, parts, program
+from torchweft.o3.symmetric.program import program_parts, symmetric_key, symmetric_program
 from torchweft.o3.symmetric.source import Job
 from torchweft.testing.compiler import Build
 
@@ -46,11 +46,11 @@ INTEGERS = {"element_ptr": "*i64", "order_ptr": "*i32", "starts_ptr": "*i32"}
 @pytest.mark.parametrize("name", CASES)
 def test_contractions(name: str, check: Check) -> None:
     layer, layout, order, dtype, target = CASES[name]
-    root = key(*map(Irreps, LAYERS[layer]), 3)
-    for n, (part, _) in enumerate(parts(root + ORDERS[order])):
+    root = symmetric_key(*map(Irreps, LAYERS[layer]), 3)
+    for n, (part, _) in enumerate(program_parts(root + ORDERS[order])):
         places = symmetric_launch.columns(part, layout, 128)
         warps, _ = symmetric_launch.shape(part)
-        job = Job(program(part), places, 128, warps, False, target.startswith("sm_"))
+        job = Job(symmetric_program(part), places, 128, warps, False, target.startswith("sm_"))
         name_of = symmetric_generator.name(job)
         kernel = printed("o3_symmetric", symmetric_generator.source(job), name_of).function()
         pointers = {n: INTEGERS.get(n, f"*{dtype}") for n in kernel.arg_names if "_ptr" in n}
@@ -61,7 +61,7 @@ def test_contractions(name: str, check: Check) -> None:
 def test_fold(check: Check) -> None:
     types = {"part_ptr": "*fp32", "out_ptr": "*fp32", "starts_ptr": "*i32"}
     types |= {"span": "i32", "width": "i32"}
-    blocks, warps, *_ = symmetric_launch.FOLD
+    blocks, warps, *_ = symmetric_launch.FOLD_PARTS_TILE
     constants = dict(zip(("BLOCK_P", "BLOCK_C"), blocks, strict=True))
     build = Build(symmetric_kernels.fold_parts_kernel, types, constants, {"num_warps": warps})
     check(replace(build, multiples_of_16=("width",), wide_loads=True), "fold of parts", "sm_90")

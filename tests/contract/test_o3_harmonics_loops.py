@@ -172,7 +172,7 @@ def test_few_rows_have_the_bits_of_torch_whatever_came_before():
     assert_same_bits(layer(x[:200]), few, "few")
     assert_same_bits(layer(x[:200]), _evaluate((0, 1, 2), x[:200], True, "norm"), "torch")
     layer(x)
-    fewest = -(-row_operator.LOOPED // 9)
+    fewest = -(-row_operator.LOOP_FROM_NUMBERS // 9)
     assert launched(layer, x[: fewest - 1]) == []
     assert launched(layer, x[:fewest]) == ["numba"]
 

@@ -53,7 +53,7 @@ def launched(monkeypatch):
         monkeypatch.setattr(executor, "processors", lambda device: 132)
     for asked in (row_operator, mixing):
         monkeypatch.setattr(asked, "_INTERPRETED", True)
-    monkeypatch.setattr(evaluation.Recipe, "by_torch", lambda recipe, x: False)
+    monkeypatch.setattr(evaluation.ProductRecipe, "by_torch", lambda recipe, x: False)
     monkeypatch.setattr(operator, "_chosen", lambda *given: launch)
     monkeypatch.setattr(symmetric_contraction, "chosen_backend", lambda *given: "triton")
     return made

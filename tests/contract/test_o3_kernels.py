@@ -103,7 +103,7 @@ def oracle(structure, call, tensors, tables, shared, sign=torch.positive):
             at[slot] = torch.zeros_like(total).requires_grad_()
             w = at.get("w")
             weight = w if w is None or not shared else w[0]
-            out = reference.channelwise_product(
+            out = reference.channelwise_reference(
                 structure, at["x"], at["y"], weight, tables.src, tables.dst, tables.num_z, sign
             )
             form = (out * at["z"]).sum() + 0 * at[slot].sum()  # a gradient without paths too

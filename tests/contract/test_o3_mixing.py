@@ -17,7 +17,7 @@ from torchweft import o3
 from torchweft.o3.mixing import launch as mixing_launch
 from torchweft.o3.mixing import operator as mixing
 from torchweft.o3.mixing.blocks import Block, Mixing, Path
-from torchweft.o3.mixing.elements import by_torch, kinds_of
+from torchweft.o3.mixing.elements import by_torch, rows_of_elements
 from torchweft.o3.mixing.operator import mix
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import assert_same_bits
@@ -134,8 +134,8 @@ def test_weights_by_kind_of_torch(dtype, result):
 
 def check_kinds(m, rows, kinds, dtype, result, other=None):
     values, kind = of_kinds(m, rows, kinds, dtype)
-    table = kinds_of(kind, kinds)
-    assert kinds_of(kind, kinds) is table
+    table = rows_of_elements(kind, kinds)
+    assert rows_of_elements(kind, kinds) is table
     operands = [values[slot].clone() for slot in RESULTS[result]]
 
     def run():
@@ -240,7 +240,7 @@ def test_doors_of_kinds(kernels):
     v, kind = of_kinds(m, 6, 4, torch.float32)
 
     def product(t, w):
-        return mix(m, t, w, kinds_of(kind, 4), kernels=kernels)
+        return mix(m, t, w, rows_of_elements(kind, 4), kernels=kernels)
 
     z = product(v["t"], v["w"])
     compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
@@ -250,7 +250,7 @@ def test_doors_of_kinds(kernels):
     _, moved = torch.func.jvp(product, (v["t"], v["w"]), (v["t"], v["w"]))
     near(moved, 2 * z)
     args = [a.clone().requires_grad_() for a in (v["t"], v["w"])]
-    table = kinds_of(kind, 4)
+    table = rows_of_elements(kind, 4)
     rest = (*table, m.text, "z", False, kernels)
     torch.library.opcheck(torch.ops.torchweft.o3_mix.default, (*args, *rest))
 

@@ -61,7 +61,7 @@ SETTINGS = [
 @pytest.fixture(params=[2**10] if INTERPRETED else [2**25, 2**10])
 def room(request, monkeypatch):
     """Of the weights of a block: of all edges, or of a few."""
-    monkeypatch.setitem(blocks.ROOM, "cpu", request.param)
+    monkeypatch.setitem(blocks.BLOCK_BYTES, "cpu", request.param)
 
 
 @pytest.mark.parametrize(("case", "setting"), SETTINGS)
@@ -126,8 +126,8 @@ class TestKernels:
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize("carried", [1, 1000])
     def test_tilings_and_groups(self, fresh, monkeypatch, tiling, carried):
-        monkeypatch.setattr(launch, "TILING", tiling)
-        monkeypatch.setattr(launch, "CARRIED", carried)
+        monkeypatch.setattr(launch, "RADIAL_TILING", tiling)
+        monkeypatch.setattr(launch, "CARRIED_SUMS", carried)
         for name in ("uvu ragged", "uvu ir_mul"):
             case = make_case(f"{name}, tilings", STRUCTURES[name], GRAPHS["unsorted"])
             check_values(case, Setting(backend="triton", order=0))
@@ -140,7 +140,7 @@ class TestKernels:
         check_values(case, Setting(backend="triton", order=0))
 
     def test_many_rows(self, fresh, monkeypatch):
-        monkeypatch.setattr(launch, "PROGRAMS", 1)
+        monkeypatch.setattr(launch, "PROGRAMS_PER_PROCESSOR", 1)
         src, dst = torch.randint(70, (2, 150), generator=torch.Generator().manual_seed(0))
         case = make_case("many rows", STRUCTURES["scalars"], Edges(src, dst, 70, 70))
         check_values(case, Setting(backend="triton", order=0))
@@ -195,7 +195,7 @@ class TestKernels:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_of_all_edges_are_never_in_memory(backend, monkeypatch):
     """Nothing that torch allocates, in bodies too, is as large; forward and both derivatives."""
-    monkeypatch.setitem(blocks.ROOM, "cpu", 2**20)
+    monkeypatch.setitem(blocks.BLOCK_BYTES, "cpu", 2**20)
     conv = o3.TensorProductConv(
         "64x0e", "0e+1o", "64x0e+64x1o", [(0, 0, 0, "uvu", True), (0, 1, 1, "uvu", True)] * 5,
         backend=backend,

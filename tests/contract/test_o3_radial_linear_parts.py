@@ -42,7 +42,7 @@ def test_formed_weights(size):
     rows, hidden, width = size
     h, a = uneven(randn(rows, hidden), 0), uneven(randn(hidden, width, seed=1), 1)
     exact, scale = h.double() @ a.double(), h.double().abs() @ a.double().abs()
-    assert_within_bound(parts.formed(h, a), exact, scale, hidden)
+    assert_within_bound(parts.formed_weights(h, a), exact, scale, hidden)
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
@@ -52,23 +52,23 @@ def test_summed_products(size, pieces, monkeypatch):
     rows, hidden, width = size
     h, g = randn(rows, hidden), uneven(randn(rows, width, seed=1), 1)
     exact, scale = h.double().t() @ g.double(), h.double().abs().t() @ g.double().abs()
-    assert_within_bound(parts.summed(h, g), exact, scale, rows)
+    assert_within_bound(parts.summed_products(h, g), exact, scale, rows)
     h = uneven(h, 0)
     exact, scale = h.double().t() @ g.double(), h.double().abs().t() @ g.double().abs()
-    assert_within_bound(parts.summed(h, g), exact, scale, rows)
+    assert_within_bound(parts.summed_products(h, g), exact, scale, rows)
 
 
 def test_nothing_to_multiply():
-    assert parts.formed(randn(0, 40), randn(40, 7)).shape == (0, 7)
-    assert parts.formed(randn(5, 40), randn(40, 0)).shape == (5, 0)
-    assert not parts.summed(randn(0, 40), randn(0, 7)).any()
+    assert parts.formed_weights(randn(0, 40), randn(40, 7)).shape == (0, 7)
+    assert parts.formed_weights(randn(5, 40), randn(40, 0)).shape == (5, 0)
+    assert not parts.summed_products(randn(0, 40), randn(0, 7)).any()
 
 
 def test_small_numbers_beside_large_ones():
     """They are right to 2^-38 of their row's largest."""
     h, a = torch.zeros(2, 40), torch.zeros(40, 1)
     h[0, 0], h[:, 1], a[1] = 1, 2**-20 / 3, 1
-    large, alone = (parts.formed(h, a)[:, 0] - h[:, 1]).double().abs().tolist()
+    large, alone = (parts.formed_weights(h, a)[:, 0] - h[:, 1]).double().abs().tolist()
     assert 0 < large <= 2**-38
     assert alone <= 2**-43
 

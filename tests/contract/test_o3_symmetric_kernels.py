@@ -21,7 +21,13 @@ from torchweft.core.expressions.evaluate import accumulator, evaluate
 from torchweft.errors import ShapeError
 from torchweft.o3.layers import symmetric_contraction
 from torchweft.o3.symmetric import launch as symmetric_launch
-from torchweft.o3.symmetric.program import key, parts, program, served, slots
+from torchweft.o3.symmetric.program import (
+    fits_one_program,
+    program_parts,
+    slots,
+    symmetric_key,
+    symmetric_program,
+)
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import (
     BODY_CHECKS,
@@ -87,7 +93,7 @@ def test_third_derivatives():
 @pytest.mark.parametrize(("layout", "programs"), [("mul_ir", 1), ("ir_mul", 3), ("mul_ir", 40)])
 def test_one_kernel_is_the_products_by_degrees(layout, programs, monkeypatch):
     """MACE's layer, chunks of rows longer and shorter than elements, second order in parts."""
-    for name in ("ROWS", "SUMS"):
+    for name in ("ROWS_SHAPE", "SUMS_SHAPE"):
         shape = getattr(symmetric_launch, name)._replace(programs=programs)
         monkeypatch.setattr(symmetric_launch, name, shape)
     module = o3.SymmetricContraction(*MACE, 3, 6, layout=layout, backend="triton").double()
@@ -139,7 +145,7 @@ def by_torch(monkeypatch):
 
 def results(name, layout, tensors, element, order):
     """Slots and values of a program."""
-    found = program(name)
+    found = symmetric_program(name)
     places = dict(symmetric_launch.columns(name, layout, tensors[1].shape[2]))
     channels, wide = tensors[1].shape[2], accumulator(tensors[0].dtype)
     index = {
@@ -192,14 +198,14 @@ def test_elements_are_not_mapped(by_torch):
 
 def test_few_outputs_need_one_kernel():
     """What a thread keeps decides, and long code is left to the products by degrees."""
-    root = key(*MACE, 3)
-    assert len(parts(f"{root} | vjp 11 1")) == 1
+    root = symmetric_key(*MACE, 3)
+    assert len(program_parts(f"{root} | vjp 11 1")) == 1
     second = f"{root} | vjp 11 1 | vjp 111 11"
-    assert [numbers for _, numbers in parts(second)] == [(0,), (1, 2)]
-    assert [slots(name).outputs for name, _ in parts(second)] == ["x", "wz"]
-    assert served(root)
+    assert [numbers for _, numbers in program_parts(second)] == [(0,), (1, 2)]
+    assert [slots(name).outputs for name, _ in program_parts(second)] == ["x", "wz"]
+    assert fits_one_program(root)
     every = o3.Irreps("0e+1o+2e+3o")
-    assert not served(key(every, every, 3))
+    assert not fits_one_program(symmetric_key(every, every, 3))
     assert not o3.SymmetricContraction(every, every, 3, 2)._single
 
 

@@ -39,7 +39,7 @@ def named(case):
 @pytest.fixture
 def operators(monkeypatch):
     """No rows are so few that they are computed without."""
-    monkeypatch.setattr(evaluation.Recipe, "by_torch", lambda *_: False)
+    monkeypatch.setattr(evaluation.ProductRecipe, "by_torch", lambda *_: False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -101,7 +101,7 @@ def test_few_rows_are_those_of_the_operators(in1, in2, shared, monkeypatch):
         return [z, *first, *second]
 
     few = results()
-    monkeypatch.setattr(evaluation.Recipe, "by_torch", lambda *_: False)
+    monkeypatch.setattr(evaluation.ProductRecipe, "by_torch", lambda *_: False)
     for found, expected in zip(few, results(), strict=True):
         assert_within_bound(found, expected, expected.abs() + expected.abs().max(), 64)
 

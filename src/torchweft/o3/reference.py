@@ -13,10 +13,10 @@ from torch import Tensor
 from torchweft.o3.channelwise.structure import Block, Structure
 from torchweft.o3.irreps.wigner import wigner_3j
 
-__all__ = ["channelwise_product"]
+__all__ = ["channelwise_reference"]
 
 
-def channelwise_product(
+def channelwise_reference(
     structure: Structure,
     x: Tensor,
     y: Tensor,

@@ -171,13 +171,13 @@ class Gate(RowLayer):
         ]
         return join([scalars.unsqueeze(-1), *gated], self.layout)
 
-    def _side_by_side(self, pieces: list[Tensor], places: list[Place], like: Tensor) -> Tensor:
+    def _side_by_side(self, pieces: list[Tensor], places: list[CopyRange], like: Tensor) -> Tensor:
         """(…, n): scalars."""
         parts = [pieces[self._number[place]].squeeze(-1) for place in places]
         return _joined(parts, -1) if parts else like.narrow(-1, 0, 0)
 
 
-Place = tuple[int, int, int]
+CopyRange = tuple[int, int, int]
 """A block of x, the first of its copies, and how many."""
 
 
@@ -190,11 +190,11 @@ def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
-def _sorted(parts: Sequence[Irreps]) -> tuple[Irreps, list[list[Place]]]:
+def _sorted(parts: Sequence[Irreps]) -> tuple[Irreps, list[list[CopyRange]]]:
     """All items sorted and simplified, and where those of each part are."""
     every = Irreps([item for part in parts for item in part])
     irreps, _, inv = every.sort()
-    places: dict[int, Place] = {}
+    places: dict[int, CopyRange] = {}
     block, end, before = -1, 0, None
     for n, (mul, ir) in zip(inv, irreps, strict=True):
         if ir != before:
@@ -205,7 +205,7 @@ def _sorted(parts: Sequence[Irreps]) -> tuple[Irreps, list[list[Place]]]:
     return irreps.simplify(), [[places[next(rest)] for _ in part] for part in parts]
 
 
-def _cut(places: list[Place], pieces: list[MulIr]) -> Iterator[Place]:
+def _cut(places: list[CopyRange], pieces: list[MulIr]) -> Iterator[CopyRange]:
     """The places of the gated items, cut into pieces of one gate item each."""
     rest = list(places)
     for mul, _ in pieces:

@@ -22,7 +22,7 @@ from torchweft.o3.backends import refuse_backend
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
 from torchweft.o3.irreps.rotation import check_last, unit
 from torchweft.o3.irreps.wigner import check_degrees, working_dtype
-from torchweft.o3.pointwise.operator import again, first, served
+from torchweft.o3.pointwise.operator import cached_rows, first_rows, serves_rows
 from torchweft.o3.pointwise.programs import (
     MOST_HARMONICS_DEGREE,
     harmonics_key,
@@ -70,7 +70,7 @@ def spherical_harmonics(
     given = tuple(l) if type(l) is list else l
     known = (type(given), given) if type(given) in _HASHABLE else None
     called = known and (known, normalize, normalization, backend)
-    y = None if called is None else again(called, x)
+    y = None if called is None else cached_rows(called, x)
     if y is None:
         y = _first(called, _read(l, None)[0], x, normalize, normalization, backend)
     return y
@@ -112,7 +112,7 @@ class SphericalHarmonics(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Y(x): (..., 3) to (..., irreps_out.dim)."""
         called = self._degrees, self.normalize, self.normalization, self.backend
-        y = again(called, x)
+        y = cached_rows(called, x)
         return _first(called, self._degrees, x, *called[1:]) if y is None else y
 
 
@@ -132,8 +132,8 @@ def _first(
     check_last("x", x, 3)
     size = sum(2 * degree + 1 for degree in degrees)
     if 0 < max(degrees) <= MOST_HARMONICS_DEGREE:
-        if served(x, backend, size):
-            return first(called, harmonics_key(degrees, normalize, normalization), x, backend)
+        if serves_rows(x, backend, size):
+            return first_rows(called, harmonics_key(degrees, normalize, normalization), x, backend)
     elif backend not in (None, "torch"):
         refuse_backend(backend, x.device.type, f"harmonics of the degrees {degrees}")
     return _evaluate(degrees, x, normalize, normalization)

@@ -22,7 +22,7 @@ from torchweft.o3.irreps.instructions import chosen
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.o3.irreps.layout import broadcast, check_rows, join, split, steps
 from torchweft.o3.mixing.blocks import Block, Mixing, Path
-from torchweft.o3.mixing.elements import kinds_of
+from torchweft.o3.mixing.elements import rows_of_elements
 from torchweft.o3.mixing.operator import mix, serves_mix
 from torchweft.o3.tensor_product.module import RowLayer, WeightedModule
 
@@ -189,7 +189,7 @@ class Linear(WeightedModule):
             return x.new_zeros(x.shape[0], self.irreps_out.dim)
         kernels = serves_mix(self.mixing, x, True, self.backend)
         self._settle((x, weight, element), kernels)
-        rows = kinds_of(element, self.num_elements)
+        rows = rows_of_elements(element, self.num_elements)
         return mix(self.mixing, x, weight, rows, kernels=kernels)
 
     def _again(self, x: Tensor, weight: Any, element: Tensor | None) -> Tensor | None:
@@ -204,7 +204,9 @@ class Linear(WeightedModule):
         if element is None:
             return mix(self.mixing, x, weight)
         assert self.num_elements is not None
-        return mix(self.mixing, x, weight, kinds_of(element, self.num_elements), kernels=kernels)
+        return mix(
+            self.mixing, x, weight, rows_of_elements(element, self.num_elements), kernels=kernels
+        )
 
     def _settle(self, given: Sequence[Tensor], kernels: bool) -> None:
         """Keep that a call like this was checked and is one operator, and whether of kernels."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.rotation import check_last
 from torchweft.o3.irreps.wigner import working_dtype
-from torchweft.o3.pointwise.operator import again, first, served
+from torchweft.o3.pointwise.operator import cached_rows, first_rows, serves_rows
 from torchweft.o3.pointwise.programs import bessel_key, cutoff_key
 
 __all__ = ["BesselBasis", "PolynomialCutoff", "soft_one_hot_linspace"]
@@ -43,12 +43,12 @@ class BesselBasis(torch.nn.Module):
     def forward(self, r: Tensor) -> Tensor:
         """(..., 1) to (..., num_basis), in r's dtype; half precision computes in float32."""
         called = "bessel", self.r_max, self.num_basis, self.backend
-        y = again(called, r)
+        y = cached_rows(called, r)
         if y is not None:
             return y
         check_last("r", r, 1)
-        if served(r, self.backend):
-            return first(called, bessel_key(self.r_max, self.num_basis), r, self.backend)
+        if serves_rows(r, self.backend):
+            return first_rows(called, bessel_key(self.r_max, self.num_basis), r, self.backend)
         return _bessel(r.to(working_dtype(r.dtype)), self.r_max, self.num_basis).to(r.dtype)
 
     def extra_repr(self) -> str:
@@ -77,12 +77,12 @@ class PolynomialCutoff(torch.nn.Module):
 
     def forward(self, r: Tensor) -> Tensor:
         """Of any shape, in r's dtype; half precision computes in float32."""
-        if served(r, self.backend):
+        if serves_rows(r, self.backend):
             called = "cutoff", self.r_max, self.p, self.backend
             rows = r if r.shape[-1:] == (1,) else r[..., None]
-            y = again(called, rows)
+            y = cached_rows(called, rows)
             if y is None:
-                y = first(called, cutoff_key(self.r_max, self.p), rows, self.backend)
+                y = first_rows(called, cutoff_key(self.r_max, self.p), rows, self.backend)
             return y if rows is r else y.view(r.shape)
         t = (r.to(working_dtype(r.dtype)) / self.r_max).clamp(max=1)
         total = torch.full_like(t, self.p * (self.p + 1) / 2)

@@ -25,15 +25,20 @@ from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.o3.irreps.layout import check_layout, check_rows, steps
-from torchweft.o3.mixing.elements import kinds_of
-from torchweft.o3.symmetric.basis import Basis, Coupled, Output, expressed, symmetric_basis
+from torchweft.o3.mixing.elements import rows_of_elements
+from torchweft.o3.symmetric.basis import Basis, Coupled, DegreeOutput, expressed, symmetric_basis
 from torchweft.o3.symmetric.operator import contraction, kept
-from torchweft.o3.symmetric.program import key, program, served, weight_text
+from torchweft.o3.symmetric.program import (
+    fits_one_program,
+    symmetric_key,
+    symmetric_program,
+    weight_text,
+)
 from torchweft.products import SparseScaleInfo, sparse_scale
 
 __all__ = ["SymmetricContraction"]
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+KERNEL_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """That kernels take."""
 
 
@@ -46,7 +51,7 @@ class _Contraction(nn.Module):
         channels: C.
     """
 
-    def __init__(self, outputs: Sequence[Output], num_elements: int, channels: int) -> None:
+    def __init__(self, outputs: Sequence[DegreeOutput], num_elements: int, channels: int) -> None:
         super().__init__()
         counts = [output.weights.shape[1] for output in outputs]
         made = [_weight(num_elements, count, channels) for count in reversed(counts)]
@@ -117,7 +122,7 @@ class SymmetricContraction(nn.Module):
             for n in range(len(self.irreps_out))
         )
         self._structures = _structures(basis, self.irreps_in, self.irreps_out, layout)
-        self._key = key(self.irreps_in, self.irreps_out, correlation)
+        self._key = symmetric_key(self.irreps_in, self.irreps_out, correlation)
         self._weigh(basis)
         self.table: Tensor
         self.register_buffer("table", self._exact, persistent=False)
@@ -142,8 +147,8 @@ class SymmetricContraction(nn.Module):
         self._places: list[tuple[Any, str | None]] = [(own[n], own[n].name(d)) for d, n in mixed]
         sizes = [weight.shape[1] for weight in self._couplings()]
         self._mixed, self._settled = weight_text(self._exact, sizes), CallCache[Rest]()
-        count = program(self._key).inputs[1].size
-        self._single = 0 < sum(self._products) == count and served(self._key)
+        count = symmetric_program(self._key).inputs[1].size
+        self._single = 0 < sum(self._products) == count and fits_one_program(self._key)
 
     def _basis(self) -> Basis:
         items, outs = (
@@ -186,18 +191,18 @@ class SymmetricContraction(nn.Module):
             rest = kept(self._key, self.layout, self._mixed)
             if known is not None:
                 self._settled.keep(known, rest)
-        return contraction((*given, *kinds_of(element, self.num_elements)), rest)[0]
+        return contraction((*given, *rows_of_elements(element, self.num_elements)), rest)[0]
 
     def _fused(self, given: Sequence[Tensor]) -> bool:
         """Whether one kernel evaluates the polynomial of x, parameters and elements."""
         x, *parameters, element = given
-        if not self._single or x.dtype not in DTYPES or element.is_floating_point():
+        if not self._single or x.dtype not in KERNEL_DTYPES or element.is_floating_point():
             return False
         (first, *_) = parameters
         alike = all((p.dtype, p.device) == (first.dtype, x.device) for p in parameters)
         return (
             alike
-            and first.dtype in DTYPES
+            and first.dtype in KERNEL_DTYPES
             and chosen_backend(self.backend, x.device.type) == "triton"
         )
 
@@ -327,7 +332,7 @@ def _structures(
 
 
 def _output(
-    outputs: Sequence[Output],
+    outputs: Sequence[DegreeOutput],
     irreps: Irreps,
     out: Irreps,
     below: list[Block],

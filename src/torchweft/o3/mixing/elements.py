@@ -20,10 +20,10 @@ from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import IndexRangeError
 from torchweft.o3.mixing.blocks import Block, Mixing
 
-__all__ = ["Kinds", "by_torch", "kinds_of"]
+__all__ = ["ElementRows", "by_torch", "rows_of_elements"]
 
 
-class Kinds(NamedTuple):
+class ElementRows(NamedTuple):
     """Rows sorted by kind: those of kind k are order[starts[k]] .. order[starts[k + 1] - 1].
 
     Both int32; rows of a kind keep their order.
@@ -33,10 +33,10 @@ class Kinds(NamedTuple):
     starts: Tensor  # (kinds + 1,)
 
 
-_kept: TensorCache[Kinds] = TensorCache()
+_kept: TensorCache[ElementRows] = TensorCache()
 
 
-def kinds_of(kind: Tensor, count: int) -> Kinds:
+def rows_of_elements(kind: Tensor, count: int) -> ElementRows:
     """The rows of this very tensor (rows,) in its present state, sorted once.
 
     Raises:
@@ -47,13 +47,13 @@ def kinds_of(kind: Tensor, count: int) -> Kinds:
 
 
 @below_transforms
-def _remembered(kind: Tensor, count: int) -> Kinds:
+def _remembered(kind: Tensor, count: int) -> ElementRows:
     if not unwatched(kind):
         return _sorted(kind, count)
     return _kept.get((kind,), count, lambda: _built(kind, count))
 
 
-def _built(kind: Tensor, count: int) -> Kinds:
+def _built(kind: Tensor, count: int) -> ElementRows:
     if kind.device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
         wrong = ((kind < 0) | (kind >= count)).nonzero().flatten()
         if wrong.numel():
@@ -67,12 +67,12 @@ def _built(kind: Tensor, count: int) -> Kinds:
         return _sorted(kind, count)
 
 
-def _sorted(kind: Tensor, count: int) -> Kinds:
+def _sorted(kind: Tensor, count: int) -> ElementRows:
     order = sort_rows(kind)
-    return Kinds(order.int(), indptr_of(kind.index_select(0, order), count).int())
+    return ElementRows(order.int(), indptr_of(kind.index_select(0, order), count).int())
 
 
-def by_torch(mixing: Mixing, result: str, a: Tensor, b: Tensor, kinds: Kinds) -> Tensor:
+def by_torch(mixing: Mixing, result: str, a: Tensor, b: Tensor, kinds: ElementRows) -> Tensor:
     """The result z of (t, w), t of (z, w) or w (kinds, width) of (t, z), kind after kind."""
     starts = kinds.starts.tolist()
     rows, count = a.shape[0], len(starts) - 1

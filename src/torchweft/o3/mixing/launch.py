@@ -33,7 +33,7 @@ from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.mixing import rows_source
 from torchweft.o3.mixing import source as generator
 from torchweft.o3.mixing.blocks import Mixing, Path, merged, prepared, uncovered, weights
-from torchweft.o3.mixing.elements import Kinds
+from torchweft.o3.mixing.elements import ElementRows
 
 __all__ = ["run_mix", "run_mixed_rows"]
 
@@ -85,7 +85,12 @@ class _MixRecipe(NamedTuple):
 
 
 def run_mix(
-    mixing: Mixing, result: str, a: Tensor, b: Tensor, shared: bool, kinds: Kinds | None = None
+    mixing: Mixing,
+    result: str,
+    a: Tensor,
+    b: Tensor,
+    shared: bool,
+    kinds: ElementRows | None = None,
 ) -> Tensor:
     """The result z of (t, w), t of (z, w) or w of (t, z): contiguous rows of mixings' widths."""
     given = (a.shape[0], _parts(a), a.dtype, a.device, shared, _count(kinds))
@@ -135,7 +140,7 @@ def _recipe(
     return _MixRecipe(shape, zero, steps, (numbers,))
 
 
-def _count(kinds: Kinds | None) -> int | None:
+def _count(kinds: ElementRows | None) -> int | None:
     """Of kinds that weights are given for; None, if all rows have the same."""
     return None if kinds is None else kinds.starts.shape[0] - 1
 

@@ -37,7 +37,7 @@ from torchweft.o3.channelwise.operator import Contraction
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.channelwise.structure import read as read_structure
 from torchweft.o3.mixing.blocks import Mixing, read
-from torchweft.o3.mixing.elements import Kinds, by_torch
+from torchweft.o3.mixing.elements import ElementRows, by_torch
 from torchweft.o3.mixing.rows_source import forms, numbers
 
 __all__ = ["mix", "mixed_rows", "serves_mix", "serves_mixed_rows"]
@@ -85,7 +85,7 @@ def mix(
     mixing: Mixing,
     t: Tensor,
     weight: Tensor,
-    kinds: Kinds | None = None,
+    kinds: ElementRows | None = None,
     *,
     kernels: bool = True,
 ) -> Tensor:
@@ -116,7 +116,7 @@ def _mix_body(
     shared: bool,
     kernels: bool,
 ) -> Tensor:
-    kinds = None if order is None or starts is None else Kinds(order, starts)
+    kinds = None if order is None or starts is None else ElementRows(order, starts)
     mixing, a, b = read(text), a.contiguous(), b.contiguous()
     if kinds is not None and not kernels:
         return by_torch(mixing, result, a, b, kinds).to(a.dtype)

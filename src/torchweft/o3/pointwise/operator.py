@@ -27,15 +27,15 @@ from torchweft.core.operators.tensor_list import (
 )
 from torchweft.core.operators.transforms import mapped_as_rows
 from torchweft.o3.backends import chosen_backend, executor, refuse_backend
-from torchweft.o3.pointwise.programs import program, used
+from torchweft.o3.pointwise.programs import row_program, row_program_reads
 from torchweft.o3.program_rule import ProgramRule
 
-__all__ = ["again", "first", "served"]
+__all__ = ["cached_rows", "first_rows", "serves_rows"]
 
 LOOP_DTYPES = (torch.float32, torch.float64)
-DTYPES = (*LOOP_DTYPES, torch.bfloat16, torch.float16)
+ROW_DTYPES = (*LOOP_DTYPES, torch.bfloat16, torch.float16)
 
-LOOPED = 2**15
+LOOP_FROM_NUMBERS = 2**15
 """Numbers of a result from which a loop is worth the seconds of its first compilation."""
 
 _INTERPRETED = interpreted()
@@ -44,7 +44,7 @@ _settled: CallCache[CallCache[tuple[Rest, int]]] = CallCache()
 """By what is called, then by the kind of x but its number of rows; with the fewest numbers of x."""
 
 
-def served(x: Tensor, backend: str | None = None, size: int = 0) -> bool:
+def serves_rows(x: Tensor, backend: str | None = None, size: int = 0) -> bool:
     """Whether kernels compute a function of the rows of x; torch's own operations otherwise.
 
     Args:
@@ -60,7 +60,7 @@ def served(x: Tensor, backend: str | None = None, size: int = 0) -> bool:
         return _has_kernel(x) or (size > 0 and _has_loop(x, size))
     if backend == "torch":
         return False
-    dtypes: tuple[torch.dtype, ...] = DTYPES
+    dtypes: tuple[torch.dtype, ...] = ROW_DTYPES
     if chosen_backend(backend, x.device.type) == "numba":
         dtypes = LOOP_DTYPES if size and not _INTERPRETED else ()
     if x.dtype not in dtypes:
@@ -72,7 +72,7 @@ def _has_kernel(x: Tensor) -> bool:
     """Whether a kernel serves x where no backend is requested: on a GPU."""
     if not (x.is_cuda or _INTERPRETED) or not (compiling() or unwatched(x)):
         return False
-    return x.dtype in DTYPES
+    return x.dtype in ROW_DTYPES
 
 
 def _has_loop(x: Tensor, size: int) -> bool:
@@ -88,10 +88,10 @@ def _on_cpu(x: Tensor) -> bool:
 
 def _fewest(x: Tensor, size: int) -> int:
     """Numbers of x for which results of so many a row are worth a loop; a kernel always is."""
-    return -(-LOOPED // size) * x.shape[-1] if _on_cpu(x) else 0
+    return -(-LOOP_FROM_NUMBERS // size) * x.shape[-1] if _on_cpu(x) else 0
 
 
-def again(called: Hashable, x: Tensor) -> Tensor | None:
+def cached_rows(called: Hashable, x: Tensor) -> Tensor | None:
     """The result of a call that is one kernel, its kinds settled before; None for others.
 
     Args:
@@ -110,7 +110,7 @@ def again(called: Hashable, x: Tensor) -> Tensor | None:
     return _by_kernel(x, found[0])
 
 
-def first(called: Hashable | None, key: str, x: Tensor, backend: str | None = None) -> Tensor:
+def first_rows(called: Hashable | None, key: str, x: Tensor, backend: str | None = None) -> Tensor:
     """That of one that was checked; it is settled now.
 
     Args:
@@ -125,7 +125,7 @@ def first(called: Hashable | None, key: str, x: Tensor, backend: str | None = No
         rest = CachedCall(rest, 1, _prepared)
         if called is not None:
             # of few rows torch's bits, whatever was called before
-            fewest = 0 if backend else _fewest(x, program(key).outputs[0].operand.size)
+            fewest = 0 if backend else _fewest(x, row_program(key).outputs[0].operand.size)
             if (of_called := _settled.get(called)) is None:
                 _settled.keep(called, of_called := CallCache())
             of_called.keep((shape[-1:], *kind), (rest, fewest))
@@ -141,7 +141,7 @@ def _by_kernel(x: Tensor, rest: Rest) -> Tensor:
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body for tensors like these, of any number of rows."""
-    like, made = tensors[0], program(rest[0])
+    like, made = tensors[0], row_program(rest[0])
     module = executor("pointwise", "numba" if _on_cpu(like) else "triton")
     found: Callable[[Tensors], Results] = module.prepared(made, like.dtype, like.device)
     return found
@@ -155,12 +155,12 @@ class RowFunctionRule(ProgramRule):
         results = _prepared(tensors, rest)(tensors)
         if recording():
             moved = sum(t.nbytes for t in (*tensors, *results))
-            record_cost(moved, program(rest[0]).steps() * tensors[0].shape[0])
+            record_cost(moved, row_program(rest[0]).steps() * tensors[0].shape[0])
         return list(results)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         """Empty tensors of their shapes."""
-        sizes = [output.operand.size for output in program(rest[0]).outputs]
+        sizes = [output.operand.size for output in row_program(rest[0]).outputs]
         return [tensors[0].new_empty(tensors[0].shape[0], size) for size in sizes]
 
     def batch(
@@ -170,4 +170,4 @@ class RowFunctionRule(ProgramRule):
         return mapped_as_rows(call, size, dims, tensors, rest)
 
 
-_rows = ListOperator("o3_rows", "str program", RowFunctionRule(used, 0))
+_rows = ListOperator("o3_rows", "str program", RowFunctionRule(row_program_reads, 0))

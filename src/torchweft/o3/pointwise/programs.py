@@ -27,8 +27,8 @@ __all__ = [
     "harmonics_scale",
     "ladder_factors",
     "ladder_seed",
-    "program",
-    "used",
+    "row_program",
+    "row_program_reads",
 ]
 
 
@@ -160,12 +160,12 @@ _ROOTS = {
 
 
 @functools.lru_cache(maxsize=1024)
-def program(name: str) -> Program:
+def row_program(name: str) -> Program:
     """The program with a key, or derived from it."""
     return derive(name, lambda key: _ROOTS[key.partition(" ")[0]](key))
 
 
 @functools.lru_cache(maxsize=1024)
-def used(name: str) -> tuple[bool, ...]:
+def row_program_reads(name: str) -> tuple[bool, ...]:
     """Which inputs of a program its results depend on."""
-    return program(name).reads()
+    return row_program(name).reads()

@@ -38,22 +38,22 @@ from torchweft.o3.radial_linear.source import SHORT
 __all__ = [
     "RadialPlan",
     "Sum",
-    "plan_of",
+    "radial_plan_of",
     "run",
 ]
 
 
-ROOM = {"cpu": 2**25, "cuda": 5 * 2**26}
+BLOCK_BYTES = {"cpu": 2**25, "cuda": 5 * 2**26}
 """Bytes of the weights of a block, as many of each gradient of them.
 
 A GPU needs many rows at once to be busy: gradients of W1 take a seventh longer than by blocks of
 2^30, in two fifths of the memory (H200).
 """
 
-ROWS = 512
+ROWS_PER_BLOCK = 512
 """Of z in a block where they are sums of a gradient, each by a program: as many as run at once."""
 
-MOST = 4
+MOST_BLOCK_TIMES = 4
 """Times the room of a block that these rows may take."""
 
 
@@ -103,10 +103,10 @@ def run(
     rows = {"x": tables.num_x, "y": tables.num_edges, "z": tables.num_z}
     rows |= {"w": tables.num_edges, "a": hidden}
     widths = {s: structure.width(s) for s in "xyz"} | {"w": hidden, "a": width}
-    step = max(1, ROOM[like.device.type] // max(1, width * like.element_size()))
+    step = max(1, BLOCK_BYTES[like.device.type] // max(1, width * like.element_size()))
     if like.is_cuda and any(slot == "z" for slot, _ in call.results):
-        many = ROWS * tables.num_edges // max(1, tables.num_z)
-        step = min(max(step, many), MOST * step)
+        many = ROWS_PER_BLOCK * tables.num_edges // max(1, tables.num_z)
+        step = min(max(step, many), MOST_BLOCK_TIMES * step)
     blocks = _blocks(tables, step) if tables.num_edges else ()
     shapes = [(rows[slot], widths[slot]) for slot, _ in call.results]
     if len(blocks) == 1:
@@ -130,7 +130,7 @@ def _on_block(
     structure: Structure, call: Call, values: Sequence[Tensor], block: _Block, backend: str | None
 ) -> list[Tensor | None]:
     """The results of the edges of a block; None: no terms."""
-    plan, kernels = plan_of(call), _kernels(values[0], backend)
+    plan, kernels = radial_plan_of(call), _kernels(values[0], backend)
 
     def total(result: str, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
         products = [_product(result, a, b, kernels) for a, b in pairs]
@@ -166,10 +166,11 @@ def _product(result: str, a: Tensor, b: Tensor, kernels: bool) -> Tensor:
     if not kernels or a.shape[result != "w"] < SHORT:
         left = a.t() if result == "w" else a
         return left @ (b.t() if result == "t" else b)
-    from torchweft.o3.radial_linear import split_products as radial_linear_parts
+    from torchweft.o3.radial_linear import split_products
 
-    if result != "t" and a.shape[1] <= radial_linear_parts.MOST:
-        return (radial_linear_parts.formed if result == "z" else radial_linear_parts.summed)(a, b)
+    if result != "t" and a.shape[1] <= split_products.MOST_HIDDEN:
+        made = split_products.formed_weights if result == "z" else split_products.summed_products
+        return made(a, b)
     launch = executor("mixing", "triton")
     if result == "w":
         shape = a.shape[1], b.shape[1]
@@ -278,7 +279,7 @@ class RadialPlan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_of(call: Call) -> RadialPlan:
+def radial_plan_of(call: Call) -> RadialPlan:
     """How to compute a call."""
     given = tuple(t for t, slot in enumerate(call.slots) if slot in "xyz")
     place = {t: i for i, t in enumerate(given)}

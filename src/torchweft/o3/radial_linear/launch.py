@@ -37,27 +37,27 @@ from torchweft.o3.radial_linear.source import (
     scale,
     source,
 )
-from torchweft.o3.radial_linear.split_products import Launch, launch, of_columns, of_rows
+from torchweft.o3.radial_linear.split_products import SplitLaunch, launch, of_columns, of_rows
 
 __all__ = ["run", "serves"]
 
-TILING = Tiling(16)
+RADIAL_TILING = Tiling(16)
 """Of channels enough; a block of fewer channels is as wide as these.
 
 Of some twenty shapes on an H200 the fastest, for rows of 158 edges.  Narrow blocks and small groups
 let more programs run at once, but repeat more than these hide: each group reads h, x and y again.
 """
 
-SHARED = 113 * 2**10
+SHARED_BYTES = 113 * 2**10
 """Bytes of shared memory with which two programs run on a processor."""
 
-CARRIED = 128
+CARRIED_SUMS = 128
 """Numbers that a thread sums over edges in registers."""
 
-PROGRAMS = 16
+PROGRAMS_PER_PROCESSOR = 16
 """Of each processor: enough to share the rows evenly, few enough to read A seldom."""
 
-MOST_WORK = 2**12
+MOST_ENTRIES_3J = 2**12
 """Entries of 3j symbols that compilers bear."""
 
 
@@ -97,7 +97,7 @@ def _suits(structure: Structure) -> bool:
             x, y, z = product.x[path.x], product.y[path.y], product.z[path.z]
             if y.channel_step or not (x.channel_step and z.channel_step):
                 return False
-    return work <= MOST_WORK
+    return work <= MOST_ENTRIES_3J
 
 
 def run(
@@ -125,7 +125,7 @@ def run(
         own = of_a[step.begin :], powers[step.begin :]
         free = step.numbers(shape[0], x.device)
         call = Call(step.kernel, [x, scaled, of_h, *own, z, indptr, src], free)
-        launches.append(Launch(call, free[1] * step.job.channel_blocks))
+        launches.append(SplitLaunch(call, free[1] * step.job.channel_blocks))
     with current_device(x):
         launch(launches, of_h.nbytes + of_a.nbytes + scaled.nbytes)
     if recording():
@@ -134,7 +134,7 @@ def run(
     return [z]
 
 
-class _Step(NamedTuple):
+class _RadialStep(NamedTuple):
     """A kernel, and where its columns of A begin."""
 
     job: Job
@@ -143,14 +143,14 @@ class _Step(NamedTuple):
 
     def numbers(self, rows: int, device: torch.device) -> tuple[int, int]:
         """Rows, and programs for each block of channels."""
-        most = PROGRAMS * processors(device) // self.job.channel_blocks
+        most = PROGRAMS_PER_PROCESSOR * processors(device) // self.job.channel_blocks
         return rows, max(1, min(-(-rows // ROWS), most))
 
 
-class _Recipe(NamedTuple):
+class _RadialRecipe(NamedTuple):
     """Kernels; whether they write all columns of z; columns of A and factors, (beside, count)."""
 
-    steps: tuple[_Step, ...]
+    steps: tuple[_RadialStep, ...]
     covered: bool
     parts: int
     columns: Tensor
@@ -160,11 +160,11 @@ class _Recipe(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _recipe(
     structure: Structure, hidden: int, precision: str, index: torch.dtype, device: torch.device
-) -> _Recipe:
+) -> _RadialRecipe:
     """With machine code for lists of a dtype."""
     widths = structure.width("x"), structure.width("y"), structure.width("z")
     parts = 1 if precision == "tf32" else 2 if hidden >= SHORT else 3
-    steps: list[_Step] = []
+    steps: list[_RadialStep] = []
     table: list[list[tuple[int, float]]] = []
     covered = 0
     for product in structure.products:
@@ -173,16 +173,16 @@ def _recipe(
         tiling = _tiling(product)
         reached = {path.z for path in product.paths}
         covered += product.channels * sum(product.z[block].components for block in reached)
-        for paths in groups(product, tiling):
+        for paths in path_groups(product, tiling):
             job = _staged(Job(product, paths, widths, hidden, parts, tiling))
             tile = Tile((tiling.block, job.tiling.stages), WARPS, 1)
             kernel = Kernel(printed("o3_radial", source(job), NAME), (), (), tile)
-            steps.append(_Step(job, kernel, len(table)))
+            steps.append(_RadialStep(job, kernel, len(table)))
             table += [_beside(job, column) for column in columns(job)]
     beside = max(map(len, table), default=1)
     padded = [entries + [(0, 0.0)] * (beside - len(entries)) for entries in table]
     places, factors = ([[pair[i] for pair in entries] for entries in padded] for i in range(2))
-    return _Recipe(
+    return _RadialRecipe(
         tuple(steps),
         covered == widths[2],
         parts,
@@ -211,20 +211,20 @@ def _beside(job: Job, column: tuple[int, int] | None) -> list[tuple[int, float]]
 def _staged(job: Job) -> Job:
     """With one more stage, if two programs then still share a processor."""
     more = job._replace(tiling=job.tiling._replace(stages=job.tiling.stages + 1))
-    return more if more.shared <= SHARED else job
+    return more if more.shared <= SHARED_BYTES else job
 
 
 def _tiling(product: Product) -> Tiling:
-    block = max(8, min(TILING.block, 1 << (product.channels - 1).bit_length()))
-    return TILING._replace(block=block)
+    block = max(8, min(RADIAL_TILING.block, 1 << (product.channels - 1).bit_length()))
+    return RADIAL_TILING._replace(block=block)
 
 
-def groups(product: Product, tiling: Tiling) -> list[tuple[int, ...]]:
+def path_groups(product: Product, tiling: Tiling) -> list[tuple[int, ...]]:
     """The paths of a product, by number, in groups: each is a kernel.
 
     They are cut between blocks of x where they can be, and never between paths into one block of z.
     """
-    most = CARRIED * 4 // tiling.block
+    most = CARRIED_SUMS * 4 // tiling.block
     found: list[list[int]] = []
     carried = most + 1
 

@@ -28,9 +28,9 @@ from torchweft.o3.channelwise.structure import Structure, read
 from torchweft.o3.edges.graph import Graph, unpack
 from torchweft.o3.radial_linear import edge_blocks as blocks
 
-__all__ = ["PRECISIONS", "radial_product"]
+__all__ = ["RADIAL_PRECISIONS", "radial_product"]
 
-PRECISIONS = ("tf32x3", "tf32")
+RADIAL_PRECISIONS = ("tf32x3", "tf32")
 """Of products with A in float32 on tensor cores: as exact as float32, or mantissas of 10 bits.
 
 They come in parts of 16 bits, which take half the time of TF32's and have as many digits.
@@ -71,7 +71,7 @@ def radial_product(
     Differentiable to any order; bitwise repeatable.
 
     Memory beside the results: forward by kernels a copy of h and y.  Else, and in derivatives,
-    h A of a block of edges (see radial_linear_blocks.ROOM), and gradients of it as large.
+    h A of a block of edges (see edge_blocks.BLOCK_BYTES), and gradients of it as large.
     """
     x, y, radial, radial_weight = same_kind(x=x, y=y, radial=radial, radial_weight=radial_weight)
     tensors = [x, y, radial, radial_weight, *graph.packed]

@@ -24,37 +24,45 @@ from torchweft.core.gpu.launcher import (
 from torchweft.core.printing.modules import written
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["MOST", "Launch", "formed", "launch", "of_columns", "of_rows", "summed"]
+__all__ = [
+    "MOST_HIDDEN",
+    "SplitLaunch",
+    "formed_weights",
+    "launch",
+    "of_columns",
+    "of_rows",
+    "summed_products",
+]
 
 KERNELS = "torchweft.o3.radial_linear.kernels"
 
-MOST = 128
+MOST_HIDDEN = 128
 """Numbers in a row of h that a program takes at once."""
 
-FORMED = Tile((128, 128), 4, 1)
+FORMED_TILE = Tile((128, 128), 4, 1)
 """Rows and columns of weights."""
 
-SUMMED = Tile((64, 2), 4, 1)
+SUMMED_TILE = Tile((64, 2), 4, 1)
 """Rows that are summed at a time, and of how many such steps loads are under way."""
 
-SUMS = 2**13
+SUMS_PER_PROGRAM = 2**13
 """Of a program: numbers of h times columns of g."""
 
-PROGRAMS = 2
+SUMMING_PROGRAMS = 2
 """Of each processor, that share a sum over rows: as many as run at once."""
 
-NUMBERS = 2048
+NUMBERS_PER_PROGRAM = 2048
 """Of a program that takes rows or columns apart."""
 
 
-class Launch(NamedTuple):
+class SplitLaunch(NamedTuple):
     """A call of a kernel by a number of programs."""
 
     call: Call
     programs: int
 
 
-def launch(launches: Sequence[Launch], workspace: int) -> None:
+def launch(launches: Sequence[SplitLaunch], workspace: int) -> None:
     """One after the other; those that take longest to compile stand last."""
     compile_together([each.call for each in reversed(launches)])
     for (kernel, tensors, free), programs in launches:
@@ -67,12 +75,12 @@ def _depth(hidden: int) -> int:
 
 
 def _block(hidden: int) -> int:
-    return max(1, NUMBERS // _depth(hidden))
+    return max(1, NUMBERS_PER_PROGRAM // _depth(hidden))
 
 
 # parts
 
-Pair = tuple[Tensor, Tensor]
+SplitPair = tuple[Tensor, Tensor]
 """Parts (count, parts, depth) and a power of two for each, or rows of y multiplied by these."""
 
 
@@ -101,7 +109,7 @@ def _column_kernel(
 
 def of_rows(
     h: Tensor, parts: int, y: Tensor | None = None, order: Tensor | None = None
-) -> tuple[Launch, Pair]:
+) -> tuple[SplitLaunch, SplitPair]:
     """Of h (E, H): its parts, and rows of y multiplied by powers of two, or these."""
     rows, hidden = h.shape
     of_h = h.new_empty((rows, parts, _depth(hidden)), dtype=torch.float16)
@@ -110,12 +118,12 @@ def of_rows(
     kernel = _row_kernel(hidden, 0 if y is None else y.shape[1], parts, index, h.device)
     outs = (None, beside) if y is None else (beside, None)
     call = Call(kernel, [h, y, order, of_h, *outs], (rows,))
-    return Launch(call, -(-rows // _block(hidden))), (of_h, beside)
+    return SplitLaunch(call, -(-rows // _block(hidden))), (of_h, beside)
 
 
 def of_columns(
     a: Tensor, parts: int, columns: Tensor | None = None, factors: Tensor | None = None
-) -> tuple[Launch, Pair]:
+) -> tuple[SplitLaunch, SplitPair]:
     """Of A (H, W): the parts of its columns, or of those that are gathered, and powers of two."""
     hidden, width = a.shape
     count, beside = (width, 0) if columns is None else (columns.shape[1], columns.shape[0])
@@ -123,13 +131,13 @@ def of_columns(
     powers = a.new_empty(count)
     kernel = _column_kernel(hidden, width, beside, parts, a.device)
     call = Call(kernel, [a, columns, factors, of_a, powers], (count,))
-    return Launch(call, -(-count // _block(hidden))), (of_a, powers)
+    return SplitLaunch(call, -(-count // _block(hidden))), (of_a, powers)
 
 
 # products
 
 
-def formed(h: Tensor, a: Tensor) -> Tensor:
+def formed_weights(h: Tensor, a: Tensor) -> Tensor:
     """h A (E, W), of contiguous float32; h has at most MOST columns."""
     (rows, hidden), width = h.shape, a.shape[1]
     w = h.new_empty(rows, width)
@@ -138,8 +146,8 @@ def formed(h: Tensor, a: Tensor) -> Tensor:
     apart, of_h = of_rows(h, 2)
     beside, of_a = of_columns(a, 2)
     call = Call(_formed_kernel(hidden, width, h.device), [*of_h, *of_a, w], (rows,))
-    tall, wide = FORMED.blocks
-    product = Launch(call, -(-rows // tall) * -(-width // wide))
+    tall, wide = FORMED_TILE.blocks
+    product = SplitLaunch(call, -(-rows // tall) * -(-width // wide))
     with current_device(h):
         launch([apart, beside, product], of_h[0].nbytes + of_a[0].nbytes)
     if recording():
@@ -149,23 +157,23 @@ def formed(h: Tensor, a: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _formed_kernel(hidden: int, width: int, device: torch.device) -> Kernel:
-    return Kernel(written(KERNELS, "formed_weights"), (), (width, _depth(hidden)), FORMED)
+    return Kernel(written(KERNELS, "formed_weights"), (), (width, _depth(hidden)), FORMED_TILE)
 
 
-def summed(h: Tensor, g: Tensor) -> Tensor:
+def summed_products(h: Tensor, g: Tensor) -> Tensor:
     """h^T g (H, W), of contiguous float32; h has at most MOST columns."""
     (rows, hidden), width = h.shape, g.shape[1]
     if not rows or not width:
         return h.new_zeros(hidden, width)
-    tall, across = SUMMED.blocks[0], -(-width // _wide(hidden))
-    pieces = max(1, PROGRAMS * processors(h.device) // across)
+    tall, across = SUMMED_TILE.blocks[0], -(-width // _wide(hidden))
+    pieces = max(1, SUMMING_PROGRAMS * processors(h.device) // across)
     piece = -(-rows // (pieces * tall)) * tall
     pieces = -(-rows // piece)
     sums = h.new_empty(pieces, hidden, width)
     apart, of_h = of_rows(h, 2)
     call = Call(_summed_kernel(hidden, width, h.device), [*of_h, g, sums], (rows, piece))
     with current_device(h):
-        launch([apart, Launch(call, pieces * across)], of_h[0].nbytes + sums.nbytes)
+        launch([apart, SplitLaunch(call, pieces * across)], of_h[0].nbytes + sums.nbytes)
     if recording():
         record_cost(h.nbytes + g.nbytes, 2 * rows * hidden * width)
     return sums.sum(0)
@@ -173,10 +181,10 @@ def summed(h: Tensor, g: Tensor) -> Tensor:
 
 def _wide(hidden: int) -> int:
     """Columns of g of a program."""
-    return SUMS // max(64, _depth(hidden))
+    return SUMS_PER_PROGRAM // max(64, _depth(hidden))
 
 
 @functools.lru_cache(maxsize=1024)
 def _summed_kernel(hidden: int, width: int, device: torch.device) -> Kernel:
     constants = width, hidden, _depth(hidden), _wide(hidden)
-    return Kernel(written(KERNELS, "summed_products"), (), constants, SUMMED)
+    return Kernel(written(KERNELS, "summed_products"), (), constants, SUMMED_TILE)

@@ -20,11 +20,11 @@ from torchweft.errors import ShapeError
 from torchweft.o3.irreps.irreps import Irrep
 from torchweft.o3.irreps.wigner import entries_3j, wigner_3j
 
-__all__ = ["Basis", "Coupled", "Output", "expressed", "symmetric_basis"]
+__all__ = ["Basis", "Coupled", "DegreeOutput", "expressed", "symmetric_basis"]
 
 Array = np.ndarray[Any, Any]
 
-POINTS = 256
+COMPARED_POINTS = 256
 """Random points at which functions are compared: more than a degree has functions."""
 
 DEPENDENT = 1e-9
@@ -42,7 +42,7 @@ class Coupled(NamedTuple):
     ir: Irrep
 
 
-class Output(NamedTuple):
+class DegreeOutput(NamedTuple):
     """What one degree adds to one irrep of the output.
 
     Args:
@@ -64,7 +64,7 @@ class Basis(NamedTuple):
     """
 
     levels: tuple[tuple[Coupled, ...], ...]
-    outputs: tuple[tuple[Output, ...], ...]
+    outputs: tuple[tuple[DegreeOutput, ...], ...]
 
 
 class _Function(NamedTuple):
@@ -84,7 +84,7 @@ def symmetric_basis(items: tuple[Irrep, ...], outs: tuple[Irrep, ...], correlati
         correlation: the highest degree.
     """
     x = _points(items)
-    below: list[_Function] = [_Function(Irrep(0, 1), np.ones((POINTS, 1)))]
+    below: list[_Function] = [_Function(Irrep(0, 1), np.ones((COMPARED_POINTS, 1)))]
     levels: list[list[Coupled]] = []
     outputs = []
     for degree in range(1, correlation + 1):
@@ -93,7 +93,7 @@ def symmetric_basis(items: tuple[Irrep, ...], outs: tuple[Irrep, ...], correlati
         for ir in outs:
             products, functions = _independent([c for c in candidates if c.ir == ir], below, x)
             wanted = [f for f in _mace_products(x, degree) if f.ir == ir]
-            added.append(Output(tuple(products), _expanded(wanted, functions)))
+            added.append(DegreeOutput(tuple(products), _expanded(wanted, functions)))
         outputs.append(tuple(added))
         if degree == 1:
             below = x
@@ -119,10 +119,13 @@ def expressed(basis: Basis, items: Sequence[Irrep], couplings: Sequence[Sequence
     """
     x = _points(items)
     row = np.concatenate([function.values for function in x], 1)
-    below, monomials = [_Function(Irrep(0, 1), np.ones((POINTS, 1)))], np.ones((POINTS, 1))
+    below, monomials = (
+        [_Function(Irrep(0, 1), np.ones((COMPARED_POINTS, 1)))],
+        np.ones((COMPARED_POINTS, 1)),
+    )
     outputs = []
     for degree, (adds, given) in enumerate(zip(basis.outputs, couplings, strict=True), 1):
-        monomials = np.einsum("si,sj->sij", monomials, row).reshape(POINTS, -1)
+        monomials = np.einsum("si,sj->sij", monomials, row).reshape(COMPARED_POINTS, -1)
         fitted = []
         for output, table in zip(adds, given, strict=True):
             functions = [_coupled(x[c.item], below[c.left], c.ir) for c in output.products]
@@ -153,7 +156,7 @@ def _fitted(values: Array, functions: Sequence[_Function]) -> Array:
 
 def _points(items: Iterable[Irrep]) -> list[_Function]:
     generator = np.random.default_rng(0)
-    return [_Function(ir, generator.standard_normal((POINTS, ir.dim))) for ir in items]
+    return [_Function(ir, generator.standard_normal((COMPARED_POINTS, ir.dim))) for ir in items]
 
 
 def _coupled(first: _Function, second: _Function, ir: Irrep) -> _Function:
@@ -221,7 +224,7 @@ def _expanded(wanted: Sequence[_Function], functions: Sequence[_Function]) -> Ar
     return np.where(np.abs(solution) < DEPENDENT, 0.0, solution)
 
 
-def _pruned(levels: Sequence[list[Coupled]], outputs: Sequence[tuple[Output, ...]]) -> Basis:
+def _pruned(levels: Sequence[list[Coupled]], outputs: Sequence[tuple[DegreeOutput, ...]]) -> Basis:
     """Without the functions that nothing reads, from the highest degree down."""
     kept: list[tuple[Coupled, ...]] = []
     adds = list(outputs)

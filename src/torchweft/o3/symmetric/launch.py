@@ -28,11 +28,11 @@ from torchweft.o3.pointwise import launch as row_launch
 from torchweft.o3.symmetric import source as symmetric_generator
 from torchweft.o3.symmetric.kernels import fold_parts_kernel
 from torchweft.o3.symmetric.program import (
-    TABLES,
-    parts,
-    program,
+    ELEMENT_TABLES,
+    program_parts,
+    program_reads,
     slots,
-    used,
+    symmetric_program,
     weight_counts,
     weight_gradients,
     weight_program,
@@ -42,21 +42,21 @@ from torchweft.o3.symmetric.source import LANES, Column, Job
 __all__ = ["columns", "prepared", "shape"]
 
 
-class Shape(NamedTuple):
+class ProgramShape(NamedTuple):
     """Warps of a kernel program, and programs of a multiprocessor."""
 
     warps: int
     programs: int
 
 
-ROWS = Shape(2, 32)
+ROWS_SHAPE = ProgramShape(2, 32)
 """Where all results are of rows.  On an H200 4 warps took 9 % longer for the gradient of x."""
 
-SUMS = Shape(4, 6)
+SUMS_SHAPE = ProgramShape(4, 6)
 """Where sums are kept: fewer programs leave multiprocessors idle at the end, more make more parts
 to add up."""
 
-FOLD = Tile((8, 128), 4, 1)
+FOLD_PARTS_TILE = Tile((8, 128), 4, 1)
 
 
 def prepared(
@@ -71,7 +71,7 @@ def prepared(
         tensors: its inputs, (N, D) for x and z, and in place of weights the parameters (elements,
             couplings, C); then the element of each row (N,), and order and starts of rows by it.
     """
-    plan, floats = _Plan(name, layout, mixed, tensors), len(tensors) - TABLES
+    plan, floats = _SymmetricPlan(name, layout, mixed, tensors), len(tensors) - ELEMENT_TABLES
     launches, results, wide = Launches(plan.steps), plan.results, _wide(tensors[0].dtype)
     with current_device(tensors[0]):
         between = [tensors[0].new_empty(1, dtype=wide)] * len(plan.scratch)
@@ -91,7 +91,7 @@ def prepared(
     return again
 
 
-class _Plan:
+class _SymmetricPlan:
     """Kernels, and where their tensors stand: those of a call, results, memory between kernels.
 
     Attributes:
@@ -122,14 +122,16 @@ class _Plan:
         """Weights of parameters, the parts of the program, gradients of parameters."""
         read = [
             self._read(places, slot) if flag else -1
-            for places, slot, flag in zip(self._placed(inputs, 0), inputs, used(name), strict=True)
+            for places, slot, flag in zip(
+                self._placed(inputs, 0), inputs, program_reads(name), strict=True
+            )
         ]
         results = list(self._placed(outputs, len(self._tensors)))
         written = [
             self._new(self._weights) if slot == "w" else places[0]
             for places, slot in zip(results, outputs, strict=True)
         ]
-        for part, numbers in parts(name):
+        for part, numbers in program_parts(name):
             self._part(part, read, [written[n] for n in numbers])
         for places, slot, made in zip(results, outputs, written, strict=True):
             if slot == "w":
@@ -168,7 +170,7 @@ class _Plan:
         """A kernel, and those that add its sums over some rows up."""
         x, (element, order, starts) = (
             self._tensors[0],
-            range(len(self._tensors) - TABLES, len(self._tensors)),
+            range(len(self._tensors) - ELEMENT_TABLES, len(self._tensors)),
         )
         blocks, (warps, programs) = -(-self._channels // LANES), shape(name)
         span = max(warps, -(-len(x) * blocks // (programs * processors(x.device))))
@@ -181,7 +183,7 @@ class _Plan:
         ]
         index = self._tensors[element].dtype
         kernel = _kernel(name, self._layout, self._channels, x.dtype, index, x.device)
-        taken = (*itertools.compress(read, used(name)), *made, element, order, starts)
+        taken = (*itertools.compress(read, program_reads(name)), *made, element, order, starts)
         self.steps.append(Step(kernel, chunks * blocks, taken, (len(x), span)))
         for place, part in zip(written, made, strict=True):
             if part != place:
@@ -190,9 +192,9 @@ class _Plan:
                 self.steps.append(Step(fold, self._elements * each, taken, (span,)))
 
 
-def shape(name: str) -> Shape:
+def shape(name: str) -> ProgramShape:
     """How the rows of a program are shared among kernel programs."""
-    return SUMS if "w" in slots(name).outputs else ROWS
+    return SUMS_SHAPE if "w" in slots(name).outputs else ROWS_SHAPE
 
 
 @functools.lru_cache(maxsize=1024)
@@ -224,7 +226,7 @@ def _kernel(
     gluon = not (interpreted() or torch.version.hip)
     places = columns(name, layout, channels)
     warps, _ = shape(name)
-    job = Job(program(name), places, channels, warps, dtype == torch.float64, gluon)
+    job = Job(symmetric_program(name), places, channels, warps, dtype == torch.float64, gluon)
     function = symmetric_generator.name(job)
     kernel = printed("o3_symmetric", symmetric_generator.source(job), function)
     return Kernel(kernel, (), (), Tile((), warps, 1))
@@ -233,7 +235,8 @@ def _kernel(
 @functools.lru_cache(maxsize=1024)
 def _fold(width: int, dtype: torch.dtype, device: torch.device) -> tuple[Kernel, int]:
     """The kernel, and how many programs an element takes."""
-    return Kernel(fold_parts_kernel, (width,), (), FOLD), -(-width // FOLD.blocks[1])
+    tile = FOLD_PARTS_TILE
+    return Kernel(fold_parts_kernel, (width,), (), tile), -(-width // tile.blocks[1])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

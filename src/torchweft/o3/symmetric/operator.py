@@ -27,7 +27,13 @@ from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.operator import one_by_one
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.program_rule import ProgramRule
-from torchweft.o3.symmetric.program import TABLES, slots, steps, used, weight_counts
+from torchweft.o3.symmetric.program import (
+    ELEMENT_TABLES,
+    program_reads,
+    program_steps,
+    slots,
+    weight_counts,
+)
 
 __all__ = ["contraction", "kept"]
 
@@ -72,7 +78,9 @@ class SymmetricRule(ProgramRule):
         results = _prepared(tensors, rest)(tensors)
         if recording():
             moved = sum(t.nbytes for t in (*tensors, *results))
-            record_cost(moved, steps(rest[0]) * len(tensors[-TABLES]) * tensors[1].shape[2])
+            record_cost(
+                moved, program_steps(rest[0]) * len(tensors[-ELEMENT_TABLES]) * tensors[1].shape[2]
+            )
         return list(results)
 
     def fake(self, tensors: Tensors, *rest: str) -> list[Tensor]:
@@ -91,7 +99,7 @@ class SymmetricRule(ProgramRule):
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
     ) -> Results:
         """Of a mapped call, sample after sample."""
-        if any(dim is not None for dim in dims[-TABLES:]):
+        if any(dim is not None for dim in dims[-ELEMENT_TABLES:]):
             raise ShapeError(
                 "the elements of rows were given to torch.vmap as a mapped argument: they must be "
                 "the same for the whole map. Map x and weights only, or call once for each."
@@ -100,5 +108,7 @@ class SymmetricRule(ProgramRule):
 
 
 contraction = ListOperator(
-    "o3_symmetric", "str program, str layout, str mixed", SymmetricRule(used, TABLES)
+    "o3_symmetric",
+    "str program, str layout, str mixed",
+    SymmetricRule(program_reads, ELEMENT_TABLES),
 )

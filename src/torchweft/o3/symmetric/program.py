@@ -33,16 +33,16 @@ from torchweft.o3.irreps.wigner import entries_3j
 from torchweft.o3.symmetric.basis import Basis, Coupled, symmetric_basis
 
 __all__ = [
+    "ELEMENT_TABLES",
     "MOST_STEPS",
-    "TABLES",
     "Slots",
-    "key",
-    "parts",
-    "program",
-    "served",
+    "fits_one_program",
+    "program_parts",
+    "program_reads",
+    "program_steps",
     "slots",
-    "steps",
-    "used",
+    "symmetric_key",
+    "symmetric_program",
     "weight_counts",
     "weight_gradients",
     "weight_program",
@@ -50,9 +50,9 @@ __all__ = [
 ]
 
 
-AXES = ("row", "feature")
+SYMMETRIC_AXES = ("row", "feature")
 
-TABLES = 3
+ELEMENT_TABLES = 3
 """Tensors behind those of a program: each row's element, and the order and starts of rows by it."""
 
 MOST_STEPS = 1200
@@ -65,7 +65,7 @@ MOST_LIVE = 256
 WHOLE = 1e-12
 """Coefficients are √(2l+1) times roots of fractions: so close to a whole number they are it."""
 
-Blocks = Sequence[tuple[Expr, ...]]
+_Components = Sequence[tuple[Expr, ...]]
 
 
 class Slots(NamedTuple):
@@ -75,14 +75,14 @@ class Slots(NamedTuple):
     outputs: str
 
 
-def key(irreps: Irreps, out: Irreps, correlation: int) -> str:
+def symmetric_key(irreps: Irreps, out: Irreps, correlation: int) -> str:
     """The key of the contraction's program."""
     items, outs = ("+".join(str(item.ir) for item in given) for given in (irreps, out))
     return f"{items} {outs} {correlation}"
 
 
 @functools.lru_cache(maxsize=1024)
-def program(name: str) -> Program:
+def symmetric_program(name: str) -> Program:
     """The program with a key, of inputs x and w, or derived from it."""
     return derive(name, _root)
 
@@ -100,24 +100,24 @@ def slots(name: str) -> Slots:
 
 
 @functools.lru_cache(maxsize=1024)
-def used(name: str) -> tuple[bool, ...]:
+def program_reads(name: str) -> tuple[bool, ...]:
     """Which inputs of a program its results depend on."""
-    return program(name).reads()
+    return symmetric_program(name).reads()
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(name: str) -> int:
+def program_steps(name: str) -> int:
     """Sums and products of a program."""
-    return program(name).steps()
+    return symmetric_program(name).steps()
 
 
-def served(name: str) -> bool:
+def fits_one_program(name: str) -> bool:
     """Whether a contraction is short enough for one program, see MOST_STEPS."""
-    return steps(name) <= MOST_STEPS
+    return program_steps(name) <= MOST_STEPS
 
 
 @functools.lru_cache(maxsize=1024)
-def parts(name: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def program_parts(name: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Programs that together compute the results of one, and the numbers of these.
 
     One where registers suffice; else those of x, which need most, have one each.
@@ -126,7 +126,7 @@ def parts(name: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     source, _, step = name.rpartition(" | ")
     every = tuple(range(len(letters)))
     alone = [(n,) for n in every if letters[n] == "x"]
-    if not step.startswith("vjp") or most_live(schedule(program(name))) <= MOST_LIVE:
+    if not step.startswith("vjp") or most_live(schedule(symmetric_program(name))) <= MOST_LIVE:
         return ((name, every),)
     _, needed, given = step.split(" ")
     places = [place for place, flag in enumerate(needed) if flag == "1"]
@@ -150,12 +150,12 @@ def _root(name: str) -> Program:
     items, outs, correlation = name.split(" ")
     irreps, out = (tuple(item.ir for item in Irreps(text)) for text in (items, outs))
     basis = symmetric_basis(irreps, out, int(correlation))
-    x = Operand("x", sum(ir.dim for ir in irreps), AXES)
-    w = Operand("w", sum(len(o.products) for of in basis.outputs for o in of), AXES)
+    x = Operand("x", sum(ir.dim for ir in irreps), SYMMETRIC_AXES)
+    w = Operand("w", sum(len(o.products) for of in basis.outputs for o in of), SYMMETRIC_AXES)
     leaves = iter(x.leaves())
     blocks = [tuple(itertools.islice(leaves, ir.dim)) for ir in irreps]
     components = tuple(_contracted(basis, irreps, out, blocks, iter(w.leaves())))
-    z = Operand("z", len(components), AXES)
+    z = Operand("z", len(components), SYMMETRIC_AXES)
     return Program(name, (x, w), (Output(z, components),))
 
 
@@ -163,7 +163,7 @@ def _contracted(
     basis: Basis,
     irreps: Sequence[Irrep],
     out: Sequence[Irrep],
-    x: Blocks,
+    x: _Components,
     weights: Iterator[Expr],
 ) -> Iterator[Expr]:
     """The components of z, irrep by irrep."""
@@ -190,8 +190,8 @@ def _contracted(
 def _weighted(
     products: Iterable[Coupled],
     weights: Iterator[Expr],
-    first: tuple[Sequence[Irrep], Blocks],
-    second: tuple[Sequence[Irrep], Blocks],
+    first: tuple[Sequence[Irrep], _Components],
+    second: tuple[Sequence[Irrep], _Components],
 ) -> Iterator[tuple[Expr, ...]]:
     """Σ_p w_p g_p of one degree and irrep, in parts; b_p of one irrep that meet one x_h are one."""
     (irreps, x), (kinds, below) = first, second
@@ -256,11 +256,12 @@ def _weight_root(name: str) -> Program:
     sizes, products, entries = json.loads(name)
     letters = itertools.product(string.ascii_lowercase, repeat=2)
     inputs = tuple(
-        Operand(f"w{''.join(pair)}", size, AXES) for size, pair in zip(sizes, letters, strict=False)
+        Operand(f"w{''.join(pair)}", size, SYMMETRIC_AXES)
+        for size, pair in zip(sizes, letters, strict=False)
     )
     leaves = [leaf for operand in inputs for leaf in operand.leaves()]
     made = tuple(
         add(*(const(value) * leaves[k] for p, k, value in entries if p == product))
         for product in range(products)
     )
-    return Program(name, inputs, (Output(Operand("made", products, AXES), made),))
+    return Program(name, inputs, (Output(Operand("made", products, SYMMETRIC_AXES), made),))

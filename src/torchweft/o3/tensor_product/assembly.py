@@ -22,7 +22,7 @@ from torchweft.o3.mixing.blocks import Block as Copies
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.blocks import Path as Matrix
 
-__all__ = ["COPIES", "Columns", "Mixed", "Parts", "structures_of", "weight_offsets"]
+__all__ = ["COPIES", "Columns", "InstructionParts", "Mixed", "structures_of", "weight_offsets"]
 
 COPIES = 8
 """Copies of a factor that are written out: each is a block of its own in the emitted code."""
@@ -51,7 +51,7 @@ class Mixed(NamedTuple):
     mixing: Mixing | None
 
 
-class Parts(NamedTuple):
+class InstructionParts(NamedTuple):
     """All instructions, by kind; what is empty is left out.
 
     The outputs of the direct structures and the dense ones add.
@@ -78,7 +78,7 @@ def weight_offsets(instructions: Sequence[Instruction]) -> list[int]:
 
 def structures_of(
     instructions: Sequence[Instruction], operands: Operands, layout: str = "mul_ir"
-) -> Parts:
+) -> InstructionParts:
     """How to compute instructions on rows in a layout."""
     chosen = [n for n, instruction in enumerate(instructions) if not instruction.empty]
     dense = tuple(n for n in chosen if _is_dense(instructions[n]))
@@ -88,10 +88,10 @@ def structures_of(
     mixes = _mixed(instructions, mixed, operands, layout) if mixed else None
     products = (product for structure in structures for product in structure.products)
     channels = max((product.channels for product in products), default=0)
-    return Parts(structures, mixes, dense, tuple(chosen), channels)
+    return InstructionParts(structures, mixes, dense, tuple(chosen), channels)
 
 
-class _Place(NamedTuple):
+class _CopyPlace(NamedTuple):
     """A block of copies in a row: the copies have the letters of a mode."""
 
     letters: str
@@ -113,10 +113,10 @@ class _Place(NamedTuple):
 class _Instructed(NamedTuple):
     """The places that an instruction reads and writes; no weight: None."""
 
-    first: _Place
-    second: _Place
-    out: _Place
-    weight: _Place | None
+    first: _CopyPlace
+    second: _CopyPlace
+    out: _CopyPlace
+    weight: _CopyPlace | None
     sizes: dict[str, int]
     factor: float
 
@@ -238,7 +238,7 @@ def _mixed(
         column, parts = 0, []
         for n, count in zip(members, counts, strict=True):
             letters = _inner_letters(instructions[n])
-            out = _Place(letters, start + column, ir.l, width, 1)
+            out = _CopyPlace(letters, start + column, ir.l, width, 1)
             builder.add(n, _instructed(instructions[n], operands, layout, out, None))
             parts.append((n, column))
             column += count
@@ -274,7 +274,7 @@ def _instructed(
     instruction: Instruction,
     operands: Operands,
     layout: str,
-    out: _Place,
+    out: _CopyPlace,
     weight_offset: int | None,
 ) -> _Instructed:
     mode = instruction.mode
@@ -283,12 +283,12 @@ def _instructed(
         _place(mode.first, operands.in1, instruction.i_in1, layout),
         _place(mode.second, operands.in2, instruction.i_in2, layout),
         out,
-        _Place(mode.weight, weight_offset or 0, 0, 1, 1) if weighted else None,
+        _CopyPlace(mode.weight, weight_offset or 0, 0, 1, 1) if weighted else None,
         dict(zip(mode.weight, instruction.path_shape, strict=True)),
         instruction.path_weight,
     )
 
 
-def _place(letters: str, irreps: Irreps, item: int, layout: str) -> _Place:
+def _place(letters: str, irreps: Irreps, item: int, layout: str) -> _CopyPlace:
     step, copy_step = steps(irreps[item], layout)
-    return _Place(letters, irreps[:item].dim, irreps[item].ir.l, step, copy_step)
+    return _CopyPlace(letters, irreps[:item].dim, irreps[item].ir.l, step, copy_step)

@@ -17,7 +17,7 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.edges.graph import Graph, graph_of
 from torchweft.o3.irreps.layout import check_rows
-from torchweft.o3.radial_linear.operator import PRECISIONS, radial_product
+from torchweft.o3.radial_linear.operator import RADIAL_PRECISIONS, radial_product
 from torchweft.o3.tensor_product.module import InstructedModule
 
 __all__ = ["TensorProductConv"]
@@ -52,9 +52,9 @@ class TensorProductConv(InstructedModule):
     shares = False
 
     def __init__(self, *given: Any, precision: str = "tf32x3", **options: Any) -> None:
-        if precision not in PRECISIONS:
+        if precision not in RADIAL_PRECISIONS:
             raise DTypeError(
-                f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
+                f"precision is {precision!r}: it must be one of {', '.join(RADIAL_PRECISIONS)}. "
                 'Leave it out for "tf32x3", which is as exact as float32.'
             )
         super().__init__(*given, **options)

@@ -35,18 +35,18 @@ from torchweft.o3.irreps.wigner import wigner_3j
 from torchweft.o3.mixing.operator import mix, mixed_rows, serves_mix, serves_mixed_rows
 from torchweft.o3.tensor_product.assembly import (
     Columns,
+    InstructionParts,
     Mixed,
-    Parts,
     structures_of,
     weight_offsets,
 )
 from torchweft.products import SparseScaleInfo, sparse_scale
 
 __all__ = [
-    "Recipe",
+    "ProductRecipe",
     "dense_product",
     "exact",
-    "recipe_of",
+    "product_recipe",
 ]
 
 
@@ -56,7 +56,7 @@ Weights = Sequence[Tensor | None]
 """Of each instruction."""
 
 
-class Recipe(NamedTuple):
+class ProductRecipe(NamedTuple):
     """How to compute the instructions.
 
     Args:
@@ -72,7 +72,7 @@ class Recipe(NamedTuple):
     operands: Operands
     instructions: tuple[Instruction, ...]
     offsets: tuple[int, ...]
-    parts: Parts
+    parts: InstructionParts
     layout: str
     shared: bool
     backend: str | None
@@ -234,17 +234,17 @@ class Recipe(NamedTuple):
         return join(rows, self.layout)
 
 
-def recipe_of(
+def product_recipe(
     operands: Operands,
     instructions: tuple[Instruction, ...],
     layout: str,
     shared: bool,
     backend: str | None = None,
-) -> Recipe:
+) -> ProductRecipe:
     """The recipe for instructions."""
     offsets = tuple(weight_offsets(instructions))
     parts = structures_of(instructions, operands, layout)
-    return Recipe(operands, instructions, offsets, parts, layout, shared, backend)
+    return ProductRecipe(operands, instructions, offsets, parts, layout, shared, backend)
 
 
 Degrees = tuple[int, int, int]

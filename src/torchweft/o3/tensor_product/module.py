@@ -23,7 +23,7 @@ from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.o3.irreps.layout import check_layout
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.operator import mix, serves_mix
-from torchweft.o3.tensor_product.evaluation import recipe_of
+from torchweft.o3.tensor_product.evaluation import product_recipe
 
 __all__ = ["InstructedModule", "RowLayer", "WeightedModule"]
 
@@ -264,7 +264,7 @@ class InstructedModule(WeightedModule):
         shared = self.shares or bool(internal_weights) if shared_weights is None else shared_weights
         super().__init__(found, operands.out, internal_weights, shared, layout, backend)
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
-        self.recipe = recipe_of(operands, found, layout, shared, backend)
+        self.recipe = product_recipe(operands, found, layout, shared, backend)
         self._settled: CallCache[tuple[CachedCall, Mixing | None]] = CallCache()
 
     def again(
