@@ -44,7 +44,7 @@ class NormalizedActivation(nn.Module):
         self.cst = 1.0 if abs(factor - 1) < NEAR_ONE else factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the shape of x."""
+        """c f(x), in the shape of x."""
         value = self.f(x)
         return value if self.cst == 1.0 else value * self.cst
 
@@ -87,7 +87,7 @@ class Activation(RowLayer):
         return f"{type(self).__name__} [{marks}] ({self.irreps_in} -> {self.irreps_out})"
 
     def forward(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Of the shape of x; `dim` is that of the irreps."""
+        """The activated x, in its shape; `dim` is the dimension of the irreps."""
         check_rows("x", x.movedim(dim, -1), self.irreps_in, self)
         parts = _parts(x, [item.dim for item in self.irreps_in], dim)
         values = [
@@ -249,7 +249,7 @@ def _check_scalars(name: str, irreps: Irreps) -> None:
 
 
 def _on_host(f: nn.Module) -> nn.Module:
-    """A copy in float64."""
+    """A copy on the CPU, in float64."""
     return copy.deepcopy(f).to("cpu", torch.float64)
 
 

@@ -158,7 +158,7 @@ def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalizatio
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Asked first: for nothing to convert torch takes as long as for a product of few numbers."""
+    """x in a dtype; torch takes as long to convert nothing as to multiply a few numbers."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -196,7 +196,7 @@ def _factors(
 def _kept_factors(
     degrees: tuple[int, ...], normalization: str, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """For all calls but those of tracers, whose tensors may not outlive them."""
+    """Cached for all calls that nothing traces: a tracer's tensors must not outlive it."""
     with torch.inference_mode(False):
         return _factors(degrees, normalization, dtype, device)
 

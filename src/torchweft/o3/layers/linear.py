@@ -43,7 +43,7 @@ class LinearInstruction(NamedTuple):
 
     @property
     def has_weight(self) -> bool:
-        """Whether it is no bias."""
+        """Whether it is no bias, which has a weight of its own."""
         return self.i_in >= 0
 
     @property
@@ -193,7 +193,7 @@ class Linear(WeightedModule):
         return mix(self.mixing, x, weight, rows, kernels=kernels)
 
     def _again(self, x: Tensor, weight: Any, element: Tensor | None) -> Tensor | None:
-        """The result of a call that is one operator, its kinds settled before; None for others."""
+        """The result of a cached call, which is one operator; None: it is not cached."""
         if weight is None:
             weight = self.weight
         known = signature((x, weight) if element is None else (x, weight, element))
@@ -209,7 +209,7 @@ class Linear(WeightedModule):
         )
 
     def _settle(self, given: Sequence[Tensor], kernels: bool) -> None:
-        """Keep that a call like this was checked and is one operator, and whether of kernels."""
+        """Cache a call that was checked and is one operator, and whether kernels run it."""
         known = signature(given)
         if known is not None:
             self._settled.keep(known, kernels)
@@ -259,7 +259,7 @@ class Linear(WeightedModule):
         return join(out, self.layout) if out else x.new_zeros(*lead, *self.features[1:], 0)
 
     def _mixed(self, mixing: Mixing, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same by one operator, without features."""
+        """The map by one operator, without features."""
         lead = x.shape[:-1]
         if not self.shared_weights:
             lead = broadcast([lead, weight.shape[:-1]])
@@ -479,6 +479,6 @@ class Identity(RowLayer):
         return f"{type(self).__name__}({self.irreps_in} -> {self.irreps_out})"
 
     def forward(self, x: Tensor) -> Tensor:
-        """X itself, (…, D)."""
+        """Returns x (…, D) itself."""
         check_rows("x", x, self.irreps_in, self)
         return x

@@ -32,6 +32,9 @@ from torchweft.o3.tensor_product.products import TensorProduct
 
 __all__ = ["from_e3nn", "from_mace", "from_nequip"]
 
+Maker = Callable[[Any], nn.Module]
+"""From a layer of e3nn to torchweft's."""
+
 
 def from_e3nn(module: nn.Module) -> nn.Module:
     """The module with every layer of e3nn in it replaced by torchweft's.
@@ -145,7 +148,7 @@ def _made(module: Any) -> nn.Module | None:
 
 
 def _holding(made: nn.Module, module: nn.Module) -> nn.Module:
-    """The same with the parameters, statistics, device and mode of another module."""
+    """`made` with the parameters, statistics, device and mode of another module."""
     tensors = chain(module.parameters(), module.buffers())
     made.to(next((t.device for t in tensors), None))
     for name, parameter in module.named_parameters(recurse=False):
@@ -156,7 +159,7 @@ def _holding(made: nn.Module, module: nn.Module) -> nn.Module:
     return made.train(module.training)
 
 
-def _maker(kind: type) -> Callable[[Any], nn.Module] | None:
+def _maker(kind: type) -> Maker | None:
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] == "e3nn":
             if base.__name__ == "TensorSquare":  # it has one factor
@@ -214,8 +217,9 @@ def _functions(activation: Any) -> list[Any]:
     return [None if act is None else act.f for act in activation.acts]
 
 
-def _activation(module: Any) -> nn.Module:
-    return Activation(_irreps(module.irreps_in), _functions(module))
+def _of_attributes(kind: Callable[..., nn.Module], irreps: str, *names: str) -> Maker:
+    """A maker of layers whose constructor takes attributes of e3nn's in this order."""
+    return lambda of: kind(_irreps(getattr(of, irreps)), *(getattr(of, name) for name in names))
 
 
 def _gate(module: Any) -> nn.Module:
@@ -228,47 +232,21 @@ def _gate(module: Any) -> nn.Module:
     )
 
 
-def _norm(module: Any) -> nn.Module:
-    return Norm(_irreps(module.irreps_in), module.squared)
-
-
-def _norm_activation(module: Any) -> nn.Module:
-    return NormActivation(
-        _irreps(module.irreps_in),
-        module.scalar_nonlinearity,
-        module.normalize,
-        module.epsilon,
-        module.bias,
-    )
-
-
-def _batch_norm(module: Any) -> nn.Module:
-    return BatchNorm(
-        _irreps(module.irreps),
-        module.eps,
-        module.momentum,
-        module.affine,
-        module.reduce,
-        module.instance,
-        module.include_bias,
-        module.normalization,
-    )
-
-
-def _dropout(module: Any) -> nn.Module:
-    return Dropout(_irreps(module.irreps), module.p)
-
-
-_MAKERS: dict[str, Callable[[Any], nn.Module]] = {
+_MAKERS: dict[str, Maker] = {
     "TensorProduct": _tensor_product,
     "Linear": _linear,
     "Gate": _gate,
-    "Activation": _activation,
-    "Norm": _norm,
-    "NormActivation": _norm_activation,
-    "BatchNorm": _batch_norm,
-    "Dropout": _dropout,
-}
+    "Activation": lambda module: Activation(_irreps(module.irreps_in), _functions(module)),
+    "Norm": _of_attributes(Norm, "irreps_in", "squared"),
+    "NormActivation": _of_attributes(
+        NormActivation, "irreps_in", "scalar_nonlinearity", "normalize", "epsilon", "bias"
+    ),
+    "BatchNorm": _of_attributes(
+        BatchNorm, "irreps", "eps", "momentum", "affine", "reduce", "instance", "include_bias",
+        "normalization",
+    ),
+    "Dropout": _of_attributes(Dropout, "irreps", "p"),
+}  # fmt: skip
 
 
 class _MaceConv(TensorProductConv):

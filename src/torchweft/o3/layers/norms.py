@@ -312,7 +312,7 @@ class LayerNorm(_Layer):
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In the dtype of sums."""
+    """x in the dtype of sums."""
     return x.to(torch.promote_types(x.dtype, torch.float32)) if isinstance(x, Tensor) else x
 
 

@@ -76,7 +76,7 @@ class PolynomialCutoff(torch.nn.Module):
         self.r_max, self.p, self.backend = float(r_max), int(p), backend
 
     def forward(self, r: Tensor) -> Tensor:
-        """Of any shape, in r's dtype; half precision computes in float32."""
+        """f(r) for r of any shape, in its dtype; half precision computes in float32."""
         if serves_rows(r, self.backend):
             called = "cutoff", self.r_max, self.p, self.backend
             rows = r if r.shape[-1:] == (1,) else r[..., None]

@@ -49,7 +49,7 @@ class SO2Instruction(NamedTuple):
 
     @property
     def has_weight(self) -> bool:
-        """It has."""
+        """Whether it has a weight: always."""
         return True
 
     @property
@@ -234,7 +234,7 @@ def edge_rotation(edge: Tensor) -> Tensor:
 def _instructions(
     irreps: Irreps, out: Irreps, mmax: int | None, parity: int
 ) -> Iterator[SO2Instruction]:
-    """Every matrix that a mirror allows, by order, items of z and items of x."""
+    """All matrices that a mirror allows, by order, items of z and items of x."""
     last = max([-1, *(item.ir.l for item in out)])
     for order in range((last if mmax is None else min(last, mmax)) + 1):
         for k, (mul, ir) in enumerate(out):
@@ -253,7 +253,7 @@ def _instructions(
 def _groups(
     instructions: Sequence[SO2Instruction],
 ) -> Iterator[tuple[int, list[SO2Instruction]]]:
-    """Those into the same components of z, which follow each other, and where they begin."""
+    """Instructions into the same components of z, with the number of the first."""
     first = 0
     for _, group in groupby(instructions, lambda i: (i.order, i.i_out)):
         members = list(group)

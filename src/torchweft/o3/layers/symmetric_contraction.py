@@ -39,7 +39,7 @@ from torchweft.products import SparseScaleInfo, sparse_scale
 __all__ = ["SymmetricContraction"]
 
 KERNEL_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""That kernels take."""
+"""Dtypes that kernels take."""
 
 
 class _Contraction(nn.Module):
@@ -207,8 +207,8 @@ class SymmetricContraction(nn.Module):
         )
 
     def _couplings(self) -> list[Tensor]:
-        """The parameters that are used, whoever put them there."""
-        try:  # modules answer slowly, and this is asked for at every call
+        """The parameters that have couplings, or tensors that stand in their place."""
+        try:  # attributes of modules are slow, and every call needs these
             return [
                 own._parameters["weights_max"]
                 if name is None

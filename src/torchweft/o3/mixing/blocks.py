@@ -1,7 +1,4 @@
-"""What weights that mix copies are: blocks of two rows, and matrices between them.
-
-Of each result: for each of its blocks, what is summed into it.
-"""
+"""Weights that mix copies: blocks of two rows, matrices between them, and sums into each block."""
 
 from __future__ import annotations
 
@@ -88,7 +85,7 @@ class Mixing:
         return self.widths["tzw".index(slot)]
 
     def blocks(self, slot: str) -> tuple[Block, ...]:
-        """Those of t or z."""
+        """Blocks of t or of z."""
         return self.t if slot == "t" else self.z
 
 
@@ -130,7 +127,7 @@ class Group(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def groups(mixing: Mixing, result: str) -> tuple[Group, ...]:
-    """The blocks of t or z that paths lead to."""
+    """The blocks of t or z that matrices lead to."""
     found = []
     of = "z" if result == "t" else "t"
     blocks = mixing.blocks(of)
@@ -171,12 +168,12 @@ def merged(mixing: Mixing, result: str) -> tuple[Group, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def prepared(mixing: Mixing, result: str) -> int:
-    """Numbers of all prepared weights, of one part."""
+    """Number of all prepared weights, of one part."""
     return sum(group.block.copies * group.length for group in merged(mixing, result))
 
 
 def weights(mixing: Mixing) -> int:
-    """Numbers of the matrices of all paths."""
+    """Number of weights in all matrices."""
     return sum(mixing.t[path.t].copies * mixing.z[path.z].copies for path in mixing.paths)
 
 

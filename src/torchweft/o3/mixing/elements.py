@@ -1,6 +1,6 @@
-"""Rows of several kinds, each with weights of its own, in a mixing: order, and products by torch.
+"""Rows of several elements, each with its own weights: their order, and products by torch.
 
-z[b, n, m] = Σ_paths factor Σ_u t[b, u, m] W[kind[b], u, n]
+z[b, n, m] = Σ_paths factor Σ_u t[b, u, m] W[element[b], u, n]
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _outer(mixing: Mixing, a: Tensor, b: Tensor, weight: Tensor) -> None:
 
 
 def _matrices(mixing: Mixing, weight: Tensor) -> Iterator[tuple[Block, Block, Tensor, float]]:
-    """Of each path its blocks, a view (copies of t, copies of z) of the weights, its factor."""
+    """Each path's blocks, its matrix (copies of t, copies of z) as a view, and its factor."""
     for path in mixing.paths:
         t, z = mixing.t[path.t], mixing.z[path.z]
         matrix = weight[path.weight : path.weight + t.copies * z.copies]

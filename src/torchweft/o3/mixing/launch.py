@@ -55,7 +55,7 @@ memory with rows fastest: 32-bit numbers are turned round there one by one, in 1
 PREPARE_TILE, FOLD_TILE = Tile((32,), 4, 1), Tile((16, 128), 4, 1)
 
 OWN_WARPS = 4
-"""Of the program of a row with weights of its own."""
+"""Warps of a program that computes one row with its own weights."""
 
 OUTER_PROGRAMS, EXACT_OUTER_PROGRAMS = 4, 24
 """Programs for each processor that share the sum over rows; of exact ones four to six run together.
@@ -63,18 +63,18 @@ OUTER_PROGRAMS, EXACT_OUTER_PROGRAMS = 4, 24
 
 
 A, B, ORDER, STARTS, OUT, SCRATCH = range(6)
-"""What a call has side by side: operands, rows by kind, the result, and memory between kernels."""
+"""Places of a call's tensors: operands, rows by element, result, memory between kernels."""
 
 
 class _MixRecipe(NamedTuple):
-    """What follows from the kinds of a call's operands.
+    """What follows from the signature of a call.
 
     Args:
         shape: of the result.
         zero: whether kernels leave numbers of it out.
-        launches: on what a call has.
-        scratch: its shape.
-        wide: whether that is of float32, whatever the operands are.
+        launches: on the tensors of a call.
+        scratch: shape of the memory between kernels.
+        wide: whether the memory is float32 for operands of every dtype.
     """
 
     shape: tuple[int, ...]
@@ -122,7 +122,7 @@ def _recipe(
     shared: bool,
     kinds: int | None,
 ) -> _MixRecipe:
-    """Of one dtype and device, whose machine code launches keep."""
+    """What follows from these arguments; launches keep machine code of one dtype and device."""
     width = mixing.width(result)
     shape: tuple[int, ...] = (rows, width)
     if result == "w" and (shared or kinds is not None):
@@ -141,14 +141,14 @@ def _recipe(
 
 
 def _count(kinds: ElementRows | None) -> int | None:
-    """Of kinds that weights are given for; None, if all rows have the same."""
+    """Number of elements that have weights; None: all rows share one weight."""
     return None if kinds is None else kinds.starts.shape[0] - 1
 
 
 def _product(
     mixing: Mixing, result: str, rows: int, parts: int, kinds: int | None, workspace_bytes: int
 ) -> Launches:
-    """Of weights that are prepared first."""
+    """Launches of a product: its weights are prepared first."""
     found = merged(mixing, result)
     copies = max(group.block.copies for group in found)
     columns = max(run.block.copies for group in found for run in group.runs)
@@ -184,7 +184,7 @@ def _product(
 def _outer(
     mixing: Mixing, rows: int, parts: int, device: torch.device, kinds: int | None
 ) -> tuple[int, Launches]:
-    """And how many pieces the longest sum has; every kind may end in a piece that is not full."""
+    """Pieces of the longest sum, and launches; the last piece of an element may not be full."""
     found = [(group.block, run.block) for group in merged(mixing, "z") for run in group.runs]
     tile, most = (EXACT_OUTER_TILE, EXACT_OUTER_PROGRAMS) if parts else (OUTER_TILE, OUTER_PROGRAMS)
     m, n, k = tile.blocks
@@ -223,7 +223,7 @@ def _outer(
 def _compile(
     mixing: Mixing, results: str, given: tuple[Any, ...], every: tuple[Tensor | None, ...]
 ) -> None:
-    """The kernels of some results at once; who trains will need those of all three."""
+    """Compile the kernels of some results together; training needs all three."""
     like, order, starts = (every[n] for n in (A, ORDER, STARTS))
     assert like is not None
     calls = []
@@ -259,12 +259,12 @@ def _size(mixing: Mixing, path: Path) -> int:
 
 
 def _products(mixing: Mixing) -> int:
-    """Of numbers, in a row."""
+    """Products of two numbers, in a row."""
     return sum(mixing.t[path.t].components * _size(mixing, path) for path in mixing.paths)
 
 
 def _parts(x: Tensor) -> int:
-    """Of each number, for the tensor cores; one where torch allows TF32."""
+    """Parts of each number for the tensor cores: one where torch allows TF32, 0 for 16 bits."""
     if x.dtype != torch.float32:
         return 0
     return 1 if torch.backends.cuda.matmul.fp32_precision == "tf32" else 2
@@ -288,13 +288,13 @@ ROW_LAYOUTS = {
     "x": RowLayout(16, 2),
     "y": RowLayout(16, 2),
 }
-"""Of kernels by the first slot of their result: the fastest of some ten each on an H200.
+"""Layouts of kernels by the first slot of their result: the fastest of some ten on an H200.
 
 Weights that are copied into shared memory ahead took a third longer.
 """
 
 PAIRS_OF_A_KERNEL = 2
-"""Of x and y in a kernel, at most."""
+"""Pairs of x and y in a kernel, at most."""
 
 
 class _RowJob(NamedTuple):
@@ -353,7 +353,7 @@ def _jobs(call: ContractionCall) -> tuple[_RowJob, ...]:
 
 
 def _sums(call: ContractionCall) -> Iterator[_RowJob]:
-    """Of z and w."""
+    """Kernels of the results z and w."""
     for k, (slot, terms) in enumerate(call.results):
         if slot not in "zw":
             continue
@@ -370,7 +370,7 @@ def _sums(call: ContractionCall) -> Iterator[_RowJob]:
 
 
 def _gradients(call: ContractionCall) -> Iterator[_RowJob]:
-    """Of x and y: of all results in these slots, one of each at a time."""
+    """Kernels of the results x and y, one of each at a time."""
     jobs: dict[tuple[int, int, int], dict[str, tuple[int, list[int]]]] = {}
     for k, (slot, terms) in enumerate(call.results):
         if slot in "xy":

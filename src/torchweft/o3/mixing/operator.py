@@ -46,7 +46,7 @@ _INTERPRETED = interpreted()
 
 SHARED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OWN_DTYPES = (*SHARED_DTYPES, torch.float64)
-"""Of rows whose weights are shared by rows, or each row's own, that kernels take."""
+"""Dtypes of rows that kernels take: with shared weights, and with own weights of each row."""
 
 MOST_ROW_WEIGHTS, MOST_ROW_TERMS = 2**14, 2**9
 """Weights of a row, and its couplings: a kernel writes both out, and compilers bear so many."""
@@ -63,7 +63,7 @@ def serves_mix(
     Elsewhere torch multiplies the matrices, if `backend` is "torch" or None.
 
     Raises:
-        BackendError: another backend was asked for.
+        BackendError: another backend is requested.
     """
     if backend == "torch":
         return False
@@ -91,8 +91,8 @@ def mix(
 ) -> Tensor:
     """z (rows, width) of t (rows, width) and weights: (width,) for all rows, or (rows, width).
 
-    With kinds, weights are (kinds, width): those of a row are its kind's.  `kernels` is what
-    `serves_mix` returned; without them torch multiplies the rows of one kind after the other.
+    With kinds, the rows of each element, weights are (elements, width).  `kernels` is what
+    `serves_mix` returned; without kernels torch multiplies element after element.
 
     Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor t W|, K terms a number; with weights that are not
     a row's own TF32 instead where torch.backends.cuda.matmul allows it.  Bitwise repeatable.  Rows
@@ -103,7 +103,7 @@ def mix(
 
 
 _OTHERS = {"z": ("t", "w"), "t": ("z", "w"), "w": ("t", "z")}
-"""For each result the two that it is computed from, in the order of arguments."""
+"""The two operands of each result, in the order of arguments."""
 
 
 def _mix_body(
@@ -187,7 +187,7 @@ _mix = Operator(
 def serves_mixed_rows(
     mixing: Mixing | None, structure: Structure, rows: Tensor, backend: str | None
 ) -> TypeGuard[Mixing]:
-    """Whether kernels hold such products: on the GPU, rows of few weights."""
+    """Whether kernels compute such products: on the GPU, for rows of few weights."""
     if (
         mixing is None
         or backend not in (None, "triton")
@@ -231,7 +231,7 @@ def mixed_rows(
 
 
 class _MixedRows(Contraction):
-    """Derivatives of Q."""
+    """Bodies and derivatives of Q."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         structure, call, mixing = rest

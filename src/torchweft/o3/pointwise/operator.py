@@ -36,12 +36,12 @@ LOOP_DTYPES = (torch.float32, torch.float64)
 ROW_DTYPES = (*LOOP_DTYPES, torch.bfloat16, torch.float16)
 
 LOOP_FROM_NUMBERS = 2**15
-"""Numbers of a result from which a loop is worth the seconds of its first compilation."""
+"""Numbers of a result from which a loop is worth the seconds of its compilation."""
 
 _INTERPRETED = interpreted()
 
 _settled: CallCache[CallCache[tuple[Rest, int]]] = CallCache()
-"""By what is called, then by the kind of x but its number of rows; with the fewest numbers of x."""
+"""Cached calls by function, then by the signature of x without its rows; least numbers of x."""
 
 
 def serves_rows(x: Tensor, backend: str | None = None, size: int = 0) -> bool:
@@ -92,13 +92,13 @@ def _fewest(x: Tensor, size: int) -> int:
 
 
 def cached_rows(called: Hashable, x: Tensor) -> Tensor | None:
-    """The result of a call that is one kernel, its kinds settled before; None for others.
+    """The result of a cached call, which is one kernel; None: the call is not cached.
 
     Args:
         called: the function, and all that it is given beside x.
         x: (..., components).
     """
-    # calls that no kernel ever served are known by one look
+    # one look is enough for calls that no kernel ever served
     of_called = None if compiling() else _settled.get(called)
     known = None if of_called is None else signature((x,))
     if of_called is None or known is None:
@@ -111,10 +111,10 @@ def cached_rows(called: Hashable, x: Tensor) -> Tensor | None:
 
 
 def first_rows(called: Hashable | None, key: str, x: Tensor, backend: str | None = None) -> Tensor:
-    """That of one that was checked; it is settled now.
+    """The result of a call that was checked; from now on it is cached.
 
     Args:
-        called: as in `again`; None: nothing names it.
+        called: as in `cached_rows`; None: the call is not cached.
         key: of the program.
         x: (..., components), `served`.
         backend: the one that is requested, part of `called`.
@@ -124,7 +124,7 @@ def first_rows(called: Hashable | None, key: str, x: Tensor, backend: str | None
         shape, *kind = known
         rest = CachedCall(rest, 1, _prepared)
         if called is not None:
-            # of few rows torch's bits, whatever was called before
+            # few rows give torch's bits, also after a call of many
             fewest = 0 if backend else _fewest(x, row_program(key).outputs[0].operand.size)
             if (of_called := _settled.get(called)) is None:
                 _settled.keep(called, of_called := CallCache())
@@ -166,7 +166,7 @@ class RowFunctionRule(ProgramRule):
     def batch(
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
     ) -> Results:
-        """Of a mapped call: more rows."""
+        """The results of a mapped call: samples are more rows."""
         return mapped_as_rows(call, size, dims, tensors, rest)
 
 

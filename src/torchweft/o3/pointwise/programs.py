@@ -33,7 +33,7 @@ __all__ = [
 
 
 MOST_HARMONICS_DEGREE = 6
-"""Of one program."""
+"""Highest degree of one program."""
 
 
 def harmonics_key(degrees: Sequence[int], normalize: bool, normalization: str) -> str:

@@ -44,17 +44,17 @@ __all__ = [
 
 
 BLOCK_BYTES = {"cpu": 2**25, "cuda": 5 * 2**26}
-"""Bytes of the weights of a block, as many of each gradient of them.
+"""Bytes of a block's weights; each gradient of them takes as many.
 
 A GPU needs many rows at once to be busy: gradients of W1 take a seventh longer than by blocks of
 2^30, in two fifths of the memory (H200).
 """
 
 ROWS_PER_BLOCK = 512
-"""Of z in a block where they are sums of a gradient, each by a program: as many as run at once."""
+"""Rows of z in a block whose gradients are sums, each by one program: as many as run at once."""
 
 MOST_BLOCK_TIMES = 4
-"""Times the room of a block that these rows may take."""
+"""Times BLOCK_BYTES that these rows may take."""
 
 
 class _Block(NamedTuple):
@@ -68,7 +68,7 @@ class _Block(NamedTuple):
         packed: its tables.
         present: which of them there are.
         sizes: its rows of x, of z, and edges.
-        settled: of calls that came before, what they settled.
+        settled: cached calls on this block.
     """
 
     begin: int
@@ -154,7 +154,7 @@ def _on_block(
 
 
 def _formed(pairs: Sequence[tuple[Tensor, Tensor]], kernels: bool) -> Tensor:
-    """Σ h A, by one product: sums of weights of all edges would be read and written again."""
+    """Σ h A by one product: a sum of several would be read and written again."""
     if len(pairs) == 1:
         return _product("z", *pairs[0], kernels)
     rows, matrices = zip(*pairs, strict=True)
@@ -182,7 +182,7 @@ def _product(result: str, a: Tensor, b: Tensor, kernels: bool) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _matrix(hidden: int, width: int) -> Mixing:
-    """Of hidden rows and width columns."""
+    """The mixing that is one matrix (hidden, width)."""
     t, z = Copies(0, 1, 1, 1, hidden), Copies(0, 1, 1, 1, width)
     return Mixing((hidden, width, hidden * width), (t,), (z,), (Matrix(0, 0, 0, 1.0),))
 
@@ -225,7 +225,7 @@ def _cut(tables: Tables, step: int) -> tuple[_Block, ...]:
 
 
 def _rows(tensor: Tensor, slot: str, block: _Block) -> Tensor:
-    """What a block reads of a tensor."""
+    """The rows of a tensor that a block reads."""
     if slot == "a":
         return tensor
     place = _place(slot, block)

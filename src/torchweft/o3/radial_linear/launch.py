@@ -42,7 +42,7 @@ from torchweft.o3.radial_linear.split_products import SplitLaunch, launch, of_co
 __all__ = ["run", "serves"]
 
 RADIAL_TILING = Tiling(16)
-"""Of channels enough; a block of fewer channels is as wide as these.
+"""How products of many channels are cut; a block of fewer channels is as wide as these.
 
 Of some twenty shapes on an H200 the fastest, for rows of 158 edges.  Narrow blocks and small groups
 let more programs run at once, but repeat more than these hide: each group reads h, x and y again.
@@ -52,13 +52,13 @@ SHARED_BYTES = 113 * 2**10
 """Bytes of shared memory with which two programs run on a processor."""
 
 CARRIED_SUMS = 128
-"""Numbers that a thread sums over edges in registers."""
+"""Sums over edges that a thread keeps in registers."""
 
 PROGRAMS_PER_PROCESSOR = 16
-"""Of each processor: enough to share the rows evenly, few enough to read A seldom."""
+"""Enough to share the rows evenly, few enough to read A seldom."""
 
 MOST_ENTRIES_3J = 2**12
-"""Entries of 3j symbols that compilers bear."""
+"""Entries of 3j symbols beyond which compilation takes too long."""
 
 
 def serves(
@@ -161,7 +161,7 @@ class _RadialRecipe(NamedTuple):
 def _recipe(
     structure: Structure, hidden: int, precision: str, index: torch.dtype, device: torch.device
 ) -> _RadialRecipe:
-    """With machine code for lists of a dtype."""
+    """The recipe, which keeps machine code for one dtype of index lists."""
     widths = structure.width("x"), structure.width("y"), structure.width("z")
     parts = 1 if precision == "tf32" else 2 if hidden >= SHORT else 3
     steps: list[_RadialStep] = []
@@ -209,7 +209,7 @@ def _beside(job: Job, column: tuple[int, int] | None) -> list[tuple[int, float]]
 
 
 def _staged(job: Job) -> Job:
-    """With one more stage, if two programs then still share a processor."""
+    """The job with one more stage, if two programs then still share a processor."""
     more = job._replace(tiling=job.tiling._replace(stages=job.tiling.stages + 1))
     return more if more.shared <= SHARED_BYTES else job
 

@@ -31,7 +31,7 @@ from torchweft.o3.radial_linear import edge_blocks as blocks
 __all__ = ["RADIAL_PRECISIONS", "radial_product"]
 
 RADIAL_PRECISIONS = ("tf32x3", "tf32")
-"""Of products with A in float32 on tensor cores: as exact as float32, or mantissas of 10 bits.
+"""Precisions of products with A in float32 on tensor cores: as float32, or mantissas of 10 bits.
 
 They come in parts of 16 bits, which take half the time of TF32's and have as many digits.
 """
@@ -58,7 +58,7 @@ def radial_product(
         y: (E, Wy), a row for each edge.
         radial: (E, H).
         radial_weight: (H, Ww).
-        graph: who reads and adds to which row.
+        graph: the edges.
         precision: of products with radial_weight in float32, where tensor cores compute them.
         backend: "triton", "numba", "torch", or None for the fastest that can serve.
 
@@ -122,7 +122,7 @@ class _Radial(Contraction):
 
 @functools.cache
 def _fused(backend: str | None, device: str) -> Any:
-    """The kernels that form no weights, imported where they may serve."""
+    """The module of the fused kernel, where it may serve."""
     if choose(backend, device) != "triton":
         return None
     return executor("radial_linear", "triton")

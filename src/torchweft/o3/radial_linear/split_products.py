@@ -1,4 +1,4 @@
-"""Launches of the kernels that take h and A apart, and of products of such parts.
+"""Launches of the kernels that split h and A into parts, and of products of such parts.
 
 The weights of a block of edges, h A, are `formed`; the gradient of A, h^T g, is `summed`.
 """
@@ -46,13 +46,13 @@ SUMMED_TILE = Tile((64, 2), 4, 1)
 """Rows that are summed at a time, and of how many such steps loads are under way."""
 
 SUMS_PER_PROGRAM = 2**13
-"""Of a program: numbers of h times columns of g."""
+"""Numbers of h times columns of g in a program."""
 
 SUMMING_PROGRAMS = 2
-"""Of each processor, that share a sum over rows: as many as run at once."""
+"""Programs of each processor that share a sum over rows: as many as run at once."""
 
 NUMBERS_PER_PROGRAM = 2048
-"""Of a program that takes rows or columns apart."""
+"""Numbers of a program that splits rows or columns."""
 
 
 class SplitLaunch(NamedTuple):
@@ -88,9 +88,9 @@ SplitPair = tuple[Tensor, Tensor]
 def _row_kernel(
     hidden: int, y_width: int, parts: int, index: torch.dtype | None, device: torch.device
 ) -> Kernel:
-    """Of rows of h and of y; of h alone, if y_width is 0; in an order of a dtype, or in their own.
+    """Splits rows of h and scales rows of y (y_width 0: none), in an order of a dtype or None.
 
-    It keeps code of a device.
+    The kernel keeps code of one device.
     """
     side = power_of_two(max(1, y_width))
     tile = Tile((_depth(hidden), _block(hidden)), 4, 1)
@@ -101,7 +101,7 @@ def _row_kernel(
 def _column_kernel(
     hidden: int, width: int, beside: int, parts: int, device: torch.device
 ) -> Kernel:
-    """Of columns of A, gathered where `beside` is not 0."""
+    """Splits columns of A, which are gathered where `beside` is not 0."""
     tile = Tile((_depth(hidden), _block(hidden)), 4, 1)
     numbers = hidden, width, max(1, beside), parts
     return Kernel(written(KERNELS, "column_parts"), (), numbers, tile)
@@ -110,7 +110,7 @@ def _column_kernel(
 def of_rows(
     h: Tensor, parts: int, y: Tensor | None = None, order: Tensor | None = None
 ) -> tuple[SplitLaunch, SplitPair]:
-    """Of h (E, H): its parts, and rows of y multiplied by powers of two, or these."""
+    """Parts of h (E, H), and rows of y multiplied by powers of two, or these powers."""
     rows, hidden = h.shape
     of_h = h.new_empty((rows, parts, _depth(hidden)), dtype=torch.float16)
     beside = h.new_empty(rows) if y is None else torch.empty_like(y)
@@ -124,7 +124,7 @@ def of_rows(
 def of_columns(
     a: Tensor, parts: int, columns: Tensor | None = None, factors: Tensor | None = None
 ) -> tuple[SplitLaunch, SplitPair]:
-    """Of A (H, W): the parts of its columns, or of those that are gathered, and powers of two."""
+    """Parts of the columns of A (H, W), all or gathered ones, and their powers of two."""
     hidden, width = a.shape
     count, beside = (width, 0) if columns is None else (columns.shape[1], columns.shape[0])
     of_a = a.new_empty((count, parts, _depth(hidden)), dtype=torch.float16)

@@ -25,7 +25,7 @@ __all__ = ["Basis", "Coupled", "DegreeOutput", "expressed", "symmetric_basis"]
 Array = np.ndarray[Any, Any]
 
 COMPARED_POINTS = 256
-"""Random points at which functions are compared: more than a degree has functions."""
+"""Random points at which functions are compared: more points than functions of a degree."""
 
 DEPENDENT = 1e-9
 """A part of a function's size that is rounding error; functions are of the size of 1 or more."""
@@ -166,7 +166,7 @@ def _coupled(first: _Function, second: _Function, ir: Irrep) -> _Function:
 
 
 def _candidates(below: Sequence[_Function], items: Sequence[Irrep]) -> Iterator[Coupled]:
-    """Every product, the cheap ones first."""
+    """All products, the cheap ones first."""
     found = [
         (len(entries_3j(item.l, left.ir.l, ir.l)), Coupled(n, h, ir))
         for n, left in enumerate(below)
@@ -179,7 +179,7 @@ def _candidates(below: Sequence[_Function], items: Sequence[Irrep]) -> Iterator[
 def _independent(
     candidates: Iterable[Coupled], below: Sequence[_Function], x: Sequence[_Function]
 ) -> tuple[list[Coupled], list[_Function]]:
-    """Those that are no combination of the ones before, by Gram and Schmidt."""
+    """Candidates that are no combination of earlier ones, by Gram-Schmidt, and their values."""
     products: list[Coupled] = []
     functions: list[_Function] = []
     axes = np.zeros((0, 0))

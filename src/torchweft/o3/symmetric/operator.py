@@ -98,7 +98,7 @@ class SymmetricRule(ProgramRule):
     def batch(
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
     ) -> Results:
-        """Of a mapped call, sample after sample."""
+        """The results of a mapped call, sample after sample."""
         if any(dim is not None for dim in dims[-ELEMENT_TABLES:]):
             raise ShapeError(
                 "the elements of rows were given to torch.vmap as a mapped argument: they must be "

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from torch import Tensor
+
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
 from torchweft.o3.irreps.instructions import Instruction, Operands
 from torchweft.o3.irreps.irreps import Irreps
@@ -22,7 +24,15 @@ from torchweft.o3.mixing.blocks import Block as Copies
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.blocks import Path as Matrix
 
-__all__ = ["COPIES", "Columns", "InstructionParts", "Mixed", "structures_of", "weight_offsets"]
+__all__ = [
+    "COPIES",
+    "Columns",
+    "InstructionParts",
+    "Mixed",
+    "split_weight",
+    "structures_of",
+    "weight_offsets",
+]
 
 COPIES = 8
 """Copies of a factor that are written out: each is a block of its own in the emitted code."""
@@ -60,8 +70,8 @@ class InstructionParts(NamedTuple):
         direct: products of channels.
         mixed: what is mixed after a product.
         dense: numbers of instructions.
-        every: those of all, whatever their kind.
-        channels: most that a direct product has.
+        every: numbers of all instructions.
+        channels: the most channels of a direct product.
     """
 
     direct: tuple[Structure, ...]
@@ -76,10 +86,18 @@ def weight_offsets(instructions: Sequence[Instruction]) -> list[int]:
     return list(accumulate((i.num_weights for i in instructions), initial=0))
 
 
+def split_weight(weight: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Views (…, *shape) of a flat weight, whose gradients are one tensor."""
+    flats: Sequence[Tensor] = (weight,)
+    if len(shapes) != 1:
+        flats = weight.split_with_sizes([math.prod(shape) for shape in shapes], -1)
+    return [f.reshape(*f.shape[:-1], *s) for f, s in zip(flats, shapes, strict=True)]
+
+
 def structures_of(
     instructions: Sequence[Instruction], operands: Operands, layout: str = "mul_ir"
 ) -> InstructionParts:
-    """How to compute instructions on rows in a layout."""
+    """Instructions sorted by how they are computed, on rows in a layout."""
     chosen = [n for n, instruction in enumerate(instructions) if not instruction.empty]
     dense = tuple(n for n in chosen if _is_dense(instructions[n]))
     mixed = [n for n in chosen if n not in dense and instructions[n].mode.mixes]

@@ -122,7 +122,7 @@ class TensorProductConv(InstructedModule):
     def _fused(
         self, x: Tensor, y: Tensor, radial: Tensor, radial_weight: Tensor, graph: Graph
     ) -> Tensor:
-        """With weights that are never stored."""
+        """The convolution with weights radial @ radial_weight, which are not stored."""
         self._check_edges(x, y, radial, graph, "radial")
         backend = self.recipe.backend
         found = [
@@ -160,7 +160,7 @@ class TensorProductConv(InstructedModule):
         radial: Tensor | None,
         radial_weight: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Both, checked."""
+        """radial and radial_weight, checked."""
         if weight is not None or radial is None or radial_weight is None or self.shared_weights:
             given = {"weight": weight, "radial": radial, "radial_weight": radial_weight}
             names = ", ".join(name for name, value in given.items() if value is not None)

@@ -13,7 +13,6 @@ CPU a product that is not channelwise alone is computed as if all of it were den
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -37,8 +36,8 @@ from torchweft.o3.tensor_product.assembly import (
     Columns,
     InstructionParts,
     Mixed,
+    split_weight,
     structures_of,
-    weight_offsets,
 )
 from torchweft.products import SparseScaleInfo, sparse_scale
 
@@ -53,7 +52,7 @@ __all__ = [
 _INTERPRETED = interpreted()
 
 Weights = Sequence[Tensor | None]
-"""Of each instruction."""
+"""Weights of the instructions; None: one has no weight."""
 
 
 class ProductRecipe(NamedTuple):
@@ -62,7 +61,6 @@ class ProductRecipe(NamedTuple):
     Args:
         operands: the irreps of x, y and z.
         instructions: with their factors.
-        offsets: where each instruction's weight begins; then the number of weights.
         parts: the instructions by kind.
         layout: of x, y and z.
         shared: whether all rows (or edges) have the same weights.
@@ -71,7 +69,6 @@ class ProductRecipe(NamedTuple):
 
     operands: Operands
     instructions: tuple[Instruction, ...]
-    offsets: tuple[int, ...]
     parts: InstructionParts
     layout: str
     shared: bool
@@ -99,7 +96,7 @@ class ProductRecipe(NamedTuple):
         return y.new_zeros(rows, self.operands.out.dim)
 
     def _by_instruction(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        """The same, each instruction by torch's own operations."""
+        """The product, each instruction by torch's own operations."""
         if recording():
             record(Launch("torch", "by_instruction", {"rows": len(y)}, len(self.parts.every)))
         return self._joined(list(self._dense(self.parts.every, x, y, weight)), y)
@@ -191,19 +188,12 @@ class ProductRecipe(NamedTuple):
         return weight.flatten(-len(shape), -2)
 
     def _weights(self, weight: Tensor | None) -> Weights:
-        """(…, *path_shape): views of the flat weights of all instructions, None where it has none.
-
-        Their gradients are one.
-        """
-        sizes = [end - begin for begin, end in itertools.pairwise(self.offsets)]
-        if weight is None or not any(sizes):
-            return [None] * len(sizes)
-        return [
-            flat.reshape(*flat.shape[:-1], *instruction.path_shape) if size else None
-            for flat, size, instruction in zip(
-                weight.split_with_sizes(sizes, -1), sizes, self.instructions, strict=True
-            )
-        ]
+        """(…, *path_shape) of each instruction, views of the flat weight; None: it has none."""
+        shapes = [i.path_shape for i in self.instructions if i.num_weights]
+        if weight is None or not shapes:
+            return [None] * len(self.instructions)
+        views = iter(split_weight(weight, shapes))
+        return [next(views) if i.num_weights else None for i in self.instructions]
 
     def _dense(
         self, numbers: Iterable[int], x: Tensor, y: Tensor, weight: Tensor | None
@@ -242,9 +232,8 @@ def product_recipe(
     backend: str | None = None,
 ) -> ProductRecipe:
     """The recipe for instructions."""
-    offsets = tuple(weight_offsets(instructions))
     parts = structures_of(instructions, operands, layout)
-    return ProductRecipe(operands, instructions, offsets, parts, layout, shared, backend)
+    return ProductRecipe(operands, instructions, parts, layout, shared, backend)
 
 
 Degrees = tuple[int, int, int]
@@ -287,7 +276,7 @@ def exact(x: Tensor) -> bool:
 def _of_one_letter(
     out: str, a: Tensor, b: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Both factors with the copies of the output, and what is left of weight_uv."""
+    """Both factors with the copies of the output, and what remains of weight_uv."""
     if out == "v":
         weight = None if weight is None else weight.mT
         b, a, weight = _of_one_letter("u", b, a, weight)
@@ -329,9 +318,9 @@ def _mixed(degrees: Degrees, factor: float, a: Tensor, b: Tensor, weight: Tensor
 
 
 def _mixed_alone(degrees: Degrees, factor: float, a: Tensor, b: Tensor, matrix: Tensor) -> Tensor:
-    """The same where one factor has one copy: those of the other are mixed before or after.
+    """`_mixed` where one factor has one copy: copies of the other are mixed before or after.
 
-    Whatever has fewer components: of scalars it is a third of the work that it is of vectors.
+    Fewer components are mixed: scalars take a third of the work of vectors.
     """
     if b.shape[1] == 1 and degrees[0] < degrees[2]:
         return _side_by_side(degrees, factor, _mix(a, matrix), b)
@@ -352,7 +341,7 @@ def _mix(a: Tensor, matrix: Tensor) -> Tensor:
 def _mixed_with_scalars(
     degrees: Degrees, factor: float, a: Tensor, b: Tensor, weight: Tensor
 ) -> Tensor:
-    """The same where a, b or z is scalars: the 3j symbol is the unit matrix by 1/√(2l+1)."""
+    """`_mixed` where a, b or z is scalars: the 3j symbol is the unit matrix by 1/√(2l+1)."""
     scale = factor / math.sqrt(2 * max(degrees) + 1)
     if degrees[0] and degrees[1]:
         met = (a @ b.mT).flatten(1) * scale
@@ -374,7 +363,7 @@ def _all_pairs(degrees: Degrees, factor: float, a: Tensor, b: Tensor) -> Tensor:
 
 def _table(degrees: Degrees, factor: float, like: Tensor) -> Tensor:
     """(2l2+1, (2l1+1) (2l3+1)), a factor times the 3j symbol; kept, unless torch is tracing."""
-    plain = not compiling() and not transformed() and unwatched(like)  # no question to a tracer
+    plain = not compiling() and not transformed() and unwatched(like)  # a tracer is not asked
     return (_kept if plain else _made)(degrees, factor, like.dtype, like.device)
 
 

@@ -23,13 +23,14 @@ from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.o3.irreps.layout import check_layout
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.operator import mix, serves_mix
+from torchweft.o3.tensor_product.assembly import split_weight
 from torchweft.o3.tensor_product.evaluation import product_recipe
 
 __all__ = ["InstructedModule", "RowLayer", "WeightedModule"]
 
 
 _OTHER = (None, None)
-"""Of calls whose kinds are not settled."""
+"""Cached for a call that is not cached."""
 
 
 class Weighted(Protocol):
@@ -172,11 +173,7 @@ class WeightedModule(RowLayer):
 
     def views(self, weight: Tensor) -> list[Tensor]:
         """(…, *path_shape) of all instructions that may have a weight; their gradients are one."""
-        shapes = [i.path_shape for i in self.instructions if i.has_weight]
-        flats: Sequence[Tensor] = (weight,)
-        if len(shapes) != 1:
-            flats = weight.split_with_sizes([math.prod(shape) for shape in shapes], -1)
-        return [f.reshape(*f.shape[:-1], *s) for f, s in zip(flats, shapes, strict=True)]
+        return split_weight(weight, [i.path_shape for i in self.instructions if i.has_weight])
 
     def checked_weight(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor | None:
         """The flat weights: the given ones, one tensor or one an instruction, or the module's."""
@@ -228,7 +225,7 @@ class InstructedModule(WeightedModule):
 
     Args: those of TensorProduct.
 
-    `shares`: whether weights of nobody's choice are shared; those of the module's own always are.
+    `shares`: the default of shared_weights; weights that the module owns are always shared.
     """
 
     shares: ClassVar[bool] = True
@@ -274,7 +271,7 @@ class InstructedModule(WeightedModule):
         weight: Any,
         graph: Graph | None = None,
     ) -> Tensor | None:
-        """The result of a call of few operators, its kinds settled before; None for others."""
+        """The result of a cached call, which is one or two operators; None: it is not cached."""
         if weight is None and self.weight_numel:
             weight = self.weight
         given = (x, y) if weight is None else (x, y, weight)
@@ -292,7 +289,7 @@ class InstructedModule(WeightedModule):
         return z if mixing is None else mix(mixing, z, weight)
 
     def settle(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> None:
-        """Keep that a call like this, which was checked, is one or two operators, if it is."""
+        """Cache a call that was checked, if it is one or two operators."""
         known = signature((x, y) if weight is None else (x, y, weight))
         if known is None or (graph is not None and graph.kind is None):
             return
