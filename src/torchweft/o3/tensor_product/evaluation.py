@@ -169,7 +169,7 @@ class ProductRecipe(NamedTuple):
     def _mix_shared(self, block: Tensor, columns: Columns, weights: Weights) -> Tensor:
         """One matrix product of all rows: torch folds rows by itself only where a gradient is."""
         matrix = torch.cat([self._matrix(n, block, weights) for n, _ in columns.parts])
-        return (block.flatten(0, 1) @ matrix).unflatten(0, block.shape[:2])
+        return (block.flatten(0, 1) @ matrix).view(*block.shape[:2], matrix.shape[1])
 
     def _mix_own(self, block: Tensor, columns: Columns, weights: Weights) -> Tensor:
         """Path by path: one matrix a row would be a copy of all weights."""
