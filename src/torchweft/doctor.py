@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torchweft
+from torchweft.core import versions
 
 __all__ = ["Finding", "examine"]
 
@@ -52,9 +53,10 @@ def examine() -> Iterator[Finding]:
     probes = [
         _torchweft,
         _python,
-        ask(_package, "torch", _TORCH, 'pip install "torch>=2.11"', needed=True),
+        ask(_package, "torch", _TORCH, f'pip install "torch>={_oldest("torch")}"', needed=True),
         _gpu,
-        ask(_package, "triton", _TRITON, 'pip install "triton>=3.6" (Linux, x86-64), for GPUs'),
+        ask(_package, "triton", _TRITON, f'pip install "triton>={_oldest("triton")}", for GPUs'),
+        _launches,
         ask(_package, "numba", _NUMBA, "pip install numba, for the fast CPU path"),
         _interpreter,
         _compiler,
@@ -135,11 +137,43 @@ def _ask(code: str) -> subprocess.CompletedProcess[str]:
 def _package(what: str, code: str, advice: str, *, needed: bool = False) -> Finding:
     answer = _ask(code)
     if answer.returncode == 0:
-        return Finding(what, "ok", answer.stdout.strip(), needed=needed)
+        text = answer.stdout.strip()
+        return Finding(what, "ok", f"{text}; {_tested(what, text)}", needed=needed)
     reason = _last_line(answer)
     if f"No module named '{what}'" in reason:
         return Finding(what, "missing", "not installed", advice, needed)
     return Finding(what, "broken", reason, f"install it anew: {advice}", needed)
+
+
+def _oldest(package: str) -> str:
+    """The first version that was tested."""
+    return ".".join(map(str, versions.RANGES[package][0]))
+
+
+def _tested(package: str, version: str) -> str:
+    """Whether this version was tested, in words."""
+    if versions.is_tested(package, version):
+        return "tested"
+    first, last = (".".join(map(str, v)) for v in versions.RANGES[package])
+    return f"not tested ({first} to {last} {'is' if first == last else 'are'})"
+
+
+def _launches() -> Finding:
+    """Whether kernels are compiled and launched by torchweft or by Triton."""
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("launches", "missing", "kernels need triton")
+    if versions.launches_fast(triton):
+        return Finding("launches", "ok", f"fast: machine code of triton {triton} is known")
+    known = " ".join(".".join(map(str, v)) for v in versions.FAST_LAUNCH)
+    text = f"by triton {triton} itself: the same results, but a process starts its first kernel"
+    return Finding(
+        "launches",
+        "ok",
+        f"{text} seconds later and launches cost the host more",
+        f"nothing, or install triton {known} if small calls matter",
+    )
 
 
 def _last_line(answer: subprocess.CompletedProcess[str]) -> str:

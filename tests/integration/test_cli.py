@@ -16,7 +16,7 @@ import pytest
 from benchmarks import __main__ as benchmarks
 from tests import check
 from tests.cases import receipt
-from torchweft import cli
+from torchweft import cli, doctor
 from torchweft.errors import ShapeError
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +93,27 @@ def test_doctor_without_torch_still_reports(tmp_path, error, state):
     assert 'pip install "torch>=2.11"' in answer.stdout
     assert answer.stdout.rstrip().endswith("torchweft cannot be used here: see torch, torch path")
     assert "Traceback" not in answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "text"),
+    [
+        ("torch", "2.13.0+cpu, CPU build", "tested"),
+        ("triton", "3.9.0", "tested"),
+        ("triton", "3.10.1", "not tested (3.6 to 3.9 are)"),
+        ("torch", "2.9.1", "not tested (2.11 to 2.13 are)"),
+    ],
+)
+def test_doctor_says_which_versions_are_tested(package, version, text):
+    assert doctor._tested(package, version) == text
+
+
+def test_doctor_says_when_launches_are_slow(monkeypatch):
+    assert doctor._launches().text.startswith("fast")
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "3.9.0")
+    found = doctor._launches()
+    assert found.text.startswith("by triton 3.9.0 itself: the same results")
+    assert "install triton 3.6" in found.advice
 
 
 def test_errors_are_one_line(capsys, monkeypatch):

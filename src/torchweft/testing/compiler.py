@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from torchweft.core.gpu.launcher import CONTRACTED
 from torchweft.errors import BackendError
 
 __all__ = ["SHARED_LIMIT", "TARGETS", "Build", "compile_for", "faults", "growth", "statistics"]
@@ -89,7 +90,7 @@ def compile_for(build: Build, target: str) -> Any:
     make = GluonASTSource if build.kernel.is_gluon() else ASTSource
     source = make(build.kernel, types, build.constants, attributes)
     with contextlib.redirect_stdout(io.StringIO()):  # a failed assembly prints all of its PTX
-        return triton.compile(source, target=TARGETS[target], options=build.options)
+        return triton.compile(source, target=TARGETS[target], options=CONTRACTED | build.options)
 
 
 def statistics(compiled: Any, target: str) -> dict[str, int]:

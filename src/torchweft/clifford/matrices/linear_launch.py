@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from torchweft.clifford.matrices import linear_kernels
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import Launch, record, recording
-from torchweft.core.gpu.launcher import Launcher, Tile, current_device, processors
+from torchweft.core.gpu.launcher import CONTRACTED, Launcher, Tile, current_device, processors
 
 __all__ = ["rows", "rows_tile", "serves_rows", "sum_by_grade", "turned"]
 
@@ -65,7 +65,7 @@ def rows(x: Tensor, weight: Tensor, bias: Tensor | None, n: int, z: Tensor) -> N
     with current_device(x):
         linear_kernels.rows_kernel[(programs,)](
             x_desc, w_desc, bias, z, count, x.shape[-1], z.shape[-1], *constants, *tile.blocks,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            **tile.options, **CONTRACTED,
         )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ the copy ahead 115, statistics saved by the forward pass 122.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -322,7 +323,7 @@ class _Writer:
         """All components of the row operands, [ROWS, BLOCK]; then the copy of the next rows."""
         if self.staged:
             yield "async_copy.wait_group(0)"
-            yield "tl.thread_barrier()"
+            yield _gluon_names()[0]
         for operand in self.row_inputs:
             name, at_once = operand.name, copied_at_once(operand, self.tiling)
             for c in range(operand.size):
@@ -333,7 +334,7 @@ class _Writer:
                     read = self._load(self._address(operand, c), self._mask(operand))
                 yield f"{name}{c} = {read}"
         if self.staged:
-            yield "tl.thread_barrier()"
+            yield _gluon_names()[0]
             yield from self._copy_ahead("start + programs * ROWS")
 
     def _address(self, operand: Operand, component: int) -> str:
@@ -413,8 +414,19 @@ class _Writer:
                 to = f"{name}_next{first}"
                 place = f"({base} * stride_{name}r + {first} * stride_{name}c)"
                 read = f"({name}_ptr + {place}) + {name}_ahead"
-                yield f"    async_copy.async_copy_global_to_shared({to}, {read}{mask})"
+                yield f"    async_copy.{_gluon_names()[1]}({to}, {read}{mask})"
         yield "async_copy.commit_group()"
+
+
+@functools.cache
+def _gluon_names() -> tuple[str, str]:
+    """Of the barrier (named anew in Triton 3.7), and of the copy to shared memory (3.8)."""
+    from triton.experimental.gluon import language as tl
+    from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+    barrier = "thread_barrier" if hasattr(tl, "thread_barrier") else "barrier"
+    older = not hasattr(async_copy, "async_load")
+    return f"tl.{barrier}()", "async_copy_global_to_shared" if older else "async_load"
 
 
 def copied_at_once(operand: Operand, tiling: Tiling) -> int:

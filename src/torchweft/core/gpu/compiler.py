@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from torchweft.core import versions
 from torchweft.core.gpu import binary_key as fingerprint
 
-__all__ = ["KNOWN", "Walked", "lower", "serves", "walk"]
-
-KNOWN = "3.6."
-"""Triton whose stages and machine code are those described here and in `machine`."""
+__all__ = ["Walked", "lower", "serves", "walk"]
 
 
 class Walked(NamedTuple):
@@ -38,10 +36,10 @@ class Walked(NamedTuple):
 
 
 def serves() -> bool:
-    """Whether this is the Triton that is known here."""
+    """Whether this is a Triton whose stages and machine code are those described here."""
     import triton
 
-    return bool(triton.__version__.startswith(KNOWN))
+    return versions.launches_fast(triton.__version__)
 
 
 def walk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Walked:

@@ -23,6 +23,7 @@ from torchweft.core.gpu.binary_key import kinds
 from torchweft.core.gpu.driver import Run, begin, machine_code, on_disk
 
 __all__ = [
+    "CONTRACTED",
     "Call",
     "Kernel",
     "Launcher",
@@ -35,6 +36,10 @@ __all__ = [
     "launch_all",
     "processors",
 ]
+
+
+CONTRACTED = {"enable_fp_fusion": True}
+"""a·b + c is one fused multiply-add.  Triton 3.10 does so only where it is asked to."""
 
 
 class Tile(NamedTuple):
@@ -80,12 +85,12 @@ class Kernel:
         self._kernel = kernel
         self._arguments = (*settled, *constants, *tile.blocks)
         self.settled = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._arguments)
-        self._options = tile.options
+        self._options = tile.options | CONTRACTED
         self.aligned: Run | None = None
         self._ready: dict[tuple[int, ...], Run] = {}
         values = [v if isinstance(v, str | None) else int(v) for v in (*constants, *tile.blocks)]
         names = kernel.arg_names[len(kernel.arg_names) - len(values) :]
-        self._shown: dict[str, Any] = dict(zip(names, values, strict=True)) | self._options
+        self._shown: dict[str, Any] = dict(zip(names, values, strict=True)) | tile.options
 
     def __call__(
         self,

@@ -1,0 +1,35 @@
+"""The versions of other packages that torchweft is tested with: the one table of them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["FAST_LAUNCH", "RANGES", "is_tested", "launches_fast"]
+
+RANGES = {
+    "torch": ((2, 11), (2, 13)),
+    "triton": ((3, 6), (3, 9)),
+    "numba": ((0, 68), (0, 68)),
+}
+"""The first and the last version, (major, minor), that was tested.  `.ci/newest` tries Triton's."""
+
+FAST_LAUNCH = ((3, 6),)
+"""Triton versions whose stages and machine code core/gpu knows: compiled without Triton's driver,
+kept on disk by torchweft and launched through CUDA's driver.  Any other Triton does all of it
+itself: the same results, later."""
+
+
+def is_tested(package: str, version: str) -> bool:
+    """Whether a version of a package is within the range that was tested."""
+    first, last = RANGES[package]
+    return first <= _minor(version) <= last
+
+
+def launches_fast(triton: str) -> bool:
+    """Whether kernels are launched without Triton's own launcher, for a version of Triton."""
+    return _minor(triton) in FAST_LAUNCH
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
