@@ -20,10 +20,16 @@ demo: $(READY)  ## the main job: torchweft-demo/index.html
 	$(RUN) -m torchweft demo
 
 # One thread a worker: small tensors on threads that outnumber the cores take six times as long.
-test slow: export OMP_NUM_THREADS = 1
+test slow mutants: export OMP_NUM_THREADS = 1
+# What numba, Triton and inductor compiled is kept for as long as the sources stay as they are.
+COMPILED := $(CURDIR)/.cache/$(shell cat $$(git ls-files src constraints.txt) | sha256sum | cut -c 1-16)
+test slow: export NUMBA_CACHE_DIR ?= $(COMPILED)/numba
+test slow: export TRITON_CACHE_DIR ?= $(COMPILED)/triton
+test slow: export TORCHINDUCTOR_CACHE_DIR ?= $(COMPILED)/inductor
+test slow: export TORCHWEFT_CACHE_DIR ?= $(COMPILED)/torchweft
 test: $(READY)  ## the short suite: natively, then kernels in Triton's interpreter; MATRIX=full: every test
 	$(RUN) -m pytest -q -n 2 -m "not slow" --ignore=tests/compile
-	TRITON_INTERPRET=1 $(RUN) -m pytest -q -n 2 -m "kernels and not slow" tests/contract
+	TRITON_INTERPRET=1 $(RUN) -m pytest -q -n 2 -m "$(if $(filter full,$(MATRIX)),,kernels and )not slow" tests/contract
 
 slow: $(READY)  ## torch.compile, export, the demo and other tests of minutes
 	$(RUN) -m pytest -q -n 2 -m slow --ignore=tests/compile

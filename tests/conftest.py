@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from tests import covering
+from tests.covering import FULL, covering, requirements
 from torchweft.testing.memory import poisoned_memory as poison
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -21,6 +21,7 @@ if INTERPRETED:
 
     interpreter.install()
     sanitizer.install()
+    pytest_plugins = ["tests.launches"]
 
 # the same examples every time; slow first examples are compilations
 hypothesis.settings.register_profile("torchweft", derandomize=True, deadline=None, database=None)
@@ -34,18 +35,17 @@ def poisoned_memory() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m: what these leave of a test is covered
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep a pairwise covering of each parametrised test; `MATRIX=full` keeps all items."""
-    if covering.FULL or any("[" in argument for argument in config.args):
+    if FULL or any("[" in argument for argument in config.args):
         return
-    tests: dict[tuple[str, str], list[pytest.Item]] = {}
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        tests.setdefault((item.nodeid.partition("[")[0], item.location[0]), []).append(item)
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept: set[pytest.Item] = set()
     for same in tests.values():
-        values = [
-            tuple(i.callspec.indices.values()) if hasattr(i, "callspec") else () for i in same
-        ]
-        kept.update(same[place] for place in covering.covering(values))
+        covers = [requirements(i.callspec.params) for i in same if hasattr(i, "callspec")]
+        kept.update([same[place] for place in covering(covers)] if covers else same)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

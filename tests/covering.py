@@ -1,53 +1,78 @@
-"""Pairwise covering: the short suite runs a part of each product of parameters.
+"""Which items of a parametrised test the short suite runs: pairwise covering of its parameters.
 
-A test with parameters a ∈ A, b ∈ B, c ∈ C has |A|·|B|·|C| items.  The short suite keeps few of
-them, such that every pair of values that occurs together in some item still occurs in a kept one:
-a bug that two parameters provoke together is still seen.  `MATRIX=full` keeps all.
+Most bugs show with one value of a parameter or with a pair of two (a dtype and a layout, a backend
+and a shape), few need three at once.  So the short suite runs, of each test function, a set of its
+items in which
 
-The choice is greedy and depends on the items alone, so it is the same in every process.
+- every argument that stands in some item stands in a chosen item (each case, dtype, check ...);
+- every case stands in a chosen item with every backend, since backends share no code;
+- every pair of features that stands in some item stands in a chosen item.
+
+A feature is an argument, a field of a `Setting`, or a part of a case's name between commas: cases
+are products themselves, and their names say of what.
+
+`MATRIX=full` in the environment runs every item: before an issue is resolved, and on a GPU.  The
+choice is greedy and depends on the items alone, so it is the same in every process.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchweft.testing.contract import Case, Setting
+
+__all__ = ["FULL", "covering", "requirements"]
 
 FULL = os.environ.get("MATRIX") == "full"
-
-Item = Sequence[Hashable]
-"""The values of an item, one for each parameter."""
+"""Whether every item runs."""
 
 
-def covering(items: Sequence[Item]) -> list[int]:
-    """The places of items that hold every value and every pair of values of the given ones.
+def features(name: str, argument: Any) -> list[Hashable]:
+    """What is combined with what: the parts of one argument, each with its place."""
+    if isinstance(argument, Case):
+        return [(name, place, word) for place, word in enumerate(argument.name.split(", "))]
+    if isinstance(argument, Setting):
+        return [(field, str(value)) for field, value in argument._asdict().items()]
+    plain = isinstance(argument, (str, int, float, tuple, frozenset, type(None), torch.dtype))
+    return [(name, repr(argument) if plain else id(argument))]
+
+
+def requirements(arguments: Mapping[str, Any]) -> frozenset[Hashable]:
+    """What one item covers: its arguments, its case on its backend, its pairs of features."""
+    parts = {name: features(name, argument) for name, argument in arguments.items()}
+    every = [feature for of in parts.values() for feature in of]
+    whole: list[Hashable] = [tuple(of) for of in parts.values()]
+    backends = [feature for feature in every if feature[0] == "backend"]  # type: ignore[index]
+    cases = [tuple(parts[n]) for n, argument in arguments.items() if isinstance(argument, Case)]
+    whole += itertools.product(cases, backends)
+    return frozenset(whole) | {frozenset(pair) for pair in itertools.combinations(every, 2)}
+
+
+def covering(items: Sequence[Collection[Hashable]]) -> list[int]:
+    """The places, ascending, of few items that cover together what all of them cover.
 
     Args:
-        items: tuples of as many values each.
-
-    Returns:
-        Ascending places.  With one parameter, or none, those are all.
+        items: what each of them covers.
     """
-    pairs = [_pairs(item) for item in items]
-    left = set().union(*pairs) if pairs else set()
-    kept: list[int] = []
-    # largest gain first; a stale gain is an upper bound, so it is computed anew when it leads
-    gains = [len(own) for own in pairs]
-    waiting = set(range(len(items)))
-    while left:
-        best = max(waiting, key=lambda place: (gains[place], -place))
-        gain = len(pairs[best] & left)
-        if gain < gains[best]:
-            gains[best] = gain
-            continue
-        kept.append(best)
-        waiting.discard(best)
-        left -= pairs[best]
-    return sorted(kept)
-
-
-def _pairs(item: Item) -> set[Hashable]:
-    places = range(len(item))
-    if len(item) < 2:
-        return {(place, item[place]) for place in places} or {()}
-    return {(a, item[a], b, item[b]) for a, b in itertools.combinations(places, 2)}
+    bits: dict[Hashable, int] = {}
+    masks = [sum(1 << bits.setdefault(one, len(bits)) for one in set(item)) for item in items]
+    chosen: list[int] = []
+    covered = 0
+    # what an item adds only falls: the best one is that whose last count still holds
+    heap = [(-mask.bit_count(), place) for place, mask in enumerate(masks)]
+    heapq.heapify(heap)
+    while heap:
+        gain, place = heapq.heappop(heap)
+        adds = (masks[place] & ~covered).bit_count()
+        if adds == -gain and adds:
+            chosen.append(place)
+            covered |= masks[place]
+        elif adds:
+            heapq.heappush(heap, (-adds, place))
+    return sorted(chosen)

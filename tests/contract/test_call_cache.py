@@ -16,6 +16,8 @@ from torchweft.core.operators.call_cache import ENTRIES_PER_CACHE, CallCache, si
 from torchweft.errors import WeftError
 from torchweft.testing.contract import assert_same_bits
 
+pytestmark = pytest.mark.kernels
+
 INSTRUCTIONS = [(0, 0, 0, "uvu", True), (1, 1, 0, "uvu", True), (0, 1, 1, "uvu", True)]
 ITEMS = ("2x0e+2x1o", "0e+1o", "2x0e+2x1o", INSTRUCTIONS)
 NODES, EDGES = 5, 9

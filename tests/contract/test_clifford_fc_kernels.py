@@ -15,6 +15,8 @@ from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.matrices import fc
 from torchweft.testing import assert_as_accurate, assert_within_bound
 
+pytestmark = pytest.mark.kernels
+
 DEVICE = "cpu" if interpreted() else "cuda"
 METRICS = [(1, 1, -1), (0, 1, 1, 1), (0, 0, 1)]
 """Every blade, sign and zero of the printed code shows in one dtype; dtypes, in one metric."""

@@ -48,8 +48,6 @@ from torchweft.clifford import (
 from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 
-pytestmark = pytest.mark.kernels
-
 SPACE, TIME = Algebra.cl(3), Algebra.cl(1, 3)
 F = 6
 DRAWS = 16

@@ -12,6 +12,8 @@ from torchweft import o3
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.testing import assert_within_bound
 
+pytestmark = pytest.mark.kernels
+
 
 def test_linear_by_hand():
     lin = o3.Linear("2x0e+1x1o+1x0e", "1x0e+1x1o", biases=True).double()

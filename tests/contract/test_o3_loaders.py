@@ -15,6 +15,8 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.layers.loaders import from_e3nn
 from torchweft.testing.contract import assert_same_bits
 
+pytestmark = pytest.mark.kernels
+
 
 def stand_in(name, own, parameters=(), **attributes):
     """A module of class e3nn.….name with the state and the attributes of torchweft's."""

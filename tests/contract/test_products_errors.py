@@ -13,7 +13,7 @@ import torchweft
 from tests.conftest import BACKENDS
 from torchweft import products
 
-pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+pytestmark = [pytest.mark.kernels, pytest.mark.parametrize("backend", BACKENDS)]
 
 X, Y = torch.zeros(3, 5, 8), torch.zeros(3, 4, 8)
 INDEX1, INDEX2 = torch.tensor([0, 4, 2, 1, 0, 3]), torch.tensor([3, 0, 1, 2, 2, 0])

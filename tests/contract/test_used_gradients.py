@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchweft import o3
 
+pytestmark = pytest.mark.kernels
+
 
 class Results(TorchDispatchMode):
     """How many tensors torchweft's operators give."""

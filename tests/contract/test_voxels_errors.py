@@ -14,8 +14,6 @@ from tests.conftest import INTERPRETED
 from torchweft.voxels.convolution import functions as ops
 from torchweft.voxels.maps.tensor import SparseTensor
 
-pytestmark = pytest.mark.kernels
-
 COORDS = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4], [1, 0, 0, 0]])
 FEATS = torch.zeros(3, 6)
 WEIGHT = torch.zeros(27, 6, 4)

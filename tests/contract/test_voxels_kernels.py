@@ -23,7 +23,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 
 
 def tables(offsets, n_in, n_out, density=0.3, seed=0):

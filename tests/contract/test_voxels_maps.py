@@ -38,6 +38,8 @@ from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 from torchweft.voxels.maps_gpu import launch as map_launch
 
+pytestmark = pytest.mark.kernels
+
 KERNELS = interpreted()
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 EXAMPLES = 25 if KERNELS else 150

@@ -20,7 +20,7 @@ from torchweft.voxels.maps_gpu import tiles as preparation
 
 DEVICE = "cpu" if interpreted() else "cuda"
 SIDE = 16
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 
 
 def cloud(count, shuffled, monkeypatch):

@@ -32,8 +32,6 @@ from torchweft.voxels.layers.norm import (
 from torchweft.voxels.layers.pooling import GlobalPool, SparseAvgPool, SparseMaxPool, SparseUpsample
 from torchweft.voxels.maps.tensor import SparseTensor
 
-pytestmark = pytest.mark.kernels
-
 cloud = functools.partial(clouds.cloud, device=DEVICE)
 empty = functools.partial(clouds.empty, device=DEVICE)
 DENSE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

@@ -14,6 +14,8 @@ from torchweft import products
 if INTERPRETED:
     pytest.skip("torch.compile is checked without TRITON_INTERPRET", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
+
 INDEX = torch.tensor([0, 2, 1, 3, 3])
 SEG = torch.tensor([0, 2, 2, 5])
 

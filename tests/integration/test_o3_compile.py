@@ -23,6 +23,8 @@ from torchweft.testing.contract import assert_same_bits
 if INTERPRETED:
     pytest.skip("torch.compile is checked without TRITON_INTERPRET", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
+
 CHANNELS, ELEMENTS, CUTOFF, BASIS = 2, 3, 2.0, 4
 
 
