@@ -18,7 +18,7 @@ from torchweft.testing.contract import assert_same_bits
 from torchweft.voxels import reference
 from torchweft.voxels.convolution import torch_path as cpu
 from torchweft.voxels.convolution.operator import conv_op
-from torchweft.voxels.maps.kernel_map import kernel_map
+from torchweft.voxels.maps.tensor import kernel_map
 
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)

@@ -14,8 +14,9 @@ import torch
 
 import torchweft
 from torchweft import cli
-from torchweft.demo.inspection import inspection
-from torchweft.demo.inspection.inspection import by_mask, inspect, layer_of, spacing_of, tile_waste
+from torchweft.demo.inspection import layer
+from torchweft.demo.inspection.inspection import inspect
+from torchweft.demo.inspection.layer import by_mask, layer_of, spacing_of, tile_waste
 from torchweft.voxels import SparseTensor, kernel_map
 
 
@@ -80,7 +81,7 @@ def test_rows_of_equal_masks_stand_together():
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 def test_rows_are_sorted_among_as_many_as_kernels_do():
     """Seen red with: the 65,536 rows of kernels that are no more."""
-    assert inspection.NEAR == importlib.import_module("torchweft.voxels.maps_gpu.tiles").NEAR
+    assert layer.NEAR == importlib.import_module("torchweft.voxels.maps_gpu.tiles").NEAR
 
 
 def test_waste_falls_where_rows_are_sorted_also_with_a_kernel_past_63_offsets():
@@ -151,7 +152,7 @@ def test_refuses_too_little_and_too_much(tmp_path, monkeypatch):
     np.save(tmp_path / "one.npy", np.zeros((1, 3)))
     with pytest.raises(torchweft.ShapeError, match="holds 1 finite points: at least 2 are needed"):
         inspect(tmp_path / "one.npy", None, 3, 8, tmp_path)
-    monkeypatch.setattr(inspection, "MOST", 1000)
+    monkeypatch.setattr(layer, "MOST", 1000)
     with pytest.raises(torchweft.ShapeError, match=r"a kernel of 3 on .* Pass a larger --size"):
         layer_of(voxels(300, 9), 0.5, 3)
 

@@ -50,7 +50,7 @@ from torchweft.voxels.layers.pooling import (
     sparse_upsample,
 )
 from torchweft.voxels.layers.voxelize import devoxelize, voxelize
-from torchweft.voxels.maps.kernel_map import KernelMap, kernel_map
+from torchweft.voxels.maps.kernel_map import KernelMap
 from torchweft.voxels.maps.minuet import (
     GemmGroups,
     Group,
@@ -58,7 +58,7 @@ from torchweft.voxels.maps.minuet import (
     build_masks,
     greedy_group,
 )
-from torchweft.voxels.maps.tensor import SparseTensor, cat, sparse_collate, union
+from torchweft.voxels.maps.tensor import SparseTensor, cat, kernel_map, sparse_collate, union
 
 __all__ = [
     "GemmGroups",

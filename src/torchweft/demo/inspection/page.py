@@ -1,28 +1,30 @@
-"""The page of `torchweft inspect`: what one needs to choose voxel sizes, kernels and groups."""
+"""The page of `torchweft inspect`, to choose voxel sizes, kernels and groups by, and its plots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import torchweft
-from torchweft.demo.inspection.inspection import NEAR, TILES, Layer, descending, padding_of
-from torchweft.demo.inspection.pictures import groups_picture, offsets_picture, waste_picture
+from torchweft.demo.inspection.layer import NEAR, TILES, Layer, descending, padding_of
 from torchweft.demo.measure import versions
 from torchweft.demo.page import page
 from torchweft.demo.page.blocks import blocks
-from torchweft.demo.page.pictures import LAND
-from torchweft.voxels import SparseTensor, greedy_group
+from torchweft.demo.page.pictures import ACCENT, GREY, INK, LAND, plain_axis, png
+from torchweft.voxels import GemmGroups, SparseTensor, greedy_group
 
-__all__ = ["written"]
+__all__ = ["page_of"]
 
 SHOWN = 60_000  # voxels of a picture, at most
 ALIGNMENTS = (4, 64, 128)
+LETTERS = 7  # numbers are written into squares of at most so many places a side
 
 
-def written(
+def page_of(
     name: str,
     num_points: int,
     clouds: Mapping[float, SparseTensor],
@@ -122,7 +124,7 @@ def _offsets(chosen: Layer) -> tuple[str, ...]:
         f"Voxels with a neighbour at each offset, of {chosen.voxels:,}, in percent; edge "
         f"{chosen.size:g}, one square for each place along the third axis."
     )
-    return page.paragraph(text), page.figure(offsets_picture(chosen), caption)
+    return page.paragraph(text), page.figure(_offsets_picture(chosen), caption)
 
 
 def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
@@ -137,7 +139,7 @@ def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
     head = ["edge, kernel", *(f"{order}, {rows} rows" for order, rows in cases)]
     lines = [(_named(layer), *(f"{layer.waste[case]:.2f}" for case in cases)) for layer in layers]
     caption = "Tile waste: multiplications of the tiles over those of the pairs."
-    picture = waste_picture([layer for layer in layers if layer.kernel == kernel])
+    picture = _waste_picture([layer for layer in layers if layer.kernel == kernel])
     return (
         page.paragraph(text),
         page.figure(picture, f"Tile waste with kernel {kernel}³ over the size of voxels."),
@@ -162,9 +164,75 @@ def _groups(chosen: Layer) -> tuple[str, ...]:
     return (
         page.paragraph(text),
         page.figure(
-            groups_picture(found),
+            _groups_picture(found),
             f"Rows of each group, edge {chosen.size:g}, kernel {chosen.kernel}³, rows in multiples "
             "of 4; above a bar, its offsets.",
         ),
         page.table(caption, ["rows in multiples of", "groups", "padding"], rows),
     )
+
+
+def _offsets_picture(layer: Layer) -> bytes:
+    """What part of the voxels has a neighbour at each offset, one square a plane."""
+    k = layer.kernel
+    share = (100 * layer.counts.double() / layer.voxels).view(k, k, k)
+    others = share.flatten().sort().values[: max(k**3 - 1, 1)]
+    most = max(float(others[-1]), 1e-9)  # itself, 100 %, would leave no colours for the others
+    figure = Figure(figsize=(9.6, 9.6 / min(max(k, 3), 6) + 0.5), layout="constrained")
+    axes: Any = figure.subplots(1, k, squeeze=False)
+    for plane, axis in enumerate(axes.flat):
+        axis.imshow(share[:, :, plane].numpy(), cmap="YlOrBr", vmin=0, vmax=most)
+        offset = plane - (k - 1) // 2
+        axis.set_title(f"third axis {offset:+d}".replace("+0", "0"), color=GREY, fontsize=10)
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
+        if k <= LETTERS:
+            _write(axis, share[:, :, plane].tolist(), most)
+    axes[0, 0].set_xlabel("second axis →", color=GREY)
+    axes[0, 0].set_ylabel("← first axis", color=GREY)
+    return png(figure)
+
+
+def _write(axis: Any, rows: list[list[float]], most: float) -> None:
+    for row, numbers in enumerate(rows):
+        for column, number in enumerate(numbers):
+            colour = "white" if number > 0.6 * most else INK
+            size = 9 if len(rows) <= 4 else 6
+            axis.text(column, row, f"{number:.3g}", ha="center", va="center", color=colour,
+                      fontsize=size)  # fmt: skip
+
+
+def _waste_picture(layers: Sequence[Layer]) -> bytes:
+    """Tile waste over the size of voxels."""
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    axis = figure.subplots()
+    sizes = [layer.size for layer in layers]
+    for order, colour in (("ascending", GREY), ("by mask", ACCENT)):
+        for rows, style in zip(TILES, ("-", (0, (4, 3))), strict=True):
+            waste = [layer.waste[order, rows] for layer in layers]
+            label = f"{order}, {rows} rows"
+            axis.plot(sizes, waste, "o", linestyle=style, color=colour, label=label, linewidth=2)
+    axis.set(xlabel="edge of a voxel [the file's unit]", ylabel="tile waste", xscale="log")
+    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=1)
+    axis.legend(frameon=False, labelcolor=GREY)
+    plain_axis(axis)
+    return png(figure)
+
+
+def _groups_picture(found: GemmGroups) -> bytes:
+    """The rows of each group's product, and what of them is padding."""
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    axis = figure.subplots()
+    places = range(len(found.groups))
+    used = [group.req for group in found.groups]
+    padding = [group.alloc - group.req for group in found.groups]
+    axis.bar(places, used, color=ACCENT, width=0.7, label="pairs")
+    axis.bar(places, padding, bottom=used, color=GREY, width=0.7, label="padding")
+    for place, group in zip(places, found.groups, strict=True):
+        axis.text(place, group.alloc, f"{len(group.members)}", color=GREY, ha="center", va="bottom")
+    axis.set(xlabel="group", ylabel="rows", xticks=places)
+    axis.legend(frameon=False, labelcolor=GREY)
+    plain_axis(axis)
+    return png(figure)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, current_device
 from torchweft.voxels.convolution import tile_sizes as tiles
 from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
+from torchweft.voxels.maps.kernel_map import KernelMap
 from torchweft.voxels.maps_gpu.tiles import (
     MOST_SORTED,
     PANEL,
@@ -25,7 +26,6 @@ from torchweft.voxels.maps_gpu.tiles import (
     padded,
     pair_dtype,
     pairs_of,
-    prepare,
     tiles_of,
     turns_of,
 )
@@ -34,6 +34,16 @@ __all__ = ["compile_ahead", "convolve", "prepare", "weight_gradient"]
 
 REDUCED = Tile((16, 128))
 """Shares and numbers that a program adds up at once."""
+
+
+def prepare(found: KernelMap, gradient: bool) -> None:
+    """Make now what a convolution and, with gradient, its weight's gradient keep of a map."""
+    table, order, offsets = found.kept, found.outputs.order, found.geometry.num_offsets
+    with current_device(table):
+        if gradient:
+            pairs_of(table, order, offsets, mirrored=found.back is None)
+        else:
+            tiles_of(table, order, offsets)
 
 
 def convolve(

@@ -30,8 +30,8 @@ from torchweft.voxels.layers.segments import (
     unfold_channels,
     walks_rows,
 )
-from torchweft.voxels.maps.kernel_map import KernelMap, kernel_map
-from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
+from torchweft.voxels.maps.kernel_map import KernelMap
+from torchweft.voxels.maps.tensor import SparseTensor, check_sparse, kernel_map
 
 __all__ = [
     "GlobalPool",

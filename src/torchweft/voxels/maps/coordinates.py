@@ -9,7 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,11 +17,9 @@ from torch import Tensor
 from torchweft.core.operators.operator import outside_graphs
 from torchweft.core.operators.transforms import below_transforms
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.voxels.grid.geometry import Geometry
 from torchweft.voxels.grid.host_flags import Flags
 from torchweft.voxels.maps.keys import Packing, kernels_serve, rank
-
-if TYPE_CHECKING:
-    from torchweft.voxels.grid.geometry import Geometry
 
 __all__ = ["Coordinates"]
 

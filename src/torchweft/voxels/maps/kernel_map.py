@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,15 +25,12 @@ from torchweft.core.operators.operator import compiling, outside_graphs
 from torchweft.core.operators.transforms import below_transforms
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import IndexRangeError, ShapeError
-from torchweft.voxels.grid.geometry import Geometry, Size, geometry
+from torchweft.voxels.grid.geometry import Geometry
 from torchweft.voxels.grid.mirror import whole
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.keys import Packing, kernels_serve
 
-if TYPE_CHECKING:
-    from torchweft.voxels.maps.tensor import SparseTensor
-
-__all__ = ["KernelMap", "Maps", "kernel_map"]
+__all__ = ["KernelMap", "Maps", "mode_of"]
 
 
 class KernelMap(NamedTuple):
@@ -162,33 +159,6 @@ class Maps:
                 f"that layer indice_key={name!r}."
             )
         return self._named[name]
-
-
-def kernel_map(
-    tensor: SparseTensor,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    submanifold: bool = True,
-    transposed: bool = False,
-) -> KernelMap:
-    """The map of a layer on a tensor's voxels, built once and kept with them.
-
-    Args:
-        tensor: whose voxels are the input.
-        kernel_size: one number for all axes, or one for each; also even, uneven, 1.
-        stride: 1 in a submanifold layer.
-        padding: as in torch; a submanifold kernel is centred whatever it is.
-        dilation: distance of neighbouring kernel places.
-        submanifold: whether the outputs are the inputs; else every voxel that a pair reaches.
-        transposed: whether the layer is that of torch's transposed convolution.
-
-    Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches a voxel.
-    """
-    mode = mode_of(submanifold, transposed)
-    shape = geometry(tensor.dim, kernel_size, stride, padding, dilation, mode=mode)
-    return tensor.maps.get(tensor.coordinates, shape)
 
 
 def mode_of(submanifold: bool, transposed: bool) -> str:

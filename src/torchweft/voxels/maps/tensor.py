@@ -12,11 +12,11 @@ from torch import Tensor
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import DeviceError, DTypeError, ShapeError
-from torchweft.voxels.grid.geometry import axes_of
+from torchweft.voxels.grid.geometry import Size, axes_of, geometry
 from torchweft.voxels.maps.coordinates import Coordinates
-from torchweft.voxels.maps.kernel_map import Maps
+from torchweft.voxels.maps.kernel_map import KernelMap, Maps, mode_of
 
-__all__ = ["SparseTensor", "cat", "check_sparse", "sparse_collate", "union"]
+__all__ = ["SparseTensor", "cat", "check_sparse", "kernel_map", "sparse_collate", "union"]
 
 
 class SparseTensor:
@@ -169,6 +169,33 @@ class SparseTensor:
         """Sums of features on the same voxels; `union` adds on any."""
         _check_same(self, other, "+", "Add tensors on different voxels with union([a, b]).")
         return self.replace(self.feats + other.feats)
+
+
+def kernel_map(
+    tensor: SparseTensor,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    submanifold: bool = True,
+    transposed: bool = False,
+) -> KernelMap:
+    """The map of a layer on a tensor's voxels, built once and kept with them.
+
+    Args:
+        tensor: whose voxels are the input.
+        kernel_size: one number for all axes, or one for each; also even, uneven, 1.
+        stride: 1 in a submanifold layer.
+        padding: as in torch; a submanifold kernel is centred whatever it is.
+        dilation: distance of neighbouring kernel places.
+        submanifold: whether the outputs are the inputs; else every voxel that a pair reaches.
+        transposed: whether the layer is that of torch's transposed convolution.
+
+    Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches a voxel.
+    """
+    mode = mode_of(submanifold, transposed)
+    shape = geometry(tensor.dim, kernel_size, stride, padding, dilation, mode=mode)
+    return tensor.maps.get(tensor.coordinates, shape)
 
 
 def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:

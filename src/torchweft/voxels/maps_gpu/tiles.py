@@ -10,19 +10,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, current_device
+from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together
 from torchweft.core.printing.modules import written
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.voxels.grid.host_flags import Flags
 from torchweft.voxels.grid.mirror import whole
-
-if TYPE_CHECKING:
-    from torchweft.voxels.maps.kernel_map import KernelMap
 
 __all__ = [
     "MOST_SORTED",
@@ -37,7 +34,6 @@ __all__ = [
     "padded",
     "pair_dtype",
     "pairs_of",
-    "prepare",
     "tiles_of",
     "turns_of",
 ]
@@ -124,16 +120,6 @@ def kernel_for(
     """
     module, function = name.rsplit(".", 1)
     return Kernel(written(f"torchweft.voxels.{module}", function), numbers, constants, tile)
-
-
-def prepare(found: KernelMap, gradient: bool) -> None:
-    """Make now what a convolution and, with gradient, its weight's gradient keep of a map."""
-    table, order, offsets = found.kept, found.outputs.order, found.geometry.num_offsets
-    with current_device(table):
-        if gradient:
-            pairs_of(table, order, offsets, mirrored=found.back is None)
-        else:
-            tiles_of(table, order, offsets)
 
 
 @dataclass(slots=True)
