@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchweft.clifford.matrices.linear import add_input_gradient, linear, outputs, weight_gradient
-from torchweft.clifford.programs.operator import run
+from torchweft.clifford.programs.operator import forward, run
 from torchweft.core.expressions.program import mask
 from torchweft.core.operators.fused import FusedOperator, Gradients
 
@@ -48,7 +48,7 @@ def _forward(
     backend: str,
 ) -> list[Tensor]:
     y = outputs(x, linear_weight, None, signature)
-    return [*run.forward(program, backend, x, y, bias, weight), y]
+    return [*forward(program, backend, x, y, bias, weight), y]
 
 
 def _backward(
@@ -57,7 +57,7 @@ def _backward(
     x, linear_weight, bias, weight, signature, program, backend = args
     (y,) = saved
     wanted = mask([needed[0], needed[0] or needed[1], needed[2], needed[3]])
-    found = iter(run.forward(f"{program} | vjp {wanted} 1", backend, x, y, bias, weight, grad))
+    found = iter(forward(f"{program} | vjp {wanted} 1", backend, x, y, bias, weight, grad))
     gx, gy, g_bias, gw = (next(found) if flag == "1" else None for flag in wanted)
     if gx is not None and gy is not None:
         add_input_gradient(gx, gy, linear_weight, signature)

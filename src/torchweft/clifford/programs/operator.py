@@ -1,9 +1,13 @@
-"""The family's operator: `run(key, backend, *inputs)` computes a program, on any backend."""
+"""The family's operator: `run(key, backend, *inputs)` computes a program, on any backend.
+
+torchweft::clifford(Tensor[] tensors, str program, str backend) -> Tensor[]
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +15,12 @@ from torch import Tensor
 from torchweft.clifford.programs.programs import program
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.expressions.expr import reachable
-from torchweft.core.expressions.program import Program
+from torchweft.core.expressions.program import Operand, Program
 from torchweft.core.operators import autocast
-from torchweft.core.program_op import ProgramOperator
+from torchweft.core.operators.program_rule import ProgramRule
+from torchweft.core.operators.tensor_list import Call, ListOperator, Rest, Results, Tensors
 
-__all__ = ["run"]
+__all__ = ["forward", "run"]
 
 Runner = Callable[[Program, Sequence[Tensor]], list[Tensor]]
 
@@ -53,5 +58,66 @@ def _record_cost(found: Program, inputs: Sequence[Tensor], results: Sequence[Ten
     record_cost(moved, 2 * terms * positions)
 
 
-run = ProgramOperator("clifford", program, _body)
-"""run(key, backend, *inputs) -> results"""
+class CliffordRule(ProgramRule):
+    """Results of a program on the rows and features of multivectors, and its derivatives."""
+
+    predictable = False
+
+    def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """The results on real tensors: contiguous, in the inputs' dtype."""
+        key, backend = rest
+        return _body(self.program(key), tensors, backend)
+
+    def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """Empty tensors of their shapes."""
+        found = self.program(rest[0])
+        lengths: dict[str, Any] = {}
+        for operand, tensor in zip(found.inputs, tensors, strict=True):
+            lengths.update(zip(operand.axes, tensor.shape[1:], strict=True))
+        return [
+            tensors[0].new_empty((o.operand.size, *(lengths[axis] for axis in o.operand.axes)))
+            for o in found.outputs
+        ]
+
+    def batch(
+        self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    ) -> Results:
+        """The results of a mapped call, the mapped dimension in front: more rows.
+
+        An operand without rows is one for each entry, so that such calls are made one by one.
+        """
+        found = self.program(rest[0])
+        mapped = [o for o, dim in zip(found.inputs, dims, strict=True) if dim is not None]
+        operands = [*mapped, *(output.operand for output in found.outputs)]
+        if not all("row" in operand.axes for operand in operands):
+            pairs = list(zip(tensors, dims, strict=True))
+            calls = [call([_entry(*pair, i) for pair in pairs], rest) for i in range(size)]
+            return tuple(torch.stack(results) for results in zip(*calls, strict=True))
+        triples = zip(tensors, dims, found.inputs, strict=True)
+        results = call([_folded(size, *triple) for triple in triples], rest)
+        return tuple(r.reshape(len(r), size, -1, r.shape[-1]).movedim(1, 0) for r in results)
+
+
+def _entry(tensor: Tensor, dim: int | None, index: int) -> Tensor:
+    return tensor if dim is None else tensor.select(dim, index)
+
+
+def _folded(size: int, tensor: Tensor, dim: int | None, operand: Operand) -> Tensor:
+    """A mapped dimension becomes rows; what is not mapped is repeated, if it has rows."""
+    if "row" not in operand.axes:
+        return tensor
+    entries = tensor.unsqueeze(1) if dim is None else tensor.movedim(dim, 1)
+    return entries.expand(-1, size, -1, -1).flatten(1, 2)
+
+
+_programs = ListOperator("clifford", "str program, str backend", CliffordRule(program))
+
+
+def run(key: str, backend: str, *inputs: Tensor) -> Results:
+    """The results of the program with a key, on tensors of its operands' axes."""
+    return _programs(inputs, (key, backend))
+
+
+def forward(key: str, backend: str, *inputs: Tensor) -> Results:
+    """The same without a graph."""
+    return _programs.forward(inputs, (key, backend))

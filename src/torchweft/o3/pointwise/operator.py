@@ -17,6 +17,7 @@ from torchweft.core.backend import choose, interpreted
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operator import compiling, unwatched
+from torchweft.core.operators.program_rule import ProgramRule
 from torchweft.core.operators.tensor_list import (
     CachedCall,
     Call,
@@ -27,8 +28,7 @@ from torchweft.core.operators.tensor_list import (
 )
 from torchweft.core.operators.transforms import mapped_as_rows
 from torchweft.o3.backends import chosen_backend, executor, refuse_backend
-from torchweft.o3.pointwise.programs import row_program, row_program_reads
-from torchweft.o3.program_rule import ProgramRule
+from torchweft.o3.pointwise.programs import row_program
 
 __all__ = ["cached_rows", "first_rows", "serves_rows"]
 
@@ -170,4 +170,4 @@ class RowFunctionRule(ProgramRule):
         return mapped_as_rows(call, size, dims, tensors, rest)
 
 
-_rows = ListOperator("o3_rows", "str program", RowFunctionRule(row_program_reads, 0))
+_rows = ListOperator("o3_rows", "str program", RowFunctionRule(row_program))

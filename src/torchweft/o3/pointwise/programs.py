@@ -28,7 +28,6 @@ __all__ = [
     "ladder_factors",
     "ladder_seed",
     "row_program",
-    "row_program_reads",
 ]
 
 
@@ -163,9 +162,3 @@ _ROOTS = {
 def row_program(name: str) -> Program:
     """The program with a key, or derived from it."""
     return derive(name, lambda key: _ROOTS[key.partition(" ")[0]](key))
-
-
-@functools.lru_cache(maxsize=1024)
-def row_program_reads(name: str) -> tuple[bool, ...]:
-    """Which inputs of a program its results depend on."""
-    return row_program(name).reads()

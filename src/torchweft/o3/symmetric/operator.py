@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators.operator import compiling
+from torchweft.core.operators.program_rule import ProgramRule
 from torchweft.core.operators.tensor_list import (
     CachedCall,
     Call,
@@ -26,12 +27,11 @@ from torchweft.errors import ShapeError
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.operator import one_by_one
 from torchweft.o3.irreps.irreps import Irreps
-from torchweft.o3.program_rule import ProgramRule
 from torchweft.o3.symmetric.program import (
     ELEMENT_TABLES,
-    program_reads,
     program_steps,
     slots,
+    symmetric_program,
     weight_counts,
 )
 
@@ -110,5 +110,5 @@ class SymmetricRule(ProgramRule):
 contraction = ListOperator(
     "o3_symmetric",
     "str program, str layout, str mixed",
-    SymmetricRule(program_reads, ELEMENT_TABLES),
+    SymmetricRule(symmetric_program, ELEMENT_TABLES),
 )

@@ -1,20 +1,22 @@
-"""What operators share whose derivatives are programs, known by a key: the first of their rest.
+"""Derivatives of operators that run programs: the gradient of a program is a program again.
 
-The gradient of a call with the key p is the call "p | vjp …", its tangent "p | jvp …", of the
-same tensors and those of the cotangents or tangents behind them; see core.expressions.program.
+The first non-tensor argument of such an operator is the key p of a program.  The gradient of the
+call is the call with the key "p | vjp …", its tangent the one with "p | jvp …": the tensors of the
+call, then the cotangents or tangents; see core.expressions.program.
 
-An operand of a program may be several tensors of a call, from which kernels make it.
+An operand of a program may be several tensors of a call, from which kernels compute it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from torchweft.core.expressions.program import mask
+from torchweft.core.expressions.program import Program, mask
 from torchweft.core.operators.tensor_list import CachedCall, Call, Rest, Tensors
 
 __all__ = ["ProgramRule"]
@@ -23,17 +25,18 @@ T = TypeVar("T")
 
 
 class ProgramRule:
-    """Derivatives.
+    """Gradients and tangents; subclasses add body, fake and batch.
 
     Args:
-        used: which inputs of the program with a key its results depend on.
-        tables: how many tensors stand behind the program's.
+        program: the program with a key.
+        tables: the number of tensors behind those of the program.
     """
 
     predictable = True
 
-    def __init__(self, used: Callable[[str], tuple[bool, ...]], tables: int) -> None:
-        self._used, self._tables = used, tables
+    def __init__(self, program: Callable[[str], Program], tables: int = 0) -> None:
+        self.program, self._tables = program, tables
+        self._used = functools.lru_cache(maxsize=1024)(lambda key: program(key).reads())
 
     def inputs(self, rest: Rest) -> Sequence[int]:
         """How many tensors each input of the program is.
