@@ -45,7 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept: set[pytest.Item] = set()
     for same in tests.values():
-        covers = [requirements(i.callspec.params) for i in same if hasattr(i, "callspec")]
+        pairs = same[0].get_closest_marker("singly") is None
+        covers = [requirements(i.callspec.params, pairs) for i in same if hasattr(i, "callspec")]
         kept.update([same[place] for place in covering(covers)] if covers else same)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

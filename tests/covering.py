@@ -20,6 +20,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
+import zlib
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -43,15 +44,21 @@ def features(name: str, argument: Any) -> list[Hashable]:
     return [(name, repr(argument) if plain else id(argument))]
 
 
-def requirements(arguments: Mapping[str, Any]) -> frozenset[Hashable]:
-    """What one item covers: its arguments, its case on its backend, its pairs of features."""
+def requirements(arguments: Mapping[str, Any], pairs: bool = True) -> frozenset[Hashable]:
+    """What one item covers: its arguments, its case on its backend, its pairs of features.
+
+    Args:
+        arguments: of the item, by name.
+        pairs: False leaves out pairs, for tests whose every item compiles for seconds.
+    """
     parts = {name: features(name, argument) for name, argument in arguments.items()}
     every = [feature for of in parts.values() for feature in of]
     whole: list[Hashable] = [tuple(of) for of in parts.values()]
     backends = [feature for feature in every if feature[0] == "backend"]  # type: ignore[index]
     cases = [tuple(parts[n]) for n, argument in arguments.items() if isinstance(argument, Case)]
     whole += itertools.product(cases, backends)
-    return frozenset(whole) | {frozenset(pair) for pair in itertools.combinations(every, 2)}
+    both = itertools.combinations(every, 2) if pairs else ()
+    return frozenset(whole) | {frozenset(pair) for pair in both}
 
 
 def covering(items: Sequence[Collection[Hashable]]) -> list[int]:
@@ -65,14 +72,15 @@ def covering(items: Sequence[Collection[Hashable]]) -> list[int]:
     chosen: list[int] = []
     covered = 0
     # what an item adds only falls: the best one is that whose last count still holds
-    heap = [(-mask.bit_count(), place) for place, mask in enumerate(masks)]
+    # equal ones in an order that favours no value
+    heap = [(-mask.bit_count(), zlib.crc32(b"%d" % i), i) for i, mask in enumerate(masks)]
     heapq.heapify(heap)
     while heap:
-        gain, place = heapq.heappop(heap)
+        gain, tie, place = heapq.heappop(heap)
         adds = (masks[place] & ~covered).bit_count()
         if adds == -gain and adds:
             chosen.append(place)
             covered |= masks[place]
         elif adds:
-            heapq.heappush(heap, (-adds, place))
+            heapq.heappush(heap, (-adds, tie, place))
     return sorted(chosen)

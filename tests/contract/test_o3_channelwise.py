@@ -138,6 +138,7 @@ class TestBodies:
         assert not gradient.any()
 
     @pytest.mark.parametrize("name", ["uvu ragged", "uuu", "11w"])
+    @pytest.mark.singly  # each item compiles for seconds
     def test_third_derivatives(self, backend, name):
         """Sums of several terms are differentiated too."""
 

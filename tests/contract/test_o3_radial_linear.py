@@ -66,6 +66,7 @@ def room(request, monkeypatch):
 
 @pytest.mark.parametrize(("case", "setting"), SETTINGS)
 @pytest.mark.usefixtures("room")
+@pytest.mark.singly  # each item compiles for seconds
 def test_values_and_derivatives(case, setting):
     check_values(case, setting)
 

@@ -39,6 +39,7 @@ def test_body(check, case):
 @natively
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("case", reductions.looped_cases(), ids=named)
+@pytest.mark.singly  # each item compiles for seconds
 def test_values_of_loops(case, dtype):
     """Numbers of 16 bits are computed in float32, by the same loops."""
     check_values(case, Setting("cpu", dtype, "numba", 1))
@@ -47,6 +48,7 @@ def test_values_of_loops(case, dtype):
 @natively
 @pytest.mark.parametrize("case", SUITE.full, ids=named)
 @pytest.mark.parametrize("check", BODY_CHECKS[1:])
+@pytest.mark.singly  # each item compiles for seconds
 def test_body_of_loops(check, case):
     check(case, Setting("cpu", torch.float32, "numba", 1))
 

@@ -112,6 +112,7 @@ OF_COMPONENTS = {
 
 @pytest.mark.parametrize("dim", [16, 100, 300] if INTERPRETED else [16, 100])
 @pytest.mark.parametrize("name", OF_COMPONENTS)
+@pytest.mark.singly  # each item compiles for seconds
 def test_sums_of_components(name, dim):
     """Of one column: the sum of a pair's components itself."""
     made, plain = OF_COMPONENTS[name]

@@ -37,6 +37,8 @@ from torchweft.demo.models.potential import Settings
 from torchweft.errors import WeftError
 from torchweft.testing.contract import assert_same_bits
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 

@@ -19,6 +19,8 @@ from tests.cases import receipt
 from torchweft import cli, doctor
 from torchweft.errors import ShapeError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 REFUSE = """

@@ -26,6 +26,8 @@ from torchweft.demo.models.forecaster import Forecaster
 from torchweft.demo.page import pictures
 from torchweft.voxels import sparse_conv
 
+pytestmark = pytest.mark.slow
+
 POINTS = np.array([[0.5, -1.0, 2.0], [3.25, 4.0, -5.5], [6.0, 7.0, 8.125]])
 PLY = "ply\nformat {} 1.0\ncomment made up\nelement vertex 3\nproperty float x\nproperty float y\n"
 PLY += (

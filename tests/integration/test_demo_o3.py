@@ -28,6 +28,8 @@ from torchweft.demo.models.potential import (
 from torchweft.demo.options import Options
 from torchweft.testing import assert_as_accurate
 
+pytestmark = pytest.mark.slow
+
 SMALL = Settings(channels=4, lmax=2, layers=2, radial=8, basis=8)
 CPU = torch.device("cpu")
 

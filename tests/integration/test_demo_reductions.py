@@ -13,6 +13,8 @@ from torchweft.demo.models.levelling import Levelling, carried, heaps, levelling
 from torchweft.reductions import LazyTensor
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

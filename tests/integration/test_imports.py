@@ -7,6 +7,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 PREAMBLE = """
 import sys
 from importlib.machinery import PathFinder

@@ -17,7 +17,10 @@ from tests.conftest import INTERPRETED
 from tests.nearness import same
 from torchweft.reductions import Genred
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="processes do not depend on the backend")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(INTERPRETED, reason="processes do not depend on the backend"),
+]
 
 GAUSSIAN = Genred("Exp(-SqDist(x, y)) * b", ["x = Vi(3)", "y = Vj(3)", "b = Vj(1)"], axis=1)
 SECONDS = 100

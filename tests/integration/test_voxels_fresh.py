@@ -15,7 +15,10 @@ from tests.conftest import INTERPRETED
 from torchweft.testing.contract import assert_same_bits
 from torchweft.voxels import SparseTensor, sparse_conv
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="a process of its own, natively")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(INTERPRETED, reason="a process of its own, natively"),
+]
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 LINES = [

@@ -13,7 +13,7 @@ import torch
 from tests.conftest import INTERPRETED
 from torchweft import voxels
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="whole networks, natively")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(INTERPRETED, reason="whole networks, natively")]
 
 
 def network():

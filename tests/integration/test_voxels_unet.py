@@ -14,6 +14,8 @@ from benchmarks.harness.gate import expected_results, worst_ratio
 from benchmarks.harness.runner import _candidates
 from torchweft.testing import assert_as_accurate, plain_error
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
