@@ -5,11 +5,12 @@
 Each phase of the cases W1r of the suite o3, all ways checked and timed in turn in one run, with the
 peak memory of each.  The ways:
 
-    torchweft   what the library does: forward the fused kernel, derivatives by blocks of edges
-    blocks      blocks of edges forward too: what is left without radial_linear/launch and source
-    whole       one block of all edges: h A is formed by our kernels in each phase, and not kept
-    formed      h @ A by torch, kept by autograd, then an ordinary convolution: what is left without
-                the folder radial_linear
+    torchweft     what the library does: forward the fused kernel, derivatives by blocks of edges
+    fused, whole  the fused kernel; derivatives in one block, whose weights are formed anew
+    blocks        blocks of edges forward too: what is left without radial_linear/launch and source
+    whole         one block of all edges in each phase; our kernels form h A, which is not kept
+    formed        h @ A by torch, kept by autograd, then an ordinary convolution: what is left
+                  without the folder radial_linear
 
 Rows are of the suite `radial_linear`.  A way whose `bound_ratio` is above 1 is less exact than the
 library promises; "formed" has torch's precision of matrix products.
@@ -36,7 +37,7 @@ from torchweft.o3.radial_linear import edge_blocks, operator
 
 __all__ = ["WAYS", "Way", "main"]
 
-WAYS = ("blocks", "whole", "formed")
+WAYS = ("fused, whole", "blocks", "whole", "formed")
 
 
 class Way:
@@ -81,10 +82,11 @@ def _ways() -> Iterator[None]:
     def by_way(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
         *others, precision = rest
         precision, _, way = precision.partition(" ")
-        room = 2**62 if way == "whole" else edge_blocks.BLOCK_BYTES["cuda"]
+        room = 2**62 if way.endswith("whole") else edge_blocks.BLOCK_BYTES["cuda"]
+        fused = serves if not way or way.startswith("fused") else lambda *_: None
         with (
             mock.patch.dict(edge_blocks.BLOCK_BYTES, cuda=room),
-            mock.patch.object(operator, "_fused", (lambda *_: None) if way else serves),
+            mock.patch.object(operator, "_fused", fused),
         ):
             return body(tensors, *others, precision)
 
@@ -107,7 +109,7 @@ def main() -> None:
             for rows in run("radial_linear", [case], ways, device, print):
                 append(path, rows)
                 for row in rows:
-                    line = f"{row.case:<45} {row.phase:<17} {row.peer:<10} {row.l2:<5}"
+                    line = f"{row.case:<45} {row.phase:<17} {row.peer:<12} {row.l2:<5}"
                     print(
                         f"{line} {row.ms_p50:8.3f} ms {row.peak_mb:9.0f} MB"
                         f" error/bound {row.bound_ratio:.2g}",
