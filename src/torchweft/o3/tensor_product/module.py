@@ -33,28 +33,19 @@ _OTHER = (None, None)
 """Cached for a call that is not cached."""
 
 
-class Weighted(Protocol):
-    """An instruction."""
+class _Weighted(Protocol):
+    """An instruction into an item of the output, whose weight has `num_weights` numbers or none."""
 
     @property
-    def i_out(self) -> int:
-        """The item of the output."""
-
+    def i_out(self) -> int: ...
     @property
-    def path_weight(self) -> float:
-        """Its factor."""
-
+    def path_weight(self) -> float: ...
     @property
-    def path_shape(self) -> tuple[int, ...]:
-        """The shape of its weight."""
-
+    def path_shape(self) -> tuple[int, ...]: ...
     @property
-    def has_weight(self) -> bool:
-        """Whether it has a part of the flat weight."""
-
+    def has_weight(self) -> bool: ...
     @property
-    def num_weights(self) -> int:
-        """Numbers in its weight; 0 without one."""
+    def num_weights(self) -> int: ...
 
 
 class RowLayer(nn.Module):
@@ -100,13 +91,13 @@ class WeightedModule(RowLayer):
 
     _e3nn_parts = ()
 
-    instructions: Sequence[Weighted]
+    instructions: Sequence[_Weighted]
     weight: Tensor
     output_mask: Tensor
 
     def __init__(
         self,
-        instructions: Sequence[Weighted],
+        instructions: Sequence[_Weighted],
         irreps_out: Irreps,
         internal_weights: bool | None,
         shared_weights: bool,

@@ -143,14 +143,9 @@ class FullyConnectedTensorProduct(TensorProduct):
             for k, c in enumerate(out)
             if c.ir in a.ir * b.ir
         ]
+        options |= {"path_normalization": path_normalization}
         super().__init__(
-            first,
-            second,
-            out,
-            instructions,
-            irrep_normalization=irrep_normalization,
-            path_normalization=path_normalization,
-            **options,
+            first, second, out, instructions, irrep_normalization=irrep_normalization, **options
         )
 
 
@@ -180,18 +175,14 @@ class ElementwiseTensorProduct(TensorProduct):
         keep = _filter(filter_ir_out)
         out: list[MulIr] = []
         instructions = []
-        for n, (first, second) in enumerate(pairs):
-            for ir in first.ir * second.ir:
+        for n, (a, b) in enumerate(pairs):
+            for ir in a.ir * b.ir:
                 if keep is None or ir in keep:
                     instructions.append((n, n, len(out), "uuu", False))
-                    out.append(MulIr(first.mul, ir))
+                    out.append(MulIr(a.mul, ir))
+        first, second = ([pair[n] for pair in pairs] for n in range(2))
         super().__init__(
-            [first for first, _ in pairs],
-            [second for _, second in pairs],
-            out,
-            instructions,
-            irrep_normalization=irrep_normalization,
-            **options,
+            first, second, out, instructions, irrep_normalization=irrep_normalization, **options
         )
 
 
@@ -226,12 +217,7 @@ class FullTensorProduct(TensorProduct):
         out, place, _ = Irreps([item for _, item in found]).sort()
         instructions = [(*pair, place[n], "uvuv", False) for n, (pair, _) in enumerate(found)]
         super().__init__(
-            first,
-            second,
-            out,
-            instructions,
-            irrep_normalization=irrep_normalization,
-            **options,
+            first, second, out, instructions, irrep_normalization=irrep_normalization, **options
         )
 
 
