@@ -33,7 +33,7 @@ from benchmarks.harness.record import append, machine
 from benchmarks.harness.runner import run
 from benchmarks.harness.suites import FOLDER, load_suite
 from torchweft.o3 import Graph, TensorProductConv
-from torchweft.o3.radial_linear import edge_blocks, operator
+from torchweft.o3.radial_linear import operator
 
 __all__ = ["WAYS", "Way", "main"]
 
@@ -82,10 +82,10 @@ def _ways() -> Iterator[None]:
     def by_way(tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
         *others, precision = rest
         precision, _, way = precision.partition(" ")
-        room = 2**62 if way.endswith("whole") else edge_blocks.BLOCK_BYTES["cuda"]
+        room = 2**62 if way.endswith("whole") else operator.BLOCK_BYTES["cuda"]
         fused = serves if not way or way.startswith("fused") else lambda *_: None
         with (
-            mock.patch.dict(edge_blocks.BLOCK_BYTES, cuda=room),
+            mock.patch.dict(operator.BLOCK_BYTES, cuda=room),
             mock.patch.object(operator, "_fused", fused),
         ):
             return body(tensors, *others, precision)

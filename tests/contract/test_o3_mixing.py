@@ -17,8 +17,7 @@ from torchweft import o3
 from torchweft.o3.mixing import launch as mixing_launch
 from torchweft.o3.mixing import operator as mixing
 from torchweft.o3.mixing.blocks import Block, Mixing, Path
-from torchweft.o3.mixing.elements import by_torch, rows_of_elements
-from torchweft.o3.mixing.operator import mix
+from torchweft.o3.mixing.operator import by_torch, mix, rows_of_elements
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import assert_same_bits
 

@@ -22,7 +22,7 @@ from torchweft.core.tables.segments import cut
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.channelwise.calls import read_call
 from torchweft.o3.edges.graph import graph_of
-from torchweft.o3.radial_linear import edge_blocks as blocks
+from torchweft.o3.radial_linear import operator as blocks
 from torchweft.o3.radial_linear.operator import radial_product
 from torchweft.o3.radial_linear.source import Tiling
 from torchweft.testing.contract import (

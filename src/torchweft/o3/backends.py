@@ -23,7 +23,7 @@ EXECUTORS = {
         "torch": "torch_path",
     },
     "mixing": {"triton": "launch"},
-    "pointwise": {"triton": "launch", "numba": "numba_path"},
+    "pointwise": {"triton": "launch"},
     "radial_linear": {"triton": "launch"},
     "symmetric": {"triton": "launch"},
 }

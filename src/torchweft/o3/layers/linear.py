@@ -22,8 +22,7 @@ from torchweft.o3.irreps.instructions import chosen
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.o3.irreps.layout import broadcast, check_rows, join, split, steps
 from torchweft.o3.mixing.blocks import Block, Mixing, Path
-from torchweft.o3.mixing.elements import rows_of_elements
-from torchweft.o3.mixing.operator import mix, serves_mix
+from torchweft.o3.mixing.operator import mix, rows_of_elements, serves_mix
 from torchweft.o3.tensor_product.module import RowLayer, WeightedModule
 
 __all__ = [

@@ -25,7 +25,7 @@ from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.o3.irreps.layout import check_layout, check_rows, steps
-from torchweft.o3.mixing.elements import rows_of_elements
+from torchweft.o3.mixing.operator import rows_of_elements
 from torchweft.o3.symmetric.basis import Basis, Coupled, DegreeOutput, expressed, symmetric_basis
 from torchweft.o3.symmetric.operator import contraction, kept
 from torchweft.o3.symmetric.program import (

@@ -33,7 +33,7 @@ from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.mixing import rows_source
 from torchweft.o3.mixing import source as generator
 from torchweft.o3.mixing.blocks import Mixing, Path, merged, prepared, uncovered, weights
-from torchweft.o3.mixing.elements import ElementRows
+from torchweft.o3.mixing.operator import ElementRows
 
 __all__ = ["run_mix", "run_mixed_rows"]
 

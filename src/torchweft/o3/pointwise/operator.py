@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from torchweft.core.backend import choose, interpreted
+from torchweft.core.cpu.loop_run import run
 from torchweft.core.explain import record_cost, recording
+from torchweft.core.expressions.program import Program
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operator import compiling, unwatched
 from torchweft.core.operators.program_rule import ProgramRule
@@ -29,6 +31,7 @@ from torchweft.core.operators.tensor_list import (
 from torchweft.core.operators.transforms import mapped_as_rows
 from torchweft.o3.backends import chosen_backend, executor, refuse_backend
 from torchweft.o3.pointwise.programs import row_program
+from torchweft.o3.pointwise.source import varying
 
 __all__ = ["cached_rows", "first_rows", "serves_rows"]
 
@@ -142,9 +145,41 @@ def _by_kernel(x: Tensor, rest: Rest) -> Tensor:
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body for tensors like these, of any number of rows."""
     like, made = tensors[0], row_program(rest[0])
-    module = executor("pointwise", "numba" if _on_cpu(like) else "triton")
-    found: Callable[[Tensors], Results] = module.prepared(made, like.dtype, like.device)
+    if _on_cpu(like):
+        return _loop(made)
+    launch = executor("pointwise", "triton")
+    found: Callable[[Tensors], Results] = launch.prepared(made, like.dtype, like.device)
     return found
+
+
+def _loop(program: Program) -> Callable[[Tensors], Results]:
+    """The body on the CPU: a loop in float64, for any number of rows (rows, components).
+
+    In float32 the powers of 1/|x| in derivatives would overflow for x shorter than 1e-13.
+    """
+    sizes, printed = [output.operand.size for output in program.outputs], varying(program)
+    numbers = [
+        (n, component, e.data)
+        for n, output in enumerate(program.outputs)
+        for component, e in enumerate(output.components)
+        if e.kind == "const" and e.data
+    ]
+
+    def again(given: Tensors) -> Results:
+        rows = given[0].shape[0]
+        results = tuple([given[0].new_empty((rows, size)) for size in sizes])
+        if rows:
+            inputs = [_components_first(t.resolve_neg()) for t in given]
+            run(printed, torch.float64, (rows, 1), inputs, [_components_first(r) for r in results])
+        for n, component, value in numbers:  # a loop stores zeros in their place
+            results[n][:, component] = value
+        return results
+
+    return again
+
+
+def _components_first(t: Tensor) -> Tensor:
+    return t.T[:, :, None]
 
 
 class RowFunctionRule(ProgramRule):
