@@ -49,14 +49,13 @@ def tables(cloud, layer):
 def way(request, monkeypatch):
     """How a body works, whatever the sizes."""
     folded = request.param == "one product"
-    monkeypatch.setattr(cpu, "_is_folded", lambda x, shape, table, groups: folded and groups == 1)
+    monkeypatch.setattr(cpu, "_is_folded", lambda x, shape, data, groups: folded and groups == 1)
     if request.param == "small chunks":
         monkeypatch.setattr(cpu, "MOST", 48)
     monkeypatch.setattr(cpu, "FOLDED", 2**12)
-    for cache in (cpu._chunk_cache, cpu._row_cache):
-        cache._entries.clear()
+    cpu._table_cache._entries.clear()
     yield request.param
-    cpu._chunk_cache._entries.clear()
+    cpu._table_cache._entries.clear()
 
 
 def operands(cloud, maps, width, dtype=torch.float32):

@@ -17,9 +17,8 @@ from tests.conftest import INTERPRETED
 from tests.contract.announced import watch
 from torchweft.voxels import kernel_map
 from torchweft.voxels.convolution import launch
-from torchweft.voxels.convolution.convolution import compile_before, convolution
 from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
-from torchweft.voxels.convolution.operator import turned
+from torchweft.voxels.convolution.operator import compile_before, convolution, turned
 from torchweft.voxels.grid.geometry import geometry
 from torchweft.voxels.grid.host_flags import Flags
 from torchweft.voxels.maps import coordinates

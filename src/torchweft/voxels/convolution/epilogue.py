@@ -46,8 +46,13 @@ class Epilogue(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Epilogue:
         """The same in another dtype."""
-        scale, shift, residual = (None if t is None else t.to(dtype) for t in self[:3])
-        return Epilogue(scale, shift, residual, self.activation)
+        scale, shift, residual, activation = self
+        return Epilogue(
+            None if scale is None else scale.to(dtype),
+            None if shift is None else shift.to(dtype),
+            None if residual is None else residual.to(dtype),
+            activation,
+        )
 
     def __call__(self, y: Tensor) -> Tensor:
         """On a result, step by step."""

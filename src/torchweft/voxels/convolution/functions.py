@@ -16,11 +16,11 @@ from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
-from torchweft.voxels.convolution.convolution import compile_before, convolution
 from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue, check
+from torchweft.voxels.convolution.operator import compile_before, convolution
 from torchweft.voxels.grid.geometry import Geometry, Size, geometry
 from torchweft.voxels.maps.kernel_map import KernelMap, mode_of
-from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
+from torchweft.voxels.maps.tensor import SparseTensor, check_sparse, with_result
 
 __all__ = ["conv_of_geometry", "sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
 
@@ -185,8 +185,8 @@ Operands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
 """Features, weight, bias, and what follows, all of one kind."""
 
 
-_settled: CallCache[bool] = CallCache()
-"""Calls that were checked, by the kinds of their tensors but the number of rows."""
+_checked_calls: CallCache[bool] = CallCache()
+"""Calls without an epilogue that were checked, by their signature without the number of rows."""
 
 
 def _operands(
@@ -210,12 +210,12 @@ def _operands(
         if found is not None:
             rows, *kind = found
             known = (rows[1:], *kind, offsets, groups, precision)
-            if known in _settled:
+            if known in _checked_calls:
                 return tensor.feats, weight, bias, PLAIN
     _check_weight(tensor, weight, bias, offsets, groups)
     operands = _of_one_kind(tensor, weight, bias, after)
     if known is not None:
-        _settled.keep(known, True)
+        _checked_calls.keep(known, True)
     return operands
 
 
@@ -240,9 +240,10 @@ def _convolved(
     backend: str,
 ) -> SparseTensor:
     _, weight, _, after = operands
-    check(after, len(kernel_map.outputs), weight.shape[2])
+    if after is not PLAIN:
+        check(after, len(kernel_map.outputs), weight.shape[2])
     result = convolution(*operands, kernel_map, groups, precision, backend)
-    return SparseTensor.on(result, kernel_map.outputs, tensor.maps)
+    return with_result(result, kernel_map.outputs, tensor.maps)
 
 
 @constant_when_compiling

@@ -79,11 +79,14 @@ def convolve(
     if y.numel() == 0:
         return y
     x = x if x.stride(1) == 1 else x.contiguous()
-    scale, shift, residual = (None if t is None else t.contiguous() for t in after[:3])
+    scale, shift, residual, activation = after
+    scale = None if scale is None else scale.contiguous()
+    shift = None if shift is None else shift.contiguous()
+    residual = None if residual is None else residual.contiguous()
     with current_device(x):
         slots = -(-rows // PANEL) * PANEL
         operands = (x, weight, y, scale, shift, residual)
-        kernel, columns, parts = _convolver_of(operands, groups, precision, after.activation, flip)
+        kernel, columns, parts = _convolver_of(operands, groups, precision, activation, flip)
         if not kernel.compiled:
             read = table.contiguous()
             tiled = calls_for_tiles(read, order, len(weight))

@@ -79,12 +79,15 @@ def convolve(
         (N_out, C_out) in x's dtype.
     """
     y = x.new_empty(table.shape[1], weight.shape[2])
-    table = whole(table, order, len(weight))
+    if len(table) != len(weight):
+        table = whole(table, order, len(weight))
     weight = weight.flip(0) if flip else weight
-    with _untouched(x):
-        sums = _folded_sums if _is_folded(x, weight.shape, table, groups) else _sums
-        for begin, total in sums(x, weight, table, groups):
-            total = _finished(total, after, order, begin)
+    with _untouched(x) if autocast.active() else _nothing:
+        data = _data_of(table)
+        sums = _folded_sums if _is_folded(x, weight.shape, data, groups) else _sums
+        for begin, total in sums(x, weight, table, data, groups):
+            if after is not PLAIN:
+                total = _finished(total, after, order, begin)
             if order is None:
                 y[begin : begin + len(total)] = total
             else:
@@ -118,11 +121,13 @@ def weight_gradient(
     Returns:
         (K, C_in/groups, C_out) in x's dtype.
     """
-    table = table if offsets is None else whole(table, order, offsets)
+    if offsets is not None and len(table) != offsets:
+        table = whole(table, order, offsets)
     shape = (table.shape[0], x.shape[1] // groups, g.shape[1])
-    with _untouched(x):
-        gradient = _folded_gradient if _is_folded(x, shape, table, groups) else _gradient
-        return gradient(x, g, table, order, groups).to(x.dtype)
+    with _untouched(x) if autocast.active() else _nothing:
+        data = _data_of(table)
+        gradient = _folded_gradient if _is_folded(x, shape, data, groups) else _gradient
+        return gradient(x, g, table, data, order, groups).to(x.dtype)
 
 
 class _Piece(NamedTuple):
@@ -145,18 +150,39 @@ class _Chunk(NamedTuple):
     pieces: list[_Piece]
 
 
-_chunk_cache: TensorCache[list[_Chunk]] = TensorCache()
-_row_cache: TensorCache[Tensor] = TensorCache()
-_count_cache: TensorCache[int] = TensorCache()
+class _TableData(NamedTuple):
+    """What calls derive from a table, computed once.
+
+    Args:
+        entries: of the table.
+        pairs: L, the pairs of the map.
+        chunks: by how many times they are larger than where sums over rows are cut.
+        by_row: (N_out, columns) in canonical order, both sides padded; by columns.
+    """
+
+    entries: int
+    pairs: int
+    chunks: dict[int, list[_Chunk]]
+    by_row: dict[int, Tensor]
 
 
-def _sums(x: Tensor, weight: Tensor, table: Tensor, groups: int) -> Sums:
+_table_cache: TensorCache[_TableData] = TensorCache()
+
+
+def _data_of(table: Tensor) -> _TableData:
+    def build() -> _TableData:
+        return _TableData(table.numel(), int((table >= 0).sum()), {}, {})
+
+    return _table_cache.get((table,), None, build)
+
+
+def _sums(x: Tensor, weight: Tensor, table: Tensor, data: _TableData, groups: int) -> Sums:
     """(first row, sums of its chunk) in canonical order; a chunk lives until the next one."""
     wide = _wide(x)
     matrices = _by_group(weight.to(wide), groups).transpose(1, 2)
     matrices = _filled(matrices)
     larger = max(1, min(LARGER, CHANNELS // max(x.shape[1], weight.shape[2], 1)))
-    for chunk in _chunks(table, larger):
+    for chunk in _chunks(table, data, larger):
         shape = (chunk.rows + LANES, groups, matrices.shape[3])
         total = torch.zeros(shape, dtype=wide, device=x.device)
         for piece in chunk.pieces:
@@ -182,13 +208,15 @@ def _multiplied(rows: Tensor, matrices: Tensor) -> Tensor:
     return product
 
 
-def _gradient(x: Tensor, g: Tensor, table: Tensor, order: Tensor | None, groups: int) -> Tensor:
+def _gradient(
+    x: Tensor, g: Tensor, table: Tensor, data: _TableData, order: Tensor | None, groups: int
+) -> Tensor:
     """(K, C_in/groups, C_out): chunk by chunk, the pairs of an offset by one product."""
     wide = _wide(x)
     inner, outer = x.shape[1] // groups, g.shape[1] // groups
     sizes = (table.shape[0], groups, _lanes(inner), _lanes(outer))
     found = torch.zeros(sizes, dtype=wide, device=x.device)
-    for chunk in _chunks(table):
+    for chunk in _chunks(table, data):
         own = _by_group(_rows(g, order, chunk.begin, chunk.rows).to(wide), groups)
         own = pad(own, (0, sizes[3] - outer, 0, 0, 0, LANES))
         for piece in chunk.pieces:
@@ -217,14 +245,16 @@ def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
             total[group].addmm_(left[:, group].T, right[:, group])
 
 
-def _chunks(table: Tensor, larger: int = 1) -> list[_Chunk]:
+def _chunks(table: Tensor, data: _TableData, larger: int = 1) -> list[_Chunk]:
     """The chunks of a map, so many times larger than they are where sums over rows are cut."""
-    return _chunk_cache.get((table,), larger, lambda: list(_cut(table, larger)))
+    if larger not in data.chunks:
+        data.chunks[larger] = list(_cut(table, data, larger))
+    return data.chunks[larger]
 
 
-def _cut(table: Tensor, larger: int) -> Iterator[_Chunk]:
+def _cut(table: Tensor, data: _TableData, larger: int) -> Iterator[_Chunk]:
     num_offsets, num_rows = table.shape
-    density = max(_count(table), 1) / max(table.numel(), 1)
+    density = max(data.pairs, 1) / max(data.entries, 1)
     most = larger * min(PAIRS / density, MOST)
     size = LANES * math.ceil(min(most, max(num_rows, 1)) / LANES)
     for begin in range(0, num_rows, size):
@@ -241,12 +271,7 @@ def _cut(table: Tensor, larger: int) -> Iterator[_Chunk]:
         yield _Chunk(begin, rows, pieces)
 
 
-def _count(table: Tensor) -> int:
-    """L, the pairs of a map."""
-    return _count_cache.get((table,), None, lambda: int((table >= 0).sum()))
-
-
-def _is_folded(x: Tensor, shape: tuple[int, ...], table: Tensor, groups: int) -> bool:
+def _is_folded(x: Tensor, shape: tuple[int, ...], data: _TableData, groups: int) -> bool:
     """Whether all offsets are one product, with zeros where nobody is met.
 
     Counted in nanoseconds of a core of 85 GFLOP/s: a row of a gather, a number of it, a product;
@@ -256,37 +281,41 @@ def _is_folded(x: Tensor, shape: tuple[int, ...], table: Tensor, groups: int) ->
     product = inner * outer / 42
     entry = 4 + inner / 3 + product
     pair = 8 + (inner + outer) / 2 + product
-    alone = pair * _count(table) + 8_000 * num_offsets
-    return groups == 1 and entry * table.numel() < alone
+    alone = pair * data.pairs + 8_000 * num_offsets
+    return groups == 1 and entry * data.entries < alone
 
 
-def _folded_sums(x: Tensor, weight: Tensor, table: Tensor, groups: int) -> Sums:
+def _folded_sums(x: Tensor, weight: Tensor, table: Tensor, data: _TableData, groups: int) -> Sums:
     """(first row, sums): y[o] = (x[sources[0,o]], x[sources[1,o]], …) @ weight, one matrix"""
     wide = _wide(x)
     columns = _columns(table.shape[0], x.shape[1])
     matrix = _filled(weight.to(wide))
     matrix = pad(matrix, (0, 0, 0, 0, 0, columns - len(matrix))).flatten(0, 1)
-    for begin, rows, neighbours in _folded(x.to(wide), table, columns):
+    for begin, rows, neighbours in _folded(x.to(wide), table, data, columns):
         yield begin, (neighbours @ matrix)[:rows, : weight.shape[2]]
 
 
 def _folded_gradient(
-    x: Tensor, g: Tensor, table: Tensor, order: Tensor | None, groups: int
+    x: Tensor, g: Tensor, table: Tensor, data: _TableData, order: Tensor | None, groups: int
 ) -> Tensor:
     wide = _wide(x)
     (num_offsets, _), inner, outer = table.shape, x.shape[1], g.shape[1]
     columns = _columns(num_offsets, inner)
     found = torch.zeros(columns * inner, _lanes(outer), dtype=wide, device=x.device)
-    for begin, rows, neighbours in _folded(x.to(wide), table, columns):
+    for begin, rows, neighbours in _folded(x.to(wide), table, data, columns):
         own = _rows(g, order, begin, rows).to(wide)
         own = pad(own, (0, found.shape[1] - outer, 0, len(neighbours) - rows))
         found.addmm_(neighbours.T, own)
     return found.view(columns, inner, -1)[:num_offsets, :, :outer]
 
 
-def _folded(x: Tensor, table: Tensor, columns: int) -> Iterator[tuple[int, int, Tensor]]:
+def _folded(
+    x: Tensor, table: Tensor, data: _TableData, columns: int
+) -> Iterator[tuple[int, int, Tensor]]:
     """(first row, rows, (rows filled up to LANES, columns · C_in) neighbours), chunk by chunk."""
-    by_row = _row_cache.get((table,), columns, lambda: _by_row(table, columns))
+    if columns not in data.by_row:
+        data.by_row[columns] = _by_row(table, columns)
+    by_row = data.by_row[columns]
     num_rows = table.shape[1]
     x = pad(x, (0, 0, 0, 1))  # −1 reads the zeros behind
     width = columns * x.shape[1]
@@ -341,8 +370,8 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _untouched(x: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Autocast must not narrow the products of a body again."""
-    return torch.autocast(x.device.type, enabled=False) if autocast.active() else _nothing
+    """Without autocast, which must not narrow the products of a body again."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 _nothing = contextlib.nullcontext()

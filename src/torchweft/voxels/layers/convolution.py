@@ -119,7 +119,12 @@ class SparseConvolution(SparseModule):
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         """The output's voxels with C_out channels."""
-        self.check(tensor, self.in_channels)
+        if (
+            type(tensor) is not SparseTensor
+            or tensor.coordinates.dim != self.dim
+            or tensor.feats.shape[1] != self.in_channels
+        ):
+            self.check(tensor, self.in_channels)  # raises, unless it is a subclass
         return conv_of_geometry(
             tensor,
             self.weight,

@@ -163,6 +163,8 @@ class Coordinates:
     @property
     def order(self) -> Tensor | None:
         """(N,) int32: rows in ascending order of (batch, s0, s1, …); None: as they stand."""
+        if self._sorted is not None and self._given is None and self._flags is None:
+            return self._sorted[1]  # known to hold
         return self.valid(self.unchecked)[1]
 
     @property

@@ -16,7 +16,15 @@ from torchweft.voxels.grid.geometry import Size, axes_of, geometry
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps, mode_of
 
-__all__ = ["SparseTensor", "cat", "check_sparse", "kernel_map", "sparse_collate", "union"]
+__all__ = [
+    "SparseTensor",
+    "cat",
+    "check_sparse",
+    "kernel_map",
+    "sparse_collate",
+    "union",
+    "with_result",
+]
 
 
 class SparseTensor:
@@ -169,6 +177,13 @@ class SparseTensor:
         """Sums of features on the same voxels; `union` adds on any."""
         _check_same(self, other, "+", "Add tensors on different voxels with union([a, b]).")
         return self.replace(self.feats + other.feats)
+
+
+def with_result(feats: Tensor, coordinates: Coordinates, maps: Maps) -> SparseTensor:
+    """`SparseTensor.on` without its checks: an operator has made the features for these voxels."""
+    found = SparseTensor.__new__(SparseTensor)
+    found.feats, found.coordinates, found.maps = feats, coordinates, maps
+    return found
 
 
 def kernel_map(
