@@ -38,6 +38,10 @@ PAIRS = 2048
 MOST = 4 * PAIRS
 """Rows of a chunk: more terms in a row would be less accurate."""
 
+ROWS_PER_PRODUCT = 512
+"""Rows that one product sums over: a matrix library shares more among its threads, and the bits
+would depend on their number (MKL with AVX-512: from 1024 on)."""
+
 CHANNELS, LARGER = 128, 4
 """Rows of fewer channels than that come in larger chunks, up to so many times: an addition by index
 takes longer to share among threads than to do."""
@@ -242,7 +246,14 @@ def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += (first.permute(0, 2, 3, 1) @ second.transpose(1, 2)).sum(0)
     else:
         for group in range(groups):
-            total[group].addmm_(left[:, group].T, right[:, group])
+            _add_product(total[group], left[:, group], right[:, group])
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total (C, D) += Σ_p left (P, C) right (P, D), in blocks that no library cuts for threads."""
+    for begin in range(0, len(left), ROWS_PER_PRODUCT):
+        rows = slice(begin, begin + ROWS_PER_PRODUCT)
+        total.addmm_(left[rows].T, right[rows])
 
 
 def _chunks(table: Tensor, data: _TableData, larger: int = 1) -> list[_Chunk]:
@@ -305,7 +316,7 @@ def _folded_gradient(
     for begin, rows, neighbours in _folded(x.to(wide), table, data, columns):
         own = _rows(g, order, begin, rows).to(wide)
         own = pad(own, (0, found.shape[1] - outer, 0, len(neighbours) - rows))
-        found.addmm_(neighbours.T, own)
+        _add_product(found, neighbours, own)
     return found.view(columns, inner, -1)[:num_offsets, :, :outer]
 
 
