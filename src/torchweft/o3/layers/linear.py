@@ -119,7 +119,7 @@ class Linear(WeightedModule):
         dims = features or elements
         super().__init__(found, out, internal_weights, shared, layout, backend, dims)
         self.irreps_in, self.features, self.num_elements = irreps, features, num_elements
-        self._settled: CallCache[bool] = CallCache()
+        self._calls: CallCache[bool] = CallCache()
         self.mixing = None if features else _mixing(found, irreps, out, layout)
         self._into = [
             [n for n, i in enumerate(found) if i.i_out == k and i.num_weights]
@@ -159,8 +159,8 @@ class Linear(WeightedModule):
         Returns:
             (…, D_out), or (…, f_out, D_out), in the inputs' dtype.
         """
-        settled = bias is None and not compiling() and bool(self._settled)
-        z = self._again(x, weight, element) if settled else None
+        maybe_cached = bias is None and not compiling() and bool(self._calls)
+        z = self._cached(x, weight, element) if maybe_cached else None
         if z is not None:
             return z
         check_rows("x", x, self.irreps_in, self)
@@ -187,16 +187,16 @@ class Linear(WeightedModule):
         if weight is None:
             return x.new_zeros(x.shape[0], self.irreps_out.dim)
         kernels = serves_mix(self.mixing, x, True, self.backend)
-        self._settle((x, weight, element), kernels)
+        self._cache((x, weight, element), kernels)
         rows = rows_of_elements(element, self.num_elements)
         return mix(self.mixing, x, weight, rows, kernels=kernels)
 
-    def _again(self, x: Tensor, weight: Any, element: Tensor | None) -> Tensor | None:
+    def _cached(self, x: Tensor, weight: Any, element: Tensor | None) -> Tensor | None:
         """The result of a cached call, which is one operator; None: it is not cached."""
         if weight is None:
             weight = self.weight
         known = signature((x, weight) if element is None else (x, weight, element))
-        kernels = None if known is None else self._settled.get(known)
+        kernels = None if known is None else self._calls.get(known)
         if kernels is None:
             return None
         assert self.mixing is not None
@@ -207,11 +207,11 @@ class Linear(WeightedModule):
             self.mixing, x, weight, rows_of_elements(element, self.num_elements), kernels=kernels
         )
 
-    def _settle(self, given: Sequence[Tensor], kernels: bool) -> None:
+    def _cache(self, given: Sequence[Tensor], kernels: bool) -> None:
         """Cache a call that was checked and is one operator, and whether kernels run it."""
         known = signature(given)
         if known is not None:
-            self._settled.keep(known, kernels)
+            self._calls.keep(known, kernels)
 
     def _check_element(self, x: Tensor, element: Tensor | None) -> None:
         if (element is None) != (self.num_elements is None):
@@ -238,7 +238,7 @@ class Linear(WeightedModule):
         """(…, D_out) of x (…, D); features, if there are any, in front of both."""
         if weight is not None and serves_mix(self.mixing, x, self.shared_weights, self.backend):
             if x.dim() == weight.dim() + 1 == 2 and bias is None:
-                self._settle((x, weight), True)
+                self._cache((x, weight), True)
             return self._mixed(self.mixing, x, weight, bias)
         if weight is not None and bias is None and self.shared_weights and not self.features:
             return self._by_matrices(x, weight)

@@ -27,7 +27,7 @@ from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.o3.irreps.layout import check_layout, check_rows, steps
 from torchweft.o3.mixing.operator import rows_of_elements
 from torchweft.o3.symmetric.basis import Basis, Coupled, DegreeOutput, expressed, symmetric_basis
-from torchweft.o3.symmetric.operator import contraction, kept
+from torchweft.o3.symmetric.operator import cached_symmetric_call, contract_symmetric
 from torchweft.o3.symmetric.program import (
     fits_one_program,
     symmetric_key,
@@ -146,7 +146,7 @@ class SymmetricContraction(nn.Module):
         own: list[Any] = list(self.contractions)
         self._places: list[tuple[Any, str | None]] = [(own[n], own[n].name(d)) for d, n in mixed]
         sizes = [weight.shape[1] for weight in self._couplings()]
-        self._mixed, self._settled = weight_text(self._exact, sizes), CallCache[Rest]()
+        self._mixed, self._calls = weight_text(self._exact, sizes), CallCache[Rest]()
         count = symmetric_program(self._key).inputs[1].size
         self._single = 0 < sum(self._products) == count and fits_one_program(self._key)
 
@@ -180,7 +180,7 @@ class SymmetricContraction(nn.Module):
         """
         given = (x, *self._couplings(), element)
         known = signature(given)
-        rest = None if known is None else self._settled.get(known)
+        rest = None if known is None else self._calls.get(known)
         if rest is None:
             check_rows("x", x, self.irreps_in, self)
             (x,) = same_kind(x=x)
@@ -188,10 +188,10 @@ class SymmetricContraction(nn.Module):
             given = (x, *given[1:])
             if not self._fused(given):
                 return self._by_degrees(x, self._weights(x.dtype), element)
-            rest = kept(self._key, self.layout, self._mixed)
+            rest = cached_symmetric_call(self._key, self.layout, self._mixed)
             if known is not None:
-                self._settled.keep(known, rest)
-        return contraction((*given, *rows_of_elements(element, self.num_elements)), rest)[0]
+                self._calls.keep(known, rest)
+        return contract_symmetric((*given, *rows_of_elements(element, self.num_elements)), rest)[0]
 
     def _fused(self, given: Sequence[Tensor]) -> bool:
         """Whether one kernel evaluates the polynomial of x, parameters and elements."""

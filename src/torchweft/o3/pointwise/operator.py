@@ -43,7 +43,7 @@ LOOP_FROM_NUMBERS = 2**15
 
 _INTERPRETED = interpreted()
 
-_settled: CallCache[CallCache[tuple[Rest, int]]] = CallCache()
+_row_calls: CallCache[CallCache[tuple[Rest, int]]] = CallCache()
 """Cached calls by function, then by the signature of x without its rows; least numbers of x."""
 
 
@@ -102,7 +102,7 @@ def cached_rows(called: Hashable, x: Tensor) -> Tensor | None:
         x: (..., components).
     """
     # one look is enough for calls that no kernel ever served
-    of_called = None if compiling() else _settled.get(called)
+    of_called = None if compiling() else _row_calls.get(called)
     known = None if of_called is None else signature((x,))
     if of_called is None or known is None:
         return None
@@ -129,8 +129,8 @@ def first_rows(called: Hashable | None, key: str, x: Tensor, backend: str | None
         if called is not None:
             # few rows give torch's bits, also after a call of many
             fewest = 0 if backend else _fewest(x, row_program(key).outputs[0].operand.size)
-            if (of_called := _settled.get(called)) is None:
-                _settled.keep(called, of_called := CallCache())
+            if (of_called := _row_calls.get(called)) is None:
+                _row_calls.keep(called, of_called := CallCache())
             of_called.keep((shape[-1:], *kind), (rest, fewest))
     return _by_kernel(x, rest)
 

@@ -35,13 +35,13 @@ from torchweft.o3.symmetric.program import (
     weight_counts,
 )
 
-__all__ = ["contraction", "kept"]
+__all__ = ["cached_symmetric_call", "contract_symmetric"]
 
 
-def kept(name: str, layout: str, mixed: str) -> Rest:
-    """What `contraction` takes beside [x, *parameters, element, order, starts] of certain kinds.
+def cached_symmetric_call(name: str, layout: str, mixed: str) -> Rest:
+    """Non-tensor arguments of `contract_symmetric`, cached for one signature of its tensors.
 
-    torch.compile takes no more than strings.
+    They are strings while torch.compile traces.
 
     Args:
         name: the key of a program.
@@ -107,7 +107,7 @@ class SymmetricRule(ProgramRule):
         return one_by_one(call, size, dims, tensors, rest)
 
 
-contraction = ListOperator(
+contract_symmetric = ListOperator(
     "o3_symmetric",
     "str program, str layout, str mixed",
     SymmetricRule(symmetric_program, ELEMENT_TABLES),

@@ -96,7 +96,7 @@ class TensorProductConv(InstructedModule):
             check_rows("x", x, self.irreps_in1, self)
         graph = self._graph(x, src, dst, num_nodes)
         if radial is None and radial_weight is None:
-            z = self.again(x, y, weight, graph)
+            z = self._cached(x, y, weight, graph)
             if z is not None:
                 return z
         check_rows("x", x, self.irreps_in1, self)
@@ -110,8 +110,8 @@ class TensorProductConv(InstructedModule):
         x, y, *given = same_kind(x=x, y=y, weight=flat)
         self._check_edges(x, y, given[0] if given else None, graph)
         flat = given[0] if given else None
-        self.settle(x, y, flat, graph)  # first: a checkpoint's second call is like the first
-        z = self.again(x, y, flat, graph)
+        self._cache(x, y, flat, graph)  # first: a checkpoint's second call is like the first
+        z = self._cached(x, y, flat, graph)
         return self.recipe(x, y, flat, graph) if z is None else z
 
     def _channelwise(self) -> bool:

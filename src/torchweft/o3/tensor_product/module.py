@@ -29,7 +29,7 @@ from torchweft.o3.tensor_product.evaluation import product_recipe
 __all__ = ["InstructedModule", "RowLayer", "WeightedModule"]
 
 
-_OTHER = (None, None)
+_NOT_CACHED = (None, None)
 """Cached for a call that is not cached."""
 
 
@@ -253,9 +253,9 @@ class InstructedModule(WeightedModule):
         super().__init__(found, operands.out, internal_weights, shared, layout, backend)
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
         self.recipe = product_recipe(operands, found, layout, shared, backend)
-        self._settled: CallCache[tuple[CachedCall, Mixing | None]] = CallCache()
+        self._calls: CallCache[tuple[CachedCall, Mixing | None]] = CallCache()
 
-    def again(
+    def _cached(
         self,
         x: Tensor,
         y: Tensor,
@@ -269,7 +269,7 @@ class InstructedModule(WeightedModule):
         known = signature(given)
         if known is None:
             return None
-        rest, mixing = self._settled.get((known, graph and graph.kind), _OTHER)
+        rest, mixing = self._calls.get((known, graph and graph.kind), _NOT_CACHED)
         if rest is None:
             return None
         if mixing is not None:
@@ -279,7 +279,7 @@ class InstructedModule(WeightedModule):
         z = contraction(given if graph is None else (*given, *graph.packed), rest)[0]
         return z if mixing is None else mix(mixing, z, weight)
 
-    def settle(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> None:
+    def _cache(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> None:
         """Cache a call that was checked, if it is one or two operators."""
         known = signature((x, y) if weight is None else (x, y, weight))
         if known is None or (graph is not None and graph.kind is None):
@@ -294,7 +294,7 @@ class InstructedModule(WeightedModule):
         weighted = weight is not None and mixing is None
         text, call = structure.text, FORWARD[weighted]
         rest = kept(text, call, present, sizes, weighted and self.shared_weights, self.backend)
-        self._settled.keep((known, graph and graph.kind), (rest, mixing))
+        self._calls.keep((known, graph and graph.kind), (rest, mixing))
 
     def _operators(self, x: Tensor) -> tuple[Structure | None, Mixing | None]:
         """The one operator that rows like these take, or with shared weights the two."""

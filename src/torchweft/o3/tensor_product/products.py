@@ -76,7 +76,7 @@ class TensorProduct(InstructedModule):
         Returns:
             (…, D_out) in the inputs' dtype.
         """
-        z = self.again(x, y, weight)
+        z = self._cached(x, y, weight)
         if z is not None:
             return z
         check_rows("x", x, self.irreps_in1, self)
@@ -89,8 +89,8 @@ class TensorProduct(InstructedModule):
         x, y, *own = (_rows(t, batch) for t in (x, y, *own))
         flat = own[0] if own else flat
         if len(batch) == 1:  # first: a checkpoint's second call is like the first
-            self.settle(x, y, flat, None)
-            z = self.again(x, y, flat)
+            self._cache(x, y, flat, None)
+            z = self._cached(x, y, flat)
             return self.recipe(x, y, flat) if z is None else z
         return self.recipe(x, y, flat).view(*batch, self.irreps_out.dim)
 
