@@ -503,9 +503,3 @@ def test_suites_and_peers_load_without_ase():
     lines = ["import sys", "sys.modules['ase'] = None", "from benchmarks.harness import suites"]
     lines += ["[suites.load_suite(name) for name in suites.suite_names()]", "suites.load_peers()"]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)
-
-
-def test_outside_a_clone_bench_says_where_to_go(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(WeftError, match=r"suites live in the folder benchmarks of a clone"):
-        suite_names()
