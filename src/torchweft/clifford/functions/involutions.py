@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.functions.checks import backend_for, blades_first, blades_last, flat
-from torchweft.clifford.programs.operator import run
+from torchweft.clifford.functions.checks import backend_for, blades_first
+from torchweft.clifford.functions.rows import Validated, run_rows
 from torchweft.clifford.programs.programs import key
 from torchweft.core.operators.operands import same_kind
 from torchweft.errors import DTypeError, ShapeError
@@ -99,8 +99,8 @@ def _turned(
 
 
 def _program(name: str, x: Tensor, algebra: Algebra, blade_dim: int, backend: str | None) -> Tensor:
-    (x,) = same_kind(x=x)
-    (x,) = blades_first(algebra, blade_dim, x=x)
-    chosen = backend_for(backend, algebra, [x])
-    (z,) = run(name, chosen, flat(x))
-    return blades_last(z.reshape(z.shape[0], *x.shape[1:]), blade_dim)
+    def validate() -> Validated:
+        (a,) = blades_first(algebra, blade_dim, x=same_kind(x=x)[0])
+        return Validated(name, backend_for(backend, algebra, [a]), (a,))
+
+    return run_rows((name,), algebra, blade_dim, backend, (x,), (), validate)

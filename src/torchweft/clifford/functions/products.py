@@ -23,10 +23,10 @@ from torchweft.clifford.functions.checks import (
     flat,
     together,
 )
+from torchweft.clifford.functions.rows import Validated, run_rows
 from torchweft.clifford.matrices.fully_connected import fully_connected
 from torchweft.clifford.matrices.layer import layer
 from torchweft.clifford.matrices.linear import linear
-from torchweft.clifford.programs.operator import run
 from torchweft.clifford.programs.programs import key
 from torchweft.core.operators.operands import same_kind
 
@@ -123,21 +123,16 @@ def _product(
     blade_dim: int,
     backend: str | None,
 ) -> Tensor:
-    x, y, *weights = same_kind(x=x, y=y, weight=weight)
-    x, y = together(*blades_first(algebra, blade_dim, x=x, y=y))
-    for w in weights:
-        check_weight(w, {"F": x.shape[-1], "P": len(algebra.paths)})
-    name = key("product", algebra, kind, *["weighted"] * len(weights))
-    z = _rows(name, backend_for(backend, algebra, [x]), [x, y], weights)
-    return blades_last(z, blade_dim)
+    def validate() -> Validated:
+        a, b, *weights = same_kind(x=x, y=y, weight=weight)
+        a, b = together(*blades_first(algebra, blade_dim, x=a, y=b))
+        for w in weights:
+            check_weight(w, {"F": a.shape[-1], "P": len(algebra.paths)})
+        program = key("product", algebra, kind, *["weighted"] * len(weights))
+        return Validated(program, backend_for(backend, algebra, [a]), (a, b), weights)
 
-
-def _rows(name: str, backend: str, multivectors: list[Tensor], weights: list[Tensor]) -> Tensor:
-    """A program over all batch dimensions as rows, its weights by path."""
-    # a row of the kernel reads a path's weights side by side
-    by_path = [w.T.contiguous() for w in weights]
-    (z,) = run(name, backend, *map(flat, multivectors), *by_path)
-    return z.reshape(multivectors[0].shape)
+    given = () if weight is None else (weight,)
+    return run_rows((kind,), algebra, blade_dim, backend, (x, y), given, validate)
 
 
 def fully_connected_geometric_product(
@@ -191,9 +186,12 @@ def gelu(x: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
     """
-    (x,) = blades_first(algebra, blade_dim, x=same_kind(x=x)[0])
-    z = _rows(key("gelu", algebra), backend_for(backend, algebra, [x]), [x], [])
-    return blades_last(z, blade_dim)
+
+    def validate() -> Validated:
+        (a,) = blades_first(algebra, blade_dim, x=same_kind(x=x)[0])
+        return Validated(key("gelu", algebra), backend_for(backend, algebra, [a]), (a,))
+
+    return run_rows(("gelu",), algebra, blade_dim, backend, (x,), (), validate)
 
 
 def silu(
@@ -215,12 +213,16 @@ def silu(
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
     """
-    x, a, b = same_kind(x=x, a=a, b=b)
-    (x,) = blades_first(algebra, blade_dim, x=x)
-    for parameter in (a, b):
-        check_weight(parameter, {"n+1": algebra.n + 1, "F": x.shape[-1]})
-    z = _rows(key("silu", algebra), backend_for(backend, algebra, [x]), [x], [a.T, b.T])
-    return blades_last(z, blade_dim)
+
+    def validate() -> Validated:
+        first, *gates = same_kind(x=x, a=a, b=b)
+        (first,) = blades_first(algebra, blade_dim, x=first)
+        for gate in gates:
+            check_weight(gate, {"n+1": algebra.n + 1, "F": first.shape[-1]})
+        chosen = backend_for(backend, algebra, [first])
+        return Validated(key("silu", algebra), chosen, (first,), gates)
+
+    return run_rows(("silu",), algebra, blade_dim, backend, (x,), (a, b), validate, turned=False)
 
 
 def rms_norm(
@@ -244,9 +246,14 @@ def rms_norm(
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
     """
-    (x,) = blades_first(algebra, blade_dim, x=same_kind(x=x)[0])
-    name = key("rms_norm", algebra, check_norm(norm), float(eps).hex())
-    return blades_last(_rows(name, backend_for(backend, algebra, [x]), [x], []), blade_dim)
+
+    def validate() -> Validated:
+        (a,) = blades_first(algebra, blade_dim, x=same_kind(x=x)[0])
+        program = key("rms_norm", algebra, *_ending(True, norm, eps))
+        return Validated(program, backend_for(backend, algebra, [a]), (a,))
+
+    called = ("rms_norm", norm, float(eps))
+    return run_rows(called, algebra, blade_dim, backend, (x,), (), validate)
 
 
 def gelu_geometric_product_norm(
@@ -281,15 +288,27 @@ def gelu_geometric_product_norm(
 
     Moves three multivector tensors, the gradient five; nothing is saved but the inputs.
     """
-    x, y, weight = same_kind(x=x, y=y, weight=weight)
-    x, y = together(*blades_first(algebra, blade_dim, x=x, y=y))
-    ending = (check_norm(norm), float(eps).hex()) if normalize else ()
     if fully_connected:
+        x, y, weight = same_kind(x=x, y=y, weight=weight)
+        x, y = together(*blades_first(algebra, blade_dim, x=x, y=y))
+        ending = _ending(normalize, norm, eps)
         z = _fully_connected(x, y, weight, algebra, backend, True, ending)
         return blades_last(z, blade_dim)
-    check_weight(weight, {"F": x.shape[-1], "P": len(algebra.paths)})
-    name = key("chain", algebra, *ending)
-    return blades_last(_rows(name, backend_for(backend, algebra, [x]), [x, y], [weight]), blade_dim)
+
+    def validate() -> Validated:
+        a, b, w = same_kind(x=x, y=y, weight=weight)
+        a, b = together(*blades_first(algebra, blade_dim, x=a, y=b))
+        check_weight(w, {"F": a.shape[-1], "P": len(algebra.paths)})
+        program = key("chain", algebra, *_ending(normalize, norm, eps))
+        return Validated(program, backend_for(backend, algebra, [a]), (a, b), (w,))
+
+    called = ("chain", normalize, norm, float(eps))
+    return run_rows(called, algebra, blade_dim, backend, (x, y), (weight,), validate)
+
+
+def _ending(normalize: bool, norm: str, eps: float) -> tuple[str, ...]:
+    """The words of the norm that ends a chain."""
+    return (check_norm(norm), float(eps).hex()) if normalize else ()
 
 
 def grade_linear(
@@ -367,7 +386,7 @@ def clifford_layer(
         )
         return blades_last(z, blade_dim)
     check_weight(weight, {"F": features, "P": len(algebra.paths)})
-    ending = f"{check_norm(norm)} {float(eps).hex()}" if normalize else ""
+    ending = " ".join(_ending(normalize, norm, eps))
     chosen = backend_for(backend, algebra, [x])
     by_path = weight.T.contiguous()
     z = layer(flat(x), linear_weight, linear_bias, by_path, algebra.signature, ending, chosen)

@@ -60,7 +60,7 @@ class MultivectorModule(nn.Module):
 
     def check(self, x: Tensor, features: int | None = None, name: str = "x") -> None:
         """Raise ShapeError unless x has the algebra's blades and, if given, the features."""
-        blades = self.algebra.num_blades
+        blades = len(self.algebra.grades)
         feature_dim = -1 if self.blade_dim == 0 else -2
         fits = x.dim() >= 2 and x.shape[self.blade_dim] == blades
         if fits and features in (None, x.shape[feature_dim]):

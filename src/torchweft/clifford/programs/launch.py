@@ -57,37 +57,40 @@ def run(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
         program: what to compute.
         inputs: (C, rows, features) or (C, features) in any strides, as its operands say.
     """
-    whole = not any(t.data_ptr() & 15 for t in inputs)
-    layouts = ((t.shape, t.stride(), t.dtype) for t in inputs)
+    whole, layouts = True, list[Any]()
+    for tensor in inputs:
+        if tensor.data_ptr() & 15:
+            whole = False
+        layouts += tensor.shape, tensor.stride(), tensor.dtype
     key = (program.key, inputs[0].device, whole, *layouts)
     recipes = _recipes.get(key)
     if recipes is None:
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
         recipes = _recipes[key] = _prepare(program, inputs, whole)
+    results: list[Tensor] = []
     with current_device(inputs[0]):
-        return _execute_all(recipes, inputs)
-
-
-def _execute_all(recipes: tuple[Recipe, ...], inputs: Sequence[Tensor]) -> list[Tensor]:
-    *parts, last = recipes
-    for part in parts:
-        inputs = (*inputs, *_execute(part, inputs))
-    return _execute(last, inputs)
+        for recipe in recipes:  # each may read the results of those before it
+            inputs = (*inputs, *results)
+            results = _execute(recipe, inputs)
+    return results
 
 
 def _execute(recipe: Recipe, inputs: Sequence[Tensor]) -> list[Tensor]:
-    like = inputs[0]
+    like, results = inputs[0], []
     make = like.new_zeros if recipe.kernel is None else like.new_empty
-    results = [make(s, dtype=d) for s, d in zip(recipe.shapes, recipe.dtypes, strict=True)]
+    for shape, dtype in zip(recipe.shapes, recipe.dtypes, strict=True):
+        results.append(make(shape, dtype=dtype))
     if recipe.kernel is None:
         return results
-    targets, workspace = list(results), 0
+    targets, workspace, operands = list(results), 0, []
     for at, count in enumerate(recipe.partials):
         if count:
             targets[at] = like.new_empty((count, *recipe.shapes[at]), dtype=_wide(like.dtype))
             workspace += targets[at].nbytes
-    recipe.kernel([*(inputs[at] for at in recipe.reads), *targets], workspace)
+    for at in recipe.reads:
+        operands.append(inputs[at])  # noqa: PERF401
+    recipe.kernel([*operands, *targets], workspace)
     for add, partial, result in zip(recipe.sums, targets, results, strict=True):
         if add is not None:
             add([partial, result])

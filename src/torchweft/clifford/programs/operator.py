@@ -5,6 +5,7 @@ torchweft::clifford(Tensor[] tensors, str program, str backend) -> Tensor[]
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = ["forward", "run"]
 Runner = Callable[[Program, Sequence[Tensor]], list[Tensor]]
 
 
+@functools.cache
 def _runner(backend: str) -> Runner:
     if backend == "triton":
         from torchweft.clifford.programs.launch import run as run_triton

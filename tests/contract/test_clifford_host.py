@@ -1,0 +1,159 @@
+"""What a Clifford call costs the host once it is cached, and what makes it be validated again.
+
+Counted are calls of torchweft's own functions, which no other process disturbs; nothing runs on a
+GPU.  Seen red with: shapes, dtypes or the backend left out of the signature, a call under autocast
+that is cached, checks of modules that ask the algebra again.
+"""
+
+import os
+import sys
+
+import pytest
+import torch
+
+import torchweft
+from tests.conftest import INTERPRETED
+from torchweft import clifford
+from torchweft.clifford import Algebra
+from torchweft.clifford.functions import rows
+from torchweft.clifford.programs import launch, tiles
+from torchweft.core import backend
+from torchweft.core.gpu import launcher
+from torchweft.errors import BackendError, DTypeError, ShapeError
+
+if INTERPRETED:
+    pytest.skip("the interpreter launches nothing", allow_module_level=True)
+
+SPACE = Algebra.cl(3)
+F = 32
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Tensors on the CPU as if they were on a GPU; the launches of kernels."""
+    made = []
+
+    def loaded(kernel, arguments, options):
+        return lambda programs, stream, values: made.append(kernel.__name__)
+
+    monkeypatch.setattr(launcher, "_loaded", loaded)
+    monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(launch, "_machine", lambda device: tiles.Machine(True, 132, 232_448))
+    monkeypatch.setattr(launch, "_recipes", {})
+    monkeypatch.setattr(rows, "_validated", type(rows._validated)())
+    monkeypatch.setattr(backend, "_why_not", lambda name, device: None)
+    backend.choose.cache_clear()
+    yield made
+    backend.choose.cache_clear()
+
+
+def multivectors(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def product(*shape, **options):
+    x, y = multivectors(*shape), multivectors(*shape)
+    weight = torch.randn(F, 20, requires_grad=True)
+    return lambda: clifford.geometric_product(x, y, SPACE, weight, backend="triton", **options)
+
+
+def of_module(make, inputs=1):
+    module, given = make(), [multivectors(8, 4, F) for _ in range(inputs)]
+    return lambda: module(*given)
+
+
+CALLS = {
+    "product": (lambda: product(8, 4, F), 21),
+    "product, blades last": (lambda: product(4, F, 8, blade_dim=-1), 22),
+    "product, two batch dimensions": (lambda: product(8, 2, 2, F), 21),
+    "module": (
+        lambda: of_module(lambda: clifford.GeometricProduct(F, SPACE, backend="triton"), 2),
+        24,
+    ),
+    "norm": (lambda: of_module(lambda: clifford.MultivectorRMSNorm(SPACE, backend="triton")), 23),
+    "gate": (lambda: of_module(lambda: clifford.MVSiLU(F, SPACE, backend="triton")), 23),
+}
+"""Calls with gradients, and how many of torchweft's functions they call at most."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_cached_call(name, launched):
+    make, most = CALLS[name]
+    call = make()
+    for _ in range(2):
+        call()
+    launched.clear()
+    found = calls(call)
+    assert len(launched) == 1
+    assert len(found) <= most, found
+
+
+def test_the_gradients_of_a_cached_call(launched):
+    call = product(8, 4, F)
+    for _ in range(2):
+        call().sum().backward()
+    total = call().sum()
+    found = calls(total.backward)
+    assert len(found) <= 31, found
+
+
+def test_what_changes_between_calls_is_seen():
+    x, y, weight = (torch.randn(s) for s in ((8, 4, F), (8, 4, F), (F, 20)))
+
+    def call(x=x, y=y, weight=weight, **options):
+        return clifford.geometric_product(x, y, SPACE, weight, **options)
+
+    def same(found, expected):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+    expected = call()
+    same(call(), expected)
+    same(call(x[:, :2], y[:, :2]), expected[:, :2])  # fewer rows
+    strided = x.transpose(0, 2).contiguous().transpose(0, 2)
+    same(call(strided), expected)
+    same(call(x.movedim(0, -1), y.movedim(0, -1), blade_dim=-1), expected.movedim(0, -1))
+    same(call(x, y[:, :1]), call(x, y[:, :1].expand_as(x)))  # broadcast
+    assert call(x.double(), y.double(), weight.double()).dtype == torch.float64
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call().dtype == torch.bfloat16
+    assert call().dtype == torch.float32
+    assert not call().requires_grad
+    assert call(x.clone().requires_grad_()).requires_grad
+    with pytest.raises(DTypeError):
+        call(x, y.double())
+    with pytest.raises(ShapeError, match="weight is"):
+        call(weight=torch.randn(F, 19))
+    with pytest.raises(ShapeError, match="blades"):
+        call(x[:4], y[:4])
+    with pytest.raises(ShapeError, match="blade_dim"):
+        call(blade_dim=1)
+    with pytest.raises(BackendError):
+        call(backend="triton")
+    with pytest.raises(DTypeError, match="algebra"):
+        clifford.geometric_product(x, y, "3,0", weight)
+    plane = clifford.geometric_product(x, y, Algebra((1, 1, -1)), weight)
+    assert (plane != expected).any()  # another algebra of as many blades
+
+
+def test_the_size_of_what_is_added_is_part_of_the_call():
+    x = torch.randn(8, 4, F)
+    first, second = (clifford.rms_norm(x, SPACE, eps=eps) for eps in (1e-6, 1.0))
+    assert (first != second).any()
+
+
+def calls(function):
+    """The names of torchweft's functions that a call calls."""
+    found, home = [], os.path.dirname(torchweft.__file__)
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(home):
+            found.append(frame.f_code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return found
