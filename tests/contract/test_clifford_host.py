@@ -64,12 +64,12 @@ def of_module(make, inputs=1):
 
 
 CALLS = {
-    "product": (lambda: product(8, 4, F), 21),
-    "product, blades last": (lambda: product(4, F, 8, blade_dim=-1), 22),
-    "product, two batch dimensions": (lambda: product(8, 2, 2, F), 21),
+    "product": (lambda: product(8, 4, F), 22),
+    "product, blades last": (lambda: product(4, F, 8, blade_dim=-1), 23),
+    "product, two batch dimensions": (lambda: product(8, 2, 2, F), 22),
     "module": (
         lambda: of_module(lambda: clifford.GeometricProduct(F, SPACE, backend="triton"), 2),
-        24,
+        25,
     ),
     "norm": (lambda: of_module(lambda: clifford.MultivectorRMSNorm(SPACE, backend="triton")), 23),
     "gate": (lambda: of_module(lambda: clifford.MVSiLU(F, SPACE, backend="triton")), 23),
@@ -95,7 +95,7 @@ def test_the_gradients_of_a_cached_call(launched):
         call().sum().backward()
     total = call().sum()
     found = calls(total.backward)
-    assert len(found) <= 31, found
+    assert len(found) <= 28, found
 
 
 def test_what_changes_between_calls_is_seen():

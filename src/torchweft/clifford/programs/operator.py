@@ -16,7 +16,7 @@ from torch import Tensor
 from torchweft.clifford.programs.programs import program
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.expressions.expr import reachable
-from torchweft.core.expressions.program import Operand, Program
+from torchweft.core.expressions.program import Operand, Program, mask
 from torchweft.core.operators import autocast
 from torchweft.core.operators.program_rule import ProgramRule
 from torchweft.core.operators.tensor_list import Call, ListOperator, Rest, Results, Tensors
@@ -81,6 +81,29 @@ class CliffordRule(ProgramRule):
             for o in found.outputs
         ]
 
+    def gradients(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        saved: Tensors,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """A program again.  Each operand is one tensor: with less work than in general."""
+        given, shown = list[Tensor](), list[bool]()
+        for grad in grads:
+            shown.append(grad is not None)
+            if grad is not None:
+                given.append(grad)
+        if not given or True not in needed:
+            return [None] * len(tensors)
+        derived = f"{rest[0]} | {_step(tuple(needed), tuple(shown))}"
+        results, found = iter(call((*tensors, *given), (derived, rest[1]))), list[Tensor | None]()
+        for flag in needed:
+            found.append(next(results) if flag else None)
+        return found
+
     def batch(
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
     ) -> Results:
@@ -98,6 +121,12 @@ class CliffordRule(ProgramRule):
         triples = zip(tensors, dims, found.inputs, strict=True)
         results = call([_folded(size, *triple) for triple in triples], rest)
         return tuple(r.reshape(len(r), size, -1, r.shape[-1]).movedim(1, 0) for r in results)
+
+
+@functools.cache
+def _step(needed: tuple[bool, ...], given: tuple[bool, ...]) -> str:
+    """Of a key: the derivative by the inputs that need one, along the cotangents that are given."""
+    return f"vjp {mask(needed)} {mask(given)}"
 
 
 def _entry(tensor: Tensor, dim: int | None, index: int) -> Tensor:
