@@ -1,0 +1,80 @@
+"""Planted bugs of the geometric algebras: signs, functions, layers, kernels."""
+
+from tests.mutants import Mutant
+
+ALGEBRA = "tests/contract/test_clifford_algebra.py"
+VALUES = "tests/contract/test_clifford.py"
+WORKED = "tests/contract/test_clifford_worked_vectors.py"
+VERSORS = "tests/contract/test_clifford_versors.py"
+LAYERS = "tests/contract/test_clifford_nn.py"
+CEGNN = "tests/contract/test_clifford_cegnn.py"
+
+MUTANTS = [
+    Mutant(
+        "vectors pass each other without a sign",
+        "sign = -sign if (high & b).bit_count() & 1 else sign",
+        "sign = -sign if (high & b).bit_count() == 1 else sign",
+        f"{ALGEBRA} {VALUES}",
+    ),
+    Mutant("a metric's null vectors square to 1", "sign *= square", "sign *= square or 1", ALGEBRA),
+    Mutant(
+        "reversion has the period of conjugation",
+        "return -1 if grade * (grade - 1) // 2 % 2 else 1",
+        "return -1 if grade * (grade + 1) // 2 % 2 else 1",
+        f"{ALGEBRA} {VALUES}",
+    ),
+    Mutant(
+        "cl() puts null vectors last",
+        "return cls((0,) * r + (1,) * p + (-1,) * q)",
+        "return cls((1,) * p + (-1,) * q + (0,) * r)",
+        ALGEBRA,
+    ),
+    Mutant(
+        "conjugation is reversion",
+        "signs = [(-1) ** (g * (g + 1) // 2) for g in algebra.grades]",
+        "signs = [(-1) ** (g * (g - 1) // 2) for g in algebra.grades ]",
+        f"{WORKED} {VALUES} tests/property/test_clifford_identities.py",
+    ),
+    Mutant(
+        "the dual's sign is on the other side",
+        "return tuple((self.positions[full ^ a], self.sign(a, full ^ a)) for a in self.blades)",
+        "return tuple((self.positions[full ^ a], self.sign(full ^ a, a)) for a in self.blades)",
+        f"{ALGEBRA} {WORKED} {VALUES} tests/property/test_clifford_identities.py",
+    ),
+    Mutant(
+        "exp's series ends early",
+        "TAYLOR_TERMS = 14",
+        "TAYLOR_TERMS = 5",
+        VERSORS + " tests/property/test_clifford_identities.py",
+    ),
+    Mutant(
+        "exp squares once too often",
+        "result = torch.where(halvings > step, squared, result)",
+        "result = torch.where(halvings >= step, squared, result)",
+        VERSORS,
+    ),
+    Mutant(
+        "an inverse divides by the wrong blade",
+        "return turned / square.narrow(blade_dim, 0, 1)",
+        "return turned / square.narrow(blade_dim, 1, 1)",
+        f"{VERSORS} tests/property/test_clifford_identities.py",
+    ),
+    Mutant(
+        "the sandwich is not turned",
+        "return geometric_product(left, turned, algebra, blade_dim=blade_dim, backend=backend)",
+        "return geometric_product(left, r, algebra, blade_dim=blade_dim, backend=backend)",
+        f"{VERSORS} tests/property/test_clifford_identities.py",
+    ),
+    Mutant(
+        "messages' means count one arrival too many",
+        "1 / arrivals[dst], num_nodes",
+        "1 / (arrivals[dst] + 1), num_nodes",
+        CEGNN,
+    ),
+    Mutant(
+        "a norm over features is a sum",
+        ".sqrt().sqrt().mean(-1, keepdim=True)",
+        ".sqrt().sqrt().sum(-1, keepdim=True)",
+        f"{LAYERS} {CEGNN}",
+    ),
+]

@@ -1,0 +1,77 @@
+"""Planted bugs of the core: tables, programs, expressions, loops."""
+
+from tests.mutants import Mutant
+
+PRODUCTS = "tests/contract/test_products.py"
+SEGMENTS = "tests/property/test_segments.py"
+CLIFFORD = "tests/contract/test_clifford.py"
+HARMONICS = "tests/contract/test_o3_harmonics.py"
+
+MUTANTS = [
+    Mutant(
+        "rows are sorted without keeping their order",
+        "return torch.argsort(rows, stable=True)",
+        "return torch.argsort(rows, stable=True).flip(0)",
+        SEGMENTS,
+    ),
+    Mutant(
+        "pieces of long segments overlap",
+        "begin = indptr[owner] + rank.to(indptr.dtype) * limit",
+        "begin = indptr[owner] + rank.to(indptr.dtype) * (limit - 1)",
+        SEGMENTS,
+    ),
+    Mutant(
+        "an empty segment gets no piece",
+        ".clamp(min=int(keep_empty))",
+        ".clamp(min=0)",
+        SEGMENTS,
+    ),
+    Mutant(
+        "entries before the first segment belong to it",
+        "return torch.where(rows < 0, indptr.numel() - 1, rows)",
+        "return rows.clamp(min=0)",
+        SEGMENTS,
+    ),
+    Mutant(
+        "a table without an order of its own counts one entry less",
+        ".clamp(max=self.num_entries)\n            return self._narrow(bounds), None",
+        ".clamp(max=self.num_entries - 1)\n            return self._narrow(bounds), None",
+        PRODUCTS,
+    ),
+    Mutant(
+        "entries that belong to no sum are kept in gradients",
+        "kept = (index < self._sizes[self._partial]).nonzero().squeeze(1)",
+        "kept = (index <= self._sizes[self._partial]).nonzero().squeeze(1)",
+        PRODUCTS,
+    ),
+    Mutant(
+        "programs: a sum of terms leaves the first out",
+        "return functools.reduce(lambda a, b: a + b, args)",
+        "return functools.reduce(lambda a, b: a + b, args[:2])",
+        CLIFFORD,
+    ),
+    Mutant(
+        "programs: the value of a product is one factor's",
+        "        return args[0] * args[1]\n",
+        "        return args[0] * args[1].abs()\n",
+        CLIFFORD,
+    ),
+    Mutant(
+        "loops: a part's rows but the first are lost",
+        "for k in range(1, height):",
+        "for k in range(2, height):",
+        "tests/contract/test_clifford_cpu.py tests/contract/test_clifford.py -k 'loops or numba'",
+    ),
+    Mutant(
+        "a tangent's program is the gradient's",
+        'turned = vjp(program, given, "1" * len(program.outputs))',
+        'turned = vjp(program, given[::-1], "1" * len(program.outputs))',
+        CLIFFORD,
+    ),
+    Mutant(
+        "the derivative of the normal distribution has another constant",
+        "const(1 / math.sqrt(2 * math.pi)) * apply(",
+        "const(1 / math.sqrt(2.1 * math.pi)) * apply(",
+        CLIFFORD + " tests/contract/test_clifford_nn.py",
+    ),
+]

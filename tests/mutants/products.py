@@ -1,0 +1,133 @@
+"""Planted bugs of the products: tables, loops, chunks, gradients, checks, kernels."""
+
+from tests.mutants import Mutant
+
+VALUES = "tests/contract/test_products.py"
+ERRORS = "tests/contract/test_products_errors.py"
+
+MUTANTS = [
+    Mutant(
+        "the torch path scales no entry",
+        "rows[0] = rows[0] * weights.reshape(",
+        "rows[0] = rows[0] * weights.abs().reshape(",
+        f"{VALUES} -k torch",
+    ),
+    Mutant(
+        "the torch path sums in the storage dtype",
+        "_gather(a, index, chunk, int(has_n)).to(wide)",
+        "_gather(a, index, chunk, int(has_n)).to(wide).bfloat16().to(wide)",
+        f"{VALUES} -k torch",
+    ),
+    Mutant(
+        "a chunk's last row is left out",
+        "places = indptr[first : last + 1].clamp(b, e).diff().long()",
+        "places = indptr[first : last + 1].clamp(b, e - 1).diff().long()",
+        f"{VALUES} -k torch",
+    ),
+    Mutant(
+        "numba's outer product has its channels turned",
+        "row = z[c * y.shape[0] : (c + 1) * y.shape[0]]\n        for d in range(y.shape[0]):",
+        "row = z[c * y.shape[0] : (c + 1) * y.shape[0]]\n        for d in range(y.shape[0] - 1):",
+        f"{VALUES} -k 'outer and numba'",
+    ),
+    Mutant(
+        "numba's inner product forgets its scale",
+        "z[0] += s * total",
+        "z[0] += total",
+        f"{VALUES} -k 'inner and numba'",
+    ),
+    Mutant(
+        "numba's vecmat leaves the last channel out",
+        "    for c in range(x.shape[0]):\n        factor = s * x[c]\n        row = y[",
+        "    for c in range(max(1, x.shape[0] - 1)):\n        factor = s * x[c]\n        row = y[",
+        f"{VALUES} -k 'vecmat and numba'",
+    ),
+    Mutant(
+        "numba's parts of a sum over n overlap",
+        "for n in range(b * part, min(batch, (b + 1) * part)):",
+        "for n in range(b * part, min(batch, (b + 1) * part + 1)):",
+        f"{VALUES} -k numba",
+    ),
+    Mutant(
+        "the scale's gradient is summed in the storage dtype",
+        "terms = call(first.to(wide), second, None, *args[3:9]",
+        "terms = call(first.to(wide).bfloat16().to(wide), second, None, *args[3:9]",
+        VALUES,
+    ),
+    Mutant(
+        "the scale's gradient belongs to rows of z",
+        '"inner", f"k{c}t", True, args[12])',
+        '"inner", f"k{c}k", True, args[12])',
+        VALUES,
+    ),
+    Mutant(
+        "a gradient of an accumulated sum is for the first n alone",
+        "result = result.expand(operand.shape[0], *result.shape)",
+        "result = result.expand(operand.shape[0], *result.shape).tril()",
+        VALUES,
+    ),
+    Mutant(
+        "a gradient's matrix is not turned",
+        "return factor.mT if letter.isupper() else factor",
+        "return factor.abs().mT if letter.isupper() else factor",
+        f"{VALUES} -k vecmat",
+    ),
+    Mutant(
+        "entries of no segment are counted",
+        "owner[owner == seg.numel() - 1] = sizes.z",
+        "owner[owner == seg.numel() - 1] = 0",
+        VALUES,
+    ),
+    Mutant(
+        "gather_index is not followed",
+        "    return index[gather.long()]",
+        "    return index[gather.long().sort().values]",
+        VALUES,
+    ),
+    Mutant(
+        "a table's last row is out of range unnoticed",
+        "if low < 0 or high >= limit:\n            value =",
+        "if low < 0 or high > limit:\n            value =",
+        ERRORS,
+    ),
+    Mutant(
+        "decreasing segments are accepted",
+        "fault = (seg.diff() < 0).nonzero()",
+        "fault = (seg.diff() < -1).nonzero()",
+        ERRORS,
+    ),
+    Mutant(
+        "unequal channels are accepted",
+        "if shape1[dim1] != shape2[dim2]:",
+        "if shape1[dim1] > shape2[dim2]:",
+        ERRORS,
+    ),
+    Mutant(
+        "kernels: the row kernel drops a row's last entry",
+        "    most = tl.max(tl.where(inside, items, 0))\n",
+        "    items -= (items > 1).to(items.dtype)\n    most = tl.max(tl.where(inside, items, 0))\n",
+        VALUES,
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: the row kernel reads the scale of the entry",
+        "weight = _row_of(term_ptr, entry, live)",
+        "weight = entry",
+        VALUES,
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: inner sums one block of channels",
+        "for c0 in range(0, C, BLOCK_C):",
+        "for c0 in range(0, tl.minimum(C, BLOCK_C), BLOCK_C):",
+        f"{VALUES} -k inner",
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: shared matrices meet one block of k",
+        "k = q % num_k * BLOCK_K + tl.arange(0, BLOCK_K)  # [BLOCK_K]\n        i, j =",
+        "k = tl.arange(0, BLOCK_K)  # [BLOCK_K]\n        i, j =",
+        f"{VALUES} -k vecmat",
+        kernels=True,
+    ),
+]

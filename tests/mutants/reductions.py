@@ -1,0 +1,81 @@
+"""Planted bugs of the reductions: derivatives, values, errors."""
+
+from tests.mutants import Mutant
+
+FORMULA = "tests/contract/test_reductions_formula.py"
+
+MUTANTS = [
+    Mutant(
+        "d(a / b) / db has the wrong sign",
+        "return share, -(share * n)",
+        "return share, share * n",
+        FORMULA,
+    ),
+    Mutant(
+        "d atan2 by its first argument",
+        "return share * b, -(share * a)",
+        "return share * a, -(share * a)",
+        FORMULA,
+    ),
+    Mutant(
+        "d|x−y|² lacks its factor",
+        "step = 2 * (g * (a - b))",
+        "step = g * (a - b)",
+        FORMULA,
+    ),
+    Mutant(
+        "the slope of sin x / x by its series",
+        "for k in range(14, 0, -1):",
+        "for k in range(2, 0, -1):",
+        FORMULA,
+    ),
+    Mutant("d √x", '0.5 * apply("rsqrt", x)', 'apply("rsqrt", x)', FORMULA),
+    Mutant(
+        "d acos x has the sign of asin's",
+        '_slope(lambda x, a: -apply("rsqrt", 1 - x * x))',
+        '_slope(lambda x, a: apply("rsqrt", 1 - x * x))',
+        FORMULA,
+    ),
+    Mutant(
+        "d xⁿ has the exponent n",
+        "(g * (n.data * power(n.args[0], n.data - 1)),)",
+        "(g * (n.data * power(n.args[0], n.data)),)",
+        FORMULA,
+    ),
+    Mutant(
+        "pieces of a concatenation change places",
+        "starts.append(starts[-1] + a.dim)",
+        "starts.append(starts[-1] + n.args[-1].dim)",
+        FORMULA,
+    ),
+    Mutant(
+        "a choice is made for positive numbers alone",
+        "torch.where(c >= 0, a, b)",
+        "torch.where(c > 0, a, b)",
+        FORMULA,
+    ),
+    Mutant(
+        "1 where x is at least 0",
+        "_of(lambda x: (x >= 0).to(x.dtype))",
+        "_of(lambda x: (x > 0).to(x.dtype))",
+        FORMULA,
+    ),
+    Mutant(
+        "a one-hot number is rounded down",
+        "((x + 0.5).floor() == torch",
+        "(x.floor() == torch",
+        FORMULA,
+    ),
+    Mutant(
+        "a product of tensors swaps its factors' labels",
+        "product(g, a, shape_out, labels_out, shape_a, labels_a, labels_b),",
+        "product(g, a, shape_out, labels_out, shape_a, labels_a, labels_b) * 2,",
+        FORMULA,
+    ),
+    Mutant(
+        "x log x has the slope log x",
+        'apply("log", x) + 1',
+        'apply("log", x)',
+        FORMULA,
+    ),
+]

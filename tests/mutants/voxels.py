@@ -1,0 +1,120 @@
+"""Planted bugs of voxels: maps, convolutions, pooling, norms, kernels."""
+
+from tests.mutants import Mutant
+
+POOLING = "tests/contract/test_voxels_pooling.py"
+VOXELIZE = "tests/contract/test_voxels_voxelize.py"
+NORM = "tests/contract/test_voxels_norm.py"
+MAPS = "tests/contract/test_voxels_maps.py"
+CPU = "tests/contract/test_voxels_cpu.py tests/contract/test_voxels.py"
+KERNELS = "tests/contract/test_voxels_kernels.py tests/contract/test_voxels.py"
+
+MUTANTS = [
+    Mutant(
+        "an average counts empty places",
+        "count = (found.sources >= 0).sum(0).unsqueeze(1)",
+        "count = (found.sources >= -1).sum(0).unsqueeze(1)",
+        POOLING,
+    ),
+    Mutant(
+        "a global mean is a sum",
+        "total = total / lengths(*samples).clamp(min=1).unsqueeze(1)",
+        "total = total * 1",
+        POOLING,
+    ),
+    Mutant(
+        "points below zero are rounded towards it",
+        'torch.div(points.detach().double() - corner, edges, rounding_mode="floor")',
+        'torch.div(points.detach().double() - corner, edges, rounding_mode="trunc")',
+        VOXELIZE,
+    ),
+    Mutant(
+        "a mean over points is their sum",
+        "total = total / lengths(*segments).unsqueeze(1)\n",
+        "total = total * 1\n",
+        VOXELIZE,
+    ),
+    Mutant(
+        "devoxelize's shares do not sum to 1",
+        "share = (shares / shares.sum(1, keepdim=True))[point, place].unsqueeze(1)",
+        "share = shares[point, place].unsqueeze(1)",
+        VOXELIZE,
+    ),
+    Mutant(
+        "devoxelize is half a voxel off",
+        "/ edges - 0.5 - low).clamp(0, 1)",
+        "/ edges - low).clamp(0, 1)",
+        VOXELIZE,
+    ),
+    Mutant(
+        "a running variance is biased",
+        "unbiased = var * count / (count - 1).clamp(min=1)",
+        "unbiased = var * count / count.clamp(min=1)",
+        NORM,
+    ),
+    Mutant(
+        "a norm over samples takes another's mean",
+        "centred = wide - apart(mean_of(wide), owner, order)",
+        "centred = wide - mean_of(wide).mean(0)",
+        NORM,
+    ),
+    Mutant(
+        "a transposed map keeps its offsets' order",
+        "back = self.table.flip(0) if self.back is None else self.back",
+        "back = self.table if self.back is None else self.back",
+        MAPS + " tests/contract/test_voxels_tensor.py",
+    ),
+    Mutant(
+        "targets of a submanifold map are its sources",
+        "return self.sources.flip(0) if self.back is None",
+        "return self.sources if self.back is None",
+        MAPS + " tests/contract/test_voxels_tensor.py",
+    ),
+    Mutant(
+        "groups of channels are in the wrong order in gradients",
+        "return matrices.permute(0, 3, 2, 1).flatten(2)",
+        "return matrices.permute(0, 3, 2, 1).flip(2).flatten(2)",
+        CPU,
+    ),
+    Mutant(
+        "a chunk's pairs end one lane early",
+        "part = torch.where(part < 0, len(x) - 1, part).flatten()",
+        "part = torch.where(part < 0, 0, part).flatten()",
+        CPU,
+    ),
+    Mutant(
+        "kernels: the epilogue forgets the shift",
+        "acc += tl.load(shift_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]",
+        "acc += 0 * tl.load(shift_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]",
+        "tests/contract/test_voxels_epilogue.py",
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: the epilogue forgets the residual",
+        "acc += tl.load(residual_ptr + at, mask=mask, other=0.0).to(acc.dtype)",
+        "acc += 0 * tl.load(residual_ptr + at, mask=mask, other=0.0).to(acc.dtype)",
+        "tests/contract/test_voxels_epilogue.py",
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: channels one by one lose their weight's sign",
+        "acc += x.to(ACC) * w.to(ACC)[None, :]",
+        "acc += x.to(ACC) * tl.abs(w.to(ACC))[None, :]",
+        KERNELS,
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: a weight's gradient leaves parts out",
+        "        acc += z\n    dw =",
+        "        acc = z\n    dw =",
+        KERNELS,
+        kernels=True,
+    ),
+    Mutant(
+        "kernels: a weight's gradient is not turned",
+        "acc = tl.dot(tl.trans(x), g, acc, input_precision=PRECISION, out_dtype=ACC)",
+        "acc = tl.dot(tl.abs(tl.trans(x)), g, acc, input_precision=PRECISION, out_dtype=ACC)",
+        KERNELS,
+        kernels=True,
+    ),
+]
