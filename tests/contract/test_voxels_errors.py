@@ -11,6 +11,7 @@ import torch
 
 import torchweft
 from tests.conftest import INTERPRETED
+from torchweft import voxels
 from torchweft.voxels.convolution import functions as ops
 from torchweft.voxels.maps.tensor import SparseTensor
 
@@ -193,3 +194,41 @@ def test_what_was_settled_is_of_one_kind(name):
     conv(torch.zeros(8, 6, 4), 2, submanifold=False, padding=1)
     conv(WEIGHT[:, :2], groups=1, feats=FEATS[:, :2])
     test_texts(name)
+
+
+TORCH_ONLY = {
+    "batch": lambda **backend: voxels.SparseBatchNorm(4, **backend),
+    "layer": lambda **backend: voxels.SparseLayerNorm(4, **backend),
+    "group": lambda **backend: voxels.SparseGroupNorm(2, 4, **backend),
+    "instance": lambda **backend: voxels.SparseInstanceNorm(4, **backend),
+    "max": lambda **backend: voxels.SparseMaxPool(2, **backend),
+    "avg": lambda **backend: voxels.SparseAvgPool(2, **backend),
+    "global": lambda **backend: voxels.GlobalPool(**backend),
+    "upsample": lambda **backend: voxels.SparseUpsample(2, **backend),
+}
+
+
+@pytest.mark.parametrize("name", TORCH_ONLY)
+def test_layers_of_torch_take_no_other_backend(name):
+    assert TORCH_ONLY[name]().backend is None
+    assert TORCH_ONLY[name](backend="torch").backend == "torch"
+    for backend, why in (("triton", "has no kernels"), ("cuda", "is none of triton")):
+        with raises(torchweft.BackendError, RuntimeError, f"backend='{backend}'.* it {why}"):
+            TORCH_ONLY[name](backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["numba", "triton", "cuda"])
+def test_convolutions_take_the_backend_that_was_requested(backend):
+    if backend == "triton" and INTERPRETED:
+        pytest.skip("the interpreter serves the CPU")
+    tensor = SparseTensor(FEATS, COORDS, (8, 8, 8), 2)
+    width = FEATS.shape[1]
+    down = voxels.SparseConv3d(width, 4, 3, indice_key="a", backend="torch")
+    up = voxels.SparseInverseConv3d(4, 2, 3, indice_key="a", backend=backend)
+    assert f"backend='{backend}'" in repr(up)
+    coarse = down(tensor)
+    with raises(torchweft.BackendError, RuntimeError, f"backend='{backend}' was asked for"):
+        up(coarse)
+    layer = voxels.SubMConv3d(width, 4, 3, backend=backend)
+    with raises(torchweft.BackendError, RuntimeError, f"backend='{backend}' was asked for"):
+        layer(tensor)

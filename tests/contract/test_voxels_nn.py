@@ -23,6 +23,7 @@ from tests.conftest import INTERPRETED
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.testing import assert_within_bound
 from torchweft.voxels.layers import convolution as nn
+from torchweft.voxels.layers.module import SparseSequential
 from torchweft.voxels.layers.norm import (
     SparseBatchNorm,
     SparseGroupNorm,
@@ -170,13 +171,13 @@ def test_repr():
 def network(dtype=torch.float32):
     """Every kind of module in a row."""
     torch.manual_seed(1)
-    return nn.SparseSequential(
+    return SparseSequential(
         nn.SubMConv3d(3, 8, 3),
         SparseBatchNorm(8),
         torch.nn.ReLU(),
         nn.SparseConv3d(8, 8, 2, 2, indice_key="down"),
         SparseGroupNorm(2, 8),
-        nn.SparseSequential(SparseInstanceNorm(8), SparseLayerNorm(8), torch.nn.GELU()),
+        SparseSequential(SparseInstanceNorm(8), SparseLayerNorm(8), torch.nn.GELU()),
         nn.SparseInverseConv3d(8, 4, 2, indice_key="down"),
         SparseMaxPool(2),
         SparseUpsample(2),
@@ -189,13 +190,13 @@ def network(dtype=torch.float32):
 
 def test_sequential_gives_plain_modules_the_features():
     tensor = cloud(dtype=torch.float32)
-    chain = nn.SparseSequential(torch.nn.Linear(3, 7), torch.nn.ReLU()).to(DEVICE)
+    chain = SparseSequential(torch.nn.Linear(3, 7), torch.nn.ReLU()).to(DEVICE)
     out = chain(tensor)
     assert out.coordinates is tensor.coordinates
     assert out.maps is tensor.maps
     same(out.feats, torch.relu(chain[0](tensor.feats)))
     assert network()(tensor).shape == (2, 5)
-    same(nn.SparseSequential()(tensor).feats, tensor.feats)
+    same(SparseSequential()(tensor).feats, tensor.feats)
 
 
 def test_state_and_pickle_keep_every_bit():
@@ -298,7 +299,7 @@ def test_errors_of_calls():
     with pytest.raises(DTypeError, match=r"SubMConv3d was given a Tensor.*SparseSequential"):
         nn.SubMConv3d(3, 4, 3)(tensor.feats)
     with pytest.raises(DTypeError, match="SparseSequential was given a Tensor"):
-        nn.SparseSequential()(tensor.feats)
+        SparseSequential()(tensor.feats)
     coarse = layer("SparseConv", 3, 3, 6, 2, 2, indice_key="down")(tensor)
     with pytest.raises(ShapeError, match=r"names no map of this tensor.*\['down'\]"):
         _inverse("up")(coarse)

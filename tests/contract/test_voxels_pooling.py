@@ -16,7 +16,7 @@ from tests.clouds import DEVICE, at, occupied, permuted, same
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.testing import assert_within_bound
 from torchweft.voxels.layers import pooling, segments
-from torchweft.voxels.layers.convolution import SparseSequential
+from torchweft.voxels.layers.module import SparseSequential
 from torchweft.voxels.layers.pooling import (
     GlobalPool,
     SparseAvgPool,

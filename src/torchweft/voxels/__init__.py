@@ -25,14 +25,13 @@ from torchweft.voxels.layers.convolution import (
     SparseInverseConv3d,
     SparseInverseConv4d,
     SparseInverseConvolution,
-    SparseSequential,
     SubMConv1d,
     SubMConv2d,
     SubMConv3D,
     SubMConv3d,
     SubMConv4d,
 )
-from torchweft.voxels.layers.module import SparseModule
+from torchweft.voxels.layers.module import SparseModule, SparseSequential
 from torchweft.voxels.layers.norm import (
     SparseBatchNorm,
     SparseGroupNorm,

@@ -13,7 +13,6 @@ weight is (K, C_in / groups, C_out), K row-major over the kernel's axes, bias (C
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import nn
@@ -43,7 +42,6 @@ __all__ = [
     "SparseInverseConv3d",
     "SparseInverseConv4d",
     "SparseInverseConvolution",
-    "SparseSequential",
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3D",
@@ -68,9 +66,11 @@ class SparseConvolution(SparseModule):
         bias: whether there is one.
         indice_key: names the map, which layers of the same geometry then share by name.
         precision: of float32 products: "ieee", "tf32" or "tf32x3".
+        backend: "triton", "torch", or None for the fastest that can serve.
 
     Raises:
         ShapeError, DTypeError: numbers that make no layer.
+        BackendError: at a call, a backend that cannot serve it.
     """
 
     dim: int
@@ -90,13 +90,14 @@ class SparseConvolution(SparseModule):
         indice_key: str | None = None,
         *,
         precision: str = "ieee",
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         self.geometry = geometry(self.dim, kernel_size, stride, padding, dilation, mode=self.mode)
         _check_channels(in_channels, out_channels, groups)
         self._check_key(indice_key)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.indice_key, self.precision = indice_key, precision
+        self.indice_key, self.precision, self.backend = indice_key, precision, backend
         shape = (self.geometry.num_offsets, in_channels // groups, out_channels)
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
@@ -133,6 +134,7 @@ class SparseConvolution(SparseModule):
             self.groups,
             self.indice_key,
             self.precision,
+            backend=self.backend,
         )
 
     def check(self, tensor: SparseTensor, channels: int | None = None) -> None:
@@ -150,7 +152,8 @@ class SparseConvolution(SparseModule):
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
             value = getattr(self.geometry, name)
             parts += [f"{name}={value}"] if any(n != default for n in value) else []
-        for name, standard in (("groups", 1), ("indice_key", None), ("precision", "ieee")):
+        options = (("groups", 1), ("indice_key", None), ("precision", "ieee"), ("backend", None))
+        for name, standard in options:
             value = getattr(self, name)
             parts += [f"{name}={value!r}"] if value != standard else []
         return ", ".join(parts + (["bias=False"] if self.bias is None else []))
@@ -256,6 +259,7 @@ class SparseInverseConvolution(SparseConvolution):
             self.bias,
             groups=self.groups,
             precision=self.precision,
+            backend=self.backend,
         )
 
     def _check_named(self, named: Geometry) -> None:
@@ -298,24 +302,6 @@ SubMConv3D = SubMConv3d
 SparseConv3D = SparseConv3d
 SparseConvTranspose3D = SparseConvTransposed3D = SparseConvTranspose3d
 SparseInverseConv3D = SparseInverseConv3d
-
-
-class SparseSequential(nn.Sequential, SparseModule):
-    """Modules one after the other: sparse ones take the tensor, all others its features.
-
-    SparseSequential(SubMConv3d(4, 16, 3), SparseBatchNorm(16), nn.ReLU())
-
-    A module of your own that takes a SparseTensor derives from SparseModule.  Behind a GlobalPool,
-    whose result is dense, every module takes that result.
-    """
-
-    def forward(self, x: Any) -> Any:
-        """A SparseTensor, or what the last module makes of it."""
-        self.check(x)
-        for module in self:
-            whole = isinstance(module, SparseModule) or not isinstance(x, SparseTensor)
-            x = module(x) if whole else x.replace(module(x.feats))
-        return x
 
 
 def _check_channels(in_channels: int, out_channels: int, groups: int) -> None:

@@ -1,13 +1,16 @@
-"""What all modules on sparse tensors share: they take a SparseTensor, others take its features."""
+"""The base of all modules on sparse tensors, and their sequence."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
-from torchweft.errors import DTypeError, ShapeError
+from torchweft.core.backend import BACKENDS
+from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.voxels.maps.tensor import SparseTensor
 
-__all__ = ["SparseModule"]
+__all__ = ["SparseModule", "SparseSequential"]
 
 
 class SparseModule(nn.Module):
@@ -32,3 +35,36 @@ class SparseModule(nn.Module):
                 f"channels: feats must be (N, {channels}). Build it for {tensor.feats.shape[1]}, "
                 "or correct the layer before it."
             )
+
+    def _use_torch(self, backend: str | None) -> None:
+        """Set the backend of a module that torch's own operations compute.
+
+        Raises:
+            BackendError: another than "torch" is requested.
+        """
+        if backend not in (None, "torch"):
+            known = "has no kernels" if backend in BACKENDS else f"is none of {', '.join(BACKENDS)}"
+            raise BackendError(
+                f"backend={backend!r} was asked for {type(self).__name__}, for which it {known}: "
+                "torch's own operations compute it on every device. Leave backend out, or pass "
+                "'torch'."
+            )
+        self.backend = backend
+
+
+class SparseSequential(nn.Sequential, SparseModule):
+    """Modules one after the other: sparse ones take the tensor, all others its features.
+
+    SparseSequential(SubMConv3d(4, 16, 3), SparseBatchNorm(16), nn.ReLU())
+
+    A module of your own that takes a SparseTensor derives from SparseModule.  Behind a GlobalPool,
+    whose result is dense, every module takes that result.
+    """
+
+    def forward(self, x: Any) -> Any:
+        """A SparseTensor, or what the last module makes of it."""
+        self.check(x)
+        for module in self:
+            whole = isinstance(module, SparseModule) or not isinstance(x, SparseTensor)
+            x = module(x) if whole else x.replace(module(x.feats))
+        return x

@@ -36,12 +36,33 @@ class SparseBatchNorm(SparseModule, _NormBase):
         momentum: weight of a new value in the running statistics; None averages all.
         affine: whether there are weight and bias.
         track_running_stats: whether evaluation uses running statistics.
+        device: of the parameters.
+        dtype: of the parameters.
+        bias: whether an affine norm has a bias.
+        backend: "torch" or None, which are the same; another raises BackendError.
 
     Raises:
         ShapeError: a single voxel while training.
 
     Sums run over the rows as they stand: another order changes the last bits.
     """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-05,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        backend: str | None = None,
+    ) -> None:
+        given = num_features, eps, momentum, affine, track_running_stats, device, dtype
+        super().__init__(*given, **_bias_of(bias))
+        self._use_torch(backend)
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         """The normalised tensor, in its dtype."""
@@ -112,6 +133,7 @@ class SparseLayerNorm(SparseModule, nn.LayerNorm):
         eps: added to the variance.
         elementwise_affine: whether there are weight and bias.
         bias: whether there is a bias.
+        backend: "torch" or None, which are the same; another raises BackendError.
     """
 
     def __init__(
@@ -120,8 +142,11 @@ class SparseLayerNorm(SparseModule, nn.LayerNorm):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
+        *,
+        backend: str | None = None,
     ) -> None:
         super().__init__(num_features, eps, elementwise_affine, bias)
+        self._use_torch(backend)
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:  # type: ignore[override]
         """The normalised tensor, in its dtype."""
@@ -137,9 +162,28 @@ class SparseGroupNorm(SparseModule, nn.GroupNorm):
         num_channels: C.
         eps: added to the variance.
         affine: whether there are weight and bias.
+        device: of the parameters.
+        dtype: of the parameters.
+        bias: whether an affine norm has a bias.
+        backend: "torch" or None, which are the same; another raises BackendError.
 
     Sums run over a sample's voxels in ascending order: the same bits in whatever order rows stand.
     """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-05,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype, **_bias_of(bias))
+        self._use_torch(backend)
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:  # type: ignore[override]
         """The normalised tensor, in its dtype."""
@@ -155,10 +199,18 @@ class SparseInstanceNorm(SparseGroupNorm):
         num_features: C.
         eps: added to the variance.
         affine: whether there are weight and bias.
+        backend: "torch" or None, which are the same; another raises BackendError.
     """
 
-    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = False) -> None:
-        super().__init__(num_features, num_features, eps, affine)
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        affine: bool = False,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(num_features, num_features, eps, affine, backend=backend)
 
     def extra_repr(self) -> str:
         """The channels and what was chosen."""
@@ -179,6 +231,11 @@ def _sample_norm(tensor: SparseTensor, groups: int, eps: float) -> Tensor:
 
     centred = wide - apart(mean_of(wide), owner, order)
     return centred * apart((mean_of(centred.square()) + eps).rsqrt(), owner, order)
+
+
+def _bias_of(bias: bool) -> dict[str, bool]:
+    """The argument of torch's norms, which older ones lack."""
+    return {} if bias else {"bias": False}
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -117,12 +117,22 @@ def global_pool(tensor: SparseTensor, reduce: str = "mean") -> Tensor:
 
 
 class SparseMaxPool(SparseModule):
-    """y[o] = max_k x[in(o, k)] over active voxels; see `sparse_max_pool` for the arguments."""
+    """y[o] = max_k x[in(o, k)] over active voxels; see `sparse_max_pool` for the arguments.
+
+    backend is "torch" or None, which are the same, as of all pools; another raises BackendError.
+    """
 
     def __init__(
-        self, kernel_size: Size, stride: Size | None = None, padding: Size = 0, dilation: Size = 1
+        self,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        dilation: Size = 1,
+        *,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
+        self._use_torch(backend)
         self.kernel_size, self.stride = kernel_size, stride
         self.padding, self.dilation = padding, dilation
 
@@ -152,8 +162,9 @@ class SparseAvgPool(SparseMaxPool):
 class GlobalPool(SparseModule):
     """(batch, C): "max", "mean" or "sum" over each sample's voxels; see `global_pool`."""
 
-    def __init__(self, reduce: str = "mean") -> None:
+    def __init__(self, reduce: str = "mean", *, backend: str | None = None) -> None:
         super().__init__()
+        self._use_torch(backend)
         _check_reduce(reduce)
         self.reduce = reduce
 
@@ -170,8 +181,9 @@ class GlobalPool(SparseModule):
 class SparseUpsample(SparseModule):
     """y[q·s + j] = x[q], 0 ≤ j < s: nearest upsampling; see `sparse_upsample`."""
 
-    def __init__(self, scale: Size) -> None:
+    def __init__(self, scale: Size, *, backend: str | None = None) -> None:
         super().__init__()
+        self._use_torch(backend)
         self.scale = scale
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
