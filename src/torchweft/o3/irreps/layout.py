@@ -15,17 +15,35 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import ShapeError
 from torchweft.o3.irreps.irreps import Irreps, MulIr
 
-__all__ = ["LAYOUTS", "broadcast", "check_layout", "check_rows", "join", "split", "steps"]
+__all__ = [
+    "LAYOUTS",
+    "broadcast",
+    "check_layout",
+    "check_rows",
+    "join",
+    "parts_of",
+    "side_by_side",
+    "split",
+    "steps",
+]
 
 LAYOUTS = ("mul_ir", "ir_mul")
+
+
+def parts_of(x: Tensor, sizes: Sequence[int], dim: int = -1) -> Sequence[Tensor]:
+    """Views of x side by side along a dimension, whose gradients are one tensor."""
+    return (x,) if len(sizes) == 1 else x.split_with_sizes(list(sizes), dim)
+
+
+def side_by_side(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Tensors along a dimension, one or more; a single one is returned itself."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def split(x: Tensor, irreps: Irreps, layout: str) -> list[Tensor]:
     """Views (…, mul, 2l+1), one for each item of the irreps of x (…, D)."""
     lead, blocks = x.shape[:-1], []
-    parts: Sequence[Tensor] = (x,)
-    if len(irreps) != 1:
-        parts = x.split_with_sizes([item.dim for item in irreps], -1)  # gradients are one
+    parts = parts_of(x, [item.dim for item in irreps])
     for part, (mul, ir) in zip(parts, irreps, strict=True):
         if layout == "mul_ir":
             blocks.append(part.reshape(*lead, mul, ir.dim))
@@ -37,8 +55,7 @@ def split(x: Tensor, irreps: Irreps, layout: str) -> list[Tensor]:
 def join(blocks: Sequence[Tensor], layout: str) -> Tensor:
     """Blocks (…, mul, 2l+1), at least one, as rows (…, D)."""
     turned = [block if layout == "mul_ir" else block.transpose(-1, -2) for block in blocks]
-    rows = [block.flatten(-2) for block in turned]
-    return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+    return side_by_side([block.flatten(-2) for block in turned], -1)
 
 
 def broadcast(leads: Sequence[torch.Size]) -> torch.Size:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchweft.errors import ShapeError
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
-from torchweft.o3.irreps.layout import check_rows, join, split
+from torchweft.o3.irreps.layout import check_rows, join, parts_of, side_by_side, split
 from torchweft.o3.tensor_product.module import RowLayer
 from torchweft.o3.tensor_product.products import paired
 
@@ -89,11 +89,11 @@ class Activation(RowLayer):
     def forward(self, x: Tensor, dim: int = -1) -> Tensor:
         """The activated x, in its shape; `dim` is the dimension of the irreps."""
         check_rows("x", x.movedim(dim, -1), self.irreps_in, self)
-        parts = _parts(x, [item.dim for item in self.irreps_in], dim)
+        parts = parts_of(x, [item.dim for item in self.irreps_in], dim)
         values = [
             part if act is None else act(part) for part, act in zip(parts, self.acts, strict=True)
         ]
-        return _joined(values, dim) if values else x
+        return side_by_side(values, dim) if values else x
 
 
 class Gate(RowLayer):
@@ -159,12 +159,12 @@ class Gate(RowLayer):
         """(…, irreps_out.dim) of x (…, irreps_in.dim)."""
         check_rows("x", x, self.irreps_in, self)
         blocks = zip(split(x, self.irreps_in, self.layout), self._sizes, strict=True)
-        pieces = [piece for block, sizes in blocks for piece in _parts(block, sizes, -2)]
+        pieces = [piece for block, sizes in blocks for piece in parts_of(block, sizes, -2)]
         scalars: Tensor = self.act_scalars(self._side_by_side(pieces, self._scalars, x))
         if not self._gated:
             return scalars
         gates = self.act_gates(self._side_by_side(pieces, self._gates, x)).unsqueeze(-1)
-        each = _parts(gates, [mul for *_, mul in self._gated], -2)
+        each = parts_of(gates, [mul for *_, mul in self._gated], -2)
         gated = [
             pieces[self._number[place]] * gate
             for place, gate in zip(self._gated, each, strict=True)
@@ -174,20 +174,11 @@ class Gate(RowLayer):
     def _side_by_side(self, pieces: list[Tensor], places: list[CopyRange], like: Tensor) -> Tensor:
         """(…, n): scalars."""
         parts = [pieces[self._number[place]].squeeze(-1) for place in places]
-        return _joined(parts, -1) if parts else like.narrow(-1, 0, 0)
+        return side_by_side(parts, -1) if parts else like.narrow(-1, 0, 0)
 
 
 CopyRange = tuple[int, int, int]
 """A block of x, the first of its copies, and how many."""
-
-
-def _parts(x: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
-    """Parts of x, whose gradients are one that is written once."""
-    return (x,) if len(sizes) == 1 else x.split_with_sizes(list(sizes), dim)
-
-
-def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def _sorted(parts: Sequence[Irreps]) -> tuple[Irreps, list[list[CopyRange]]]:

@@ -20,7 +20,15 @@ from torchweft.core.operators.operator import compiling
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.o3.irreps.instructions import chosen
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import broadcast, check_rows, join, split, steps
+from torchweft.o3.irreps.layout import (
+    broadcast,
+    check_rows,
+    join,
+    parts_of,
+    side_by_side,
+    split,
+    steps,
+)
 from torchweft.o3.mixing.blocks import Block, Mixing, Path
 from torchweft.o3.mixing.operator import mix, rows_of_elements, serves_mix
 from torchweft.o3.tensor_product.module import RowLayer, WeightedModule
@@ -275,9 +283,7 @@ class Linear(WeightedModule):
 
     def _by_matrices(self, x: Tensor, weight: Tensor) -> Tensor:
         """(…, D_out): of each item of the output all rows by one matrix."""
-        parts: Sequence[Tensor] = (x,)
-        if len(self.irreps_in) != 1:
-            parts = x.split_with_sizes([item.dim for item in self.irreps_in], -1)
+        parts = parts_of(x, [item.dim for item in self.irreps_in])
         lead, found, weights = x.shape[:-1], [], self._matrices(weight)
         for k, (mul, ir) in enumerate(self.irreps_out):
             if not self._into[k]:
@@ -289,7 +295,7 @@ class Linear(WeightedModule):
             if ir.dim > 1 and self.layout == "mul_ir":
                 z = z.view(-1, ir.dim, mul).mT
             found.append(z.reshape(*lead, mul * ir.dim))
-        return _side_by_side(found, -1) if found else x.new_zeros(*lead, 0)
+        return side_by_side(found, -1) if found else x.new_zeros(*lead, 0)
 
     def _copies(self, part: Tensor, mul: int, components: int) -> Tensor:
         """(rows · components, mul) of an item of x; of scalars the rows themselves."""
@@ -317,7 +323,7 @@ class Linear(WeightedModule):
             factors = (factor, *others)
             rows = [row * f for row, f in zip(rows, factors, strict=True)]
             factor = 1.0
-        together, matrix = _side_by_side(rows, -1), _side_by_side(chosen, -2)
+        together, matrix = side_by_side(rows, -1), side_by_side(chosen, -2)
         return together if factor == 1 else together * factor, matrix
 
     def _matrices(self, weight: Tensor) -> list[Tensor]:
@@ -367,10 +373,6 @@ def _check_alone(
             f"shared_weights={shared_weights} and biases={biases}: 1 or more elements have "
             "shared weights, no features and no biases. Leave one of them out."
         )
-
-
-def _side_by_side(tensors: list[Tensor], dim: int) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
 
 
 def _paths(

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
 from torchweft.o3.irreps.instructions import Instruction, Operands
 from torchweft.o3.irreps.irreps import Irreps
-from torchweft.o3.irreps.layout import steps
+from torchweft.o3.irreps.layout import parts_of, steps
 from torchweft.o3.mixing.blocks import Block as Copies
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.blocks import Path as Matrix
@@ -88,9 +88,7 @@ def weight_offsets(instructions: Sequence[Instruction]) -> list[int]:
 
 def split_weight(weight: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """Views (…, *shape) of a flat weight, whose gradients are one tensor."""
-    flats: Sequence[Tensor] = (weight,)
-    if len(shapes) != 1:
-        flats = weight.split_with_sizes([math.prod(shape) for shape in shapes], -1)
+    flats = parts_of(weight, [math.prod(shape) for shape in shapes])
     return [f.reshape(*f.shape[:-1], *s) for f, s in zip(flats, shapes, strict=True)]
 
 
