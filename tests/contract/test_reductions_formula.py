@@ -20,11 +20,13 @@ from torchweft.errors import IndexRangeError, ShapeError
 from torchweft.reductions.formula import node as formulas
 from torchweft.reductions.formula.derivatives import gradient
 from torchweft.reductions.formula.evaluate import evaluate
-from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.named import operations
 from torchweft.reductions.formula.node import const, node, read, substitute, swap, var, variables
-from torchweft.reductions.formula.primitives import OPERATIONS
+from torchweft.reductions.formula.primitives import PRIMITIVES
 from torchweft.reductions.formula.simplify import simplify
 from torchweft.testing.bounds import assert_as_accurate, plain_error
+
+COMPOSED = operations()
 
 ROWS = 64
 EPS = torch.finfo(torch.float64).eps
@@ -552,13 +554,13 @@ def test_nodes_that_nobody_uses_are_gone():
 
 def test_threads_make_one_node(monkeypatch):
     # both find none and go on to make one: seen red without the second look
-    rule = formulas.dimension
+    row = PRIMITIVES["var"]
 
     def slow(*args):
         time.sleep(0.05)
-        return rule(*args)
+        return row.dimension(*args)
 
-    monkeypatch.setattr(formulas, "dimension", slow)
+    monkeypatch.setitem(PRIMITIVES, "var", row._replace(dimension=slow))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: var(1000, 3, 0), range(4)))
     assert len(set(map(id, found))) == 1
@@ -688,4 +690,4 @@ def test_products_of_all_pairs_make_no_tensor_of_pairs_and_components(monkeypatc
 def test_primitives_are_those_of_the_table():
     for f in (g for case in CASES for g in symbolic(*case[:3])):
         used = {n.op for n in formulas.reachable(f)}
-        assert used <= set(OPERATIONS) | {"var", "const"}
+        assert used <= set(PRIMITIVES)

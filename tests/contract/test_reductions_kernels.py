@@ -36,8 +36,7 @@ from torchweft.core.gpu.launcher import launch_all
 from torchweft.errors import BackendError
 from torchweft.reductions.call.options import Blocks, Options, Sizes
 from torchweft.reductions.formula.evaluate import evaluate
-from torchweft.reductions.formula.node import const, node, var
-from torchweft.reductions.formula.primitives import concat
+from torchweft.reductions.formula.node import concat, const, node, var
 from torchweft.reductions.scalars.inner_sums import looped
 from torchweft.testing.bounds import assert_as_accurate
 from torchweft.testing.contract import assert_same_bits

@@ -16,7 +16,7 @@ from torchweft.reductions.formula.derivatives import (
     gradient,
     laplacian,
 )
-from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.named import operations
 from torchweft.reductions.formula.node import const, node, var, zeros
 from torchweft.reductions.formula.parse import (
     FormulaError,
@@ -25,6 +25,8 @@ from torchweft.reductions.formula.parse import (
     parse_aliases,
     parse_variable,
 )
+
+COMPOSED = operations()
 
 x, y, b = var(0, 3, 0), var(1, 3, 1), var(2, 2, 1)
 g, e = var(3, 1, 2), var(4, 2, 0)

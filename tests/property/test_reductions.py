@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import INTERPRETED
 from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, reduce
-from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.named import operations
 from torchweft.reductions.formula.node import Node, const, node, reachable, var
-from torchweft.reductions.formula.primitives import OPERATIONS
+from torchweft.reductions.formula.primitives import PRIMITIVES
 from torchweft.testing.bounds import assert_as_accurate, plain_error
+
+COMPOSED = operations()
 
 DRAWS = {"torch": 500, "numba": 3, "triton": 15}
 ROUNDINGS = 2**10
@@ -171,7 +173,8 @@ def dense(f, tensors, count):
         elif n.op == "const":
             found[n] = tensors[0].new_full((1, 1, 1), n.data)
         else:
-            found[n] = OPERATIONS[n.op].value([found[a] for a in n.args], n.data)
+            data = () if n.data is None else (n.data,)
+            found[n] = PRIMITIVES[n.op].value(*(found[a] for a in n.args), *data)
     f = found[f]
     return f.expand(torch.broadcast_shapes(f.shape, (*count.shape, 1)))
 

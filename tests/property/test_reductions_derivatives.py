@@ -19,7 +19,7 @@ from torchweft.reductions.formula.derivatives import (
     trace_operator,
 )
 from torchweft.reductions.formula.evaluate import evaluate
-from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.named import operations
 from torchweft.reductions.formula.node import (
     const,
     node,
@@ -31,6 +31,8 @@ from torchweft.reductions.formula.node import (
     variables,
 )
 from torchweft.reductions.formula.simplify import simplify
+
+COMPOSED = operations()
 
 ROWS, COLUMNS = 4, 5
 SEEDS = range(40)

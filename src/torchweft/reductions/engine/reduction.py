@@ -30,6 +30,7 @@ from torchweft.reductions.engine import operator
 from torchweft.reductions.formula.node import (
     Node,
     const,
+    extract,
     node,
     read,
     substitute,
@@ -37,7 +38,6 @@ from torchweft.reductions.formula.node import (
     var,
     variables,
 )
-from torchweft.reductions.formula.primitives import extract
 
 __all__ = ["EXPONENTIAL", "KINDS", "CallCache", "carried_out", "reduce", "settled"]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchweft.errors import ShapeError
-from torchweft.reductions.formula.node import Node, expand, total, zeros
-from torchweft.reductions.formula.primitives import apply, concat, extract
+from torchweft.reductions.formula.node import Node, concat, expand, extract, node, total, zeros
 
 __all__ = ["COMPLEX"]
 
@@ -39,7 +38,7 @@ def _pairs(real: Node, imag: Node) -> Node:
 
 
 def _angle(f: Node) -> Node:
-    return apply("atan2", _imag(f), _real(f))
+    return node("atan2", _imag(f), _real(f))
 
 
 def _conj(f: Node) -> Node:
@@ -52,20 +51,20 @@ def _square_abs(f: Node) -> Node:
 
 
 def _abs(f: Node) -> Node:
-    return apply("sqrt", _square_abs(f))
+    return node("sqrt", _square_abs(f))
 
 
 def _exp(f: Node) -> Node:
-    return _polar(apply("exp", _real(f)), _imag(f))
+    return _polar(node("exp", _real(f)), _imag(f))
 
 
 def _exp1j(f: Node) -> Node:
     """exp(i f) of a real f."""
-    return _pairs(apply("cos", f), apply("sin", f))
+    return _pairs(node("cos", f), node("sin", f))
 
 
 def _polar(radius: Node, angle: Node) -> Node:
-    return _pairs(radius * apply("cos", angle), radius * apply("sin", angle))
+    return _pairs(radius * node("cos", angle), radius * node("sin", angle))
 
 
 def _add(f: Node, g: Node) -> Node:

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 
 from torchweft.errors import ShapeError
 from torchweft.reductions.formula.node import (
+    PRIMITIVES,
     Node,
+    concat,
     const,
     expand,
+    extract,
     is_zero,
+    place,
     reachable,
     total,
     var,
     variables,
     zeros,
 )
-from torchweft.reductions.formula.primitives import OPERATIONS, concat, extract, place
 
 __all__ = [
     "diff",
@@ -56,7 +59,7 @@ def gradients(f: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
     for n in reversed(order):
         if n not in wanted or n not in adjoints or not n.args:
             continue
-        contributions = OPERATIONS[n.op].derivative(n, adjoints[n])
+        contributions = PRIMITIVES[n.op].derivative(n, adjoints[n])
         for argument, contribution in zip(n.args, contributions, strict=True):
             if argument not in wanted or contribution is None or is_zero(contribution):
                 continue
@@ -106,7 +109,7 @@ def _trace(f: Node, w: Node, weight: Node) -> Node:
         rows = [gradient(f, w, place(const(1), k, f.dim)) for k in range(f.dim)]
         return total(weight * concat(*(extract(row, k, 1) for k, row in enumerate(rows))))
     result = const(0)
-    for arg, scaled in zip(f.args, OPERATIONS[f.op].derivative(f, weight), strict=True):
+    for arg, scaled in zip(f.args, PRIMITIVES[f.op].derivative(f, weight), strict=True):
         if scaled is None or w not in variables(arg):
             continue
         if arg.dim == f.dim:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from torchweft.reductions.formula.dimensions import POINTWISE
-from torchweft.reductions.formula.distances import sqdist
-from torchweft.reductions.formula.node import Node, reachable
-from torchweft.reductions.formula.primitives import OPERATIONS
+from torchweft.reductions.formula.node import PRIMITIVES, Node, reachable
 
 __all__ = ["evaluate"]
 
@@ -40,47 +37,25 @@ def evaluate(f: Node, values: Mapping[int, Tensor]) -> Tensor:
         elif n.op == "const":
             found[n] = like.new_full((1,), n.data)
         else:
+            primitive = PRIMITIVES[n.op]
             args = [found[a] for a in n.args]
             done = {a for a in n.args if last[a] is n}
-            spare = None if taped else _spare(n, free & done, found)
-            if spare is not None:
-                found[n] = _INTO[n.op](*args, out=spare)
-            elif n.op == "sqdist":
-                found[n] = sqdist(*args)
+            spare = None if taped or primitive.into is None else _spare(n, free & done, found)
+            if primitive.into is not None and spare is not None:
+                found[n] = primitive.into(*args, out=spare)
             else:
-                found[n] = OPERATIONS[n.op].value(args, n.data)
-            free -= done.union(n.args if n.op in _VIEWS else ())
-            free |= {n} if n.op in _OWN else set()
+                data = () if n.data is None else (n.data,)
+                found[n] = primitive.value(*args, *data)
+            free -= done.union(n.args if primitive.view else ())
+            free |= {n} if primitive.pointwise or primitive.fresh else set()
             for a in done:
                 del found[a]
     return found[f]
 
 
-_INTO: dict[str, Callable[..., Tensor]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "neg": torch.neg,
-    "exp": torch.exp,
-    "log": torch.log,
-    "cos": torch.cos,
-    "sin": torch.sin,
-    "sqrt": torch.sqrt,
-    "reciprocal": torch.reciprocal,
-}
-"""Operations that can write over an argument."""
-
-_OWN = frozenset({"sqdist"} | POINTWISE)
-"""Operations whose results have memory of their own."""
-
-_VIEWS = frozenset({"extract", "expand", "einsum"})
-"""Operations whose results may share memory with an argument."""
-
-
 def _spare(n: Node, free: set[Node], found: Mapping[Node, Tensor]) -> Tensor | None:
     """The memory of an argument that is not used again, if the result fits it."""
-    if n.op not in _INTO or not free:
+    if not free:
         return None
     shape = torch.broadcast_shapes(*(found[a].shape for a in n.args))  # type: ignore[no-untyped-call]
     return next((found[a] for a in n.args if a in free and found[a].shape == shape), None)

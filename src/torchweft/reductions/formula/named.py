@@ -5,9 +5,11 @@ The parameters annotated `Node` are formulas, the others integers and lists of i
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Sequence
 
 from torchweft.errors import ShapeError
 from torchweft.reductions.formula.complex_operations import COMPLEX
@@ -19,33 +21,48 @@ from torchweft.reductions.formula.derivatives import (
     laplacian,
     trace_operator,
 )
-from torchweft.reductions.formula.dimensions import broadcast
-from torchweft.reductions.formula.node import Node, const, expand, node, total
-from torchweft.reductions.formula.primitives import apply, concat, extract, place, power, product
-from torchweft.reductions.formula.tensor_operations import (
-    kron,
-    matrix_vector,
-    tensor_product,
-    tensordot,
-    vector_matrix,
+from torchweft.reductions.formula.node import (
+    PRIMITIVES,
+    Node,
+    broadcast,
+    concat,
+    const,
+    expand,
+    extract,
+    node,
+    place,
+    power,
+    product,
+    total,
 )
 
-__all__ = ["COMPOSED", "raised"]
+__all__ = ["COMPOSED", "operations", "raised"]
 
 
-def _primitive(op: str, count: int = 1) -> Callable[..., Node]:
-    """The primitive as a function of one, two or three formulas."""
+def operations() -> dict[str, Callable[..., Node]]:
+    """Every operation by its name in formula strings: named primitives, and COMPOSED."""
+    rows = PRIMITIVES.items()
+    return {p.name: _primitive(op, p.arity) for op, p in rows if p.name} | COMPOSED
+
+
+@functools.cache
+def _primitive(op: str, arity: int | None) -> Callable[..., Node]:
+    """The primitive as a function of one, two, three or any number of formulas."""
 
     def unary(f: Node) -> Node:
-        return apply(op, f)
+        return node(op, f)
 
     def binary(f: Node, g: Node) -> Node:
-        return apply(op, f, g)
+        return node(op, f, g)
 
     def ternary(f: Node, g: Node, h: Node) -> Node:
-        return apply(op, f, g, h)
+        return node(op, f, g, h)
 
-    return (unary, binary, ternary)[count - 1]
+    def variadic(*parts: Node) -> Node:
+        return node(op, *parts)
+
+    functions: dict[int, Callable[..., Node]] = {1: unary, 2: binary, 3: ternary}
+    return functions.get(arity or 0, variadic)
 
 
 # Scalar operations, on each component
@@ -56,11 +73,11 @@ def raised(f: Node, exponent: Node | float) -> Node:
     if isinstance(exponent, Node) and exponent.op == "const":
         exponent = float(exponent.data)
     if isinstance(exponent, Node):
-        return apply("powf", f, exponent)
+        return node("powf", f, exponent)
     if float(exponent).is_integer():
         return power(f, int(exponent))
     root = {0.5: "sqrt", -0.5: "rsqrt"}.get(exponent)
-    return apply(root, f) if root else apply("powf", f, const(exponent))
+    return node(root, f) if root else node("powf", f, const(exponent))
 
 
 def _power(f: Node, exponent: int) -> Node:
@@ -97,19 +114,19 @@ def _inverse_of_integer(k: int) -> Node:
 
 def _sinc(f: Node) -> Node:
     """sin(πf) / (πf), 1 at 0."""
-    return apply("sinxdivx", math.pi * f)
+    return node("sinxdivx", math.pi * f)
 
 
 def _not_equal(f: Node, g: Node) -> Node:
-    return 1 - apply("equal", f, g)
+    return 1 - node("equal", f, g)
 
 
 def _greater(f: Node, g: Node) -> Node:
-    return apply("less", g, f)
+    return node("less", g, f)
 
 
 def _greater_equal(f: Node, g: Node) -> Node:
-    return apply("less_equal", g, f)
+    return node("less_equal", g, f)
 
 
 def _select(condition: Node, a: Node, b: Node) -> Node:
@@ -119,13 +136,13 @@ def _select(condition: Node, a: Node, b: Node) -> Node:
 
 def _relu(f: Node) -> Node:
     """max(f, 0), of slope 1 at 0."""
-    return _select(apply("less", f, const(0)), f, const(0))
+    return _select(node("less", f, const(0)), f, const(0))
 
 
 def _clamp(f: Node, low: Node, high: Node) -> Node:
     """f within low and high, of slope 1 at both."""
-    below_high = _select(apply("less", high, f), f, high)
-    return _select(apply("less", f, low), below_high, low)
+    below_high = _select(node("less", high, f), f, high)
+    return _select(node("less", f, low), below_high, low)
 
 
 def _clamp_integers(f: Node, low: int, high: int) -> Node:
@@ -134,12 +151,12 @@ def _clamp_integers(f: Node, low: int, high: int) -> Node:
 
 def _clamp_slope(f: Node, low: int, high: int) -> Node:
     """1 where low ≤ f ≤ high, else 0."""
-    return apply("less_equal", const(low), f) * apply("less_equal", f, const(high))
+    return node("less_equal", const(low), f) * node("less_equal", f, const(high))
 
 
 def _mod(f: Node, modulus: Node, offset: Node | None = None) -> Node:
     """f − m ⌊(f − d) / m⌋: from d on, below d + m."""
-    return f - modulus * apply("floor", (f - (offset or const(0))) / modulus)
+    return f - modulus * node("floor", (f - (offset or const(0))) / modulus)
 
 
 def _round(f: Node, decimals: int = 0) -> Node:
@@ -166,17 +183,17 @@ def _sqnorm2(f: Node) -> Node:
 
 
 def _norm2(f: Node) -> Node:
-    return apply("sqrt", _sqnorm2(f))
+    return node("sqrt", _sqnorm2(f))
 
 
 def _normalize(f: Node) -> Node:
     """f / |f|, 0 at 0."""
-    return f * apply("rsqrt", _sqnorm2(f))
+    return f * node("rsqrt", _sqnorm2(f))
 
 
 def _sqdist(f: Node, g: Node) -> Node:
     """|f − g|²."""
-    return apply("sqdist", *_together(f, g, "sqdist"))
+    return node("sqdist", *_together(f, g, "sqdist"))
 
 
 def _weighted_sqnorm(weight: Node, f: Node) -> Node:
@@ -255,12 +272,12 @@ def _picked(f: Node, index: Node) -> Node:
 
 def _min(f: Node) -> Node:
     """The smallest component; its derivative is the first such component's."""
-    return _picked(f, apply("argmin", f)) if f.dim > 1 else f
+    return _picked(f, node("argmin", f)) if f.dim > 1 else f
 
 
 def _max(f: Node) -> Node:
     """The largest component; its derivative is the first such component's."""
-    return _picked(f, apply("argmax", f)) if f.dim > 1 else f
+    return _picked(f, node("argmax", f)) if f.dim > 1 else f
 
 
 def _bspline(knots: Node, x: Node, order: int) -> Node:
@@ -277,12 +294,12 @@ def _bspline(knots: Node, x: Node, order: int) -> Node:
             "dimension 1. Add knots, lower the order, or take one component with elem."
         )
     left, right = extract(knots, 0, count), extract(knots, 1, count)
-    values = apply("less_equal", left, x) * apply("less", x, right)
+    values = node("less_equal", left, x) * node("less", x, right)
     for k in range(1, order + 1):
         left, right = extract(knots, 0, knots.dim - k), extract(knots, k, knots.dim - k)
         width = right - left
-        safe = width + apply("less_equal", width, const(0))
-        w = apply("less", left, right) * ((x - left) / safe)
+        safe = width + node("less_equal", width, const(0))
+        w = node("less", left, right) * ((x - left) / safe)
         count = values.dim - 1
         values = extract(w, 0, count) * extract(values, 0, count) + extract(
             1 - w, 1, count
@@ -313,8 +330,87 @@ def _softdtw_sqdist(f: Node, g: Node, gamma: Node) -> Node:
 
 def _softmin(paths: Node, gamma: Node) -> Node:
     smallest = _min(paths)
-    shares = total(apply("exp", (smallest - paths) / gamma))
-    return smallest - gamma * apply("log", shares)
+    shares = total(node("exp", (smallest - paths) / gamma))
+    return smallest - gamma * node("log", shares)
+
+
+# Products of matrices and tensors, whose components lie row after row
+
+
+def _columns(matrix: Node, vector: Node) -> int:
+    """How many vectors of that dimension the matrix holds."""
+    if matrix.dim % vector.dim:
+        raise ShapeError(
+            f"a product of a matrix and a vector is given formulas of dimensions {matrix.dim} and "
+            f"{vector.dim}: the first must be a multiple of the second. Extract the components "
+            "that match."
+        )
+    return matrix.dim // vector.dim
+
+
+def matrix_vector(matrix: Node, vector: Node) -> Node:
+    """Σ_l A_kl b_l."""
+    rows = _columns(matrix, vector)
+    return product(matrix, vector, (rows, vector.dim), "ab", (vector.dim,), "b", "a")
+
+
+def vector_matrix(vector: Node, matrix: Node) -> Node:
+    """Σ_k b_k A_kl."""
+    columns = _columns(matrix, vector)
+    return product(vector, matrix, (vector.dim,), "a", (vector.dim, columns), "ab", "b")
+
+
+def tensor_product(f: Node, g: Node) -> Node:
+    """f_k g_l."""
+    return product(f, g, (f.dim,), "a", (g.dim,), "b", "ab")
+
+
+def tensordot(
+    f: Node,
+    g: Node,
+    dimfa: Sequence[int],
+    dimfb: Sequence[int],
+    contfa: Sequence[int],
+    contfb: Sequence[int],
+    permute: Sequence[int] | None = None,
+) -> Node:
+    """The product of tensors of shapes dimfa and dimfb, summed over pairs of axes.
+
+    Axis contfa[n] of f is paired with contfb[n] of g.  The axes that remain, f's before g's, go to
+    the places that `permute` says.
+    """
+    rank = len(dimfa) + len(dimfb) - 2 * len(contfa)
+    places = list(range(rank) if permute is None else permute)
+    if (
+        len(contfa) != len(contfb)
+        or not set(contfa) <= set(range(len(dimfa)))
+        or not set(contfb) <= set(range(len(dimfb)))
+        or sorted(places) != list(range(rank))
+    ):
+        raise ShapeError(
+            f"a product of tensors of shapes {tuple(dimfa)} and {tuple(dimfb)} pairs axes "
+            f"{tuple(contfa)} with {tuple(contfb)} and permutes by {permute}: it needs axes that "
+            f"are there, in pairs, and a permutation of the {rank} that remain. Change the lists."
+        )
+    labels_a = list(string.ascii_lowercase[: len(dimfa)])
+    labels_b = list(string.ascii_uppercase[: len(dimfb)])
+    for a, b in zip(contfa, contfb, strict=True):
+        labels_b[b] = labels_a[a]
+    kept = [label for label in labels_a + labels_b if (labels_a + labels_b).count(label) == 1]
+    out = "".join(label for _, label in sorted(zip(places, kept, strict=True)))
+    return product(f, g, dimfa, "".join(labels_a), dimfb, "".join(labels_b), out)
+
+
+def kron(f: Node, g: Node, dimfa: Sequence[int], dimfb: Sequence[int]) -> Node:
+    """The Kronecker product of tensors of equal rank."""
+    if len(dimfa) != len(dimfb):
+        raise ShapeError(
+            f"the Kronecker product is given shapes {tuple(dimfa)} and {tuple(dimfb)}: they must "
+            "be of one rank. Add axes of length 1."
+        )
+    rank = len(dimfa)
+    places = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
+    return tensordot(f, g, dimfa, dimfb, [], [], places)
 
 
 # Symbolic operations
@@ -348,43 +444,27 @@ COMPOSED: dict[str, Callable[..., Node]] = {
     "<=": _primitive("less_equal", 2),
     ">": _greater,
     ">=": _greater_equal,
-    "Abs": _primitive("abs"),
-    "Acos": _primitive("acos"),
     "Add": _add,
-    "ArgMax": _primitive("argmax"),
-    "ArgMin": _primitive("argmin"),
-    "Asin": _primitive("asin"),
-    "Atan": _primitive("atan"),
-    "Atan2": _primitive("atan2", 2),
     "AutoFactorize": _auto_factorize,
     "BSpline": _bspline,
     "Clamp": _clamp,
     "ClampInt": _clamp_integers,
     "Concat": _concat,
-    "Cos": _primitive("cos"),
     "Diff": diff,
     "DiffClampInt": _clamp_slope,
     "Divergence": divergence,
     "Divide": _divide,
     "Elem": _elem,
     "ElemT": _elem_t,
-    "Equal": _primitive("equal", 2),
-    "Exp": _primitive("exp"),
     "Extract": _extract,
     "ExtractT": _extract_t,
     "Factorize": _factorize,
-    "Floor": _primitive("floor"),
     "Grad": gradient,
     "GradMatrix": grad_matrix,
     "Grad_WithSavedForward": _gradient_of_reduction,
-    "IfElse": _primitive("ifelse", 3),
     "IntInv": _inverse_of_integer,
-    "Inv": _primitive("reciprocal"),
     "Kron": kron,
     "Laplacian": laplacian,
-    "LessOrEqual": _primitive("less_equal", 2),
-    "LessThan": _primitive("less", 2),
-    "Log": _primitive("log"),
     "MatVecMult": matrix_vector,
     "Max": _max,
     "Min": _min,
@@ -399,20 +479,14 @@ COMPOSED: dict[str, Callable[..., Node]] = {
     "Powf": raised,
     "ReLU": _relu,
     "Round": _round,
-    "Rsqrt": _primitive("rsqrt"),
     "Scalprod": _dot,
-    "Sign": _primitive("sign"),
-    "Sin": _primitive("sin"),
-    "SinXDivX": _primitive("sinxdivx"),
     "Sinc": _sinc,
     "SoftDTW_SqDist": _softdtw_sqdist,
     "SqDist": _sqdist,
     "SqNorm2": _sqnorm2,
     "SqNormDiag": _diagonal_sqnorm,
     "SqNormIso": _isotropic_sqnorm,
-    "Sqrt": _primitive("sqrt"),
     "Square": _square,
-    "Step": _primitive("step"),
     "Subtract": _subtract,
     "Sum": _sum,
     "SumT": _sum_t,
@@ -423,10 +497,11 @@ COMPOSED: dict[str, Callable[..., Node]] = {
     "VecMatMult": vector_matrix,
     "WeightedSqDist": _weighted_sqdist,
     "WeightedSqNorm": _weighted_sqnorm,
-    "XLogX": _primitive("xlogx"),
     **COMPLEX,
 }
-"""The operators and the names of formula strings.  Their arguments, where the name leaves doubt:
+"""The operators, and the operations that are composed.
+
+Their arguments, where the name leaves doubt:
 
 BSpline(knots, x, k); Clamp(f, low, high); ClampInt and DiffClampInt(f, integers low, high);
 Diff(f, v, direction); Elem(f, index); ElemT(f, dim, index); Extract(f, start, dim);

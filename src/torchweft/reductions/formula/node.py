@@ -15,17 +15,25 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from torchweft.reductions.formula.dimensions import broadcast, dimension
+from torchweft.errors import ShapeError
 
 __all__ = [
+    "PRIMITIVES",
     "Node",
+    "Primitive",
+    "broadcast",
+    "concat",
     "const",
     "expand",
+    "extract",
     "is_zero",
     "node",
+    "place",
+    "power",
+    "product",
     "reachable",
     "read",
     "substitute",
@@ -41,7 +49,7 @@ class Node:
     """A primitive operation `op` on the nodes `args`, with `data` that is not a formula.
 
     Args:
-        op: a name of `torchweft.reductions.formula.primitives.OPERATIONS`.
+        op: a name of `PRIMITIVES`.
         args: the arguments.
         data: what else the operation needs, hashable and printable.
         dim: how many components the value has.
@@ -91,6 +99,66 @@ class Node:
         return _text(self)
 
 
+class Primitive(NamedTuple):
+    """One primitive operation: all that the package knows of it.
+
+    A derivative takes the operation's node n and the cotangent g, of n's dimension, to the
+    contribution Σ_k g_k ∂n_k/∂a for each argument a: None where it is zero, of n's dimension where
+    the argument was broadcast (its sum is then meant).
+
+    Args:
+        doc: what it computes.
+        arity: how many formulas it takes; None: any number.
+        value: in torch, of values with components last, and of `data` where a node has some.
+        derivative: of the node and the cotangent.
+        scalars: as expressions of core's, which numba and Triton are printed from.  A pointwise
+            primitive takes one component of each argument, behind `data` where a node has some;
+            the others take the node and all components of each argument.
+        name: in formula strings; empty where a function of `named` prepares the arguments.
+        dimension: of the arguments' dimensions and `data`; None: pointwise, 1 and D broadcast.
+        into: torch's function that can write the value over an argument, with `out`.
+        view: whether the value may share memory with an argument.
+        fresh: whether the value has memory of its own; that of a pointwise one always has.
+        sign: how people write it between arguments, and how strongly that binds.
+    """
+
+    doc: str
+    arity: int | None
+    value: Callable[..., Any]
+    derivative: Callable[[Node, Node], tuple[Node | None, ...]]
+    scalars: Callable[..., Any]
+    name: str = ""
+    dimension: Callable[[Sequence[int], Any], int] | None = None
+    into: Callable[..., Any] | None = None
+    view: bool = False
+    fresh: bool = False
+    sign: tuple[str, int] | None = None
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether it is computed component by component; dimensions 1 and D broadcast."""
+        return self.dimension is None
+
+
+PRIMITIVES: dict[str, Primitive] = {}
+"""The primitive operations; `primitives` holds the rows."""
+
+
+def broadcast(op: str, dims: Sequence[int]) -> int:
+    """D of arguments of dimensions 1 and D."""
+    dim = max(dims)
+    if any(d not in (1, dim) for d in dims):
+        raise ShapeError(
+            f"{op} is given formulas of dimensions {_listed(dims)}: they must be equal, or 1. "
+            "Reduce one with sum or elem, or take the components that match with extract."
+        )
+    return dim
+
+
+def _listed(dims: Sequence[int]) -> str:
+    return ", ".join(map(str, dims[:-1])) + f" and {dims[-1]}"
+
+
 _CATS = {"inner": frozenset((0, 1))}
 """What leaves but variables depend on."""
 
@@ -116,7 +184,8 @@ def node(op: str, *args: Node, data: Hashable = None) -> Node:
         key = (op, args, data)
     found = _interned.get(key)
     if found is None:
-        dim = dimension(op, [a.dim for a in args], data)
+        rule, dims = PRIMITIVES[op].dimension, [a.dim for a in args]
+        dim = broadcast(op, dims) if rule is None else rule(dims, data)
         cats = frozenset((data[2],)) if op == "var" else _CATS.get(op, frozenset[int]())  # type: ignore[index]
         cats = cats.union(*(a.cats for a in args))
         with _lock:
@@ -336,3 +405,102 @@ def _quotient(a: float, b: float) -> float:
         return a / b
     except ZeroDivisionError:
         return float("nan") if a != a else a * float("inf") * (1 if str(b)[0] != "-" else -1)
+
+
+# Constructors that leave out what does nothing
+
+
+def power(f: Node, exponent: int) -> Node:
+    """f^n for an integer n."""
+    if exponent == 0:
+        return expand(const(1), f.dim)
+    if exponent == -1:
+        return node("reciprocal", f)
+    return f if exponent == 1 else node("pow", f, data=operator.index(exponent))
+
+
+def extract(f: Node, start: int, dim: int) -> Node:
+    """Components start to start + dim."""
+    whole = node(
+        "extract", f, data=(operator.index(start), operator.index(dim))
+    )  # raises where they are not there
+    if dim == f.dim:
+        return f
+    if f.op == "expand":
+        return expand(f.args[0], dim)
+    if f.op == "extract":
+        return extract(f.args[0], f.data[0] + start, dim)
+    if f.op in ("concat", "place"):
+        first = f.data[0] if f.op == "place" else 0
+        for part in f.args:
+            if first <= start and start + dim <= first + part.dim:
+                return extract(part, start - first, dim)
+            first += part.dim
+        if f.op == "place" and (start + dim <= f.data[0] or start >= first):
+            return zeros(dim)
+    return whole
+
+
+def place(f: Node, start: int, dim: int) -> Node:
+    """f at components start and on of dim, zeros around."""
+    whole = node("place", f, data=(operator.index(start), operator.index(dim)))
+    if dim == f.dim:
+        return f
+    return zeros(dim) if is_zero(f) else whole
+
+
+def concat(*parts: Node) -> Node:
+    """The components of one after those of the other."""
+    found: list[Node] = []
+    for part in (p for whole in parts for p in (whole.args if whole.op == "concat" else (whole,))):
+        joined = _joined(found[-1], part) if found else None
+        found[-1:] = [part] if not found else [joined] if joined else [found[-1], part]
+    return node("concat", *found) if len(found) > 1 else found[0]
+
+
+def _joined(a: Node, b: Node) -> Node | None:
+    """Both as one, where they are neighbours in one formula."""
+    if a.op != "extract" or b.op != "extract" or a.args != b.args:
+        return None
+    start = a.data[0]
+    return extract(a.args[0], start, a.dim + b.dim) if start + a.dim == b.data[0] else None
+
+
+def product(
+    a: Node,
+    b: Node,
+    shape_a: Sequence[int],
+    labels_a: str,
+    shape_b: Sequence[int],
+    labels_b: str,
+    labels_out: str,
+) -> Node:
+    """Σ a[labels_a] · b[labels_b] over the labels that labels_out lacks, row-major.
+
+    Each label is in two of the three at least, and once in each.
+    """
+    shape_a, shape_b = tuple(map(operator.index, shape_a)), tuple(map(operator.index, shape_b))
+    data = (shape_a, labels_a, shape_b, labels_b, labels_out)
+    whole = node("einsum", a, b, data=data)  # raises where they do not fit
+    if is_zero(a) or is_zero(b):
+        return zeros(whole.dim)
+    (shape_a, labels_a), (shape_b, labels_b) = _axes(shape_a, labels_a), _axes(shape_b, labels_b)
+    inside = dict.fromkeys(labels_a + labels_b)
+    letter = {label: chr(ord("a") + k) for k, label in enumerate(inside)}
+    labels_a, labels_b, labels_out = (
+        "".join(letter[label] for label in labels if label in letter)
+        for labels in (labels_a, labels_b, labels_out)
+    )
+    if (not labels_a and labels_b == labels_out) or (not labels_b and labels_a == labels_out):
+        return a * b
+    if labels_a == labels_b == labels_out:
+        return a * b
+    if labels_a == labels_b and "expand" in (a.op, b.op):
+        return total(a * b)
+    return node("einsum", a, b, data=(shape_a, labels_a, shape_b, labels_b, labels_out))
+
+
+def _axes(shape: Sequence[int], labels: str) -> tuple[tuple[int, ...], str]:
+    """The axes longer than 1."""
+    long = [(size, label) for size, label in zip(shape, labels, strict=True) if size > 1]
+    return tuple(size for size, _ in long), "".join(label for _, label in long)

@@ -1,9 +1,10 @@
 """Formula strings, such as "Exp(-SqDist(x, y) / s) * b" with aliases "x = Vi(3)", as formulas.
 
 A formula string is a Python expression of + - * / | ** and comparisons, numbers, the names of
-`torchweft.reductions.formula.named.COMPOSED`, aliases, and the variables Var(index, dim, category),
-Vi(index, dim), Vj(index, dim), Pm(index, dim).  IntCst(k), RatCst(p, q) and Zero(dim) are
-constants, Ind(…) and […] lists of integers.  It is read, never executed.
+`torchweft.reductions.formula.named.operations`, aliases, and the variables
+Var(index, dim, category), Vi(index, dim), Vj(index, dim), Pm(index, dim).
+IntCst(k), RatCst(p, q) and Zero(dim) are constants, Ind(…) and […] lists of integers.  It is read,
+never executed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torchweft.errors import WeftError
-from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.named import operations
 from torchweft.reductions.formula.node import Node, const, var, variables, zeros
 
 __all__ = ["FormulaError", "Variable", "parse", "parse_aliases", "parse_variable"]
@@ -144,8 +145,7 @@ def _integer(k: int) -> Node:
     return const(k)
 
 
-_FUNCTIONS: dict[str, Callable[..., Node]] = {
-    **COMPOSED,
+_LEAVES: dict[str, Callable[..., Node]] = {
     **{kind: _variable(kind) for kind in _CATEGORIES},
     "Var": var,
     "IntCst": _integer,
@@ -159,6 +159,7 @@ class _Reader:
 
     def __init__(self, text: str, names: dict[str, Node]) -> None:
         self.text, self.names = text, names
+        self.functions = operations() | _LEAVES
 
     def at(self, tree: ast.expr) -> str:
         position = len(self.text.encode()[: tree.col_offset].decode())
@@ -204,7 +205,7 @@ class _Reader:
     def name(self, tree: ast.Name) -> Node:
         if tree.id in self.names:
             return self.names[tree.id]
-        if tree.id in _FUNCTIONS:
+        if tree.id in self.functions:
             raise self.error(
                 tree, f"the bare operation {tree.id!r}", f"it needs arguments, {tree.id}(…)."
             )
@@ -223,13 +224,13 @@ class _Reader:
 
     def call(self, tree: ast.Call) -> Node:
         name = tree.func.id if isinstance(tree.func, ast.Name) else None
-        if name is None or name not in _FUNCTIONS:
+        if name is None or name not in self.functions:
             named = ast.get_source_segment(self.text, tree.func)
             raise self.error(
                 tree,
                 f"the unknown operation {named!r}",
                 "operations have the names of KeOps, in its capitals, such as Exp or SqDist. "
-                f"Compose it of those{self.similar(str(named), sorted(_FUNCTIONS))}.",
+                f"Compose it of those{self.similar(str(named), sorted(self.functions))}.",
             )
         if tree.keywords:
             raise self.error(
@@ -239,7 +240,7 @@ class _Reader:
 
     def apply(self, tree: ast.expr, name: str, operands: Sequence[ast.expr]) -> Node:
         """The function of that name, its operands read as its parameters are annotated."""
-        function = _FUNCTIONS[name]
+        function = self.functions[name]
         signature = inspect.signature(function)
         try:
             bound = signature.bind(*operands)

@@ -10,15 +10,19 @@ from collections.abc import Callable
 
 import torch
 
-from torchweft.reductions.formula.dimensions import POINTWISE
-from torchweft.reductions.formula.node import Node, const, expand, node, reachable, total
-from torchweft.reductions.formula.primitives import (
-    OPERATIONS,
+from torchweft.reductions.formula.node import (
+    PRIMITIVES,
+    Node,
     concat,
+    const,
+    expand,
     extract,
+    node,
     place,
     power,
     product,
+    reachable,
+    total,
 )
 
 __all__ = ["simplify"]
@@ -35,7 +39,7 @@ def simplify(f: Node) -> Node:
 
 def _rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
     """The node on simpler arguments, by the constructors that leave out what does nothing."""
-    if n.op in POINTWISE and all(a.op == "const" for a in args):
+    if PRIMITIVES[n.op].pointwise and all(a.op == "const" for a in args):
         return _folded(n, args)
     if n.op in _REBUILD:
         return _REBUILD[n.op](n, args)
@@ -44,7 +48,8 @@ def _rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
 
 def _folded(n: Node, args: tuple[Node, ...]) -> Node:
     values = [torch.tensor([a.data], dtype=torch.float64) for a in args]
-    return const(OPERATIONS[n.op].value(values, n.data).item())
+    data = () if n.data is None else (n.data,)
+    return const(PRIMITIVES[n.op].value(*values, *data).item())
 
 
 def _sum(f: Node) -> Node:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from torchweft.reductions.formula.node import Node, read
+from torchweft.reductions.formula.node import PRIMITIVES, Node, read
 from torchweft.reductions.front.traced import Formula
 
 __all__ = ["shown"]
-
-SIGNS = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2), "div": ("/", 2)}
-"""Operations between arguments, and how strongly they bind."""
 
 LONGEST = 300
 """Characters of a text; one that is longer is cut."""
@@ -35,8 +32,8 @@ def _written(f: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
         return f"{'xyp'[cat]}{index}", 4
     if f.op == "const":
         return f"{f.data:g}" if isinstance(f.data, int | float) else str(f.data), 4
-    if f.op in SIGNS:
-        sign, strength = SIGNS[f.op]
+    if (infix := PRIMITIVES[f.op].sign) is not None:
+        sign, strength = infix
         (a, weak), (b, other) = args
         left = f"({a})" if weak < strength else a
         right = f"({b})" if other <= strength else b

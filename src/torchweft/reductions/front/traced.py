@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchweft.core.operators.operator import compiling, constant_when_compiling
-from torchweft.reductions.formula.named import COMPOSED
+from torchweft.reductions.formula.named import operations
 from torchweft.reductions.formula.node import (
     Node,
     const,
@@ -51,13 +51,13 @@ def apply(name: str, *formulas: Formula, data: tuple[Any, ...] = ()) -> Any:
     if compiling():
         return _folded(name, tuple(map(text, formulas)), data)
     if name == "number":  # 0.0 and -0.0 are equal keys
-        return _FUNCTIONS[name](*data)
+        return _function(name)(*data)
     return _kept(name, formulas, data)
 
 
 @functools.lru_cache(KEPT)
 def _kept(name: str, formulas: tuple[Node, ...], data: tuple[Any, ...]) -> Any:
-    return _FUNCTIONS[name](*formulas, *data)
+    return _function(name)(*formulas, *data)
 
 
 def applied(
@@ -133,7 +133,7 @@ def _kept_text(f: Node) -> str:
 
 @constant_when_compiling
 def _folded(name: str, texts: tuple[str, ...], data: tuple[Any, ...]) -> Any:
-    result = _FUNCTIONS[name](*map(read, texts), *data)
+    result = _function(name)(*map(read, texts), *data)
     return str(result) if isinstance(result, Node) else result
 
 
@@ -155,8 +155,11 @@ def _with_witness(f: Node, number: int, cat: int) -> Node:
     return node("add", f, var(number, 1, cat))
 
 
+def _function(name: str) -> Callable[..., Any]:
+    return _FUNCTIONS[name] if name in _FUNCTIONS else operations()[name]
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **COMPOSED,
     "parsed": _parsed,
     "leaf": var,
     "number": const,

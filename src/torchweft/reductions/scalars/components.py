@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from torchweft.core.expressions.expr import Expr, leaf, reachable
 from torchweft.core.expressions.hoist import rebuilt
 from torchweft.core.printing.dialect import Dialect
+from torchweft.reductions.formula.lowering import AXES, operand
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.scalars.inner_sums import Inner
 from torchweft.reductions.scalars.lines import assigned, text
-from torchweft.reductions.scalars.scalars import AXES, operand, scalars
+from torchweft.reductions.scalars.scalars import scalars
 
 __all__ = ["LONGEST", "Loops"]
 

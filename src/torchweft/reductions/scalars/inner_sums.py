@@ -15,8 +15,8 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchweft.reductions.formula.dimensions import POINTWISE
 from torchweft.reductions.formula.node import (
+    PRIMITIVES,
     Node,
     expand,
     node,
@@ -174,7 +174,7 @@ def _alike(f: Node) -> bool:
     """Whether all components are one expression of components, and of numbers of one axis."""
     if f.dim == 1:
         return not {0, 1} <= f.cats
-    return f.op in ("var", "expand") or (f.op in POINTWISE and all(map(_alike, f.args)))
+    return f.op in ("var", "expand") or (PRIMITIVES[f.op].pointwise and all(map(_alike, f.args)))
 
 
 def _component(f: Node) -> Node:
@@ -197,7 +197,7 @@ def _same_kind(f: Node) -> bool:
     """Whether all components are one expression of components, and of any numbers."""
     if f.dim == 1 or f.op in ("var", "expand"):
         return True
-    return f.op in POINTWISE and all(map(_same_kind, f.args))
+    return PRIMITIVES[f.op].pointwise and all(map(_same_kind, f.args))
 
 
 def _block(f: Node, made: _MadeOf, size: int) -> Node:

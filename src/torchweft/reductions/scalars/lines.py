@@ -9,8 +9,8 @@ from torchweft.core.expressions.hoist import rebuilt
 from torchweft.core.expressions.program import Operand, Output, Program
 from torchweft.core.printing.dialect import Dialect
 from torchweft.core.printing.schedule import schedule
+from torchweft.reductions.formula.lowering import operand
 from torchweft.reductions.formula.node import Node
-from torchweft.reductions.scalars.scalars import operand
 
 __all__ = ["FORMATS", "assign", "assigned", "loads", "text"]
 
