@@ -309,7 +309,11 @@ class Linear(WeightedModule):
             return None
         rows = [blocks[self.instructions[n].i_in].mT for n in self._into[k]]
         together, matrix = self._factors(k, rows, matrices)
-        return (together @ matrix).mT
+        if matrix.dim() > 2:
+            return (together @ matrix).mT
+        # torch folds rows by itself only where the matrix requires a gradient
+        rows_by_matrix = together.flatten(0, -2) @ matrix
+        return rows_by_matrix.view(*together.shape[:-1], matrix.shape[1]).mT
 
     def _factors(self, k: int, rows: list[Tensor], matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
         """What goes into one item of the output side by side, and the matrix that it meets.

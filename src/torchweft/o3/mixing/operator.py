@@ -347,10 +347,20 @@ def _product(mixing: Mixing, result: str, a: Tensor, weight: Tensor) -> Tensor:
     out = a.new_zeros(a.shape[0], mixing.width(result))
     for t, z, matrix, factor in _matrices(mixing, weight):
         if result == "z":
-            _parts(out, z).add_(_parts(a, t) @ matrix, alpha=factor)
+            _parts(out, z).add_(_times(_parts(a, t), matrix), alpha=factor)
         else:
-            _parts(out, t).add_(_parts(a, z) @ matrix.T, alpha=factor)
+            _parts(out, t).add_(_times(_parts(a, z), matrix.T), alpha=factor)
     return out
+
+
+def _times(parts: Tensor, matrix: Tensor) -> Tensor:
+    """(rows, components, copies) times a matrix, as one product.
+
+    torch folds rows and components by itself only where the matrix requires a gradient, so that
+    the last bits of eager and of compiled calls would differ.
+    """
+    rows = parts.flatten(0, 1) @ matrix
+    return rows.view(*parts.shape[:2], matrix.shape[1])
 
 
 def _outer(mixing: Mixing, a: Tensor, b: Tensor, weight: Tensor) -> None:
