@@ -15,12 +15,12 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.matrices import fc_kernels, fc_rows
+from torchweft.clifford.matrices import source
 from torchweft.core.gpu.launcher import Tile
 from torchweft.testing.compiler import Build
 
 FEATURES = 512
-NORM = fc_rows.Norm("metric", 1e-6)
+NORM = source.Norm("metric", 1e-6)
 PLANE, SPACE, SPACETIME = (1, 1), (1, 1, 1), (1, -1, -1, -1)
 
 
@@ -30,20 +30,20 @@ def build(name: str, metric: tuple[int, ...], dtype: str, factors: str, target: 
     dialect = "gluon" if target.startswith("sm_") else "triton"
     if name in ("pairs", "turn"):
         gradients = "xy" if name == "turn" else ""
-        module = fc_kernels.pair_kernels(algebra, True, scaled, dialect, gradients)
-        tile = fc_kernels.pair_tile(algebra, FEATURES, gradients)
+        module = source.pair_kernels(algebra, True, scaled, dialect, gradients)
+        tile = source.pair_tile(algebra, FEATURES, gradients)
     elif name == "found pairs":
-        module = fc_kernels.pair_kernels(algebra, True, True, dialect, "", True)
-        tile = fc_kernels.row_tile(algebra, FEATURES)
+        module = source.pair_kernels(algebra, True, True, dialect, "", True)
+        tile = source.pair_row_tile(algebra, FEATURES)
     elif name == "arrange":
-        module = fc_rows.arrange_kernels(scaled, dialect)
-        tile = fc_rows.row_tile(FEATURES)
+        module = source.arrange_kernels(scaled, dialect)
+        tile = source.row_tile(FEATURES)
     elif name == "scale":
-        module = fc_rows.scale_kernels(algebra.num_blades, "xy", 3, dialect)
-        tile = fc_rows.row_tile(FEATURES)
+        module = source.scale_kernels(algebra.num_blades, "xy", 3, dialect)
+        tile = source.row_tile(FEATURES)
     else:
-        module = fc_rows.norm_kernels(algebra, NORM, scaled, dialect)
-        tile = fc_rows.row_tile(FEATURES)
+        module = source.norm_kernels(algebra, NORM, scaled, dialect)
+        tile = source.row_tile(FEATURES)
     return _build(getattr(module, f"{name.split()[-1]}_kernel"), tile, dtype, factors)
 
 

@@ -21,13 +21,13 @@ from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.compile.conftest import Check
-from torchweft.clifford.matrices import linear_kernels, linear_launch
+from torchweft.clifford.matrices import kernels, launch
 from torchweft.testing.compiler import TARGETS, Build
 
 
 def rows(dtype: str, features: int, turned: bool, biased: bool) -> Build:
     """The product of 8 blades; its tiles come by the copy engine of sm_90."""
-    tile = linear_launch.rows_tile(features)
+    tile = launch.rows_tile(features)
     block_m, block_n, block_k = tile.blocks
     block_w = f"{block_n},{block_k}" if turned else f"{block_k},{block_n}"
     types = {
@@ -43,24 +43,24 @@ def rows(dtype: str, features: int, turned: bool, biased: bool) -> Build:
     else:
         constants["bias_ptr"] = None
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    kernel, aligned = linear_kernels.rows_kernel, ("F_IN", "F_OUT")
+    kernel, aligned = kernels.rows_kernel, ("F_IN", "F_OUT")
     return Build(kernel, types, constants, options, aligned, tensor_cores=True, wide_loads=True)
 
 
 def sums(dtype: str) -> Build:
-    tile = linear_launch.SUM_TILE
+    tile = launch.SUM_TILE
     types = {"part_ptr": "*fp32", "sum_ptr": f"*{dtype}", "COLUMNS": "i32"}
     constants = {"N": 3, "PARTS": 2, "BLOCK": tile.blocks[0]}
     options = {"num_warps": tile.num_warps}
-    return Build(linear_kernels.sum_kernel, types, constants, options, ("COLUMNS",), False, True)
+    return Build(kernels.sum_kernel, types, constants, options, ("COLUMNS",), False, True)
 
 
 def turn() -> Build:
-    tile = linear_launch.TURN_TILE
+    tile = launch.TURN_TILE
     types = {"w_ptr": "*fp32", "t_ptr": "*fp32", "F_IN": "i32", "F_OUT": "i32"}
     constants, options = {"BLOCK": tile.blocks[0]}, {"num_warps": tile.num_warps}
     aligned = ("F_IN", "F_OUT")
-    return Build(linear_kernels.turn_kernel, types, constants, options, aligned, False, True)
+    return Build(kernels.turn_kernel, types, constants, options, aligned, False, True)
 
 
 CASES = {
@@ -83,7 +83,7 @@ def test_kernel_compiles_within_its_gates(name: str, check: Check) -> None:
 
 def specialisation(rows: int) -> str:
     """What Triton compiles the product anew for, read off the arguments."""
-    kernel, tile = linear_kernels.rows_kernel, linear_launch.rows_tile(512)
+    kernel, tile = kernels.rows_kernel, launch.rows_tile(512)
     backend = make_backend(TARGETS["sm_90"])
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     x = torch.empty(8, rows, 512, dtype=torch.bfloat16, device="meta")

@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import INTERPRETED
 from torchweft.clifford import Algebra
-from torchweft.clifford.matrices.linear import linear, weight_gradient
+from torchweft.clifford.matrices.operators import linear, weight_gradient
 from torchweft.testing import assert_within_bound
 
 pytestmark = pytest.mark.kernels
@@ -60,7 +60,7 @@ def test_map_and_its_gradient(rows, dtype):
 
 
 if INTERPRETED:
-    from torchweft.clifford.matrices import linear_launch
+    from torchweft.clifford.matrices import launch
 
     @pytest.mark.usefixtures("poisoned_memory")
     @pytest.mark.parametrize("turned_in", [False, True])
@@ -74,7 +74,7 @@ if INTERPRETED:
             weight = weight.mT.contiguous().mT
         for bias in (None, draw(f_out, dtype=dtype)):
             z = x.new_empty(2**n, rows, f_out)
-            linear_launch.rows(x, weight, bias, n, z)
+            launch.rows(x, weight, bias, n, z)
             check_rows(x, weight, bias, n, z)
 
     @pytest.mark.usefixtures("poisoned_memory")
@@ -88,13 +88,13 @@ if INTERPRETED:
             torch.zeros(n + 1, 33, 17).double().index_add_(0, grades, t.double())
             for t in (partials, partials.abs())
         )
-        found = linear_launch.sum_by_grade(partials, n, parts, dtype)
+        found = launch.sum_by_grade(partials, n, parts, dtype)
         assert_within_bound(found, exact, size, len(partials))
 
     @pytest.mark.usefixtures("poisoned_memory")
     @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 65, 130)])
     def test_turned_matrices(shape):
         weight = draw(*shape)
-        found = linear_launch.turned(weight)
+        found = launch.turned(weight)
         torch.testing.assert_close(found, weight, rtol=0, atol=0)
         assert found.mT.is_contiguous()

@@ -24,9 +24,7 @@ from torchweft.clifford.functions.checks import (
     together,
 )
 from torchweft.clifford.functions.rows import Validated, run_rows
-from torchweft.clifford.matrices.fully_connected import fully_connected
-from torchweft.clifford.matrices.layer import layer
-from torchweft.clifford.matrices.linear import linear
+from torchweft.clifford.matrices.operators import fully_connected, layer, linear
 from torchweft.clifford.programs.programs import key
 from torchweft.core.operators.operands import same_kind
 

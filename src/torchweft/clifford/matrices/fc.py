@@ -35,9 +35,8 @@ import torch
 from torch import Tensor
 
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.matrices import fc_launch
-from torchweft.clifford.matrices.fc_kernels import layout
-from torchweft.clifford.matrices.fc_rows import Norm
+from torchweft.clifford.matrices import launch
+from torchweft.clifford.matrices.source import Norm, layout
 
 __all__ = [
     "Norm",
@@ -91,7 +90,7 @@ def forward_normalised(
     for rows in source.parts():
         o = _product(source, w.matrices, rows, scale)
         scales = None if scale is None else (scale[rows], w.scale)
-        fc_launch.normalise(o, scales, z[:, rows], r[:, rows], norm, algebra)
+        launch.normalise(o, scales, z[:, rows], r[:, rows], norm, algebra)
         del o
     return [z, r, w.matrices, w.scale, r.new_empty(0) if scale is None else scale]
 
@@ -125,8 +124,8 @@ def backward(
         lazy = (go[:, rows].contiguous() for rows in parts)
         return _gradients(source, w.matrices, lazy, None, needed)
     go_scale = torch.empty_like(scale)
-    fc_launch.row_scale(x, y, layout(algebra).most_terms, scale)
-    fc_launch.row_scale(go, None, 1, go_scale)
+    launch.row_scale(x, y, layout(algebra).most_terms, scale)
+    launch.row_scale(go, None, 1, go_scale)
     factors = (_scaled(go[:, rows], go_scale[rows, None]) for rows in parts)
     scales = _scales(scale, go_scale, w.scale, go.shape[2])
     return _gradients(source, w.matrices, factors, scales, needed)
@@ -150,7 +149,7 @@ def backward_normalised(
     def of_product(rows: slice) -> Tensor:
         go = gz.new_empty(gz[:, rows].shape, dtype=source.factors)
         of_rows = None if go_scale is None else go_scale[rows]
-        fc_launch.denormalise(gz[:, rows], z[:, rows], r[:, rows], go, of_rows, norm, algebra)
+        launch.denormalise(gz[:, rows], z[:, rows], r[:, rows], go, of_rows, norm, algebra)
         return go
 
     parts = map(of_product, source.parts())
@@ -190,7 +189,7 @@ class _Source(NamedTuple):
         """t = the pairs of some rows, times a factor for each, which is given or found."""
         x, y = self.x[:, rows], self.y[:, rows]
         scale = None if scale is None else scale[rows]
-        fc_launch.pairs(x, y, scale, t, self.algebra, self.gated, finds)
+        launch.pairs(x, y, scale, t, self.algebra, self.gated, finds)
 
     def turn(
         self, rows: slice, factor: Tensor | None, dt: Tensor, gradients: Sequence[Tensor | None]
@@ -199,7 +198,7 @@ class _Source(NamedTuple):
         x, y = self.x[:, rows], self.y[:, rows]
         factor = None if factor is None else factor[rows]
         outputs = [None if g is None else g[:, rows] for g in gradients]
-        fc_launch.turn(x, y, factor, dt, outputs, self.algebra, self.gated)
+        launch.turn(x, y, factor, dt, outputs, self.algebra, self.gated)
 
 
 class _Weight(NamedTuple):
@@ -264,7 +263,7 @@ def _gradients(
     if sums is not None:
         gw = x.new_empty(w.shape)
         undo = scales and scales.weight.reciprocal()
-        fc_launch.arrange(sums, _places(algebra, w.device), undo, gw)
+        launch.arrange(sums, _places(algebra, w.device), undo, gw)
     return [*of_inputs, gw]
 
 
@@ -331,13 +330,13 @@ def _by_out_grade(weight: Tensor, source: _Source) -> _Weight:
     order = _order(source.algebra, weight.device)
     w = weight.new_empty(weight.shape, dtype=source.factors)
     if not source.scaled:
-        fc_launch.arrange(weight, order, None, w)
+        launch.arrange(weight, order, None, w)
         return _Weight(w, weight.new_empty(0, dtype=_wide(weight)))
     rows = weight.reshape(1, -1, weight.shape[2])
     of_rows = weight.new_empty(rows.shape[1], dtype=torch.float32)
-    fc_launch.row_scale(rows, None, 1, of_rows)
+    launch.row_scale(rows, None, 1, of_rows)
     scale = of_rows.amin()
-    fc_launch.arrange(weight, order, scale, w)
+    launch.arrange(weight, order, scale, w)
     return _Weight(w, scale)
 
 

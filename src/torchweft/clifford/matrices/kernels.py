@@ -13,8 +13,6 @@ core cuts float32 off where the library rounds, an error of 8e-4 and not 3e-4.  
 power of two, made in registers: 59 and 75, added 77 and 88, weight gradient 69 and 93, but numbers
 far below the largest lose bits that TF32 keeps, and to watch for them takes 12 of what is gained.
 """
-# ruff: noqa: N803, N806
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl
