@@ -407,6 +407,7 @@ def test_a_voxel_that_stands_twice_in_the_box_raises(place, shuffled, marked, mo
 
 
 @needs_kernels
+@pytest.mark.singly  # two minutes each in the interpreter
 @pytest.mark.parametrize("side", [64, 63])
 @pytest.mark.parametrize("guessed", [False, True])
 def test_marked_cells_give_the_order_of_a_sort(side, guessed, monkeypatch):
