@@ -29,11 +29,11 @@ MUTANTS = [
         "for k in range(2, 0, -1):",
         FORMULA,
     ),
-    Mutant("d √x", '0.5 * apply("rsqrt", x)', 'apply("rsqrt", x)', FORMULA),
+    Mutant("d √x", '0.5 * node("rsqrt", x)', 'node("rsqrt", x)', FORMULA),
     Mutant(
         "d acos x has the sign of asin's",
-        '_slope(lambda x, a: -apply("rsqrt", 1 - x * x))',
-        '_slope(lambda x, a: apply("rsqrt", 1 - x * x))',
+        '_slope(lambda x, a: -node("rsqrt", 1 - x * x))',
+        '_slope(lambda x, a: node("rsqrt", 1 - x * x))',
         FORMULA,
     ),
     Mutant(
@@ -56,8 +56,8 @@ MUTANTS = [
     ),
     Mutant(
         "1 where x is at least 0",
-        "_of(lambda x: (x >= 0).to(x.dtype))",
-        "_of(lambda x: (x > 0).to(x.dtype))",
+        '"Step", lambda x: (x >= 0).to(x.dtype)',
+        '"Step", lambda x: (x > 0).to(x.dtype)',
         FORMULA,
     ),
     Mutant(
@@ -74,8 +74,8 @@ MUTANTS = [
     ),
     Mutant(
         "x log x has the slope log x",
-        'apply("log", x) + 1',
-        'apply("log", x)',
+        'node("log", x) + 1',
+        'node("log", x)',
         FORMULA,
     ),
 ]
