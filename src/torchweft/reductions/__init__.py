@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from torchweft.reductions import cluster
 from torchweft.reductions.cluster.sparsity import BlockSparsity
 from torchweft.reductions.engine.nearest import nearest
-from torchweft.reductions.front.complex import ComplexLazyTensor
-from torchweft.reductions.front.generic import (
+from torchweft.reductions.front.genred import (
+    Genred,
     generic_argkmin,
     generic_argmin,
     generic_logsumexp,
     generic_sum,
 )
-from torchweft.reductions.front.genred import Genred
-from torchweft.reductions.front.lazy import LazyTensor, Pm, Var, Vi, Vj
+from torchweft.reductions.front.lazy import ComplexLazyTensor, LazyTensor, Pm, Var, Vi, Vj
 from torchweft.reductions.front.solve import KernelSolve, conjugate_gradient
 from torchweft.reductions.transport.sinkhorn import SamplesLoss, sinkhorn_divergence
 

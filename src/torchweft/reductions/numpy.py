@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchweft.reductions import cluster
-from torchweft.reductions.front import complex, generic, genred, lazy, solve
+from torchweft.reductions.front import genred, lazy, solve
 
 __all__ = [
     "ComplexLazyTensor",
@@ -60,7 +60,7 @@ class LazyTensor(lazy.LazyTensor):
         return super()._is_complex_data(_tensor(x))
 
 
-class ComplexLazyTensor(LazyTensor, complex.ComplexLazyTensor):
+class ComplexLazyTensor(LazyTensor, lazy.ComplexLazyTensor):
     """`torchweft.reductions.ComplexLazyTensor` of NumPy's arrays."""
 
 
@@ -85,22 +85,22 @@ class KernelSolve(solve.KernelSolve):
 
 def generic_sum(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
     """See `torchweft.reductions.generic_sum`."""
-    return generic.generic(Genred, "Sum", formula, output, aliases, options)
+    return genred.generic(Genred, "Sum", formula, output, aliases, options)
 
 
 def generic_logsumexp(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
     """See `torchweft.reductions.generic_logsumexp`."""
-    return generic.generic(Genred, "LogSumExp", formula, output, aliases, options)
+    return genred.generic(Genred, "LogSumExp", formula, output, aliases, options)
 
 
 def generic_argmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
     """See `torchweft.reductions.generic_argmin`."""
-    return generic.generic(Genred, "ArgMin", formula, output, aliases, options)
+    return genred.generic(Genred, "ArgMin", formula, output, aliases, options)
 
 
 def generic_argkmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
     """See `torchweft.reductions.generic_argkmin`."""
-    return generic.generic(Genred, "ArgKMin", formula, output, aliases, options)
+    return genred.generic(Genred, "ArgKMin", formula, output, aliases, options)
 
 
 def Var(x_or_ind: Any, dim: int | None = None, cat: int | None = None) -> Any:  # noqa: N802

@@ -1,10 +1,13 @@
-"""Genred: a reduction of a formula string, for tensors that come later."""
+"""Reductions of formula strings, for tensors that come later: Genred, and generic functions.
+
+A generic function takes its axis from what it returns: "a = Vi(1)" reduces over j.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
@@ -27,7 +30,7 @@ from torchweft.reductions.front.variables import (
     require_tensors,
 )
 
-__all__ = ["Genred"]
+__all__ = ["Genred", "generic_argkmin", "generic_argmin", "generic_logsumexp", "generic_sum"]
 
 
 class Genred:
@@ -187,3 +190,46 @@ def _known(name: str, declared: tuple[_Declared, ...], given: Signature) -> Exte
 
 def _beside(name: str, alias: str, shape: Sequence[int]) -> str:
     return f"{name} is given {alias} of shape {tuple(shape)} beside the arguments before"
+
+
+G = TypeVar("G", bound=Genred)
+
+
+def generic_sum(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+    """Σ f: `Genred` whose axis comes from `output`, as "a = Vi(2)"."""
+    return generic(Genred, "Sum", formula, output, aliases, options)
+
+
+def generic_logsumexp(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+    """log Σ exp(f): `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
+    return generic(Genred, "LogSumExp", formula, output, aliases, options)
+
+
+def generic_argmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+    """The index of the smallest f: `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
+    return generic(Genred, "ArgMin", formula, output, aliases, options)
+
+
+def generic_argkmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+    """The indices of the K smallest f: axis and K come from `output`, as "a = Vi(K)"."""
+    return generic(Genred, "ArgKMin", formula, output, aliases, options)
+
+
+def generic(
+    cls: type[G],
+    reduction_op: str,
+    formula: str,
+    output: str,
+    aliases: tuple[str, ...],
+    options: dict[str, Any],
+) -> G:
+    """The reduction whose result is the variable `output`."""
+    result = parse_variable(output)
+    if result.cat == 2:
+        raise ShapeError(
+            f"the output is {output!r}: it must be Vi(D), which reduces over j, or Vj(D), over i. "
+            "Change it."
+        )
+    if reduction_op == "ArgKMin":
+        options = {"opt_arg": result.dim} | options
+    return cls(formula, aliases, reduction_op, axis=1 - result.cat, **options)

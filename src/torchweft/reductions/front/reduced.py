@@ -1,4 +1,4 @@
-"""One reduction of one formula: the keywords of pykeops, the device, the result in `out`."""
+"""Reductions and linear systems of formulas, with pykeops' keywords, at once or when called."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import BackendError, DeviceError, DTypeError, ShapeError
 from torchweft.reductions.call.options import Options
@@ -17,16 +18,30 @@ from torchweft.reductions.call.signature import Signature, kept, signature
 from torchweft.reductions.cluster.points import swap_axes
 from torchweft.reductions.cluster.sparsity import check_ranges
 from torchweft.reductions.engine import direct
+from torchweft.reductions.engine.direct import Body
 from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, carried_out, settled
 from torchweft.reductions.front.traced import Formula, dimension, text, used, with_witness
-from torchweft.reductions.front.variables import Extent
+from torchweft.reductions.front.variables import (
+    Extent,
+    Variable,
+    agree,
+    argument,
+    extent,
+    numbers,
+    places,
+    require_tensors,
+    values,
+)
 
 __all__ = [
     "ACCURACY",
     "KEYWORDS",
     "PLAIN",
-    "Job",
+    "Reduced",
+    "ReductionSpec",
+    "Solved",
     "accuracy",
+    "direct_result",
     "directly",
     "job",
     "require_keywords",
@@ -48,7 +63,7 @@ GPU = ("GPU", "GPU_1D", "GPU_2D")
 BACKENDS = ("auto", "CPU", *GPU, *OURS)
 
 
-class Job(NamedTuple):
+class ReductionSpec(NamedTuple):
     """R_j f or R_i f.
 
     Args:
@@ -70,7 +85,7 @@ class Job(NamedTuple):
 
 def job(
     name: str, formula: Formula, weight: Formula | None, opt_arg: Any, axis: int, options: Options
-) -> Job:
+) -> ReductionSpec:
     """The reduction that pykeops calls `name`."""
     kind = OTHER_NAMES.get(name, name)
     if kind not in KINDS:
@@ -90,7 +105,7 @@ def job(
             f"{', '.join(EXPONENTIAL)} take one, as formula2 or weight, SumSoftMaxWeight needs it. "
             f"{'Pass one' if weight is None else 'Leave it out, or multiply the formula by it'}."
         )
-    return Job(kind, formula, weight, _count(name, kind, opt_arg), axis, options)
+    return ReductionSpec(kind, formula, weight, _count(name, kind, opt_arg), axis, options)
 
 
 def _count(name: str, kind: str, opt_arg: Any) -> int:
@@ -162,7 +177,7 @@ def require_keywords(name: str, given: Mapping[str, Any], known: Sequence[str]) 
 
 
 def run(
-    what: Job,
+    what: ReductionSpec,
     tensors: Sequence[Tensor],
     given: Signature,
     known: Extent,
@@ -198,7 +213,7 @@ def run(
 
 
 def directly(
-    what: Job,
+    what: ReductionSpec,
     tensors: Sequence[Tensor],
     given: Signature,
     known: Extent,
@@ -345,3 +360,137 @@ def _addresses(t: Tensor) -> tuple[int, int]:
     """From the first byte of its elements to behind the last."""
     size = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
     return t.data_ptr(), t.data_ptr() + size * t.element_size()
+
+
+_direct: CallCache[Body | Literal[False]] = CallCache()
+
+
+def direct_result(
+    asked: tuple[str, Formula, Formula | None, Any, int],
+    variables: Sequence[Variable],
+    known: Extent,
+    backend: str | None,
+) -> Any:
+    """The result of a call that needs no door, see `direct`; None where it does.
+
+    Args:
+        asked: a reduction's name, formula, weight, K and axis.
+        variables: those of the formulas.
+        known: what they agree on.
+        backend: None chooses.
+    """
+    name, *_, count, _ = asked
+    if count is not None and type(count) is not int:
+        return None
+    tensors: list[Any] = [
+        numbers(v.value, known) if type(v.value) is tuple else v.value for v in variables
+    ]
+    key = direct.kinds(tensors, name, backend, -1)
+    if key is None:
+        return None
+    key = (*asked, known, *key)
+    at_once = _direct.get(key)
+    if at_once is None:
+        given = signature(tensors)
+        at_once = directly(job(*asked, PLAIN), tensors, given, known, backend, -1)
+        _direct.keep(key, at_once)
+    return at_once(tensors) if at_once else None
+
+
+class Reduced:
+    """A reduction that waits for its arguments: one for each symbolic variable, by its index.
+
+    Its call takes those and the keywords `backend`, `device_id`, `ranges` and `out`.
+    """
+
+    def __init__(
+        self,
+        what: ReductionSpec,
+        variables: tuple[Variable, ...],
+        known: Extent,
+        options: dict[str, Any],
+        origin: Any,
+    ) -> None:
+        self._job, self._variables, self._known = what, variables, known
+        self._options, self._origin = options, origin
+        self.places = places(variables)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """The result, of these arguments."""
+        if len(args) != self.places:
+            raise ShapeError(
+                f"the reduction is called with {len(args)} arguments: it has {self.places} "
+                "symbolic variables. Pass one tensor for each, by its index."
+            )
+        require_keywords(self._job.kind, options, KEYWORDS)
+        origin, known = self._origin, self._known
+        given = [origin._tensor(a) for a in args]
+        require_tensors(given)
+        for v in self._variables if given else ():
+            if v.place is not None:
+                x = given[v.place]
+                found = argument(v, x, f"argument {v.place}")
+                known = agree(known, extent(found), _called, v.place, x)
+        options = self._options | options
+        out = options.pop("out", None)
+        ranges = origin._tensor(options.pop("ranges", None))
+        tensors = values(self._variables, known, given)
+        target = None if out is None else origin._target(out)
+        kinds = signature(tensors)
+        result = run(self._job, tensors, kinds, known, ranges=ranges, out=target, **options)
+        return origin._finished(result) if out is None else out
+
+
+class Solved:
+    """A linear system that waits for its arguments: one for each symbolic variable, by its index.
+
+    The right-hand side stands at the index of the unknown, unless it was given before.
+    """
+
+    def __init__(
+        self,
+        linear: Any,
+        unknown: Variable,
+        rhs: Variable,
+        axis: int,
+        options: dict[str, Any],
+    ) -> None:
+        self._linear, self._unknown, self._rhs = linear, unknown, rhs
+        self._axis, self._options = axis, options
+        asked = [v for v in linear._variables if rhs.place is not None or v.place != unknown.place]
+        self.places = places(asked)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """The solution, of these arguments."""
+        if len(args) != self.places:
+            raise ShapeError(
+                f"the system is called with {len(args)} arguments: it has {self.places} symbolic "
+                "variables. Pass one tensor for each, by its index."
+            )
+        from torchweft.reductions.front.solve import KernelSolve
+
+        origin, variables = self._linear, self._linear._variables
+        number = next(n for n, v in enumerate(variables) if v.place == self._unknown.place)
+        exact = self._options | options
+        settings = {key: exact.pop(key) for key in ACCURACY if key in exact}
+        given = [origin._tensor(a) for a in args]
+        bound = [
+            self._rhs if n == number and self._rhs.place is None else v
+            for n, v in enumerate(variables)
+        ]
+        system = KernelSolve(
+            origin._formula,
+            [f"Var({n},{v.dim},{v.cat})" for n, v in enumerate(variables)],
+            f"Var({number},{self._unknown.dim},{self._unknown.cat})",
+            self._axis,
+            **settings,
+        )
+        exact["ranges"] = origin._tensor(exact["ranges"])
+        known = extent(self._rhs) if self._rhs.place is None else origin._extent
+        return origin._array(system(*values(bound, known, given), **exact))
+
+
+def _called(place: int, x: Any) -> str:
+    return (
+        f"the reduction is called with argument {place} of shape {tuple(x.shape)} beside the others"
+    )

@@ -1,4 +1,4 @@
-"""Formulas as the front end carries them: nodes, and texts while torch.compile traces.
+"""Formulas in the front end: nodes, texts while torch.compile traces, and ordinary notation.
 
 Dynamo follows strings and folds calls of functions of strings; it cannot follow interned objects.
 So every step on formulas is one `apply`, of nodes in eager mode and of their canonical texts while
@@ -14,6 +14,7 @@ from typing import Any
 from torchweft.core.operators.operator import compiling, constant_when_compiling
 from torchweft.reductions.formula.named import operations
 from torchweft.reductions.formula.node import (
+    PRIMITIVES,
     Node,
     const,
     node,
@@ -34,6 +35,7 @@ __all__ = [
     "number",
     "parsed",
     "renumbered",
+    "shown",
     "swapped",
     "text",
     "used",
@@ -169,3 +171,41 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "used": _used,
     "with_witness": _with_witness,
 }
+
+
+MOST_CHARACTERS = 300
+"""Characters of a text; one that is longer is cut."""
+
+
+def shown(f: Formula) -> str:
+    """The formula in ordinary notation, cut where it is long."""
+    text, _ = _shown(read(f) if isinstance(f, str) else f, {})
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+
+
+def _shown(f: Node, found: dict[Node, tuple[str, int]]) -> tuple[str, int]:
+    """The text, and how strongly it binds; what occurs again and again is written once."""
+    if f not in found:
+        text, strength = _written(f, [_shown(a, found) for a in f.args])
+        # what is cut in the end anyway must not double at each operation
+        found[f] = text[: MOST_CHARACTERS + 1], strength
+    return found[f]
+
+
+def _written(f: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
+    if f.op == "var":
+        index, _, cat = f.data
+        return f"{'xyp'[cat]}{index}", 4
+    if f.op == "const":
+        return f"{f.data:g}" if isinstance(f.data, int | float) else str(f.data), 4
+    if (infix := PRIMITIVES[f.op].sign) is not None:
+        sign, strength = infix
+        (a, weak), (b, other) = args
+        left = f"({a})" if weak < strength else a
+        right = f"({b})" if other <= strength else b
+        return f"{left} {sign} {right}", strength
+    if f.op == "neg":
+        ((a, weak),) = args
+        return f"-({a})" if weak < 2 else f"-{a}", 2
+    data = [] if f.data is None else [str(f.data)]
+    return f"{f.op}({', '.join([*(a for a, _ in args), *data])})", 4
