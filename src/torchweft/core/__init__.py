@@ -1,1 +1,1 @@
-"""Machinery that knows no family: plans, segments, the operator boundary, backends, tuning."""
+"""Machinery that knows no family: plans, segments, the operator boundary, backends."""
