@@ -123,11 +123,4 @@ MUTANTS = [
         f"{VALUES} -k inner",
         kernels=True,
     ),
-    Mutant(
-        "kernels: shared matrices meet one block of k",
-        "k = q % num_k * BLOCK_K + tl.arange(0, BLOCK_K)  # [BLOCK_K]\n        i, j =",
-        "k = tl.arange(0, BLOCK_K)  # [BLOCK_K]\n        i, j =",
-        f"{VALUES} -k vecmat",
-        kernels=True,
-    ),
 ]
