@@ -23,8 +23,12 @@ import torch
 import torchweft
 from torchweft.demo.data.charges import Starts, simulate, starts
 from torchweft.demo.measure import machine, versions
-from torchweft.demo.models.dense import DenseForecaster
-from torchweft.demo.models.forecaster import Forecaster, complete_graphs, systems_of
+from torchweft.demo.models.forecaster import (
+    DenseForecaster,
+    Forecaster,
+    complete_graphs,
+    systems_of,
+)
 from torchweft.progress import track
 
 BATCH = 100

@@ -30,9 +30,17 @@ from ase.optimize import BFGS
 import torchweft
 from torchweft.demo.data.molecules import LABELS, NUMBERS, Molecules, best_labels
 from torchweft.demo.measure import machine, versions
-from torchweft.demo.models import matching
-from torchweft.demo.models.matching import errors, fit, molecules, new_potential
-from torchweft.demo.models.potential import Potential, Settings, energies_and_forces, like
+from torchweft.demo.models import potential as matching
+from torchweft.demo.models.potential import (
+    Potential,
+    Settings,
+    energies_and_forces,
+    errors,
+    fit,
+    like,
+    molecules,
+    new_potential,
+)
 from torchweft.demo.page.pictures import curve, parity
 from torchweft.progress import track
 

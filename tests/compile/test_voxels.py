@@ -27,7 +27,7 @@ from torchweft.testing.compiler import (
     statistics,
 )
 from torchweft.voxels.convolution import kernels, launch
-from torchweft.voxels.convolution import tile_sizes as tiles
+from torchweft.voxels.convolution import launch as tiles
 from torchweft.voxels.maps_gpu import tile_kernels as preparation_kernels
 from torchweft.voxels.maps_gpu import tiles as preparation
 

@@ -23,7 +23,7 @@ STEP = """
 import importlib
 import torch
 from torchweft.voxels import SparseTensor, sparse_conv
-for name in ("coordinates", "kernel_map", "keys"):
+for name in ("coordinates", "kernel_map"):
     importlib.import_module(f"torchweft.voxels.maps.{name}").kernels_serve = lambda device: True
 functions = importlib.import_module("torchweft.voxels.convolution.functions")
 functions._serving = lambda backend, device: "triton"
@@ -56,7 +56,7 @@ def driver(monkeypatch, tmp_path):
         recipe.cache_clear()
     for module in (launch, map_launch):
         monkeypatch.setattr(module, "_AHEAD", set())
-    for name in ("coordinates", "kernel_map", "keys"):
+    for name in ("coordinates", "kernel_map"):
         module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", module.kernels_serve)
     ops = importlib.import_module("torchweft.voxels.convolution.functions")

@@ -63,7 +63,7 @@ def found_by(request, monkeypatch):
 
 
 def with_kernels(monkeypatch, serve: bool) -> None:
-    for name in ("coordinates", "kernel_map", "keys"):
+    for name in ("coordinates", "kernel_map"):
         module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", lambda device: serve)
 

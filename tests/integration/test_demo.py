@@ -20,7 +20,10 @@ from torchweft.demo.data.neighbours import nearest, split
 from torchweft.demo.data.readers import read_points
 from torchweft.demo.data.surface import Surface, load
 from torchweft.demo.measure import op_errors
-from torchweft.demo.models import forecasting, matching, segmenter, training
+from torchweft.demo.models import filter as training
+from torchweft.demo.models import forecaster as forecasting
+from torchweft.demo.models import potential as matching
+from torchweft.demo.models import segmenter
 from torchweft.demo.models.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
 from torchweft.demo.models.forecaster import Forecaster
 from torchweft.demo.page import pictures
@@ -293,7 +296,7 @@ def test_learns_where_charged_bodies_go(monkeypatch):
         runs.append(forecasting.fit(model, data.train, seed=0))
     assert runs[0] == runs[1]  # bit for bit
     still = forecasting.rmse(data.test.position, data.test)
-    assert forecasting.rmse(forecasting.foretold(model, data.test), data.test) < still / 1.5
+    assert forecasting.rmse(forecasting.predicted(model, data.test), data.test) < still / 1.5
 
 
 def _map(heights):
@@ -352,7 +355,7 @@ def test_learns_to_tell_landforms(monkeypatch):
         model = segmenter.Segmenter()
         runs.append(segmenter.fit(model, tiles, seed=0))
     assert runs[0] == runs[1]  # bit for bit
-    table = segmenter.confusion(segmenter.foretold(model, test.tensor).argmax(1), test.label)
+    table = segmenter.confusion(segmenter.predicted(model, test.tensor).argmax(1), test.label)
     assert table.sum() == len(test.label)
     assert table.diag().sum() > 1.1 * table.sum(1).max()  # better than the most frequent kind
 

@@ -16,14 +16,18 @@ from ase.build import molecule
 import torchweft
 from torchweft.demo.chapters import o3
 from torchweft.demo.data import molecules
-from torchweft.demo.models import matching
-from torchweft.demo.models.matching import errors, fit, new_potential, step_of, turned
+from torchweft.demo.models import potential as matching
 from torchweft.demo.models.potential import (
     PlainPotential,
     Potential,
     Settings,
     energies_and_forces,
+    errors,
+    fit,
     like,
+    new_potential,
+    step_of,
+    turned,
 )
 from torchweft.demo.options import Options
 from torchweft.testing import assert_as_accurate

@@ -8,9 +8,13 @@ import torch
 
 from torchweft.clifford import Algebra
 from torchweft.clifford.layers.cegnn import EGCL, message_plan
-from torchweft.demo.models.dense import DenseForecaster
-from torchweft.demo.models.forecaster import Forecaster, Systems, complete_graphs
-from torchweft.demo.models.forecasting import turned
+from torchweft.demo.models.forecaster import (
+    DenseForecaster,
+    Forecaster,
+    Systems,
+    complete_graphs,
+    turned,
+)
 from torchweft.testing import assert_as_accurate
 from torchweft.testing.equivariance import PROMISED, assert_equivariant
 

@@ -9,10 +9,22 @@ import torch
 from torch import Tensor
 
 from torchweft.demo.measure import interleaved
-from torchweft.demo.models import forecasting
-from torchweft.demo.models.dense import DenseForecaster
-from torchweft.demo.models.forecaster import AFTER, BEFORE, Forecaster, Systems, complete_graphs
-from torchweft.demo.models.forecasting import Data, fit, foretold, rmse, simulated, step_of, turned
+from torchweft.demo.models import forecaster
+from torchweft.demo.models.forecaster import (
+    AFTER,
+    BEFORE,
+    Data,
+    DenseForecaster,
+    Forecaster,
+    Systems,
+    complete_graphs,
+    fit,
+    predicted,
+    rmse,
+    simulated,
+    step_of,
+    turned,
+)
 from torchweft.demo.options import Options
 from torchweft.demo.page import page
 from torchweft.demo.page.pictures import ACCENT, GREY, curve, forecasts
@@ -33,7 +45,7 @@ _FORMULA = (
 
 
 def chapter(options: Options) -> page.Chapter:
-    """Learn from some systems, foretell others, and turn these to see that nothing changes."""
+    """Learn from some systems, predict others, and turn these to see that nothing changes."""
     data = simulated(options.seed, options.device)
     torch.manual_seed(options.seed)
     model = Forecaster(FEATURES, LAYERS).to(options.device)
@@ -41,11 +53,11 @@ def chapter(options: Options) -> page.Chapter:
     views = {
         STILL: data.test.position,
         STRAIGHT: data.test.position + _reach(data.train) * data.test.velocity,
-        OURS: foretold(model, data.test),
+        OURS: predicted(model, data.test),
     }
     errors = {name: rmse(positions, data.test) for name, positions in views.items()}
     dense = DenseForecaster(model)
-    size = forecasting.BATCH
+    size = forecaster.BATCH
     times = _times(model, dense, data)
     asymmetry = _asymmetry(model, data.test)
     blocks = (
@@ -72,22 +84,22 @@ def _reach(systems: Systems) -> float:
 def _asymmetry(model: Forecaster, systems: Systems) -> float:
     """‖f(turned) − turned f‖ / ‖f − x‖, the largest of a body."""
     moved, move = turned(systems, seed=0)
-    plain = foretold(model, systems)
-    error = (foretold(model, moved) - move(plain)).norm(dim=-1).max()
+    plain = predicted(model, systems)
+    error = (predicted(model, moved) - move(plain)).norm(dim=-1).max()
     return float(error / (plain - systems.position).norm(dim=-1).max())
 
 
 def _times(model: Forecaster, dense: DenseForecaster, data: Data) -> dict[str, dict[str, float]]:
     """Milliseconds of torchweft and of plain torch, turn by turn."""
     device = data.train.charge.device
-    batch = data.train.of(torch.arange(forecasting.BATCH, device=device))
+    batch = data.train.of(torch.arange(forecaster.BATCH, device=device))
     plan = complete_graphs(*batch.charge.shape).to(device)
     models = {"torchweft": model, "torch": dense}
     steps = {name: step_of(m, batch, plan) for name, m in models.items()}
-    passes = {name: partial(foretold, m, data.test) for name, m in models.items()}
+    passes = {name: partial(predicted, m, data.test) for name, m in models.items()}
     return {
         f"one step of learning, {len(batch.charge)} systems": interleaved(steps, device, ROUNDS),
-        f"{len(data.test.charge)} systems foretold": interleaved(passes, device, ROUNDS),
+        f"{len(data.test.charge)} systems predicted": interleaved(passes, device, ROUNDS),
     }
 
 
@@ -100,7 +112,7 @@ def _story(
     """What was done, with the numbers that matter."""
     text = (
         "Five bodies, each of charge +1 or −1, attract and repel each other in space: the field's "
-        f"n-body comparison, simulated just now. From frame {BEFORE} a network foretells frame "
+        f"n-body comparison, simulated just now. From frame {BEFORE} a network predicts frame "
         f"{AFTER}. It has learned from {learned_from} systems; every error below is that of others."
     )
     step = next(iter(times.values()))
@@ -156,21 +168,21 @@ def _exactness_table(model: Forecaster, dense: DenseForecaster, systems: Systems
     exact_model = Forecaster(FEATURES, LAYERS).to(systems.charge.device, torch.float64)
     exact_model.load_state_dict(model.state_dict())
     wide = systems.to(systems.charge.device, torch.float64)
-    exact = foretold(DenseForecaster(exact_model), wide)
+    exact = predicted(DenseForecaster(exact_model), wide)
 
     def error(positions: Tensor) -> str:
         change = exact - wide.position
         return f"{float((positions.double() - exact).norm() / change.norm()):.1e}"
 
     rows = [
-        ("torchweft", error(foretold(model, systems)), f"{_asymmetry(model, systems):.1e}"),
-        ("plain torch", error(foretold(dense, systems)), "–"),
-        ("float64", error(foretold(exact_model, wide)), f"{_asymmetry(exact_model, wide):.1e}"),
+        ("torchweft", error(predicted(model, systems)), f"{_asymmetry(model, systems):.1e}"),
+        ("plain torch", error(predicted(dense, systems)), "–"),
+        ("float64", error(predicted(exact_model, wide)), f"{_asymmetry(exact_model, wide):.1e}"),
     ]
     caption = (
         f"Errors of the trained network on {FEW} systems, as parts of the bodies' displacement: "
-        "against plain torch in float64, and between foretelling what was turned, mirrored and "
-        "moved and turning, mirroring and moving what was foretold."
+        "against plain torch in float64, and between predicting what was turned, mirrored and "
+        "moved and turning, mirroring and moving what was predicted."
     )
     return page.table(caption, ["", "against float64", "when turned"], rows)
 

@@ -10,23 +10,21 @@ import torch
 from torchweft import explain
 from torchweft.demo.data.molecules import Molecules, best_labels, cut, names
 from torchweft.demo.measure import interleaved
-from torchweft.demo.models import matching
-from torchweft.demo.models.matching import (
+from torchweft.demo.models import potential
+from torchweft.demo.models.potential import (
     Data,
     Errors,
-    errors,
-    fit,
-    molecules,
-    new_potential,
-    step_of,
-    turned,
-)
-from torchweft.demo.models.potential import (
     PlainPotential,
     Potential,
     Settings,
     energies_and_forces,
+    errors,
+    fit,
     like,
+    molecules,
+    new_potential,
+    step_of,
+    turned,
 )
 from torchweft.demo.options import Options
 from torchweft.demo.page import page
@@ -48,13 +46,13 @@ _FORMULA = (
 
 
 def chapter(options: Options) -> page.Chapter:
-    """Learn from some shaken molecules, foretell others, and turn these to see what changes."""
+    """Learn from some shaken molecules, predict others, and turn these to see what changes."""
     device = options.device
-    data = molecules(options.seed, best_labels(), matching.LEARNED_FROM)
+    data = molecules(options.seed, best_labels(), potential.LEARNED_FROM)
     torch.manual_seed(options.seed)
     model = new_potential(data.train, Settings(), torch.float32).to(device)
     train, test = (some.to(device, torch.float32) for some in (data.train, data.test))
-    losses = fit(model, train, options.seed, matching.STEPS)
+    losses = fit(model, train, options.seed, potential.STEPS)
     energy, force = energies_and_forces(model, test)
     atoms = torch.zeros_like(energy).index_add(0, test.owner, model.shifts[test.element])
     found = {
@@ -82,7 +80,7 @@ def chapter(options: Options) -> page.Chapter:
         _errors_table(found),
         page.figure(
             curve(losses, {"no forces": found[ATOMS].force}, "RMSE of forces [eV/Å]"),
-            f"Learning: RMSE of the forces at each of {len(losses)} steps, {matching.BATCH} "
+            f"Learning: RMSE of the forces at each of {len(losses)} steps, {potential.BATCH} "
             "molecules a step, and over 21 steps together. Dashed: without learning, on the "
             "held-out geometries.",
         ),
@@ -109,8 +107,8 @@ def _times(model: Potential, train: Molecules, test: Molecules) -> dict[str, dic
     """Milliseconds of torchweft and of plain torch, turn by turn."""
     device = test.ptr.device
     models = {"torchweft": model, "torch": like(model, PlainPotential, torch.float32)}
-    apart = len(train.energy) // matching.BATCH
-    batch = train.of(apart * torch.arange(matching.BATCH, device=device))
+    apart = len(train.energy) // potential.BATCH
+    batch = train.of(apart * torch.arange(potential.BATCH, device=device))
     steps = {name: step_of(m, batch) for name, m in models.items()}
     passes = {name: partial(energies_and_forces, m, test) for name, m in models.items()}
     return {
@@ -128,16 +126,16 @@ def _story(
     """What was done, with the numbers that matter."""
     text = (
         f"The {len(names())} organic molecules of ASE's G2 set that are made of H, C, N and O, "
-        f"each shaken in {matching.LEARNED_FROM} ways, with energies and forces "
+        f"each shaken in {potential.LEARNED_FROM} ways, with energies and forces "
         f"computed just now by {data.labels}. A network learns both, and is judged on "
         f"{len(data.test.energy)} other geometries of them."
     )
-    *_, foretold = times.values()
+    *_, predicted = times.values()
     numbers = [
         (f"{found[ATOMS].force:.2f} eV/Å", "forces, root mean square"),
         (
-            f"{foretold['torch'] / foretold['torchweft']:.1f} ×",
-            "the speed of plain torch, foretelling",
+            f"{predicted['torch'] / predicted['torchweft']:.1f} ×",
+            "the speed of plain torch, predicting",
         ),
         (f"{asymmetry:.0e}", "error when all is turned, mirrored, moved"),
         (f"{found[OURS].force:.2f} eV/Å", "RMSE of the learned forces"),

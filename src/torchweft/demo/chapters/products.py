@@ -11,9 +11,18 @@ from torch import Tensor
 from torchweft import explain
 from torchweft.demo.data.surface import SPIKE, SPIKES, Surface, load
 from torchweft.demo.measure import OpError, interleaved, op_errors
-from torchweft.demo.models.baselines import best_filters, neighbour_mean
-from torchweft.demo.models.filter import NEIGHBOURS, Graph, PlainFilter, SurfaceFilter, graph_of
-from torchweft.demo.models.training import fit, step_of, tiles_of
+from torchweft.demo.models.filter import (
+    NEIGHBOURS,
+    Graph,
+    PlainFilter,
+    SurfaceFilter,
+    best_filters,
+    fit,
+    graph_of,
+    neighbour_mean,
+    step_of,
+    tiles_of,
+)
 from torchweft.demo.options import Options
 from torchweft.demo.page import page
 from torchweft.demo.page.pictures import curve, panels, whole

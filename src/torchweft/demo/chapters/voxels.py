@@ -17,13 +17,12 @@ from torchweft.demo.models.segmenter import (
     Segmenter,
     confusion,
     fit,
-    foretold,
+    predicted,
     step_of,
 )
 from torchweft.demo.options import Options
 from torchweft.demo.page import page
-from torchweft.demo.page.blocks import blocks
-from torchweft.demo.page.pictures import curve
+from torchweft.demo.page.pictures import blocks, curve
 from torchweft.voxels import SparseTensor, kernel_map, sparse_conv, sparse_inverse_conv
 from torchweft.voxels.reference import dense_conv
 
@@ -47,7 +46,7 @@ def chapter(options: Options) -> page.Chapter:
     torch.manual_seed(options.seed)
     model = Segmenter().to(options.device)
     losses = fit(model, tiles, options.seed)
-    scores = foretold(model, test.tensor)
+    scores = predicted(model, test.tensor)
     table = confusion(scores.argmax(1), test.label)
     plain = PlainSegmenter().to(options.device)
     plain.load_state_dict(model.state_dict())
@@ -90,7 +89,7 @@ def _times(
     """Milliseconds of torchweft and of plain torch, turn by turn."""
     models = {"torchweft": model, "torch": plain}
     steps = {name: step_of(m, tile) for name, m in models.items()}
-    passes = {name: partial(foretold, m, test.tensor) for name, m in models.items()}
+    passes = {name: partial(predicted, m, test.tensor) for name, m in models.items()}
     device = tile.label.device
     # learned statistics move while a step is timed: the passes come first
     told = interleaved(passes, device, ROUNDS)
@@ -167,10 +166,10 @@ def _network_table(model: Segmenter, plain: Segmenter, tensor: SparseTensor) -> 
     """The network's output against float64."""
     oracle = PlainSegmenter().to(tensor.device, torch.float64)
     oracle.load_state_dict(model.state_dict())
-    exact = foretold(oracle, tensor.to(torch.float64))
+    exact = predicted(oracle, tensor.to(torch.float64))
     rows = []
     for name, network in {"torchweft": model, "plain torch": plain}.items():
-        scores = foretold(network, tensor).double()
+        scores = predicted(network, tensor).double()
         error = float((scores - exact).norm() / exact.norm())
         differing = int((scores.argmax(1) != exact.argmax(1)).sum())
         rows.append((name, f"{error:.1e}", f"{differing:,}"))

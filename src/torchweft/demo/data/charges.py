@@ -5,7 +5,7 @@
 The field's n-body comparison (Satorras, Hoogeboom and Welling 2021): five bodies start at
 x ~ N(0, 1) with |v| = 1/2.  A step of 0.001 first changes the velocity, then moves the body; no
 component of a force exceeds 100, so that a close encounter is no catapult; every hundredth step is
-a frame.  Given frame 30, foretell the positions of frame 40.
+a frame.  Given frame 30, predict the positions of frame 40.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ import torchweft
 from torchweft.demo.inspection.layer import NEAR, TILES, Layer, descending, padding_of
 from torchweft.demo.measure import versions
 from torchweft.demo.page import page
-from torchweft.demo.page.blocks import blocks
-from torchweft.demo.page.pictures import ACCENT, GREY, INK, LAND, plain_axis, png
+from torchweft.demo.page.pictures import ACCENT, GREY, INK, LAND, blocks, plain_axis, png
 from torchweft.voxels import GemmGroups, SparseTensor, greedy_group
 
 __all__ = ["page_of"]

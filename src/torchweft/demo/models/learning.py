@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchweft.progress import track
 
-__all__ = ["learned"]
+__all__ = ["gradient_step", "learned"]
 
 T = TypeVar("T")
 
@@ -41,3 +41,15 @@ def learned(
         optimizer.step()
         schedule.step()
     return [float(loss) for loss in losses]  # read when all is done: nothing waits for a GPU
+
+
+def gradient_step(model: nn.Module, loss_of: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """One forward and backward pass, which leaves its gradients in the model."""
+
+    def step() -> Tensor:
+        model.zero_grad()
+        loss = loss_of()
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    return step

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.demo.data.landforms import Part
-from torchweft.demo.models.learning import learned
+from torchweft.demo.models.learning import gradient_step, learned
 from torchweft.voxels import (
     KernelMap,
     SparseBatchNorm,
@@ -30,7 +30,7 @@ from torchweft.voxels import (
     cat,
 )
 
-__all__ = ["PlainSegmenter", "Segmenter", "confusion", "fit", "foretold", "gathered", "step_of"]
+__all__ = ["PlainSegmenter", "Segmenter", "confusion", "fit", "gathered", "predicted", "step_of"]
 
 WIDTHS = (16, 24, 32)  # channels of each level
 KINDS = 3
@@ -120,17 +120,14 @@ def fit(model: Segmenter, tiles: Sequence[Part], seed: int) -> list[float]:
 def step_of(model: Segmenter, tile: Part) -> Callable[[], Tensor]:
     """One forward and backward pass, which leaves its gradients in the model."""
 
-    def step() -> Tensor:
+    def loss() -> Tensor:
         model.train()
-        model.zero_grad()
-        loss = nn.functional.cross_entropy(model(tile.tensor), tile.label)
-        torch.autograd.backward(loss)
-        return loss.detach()
+        return nn.functional.cross_entropy(model(tile.tensor), tile.label)
 
-    return step
+    return gradient_step(model, loss)
 
 
-def foretold(model: Segmenter, tensor: SparseTensor) -> Tensor:
+def predicted(model: Segmenter, tensor: SparseTensor) -> Tensor:
     """The scores of each voxel, (N, 3), with the statistics that were learned."""
     model.eval()
     with torch.no_grad():

@@ -1,6 +1,8 @@
-"""The Triton path of the sparse convolution: kernels, tiles and launches of its two bodies.
+"""The Triton path of the sparse convolution: launches of its kernels, and their tiles.
 
 Everything is sized by K, N and C alone: counts of pairs stay on the GPU, the host never waits.
+Tiles follow from channels, dtype and what the GPU has.  They cut the sums too, so results depend on
+shapes, never on the load of the machine.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, current_device
-from torchweft.voxels.convolution import tile_sizes as tiles
 from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
 from torchweft.voxels.maps.kernel_map import KernelMap
 from torchweft.voxels.maps_gpu.tiles import (
@@ -30,7 +31,21 @@ from torchweft.voxels.maps_gpu.tiles import (
     turns_of,
 )
 
-__all__ = ["compile_ahead", "convolve", "prepare", "weight_gradient"]
+__all__ = [
+    "FOLDED",
+    "UNIT",
+    "Gpu",
+    "compile_ahead",
+    "convolve",
+    "convolve_tile",
+    "depthwise_tile",
+    "fold_tile",
+    "gpu_of",
+    "gradient_tile",
+    "num_shares",
+    "prepare",
+    "weight_gradient",
+]
 
 REDUCED = Tile((16, 128))
 """Shares and numbers that a program adds up at once."""
@@ -200,26 +215,26 @@ def _convolver(
 ) -> tuple[Kernel, int, int]:
     """(kernel, programs of a tile, halves of a panel in a tile) of calls of one kind."""
     k, c, d = shape[0], shape[1], shape[2] // groups
-    size, gpu = dtype.itemsize, tiles.gpu_of(device)
+    size, gpu = dtype.itemsize, gpu_of(device)
     constants: tuple[Any, ...] = (k, *flags[:3])
     if groups > 1 and c == 1:
         function, tile = (
             "convolution.kernels.depthwise_kernel",
-            tiles.depthwise_tile(shape[2], size),
+            depthwise_tile(shape[2], size),
         )
         numbers: tuple[int, ...] = (d, shape[2], stride, strides[0], strides[2])
         columns = -(-shape[2] // tile.blocks[1])
     else:
         numbers = (c, d, groups, stride, *strides)
         constants += (precision if gpu.tf32 else "ieee",)
-        if c <= tiles.FOLDED:
-            function, tile = "convolution.kernels.fold_kernel", tiles.fold_tile(d, size)
+        if c <= FOLDED:
+            function, tile = "convolution.kernels.fold_kernel", fold_tile(d, size)
             constants += (1 << (c - 1).bit_length(),)
         else:
             along = strides[2] == 1
             crowded = flags.after[2] is not None or flags.activation == "gelu"
             function = "convolution.kernels.convolve_kernel"
-            tile = tiles.convolve_tile(c, d, size, along, gpu, crowded)
+            tile = convolve_tile(c, d, size, along, gpu, crowded)
         columns = groups * -(-d // tile.blocks[1])
     kernel = kernel_for(function, numbers, constants, tile, device, dtype, flags)
     return kernel, columns, 2 * tile.blocks[0] // PANEL
@@ -328,20 +343,20 @@ def _differentiator(
     """
     dtype, listed = kinds
     k, c, d = shape[0], shape[1], shape[2] // groups
-    gpu = tiles.gpu_of(device)
+    gpu = gpu_of(device)
     more: tuple[Any, ...] = ()
     if groups > 1 and c == 1:
-        tile = tiles.depthwise_tile(shape[2], dtype.itemsize)
+        tile = depthwise_tile(shape[2], dtype.itemsize)
         tile = tile._replace(blocks=tile.blocks[1:])
         matrix_tiles = -(-shape[2] // tile.blocks[0])
         function = "convolution.kernels.depthwise_gradient_kernel"
         numbers: tuple[int, ...] = (d, shape[2], *strides)
     else:
-        tile = tiles.gradient_tile(c, d, dtype.itemsize, gpu)
+        tile = gradient_tile(c, d, dtype.itemsize, gpu)
         matrix_tiles = groups * -(-c // tile.blocks[0]) * -(-d // tile.blocks[1])
         function, numbers = "convolution.kernels.weight_gradient_kernel", (c, d, groups, *strides)
         more = (precision if gpu.tf32 else "ieee",)
-    shares = tiles.num_shares(rows, k, matrix_tiles, tile)
+    shares = num_shares(rows, k, matrix_tiles, tile)
     constants = (k, padded(k), shares == 0, *flags, *more)
     kernel = kernel_for(function, numbers, constants, tile, device, dtype, listed)
     reduction = kernel_for(
@@ -354,3 +369,118 @@ def _extent(rows: Tensor) -> int:
     """Elements from the first row to the end of the last, gaps included."""
     count, width = rows.shape
     return count * max(rows.stride(0), width)
+
+
+LEAST_DOT = 16
+"""The least size of each side of `tl.dot`."""
+
+FOLDED = 8
+"""Channels up to which several offsets share a dot."""
+
+UNIT = 64
+"""Pairs that the weight gradient sums at once."""
+
+LEAST_UNITS = 8
+"""Fewest units of pairs that are worth partial sums of their own, were every pair there."""
+
+
+class Gpu(NamedTuple):
+    """What tiles depend on.
+
+    Args:
+        wgmma: whether dots run by warp groups, which take larger tiles without spilling registers.
+        tf32: whether it has TF32.
+        shared: bytes of shared memory that one block may use.
+    """
+
+    wgmma: bool
+    tf32: bool
+    shared: int
+
+
+@functools.cache
+def gpu_of(device: torch.device) -> Gpu:
+    """The GPU of a tensor; for the interpreter, an H200."""
+    if device.type != "cuda":
+        return Gpu(True, True, 232_448)
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return Gpu(False, False, 65_536)
+    shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return Gpu(properties.major == 9, properties.major >= 8, shared)
+
+
+def convolve_tile(
+    c: int, d: int, itemsize: int, along: bool, gpu: Gpu, crowded: bool = False
+) -> Tile:
+    """(BLOCK_M, BLOCK_N, BLOCK_K) of `convolve_kernel` for c channels to d.
+
+    Args:
+        c: channels read.
+        d: channels written.
+        itemsize: bytes of an element.
+        along: whether a weight's numbers lie along d; turned, wide tiles are slower.
+        gpu: where.
+        crowded: whether what follows the sums needs as many registers as they do.
+    """
+    if itemsize == 8:
+        return _fit(Tile((64, _side(d, 32), _side(c, 16)), 4, 2), itemsize, gpu)
+    if itemsize == 4 or not gpu.wgmma:
+        return _fit(Tile((64, _side(d, 64), _side(c, 32)), 4, 3), itemsize, gpu)
+    if d > 64 and crowded:
+        return _fit(Tile((128, 128, _side(c, 64)), 8, 3), itemsize, gpu)
+    if d > 128 and c > 128 and along:
+        return _fit(Tile((128, 256, 64), 8, 3), itemsize, gpu)
+    if d > 64:
+        return _fit(Tile((128, 128, _side(c, 64)), 4, 3), itemsize, gpu)
+    if d > 32:
+        return _fit(Tile((64, 64, _side(c, 64)), 4, 2), itemsize, gpu)
+    return _fit(Tile((64, _side(d, 32), _side(c, 64)), 4, 3), itemsize, gpu)
+
+
+def fold_tile(d: int, itemsize: int) -> Tile:
+    """(BLOCK_M, BLOCK_N, BLOCK_K) of `fold_kernel` to d channels."""
+    return Tile((64, _side(d, 64 if itemsize < 8 else 32), 32), 4, 2)
+
+
+def depthwise_tile(channels: int, itemsize: int) -> Tile:
+    """(BLOCK_M, BLOCK_N) of the depthwise kernels: 16 bytes a thread along the channels."""
+    return Tile((64, _side(channels, 256 // itemsize)), 4, 2)
+
+
+def gradient_tile(c: int, d: int, itemsize: int, gpu: Gpu) -> Tile:
+    """(BLOCK_C, BLOCK_D) of `weight_gradient_kernel` for c channels to d."""
+    if itemsize == 8:
+        tile = Tile((_side(c, 32), _side(d, 32)), 4, 2)
+    elif itemsize == 4 or not gpu.wgmma or max(c, d) <= 64:
+        tile = Tile((_side(c, 64), _side(d, 64)), 4, 3)
+    elif c > 64 and 128 < d < 512:
+        tile = Tile((128, 256), 8, 3)
+    else:
+        tile = Tile((_side(c, 128), _side(d, 128)), 4, 3)
+    blocks = (*tile.blocks, UNIT)
+    return tile._replace(num_stages=_fit(tile._replace(blocks=blocks), itemsize, gpu).num_stages)
+
+
+def num_shares(rows: int, offsets: int, matrix_tiles: int, tile: Tile) -> int:
+    """Shares that the pairs are cut into, so that an H200 has work for some waves; 0: not at all.
+
+    Without shares a program sums all pairs of an offset: enough programs where the matrix is large.
+    """
+    programs = 264 if tile.num_warps == 8 else 528
+    if matrix_tiles * offsets >= 792:
+        return 0
+    worthwhile = rows * offsets // (LEAST_UNITS * UNIT) + 1
+    return max(1, min(programs // matrix_tiles, worthwhile))
+
+
+def _side(size: int, most: int) -> int:
+    """The side of a dot's tile for so many numbers."""
+    return max(LEAST_DOT, min(1 << max(size - 1, 0).bit_length(), most))
+
+
+def _fit(tile: Tile, itemsize: int, gpu: Gpu) -> Tile:
+    """The tile with as many stages as shared memory holds."""
+    m, n, k = tile.blocks
+    stages = gpu.shared // ((m + n) * k * itemsize)
+    return tile._replace(num_stages=max(1, min(tile.num_stages, stages)))

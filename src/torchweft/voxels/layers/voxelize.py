@@ -19,8 +19,7 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.core.tables.segments import sort_rows
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.layers.segments import apart, first_largest, lengths, together, walks_rows
-from torchweft.voxels.maps.coordinates import HIGH, LOW, MOST_DIMENSIONS
-from torchweft.voxels.maps.keys import Packing
+from torchweft.voxels.maps.coordinates import HIGH, LOW, MOST_DIMENSIONS, Packing
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
 __all__ = ["Numbers", "devoxelize", "voxelize"]

@@ -27,8 +27,7 @@ from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import IndexRangeError, ShapeError
 from torchweft.voxels.grid.geometry import Geometry
 from torchweft.voxels.grid.mirror import whole
-from torchweft.voxels.maps.coordinates import Coordinates
-from torchweft.voxels.maps.keys import Packing, kernels_serve
+from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
 
 __all__ = ["KernelMap", "Maps", "mode_of"]
 
