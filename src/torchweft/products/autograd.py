@@ -19,6 +19,7 @@ from torch import Tensor
 from torchweft.core.backend import choose
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators.operator import Call, Operator
+from torchweft.core.private import any_autocast
 from torchweft.core.tables.plan import Plan
 from torchweft.products.forms import PRODUCTS, accumulator
 from torchweft.products.plan import ROLES, product_plan
@@ -80,7 +81,7 @@ def _body(
     return out
 
 
-_autocast = torch._C._is_any_autocast_enabled
+_autocast = any_autocast
 
 
 def _record_cost(op: str, inputs: Sequence[Tensor | None], out: Tensor, num_entries: int) -> None:

@@ -44,11 +44,14 @@ def serves() -> bool:
 
 def walk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Walked:
     """A jitted function for arguments like these on the current device, one of NVIDIA's."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import ASTSource, make_backend
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.runtime.jit import create_function_from_signature
+    from torchweft.core.private import (
+        ASTSource,
+        GluonASTSource,
+        GPUTarget,
+        create_function_from_signature,
+        ir,
+        make_backend,
+    )
 
     target = GPUTarget("cuda", int(str(fingerprint.device()).removeprefix("sm_")), 32)
     backend = make_backend(target)

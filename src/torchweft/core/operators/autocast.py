@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchweft.core import private
+
 __all__ = ["active", "narrowed"]
 
-active = torch._C._is_any_autocast_enabled
+active = private.any_autocast
 
 
 def narrowed(a: Tensor) -> Tensor:

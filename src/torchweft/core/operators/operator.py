@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._dynamo import eval_frame
 from torch.autograd import forward_ad
 
+from torchweft.core import private
+from torchweft.core.private import eval_frame
 from torchweft.errors import ShapeError
 
 __all__ = [
@@ -47,10 +48,10 @@ Batch = Callable[[Call, int, Sequence[int | None], Sequence[Any]], Tensor]
 
 # asked at every call, so looked up once
 PLAIN = (Tensor, torch.nn.Parameter)
-watched = torch._C._len_torch_dispatch_stack
+watched = private.dispatch_modes
 compiling = torch.compiler.is_compiling
 recording = torch.is_grad_enabled
-transformed = torch._C._are_functorch_transforms_active
+transformed = private.transforms_active
 
 
 def unwatched(tensor: Tensor) -> bool:
@@ -81,7 +82,7 @@ def used(ctx: Any, needed: Sequence[bool], tensors: Sequence[Tensor | None]) -> 
 
 def _executed(node: Any) -> bool:
     try:
-        return torch._C._will_engine_execute_node(node)
+        return private.will_execute(node)
     except RuntimeError:  # a leaf that autograd.grad was asked for
         return True
 

@@ -6,10 +6,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from torchweft.core.private import (
+    functorch,
+    temporarily_clear_interpreter_stack,
+    transforms_active,
+)
 from torchweft.errors import ShapeError
 
 __all__ = ["below_transforms", "mapped_as_rows"]
@@ -30,7 +33,7 @@ def below_transforms(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not torch._C._are_functorch_transforms_active():
+        if not transforms_active():
             return function(*args, **kwargs)
         plain = [_plain(a) if isinstance(a, Tensor) else a for a in args]
         with temporarily_clear_interpreter_stack():
@@ -41,7 +44,6 @@ def below_transforms(function: Callable[P, R]) -> Callable[P, R]:
 
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor inside the wrappers."""
-    functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_batchedtensor(tensor):
             raise ShapeError(

@@ -1,0 +1,96 @@
+"""Private names of torch and Triton do what torchweft uses them for.
+
+A failure after an upgrade: find what took the name's place in the new version, change
+src/torchweft/core/private.py alone, and keep the check here.
+"""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchweft.core import private
+
+ADVICE = "changed its meaning: find its successor, and bind that in torchweft/core/private.py"
+
+
+def test_any_autocast():
+    assert not private.any_autocast(), f"_is_any_autocast_enabled {ADVICE}"
+    with torch.autocast("cpu"):
+        assert private.any_autocast(), f"_is_any_autocast_enabled {ADVICE}"
+
+
+def test_dispatch_modes():
+    assert private.dispatch_modes() == 0, f"_len_torch_dispatch_stack {ADVICE}"
+    with TorchDispatchMode():
+        assert private.dispatch_modes() == 1, f"_len_torch_dispatch_stack {ADVICE}"
+
+
+def test_transforms_and_their_wrappers():
+    """Active in a transform, not where the stack is cleared; wrappers give back their tensors."""
+    seen = []
+
+    def f(x):
+        seen.append((private.transforms_active(), private.functorch.is_batchedtensor(x)))
+        inside = private.functorch.get_unwrapped(x)
+        seen.append(private.functorch.is_functorch_wrapped_tensor(inside))
+        with private.temporarily_clear_interpreter_stack():
+            seen.append(private.transforms_active())
+        return x
+
+    torch.func.vmap(f)(torch.ones(2))
+    assert not private.transforms_active(), f"_are_functorch_transforms_active {ADVICE}"
+    assert seen == [(True, True), False, False], f"torch._C._functorch {ADVICE}"
+
+
+def test_will_execute():
+    seen = []
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x + y
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.extend(private.will_execute(node) for node, _ in ctx.next_functions)
+            return grad, grad
+
+    x, y = (torch.ones(2, requires_grad=True) * 2 for _ in range(2))
+    torch.autograd.grad(Watched.apply(x * 3, y * 3).sum(), x)
+    assert seen == [True, False], f"_will_engine_execute_node {ADVICE}"
+
+
+def test_eval_frame():
+    frame = private.eval_frame._FrameAction.SKIP
+    strategy = private.eval_frame._FrameExecStrategy(frame, frame)
+    private.eval_frame.set_code_exec_strategy((lambda: 0).__code__, strategy)
+
+
+@pytest.mark.parametrize("name", private.TRITON_NAMES)
+def test_triton_names(name):
+    """They are there, and take what core/gpu/compiler.py gives them."""
+    pytest.importorskip("triton")
+    found = getattr(private, name)
+    takes = {"create_function_from_signature": 3, "make_backend": 1, "GPUTarget": 3}
+    if name in takes:
+        count = len(inspect.signature(found).parameters)
+        assert count == takes[name], f"{name} takes {count} arguments: {ADVICE}"
+    elif name == "ir":
+        assert callable(found.context), f"{name} {ADVICE}"
+        assert callable(found.load_dialects), f"{name} {ADVICE}"
+    else:
+        assert callable(found.make_ir), f"{name} {ADVICE}"
+
+
+def test_triton_is_imported_when_used():
+    code = "import sys, torchweft.core.private; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_other_names_are_errors():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = private.no_such_name
