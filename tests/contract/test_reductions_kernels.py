@@ -34,7 +34,7 @@ from tests.pairs import (
 )
 from torchweft.core.gpu.launcher import launch_all
 from torchweft.errors import BackendError
-from torchweft.reductions.call.options import Blocks, Options, Sizes
+from torchweft.reductions.call.layout import Blocks, Options, Sizes
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.node import concat, const, node, var
 from torchweft.reductions.scalars.inner_sums import looped

@@ -1,1 +1,1 @@
-"""What a call says: options, layout of arguments, signature, and the kernel it asks for."""
+"""What a call says: signature, options and layout of its tensors, and the kernel it needs."""

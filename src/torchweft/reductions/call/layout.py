@@ -1,19 +1,96 @@
-"""How the tensors of a call lie: sizes, and each variable as (B or 1, M or N or 1, D)."""
+"""Tensors of a call: their signature, options of a reduction, and how variables lie in a batch."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchweft.core.operators.operator import compiling, watched
 from torchweft.errors import DeviceError, DTypeError, ShapeError
-from torchweft.reductions.call.options import Sizes
-from torchweft.reductions.call.signature import Signature
 
-__all__ = ["Layout", "laid_out"]
+__all__ = [
+    "KEPT",
+    "Blocks",
+    "Kind",
+    "Layout",
+    "Options",
+    "Signature",
+    "Sizes",
+    "kept",
+    "laid_out",
+    "signature",
+]
+
+
+class Sizes(NamedTuple):
+    """B entries of a batch, M rows of the result, N columns that are reduced over."""
+
+    batch: int
+    rows: int
+    columns: int
+
+
+class Blocks(NamedTuple):
+    """Which pairs there are: blocks of rows, each with its intervals of columns.
+
+    Row block c is starts[c] ≤ i < ends[c]; it reduces over the intervals of numbers indptr[c] to
+    indptr[c + 1]; interval q is j_starts[q] ≤ j < j_ends[q].  All are int64.  Rows of no block have
+    no pairs; a column that two intervals of a block hold counts twice.
+    """
+
+    starts: Tensor
+    ends: Tensor
+    indptr: Tensor
+    j_starts: Tensor
+    j_ends: Tensor
+
+
+class Options(NamedTuple):
+    """How numbers are computed.
+
+    Args:
+        precision: of products on tensor cores, "ieee", "tf32x3", "tf32" or "bf16"; None takes
+            tensor cores only where a bound shows the error of float32.
+        accumulate: "auto", "kahan" or "float64".
+    """
+
+    precision: str | None = None
+    accumulate: str = "auto"
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KEPT = 4096
+"""Answers that each function keeps."""
+
+Kind = tuple[torch.Size, torch.dtype, torch.device]
+"""Of a tensor."""
+
+Signature = tuple[Kind, ...]
+
+
+def signature(tensors: Sequence[Tensor]) -> Signature:
+    """The kind of each tensor."""
+    return tuple([(t.shape, t.dtype, t.device) for t in tensors])
+
+
+def kept(function: F) -> F:
+    """Keep what a function says of signatures.
+
+    Not where sizes may be symbols: while torch traces, and under its dispatch modes.
+    """
+    answers = functools.lru_cache(KEPT)(function)
+
+    @functools.wraps(function)
+    def ask(*given: Any) -> Any:
+        return function(*given) if compiling() or watched() else answers(*given)
+
+    return ask  # type: ignore[return-value]
 
 
 class _View(NamedTuple):

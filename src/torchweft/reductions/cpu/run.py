@@ -19,7 +19,7 @@ from torch import Tensor
 from torchweft.core.cpu.threads import share
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.printing.modules import load
-from torchweft.reductions.call.options import Blocks, Options, Sizes
+from torchweft.reductions.call.layout import Blocks, Options, Sizes
 from torchweft.reductions.cpu.source import WIDTH, Loop, printed
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.scalars.scalars import count

@@ -36,7 +36,7 @@ from torchweft.core.operators.tensor_list import (
     Tensors,
 )
 from torchweft.errors import BackendError, ShapeError
-from torchweft.reductions.call.options import Blocks, Options, Sizes
+from torchweft.reductions.call.layout import Blocks, Options, Sizes
 from torchweft.reductions.engine import formula_keys as keys
 from torchweft.reductions.engine.formula_keys import Key
 from torchweft.reductions.formula.node import Node, reachable

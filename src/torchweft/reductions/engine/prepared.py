@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchweft.core.gpu.launcher import Call, Launches, Step, compile_together, current_device
 from torchweft.reductions.call.kernel_spec import Wanted
-from torchweft.reductions.call.options import Options, Sizes
+from torchweft.reductions.call.layout import Options, Sizes
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.gpu import gaussians
 from torchweft.reductions.gpu.launch import (

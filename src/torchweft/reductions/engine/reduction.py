@@ -20,9 +20,15 @@ from torch import Tensor
 from torchweft.core.operators.operator import compiling, constant_when_compiling, watched
 from torchweft.core.operators.tensor_list import Rest
 from torchweft.errors import ShapeError
-from torchweft.reductions.call.layout import Layout, laid_out
-from torchweft.reductions.call.options import Options, Sizes
-from torchweft.reductions.call.signature import Signature, kept, signature
+from torchweft.reductions.call.layout import (
+    Layout,
+    Options,
+    Signature,
+    Sizes,
+    kept,
+    laid_out,
+    signature,
+)
 from torchweft.reductions.cluster.points import Ranges
 from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of
 from torchweft.reductions.engine import formula_keys as keys

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import ShapeError
-from torchweft.reductions.call.signature import Signature, kept, signature
+from torchweft.reductions.call.layout import Signature, kept, signature
 from torchweft.reductions.engine import direct
 from torchweft.reductions.engine.direct import Body
 from torchweft.reductions.formula.node import Node

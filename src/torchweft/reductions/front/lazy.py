@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchweft.errors import BackendError, DTypeError, ShapeError
-from torchweft.reductions.call.signature import kept
+from torchweft.reductions.call.layout import kept
 from torchweft.reductions.front import traced
 from torchweft.reductions.front.arithmetic import Reducers
 from torchweft.reductions.front.reduced import (

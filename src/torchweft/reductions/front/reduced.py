@@ -13,8 +13,7 @@ from torch import Tensor
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import BackendError, DeviceError, DTypeError, ShapeError
-from torchweft.reductions.call.options import Options
-from torchweft.reductions.call.signature import Signature, kept, signature
+from torchweft.reductions.call.layout import Options, Signature, kept, signature
 from torchweft.reductions.cluster.points import swap_axes
 from torchweft.reductions.cluster.sparsity import check_ranges
 from torchweft.reductions.engine import direct

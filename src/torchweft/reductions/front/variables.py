@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchweft.core.operators.operator import compiling, transformed, watched
 from torchweft.errors import DeviceError, DTypeError, ShapeError, WeftError
-from torchweft.reductions.call.signature import kept
+from torchweft.reductions.call.layout import kept
 
 __all__ = [
     "NOTHING",

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchweft.core.backend import interpreted
 from torchweft.core.gpu.launcher import Launcher, Queued, Tile, processors
 from torchweft.core.printing.modules import Jitted, written
-from torchweft.reductions.call.options import Blocks, Options, Sizes
+from torchweft.reductions.call.layout import Blocks, Options, Sizes
 from torchweft.reductions.formula.node import Node, const
 from torchweft.reductions.gpu import gaussian_moments as moments
 from torchweft.reductions.gpu import gaussian_products as tensor_cores

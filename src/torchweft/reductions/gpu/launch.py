@@ -22,7 +22,7 @@ from torchweft.core.gpu.launcher import (
 )
 from torchweft.core.printing.modules import printed, written
 from torchweft.errors import BackendError
-from torchweft.reductions.call.options import Blocks, Options, Sizes
+from torchweft.reductions.call.layout import Blocks, Options, Sizes
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.node import Node, const, reachable
 from torchweft.reductions.gpu import gaussians, neighbours

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchweft.reductions.call.options import Sizes
+from torchweft.reductions.call.layout import Sizes
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.node import Node, variables
 from torchweft.reductions.scalars.inner_sums import Looped
