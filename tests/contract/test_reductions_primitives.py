@@ -15,6 +15,8 @@ from torchweft.reductions.formula.node import PRIMITIVES, Primitive, node, read,
 from torchweft.reductions.formula.simplify import simplify
 from torchweft.testing.bounds import assert_as_accurate, plain_error
 
+pytestmark = pytest.mark.kernels
+
 BACKENDS = ["torch", "triton"] if INTERPRETED else ["torch", "numba"]
 
 
