@@ -272,7 +272,7 @@ def test_offsets_past_int32_are_the_same(monkeypatch):
     plain = launch.kernel_for
 
     def wide(kernel, numbers, constants, tile, *key):
-        module, function = kernel.split(".")
+        module, function = kernel.rsplit(".", 1)
         names = written(f"torchweft.voxels.{module}", function).arg_names
         names = names[len(names) - len(constants) - len(tile.blocks) :]
         named = dict(zip(names, constants, strict=False))
