@@ -47,26 +47,51 @@ class _Launch:
     """What the running launch may touch, and which program stored which cell."""
 
     name: str = ""
-    extents: np.ndarray = np.empty((0, 2), dtype=np.uint64)  # [begin, end) of each tensor, sorted
-    writer: ClassVar[dict[int, Program]] = {}
+    extents: np.ndarray = np.empty((0, 2), dtype=np.uint64)
+    """[begin, end) of each tensor, sorted; tensors that overlap are one."""
+    origins: np.ndarray = np.empty(0, dtype=np.uint64)
+    """Of each extent: its begin less the place of its first byte in `writer`."""
+    writer: np.ndarray = np.empty(0, dtype=np.int32)
+    """The number of the program that stored a cell, at the cell's first byte; 0: none did."""
+    programs: ClassVar[dict[Program, int]] = {}
 
     @classmethod
     def start(cls, name: str, arguments: Iterable[object]) -> None:
-        extents = sorted(extent for argument in arguments for extent in _extents(argument))
+        merged: list[list[int]] = []
+        for begin, end in sorted(extent for argument in arguments for extent in _extents(argument)):
+            if merged and begin < merged[-1][1]:
+                merged[-1][1] = max(end, merged[-1][1])
+            else:
+                merged.append([begin, end])
         cls.name = name
-        cls.extents = np.array(extents, dtype=np.uint64).reshape(-1, 2)
-        cls.writer = {}
+        cls.extents = np.array(merged, dtype=np.uint64).reshape(-1, 2)
+        sizes = cls.extents[:, 1] - cls.extents[:, 0]
+        cls.origins = cls.extents[:, 0] - (np.cumsum(sizes, dtype=np.uint64) - sizes)
+        cls.writer = np.zeros(int(sizes.sum()), dtype=np.int32)
+        cls.programs = {}
+
+    @classmethod
+    def number(cls, program: Program) -> int:
+        """Programs are numbered from 1, in the order of their first store."""
+        return cls.programs.setdefault(program, len(cls.programs) + 1)
+
+    @classmethod
+    def others(cls, cells: np.ndarray, program: Program) -> Program | None:
+        """A program other than this one that stored one of the cells."""
+        writers = cls.writer[cells]
+        other = writers[(writers != 0) & (writers != cls.programs.get(program, 0))]
+        return list(cls.programs)[int(other[0]) - 1] if other.size else None
 
     @classmethod
     def check(
         cls, pointers: Any, mask: Any, itemsize: int, access: str, program: Program
-    ) -> list[int]:
-        """Addresses of the active lanes, all of them inside one of the launch's tensors."""
+    ) -> np.ndarray:
+        """Places in `writer` of the active lanes, all of them inside one of the tensors."""
         addresses = np.asarray(pointers.data).astype(np.uint64)
         active = np.broadcast_to(np.asarray(mask.data, dtype=bool), addresses.shape)
         addresses = addresses[active]
         if not addresses.size:
-            return []
+            return np.empty(0, dtype=np.int64)
         if not len(cls.extents):
             raise MemoryFaultError(f"{cls.name}: {access}, but every tensor of the launch is empty")
         home = np.searchsorted(cls.extents[:, 0], addresses, side="right").astype(np.int64) - 1
@@ -77,7 +102,7 @@ class _Launch:
                 f"{cls.name}: {access} out of bounds in {int(outside.sum())} of {addresses.size} "
                 f"active lanes of program {program}"
             )
-        return [int(address) for address in addresses]
+        return (addresses - cls.origins[home]).astype(np.int64)
 
 
 def _extents(argument: object) -> Iterable[tuple[int, int]]:
@@ -115,13 +140,11 @@ def _watch_loads() -> None:
 
     def load(self: Any, pointers: Any, mask: Any, *rest: Any, **kwargs: Any) -> Any:
         cells = _Launch.check(pointers, mask, _itemsize(pointers), "load", self.grid_idx)
-        for cell in cells if _Launch.writer else ():
-            other = _Launch.writer.get(cell, self.grid_idx)
-            if other != self.grid_idx:
-                raise MemoryFaultError(
-                    f"{_Launch.name}: program {self.grid_idx} loads a cell that "
-                    f"program {other} stored"
-                )
+        other = _Launch.others(cells, self.grid_idx) if _Launch.programs else None
+        if other:
+            raise MemoryFaultError(
+                f"{_Launch.name}: program {self.grid_idx} loads a cell that program {other} stored"
+            )
         return plain(self, pointers, mask, *rest, **kwargs)
 
     Builder.create_masked_load = load
@@ -132,17 +155,17 @@ def _watch_stores() -> None:
 
     def store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **kwargs: Any) -> Any:
         cells = _Launch.check(pointers, mask, _itemsize(pointers), "store", self.grid_idx)
-        if len(set(cells)) != len(cells):
+        if len(np.unique(cells)) != len(cells):
             raise MemoryFaultError(
                 f"{_Launch.name}: two lanes of one store of program {self.grid_idx} "
                 "hit the same address"
             )
-        for cell in cells:
-            other = _Launch.writer.setdefault(cell, self.grid_idx)
-            if other != self.grid_idx:
-                raise MemoryFaultError(
-                    f"{_Launch.name}: programs {other} and {self.grid_idx} store to the same cell"
-                )
+        other = _Launch.others(cells, self.grid_idx)
+        if other:
+            raise MemoryFaultError(
+                f"{_Launch.name}: programs {other} and {self.grid_idx} store to the same cell"
+            )
+        _Launch.writer[cells] = _Launch.number(self.grid_idx)
         return plain(self, pointers, value, mask, *rest, **kwargs)
 
     Builder.create_masked_store = store
