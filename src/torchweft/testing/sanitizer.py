@@ -102,7 +102,8 @@ class _Launch:
                 f"{cls.name}: {access} out of bounds in {int(outside.sum())} of {addresses.size} "
                 f"active lanes of program {program}"
             )
-        return (addresses - cls.origins[home]).astype(np.int64)
+        places: np.ndarray = (addresses - cls.origins[home]).astype(np.int64)
+        return places
 
 
 def _extents(argument: object) -> Iterable[tuple[int, int]]:
