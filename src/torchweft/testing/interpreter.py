@@ -6,7 +6,8 @@ kernels run on the CPU.  Without the repairs below, Triton 3.6 to 3.9 keeps bf16
 integers, refuses bf16 atomics, needs a GPU driver for an autotuned kernel, and (3.6 with numpy
 2.4) refuses loop bounds that were loaded.  Three changes make it twice as fast: it patches
 triton.language once a process and not at every call of a function, leaves out a check for integer
-overflow whose result it does not use, and remembers which numpy dtype a Triton dtype is.
+overflow whose result it does not use, and remembers which numpy dtype a Triton dtype is.  Without
+a GPU it passes tensors on as they are: its copies live until garbage is collected.
 
 Not repaired, so kernels must not use them: libdevice and inline assembly.  Not modelled: the
 least sizes of dots, shared memory, registers (`torchweft.testing.compiler` checks these), TF32.
@@ -20,6 +21,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from triton.runtime import autotuner, interpreter
@@ -55,6 +57,8 @@ def install() -> None:
     _patch_language_once()
     _skip_overflow_check()
     _remember_numpy_dtypes()
+    if not torch.cuda.is_available():
+        _pass_tensors_as_they_are()
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7):
         _repair_range()
 
@@ -246,3 +250,9 @@ def _remember_numpy_dtypes() -> None:
         return known[name]
 
     module._get_np_dtype = numpy_dtype
+
+
+def _pass_tensors_as_they_are() -> None:
+    executor: Any = interpreter.GridExecutor
+    executor._init_args_hst = lambda self, args, kwargs: (list(args), kwargs)
+    executor._restore_args_dev = lambda self, *arguments: None
