@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchweft.core import private
 from torchweft.core.gpu import binary_key as fingerprint
 from torchweft.core.gpu import driver as machine
 from torchweft.core.gpu import launcher
@@ -84,6 +85,6 @@ def stand_in(monkeypatch: Any) -> Driver:
         utils=utils,
     )
     monkeypatch.setattr(triton.runtime.driver, "_active", known)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(private, "get_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     return without_triton(monkeypatch.setattr)

@@ -17,7 +17,7 @@ from torchweft import clifford
 from torchweft.clifford import Algebra
 from torchweft.clifford.functions import rows
 from torchweft.clifford.programs import launch, tiles
-from torchweft.core import backend
+from torchweft.core import backend, private
 from torchweft.core.gpu import launcher
 from torchweft.errors import BackendError, DTypeError, ShapeError
 
@@ -38,7 +38,7 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(launcher, "_loaded", loaded)
     monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(private, "get_device", lambda: -1)
     monkeypatch.setattr(launch, "_machine", lambda device: tiles.Machine(True, 132, 232_448))
     monkeypatch.setattr(launch, "_recipes", {})
     monkeypatch.setattr(rows, "_validated", type(rows._validated)())

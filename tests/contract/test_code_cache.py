@@ -253,7 +253,8 @@ launch.sums(node("exp", -distance), values, Sizes(1, 300, 5000), None, Options("
 ALONE = """
 import sys
 import torch
-torch._C._cuda_getDevice = lambda: 0
+from torchweft.core import private
+private.get_device = lambda: 0
 from tests.contract.absent_gpu import without_triton
 driver = without_triton(setattr)
 {call}

@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton
 
+from torchweft.core import private
 from torchweft.core.gpu import launcher
 from torchweft.core.gpu.launcher import Launcher, Launches, Queued, Step, Tile, launch_all
 
@@ -45,7 +46,7 @@ def log(monkeypatch):
     monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
     monkeypatch.setattr(launcher, "_made", set())
     monkeypatch.setattr(launcher, "_runs", {})
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(private, "get_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     driver = SimpleNamespace(get_current_target=lambda: None)
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)

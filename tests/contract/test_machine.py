@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from torchweft.core import private
 from torchweft.core.gpu import driver as machine
 from torchweft.errors import BackendError
 
@@ -135,7 +136,7 @@ def test_a_thread_without_a_context_takes_torch_s(monkeypatch):
     )
     monkeypatch.setattr(machine, "_driver", lambda: fake)
     monkeypatch.setattr(machine, "_loaded", lambda code: 1)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(private, "get_device", lambda: 0)
     machine._by_driver(machine._code(code()))(7, 0, (0, None, 0, 1, 0, 0.0, 0))
     assert (len(entered), len(calls)) == (1, 1)
 

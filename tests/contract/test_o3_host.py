@@ -15,6 +15,7 @@ import torch
 import torchweft
 from tests.conftest import INTERPRETED
 from torchweft import o3
+from torchweft.core import private
 from torchweft.core.gpu import launcher
 from torchweft.core.operators import tensor_list as list_op
 from torchweft.o3.channelwise import operator
@@ -47,7 +48,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launcher, "_loaded", loaded)
     monkeypatch.setattr(launcher, "_compile_in_threads", lambda calls: None)
     monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(private, "get_device", lambda: -1)
     monkeypatch.setattr(launcher.Kernel, "stored", lambda *given: True)
     for executor in (launch, mixing_launch, symmetric_launch):
         monkeypatch.setattr(executor, "processors", lambda device: 132)

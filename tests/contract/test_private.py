@@ -70,10 +70,10 @@ def test_eval_frame():
     private.eval_frame.set_code_exec_strategy((lambda: 0).__code__, strategy)
 
 
-@pytest.mark.parametrize("name", private.TRITON_NAMES)
-def test_triton_names(name):
+@pytest.mark.parametrize("name", private.NAMES)
+def test_names_that_are_imported(name):
     """They are there, and take what core/gpu/compiler.py gives them."""
-    pytest.importorskip("triton")
+    pytest.importorskip(private.NAMES[name].partition(".")[0])
     found = getattr(private, name)
     takes = {"create_function_from_signature": 3, "make_backend": 1, "GPUTarget": 3}
     if name in takes:
@@ -82,12 +82,41 @@ def test_triton_names(name):
     elif name == "ir":
         assert callable(found.context), f"{name} {ADVICE}"
         assert callable(found.load_dialects), f"{name} {ADVICE}"
+    elif name == "driver":
+        assert "active" in dir(type(found)), f"{name} {ADVICE}"
+    elif name == "cgutils":
+        assert str(found.voidptr_t) == "i8*", f"{name} {ADVICE}"
     else:
         assert callable(found.make_ir), f"{name} {ADVICE}"
 
 
-def test_triton_is_imported_when_used():
-    code = "import sys, torchweft.core.private; assert 'triton' not in sys.modules"
+def test_kernels_pack_their_arguments():
+    """`_pack_args` of a kernel takes what `pack_args` gives, and itself."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    parameters = inspect.signature(jit.JITFunction._pack_args).parameters
+    assert len(parameters) == 6, f"_pack_args {ADVICE}"
+
+
+def test_forward_derivatives_are_seen():
+    assert private.forward_level() == -1, f"forward_ad._current_level {ADVICE}"
+    with torch.autograd.forward_ad.dual_level():
+        assert private.forward_level() == 0, f"forward_ad._current_level {ADVICE}"
+
+
+def test_arguments_of_to():
+    device, dtype, *_ = private.parse_to("cpu", torch.float64)
+    assert (device, dtype) == (torch.device("cpu"), torch.float64), f"_parse_to {ADVICE}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_device_and_stream():
+    assert private.get_device() == torch.cuda.current_device(), f"_cuda_getDevice {ADVICE}"
+    stream = torch.cuda.current_stream().cuda_stream
+    assert private.raw_stream(private.get_device()) == stream, f"getCurrentRawStream {ADVICE}"
+
+
+def test_triton_and_numba_are_imported_when_used():
+    code = "import sys, torchweft.core.private; assert not {'triton', 'numba'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -39,7 +39,8 @@ y.backward(y.detach())
 ALONE = """
 import sys
 import torch
-torch._C._cuda_getDevice = lambda: 0
+from torchweft.core import private
+private.get_device = lambda: 0
 from tests.contract.absent_gpu import without_triton
 driver = without_triton(setattr)
 {step}

@@ -1,24 +1,34 @@
-"""Private names of torch and Triton that are looked up by import; each has a test.
+"""Private names of torch, Triton and numba; each has a test.
 
-Those of torch are bound here.  Those of Triton are imported when they are first used: Triton need
-not be installed.  `tests/contract/test_private.py` checks that each does what it is used for.
+Those of torch are bound here.  Those of Triton and numba are imported when they are first used:
+neither need be installed.  `tests/contract/test_private.py` checks that each does what it is used
+for.  Triton's interpreter is `torchweft.testing.interpreter`'s alone.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch._C import _functorch as functorch
 from torch._C._dynamo import eval_frame
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
 
 __all__ = [
     "any_autocast",
     "dispatch_modes",
     "eval_frame",
+    "forward_level",
     "functorch",
+    "get_device",
+    "pack_args",
+    "parse_to",
+    "raw_stream",
     "temporarily_clear_interpreter_stack",
     "transforms_active",
     "will_execute",
@@ -26,22 +36,43 @@ __all__ = [
 
 any_autocast = torch._C._is_any_autocast_enabled
 dispatch_modes = torch._C._len_torch_dispatch_stack
+forward_level: Callable[[], int] = functools.partial(attrgetter("_current_level"), forward_ad)
+"""The level of forward derivatives, -1 outside of all; no Python function, calls are counted."""
+get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""The index of the current GPU, without a look whether CUDA was set up."""
+raw_stream: Callable[[int], Any] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", torch.cuda.current_stream
+)
+"""The handle of the current stream of a GPU."""
+parse_to = torch._C._nn._parse_to
+"""Arguments of `Tensor.to` -> (device, dtype, …)."""
 transforms_active = torch._C._are_functorch_transforms_active
 will_execute = torch._C._will_engine_execute_node
 
-TRITON_NAMES = {
+
+def pack_args(
+    kernel: Any, backend: Any, options: dict[str, Any], bound: dict[str, Any], specialization: Any
+) -> tuple[Any, ...]:
+    """Of a call of a Triton kernel: options, signature, constants, attributes."""
+    packed: tuple[Any, ...] = kernel._pack_args(backend, options, bound, specialization, None)
+    return packed
+
+
+NAMES = {
     "ASTSource": "triton.compiler.compiler",
     "GPUTarget": "triton.backends.compiler",
     "GluonASTSource": "triton.experimental.gluon._runtime",
     "create_function_from_signature": "triton.runtime.jit",
+    "cgutils": "numba.core",
+    "driver": "triton.runtime",
     "ir": "triton._C.libtriton",
     "make_backend": "triton.compiler.compiler",
 }
-"""The module of each name of Triton: `from torchweft.core.private import ASTSource`."""
+"""The module of each name of Triton or numba: `from torchweft.core.private import ASTSource`."""
 
 
 def __getattr__(name: str) -> Any:
-    """A name of Triton, imported now."""
-    if name not in TRITON_NAMES:
+    """A name of Triton or numba, imported now."""
+    if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(TRITON_NAMES[name]), name)
+    return getattr(importlib.import_module(NAMES[name]), name)

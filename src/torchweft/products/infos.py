@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core.private import parse_to
 from torchweft.core.tables.segments import indptr_of, sort_rows
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 
@@ -31,7 +32,7 @@ class Movable:
 
     def to(self: I, *args: Any, **kwargs: Any) -> I:
         """On another device, or with real numbers in another dtype; indices stay integer."""
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, *_ = parse_to(*args, **kwargs)
         fields = self._asdict()  # type: ignore[attr-defined]
         for name, value in fields.items():
             if isinstance(value, Tensor):

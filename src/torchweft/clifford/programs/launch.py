@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from torchweft.clifford.programs import source as generator
 from torchweft.clifford.programs import tiles
 from torchweft.clifford.programs.kernels import sum_partials_kernel
 from torchweft.clifford.programs.tiles import Kernel, Machine
+from torchweft.core import private
 from torchweft.core.backend import interpreted
 from torchweft.core.expressions.program import Program
 from torchweft.core.gpu.launcher import Launcher, Tile, current_device
@@ -186,5 +186,5 @@ def _machine(device: torch.device) -> Machine:
     ampere = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
     gluon = ampere and importlib.util.find_spec("triton.experimental.gluon") is not None
     index = torch.cuda.current_device() if device.index is None else device.index
-    properties = triton.runtime.driver.active.utils.get_device_properties(index)
+    properties = private.driver.active.utils.get_device_properties(index)
     return Machine(gluon, properties["multiprocessor_count"], properties["max_shared_mem"])

@@ -51,6 +51,7 @@ def walk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> W
         create_function_from_signature,
         ir,
         make_backend,
+        pack_args,
     )
 
     target = GPUTarget("cuda", int(str(fingerprint.device()).removeprefix("sm_")), 32)
@@ -58,7 +59,7 @@ def walk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> W
     given = {"debug": False, "instrumentation_mode": "", **options}
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, kinds, _ = bind(*arguments, **given)
-    settled, *described = kernel._pack_args(backend, given, bound, kinds, None)
+    settled, *described = pack_args(kernel, backend, given, bound, kinds)
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, *described)
     context = ir.context()
     ir.load_dialects(context)

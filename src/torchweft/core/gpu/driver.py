@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
-import torch
-
+from torchweft.core import private
 from torchweft.core.gpu import binaries as code_cache
 from torchweft.core.gpu import compiler
 from torchweft.core.gpu.binaries import Code
@@ -208,7 +207,7 @@ def _loaded(code: Code) -> int:
     Raises:
         OutOfResources: of Triton, where a program needs more than the device has.
     """
-    driver, device = _driver(), ctypes.c_int(torch._C._cuda_getDevice())
+    driver, device = _driver(), ctypes.c_int(private.get_device())
     context, module, function = (ctypes.c_void_p() for _ in range(3))
     _must(driver.cuCtxGetCurrent(ctypes.byref(context)), "enter", "a context")
     if not context.value:
@@ -238,7 +237,7 @@ PLAIN_SHARED = 48 * 1024
 def _enter_context() -> None:
     """Make the current device's context, torch's, that of this thread."""
     driver, context = _driver(), ctypes.c_void_p()
-    device = ctypes.c_int(torch._C._cuda_getDevice())
+    device = ctypes.c_int(private.get_device())
     _must(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "enter", "a context")
     _must(driver.cuCtxSetCurrent(context), "enter", "a context")
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core import private
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.gpu.binary_key import kinds
@@ -175,7 +176,7 @@ def _loaded(kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> R
     found = kinds(kernel, arguments)
     if found is None:
         return machine_code(kernel, arguments, options)
-    key = (id(kernel), found, *options.items(), torch._C._cuda_getDevice())
+    key = (id(kernel), found, *options.items(), private.get_device())
     if key not in _runs:
         _runs[key] = kernel, machine_code(kernel, arguments, options)
     return _runs[key][1]
@@ -324,10 +325,8 @@ def _compile_in_threads(calls: Sequence[Call]) -> None:
 
 
 def _have_triton_compile(calls: Sequence[Call], pool: Executor) -> None:
-    import triton
-
-    triton.runtime.driver.active.get_current_target()  # made once, not by each thread
-    device = torch._C._cuda_getDevice()
+    private.driver.active.get_current_target()  # made once, not by each thread
+    device = private.get_device()
 
     def compile_(call: Call) -> None:
         with torch.cuda.device(device):
@@ -338,7 +337,7 @@ def _have_triton_compile(calls: Sequence[Call], pool: Executor) -> None:
 
 def current_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Makes the tensor's device current, as launches need it."""
-    if not tensor.is_cuda or tensor.get_device() == torch._C._cuda_getDevice():
+    if not tensor.is_cuda or tensor.get_device() == private.get_device():
         return _NOTHING
     return torch.cuda.device(tensor.device)
 
@@ -361,5 +360,5 @@ def _alignment(pointers: Sequence[int | None]) -> tuple[int, ...]:
 
 def _current_stream() -> int:
     """The handle of the current stream of the current device."""
-    stream: int = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+    stream: int = private.raw_stream(private.get_device())
     return stream

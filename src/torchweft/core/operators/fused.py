@@ -12,9 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from torchweft.core.operators.operator import LIBRARY, compiling, recording, transformed, unwatched
+from torchweft.core.operators.operator import (
+    LIBRARY,
+    compiling,
+    forward_level,
+    recording,
+    transformed,
+    unwatched,
+)
 
 __all__ = ["FusedOperator", "Gradients"]
 
@@ -77,7 +83,7 @@ class FusedOperator:
         if compiling():
             result: Tensor = self._op(*args)[0]
             return result
-        if transformed() or forward_ad._current_level >= 0:
+        if transformed() or forward_level() >= 0:
             return self.composition(*args)
         if recording() and any(a is not None and a.requires_grad for a in args[: self.tensors]):
             return self._eager(args[self.tensors :], *args[: self.tensors])[0]

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from torchweft.core import private
 from torchweft.core.private import eval_frame
@@ -29,6 +28,7 @@ __all__ = [
     "Operator",
     "compiling",
     "constant_when_compiling",
+    "forward_level",
     "outside_graphs",
     "recording",
     "transformed",
@@ -52,6 +52,7 @@ watched = private.dispatch_modes
 compiling = torch.compiler.is_compiling
 recording = torch.is_grad_enabled
 transformed = private.transforms_active
+forward_level = private.forward_level
 
 
 def unwatched(tensor: Tensor) -> bool:
@@ -164,7 +165,7 @@ class Operator:
         """The operation, by the door that the call needs."""
         if compiling():
             return self.registered(*args)
-        if transformed() or forward_ad._current_level >= 0:
+        if transformed() or forward_level() >= 0:
             return self._transform(*args)
         if recording():
             for a in args[: self.linear]:

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import recording as explaining
 from torchweft.core.operators.operator import (
     LIBRARY,
     compiling,
+    forward_level,
     recording,
     transformed,
     unwatched,
@@ -149,7 +149,7 @@ class ListOperator:
         """The results."""
         if compiling():
             return self.registered(tensors, rest)
-        if transformed() or forward_ad._current_level >= 0:
+        if transformed() or forward_level() >= 0:
             return self.mapped(tensors, rest)
         if recording():
             count = rest.floats if type(rest) is CachedCall else _floats(tensors)

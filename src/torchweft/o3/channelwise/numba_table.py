@@ -17,12 +17,12 @@ import numba
 import numpy as np
 import torch
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from torch import Tensor
 
 from torchweft.core.explain import Launch, record, recording
+from torchweft.core.private import cgutils
 from torchweft.o3.channelwise.calls import ROLES, Call, Term
 from torchweft.o3.channelwise.structure import SLOTS, Path, Product, Structure
 from torchweft.o3.edges.graph import Tables, check_ranges

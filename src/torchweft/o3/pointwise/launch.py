@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torchweft.core import private
 from torchweft.core.backend import interpreted
 from torchweft.core.expressions.program import Program
 from torchweft.core.gpu.launcher import Kernel, Tile, current_device
@@ -38,7 +39,7 @@ def prepared(
         rows = first.shape[0]
         results = tuple([first.new_empty((rows, size)) for size in sizes])
         tensors = (*[given[n].contiguous() for n in taken], *results)
-        if index < 0 or index == torch._C._cuda_getDevice():
+        if index < 0 or index == private.get_device():
             run(programs(rows), tensors, (rows,))
         else:
             with current_device(first):

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from torchweft.core.explain import recording as explaining
 from torchweft.core.operators import call_cache
-from torchweft.core.operators.operator import recording, transformed
+from torchweft.core.operators.operator import forward_level, recording, transformed
 from torchweft.reductions.call.kernel_spec import Wanted
 from torchweft.reductions.engine import operator
 from torchweft.reductions.engine.reduction import CallCache, Result
@@ -40,7 +39,7 @@ def kinds(
 ) -> tuple[Any, ...] | None:
     """What a call is settled by, beside its reduction; None where it needs a door."""
     found = call_cache.signature(tensors)
-    if found is None or transformed() or forward_ad._current_level >= 0 or explaining():
+    if found is None or transformed() or forward_level() >= 0 or explaining():
         return None
     graded = recording() and not kind.startswith("Arg")
     for tensor in tensors:

@@ -30,13 +30,13 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from torchweft.core.operators.fused import FusedOperator, Gradients
 from torchweft.core.operators.operator import (
     Call,
     Operator,
     compiling,
+    forward_level,
     recording,
     transformed,
     unwatched,
@@ -227,7 +227,7 @@ def _compile_ahead(
 def _observed(*tensors: Tensor | None) -> bool:
     """Whether somebody records, transforms or watches a call: then its steps are torch's own."""
     given = [t for t in tensors if t is not None]
-    if compiling() or transformed() or forward_ad._current_level >= 0:
+    if compiling() or transformed() or forward_level() >= 0:
         return True
     recorded = recording() and any(t.requires_grad for t in given)
     return recorded or not all(unwatched(t) for t in given)

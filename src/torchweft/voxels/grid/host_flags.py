@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchweft.core import private
+
 __all__ = ["Flags"]
 
 
@@ -69,7 +71,7 @@ class _Place:
 
     def record(self) -> None:
         if self._event is not None:
-            handle = torch._C._cuda_getCurrentRawStream(self.device.index)
+            handle = private.raw_stream(self.device.index)
             self._event.record(_stream(self.device, handle))
         self.waited = False
 

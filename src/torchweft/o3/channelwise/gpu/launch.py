@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core import private
 from torchweft.core.backend import interpreted
 from torchweft.core.gpu import launcher
 from torchweft.core.gpu.launcher import Kernel, Launches, Step, Tile, current_device, processors
@@ -111,7 +112,7 @@ def prepared(
     def again(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = [t.contiguous() for t in given[:count]]
         lists = listed((*given[count:], None))
-        if device < 0 or device == torch._C._cuda_getDevice():
+        if device < 0 or device == private.get_device():
             return tuple(_execute(recipe, values, lists))
         with current_device(values[0]):
             return tuple(_execute(recipe, values, lists))
