@@ -4,120 +4,38 @@ See docs/families/voxels.md.
 """
 
 from torchweft.voxels.convolution.functions import sparse_conv, sparse_conv3d, sparse_inverse_conv
-from torchweft.voxels.grid.curves import hilbert_keys, hilbert_order, z_keys, z_order
-from torchweft.voxels.layers.checkpoints import from_minkowski, from_spconv, from_torchsparse
-from torchweft.voxels.layers.convolution import (
-    SparseConv1d,
-    SparseConv2d,
-    SparseConv3D,
-    SparseConv3d,
-    SparseConv4d,
-    SparseConvolution,
-    SparseConvTranspose1d,
-    SparseConvTranspose2d,
-    SparseConvTranspose3D,
-    SparseConvTranspose3d,
-    SparseConvTranspose4d,
-    SparseConvTransposed3D,
-    SparseInverseConv1d,
-    SparseInverseConv2d,
-    SparseInverseConv3D,
-    SparseInverseConv3d,
-    SparseInverseConv4d,
-    SparseInverseConvolution,
-    SubMConv1d,
-    SubMConv2d,
-    SubMConv3D,
-    SubMConv3d,
-    SubMConv4d,
-)
-from torchweft.voxels.layers.module import SparseModule, SparseSequential
-from torchweft.voxels.layers.norm import (
-    SparseBatchNorm,
-    SparseGroupNorm,
-    SparseInstanceNorm,
-    SparseLayerNorm,
-)
-from torchweft.voxels.layers.pooling import (
-    GlobalPool,
-    SparseAvgPool,
-    SparseMaxPool,
-    SparseUpsample,
-    global_pool,
-    sparse_avg_pool,
-    sparse_max_pool,
-    sparse_upsample,
-)
+from torchweft.voxels.grid import curves
+from torchweft.voxels.grid.curves import *  # noqa: F403
+from torchweft.voxels.layers import checkpoints, module, norm, pooling
+from torchweft.voxels.layers import convolution as convolution_layers  # a folder has the name
+from torchweft.voxels.layers.checkpoints import *  # noqa: F403
+from torchweft.voxels.layers.convolution import *  # noqa: F403
+from torchweft.voxels.layers.module import *  # noqa: F403
+from torchweft.voxels.layers.norm import *  # noqa: F403
+from torchweft.voxels.layers.pooling import *  # noqa: F403
 from torchweft.voxels.layers.voxelize import devoxelize, voxelize
+from torchweft.voxels.maps import minuet
 from torchweft.voxels.maps.kernel_map import KernelMap
-from torchweft.voxels.maps.minuet import (
-    GemmGroups,
-    Group,
-    KernelMapMasks,
-    build_masks,
-    greedy_group,
-)
+from torchweft.voxels.maps.minuet import *  # noqa: F403
 from torchweft.voxels.maps.tensor import SparseTensor, cat, kernel_map, sparse_collate, union
 
 __all__ = [
-    "GemmGroups",
-    "GlobalPool",
-    "Group",
     "KernelMap",
-    "KernelMapMasks",
-    "SparseAvgPool",
-    "SparseBatchNorm",
-    "SparseConv1d",
-    "SparseConv2d",
-    "SparseConv3D",
-    "SparseConv3d",
-    "SparseConv4d",
-    "SparseConvTranspose1d",
-    "SparseConvTranspose2d",
-    "SparseConvTranspose3D",
-    "SparseConvTranspose3d",
-    "SparseConvTranspose4d",
-    "SparseConvTransposed3D",
-    "SparseConvolution",
-    "SparseGroupNorm",
-    "SparseInstanceNorm",
-    "SparseInverseConv1d",
-    "SparseInverseConv2d",
-    "SparseInverseConv3D",
-    "SparseInverseConv3d",
-    "SparseInverseConv4d",
-    "SparseInverseConvolution",
-    "SparseLayerNorm",
-    "SparseMaxPool",
-    "SparseModule",
-    "SparseSequential",
     "SparseTensor",
-    "SparseUpsample",
-    "SubMConv1d",
-    "SubMConv2d",
-    "SubMConv3D",
-    "SubMConv3d",
-    "SubMConv4d",
-    "build_masks",
     "cat",
     "devoxelize",
-    "from_minkowski",
-    "from_spconv",
-    "from_torchsparse",
-    "global_pool",
-    "greedy_group",
-    "hilbert_keys",
-    "hilbert_order",
     "kernel_map",
-    "sparse_avg_pool",
     "sparse_collate",
     "sparse_conv",
     "sparse_conv3d",
     "sparse_inverse_conv",
-    "sparse_max_pool",
-    "sparse_upsample",
     "union",
     "voxelize",
-    "z_keys",
-    "z_order",
+    *checkpoints.__all__,
+    *convolution_layers.__all__,
+    *curves.__all__,
+    *minuet.__all__,
+    *module.__all__,
+    *norm.__all__,
+    *pooling.__all__,
 ]
