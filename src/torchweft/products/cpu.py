@@ -18,7 +18,7 @@ from torch import Tensor
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.tables.plan import Plan, Table
 from torchweft.products.blocked import product_torch
-from torchweft.products.forms import PRODUCTS, accumulator
+from torchweft.products.forms import PRODUCTS, accumulator, result_channels
 
 __all__ = ["product_numba"]
 
@@ -69,7 +69,7 @@ def product_numba(
     batch = _batch(first, dims[0])
     if second is not None and batch is None:
         batch = _batch(second, dims[1])
-    channels = _channels(op, first, second)
+    channels = result_channels(op, first, second)
     table = plan.table(roles)
     x = _rows(first, dims[0], wide)
     y = x[:1] if second is None else _rows(second, dims[1], wide)
@@ -115,17 +115,6 @@ def _is_gemm(op: str, first: Tensor, second: Tensor, accumulate: bool) -> bool:
 
 def _batch(operand: Tensor, dims: int) -> int | None:
     return operand.shape[0] if operand.dim() == dims + 2 else None
-
-
-def _channels(op: str, first: Tensor, second: Tensor | None) -> tuple[int, ...]:
-    """The dimensions of a result row."""
-    if op == "inner":
-        return ()
-    if op == "vecmat" and second is not None:
-        return (second.shape[-1],)
-    if op == "outer" and second is not None:
-        return (first.shape[-1], second.shape[-1])
-    return (first.shape[-1],)
 
 
 def _rows(operand: Tensor, dims: int, wide: torch.dtype) -> Array:

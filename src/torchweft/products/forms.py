@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-__all__ = ["CANONICAL", "PRODUCTS", "Product", "accumulator"]
+__all__ = ["CANONICAL", "PRODUCTS", "Product", "accumulator", "result_channels"]
 
 
 class Product(NamedTuple):
@@ -55,3 +56,14 @@ CANONICAL = {
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which products and sums of this dtype are formed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def result_channels(op: str, first: Tensor, second: Tensor | None) -> tuple[int, ...]:
+    """The dimensions of a row of the result."""
+    if op == "inner":
+        return ()
+    if op == "vecmat" and second is not None:
+        return (second.shape[-1],)
+    if op == "outer" and second is not None:
+        return (first.shape[-1], second.shape[-1])
+    return (first.shape[-1],)

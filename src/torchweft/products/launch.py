@@ -15,7 +15,7 @@ from torch import Tensor
 from torchweft.core.explain import recording
 from torchweft.core.gpu.launcher import current_device
 from torchweft.core.tables.plan import Plan
-from torchweft.products.forms import PRODUCTS
+from torchweft.products.forms import PRODUCTS, accumulator, result_channels
 from torchweft.products.recipe import Call, Operand, Step, recipe
 
 __all__ = ["product"]
@@ -58,7 +58,7 @@ def product(
 
 def _sum_over_n(operand: Tensor) -> Tensor:
     """Σ_n of (N, rows, *dims), in the dtype of sums; a transposed matrix is read as it lies."""
-    wide = torch.float64 if operand.dtype == torch.float64 else torch.float32
+    wide = accumulator(operand.dtype)
     if operand.dim() == 4:
         if operand.stride(2) == 1 != operand.stride(3):
             return _sum_over_n(operand.mT).mT
@@ -128,9 +128,7 @@ def _describe(
         y = Operand(1, second.shape, second.stride(), dims[1], second.dtype)
     batched = x if x.batched else y
     batch = batched.shape[0] if batched is not None and batched.batched else None
-    channels: tuple[int, ...] = () if op == "inner" else (first.shape[-1],)
-    if second is not None and op in ("vecmat", "outer"):
-        channels = (*channels[: dims[2] - 1], second.shape[-1])
+    channels = result_channels(op, first, second)
     return Call(op, x, y, scaled, batch, accumulate, channels, dtype, first.device, tf32)
 
 

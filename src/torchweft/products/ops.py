@@ -259,16 +259,20 @@ def _thin(op: str) -> tuple[Thin, Thin, Thin, Thin, Thin]:
     ) -> Tensor:
         return apply(op, input1, input2, None, Tables(seg=seg), backend=backend)
 
-    def indexed_segment(
-        input1: Tensor,
-        input2: Tensor,
-        index1: Tensor | None = None,
-        index2: Tensor | None = None,
-        seg: Tensor | None = None,
-        *,
-        backend: str | None = None,
-    ) -> Tensor:
-        return apply(op, input1, input2, None, Tables(index1, index2, seg), backend=backend)
+    def indexed_segment(accumulate: bool) -> Thin:
+        def function(
+            input1: Tensor,
+            input2: Tensor,
+            index1: Tensor | None = None,
+            index2: Tensor | None = None,
+            seg: Tensor | None = None,
+            *,
+            backend: str | None = None,
+        ) -> Tensor:
+            tables = Tables(index1, index2, seg)
+            return apply(op, input1, input2, None, tables, accumulate=accumulate, backend=backend)
+
+        return function
 
     def indexed_scale_segment(
         input1: Tensor,
@@ -282,24 +286,15 @@ def _thin(op: str) -> tuple[Thin, Thin, Thin, Thin, Thin]:
     ) -> Tensor:
         return apply(op, input1, input2, scale, Tables(index1, index2, seg), backend=backend)
 
-    def accumulated(
-        input1: Tensor,
-        input2: Tensor,
-        index1: Tensor | None = None,
-        index2: Tensor | None = None,
-        seg: Tensor | None = None,
-        *,
-        backend: str | None = None,
-    ) -> Tensor:
-        tables = Tables(index1, index2, seg)
-        return apply(op, input1, input2, None, tables, accumulate=True, backend=backend)
-
     forms = {
         f"indexed_{op}": (indexed, "indices alone"),
         f"{op}_segment": (segment, "segments alone"),
-        f"indexed_{op}_segment": (indexed_segment, "indices and segments"),
+        f"indexed_{op}_segment": (indexed_segment(False), "indices and segments"),
         f"indexed_{op}_scale_segment": (indexed_scale_segment, "scale, indices and segments"),
-        f"accumulated_indexed_{op}_segment": (accumulated, "indices and segments, summed over n"),
+        f"accumulated_indexed_{op}_segment": (
+            indexed_segment(True),
+            "indices and segments, summed over n",
+        ),
     }
     text = _THIN_DOC.replace("{formula}", _FORMULAS[op][0]).replace("{op}", op)
     return tuple(publish(f, name, text.format(what=what)) for name, (f, what) in forms.items())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operator import LIBRARY, Call, Operator
+from torchweft.core.operators.operator import Call, Operator
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid.geometry import Size
 from torchweft.voxels.layers.module import SparseModule
@@ -25,6 +25,7 @@ from torchweft.voxels.layers.segments import (
     first_largest,
     fold_channels,
     lengths,
+    register_selection,
     samples_of,
     together,
     unfold_channels,
@@ -261,21 +262,12 @@ def _refuse_vmap(*_: object) -> None:
     )
 
 
-def _register_choice() -> None:
-    LIBRARY.define(
-        "voxels_choice(Tensor x, Tensor sources) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-    )
-    for device in ("CPU", "CUDA"):
-        LIBRARY.impl("voxels_choice", _choice, device)
-    torch.library.register_fake(
-        "torchweft::voxels_choice",
-        lambda x, sources: x.new_empty(sources.shape[1], x.shape[1], dtype=_places(sources)),
-        lib=LIBRARY,
-    )
-    torch.library.register_vmap("torchweft::voxels_choice", _refuse_vmap, lib=LIBRARY)
-
-
-_register_choice()
+register_selection(
+    "voxels_choice(Tensor x, Tensor sources) -> Tensor",
+    _choice,
+    lambda x, sources: x.new_empty(sources.shape[1], x.shape[1], dtype=_places(sources)),
+    _refuse_vmap,
+)
 
 
 def _table_sum(

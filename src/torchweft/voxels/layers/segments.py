@@ -9,7 +9,7 @@ All sizes follow from the numbers of rows and segments, so nothing is read back 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ __all__ = [
     "first_largest",
     "fold_channels",
     "lengths",
+    "register_selection",
     "samples_of",
     "together",
     "unfold_channels",
@@ -171,6 +172,28 @@ _segment_op = Operator(
 )
 
 
+def register_selection(
+    schema: str,
+    body: Callable[..., Tensor],
+    fake: Callable[..., Tensor],
+    batch: Callable[..., Any],
+) -> None:
+    """Register an operation that says which entries are taken: it has no gradient.
+
+    Args:
+        schema: in torch's notation, with the operation's name.
+        body: computes it on every device.
+        fake: an empty result.
+        batch: torch's rule of vmap.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):
+        LIBRARY.impl(name, body, device)
+    torch.library.register_fake(f"torchweft::{name}", fake, lib=LIBRARY)
+    torch.library.register_vmap(f"torchweft::{name}", batch, lib=LIBRARY)
+
+
 def _first_largest(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -> Tensor:
     rows, bounds = _sort(x, owner, order, count)
     segment = owner if order is None else owner.index_select(0, order)
@@ -189,21 +212,9 @@ def _first_largest_batch(
     return unfold_channels(folded, info.batch_size), 0
 
 
-def _register_first_largest() -> None:
-    LIBRARY.define(
-        "voxels_first_largest(Tensor x, Tensor owner, Tensor? order, SymInt count) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
-    for device in ("CPU", "CUDA"):
-        LIBRARY.impl("voxels_first_largest", _first_largest, device)
-    torch.library.register_fake(
-        "torchweft::voxels_first_largest",
-        lambda x, owner, order, count: torch.empty_like(x, dtype=torch.bool),
-        lib=LIBRARY,
-    )
-    torch.library.register_vmap(
-        "torchweft::voxels_first_largest", _first_largest_batch, lib=LIBRARY
-    )
-
-
-_register_first_largest()
+register_selection(
+    "voxels_first_largest(Tensor x, Tensor owner, Tensor? order, SymInt count) -> Tensor",
+    _first_largest,
+    lambda x, owner, order, count: torch.empty_like(x, dtype=torch.bool),
+    _first_largest_batch,
+)
