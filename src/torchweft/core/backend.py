@@ -8,7 +8,7 @@ import os
 
 from torchweft.errors import BackendError
 
-__all__ = ["BACKENDS", "choose", "interpreted"]
+__all__ = ["BACKENDS", "check_torch_only", "choose", "interpreted"]
 
 BACKENDS = ("triton", "numba", "torch")
 """In the order in which None tries them; `torch` serves every call."""
@@ -62,3 +62,20 @@ def choose(backend: str | None, device: str) -> str:
             f"Or pass one of {able}, or backend=None to let torchweft choose."
         )
     return backend
+
+
+def check_torch_only(module: object, backend: str | None) -> None:
+    """Raise BackendError where another backend than torch is requested for a layer of torch's own.
+
+    Args:
+        module: the layer, or its name.
+        backend: what was requested.
+    """
+    if backend in (None, "torch"):
+        return
+    name = module if isinstance(module, str) else type(module).__name__
+    known = "has no kernels" if backend in BACKENDS else f"is none of {', '.join(BACKENDS)}"
+    raise BackendError(
+        f"backend={backend!r} was asked for {name}, for which it {known}: torch's own operations "
+        "compute it on every device. Leave backend out, or pass 'torch'."
+    )

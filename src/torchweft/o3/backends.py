@@ -9,11 +9,11 @@ import functools
 import importlib
 from typing import Any, NoReturn
 
-from torchweft.core.backend import BACKENDS, choose
+from torchweft.core.backend import choose
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import BackendError
 
-__all__ = ["EXECUTORS", "check_torch_only", "chosen_backend", "executor", "refuse_backend"]
+__all__ = ["EXECUTORS", "chosen_backend", "executor", "refuse_backend"]
 
 EXECUTORS = {
     "channelwise": {
@@ -48,21 +48,4 @@ def refuse_backend(backend: str, device: str, what: str) -> NoReturn:
     raise BackendError(
         f"backend={backend!r} was asked for {what}, which its kernels do not hold. "
         "Build the module with backend=None or 'torch'."
-    )
-
-
-def check_torch_only(module: object, backend: str | None) -> None:
-    """Raise BackendError where another backend than torch is requested for a layer of torch's own.
-
-    Args:
-        module: the layer, or its name.
-        backend: what was requested.
-    """
-    if backend in (None, "torch"):
-        return
-    name = module if isinstance(module, str) else type(module).__name__
-    known = "has no kernels" if backend in BACKENDS else f"is none of {', '.join(BACKENDS)}"
-    raise BackendError(
-        f"backend={backend!r} was asked for {name}, for which it {known}: torch's own operations "
-        "compute it on every device. Leave backend out, or pass 'torch'."
     )

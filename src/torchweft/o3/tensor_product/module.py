@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.tensor_list import CachedCall
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.backends import check_torch_only
 from torchweft.o3.channelwise.operator import contraction, kept
 from torchweft.o3.channelwise.product import FORWARD
 from torchweft.o3.channelwise.structure import Structure

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from torchweft.core.backend import BACKENDS
-from torchweft.errors import BackendError, DTypeError, ShapeError
+from torchweft.core.backend import check_torch_only
+from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.maps.tensor import SparseTensor
 
 __all__ = ["SparseModule", "SparseSequential"]
@@ -42,13 +42,7 @@ class SparseModule(nn.Module):
         Raises:
             BackendError: another than "torch" is requested.
         """
-        if backend not in (None, "torch"):
-            known = "has no kernels" if backend in BACKENDS else f"is none of {', '.join(BACKENDS)}"
-            raise BackendError(
-                f"backend={backend!r} was asked for {type(self).__name__}, for which it {known}: "
-                "torch's own operations compute it on every device. Leave backend out, or pass "
-                "'torch'."
-            )
+        check_torch_only(self, backend)
         self.backend = backend
 
 
