@@ -1,6 +1,6 @@
 """One row of the table of primitives makes an operation that every part of the package knows.
 
-Seen red with: names of formula strings copied from the table once, when `parse` is imported.
+Seen red with: names copied from the table once, when `parse` or `traced` is imported.
 """
 
 import pytest
