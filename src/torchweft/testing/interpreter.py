@@ -57,6 +57,7 @@ def install() -> None:
     _patch_language_once()
     _skip_overflow_check()
     _remember_numpy_dtypes()
+    _remember_types_of_shapes()
     if not torch.cuda.is_available():
         _pass_tensors_as_they_are()
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7):
@@ -256,3 +257,20 @@ def _pass_tensors_as_they_are() -> None:
     executor: Any = interpreter.GridExecutor
     executor._init_args_hst = lambda self, args, kwargs: (list(args), kwargs)
     executor._restore_args_dev = lambda self, *arguments: None
+
+
+def _remember_types_of_shapes() -> None:
+    """A tensor's shape is a Triton tuple, whose type is made anew for each tensor."""
+    core: Any = tl.core
+    plain = core._type_for_tuple_values
+    known: dict[tuple[int, ...], Any] = {}
+
+    def type_of(values: list[Any], fields: Any = None) -> Any:
+        sizes = tuple(v.value if type(v) is core.constexpr else v for v in values)
+        if fields or any(type(size) is not int for size in sizes):
+            return plain(values, fields)
+        if sizes not in known:
+            known[sizes] = plain(values)
+        return known[sizes]
+
+    core._type_for_tuple_values = type_of

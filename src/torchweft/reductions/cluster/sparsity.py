@@ -197,7 +197,7 @@ class BlockSparsity:
 def blocks_of(ranges: Ranges | BlockSparsity, axis: int) -> Blocks:
     """The half of a mask that a reduction over `axis` needs, rows being those of its result.
 
-    CachedCall as long as the ranges live unchanged.
+    Cached as long as the ranges live unchanged.
 
     Args:
         ranges: a 6-tuple of integers of any dtype, or a `BlockSparsity`.
