@@ -151,10 +151,10 @@ def _product(
 STRUCTURES: dict[str, Structure] = {
     "uvu": make_structure([(5, 0), (5, 1)], [(1, 0), (1, 1)]),
     "uvu ir_mul": make_structure([(8, 0), (8, 1)], [(1, 0), (1, 1), (1, 2)], layout="ir_mul"),
-    "uvu ragged": make_structure([(3, 0), (1, 1), (4, 2)], [(1, 1), (2, 1)], joined=True),
+    "uvu ragged": make_structure([(3, 0), (1, 1)], [(1, 0), (2, 1)], lmax=1, joined=True),
     "uvv": make_structure([(2, 1), (1, 0)], [(4, 1)], "uvv"),
     "uuu": make_structure([(6, 1), (6, 0)], [(6, 1)], "uuu", "ir_mul"),
-    "uvuv": make_structure([(3, 1)], [(2, 1), (1, 2)], "uvuv", lmax=3),
+    "uvuv": make_structure([(3, 1)], [(2, 1)], "uvuv", lmax=1),
     "11w": make_structure([(1, 1)], [(1, 1), (1, 0)], "11w", "ir_mul"),
     "unweighted": make_structure([(4, 1), (2, 0)], [(1, 1)], weighted=False, joined=True),
     "scalars": make_structure([(1, 0)], [(1, 0)], lmax=0),
@@ -327,8 +327,7 @@ def suite() -> Suite:
     cases = [make_case(name, structure, small) for name, structure in STRUCTURES.items()]
     uvu = STRUCTURES["uvu"]
     cases += [make_case(f"uvu, {name}", uvu, edges) for name, edges in GRAPHS.items()]
-    # orders of edges need no large program: those are compiled for "uvu ragged" of one graph
-    ragged = make_structure([(3, 0), (1, 1)], [(1, 1), (2, 1)], lmax=1, joined=True)
+    ragged = STRUCTURES["uvu ragged"]
     for name in ("rows", "sorted", "two sets", "no edges"):
         cases.append(make_case(f"ragged, {name}, shared", ragged, GRAPHS[name], shared=True))
     full = [

@@ -79,6 +79,7 @@ def random_edges(rows, edges, seed=0):
 
 
 @pytest.mark.parametrize(("case", "setting"), SETTINGS)
+@pytest.mark.singly  # each item compiles for seconds
 def test_values_and_derivatives(case, setting):
     check_values(case, setting)
 

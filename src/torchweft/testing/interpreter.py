@@ -4,10 +4,11 @@ With TRITON_INTERPRET=1 in the environment before the first import of triton (by
 kernels run on the CPU.  Without the repairs below, Triton 3.6 to 3.9 keeps bf16 as uint16 and
 *adds the bit patterns as integers*, truncates fp32 → bf16 instead of rounding, sums bf16 tiles as
 integers, refuses bf16 atomics, needs a GPU driver for an autotuned kernel, and (3.6 with numpy
-2.4) refuses loop bounds that were loaded.  Three changes make it twice as fast: it patches
+2.4) refuses loop bounds that were loaded.  Four changes make it three times as fast: it patches
 triton.language once a process and not at every call of a function, leaves out a check for integer
-overflow whose result it does not use, and remembers which numpy dtype a Triton dtype is.  Without
-a GPU it passes tensors on as they are: its copies live until garbage is collected.
+overflow whose result it does not use, remembers which numpy dtype a Triton dtype is, and makes the
+shape of a tensor once for all tensors of that shape.  Without a GPU it passes tensors on as they
+are: its copies live until garbage is collected.
 
 Not repaired, so kernels must not use them: libdevice and inline assembly.  Not modelled: the
 least sizes of dots, shared memory, registers (`torchweft.testing.compiler` checks these), TF32.
@@ -57,7 +58,7 @@ def install() -> None:
     _patch_language_once()
     _skip_overflow_check()
     _remember_numpy_dtypes()
-    _remember_types_of_shapes()
+    _share_shapes()
     if not torch.cuda.is_available():
         _pass_tensors_as_they_are()
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7):
@@ -259,18 +260,46 @@ def _pass_tensors_as_they_are() -> None:
     executor._restore_args_dev = lambda self, *arguments: None
 
 
-def _remember_types_of_shapes() -> None:
-    """A tensor's shape is a Triton tuple, whose type is made anew for each tensor."""
+def _share_shapes() -> None:
+    """Tensors and types of one shape share what follows from it; numpy's rules broadcast."""
     core: Any = tl.core
-    plain = core._type_for_tuple_values
-    known: dict[tuple[int, ...], Any] = {}
+    semantic: Any = interpreter.TritonSemantic
+    plain_block, plain_tensor = core.block_type.__init__, core.tensor.__init__
+    of_blocks: dict[tuple[Any, ...], tuple[Any, int]] = {}
+    of_tensors: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
-    def type_of(values: list[Any], fields: Any = None) -> Any:
-        sizes = tuple(v.value if type(v) is core.constexpr else v for v in values)
-        if fields or any(type(size) is not int for size in sizes):
-            return plain(values, fields)
-        if sizes not in known:
-            known[sizes] = plain(values)
-        return known[sizes]
+    def sizes_of(type_: Any) -> tuple[int, ...]:
+        return tuple(type_.shape.values) if type_.is_block() else ()
 
-    core._type_for_tuple_values = type_of
+    def make_block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(shape)
+        if sizes not in of_blocks:
+            plain_block(self, element_ty, list(shape))
+            of_blocks[sizes] = self.shape, self.numel
+        self.element_ty = element_ty
+        self.shape, self.numel = of_blocks[sizes]
+        self.name = f"<{sizes}, {element_ty}>"
+
+    def make_tensor(self: Any, handle: Any, type_: Any) -> None:
+        sizes = sizes_of(type_)
+        if sizes not in of_tensors:
+            plain_tensor(self, handle, type_)
+            of_tensors[sizes] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type_, type_.scalar
+        self.shape, self.numel = of_tensors[sizes]
+
+    def broadcast(self: Any, *tensors: Any) -> Any:
+        left, right = tensors
+        if left.shape is right.shape:
+            return tensors
+        shape = np.broadcast_shapes(sizes_of(left.type), sizes_of(right.type))
+        return tuple([fitted(self, t, shape) for t in tensors])
+
+    def fitted(self: Any, tensor: Any, shape: tuple[int, ...]) -> Any:
+        if sizes_of(tensor.type) == shape:
+            return tensor
+        data = np.broadcast_to(tensor.handle.data, shape)
+        return self.tensor(Handle(data, tensor.dtype), core.block_type(tensor.dtype, shape))
+
+    core.block_type.__init__, core.tensor.__init__ = make_block, make_tensor
+    semantic.broadcast_impl_value = broadcast
