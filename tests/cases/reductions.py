@@ -74,6 +74,15 @@ FORMULAS: dict[str, Formula] = {
 WEIGHT = Formula(lambda x, y, b, p: _of("pow", b, data=2) + 1, lambda x, y, b, p: b.square() + 1)
 """Positive: the logarithm of a sum with signs has no bound."""
 
+REDUCTIONS = (
+    ("Sum", "gaussian"),
+    ("LogSumExp", "distances"),
+    ("SumSoftMaxWeight", "distances"),
+    ("Min", "distances"),
+    ("Max", "distances"),
+    ("KMin", "distances"),
+)
+
 RANGES = {
     "whole": ([[0, 3], [3, 9], [9, 13]], [[0, 6], [6, 11]], [[1, 0], [1, 1], [0, 1]]),
     "holes": ([[2, 5], [7, 12]], [[1, 4], [5, 9]], [[1, 1], [0, 1]]),
@@ -220,11 +229,8 @@ def make_case(
 
 def reduction_cases() -> list[Case]:
     """Every reduction over each axis, whole and block-sparse."""
-    scores = [
-        (kind, "distances") for kind in ("LogSumExp", "SumSoftMaxWeight", "Min", "Max", "KMin")
-    ]
     cases = []
-    for kind, formula in (("Sum", "gaussian"), *scores):
+    for kind, formula in REDUCTIONS:
         for axis in (0, 1):
             cases += [make_case(kind, formula, axis=axis)]
         # without a pair, a minimum is infinite: no derivative to hold it against
@@ -261,13 +267,19 @@ def size_cases() -> list[Case]:
 
 
 def looped_cases() -> list[Case]:
-    """Those that loops of the CPU are compiled for in its own tests: a second or two a case."""
-    chosen = [case for case in reduction_cases() if "over i" in case.name or "ranges" in case.name]
+    """Those that loops of the CPU are compiled for: of few components, since each takes seconds."""
+    small = functools.partial(make_case, dims=(2, 1))
     return [
-        *chosen,
-        *size_cases()[2:7],
-        make_case("Sum", "laplacian"),
-        make_case("Max", "products"),
+        *(small(kind, formula, axis=0) for kind, formula in REDUCTIONS),
+        *(small(kind, formula, axis=0, ranges="whole") for kind, formula in REDUCTIONS),
+        *(small(*REDUCTIONS[n], axis=0, ranges=m) for n in (0, 2) for m in ("holes", "nothing")),
+        small("Sum", axis=0, sizes=(200, 70)),
+        small("LogSumExp", "distances", sizes=(40, 300)),
+        small("KMin", "distances", axis=0, sizes=(70, 200)),
+        small("Sum", axis=0, batch=((2,), (2,), (2,), (2,))),
+        small("Sum", axis=0, batch=((3, 1), (2,), (), (3, 1))),
+        small("Sum", "laplacian"),
+        small("Max", "products"),
     ]
 
 
@@ -304,8 +316,9 @@ def check_far_clouds(device: str) -> None:
 def suite() -> Suite:
     """The reductions' part of `make check`."""
     cases = reduction_cases() + formula_cases() + size_cases()
-    full = [make_case("Sum"), make_case("LogSumExp", "distances"), make_case("KMin", "distances")]
-    full.append(make_case("Sum", ranges="holes"))
+    small = functools.partial(make_case, dims=(2, 1))
+    full = [small("Sum"), small("LogSumExp", "distances"), small("KMin", "distances")]
+    full.append(small("Sum", ranges="holes"))
     large = (check_far_clouds,)
     return Suite(
         cases, full, door_cases(), door_cases(), large, backends=("torch",), autocast=False

@@ -122,5 +122,5 @@ def suite() -> Suite:
     single = [make_case("mace", "0e+1o+2e+3o", "0e+1o", 3, 3, 150, "ir_mul")]
     full = [make_case("full", "0e+1o", "0e", 3, 3, 21, "mul_ir")]
     small = [make_case("small", "0e+1o", "0e+1o", 2, 2, 4, "ir_mul")]
-    doors = [make_case("door", "0e+1o", "0e+1o", 3, 2, 5, "ir_mul")]
+    doors = [make_case("door", "0e+1o", "0e", 3, 2, 5, "ir_mul")]
     return Suite(cases, full, small, doors, (), single)

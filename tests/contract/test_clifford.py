@@ -65,6 +65,7 @@ def test_values_and_derivatives(case):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES[::3], ids=named)
+@pytest.mark.singly  # each item compiles for seconds
 def test_other_dtypes(case, dtype):
     check_values(case, Setting(dtype=dtype, backend=BACKEND, order=1))
 

@@ -29,6 +29,7 @@ def named(case):
 @pytest.mark.parametrize(
     ("check", "case"), DOORS, ids=[f"{check.__name__}-{case.name}" for check, case in DOORS]
 )
+@pytest.mark.singly  # cases share their operator
 def test_door(check, case):
     check(case)
 

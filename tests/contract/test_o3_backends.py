@@ -91,6 +91,7 @@ def served(make, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CHANNELWISE)
+@pytest.mark.singly  # each item compiles for seconds
 def test_channelwise(name, backend):
     assert served(CHANNELWISE[name], backend) == {backend}
 

@@ -16,6 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import torchweft
 from tests.cases.channelwise import GRAPHS, STRUCTURES, make_case, make_structure, suite
 from tests.conftest import BACKENDS, INTERPRETED
+from tests.covering import FULL
 from torchweft.errors import BackendError, DeviceError, DTypeError, ShapeError
 from torchweft.o3 import reference
 from torchweft.o3.channelwise import operator
@@ -41,7 +42,19 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 UVU = STRUCTURES["uvu"]
 native = pytest.mark.skipif(INTERPRETED, reason="the doors are checked without TRITON_INTERPRET")
 
-# an interpreted program takes a millisecond: each case meets one of the dtypes
+
+def dtypes(place, case):
+    """A program compiles for seconds in each dtype: in the short suite a case has one."""
+    name = case.name.partition(": ")[2]
+    if INTERPRETED:  # a program takes a millisecond
+        return [] if "hub" in name else [DTYPES[place % len(DTYPES)]]
+    if FULL:
+        return DTYPES
+    if name.startswith("uvu, "):  # those of one program
+        return [torch.float32]
+    return [torch.float64] if name.startswith("ragged, ") else [DTYPES[place % len(DTYPES)]]
+
+
 SETTINGS = [
     pytest.param(
         case,
@@ -50,8 +63,7 @@ SETTINGS = [
     )
     for backend in BACKENDS
     for i, case in enumerate(SUITE.cases)
-    for j, dtype in enumerate(DTYPES)
-    if not INTERPRETED or (i % len(DTYPES) == j and "hub" not in case.name)
+    for dtype in (DTYPES if backend == "torch" else dtypes(i, case))
     for order in [2 if dtype == torch.float32 or backend == "torch" else 1]
 ]
 PROMISES = [
@@ -79,7 +91,6 @@ def random_edges(rows, edges, seed=0):
 
 
 @pytest.mark.parametrize(("case", "setting"), SETTINGS)
-@pytest.mark.singly  # each item compiles for seconds
 def test_values_and_derivatives(case, setting):
     check_values(case, setting)
 
@@ -92,6 +103,7 @@ def test_promises(check, case, backend):
 @native
 @pytest.mark.parametrize("case", SUITE.doors, ids=named)
 @pytest.mark.parametrize("check", DOOR_CHECKS)
+@pytest.mark.singly  # cases share their operator
 def test_doors(check, case):
     check(case)
 

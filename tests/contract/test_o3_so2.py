@@ -64,10 +64,10 @@ def call(x, edge, weight, module, backend=None):
     return module(x, edge, weight)
 
 
-def case(mmax=None, shared=True, layout="mul_ir", parity="1o", rows=5):
+def case(mmax=None, shared=True, layout="mul_ir", parity="1o", irreps=(IRREPS_IN, IRREPS_OUT)):
+    rows = 5
     module = o3.SO2Linear(
-        IRREPS_IN,
-        IRREPS_OUT,
+        *irreps,
         mmax,
         irreps_edge=parity,
         shared_weights=shared,
@@ -112,7 +112,7 @@ def test_promises(chosen, check):
 
 @pytest.mark.parametrize("check", [c for c in DOOR_CHECKS if c is not check_opcheck])
 def test_doors(check):
-    check(case(rows=2))
+    check(case(irreps=("1x0e+2x1o", "2x0e+1x1o")))
 
 
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])

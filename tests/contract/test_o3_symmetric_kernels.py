@@ -177,6 +177,7 @@ def results(name, layout, tensors, element, order):
 @pytest.mark.usefixtures("by_torch")
 @pytest.mark.parametrize("case", SUITE.doors, ids=lambda case: case.name)
 @pytest.mark.parametrize("check", DOOR_CHECKS)
+@pytest.mark.singly  # cases share their operator
 def test_doors(check, case):
     check(case)
 

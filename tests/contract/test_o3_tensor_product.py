@@ -44,6 +44,7 @@ def operators(monkeypatch):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", SUITE.cases, ids=named)
+@pytest.mark.singly  # each item compiles for seconds
 def test_values_by_operators(case, dtype, operators):
     test_values(case, dtype)
 
@@ -62,6 +63,7 @@ def test_promises(case, check):
 
 @pytest.mark.parametrize("check", DOOR_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("case", SUITE.doors, ids=named)
+@pytest.mark.singly  # cases share their operator
 def test_doors(case, check):
     check(case)
 

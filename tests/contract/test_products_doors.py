@@ -20,6 +20,7 @@ if INTERPRETED:
 
 @pytest.mark.parametrize("case", products.door_cases(), ids=lambda case: case.name)
 @pytest.mark.parametrize("check", DOOR_CHECKS)
+@pytest.mark.singly  # cases share their operator
 def test_door(check, case):
     check(case)
 

@@ -29,6 +29,7 @@ def named(case):
 
 @pytest.mark.parametrize("case", SUITE.doors, ids=named)
 @pytest.mark.parametrize("check", DOOR_CHECKS)
+@pytest.mark.singly  # cases share their operator
 def test_door(check, case):
     check(case)
 
