@@ -20,17 +20,16 @@ from torchweft.core.printing.modules import printed
 from torchweft.reductions.engine import nearest as knn
 from torchweft.reductions.formula.derivatives import gradient
 from torchweft.reductions.formula.node import Node, const, node, swap, var
+from torchweft.reductions.gpu import gaussian_moments as moments
+from torchweft.reductions.gpu import gaussian_moments_kernels as moments_kernels
+from torchweft.reductions.gpu import gaussian_products as tensor_cores
 from torchweft.reductions.gpu import (
-    bound_kernels,
     gaussians,
     kernels,
     launch,
     neighbours,
     neighbours_kernels,
 )
-from torchweft.reductions.gpu import gaussian_moments as moments
-from torchweft.reductions.gpu import gaussian_moments_kernels as moments_kernels
-from torchweft.reductions.gpu import gaussian_products as tensor_cores
 from torchweft.reductions.gpu import source as generator
 from torchweft.reductions.scalars import exponents
 from torchweft.reductions.scalars.inner_sums import BLOCK, looped
@@ -162,7 +161,7 @@ def test_merges(kind: str, check: Check) -> None:
 
 
 def test_the_bound_of_products(check: Check) -> None:
-    found = made(bound_kernels.within_kernel, "fp64", Tile((1024,), 4, 1), {"MOST": 8.0})
+    found = made(kernels.within_kernel, "fp64", Tile((1024,), 4, 1), {"MOST": 8.0})
     check(found, "bound of products", "sm_90")
 
 

@@ -14,7 +14,7 @@ from tests.contract.some_kernel import a_process
 from torchweft.core.gpu import binary_key as fingerprint
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.maps_gpu import launch as map_launch
-from torchweft.voxels.maps_gpu import tiles as preparation
+from torchweft.voxels.maps_gpu import sorted_tiles as preparation
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)

@@ -23,7 +23,7 @@ from torchweft.voxels.grid.geometry import geometry
 from torchweft.voxels.grid.host_flags import Flags
 from torchweft.voxels.maps import coordinates
 from torchweft.voxels.maps_gpu import launch as map_launch
-from torchweft.voxels.maps_gpu import tiles as preparation
+from torchweft.voxels.maps_gpu import sorted_tiles as preparation
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)

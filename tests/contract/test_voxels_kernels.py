@@ -13,7 +13,7 @@ if not interpreted() and not torch.cuda.is_available():
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
-from torchweft.voxels.maps_gpu import tiles as preparation
+from torchweft.voxels.maps_gpu import sorted_tiles as preparation
 
 DEVICE = "cpu" if interpreted() else "cuda"
 DTYPES = {

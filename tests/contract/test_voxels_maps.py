@@ -450,7 +450,7 @@ def test_columns_of_a_table_ascend_whatever_the_rows_do(layer):
 @pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
 @pytest.mark.parametrize("kernel", [3, 2, (1, 5, 5), (3, 1, 1), 1])
 def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by, monkeypatch):
-    from torchweft.voxels.maps_gpu import tiles as preparation
+    from torchweft.voxels.maps_gpu import sorted_tiles as preparation
 
     left = []
     thought(False)
@@ -477,7 +477,7 @@ def test_what_is_prepared_names_every_pair_once(kernel, shuffled, mirrored, few,
 
     Of a mirrored table half of the pairs are listed; of many rows, with no room for more.
     """
-    from torchweft.voxels.maps_gpu import tiles as preparation
+    from torchweft.voxels.maps_gpu import sorted_tiles as preparation
 
     monkeypatch.setattr(preparation, "FEW", few)
     device = "cpu" if KERNELS else "cuda"

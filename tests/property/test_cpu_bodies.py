@@ -12,7 +12,7 @@ import torchweft
 from tests.cases.products import MODES, OPS, make_case, skewed_case
 from tests.conftest import INTERPRETED
 from torchweft import products
-from torchweft.products.cpu import GEMM, SERIAL
+from torchweft.products.numba_path import GEMM, SERIAL
 from torchweft.testing.contract import Setting, assert_same_bits, check_values
 
 if INTERPRETED:
@@ -71,7 +71,7 @@ def test_matrices_shared_over_n(op, dtype, backend):
 
 
 def test_loops_are_told_apart_on_disk():
-    from torchweft.products.loops import _ADD, loop
+    from torchweft.products.numba_loops import _ADD, loop
 
     names = {loop(op, parallel).py_func.__qualname__ for op in _ADD for parallel in (False, True)}
     assert len(names) == 2 * len(_ADD)

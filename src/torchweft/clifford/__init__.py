@@ -8,9 +8,10 @@ of the field (`GATr`, `LGATr`, `EGCL`, `CliffordConv2d` …) and the converters 
 """
 
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
-from torchweft.clifford.functions import involutions, versors
+from torchweft.clifford.functions import involutions, norms, versors
 from torchweft.clifford.functions import products as ops
 from torchweft.clifford.functions.involutions import *  # noqa: F403
+from torchweft.clifford.functions.norms import *  # noqa: F403
 from torchweft.clifford.functions.products import *  # noqa: F403
 from torchweft.clifford.functions.versors import *  # noqa: F403
 from torchweft.clifford.layers import (
@@ -41,6 +42,7 @@ __all__ = [
     *equilinear.__all__,
     *involutions.__all__,
     *nn.__all__,
+    *norms.__all__,
     *ops.__all__,
     *transformers.__all__,
     *versors.__all__,

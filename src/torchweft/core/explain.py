@@ -1,4 +1,4 @@
-"""What a call launches: kernels, tiles, and the bytes and operations it cannot avoid."""
+"""Collects and prints what operators report of a call: kernels, tiles, bytes, operations."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torchweft.core.explain import explain
 from torchweft.core.operators import autocast
 from torchweft.errors import ShapeError
-from torchweft.products.autograd import product
 from torchweft.products.checks import LAYOUTS, admit, check_out, metas, sizes
 from torchweft.products.forms import CANONICAL
+from torchweft.products.operator import product
 from torchweft.products.plan import Tables, largest
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""Public functions on multivectors: products, involutions, versors, and their checks."""
+"""Public functions on multivectors: products, norms, involutions, versors, and their checks."""

@@ -18,9 +18,9 @@ __all__ = [
     "blades_first",
     "blades_last",
     "check_bias",
-    "check_norm",
     "check_weight",
     "flat",
+    "norm_words",
     "together",
 ]
 
@@ -99,7 +99,7 @@ def check_bias(biases: Sequence[Tensor], length: int) -> None:
             )
 
 
-def check_norm(norm: str) -> str:
+def _check_norm(norm: str) -> str:
     """The name of a norm."""
     if norm not in NORMS:
         raise ShapeError(
@@ -107,6 +107,11 @@ def check_norm(norm: str) -> str:
             "definite, to be invariant under its boosts and translations."
         )
     return norm
+
+
+def norm_words(normalize: bool, norm: str, eps: float) -> tuple[str, ...]:
+    """The words of the norm that ends a chain."""
+    return (_check_norm(norm), float(eps).hex()) if normalize else ()
 
 
 def backend_for(backend: str | None, algebra: Algebra, tensors: Sequence[Tensor]) -> str:

@@ -1,8 +1,8 @@
-"""Maps of one multivector that move or flip its blades, and its norm.
+"""Maps of one multivector that move or flip its blades.
 
     z_j = sign_j · x_(place of j)
 
-All keep the shape but `norm`, and take (B, batch…, F), or (batch…, F, B) with `blade_dim=-1`.
+All keep the shape, and take (B, batch…, F), or (batch…, F, B) with `blade_dim=-1`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchweft.clifford.programs.programs import key
 from torchweft.core.operators.operands import same_kind
 from torchweft.errors import DTypeError, ShapeError
 
-__all__ = ["conjugate", "dual", "grade_involution", "grade_project", "norm", "reverse"]
+__all__ = ["conjugate", "dual", "grade_involution", "grade_project", "reverse"]
 
 
 def reverse(
@@ -73,14 +73,6 @@ def dual(x: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None
     return _turned(x, algebra, [back[j] for j in range(algebra.num_blades)], blade_dim, backend)
 
 
-def norm(x: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None) -> Tensor:
-    """√|⟨x̃ x⟩₀| = √|Σ_j q_j x_j²|, q_j the product of the blade's metric entries.
-
-    Shape (1, batch…, F), or (batch…, F, 1); its gradient at 0 is 0.
-    """
-    return _program(key("magnitude", algebra), x, algebra, blade_dim, backend)
-
-
 def _flipped(
     x: Tensor, algebra: Algebra, signs: list[int], blade_dim: int, backend: str | None
 ) -> Tensor:
@@ -95,10 +87,8 @@ def _turned(
     backend: str | None,
 ) -> Tensor:
     words = [f"{place}:{sign}" for place, sign in read]
-    return _program(key("turned", algebra, *words), x, algebra, blade_dim, backend)
+    name = key("turned", algebra, *words)
 
-
-def _program(name: str, x: Tensor, algebra: Algebra, blade_dim: int, backend: str | None) -> Tensor:
     def validate() -> Validated:
         (a,) = blades_first(algebra, blade_dim, x=same_kind(x=x)[0])
         return Validated(name, backend_for(backend, algebra, [a]), (a,))

@@ -18,9 +18,9 @@ from torchweft.clifford.functions.checks import (
     blades_first,
     blades_last,
     check_bias,
-    check_norm,
     check_weight,
     flat,
+    norm_words,
     together,
 )
 from torchweft.clifford.functions.rows import Validated, run_rows
@@ -35,7 +35,6 @@ __all__ = [
     "fused_gelu_fcgp_norm_3d",
     "fused_gelu_sgp_norm_2d",
     "fused_gelu_sgp_norm_3d",
-    "gelu",
     "gelu_geometric_product_norm",
     "geometric_product",
     "grade_linear",
@@ -43,8 +42,6 @@ __all__ = [
     "left_contraction",
     "regressive",
     "right_contraction",
-    "rms_norm",
-    "silu",
     "wedge",
 ]
 
@@ -175,85 +172,6 @@ def _fully_connected(
     return z.reshape(*x.shape[:-1], weight.shape[-1])
 
 
-def gelu(x: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None) -> Tensor:
-    """x · Φ(x₀), Φ(t) = ½ (1 + erf(t/√2)): each multivector gated by its own scalar.
-
-    Args:
-        x: multivectors, (B, batch…, F).
-        algebra: theirs.
-        blade_dim: 0, or −1 for blades last.
-        backend: None chooses.
-    """
-
-    def validate() -> Validated:
-        (a,) = blades_first(algebra, blade_dim, x=same_kind(x=x)[0])
-        return Validated(key("gelu", algebra), backend_for(backend, algebra, [a]), (a,))
-
-    return run_rows(("gelu",), algebra, blade_dim, backend, (x,), (), validate)
-
-
-def silu(
-    x: Tensor,
-    a: Tensor,
-    b: Tensor,
-    algebra: Algebra,
-    *,
-    blade_dim: int = 0,
-    backend: str | None = None,
-) -> Tensor:
-    """x_j · σ(a[g] t_g + b[g]), t_0 = x₀ and t_g = Σ_(j∈g) q_j x_j²: each grade by its own gate.
-
-    Args:
-        x: multivectors, (B, batch…, F).
-        a: (n+1, F), a number a grade and feature.
-        b: (n+1, F), likewise.
-        algebra: whose metric gives q_j, the product of a blade's entries.
-        blade_dim: 0, or −1 for blades last.
-        backend: None chooses.
-    """
-
-    def validate() -> Validated:
-        first, *gates = same_kind(x=x, a=a, b=b)
-        (first,) = blades_first(algebra, blade_dim, x=first)
-        for gate in gates:
-            check_weight(gate, {"n+1": algebra.n + 1, "F": first.shape[-1]})
-        chosen = backend_for(backend, algebra, [first])
-        return Validated(key("silu", algebra), chosen, (first,), gates)
-
-    return run_rows(("silu",), algebra, blade_dim, backend, (x,), (a, b), validate, turned=False)
-
-
-def rms_norm(
-    x: Tensor,
-    algebra: Algebra,
-    *,
-    eps: float = 1e-6,
-    norm: str = "euclidean",
-    blade_dim: int = 0,
-    backend: str | None = None,
-) -> Tensor:
-    """x_j / √(s_g + eps), s_g = mean over the features of Σ_(j∈g) x_j², grade g by grade.
-
-    Args:
-        x: multivectors, (B, batch…, F).
-        algebra: theirs.
-        eps: keeps the root away from 0.
-        norm: "euclidean", or "metric": s_g = mean of |Σ_(j∈g) q_j x_j²|, q_j the product of the
-            blade's metric entries, invariant under every versor; a grade without a non-null blade
-            is then not rescaled.
-        blade_dim: 0, or −1 for blades last.
-        backend: None chooses.
-    """
-
-    def validate() -> Validated:
-        (a,) = blades_first(algebra, blade_dim, x=same_kind(x=x)[0])
-        program = key("rms_norm", algebra, *_ending(True, norm, eps))
-        return Validated(program, backend_for(backend, algebra, [a]), (a,))
-
-    called = ("rms_norm", norm, float(eps))
-    return run_rows(called, algebra, blade_dim, backend, (x,), (), validate)
-
-
 def gelu_geometric_product_norm(
     x: Tensor,
     y: Tensor,
@@ -289,7 +207,7 @@ def gelu_geometric_product_norm(
     if fully_connected:
         x, y, weight = same_kind(x=x, y=y, weight=weight)
         x, y = together(*blades_first(algebra, blade_dim, x=x, y=y))
-        ending = _ending(normalize, norm, eps)
+        ending = norm_words(normalize, norm, eps)
         z = _fully_connected(x, y, weight, algebra, backend, True, ending)
         return blades_last(z, blade_dim)
 
@@ -297,16 +215,11 @@ def gelu_geometric_product_norm(
         a, b, w = same_kind(x=x, y=y, weight=weight)
         a, b = together(*blades_first(algebra, blade_dim, x=a, y=b))
         check_weight(w, {"F": a.shape[-1], "P": len(algebra.paths)})
-        program = key("chain", algebra, *_ending(normalize, norm, eps))
+        program = key("chain", algebra, *norm_words(normalize, norm, eps))
         return Validated(program, backend_for(backend, algebra, [a]), (a, b), (w,))
 
     called = ("chain", normalize, norm, float(eps))
     return run_rows(called, algebra, blade_dim, backend, (x, y), (weight,), validate)
-
-
-def _ending(normalize: bool, norm: str, eps: float) -> tuple[str, ...]:
-    """The words of the norm that ends a chain."""
-    return (check_norm(norm), float(eps).hex()) if normalize else ()
 
 
 def grade_linear(
@@ -384,7 +297,7 @@ def clifford_layer(
         )
         return blades_last(z, blade_dim)
     check_weight(weight, {"F": features, "P": len(algebra.paths)})
-    ending = " ".join(_ending(normalize, norm, eps))
+    ending = " ".join(norm_words(normalize, norm, eps))
     chosen = backend_for(backend, algebra, [x])
     by_path = weight.T.contiguous()
     z = layer(flat(x), linear_weight, linear_bias, by_path, algebra.signature, ending, chosen)

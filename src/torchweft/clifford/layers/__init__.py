@@ -1,1 +1,1 @@
-"""Modules on multivectors, networks made of them, and loaders of their checkpoints."""
+"""Modules: parameters, arguments, networks, loaders; the arithmetic is in the other folders."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.functions import norms
 from torchweft.clifford.functions import products as ops
 from torchweft.clifford.functions.checks import backend_for
 from torchweft.errors import DTypeError, ShapeError
@@ -236,7 +237,7 @@ class MultivectorRMSNorm(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F)."""
         self.check(x)
-        return ops.rms_norm(
+        return norms.rms_norm(
             x,
             self.algebra,
             eps=self.eps,
@@ -263,7 +264,7 @@ class MultivectorGELU(nn.Module):
         blades = x.shape[self.blade_dim]
         # the gate reads the scalar alone: any algebra of as many blades is the same
         algebra = Algebra((1,) * (blades.bit_length() - 1))
-        return ops.gelu(x, algebra, blade_dim=self.blade_dim, backend=self.backend)
+        return norms.gelu(x, algebra, blade_dim=self.blade_dim, backend=self.backend)
 
 
 class GeometricProduct(MultivectorModule):
@@ -359,7 +360,7 @@ class MVSiLU(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F)."""
         self.check(x, self.features)
-        return ops.silu(
+        return norms.silu(
             x, self.a, self.b, self.algebra, blade_dim=self.blade_dim, backend=self.backend
         )
 

@@ -1,1 +1,1 @@
-"""Products that mix features: linear maps and fully connected products, as matrix products."""
+"""Products that mix features, as matrix products: linear maps with bias, fully connected ones."""

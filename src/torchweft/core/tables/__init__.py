@@ -1,1 +1,1 @@
-"""Index tables that arrive with data: sorted plans, segments, and the cache of what follows."""
+"""Index tables that arrive with data: plans, segments, how long ones are cut, and their cache."""

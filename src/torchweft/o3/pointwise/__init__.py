@@ -1,1 +1,1 @@
-"""Functions of one row: spherical harmonics and radial functions, as programs."""
+"""Spherical harmonics and radial functions: formulas, normalizations, programs, kernels."""

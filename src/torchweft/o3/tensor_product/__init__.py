@@ -1,1 +1,1 @@
-"""Tensor products as modules, on rows and on graphs."""
+"""Tensor products as modules, on rows and on graphs, and how uvw weights are multiplied."""

@@ -1,7 +1,10 @@
 """The table of primitive operations: one row holds all that the package knows of one.
 
 To add a primitive, add a row: formula strings, `Genred`, the torch path, the printed loops of numba
-and kernels of Triton, derivatives, simplification and texts all read this table.
+and kernels of Triton, derivatives, simplification and texts all read this table.  A scalar function
+that expressions do not have yet is also a row of `core.expressions.expr.FUNCTIONS`, of
+`scalars.lines.FORMATS` and, for numba, of `cpu.source`; a method of `LazyTensor` stands in
+`front.arithmetic`.
 
 At the singular points 0 of sqrt and rsqrt the derivatives are 0, and rsqrt(0) = 0, so that the
 gradients of norms and distances of coincident points are finite; those of atan2 at (0, 0) and of

@@ -219,7 +219,7 @@ def within(terms: Sequence[Tensor], most: float, guard: Tensor) -> tuple[Queued,
 @functools.lru_cache(maxsize=256)
 def _bound(count: int, most: float, _: torch.device) -> Launcher:
     """Compiled code belongs to a device."""
-    kernel = written("torchweft.reductions.gpu.bound_kernels", "within_kernel")
+    kernel = written("torchweft.reductions.gpu.kernels", "within_kernel")
     return Launcher(kernel, -(-count // TERMS), (), (count,), (most,), Tile((TERMS,), 4, 1))
 
 

@@ -442,3 +442,15 @@ def split_shifted_kernel(
     present = i < rows
     tl.store(top_ptr + batch * rows + i, new * 0.6931471805599453, mask=present)
     tl.store(out_ptr + batch * rows + i, total, mask=present)
+
+
+@triton.jit(do_not_specialize=["count"])
+def within_kernel(x_ptr, guard_ptr, count, MOST: tl.constexpr, BLOCK: tl.constexpr):
+    """guard = 0 if any |x| exceeds MOST or is NaN; else it stays as it is.
+
+    Programs that write all write the same.
+    """
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.minimum(i, count - 1))
+    if tl.min((tl.abs(x) <= MOST).to(tl.int32)) == 0:
+        tl.store(guard_ptr, 0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, current_device
 from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
 from torchweft.voxels.maps.kernel_map import KernelMap
-from torchweft.voxels.maps_gpu.tiles import (
+from torchweft.voxels.maps_gpu.sorted_tiles import (
     MOST_SORTED,
     PANEL,
     call_for_pairs,

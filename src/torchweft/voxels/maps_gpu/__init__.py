@@ -1,1 +1,1 @@
-"""Kernel maps on a GPU: search, sorting and tiles."""
+"""Kernel maps on a GPU: search, sorting, and rows sorted into tiles."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchweft.core.gpu.launcher import Call, Tile, compile_together, current_device
 from torchweft.voxels.grid.geometry import Geometry
 from torchweft.voxels.grid.host_flags import Flags
-from torchweft.voxels.maps_gpu.tiles import Remains, calls_for_tiles, kernel_for, tiles_of
+from torchweft.voxels.maps_gpu.sorted_tiles import Remains, calls_for_tiles, kernel_for, tiles_of
 
 __all__ = [
     "WALK",

@@ -46,8 +46,8 @@ def _runner(backend: str | None, device: str) -> Run:
 
 _BODIES = {
     "triton": ("launch", "product"),
-    "numba": ("cpu", "product_numba"),
-    "torch": ("blocked", "product_torch"),
+    "numba": ("numba_path", "product_numba"),
+    "torch": ("torch_path", "product_torch"),
 }
 
 

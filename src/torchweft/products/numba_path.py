@@ -17,8 +17,8 @@ from torch import Tensor
 
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.tables.plan import Plan, Table
-from torchweft.products.blocked import product_torch
 from torchweft.products.forms import PRODUCTS, accumulator, result_channels
+from torchweft.products.torch_path import product_torch
 
 __all__ = ["product_numba"]
 
@@ -146,7 +146,7 @@ def _arrays(table: Table) -> tuple[Array, Array, Array, Array]:
 def _run(work: int, op: str, *arguments: Any) -> None:
     import numba
 
-    from torchweft.products.loops import loop
+    from torchweft.products.numba_loops import loop
 
     threads = torch.get_num_threads()
     if work < SERIAL or _Forked.here or threads == 1:
