@@ -140,6 +140,7 @@ def fresh():
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("tables", TABLES)
 @pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_orders(name, tables, shared, order):
     check(STRUCTURES[name], calls()[order], TABLES[tables], shared)
 
@@ -186,6 +187,7 @@ def test_gradients_of_x(fresh, monkeypatch, way, order):
     ids=str,
 )
 @pytest.mark.parametrize("order", ["forward", "second order"])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_tilings(fresh, monkeypatch, tiling, order):
     monkeypatch.setattr(tilings, "choose", lambda job: tiling)
     for structure, shared in ((RAGGED, False), (OVERLAPPING, True)):
@@ -217,6 +219,7 @@ def test_groups(fresh, monkeypatch, order):
 
 @pytest.mark.parametrize("tables", ["unsorted", "sorted", "cut"])
 @pytest.mark.parametrize("edges", [1, 2])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_shared_rows(fresh, monkeypatch, edges, tables):
     monkeypatch.setattr(launch, "EDGES", edges)
     tables = TABLES[tables]._replace(num_z=2, dst=torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]).int())
@@ -245,6 +248,7 @@ SEVERAL = conv(((64, 0), (64, 1), (32, 1)), (0, 1), natural=False)
 
 @pytest.mark.parametrize("needed", list(itertools.product([False, True], repeat=3)))
 @pytest.mark.parametrize("tables", RUNS)
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_runs(in_runs, tables, needed):
     given = in_runs(RUNS[tables])
     call = gradient(forward(weighted=True), needed, (True,))
@@ -283,6 +287,7 @@ AT_ONCE = {"unsorted": UNSORTED, "a hub of sources": SORTED._replace(x_slices=CU
 @pytest.mark.parametrize("order", ["backward", "second order"])
 @pytest.mark.parametrize("tables", IN_ROUNDS | AT_ONCE)
 @pytest.mark.parametrize("structure", [SMALL, OVERLAPPING], ids=["small", "overlapping"])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_rounds(fresh, monkeypatch, structure, tables, order):
     monkeypatch.setattr(rounds, "SPARE", 40)
     monkeypatch.setattr(launch, "MANY", 0)
@@ -359,6 +364,7 @@ def lending(fresh, monkeypatch):
 
 @pytest.mark.parametrize("order", ["backward", "second order"])
 @pytest.mark.parametrize("tables", LENT | ALONE)
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_parts_in_the_gradient_of_weights(lending, tables, order):
     found = (LENT | ALONE)[tables]
     call = calls()[order]

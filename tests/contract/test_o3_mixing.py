@@ -110,6 +110,7 @@ def of_kinds(m, rows, kinds, dtype):
 
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("rows", [0, 1, 150])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_weights_by_kind(rows, result):
     check_kinds(ragged("ir_mul"), rows, 5, torch.float32, result)
 
@@ -121,6 +122,7 @@ def test_weights_by_kind_of_blocks_that_follow_each_other(result):
 
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_weights_by_kind_of_16_bits(dtype, result):
     check_kinds(following("mul_ir"), 20, 3, dtype, result)  # factors are powers of two
 

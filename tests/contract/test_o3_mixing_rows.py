@@ -64,6 +64,7 @@ def ramp(like):
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_values_and_both_orders(name, layout, rows):
     of, oracle = module(name, layout), module(name, layout, backend="torch")
     draws = [data(of, rows, seed=seed) for seed in range(4)]

@@ -34,12 +34,14 @@ def loop_dtypes(case):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", SUITE.cases, ids=named)
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_values(case, dtype):
     check_values(case, Setting("cpu", dtype, BACKEND, 1))
 
 
 @pytest.mark.parametrize("case", SUITE.full, ids=named)
 @pytest.mark.parametrize("check", BODY_CHECKS[1:])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_body(check, case):
     check(case, Setting("cpu", torch.float32, BACKEND, 1))
 

@@ -124,6 +124,7 @@ def dense_long(f, values, dtype):
     + [("short", name) for name in ("matrix", "rows and columns", "joined")]
     + [("shares", "kernel")],
 )
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_long_vectors(lengths, name):
     formulas, values = long(*LENGTHS[lengths])
     f = formulas[name]
@@ -281,6 +282,7 @@ VECTORS = {
 
 @pytest.mark.parametrize("name", VECTORS)
 @pytest.mark.parametrize("dim", [3, 19])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_products_with_vectors(products, monkeypatch, name, dim):
     """Far away and narrow; then so wide that differences take over."""
     monkeypatch.setattr(moments, "MOST", 16)

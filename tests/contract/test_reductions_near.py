@@ -84,6 +84,7 @@ def same(first, second):
 
 @pytest.mark.parametrize("name", [*[n for n in FORMULAS if n != "quotients"], QUOTIENTS])
 @pytest.mark.parametrize(("scale", "far"), [(0.25, 0), (0.25, 64), (8, 0)])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_near_and_wide(by_differences, name, scale, far):
     """Near each other by the centre, wherever they lie; else by differences."""
     if name == "scaled points":

@@ -60,5 +60,6 @@ def test_values_and_derivatives(case, setting):
 @pytest.mark.parametrize(
     "check", [check_layouts, check_repeatable, check_subsets, check_index_types]
 )
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_promises(check, case):
     check(case, Setting(backend=BACKEND, order=1))

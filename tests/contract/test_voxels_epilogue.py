@@ -51,6 +51,7 @@ def oracle(tensor, tensors, activation):
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_one_rounding(dtype, activation):
     tensor, tensors = problem(dtype)
     wide = {name: t.double() for name, t in tensors.items()}

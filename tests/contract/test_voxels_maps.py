@@ -352,6 +352,7 @@ def test_a_box_that_is_given_gives_the_same_map(kernel, shuffled, dtype):
 @pytest.mark.parametrize("column", range(4))
 @pytest.mark.parametrize("below", [False, True])
 @pytest.mark.parametrize("place", [0, 200, -1])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_a_voxel_outside_of_the_box_raises(column, below, place):
     rows = [list(row) for row in cells(False)]
     rows[place][column] = -1 if below else (3, 6, 7, 9)[column]
@@ -394,6 +395,7 @@ def test_kernels_that_run_before_it_raises_pass_it_over(column, below, monkeypat
 @pytest.mark.parametrize("place", [0, 130, -1])
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_a_voxel_that_stands_twice_in_the_box_raises(place, shuffled, marked, monkeypatch):
     for name, number in (("MANY", 0), ("ROOM", 2**12)) if marked else ():
         monkeypatch.setattr(map_launch, name, number)
@@ -472,6 +474,7 @@ def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by, monkeypat
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("few", [0, 2**14])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_what_is_prepared_names_every_pair_once(kernel, shuffled, mirrored, few, monkeypatch):
     """Panels and lists of pairs against the map itself; masks in parts, and of three words.
 
@@ -564,6 +567,7 @@ LAYERS = {
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("name", CLOUDS)
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_kernels_give_the_bits_of_the_torch_code(name, layer, shuffled, monkeypatch):
     voxels = cloud(name)
     if interpreted():

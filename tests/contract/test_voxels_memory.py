@@ -38,6 +38,7 @@ def cloud(count, shuffled, monkeypatch):
 @pytest.mark.parametrize(
     ("kernel", "channels", "groups"), [(3, (24, 40), 1), ((1, 5, 7), (8, 8), 8), (1, (16, 16), 1)]
 )
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_half_of_the_pairs_give_the_bits_of_all(
     kernel, channels, groups, shuffled, few, monkeypatch
 ):
