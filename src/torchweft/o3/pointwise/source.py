@@ -8,32 +8,19 @@ Rows are (components, channels) side by side.  Bound: memory, each number read a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchweft.core.expressions.expr import WAVES, const, wave_series
 from torchweft.core.expressions.program import Operand, Output, Program
-from torchweft.core.printing.dialect import Dialect, Schedule, indented, reads
+from torchweft.core.printing.dialect import Dialect
+from torchweft.core.printing.kernel import Frame, load_before_use
 from torchweft.core.printing.schedule import schedule
 
-__all__ = ["GLUON", "TRITON", "WARPS", "Job", "reading", "source", "varying"]
+__all__ = ["WARPS", "Job", "source", "varying"]
 
 WARPS = 4
 """Of a kernel program: 32 numbers each."""
-
-TRITON = """\
-import triton
-import triton.language as tl
-
-
-@triton.jit("""
-
-GLUON = """\
-from triton.experimental import gluon
-from triton.experimental.gluon import language as tl
-
-
-@gluon.jit("""
 
 NEAR = 4.0
 """What w_n are evaluated at by their series, else by a recursion that loses digits at 0."""
@@ -59,39 +46,20 @@ class Job(NamedTuple):
 
 
 def source(job: Job) -> str:
-    """The module's text; its function is `rows`."""
-    return "\n".join(_module(job)) + "\n"
-
-
-def reading(plan: Schedule, dialect: Dialect, loads: Mapping[str, str]) -> Iterator[str]:
-    """The steps of a plan, each component read before its first use, as `loads` says."""
-    unread = dict(loads)
-
-    def wanted(names: Sequence[str]) -> Iterator[str]:
-        return (f"{name} = {unread.pop(name)}" for name in names if name in unread)
-
-    for step in plan.steps:
-        yield from wanted(sorted(reads(step)))
-        yield from step.lines(dialect)
-    yield from wanted([name for result in plan.results for name in result.names if name])
-
-
-def _module(job: Job) -> Iterator[str]:
-    used = job.program.used()
-    pointers = [o.name for o in job.program.inputs if o.name in used]
+    """The text of the module; the kernel is its function `rows`."""
+    frame, used = Frame(job.gluon, job.wide), job.program.used()
+    pointers = [operand.name for operand in job.program.inputs if operand.name in used]
     pointers += [output.operand.name for output in job.program.outputs]
-    arguments = ", ".join([*(f"{name}_ptr" for name in pointers), "rows"])
-    body, head = list(_body(job)), GLUON if job.gluon else TRITON
-    imports, decorator = head.split("\n\n\n")
-    yield f"# {job.program.key}"
-    yield imports
-    for n in range(WAVES):
-        if any(f"wave{n}(" in line for line in body):
-            yield f"\n\n{decorator})\ndef wave{n}(x):"
-            yield from indented(_wave(n, job.wide))
-    yield f"\n\n{decorator}do_not_specialize=['rows'])"
-    yield f"def rows({arguments}):"
-    yield from indented(body)
+    body = list(_body(job, frame))
+    waves = [
+        frame.function(f"wave{n}", ["x"], _wave(n, job.wide))
+        for n in range(WAVES)
+        if any(f"wave{n}(" in line for line in body)
+    ]
+    parameters = [*(f"{name}_ptr" for name in pointers), "rows"]
+    return frame.module(
+        job.program.key, *waves, frame.function("rows", parameters, body, free=["rows"])
+    )
 
 
 def _wave(n: int, wide: bool) -> Iterator[str]:
@@ -109,28 +77,28 @@ def _wave(n: int, wide: bool) -> Iterator[str]:
     yield f"return tl.where(x < {NEAR}, series, now)"
 
 
-def _body(job: Job) -> Iterator[str]:
+def _body(job: Job, frame: Frame) -> Iterator[str]:
     layout = f", tl.BlockedLayout([1], [32], [{WARPS}], [0])" if job.gluon else ""
-    program = "tl.to_tensor(tl.program_id(0))" if job.gluon else "tl.program_id(0)"
     threads = 32 * WARPS
-    yield f"place = {program}.to(tl.int64) * {threads} + tl.arange(0, {threads}{layout})"
+    program = frame.cast("tl.program_id(0)")
+    yield f"place = {program} * {threads} + tl.arange(0, {threads}{layout})"
     yield f"row = place // {job.channels}"
     yield f"c = place % {job.channels}"
     yield "live = row < rows"
-    used, dtype = job.program.used(), "tl.float64" if job.wide else "tl.float32"
+    used = job.program.used()
     loads = {
-        f"{operand.name}{n}": f"tl.load({at}, mask=live, other=0.0).to({dtype})"
+        f"{operand.name}{n}": frame.load(at, "live")
         for operand in job.program.inputs
         if operand.name in used
         for n, at in enumerate(_addresses(operand, job.channels))
     }
     plan = schedule(varying(job.program))
-    yield from reading(plan, _dialect(dtype), loads)
+    yield from load_before_use(plan, _dialect(frame.number), loads)
     for result, output in zip(plan.results, job.program.outputs, strict=True):
         places = _addresses(output.operand, job.channels)
         for at, name, value in zip(places, result.names, output.components, strict=True):
             # a stored number needs a shape, and its own dtype: alone it would be a float32
-            stored = name or f"live.to({dtype}) * {value.data!r}"
+            stored = name or f"live.to({frame.number}) * {value.data!r}"
             yield f"tl.store({at}, {stored}, mask=live)"
 
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from torchweft.core.expressions.program import Operand, Program
 from torchweft.core.printing.dialect import Dialect, Schedule, indented
+from torchweft.core.printing.kernel import Frame, load_before_use
 from torchweft.core.printing.schedule import schedule
-from torchweft.o3.pointwise.source import GLUON, TRITON, reading
 from torchweft.o3.symmetric.program import slots
 from torchweft.products.tiles import power_of_two
 
@@ -67,7 +67,7 @@ def name(job: Job) -> str:
 
 def source(job: Job) -> str:
     """The module's text."""
-    return "\n".join(_Printer(job).module()) + "\n"
+    return _Printer(job).module()
 
 
 class _Printer:
@@ -81,56 +81,45 @@ class _Printer:
         self.inputs = [(operand, slot) for operand, slot in pairs if operand.name in used]
         outputs = [output.operand for output in job.program.outputs]
         self.outputs = list(zip(outputs, letters.outputs, strict=True))
-        self.dtype = "tl.float64" if job.wide else "tl.float32"
+        self.frame = Frame(job.gluon, job.wide)
         self.numbers = min(LANES, power_of_two(job.channels))
         self.rows = LANES // self.numbers * job.warps
         self.blocks = -(-job.channels // LANES)
 
-    def module(self) -> Iterator[str]:
-        head = GLUON if self.job.gluon else TRITON
+    def module(self) -> str:
         pointers = [o.name for o, _ in (*self.inputs, *self.outputs)]
         pointers += ["element", "order", "starts"]
-        arguments = ", ".join([*(f"{p}_ptr" for p in pointers), "rows", "span"])
-        yield f"# {self.job.program.key}"
-        yield f"{head}do_not_specialize=['rows', 'span'])"
-        yield f"def {name(self.job)}({arguments}):"
-        yield from indented(self._body())
+        free = ["rows", "span"]
+        parameters = [*(f"{p}_ptr" for p in pointers), *free]
+        kernel = self.frame.function(name(self.job), parameters, self._body(), free)
+        return self.frame.module(self.job.program.key, kernel)
 
     # loops
 
     def _body(self) -> Iterator[str]:
-        yield from self._layout()
+        threads = f"[1, 1], [{LANES // self.numbers}, {self.numbers}]"
+        yield from self.frame.layout(f"tl.BlockedLayout({threads}, [{self.job.warps}, 1], [1, 0])")
         yield f"block, chunk = tl.program_id(0) % {self.blocks}, tl.program_id(0) // {self.blocks}"
-        yield f"c1 = block * {LANES} + tl.arange(0, {self.numbers}{self._slice(0)})"
+        yield f"c1 = block * {LANES} + tl.arange(0, {self.numbers}{self.frame.sliced(0)})"
         yield "c = tl.expand_dims(c1, 0)"
-        yield f"own = tl.expand_dims(tl.arange(0, {self.rows}{self._slice(1)}), 1)"
+        yield f"own = tl.expand_dims(tl.arange(0, {self.rows}{self.frame.sliced(1)}), 1)"
         yield "place = chunk * span"
         yield "end = tl.minimum(place + span, rows)"
         yield "while place < end:"
         yield from indented(self._run())
 
-    def _layout(self) -> Iterator[str]:
-        if self.job.gluon:
-            threads = f"[1, 1], [{LANES // self.numbers}, {self.numbers}]"
-            layout = f"tl.BlockedLayout({threads}, [{self.job.warps}, 1], [1, 0])"
-            yield f"LAYOUT: tl.constexpr = {layout}"
-
-    def _slice(self, axis: int) -> str:
-        return f", tl.SliceLayout({axis}, LAYOUT)" if self.job.gluon else ""
-
     def _run(self) -> Iterator[str]:
         """The rows of one element."""
-        yield f"element = {self._long('tl.load(element_ptr + tl.load(order_ptr + place))')}"
+        yield f"element = {self.frame.cast('tl.load(element_ptr + tl.load(order_ptr + place))')}"
         yield "stop = tl.minimum(tl.load(starts_ptr + element + 1), end)"
         for operand, slot in self.inputs:
             if slot == "w":
                 table = f"element * {operand.size * self.job.channels}"
                 yield f"{operand.name}_at = {operand.name}_ptr + {table} + c"
-        zeros = f"tl.zeros([{self.rows}, {self.numbers}], {self.dtype}"
+        zeros = self.frame.zeros(f"{self.rows}, {self.numbers}")
         for operand, component, value in self._summed():
             if value:
-                layout = ", LAYOUT" if self.job.gluon else ""
-                yield f"{operand.name}_sum{component} = {zeros}{layout})"
+                yield f"{operand.name}_sum{component} = {zeros}"
         yield f"for first in range(place, stop, {self.rows}):"
         yield from indented(self._rows())
         yield from self._parts()
@@ -178,11 +167,10 @@ class _Printer:
             for operand, slot in self.inputs
             for n, at in enumerate(self._addresses(operand, slot))
         }
-        yield from reading(self.plan, PLAIN, loads)
+        yield from load_before_use(self.plan, PLAIN, loads)
 
     def _load(self, at: str, slot: str) -> str:
-        mask = f"c < {self.job.channels}" if slot == "w" else "live"
-        return f"tl.load({at}, mask={mask}, other=0.0).to({self.dtype})"
+        return self.frame.load(at, f"c < {self.job.channels}" if slot == "w" else "live")
 
     # sums over the rows of an element
 
@@ -202,8 +190,3 @@ class _Printer:
             total = f"tl.sum({operand.name}_sum{component}, 0)" if value else "c1 * 0.0"
             at = f"{operand.name}_part + {component * self.job.channels}"
             yield f"tl.store({at}, {total}, mask=c1 < {self.job.channels})"
-
-    def _long(self, text: str) -> str:
-        return (
-            f"tl.to_tensor({text}).to(tl.int64)" if self.job.gluon else f"tl.cast({text}, tl.int64)"
-        )
