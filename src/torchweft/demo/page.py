@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
+import os
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Chapter", "cards", "code", "figure", "formula", "page", "paragraph", "table", "times"]
+from torchweft.errors import BackendError
+
+__all__ = [
+    "Chapter",
+    "cards",
+    "code",
+    "figure",
+    "formula",
+    "make_folder",
+    "page",
+    "paragraph",
+    "require_matplotlib",
+    "table",
+    "times",
+]
 
 
 class Chapter(NamedTuple):
@@ -148,3 +165,34 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 24px; margi
 dt { color: var(--soft); }
 dd { margin: 0; }
 """
+
+
+def require_matplotlib() -> None:
+    """Raise unless matplotlib is installed.
+
+    Raises:
+        BackendError: it is not.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BackendError(
+            "matplotlib is not installed: pages take their pictures from it, and the demo its "
+            "elevation model. Run pip install matplotlib ase rich scipy."
+        )
+
+
+def make_folder(out: Path) -> None:
+    """The folder of a page, made before the work, which a wrong name would cost.
+
+    Raises:
+        NotADirectoryError: it cannot be made or written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        writable = os.access(out, os.W_OK)
+        reason = "it may not be written"
+    except OSError as error:
+        writable, reason = False, str(error.strerror).lower()
+    if not writable:
+        raise NotADirectoryError(
+            f"--out is {out}: a folder for the page is needed, and {reason}. Pass another --out."
+        )

@@ -1,7 +1,7 @@
 """What a layer on the voxels of a cloud costs: pairs, groups, tiles, operations and bytes.
 
 L = Σ_k pairs of offset k         operations 2 L C², of a dense layer 2 K (voxels of the box) C²
-tile waste = (rows of a tile · offsets that one of them needs, over all tiles) / L
+tile waste = Σ_tiles (rows of the tile · offsets that one of its rows needs) / L
 """
 
 from __future__ import annotations
