@@ -114,6 +114,7 @@ _OPTIONAL = {
     "matplotlib": "the pictures of torchweft demo",
     "rich": "progress bars",
     "ase": "molecules in torchweft demo",
+    "scipy": "neighbours of points in torchweft demo",
 }
 
 _CACHES = {
