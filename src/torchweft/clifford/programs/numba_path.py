@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchweft.core.cpu import loop_run as looped
+from torchweft.core.cpu import loops as looped
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions import evaluate
 from torchweft.core.expressions.evaluate import accumulator, lengths
-from torchweft.core.expressions.hoist import hoisted
 from torchweft.core.expressions.program import Program
+from torchweft.core.expressions.rewrite import hoisted
 
 __all__ = ["run_numba", "run_torch"]
 
