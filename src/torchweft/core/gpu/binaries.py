@@ -126,7 +126,6 @@ OURS = (
     "gpu/binaries.py",
     "gpu/driver.py",
     "printing/modules.py",
-    "printing/outline.py",
 )
 """Files of core that define what a key and a cached binary mean."""
 
