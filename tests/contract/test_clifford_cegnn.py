@@ -16,7 +16,7 @@ from torchweft.clifford.layers.cegnn import EGCL, SteerableGeometricProduct, mes
 from torchweft.clifford.programs import programs
 from torchweft.clifford.programs.operator import run
 from torchweft.clifford.programs.programs import key
-from torchweft.core.expressions.hoist import hoisted
+from torchweft.core.expressions.rewrite import hoisted
 from torchweft.core.printing.schedule import schedule
 from torchweft.testing import assert_as_accurate
 from torchweft.testing.bounds import plain_error

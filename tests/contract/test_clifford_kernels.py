@@ -13,7 +13,7 @@ from torchweft.clifford import Algebra, reference
 from torchweft.clifford.programs import programs
 from torchweft.core.expressions.expr import reachable, total
 from torchweft.core.expressions.program import Operand, Output, Program
-from torchweft.core.expressions.split import split
+from torchweft.core.expressions.rewrite import split
 from torchweft.testing.bounds import assert_as_accurate, plain_error
 
 if not INTERPRETED:

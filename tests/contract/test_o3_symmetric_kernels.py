@@ -17,7 +17,7 @@ import torch
 from tests.cases.symmetric import suite
 from tests.conftest import BACKENDS, INTERPRETED
 from torchweft import o3
-from torchweft.core.expressions.evaluate import accumulator, evaluate
+from torchweft.core.expressions.program import accumulator, evaluate
 from torchweft.errors import ShapeError
 from torchweft.o3.layers import symmetric_contraction
 from torchweft.o3.symmetric import launch as symmetric_launch

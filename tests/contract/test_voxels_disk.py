@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import a_process
-from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.core.gpu import binaries
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.maps_gpu import launch as map_launch
 from torchweft.voxels.maps_gpu import sorted_tiles as preparation
@@ -62,8 +62,8 @@ def driver(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "kernels_serve", module.kernels_serve)
     ops = importlib.import_module("torchweft.voxels.convolution.functions")
     monkeypatch.setattr(ops, "_serving", ops._serving)
-    monkeypatch.setattr(fingerprint, "state", lambda module: None)  # others import modules too
-    monkeypatch.setattr(fingerprint, "as_loaded", {})
+    monkeypatch.setattr(binaries, "state", lambda module: None)  # others import modules too
+    monkeypatch.setattr(binaries, "as_loaded", {})
     yield from a_process(monkeypatch, tmp_path)
     for recipe in recipes:
         recipe.cache_clear()

@@ -1,14 +1,15 @@
-"""Private names of torch, Triton and numba; each has a test.
+"""Private names of torch, Triton and numba, and the versions of them that are tested.
 
-Those of torch are bound here.  Those of Triton and numba are imported when they are first used:
-neither need be installed.  `tests/contract/test_private.py` checks that each does what it is used
-for.  Triton's interpreter is `torchweft.testing.interpreter`'s alone.
+Names of torch are bound here.  Names of Triton and numba are imported when they are first used:
+neither package need be installed.  `tests/contract/test_private.py` checks that each name does what
+it is used for.  Triton's interpreter is used by `torchweft.testing.interpreter` alone.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -20,12 +21,16 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 __all__ = [
+    "FAST_LAUNCH",
+    "RANGES",
     "any_autocast",
     "dispatch_modes",
     "eval_frame",
     "forward_level",
     "functorch",
     "get_device",
+    "is_tested",
+    "launches_fast",
     "pack_args",
     "parse_to",
     "raw_stream",
@@ -33,6 +38,7 @@ __all__ = [
     "transforms_active",
     "will_execute",
 ]
+
 
 any_autocast = torch._C._is_any_autocast_enabled
 dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -76,3 +82,32 @@ def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(NAMES[name]), name)
+
+
+RANGES = {
+    "torch": ((2, 11), (2, 13)),
+    "triton": ((3, 6), (3, 9)),
+    "numba": ((0, 68), (0, 68)),
+}
+"""The first and the last version, (major, minor), that was tested.  `.ci/newest` tries Triton's."""
+
+FAST_LAUNCH = ((3, 6),)
+"""Triton versions whose stages and machine code core/gpu knows: compiled without Triton's driver,
+kept on disk by torchweft and launched through CUDA's driver.  Any other Triton does all of it
+itself: the same results, later."""
+
+
+def is_tested(package: str, version: str) -> bool:
+    """Whether a version of a package is within the range that was tested."""
+    first, last = RANGES[package]
+    return first <= _minor(version) <= last
+
+
+def launches_fast(triton: str) -> bool:
+    """Whether kernels are launched without Triton's own launcher, for a version of Triton."""
+    return _minor(triton) in FAST_LAUNCH
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)

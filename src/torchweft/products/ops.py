@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from torchweft.core.explain import explain
-from torchweft.core.operators import autocast
+from torchweft.core.operators.operands import narrowed
+from torchweft.core.private import any_autocast
 from torchweft.errors import ShapeError
 from torchweft.products.checks import LAYOUTS, admit, check_out, metas, sizes
 from torchweft.products.forms import CANONICAL
@@ -80,9 +81,9 @@ def apply(
     backend: str | None = None,
 ) -> Tensor:
     """The product of a public name (or "scale") over the caller's tables: check, size, dispatch."""
-    if autocast.active():
-        input1 = autocast.narrowed(input1)
-        input2 = None if input2 is None else autocast.narrowed(input2)
+    if any_autocast():
+        input1 = narrowed(input1)
+        input2 = None if input2 is None else narrowed(input2)
     tensors = (input1, input2, scale, *tables)
     compiling = torch.compiler.is_compiling()
     if compiling:

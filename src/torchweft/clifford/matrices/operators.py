@@ -22,8 +22,7 @@ from torchweft.clifford.programs.operator import forward, run
 from torchweft.clifford.programs.programs import pairs
 from torchweft.core.backend import choose
 from torchweft.core.expressions.program import mask
-from torchweft.core.operators.fused import FusedOperator, Gradients
-from torchweft.core.operators.operator import constant_when_compiling
+from torchweft.core.operators.operator import FusedOperator, Gradients, constant_when_compiling
 
 __all__ = ["fully_connected", "layer", "linear", "weight_gradient"]
 

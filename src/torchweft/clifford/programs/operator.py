@@ -17,9 +17,15 @@ from torchweft.clifford.programs.programs import program
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.expressions.expr import reachable
 from torchweft.core.expressions.program import Operand, Program, mask
-from torchweft.core.operators import autocast
-from torchweft.core.operators.program_rule import ProgramRule
-from torchweft.core.operators.tensor_list import Call, ListOperator, Rest, Results, Tensors
+from torchweft.core.operators.tensor_list import (
+    Call,
+    ListOperator,
+    ProgramRule,
+    Rest,
+    Results,
+    Tensors,
+)
+from torchweft.core.private import any_autocast
 
 __all__ = ["forward", "run"]
 
@@ -39,7 +45,7 @@ def _runner(backend: str) -> Runner:
 
 def _body(found: Program, inputs: Sequence[Tensor], backend: str) -> list[Tensor]:
     execute = _runner(backend)
-    if autocast.active():
+    if any_autocast():
         # the inputs have their dtype: torch's own products in a body must not narrow them further
         with torch.autocast(inputs[0].device.type, enabled=False):
             results = execute(found, inputs)

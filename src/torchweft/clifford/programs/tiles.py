@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torchweft.clifford.programs.source import Tiling, copied_at_once, parameters
 from torchweft.core.expressions.program import Operand, Program
-from torchweft.core.expressions.split import split
+from torchweft.core.expressions.rewrite import split
 from torchweft.core.printing.dialect import Contract, most_live
 from torchweft.core.printing.schedule import schedule
 

@@ -1,22 +1,53 @@
-"""Programs: named operands in, expressions of them out, and their derivatives as programs again.
+"""Programs: operands in, expressions of them out; their derivatives, and their values in torch.
 
-One operator that runs programs is therefore closed under differentiation: the gradient of a call is
-a call, to any order.  A program is known by its key, a string that says how it was derived:
+An operator that runs programs is closed under differentiation: the gradient of a call is a call, to
+any order.  A program is identified by its key, a string that says how it was derived:
 
     "chain 1,1,1 | vjp 101 1"     gradients by inputs 0 and 2, the cotangent of output 0 given
     "chain 1,1,1 | jvp 10"        the change of the outputs along a tangent of input 0
+
+`run` evaluates a program in plain torch, on any device, over chunks of rows that stay in cache.  A
+row's results depend on that row alone and sums over rows are added chunk by chunk, so a chunk is a
+program on fewer rows.  Values are (rows, features), of length 1 where they are constant; they are
+freed after their last use.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from torchweft.core.expressions.expr import Expr, gradients, leaf, reachable
+import torch
+from torch import Tensor
 
-__all__ = ["Operand", "Output", "Program", "derive", "jvp", "mask", "vjp"]
+from torchweft.core.expressions.expr import (
+    FUNCTIONS,
+    SLOTS,
+    Expr,
+    Form,
+    gradients,
+    leaf,
+    operands_of,
+    reachable,
+)
+
+__all__ = [
+    "CHUNK",
+    "Operand",
+    "Output",
+    "Program",
+    "accumulator",
+    "derive",
+    "evaluate",
+    "jvp",
+    "lengths",
+    "mask",
+    "run",
+    "vjp",
+]
 
 
 T = TypeVar("T")
@@ -143,3 +174,235 @@ def _named(prefix: str, program: Program, operands: Sequence[Operand]) -> list[O
     names = (f"{prefix}{letter}" for letter in string.ascii_lowercase)
     free = (name for name in names if name not in taken)
     return [operand._replace(name=next(free)) for operand in operands]
+
+
+CHUNK = 2**12
+"""Rows times features evaluated together: below the size from which torch shares one sum among
+threads, whose number would show in its bits."""
+
+Value = Tensor | float
+
+_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": torch.exp,
+    "normal_cdf": lambda x: 0.5 * torch.erfc(x * -math.sqrt(0.5)),
+    "sigmoid": torch.sigmoid,
+    "reciprocal": torch.reciprocal,
+    "sqrt": torch.sqrt,
+    "rsqrt": lambda x: torch.where(x == 0, 0, x.rsqrt()),
+    "abs": torch.abs,
+    "sign": torch.sign,
+}
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that programs compute in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def lengths(program: Program, inputs: Sequence[Tensor]) -> dict[str, int]:
+    """The length of each axis."""
+    found: dict[str, int] = {}
+    for operand, tensor in zip(program.inputs, inputs, strict=True):
+        found.update(zip(operand.axes, tensor.shape[1:], strict=True))
+    return found
+
+
+def run(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs: contiguous, in the dtype of the inputs, rounded to it once."""
+    dtype, size = inputs[0].dtype, lengths(program, inputs)
+    wide = accumulator(dtype)
+    rows, features = size["row"], size["feature"]
+    at_once = max(1, CHUNK // max(features, 1))
+    outputs = [
+        inputs[0].new_zeros((o.operand.size, *(size[axis] for axis in o.operand.axes)), dtype=wide)
+        for o in program.outputs
+    ]
+    named = list(zip(program.inputs, inputs, strict=True))
+    for first in range(0, rows if features else 0, at_once):
+        chunk = slice(first, min(first + at_once, rows))
+        leaves = {
+            operand.name: (t[:, chunk] if "row" in operand.axes else t[:, None]).to(wide)
+            for operand, t in named
+        }
+        found = iter(evaluate(_roots(program), leaves, size))
+        for output, result in zip(program.outputs, outputs, strict=True):
+            by_row = "row" in output.operand.axes
+            for component in range(output.operand.size):
+                value = next(found)
+                if by_row:
+                    result[component, chunk] = value
+                else:
+                    result[component] += value[0] if isinstance(value, Tensor) else value
+    return [result.to(dtype) for result in outputs]
+
+
+@functools.lru_cache(maxsize=1024)
+def _roots(program: Program) -> tuple[Expr, ...]:
+    return tuple(e for output in program.outputs for e in output.components)
+
+
+def evaluate(
+    outputs: Sequence[Expr], leaves: Mapping[str, Tensor], size: Mapping[str, int]
+) -> list[Value]:
+    """The values of expressions at all positions.
+
+    Args:
+        outputs: the expressions.
+        leaves: the operands by name, (components, rows or 1, features).
+        size: the length of each axis, for expressions that count.
+    """
+    values: dict[Expr, Value] = {}
+    for node, done in _order(tuple(outputs)):
+        values[node] = _value(node, values, leaves, size)
+        for arg in done:
+            del values[arg]
+    return [values[e] for e in outputs]
+
+
+@functools.lru_cache(maxsize=1024)
+def _order(outputs: tuple[Expr, ...]) -> list[tuple[Expr, list[Expr]]]:
+    """Each node, arguments first, and the arguments that it is the last to use."""
+    nodes = reachable(outputs)
+    last = {arg: node for node in nodes for arg in node.args}
+    last = {arg: node for arg, node in last.items() if arg not in set(outputs)}
+    done: dict[Expr, list[Expr]] = {}
+    for arg, node in last.items():
+        done.setdefault(node, []).append(arg)
+    return [(node, done.get(node, [])) for node in nodes]
+
+
+def _value(
+    node: Expr,
+    values: Mapping[Expr, Value],
+    leaves: Mapping[str, Tensor],
+    size: Mapping[str, int],
+) -> Value:
+    args = [values[arg] for arg in node.args] if node.kind != "form" else []
+    if node.kind == "const":
+        return float(node.data)
+    if node.kind == "count":
+        return float(size[node.data])
+    if node.kind == "leaf":
+        operand, component = node.data
+        return leaves[operand][component]
+    if node.kind == "add":
+        return functools.reduce(lambda a, b: a + b, args)
+    if node.kind == "mul":
+        return args[0] * args[1]
+    if node.kind == "total":
+        return _total(args[0], node.data)
+    if node.kind == "part":
+        return args[0][node.data]  # type: ignore[index]
+    if node.kind == "form":
+        return _form(node, values, leaves)
+    (arg,) = args
+    return _TORCH[node.kind](arg) if isinstance(arg, Tensor) else FUNCTIONS[node.kind].value(arg)
+
+
+def _total(value: Value, axes: frozenset[str]) -> Tensor:
+    assert isinstance(value, Tensor)  # a sum is over axes along which its argument varies
+    return value.sum([{"row": 0, "feature": 1}[axis] for axis in sorted(axes)], keepdim=True)
+
+
+def _form(node: Expr, values: Mapping[Expr, Value], leaves: Mapping[str, Tensor]) -> Tensor:
+    form, slot, _ = node.data
+    like = next(iter(leaves.values()))
+    operands = [
+        None if components is None or name == slot else _stacked(components, values, leaves, like)
+        for name, components in zip(SLOTS, operands_of(node), strict=True)
+    ]
+    return _contract(form, slot, operands)
+
+
+def _stacked(
+    components: tuple[Expr, ...],
+    values: Mapping[Expr, Value],
+    leaves: Mapping[str, Tensor],
+    like: Tensor,
+) -> Tensor:
+    """(components, rows or 1, features or 1); an operand as it is without a copy."""
+    if components[0].kind == "leaf":
+        name = components[0].data[0]
+        if [e.data for e in components] == [(name, c) for c in range(len(leaves[name]))]:
+            return leaves[name]
+    tensors = [torch.as_tensor(values[e], dtype=like.dtype, device=like.device) for e in components]
+    return torch.stack(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
+
+
+class _Group(NamedTuple):
+    """The terms with one component of the first factor, by target.
+
+    Args:
+        component: of the first factor.
+        coefficients: (terms, 1, 1).
+        indices: the components of each term in the other factors.
+        targets: the component that each term is added to.
+        runs: (target, begin, end) of each target's terms.
+    """
+
+    component: int
+    coefficients: Tensor
+    indices: tuple[Tensor, ...]
+    targets: Tensor
+    runs: tuple[tuple[int, int, int], ...]
+
+
+def _contract(form: Form, slot: str, operands: Sequence[Tensor | None]) -> Tensor:
+    """∂Q/∂slot, a component of the first factor at a time: few operations however many terms."""
+    factors = [o for o in operands if o is not None]
+    first, *others = factors
+    shape = torch.broadcast_shapes(*(f.shape[1:] for f in factors))  # type: ignore[no-untyped-call]
+    out = first.new_zeros(form.sizes[SLOTS.index(slot)], *shape)
+    for group in _groups(form, slot, first.dtype, first.device):
+        terms = group.coefficients
+        selected = [o.index_select(0, i) for o, i in zip(others, group.indices, strict=True)]
+        for factor in sorted(selected, key=Tensor.numel):
+            terms = factor * terms
+        own = first[group.component]
+        if len(group.targets) == len(group.runs) == len(out):
+            out.addcmul_(terms, own)
+        elif len(group.targets) == len(group.runs):  # no two terms meet: no order to choose
+            out.index_add_(0, group.targets, (terms * own).expand(-1, *shape))
+        else:
+            terms = terms * own
+            for target, begin, end in group.runs:
+                out[target] += terms[begin:end].sum(0)
+    return out
+
+
+@functools.lru_cache(maxsize=256)
+def _groups(form: Form, slot: str, dtype: torch.dtype, device: torch.device) -> list[_Group]:
+    at = SLOTS.index(slot)
+    factors = [i for i, name in enumerate(SLOTS) if name in form.slots and i != at]
+    by_first: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+    for coefficient, *components in sorted(form.terms, key=lambda term: term[1 + at]):
+        by_first.setdefault(components[factors[0]], []).append((coefficient, tuple(components)))
+    return [
+        _group(component, terms, at, factors[1:], dtype, device)
+        for component, terms in by_first.items()
+    ]
+
+
+def _group(
+    component: int,
+    terms: list[tuple[float, tuple[int, ...]]],
+    at: int,
+    factors: list[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> _Group:
+    def column(i: int) -> Tensor:
+        return torch.tensor([components[i] for _, components in terms], device=device)
+
+    targets = [components[at] for _, components in terms]
+    coefficients = torch.tensor([c for c, _ in terms], dtype=dtype, device=device)
+    runs = tuple(
+        (t, targets.index(t), targets.index(t) + targets.count(t)) for t in dict.fromkeys(targets)
+    )
+    return _Group(
+        component,
+        coefficients[:, None, None],
+        tuple(column(i) for i in factors),
+        column(at),
+        runs,
+    )

@@ -1,10 +1,21 @@
-"""Machine code on disk, so that another process need not ask Triton for it.
+"""Machine code on disk: its key, and its file, which another process reads without Triton.
 
+    key = sha256(torchweft, torch, Triton, device, options, function, arguments)
     <home>/machine/<key>: sha256 of the rest (32 bytes), a line of JSON, the code
 
-A key says all that code follows from (`fingerprint.py`), so a file never goes stale.  It is read
-only if its checksum and the key inside are right; any other is as good as none, and is replaced.
-What nobody has read for a season is deleted by the next process that compiles.
+function: the text of its module and of the torchweft modules that it imports, as long as these
+modules hold what their texts say; for a function that Triton has made already, its source, the
+sources of all functions it calls, and the present values of the constants they read.
+arguments: values of constants; dtypes, alignment and widths of the others, as Triton distinguishes
+them.  Triton's own key contains the same, and reads its installation of 400 MB for it.
+
+There is no key where it could be incomplete: for values of unknown types, for modules in which
+something was replaced, and while Triton's variables or knobs for debugging are set.  Triton then
+compiles at every first call.
+
+A file never goes stale, since its key contains all that the code depends on.  It is read only if
+its checksum and the key inside are right; otherwise it is ignored and replaced.  Files that were
+not read for 90 days are deleted by the next process that compiles.
 """
 
 from __future__ import annotations
@@ -12,15 +23,268 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
+import re
+import sys
 import time
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from torchweft.core.files import home, write
+from torchweft.core.printing.modules import Jitted, as_loaded, state, text
 
-__all__ = ["Code", "exists", "read", "store"]
+__all__ = ["Code", "device", "exists", "key", "kinds", "read", "store"]
+
+
+PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME")
+"""Variables that change no code."""
+
+VARIABLES = (
+    "TRITON_", "MLIR_", "NVPTX_", "PTXAS_", "LLVM_IR_", "LLVM_ENABLE_", "LLVM_PASS_",
+    "LLVM_EXTRACT_", "DISABLE_LLVM_", "DISABLE_PTXAS_", "DISABLE_MMA_", "ALLOW_LHS_", "USE_IR_LOC",
+)  # fmt: skip
+"""How the others begin."""
+
+KNOBS = ("compilation", "language", "nvidia", "runtime")
+
+PLAIN = (int, bool, float, str, type(None))
+
+
+class _UnknownError(Exception):
+    """A value that says too little of itself."""
+
+
+def key(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> str | None:
+    """Of the code of a kernel for such arguments on the current device; None: only Triton knows.
+
+    Args:
+        kernel: a jitted function, or a printed one.
+        arguments: all of its own.
+        options: num_warps and num_stages.
+    """
+    name = device()
+    if name is None or _debugged():
+        return None
+    try:
+        what, kinds = list(_made_of(kernel)), list(_kinds(kernel, arguments))
+    except _UnknownError:
+        return None
+    parts = (_versions(), _tools(), name, sorted(options.items()), what, kinds)
+    return _digest(repr(parts))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_known_digest = functools.lru_cache(maxsize=256)(_digest)
+"""Of texts that many keys have in common."""
+
+
+# what compiles
+
+
+def device() -> str | None:
+    """The current one by its architecture; None: none of NVIDIA's is in use."""
+    if torch.version.cuda is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+@functools.cache
+def _versions() -> str:
+    """Of torchweft and torch; of Triton, which may be edited, its files' sizes and times."""
+    import torchweft
+
+    package = pathlib.Path(str(getattr(importlib.util.find_spec("triton"), "origin", ""))).parent
+    stats = [(name, _stat(package / name)) for name in _files(package)]
+    own = [(CORE / name).read_text() for name in OURS]
+    triton = (package / "__init__.py").read_text()
+    return _digest(repr((torchweft.__version__, torch.__version__, triton, stats, own)))
+
+
+def _files(package: pathlib.Path) -> list[str]:
+    """Those that Triton's code follows from."""
+    found = []
+    for part in ("_C", "backends", "compiler", "experimental", "language", "runtime"):
+        for folder, _, files in os.walk(package / part):
+            at = os.path.relpath(folder, package)
+            found += [f"{at}/{f}" for f in files if f.endswith((".py", ".so", ".bc", "ptxas"))]
+    return sorted(found)
+
+
+CORE = pathlib.Path(__file__).parents[1]
+
+OURS = (
+    "gpu/binaries.py",
+    "gpu/driver.py",
+    "printing/modules.py",
+)
+"""Files of core that define what a key and a cached binary mean."""
+
+
+def _stat(path: pathlib.Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _tools() -> list[tuple[str, str, Any]]:
+    """Programs and libraries that variables put in place of Triton's own."""
+    found = []
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("TRITON_") and name.endswith("_PATH"):
+            path = pathlib.Path(value)
+            found.append((name, value, _stat(path) if path.exists() else None))
+    return found
+
+
+def _debugged() -> bool:
+    """Whether Triton was asked for anything that is seen or done while it compiles."""
+    for name in os.environ:
+        if name.startswith(VARIABLES) and name not in PLACES and not name.endswith("_PATH"):
+            return True
+    knobs = sys.modules.get("triton.knobs")
+    return any(any(vars(getattr(knobs, group)).values()) for group in KNOBS if knobs)
+
+
+# what is compiled: texts of modules that may not be there yet, or functions that are
+
+
+def _made_of(kernel: Any) -> Iterator[Any]:
+    if isinstance(kernel, Jitted):
+        yield kernel.__name__
+        yield from _texts(kernel.src, set())
+    else:
+        yield from _function(kernel, set())
+
+
+def _texts(source: str, seen: set[str]) -> Iterator[str]:
+    """Of the text of a module, and of those of the modules of torchweft that it imports."""
+    yield _known_digest(source)
+    for module in _imported(source):
+        if module in seen:
+            continue
+        seen.add(module)
+        try:
+            following = text(module)
+        except ImportError as error:
+            raise _UnknownError from error
+        loaded, kernels = sys.modules.get(module), re.search(r"^import triton", following, re.M)
+        if loaded and kernels and state(loaded) != as_loaded.get(module):
+            raise _UnknownError  # somebody may have replaced what its text says
+        yield module
+        yield from _texts(following, seen)
+
+
+def _imported(source: str) -> Iterator[str]:
+    for origin, module, more in IMPORT.findall(source):
+        name = origin or module
+        package = name.partition(".")[0]
+        if more or package not in KNOWN:
+            raise _UnknownError
+        if package == "torchweft":
+            yield name
+
+
+IMPORT = re.compile(r"^ *(?:from +([\w.]+) +import\b|import +([\w.]+)( *,)?)", re.M)
+
+KNOWN = frozenset(("triton", "torchweft", *sys.stdlib_module_names))
+"""Packages whose modules are in the key, or change nothing."""
+
+
+def _function(kernel: Any, seen: set[int]) -> Iterator[Any]:
+    """The sources of a function and of those it calls, and the constants they read."""
+    if id(kernel) in seen:
+        return
+    seen.add(id(kernel))
+    if not hasattr(type(kernel), "cache_key"):
+        raise _UnknownError
+    function = kernel.fn
+    yield kernel.__name__, kernel.src, _plain(function.__defaults__)
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    closure = dict(zip(function.__code__.co_freevars, cells, strict=True))
+    known = function.__globals__ | closure
+    for name in (*closure, *_names(function.__code__)):
+        if name in known:
+            yield name
+            yield from _value(known[name], seen)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """All that a function looks up, attributes too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _value(value: Any, seen: set[int]) -> Iterator[Any]:
+    if _of_triton(value):
+        return  # its version is in the key
+    if hasattr(type(value), "cache_key"):  # a jitted function's
+        yield from _function(value, seen)
+    elif type(value).__name__ == "constexpr":
+        yield "constexpr", _plain(value.value)
+    else:
+        yield _plain(value)
+
+
+def _of_triton(value: Any) -> bool:
+    """Whether it is a module, a function or a class of Triton."""
+    if isinstance(value, ModuleType):
+        return value.__name__.partition(".")[0] in ("triton", "math")
+    named = hasattr(value, "__qualname__")  # no constant is
+    return named and str(value.__module__).partition(".")[0] == "triton"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    kind = type(value)
+    if kind in PLAIN or (kind.__name__, kind.__module__) == ("dtype", "triton.language.core"):
+        return kind.__name__, repr(value)
+    raise _UnknownError
+
+
+# what it is compiled for
+
+
+def kinds(kernel: Any, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+    """What code depends on of all arguments; None where they say too little of themselves."""
+    try:
+        return tuple(_kinds(kernel, arguments))
+    except _UnknownError:
+        return None
+
+
+def _kinds(kernel: Any, arguments: Sequence[Any]) -> Iterator[Any]:
+    if len(arguments) != len(kernel.arg_names):
+        raise _UnknownError
+    constants = frozenset(kernel.constexprs)
+    if isinstance(kernel, Jitted):
+        loose = kernel.loose
+    else:
+        loose = frozenset(p.num for p in getattr(kernel, "params", ()) if p.do_not_specialize)
+    for i, value in enumerate(arguments):
+        yield _plain(value) if i in constants else _kind(value, i in loose)
+
+
+def _kind(value: Any, loose: bool) -> Any:
+    """As Triton tells arguments apart, or finer."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), value.data_ptr() % 16 == 0
+    if type(value) is not int:
+        return _plain(value)
+    width = "i32" if -(2**31) <= value < 2**31 else "i64" if -(2**63) <= value < 2**63 else "u64"
+    return width if loose else (width, value == 1, value % 16 == 0)
+
 
 DIGEST = 32
 

@@ -1,8 +1,13 @@
-"""Compile Triton kernels, and launch their machine code by the driver itself.
+"""Compile Triton kernels, and launch their machine code with CUDA's driver.
 
-Triton builds a C extension for every signature of a kernel: a fifth of a second of gcc each, in
-the first process.  The driver needs the addresses of the arguments alone, which `struct` lays out
-in less time than an extension takes to read them.
+    syntax → Triton's dialect → the GPU's → LLVM's → PTX → machine code
+
+The key of Triton's cache reads an installation of 400 MB, and its driver is compiled by gcc: half a
+second before the first kernel.  Triton also builds a C extension for every signature of a kernel,
+a fifth of a second each.  Here Triton's stages are called without its cache and driver: only the
+first one, `walk`, holds Python's lock; the others, `lower`, may run in any thread.  The driver
+needs only the addresses of the arguments, which `struct` writes in less time than an extension
+takes to read them.
 """
 
 from __future__ import annotations
@@ -13,17 +18,17 @@ import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from torchweft.core import private
-from torchweft.core.gpu import binaries as code_cache
-from torchweft.core.gpu import compiler
+from torchweft.core.gpu import binaries
 from torchweft.core.gpu.binaries import Code
-from torchweft.core.gpu.binary_key import key
 from torchweft.core.printing.modules import Jitted
 from torchweft.errors import BackendError
 
-__all__ = ["Run", "begin", "layout", "machine_code", "on_disk"]
+__all__ = ["Run", "Walked", "begin", "layout", "lower", "machine_code", "on_disk", "serves", "walk"]
+
 
 Run = Callable[[int, int, Sequence[Any]], None]
 """(programs, stream, values): launch with all arguments in their order, tensors as addresses."""
@@ -52,15 +57,79 @@ FORMATS = {
 """A slot of each type, as `struct` writes it."""
 
 
+class Walked(NamedTuple):
+    """A kernel in Triton's dialect, and what is left to do.
+
+    Args:
+        source: as Triton describes it.
+        module: the kernel.
+        stages: what follows, by the endings of their results.
+        metadata: options; the stages add what a launch needs.
+    """
+
+    source: Any
+    module: Any
+    stages: dict[str, Callable[[Any, dict[str, Any]], Any]]
+    metadata: dict[str, Any]
+
+
+def serves() -> bool:
+    """Whether this is a Triton whose stages and machine code are those described here."""
+    import triton
+
+    return private.launches_fast(triton.__version__)
+
+
+def walk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Walked:
+    """A jitted function for arguments like these on the current device, one of NVIDIA's."""
+    from torchweft.core.private import (
+        ASTSource,
+        GluonASTSource,
+        GPUTarget,
+        create_function_from_signature,
+        ir,
+        make_backend,
+        pack_args,
+    )
+
+    target = GPUTarget("cuda", int(str(binaries.device()).removeprefix("sm_")), 32)
+    backend = make_backend(target)
+    given = {"debug": False, "instrumentation_mode": "", **options}
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, kinds, _ = bind(*arguments, **given)
+    settled, *described = pack_args(kernel, backend, given, bound, kinds)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, *described)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    parts = backend.get_codegen_implementation(settled), backend.get_module_map()
+    module = source.make_ir(target, settled, *parts, context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, settled, source.language)
+    first = list(stages).index(source.ext)
+    metadata = {"target": target, **vars(settled)}
+    return Walked(source, module, dict(list(stages.items())[first:]), metadata)
+
+
+def lower(walked: Walked) -> Any:
+    """The compiled kernel, as Triton describes it."""
+    source, module, stages, metadata = walked
+    for stage in stages.values():
+        module = stage(module, metadata)
+    code = {list(stages)[-1]: module}
+    meta = SimpleNamespace(**metadata)
+    return SimpleNamespace(name=meta.name, src=source, asm=code, metadata=meta)
+
+
 def machine_code(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Run:
     """Code of a kernel for arguments like these, on the current device: from disk, or compiled.
 
     Later values must be None, aligned to 16 bytes or equal to 1 where these are, as the kernel's
     own specialisation says; constants are handed over and passed by.
     """
-    name = key(kernel, arguments, options)
+    name = binaries.key(kernel, arguments, options)
     code = None if name is None else _found(name)
-    if code is None and name is not None and compiler.serves():
+    if code is None and name is not None and serves():
         code = _finish(*_walked(name, kernel, arguments, options))
     if code is None:
         return _asked_of_triton(kernel, arguments, options)
@@ -74,8 +143,8 @@ def begin(
 
     Its syntax is walked now, all else is left to the pool.
     """
-    name = key(kernel, arguments, options)
-    if name is None or not compiler.serves():
+    name = binaries.key(kernel, arguments, options)
+    if name is None or not serves():
         return False
     if name not in _begun:
         _begun[name] = pool.submit(_finish, *_walked(name, kernel, arguments, options))
@@ -89,7 +158,7 @@ _begun: dict[str, Future[Code | None]] = {}
 def _found(name: str) -> Code | None:
     begun = _begun.get(name)
     if begun is None:
-        return code_cache.read(name)
+        return binaries.read(name)
     try:
         return begun.result()
     finally:
@@ -98,17 +167,17 @@ def _found(name: str) -> Code | None:
 
 def _walked(
     name: str, kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]
-) -> tuple[str | None, compiler.Walked]:
+) -> tuple[str | None, Walked]:
     function = kernel.function() if isinstance(kernel, Jitted) else kernel
-    walked = compiler.walk(function, arguments, options)
+    walked = walk(function, arguments, options)
     # who edits meanwhile gets code that is not kept
-    return name if name == key(kernel, arguments, options) else None, walked
+    return name if name == binaries.key(kernel, arguments, options) else None, walked
 
 
-def _finish(name: str | None, walked: compiler.Walked) -> Code | None:
-    code = _code(compiler.lower(walked))
+def _finish(name: str | None, walked: Walked) -> Code | None:
+    code = _code(lower(walked))
     if name is not None and code is not None:
-        code_cache.store(name, code)
+        binaries.store(name, code)
     return code
 
 
@@ -120,8 +189,8 @@ def _asked_of_triton(kernel: Any, arguments: Sequence[Any], options: Mapping[str
 
 def on_disk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
     """Whether `machine_code` will find it there."""
-    name = key(kernel, arguments, options)
-    return name is not None and code_cache.exists(name)
+    name = binaries.key(kernel, arguments, options)
+    return name is not None and binaries.exists(name)
 
 
 def _code(compiled: Any) -> Code | None:
@@ -137,7 +206,7 @@ def layout(code: Any) -> tuple[list[int], str] | None:
     """(the arguments that compiled code takes, their slots); None: only Triton knows how."""
     meta = code.metadata
     plain = (
-        compiler.serves()
+        serves()
         and meta.target.backend == "cuda"
         and meta.num_ctas == 1
         and not (meta.launch_cooperative_grid or meta.launch_pdl)

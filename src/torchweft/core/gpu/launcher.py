@@ -20,7 +20,7 @@ from torch import Tensor
 from torchweft.core import private
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import Launch, record, recording
-from torchweft.core.gpu.binary_key import kinds
+from torchweft.core.gpu.binaries import kinds
 from torchweft.core.gpu.driver import Run, begin, machine_code, on_disk
 
 __all__ = [

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from torchweft.core.operators import autocast
 from torchweft.core.operators.operator import PLAIN, compiling, watched
+from torchweft.core.private import any_autocast
 
 __all__ = ["CallCache", "signature"]
 
@@ -30,7 +30,7 @@ def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
     Calls that torch traces, that a dispatch mode watches, under autocast, or of tensor subclasses
     are not cached.
     """
-    if compiling() or watched() or autocast.active():
+    if compiling() or watched() or any_autocast():
         return None
     found: list[Any] = []
     for tensor in tensors:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchweft.core.operators import autocast
+from torchweft.core.private import any_autocast
 from torchweft.errors import DeviceError, DTypeError
 
-__all__ = ["check_tensors", "same_kind"]
+__all__ = ["check_tensors", "narrowed", "same_kind"]
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -27,15 +27,23 @@ def check_tensors(**values: object) -> None:
             )
 
 
+def narrowed(a: Tensor) -> Tensor:
+    """The input in autocast's dtype, where that is on for its device; float64 stays."""
+    if not isinstance(a, Tensor) or not torch.is_autocast_enabled(a.device.type):
+        return a
+    wide = a.dtype == torch.float64 or not a.is_floating_point()
+    return a if wide else a.to(torch.get_autocast_dtype(a.device.type))
+
+
 def same_kind(**tensors: Tensor | None) -> list[Tensor]:
     """The tensors, in autocast's dtype where that is on, of one floating dtype on one device."""
     values = [t for t in tensors.values() if t is not None]
-    if not autocast.active() and _are_alike(values):
+    if not any_autocast() and _are_alike(values):
         return values
     given = {name: t for name, t in tensors.items() if t is not None}
     check_tensors(**given)
-    if autocast.active():
-        given = {name: autocast.narrowed(t) for name, t in given.items()}
+    if any_autocast():
+        given = {name: narrowed(t) for name, t in given.items()}
     (first, reference), *rest = given.items()
     if reference.dtype not in _FLOATS:
         raise DTypeError(

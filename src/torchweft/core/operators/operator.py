@@ -1,31 +1,39 @@
-"""The operator boundary: one body, one derivative rule, four doors.
+"""How torch enters an operation, with gradients of any order: one body, one derivative rule.
 
-    raw door         eager calls that need no gradient: the dispatcher op `torchweft::<name>_raw`
-    eager door       eager calls with gradients: a ctx-style autograd.Function, the cheapest kind
-    transform door   torch.func, vmap and forward mode: an autograd.Function with jvp and vmap
-    compile door     torch.compile, export, AOTInductor: the registered op `torchweft::<name>`
+    raw          eager calls that need no gradient: the body, or the op `torchweft::<name>_raw`
+    eager        eager calls with gradients: a ctx-style autograd.Function, the cheapest kind
+    transform    torch.func, vmap and forward mode: an autograd.Function with jvp and vmap
+    compile      torch.compile, export, AOTInductor: the registered op `torchweft::<name>`
 
-All doors run the same body and the same derivative rule.  The rule calls the operation itself,
-through the door it came by, so gradients of any order exist.
+The derivative rule calls the operation itself, through the entry by which it was called, so
+gradients of any order exist.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchweft.core import private
-from torchweft.core.private import eval_frame
+from torchweft.core.private import (
+    eval_frame,
+    functorch,
+    temporarily_clear_interpreter_stack,
+    transforms_active,
+)
 from torchweft.errors import ShapeError
 
 __all__ = [
     "LIBRARY",
     "PLAIN",
+    "FusedOperator",
+    "Gradients",
     "Operator",
+    "below_transforms",
     "compiling",
     "constant_when_compiling",
     "forward_level",
@@ -37,12 +45,13 @@ __all__ = [
     "watched",
 ]
 
+
 # torch's registration and autograd.Function carry no types
 LIBRARY: Any = torch.library.Library("torchweft", "DEF")  # type: ignore[no-untyped-call]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Call = Callable[..., Tensor]
-Gradients = Callable[[Call, Sequence[Any], Tensor, Sequence[bool]], tuple[Tensor | None, ...]]
+GradientRule = Callable[[Call, Sequence[Any], Tensor, Sequence[bool]], tuple[Tensor | None, ...]]
 Batch = Callable[[Call, int, Sequence[int | None], Sequence[Any]], Tensor]
 
 
@@ -134,7 +143,7 @@ class Operator:
         tables: int,
         body: Call,
         fake: Call,
-        gradients: Gradients,
+        gradients: GradientRule,
         batch: Batch,
     ) -> None:
         self.linear = linear
@@ -259,3 +268,180 @@ def _transform_door(op: Operator) -> Call:
 
     apply: Call = Transform.apply
     return apply
+
+
+Gradients = Sequence[Tensor | None]
+Backward = Callable[[Sequence[Any], Sequence[Tensor], Tensor, Sequence[bool]], Gradients]
+
+
+class FusedOperator:
+    """One result of several tensors.
+
+    Args:
+        name: `torchweft::<name>` is the registered op.
+        schema: its arguments in torch's schema language: the tensors, then the rest.
+        tensors: how many tensors lead.
+        forward: `(*args) -> [result, *saved]`; what is saved goes to `backward`.
+        backward: `(args, saved, grad, needed) -> gradients` of the tensors, contiguous; None where
+            not needed.
+        fake: like `forward`, empty tensors of the right shapes.
+        composition: `(*args) -> result` by operators with gradients of any order.
+        keeps_result: whether the result itself is the first that is saved.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: str,
+        tensors: int,
+        forward: Callable[..., list[Tensor]],
+        backward: Backward,
+        fake: Callable[..., list[Tensor]],
+        composition: Callable[..., Tensor],
+        keeps_result: bool = False,
+    ) -> None:
+        self.first_saved = 0 if keeps_result else 1
+        self.tensors, self.forward, self.composition = tensors, forward, composition
+        self._backward = backward
+        LIBRARY.define(f"{name}({schema}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+        for device in ("CPU", "CUDA"):
+            LIBRARY.impl(name, forward, device)
+        torch.library.register_fake(f"torchweft::{name}", fake, lib=LIBRARY)
+        gradient_schema = f"({schema}, Tensor[] saved, Tensor grad, bool[] needed) -> Tensor[]"
+        LIBRARY.define(f"{name}_backward{gradient_schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        for device in ("CPU", "CUDA"):
+            LIBRARY.impl(f"{name}_backward", self._needed_gradients, device)
+        torch.library.register_fake(
+            f"torchweft::{name}_backward", self._fake_gradients, lib=LIBRARY
+        )
+        self._op = getattr(torch.ops.torchweft, name).default
+        self._gradient_op = getattr(torch.ops.torchweft, f"{name}_backward").default
+        self._eager = _fused_entry(self)
+        torch.library.register_autograd(
+            f"torchweft::{name}",
+            self._registered_backward,
+            setup_context=self._remember,
+            lib=LIBRARY,
+        )
+
+    def __call__(self, *args: Any) -> Tensor:
+        """The result, by the door that the call needs."""
+        if compiling():
+            result: Tensor = self._op(*args)[0]
+            return result
+        if transformed() or forward_level() >= 0:
+            return self.composition(*args)
+        if recording() and any(a is not None and a.requires_grad for a in args[: self.tensors]):
+            return self._eager(args[self.tensors :], *args[: self.tensors])[0]
+        return self.run(*args)[0]
+
+    def run(self, *args: Any) -> list[Tensor]:
+        """The result and what is saved, without a graph."""
+        if unwatched(args[0]):
+            return self.forward(*args)
+        found: list[Tensor] = self._op(*args)
+        return found
+
+    def gradients(
+        self, args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
+    ) -> Gradients:
+        """The gradients of the tensors: fused, or by the composition if they are recorded."""
+        if recording():
+            return self._recorded_gradients(args, grad, needed)
+        if unwatched(grad):
+            return self._backward(args, saved, grad, needed)
+        found = iter(self._gradient_op(*args, list(saved), grad, list(needed)))
+        return [next(found) if flag else None for flag in needed]
+
+    def _recorded_gradients(
+        self, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
+    ) -> Gradients:
+        result = self.composition(*args)
+        over = [a for a, flag in zip(args, needed, strict=False) if flag]
+        found = iter(
+            torch.autograd.grad(result, over, grad, create_graph=True, materialize_grads=True)
+        )
+        return [next(found) if flag else None for flag in needed]
+
+    def _needed_gradients(self, *args: Any) -> list[Tensor]:
+        *arguments, saved, grad, needed = args
+        found = self._backward(arguments, saved, grad, needed)
+        return [g for g in found if g is not None]
+
+    def _fake_gradients(self, *args: Any) -> list[Tensor]:
+        needed = args[-1]
+        return [a.new_empty(a.shape) for a, flag in zip(args, needed, strict=False) if flag]
+
+    def _remember(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.save_for_backward(*inputs[: self.tensors], *output[self.first_saved :])
+        ctx.rest = inputs[self.tensors :]
+
+    def _registered_backward(self, ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
+        kept = ctx.saved_tensors  # once: checkpointing unpacks each tensor a single time
+        tensors, saved = kept[: self.tensors], kept[self.tensors :]
+        needed = ctx.needs_input_grad[: self.tensors]
+        found = self.gradients((*tensors, *ctx.rest), saved, grads[0], needed)
+        return (*found, *[None] * len(ctx.rest))
+
+
+def _fused_entry(op: FusedOperator) -> Callable[..., tuple[Tensor, ...]]:
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Any) -> tuple[Tensor, ...]:
+            results = op.run(*tensors, *rest)
+            ctx.save_for_backward(*tensors, *results[op.first_saved :])
+            ctx.mark_non_differentiable(*results[1:])
+            ctx.set_materialize_grads(False)
+            ctx.rest = rest
+            return tuple(results)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+            needed = ctx.needs_input_grad[1:]
+            if grad is None:
+                return (None,) * (1 + len(needed))
+            kept = ctx.saved_tensors  # once: checkpointing unpacks each tensor a single time
+            tensors, saved = kept[: op.tensors], kept[op.tensors :]
+            return (None, *op.gradients((*tensors, *ctx.rest), saved, grad, needed))
+
+    # Function.apply looks for functorch's wrappers first; FusedOperator.__call__ has seen to that
+    apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, Eager).apply
+    return apply
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def below_transforms(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function of index tensors as if no transform were active.
+
+    A tensor that is made under `torch.func.grad` is a wrapper that dies with the transform; a
+    table that is kept must not be one, nor one that a kernel reads by its address.
+
+    Raises:
+        ShapeError: a tensor among the arguments is mapped by `torch.vmap`.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not transforms_active():
+            return function(*args, **kwargs)
+        plain = [_plain(a) if isinstance(a, Tensor) else a for a in args]
+        with temporarily_clear_interpreter_stack():
+            return function(*plain, **kwargs)  # type: ignore[arg-type]
+
+    return run
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor inside the wrappers."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            raise ShapeError(
+                f"an index tensor of shape {tuple(tensor.shape)} is mapped by torch.vmap: tables "
+                "are the same for all samples of a map. Map features and weights only, or call "
+                "once for each table."
+            )
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor

@@ -1,6 +1,12 @@
-"""Jitted functions by the text of their module, which is run when Triton has to compile them.
+"""Modules of jitted functions by their text, which is run only when Triton has to compile them.
 
-Generated modules are real files, as Triton needs them: readable, cached on disk, atomic.
+Generated modules are real files, as Triton needs them: readable, cached on disk, written at once.
+
+The compiler gets Gluon kernels `outlined`: the body of each long loop is a function of its own.
+Triton visits the body of a loop twice, first to find what it carries, and so the body of a nested
+loop four times; a function it visits once, and then inlines it.  For kernels of a thousand lines
+this is most of their compilation.  The machine code stays as long; of Triton's own kernels some of
+AMD's grew.
 """
 
 from __future__ import annotations
@@ -13,14 +19,23 @@ import importlib.util
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from torchweft.core.files import home, write
-from torchweft.core.printing.outline import outlined
 
-__all__ = ["Jitted", "as_loaded", "imported", "load", "printed", "state", "text", "written"]
+__all__ = [
+    "Jitted",
+    "as_loaded",
+    "imported",
+    "load",
+    "outlined",
+    "printed",
+    "state",
+    "text",
+    "written",
+]
 
 
 @functools.cache
@@ -178,3 +193,91 @@ def state(module: ModuleType) -> dict[str, object]:
         for name, value in vars(module).items()
         if not name.startswith("__")
     }
+
+
+LONG = 16
+"""Statements of a body from which on it is worth a function."""
+
+
+def outlined(source: str) -> str:
+    """The text of a module of jitted functions, with the bodies of their loops before them."""
+    module = ast.parse(source)
+    found: list[ast.stmt] = []
+    for statement in module.body:
+        if isinstance(statement, ast.FunctionDef):
+            found += _Outline(statement).functions
+        found.append(statement)
+    return ast.unparse(ast.Module(found, []))
+
+
+class _Outline:
+    """The functions that stand for bodies of loops of a kernel, which is changed.
+
+    Attributes:
+        functions: in the order in which they need each other.
+    """
+
+    def __init__(self, kernel: ast.FunctionDef) -> None:
+        self.functions: list[ast.stmt] = []
+        self._name = kernel.name
+        (decorator,) = kernel.decorator_list
+        self._decorator = decorator.func if isinstance(decorator, ast.Call) else decorator
+        parameters = kernel.args.args
+        self._constants = {p.arg for p in parameters if _constexpr(p.annotation)}
+        self._visit(kernel.body, {p.arg for p in parameters})
+
+    def _visit(self, statements: Sequence[ast.stmt], known: set[str]) -> None:
+        """Loops among statements that begin with these names known."""
+        for statement in statements:
+            if isinstance(statement, ast.For | ast.While):
+                self._loop(statement, known)
+            elif isinstance(statement, ast.If):
+                self._visit(statement.body, set(known))
+                self._visit(statement.orelse, set(known))
+            elif isinstance(statement, ast.AnnAssign) and _constexpr(statement.annotation):
+                self._constants |= _stored([statement])
+            known |= _stored([statement])
+
+    def _loop(self, loop: ast.For | ast.While, known: set[str]) -> None:
+        target = _stored([loop.target]) if isinstance(loop, ast.For) else set()
+        unrolled = isinstance(loop, ast.For) and "static_range" in ast.unparse(loop.iter)
+        if unrolled:
+            self._constants |= target
+        self._visit(loop.body, known | target)
+        if unrolled or sum(isinstance(n, ast.stmt) for s in loop.body for n in ast.walk(s)) < LONG:
+            return
+        stored = _stored(loop.body) & known  # a branch may leave them as they were
+        given = sorted(stored | _loaded(loop.body) & (known | target))
+        carried = ", ".join(sorted(stored))
+        name = f"{self._name}_loop{len(self.functions)}"
+        parameters = ", ".join(f"{n}: tl.constexpr" if n in self._constants else n for n in given)
+        function = _parsed(
+            f"def {name}({parameters}): {f'return {carried}' if carried else 'pass'}"
+        )
+        assert isinstance(function, ast.FunctionDef)
+        function.decorator_list = [self._decorator]
+        function.body[:0] = loop.body
+        self.functions.append(function)
+        call = f"{name}({', '.join(given)})"
+        loop.body = [_parsed(f"{carried} = {call}" if carried else call)]
+
+
+def _parsed(text: str) -> ast.stmt:
+    (statement,) = ast.parse(text).body
+    return statement
+
+
+def _constexpr(annotation: ast.expr | None) -> bool:
+    return annotation is not None and "constexpr" in ast.unparse(annotation)
+
+
+def _names(nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
+    return (n for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name))
+
+
+def _stored(nodes: Sequence[ast.AST]) -> set[str]:
+    return {n.id for n in _names(nodes) if isinstance(n.ctx, ast.Store)}
+
+
+def _loaded(nodes: Sequence[ast.AST]) -> set[str]:
+    return {n.id for n in _names(nodes) if isinstance(n.ctx, ast.Load)}

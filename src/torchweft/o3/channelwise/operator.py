@@ -17,9 +17,9 @@ from torch import Tensor
 
 from torchweft.core.backend import choose
 from torchweft.core.explain import record_cost, recording
-from torchweft.core.operators import autocast
 from torchweft.core.operators.tensor_list import CachedCall, ListOperator, Rest, Results, Tensors
 from torchweft.core.operators.tensor_list import Call as Door
+from torchweft.core.private import any_autocast
 from torchweft.errors import BackendError, ShapeError
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, gradient, read_call, tangent, trimmed
@@ -111,7 +111,7 @@ class Contraction:
         values = [t.contiguous() for t in tensors[:count]]
         tables = unpack(tensors[count:], present, num_x, num_z, num_edges)
         run: Run = _executor(structure, call, values[0], num_edges, backend).run
-        if autocast.active():  # it must not narrow the products inside a body
+        if any_autocast():  # it must not narrow the products inside a body
             with torch.autocast(values[0].device.type, enabled=False):
                 results = run(read(structure), what, values, tables, shared)
         else:

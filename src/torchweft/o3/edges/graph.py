@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
-from torchweft.core.operators.operator import compiling, unwatched, watched
-from torchweft.core.operators.transforms import below_transforms
+from torchweft.core.operators.operator import below_transforms, compiling, unwatched, watched
 from torchweft.core.tables.segments import SLICE, Slices, cut, indptr_of, narrow, sort_rows
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError

@@ -31,13 +31,19 @@ from torch import Tensor
 from torchweft.core.backend import interpreted
 from torchweft.core.operators.operator import (
     Operator,
+    below_transforms,
     compiling,
     constant_when_compiling,
     unwatched,
 )
 from torchweft.core.operators.tensor_list import Call as Door
-from torchweft.core.operators.tensor_list import ListOperator, Rest, Results, Tensors
-from torchweft.core.operators.transforms import below_transforms, mapped_as_rows
+from torchweft.core.operators.tensor_list import (
+    ListOperator,
+    Rest,
+    Results,
+    Tensors,
+    mapped_as_rows,
+)
 from torchweft.core.tables.segments import indptr_of, sort_rows
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import IndexRangeError

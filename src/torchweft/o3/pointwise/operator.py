@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from torchweft.core.backend import choose, interpreted
-from torchweft.core.cpu.loop_run import run
+from torchweft.core.cpu.loops import run
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.expressions.program import Program
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operator import compiling, unwatched
-from torchweft.core.operators.program_rule import ProgramRule
 from torchweft.core.operators.tensor_list import (
     CachedCall,
     Call,
     ListOperator,
+    ProgramRule,
     Rest,
     Results,
     Tensors,
+    mapped_as_rows,
 )
-from torchweft.core.operators.transforms import mapped_as_rows
 from torchweft.o3.backends import chosen_backend, executor, refuse_backend
 from torchweft.o3.pointwise.programs import row_program
 from torchweft.o3.pointwise.source import varying

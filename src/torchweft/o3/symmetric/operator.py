@@ -14,11 +14,11 @@ from torch import Tensor
 
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators.operator import compiling
-from torchweft.core.operators.program_rule import ProgramRule
 from torchweft.core.operators.tensor_list import (
     CachedCall,
     Call,
     ListOperator,
+    ProgramRule,
     Rest,
     Results,
     Tensors,

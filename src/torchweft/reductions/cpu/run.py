@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchweft.core.cpu.threads import share
+from torchweft.core.cpu.loops import share
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.printing.modules import load
 from torchweft.reductions.call.layout import Blocks, Options, Sizes

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torchweft.core.expressions.expr import Expr, add, apply, const, leaf, multiply, reachable
-from torchweft.core.expressions.hoist import rebuilt
+from torchweft.core.expressions.rewrite import rebuilt
 from torchweft.core.printing.dialect import Dialect, indented
 from torchweft.reductions.formula.node import Node, is_zero
 from torchweft.reductions.scalars.exponents import Moments, Term, moments

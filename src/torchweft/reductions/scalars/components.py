@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torchweft.core.expressions.expr import Expr, leaf, reachable
-from torchweft.core.expressions.hoist import rebuilt
+from torchweft.core.expressions.rewrite import rebuilt
 from torchweft.core.printing.dialect import Dialect
 from torchweft.reductions.formula.lowering import AXES, operand
 from torchweft.reductions.formula.node import Node

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 
 from torchweft.core.expressions.expr import Expr, leaf, reachable
-from torchweft.core.expressions.hoist import rebuilt
 from torchweft.core.expressions.program import Operand, Output, Program
+from torchweft.core.expressions.rewrite import rebuilt
 from torchweft.core.printing.dialect import Dialect
 from torchweft.core.printing.schedule import schedule
 from torchweft.reductions.formula.lowering import operand

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torchweft.core.expressions.expr import Expr, const, leaf, multiply, reachable
-from torchweft.core.expressions.hoist import rebuilt
+from torchweft.core.expressions.rewrite import rebuilt
 from torchweft.reductions.formula.lowering import factors_of, operand
 from torchweft.reductions.formula.node import PRIMITIVES, Node
 from torchweft.reductions.formula.node import reachable as nodes_of

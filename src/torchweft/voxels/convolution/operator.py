@@ -31,9 +31,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.fused import FusedOperator, Gradients
 from torchweft.core.operators.operator import (
     Call,
+    FusedOperator,
+    Gradients,
     Operator,
     compiling,
     forward_level,

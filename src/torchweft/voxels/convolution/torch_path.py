@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchweft.core.operators import autocast
+from torchweft.core.private import any_autocast
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
 from torchweft.voxels.grid.mirror import whole
@@ -86,7 +86,7 @@ def convolve(
     if len(table) != len(weight):
         table = whole(table, order, len(weight))
     weight = weight.flip(0) if flip else weight
-    with _untouched(x) if autocast.active() else _nothing:
+    with _untouched(x) if any_autocast() else _nothing:
         data = _data_of(table)
         sums = _folded_sums if _is_folded(x, weight.shape, data, groups) else _sums
         for begin, total in sums(x, weight, table, data, groups):
@@ -128,7 +128,7 @@ def weight_gradient(
     if offsets is not None and len(table) != offsets:
         table = whole(table, order, offsets)
     shape = (table.shape[0], x.shape[1] // groups, g.shape[1])
-    with _untouched(x) if autocast.active() else _nothing:
+    with _untouched(x) if any_autocast() else _nothing:
         data = _data_of(table)
         gradient = _folded_gradient if _is_folded(x, shape, data, groups) else _gradient
         return gradient(x, g, table, data, order, groups).to(x.dtype)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operator import compiling
-from torchweft.core.operators.transforms import below_transforms
+from torchweft.core.operators.operator import below_transforms, compiling
 from torchweft.core.tables.tensor_cache import TensorCache
 
 __all__ = ["whole"]

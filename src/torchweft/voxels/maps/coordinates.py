@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.backend import choose
-from torchweft.core.operators.operator import outside_graphs
-from torchweft.core.operators.transforms import below_transforms
+from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid.geometry import Geometry
 from torchweft.voxels.grid.host_flags import Flags

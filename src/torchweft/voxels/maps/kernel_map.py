@@ -21,8 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operator import compiling, outside_graphs
-from torchweft.core.operators.transforms import below_transforms
+from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import IndexRangeError, ShapeError
 from torchweft.voxels.grid.geometry import Geometry
