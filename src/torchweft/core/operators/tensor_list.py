@@ -57,7 +57,7 @@ class CachedCall(tuple[Any, ...]):
     floats: int
     prepare: Callable[[Tensors, Rest], Body]
     body: Body | None
-    derived: dict[str, CachedCall]
+    derived: dict[Any, Any]
     begun: bool
 
     def __new__(
@@ -388,14 +388,14 @@ def _given(tensors: Tensors, found: MaybeTensors, sizes: Sequence[int]) -> tuple
 
 def _followed(rest: Rest, step: str, floats: int) -> Rest:
     """The arguments of a derived call, cached with those of a cached call."""
-    if type(rest) is CachedCall and step in rest.derived:
-        return rest.derived[step]
     name, *others = rest
     derived = (f"{name} | {step}", *others)
     if type(rest) is not CachedCall:
         return derived
-    rest.derived[step] = CachedCall(derived, floats, rest.prepare)
-    return rest.derived[step]
+    if step not in rest.derived:
+        rest.derived[step] = CachedCall(derived, floats, rest.prepare)
+    known: CachedCall = rest.derived[step]
+    return known
 
 
 def mapped_as_rows(
