@@ -45,10 +45,9 @@ def apply(
     input2: Tensor | None,
     scale: Tensor | None,
     tables: Tables,
-    *,
+    backend: str | None,
     accumulate: bool = False,
     out_size: int | None = None,
-    backend: str | None = None,
 ) -> Tensor:
     """The product `op` (a public name, or "scale") over index tables: check, size, dispatch."""
     if any_autocast():
@@ -164,16 +163,8 @@ def _scale_gather(op: str) -> Function:
         out_size: int | None = None,
         backend: str | None = None,
     ) -> Tensor:
-        result = apply(
-            op,
-            input1,
-            input2,
-            scale,
-            Tables(index1, index2, seg, gather_index, index_out),
-            accumulate=out_accumulated,
-            out_size=out_size,
-            backend=backend,
-        )
+        tables = Tables(index1, index2, seg, gather_index, index_out)
+        result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
         if out is None:
             return result
         check_out(out, result)
@@ -195,24 +186,9 @@ def _sparse(op: str) -> Function:
     ) -> Tensor:
         if not isinstance(info_fwd, SparseProductInfo):
             raise _not_an_info("info_fwd", info_fwd, "SparseProductInfo")
-        tables = Tables(
-            info_fwd.index1,
-            info_fwd.index2,
-            info_fwd.seg_out,
-            info_fwd.gather_index,
-            info_fwd.index_out,
-        )
-        scale = _cast(info_fwd.scale, input1)
-        result = apply(
-            op,
-            input1,
-            input2,
-            scale,
-            tables,
-            accumulate=out_accumulated,
-            out_size=info_fwd.out_size,
-            backend=backend,
-        )
+        factors, *given, out_size = info_fwd
+        scale, tables = _cast(factors, input1), Tables(*given)
+        result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
         _check_backward("info_bwd1", info_bwd1, input1, LAYOUTS[op][0])
         _check_backward("info_bwd2", info_bwd2, input2, LAYOUTS[op][1])
         return result
@@ -231,12 +207,12 @@ def _thin(op: str) -> Iterator[tuple[str, str, Function]]:
         *,
         backend: str | None = None,
     ) -> Tensor:
-        return apply(op, input1, input2, None, Tables(index1, index2), backend=backend)
+        return apply(op, input1, input2, None, Tables(index1, index2), backend)
 
     def segment(
         input1: Tensor, input2: Tensor, seg: Tensor, *, backend: str | None = None
     ) -> Tensor:
-        return apply(op, input1, input2, None, Tables(seg=seg), backend=backend)
+        return apply(op, input1, input2, None, Tables(seg=seg), backend)
 
     def indexed_segment(accumulate: bool) -> Function:
         def function(
@@ -249,7 +225,7 @@ def _thin(op: str) -> Iterator[tuple[str, str, Function]]:
             backend: str | None = None,
         ) -> Tensor:
             tables = Tables(index1, index2, seg)
-            return apply(op, input1, input2, None, tables, accumulate=accumulate, backend=backend)
+            return apply(op, input1, input2, None, tables, backend, accumulate)
 
         return function
 
@@ -263,7 +239,7 @@ def _thin(op: str) -> Iterator[tuple[str, str, Function]]:
         *,
         backend: str | None = None,
     ) -> Tensor:
-        return apply(op, input1, input2, scale, Tables(index1, index2, seg), backend=backend)
+        return apply(op, input1, input2, scale, Tables(index1, index2, seg), backend)
 
     yield f"indexed_{op}", "indices alone", indexed
     yield f"{op}_segment", "segments alone", segment
@@ -319,13 +295,13 @@ def sparse_scale(
         raise _not_an_info("info_fwd", info_fwd, "SparseScaleInfo")
     tables = Tables(info_fwd.index, None, info_fwd.seg_out, None, info_fwd.index_out)
     scale = _cast(info_fwd.scale, input)
-    result = apply("scale", input, None, scale, tables, out_size=info_fwd.out_size, backend=backend)
+    result = apply("scale", input, None, scale, tables, backend, out_size=info_fwd.out_size)
     _check_backward("info_bwd", info_bwd, input, LAYOUTS["scale"][0])
     return result
 
 
 def _cast(scale: Tensor | None, like: Tensor) -> Tensor | None:
-    """The scale in the dtype sums are formed in; constants are cast once."""
+    """The scale in the dtype that sums are formed in; constants are cast once."""
     if scale is None or not isinstance(like, Tensor):
         return scale
     dtype = accumulator(like.dtype)
