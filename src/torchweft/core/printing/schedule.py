@@ -97,7 +97,7 @@ class _Scheduler:
         return below + (node.kind == "total")
 
     def _needs(self, node: Expr) -> list[Expr]:
-        """The nodes that are computed before it; forms of one group need all operands of the group."""
+        """The nodes that come before it; a form needs all operands of its group."""
         if node.kind != "form":
             return list(node.args)
         return list(dict.fromkeys(a for member in self.groups[_shared(node)] for a in member.args))
