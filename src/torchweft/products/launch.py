@@ -21,9 +21,10 @@ from torch import Tensor
 
 from torchweft.core.explain import recording
 from torchweft.core.gpu.launcher import Launcher, Tile, current_device
+from torchweft.core.printing.modules import written
 from torchweft.core.tables.plan import Plan, Table
 from torchweft.core.tables.segments import SLICE, Slices, cut
-from torchweft.products import kernels, tiles
+from torchweft.products import tiles
 from torchweft.products.forms import PRODUCTS, accumulator, result_channels
 
 __all__ = ["product"]
@@ -32,6 +33,7 @@ MOST_RECIPES = 256
 """Recipes that a plan keeps, one for each combination of shapes, strides and dtypes."""
 
 INT32_MAX = 2**31 - 1
+KERNELS = "torchweft.products.kernels"
 SPLIT_BLOCK = 1024  # numbers that one program splits
 
 
@@ -353,7 +355,7 @@ def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) ->
     y_strides = (*y_strides[:2], *(0,) * (4 - len(y_strides)), *y_strides[2:])
     wide = _is_wide(call, table, lead * rows * width, inner)
     launcher = Launcher(
-        kernels.rows_kernel,
+        written(KERNELS, "rows_kernel"),
         blocks * num_c,
         (split.indptr, table.index1, table.index2, table.term),
         (call.batch or 1, lead, rows, split.part, width, *x.strides, *y_strides),
@@ -382,7 +384,7 @@ def _outer(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
     lead = split.lead or 1
     wide = _is_wide(call, table, lead * split.rows * c * d)
     launcher = Launcher(
-        kernels.outer_kernel,
+        written(KERNELS, "outer_kernel"),
         lead * split.rows * programs,
         (split.indptr, table.index1, table.index2, table.term),
         (call.batch or 1, split.rows, split.part, c, d, *call.x.strides, *y.strides),
@@ -401,13 +403,13 @@ def _vecmat_batch(steps: list[Step], call: Call, table: Table) -> None:
     block_n, _, block_c = tile.blocks
     batch, precision = call.batch, _precision(call)
     wide = _is_wide(call, table, batch * table.num_rows * columns)
-    kernel: Any = kernels.vecmat_batch_kernel
+    kernel: Any = written(KERNELS, "vecmat_batch_kernel")
     constants: tuple[Any, ...] = (wide, precision)
     part: tuple[int, ...] = ()
     size = math.prod(call.second.shape)
     if precision == "bf16x6" and 8 * size <= math.prod(call.x.shape):  # little beside x
         call = call._replace(y=_parts_of(steps, call.second))
-        kernel, constants, part = kernels.vecmat_parts_kernel, (wide,), (size,)
+        kernel, constants, part = written(KERNELS, "vecmat_parts_kernel"), (wide,), (size,)
     launcher = Launcher(
         kernel,
         -(-batch // block_n) * table.num_rows * -(-columns // block_c),
@@ -424,7 +426,9 @@ def _parts_of(steps: list[Step], y: Operand) -> Operand:
     rows, inner, columns = y.shape
     programs = -(-rows * inner * columns // SPLIT_BLOCK)
     numbers = (rows, inner, columns, *y.stride)
-    launcher = Launcher(kernels.split_kernel, programs, (), numbers, (), Tile((SPLIT_BLOCK,)))
+    launcher = Launcher(
+        written(KERNELS, "split_kernel"), programs, (), numbers, (), Tile((SPLIT_BLOCK,))
+    )
     steps.append(Step(launcher, (y.source,), (3, rows, columns, inner), torch.bfloat16, False))
     stride = (inner * columns, 1, inner)
     return y._replace(source=len(steps) + 2, stride=stride, dtype=torch.bfloat16)
@@ -449,7 +453,7 @@ def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None
     rows = result.num_rows if direct else plan.num_entries
     size = (call.batch or 1) * rows * columns
     launcher = Launcher(
-        kernels.vecmat_group_kernel,
+        written(KERNELS, "vecmat_group_kernel"),
         (call.batch or 1) * num_tiles * -(-columns // block_c),
         (indptr, owner, table.index1, table.index2, table.term),
         (rows, num_tiles, inner, columns, *call.x.strides, *call.second.strides),

@@ -4,8 +4,7 @@
     <home>/machine/<key>: sha256 of the rest (32 bytes), a line of JSON, the code
 
 function: the text of its module and of the torchweft modules that it imports, as long as these
-modules hold what their texts say; for a function that Triton has made already, its source, the
-sources of all functions it calls, and the present values of the constants they read.
+modules hold what their texts say.
 arguments: values of constants; dtypes, alignment and widths of the others, as Triton distinguishes
 them.  Triton's own key contains the same, and reads its installation of 400 MB for it.
 
@@ -31,7 +30,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -158,15 +156,22 @@ def _debugged() -> bool:
     return any(any(vars(getattr(knobs, group)).values()) for group in KNOBS if knobs)
 
 
-# the function: texts of modules that may not be imported yet, or a function of Triton
+# the function: texts of modules, which may not be imported yet
 
 
-def _made_of(kernel: Any) -> Iterator[Any]:
-    if isinstance(kernel, Jitted):
-        yield kernel.__name__
-        yield from _texts(kernel.src, set())
-    else:
-        yield from _function(kernel, set())
+def _made_of(kernel: Any) -> Iterator[str]:
+    source = kernel.src if isinstance(kernel, Jitted) else _text_of(kernel)
+    yield kernel.__name__
+    yield from _texts(source, set())
+
+
+def _text_of(kernel: Any) -> str:
+    """The text of the module of a function that Triton has made, if nothing in it was replaced."""
+    name = getattr(getattr(kernel, "fn", None), "__module__", "")
+    module = sys.modules.get(name)
+    if module is None or state(module) != as_loaded.get(name):
+        raise _UnknownError
+    return pathlib.Path(str(module.__file__)).read_text()
 
 
 def _texts(source: str, seen: set[str]) -> Iterator[str]:
@@ -201,51 +206,6 @@ IMPORT = re.compile(r"^ *(?:from +([\w.]+) +import\b|import +([\w.]+)( *,)?)", r
 
 KNOWN = frozenset(("triton", "torchweft", *sys.stdlib_module_names))
 """Packages whose modules are in the key, or do not affect code."""
-
-
-def _function(kernel: Any, seen: set[int]) -> Iterator[Any]:
-    """The sources of a function and of the functions it calls, and the constants they read."""
-    if id(kernel) in seen:
-        return
-    seen.add(id(kernel))
-    if not hasattr(type(kernel), "cache_key"):
-        raise _UnknownError
-    function = kernel.fn
-    yield kernel.__name__, kernel.src, _plain(function.__defaults__)
-    cells = (cell.cell_contents for cell in function.__closure__ or ())
-    closure = dict(zip(function.__code__.co_freevars, cells, strict=True))
-    known = function.__globals__ | closure
-    for name in (*closure, *_names(function.__code__)):
-        if name in known:
-            yield name
-            yield from _value(known[name], seen)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """All names that a function looks up, including attributes."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _value(value: Any, seen: set[int]) -> Iterator[Any]:
-    if _of_triton(value):
-        return  # its version is in the key
-    if hasattr(type(value), "cache_key"):  # a jitted function
-        yield from _function(value, seen)
-    elif type(value).__name__ == "constexpr":
-        yield "constexpr", _plain(value.value)
-    else:
-        yield _plain(value)
-
-
-def _of_triton(value: Any) -> bool:
-    """Whether a value is a module, a function or a class of Triton."""
-    if isinstance(value, ModuleType):
-        return value.__name__.partition(".")[0] in ("triton", "math")
-    named = hasattr(value, "__qualname__")  # constants are not
-    return named and str(value.__module__).partition(".")[0] == "triton"
 
 
 def _plain(value: Any) -> Any:

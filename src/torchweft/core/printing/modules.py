@@ -38,6 +38,10 @@ __all__ = [
 ]
 
 
+as_loaded: dict[str, dict[str, object]] = {}
+"""The state of each module right after it was loaded for a jitted function."""
+
+
 @functools.cache
 def load(name: str, source: str) -> ModuleType:
     """The module of a generated source, a file of the disk cache.
@@ -54,6 +58,7 @@ def load(name: str, source: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # numba's cache looks up the module of a function
     spec.loader.exec_module(module)
+    as_loaded[module_name] = state(module)
     return module
 
 
@@ -180,10 +185,6 @@ def text(module: str) -> str:
     if spec is None or spec.origin is None or spec.submodule_search_locations is not None:
         raise ImportError(f"{module} is no module: name the file that holds the function")
     return pathlib.Path(spec.origin).read_text()
-
-
-as_loaded: dict[str, dict[str, object]] = {}
-"""The state of each module right after it was imported for a jitted function."""
 
 
 def state(module: ModuleType) -> dict[str, object]:
