@@ -86,7 +86,7 @@ def test_a_disk_that_takes_nothing_costs_only_time(driver, monkeypatch, tmp_path
 
 
 def test_what_nobody_reads_for_a_season_is_deleted(driver):
-    old = time.time() - 2 * binaries.SEASON
+    old = time.time() - 2 * binaries.SECONDS_KEPT
     for key in ("read", "left", "young"):
         binaries.store(key, CODE)
     for key in ("read", "left"):

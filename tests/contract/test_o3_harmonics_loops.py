@@ -187,7 +187,7 @@ def test_what_torch_serves(monkeypatch):
 
 
 def test_no_rows():
-    (found,) = torch.ops.torchweft.o3_rows_raw([torch.ones(0, 6)[:, :3]], "harmonics 0,1 1 norm")
+    (found,) = torch.ops.torchweft.o3_rows([torch.ones(0, 6)[:, :3]], "harmonics 0,1 1 norm")
     assert found.shape == (0, 4)
 
 

@@ -43,9 +43,9 @@ __all__ = [
 any_autocast = torch._C._is_any_autocast_enabled
 dispatch_modes = torch._C._len_torch_dispatch_stack
 forward_level: Callable[[], int] = functools.partial(attrgetter("_current_level"), forward_ad)
-"""The level of forward derivatives, -1 outside of all; no Python function, calls are counted."""
+"""The level of forward-mode AD, -1 outside; not a Python function, since it is called often."""
 get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-"""The index of the current GPU, without a look whether CUDA was set up."""
+"""The index of the current GPU, without a check that CUDA is initialized."""
 raw_stream: Callable[[int], Any] = getattr(
     torch._C, "_cuda_getCurrentRawStream", torch.cuda.current_stream
 )
@@ -59,7 +59,7 @@ will_execute = torch._C._will_engine_execute_node
 def pack_args(
     kernel: Any, backend: Any, options: dict[str, Any], bound: dict[str, Any], specialization: Any
 ) -> tuple[Any, ...]:
-    """Of a call of a Triton kernel: options, signature, constants, attributes."""
+    """Options, signature, constants and attributes of a call of a Triton kernel."""
     packed: tuple[Any, ...] = kernel._pack_args(backend, options, bound, specialization, None)
     return packed
 
@@ -89,12 +89,12 @@ RANGES = {
     "triton": ((3, 6), (3, 9)),
     "numba": ((0, 68), (0, 68)),
 }
-"""The first and the last version, (major, minor), that was tested.  `.ci/newest` tries Triton's."""
+"""First and last tested version, (major, minor).  `.ci/newest` tests the newest Triton."""
 
 FAST_LAUNCH = ((3, 6),)
-"""Triton versions whose stages and machine code core/gpu knows: compiled without Triton's driver,
-kept on disk by torchweft and launched through CUDA's driver.  Any other Triton does all of it
-itself: the same results, later."""
+"""Triton versions whose stages and machine code core/gpu supports: kernels are compiled without
+Triton's driver, cached on disk by torchweft and launched through CUDA's driver.  Other versions of
+Triton compile, cache and launch themselves: the same results, later."""
 
 
 def is_tested(package: str, version: str) -> bool:

@@ -31,7 +31,7 @@ from torch import Tensor
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.expr import SLOTS, reachable
 from torchweft.core.expressions.program import Program
-from torchweft.core.printing.dialect import Assign, Contract, Dialect, Sums
+from torchweft.core.printing.dialect import Assign, Contract, Dialect, Sums, indented
 from torchweft.core.printing.modules import load
 from torchweft.core.printing.schedule import schedule
 
@@ -39,7 +39,7 @@ __all__ = ["Loop", "printed", "run", "share", "terms"]
 
 
 STRAIGHT = 200
-"""Terms of a program that are printed one by one: more take long to compile, for a few per cent."""
+"""Most terms of a program that are printed one by one; more would compile long for little gain."""
 
 _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -90,16 +90,8 @@ def sign(x):
 
 """
 
-_DIALECT = Dialect(
-    {
-        **{
-            f: f"{f}({{}})" for f in ("exp", "normal_cdf", "sigmoid", "reciprocal", "sqrt", "rsqrt")
-        },
-        **{f: f"{f}({{}})" for f in ("abs", "sign")},
-    },
-    lambda of: [],
-    lambda name, component: [],
-)
+_FUNCTIONS = ("exp", "normal_cdf", "sigmoid", "reciprocal", "sqrt", "rsqrt", "abs", "sign")
+_DIALECT = Dialect({f: f"{f}({{}})" for f in _FUNCTIONS}, lambda of: [], lambda name, component: [])
 
 
 class Loop(NamedTuple):
@@ -108,14 +100,14 @@ class Loop(NamedTuple):
     Args:
         source: defines `kernel(first, last, parts, num_rows, features, num_row, num_feature,
             layout, places, pairs, terms, coefficients, *inputs, *outputs)` for some of the tasks.
-        inputs: the operands that it reads, by their place among the program's.
-        whole_rows: whether a task is a part of the rows, or that for one tile of the features.
-        layout: five integers for each input (slot, components, their strides to come), result
-            (with strides to come too, unless it is summed) and phase, see `loop_parts`.
+        inputs: positions, among the program's inputs, of those that it reads.
+        whole_rows: whether a task is a part of the rows; else it is one tile of features of it.
+        layout: five integers for each input (slot, components, and strides that are filled in
+            later), result (likewise, unless it is summed) and phase, see `loop_parts`.
         places: the slot of each component of each result, -1 for zero.
-        pairs: slots of what is summed over features, and of the sums.
-        terms: slots (factor, factor, weight or -1, target) of the terms that are walked.
-        coefficients: theirs.
+        pairs: slots of values that are summed over features, and of the sums.
+        terms: slots (factor, factor, weight or -1, target) of the terms that `walk` evaluates.
+        coefficients: coefficients of these terms.
     """
 
     source: str
@@ -132,7 +124,7 @@ Step = Assign | Sums | Contract
 
 
 class _Phase(NamedTuple):
-    """Steps that one loop over positions takes, or one `Sums`, or one walked `Contract`."""
+    """Steps of one loop over positions, or one `Sums`, or one `Contract` evaluated by `walk`."""
 
     steps: list[Step]
     lines: list[str]
@@ -142,7 +134,7 @@ class _Phase(NamedTuple):
 
 @functools.cache
 def _parts_version() -> str:
-    """Of the functions that a loop calls: its compiled form on disk holds theirs."""
+    """Hash of the functions that a loop calls: its compiled form on disk contains them."""
     text = pathlib.Path(__file__).with_name("loop_parts.py").read_bytes()
     return hashlib.sha256(text).hexdigest()[:16]
 
@@ -153,8 +145,8 @@ def printed(program: Program, dtype: str, contiguous: bool = False) -> Loop:
 
     Args:
         program: what to compute.
-        dtype: the name of numpy's type.
-        contiguous: whether each component of each operand is a run of numbers, one row.
+        dtype: name of numpy's type.
+        contiguous: whether each operand has one row, and each of its components is contiguous.
     """
     return _Printer(program, contiguous).loop(dtype)
 
@@ -170,7 +162,7 @@ class _Printer:
         alone = (Sums,) if work <= STRAIGHT else (Sums, Contract)
         self.phases = [_phase(steps, alone) for steps in _split(self.steps, alone)]
         self.shown = {name for result in self.results for name in result.names if name}
-        # a result that is an operand goes through a slot
+        # a result that is an operand needs a slot
         straight = all(phase.lines and self.shown <= phase.defined for phase in self.phases)
         self.in_place = contiguous and straight and len(self.phases) == 1
         self.slots: dict[str, int] = {}
@@ -178,7 +170,7 @@ class _Printer:
         self._give_slots()
 
     def _give_slots(self) -> None:
-        """Operands and sums over rows in order, then what one phase leaves for another."""
+        """Slots for operands and sums over rows, then for values passed between phases."""
         for i in [] if self.in_place else self.used:
             operand = self.program.inputs[i]
             for c in range(operand.size):
@@ -188,7 +180,7 @@ class _Printer:
                 self._slot(f"{name}[{c}]")
         needed = self.shown.union(*(phase.read for phase in self.phases))
         for phase in self.phases:
-            # walked results stand together, to be zeroed at once
+            # results of `walk` are adjacent, to be zeroed at once
             kept = phase.defined if not phase.lines else phase.defined & needed
             for name in sorted(kept):
                 self._slot(name)
@@ -218,7 +210,7 @@ class _Printer:
         return Loop(source, tuple(self.used), self.whole_rows, *tables)
 
     def _span(self, *numbers: int) -> str:
-        """A further row of the layout, by its text."""
+        """Add a row to the layout; returns the text that refers to it."""
         self.layout.append((*numbers, *[0] * (5 - len(numbers))))  # type: ignore[arg-type]
         return f"layout[{len(self.layout) - 1}]"
 
@@ -243,14 +235,14 @@ class _Printer:
             "        height = max(1, TILE // span)",
             "        end = (part + 1) * num_rows // parts",
         )
-        yield from _indented(self._prepare(), 2)
+        yield from indented(self._prepare(), 2)
         yield "        for row in range(part * num_rows // parts, end, height):"
         yield "            rows = min(height, end - row)"
-        yield from _indented(self._tile(), 3)
-        yield from _indented(self._finish(), 2)
+        yield from indented(self._tile(), 3)
+        yield from indented(self._finish(), 2)
 
     def _loads(self, by_row: bool) -> Iterator[str]:
-        """Load the operands with rows, or those without: for every row of a tile."""
+        """Load the operands with rows, or those without, for every row of a tile."""
         rows = "row, at, rows, width" if by_row else "0 * row, at, height, width"
         for place, i in enumerate(self.used):
             operand = self.program.inputs[i]
@@ -258,7 +250,7 @@ class _Printer:
                 yield f"load(block, layout[{place}], in_{operand.name}, {rows})"
 
     def _views(self) -> Iterator[str]:
-        """Where the components lie that are read in place."""
+        """Views of the components that are read in place."""
         for place, i in enumerate(self.used):
             operand = self.program.inputs[i].name
             for c in range(self.program.inputs[i].size):
@@ -267,7 +259,7 @@ class _Printer:
                     yield f"given_{operand}{c} = in_{operand}[{start} : {start} + width]"
 
     def _prepare(self) -> Iterator[str]:
-        """What a task loads once; zeros for its sums."""
+        """Load what a task reads once, and zero its sums."""
         lines = list(self._loads(by_row=False))
         for name, number in self.sums.items():
             lines.append(f"clear(block, {self._span(self.slots[f'{name}[0]'], number)})")
@@ -276,7 +268,7 @@ class _Printer:
             yield from _of_blocks(lines)
 
     def _tile(self) -> Iterator[str]:
-        """Load, all phases, store; whatever lies between two sums is done block by block."""
+        """Load, all phases, store; the lines between two sums over features run block by block."""
         given = self._views() if self.in_place else self._loads(by_row=True)
         lines = ["count = rows * width", *given]
         for phase in self.phases:
@@ -306,7 +298,7 @@ class _Printer:
             slot = self.slots.get(name)
             value = f"given_{name}[q]" if slot is None else f"block[{slot} * TILE + q]"
             yield f"    {name} = {value}"
-        yield from _indented(phase.lines, 1)
+        yield from indented(phase.lines, 1)
         for name in sorted(phase.defined & self.slots.keys()):
             yield f"    block[{self.slots[name]} * TILE + q] = {name}"
 
@@ -342,18 +334,14 @@ def _of_blocks(lines: Iterable[str]) -> Iterator[str]:
         "    block = tile[b * size : (b + 1) * size]",
         "    at, width = start + b * TILE, min(TILE, span - b * TILE)",
     )
-    yield from _indented(lines, 1)
+    yield from indented(lines, 1)
 
 
-def _indented(lines: Iterable[str], depth: int) -> Iterator[str]:
-    return (" " * (4 * depth) + line for line in lines)
+StepTypes = tuple[type[Step], ...]
 
 
-Kinds = tuple[type[Step], ...]
-
-
-def _split(steps: Iterable[Step], alone: Kinds) -> Iterator[list[Step]]:
-    """Runs of steps that are printed position by position; those of some kinds alone."""
+def _split(steps: Iterable[Step], alone: StepTypes) -> Iterator[list[Step]]:
+    """Runs of steps for one loop over positions; each step of the types `alone` by itself."""
     run: list[Step] = []
     for step in steps:
         if isinstance(step, alone):
@@ -367,7 +355,7 @@ def _split(steps: Iterable[Step], alone: Kinds) -> Iterator[list[Step]]:
         yield run
 
 
-def _phase(steps: list[Step], alone: Kinds) -> _Phase:
+def _phase(steps: list[Step], alone: StepTypes) -> _Phase:
     step = steps[0]
     if isinstance(step, Sums):
         return _Phase(steps, [], set(step.of), set(step.of.values()))
@@ -379,26 +367,26 @@ def _phase(steps: list[Step], alone: Kinds) -> _Phase:
     defined = {line.partition(" ")[0] for line in lines}
     read = {name for line in lines for name in _IDENTIFIER.findall(line)}
     known = {"num_row", "num_feature", *_DIALECT.functions}
-    # numba takes a literal for a double
+    # numba types a literal as a double
     typed = [_NUMBER.sub(lambda found: f"real({found[0]})", line) for line in lines]
     return _Phase(steps, typed, defined, read - defined - known)
 
 
-SERIAL = 2**20
+SERIAL_WORK = 2**20
 """Multiplications below which one thread is faster."""
 
-PARTS = 64
-"""Most parts that rows are cut into: to share among threads, and one partial sum each."""
+MOST_PARTS = 64
+"""Most parts of the rows, which threads share; each has its own partial sums."""
 
 Array = np.ndarray[Any, Any]
-Shape = tuple[int, int, int, Any, Any]
-Run = Callable[[int, int], None]
+LoopShape = tuple[int, int, int, Any, Any]
+TaskRange = Callable[[int, int], None]
 
 
 @functools.lru_cache(maxsize=1024)
 def terms(program: Program) -> int:
-    """About how many multiplications a position takes."""
-    nodes = reachable(e for output in program.outputs for e in output.components)
+    """Approximate number of multiplications per position."""
+    nodes = reachable(program.roots())
     return sum(len(n.data.form.terms) if n.kind == "form" else n.kind == "mul" for n in nodes)
 
 
@@ -412,12 +400,12 @@ def run(
     """The results of a program, the same bits on any number of threads.
 
     Args:
-        program: what is computed.
+        program: the program.
         dtype: float32 or float64, in which it computes.
-        size: how many rows and features there are.
+        size: number of rows and of features.
         inputs: (components, rows or 1, features or 1) each, of any strides and either dtype.
-        results: what is written, (components, rows, features) of any strides and either dtype;
-            None for sums over rows, which are new.
+        results: tensors to write to, (components, rows, features) of any strides and either dtype;
+            None for sums over rows, which are returned as new tensors.
     """
     rows, features = size
     name = str(dtype).removeprefix("torch.")
@@ -430,7 +418,7 @@ def run(
         loop = printed(program, name, contiguous=True)
     from torchweft.core.cpu.loop_parts import TILE  # numba need not be installed
 
-    parts = max(1, min(PARTS, num_rows, -(-rows * features // TILE**2)))
+    parts = max(1, min(MOST_PARTS, num_rows, -(-rows * features // TILE**2)))
     outputs = [
         torch.empty(parts, o.operand.size, features, dtype=dtype) if r is None else r
         for o, r in zip(program.outputs, results, strict=True)
@@ -441,7 +429,7 @@ def run(
     arrays = [_storage(t) for t in flat or [*given, *outputs]]
     tasks = parts * (1 if loop.whole_rows else -(-width // TILE))
     work = rows * features * terms(program)
-    threads = 1 if work < SERIAL else torch.get_num_threads()
+    threads = 1 if work < SERIAL_WORK else torch.get_num_threads()
     share(_bound(loop, shape, layout, arrays), tasks, threads)
     summed = [r is None for r in results]
     if recording():
@@ -451,7 +439,7 @@ def run(
 
 
 def _layout(loop: Loop, operands: Sequence[Tensor | None]) -> Array:
-    """The loop's, with the strides of what is read and written; None is a sum."""
+    """The layout of a loop with the strides of its operands; None for sums."""
     layout = np.array(loop.layout, np.int64)
     for place, t in enumerate(operands):
         if t is not None:
@@ -460,8 +448,8 @@ def _layout(loop: Loop, operands: Sequence[Tensor | None]) -> Array:
     return layout
 
 
-def _bound(loop: Loop, shape: Shape, layout: Array, arrays: list[Array]) -> Run:
-    """`run(first, last)` for some of the tasks."""
+def _bound(loop: Loop, shape: LoopShape, layout: Array, arrays: list[Array]) -> TaskRange:
+    """`run(first, last)`, which executes tasks first .. last-1."""
     kernel = load("loop", loop.source).kernel
     tables = (
         np.array(loop.places, np.int64),
@@ -473,13 +461,13 @@ def _bound(loop: Loop, shape: Shape, layout: Array, arrays: list[Array]) -> Run:
 
 
 def _is_pointwise(program: Program, loop: Loop) -> bool:
-    """Whether rows and features are alike to it."""
+    """Whether a loop treats rows and features alike."""
     operands = [program.inputs[i] for i in loop.inputs] + [o.operand for o in program.outputs]
     return not loop.whole_rows and all("row" in operand.axes for operand in operands)
 
 
 def _flattened(tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
-    """Rows and features as one axis, None where some strides do not allow it."""
+    """Rows and features as one axis; None if some strides do not allow it."""
     found = []
     for t in tensors:
         assert t is not None  # no sum is pointwise
@@ -496,18 +484,18 @@ def _flattened(tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
 
 
 def _storage(t: Tensor) -> Array:
-    """The numbers from the tensor's first to its last, whatever lies between."""
+    """The memory from a tensor's first to its last element, with gaps."""
     extent = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     array: Array = t.as_strided((extent,), (1,)).numpy()
     return array
 
 
-RUNS = 4
-"""Runs of tasks for each thread: what a thread that comes late leaves to the others."""
+RUNS_PER_THREAD = 4
+"""Runs of tasks per thread: a thread that starts late leaves its runs to the others."""
 
 
 class _Threads:
-    """A pool that does not survive a fork: the child makes its own."""
+    """A pool that does not survive a fork: the child process creates its own."""
 
     pool: ThreadPoolExecutor | None = None
     size = 0
@@ -516,19 +504,19 @@ class _Threads:
 os.register_at_fork(after_in_child=lambda: setattr(_Threads, "pool", None))
 
 
-def share(run: Callable[[int, int], None], tasks: int, threads: int) -> None:
-    """Tasks in runs; the caller and the pool's threads take the next one until none is left.
+def share(run: TaskRange, tasks: int, threads: int) -> None:
+    """Run tasks in runs; the caller and the pool's threads take the next run until none is left.
 
-    So a thread that comes late, as when its core is taken by a loop of torch's, holds up nobody.
+    So a thread that starts late, as when torch occupies its core, delays no other.
     """
     if threads == 1 or tasks == 1:
         run(0, tasks)
         return
     if _Threads.pool is None or _Threads.size < threads:
         _Threads.pool, _Threads.size = ThreadPoolExecutor(threads), threads
-    number = min(tasks, RUNS * threads)
+    number = min(tasks, RUNS_PER_THREAD * threads)
     ends = [tasks * i // number for i in range(number + 1)]
-    counter = itertools.count()  # takes one step at a time, whoever asks
+    counter = itertools.count()  # atomic under Python's lock
 
     def work() -> None:
         while (i := next(counter)) < number:

@@ -58,8 +58,8 @@ class Operand(NamedTuple):
 
     Args:
         name: a Python identifier that does not end with a digit.
-        size: how many components.
-        axes: the named axes behind the components, in order.
+        size: number of components.
+        axes: the named axes after the components, in order.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Operand(NamedTuple):
     axes: tuple[str, ...]
 
     def leaves(self) -> tuple[Expr, ...]:
-        """Its components."""
+        """The expressions of its components."""
         return tuple(leaf(self.name, c, self.axes) for c in range(self.size))
 
 
@@ -85,20 +85,22 @@ class Program(NamedTuple):
     inputs: tuple[Operand, ...]
     outputs: tuple[Output, ...]
 
+    def roots(self) -> tuple[Expr, ...]:
+        """The components of all outputs."""
+        return tuple(e for output in self.outputs for e in output.components)
+
     def used(self) -> set[str]:
         """The names of the inputs that some output depends on."""
-        nodes = reachable(e for output in self.outputs for e in output.components)
-        return {node.data[0] for node in nodes if node.kind == "leaf"}
+        return {node.data[0] for node in reachable(self.roots()) if node.kind == "leaf"}
 
     def reads(self) -> tuple[bool, ...]:
-        """Which inputs these are."""
+        """For each input, whether some output depends on it."""
         names = self.used()
         return tuple(operand.name in names for operand in self.inputs)
 
     def steps(self) -> int:
-        """Sums and products."""
-        every = (e for output in self.outputs for e in output.components)
-        return sum(node.kind in ("add", "mul") for node in reachable(every))
+        """Number of sums and products."""
+        return sum(node.kind in ("add", "mul") for node in reachable(self.roots()))
 
 
 def mask(flags: Sequence[bool]) -> str:
@@ -107,9 +109,9 @@ def mask(flags: Sequence[bool]) -> str:
 
 
 def vjp(program: Program, needed: str, given: str) -> Program:
-    """The gradients of Σ ⟨cotangent, output⟩ by the inputs marked in `needed`.
+    """The gradients of Σ ⟨cotangent, output⟩ with respect to the inputs marked in `needed`.
 
-    Its inputs are those of the program, then the cotangents of the outputs marked in `given`.
+    Inputs are those of the program, then the cotangents of the outputs marked in `given`.
     """
     every = _pullback(program, given)
     key = f"{program.key} | vjp {needed} {given}"
@@ -118,7 +120,7 @@ def vjp(program: Program, needed: str, given: str) -> Program:
 
 @functools.lru_cache(maxsize=64)
 def _pullback(program: Program, given: str) -> Program:
-    """The gradients by all inputs, which cost no more than those by one."""
+    """The gradients with respect to all inputs, which cost no more than those of one."""
     shown = _marked(program.outputs, given)
     cotangents = _named("g", program, [output.operand for output in shown])
     outputs = [e for output in shown for e in output.components]
@@ -138,8 +140,8 @@ def _pullback(program: Program, given: str) -> Program:
 def jvp(program: Program, given: str) -> Program:
     """The change of every output along tangents of the inputs marked in `given`.
 
-    Its inputs are those of the program, then the tangents.  A derivative is linear in its
-    cotangent: the gradient, by the cotangent, of ⟨tangent, gradient⟩ is the change.
+    Inputs are those of the program, then the tangents.  A gradient is linear in its cotangent: the
+    derivative of ⟨tangent, gradient⟩ with respect to the cotangent is the change.
     """
     tangents = _named("v", program, _marked(program.inputs, given))
     turned = vjp(program, given, "1" * len(program.outputs))
@@ -155,7 +157,7 @@ def jvp(program: Program, given: str) -> Program:
 
 
 def derive(key: str, root: Callable[[str], Program]) -> Program:
-    """The program with a key; `root` gives those that are not derived from another."""
+    """The program with a key; `root` returns programs that are not derived from another."""
     source, bar, step = key.rpartition(" | ")
     if not bar:
         return root(key)
@@ -169,7 +171,7 @@ def _marked(items: Sequence[T], flags: str) -> list[T]:
 
 
 def _named(prefix: str, program: Program, operands: Sequence[Operand]) -> list[Operand]:
-    """Operands like these, with names that no input has: prefix and a letter."""
+    """Operands like these under new names, a prefix and a letter."""
     taken = {operand.name for operand in program.inputs}
     names = (f"{prefix}{letter}" for letter in string.ascii_lowercase)
     free = (name for name in names if name not in taken)
@@ -177,8 +179,8 @@ def _named(prefix: str, program: Program, operands: Sequence[Operand]) -> list[O
 
 
 CHUNK = 2**12
-"""Rows times features evaluated together: below the size from which torch shares one sum among
-threads, whose number would show in its bits."""
+"""Rows times features evaluated together: below the size from which torch splits a sum among
+threads, so that the bits do not depend on their number."""
 
 Value = Tensor | float
 
@@ -195,7 +197,7 @@ _TORCH: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that programs compute in."""
+    """The dtype in which programs compute."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -208,7 +210,7 @@ def lengths(program: Program, inputs: Sequence[Tensor]) -> dict[str, int]:
 
 
 def run(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs: contiguous, in the dtype of the inputs, rounded to it once."""
+    """The outputs, contiguous, in the dtype of the inputs, to which they are rounded once."""
     dtype, size = inputs[0].dtype, lengths(program, inputs)
     wide = accumulator(dtype)
     rows, features = size["row"], size["feature"]
@@ -238,7 +240,7 @@ def run(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 @functools.lru_cache(maxsize=1024)
 def _roots(program: Program) -> tuple[Expr, ...]:
-    return tuple(e for output in program.outputs for e in output.components)
+    return program.roots()
 
 
 def evaluate(
@@ -261,7 +263,7 @@ def evaluate(
 
 @functools.lru_cache(maxsize=1024)
 def _order(outputs: tuple[Expr, ...]) -> list[tuple[Expr, list[Expr]]]:
-    """Each node, arguments first, and the arguments that it is the last to use."""
+    """Each node, arguments first, with the arguments whose last use it is."""
     nodes = reachable(outputs)
     last = {arg: node for node in nodes for arg in node.args}
     last = {arg: node for arg, node in last.items() if arg not in set(outputs)}
@@ -320,7 +322,7 @@ def _stacked(
     leaves: Mapping[str, Tensor],
     like: Tensor,
 ) -> Tensor:
-    """(components, rows or 1, features or 1); an operand as it is without a copy."""
+    """(components, rows or 1, features or 1); a whole operand without a copy."""
     if components[0].kind == "leaf":
         name = components[0].data[0]
         if [e.data for e in components] == [(name, c) for c in range(len(leaves[name]))]:
@@ -333,10 +335,10 @@ class _Group(NamedTuple):
     """The terms with one component of the first factor, by target.
 
     Args:
-        component: of the first factor.
+        component: component of the first factor.
         coefficients: (terms, 1, 1).
         indices: the components of each term in the other factors.
-        targets: the component that each term is added to.
+        targets: the component to which each term is added.
         runs: (target, begin, end) of each target's terms.
     """
 
@@ -348,7 +350,7 @@ class _Group(NamedTuple):
 
 
 def _contract(form: Form, slot: str, operands: Sequence[Tensor | None]) -> Tensor:
-    """∂Q/∂slot, a component of the first factor at a time: few operations however many terms."""
+    """∂Q/∂slot, one component of the first factor at a time: few operations for many terms."""
     factors = [o for o in operands if o is not None]
     first, *others = factors
     shape = torch.broadcast_shapes(*(f.shape[1:] for f in factors))  # type: ignore[no-untyped-call]
@@ -373,36 +375,17 @@ def _contract(form: Form, slot: str, operands: Sequence[Tensor | None]) -> Tenso
 @functools.lru_cache(maxsize=256)
 def _groups(form: Form, slot: str, dtype: torch.dtype, device: torch.device) -> list[_Group]:
     at = SLOTS.index(slot)
-    factors = [i for i, name in enumerate(SLOTS) if name in form.slots and i != at]
-    by_first: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
-    for coefficient, *components in sorted(form.terms, key=lambda term: term[1 + at]):
-        by_first.setdefault(components[factors[0]], []).append((coefficient, tuple(components)))
-    return [
-        _group(component, terms, at, factors[1:], dtype, device)
-        for component, terms in by_first.items()
-    ]
-
-
-def _group(
-    component: int,
-    terms: list[tuple[float, tuple[int, ...]]],
-    at: int,
-    factors: list[int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> _Group:
-    def column(i: int) -> Tensor:
-        return torch.tensor([components[i] for _, components in terms], device=device)
-
-    targets = [components[at] for _, components in terms]
-    coefficients = torch.tensor([c for c, _ in terms], dtype=dtype, device=device)
-    runs = tuple(
-        (t, targets.index(t), targets.index(t) + targets.count(t)) for t in dict.fromkeys(targets)
-    )
-    return _Group(
-        component,
-        coefficients[:, None, None],
-        tuple(column(i) for i in factors),
-        column(at),
-        runs,
-    )
+    first, *others = (i for i, name in enumerate(SLOTS) if name in form.slots and i != at)
+    by_first: dict[int, list[tuple[float, ...]]] = {}
+    for term in sorted(form.terms, key=lambda term: term[1 + at]):
+        by_first.setdefault(int(term[1 + first]), []).append(term)
+    groups = []
+    for component, terms in by_first.items():
+        coefficients, *columns = zip(*terms, strict=True)
+        index = [torch.tensor(column, device=device) for column in columns]
+        targets = columns[at]
+        starts = {t: targets.index(t) for t in dict.fromkeys(targets)}
+        runs = tuple((t, start, start + targets.count(t)) for t, start in starts.items())
+        factors = torch.tensor(coefficients, dtype=dtype, device=device)[:, None, None]
+        groups.append(_Group(component, factors, tuple(index[i] for i in others), index[at], runs))
+    return groups

@@ -33,18 +33,18 @@ from torchweft.core.expressions.program import Operand, Output, Program
 __all__ = ["Hoisted", "hoisted", "rebuilt", "split"]
 
 
-SLOW = ("exp", "normal_cdf", "sigmoid")
+HOISTED_FUNCTIONS = ("exp", "normal_cdf", "sigmoid")
 
-AXES = {"hoisted": ("row", "feature"), "shared": ("feature",)}
-"""The further inputs, by name."""
+HOISTED_AXES = {"hoisted": ("row", "feature"), "shared": ("feature",)}
+"""The axes of the additional inputs, by name."""
 
 
 class Hoisted(NamedTuple):
-    """A program whose last inputs are values of expressions of the others.
+    """A program whose last inputs are values of expressions of the other inputs.
 
     Args:
-        program: what is left.
-        values: the components of each further input.
+        program: the remaining program.
+        values: the components of each additional input.
     """
 
     program: Program
@@ -53,19 +53,18 @@ class Hoisted(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def hoisted(program: Program) -> Hoisted:
-    """The program with its slow functions of the inputs alone as further inputs."""
-    roots = [e for output in program.outputs for e in output.components]
-    nodes = reachable(roots)
+    """The program with its slow functions of the inputs alone as additional inputs."""
+    nodes = reachable(program.roots())
     pointwise: set[Expr] = set()
     for node in nodes:
         simple = node.kind in ("leaf", "const", "count", "add", "mul", *FUNCTIONS)
         if simple and pointwise.issuperset(node.args):
             pointwise.add(node)
-    slow = [node for node in nodes if node.kind in SLOW and node in pointwise]
+    slow = [node for node in nodes if node.kind in HOISTED_FUNCTIONS and node in pointwise]
     operands: list[Operand] = []
     values: list[tuple[Expr, ...]] = []
     replaced: dict[Expr, Expr] = {}
-    for name, axes in AXES.items():
+    for name, axes in HOISTED_AXES.items():
         own = tuple(node for node in slow if node.axes == set(axes))
         if own:
             operand = Operand(name, len(own), axes)
@@ -74,17 +73,23 @@ def hoisted(program: Program) -> Hoisted:
             replaced.update(zip(own, operand.leaves(), strict=True))
     if not operands:
         return Hoisted(program, ())
-    found = rebuilt(roots, replaced)
+    return Hoisted(_replaced(program, "hoisted", operands, replaced), tuple(values))
+
+
+def _replaced(
+    program: Program, step: str, operands: Iterable[Operand], replaced: dict[Expr, Expr]
+) -> Program:
+    """The program with additional inputs in place of some nodes."""
+    found = rebuilt(program.roots(), replaced)
     outputs = tuple(
         Output(output.operand, tuple(found[e] for e in output.components))
         for output in program.outputs
     )
-    inputs = (*program.inputs, *operands)
-    return Hoisted(Program(f"{program.key} | hoisted", inputs, outputs), tuple(values))
+    return Program(f"{program.key} | {step}", (*program.inputs, *operands), outputs)
 
 
 def rebuilt(roots: Iterable[Expr], replaced: dict[Expr, Expr]) -> dict[Expr, Expr]:
-    """What becomes of each node when some are replaced."""
+    """The new node for each node, where some are replaced."""
     found = dict(replaced)
     forms: dict[Expr, tuple[Expr, ...]] = {}
     nodes = reachable(roots)
@@ -118,27 +123,22 @@ FEATURES = {"feature"}
 
 @functools.lru_cache(maxsize=256)
 def split(program: Program) -> tuple[Program, ...]:
-    """The parts, in order: each reads the program's inputs, then the results of those before."""
+    """The parts in order; each reads the program's inputs, then the results of earlier parts."""
     found: list[Program] = []
     while sums := _first_sums(program):
         operand = Operand(_free(program), len(sums), ("row",))
         results = (Output(operand, sums),)
         found.append(Program(f"{program.key} | sums", program.inputs, results))
-        roots = [e for output in program.outputs for e in output.components]
-        new = rebuilt(roots, dict(zip(sums, operand.leaves(), strict=True)))
-        outputs = tuple(
-            Output(output.operand, tuple(new[e] for e in output.components))
-            for output in program.outputs
-        )
-        program = Program(f"{program.key} | rest", (*program.inputs, operand), outputs)
+        replaced = dict(zip(sums, operand.leaves(), strict=True))
+        program = _replaced(program, "rest", (operand,), replaced)
     return (*found, program)
 
 
 def _first_sums(program: Program) -> tuple[Expr, ...]:
-    """The sums over features that wait for no other."""
+    """The sums over features that depend on no other."""
     waits: set[Expr] = set()
     sums = []
-    for node in reachable(e for output in program.outputs for e in output.components):
+    for node in reachable(program.roots()):
         late = not waits.isdisjoint(node.args)
         if node.kind == "total" and node.data == FEATURES and not late:
             sums.append(node)

@@ -4,8 +4,7 @@
     <home>/machine/<key>: sha256 of the rest (32 bytes), a line of JSON, the code
 
 function: the text of its module and of the torchweft modules that it imports, as long as these
-modules hold what their texts say; for a function that Triton has made already, its source, the
-sources of all functions it calls, and the present values of the constants they read.
+modules hold what their texts say.
 arguments: values of constants; dtypes, alignment and widths of the others, as Triton distinguishes
 them.  Triton's own key contains the same, and reads its installation of 400 MB for it.
 
@@ -31,7 +30,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -43,30 +41,30 @@ from torchweft.core.printing.modules import Jitted, as_loaded, state, text
 __all__ = ["Code", "device", "exists", "key", "kinds", "read", "store"]
 
 
-PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME")
-"""Variables that change no code."""
+HARMLESS_VARIABLES = ("TRITON_CACHE_DIR", "TRITON_HOME")
+"""Environment variables of Triton that do not change code."""
 
-VARIABLES = (
+VARIABLE_PREFIXES = (
     "TRITON_", "MLIR_", "NVPTX_", "PTXAS_", "LLVM_IR_", "LLVM_ENABLE_", "LLVM_PASS_",
     "LLVM_EXTRACT_", "DISABLE_LLVM_", "DISABLE_PTXAS_", "DISABLE_MMA_", "ALLOW_LHS_", "USE_IR_LOC",
 )  # fmt: skip
-"""How the others begin."""
+"""Prefixes of the variables that may change code."""
 
 KNOBS = ("compilation", "language", "nvidia", "runtime")
 
-PLAIN = (int, bool, float, str, type(None))
+CONSTANT_TYPES = (int, bool, float, str, type(None))
 
 
 class _UnknownError(Exception):
-    """A value that says too little of itself."""
+    """The code may depend on a value that cannot be part of a key."""
 
 
 def key(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> str | None:
-    """Of the code of a kernel for such arguments on the current device; None: only Triton knows.
+    """The key of a kernel's code for arguments like these on the current device; None: no key.
 
     Args:
-        kernel: a jitted function, or a printed one.
-        arguments: all of its own.
+        kernel: a jitted function, or a `Jitted`.
+        arguments: all its arguments.
         options: num_warps and num_stages.
     """
     name = device()
@@ -85,14 +83,14 @@ def _digest(text: str) -> str:
 
 
 _known_digest = functools.lru_cache(maxsize=256)(_digest)
-"""Of texts that many keys have in common."""
+"""The digest of a text that many keys share."""
 
 
-# what compiles
+# the compiler
 
 
 def device() -> str | None:
-    """The current one by its architecture; None: none of NVIDIA's is in use."""
+    """Architecture of the current NVIDIA GPU; None if none is in use."""
     if torch.version.cuda is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
@@ -100,7 +98,7 @@ def device() -> str | None:
 
 @functools.cache
 def _versions() -> str:
-    """Of torchweft and torch; of Triton, which may be edited, its files' sizes and times."""
+    """Versions of torchweft and torch; sizes and times of Triton's files, which may be edited."""
     import torchweft
 
     package = pathlib.Path(str(getattr(importlib.util.find_spec("triton"), "origin", ""))).parent
@@ -111,7 +109,7 @@ def _versions() -> str:
 
 
 def _files(package: pathlib.Path) -> list[str]:
-    """Those that Triton's code follows from."""
+    """Files of Triton on which compiled code depends."""
     found = []
     for part in ("_C", "backends", "compiler", "experimental", "language", "runtime"):
         for folder, _, files in os.walk(package / part):
@@ -136,7 +134,7 @@ def _stat(path: pathlib.Path) -> tuple[int, int]:
 
 
 def _tools() -> list[tuple[str, str, Any]]:
-    """Programs and libraries that variables put in place of Triton's own."""
+    """Programs and libraries that environment variables substitute for Triton's own."""
     found = []
     for name, value in sorted(os.environ.items()):
         if name.startswith("TRITON_") and name.endswith("_PATH"):
@@ -146,27 +144,38 @@ def _tools() -> list[tuple[str, str, Any]]:
 
 
 def _debugged() -> bool:
-    """Whether Triton was asked for anything that is seen or done while it compiles."""
+    """Whether variables or knobs of Triton are set that change or observe compilation."""
     for name in os.environ:
-        if name.startswith(VARIABLES) and name not in PLACES and not name.endswith("_PATH"):
+        if (
+            name.startswith(VARIABLE_PREFIXES)
+            and name not in HARMLESS_VARIABLES
+            and not name.endswith("_PATH")
+        ):
             return True
     knobs = sys.modules.get("triton.knobs")
     return any(any(vars(getattr(knobs, group)).values()) for group in KNOBS if knobs)
 
 
-# what is compiled: texts of modules that may not be there yet, or functions that are
+# the function: texts of modules, which may not be imported yet
 
 
-def _made_of(kernel: Any) -> Iterator[Any]:
-    if isinstance(kernel, Jitted):
-        yield kernel.__name__
-        yield from _texts(kernel.src, set())
-    else:
-        yield from _function(kernel, set())
+def _made_of(kernel: Any) -> Iterator[str]:
+    source = kernel.src if isinstance(kernel, Jitted) else _text_of(kernel)
+    yield kernel.__name__
+    yield from _texts(source, set())
+
+
+def _text_of(kernel: Any) -> str:
+    """The text of the module of a function that Triton has made, if nothing in it was replaced."""
+    name = getattr(getattr(kernel, "fn", None), "__module__", "")
+    module = sys.modules.get(name)
+    if module is None or state(module) != as_loaded.get(name):
+        raise _UnknownError
+    return pathlib.Path(str(module.__file__)).read_text()
 
 
 def _texts(source: str, seen: set[str]) -> Iterator[str]:
-    """Of the text of a module, and of those of the modules of torchweft that it imports."""
+    """Digests of the text of a module, and of those of the torchweft modules that it imports."""
     yield _known_digest(source)
     for module in _imported(source):
         if module in seen:
@@ -178,7 +187,7 @@ def _texts(source: str, seen: set[str]) -> Iterator[str]:
             raise _UnknownError from error
         loaded, kernels = sys.modules.get(module), re.search(r"^import triton", following, re.M)
         if loaded and kernels and state(loaded) != as_loaded.get(module):
-            raise _UnknownError  # somebody may have replaced what its text says
+            raise _UnknownError  # something in the module may have been replaced
         yield module
         yield from _texts(following, seen)
 
@@ -196,68 +205,26 @@ def _imported(source: str) -> Iterator[str]:
 IMPORT = re.compile(r"^ *(?:from +([\w.]+) +import\b|import +([\w.]+)( *,)?)", re.M)
 
 KNOWN = frozenset(("triton", "torchweft", *sys.stdlib_module_names))
-"""Packages whose modules are in the key, or change nothing."""
-
-
-def _function(kernel: Any, seen: set[int]) -> Iterator[Any]:
-    """The sources of a function and of those it calls, and the constants they read."""
-    if id(kernel) in seen:
-        return
-    seen.add(id(kernel))
-    if not hasattr(type(kernel), "cache_key"):
-        raise _UnknownError
-    function = kernel.fn
-    yield kernel.__name__, kernel.src, _plain(function.__defaults__)
-    cells = (cell.cell_contents for cell in function.__closure__ or ())
-    closure = dict(zip(function.__code__.co_freevars, cells, strict=True))
-    known = function.__globals__ | closure
-    for name in (*closure, *_names(function.__code__)):
-        if name in known:
-            yield name
-            yield from _value(known[name], seen)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """All that a function looks up, attributes too."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _value(value: Any, seen: set[int]) -> Iterator[Any]:
-    if _of_triton(value):
-        return  # its version is in the key
-    if hasattr(type(value), "cache_key"):  # a jitted function's
-        yield from _function(value, seen)
-    elif type(value).__name__ == "constexpr":
-        yield "constexpr", _plain(value.value)
-    else:
-        yield _plain(value)
-
-
-def _of_triton(value: Any) -> bool:
-    """Whether it is a module, a function or a class of Triton."""
-    if isinstance(value, ModuleType):
-        return value.__name__.partition(".")[0] in ("triton", "math")
-    named = hasattr(value, "__qualname__")  # no constant is
-    return named and str(value.__module__).partition(".")[0] == "triton"
+"""Packages whose modules are in the key, or do not affect code."""
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     kind = type(value)
-    if kind in PLAIN or (kind.__name__, kind.__module__) == ("dtype", "triton.language.core"):
+    if kind in CONSTANT_TYPES or (kind.__name__, kind.__module__) == (
+        "dtype",
+        "triton.language.core",
+    ):
         return kind.__name__, repr(value)
     raise _UnknownError
 
 
-# what it is compiled for
+# the arguments
 
 
 def kinds(kernel: Any, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
-    """What code depends on of all arguments; None where they say too little of themselves."""
+    """The properties of arguments on which code depends; None for values of unknown types."""
     try:
         return tuple(_kinds(kernel, arguments))
     except _UnknownError:
@@ -277,7 +244,7 @@ def _kinds(kernel: Any, arguments: Sequence[Any]) -> Iterator[Any]:
 
 
 def _kind(value: Any, loose: bool) -> Any:
-    """As Triton tells arguments apart, or finer."""
+    """Distinguishes arguments as Triton does, or finer."""
     if isinstance(value, Tensor):
         return str(value.dtype), value.data_ptr() % 16 == 0
     if type(value) is not int:
@@ -286,24 +253,27 @@ def _kind(value: Any, loose: bool) -> Any:
     return width if loose else (width, value == 1, value % 16 == 0)
 
 
-DIGEST = 32
+# the files
+
+
+DIGEST_BYTES = 32
 
 DAY = 86_400
 
-SEASON = 90 * DAY
-"""Seconds that code is kept from its last use on, to a day."""
+SECONDS_KEPT = 90 * DAY
+"""Seconds from its last use after which code is deleted, to a day."""
 
 
 class Code(NamedTuple):
     """Machine code of a kernel, and what a launch needs.
 
     Args:
-        name: of the function in it.
+        name: name of its function.
         binary: the code.
-        num_warps: of a program.
-        shared: bytes of shared memory of a program.
-        taken: places of the arguments that it takes, among all.
-        slots: how they are laid out, for `struct`.
+        num_warps: warps per program.
+        shared: bytes of shared memory per program.
+        taken: positions of the arguments that it takes, among all arguments.
+        slots: layout of these arguments, for `struct`.
     """
 
     name: str
@@ -315,18 +285,18 @@ class Code(NamedTuple):
 
 
 def exists(key: str) -> bool:
-    """Whether there is a file of this key, right or not."""
+    """Whether there is a file for a key, valid or not."""
     return _path(key).exists()
 
 
 def read(key: str) -> Code | None:
-    """The code of a key; None if there is none, or a file that is not what was written."""
+    """The code of a key; None if there is no file, or a damaged one."""
     path = _path(key)
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    digest, rest = data[:DIGEST], data[DIGEST:]
+    digest, rest = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
     if digest != hashlib.sha256(rest).digest():
         return None
     head, _, binary = rest.partition(b"\n")
@@ -340,7 +310,7 @@ def read(key: str) -> Code | None:
 
 
 def store(key: str, code: Code) -> None:
-    """Keep it; where nothing can be written, the next process compiles again."""
+    """Write code to disk; where that fails, the next process compiles again."""
     head = {"key": key} | code._asdict()
     del head["binary"]
     rest = json.dumps(head).encode() + b"\n" + code.binary
@@ -352,8 +322,8 @@ def store(key: str, code: Code) -> None:
 
 @functools.cache
 def _forget(folder: pathlib.Path) -> None:
-    """Delete what was not used for a season, once in a process."""
-    limit = time.time() - SEASON
+    """Delete files that were not used for `SECONDS_KEPT`, once in a process."""
+    limit = time.time() - SECONDS_KEPT
     for path in folder.glob("*"):
         with contextlib.suppress(OSError):  # another process may delete it too
             if path.stat().st_mtime < limit:

@@ -1,6 +1,6 @@
 """How torch enters an operation, with gradients of any order: one body, one derivative rule.
 
-    raw          eager calls that need no gradient: the body, or the op `torchweft::<name>_raw`
+    plain        eager calls that need no gradient: the body, or the registered op if watched
     eager        eager calls with gradients: a ctx-style autograd.Function, the cheapest kind
     transform    torch.func, vmap and forward mode: an autograd.Function with jvp and vmap
     compile      torch.compile, export, AOTInductor: the registered op `torchweft::<name>`
@@ -39,6 +39,7 @@ __all__ = [
     "forward_level",
     "outside_graphs",
     "recording",
+    "register",
     "transformed",
     "unwatched",
     "used",
@@ -70,17 +71,17 @@ def unwatched(tensor: Tensor) -> bool:
 
 
 def used(ctx: Any, needed: Sequence[bool], tensors: Sequence[Tensor | None]) -> tuple[bool, ...]:
-    """Of gradients that inputs of a Function need, those that the running pass makes use of.
+    """Which of the gradients that inputs of a Function need are used by the running backward pass.
 
-    `needs_input_grad` was settled when the graph was made.  A pass for some inputs alone, such as
-    `torch.autograd.grad(energy, position)` of forces, uses none of the weights' gradients.
+    `needs_input_grad` was computed when the graph was recorded.  A pass for some inputs only, such
+    as `torch.autograd.grad(energy, position)` for forces, uses no gradient of the weights.
 
     Args:
-        ctx: of the backward.
-        needed: for the last arguments of `apply`.
-        tensors: those arguments; no other was a tensor.
+        ctx: context of the backward.
+        needed: `needs_input_grad` of the last arguments of `apply`.
+        tensors: those arguments; no other argument was a tensor.
     """
-    if sum(needed) < 2:  # else the pass would not be here
+    if sum(needed) < 2:  # the pass reached this node for it
         return tuple(needed)
     nodes = (node for node, _ in ctx.next_functions)
     found = []
@@ -93,41 +94,60 @@ def used(ctx: Any, needed: Sequence[bool], tensors: Sequence[Tensor | None]) -> 
 def _executed(node: Any) -> bool:
     try:
         return private.will_execute(node)
-    except RuntimeError:  # a leaf that autograd.grad was asked for
+    except RuntimeError:  # a leaf that autograd.grad differentiates by
         return True
 
 
 def constant_when_compiling(function: F) -> F:
-    """Let torch.compile call it with constants and keep the answer, instead of tracing into it.
+    """Let torch.compile call a function with constants and keep its result instead of tracing it.
 
-    As torch.compiler.assume_constant_result, which imports torch's compiler, and triton with it.
+    Like torch.compiler.assume_constant_result, which imports torch's compiler, and Triton with it.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def outside_graphs(function: F) -> F:
-    """Let torch.compile break its graph at a call, once, instead of tracing what follows from data.
+    """Let torch.compile break its graph at a call, once, instead of tracing data-dependent code.
 
-    As torch.compiler.disable, which imports torch's compiler, and triton with it.
+    Like torch.compiler.disable, which imports torch's compiler, and Triton with it.
     """
     frame = eval_frame._FrameAction.SKIP
-    strategy = eval_frame._FrameExecStrategy(frame, frame)  # of its own, and of those it calls
+    strategy = eval_frame._FrameExecStrategy(frame, frame)  # of this function and its callees
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
     reason = "it depends on what tensors hold: call it once before, its result is kept"
     function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
     return function
 
 
+def register(
+    name: str, schema: str, body: Callable[..., Any], fake: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Define the op `torchweft::<name>`; its autograd and vmap rules are registered separately.
+
+    Args:
+        name: name of the op.
+        schema: arguments and results in torch's schema language.
+        body: computes the results on real tensors.
+        fake: empty tensors of the results' shapes and dtypes, from the same arguments.
+    """
+    LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):
+        LIBRARY.impl(name, body, device)
+    torch.library.register_fake(f"torchweft::{name}", fake, lib=LIBRARY)
+    op: Callable[..., Any] = getattr(torch.ops.torchweft, name).default
+    return op
+
+
 class Operator:
     """An operation that is linear in each of its leading tensor arguments.
 
     Args:
-        name: of the registered op `torchweft::<name>`, and of `<name>_raw`, without autograd.
+        name: name of the registered op `torchweft::<name>`.
         schema: its arguments in torch's schema language, without defaults: the differentiable
-            tensors, then the index tensors, then the rest; the result is one fresh tensor.
-        linear: how many leading arguments are differentiable; all but the first may be None.
-        tables: how many index tensors follow them; each may be None.
+            tensors, then the index tensors, then the other arguments; the result is a new tensor.
+        linear: number of leading differentiable arguments; all but the first may be None.
+        tables: number of index tensors that follow them; each may be None.
         body: computes the result on real tensors.
         fake: an empty tensor of the result's shape and dtype, from the same arguments.
         gradients: `(call, args, grad, needed) -> gradients` of the linear arguments, each None
@@ -151,15 +171,9 @@ class Operator:
         self.body = body
         self.gradients = gradients
         self.batch = batch
-        for full_name in (f"{name}_raw", name):
-            LIBRARY.define(f"{full_name}({schema}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-            for device in ("CPU", "CUDA"):
-                LIBRARY.impl(full_name, body, device)
-            torch.library.register_fake(f"torchweft::{full_name}", fake, lib=LIBRARY)
-        self.raw: Call = getattr(torch.ops.torchweft, f"{name}_raw").default
-        self.registered: Call = getattr(torch.ops.torchweft, name).default
-        self._eager = _eager_door(self)
-        self._transform = _transform_door(self)
+        self.registered: Call = register(name, f"({schema}) -> Tensor", body, fake)
+        self._eager = _eager_entry(self)
+        self._transform = _transform_entry(self)
         torch.library.register_autograd(
             f"torchweft::{name}",
             functools.partial(_backward, self, self.registered),
@@ -171,7 +185,7 @@ class Operator:
         )
 
     def __call__(self, *args: Any) -> Tensor:
-        """The operation, by the door that the call needs."""
+        """The result, by the entry that the call needs."""
         if compiling():
             return self.registered(*args)
         if transformed() or forward_level() >= 0:
@@ -183,14 +197,14 @@ class Operator:
         return self.forward(*args)
 
     def forward(self, *args: Any) -> Tensor:
-        """The result without a graph: the body itself for plain tensors, else the raw op.
+        """The result without a graph: by the body for plain tensors, else by the registered op.
 
-        The dispatcher costs as much as the body of a small call, and serves only those who watch
-        or replace it: dispatch modes (fake tensors, counters) and tensor subclasses.
+        The dispatcher costs as much as the body of a small call, and is needed only by dispatch
+        modes (fake tensors, counters) and tensor subclasses.
         """
         if unwatched(args[0]):
             return self.body(*args)
-        return self.raw(*args)
+        return self.registered(*args)
 
 
 def _remember(op: Operator, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None:
@@ -215,11 +229,11 @@ def _vmap(
     return op.batch(call, info.batch_size, in_dims, args), 0
 
 
-def _eager_door(op: Operator) -> Call:
+def _eager_entry(op: Operator) -> Call:
     tables = op.tensors - op.linear
 
     class Eager(torch.autograd.Function):
-        # tables travel in one tuple: torch inspects every tensor argument at a price
+        # tables are passed as one tuple: torch inspects every tensor argument, which takes time
         @staticmethod
         def forward(ctx: Any, rest: tuple[Any, ...], *linear: Any) -> Tensor:
             ctx.save_for_backward(*linear, *rest[:tables])
@@ -232,16 +246,16 @@ def _eager_door(op: Operator) -> Call:
             needed = used(ctx, ctx.needs_input_grad[1:], args[: op.linear])
             return (None, *op.gradients(op, args, grad, needed))
 
-    # Function.apply looks for functorch's wrappers first; Operator.__call__ has seen to that
+    # Function.apply looks for functorch's wrappers first; Operator.__call__ has excluded them
     apply: Call = super(torch.autograd.Function, Eager).apply
     return apply
 
 
-def _transform_door(op: Operator) -> Call:
+def _transform_entry(op: Operator) -> Call:
     class Transform(torch.autograd.Function):
         @staticmethod
         def forward(*args: Any) -> Tensor:
-            return op.raw(*args)
+            return op.registered(*args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -275,18 +289,21 @@ Backward = Callable[[Sequence[Any], Sequence[Tensor], Tensor, Sequence[bool]], G
 
 
 class FusedOperator:
-    """One result of several tensors.
+    """One result of several tensors, with a fused forward pass and a fused first gradient.
+
+    Gradients of gradients, torch.func and forward mode use a composition: the same function made
+    of operators that are closed under differentiation.
 
     Args:
-        name: `torchweft::<name>` is the registered op.
-        schema: its arguments in torch's schema language: the tensors, then the rest.
-        tensors: how many tensors lead.
-        forward: `(*args) -> [result, *saved]`; what is saved goes to `backward`.
+        name: name of the registered op `torchweft::<name>`.
+        schema: its arguments in torch's schema language: the tensors, then the other arguments.
+        tensors: number of leading tensor arguments.
+        forward: `(*args) -> [result, *saved]`; the saved tensors are passed to `backward`.
         backward: `(args, saved, grad, needed) -> gradients` of the tensors, contiguous; None where
             not needed.
         fake: like `forward`, empty tensors of the right shapes.
         composition: `(*args) -> result` by operators with gradients of any order.
-        keeps_result: whether the result itself is the first that is saved.
+        keeps_result: whether the result itself is the first saved tensor.
     """
 
     def __init__(
@@ -303,19 +320,13 @@ class FusedOperator:
         self.first_saved = 0 if keeps_result else 1
         self.tensors, self.forward, self.composition = tensors, forward, composition
         self._backward = backward
-        LIBRARY.define(f"{name}({schema}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
-        for device in ("CPU", "CUDA"):
-            LIBRARY.impl(name, forward, device)
-        torch.library.register_fake(f"torchweft::{name}", fake, lib=LIBRARY)
-        gradient_schema = f"({schema}, Tensor[] saved, Tensor grad, bool[] needed) -> Tensor[]"
-        LIBRARY.define(f"{name}_backward{gradient_schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        for device in ("CPU", "CUDA"):
-            LIBRARY.impl(f"{name}_backward", self._needed_gradients, device)
-        torch.library.register_fake(
-            f"torchweft::{name}_backward", self._fake_gradients, lib=LIBRARY
+        self._op = register(name, f"({schema}) -> Tensor[]", forward, fake)
+        self._gradient_op = register(
+            f"{name}_backward",
+            f"({schema}, Tensor[] saved, Tensor grad, bool[] needed) -> Tensor[]",
+            self._needed_gradients,
+            self._fake_gradients,
         )
-        self._op = getattr(torch.ops.torchweft, name).default
-        self._gradient_op = getattr(torch.ops.torchweft, f"{name}_backward").default
         self._eager = _fused_entry(self)
         torch.library.register_autograd(
             f"torchweft::{name}",
@@ -325,7 +336,7 @@ class FusedOperator:
         )
 
     def __call__(self, *args: Any) -> Tensor:
-        """The result, by the door that the call needs."""
+        """The result, by the entry that the call needs."""
         if compiling():
             result: Tensor = self._op(*args)[0]
             return result
@@ -337,30 +348,23 @@ class FusedOperator:
 
     def run(self, *args: Any) -> list[Tensor]:
         """The result and what is saved, without a graph."""
-        if unwatched(args[0]):
-            return self.forward(*args)
-        found: list[Tensor] = self._op(*args)
+        found: list[Tensor] = (self.forward if unwatched(args[0]) else self._op)(*args)
         return found
 
-    def gradients(
-        self, args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, ctx: Any, grad: Tensor, needed: Sequence[bool]) -> Gradients:
         """The gradients of the tensors: fused, or by the composition if they are recorded."""
-        if recording():
-            return self._recorded_gradients(args, grad, needed)
-        if unwatched(grad):
+        kept = ctx.saved_tensors  # read once: checkpointing unpacks each tensor a single time
+        args, saved = (*kept[: self.tensors], *ctx.rest), kept[self.tensors :]
+        if unwatched(grad) and not recording():
             return self._backward(args, saved, grad, needed)
-        found = iter(self._gradient_op(*args, list(saved), grad, list(needed)))
-        return [next(found) if flag else None for flag in needed]
-
-    def _recorded_gradients(
-        self, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
-    ) -> Gradients:
-        result = self.composition(*args)
-        over = [a for a, flag in zip(args, needed, strict=False) if flag]
-        found = iter(
-            torch.autograd.grad(result, over, grad, create_graph=True, materialize_grads=True)
-        )
+        if recording():
+            over = [a for a, flag in zip(args, needed, strict=False) if flag]
+            results = torch.autograd.grad(
+                self.composition(*args), over, grad, create_graph=True, materialize_grads=True
+            )
+        else:
+            results = self._gradient_op(*args, list(saved), grad, list(needed))
+        found = iter(results)
         return [next(found) if flag else None for flag in needed]
 
     def _needed_gradients(self, *args: Any) -> list[Tensor]:
@@ -377,10 +381,7 @@ class FusedOperator:
         ctx.rest = inputs[self.tensors :]
 
     def _registered_backward(self, ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
-        kept = ctx.saved_tensors  # once: checkpointing unpacks each tensor a single time
-        tensors, saved = kept[: self.tensors], kept[self.tensors :]
-        needed = ctx.needs_input_grad[: self.tensors]
-        found = self.gradients((*tensors, *ctx.rest), saved, grads[0], needed)
+        found = self.gradients(ctx, grads[0], ctx.needs_input_grad[: self.tensors])
         return (*found, *[None] * len(ctx.rest))
 
 
@@ -400,11 +401,9 @@ def _fused_entry(op: FusedOperator) -> Callable[..., tuple[Tensor, ...]]:
             needed = ctx.needs_input_grad[1:]
             if grad is None:
                 return (None,) * (1 + len(needed))
-            kept = ctx.saved_tensors  # once: checkpointing unpacks each tensor a single time
-            tensors, saved = kept[: op.tensors], kept[op.tensors :]
-            return (None, *op.gradients((*tensors, *ctx.rest), saved, grad, needed))
+            return (None, *op.gradients(ctx, grad, needed))
 
-    # Function.apply looks for functorch's wrappers first; FusedOperator.__call__ has seen to that
+    # as for Operator
     apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, Eager).apply
     return apply
 
@@ -414,10 +413,10 @@ R = TypeVar("R")
 
 
 def below_transforms(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function of index tensors as if no transform were active.
+    """Run a function that builds index tables as if no transform were active.
 
-    A tensor that is made under `torch.func.grad` is a wrapper that dies with the transform; a
-    table that is kept must not be one, nor one that a kernel reads by its address.
+    A tensor that is made under `torch.func.grad` is a wrapper that dies with the transform.  A
+    table that outlives the transform, or that a kernel reads by its address, must not be one.
 
     Raises:
         ShapeError: a tensor among the arguments is mapped by `torch.vmap`.

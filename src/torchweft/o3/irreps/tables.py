@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.products.infos import Movable
+from torchweft.products.tables import Movable
 
 __all__ = ["IrrepsInfo", "irreps_info"]
 
