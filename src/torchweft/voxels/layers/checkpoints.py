@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.errors import ShapeError
-from torchweft.voxels.grid.geometry import Geometry
+from torchweft.voxels.grid import Geometry
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
 
 __all__ = ["from_minkowski", "from_spconv", "from_torchsparse"]
