@@ -275,7 +275,7 @@ def cells(shuffled: bool) -> list:
 
 def thought(ascend: bool) -> None:
     """What rows in the box are taken to do until they are read."""
-    coordinates_module._box((3, 6, 7, 9)).ascended[0] = ascend
+    coordinates_module._box((3, 6, 7, 9)).ascended = ascend
 
 
 needs_kernels = pytest.mark.skipif(
@@ -422,7 +422,7 @@ def test_marked_cells_give_the_order_of_a_sort(side, guessed, monkeypatch):
     number.shuffle(rows)
     voxels = torch.tensor(rows, device="cpu" if KERNELS else "cuda")
     box = (side,) * 3
-    coordinates_module._box((1, *box)).ascended[0] = False
+    coordinates_module._box((1, *box)).ascended = False
     found = Coordinates(voxels, box, 1) if guessed else Coordinates(voxels)
     for shape in (geometry(3, (3, 1, 5)), geometry(3, (1, 3, 3), dilation=(1, 1, 2))):
         table = build(found, shape)

@@ -13,15 +13,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
-from torchweft.core.operators.operator import compiling
-from torchweft.core.operators.transforms import below_transforms
+from torchweft.core.operators.operator import below_transforms, compiling
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 
@@ -176,10 +175,16 @@ def whole(table: Tensor, order: Tensor | None, offsets: int) -> Tensor:
     """
     if len(table) == offsets:
         return table
+    return cached_table(_whole_cache, _mirrored, table, order)
+
+
+def cached_table(
+    cache: TensorCache[Tensor], build: Callable[..., Tensor], *tensors: Tensor | None
+) -> Tensor:
+    """The result of a function of tables, cached with them unless it is traced."""
     if compiling():
-        return _mirrored(table, order)
-    mirrored = below_transforms(_mirrored)
-    return _whole_cache.get((table, order), None, lambda: mirrored(table, order))
+        return build(*tensors)
+    return cache.get(tensors, None, lambda: below_transforms(build)(*tensors))
 
 
 def _mirrored(kept: Tensor, order: Tensor | None) -> Tensor:

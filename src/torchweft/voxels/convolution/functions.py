@@ -19,12 +19,7 @@ from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue, check
-from torchweft.voxels.convolution.operator import (
-    Operands,
-    Options,
-    compile_before,
-    convolution,
-)
+from torchweft.voxels.convolution.operator import Operands, Options, compile_before, convolution
 from torchweft.voxels.grid import Geometry, Size, geometry
 from torchweft.voxels.maps.kernel_map import KernelMap, mode_of
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse

@@ -122,8 +122,8 @@ conv_op = Operator(
 
 
 Operands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
-"""Features (N_in, C_in), weight (K, C_in/groups, C_out), bias (C_out,) or None, and epilogue, all of
-one dtype on one device."""
+"""Features (N_in, C_in), weight (K, C_in/groups, C_out), bias (C_out,) or None, and epilogue; all
+tensors have one dtype and one device."""
 
 Options = tuple[int, str, str]
 """Groups, precision and backend of a convolution."""

@@ -66,22 +66,7 @@ def convolve(
     after: Epilogue = NO_EPILOGUE,
     flip: bool = False,
 ) -> Tensor:
-    """y[o] = Σ_k x[sources[k,o]] @ weight[k]
-
-    Args:
-        x: (N_in, C_in), any strides.
-        weight: (K, C_in/groups, C_out), any strides.
-        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i; or half of it, see
-            `whole`.
-        order: (N_out,) int32, the output rows in canonical order; None: in row order.
-        groups: of channels.
-        precision: of float32 products; here all are exact.
-        after: is applied to the sums before the one rounding.
-        flip: weight[K − 1 − k] instead of weight[k].
-
-    Returns:
-        (N_out, C_out) in x's dtype.
-    """
+    """y[o] = Σ_k x[sources[k,o]] @ weight[k], as `launch.convolve`; of every precision, exact."""
     y = x.new_empty(table.shape[1], weight.shape[2])
     if len(table) != len(weight):
         table = whole(table, order, len(weight))
@@ -110,21 +95,7 @@ def weight_gradient(
     offsets: int | None = None,
     mirrored: bool = False,
 ) -> Tensor:
-    """dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
-
-    Args:
-        x: (N_in, C_in), any strides.
-        g: (N_out, C_out), any strides, in x's dtype.
-        table: see `convolve`.
-        order: of the rows of g; pairs are added in this order.
-        groups: of channels.
-        precision: of float32 products; here all are exact.
-        offsets: K; None: the number of rows of a whole table.
-        mirrored: whether the table is its own transpose flipped; saves nothing here.
-
-    Returns:
-        (K, C_in/groups, C_out) in x's dtype.
-    """
+    """dw[k] = Σ_o x[sources[k,o]]ᵀ g[o], as `launch.weight_gradient`; `mirrored` saves nothing."""
     if offsets is not None and len(table) != offsets:
         table = whole(table, order, offsets)
     shape = (table.shape[0], x.shape[1] // groups, g.shape[1])

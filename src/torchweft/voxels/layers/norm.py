@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from torchweft.errors import ShapeError
 from torchweft.voxels.layers.convolution import SparseModule
-from torchweft.voxels.layers.pooling import apart, lengths, samples_of, together
+from torchweft.voxels.layers.pooling import apart, lengths, samples_of, together, wide
 from torchweft.voxels.maps.tensor import SparseTensor
 
 __all__ = ["SparseBatchNorm", "SparseGroupNorm", "SparseInstanceNorm", "SparseLayerNorm"]
@@ -71,33 +71,27 @@ class SparseBatchNorm(SparseModule, _NormBase):
         return tensor.replace(self._normalised(tensor.feats))
 
     def _normalised(self, x: Tensor) -> Tensor:
-        if not self.training and self.running_mean is not None:
-            return self._plain(x, training=False)
         if self.training and _world_size() > 1:
             return self._synchronised(x)
-        if not x.shape[0]:
-            return _affine(x, self.weight, self.bias).to(x.dtype)
-        if x.shape[0] == 1:
-            raise ShapeError(
-                "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, or "
-                "running statistics. Use a larger batch, or eval()."
-            )
-        return self._plain(x, training=True)
+        if self.training or self.running_mean is None:
+            if not x.shape[0]:
+                return _affine(x, self.weight, self.bias).to(x.dtype)
+            if x.shape[0] == 1:
+                raise ShapeError(
+                    "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, "
+                    "or running statistics. Use a larger batch, or eval()."
+                )
+        return nn.BatchNorm1d.forward(self, x)  # type: ignore[arg-type]
 
-    def _plain(self, x: Tensor, training: bool) -> Tensor:
-        kept = training and self.training and self.track_running_stats
-        running = (self.running_mean, self.running_var) if kept or not training else (None, None)
-        factor = self._step() if kept else 0.0
-        return nn.functional.batch_norm(
-            x, *running, self.weight, self.bias, training, factor, self.eps
-        )
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Called by torch's norm; `check` has seen the features."""
 
     def _synchronised(self, x: Tensor) -> Tensor:
         """By Σx, Σx² and the count of all ranks, in float64, where Σx² − n mean² is exact."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        total, size, channels = wide.sum(0).double(), x.shape[0], x.shape[1]
-        near = (total / max(size, 1)).detach().to(wide.dtype)  # any shift gives the same sums
-        squares = (wide - near).square().sum(0).double()
+        rows, size, channels = wide(x), x.shape[0], x.shape[1]
+        total = rows.sum(0).double()
+        near = (total / max(size, 1)).detach().to(rows.dtype)  # any shift gives the same sums
+        squares = (rows - near).square().sum(0).double()
         near = near.double()
         squares = squares + near * (2 * total - size * near)
         sums = _all_sum(torch.cat([total, squares, total.new_full((1,), size)]))
@@ -106,8 +100,8 @@ class SparseBatchNorm(SparseModule, _NormBase):
         var = (squares / count.clamp(min=1) - mean.square()).clamp(min=0)
         if self.track_running_stats:
             self._track(mean.detach(), var.detach(), count.detach())
-        scale = (var + self.eps).rsqrt().to(wide.dtype)
-        return _affine((wide - mean.to(wide.dtype)) * scale, self.weight, self.bias).to(x.dtype)
+        scale = (var + self.eps).rsqrt().to(rows.dtype)
+        return _affine((rows - mean.to(rows.dtype)) * scale, self.weight, self.bias).to(x.dtype)
 
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         factor = self._step()
@@ -220,17 +214,16 @@ class SparseInstanceNorm(SparseGroupNorm):
 
 def _sample_norm(tensor: SparseTensor, groups: int, eps: float) -> Tensor:
     """(x − mean) / √(var + eps) by sample and group, in the dtype of sums."""
-    wide = tensor.feats.to(torch.promote_types(tensor.dtype, torch.float32))
-    owner, order, size = samples_of(tensor)
-    channels = wide.shape[1] // groups
+    x, (owner, order, size) = wide(tensor.feats), samples_of(tensor)
+    channels = x.shape[1] // groups
     terms = lengths(owner, order, size).clamp(min=1).unsqueeze(1) * channels
 
-    def mean_of(x: Tensor) -> Tensor:
+    def mean_of(rows: Tensor) -> Tensor:
         """(batch, C): the mean of each channel's group."""
-        total = together(x, owner, order, size).view(size, groups, channels).sum(2)
+        total = together(rows, owner, order, size).view(size, groups, channels).sum(2)
         return (total / terms).repeat_interleave(channels, 1)
 
-    centred = wide - apart(mean_of(wide), owner, order)
+    centred = x - apart(mean_of(x), owner, order)
     return centred * apart((mean_of(centred.square()) + eps).rsqrt(), owner, order)
 
 

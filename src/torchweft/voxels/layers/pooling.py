@@ -85,7 +85,7 @@ def sparse_avg_pool(
 ) -> SparseTensor:
     """y[o] = Σ_k x[in(o, k)] / (number of voxels in the window); see `sparse_max_pool`."""
     found = _windows(tensor, kernel_size, stride, padding, dilation)
-    total = _table_op(_wide(tensor.feats), found.sources, found.targets, None, False)
+    total = _table_op(wide(tensor.feats), found.sources, found.targets, None, False)
     count = (found.sources >= 0).sum(0).unsqueeze(1)
     return SparseTensor.on((total / count).to(tensor.dtype), found.outputs, tensor.maps)
 
@@ -113,7 +113,7 @@ def global_pool(tensor: SparseTensor, reduce: str = "mean") -> Tensor:
     samples = samples_of(tensor)
     if reduce == "max":
         return largest(tensor.feats, *samples)
-    total = together(_wide(tensor.feats), *samples)
+    total = together(wide(tensor.feats), *samples)
     if reduce == "mean":
         total = total / lengths(*samples).clamp(min=1).unsqueeze(1)
     return total.to(tensor.dtype)
@@ -207,7 +207,7 @@ def _check_reduce(reduce: str) -> None:
         )
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     """In the dtype of sums, so that a mean is rounded once."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -293,10 +293,7 @@ def _adjoint(
 
 
 def _register_selection(
-    schema: str,
-    body: Callable[..., Tensor],
-    fake: Callable[..., Tensor],
-    batch: Callable[..., Any],
+    schema: str, body: Callable[..., Tensor], fake: Callable[..., Tensor], batch: Callable[..., Any]
 ) -> None:
     """Register an operation that selects entries, and has no gradient.
 
@@ -378,8 +375,7 @@ def _table_sum(
     if choice is not None and not turned:
         return x.gather(0, sources.T.gather(1, choice.long()).long())
     table = targets if turned else sources
-    wide = torch.promote_types(x.dtype, torch.float32)
-    total = x.new_zeros(table.shape[1], x.shape[1], dtype=wide)
+    total = wide(x.new_zeros(table.shape[1], x.shape[1]))
     padded = pad(x, (0, 0, 0, 1))
     chosen = None if choice is None else pad(choice, (0, 0, 0, 1))
     for k, rows in enumerate(table):
@@ -390,7 +386,7 @@ def _table_sum(
         if outs is None:
             total += part
         else:
-            total.index_add_(0, outs, part.to(wide))  # each output once
+            total.index_add_(0, outs, wide(part))  # each output once
     return total.to(x.dtype)
 
 
@@ -469,7 +465,7 @@ def _segment_sum(
 ) -> Tensor:
     if not summed:
         return x.index_select(0, owner)
-    return _reduce(*_sort(_wide(x), owner, order, count), "sum").to(x.dtype)
+    return _reduce(*_sort(wide(x), owner, order, count), "sum").to(x.dtype)
 
 
 _segment_op = Operator(

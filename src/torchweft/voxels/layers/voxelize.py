@@ -18,7 +18,14 @@ from torch import Tensor
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.tables.segments import sort_rows
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from torchweft.voxels.layers.pooling import apart, largest, lengths, together, walks_rows
+from torchweft.voxels.layers.pooling import (
+    apart,
+    largest,
+    lengths,
+    together,
+    walks_rows,
+    wide,
+)
 from torchweft.voxels.maps.coordinates import HIGH, LOW, MOST_DIMENSIONS, Packing
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
@@ -121,8 +128,8 @@ def devoxelize(
         raise ShapeError(
             f'mode is {mode!r}: it must be "nearest" or "trilinear". Pass one of them.'
         )
-    stride = torch.tensor(tensor.stride, dtype=torch.float64, device=points.device)
-    edges, corner = _edges(points, size) * stride, _axes(points, "origin", origin)
+    edges = _edges(points, size) * _axes(points, "stride", tensor.stride)
+    corner = _axes(points, "origin", origin)
     if mode == "nearest":
         cells = _cells(points, edges, corner).unsqueeze(1)
         shares = torch.ones_like(cells[..., 0], dtype=torch.float64)
@@ -149,8 +156,8 @@ def _weighted(tensor: SparseTensor, voxels: Tensor, shares: Tensor) -> Tensor:
     point, place = (shares > 0).nonzero().unbind(1)
     rows = rows[point, place]
     share = (shares / shares.sum(1, keepdim=True))[point, place].unsqueeze(1)
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    terms = apart(tensor.feats, rows, sort_rows(rows)).to(wide) * share.to(wide)
+    terms = wide(apart(tensor.feats, rows, sort_rows(rows)))
+    terms = terms * share.to(terms.dtype)
     return together(terms, point, None, len(voxels)).to(tensor.dtype)
 
 
@@ -161,7 +168,7 @@ def _reduced(feats: Tensor, voxel: Tensor, order: Tensor, begin: Tensor, reduce:
         return feats.index_select(0, order.index_select(0, begin))
     if reduce == "max":
         return largest(feats, *segments)
-    total = together(feats.to(torch.promote_types(feats.dtype, torch.float32)), *segments)
+    total = together(wide(feats), *segments)
     if reduce == "mean":
         total = total / lengths(*segments).unsqueeze(1)
     return total.to(feats.dtype)
@@ -237,14 +244,11 @@ def _check_points(
             f"points are {tuple(points.shape)}: they must be (P, d) with d = {needed}. "
             "Pass one row of coordinates a point, without a batch column (see batch)."
         )
-    if not points.is_floating_point():
-        raise DTypeError(
-            f"points are {points.dtype}: they must be floating-point. Pass points.float()."
-        )
-    if not feats.is_floating_point():
-        raise DTypeError(
-            f"feats are {feats.dtype}: they must be floating-point. Pass feats.float()."
-        )
+    for name, given in (("points", points), ("feats", feats)):
+        if not given.is_floating_point():
+            raise DTypeError(
+                f"{name} are {given.dtype}: they must be floating-point. Pass {name}.float()."
+            )
     if like is None and (feats.dim() != 2 or len(feats) != len(points)):
         raise ShapeError(
             f"feats are {tuple(feats.shape)} but there are {len(points)} points: feats must be "

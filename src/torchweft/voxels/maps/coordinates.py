@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -236,7 +236,7 @@ class Coordinates:
             raise _repeated_voxel(self._rows, self._keys)
         guessed, self._flags, self._given = self._given is not None, None, None
         if guessed and (box := _box(self.packing.sizes)) is not None:
-            box.ascended[0] = not descends
+            box.ascended = not descends
             if self._sorted is None or self._ascends == bool(descends):
                 self._ascends, self._sorted = not descends, None
                 return False
@@ -274,8 +274,8 @@ class Coordinates:
         box = _box((self._batch, *self.given_shape))
         if box is None or not kernels_serve(rows.device.type):
             return False
-        self._packing, self._ascends = box.packing, box.ascended[0]
-        self._bounds = box.packing.lows, tuple(n - 1 for n in box.packing.sizes)
+        self._packing, self._ascends = box, box.ascended
+        self._bounds = box.lows, tuple(n - 1 for n in box.sizes)
         self._given, self._rows = rows, _as_int32(rows)
         if rows.dtype != torch.int32:
             self._pack_given()  # the caller may write to these rows again
@@ -341,19 +341,12 @@ class Coordinates:
                 )
 
 
-class _Box(NamedTuple):
-    """A box that begins at 0, and whether the last rows in it ascended (a list of one)."""
-
-    packing: Packing
-    ascended: list[bool]
-
-
 @functools.lru_cache(maxsize=1024)
-def _box(sizes: tuple[int, ...]) -> _Box | None:
-    """The box of (batch, *shape), shared by equal sizes; None: one integer does not hold a key."""
+def _box(sizes: tuple[int, ...]) -> Packing | None:
+    """The packing of a box (batch, *shape), shared by equal sizes; None: keys pass one integer."""
     if not 0 < math.prod(sizes) < 2**63 or max(sizes) > HIGH or sizes[0] < 1:
         return None
-    return _Box(Packing(torch.empty(0, len(sizes)), (0,) * len(sizes), sizes), [True])
+    return Packing(torch.empty(0, len(sizes)), (0,) * len(sizes), sizes)
 
 
 def _repeated_voxel(rows: Tensor, keys: Tensor) -> ShapeError:
@@ -444,6 +437,8 @@ class Packing:
         lows: the lowest value of each column.
         sizes: the number of values that each column may have.
     """
+
+    ascended = True  # the last rows in a box that is shared
 
     def __init__(self, rows: Tensor, lows: Sequence[int], sizes: Sequence[int]) -> None:
         self.lows, self.sizes = tuple(lows), tuple(sizes)

@@ -31,10 +31,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
+from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
-from torchweft.voxels.grid import Geometry, whole
+from torchweft.voxels.grid import Geometry, cached_table, whole
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
 
@@ -124,10 +124,7 @@ def _by_row(table: Tensor, order: Tensor | None) -> Tensor:
     """A table with its columns in the order of the rows."""
     if order is None:
         return table
-    if compiling():
-        return _put_back(table, order)
-    put_back = below_transforms(_put_back)
-    return _row_table_cache.get((table, order), None, lambda: put_back(table, order))
+    return cached_table(_row_table_cache, _put_back, table, order)
 
 
 def _put_back(table: Tensor, order: Tensor) -> Tensor:

@@ -153,21 +153,13 @@ def submanifold(
     The tiles of the table, which every layer needs, are built from what the search leaves.  Where
     keys do not ascend the tables are built, but have no meaning.
     """
-    table, left, back = _searched(voxels, words, box, shape)
+    marked = _marked(voxels[0], words(), box[1], shape)
+    table, left = _search(voxels, marked, box, shape, mirrored=False)
+    back = None if shape.symmetric else _search(voxels, marked, box, shape, mirrored=True)[0]
+    del marked  # before memory for tiles is allocated
     with current_device(table):
         tiles_of(table, voxels[1], shape.num_offsets, left)
     return table, back
-
-
-def _searched(
-    voxels: Voxels, words: Words, box: Box, shape: Geometry
-) -> tuple[Tensor, SearchRemains, Tensor | None]:
-    """The table, what is left for its tiles, and back; frees the words of cells."""
-    marked = _marked(voxels[0], words(), box[1], shape)
-    table, left = _search(voxels, marked, box, shape, mirrored=False)
-    if shape.symmetric:
-        return table, left, None
-    return table, left, _search(voxels, marked, box, shape, mirrored=True)[0]
 
 
 def _rows_kept(shape: Geometry) -> int:

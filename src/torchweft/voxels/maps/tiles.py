@@ -408,52 +408,41 @@ class Flags:
     """
 
     WIDTH, MANY = 4, 256
-    _free: ClassVar[dict[tuple[torch.device, int], deque[_Memory]]] = {}
+    _free: ClassVar[dict[tuple[torch.device, int], deque[Any]]] = {}
 
     def __init__(self, device: torch.device, width: int = WIDTH) -> None:
+        self._device, on_gpu = device, device.type == "cuda"
         self._pool = self._free.setdefault((device, width), deque())
         if not self._pool:
-            shape, on_gpu = (self.MANY, width), device.type == "cuda"
+            shape = self.MANY, width
             memory = torch.zeros(shape, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
-            self._pool.extend(_Memory(row, device) for row in memory)
-        self._memory = self._pool.pop()
-        self._memory.wait()
-        self._memory.seen.fill(0)
-        self.tensor = self._memory.tensor
+            event: Any = torch.cuda.Event if on_gpu else lambda: None
+            self._pool.extend((row, row.numpy(), event(), True) for row in memory)
+        self.tensor, self._seen, self._event, self._waited = self._pool.pop()
+        self._wait()
+        self._seen.fill(0)
 
     def written(self) -> None:
         """Note that the kernels launched by now write the flags."""
-        self._memory.record()
-
-    def read(self) -> list[int]:
-        """The flags; the host waits for the kernels that write them, not for later ones."""
-        self._memory.wait()
-        found: list[int] = self._memory.seen.tolist()
-        return found
-
-    def __del__(self) -> None:
-        (self._pool.append if self._memory.waited else self._pool.appendleft)(self._memory)
-
-
-class _Memory:
-    """Memory that the GPU and the host see, and the event after which it is written."""
-
-    __slots__ = ("_device", "_event", "seen", "tensor", "waited")
-
-    def __init__(self, tensor: Tensor, device: torch.device) -> None:
-        self.tensor, self.seen, self._device, self.waited = tensor, tensor.numpy(), device, True
-        self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def record(self) -> None:
         if self._event is not None:
             handle = private.raw_stream(self._device.index)
             self._event.record(_stream(self._device, handle))
-        self.waited = False
+        self._waited = False
 
-    def wait(self) -> None:
-        if not self.waited and self._event is not None:
+    def read(self) -> list[int]:
+        """The flags; the host waits for the kernels that write them, not for later ones."""
+        self._wait()
+        found: list[int] = self._seen.tolist()
+        return found
+
+    def _wait(self) -> None:
+        if not self._waited and self._event is not None:
             self._event.synchronize()
-        self.waited = True
+        self._waited = True
+
+    def __del__(self) -> None:
+        put_back = self._pool.append if self._waited else self._pool.appendleft
+        put_back((self.tensor, self._seen, self._event, self._waited))
 
 
 @functools.lru_cache(maxsize=64)
