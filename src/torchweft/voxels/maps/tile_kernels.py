@@ -1,42 +1,76 @@
-"""Triton kernels that prepare a sparse convolution from its table; see `layout` for what they make.
+"""Triton kernels that build sorted tiles of rows and lists of pairs from a kernel map's table.
 
-    table[k,i] = sources[k, order[i]]        whose columns i stand in canonical order
+    table[k,i] = sources[k, order[i]]        whose columns i are in canonical order
 
+Rows of equal masks (which of the K offsets have a source) are sorted together, so that a tile of
+rows needs few offsets.  A panel is `PANEL` sorted rows, `lists` (panels, K, PANEL) are the input
+rows that they read, −1 for none, defined for the offsets that one of them needs.  Halves of panels
+have masks of their own, because tiles are 64 or 128 rows.  Masks are words of 32 bits.  The pairs
+of an offset are listed together, in canonical order.
+
+The helpers of this layout also serve the convolution's kernels.  Programs are along grid axis 0.
 Rows are counted in int64 where K N may pass 2^31.
 """
 # ruff: noqa: N803, N806, RET505
 # mypy: ignore-errors
+# Parameters are in groups:
+# fmt: off
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from torchweft.voxels.grid.constants import (
-    HALF,
-    PANEL,
-    count_bits,
-    entries_of,
-    lowest_bit,
-    pairs_before,
-    share_size,
-)
+PANEL = tl.constexpr(128)
+HALF = tl.constexpr(64)
+UNIT = tl.constexpr(64)
+"""Pairs that the weight gradient sums at once."""
 
-__all__ = [
-    "key_kernel",
-    "list_kernel",
-    "mask_kernel",
-    "pair_kernel",
-    "rank_kernel",
-    "scan_kernel",
-    "share_kernel",
-    "turn_kernel",
-]
+
+@triton.jit
+def entries_of(table_ptr, rest_ptr, k, offsets, N):
+    """Row k of a table; with a rest, the rows past the centre are in the rest."""
+    if rest_ptr is None:
+        return table_ptr + k * N
+    else:
+        kept = offsets // 2 + 1
+        return tl.where(k < kept, table_ptr + k * N, rest_ptr + (k - kept) * N)
+
+
+@triton.jit
+def lowest_bit(word):
+    """The lowest set bit of an int64 below 2^32; 0 if there is none."""
+    bit = (((word & -word).to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
+    return tl.where(word == 0, 0, bit)
+
+
+@triton.jit
+def count_bits(word):
+    """The number of set bits of an int32, in a form that compiles to one POPC."""
+    word = word.to(tl.uint32)
+    pairs = word - ((word >> 1) & 0x55555555)
+    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    return ((((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def pairs_before(totals_ptr, k, K: tl.constexpr, OFFSETS: tl.constexpr):
+    """Pairs of the offsets below k."""
+    other = tl.arange(0, OFFSETS)
+    total = tl.load(totals_ptr + other, mask=(other < k) & (other < K), other=0)
+    return tl.sum(total.to(tl.int64))
+
+
+@triton.jit
+def share_size(totals_ptr, shares, K: tl.constexpr, OFFSETS: tl.constexpr):
+    """Pairs per share, a multiple of UNIT."""
+    size = tl.cdiv(tl.cdiv(pairs_before(totals_ptr, K, K, OFFSETS), shares), UNIT)
+    return tl.maximum(size, 1) * UNIT
 
 
 @triton.jit
 def _row_of(order_ptr, i, live):
-    """Row number i of the canonical order."""
+    """The row at place i of the canonical order."""
     if order_ptr is None:
         return i.to(tl.int64)
     else:
@@ -47,7 +81,7 @@ def _row_of(order_ptr, i, live):
 def mask_kernel(table_ptr, rest_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
     """masks[w,i]: bit b says whether column i of a table has a row at offset 32 w + b.
 
-    A program reads 32 offsets of BLOCK columns, as they lie.  Bound: memory, 4 K N bytes.
+    A program reads 32 offsets of BLOCK consecutive columns.  Bound: memory, 4 K N bytes.
     """
     WORDS: tl.constexpr = (K + 31) // 32
     pid = tl.program_id(0)
@@ -74,10 +108,10 @@ def _mask_of(parts_ptr, word, i, live, N, PARTS: tl.constexpr):
 def _often(
     parts_ptr, word, N,
     K: tl.constexpr, PARTS: tl.constexpr, OFFSETS: tl.constexpr, SAMPLES: tl.constexpr,
-):  # fmt: skip
-    """How many of a sample of columns have a row at each offset: of one word, and of all words.
+):
+    """Columns of a sample that have a row at each offset: for the offsets of one word, and for all.
 
-    Columns are drawn eight beside each other, since memory is read so.
+    The sample takes eight consecutive columns at a time, for coalesced reads.
     """
     lane = tl.arange(0, SAMPLES)
     sample = (lane // 8).to(tl.int64) * N // (SAMPLES // 8) // 8 * 8 + lane % 8
@@ -99,12 +133,12 @@ def key_kernel(
     parts_ptr, masks_ptr, keys_ptr, counts_ptr, N, blocks,
     K: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr,
     SAMPLES: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """keys[i]: column i's mask as a Gray code, below the number of its NEAR neighbours.
+):
+    """keys[i]: column i's mask as a Gray code, below the number of its block of NEAR columns.
 
     The rarer an offset in a sample of columns, the higher its bit; neighbours in a Gray code
-    differ in one offset.  Also the masks, and counts[k,b], the pairs of the b-th PANEL of columns.
-    A program owns BLOCK columns.
+    differ in one offset.  Writes also the masks, and counts[k,b], the pairs of the b-th PANEL of
+    columns.  A program owns BLOCK columns.
     """
     KEY: tl.constexpr = keys_ptr.dtype.element_ty
     block = tl.program_id(0)
@@ -137,12 +171,12 @@ def key_kernel(
 @triton.jit(do_not_specialize=["N"])
 def rank_kernel(
     keys_ptr, sorted_ptr, N, MOST: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
-    """sorted[r] = i where key i is the r-th, equal keys as they stand: a stable sort of few keys.
+):
+    """sorted[r] = i where key i is the r-th: a stable sort of few keys.
 
-    A program owns BLOCK keys and counts those before each of them; BLOCK divides CHUNK.  MOST is
-    not below any key, and keys are not negative: differences do not overflow.  Bound: instructions,
-    two for each of N² pairs.
+    A program owns BLOCK keys and counts the keys before each of them; BLOCK divides CHUNK.  MOST is
+    not below any key, and keys are not negative, so that differences do not overflow.  Bound:
+    instructions, two for each of N² pairs.
     """
     SIGN: tl.constexpr = keys_ptr.dtype.element_ty.primitive_bitwidth - 1
     begin = tl.program_id(0) * BLOCK
@@ -152,11 +186,11 @@ def rank_kernel(
     minus = tl.zeros((BLOCK, CHUNK), tl.int32)
     ahead = tl.load(keys_ptr + lane, mask=lane < N, other=MOST)
     for first in range(0, N, CHUNK):
-        # of chunks that stand before, equal keys come before too
+        # equal keys of earlier chunks come before
         other = ahead - (first + CHUNK <= begin).to(tl.int32)
         following = first + CHUNK + lane
         ahead = tl.load(keys_ptr + following, mask=following < N, other=MOST)
-        # −1 by the sign of a difference: half the instructions of a comparison
+        # −1 by the sign of a difference needs half the instructions of a comparison
         minus += ((other - key) >> SIGN).to(tl.int32)
     j = begin // CHUNK * CHUNK + lane
     other = tl.load(keys_ptr + j, mask=j < N, other=MOST)
@@ -174,11 +208,11 @@ def _joined(a, b):
 def list_kernel(
     table_ptr, rest_ptr, masks_ptr, order_ptr, sorted_ptr, rows_ptr, lists_ptr, halves_ptr, N,
     K: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """rows, lists and the masks of its halves, of one panel and 32 offsets.
+):
+    """The rows, the lists and the masks of the halves, for one panel and 32 offsets.
 
-    Walks the offsets that a row needs; entries come a step ahead, since nothing else hides their
-    way.  Bound: memory, a sector for each entry that is there.
+    Walks the offsets that a row needs; entries are prefetched by one step, as nothing else hides
+    their latency.  Bound: memory, a sector for each entry that exists.
     """
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     WORDS: tl.constexpr = (K + 31) // 32
@@ -211,7 +245,7 @@ def list_kernel(
 
 @triton.jit
 def _offsets_of(halves_ptr, tile, live, parts, WORDS: tl.constexpr):
-    """How many offsets each tile of one or two halves needs; −1 where there is no tile."""
+    """Offsets that each tile of one or two halves needs; −1 where there is no tile."""
     count = tl.zeros(tile.shape, tl.int32)
     first_ptr = halves_ptr + tile * parts * WORDS
     for word in range(WORDS):
@@ -224,7 +258,7 @@ def _offsets_of(halves_ptr, tile, live, parts, WORDS: tl.constexpr):
 @triton.jit
 def _turns(
     halves_ptr, turns_ptr, tiles, parts, needed, WORDS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     lane = tl.arange(0, BLOCK)
     longer = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, tiles, BLOCK):
@@ -240,9 +274,9 @@ def _turns(
 
 @triton.jit(do_not_specialize=["blocks"])
 def scan_kernel(starts_ptr, totals_ptr, seen_ptr, blocks, BLOCK: tl.constexpr):
-    """starts[k,b]: the pairs of offset k in earlier panels, where b's own stood; totals[k], in all.
+    """starts[k,b]: the pairs of offset k in earlier panels, in place of those in b; totals[k]: all.
 
-    seen: the totals, where the host reads them.  A program owns an offset.
+    seen: the totals in host memory.  A program owns an offset.
     """
     k = tl.program_id(0)
     total = 0
@@ -259,10 +293,10 @@ def scan_kernel(starts_ptr, totals_ptr, seen_ptr, blocks, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["panels"])
 def turn_kernel(
     halves_ptr, turns_ptr, long_ptr, panels, K: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """turns: tiles of 64 rows, long: of 128, by how many offsets they need, most first.
+):
+    """turns: tiles of 64 rows, long: of 128 rows, by the number of offsets they need, descending.
 
-    A program owns such a number of one size of tile.
+    A program owns one such number for one size of tiles.
     """
     WORDS: tl.constexpr = (K + 31) // 32
     needed = tl.program_id(0)
@@ -277,7 +311,7 @@ def turn_kernel(
 def pair_kernel(
     table_ptr, masks_ptr, order_ptr, starts_ptr, totals_ptr, in_ptr, out_ptr, N, blocks,
     K: tl.constexpr, OFFSETS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """The pairs (in, out) of a table's first K offsets, each in canonical order of the output rows.
 
     A program owns 16 offsets of one block.  Bound: instructions, for each of K N entries.
@@ -291,7 +325,7 @@ def pair_kernel(
     mask = tl.load(masks_ptr + group // 2 * N.to(tl.int64) + i, mask=i < N, other=0)
     base = pairs_before(totals_ptr, group * 16, K, OFFSETS).to(INT)
     for j in range(0, tl.minimum(16, K - group * 16), 4):
-        # four counts in one word: a block has fewer than 2^8 rows
+        # four counts in one word, as a block has fewer than 2^8 rows
         four = mask >> (group % 2 * 16 + j)
         all = (four & 1) | ((four & 2) << 7) | ((four & 4) << 14) | ((four & 8) << 21)
         before = tl.cumsum(all, 0) - all
@@ -311,7 +345,7 @@ def pair_kernel(
 
 @triton.jit
 def _part_of(share, size, total, OFFSETS: tl.constexpr):
-    """At which part of its offset each share begins, in [0, 1]; past the last pair, 2."""
+    """The fraction of its offset at which each share begins, in [0, 1]; past the last pair, 2."""
     begin = (share.to(tl.int64) * size)[:, None]  # [shares, 1]
     end = tl.cumsum(total, 0)[None, :]  # [1, OFFSETS]
     inside = (begin < end) & (begin >= end - total[None, :])
@@ -324,10 +358,10 @@ def _part_of(share, size, total, OFFSETS: tl.constexpr):
 @triton.jit(do_not_specialize=["shares"])
 def share_kernel(
     totals_ptr, turns_ptr, shares, K: tl.constexpr, OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """turns: shares of the pairs by the part of their offset at which they begin.
+):
+    """turns: shares of the pairs, sorted by the fraction of their offset at which they begin.
 
-    Shares that run together then read about the same rows.  A program places BLOCK shares.
+    Shares that run at the same time then read about the same rows.  A program places BLOCK shares.
     """
     k = tl.arange(0, OFFSETS)
     total = tl.load(totals_ptr + k, mask=k < K, other=0).to(tl.int64)
