@@ -16,8 +16,7 @@ from torch import Tensor
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.rotation import check_last
 from torchweft.o3.irreps.wigner import working_dtype
-from torchweft.o3.pointwise.operator import cached_rows, first_rows, serves_rows
-from torchweft.o3.pointwise.programs import bessel_key, cutoff_key
+from torchweft.o3.pointwise import bessel_key, cached_rows, cutoff_key, first_rows, serves_rows
 
 __all__ = ["BesselBasis", "PolynomialCutoff", "soft_one_hot_linspace"]
 

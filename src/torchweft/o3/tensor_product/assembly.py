@@ -20,9 +20,9 @@ from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
 from torchweft.o3.irreps.instructions import Instruction, Operands
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.irreps.layout import parts_of, steps
-from torchweft.o3.mixing.blocks import Block as Copies
+from torchweft.o3.mixing.blocks import CopyBlock as Copies
+from torchweft.o3.mixing.blocks import MatrixPath as Matrix
 from torchweft.o3.mixing.blocks import Mixing
-from torchweft.o3.mixing.blocks import Path as Matrix
 
 __all__ = [
     "COPIES",
