@@ -51,7 +51,7 @@ def specs(name: str, order: str, dtype: str) -> list[RowKernelSpec]:
     order, _, runs = order.partition(" in ")
     lends, order = order.endswith(" lent"), order.removesuffix(" lent")
     facts = GraphFacts(graph, graph[:1], "", workload.shared, dtype == "fp64", bool(runs), lends)
-    return [spec for spec, _ in split_call(workload.structure, calls()[order], facts).kernels]
+    return [spec for spec, *_ in split_call(workload.structure, calls()[order], facts).kernels]
 
 
 def build(kernel: Any, constants: dict[str, Any], dtype: str, warps: int) -> Build:

@@ -45,7 +45,7 @@ def compiled(spec, gluon):
 @pytest.mark.parametrize("name", FACTS)
 @pytest.mark.parametrize("order", calls())
 def test_same_code(name, order):
-    for spec, _ in split_call(SMALL, calls()[order], FACTS[name]).kernels:
+    for spec, *_ in split_call(SMALL, calls()[order], FACTS[name]).kernels:
         found, expected = (statistics(compiled(spec, gluon), "sm_90") for gluon in (True, False))
         assert not found["spills"]
         assert not growth(found | {"registers": 0}, expected)  # which swing by some
@@ -55,7 +55,7 @@ def test_same_code(name, order):
 def test_weights_of_the_next_edge_are_fetched(order):
     """All lines of all that a kernel reads of them, once."""
     structure, call = WORKLOADS["mace_L2_carbon"].structure, calls()[order]
-    for spec, _ in split_call(structure, call, FACTS["graph"]).kernels:
+    for spec, *_ in split_call(structure, call, FACTS["graph"]).kernels:
         text = kernel_source(spec, gluon=True)
         read = [spec.product.w[spec.product.paths[p].w].offset for p in spec.paths]
         lanes = re.findall(r"fetched\(w2_ptr .* (fetch\d)\)", text)
@@ -76,7 +76,7 @@ def test_in_short_rows_programs_that_take_some_edges_fetch_the_row(degree):
     specs = [
         spec
         for order in ("backward", "second order")
-        for spec, _ in split_call(workload.structure, calls()[order], FACTS["graph"]).kernels
+        for spec, *_ in split_call(workload.structure, calls()[order], FACTS["graph"]).kernels
     ]
     sources = [launch._kernel(spec, tables, 0)[0]._kernel.src for spec in specs]
     of_edges, of_rows = (["fetched(" + slot in text for text in sources] for slot in "wz")
@@ -89,7 +89,7 @@ def test_in_short_rows_programs_that_take_some_edges_fetch_the_row(degree):
 def test_statements_are_visited_once(order, monkeypatch, tmp_path):
     """By Triton, whose search for layouts took nineteen of twenty seconds before."""
     structure, call = WORKLOADS["sevennet_l3i5"].structure, calls()[order]
-    spec = next(spec for spec, _ in split_call(structure, call, FACTS["graph"]).kernels)
+    spec = next(spec for spec, *_ in split_call(structure, call, FACTS["graph"]).kernels)
     text = kernel_source(spec, gluon=True)
     written = sum(isinstance(node, ast.Assign) for node in ast.walk(ast.parse(text)))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

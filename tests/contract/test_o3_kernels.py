@@ -250,7 +250,7 @@ def test_runs(in_runs, tables, needed):
     check(SEVERAL, call, given)
     facts = launch._facts(SEVERAL, given, False, torch.float32)
     kernels = kernel_split.split_call(SEVERAL, call, facts).kernels
-    assert [spec.runs for spec, _ in kernels] == [needed[0]] * len(kernels)
+    assert [spec.runs for spec, *_ in kernels] == [needed[0]] * len(kernels)
 
 
 @pytest.mark.parametrize("order", calls())

@@ -62,7 +62,6 @@ class ColumnLoan(NamedTuple):
 
     Args:
         result: the result that they add to.
-        kernels: number of kernels that have run when they are complete.
         host: the gradient of weights that they lie in; None: scratch memory.
         width: numbers in a row of the host.
         columns: columns of the result that they add to.
@@ -70,7 +69,6 @@ class ColumnLoan(NamedTuple):
     """
 
     result: int
-    kernels: int
     host: int | None
     width: int
     columns: tuple[int, ...]
@@ -103,14 +101,12 @@ class KernelSplit(NamedTuple):
     """The kernels of a call.
 
     Args:
-        kernels: each with the numbers of its results in the call.
+        kernels: each with the numbers of its results in the call, and its loan.
         outputs: storage of each result of the call; None: the result is zero.
-        loans: partial sums of edges in columns of a gradient of weights.
     """
 
-    kernels: tuple[tuple[RowKernelSpec, tuple[int, ...]], ...]
+    kernels: tuple[tuple[RowKernelSpec, tuple[int, ...], ColumnLoan | None], ...]
     outputs: tuple[ResultStorage | None, ...]
-    loans: tuple[ColumnLoan, ...] = ()
 
 
 class _Draft(NamedTuple):
@@ -169,15 +165,15 @@ def split_call(structure: Structure, call: Call, facts: GraphFacts) -> KernelSpl
         output, found = _placed(number, structure.width(result.slot), rows, mine)
         outputs.append(output)
         targets |= found
-    order, loans = list(range(len(drafts))), list[ColumnLoan]()
+    order: list[tuple[int, ColumnLoan | None]] = [(i, None) for i in range(len(drafts))]
     if facts.lends:
-        order, loans = _lend(call, drafts, outputs, targets)
+        order = _lend(call, drafts, outputs, targets) or order
     kernels = []
-    for i in order:
+    for i, loan in order:
         spec, numbers = drafts[i]
         stored = tuple(targets[i, n] for n in numbers)
-        kernels.append((spec._replace(targets=stored), numbers))
-    return KernelSplit(tuple(kernels), tuple(outputs), tuple(loans))
+        kernels.append((spec._replace(targets=stored), numbers, loan))
+    return KernelSplit(tuple(kernels), tuple(outputs))
 
 
 def _drafts(structure: Structure, call: Call, facts: GraphFacts) -> Iterator[_Draft]:
@@ -388,38 +384,36 @@ def _fitted(sizes: Iterable[int], free: Iterable[int]) -> tuple[int, ...] | None
 
 
 def _lend(
-    call: Call,
-    drafts: Sequence[_Draft],
-    outputs: list[ResultStorage | None],
-    targets: _Targets,
-) -> tuple[list[int], list[ColumnLoan]]:
-    """The order of kernels, and their loans; outputs and targets are changed accordingly."""
-    order, loans = list(range(len(drafts))), list[ColumnLoan]()
+    call: Call, drafts: Sequence[_Draft], outputs: list[ResultStorage | None], targets: _Targets
+) -> list[tuple[int, ColumnLoan | None]]:
+    """The kernels in the order in which they run, each with its loan; none where none fits.
+
+    The storage and the targets of the borrowed result are changed accordingly.
+    """
     whole = {n: o for n, o in enumerate(outputs) if o and o.places is None and o.covered}
     hosts = [n for n, o in whole.items() if o.rows == "final" and call.results[n].slot == "w"]
     borrowers = [n for n, output in whole.items() if output.rows == "edges"]
-    blocks = [b for n in borrowers for draft in drafts for _, b in draft.blocks(n)]
-    if not hosts or not borrowers or not all(block.channel_step for block in blocks):
-        return order, loans
-    sizes = [[len(c) for n in borrowers for c in draft.components(n)] for draft in drafts]
-    rooms = lend_columns(sizes, [itertools.chain(*d.components(hosts[0])) for d in drafts])
+    if not hosts or len(borrowers) != 1:
+        return []
+    (n,), host = borrowers, hosts[0]
+    if not all(block.channel_step for draft in drafts for _, block in draft.blocks(n)):
+        return []
+    sizes = [[len(columns) for columns in draft.components(n)] for draft in drafts]
+    rooms = lend_columns(sizes, [itertools.chain(*d.components(host)) for d in drafts])
     if not any(room.lent for room in rooms):
-        return order, loans
+        return []
     own = sum(sum(sizes[room.kernel]) for room in rooms if not room.lent)
-    for count, (i, begins, lent) in enumerate(rooms, 1):
+    found: list[tuple[int, ColumnLoan | None]] = []
+    for i, begins, lent in rooms:
         draft, left = drafts[i], iter(begins)
-        host, width = (hosts[0], whole[hosts[0]].width) if lent else (None, own)
-        for n in borrowers:
-            scattered = {
-                k: ScatteredBlock(tuple(itertools.islice(left, block.components)))
-                for k, block in draft.blocks(n)
-            }
-            if not scattered:
-                continue
-            targets[i, n] = draft.target(n, width, scattered)
-            outputs[n] = ResultStorage("lent", width, None, True)
-            channels = range(draft.spec.product.channels)
-            places = (b + u for block in scattered.values() for b in block.begins for u in channels)
-            columns = itertools.chain(*draft.components(n))
-            loans.append(ColumnLoan(n, count, host, width, tuple(columns), tuple(places)))
-    return [room.kernel for room in rooms], loans
+        width = whole[host].width if lent else own
+        blocks = {
+            k: ScatteredBlock(tuple(itertools.islice(left, block.components)))
+            for k, block in draft.blocks(n)
+        }
+        targets[i, n] = draft.target(n, width, blocks)
+        columns = tuple(itertools.chain(*draft.components(n)))
+        places = tuple(b + u for b in begins for u in range(draft.spec.product.channels))
+        found.append((i, ColumnLoan(n, host if lent else None, width, columns, places)))
+    outputs[n] = ResultStorage("lent", own, None, True)
+    return found

@@ -90,9 +90,8 @@ def run(
     structure: Structure, call: Call, tensors: Sequence[Tensor], tables: Tables, shared: bool
 ) -> list[Tensor]:
     """The results of a call, see `operator.Run`."""
-    with current_device(tensors[0]):
-        recipe = _recipe(structure, call, tensors, tables, shared)
-        return _execute(recipe, tensors, flat(tables))
+    body = prepared(structure, call, tensors, tables, shared, lambda _: flat(tables))
+    return list(body(tensors))
 
 
 def prepared(
@@ -232,14 +231,11 @@ def _prepare(
         _result_plan(storage, result.slot, shape, tables, lanes, like.device)
         for storage, result, shape in zip(split.outputs, call.results, shapes, strict=True)
     )
-    places = _Places(len(call.slots), results, split.loans, like.device)
-    loans = dict(_loan_steps(split, call, shapes, tables, places))
-    sums = tuple(places.sums())
+    loans = [loan for *_, loan in split.kernels if loan is not None]
+    places = _Places(len(call.slots), results, loans, like.device)
+    kernels, sums = list(_steps(split, call, tables, lanes, places)), list(places.sums())
     workspace = wide.itemsize * sum(map(math.prod, places.scratch))
-    kernels = (
-        step._replace(workspace_bytes=workspace)
-        for step in _steps(split, tables, lanes, places, loans)
-    )
+    kernels = [step._replace(workspace_bytes=workspace) for step in kernels]
     launches = Launches((*kernels, *sums))
     return _Recipe(launches, places.constants, results, tuple(places.scratch), wide)
 
@@ -300,6 +296,10 @@ class _Places:
         """The number of a list of the graph."""
         return self.lists + FLAT.index(name)
 
+    def shape(self, result: int) -> Shape:
+        """The shape of a result."""
+        return self._plans[result].shape
+
     def sums(self) -> Iterator[Step]:
         """The kernels that add the parts of results up."""
         nothing = self.lists + len(FLAT)
@@ -314,34 +314,32 @@ class _Places:
                 part = total
 
 
-_LoanSteps = dict[tuple[int, int], tuple[int, Step]]
-"""By kernels run before and result: the tensor of its partial sums, and what adds them up."""
-
-
-def _loan_steps(
-    split: KernelSplit,
-    call: Call,
-    shapes: Sequence[Shape],
-    tables: Tables,
-    places: _Places,
-) -> Iterator[tuple[tuple[int, int], tuple[int, Step]]]:
-    """The entries of a _LoanSteps."""
-    own = -1
-    for k, loan in enumerate(split.loans):
-        n = loan.result
-        if loan.host is None and own < 0:
-            own = places.add((tables.num_edges, loan.width))
-        part = own if loan.host is None else places.results + loan.host
-        rows, width = shapes[n]
-        count = len(loan.columns)
-        vector = VECTOR if _vectors(loan.columns) and _vectors(loan.places) else 1
-        kernel = Kernel(
-            written(KERNELS, "fold_lent_kernel"), (count, width, loan.width), (vector,), LOAN_TILE
-        )
-        lists = (places.list(f"{call.results[n].slot}_{name}") for name in ("indptr", "edges"))
-        taken = (part, places.results + n, places.loans + 2 * k, places.loans + 2 * k + 1, *lists)
-        programs = rows * -(-count // LOAN_TILE.blocks[1])
-        yield (loan.kernels, n), (part, Step(kernel, programs, taken))
+def _steps(
+    split: KernelSplit, call: Call, tables: Tables, lanes: int, places: _Places
+) -> Iterator[Step]:
+    """The kernels, each followed by the one that adds lent partial sums up."""
+    own, constant = -1, places.loans
+    for spec, numbers, loan in split.kernels:
+        kernel, programs = _kernel(spec, tables, lanes)
+        free = (0, tables.num_edges) if spec.divisible else ()
+        stored = [places.stored[n] for n in numbers]
+        if loan is not None:
+            if loan.host is None and own < 0:
+                own = places.add((tables.num_edges, loan.width))
+            part = own if loan.host is None else places.results + loan.host
+            stored[numbers.index(loan.result)] = part
+        lists = (places.list(name) for name in _lists(spec))
+        yield Step(kernel, programs, [*operands(spec), *stored, *lists], free)
+        if loan is not None:
+            rows, width = places.shape(loan.result)
+            count, slot = len(loan.columns), call.results[loan.result].slot
+            vector = VECTOR if _vectors(loan.columns) and _vectors(loan.places) else 1
+            name, counts = written(KERNELS, "fold_lent_kernel"), (count, width, loan.width)
+            kernel = Kernel(name, counts, (vector,), LOAN_TILE)
+            lists = (places.list(f"{slot}_{name}") for name in ("indptr", "edges"))
+            taken = (part, places.results + loan.result, constant, constant + 1, *lists)
+            yield Step(kernel, rows * -(-count // LOAN_TILE.blocks[1]), taken)
+            constant += 2
 
 
 def _vectors(columns: Sequence[int]) -> bool:
@@ -351,20 +349,6 @@ def _vectors(columns: Sequence[int]) -> bool:
         first % VECTOR == 0 and rest == list(range(first + 1, first + VECTOR))
         for first, *rest in groups
     )
-
-
-def _steps(
-    split: KernelSplit, tables: Tables, lanes: int, places: _Places, loans: _LoanSteps
-) -> Iterator[Step]:
-    """The kernels, each followed by those that add lent partial sums up."""
-    for count, (spec, numbers) in enumerate(split.kernels, 1):
-        mine = {n: loans[count, n] for n in numbers if (count, n) in loans}
-        stored = (mine[n][0] if n in mine else places.stored[n] for n in numbers)
-        lists = (places.list(name) for name in _lists(spec))
-        kernel, programs = _kernel(spec, tables, lanes)
-        free = (0, tables.num_edges) if spec.divisible else ()
-        yield Step(kernel, programs, [*operands(spec), *stored, *lists], free)
-        yield from (step for _, step in mine.values())
 
 
 def _kernel(spec: RowKernelSpec, tables: Tables, lanes: int) -> tuple[Kernel, int]:
@@ -415,7 +399,7 @@ def _rows(spec: RowKernelSpec, tables: Tables) -> int:
 
 def _lanes(split: KernelSplit, tables: Tables, device: torch.device) -> int:
     """Programs that share all rows where a program takes several, for one block of channels."""
-    looped = [spec for spec, _ in split.kernels if spec.looped]
+    looped = [spec for spec, *_ in split.kernels if spec.looped]
     if not looped:
         return 0
     warps = max(spec.channel_blocks * spec.tiling.warps for spec in looped)
