@@ -20,9 +20,15 @@ from torchweft.core.printing.modules import load
 from torchweft.core.tables.segments import Slices
 from torchweft.o3.channelwise.calls import Call
 from torchweft.o3.channelwise.numba_source import LoopSpec, loop_source
-from torchweft.o3.channelwise.structure import Block, Product, Structure, block_view, stores
+from torchweft.o3.channelwise.structure import (
+    Block,
+    Product,
+    Structure,
+    block_view,
+    entry_counts,
+    stores,
+)
 from torchweft.o3.edges.graph import Tables
-from torchweft.o3.irreps.wigner import entries_3j
 
 __all__ = ["run", "serves"]
 
@@ -69,11 +75,7 @@ def run(
 def _terms(structure: Structure, call: Call, channels: bool = False) -> int:
     """Terms of the formulas, of all channels or of one."""
     terms = sum(len(result.terms) for result in call.results)
-    return terms * sum(
-        len(entries_3j(*product.degrees(path))) * (product.channels if channels else 1)
-        for product in structure.products
-        for path in product.paths
-    )
+    return terms * sum((c if channels else 1) * n for c, n, _ in entry_counts(structure))
 
 
 def _owners(call: Call, tables: Tables) -> Iterator[tuple[str, list[int]]]:
@@ -92,23 +94,14 @@ def _owners(call: Call, tables: Tables) -> Iterator[tuple[str, list[int]]]:
 
 
 class _Walk(NamedTuple):
-    """The order in which a kernel takes the edges.
+    """The order in which a kernel takes the edges."""
 
-    Args:
-        owner: the slot by whose rows.
-        tasks: first row of each task, and the end.
-        tables: rows, indptr, edges, others, see `loop_source`.
-        slices: pieces of rows, which are taken as rows; None: rows are whole.
-        gathered: the slot whose rows several edges read, or "".
-        num_edges: number of edges.
-    """
-
-    owner: str
-    tasks: Array
-    tables: tuple[Array, ...]
-    slices: Slices | None
-    gathered: str
-    num_edges: int
+    owner: str  # the slot by whose rows
+    tasks: Array  # first row of each task, and the end
+    tables: tuple[Array, ...]  # rows, indptr, edges, others, see `loop_source`
+    slices: Slices | None  # pieces of rows, which are taken as rows; None: rows are whole
+    gathered: str  # the slot whose rows several edges read, or ""
+    num_edges: int  # number of edges
 
 
 def _walk(tables: Tables, owner: str) -> _Walk:
@@ -138,11 +131,7 @@ def _tasks(indptr: Array) -> Array:
 
 
 def _walked(
-    structure: Structure,
-    call: Call,
-    values: Sequence[Tensor],
-    walk: _Walk,
-    shared: bool,
+    structure: Structure, call: Call, values: Sequence[Tensor], walk: _Walk, shared: bool
 ) -> list[Tensor]:
     """The results of one walk over the edges, product by product."""
     name = str(values[0].dtype).removeprefix("torch.")

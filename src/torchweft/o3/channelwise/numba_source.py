@@ -40,23 +40,14 @@ def kernel({arguments}):"""
 
 
 class LoopSpec(NamedTuple):
-    """One walk over all edges; it determines the source.
+    """One walk over all edges; it determines the source."""
 
-    Args:
-        product: blocks and paths.
-        call: its results; tensors are those of the whole call.
-        owner: "z" or "x", the slot whose rows have lists of edges.
-        shared: whether w has one row.
-        added: for each result, whether stores add to the memory.
-        dtype: name of the numpy dtype.
-    """
-
-    product: Product
-    call: Call
-    owner: str
-    shared: bool
-    added: tuple[bool, ...]
-    dtype: str
+    product: Product  # blocks and paths
+    call: Call  # its results; tensors are those of the whole call
+    owner: str  # "z" or "x", the slot whose rows have lists of edges
+    shared: bool  # whether w has one row
+    added: tuple[bool, ...]  # for each result, whether stores add to the memory
+    dtype: str  # name of the numpy dtype
 
 
 def loop_source(spec: LoopSpec) -> str:

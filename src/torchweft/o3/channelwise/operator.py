@@ -25,9 +25,8 @@ from torchweft.core.private import any_autocast
 from torchweft.errors import BackendError, ShapeError
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, gradient, read_call, tangent, trimmed
-from torchweft.o3.channelwise.structure import Structure, read
+from torchweft.o3.channelwise.structure import Structure, entry_counts, read
 from torchweft.o3.edges.graph import Tables, listed, pack, repeated, unpack
-from torchweft.o3.irreps.wigner import entries_3j
 
 __all__ = ["ContractionRule", "cached_call", "contraction", "one_by_one"]
 
@@ -253,14 +252,8 @@ def _tangent(text: str, given: tuple[bool, ...]) -> _Derived:
 @functools.lru_cache(maxsize=4096)
 def _operations(structure: str, call: str) -> int:
     """Floating-point operations of an edge: two for each coefficient and channel, and weights."""
-    total = 0
     terms = sum(len(result.terms) for result in read_call(call).results)
-    for product in read(structure).products:
-        for path in product.paths:
-            degrees = product.degrees(path)
-            weights = 0 if path.w < 0 else 2 * degrees[2] + 1
-            total += product.channels * (2 * len(entries_3j(*degrees)) + weights)
-    return terms * total
+    return terms * sum(c * (2 * n + weights) for c, n, weights in entry_counts(read(structure)))
 
 
 def _executor(structure: str, call: str, like: Tensor, edges: int, backend: str) -> Any:
@@ -280,10 +273,11 @@ def _executor(structure: str, call: str, like: Tensor, edges: int, backend: str)
 @functools.lru_cache(maxsize=4096)
 def _counts(structure: str) -> tuple[int, int, bool]:
     """Channels, products per edge, and whether all are of scalars."""
-    of = [(product, path) for product in read(structure).products for path in product.paths]
-    products = sum(len(entries_3j(*p.degrees(path))) * (p.channels + 1) for p, path in of)
-    channels = max((product.channels for product, _ in of), default=0)
-    return channels, products, not any(any(p.degrees(path)) for p, path in of)
+    found = read(structure)
+    counts = entry_counts(found)
+    products = sum(n * (channels + 1) for channels, n, _ in counts)
+    scalars = not any(any(p.degrees(path)) for p in found.products for path in p.paths)
+    return max((channels for channels, *_ in counts), default=0), products, scalars
 
 
 @functools.lru_cache(maxsize=4096)

@@ -17,7 +17,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["SLOTS", "Block", "Path", "Product", "Structure", "block_view", "read", "stores"]
+from torchweft.o3.irreps.wigner import entries_3j
+
+__all__ = [
+    "SLOTS",
+    "Block",
+    "Path",
+    "Product",
+    "Structure",
+    "block_view",
+    "entry_counts",
+    "read",
+    "stores",
+]
 
 SLOTS = "xyzw"
 """The roles of the operands: two factors, the result, the weight."""
@@ -127,6 +139,20 @@ def _product(fields: list[Any]) -> Product:
     channels, *slots, paths = fields
     x, y, z, w = (tuple(Block(*block) for block in slot) for slot in slots)
     return Product(channels, x, y, z, w, tuple(Path(*path) for path in paths))
+
+
+@functools.lru_cache(maxsize=4096)
+def entry_counts(structure: Structure) -> tuple[tuple[int, int, int], ...]:
+    """Of each path: channels, entries of its 3j symbol, products by its weight per channel."""
+    return tuple(
+        (
+            product.channels,
+            len(entries_3j(*product.degrees(path))),
+            0 if path.w < 0 else product.z[path.z].components,
+        )
+        for product in structure.products
+        for path in product.paths
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -324,24 +324,15 @@ class _Expansion(NamedTuple):
 
 
 class _PackedPlan(NamedTuple):
-    """How all paths of a product are computed at once.
-
-    Args:
-        channels: number of channels.
-        shared: the factor that all channels share, "x" or "y".
-        deep: the other factor.
-        runs: of each slot, the blocks that paths meet, in the order of their numbers.
-        table: (b, a · f), K.
-        z, w: of each f; None for z: f is its component; None for w: no weights.
-    """
+    """How all paths of a product are computed at once."""
 
     channels: int
-    shared: str
-    deep: str
-    runs: dict[str, tuple[_BlockRun, ...]]
-    table: Tensor
-    z: _Expansion | None
-    w: _Expansion | None
+    shared: str  # the factor that all channels share, "x" or "y"
+    deep: str  # the other factor
+    runs: dict[str, tuple[_BlockRun, ...]]  # of each slot, the blocks of paths by their numbers
+    table: Tensor  # (b, a · f), K
+    z: _Expansion | None  # of each f; None: f is its component
+    w: _Expansion | None  # of each f; None: no weights
 
     def lanes(self, slot: str) -> int:
         """Numbers of a component."""
@@ -357,24 +348,16 @@ def _packed_plan(product: Product, dtype: torch.dtype, device: torch.device) -> 
     paths = sorted(product.paths, key=lambda p: p.z)
     weighted = paths[0].w >= 0
     used = {s: sorted({getattr(p, s) for p in paths}) for s in SLOTS if s != "w" or weighted}
-    first, ends = dict[str, dict[int, int]](), dict[str, int]()
-    for s, numbers in used.items():
-        sizes = (product.blocks(s)[b].components for b in numbers)
-        *begins, ends[s] = accumulate(sizes, initial=0)
-        first[s] = dict(zip(numbers, begins, strict=True))
-    of_paths: list[int] = []
-    z: list[int] = []
-    w: list[int] = []
+    first, ends = _first_components(product, used)
+    of_paths, z, w = list[int](), list[int](), list[int]()
     for p in paths:
         components = product.z[p.z].components
         of_paths.append(len(z) if weighted else first["z"][p.z])
         z += range(first["z"][p.z], first["z"][p.z] + components)
         w += [first["w"][p.w]] * components if weighted else []
     width = len(z) if weighted else ends["z"]
-    useful = 0
-    for p in paths:
-        each = dict(zip("xyz", (2 * degree + 1 for degree in product.degrees(p)), strict=True))
-        useful += each["z"] * (each["x"] * each["y"] + each[deep] * product.channels)
+    n, each = "xy".index(deep), [[2 * degree + 1 for degree in product.degrees(p)] for p in paths]
+    useful = sum(e[2] * (e[0] * e[1] + e[n] * product.channels) for e in each)
     if width * ends[deep] * (ends[shared] + product.channels) > MAX_PACKED_OPERATIONS * useful:
         return None
     table = torch.zeros(ends[shared], ends[deep], width, dtype=torch.float64, device="cpu")
@@ -383,20 +366,24 @@ def _packed_plan(product: Product, dtype: torch.dtype, device: torch.device) -> 
         c = c if shared == "x" else c.transpose(0, 1)
         b, a = first[shared][getattr(p, shared)], first[deep][getattr(p, deep)]
         table[b : b + c.shape[0], a : a + c.shape[1], f : f + c.shape[2]] += c
-    runs = {
-        s: _runs([product.blocks(s)[b] for b in used[s]], 1 if s == shared else product.channels)
-        for s in used
-    }
+    lanes = {s: 1 if s == shared else product.channels for s in used}
+    runs = {s: _runs([product.blocks(s)[b] for b in used[s]], lanes[s]) for s in used}
     itself = not weighted or z == list(range(ends["z"]))
-    return _PackedPlan(
-        product.channels,
-        shared,
-        deep,
-        runs,
-        table.flatten(1).to(device, dtype),
-        None if itself else _expansion(z, ends["z"], dtype, device),
-        _expansion(w, ends["w"], dtype, device) if weighted else None,
-    )
+    z_of_f = None if itself else _expansion(z, ends["z"], dtype, device)
+    w_of_f = _expansion(w, ends["w"], dtype, device) if weighted else None
+    table = table.flatten(1).to(device, dtype)
+    return _PackedPlan(product.channels, shared, deep, runs, table, z_of_f, w_of_f)
+
+
+def _first_components(
+    product: Product, used: dict[str, list[int]]
+) -> tuple[dict[str, dict[int, int]], dict[str, int]]:
+    """For each slot, the first component of each block in a row of these blocks, and their sum."""
+    first, ends = dict[str, dict[int, int]](), dict[str, int]()
+    for s, numbers in used.items():
+        *begins, ends[s] = accumulate((product.blocks(s)[b].components for b in numbers), initial=0)
+        first[s] = dict(zip(numbers, begins, strict=True))
+    return first, ends
 
 
 def _is_shared(product: Product, slot: str) -> bool:

@@ -59,69 +59,39 @@ class ScatteredBlock(NamedTuple):
 
 
 class ResultTarget(NamedTuple):
-    """Where a kernel stores a result.
+    """Where a kernel stores a result."""
 
-    Args:
-        width: numbers in a row.
-        blocks: where each block lies; None: no path of the kernel reaches it.
-        part: numbers between the parts that blocks of channels store of what they share.
-    """
-
-    width: int
-    blocks: tuple[Block | ScatteredBlock | None, ...]
-    part: int = 0
+    width: int  # numbers in a row
+    blocks: tuple[Block | ScatteredBlock | None, ...]  # None: no path of the kernel reaches it
+    part: int = 0  # numbers between the parts of blocks of channels, of what channels share
 
 
 class RowTiling(NamedTuple):
-    """The tile of a kernel.
+    """The tile of a kernel."""
 
-    Args:
-        block: channels per program, a power of 2.
-        edges: edges per tile, a power of 2.
-        warps: warps per program.
-        stages: iterations of the edge loop whose loads are in flight; 1: no pipelining.
-    """
-
-    block: int
-    edges: int = 1
-    warps: int = 1
-    stages: int = 1
+    block: int  # channels per program, a power of 2
+    edges: int = 1  # edges per tile, a power of 2
+    warps: int = 1  # warps per program
+    stages: int = 1  # iterations of the edge loop whose loads are in flight; 1: no pipelining
 
 
 class RowKernelSpec(NamedTuple):
-    """What one kernel computes; it determines the source.
+    """What one kernel computes; it determines the source."""
 
-    Args:
-        product: blocks and paths.
-        paths: numbers of the product's paths that it computes.
-        call: its results; tensors are those of the whole call.
-        targets: one for each result.
-        owner: "z" or "x", the slot whose rows programs own.
-        widths: numbers in a row of each tensor.
-        segmented: whether a row has a list of edges; else each edge is a row.
-        pieces: whether lists are pieces of rows.
-        ordered: whether lists hold edge numbers; else edges are in the order of the lists.
-        indexed: whether each edge has an index of its row in the other slot.
-        shared: whether w has one row.
-        wide: whether numbers are float64.
-        runs: whether lists are runs (`o3.edges.graph`), one for each warp.
-        tiling: the tile.
-    """
-
-    product: Product
-    paths: tuple[int, ...]
-    call: Call
-    targets: tuple[ResultTarget, ...]
-    owner: str
-    widths: tuple[int, ...]
-    segmented: bool
-    pieces: bool
-    ordered: bool
-    indexed: bool
-    shared: bool
-    wide: bool
-    runs: bool
-    tiling: RowTiling
+    product: Product  # blocks and paths
+    paths: tuple[int, ...]  # numbers of the product's paths that it computes
+    call: Call  # its results; tensors are those of the whole call
+    targets: tuple[ResultTarget, ...]  # one for each result
+    owner: str  # "z" or "x", the slot whose rows programs own
+    widths: tuple[int, ...]  # numbers in a row of each tensor
+    segmented: bool  # whether a row has a list of edges; else each edge is a row
+    pieces: bool  # whether lists are pieces of rows
+    ordered: bool  # whether lists hold edge numbers; else edges are in the order of the lists
+    indexed: bool  # whether each edge has an index of its row in the other slot
+    shared: bool  # whether w has one row
+    wide: bool  # whether numbers are float64
+    runs: bool  # whether lists are runs (`o3.edges.graph`), one for each warp
+    tiling: RowTiling  # the tile
 
     @property
     def looped(self) -> bool:

@@ -36,60 +36,38 @@ __all__ = [
 
 
 class GraphFacts(NamedTuple):
-    """What kernels depend on of tables and tensors.
+    """What kernels depend on of tables and tensors."""
 
-    Args:
-        indexed: slots, of x and z, whose row each edge reads from a table.
-        ordered: slots whose lists hold edge numbers, since edges are not sorted by them.
-        pieces: slots whose long rows are cut.
-        shared: whether w has one row.
-        wide: whether numbers are float64.
-        runs: whether there are runs of edges.
-        lends: whether partial sums of edges may lie in the gradient of weights.
-    """
-
-    indexed: str
-    ordered: str
-    pieces: str
-    shared: bool
-    wide: bool
-    runs: bool = False
-    lends: bool = False
+    indexed: str  # slots, of x and z, whose row each edge reads from a table
+    ordered: str  # slots whose lists hold edge numbers, since edges are not sorted by them
+    pieces: str  # slots whose long rows are cut
+    shared: bool  # whether w has one row
+    wide: bool  # whether numbers are float64
+    runs: bool = False  # whether there are runs of edges
+    lends: bool = False  # whether partial sums of edges may lie in the gradient of weights
 
 
 class ColumnLoan(NamedTuple):
-    """Partial sums of edges in columns that later kernels write, or in scratch memory.
+    """Partial sums of edges in columns that later kernels write, or in scratch memory."""
 
-    Args:
-        result: the result that they add to.
-        host: the gradient of weights that they lie in; None: scratch memory.
-        width: numbers in a row of the host.
-        columns: columns of the result that they add to.
-        places: their columns in the host.
-    """
-
-    result: int
-    host: int | None
-    width: int
-    columns: tuple[int, ...]
-    places: tuple[int, ...]
+    result: int  # the result that they add to
+    host: int | None  # the gradient of weights that they lie in; None: scratch memory
+    width: int  # numbers in a row of the host
+    columns: tuple[int, ...]  # columns of the result that they add to
+    places: tuple[int, ...]  # their columns in the host
 
 
 class ResultStorage(NamedTuple):
     """Where a result is stored before it is complete.
 
-    Args:
-        rows: "final", or what its parts are rows of: "edges" of x or z, "pieces", "runs", "lanes";
-            "lent": loans hold them.
-        width: numbers in a row of parts.
-        places: (count, width of the result) which parts add to each column, None: the same column.
-        covered: whether every column is written where rows are final and places are None.
+    Rows are "final", or those of "edges" of x or z, "pieces", "runs" or "lanes"; "lent": in loans.
+    places (count, width of the result) are the parts that add to each column, None: the same one.
     """
 
     rows: str
-    width: int
+    width: int  # numbers in a row of parts
     places: tuple[tuple[int, ...], ...] | None
-    covered: bool
+    covered: bool  # whether every column is written where rows are final and places are None
 
     @property
     def direct(self) -> bool:
@@ -135,11 +113,7 @@ class _Draft(NamedTuple):
             yield from (columns[c : c + each] for c in range(0, len(columns), each))
 
     def target(
-        self,
-        number: int,
-        width: int,
-        blocks: Mapping[int, Block | ScatteredBlock],
-        part: int = 0,
+        self, number: int, width: int, blocks: Mapping[int, Block | ScatteredBlock], part: int = 0
     ) -> ResultTarget:
         """The target of a result whose blocks lie here."""
         count = len(self.spec.product.blocks(self.slot(number)))
@@ -325,17 +299,11 @@ def _columns(block: Block, channels: int) -> list[int]:
 
 
 class ColumnRoom(NamedTuple):
-    """Where the parts of a kernel lie.
+    """Where the parts of a kernel lie."""
 
-    Args:
-        kernel: its number.
-        begins: first column of each part.
-        lent: whether they are columns of the gradient of weights, not of scratch memory.
-    """
-
-    kernel: int
-    begins: tuple[int, ...]
-    lent: bool
+    kernel: int  # its number
+    begins: tuple[int, ...]  # first column of each part
+    lent: bool  # whether they are columns of the gradient of weights, not of scratch memory
 
 
 def lend_columns(
@@ -361,8 +329,8 @@ def lend_columns(
         left.remove(found[-1].kernel)
     end = 0
     for n in left:
-        *begins, end = itertools.accumulate(wanted[n], initial=end)
-        found.append(ColumnRoom(n, tuple(begins), False))
+        *starts, end = itertools.accumulate(wanted[n], initial=end)
+        found.append(ColumnRoom(n, tuple(starts), False))
     return found
 
 

@@ -31,9 +31,8 @@ from torchweft.o3.channelwise.gpu.kernel_split import (
     split_call,
 )
 from torchweft.o3.channelwise.gpu.source import kernel_name, operands
-from torchweft.o3.channelwise.structure import Structure
+from torchweft.o3.channelwise.structure import Structure, entry_counts
 from torchweft.o3.edges.graph import FLAT, Runs, Tables, flat
-from torchweft.o3.irreps.wigner import entries_3j
 
 __all__ = ["prepared", "run", "serves"]
 
@@ -78,11 +77,7 @@ Shape = tuple[int, int]
 def serves(structure: Structure, call: Call, dtype: torch.dtype) -> bool:
     """Whether kernels of a call can be printed and compiled in reasonable time."""
     terms = sum(len(result.terms) for result in call.results)
-    found = sum(
-        len(entries_3j(*product.degrees(path)))
-        for product in structure.products
-        for path in product.paths
-    )
+    found = sum(entries for _, entries, _ in entry_counts(structure))
     return dtype in KERNEL_DTYPES and terms * found <= MAX_COMPILED_TERMS
 
 
@@ -119,37 +114,22 @@ def prepared(
 
 
 class PartialSum(NamedTuple):
-    """A kernel that adds partial sums up.
-
-    Args:
-        kernel: what is launched.
-        programs: number of its programs.
-        lists: its indptr and entries, as places in FLAT; None where it has none.
-        shape: of its result.
-        places: which parts it adds to each column; None: the same column.
-    """
+    """A kernel that adds partial sums up."""
 
     kernel: Kernel
     programs: int
-    lists: tuple[int | None, ...]
-    shape: Shape
-    places: Tensor | None
+    lists: tuple[int | None, ...]  # its indptr and entries, as places in FLAT
+    shape: Shape  # of its result
+    places: Tensor | None  # which parts it adds to each column; None: the same column
 
 
 class ResultPlan(NamedTuple):
-    """How a result is computed.
+    """How a result is computed."""
 
-    Args:
-        shape: of the result.
-        parts: shape of what kernels store; None: they store the result itself.
-        sums: what adds the parts up.
-        zero: whether the result must be zero before.
-    """
-
-    shape: Shape
-    parts: Shape | None = None
-    sums: tuple[PartialSum, ...] = ()
-    zero: bool = False
+    shape: Shape  # of the result
+    parts: Shape | None = None  # shape of what kernels store; None: they store the result itself
+    sums: tuple[PartialSum, ...] = ()  # what adds the parts up
+    zero: bool = False  # whether the result must be zero before
 
 
 class _Recipe(NamedTuple):

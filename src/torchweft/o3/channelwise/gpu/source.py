@@ -30,11 +30,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torchweft.core.printing.dialect import indented
+from torchweft.core.printing.kernel import Frame
 from torchweft.o3.channelwise.arithmetic import Arithmetic, value_name
 from torchweft.o3.channelwise.gpu.kernel_spec import WARP, RowKernelSpec, ScatteredBlock
 from torchweft.o3.channelwise.structure import Block
 
 __all__ = ["kernel_name", "operands", "triton_source"]
+
+BLOCK_NAMES = ("BLOCK", "EDGES", "STAGES")
+"""Constants of a kernel: channels, edges and stages of its tiling."""
 
 LINE_NUMBERS = 32
 """Numbers of float32 in a line, which one thread prefetches."""
@@ -73,19 +77,12 @@ def triton_source(spec: RowKernelSpec, prefetched: str = "") -> str:
 
 
 class _Fetch(NamedTuple):
-    """Lines of a row that one instruction prefetches.
+    """Lines of a row that one instruction prefetches."""
 
-    Args:
-        tensor: the name of its pointer.
-        width: numbers in a row.
-        columns: first column of each line.
-        own: whether each block of channels has lines of its own.
-    """
-
-    tensor: str
-    width: int
-    columns: tuple[int, ...]
-    own: bool
+    tensor: str  # the name of its pointer
+    width: int  # numbers in a row
+    columns: tuple[int, ...]  # first column of each line
+    own: bool  # whether each block of channels has lines of its own
 
 
 class _LaneSum(NamedTuple):
@@ -102,7 +99,7 @@ class _KernelWriter:
     def __init__(self, spec: RowKernelSpec, prefetched: str) -> None:
         self.spec, self.tiling = spec, spec.tiling
         self.tensors = operands(spec)
-        self.number = "tl.float64" if spec.wide else "tl.float32"
+        self.frame = Frame(gluon=False, wide=spec.wide)
         self.flat = spec.tiling.edges == 1
         self.halves = spec.tiling.warps == spec.tiling.edges and spec.tiling.block >= WARP
         self.ragged = spec.product.channels % spec.tiling.block != 0
@@ -159,13 +156,11 @@ class _KernelWriter:
         yield "import triton.language as tl"
         if self._together():
             yield "from torchweft.o3.channelwise.gpu.kernels import halved, of_threads, threads"
-        yield ""
-        yield ""
-        yield f"@triton.jit(do_not_specialize={self._counts()!r})"
-        yield f"def {kernel_name(self.spec)}({', '.join(self._parameters())}):"
-        yield from indented(self._body())
+        counts = ["begin", "end", "span"] if self.spec.divisible else ["items", "rows", "lanes"]
+        parameters = [*self._pointers(), *counts, *(f"{b}: tl.constexpr" for b in BLOCK_NAMES)]
+        yield from self.frame.function(kernel_name(self.spec), parameters, self._body(), counts)
 
-    def _parameters(self) -> list[str]:
+    def _pointers(self) -> list[str]:
         spec = self.spec
         lists = {
             "indptr": spec.segmented,
@@ -176,11 +171,7 @@ class _KernelWriter:
         pointers = [f"{spec.call.slots[t]}{t}" for t in self.tensors]
         pointers += [f"out{r}" for r in range(len(spec.call.results))]
         pointers += [name for name, there in lists.items() if there]
-        blocks = ["BLOCK: tl.constexpr", "EDGES: tl.constexpr", "STAGES: tl.constexpr"]
-        return [*(f"{name}_ptr" for name in pointers), *self._counts(), *blocks]
-
-    def _counts(self) -> list[str]:
-        return ["begin", "end", "span"] if self.spec.divisible else ["items", "rows", "lanes"]
+        return [f"{name}_ptr" for name in pointers]
 
     def _body(self) -> Iterator[str]:
         blocks = self.spec.channel_blocks
@@ -307,7 +298,7 @@ class _KernelWriter:
         for (r, block), _ in sorted(self.last.items()):
             if self.spec.call.results[r].slot == slot:
                 for name in self._components(r, block):
-                    yield f"{name} = tl.zeros({self.shape}, {self.number})"
+                    yield f"{name} = tl.zeros({self.shape}, {self.frame.number})"
 
     # an edge
 
@@ -370,8 +361,8 @@ class _KernelWriter:
         mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
         for c in range(place.components):
             name = value_name(slot, t, block, c)
-            address = _address(f"{slot}{t}_row", place, c)
-            yield f"{name} = tl.load({address}{mask}{self._policy(t, place)}).to({self.number})"
+            address, policy = _address(f"{slot}{t}_row", place, c), self._policy(t, place)
+            yield f"{name} = tl.load({address}{mask}{policy}).to({self.frame.number})"
 
     def _policy(self, t: int, place: Block) -> str:
         """Cache policy of what is read once: weights bypass both caches, other edges' rows L1."""
