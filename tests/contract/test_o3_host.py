@@ -21,7 +21,6 @@ from torchweft.core.operators import tensor_list as list_op
 from torchweft.o3 import pointwise
 from torchweft.o3.channelwise import operator
 from torchweft.o3.channelwise.gpu import launch
-from torchweft.o3.channelwise.gpu import partial_sums as folds
 from torchweft.o3.layers import symmetric_contraction
 from torchweft.o3.mixing import launch as mixing_launch
 from torchweft.o3.mixing import operator as mixing
@@ -139,7 +138,7 @@ def test_a_settled_call(name, launched):
 def compiled(launched, monkeypatch):
     """In the list of launches, a name in brackets where a kernel begins to be compiled."""
     monkeypatch.setattr(launch, "_recipes", {})
-    for module in (folds, symmetric_operator, pointwise):
+    for module in (launch, symmetric_operator, pointwise):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

@@ -49,7 +49,7 @@ from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import IndexRangeError
 from torchweft.o3.backends import executor, refuse_backend
 from torchweft.o3.channelwise.calls import forward, read_call
-from torchweft.o3.channelwise.operator import Contraction
+from torchweft.o3.channelwise.operator import ContractionRule as Contraction
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.channelwise.structure import read as read_structure
 from torchweft.o3.mixing.blocks import CopyBlock, Mixing, read

@@ -36,7 +36,9 @@ from torchweft.core.operators.tensor_list import Call as Door
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, Result, Term, read_call
-from torchweft.o3.channelwise.operator import Contraction, contraction, kept, one_by_one
+from torchweft.o3.channelwise.operator import ContractionRule as Contraction
+from torchweft.o3.channelwise.operator import cached_call as kept
+from torchweft.o3.channelwise.operator import contraction, one_by_one
 from torchweft.o3.channelwise.structure import Structure, read
 from torchweft.o3.edges.graph import Graph, Tables, pack, unpack
 from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
