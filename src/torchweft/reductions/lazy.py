@@ -10,26 +10,24 @@ import torch
 from torch import Tensor
 
 from torchweft.errors import BackendError, DTypeError, ShapeError
-from torchweft.reductions.call.layout import kept
-from torchweft.reductions.front import traced
-from torchweft.reductions.front.arithmetic import Reducers
-from torchweft.reductions.front.reduced import (
+from torchweft.reductions import variables as symbolic
+from torchweft.reductions.call import kept
+from torchweft.reductions.cluster.points import swap_axes
+from torchweft.reductions.genred import (
     ACCURACY,
     KEYWORDS,
     PLAIN,
-    Reduced,
-    Solved,
     accuracy,
-    direct_result,
-    job,
+    reduction_spec,
     require_keywords,
-    turned,
 )
-from torchweft.reductions.front.traced import Formula, shown
-from torchweft.reductions.front.variables import (
+from torchweft.reductions.lazy_methods import Reduced, Reducers, direct_result
+from torchweft.reductions.solve import Solved
+from torchweft.reductions.variables import (
     NOTHING,
     REAL,
     Extent,
+    Formula,
     Variable,
     agree,
     components,
@@ -37,29 +35,34 @@ from torchweft.reductions.front.variables import (
     extent_of,
     join,
     places,
-    read,
     require_strided,
     symbol,
+    variable_of,
 )
 
 __all__ = ["ComplexLazyTensor", "LazyTensor", "Pm", "Var", "Vi", "Vj"]
 
 
 class LazyTensor(Reducers):
-    """f(x_i, y_j, p) for all pairs: shape (..., M, N, D), nothing stored but x, y and p.
+    """f(x_i, y_j, p) for all pairs: shape (..., M, N, D), of which only x, y and p are stored.
 
     Args:
-        x: a float, a list, a tensor of no or one dimension: a parameter.  An integer: a constant.
-            (M, D) with axis 0 or (N, D) with axis 1; (..., M, 1, D), (..., 1, N, D) or
-            (..., 1, 1, D), which vary with i, with j, or with neither; leading dimensions are
-            batches, and broadcast.  (index, dim, category): a symbolic variable, argument number
-            `index` of the callable that a reduction gives.  Complex numbers give a
-            ComplexLazyTensor.
-        axis: of a tensor of two dimensions.
-        is_complex: whether it is to be a ComplexLazyTensor.
+        x: data, one of
 
-    Lazy tensors are values: every operation makes a new one.  Only `ranges` (six arrays, see
-    `Genred`) and `backend` can be assigned; both hold for what is made of it.
+            - a float, a list, or a tensor of at most one dimension: a parameter;
+            - an integer: a constant;
+            - a tensor (M, D) with axis 0, or (N, D) with axis 1;
+            - a tensor (..., M, 1, D), (..., 1, N, D) or (..., 1, 1, D), which varies with i, with j
+              or with neither; leading dimensions are batches, and broadcast;
+            - (index, dim, category): a symbolic variable, argument number `index` of the callable
+              that a reduction returns.
+
+            Complex numbers give a ComplexLazyTensor.
+        axis: of a tensor of two dimensions.
+        is_complex: whether to return a ComplexLazyTensor.
+
+    Lazy tensors are immutable, except for the attributes `ranges` (six arrays, see `Genred`) and
+    `backend`, which results of operations inherit.
     """
 
     is_complex = False
@@ -73,7 +76,7 @@ class LazyTensor(Reducers):
     backend: str | None
 
     def __new__(cls, x: Any = None, axis: int | None = None, is_complex: bool = False) -> Self:
-        """Complex data gives the complex class."""
+        """An instance of the complex class, for complex data."""
         wanted = cls.complex_class if is_complex or cls._is_complex_data(x) else cls
         return object.__new__(wanted)  # type: ignore[return-value]
 
@@ -82,9 +85,9 @@ class LazyTensor(Reducers):
 
     def _set_variable(self, found: Variable | int) -> None:
         if isinstance(found, int):
-            self._set(traced.number(found), (), NOTHING)
+            self._set(symbolic.number(found), (), NOTHING)
         else:
-            self._set(traced.leaf(0, found.dim, found.cat), (found,), extent(found))
+            self._set(symbolic.leaf(0, found.dim, found.cat), (found,), extent(found))
 
     def _set(
         self,
@@ -97,7 +100,7 @@ class LazyTensor(Reducers):
         self._formula, self._variables, self._extent = formula, variables, known
         self.ranges, self.backend = ranges, backend
 
-    # What it is made of
+    # Data
 
     @classmethod
     def _is_complex_data(cls, x: Any) -> bool:
@@ -107,7 +110,7 @@ class LazyTensor(Reducers):
 
     @classmethod
     def _tensor(cls, x: Any) -> Any:
-        """The tensor of an array; anything else as it is."""
+        """The tensor of an array; anything else unchanged."""
         return x
 
     @classmethod
@@ -117,14 +120,14 @@ class LazyTensor(Reducers):
 
     @classmethod
     def _array(cls, x: Any) -> Any:
-        """What a reduction returns."""
+        """The array of a tensor."""
         return x
 
     @classmethod
     def _constant_or_variable(cls, x: Any, axis: int | None) -> Variable | int:
         x = cls._tensor(x)
         if isinstance(x, Tensor):
-            return read(x, axis)
+            return variable_of(x, axis)
         if isinstance(x, tuple):
             return symbol(x, axis)
         if isinstance(x, numbers.Integral):
@@ -147,7 +150,7 @@ class LazyTensor(Reducers):
 
     @classmethod
     def _of_category(cls, x_or_ind: Any, dim: int | None, cat: int | None) -> LazyTensor:
-        """Var, Vi, Vj, Pm: symbolic with `dim`, else of data with batch dimensions in front."""
+        """Var, Vi, Vj and Pm: symbolic with `dim`, else of data (..., M or N, D) or (..., D)."""
         if dim is not None:
             return cls((x_or_ind, dim, cat))
         data = cls._tensor(x_or_ind)
@@ -170,12 +173,12 @@ class LazyTensor(Reducers):
             )
         return self.real_class(value)
 
-    # What it is
+    # Properties
 
     @property
     def ndim(self) -> int:
-        """How many components a pair has."""
-        return traced.dimension(self._formula)
+        """The number of components of a pair."""
+        return int(symbolic.dimension(self._formula))
 
     @property
     def _components(self) -> int:
@@ -190,26 +193,26 @@ class LazyTensor(Reducers):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(..., M, N, D), or (..., M, N) for one component; 1 where nothing tells."""
+        """(..., M, N, D), or (..., M, N) for one component; unknown sizes are 1."""
         full = self._full_shape
         return full[:-1] if full[-1] == 1 else full
 
     def dim(self) -> int:
-        """How many dimensions there are: of the batch, i, j, components, these also if one."""
+        """The number of dimensions: batch, i, j, and components even if there is one."""
         return len(self._extent.batch) + 3
 
     @property
     def nbatchdims(self) -> int:
-        """How many batch dimensions there are."""
+        """The number of batch dimensions."""
         return len(self._extent.batch)
 
     @property
     def dtype(self) -> str | None:
-        """The name of the dtype; None while only numbers and symbolic variables are known."""
+        """The name of the dtype; None for numbers and symbolic variables only."""
         return None if self._extent.dtype is None else REAL[self._extent.dtype]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({shown(self._formula)}, shape={self.shape})"
+        return f"{type(self).__name__}({symbolic.shown(self._formula)}, shape={self.shape})"
 
     def __bool__(self) -> bool:
         raise ShapeError(
@@ -234,7 +237,7 @@ class LazyTensor(Reducers):
             if backend != other.backend:
                 backend = _same_backend(name, backend, other.backend)
         try:
-            formula = traced.applied(name, formulas, moves, data)
+            formula = symbolic.applied(name, formulas, moves, data)
         except ShapeError as error:
             shapes = " and ".join(str(operand.shape) for operand in (self, *operands))
             raise type(error)(f"{name} of {shapes}: {error}") from None
@@ -243,7 +246,7 @@ class LazyTensor(Reducers):
         return made
 
     def _class_of(self, name: str) -> type[LazyTensor]:
-        """Of the result of an operation."""
+        """The class of the result of an operation."""
         return self.complex_class if name in _TO_COMPLEX else self.real_class
 
     def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
@@ -253,13 +256,13 @@ class LazyTensor(Reducers):
         return other._apply(sign, self) if reflected else self._apply(sign, other)
 
     def _without(self, v: LazyTensor) -> Self:
-        """Without the symbolic variable v, which the formula lost."""
+        """Self without the symbolic variable v, which its formula does not read."""
         lost = {known.place for known in v._variables} - {None}
         kept = [k for k, known in enumerate(self._variables) if known.place not in lost]
         moves = tuple((k, m, *self._variables[k][2:]) for m, k in enumerate(kept) if m != k)
         made = object.__new__(type(self))
         variables = tuple(self._variables[k] for k in kept)
-        formula = traced.renumbered(self._formula, moves)
+        formula = symbolic.renumbered(self._formula, moves)
         made._set(formula, variables, self._extent, self.ranges, self.backend)
         return made
 
@@ -268,10 +271,10 @@ class LazyTensor(Reducers):
         known = self._extent
         made = object.__new__(type(self))
         made._set(
-            traced.swapped(self._formula),
+            symbolic.swapped(self._formula),
             tuple(v if v.cat == 2 else v._replace(cat=1 - v.cat) for v in self._variables),
             known._replace(rows=known.columns, columns=known.rows),
-            turned(self.ranges),
+            self.ranges.t() if hasattr(self.ranges, "t") else swap_axes(self.ranges),
             self.backend,
         )
         return made
@@ -293,7 +296,17 @@ class LazyTensor(Reducers):
         call: bool = True,
         **options: Any,
     ) -> Any:
-        """The reduction of Genred's name, with a weight and an argument."""
+        """The reduction of a name of `Genred`.
+
+        Args:
+            reduction_op: its name.
+            other: the weight.
+            opt_arg: K.
+            axis: 0 (over i) or 1 (over j), after the batch dimensions.
+            dim: the same.
+            call: False returns a callable instead of the result.
+            options: the keywords of `Genred` and of its call.
+        """
         batch = len(self._extent.batch)
         axis, dim = (dim, None) if axis is None else (axis, dim)
         if axis is None or axis not in (batch, batch + 1) or dim not in (None, axis):
@@ -308,7 +321,7 @@ class LazyTensor(Reducers):
         if other is not None:
             other = self._wrap(other)
             variables, renumbering = join(variables, other._variables)
-            weight = traced.renumbered(other._formula, renumbering)
+            weight = symbolic.renumbered(other._formula, renumbering)
             known = agree(known, other._extent, _joined, reduction_op, self, other)
             ranges = _same_ranges(reduction_op, ranges, other.ranges)
             backend = _same_backend(reduction_op, backend, other.backend)
@@ -321,12 +334,12 @@ class LazyTensor(Reducers):
         given = {key: options.pop(key) for key in ACCURACY if key in options} if options else {}
         exact = accuracy(**given) if given else PLAIN
         options = {"ranges": ranges, "backend": backend} | options
-        what = job(*asked, exact)
-        reduced = Reduced(what, variables, known, options, self)
+        spec = reduction_spec(*asked, exact)
+        reduced = Reduced(spec, variables, known, options, self)
         return reduced if not call or reduced.places else reduced()
 
     def _finished(self, result: Any) -> Any:
-        """What the caller gets of a result."""
+        """The result as arrays of the caller's library."""
         if isinstance(result, Tensor):
             return self._array(result)
         return tuple(self._array(r) for r in result)
@@ -353,32 +366,25 @@ class LazyTensor(Reducers):
         eps: float = 1e-6,
         **options: Any,
     ) -> Any:
-        """a with (α + K) a = other, by conjugate gradients; see `KernelSolve`.
+        """a with (α + K) a = b, by conjugate gradients; see `KernelSolve`.
 
         Args:
-            other: a tensor (M, E), or a lazy tensor that is one variable.
-            var: the symbolic variable that self is linear in; without it K a is Σ self · a.
-            call: False gives a callable of the symbolic variables.
+            other: b, a tensor (M, E), or a lazy tensor of one variable.
+            var: the symbolic variable a in which self is linear; without it K a is Σ self · a.
+            call: False returns a callable of the symbolic variables.
             alpha: added to the diagonal.
-            eps: ends where the residual is eps of the norm of other.
-            options: those of `Genred`, its call and `KernelSolve`.
+            eps: bound of the norm of the residual, relative to the norm of b.
+            options: the keywords of `Genred`, its call and `KernelSolve`.
         """
         rhs = self._wrap_rhs(other)
         axis = 1 - rhs.cat
+        linear = self
         if var is None:
             place = places(self._variables) if rhs.place is None else rhs.place
             var = self.real_class((place, rhs.dim, axis))
             linear = self * var
-        else:
-            linear = self
-        unknown = var._variables[0]
-        options = {
-            "ranges": self.ranges,
-            "backend": self.backend,
-            "alpha": alpha,
-            "eps": eps,
-        } | options
-        solved = Solved(linear, unknown, rhs, axis, options)
+        own = {"ranges": self.ranges, "backend": self.backend, "alpha": alpha, "eps": eps}
+        solved = Solved(linear, var._variables[0], rhs, axis, own | options)
         return solved() if call and not solved.places else solved
 
     def _wrap_rhs(self, other: Any) -> Variable:
@@ -403,9 +409,9 @@ class LazyTensor(Reducers):
 def _leaf(
     cat: int, shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> tuple[Formula, int, Extent]:
-    """Formula, dimension and extent of a tensor of the category."""
+    """Formula, dimension and extent of a tensor of a category."""
     dim = components(cat, shape, dtype)
-    return traced.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
+    return symbolic.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
 
 
 def _joined(name: str, a: LazyTensor, b: LazyTensor) -> str:
@@ -434,7 +440,7 @@ def _same_backend(name: str, a: str | None, b: str | None) -> str | None:
 
 
 def Var(x_or_ind: Any, dim: int | None = None, cat: int | None = None) -> LazyTensor:  # noqa: N802
-    """Data of a category 0 (i), 1 (j) or 2, or with `dim` the symbolic variable of that index."""
+    """Data of category 0 (i), 1 (j) or 2, or with `dim` the symbolic variable of that index."""
     return LazyTensor._of_category(x_or_ind, dim, cat)
 
 
@@ -454,22 +460,15 @@ def Pm(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
 
 
 _TO_COMPLEX = ("Real2Complex", "Imag2Complex", "ComplexExp1j")
-
-
 _TO_REAL = ("ComplexReal", "ComplexImag", "ComplexAngle", "ComplexAbs")
-_ARITHMETIC = {
-    "+": "ComplexAdd",
-    "-": "ComplexSubtract",
-    "*": "ComplexMult",
-    "/": "ComplexDivide",
-}
+_ARITHMETIC = {"+": "ComplexAdd", "-": "ComplexSubtract", "*": "ComplexMult", "/": "ComplexDivide"}
 _SAME = {"Abs": "ComplexAbs", "Exp": "ComplexExp", "Sum": "ComplexSum", "Minus": "Minus"}
 
 
 class ComplexLazyTensor(LazyTensor):
     """Complex f(x_i, y_j, p) for all pairs; see `LazyTensor`.
 
-    + - * / with real and complex operands, exp, abs, conj, angle, real, imag, and sums.
+    It has + - * / with real and complex operands, exp, abs, conj, angle, real, imag, and sums.
     """
 
     is_complex = True
@@ -479,7 +478,7 @@ class ComplexLazyTensor(LazyTensor):
 
     @classmethod
     def _pairs(cls, x: Any) -> Any:
-        """Real and imaginary parts, one after the other."""
+        """Real and imaginary parts as alternating components."""
         x = cls._tensor(x)
         if isinstance(x, Tensor):
             x = x if x.is_complex() else torch.complex(x, torch.zeros_like(x))
@@ -544,7 +543,7 @@ class ComplexLazyTensor(LazyTensor):
         return a._named(_ARITHMETIC[sign], b)
 
     def reduction(self, reduction_op: str, *args: Any, **options: Any) -> Any:
-        """The sum: no other reduction orders or exponentiates complex numbers."""
+        """The sum; all other reductions need real numbers."""
         if reduction_op != "Sum":
             raise DTypeError(
                 f"{reduction_op} is asked of a ComplexLazyTensor: it is defined for real ones. "

@@ -1,51 +1,59 @@
-"""Reductions and linear systems of formulas, with pykeops' keywords, at once or when called."""
+"""Reductions of formula strings, for tensors that come later: Genred, and generic functions.
+
+A generic function takes its axis from its output: "a = Vi(1)" reduces over j.
+"""
 
 from __future__ import annotations
 
 import inspect
 import operator
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchweft.core.operators.call_cache import CallCache
-from torchweft.core.operators.operator import compiling
+from torchweft.core.operators.operator import compiling, constant_when_compiling
 from torchweft.errors import BackendError, DeviceError, DTypeError, ShapeError
-from torchweft.reductions.call.layout import Options, Signature, kept, signature
-from torchweft.reductions.cluster.points import swap_axes
+from torchweft.reductions.call import Options, Signature, kept, signature
 from torchweft.reductions.cluster.sparsity import check_ranges
 from torchweft.reductions.engine import direct
 from torchweft.reductions.engine.direct import Body
 from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, carried_out, settled
-from torchweft.reductions.front.traced import Formula, dimension, text, used, with_witness
-from torchweft.reductions.front.variables import (
+from torchweft.reductions.formula.node import Node
+from torchweft.reductions.formula.parse import parse_variable
+from torchweft.reductions.variables import (
+    NOTHING,
     Extent,
-    Variable,
+    Formula,
     agree,
-    argument,
-    extent,
-    numbers,
-    places,
+    dimension,
+    extent_of,
+    parsed,
+    require_declared,
     require_tensors,
-    values,
+    text,
+    used,
+    with_witness,
 )
 
 __all__ = [
     "ACCURACY",
     "KEYWORDS",
     "PLAIN",
-    "Reduced",
+    "Genred",
     "ReductionSpec",
-    "Solved",
     "accuracy",
-    "direct_result",
     "directly",
-    "job",
+    "generic_argkmin",
+    "generic_argmin",
+    "generic_logsumexp",
+    "generic_sum",
+    "reduction_spec",
     "require_keywords",
     "run",
-    "turned",
 ]
 
 OTHER_NAMES = {
@@ -69,7 +77,7 @@ class ReductionSpec(NamedTuple):
         kind: one of KINDS.
         formula: f.
         weight: of LogSumExp, SumSoftMaxWeight and Max_SumShiftExp, or None.
-        k: how many of KMin, ArgKMin and KMin_ArgKMin.
+        k: K of KMin, ArgKMin and KMin_ArgKMin.
         axis: 1 reduces over j, 0 over i.
         options: how numbers are computed.
     """
@@ -82,10 +90,10 @@ class ReductionSpec(NamedTuple):
     options: Options
 
 
-def job(
+def reduction_spec(
     name: str, formula: Formula, weight: Formula | None, opt_arg: Any, axis: int, options: Options
 ) -> ReductionSpec:
-    """The reduction that pykeops calls `name`."""
+    """The reduction with a name of pykeops; raises ShapeError where arguments do not fit it."""
     kind = OTHER_NAMES.get(name, name)
     if kind not in KINDS:
         raise ShapeError(
@@ -129,10 +137,10 @@ def accuracy(
     use_fast_math: bool = True,
     precision: str | None = None,
 ) -> Options:
-    """The options that pykeops' keywords mean.
+    """The options of pykeops' keywords.
 
-    `dtype`, `cuda_type`, `enable_chunks`, `rec_multVar_highdim` and `use_fast_math` change nothing
-    here.  Sums are at least as exact as `dtype_acc` and `sum_scheme` ask.
+    `dtype`, `cuda_type`, `enable_chunks`, `rec_multVar_highdim` and `use_fast_math` have no effect.
+    Sums are at least as accurate as `dtype_acc` and `sum_scheme` require.
     """
     for name, value, known in (
         ("dtype_acc", dtype_acc, ACCUMULATORS),
@@ -155,18 +163,17 @@ def accuracy(
 
 
 PLAIN = accuracy()
-"""What they mean where nothing is said."""
+"""The default options."""
 
 ACCURACY = tuple(inspect.signature(accuracy).parameters)
-"""The keywords of `accuracy`; the others are those of `run`."""
-
+"""The keywords of `accuracy`."""
 
 KEYWORDS = ("backend", "device_id", "ranges", "out")
-"""Those of `run`."""
+"""The keywords of `run`."""
 
 
 def require_keywords(name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise if a keyword is none of those that are known."""
+    """Raise TypeError for a keyword that is not known."""
     for keyword in given:
         if keyword not in known:
             raise TypeError(
@@ -186,10 +193,10 @@ def run(
     ranges: Any = None,
     out: Tensor | None = None,
 ) -> Any:
-    """The reduction of the tensors, by number of the variable; `given` is their signature."""
+    """The reduction of the tensors, which are ordered by variable; `given` is their signature."""
     serves, moved = _placed(backend, device_id, known.device)
     if ranges is not None and not compiling():
-        check_ranges(ranges, _size(known.rows), _size(known.columns))
+        check_ranges(ranges, *(1 if n is None else n for n in (known.rows, known.columns)))
     f, weight, lost = _witnessed(what.formula, what.weight, known, len(tensors))
     if lost is not None:
         tensors = _with_witnesses(tensors, known, *lost)
@@ -219,10 +226,10 @@ def directly(
     backend: str | None,
     device_id: int,
 ) -> direct.Body | Literal[False]:
-    """The reduction of tensors of these kinds without doors, as `direct` says; False: not so."""
+    """The function that launches calls of this signature directly, or False; see `direct`."""
     serves, moved = _placed(backend, device_id, known.device)
     f, weight, lost = _witnessed(what.formula, what.weight, known, len(tensors))
-    if moved is not None or (lost is not None and (lost[1] or not lost[0])):  # it needs witnesses
+    if moved is not None or (lost is not None and (lost[1] or not lost[0])):  # needs other tensors
         return False
     plan = settled(what.kind, f, weight, what.axis, what.k, serves, what.options, given)
     found = direct.body(plan, tensors) if plan.layout.batch == known.batch else None
@@ -236,10 +243,14 @@ _Lost = tuple[tuple[int, ...], tuple[int | None, ...]]
 def _witnessed(
     f: Formula, weight: Formula | None, known: Extent, count: int
 ) -> tuple[str, str | None, _Lost | None]:
-    """Both as texts, f with variables that are 0 and witness the sizes that it lost.
+    """The texts of both, and the tensors that they take if these are not the `count` given ones.
 
-    The last is None where `count` tensors are what the texts take: else the numbers of those that
-    they take, and the lengths of the witnesses, None of a parameter.
+    A formula that lost all variables of i or of j no longer gives their number: f gets further
+    variables for these sizes, called witnesses, which are 0.
+
+    Returns:
+        The texts, and the numbers of the tensors that they take with the lengths of the witnesses,
+        None for a parameter; or None for both if they take all tensors.
     """
     cats = dict(used(f, weight))
     here = set(cats.values())
@@ -258,19 +269,10 @@ def _witnessed(
 def _with_witnesses(
     tensors: Sequence[Tensor], known: Extent, taken: Sequence[int], lengths: Sequence[int | None]
 ) -> list[Tensor]:
-    """The tensors that count, zeros in the place of others, and the witnesses."""
+    """The tensors with zeros in place of those that are not taken, and the witnesses."""
     nothing = torch.zeros(1, dtype=known.dtype, device=known.device)
     found = [t if n in taken else nothing for n, t in enumerate(tensors)]
     return found + [nothing if n is None else nothing.expand(n, 1) for n in lengths]
-
-
-def _size(given: int | None) -> int:
-    return 1 if given is None else given
-
-
-def turned(ranges: Any) -> Any:
-    """The ranges of the pairs with i and j exchanged."""
-    return ranges.t() if hasattr(ranges, "t") else swap_axes(ranges)
 
 
 def _moved(ranges: Any, device: torch.device) -> Any:
@@ -280,7 +282,7 @@ def _moved(ranges: Any, device: torch.device) -> Any:
 
 
 def _complete(result: Tensor, known: Extent, trailing: int, moved: torch.device | None) -> Tensor:
-    """With all batch dimensions, also those of variables that the formula lost; moved back."""
+    """The result with the batch dimensions of all variables, on their device."""
     if tuple(result.shape[:-trailing]) != known.batch:
         result = result.expand(*known.batch, *result.shape[-trailing:])
     return result if moved is None or known.device is None else result.to(known.device)
@@ -289,7 +291,7 @@ def _complete(result: Tensor, known: Extent, trailing: int, moved: torch.device 
 def _placed(
     backend: str | None, device_id: int, device: torch.device | None
 ) -> tuple[str | None, torch.device | None]:
-    """Which of our backends is asked for, and where the tensors must go to first, if anywhere."""
+    """Our backend of that name, and the device that tensors must be moved to, if any."""
     name = "auto" if backend is None else backend
     if name not in BACKENDS:
         raise BackendError(
@@ -323,7 +325,7 @@ def _placed(
 
 
 def _written(result: Tensor, out: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """The result in `out`."""
+    """`out`, with the result copied into it."""
     if out.shape != result.shape or not out.is_contiguous():
         layout = "" if out.is_contiguous() else ", not contiguous"
         raise ShapeError(
@@ -356,140 +358,207 @@ def _shared(a: Tensor, b: Tensor) -> bool:
 
 
 def _addresses(t: Tensor) -> tuple[int, int]:
-    """From the first byte of its elements to behind the last."""
+    """Addresses of the first byte of its elements and of the end of the last."""
     size = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
     return t.data_ptr(), t.data_ptr() + size * t.element_size()
 
 
-_direct: CallCache[Body | Literal[False]] = CallCache()
-
-
-def direct_result(
-    asked: tuple[str, Formula, Formula | None, Any, int],
-    variables: Sequence[Variable],
-    known: Extent,
-    backend: str | None,
-) -> Any:
-    """The result of a call that needs no door, see `direct`; None where it does.
+class Genred:
+    """R_j f(x_i, y_j, p), or over i, of a formula such as "Exp(-SqDist(x, y)) * b".
 
     Args:
-        asked: a reduction's name, formula, weight, K and axis.
-        variables: those of the formulas.
-        known: what they agree on.
-        backend: None chooses.
-    """
-    name, *_, count, _ = asked
-    if count is not None and type(count) is not int:
-        return None
-    tensors: list[Any] = [
-        numbers(v.value, known) if type(v.value) is tuple else v.value for v in variables
-    ]
-    key = direct.kinds(tensors, name, backend, -1)
-    if key is None:
-        return None
-    key = (*asked, known, *key)
-    at_once = _direct.get(key)
-    if at_once is None:
-        given = signature(tensors)
-        at_once = directly(job(*asked, PLAIN), tensors, given, known, backend, -1)
-        _direct.keep(key, at_once)
-    return at_once(tensors) if at_once else None
-
-
-class Reduced:
-    """A reduction that waits for its arguments: one for each symbolic variable, by its index.
-
-    Its call takes those and the keywords `backend`, `device_id`, `ranges` and `out`.
+        formula: a formula string, or a node.
+        aliases: declarations of its variables, "x = Vi(3)", "x = Vi(0, 3)" or "Var(0, 3, 0)":
+            position among the arguments, dimension, category.  The formula may also use
+            Var(position, dim, category).
+        reduction_op: Sum, LogSumExp, LogSumExpWeight, SumSoftMaxWeight, SoftMax, Min, Max, ArgMin,
+            ArgMax, Min_ArgMin, Max_ArgMax, KMin, ArgKMin, KMin_ArgKMin, Max_SumShiftExp or
+            Max_SumShiftExpWeight.
+        axis: 0 reduces over i, 1 over j.
+        dtype, cuda_type, enable_chunks, rec_multVar_highdim, use_fast_math: accepted, without
+            effect.
+        opt_arg: K of KMin, ArgKMin and KMin_ArgKMin.
+        formula2: the weight of LogSumExp, SumSoftMaxWeight and Max_SumShiftExp.
+        dtype_acc, use_double_acc: "float64" accumulates in float64.
+        sum_scheme: "kahan_scheme" compensates; the others sum blocks.
+        precision: of products on tensor cores, "ieee", "tf32x3", "tf32" or "bf16"; None uses
+            tensor cores where a bound shows the error of float32.
     """
 
     def __init__(
         self,
-        what: ReductionSpec,
-        variables: tuple[Variable, ...],
-        known: Extent,
-        options: dict[str, Any],
-        origin: Any,
+        formula: str | Node,
+        aliases: Sequence[str],
+        reduction_op: str = "Sum",
+        axis: int = 0,
+        dtype: Any = None,
+        opt_arg: int | None = None,
+        formula2: str | None = None,
+        cuda_type: Any = None,
+        dtype_acc: str = "auto",
+        use_double_acc: bool = False,
+        sum_scheme: str = "auto",
+        enable_chunks: bool = True,
+        rec_multVar_highdim: Any = False,  # noqa: N803  # pykeops' name
+        use_fast_math: bool = True,
+        precision: str | None = None,
     ) -> None:
-        self._job, self._variables, self._known = what, variables, known
-        self._options, self._origin = options, origin
-        self.places = places(variables)
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        """The result, of these arguments."""
-        if len(args) != self.places:
-            raise ShapeError(
-                f"the reduction is called with {len(args)} arguments: it has {self.places} "
-                "symbolic variables. Pass one tensor for each, by its index."
-            )
-        require_keywords(self._job.kind, options, KEYWORDS)
-        origin, known = self._origin, self._known
-        given = [origin._tensor(a) for a in args]
-        require_tensors(given)
-        for v in self._variables if given else ():
-            if v.place is not None:
-                x = given[v.place]
-                found = argument(v, x, f"argument {v.place}")
-                known = agree(known, extent(found), _called, v.place, x)
-        options = self._options | options
-        out = options.pop("out", None)
-        ranges = origin._tensor(options.pop("ranges", None))
-        tensors = values(self._variables, known, given)
-        target = None if out is None else origin._target(out)
-        kinds = signature(tensors)
-        result = run(self._job, tensors, kinds, known, ranges=ranges, out=target, **options)
-        return origin._finished(result) if out is None else out
-
-
-class Solved:
-    """A linear system that waits for its arguments: one for each symbolic variable, by its index.
-
-    The right-hand side stands at the index of the unknown, unless it was given before.
-    """
-
-    def __init__(
-        self,
-        linear: Any,
-        unknown: Variable,
-        rhs: Variable,
-        axis: int,
-        options: dict[str, Any],
-    ) -> None:
-        self._linear, self._unknown, self._rhs = linear, unknown, rhs
-        self._axis, self._options = axis, options
-        asked = [v for v in linear._variables if rhs.place is not None or v.place != unknown.place]
-        self.places = places(asked)
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        """The solution, of these arguments."""
-        if len(args) != self.places:
-            raise ShapeError(
-                f"the system is called with {len(args)} arguments: it has {self.places} symbolic "
-                "variables. Pass one tensor for each, by its index."
-            )
-        from torchweft.reductions.front.solve import KernelSolve
-
-        origin, variables = self._linear, self._linear._variables
-        number = next(n for n, v in enumerate(variables) if v.place == self._unknown.place)
-        exact = self._options | options
-        settings = {key: exact.pop(key) for key in ACCURACY if key in exact}
-        given = [origin._tensor(a) for a in args]
-        bound = [
-            self._rhs if n == number and self._rhs.place is None else v
-            for n, v in enumerate(variables)
-        ]
-        system = KernelSolve(
-            origin._formula,
-            [f"Var({n},{v.dim},{v.cat})" for n, v in enumerate(variables)],
-            f"Var({number},{self._unknown.dim},{self._unknown.cat})",
-            self._axis,
-            **settings,
+        given = tuple(aliases)
+        f = formula if isinstance(formula, Node) else parsed(formula, given)
+        weight = None if formula2 is None else parsed(formula2, given)
+        exact = accuracy(
+            dtype_acc=dtype_acc,
+            use_double_acc=use_double_acc,
+            sum_scheme=sum_scheme,
+            precision=precision,
         )
-        exact["ranges"] = origin._tensor(exact["ranges"])
-        known = extent(self._rhs) if self._rhs.place is None else origin._extent
-        return origin._array(system(*values(bound, known, given), **exact))
+        self._spec = reduction_spec(reduction_op, f, weight, opt_arg, axis, exact)
+        self._direct: CallCache[Body | Literal[False]] = CallCache()
+        texts = [f for f in (formula, formula2) if isinstance(f, str)]
+        self._declared = _declared(tuple(texts), given)
+
+    def __call__(
+        self,
+        *args: Any,
+        backend: str | None = "auto",
+        device_id: int = -1,
+        ranges: Any = None,
+        out: Any = None,
+    ) -> Any:
+        """The reduction of these tensors.
+
+        Args:
+            *args: one for each position: (..., M, D) for Vi(D), (..., N, D) for Vj(D), (..., D) for
+                Pm(D); leading dimensions broadcast.
+            backend: "auto", "CPU", "GPU", "GPU_1D" or "GPU_2D" of pykeops, or "torch", "numba",
+                "triton".
+            device_id: the GPU on which tensors of the CPU are computed.
+            ranges: (ranges_i, slices_i, redranges_j, ranges_j, slices_j, redranges_i), or a
+                `BlockSparsity`.
+            out: contiguous memory for the result, of its shape and dtype.
+        """
+        tensors, at_once, key = self._tensor(args), None, None
+        if ranges is None and out is None:
+            key = direct.kinds(tensors, self._spec.kind, backend, device_id)
+            at_once = None if key is None else self._direct.get(key)
+            if at_once:
+                return self._finished(at_once(tensors))
+        require_tensors(tensors)
+        given = signature(tensors)
+        known = _known(type(self).__name__, self._declared, given)
+        if key is not None and at_once is None:
+            at_once = directly(self._spec, tensors, given, known, backend, device_id)
+            self._direct.keep(key, at_once)
+            if at_once:
+                return self._finished(at_once(tensors))
+        result = run(
+            self._spec,
+            tensors,
+            given,
+            known,
+            backend=backend,
+            device_id=device_id,
+            ranges=self._tensor(ranges),
+            out=None if out is None else self._tensor(out),
+        )
+        return self._finished(result) if out is None else out
+
+    def _finished(self, result: Any) -> Any:
+        """The result as arrays of the caller's library."""
+        if isinstance(result, Tensor):
+            return self._array(result)
+        return tuple(self._array(r) for r in result)
+
+    @staticmethod
+    def _tensor(x: Any) -> Any:
+        """The tensor of an array, or of each array of a tuple; anything else unchanged."""
+        return x
+
+    @staticmethod
+    def _array(x: Any) -> Any:
+        """The array of a tensor."""
+        return x
 
 
-def _called(place: int, x: Any) -> str:
-    return (
-        f"the reduction is called with argument {place} of shape {tuple(x.shape)} beside the others"
-    )
+_VARIABLE = re.compile(r"\b(?:Var|Vi|Vj|Pm)\(\s*\d+\s*,[\d\s,]+\)")
+
+_Declared = tuple[int, str, int, int]
+"""(position, name, dimension, category)."""
+
+
+@constant_when_compiling
+def _declared(texts: tuple[str, ...], aliases: tuple[str, ...]) -> tuple[_Declared, ...]:
+    """The variables of aliases and of formulas, by position."""
+    found: dict[int, _Declared] = {}
+    inside = [declaration for f in texts for declaration in _VARIABLE.findall(f)]
+    for place, alias in [*enumerate(aliases), *((0, declaration) for declaration in inside)]:
+        v = parse_variable(alias)
+        position = place if v.position is None else v.position
+        name = f"argument {position}" if v.name is None else v.name
+        found.setdefault(position, (position, name, v.dim, v.cat))
+    return tuple(found[position] for position in sorted(found))
+
+
+@kept
+def _known(name: str, declared: tuple[_Declared, ...], given: Signature) -> Extent:
+    """The extent of the arguments of a call; raises where they do not fit their declarations."""
+    count = 1 + declared[-1][0] if declared else 0
+    if len(given) != count:
+        names = ", ".join(alias for _, alias, _, _ in declared)
+        raise ShapeError(
+            f"{name} is called with {len(given)} arguments: the formula has {count}, {names}. "
+            "Pass one tensor for each, by position."
+        )
+    known = NOTHING
+    for position, alias, dim, cat in declared:
+        shape, dtype, device = given[position]
+        require_declared(alias, dim, cat, shape, dtype)
+        known = agree(known, extent_of(cat, shape, dtype, device), _beside, name, alias, shape)
+    return known
+
+
+def _beside(name: str, alias: str, shape: Sequence[int]) -> str:
+    return f"{name} is given {alias} of shape {tuple(shape)} beside the arguments before"
+
+
+G = TypeVar("G", bound=Genred)
+
+
+def generic_sum(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+    """Σ f: `Genred` whose axis comes from `output`, as "a = Vi(2)"."""
+    return generic(Genred, "Sum", formula, output, aliases, options)
+
+
+def generic_logsumexp(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+    """log Σ exp(f): `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
+    return generic(Genred, "LogSumExp", formula, output, aliases, options)
+
+
+def generic_argmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+    """The index of the smallest f: `Genred` whose axis comes from `output`, as "a = Vi(1)"."""
+    return generic(Genred, "ArgMin", formula, output, aliases, options)
+
+
+def generic_argkmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
+    """The indices of the K smallest f: axis and K come from `output`, as "a = Vi(K)"."""
+    return generic(Genred, "ArgKMin", formula, output, aliases, options)
+
+
+def generic(
+    cls: type[G],
+    reduction_op: str,
+    formula: str,
+    output: str,
+    aliases: tuple[str, ...],
+    options: dict[str, Any],
+) -> G:
+    """The reduction whose result is the variable `output`."""
+    result = parse_variable(output)
+    if result.cat == 2:
+        raise ShapeError(
+            f"the output is {output!r}: it must be Vi(D), which reduces over j, or Vj(D), over i. "
+            "Change it."
+        )
+    if reduction_op == "ArgKMin":
+        options = {"opt_arg": result.dim} | options
+    return cls(formula, aliases, reduction_op, axis=1 - result.cat, **options)
