@@ -127,21 +127,13 @@ def _count(name: str, kind: str, opt_arg: Any) -> int:
 
 
 def accuracy(
-    dtype: Any = None,
-    cuda_type: Any = None,
     dtype_acc: str = "auto",
     use_double_acc: bool = False,
     sum_scheme: str = "auto",
-    enable_chunks: bool = True,
-    rec_multVar_highdim: Any = False,  # noqa: N803  # pykeops' name
-    use_fast_math: bool = True,
     precision: str | None = None,
+    **_without_effect: Any,
 ) -> Options:
-    """The options of pykeops' keywords.
-
-    `dtype`, `cuda_type`, `enable_chunks`, `rec_multVar_highdim` and `use_fast_math` have no effect.
-    Sums are at least as accurate as `dtype_acc` and `sum_scheme` require.
-    """
+    """The options of pykeops' keywords; sums are at least as accurate as these require."""
     for name, value, known in (
         ("dtype_acc", dtype_acc, ACCUMULATORS),
         ("sum_scheme", sum_scheme, SCHEMES),
@@ -165,9 +157,6 @@ def accuracy(
 PLAIN = accuracy()
 """The default options."""
 
-ACCURACY = tuple(inspect.signature(accuracy).parameters)
-"""The keywords of `accuracy`."""
-
 KEYWORDS = ("backend", "device_id", "ranges", "out")
 """The keywords of `run`."""
 
@@ -183,7 +172,7 @@ def require_keywords(name: str, given: Mapping[str, Any], known: Sequence[str]) 
 
 
 def run(
-    what: ReductionSpec,
+    spec: ReductionSpec,
     tensors: Sequence[Tensor],
     given: Signature,
     known: Extent,
@@ -197,29 +186,31 @@ def run(
     serves, moved = _placed(backend, device_id, known.device)
     if ranges is not None and not compiling():
         check_ranges(ranges, *(1 if n is None else n for n in (known.rows, known.columns)))
-    f, weight, lost = _witnessed(what.formula, what.weight, known, len(tensors))
+    f, weight, lost = _witnessed(spec.formula, spec.weight, known, len(tensors))
     if lost is not None:
         tensors = _with_witnesses(tensors, known, *lost)
         given = signature(tensors)
-    plan = settled(what.kind, f, weight, what.axis, what.k, serves, what.options, given)
+    plan = settled(spec.kind, f, weight, spec.axis, spec.k, serves, spec.options, given)
     if moved is not None:
         tensors = [t.to(moved) for t in tensors]
-        ranges = _moved(ranges, moved)
+        if ranges is not None:
+            to = getattr(ranges, "to", None)
+            ranges = to(moved) if to else tuple(r.to(moved) for r in ranges)
     result = carried_out(plan, tensors, ranges)
-    trailing = 3 if what.kind in NEIGHBOURS and dimension(what.formula) > 1 else 2
+    trailing = 3 if spec.kind in NEIGHBOURS and dimension(spec.formula) > 1 else 2
     if isinstance(result, Tensor):
         result = _complete(result, known, trailing, moved)
         return result if out is None else _written(result, out, tensors)
     if out is not None:
         raise ShapeError(
-            f"out is given to {what.kind}, which returns {len(result)} tensors: out takes one. "
+            f"out is given to {spec.kind}, which returns {len(result)} tensors: out takes one. "
             "Leave it out, or ask for one of them."
         )
     return tuple(_complete(r, known, trailing, moved) for r in result)
 
 
 def directly(
-    what: ReductionSpec,
+    spec: ReductionSpec,
     tensors: Sequence[Tensor],
     given: Signature,
     known: Extent,
@@ -228,10 +219,10 @@ def directly(
 ) -> direct.Body | Literal[False]:
     """The function that launches calls of this signature directly, or False; see `direct`."""
     serves, moved = _placed(backend, device_id, known.device)
-    f, weight, lost = _witnessed(what.formula, what.weight, known, len(tensors))
+    f, weight, lost = _witnessed(spec.formula, spec.weight, known, len(tensors))
     if moved is not None or (lost is not None and (lost[1] or not lost[0])):  # needs other tensors
         return False
-    plan = settled(what.kind, f, weight, what.axis, what.k, serves, what.options, given)
+    plan = settled(spec.kind, f, weight, spec.axis, spec.k, serves, spec.options, given)
     found = direct.body(plan, tensors) if plan.layout.batch == known.batch else None
     return found or False
 
@@ -273,12 +264,6 @@ def _with_witnesses(
     nothing = torch.zeros(1, dtype=known.dtype, device=known.device)
     found = [t if n in taken else nothing for n, t in enumerate(tensors)]
     return found + [nothing if n is None else nothing.expand(n, 1) for n in lengths]
-
-
-def _moved(ranges: Any, device: torch.device) -> Any:
-    if ranges is None or hasattr(ranges, "to"):
-        return ranges if ranges is None else ranges.to(device)
-    return tuple(r.to(device) for r in ranges)
 
 
 def _complete(result: Tensor, known: Extent, trailing: int, moved: torch.device | None) -> Tensor:
@@ -406,12 +391,7 @@ class Genred:
         given = tuple(aliases)
         f = formula if isinstance(formula, Node) else parsed(formula, given)
         weight = None if formula2 is None else parsed(formula2, given)
-        exact = accuracy(
-            dtype_acc=dtype_acc,
-            use_double_acc=use_double_acc,
-            sum_scheme=sum_scheme,
-            precision=precision,
-        )
+        exact = accuracy(dtype_acc, use_double_acc, sum_scheme, precision)
         self._spec = reduction_spec(reduction_op, f, weight, opt_arg, axis, exact)
         self._direct: CallCache[Body | Literal[False]] = CallCache()
         texts = [f for f in (formula, formula2) if isinstance(f, str)]
@@ -479,6 +459,11 @@ class Genred:
         """The array of a tensor."""
         return x
 
+
+_REDUCTION = ("formula", "aliases", "reduction_op", "axis", "opt_arg", "formula2")
+
+ACCURACY = tuple(name for name in inspect.signature(Genred).parameters if name not in _REDUCTION)
+"""The keywords of `accuracy`."""
 
 _VARIABLE = re.compile(r"\b(?:Var|Vi|Vj|Pm)\(\s*\d+\s*,[\d\s,]+\)")
 

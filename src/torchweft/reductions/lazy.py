@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import operator
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -77,8 +78,8 @@ class LazyTensor(Reducers):
 
     def __new__(cls, x: Any = None, axis: int | None = None, is_complex: bool = False) -> Self:
         """An instance of the complex class, for complex data."""
-        wanted = cls.complex_class if is_complex or cls._is_complex_data(x) else cls
-        return object.__new__(wanted)  # type: ignore[return-value]
+        made = cls.complex_class if is_complex or cls._is_complex_data(x) else cls
+        return object.__new__(made)  # type: ignore[return-value]
 
     def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = False) -> None:
         self._set_variable(self._constant_or_variable(x, axis))
@@ -96,9 +97,10 @@ class LazyTensor(Reducers):
         known: Extent,
         ranges: Any = None,
         backend: str | None = None,
-    ) -> None:
+    ) -> Self:
         self._formula, self._variables, self._extent = formula, variables, known
         self.ranges, self.backend = ranges, backend
+        return self
 
     # Data
 
@@ -159,9 +161,7 @@ class LazyTensor(Reducers):
         require_strided(data)
         data = data.reshape(1) if data.dim() == 0 and cat == 2 else data
         formula, dim, known = _leaf(cat, data.shape, data.dtype, data.device)
-        made = object.__new__(cls)
-        made._set(formula, (Variable(data, None, dim, cat),), known)
-        return made
+        return object.__new__(cls)._set(formula, (Variable(data, None, dim, cat),), known)
 
     def _wrap(self, value: Any) -> LazyTensor:
         if isinstance(value, LazyTensor):
@@ -223,12 +223,24 @@ class LazyTensor(Reducers):
     # Operations
 
     def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
+        operands = [o if isinstance(o, LazyTensor) else self._wrap(o) for o in others]
+        formulas, moves, *joined = self._join(name, operands)
+        try:
+            formula = symbolic.applied(name, formulas, moves, data)
+        except ShapeError as error:
+            shapes = " and ".join(str(operand.shape) for operand in (self, *operands))
+            raise type(error)(f"{name} of {shapes}: {error}") from None
+        is_complex = name in _TO_COMPLEX or (self.is_complex and name not in _TO_REAL)
+        cls = self.complex_class if is_complex else self.real_class
+        return object.__new__(cls)._set(formula, *joined)
+
+    def _join(self, name: str, others: Sequence[LazyTensor]) -> tuple[Any, ...]:
+        """The formulas, their renumberings, and the arguments of `_set` that all operands share."""
         variables, known = self._variables, self._extent
         ranges, backend = self.ranges, self.backend
         formulas: tuple[Formula, ...] = (self._formula,)
         moves: tuple[Any, ...] = ((),)
-        operands = [o if isinstance(o, LazyTensor) else self._wrap(o) for o in others]
-        for other in operands:
+        for other in others:
             variables, renumbering = join(variables, other._variables)
             formulas, moves = (*formulas, other._formula), (*moves, renumbering)
             known = agree(known, other._extent, _joined, name, self, other)
@@ -236,18 +248,7 @@ class LazyTensor(Reducers):
                 ranges = _same_ranges(name, ranges, other.ranges)
             if backend != other.backend:
                 backend = _same_backend(name, backend, other.backend)
-        try:
-            formula = symbolic.applied(name, formulas, moves, data)
-        except ShapeError as error:
-            shapes = " and ".join(str(operand.shape) for operand in (self, *operands))
-            raise type(error)(f"{name} of {shapes}: {error}") from None
-        made = object.__new__(self._class_of(name))
-        made._set(formula, variables, known, ranges, backend)
-        return made
-
-    def _class_of(self, name: str) -> type[LazyTensor]:
-        """The class of the result of an operation."""
-        return self.complex_class if name in _TO_COMPLEX else self.real_class
+        return formulas, moves, variables, known, ranges, backend
 
     def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
         other = other if isinstance(other, LazyTensor) else self._wrap(other)
@@ -260,24 +261,24 @@ class LazyTensor(Reducers):
         lost = {known.place for known in v._variables} - {None}
         kept = [k for k, known in enumerate(self._variables) if known.place not in lost]
         moves = tuple((k, m, *self._variables[k][2:]) for m, k in enumerate(kept) if m != k)
-        made = object.__new__(type(self))
-        variables = tuple(self._variables[k] for k in kept)
-        formula = symbolic.renumbered(self._formula, moves)
-        made._set(formula, variables, self._extent, self.ranges, self.backend)
-        return made
+        return object.__new__(type(self))._set(
+            symbolic.renumbered(self._formula, moves),
+            tuple(self._variables[k] for k in kept),
+            self._extent,
+            self.ranges,
+            self.backend,
+        )
 
     def t(self) -> Self:
         """The same pairs with i and j exchanged."""
         known = self._extent
-        made = object.__new__(type(self))
-        made._set(
+        return object.__new__(type(self))._set(
             symbolic.swapped(self._formula),
             tuple(v if v.cat == 2 else v._replace(cat=1 - v.cat) for v in self._variables),
             known._replace(rows=known.columns, columns=known.rows),
             self.ranges.t() if hasattr(self.ranges, "t") else swap_axes(self.ranges),
             self.backend,
         )
-        return made
 
     @property
     def T(self) -> Self:  # noqa: N802  # numpy's name
@@ -319,22 +320,19 @@ class LazyTensor(Reducers):
         variables, known, weight = self._variables, self._extent, None
         ranges, backend = self.ranges, self.backend
         if other is not None:
-            other = self._wrap(other)
-            variables, renumbering = join(variables, other._variables)
-            weight = symbolic.renumbered(other._formula, renumbering)
-            known = agree(known, other._extent, _joined, reduction_op, self, other)
-            ranges = _same_ranges(reduction_op, ranges, other.ranges)
-            backend = _same_backend(reduction_op, backend, other.backend)
-        asked = reduction_op, self._formula, weight, opt_arg, axis - batch
+            joined = self._join(reduction_op, [self._wrap(other)])
+            (_, weight), (_, renumbering), variables, known, ranges, backend = joined
+            weight = symbolic.renumbered(weight, renumbering)
+        arguments = reduction_op, self._formula, weight, opt_arg, axis - batch
         if call and ranges is None and not options:
-            found = direct_result(asked, variables, known, backend)
+            found = direct_result(arguments, variables, known, backend)
             if found is not None:
                 return self._finished(found)
         require_keywords(reduction_op, options, (*ACCURACY, *KEYWORDS))
         given = {key: options.pop(key) for key in ACCURACY if key in options} if options else {}
         exact = accuracy(**given) if given else PLAIN
         options = {"ranges": ranges, "backend": backend} | options
-        spec = reduction_spec(*asked, exact)
+        spec = reduction_spec(*arguments, exact)
         reduced = Reduced(spec, variables, known, options, self)
         return reduced if not call or reduced.places else reduced()
 
@@ -530,9 +528,6 @@ class ComplexLazyTensor(LazyTensor):
 
     def _named(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
         return super()._apply(name, *others, data=data)
-
-    def _class_of(self, name: str) -> type[LazyTensor]:
-        return self.real_class if name in _TO_REAL else self.complex_class
 
     def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
         other = self._wrap(other)

@@ -333,7 +333,7 @@ _direct: CallCache[Body | Literal[False]] = CallCache()
 
 
 def direct_result(
-    asked: tuple[str, Formula, Formula | None, Any, int],
+    arguments: tuple[str, Formula, Formula | None, Any, int],
     variables: Sequence[Variable],
     known: Extent,
     backend: str | None,
@@ -341,23 +341,23 @@ def direct_result(
     """The result of a call that only launches kernels, see `direct`; None for other calls.
 
     Args:
-        asked: name, formula, weight, K and axis of the reduction.
+        arguments: name, formula, weight, K and axis of the reduction.
         variables: the variables of the formulas.
         known: their extent.
         backend: None chooses.
     """
-    name, *_, count, _ = asked
+    name, *_, count, _ = arguments
     if count is not None and type(count) is not int:
         return None
     tensors = values(variables, known)
     key = direct.kinds(tensors, name, backend, -1)
     if key is None:
         return None
-    key = (*asked, known, *key)
+    key = (*arguments, known, *key)
     at_once = _direct.get(key)
     if at_once is None:
         given = signature(tensors)
-        at_once = directly(reduction_spec(*asked, PLAIN), tensors, given, known, backend, -1)
+        at_once = directly(reduction_spec(*arguments, PLAIN), tensors, given, known, backend, -1)
         _direct.keep(key, at_once)
     return at_once(tensors) if at_once else None
 
@@ -399,8 +399,9 @@ class Reduced:
         ranges = origin._tensor(options.pop("ranges", None))
         tensors = values(self._variables, known, given)
         target = None if out is None else origin._target(out)
-        kinds = signature(tensors)
-        result = run(self._spec, tensors, kinds, known, ranges=ranges, out=target, **options)
+        result = run(
+            self._spec, tensors, signature(tensors), known, ranges=ranges, out=target, **options
+        )
         return origin._finished(result) if out is None else out
 
 

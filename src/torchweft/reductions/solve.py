@@ -184,8 +184,8 @@ class Solved:
     ) -> None:
         self._linear, self._unknown, self._rhs = linear, unknown, rhs
         self._axis, self._options = axis, options
-        asked = [v for v in linear._variables if rhs.place is not None or v.place != unknown.place]
-        self.places = places(asked)
+        needed = [v for v in linear._variables if rhs.place is not None or v.place != unknown.place]
+        self.places = places(needed)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """The solution for these arguments."""

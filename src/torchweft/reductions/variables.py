@@ -299,8 +299,8 @@ def _agreed(a: Extent, b: Extent) -> Extent | tuple[type[WeftError], str]:
         batch,
         b.rows if a.rows is None else a.rows,
         b.columns if a.columns is None else a.columns,
-        b.dtype if a.dtype is None else a.dtype,
-        b.device if a.device is None else a.device,
+        a.dtype or b.dtype,
+        a.device or b.device,
     )
 
 

@@ -9,8 +9,6 @@ broadcast, as one complex number and D.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 import operator
 import string
@@ -70,17 +68,14 @@ def operations() -> dict[str, Callable[..., Node]]:
     return {p.name: _primitive(op, p.arity) for op, p in rows if p.name} | COMPOSED
 
 
-@functools.cache
 def _primitive(op: str, arity: int) -> Callable[..., Node]:
-    """The primitive as a function of `arity` formulas."""
-
-    def apply(*args: Node) -> Node:
-        return node(op, *args)
-
-    kind = inspect.Parameter.POSITIONAL_ONLY
-    parameters = [inspect.Parameter(name, kind) for name in "fgh"[:arity]]
-    apply.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return apply
+    """The primitive as a function of one, two or three formulas."""
+    functions: tuple[Callable[..., Node], ...] = (
+        lambda f: node(op, f),
+        lambda f, g: node(op, f, g),
+        lambda f, g, h: node(op, f, g, h),
+    )
+    return functions[arity - 1]
 
 
 # Numbers, in each component
