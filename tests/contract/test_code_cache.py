@@ -241,7 +241,7 @@ from torchweft.reductions.engine import operator
 from torchweft.reductions.formula.node import node, var
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.formula.node import node, var
-from torchweft.reductions.call.layout import Options, Sizes
+from torchweft.reductions.call import Options, Sizes
 distance = node("sqdist", var(0, 3, 0), var(1, 3, 1))
 values = {0: torch.zeros(1, 300, 3), 1: torch.zeros(1, 5000, 3)}
 gaussians.processors = launch.processors = lambda device: 132

@@ -36,7 +36,7 @@ from torchweft.core.operators.tensor_list import (
 )
 from torchweft.core.private import any_autocast
 from torchweft.errors import BackendError, ShapeError
-from torchweft.reductions.call.layout import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, Sizes
 from torchweft.reductions.engine import formula_keys as keys
 from torchweft.reductions.engine.formula_keys import Key
 from torchweft.reductions.formula.node import Node, reachable

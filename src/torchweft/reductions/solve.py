@@ -19,28 +19,29 @@ import torch
 from torch import Tensor
 
 from torchweft.errors import DTypeError, ShapeError, WeftError
+from torchweft.reductions.genred import ACCURACY, Genred
+from torchweft.reductions.variables import Variable, extent, places, require_count, values
 
-__all__ = ["ConvergenceError", "KernelSolve", "conjugate_gradient"]
+__all__ = ["ConvergenceError", "KernelSolve", "Solved", "conjugate_gradient"]
 
-MOST = 10_000
-"""Iterations, unless a call says otherwise."""
+MOST_ITERATIONS = 10_000
 
 Linear = Callable[..., Tensor]
 
 
 class ConvergenceError(WeftError, ArithmeticError):
-    """An iteration that met NaN, or did not end."""
+    """An iteration that met NaN, or did not converge."""
 
 
 class _System(NamedTuple):
-    """What is solved, and how far.
+    """A linear system, and when its iteration ends.
 
     Args:
         apply: (v, *tensors) -> A v.
         eps: ‖b − A a‖ ≤ eps ‖b‖ ends the iteration.
-        max_iter: iterations that are allowed.
+        max_iter: most iterations.
         preconditioner: r -> about A⁻¹ r, or None.
-        batch_dims: leading dimensions that count separate systems.
+        batch_dims: number of leading dimensions that index separate systems.
     """
 
     apply: Linear
@@ -56,31 +57,32 @@ def conjugate_gradient(
     tensors: Sequence[Tensor] = (),
     *,
     eps: float = 1e-6,
-    max_iter: int = MOST,
+    max_iter: int = MOST_ITERATIONS,
     preconditioner: Linear | None = None,
     batch_dims: int = 0,
 ) -> Tensor:
     """a with A a = rhs, where A v = apply(v, *tensors) is symmetric and positive definite.
 
-    Symmetry is not checked.  Differentiable to any order in rhs and in `tensors`, by jvp and vmap
-    too; what `apply` knows by other ways is constant.  Waits for the device at every iteration.
+    Symmetry is not checked.  Differentiable to any order in rhs and in `tensors`, also by jvp and
+    vmap; other tensors that `apply` reads are constants.  Synchronizes with the device at every
+    iteration.
 
     Args:
-        apply: linear in its first argument, of the shape of rhs.
+        apply: linear in its first argument, which has the shape of rhs.
         rhs: float32 or float64.
-        tensors: what A is made of.
-        eps: ends where ‖rhs − A a‖ ≤ eps ‖rhs‖, by the recurrence of the residual.
-        max_iter: iterations that are allowed.
+        tensors: the tensors that A depends on.
+        eps: the iteration ends where ‖rhs − A a‖ ≤ eps ‖rhs‖, by the recurrence of the residual.
+        max_iter: most iterations.
         preconditioner: r -> about A⁻¹ r, symmetric and positive definite.
-        batch_dims: leading dimensions of rhs that count systems, each solved to eps; all other
-            dimensions are of one system.
+        batch_dims: number of leading dimensions of rhs that index separate systems, each solved to
+            eps; all other dimensions belong to one system.
 
     Returns:
         a, of the shape of rhs.
 
     Raises:
-        ConvergenceError: NaN or infinity on the way, or max_iter iterations were not enough.
-        ShapeError: apply gives another shape, or eps or max_iter is negative.
+        ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
+        ShapeError: apply returns another shape, or eps or max_iter is negative.
         DTypeError: rhs is neither float32 nor float64.
     """
     if rhs.dtype not in (torch.float32, torch.float64):
@@ -98,12 +100,12 @@ def conjugate_gradient(
 
 
 class KernelSolve:
-    """a with (α + K) a = b, where K a = Σ_j or Σ_i of a formula that is linear in a
+    """a with (α + K) a = b, where K a = Σ_j or Σ_i of a formula that is linear in a.
 
     Args:
         formula: as `Genred` takes it, symmetric and positive definite in one of its variables.
         aliases: its variables, "x = Vi(3)".
-        varinvalias: the name of the variable that is solved for, or "Var(index,dim,cat)".
+        varinvalias: the name of the unknown variable, or "Var(index,dim,cat)".
         axis: 1 reduces over j, 0 over i.
         options: the other keywords of `Genred`.
     """
@@ -116,8 +118,6 @@ class KernelSolve:
         axis: int = 0,
         **options: Any,
     ) -> None:
-        from torchweft.reductions.front.genred import Genred
-
         self._unknown = _position(varinvalias, aliases)
         self._reduction = Genred(formula, list(aliases), "Sum", axis, **options)
 
@@ -126,7 +126,7 @@ class KernelSolve:
         *args: Tensor,
         alpha: float | Tensor = 1e-10,
         eps: float = 1e-6,
-        max_iter: int = MOST,
+        max_iter: int = MOST_ITERATIONS,
         **options: Any,
     ) -> Tensor:
         """The solution, differentiable in all arguments and in alpha.
@@ -134,12 +134,12 @@ class KernelSolve:
         Args:
             args: the variables of the formula, with b in the place of the unknown.
             alpha: ridge, added to the diagonal.
-            eps: ends where the residual is eps of ‖b‖, for each entry of a batch.
-            max_iter: iterations that are allowed.
+            eps: bound of the norm of the residual relative to ‖b‖, for each entry of a batch.
+            max_iter: most iterations.
             options: backend, device_id and ranges, as `Genred` takes them.
 
         Raises:
-            ConvergenceError: NaN or infinity on the way, or max_iter iterations were not enough.
+            ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
             ShapeError: too few arguments, or a system that is not square.
         """
         if len(args) <= self._unknown:
@@ -167,8 +167,52 @@ class KernelSolve:
         return found.to(dtype)
 
 
+class Solved:
+    """The solution of a linear system as a function of its symbolic variables.
+
+    Its call takes one argument for each, by index; the right-hand side has the index of the
+    unknown, unless it holds data.
+    """
+
+    def __init__(
+        self,
+        linear: Any,
+        unknown: Variable,
+        rhs: Variable,
+        axis: int,
+        options: dict[str, Any],
+    ) -> None:
+        self._linear, self._unknown, self._rhs = linear, unknown, rhs
+        self._axis, self._options = axis, options
+        needed = [v for v in linear._variables if rhs.place is not None or v.place != unknown.place]
+        self.places = places(needed)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """The solution for these arguments."""
+        require_count("system", len(args), self.places)
+        origin, variables = self._linear, self._linear._variables
+        number = next(n for n, v in enumerate(variables) if v.place == self._unknown.place)
+        exact = self._options | options
+        settings = {key: exact.pop(key) for key in ACCURACY if key in exact}
+        given = [origin._tensor(a) for a in args]
+        bound = [
+            self._rhs if n == number and self._rhs.place is None else v
+            for n, v in enumerate(variables)
+        ]
+        system = KernelSolve(
+            origin._formula,
+            [f"Var({n},{v.dim},{v.cat})" for n, v in enumerate(variables)],
+            f"Var({number},{self._unknown.dim},{self._unknown.cat})",
+            self._axis,
+            **settings,
+        )
+        exact["ranges"] = origin._tensor(exact["ranges"])
+        known = extent(self._rhs) if self._rhs.place is None else origin._extent
+        return origin._array(system(*values(bound, known, given), **exact))
+
+
 def _position(name: str, aliases: Sequence[str]) -> int:
-    """The place of a variable among the arguments."""
+    """The position of a variable among the arguments."""
     if name.replace(" ", "").startswith("Var("):
         return int(name.split("(")[1].split(",")[0])
     names = [alias.split("=")[0].strip() for alias in aliases]
@@ -213,7 +257,7 @@ class _Solve(torch.autograd.Function):
         moved = [n for n, t in enumerate(tangents) if t is not None]
         if moved:
             product, values = _along(ctx.system.apply, solution, tensors, moved)
-            # forward mode does not nest: the pullback is linear, and its own pullback pushes
+            # forward mode does not nest: the pullback of the linear pullback is the pushforward
             pull = torch.func.vjp(product, *values)[1]
             push = torch.func.vjp(pull, torch.zeros_like(solution))[1]
             change = change - push(tuple(tangents[n] for n in moved))[0]
@@ -249,7 +293,7 @@ def _along(
 
 
 def _iterate(system: _System, rhs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Conjugate gradients, each system on its own; those that are done stand still."""
+    """Conjugate gradients of separate systems; those that have converged are not updated."""
     dims = tuple(range(system.batch_dims, rhs.ndim))
     if not rhs.numel():
         return torch.zeros_like(rhs)
@@ -258,7 +302,7 @@ def _iterate(system: _System, rhs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         return (u * v).sum(dims, keepdim=True) if dims else u * v
 
     scale = rhs.abs().amax(dims, keepdim=True) if dims else rhs.abs()
-    scale = scale.where(scale != 0, 1)  # squares of tiny numbers vanish
+    scale = scale.where(scale != 0, 1)  # squares of tiny numbers underflow
     residual = rhs / scale
     precondition = system.preconditioner or (lambda r: r)
     limit = system.eps**2 * dot(residual, residual)
@@ -277,7 +321,7 @@ def _iterate(system: _System, rhs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         preconditioned = precondition(residual)
         before, size = size, dot(residual, preconditioned)
         direction = preconditioned + torch.where(open_, size / before, 0) * direction
-    raise AssertionError("unreachable: the last look raises")
+    raise AssertionError("unreachable: the last iteration raises")
 
 
 def _applied(system: _System, direction: Tensor, tensors: Sequence[Tensor]) -> Tensor:
@@ -295,7 +339,7 @@ def _check_square(product: Tensor, rhs: Tensor) -> None:
 
 
 def _done(left: Tensor, limit: Tensor, iteration: int, system: _System) -> bool:
-    """Whether all systems are solved; raises where that will not happen."""
+    """Whether all systems have converged; raises ConvergenceError if they cannot."""
     excess = float((left - limit).amax())
     if not math.isfinite(excess):
         raise ConvergenceError(

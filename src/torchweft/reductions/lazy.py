@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import numbers
 import operator
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from torchweft.errors import BackendError, DTypeError, ShapeError
-from torchweft.reductions.call.layout import kept
-from torchweft.reductions.front import traced
-from torchweft.reductions.front.arithmetic import Reducers
-from torchweft.reductions.front.reduced import (
+from torchweft.reductions import variables as symbolic
+from torchweft.reductions.call import kept
+from torchweft.reductions.cluster.points import swap_axes
+from torchweft.reductions.genred import (
     ACCURACY,
     KEYWORDS,
     PLAIN,
-    Reduced,
-    Solved,
     accuracy,
-    direct_result,
-    job,
+    reduction_spec,
     require_keywords,
-    turned,
 )
-from torchweft.reductions.front.traced import Formula, shown
-from torchweft.reductions.front.variables import (
+from torchweft.reductions.lazy_methods import Reduced, Reducers, direct_result
+from torchweft.reductions.solve import Solved
+from torchweft.reductions.variables import (
     NOTHING,
     REAL,
     Extent,
+    Formula,
     Variable,
     agree,
     components,
@@ -37,29 +36,34 @@ from torchweft.reductions.front.variables import (
     extent_of,
     join,
     places,
-    read,
     require_strided,
     symbol,
+    variable_of,
 )
 
 __all__ = ["ComplexLazyTensor", "LazyTensor", "Pm", "Var", "Vi", "Vj"]
 
 
 class LazyTensor(Reducers):
-    """f(x_i, y_j, p) for all pairs: shape (..., M, N, D), nothing stored but x, y and p.
+    """f(x_i, y_j, p) for all pairs: shape (..., M, N, D), of which only x, y and p are stored.
 
     Args:
-        x: a float, a list, a tensor of no or one dimension: a parameter.  An integer: a constant.
-            (M, D) with axis 0 or (N, D) with axis 1; (..., M, 1, D), (..., 1, N, D) or
-            (..., 1, 1, D), which vary with i, with j, or with neither; leading dimensions are
-            batches, and broadcast.  (index, dim, category): a symbolic variable, argument number
-            `index` of the callable that a reduction gives.  Complex numbers give a
-            ComplexLazyTensor.
-        axis: of a tensor of two dimensions.
-        is_complex: whether it is to be a ComplexLazyTensor.
+        x: data, one of
 
-    Lazy tensors are values: every operation makes a new one.  Only `ranges` (six arrays, see
-    `Genred`) and `backend` can be assigned; both hold for what is made of it.
+            - a float, a list, or a tensor of at most one dimension: a parameter;
+            - an integer: a constant;
+            - a tensor (M, D) with axis 0, or (N, D) with axis 1;
+            - a tensor (..., M, 1, D), (..., 1, N, D) or (..., 1, 1, D), which varies with i, with j
+              or with neither; leading dimensions are batches, and broadcast;
+            - (index, dim, category): a symbolic variable, argument number `index` of the callable
+              that a reduction returns.
+
+            Complex numbers give a ComplexLazyTensor.
+        axis: of a tensor of two dimensions.
+        is_complex: whether to return a ComplexLazyTensor.
+
+    Lazy tensors are immutable, except for the attributes `ranges` (six arrays, see `Genred`) and
+    `backend`, which results of operations inherit.
     """
 
     is_complex = False
@@ -73,18 +77,18 @@ class LazyTensor(Reducers):
     backend: str | None
 
     def __new__(cls, x: Any = None, axis: int | None = None, is_complex: bool = False) -> Self:
-        """Complex data gives the complex class."""
-        wanted = cls.complex_class if is_complex or cls._is_complex_data(x) else cls
-        return object.__new__(wanted)  # type: ignore[return-value]
+        """An instance of the complex class, for complex data."""
+        made = cls.complex_class if is_complex or cls._is_complex_data(x) else cls
+        return object.__new__(made)  # type: ignore[return-value]
 
     def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = False) -> None:
         self._set_variable(self._constant_or_variable(x, axis))
 
     def _set_variable(self, found: Variable | int) -> None:
         if isinstance(found, int):
-            self._set(traced.number(found), (), NOTHING)
+            self._set(symbolic.number(found), (), NOTHING)
         else:
-            self._set(traced.leaf(0, found.dim, found.cat), (found,), extent(found))
+            self._set(symbolic.leaf(0, found.dim, found.cat), (found,), extent(found))
 
     def _set(
         self,
@@ -93,11 +97,12 @@ class LazyTensor(Reducers):
         known: Extent,
         ranges: Any = None,
         backend: str | None = None,
-    ) -> None:
+    ) -> Self:
         self._formula, self._variables, self._extent = formula, variables, known
         self.ranges, self.backend = ranges, backend
+        return self
 
-    # What it is made of
+    # Data
 
     @classmethod
     def _is_complex_data(cls, x: Any) -> bool:
@@ -107,7 +112,7 @@ class LazyTensor(Reducers):
 
     @classmethod
     def _tensor(cls, x: Any) -> Any:
-        """The tensor of an array; anything else as it is."""
+        """The tensor of an array; anything else unchanged."""
         return x
 
     @classmethod
@@ -117,14 +122,14 @@ class LazyTensor(Reducers):
 
     @classmethod
     def _array(cls, x: Any) -> Any:
-        """What a reduction returns."""
+        """The array of a tensor."""
         return x
 
     @classmethod
     def _constant_or_variable(cls, x: Any, axis: int | None) -> Variable | int:
         x = cls._tensor(x)
         if isinstance(x, Tensor):
-            return read(x, axis)
+            return variable_of(x, axis)
         if isinstance(x, tuple):
             return symbol(x, axis)
         if isinstance(x, numbers.Integral):
@@ -147,7 +152,7 @@ class LazyTensor(Reducers):
 
     @classmethod
     def _of_category(cls, x_or_ind: Any, dim: int | None, cat: int | None) -> LazyTensor:
-        """Var, Vi, Vj, Pm: symbolic with `dim`, else of data with batch dimensions in front."""
+        """Var, Vi, Vj and Pm: symbolic with `dim`, else of data (..., M or N, D) or (..., D)."""
         if dim is not None:
             return cls((x_or_ind, dim, cat))
         data = cls._tensor(x_or_ind)
@@ -156,9 +161,7 @@ class LazyTensor(Reducers):
         require_strided(data)
         data = data.reshape(1) if data.dim() == 0 and cat == 2 else data
         formula, dim, known = _leaf(cat, data.shape, data.dtype, data.device)
-        made = object.__new__(cls)
-        made._set(formula, (Variable(data, None, dim, cat),), known)
-        return made
+        return object.__new__(cls)._set(formula, (Variable(data, None, dim, cat),), known)
 
     def _wrap(self, value: Any) -> LazyTensor:
         if isinstance(value, LazyTensor):
@@ -170,12 +173,12 @@ class LazyTensor(Reducers):
             )
         return self.real_class(value)
 
-    # What it is
+    # Properties
 
     @property
     def ndim(self) -> int:
-        """How many components a pair has."""
-        return traced.dimension(self._formula)
+        """The number of components of a pair."""
+        return int(symbolic.dimension(self._formula))
 
     @property
     def _components(self) -> int:
@@ -190,26 +193,26 @@ class LazyTensor(Reducers):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(..., M, N, D), or (..., M, N) for one component; 1 where nothing tells."""
+        """(..., M, N, D), or (..., M, N) for one component; unknown sizes are 1."""
         full = self._full_shape
         return full[:-1] if full[-1] == 1 else full
 
     def dim(self) -> int:
-        """How many dimensions there are: of the batch, i, j, components, these also if one."""
+        """The number of dimensions: batch, i, j, and components even if there is one."""
         return len(self._extent.batch) + 3
 
     @property
     def nbatchdims(self) -> int:
-        """How many batch dimensions there are."""
+        """The number of batch dimensions."""
         return len(self._extent.batch)
 
     @property
     def dtype(self) -> str | None:
-        """The name of the dtype; None while only numbers and symbolic variables are known."""
+        """The name of the dtype; None for numbers and symbolic variables only."""
         return None if self._extent.dtype is None else REAL[self._extent.dtype]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({shown(self._formula)}, shape={self.shape})"
+        return f"{type(self).__name__}({symbolic.shown(self._formula)}, shape={self.shape})"
 
     def __bool__(self) -> bool:
         raise ShapeError(
@@ -220,12 +223,24 @@ class LazyTensor(Reducers):
     # Operations
 
     def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
+        operands = [o if isinstance(o, LazyTensor) else self._wrap(o) for o in others]
+        formulas, moves, *joined = self._join(name, operands)
+        try:
+            formula = symbolic.applied(name, formulas, moves, data)
+        except ShapeError as error:
+            shapes = " and ".join(str(operand.shape) for operand in (self, *operands))
+            raise type(error)(f"{name} of {shapes}: {error}") from None
+        is_complex = name in _TO_COMPLEX or (self.is_complex and name not in _TO_REAL)
+        cls = self.complex_class if is_complex else self.real_class
+        return object.__new__(cls)._set(formula, *joined)
+
+    def _join(self, name: str, others: Sequence[LazyTensor]) -> tuple[Any, ...]:
+        """The formulas, their renumberings, and the arguments of `_set` that all operands share."""
         variables, known = self._variables, self._extent
         ranges, backend = self.ranges, self.backend
         formulas: tuple[Formula, ...] = (self._formula,)
         moves: tuple[Any, ...] = ((),)
-        operands = [o if isinstance(o, LazyTensor) else self._wrap(o) for o in others]
-        for other in operands:
+        for other in others:
             variables, renumbering = join(variables, other._variables)
             formulas, moves = (*formulas, other._formula), (*moves, renumbering)
             known = agree(known, other._extent, _joined, name, self, other)
@@ -233,18 +248,7 @@ class LazyTensor(Reducers):
                 ranges = _same_ranges(name, ranges, other.ranges)
             if backend != other.backend:
                 backend = _same_backend(name, backend, other.backend)
-        try:
-            formula = traced.applied(name, formulas, moves, data)
-        except ShapeError as error:
-            shapes = " and ".join(str(operand.shape) for operand in (self, *operands))
-            raise type(error)(f"{name} of {shapes}: {error}") from None
-        made = object.__new__(self._class_of(name))
-        made._set(formula, variables, known, ranges, backend)
-        return made
-
-    def _class_of(self, name: str) -> type[LazyTensor]:
-        """Of the result of an operation."""
-        return self.complex_class if name in _TO_COMPLEX else self.real_class
+        return formulas, moves, variables, known, ranges, backend
 
     def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
         other = other if isinstance(other, LazyTensor) else self._wrap(other)
@@ -253,28 +257,28 @@ class LazyTensor(Reducers):
         return other._apply(sign, self) if reflected else self._apply(sign, other)
 
     def _without(self, v: LazyTensor) -> Self:
-        """Without the symbolic variable v, which the formula lost."""
+        """Self without the symbolic variable v, which its formula does not read."""
         lost = {known.place for known in v._variables} - {None}
         kept = [k for k, known in enumerate(self._variables) if known.place not in lost]
         moves = tuple((k, m, *self._variables[k][2:]) for m, k in enumerate(kept) if m != k)
-        made = object.__new__(type(self))
-        variables = tuple(self._variables[k] for k in kept)
-        formula = traced.renumbered(self._formula, moves)
-        made._set(formula, variables, self._extent, self.ranges, self.backend)
-        return made
+        return object.__new__(type(self))._set(
+            symbolic.renumbered(self._formula, moves),
+            tuple(self._variables[k] for k in kept),
+            self._extent,
+            self.ranges,
+            self.backend,
+        )
 
     def t(self) -> Self:
         """The same pairs with i and j exchanged."""
         known = self._extent
-        made = object.__new__(type(self))
-        made._set(
-            traced.swapped(self._formula),
+        return object.__new__(type(self))._set(
+            symbolic.swapped(self._formula),
             tuple(v if v.cat == 2 else v._replace(cat=1 - v.cat) for v in self._variables),
             known._replace(rows=known.columns, columns=known.rows),
-            turned(self.ranges),
+            self.ranges.t() if hasattr(self.ranges, "t") else swap_axes(self.ranges),
             self.backend,
         )
-        return made
 
     @property
     def T(self) -> Self:  # noqa: N802  # numpy's name
@@ -293,7 +297,17 @@ class LazyTensor(Reducers):
         call: bool = True,
         **options: Any,
     ) -> Any:
-        """The reduction of Genred's name, with a weight and an argument."""
+        """The reduction of a name of `Genred`.
+
+        Args:
+            reduction_op: its name.
+            other: the weight.
+            opt_arg: K.
+            axis: 0 (over i) or 1 (over j), after the batch dimensions.
+            dim: the same.
+            call: False returns a callable instead of the result.
+            options: the keywords of `Genred` and of its call.
+        """
         batch = len(self._extent.batch)
         axis, dim = (dim, None) if axis is None else (axis, dim)
         if axis is None or axis not in (batch, batch + 1) or dim not in (None, axis):
@@ -306,27 +320,24 @@ class LazyTensor(Reducers):
         variables, known, weight = self._variables, self._extent, None
         ranges, backend = self.ranges, self.backend
         if other is not None:
-            other = self._wrap(other)
-            variables, renumbering = join(variables, other._variables)
-            weight = traced.renumbered(other._formula, renumbering)
-            known = agree(known, other._extent, _joined, reduction_op, self, other)
-            ranges = _same_ranges(reduction_op, ranges, other.ranges)
-            backend = _same_backend(reduction_op, backend, other.backend)
-        asked = reduction_op, self._formula, weight, opt_arg, axis - batch
+            joined = self._join(reduction_op, [self._wrap(other)])
+            (_, weight), (_, renumbering), variables, known, ranges, backend = joined
+            weight = symbolic.renumbered(weight, renumbering)
+        arguments = reduction_op, self._formula, weight, opt_arg, axis - batch
         if call and ranges is None and not options:
-            found = direct_result(asked, variables, known, backend)
+            found = direct_result(arguments, variables, known, backend)
             if found is not None:
                 return self._finished(found)
         require_keywords(reduction_op, options, (*ACCURACY, *KEYWORDS))
         given = {key: options.pop(key) for key in ACCURACY if key in options} if options else {}
         exact = accuracy(**given) if given else PLAIN
         options = {"ranges": ranges, "backend": backend} | options
-        what = job(*asked, exact)
-        reduced = Reduced(what, variables, known, options, self)
+        spec = reduction_spec(*arguments, exact)
+        reduced = Reduced(spec, variables, known, options, self)
         return reduced if not call or reduced.places else reduced()
 
     def _finished(self, result: Any) -> Any:
-        """What the caller gets of a result."""
+        """The result as arrays of the caller's library."""
         if isinstance(result, Tensor):
             return self._array(result)
         return tuple(self._array(r) for r in result)
@@ -353,32 +364,25 @@ class LazyTensor(Reducers):
         eps: float = 1e-6,
         **options: Any,
     ) -> Any:
-        """a with (α + K) a = other, by conjugate gradients; see `KernelSolve`.
+        """a with (α + K) a = b, by conjugate gradients; see `KernelSolve`.
 
         Args:
-            other: a tensor (M, E), or a lazy tensor that is one variable.
-            var: the symbolic variable that self is linear in; without it K a is Σ self · a.
-            call: False gives a callable of the symbolic variables.
+            other: b, a tensor (M, E), or a lazy tensor of one variable.
+            var: the symbolic variable a in which self is linear; without it K a is Σ self · a.
+            call: False returns a callable of the symbolic variables.
             alpha: added to the diagonal.
-            eps: ends where the residual is eps of the norm of other.
-            options: those of `Genred`, its call and `KernelSolve`.
+            eps: bound of the norm of the residual, relative to the norm of b.
+            options: the keywords of `Genred`, its call and `KernelSolve`.
         """
         rhs = self._wrap_rhs(other)
         axis = 1 - rhs.cat
+        linear = self
         if var is None:
             place = places(self._variables) if rhs.place is None else rhs.place
             var = self.real_class((place, rhs.dim, axis))
             linear = self * var
-        else:
-            linear = self
-        unknown = var._variables[0]
-        options = {
-            "ranges": self.ranges,
-            "backend": self.backend,
-            "alpha": alpha,
-            "eps": eps,
-        } | options
-        solved = Solved(linear, unknown, rhs, axis, options)
+        own = {"ranges": self.ranges, "backend": self.backend, "alpha": alpha, "eps": eps}
+        solved = Solved(linear, var._variables[0], rhs, axis, own | options)
         return solved() if call and not solved.places else solved
 
     def _wrap_rhs(self, other: Any) -> Variable:
@@ -403,9 +407,9 @@ class LazyTensor(Reducers):
 def _leaf(
     cat: int, shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> tuple[Formula, int, Extent]:
-    """Formula, dimension and extent of a tensor of the category."""
+    """Formula, dimension and extent of a tensor of a category."""
     dim = components(cat, shape, dtype)
-    return traced.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
+    return symbolic.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
 
 
 def _joined(name: str, a: LazyTensor, b: LazyTensor) -> str:
@@ -434,7 +438,7 @@ def _same_backend(name: str, a: str | None, b: str | None) -> str | None:
 
 
 def Var(x_or_ind: Any, dim: int | None = None, cat: int | None = None) -> LazyTensor:  # noqa: N802
-    """Data of a category 0 (i), 1 (j) or 2, or with `dim` the symbolic variable of that index."""
+    """Data of category 0 (i), 1 (j) or 2, or with `dim` the symbolic variable of that index."""
     return LazyTensor._of_category(x_or_ind, dim, cat)
 
 
@@ -454,22 +458,15 @@ def Pm(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
 
 
 _TO_COMPLEX = ("Real2Complex", "Imag2Complex", "ComplexExp1j")
-
-
 _TO_REAL = ("ComplexReal", "ComplexImag", "ComplexAngle", "ComplexAbs")
-_ARITHMETIC = {
-    "+": "ComplexAdd",
-    "-": "ComplexSubtract",
-    "*": "ComplexMult",
-    "/": "ComplexDivide",
-}
+_ARITHMETIC = {"+": "ComplexAdd", "-": "ComplexSubtract", "*": "ComplexMult", "/": "ComplexDivide"}
 _SAME = {"Abs": "ComplexAbs", "Exp": "ComplexExp", "Sum": "ComplexSum", "Minus": "Minus"}
 
 
 class ComplexLazyTensor(LazyTensor):
     """Complex f(x_i, y_j, p) for all pairs; see `LazyTensor`.
 
-    + - * / with real and complex operands, exp, abs, conj, angle, real, imag, and sums.
+    It has + - * / with real and complex operands, exp, abs, conj, angle, real, imag, and sums.
     """
 
     is_complex = True
@@ -479,7 +476,7 @@ class ComplexLazyTensor(LazyTensor):
 
     @classmethod
     def _pairs(cls, x: Any) -> Any:
-        """Real and imaginary parts, one after the other."""
+        """Real and imaginary parts as alternating components."""
         x = cls._tensor(x)
         if isinstance(x, Tensor):
             x = x if x.is_complex() else torch.complex(x, torch.zeros_like(x))
@@ -532,9 +529,6 @@ class ComplexLazyTensor(LazyTensor):
     def _named(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
         return super()._apply(name, *others, data=data)
 
-    def _class_of(self, name: str) -> type[LazyTensor]:
-        return self.real_class if name in _TO_REAL else self.complex_class
-
     def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
         other = self._wrap(other)
         if sign == "*" and not other.is_complex and other.ndim == 1:
@@ -544,7 +538,7 @@ class ComplexLazyTensor(LazyTensor):
         return a._named(_ARITHMETIC[sign], b)
 
     def reduction(self, reduction_op: str, *args: Any, **options: Any) -> Any:
-        """The sum: no other reduction orders or exponentiates complex numbers."""
+        """The sum; all other reductions need real numbers."""
         if reduction_op != "Sum":
             raise DTypeError(
                 f"{reduction_op} is asked of a ComplexLazyTensor: it is defined for real ones. "
