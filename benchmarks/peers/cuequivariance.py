@@ -16,6 +16,7 @@ from benchmarks.suites.equivariant import Layer, blocks, coefficients_of
 from benchmarks.suites.training import Convolution, Library
 from benchmarks.suites.uuu import START, coefficients, paths
 from torchweft.o3 import Gate, Irreps, Linear, wigner_3j
+from torchweft.o3.tensor_product.instructions import weight_sizes
 
 NAME = "cuEquivariance"
 
@@ -153,13 +154,13 @@ def _joined(irreps: Irreps, x: Tensor) -> Tensor:
 
 def _turned(linear: Linear, weight: Tensor) -> Tensor:
     """A matrix for each item of the output: those of our items in, one below the other."""
-    parts = weight.split([i.num_weights for i in linear.instructions], 1)
+    parts = weight.split(weight_sizes(linear.instructions), 1)
     return torch.cat([parts[n] for n in _order(linear)], 1)
 
 
 def _turned_back(linear: Linear, weight: Tensor) -> Tensor:
-    order = _order(linear)
-    parts = weight.split([linear.instructions[n].num_weights for n in order], 1)
+    order, sizes = _order(linear), weight_sizes(linear.instructions)
+    parts = weight.split([sizes[n] for n in order], 1)
     return torch.cat([parts[order.index(n)] for n in range(len(order))], 1)
 
 

@@ -15,6 +15,7 @@ from benchmarks.suites.equivariant import Layer, tensor_product
 from benchmarks.suites.training import Convolution, Library
 from benchmarks.suites.uuu import DEGREES, paths
 from torchweft.o3 import Gate, Irreps, Linear
+from torchweft.o3.tensor_product.instructions import weight_sizes
 
 NAME = "e3nn"
 
@@ -134,13 +135,13 @@ def _gate(gate: Gate, like: Tensor) -> Callable[[Tensor], Tensor]:
 
 def _turned(linear: Linear, weight: Tensor) -> Tensor:
     """(K, Σ u · w) to (Σ u · K · w,): a product with a one-hot mixes u, K and w."""
-    parts = (linear.view(n, weight) for n in range(len(linear.instructions)))
-    return torch.cat([part.transpose(0, 1).flatten() for part in parts])
+    parts = [view.transpose(0, 1).flatten() for view in linear.weight_views(weight)]
+    return torch.cat(parts)
 
 
 def _turned_back(linear: Linear, weight: Tensor) -> Tensor:
     count, parts = linear.num_elements, []
-    flat = weight.split([count * i.num_weights for i in linear.instructions])
+    flat = weight.split([count * size for size in weight_sizes(linear.instructions)])
     for instruction, part in zip(linear.instructions, flat, strict=True):
         u, w = instruction.path_shape
         parts.append(part.view(u, count, w).transpose(0, 1).flatten(1))

@@ -25,7 +25,7 @@ import torch
 from benchmarks.peers.foreign_tests import module, options_of, run_tests
 from torchweft import o3
 from torchweft.errors import ShapeError
-from torchweft.o3.layers.gate import NormalizedActivation
+from torchweft.o3.layers.gates_and_norms import NormalizedActivation
 
 FILES = (
     "o3/cartesian_spherical_harmonics_test.py",

@@ -6,6 +6,7 @@ Oracles sum each instruction densely, by its letters: z_out = Σ C x_first y_sec
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -122,8 +123,9 @@ def product(
         operands = [a, b, sign(table * instruction.path_weight).to(x.dtype)]
         letters = f"z{mode.first}i,z{mode.second}j,ijm"
         if instruction.has_weight and weight is not None:
-            part = weight.narrow(-1, start, instruction.num_weights)
-            start += instruction.num_weights
+            size = math.prod(instruction.path_shape)
+            part = weight.narrow(-1, start, size)
+            start += size
             operands.append(part.reshape(*part.shape[:-1], *instruction.path_shape))
             letters += f",{'z' * (weight.dim() - 1)}{mode.weight}"
         out = mode.out if not mode.mixes or instruction.has_weight else ""

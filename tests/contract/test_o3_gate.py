@@ -12,7 +12,7 @@ import torch
 from torchweft import o3
 from torchweft.errors import ShapeError
 from torchweft.o3.irreps.layout import join, split
-from torchweft.o3.layers.gate import SAMPLES, NormalizedActivation
+from torchweft.o3.layers.gates_and_norms import MOMENT_SAMPLES, NormalizedActivation
 from torchweft.testing import assert_o3_equivariant, assert_within_bound
 from torchweft.testing.contract import assert_same_bits
 
@@ -44,7 +44,7 @@ def test_constants(f):
     found, value = (
         torch.tensor(c, dtype=DOUBLE) for c in (NormalizedActivation(f).cst, CONSTANTS[f])
     )
-    assert_within_bound(found, value, value, SAMPLES)
+    assert_within_bound(found, value, value, MOMENT_SAMPLES)
 
 
 def test_constants_near_one_are_left_out():

@@ -10,8 +10,14 @@ import pytest
 
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.o3 import Irreps
-from torchweft.o3.irreps.instructions import MODES, Operands, instructions_of
-from torchweft.o3.tensor_product.assembly import COPIES, structures_of
+from torchweft.o3.tensor_product.instructions import (
+    MODES,
+    UNROLLED_COPIES,
+    Operands,
+    instructions_of,
+    structures_of,
+    weight_sizes,
+)
 
 SHAPES = {
     "uvw": ("2x1o", "3x1o", "4x0e", (2, 3, 4), 6),
@@ -78,7 +84,8 @@ def test_factors(normalization, numerators, paths):
 
 def test_nothing_to_sum_leaves_the_factor():
     (found,) = made("0x0e", "0x0e", "0x0e", [(0, 0, 0, "uvw", True)])
-    assert (found.path_weight, found.num_weights, found.empty) == (1.0, 0, True)
+    assert (found.path_weight, weight_sizes([found])) == (1.0, [0])
+    assert structures_of([found], Operands(*3 * [Irreps("0x0e")])).every == ()
 
 
 def parts(in1, in2, out, given, layout="mul_ir"):
@@ -121,7 +128,7 @@ def test_weighted_and_other_paths_are_apart_and_so_are_cuts():
 
 
 def test_many_copies_are_not_written_out():
-    few, many = COPIES, COPIES + 1
+    few, many = UNROLLED_COPIES, UNROLLED_COPIES + 1
     assert not parts("16x0e", f"{few}x0e", "16x0e", [(0, 0, 0, "uvu", True)]).dense
     assert parts("16x0e", f"{many}x0e", "16x0e", [(0, 0, 0, "uvu", True)]).dense == (0,)
     # the factor with more copies has the channels

@@ -50,8 +50,8 @@ MUTANTS = [
     ),
     Mutant(
         "a norm's eps is left out",
-        "scale = (squares.mean(-1) + self.eps).rsqrt()[..., None, None]",
-        "scale = squares.mean(-1).rsqrt()[..., None, None]",
+        "scale = (variances[-1] + self.eps).rsqrt()",
+        "scale = variances[-1].rsqrt()",
         NORMS,
     ),
     Mutant(

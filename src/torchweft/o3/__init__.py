@@ -1,37 +1,9 @@
 """Equivariant layers with e3nn's conventions."""
 
 from torchweft.o3.edges.graph import Graph
+from torchweft.o3.irreps import rotation
 from torchweft.o3.irreps.irreps import Irrep, Irreps
-from torchweft.o3.irreps.rotation import (
-    angles_to_axis_angle,
-    angles_to_matrix,
-    angles_to_quaternion,
-    angles_to_xyz,
-    axis_angle_to_angles,
-    axis_angle_to_matrix,
-    axis_angle_to_quaternion,
-    compose_angles,
-    compose_axis_angle,
-    compose_quaternion,
-    identity_angles,
-    identity_quaternion,
-    inverse_angles,
-    inverse_quaternion,
-    matrix_to_angles,
-    matrix_to_axis_angle,
-    matrix_to_quaternion,
-    matrix_x,
-    matrix_y,
-    matrix_z,
-    quaternion_to_angles,
-    quaternion_to_axis_angle,
-    quaternion_to_matrix,
-    rand_angles,
-    rand_axis_angle,
-    rand_matrix,
-    rand_quaternion,
-    xyz_to_angles,
-)
+from torchweft.o3.irreps.rotation import *  # noqa: F403
 from torchweft.o3.irreps.tables import IrrepsInfo, irreps_info
 from torchweft.o3.irreps.wigner import so3_generators, su2_generators, wigner_3j, wigner_D
 from torchweft.o3.layers.channels import (
@@ -42,11 +14,18 @@ from torchweft.o3.layers.channels import (
     irrep_wise_linear,
     tensor_dot_uu,
 )
-from torchweft.o3.layers.gate import Activation, Gate
+from torchweft.o3.layers.gates_and_norms import (
+    Activation,
+    BatchNorm,
+    Dropout,
+    Gate,
+    LayerNorm,
+    Norm,
+    NormActivation,
+)
 from torchweft.o3.layers.harmonics import SphericalHarmonics, spherical_harmonics
 from torchweft.o3.layers.linear import Identity, Linear
 from torchweft.o3.layers.loaders import from_e3nn, from_mace, from_nequip
-from torchweft.o3.layers.norms import BatchNorm, Dropout, LayerNorm, Norm, NormActivation
 from torchweft.o3.layers.radial import BesselBasis, PolynomialCutoff, soft_one_hot_linspace
 from torchweft.o3.layers.so2 import SO2Linear, edge_rotation
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
@@ -87,40 +66,13 @@ __all__ = [
     "TensorProduct",
     "TensorProductConv",
     "TensorSquare",
-    "angles_to_axis_angle",
-    "angles_to_matrix",
-    "angles_to_quaternion",
-    "angles_to_xyz",
-    "axis_angle_to_angles",
-    "axis_angle_to_matrix",
-    "axis_angle_to_quaternion",
-    "compose_angles",
-    "compose_axis_angle",
-    "compose_quaternion",
     "edge_rotation",
     "from_e3nn",
     "from_mace",
     "from_nequip",
     "gating",
-    "identity_angles",
-    "identity_quaternion",
-    "inverse_angles",
-    "inverse_quaternion",
     "irrep_wise_linear",
     "irreps_info",
-    "matrix_to_angles",
-    "matrix_to_axis_angle",
-    "matrix_to_quaternion",
-    "matrix_x",
-    "matrix_y",
-    "matrix_z",
-    "quaternion_to_angles",
-    "quaternion_to_axis_angle",
-    "quaternion_to_matrix",
-    "rand_angles",
-    "rand_axis_angle",
-    "rand_matrix",
-    "rand_quaternion",
     "so3_generators",
     "soft_one_hot_linspace",
     "spherical_harmonics",
@@ -128,5 +80,5 @@ __all__ = [
     "tensor_dot_uu",
     "wigner_3j",
     "wigner_D",
-    "xyz_to_angles",
 ]
+__all__ += rotation.__all__

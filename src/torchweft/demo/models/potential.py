@@ -31,7 +31,7 @@ from torchweft.o3 import (
     TensorProductConv,
     wigner_3j,
 )
-from torchweft.o3.irreps.instructions import Instruction
+from torchweft.o3.tensor_product.instructions import Instruction
 
 __all__ = [
     "Data",

@@ -6,6 +6,7 @@ ir_mul                                           offset + a · mul + u       (ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,13 +18,15 @@ from torchweft.o3.irreps.irreps import Irreps, MulIr
 
 __all__ = [
     "LAYOUTS",
-    "broadcast",
+    "as_block",
+    "broadcast_leads",
     "check_layout",
     "check_rows",
     "join",
     "parts_of",
     "side_by_side",
     "split",
+    "split_weight",
     "steps",
 ]
 
@@ -35,6 +38,23 @@ def parts_of(x: Tensor, sizes: Sequence[int], dim: int = -1) -> Sequence[Tensor]
     return (x,) if len(sizes) == 1 else x.split_with_sizes(list(sizes), dim)
 
 
+def split_weight(
+    weight: Tensor | None, shapes: Sequence[tuple[int, ...] | None]
+) -> list[Tensor | None]:
+    """Views (…, *shape) of a flat weight, None without a shape; their gradients are one tensor."""
+    if weight is None:
+        return [None] * len(shapes)
+    flats = iter(parts_of(weight, [math.prod(shape) for shape in shapes if shape is not None]))
+    views: list[Tensor | None] = []
+    for shape in shapes:
+        if shape is None:
+            views.append(None)
+        else:
+            flat = next(flats)
+            views.append(flat.reshape(*flat.shape[:-1], *shape))
+    return views
+
+
 def side_by_side(parts: Sequence[Tensor], dim: int) -> Tensor:
     """Tensors along a dimension, one or more; a single one is returned itself."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
@@ -42,14 +62,16 @@ def side_by_side(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 def split(x: Tensor, irreps: Irreps, layout: str) -> list[Tensor]:
     """Views (…, mul, 2l+1), one for each item of the irreps of x (…, D)."""
-    lead, blocks = x.shape[:-1], []
     parts = parts_of(x, [item.dim for item in irreps])
-    for part, (mul, ir) in zip(parts, irreps, strict=True):
-        if layout == "mul_ir":
-            blocks.append(part.reshape(*lead, mul, ir.dim))
-        else:
-            blocks.append(part.reshape(*lead, ir.dim, mul).transpose(-1, -2))
-    return blocks
+    return [as_block(part, item, layout) for part, item in zip(parts, irreps, strict=True)]
+
+
+def as_block(part: Tensor, item: MulIr, layout: str) -> Tensor:
+    """A view (…, mul, 2l+1) of the components (…, mul · (2l+1)) of an item."""
+    lead, (mul, ir) = part.shape[:-1], item
+    if layout == "mul_ir":
+        return part.reshape(*lead, mul, ir.dim)
+    return part.reshape(*lead, ir.dim, mul).transpose(-1, -2)
 
 
 def join(blocks: Sequence[Tensor], layout: str) -> Tensor:
@@ -58,7 +80,7 @@ def join(blocks: Sequence[Tensor], layout: str) -> Tensor:
     return side_by_side([block.flatten(-2) for block in turned], -1)
 
 
-def broadcast(leads: Sequence[torch.Size]) -> torch.Size:
+def broadcast_leads(leads: Sequence[torch.Size]) -> torch.Size:
     """The common leading dimensions."""
     first, *others = leads
     if all(lead == first for lead in others):

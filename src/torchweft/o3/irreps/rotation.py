@@ -3,7 +3,7 @@
 R(α, β, γ) = Ry(α) Rx(β) Ry(γ),  and  (α, β) is the point R(α, β, ·) e_y of the sphere
 
 Matrices act on columns (x, y, z); quaternions are (w, x, y, z) of length 1; names and conventions
-are e3nn's.  Everything is differentiable, with leading dimensions.
+are e3nn's.  Every function is differentiable and takes any leading dimensions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [
-    "Angles",
     "angles_to_axis_angle",
     "angles_to_matrix",
     "angles_to_quaternion",
@@ -27,9 +26,6 @@ __all__ = [
     "axis_angle_to_angles",
     "axis_angle_to_matrix",
     "axis_angle_to_quaternion",
-    "broadcast",
-    "check_last",
-    "check_matrix",
     "compose_angles",
     "compose_axis_angle",
     "compose_quaternion",
@@ -50,7 +46,6 @@ __all__ = [
     "rand_axis_angle",
     "rand_matrix",
     "rand_quaternion",
-    "unit",
     "xyz_to_angles",
 ]
 
@@ -72,11 +67,14 @@ def rand_matrix(
 def rand_angles(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Angles:
-    """Three tensors (*shape) of uniform rotations: α, γ in [0, 2π), cos β uniform in [-1, 1]."""
+    """Euler angles of uniform rotations, three tensors (*shape).
+
+    α and γ are in [0, 2π), cos β is uniform in [-1, 1].
+    """
     _check_sizes(shape)
     alpha, gamma = 2 * math.pi * torch.rand(2, *shape, dtype=dtype, device=device)
     beta = torch.rand(shape, dtype=dtype, device=device).mul(2).sub(1).acos()
-    return _leaves(alpha, beta, gamma, requires_grad)
+    return _leaf_angles(alpha, beta, gamma, requires_grad)
 
 
 def rand_quaternion(
@@ -98,16 +96,16 @@ def rand_axis_angle(
 def identity_angles(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Angles:
-    """Three zeros (*shape)."""
+    """Euler angles of the identity: three tensors of zeros (*shape)."""
     _check_sizes(shape)
-    zeros = torch.zeros(3, *shape, dtype=dtype, device=device)
-    return _leaves(zeros[0], zeros[1], zeros[2], requires_grad)
+    alpha, beta, gamma = torch.zeros(3, *shape, dtype=dtype, device=device)
+    return _leaf_angles(alpha, beta, gamma, requires_grad)
 
 
 def identity_quaternion(
     *shape: int, requires_grad: bool = False, dtype: Dtype = None, device: Device = None
 ) -> Tensor:
-    """(1, 0, 0, 0), of shape (*shape, 4)."""
+    """The quaternion of the identity, (1, 0, 0, 0), with the shape (*shape, 4)."""
     _check_sizes(shape)
     one = torch.ones(*shape, 1, dtype=dtype, device=device)
     zeros = torch.zeros(*shape, 3, dtype=dtype, device=device)
@@ -115,23 +113,23 @@ def identity_quaternion(
 
 
 def matrix_x(angle: Tensor) -> Tensor:
-    """The turn about x, (..., 3, 3): y goes towards z."""
+    """Rotations about x, (..., 3, 3), that turn y towards z."""
     return _axis_matrix(angle, 0)
 
 
 def matrix_y(angle: Tensor) -> Tensor:
-    """The turn about y, (..., 3, 3): z goes towards x."""
+    """Rotations about y, (..., 3, 3), that turn z towards x."""
     return _axis_matrix(angle, 1)
 
 
 def matrix_z(angle: Tensor) -> Tensor:
-    """The turn about z, (..., 3, 3): x goes towards y."""
+    """Rotations about z, (..., 3, 3), that turn x towards y."""
     return _axis_matrix(angle, 2)
 
 
 def angles_to_matrix(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
     """Ry(α) Rx(β) Ry(γ), (..., 3, 3)."""
-    alpha, beta, gamma = broadcast(alpha=alpha, beta=beta, gamma=gamma)
+    alpha, beta, gamma = broadcast_named(alpha=alpha, beta=beta, gamma=gamma)
     return matrix_y(alpha) @ matrix_x(beta) @ matrix_y(gamma)
 
 
@@ -160,7 +158,7 @@ def xyz_to_angles(xyz: Tensor) -> tuple[Tensor, Tensor]:
 
 def angles_to_xyz(alpha: Tensor, beta: Tensor) -> Tensor:
     """(sin β sin α, cos β, sin β cos α), (..., 3)."""
-    alpha, beta = broadcast(alpha=alpha, beta=beta)
+    alpha, beta = broadcast_named(alpha=alpha, beta=beta)
     return torch.stack([beta.sin() * alpha.sin(), beta.cos(), beta.sin() * alpha.cos()], -1)
 
 
@@ -194,7 +192,7 @@ def axis_angle_to_quaternion(xyz: Tensor, angle: Tensor) -> Tensor:
 
 def angles_to_quaternion(alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
     """(cos β/2 cos σ, sin β/2 cos δ, cos β/2 sin σ, -sin β/2 sin δ), σ, δ = (α ± γ)/2; (..., 4)."""
-    alpha, beta, gamma = broadcast(alpha=alpha, beta=beta, gamma=gamma)
+    alpha, beta, gamma = broadcast_named(alpha=alpha, beta=beta, gamma=gamma)
     total, difference = (alpha + gamma) / 2, (alpha - gamma) / 2
     c, s = (beta / 2).cos(), (beta / 2).sin()
     parts = c * total.cos(), s * difference.cos(), c * total.sin(), -s * difference.sin()
@@ -239,7 +237,7 @@ def compose_angles(
     a1: Tensor, b1: Tensor, c1: Tensor, a2: Tensor, b2: Tensor, c2: Tensor
 ) -> Angles:
     """Angles of R(a1, b1, c1) R(a2, b2, c2): the second triple acts first."""
-    a1, b1, c1, a2, b2, c2 = broadcast(a1=a1, b1=b1, c1=c1, a2=a2, b2=b2, c2=c2)
+    a1, b1, c1, a2, b2, c2 = broadcast_named(a1=a1, b1=b1, c1=c1, a2=a2, b2=b2, c2=c2)
     return matrix_to_angles(angles_to_matrix(a1, b1, c1) @ angles_to_matrix(a2, b2, c2))
 
 
@@ -247,7 +245,7 @@ def compose_quaternion(q1: Tensor, q2: Tensor) -> Tensor:
     """(w1 w2 - v1·v2, w1 v2 + w2 v1 + v1 × v2), (..., 4): q2 acts first."""
     check_last("q1", q1, 4)
     check_last("q2", q2, 4)
-    q1, q2 = broadcast(q1=q1, q2=q2)
+    q1, q2 = broadcast_named(q1=q1, q2=q2)
     (w1, v1), (w2, v2) = (q.tensor_split([1], -1) for q in (q1, q2))
     scalar = w1 * w2 - (v1 * v2).sum(-1, keepdim=True)
     return torch.cat([scalar, w1 * v2 + w2 * v1 + torch.linalg.cross(v1, v2)], -1)
@@ -273,16 +271,16 @@ def inverse_quaternion(q: Tensor) -> Tensor:
 
 
 def unit(v: Tensor, dim: int = -1) -> Tensor:
-    """v / |v| along a dimension; 0 where v is 0, with gradients 0 there.
+    """v / |v| along a dimension; 0 with gradient 0 where v is 0.
 
-    Zero is what is shorter than the root of the smallest normal number: 1e-19 in float32.
+    Vectors shorter than the root of the smallest normal number (1e-19 in float32) count as 0.
     """
     square = v.square().sum(dim, keepdim=True)
     return v / torch.threshold(square, torch.finfo(v.dtype).tiny, math.inf).sqrt()
 
 
 def _axis_matrix(angle: Tensor, axis: int) -> Tensor:
-    """The turn about coordinate `axis`: of the two that follow it, the first goes to the second."""
+    """Rotations about a coordinate axis that turn the next axis towards the one after it."""
     c, s = angle.cos(), angle.sin()
     one, zero = torch.ones_like(angle), torch.zeros_like(angle)
     entries = torch.stack([one, zero, zero, zero, c, -s, zero, s, c], -1)
@@ -301,19 +299,19 @@ def _rodrigues(diagonal: Tensor, skew: Tensor, outer: Tensor, v: Tensor) -> Tens
     return matrix
 
 
-def _leaves(alpha: Tensor, beta: Tensor, gamma: Tensor, requires_grad: bool) -> Angles:
+def _leaf_angles(alpha: Tensor, beta: Tensor, gamma: Tensor, requires_grad: bool) -> Angles:
     a, b, c = (t.detach().requires_grad_(requires_grad) for t in (alpha, beta, gamma))
     return a, b, c
 
 
-def broadcast(**tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors, expanded to one shape; the error calls them by their names here."""
+def broadcast_named(**tensors: Tensor) -> tuple[Tensor, ...]:
+    """Expand the tensors to one shape; the error message contains their names."""
     _check_shapes(tensors)
     return tuple(torch.broadcast_tensors(*tensors.values()))  # type: ignore[no-untyped-call]
 
 
 def _check_shapes(tensors: dict[str, Tensor]) -> None:
-    """Raise unless tensors broadcast together."""
+    """Raise ShapeError unless the tensors broadcast together."""
     if torch.compiler.is_compiling():
         return  # sizes may be symbols
     check_tensors(**tensors)
@@ -327,7 +325,7 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
 
 
 def _check_sizes(shape: tuple[int, ...]) -> None:
-    """Raise unless sizes are integers, 0 or more."""
+    """Raise DTypeError or ShapeError unless all sizes are integers, 0 or more."""
     if torch.compiler.is_compiling():
         return
     for size in shape:
@@ -340,7 +338,7 @@ def _check_sizes(shape: tuple[int, ...]) -> None:
 
 
 def check_last(name: str, a: Tensor, size: int) -> None:
-    """Raise unless it is a tensor (..., size)."""
+    """Raise DTypeError or ShapeError unless `a` is a tensor (..., size)."""
     check_tensors(**{name: a})
     if a.dim() == 0 or a.shape[-1] != size:
         raise ShapeError(
@@ -349,7 +347,7 @@ def check_last(name: str, a: Tensor, size: int) -> None:
 
 
 def check_matrix(name: str, matrix: Tensor) -> None:
-    """Raise unless it is a tensor (..., 3, 3)."""
+    """Raise DTypeError or ShapeError unless `matrix` is a tensor (..., 3, 3)."""
     check_tensors(**{name: matrix})
     if matrix.shape[-2:] != (3, 3):
         raise ShapeError(

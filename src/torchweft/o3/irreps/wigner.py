@@ -11,19 +11,25 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operator import constant_when_compiling
+from torchweft.core.operators.operator import (
+    compiling,
+    constant_when_compiling,
+    transformed,
+    unwatched,
+)
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.irreps.rotation import broadcast
+from torchweft.o3.irreps.rotation import broadcast_named
 
 __all__ = [
     "check_degrees",
+    "constant_tensor",
     "entries_3j",
     "so3_generators",
     "su2_generators",
@@ -33,7 +39,7 @@ __all__ = [
     "working_dtype",
 ]
 
-_kept: dict[tuple[tuple[int, ...], torch.device, torch.dtype], Tensor] = {}
+_tables: dict[tuple[tuple[int, ...], torch.device, torch.dtype], Tensor] = {}
 
 
 def wigner_3j(
@@ -90,7 +96,7 @@ def wigner_D(l: int, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:  # n
         ShapeError: l is negative, or the angles do not broadcast.
     """
     check_degrees(l=l)
-    alpha, beta, gamma = broadcast(alpha=alpha, beta=beta, gamma=gamma)
+    alpha, beta, gamma = broadcast_named(alpha=alpha, beta=beta, gamma=gamma)
     dtype = torch.promote_types(torch.promote_types(alpha.dtype, beta.dtype), gamma.dtype)
     work = working_dtype(dtype)
     swap = _table((l,), alpha.device, work)
@@ -173,8 +179,27 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def constant_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Decorate `make(*key, dtype, device)` to be called with (like, *key), and to be cached.
+
+    Where torch traces a call nothing is cached: tensors of a tracer must not outlive it.
+    """
+
+    @functools.lru_cache(maxsize=4096)
+    def cached(*key: Any) -> Tensor:
+        with torch.inference_mode(False):  # autograd may save the tensor
+            return make(*key)
+
+    @functools.wraps(make)
+    def found(like: Tensor, *key: Any) -> Tensor:
+        plain = not compiling() and not transformed() and unwatched(like)
+        return (cached if plain else make)(*key, like.dtype, like.device)
+
+    return found
+
+
 def check_degrees(**degrees: int) -> None:
-    """Degrees are integers, 0 or more."""
+    """Raise DTypeError or ShapeError unless all degrees are integers, 0 or more."""
     for name, value in degrees.items():
         if not isinstance(value, int):
             raise DTypeError(
@@ -191,27 +216,19 @@ def entries_3j(l1: int, l2: int, l3: int) -> tuple[tuple[int, int, int, float], 
 
 
 @functools.cache
-def _array_3j(l1: int, l2: int, l3: int) -> np.ndarray:
-    table = np.zeros((2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1))
-    for i, j, k, value in entries_3j(l1, l2, l3):
-        table[i, j, k] = value
-    return table
-
-
-@functools.cache
-def _array_swap(l: int) -> np.ndarray:  # noqa: E741
-    """D^l of half a turn about x + y: the axes y and x change places."""
-    previous = np.ones((1, 1))
-    turn = np.array([[0.0, 1, 0], [1, 0, 0], [0, 0, -1]])
-    for k in range(l):
-        table = _array_3j(k, 1, k + 1)
-        previous = (2 * k + 3) * np.einsum("ijk,ip,jq,pqn->kn", table, previous, turn, table)
-    return previous
-
-
 def _array(degrees: tuple[int, ...]) -> np.ndarray:
-    """The 3j symbol of three degrees, or D of `_array_swap` of one."""
-    return _array_3j(*degrees) if len(degrees) == 3 else _array_swap(*degrees)
+    """The 3j symbol of three degrees; of one, D of half a turn about x + y, which swaps x and y."""
+    if len(degrees) == 3:
+        table = np.zeros([2 * degree + 1 for degree in degrees])
+        for *place, value in entries_3j(*degrees):
+            table[tuple(place)] = value
+        return table
+    swap = np.ones((1, 1))
+    turn = np.array([[0.0, 1, 0], [1, 0, 0], [0, 0, -1]])
+    for k in range(degrees[0]):
+        table = _array((k, 1, k + 1))
+        swap = (2 * k + 3) * np.einsum("ijk,ip,jq,pqn->kn", table, swap, turn, table)
+    return swap
 
 
 @constant_when_compiling
@@ -220,17 +237,17 @@ def _numbers(degrees: tuple[int, ...]) -> list[Any]:
 
 
 def _table(degrees: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`_array` where it is needed, kept there: a copy to a GPU could not be captured."""
+    """`_array` on a device, cached there: a CUDA graph cannot capture a copy from the host."""
     if torch.compiler.is_compiling():
         numbers = _numbers(tuple(operator.index(degree) for degree in degrees))  # not symbols
         return torch.tensor(numbers, device=device, dtype=dtype)
     key = (degrees, device, dtype)
-    if key not in _kept:
+    if key not in _tables:
         made = torch.from_numpy(_array(degrees)).to(device, dtype, copy=True)
         if type(made) is not Tensor or made.is_inference():
-            return made  # a tracer's, or one that autograd would refuse later
-        _kept[key] = made
-    return _kept[key]
+            return made  # of a tracer, or an inference tensor that autograd cannot save
+        _tables[key] = made
+    return _tables[key]
 
 
 def _entries(l1: int, l2: int, l3: int) -> Iterator[tuple[int, int, int, float]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -17,33 +18,28 @@ from torch import Tensor, nn
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.operator import compiling
-from torchweft.errors import DTypeError, IndexRangeError, ShapeError
-from torchweft.o3.irreps.instructions import chosen
-from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, MulIr
 from torchweft.o3.irreps.layout import (
-    broadcast,
+    as_block,
+    broadcast_leads,
     check_rows,
-    join,
     parts_of,
     side_by_side,
-    split,
     steps,
 )
 from torchweft.o3.mixing.blocks import CopyBlock as Block
 from torchweft.o3.mixing.blocks import MatrixPath as Path
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.operator import mix, rows_of_elements, serves_mix
+from torchweft.o3.tensor_product.instructions import check_item, checked_choice
 from torchweft.o3.tensor_product.module import RowLayer, WeightedModule
 
-__all__ = [
-    "Identity",
-    "Linear",
-    "LinearInstruction",
-]
+__all__ = ["Identity", "Linear", "LinearInstruction"]
 
 
 class LinearInstruction(NamedTuple):
-    """From item i_in to item i_out; i_in is -1 for a bias, whose weight is none of `weight`."""
+    """From item i_in to item i_out; i_in is -1 for a bias, which is no part of `weight`."""
 
     i_in: int
     i_out: int
@@ -52,13 +48,8 @@ class LinearInstruction(NamedTuple):
 
     @property
     def has_weight(self) -> bool:
-        """Whether it is no bias, which has a weight of its own."""
+        """Whether it is a matrix, not a bias."""
         return self.i_in >= 0
-
-    @property
-    def num_weights(self) -> int:
-        """Numbers in its weight; 0 for a bias."""
-        return math.prod(self.path_shape) if self.has_weight else 0
 
 
 class Linear(WeightedModule):
@@ -118,35 +109,36 @@ class Linear(WeightedModule):
             _check_alone(num_elements, f_in, shared_weights, biases)
         irreps, out = Irreps(irreps_in), Irreps(irreps_out)
         paths = _paths(irreps, out, instructions)
-        normalization = chosen("path_normalization", path_normalization, ("element", "path"))
+        normalization = checked_choice(
+            "path_normalization", path_normalization, ("element", "path")
+        )
         found = [
             *_normalised(paths, irreps, out, f_in or 1, normalization),
             *(LinearInstruction(-1, k, (out[k].mul,), 1.0) for k in _biased(biases, out)),
         ]
         features = () if f_in is None or f_out is None else (f_in, f_out)
-        shared = True if shared_weights is None else shared_weights
         elements = () if num_elements is None else (num_elements,)
         dims = features or elements
-        super().__init__(found, out, internal_weights, shared, layout, backend, dims)
+        super().__init__(found, out, internal_weights, shared_weights, layout, backend, dims)
         self.irreps_in, self.features, self.num_elements = irreps, features, num_elements
-        self._calls: CallCache[bool] = CallCache()
-        self.mixing = None if features else _mixing(found, irreps, out, layout)
+        self._calls: CallCache[bool] = CallCache()  # whether kernels serve a call by one operator
+        self.mixing = None if features else _mixing(found, self.offsets, irreps, out, layout)
         self._into = [
-            [n for n, i in enumerate(found) if i.i_out == k and i.num_weights]
+            [
+                n
+                for n, i in enumerate(found)
+                if i.i_out == k and i.i_in >= 0 and 0 not in i.path_shape
+            ]
             for k in range(len(out))
         ]
-        self.bias_numel = sum(i.path_shape[0] for i in found if i.i_in < 0)
-        owned = self.bias_numel > 0 and (shared if internal_weights is None else internal_weights)
-        if owned:
+        biased = [i.i_out for i in found if i.i_in < 0]
+        *starts, self.bias_numel = accumulate((out[k].mul for k in biased), initial=0)
+        self._bias_starts = dict(zip(biased, starts, strict=True))
+        owned = self.shared_weights if internal_weights is None else internal_weights
+        if owned and self.bias_numel > 0:
             self.bias = nn.Parameter(torch.zeros(*features[1:], self.bias_numel))
         else:  # an empty tensor, as e3nn's
             self.register_buffer("bias", torch.empty(0), persistent=False)
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.irreps_in} -> {self.irreps_out} | "
-            f"{self.weight_numel} weights)"
-        )
 
     def forward(
         self,
@@ -177,29 +169,26 @@ class Linear(WeightedModule):
         self._check_element(x, element)
         flat = self.checked_weight(weight)
         shift = self._checked_bias(bias)
-        given = same_kind(x=x, weight=flat, bias=shift)
+        x, *given = same_kind(x=x, weight=flat, bias=shift)
+        flat = None if flat is None else given[0]
+        shift = None if shift is None else given[-1]
         if element is not None:
-            return self._by_element(given[0], None if flat is None else given[1], element)
+            if flat is None:
+                return x.new_zeros(x.shape[0], self.irreps_out.dim)
+            kernels = serves_mix(self.mixing, x, True, self.backend)
+            self._cache((x, flat, element), kernels)
+            return self._by_operator(x, flat, element, kernels)
         if self.features and (x.dim() < 2 or x.shape[-2] != self.features[0]):
             f_in = self.features[0]
             raise ShapeError(
                 f"x is {tuple(x.shape)} but f_in is {f_in}: it must be "
                 f"(…, {f_in}, {self.irreps_in.dim}). Put the features before D."
             )
-        flat = None if flat is None else given[1]
-        shift = None if shift is None else given[-1]
-        return self._mapped(given[0], flat, shift)
-
-    def _by_element(self, x: Tensor, weight: Tensor | None, element: Tensor) -> Tensor:
-        """(N, D_out): each row by the matrices of its element."""
-        assert self.mixing is not None
-        assert self.num_elements is not None
-        if weight is None:
-            return x.new_zeros(x.shape[0], self.irreps_out.dim)
-        kernels = serves_mix(self.mixing, x, True, self.backend)
-        self._cache((x, weight, element), kernels)
-        rows = rows_of_elements(element, self.num_elements)
-        return mix(self.mixing, x, weight, rows, kernels=kernels)
+        if flat is None or not serves_mix(self.mixing, x, self.shared_weights, self.backend):
+            return self._by_matrices(x, flat, shift)
+        if x.dim() == flat.dim() + 1 == 2 and shift is None:
+            self._cache((x, flat), True)
+        return self._mixed(x, flat, shift)
 
     def _cached(self, x: Tensor, weight: Any, element: Tensor | None) -> Tensor | None:
         """The result of a cached call, which is one operator; None: it is not cached."""
@@ -207,21 +196,23 @@ class Linear(WeightedModule):
             weight = self.weight
         known = signature((x, weight) if element is None else (x, weight, element))
         kernels = None if known is None else self._calls.get(known)
-        if kernels is None:
-            return None
+        return None if kernels is None else self._by_operator(x, weight, element, kernels)
+
+    def _cache(self, given: Sequence[Tensor], kernels: bool) -> None:
+        known = signature(given)
+        if known is not None:
+            self._calls.keep(known, kernels)
+
+    def _by_operator(
+        self, x: Tensor, weight: Tensor, element: Tensor | None, kernels: bool
+    ) -> Tensor:
+        """(N, D_out): rows by one matrix, or each row by the matrices of its element."""
         assert self.mixing is not None
         if element is None:
             return mix(self.mixing, x, weight)
         assert self.num_elements is not None
-        return mix(
-            self.mixing, x, weight, rows_of_elements(element, self.num_elements), kernels=kernels
-        )
-
-    def _cache(self, given: Sequence[Tensor], kernels: bool) -> None:
-        """Cache a call that was checked and is one operator, and whether kernels run it."""
-        known = signature(given)
-        if known is not None:
-            self._calls.keep(known, kernels)
+        rows = rows_of_elements(element, self.num_elements)
+        return mix(self.mixing, x, weight, rows, kernels=kernels)
 
     def _check_element(self, x: Tensor, element: Tensor | None) -> None:
         if (element is None) != (self.num_elements is None):
@@ -244,78 +235,59 @@ class Linear(WeightedModule):
                 f"(N, {self.irreps_in.dim}) and (N,). Flatten both."
             )
 
-    def _mapped(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """(…, D_out) of x (…, D); features, if there are any, in front of both."""
-        if weight is not None and serves_mix(self.mixing, x, self.shared_weights, self.backend):
-            if x.dim() == weight.dim() + 1 == 2 and bias is None:
-                self._cache((x, weight), True)
-            return self._mixed(self.mixing, x, weight, bias)
-        if weight is not None and bias is None and self.shared_weights and not self.features:
-            return self._by_matrices(x, weight)
-        blocks, lead = split(x, self.irreps_in, self.layout), x.shape[:-1]
-        weights = [] if weight is None else self._matrices(weight)
-        if self.features:  # copies are those of every feature
-            blocks, lead = [block.flatten(-3, -2) for block in blocks], lead[:-1]
-        if not self.shared_weights and weight is not None:
-            lead = broadcast([lead, weight.shape[: -1 - len(self.features)]])
-        out = []
-        for k, item in enumerate(self.irreps_out):
-            rows = self._item(k, blocks, weights)
-            if rows is None or self.features:
-                shape = (*lead, *self.features[1:], item.mul, item.ir.dim)
-                rows = x.new_zeros(shape) if rows is None else rows.reshape(shape)
-            out.append(rows if bias is None else self._shifted(k, rows, bias))
-        return join(out, self.layout) if out else x.new_zeros(*lead, *self.features[1:], 0)
-
-    def _mixed(self, mixing: Mixing, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _mixed(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The map by one operator, without features."""
+        assert self.mixing is not None
         lead = x.shape[:-1]
         if not self.shared_weights:
-            lead = broadcast([lead, weight.shape[:-1]])
+            lead = broadcast_leads([lead, weight.shape[:-1]])
             weight = weight.expand(*lead, weight.shape[-1]).flatten(0, -2)
         rows = x.expand(*lead, x.shape[-1]).reshape(math.prod(lead), x.shape[-1])
-        z = mix(mixing, rows, weight).view(*lead, mixing.width("z"))
+        z = mix(self.mixing, rows, weight).view(*lead, self.mixing.width("z"))
         if bias is None:
             return z
         shifts = [
-            self._shifted(k, bias.new_zeros(*bias.shape[:-1], item.mul, item.ir.dim), bias)
+            self._bias_of(k, bias)
+            if k in self._bias_starts
+            else bias.new_zeros(*bias.shape[:-1], item.dim)
             for k, item in enumerate(self.irreps_out)
         ]
-        return z + join(shifts, self.layout)
+        return z + side_by_side(shifts, -1)
 
-    def _by_matrices(self, x: Tensor, weight: Tensor) -> Tensor:
-        """(…, D_out): of each item of the output all rows by one matrix."""
+    def _by_matrices(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The map, for each item of the output one product of matrices."""
+        lead, f_out = x.shape[: -2 if self.features else -1], self.features[1:]
+        if not self.shared_weights and weight is not None:
+            lead = broadcast_leads([lead, weight.shape[: -1 - len(self.features)]])
         parts = parts_of(x, [item.dim for item in self.irreps_in])
-        lead, found, weights = x.shape[:-1], [], self._matrices(weight)
+        matrices, found = self._matrices(weight), []
         for k, (mul, ir) in enumerate(self.irreps_out):
-            if not self._into[k]:
-                found.append(x.new_zeros(*lead, mul * ir.dim))
-                continue
-            items = [self.instructions[n].i_in for n in self._into[k]]
-            rows = [self._copies(parts[i], self.irreps_in[i].mul, ir.dim) for i in items]
-            z = torch.mm(*self._factors(k, rows, weights))
-            if ir.dim > 1 and self.layout == "mul_ir":
-                z = z.view(-1, ir.dim, mul).mT
-            found.append(z.reshape(*lead, mul * ir.dim))
-        return side_by_side(found, -1) if found else x.new_zeros(*lead, 0)
+            if self._into[k]:
+                items = [self.instructions[n].i_in for n in self._into[k]]
+                rows = [self._rows(parts[i], self.irreps_in[i]) for i in items]
+                z = torch.matmul(*self._factors(k, rows, matrices))
+                if self.features:
+                    z = z.view(-1, ir.dim, *f_out, mul).movedim(-2, 1)
+                if ir.dim > 1 and self.layout == "mul_ir":
+                    z = z.reshape(-1, ir.dim, mul).mT
+                z = z.reshape(*lead, *f_out, mul * ir.dim)
+            else:
+                z = x.new_zeros(*lead, *f_out, mul * ir.dim)
+            if bias is not None and k in self._bias_starts:
+                z = z + self._bias_of(k, bias)
+            found.append(z)
+        return side_by_side(found, -1) if found else x.new_zeros(*lead, *f_out, 0)
 
-    def _copies(self, part: Tensor, mul: int, components: int) -> Tensor:
-        """(rows · components, mul) of an item of x; of scalars the rows themselves."""
-        if components > 1 and self.layout == "mul_ir":
-            part = part.reshape(-1, mul, components).mT
+    def _rows(self, part: Tensor, item: MulIr) -> Tensor:
+        """An item of x: (rows · (2l+1), copies) for one matrix, (…, 2l+1, copies) for one a row."""
+        mul, ir = item
+        if self.features or not self.shared_weights:
+            block = as_block(part, item, self.layout)
+            rows = (block.flatten(-3, -2) if self.features else block).mT
+            return rows.flatten(0, -2) if self.shared_weights else rows
+        if ir.dim > 1 and self.layout == "mul_ir":
+            part = part.reshape(-1, mul, ir.dim).mT
         return part.reshape(-1, mul)
-
-    def _item(self, k: int, blocks: list[Tensor], matrices: list[Tensor]) -> Tensor | None:
-        """(…, copies, 2l+1) of one item of the output."""
-        if not self._into[k] or not matrices:
-            return None
-        rows = [blocks[self.instructions[n].i_in].mT for n in self._into[k]]
-        together, matrix = self._factors(k, rows, matrices)
-        if matrix.dim() > 2:
-            return (together @ matrix).mT
-        # torch folds rows by itself only where the matrix requires a gradient
-        rows_by_matrix = together.flatten(0, -2) @ matrix
-        return rows_by_matrix.view(*together.shape[:-1], matrix.shape[1]).mT
 
     def _factors(self, k: int, rows: list[Tensor], matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
         """What goes into one item of the output side by side, and the matrix that it meets.
@@ -332,23 +304,16 @@ class Linear(WeightedModule):
         together, matrix = side_by_side(rows, -1), side_by_side(chosen, -2)
         return together if factor == 1 else together * factor, matrix
 
-    def _matrices(self, weight: Tensor) -> list[Tensor]:
-        """(…, copies in, copies out) of the instructions, those of every feature."""
-        found = self.views(weight)
+    def _matrices(self, weight: Tensor | None) -> list[Tensor]:
+        """(…, copies in, copies out) of the instructions, copies of every feature."""
+        found = [view for view in self._views(weight) if view is not None]
         if not self.features:
             return found
         return [m.transpose(-3, -2).flatten(-2).flatten(-3, -2) for m in found]
 
-    def _shifted(self, k: int, rows: Tensor, bias: Tensor) -> Tensor:
-        """(…, mul, 2l+1): an item of the output with its bias, if it has one."""
-        first = 0
-        for instruction in self.instructions:
-            if instruction.i_in < 0:
-                (count,) = instruction.path_shape
-                if instruction.i_out == k:
-                    return rows + bias.narrow(-1, first, count).unsqueeze(-1)
-                first += count
-        return rows
+    def _bias_of(self, k: int, bias: Tensor) -> Tensor:
+        """(…, mul): the bias of an item of the output."""
+        return bias.narrow(-1, self._bias_starts[k], self.irreps_out[k].mul)
 
     def _checked_bias(self, bias: Tensor | None) -> Tensor | None:
         if bias is None:
@@ -394,11 +359,7 @@ def _paths(
     paths = [(int(i), int(k)) for i, k in given]
     for i, k in paths:
         for index, name, items in ((i, "irreps_in", irreps), (k, "irreps_out", out)):
-            if not 0 <= index < len(items):
-                raise IndexRangeError(
-                    f"instruction ({i}, {k}) names item {index} of {name}, which has {len(items)}: "
-                    f"{items or 'none'}. Pass an index from 0 to {len(items) - 1}."
-                )
+            check_item((i, k), index, name, items)
         if irreps[i].ir != out[k].ir:
             raise ShapeError(
                 f"instruction ({i}, {k}) connects {irreps[i]} with {out[k]}: a linear map between "
@@ -408,7 +369,11 @@ def _paths(
 
 
 def _mixing(
-    instructions: Iterable[LinearInstruction], irreps: Irreps, out: Irreps, layout: str
+    instructions: Sequence[LinearInstruction],
+    offsets: Sequence[int],
+    irreps: Irreps,
+    out: Irreps,
+    layout: str,
 ) -> Mixing:
     def blocks(items: Irreps) -> tuple[Block, ...]:
         return tuple(
@@ -416,13 +381,12 @@ def _mixing(
             for place, item in zip(items.slices(), items, strict=True)
         )
 
-    paths, offset = [], 0
-    for instruction in instructions:
-        if instruction.num_weights:
-            i, k = instruction.i_in, instruction.i_out
-            paths.append(Path(i, k, offset, instruction.path_weight))
-            offset += instruction.num_weights
-    return Mixing((irreps.dim, out.dim, offset), blocks(irreps), blocks(out), tuple(paths))
+    matrices = [
+        (n, i) for n, i in enumerate(instructions) if i.has_weight and 0 not in i.path_shape
+    ]
+    paths = tuple(Path(i.i_in, i.i_out, offsets[n], i.path_weight) for n, i in matrices)
+    weights = sum(math.prod(i.path_shape) for _, i in matrices)
+    return Mixing((irreps.dim, out.dim, weights), blocks(irreps), blocks(out), paths)
 
 
 def _normalised(

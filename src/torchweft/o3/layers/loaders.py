@@ -22,9 +22,15 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.edges.graph import Graph, graph_of
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.irreps.layout import join, split
-from torchweft.o3.layers.gate import Activation, Gate
+from torchweft.o3.layers.gates_and_norms import (
+    Activation,
+    BatchNorm,
+    Dropout,
+    Gate,
+    Norm,
+    NormActivation,
+)
 from torchweft.o3.layers.linear import Linear
-from torchweft.o3.layers.norms import BatchNorm, Dropout, Norm, NormActivation
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
 from torchweft.o3.tensor_product.conv import TensorProductConv
 from torchweft.o3.tensor_product.module import InstructedModule
@@ -312,6 +318,8 @@ def _mace_contraction(module: Any) -> nn.Module | None:
         parts[0].weights_max.shape[0],
         layout="ir_mul",
     )
+    for own, part in zip(made.contractions, parts, strict=True):
+        own.weights_max, own.weights = part.weights_max, part.weights
     size = sum(item.ir.dim for item in made.irreps_in)
     made.take_couplings(
         [
@@ -322,8 +330,6 @@ def _mace_contraction(module: Any) -> nn.Module | None:
             for power in range(1, degree + 1)
         ]
     )
-    for own, part in zip(made.contractions, parts, strict=True):
-        own.weights_max, own.weights = part.weights_max, part.weights
     return _holding(made, module)
 
 

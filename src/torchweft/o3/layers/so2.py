@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import groupby
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -29,9 +29,10 @@ from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.private import any_autocast
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import broadcast, check_rows, join, split
+from torchweft.o3.irreps.layout import broadcast_leads, check_rows, join, parts_of, split
 from torchweft.o3.irreps.rotation import check_last, check_matrix, unit
 from torchweft.o3.irreps.wigner import check_degrees, wigner_D_matrices, working_dtype
+from torchweft.o3.tensor_product.instructions import weight_sizes
 from torchweft.o3.tensor_product.module import WeightedModule
 
 __all__ = ["SO2Instruction", "SO2Linear", "edge_rotation"]
@@ -51,11 +52,6 @@ class SO2Instruction(NamedTuple):
     def has_weight(self) -> bool:
         """Whether it has a weight: always."""
         return True
-
-    @property
-    def num_weights(self) -> int:
-        """Numbers in its weight."""
-        return math.prod(self.path_shape)
 
 
 class SO2Linear(WeightedModule):
@@ -105,18 +101,12 @@ class SO2Linear(WeightedModule):
                 "count. Pass one of these."
             )
         irreps, out = Irreps(irreps_in), Irreps(irreps_out)
-        shared = True if shared_weights is None else shared_weights
-        found = list(_instructions(irreps, out, mmax, edge.p))
-        super().__init__(found, out, internal_weights, shared, layout, backend)
+        self._groups = list(_groups(irreps, out, mmax, edge.p))
+        found = [*chain(*self._groups)]
+        super().__init__(found, out, internal_weights, shared_weights, layout, backend)
         self.irreps_in, self.mmax, self.irreps_edge = irreps, mmax, edge
-        self._groups = list(_groups(found))
+        self._sizes = [sum(weight_sizes(group)) for group in self._groups]
         self.lmax = max([0, *(item.ir.l for item in (*irreps, *out))])
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.irreps_in} -> {self.irreps_out} | "
-            f"{self.weight_numel} weights)"
-        )
 
     def forward(
         self,
@@ -142,12 +132,12 @@ class SO2Linear(WeightedModule):
         """
         check_rows("x", x, self.irreps_in, self)
         flat = self.checked_weight(weight)
-        x, *rest = same_kind(x=x, weight=flat)
-        flat, work = rest[0] if rest else None, working_dtype(x.dtype)
+        x, *given = same_kind(x=x, weight=flat)
+        flat, work = given[0] if given else None, working_dtype(x.dtype)
         with _full_precision(x):
             matrix = self._rotation(edge, rotation, work)
             own = [] if flat is None or self.shared_weights else [flat.shape[:-1]]
-            batch = broadcast([x.shape[:-1], matrix.shape[:-2], *own])
+            batch = broadcast_leads([x.shape[:-1], matrix.shape[:-2], *own])
             rows = x.to(work).expand(*batch, x.shape[-1])
             turns = wigner_D_matrices(self.lmax, matrix)
             z = self._mapped(rows, turns, None if flat is None else flat.to(work))
@@ -173,11 +163,12 @@ class SO2Linear(WeightedModule):
                 self.irreps_in, split(x, self.irreps_in, self.layout), strict=True
             )
         ]  # (…, orders, mul)
+        matrices = [] if weight is None else parts_of(weight, self._sizes)
         found: dict[tuple[int, int], Tensor] = {}
-        for first, members in self._groups:
+        for members, flat in zip(self._groups, matrices, strict=True):
             _, i_out, order, _, (_, mul), factor = members[0]
             columns = torch.cat([_pair(blocks[i.i_in], i) for i in members], -1)
-            matrix = self._matrix(first, (columns.shape[-1], mul), weight)
+            matrix = flat.reshape(*flat.shape[:-1], columns.shape[-1], mul)
             found[i_out, order] = columns @ (matrix * factor)
         items = [self._turned_back(k, found, x, turns).mT for k in range(len(self.irreps_out))]
         return join(items, self.layout) if items else x.new_zeros(*x.shape[:-1], 0)
@@ -186,12 +177,6 @@ class SO2Linear(WeightedModule):
         """The rows of D for the orders up to mmax."""
         cut = 0 if self.mmax is None else max(0, degree - self.mmax)
         return turns[degree].narrow(-2, cut, 2 * (degree - cut) + 1)
-
-    def _matrix(self, first: int, shape: tuple[int, int], weight: Tensor | None) -> Tensor:
-        """(…, *shape): weights of instructions that follow each other, from the first on."""
-        assert weight is not None
-        flat = weight.narrow(-1, self.offsets[first], math.prod(shape))
-        return flat.reshape(*flat.shape[:-1], *shape)
 
     def _turned_back(
         self, k: int, found: dict[tuple[int, int], Tensor], like: Tensor, turns: list[Tensor]
@@ -231,10 +216,10 @@ def edge_rotation(edge: Tensor) -> Tensor:
     return matrix.masked_fill(nowhere, 0)
 
 
-def _instructions(
+def _groups(
     irreps: Irreps, out: Irreps, mmax: int | None, parity: int
-) -> Iterator[SO2Instruction]:
-    """All matrices that a mirror allows, by order, items of z and items of x."""
+) -> Iterator[list[SO2Instruction]]:
+    """The matrices that a mirror allows, in groups by order and item of z, then by items of x."""
     last = max([-1, *(item.ir.l for item in out)])
     for order in range((last if mmax is None else min(last, mmax)) + 1):
         for k, (mul, ir) in enumerate(out):
@@ -245,20 +230,12 @@ def _instructions(
                 for turned in (False, True)[: 1 + (order > 0)]
                 if _allowed(item.ir, ir, turned, parity)
             ]
-            copies = sum(count for _, _, count in group)
-            for i, turned, count in group:
-                yield SO2Instruction(i, k, order, turned, (count, mul), 1 / math.sqrt(copies))
-
-
-def _groups(
-    instructions: Sequence[SO2Instruction],
-) -> Iterator[tuple[int, list[SO2Instruction]]]:
-    """Instructions into the same components of z, with the number of the first."""
-    first = 0
-    for _, group in groupby(instructions, lambda i: (i.order, i.i_out)):
-        members = list(group)
-        yield first, members
-        first += len(members)
+            if group:
+                factor = 1 / math.sqrt(sum(count for *_, count in group))
+                yield [
+                    SO2Instruction(i, k, order, turned, (count, mul), factor)
+                    for i, turned, count in group
+                ]
 
 
 def _allowed(first: Irrep, out: Irrep, turned: bool, parity: int) -> bool:

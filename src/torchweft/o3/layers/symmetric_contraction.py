@@ -60,19 +60,17 @@ class _Contraction(nn.Module):
         made = [_weight(num_elements, count, channels) for count in reversed(counts)]
         self.weights_max = made[0]
         self.weights = nn.ParameterList(made[1:])
-        self._below = len(made) - 1
 
-    def name(self, degree: int) -> str | None:
-        """In `weights`, (num_elements, products, C) of a degree; None: it is `weights_max`."""
-        below = self._below - degree
-        return None if below < 0 else str(below)
+    def place(self, degree: int) -> tuple[nn.Module, str]:
+        """The module and the name of the parameter (num_elements, products, C) of a degree."""
+        below = len(self.weights) - degree
+        return (self, "weights_max") if below < 0 else (self.weights, str(below))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # MACE stores its tables and code
-        mine = ("weights_max", *(f"weights.{n}" for n in range(len(self.weights))))
-        for entry in [k for k in state_dict if k.startswith(prefix)]:
-            if entry.removeprefix(prefix) not in mine:
-                del state_dict[entry]
+        # MACE also stores its tables and code
+        parameters = {f"{prefix}{name}" for name, _ in self.named_parameters()}
+        for entry in [k for k in state_dict if k.startswith(prefix) and k not in parameters]:
+            del state_dict[entry]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -144,10 +142,23 @@ class SymmetricContraction(nn.Module):
         self.table = self._exact.to(self.table.device)
 
     def _weigh(self, basis: Basis) -> None:
-        """Keep T, and whether one kernel serves: all functions have weights, and it is short."""
-        mixed, self._products, self._exact = _tables(basis)
-        own: list[Any] = list(self.contractions)
-        self._places: list[tuple[Any, str | None]] = [(own[n], own[n].name(d)) for d, n in mixed]
+        """Keep T of all weights, on a diagonal, and whether one kernel serves.
+
+        It does where all functions have weights and the program is short.
+        """
+        outputs = [
+            (degree, own, torch.from_numpy(output.weights))
+            for degree, of_degree in enumerate(basis.outputs, 1)
+            for own, output in zip(self.contractions, of_degree, strict=True)
+            if output.weights.shape[1]
+        ]
+        self._products = [
+            sum(len(table) for of, _, table in outputs if of == degree)
+            for degree in range(1, self.correlation + 1)
+        ]
+        tables = [table for *_, table in outputs]
+        self._exact: Tensor = torch.block_diag(*tables)  # type: ignore[no-untyped-call]
+        self._places: list[tuple[Any, str]] = [own.place(degree) for degree, own, _ in outputs]  # type: ignore[operator]
         sizes = [weight.shape[1] for weight in self._couplings()]
         self._mixed, self._calls = weight_text(self._exact, sizes), CallCache[Rest]()
         count = symmetric_program(self._key).inputs[1].size
@@ -212,17 +223,9 @@ class SymmetricContraction(nn.Module):
     def _couplings(self) -> list[Tensor]:
         """The parameters that have couplings, or tensors that stand in their place."""
         try:  # attributes of modules are slow, and every call needs these
-            return [
-                own._parameters["weights_max"]
-                if name is None
-                else own._modules["weights"]._parameters[name]
-                for own, name in self._places
-            ]
+            return [module._parameters[name] for module, name in self._places]
         except KeyError:  # tensors in place of parameters
-            return [
-                own.weights_max if name is None else getattr(own.weights, name)
-                for own, name in self._places
-            ]
+            return [getattr(module, name) for module, name in self._places]
 
     def _by_degrees(self, x: Tensor, made: Tensor, element: Tensor) -> Tensor:
         """The polynomial, one channelwise product after the other."""
@@ -291,72 +294,42 @@ def _channels(irreps: Irreps, out: Irreps) -> int:
     return muls.pop()
 
 
-def _tables(basis: Basis) -> tuple[list[tuple[int, int]], list[int], Tensor]:
-    """(degree, output) of all weights, independent products by degree, all T on a diagonal."""
-    outputs = {
-        (degree, n): torch.from_numpy(output.weights)
-        for degree, of_degree in enumerate(basis.outputs, 1)
-        for n, output in enumerate(of_degree)
-        if output.weights.shape[1]
-    }
-    counts = [0] * len(basis.outputs)
-    for (degree, _), table in outputs.items():
-        counts[degree - 1] += len(table)
-    tables: Tensor = torch.block_diag(*outputs.values())  # type: ignore[no-untyped-call]
-    return list(outputs), counts, tables
-
-
 def _structures(
     basis: Basis, irreps: Irreps, out: Irreps, layout: str
 ) -> tuple[tuple[Structure | None, Structure | None], ...]:
     """For each degree: the product for the next one's functions, and what it adds to z.
 
-    Degree 1 needs no product, its functions are x; the highest one's has no readers.
+    Degree 1 needs no product, its functions are x; nothing reads the product of the highest one.
     """
     channels = irreps[0].mul
-    x = _blocks(irreps, layout)
     below, width = [Block(0, 0, 1, 0)], 1
+
+    def structure(
+        to: Irreps, layout_to: str, terms: list[tuple[int, Coupled]], weights: int
+    ) -> Structure:
+        paths = tuple(
+            Path(term.item, term.left, z, n if weights else -1, term.ir.dim**0.5)
+            for n, (z, term) in enumerate(terms)
+        )
+        w = tuple(Block(n * channels, 0, 1, 1) for n in range(weights))
+        blocks = tuple(_blocks(irreps, layout)), tuple(below), tuple(_blocks(to, layout_to)), w
+        widths = (irreps.dim, width, to.dim, weights * channels)
+        return Structure(widths, (Product(channels, *blocks, paths),))
+
     found: list[tuple[Structure | None, Structure | None]] = []
     for degree, outputs in enumerate(basis.outputs, 1):
-        adds = _output(outputs, irreps, out, below, width, layout)
+        terms = [(z, term) for z, output in enumerate(outputs) for term in output.products]
+        adds = structure(out, layout, terms, len(terms)) if terms else None
         product = None
         if degree == 1:
-            below, width = x, irreps.dim
+            below, width = _blocks(irreps, layout), irreps.dim
         elif degree <= len(basis.levels) + 1:
             level = basis.levels[degree - 2]
-            functions = Irreps([(channels, product.ir) for product in level])
-            here = _blocks(functions, "ir_mul")
-            paths = [_path(coupled, n, -1) for n, coupled in enumerate(level)]
-            widths = (irreps.dim, width, functions.dim, 0)
-            product = _structure(widths, channels, (x, below, here, []), paths)
-            below, width = here, functions.dim
+            functions = Irreps([(channels, term.ir) for term in level])
+            product = structure(functions, "ir_mul", list(enumerate(level)), 0)
+            below, width = _blocks(functions, "ir_mul"), functions.dim
         found.append((product, adds))
     return tuple(found)
-
-
-def _output(
-    outputs: Sequence[DegreeOutput],
-    irreps: Irreps,
-    out: Irreps,
-    below: list[Block],
-    width: int,
-    layout: str,
-) -> Structure | None:
-    """What a degree adds to z; None where nothing couples."""
-    channels = irreps[0].mul
-    paths: list[Path] = []
-    for z, output in enumerate(outputs):
-        paths += [_path(product, z, len(paths) + n) for n, product in enumerate(output.products)]
-    if not paths:
-        return None
-    weights = [Block(n * channels, 0, 1, 1) for n in range(len(paths))]
-    widths = (irreps.dim, width, out.dim, len(paths) * channels)
-    blocks = (_blocks(irreps, layout), below, _blocks(out, layout), weights)
-    return _structure(widths, channels, blocks, paths)
-
-
-def _path(product: Coupled, z: int, w: int) -> Path:
-    return Path(product.item, product.left, z, w, product.ir.dim**0.5)
 
 
 def _blocks(irreps: Irreps, layout: str) -> list[Block]:
@@ -364,13 +337,3 @@ def _blocks(irreps: Irreps, layout: str) -> list[Block]:
         Block(place.start, item.ir.l, *steps(item, layout))
         for place, item in zip(irreps.slices(), irreps, strict=True)
     ]
-
-
-def _structure(
-    widths: tuple[int, int, int, int],
-    channels: int,
-    blocks: Sequence[list[Block]],
-    paths: Sequence[Path],
-) -> Structure:
-    x, y, z, w = map(tuple, blocks)
-    return Structure(widths, (Product(channels, x, y, z, w, tuple(paths)),))

@@ -99,41 +99,31 @@ class TensorProductConv(InstructedModule):
             z = self._cached(x, y, weight, graph)
             if z is not None:
                 return z
-        check_rows("x", x, self.irreps_in1, self)
-        check_rows("y", y, self.irreps_in2, self)
-        if radial is not None or radial_weight is not None:
+        else:
+            check_rows("x", x, self.irreps_in1, self)
+            check_rows("y", y, self.irreps_in2, self)
             radial, radial_weight = self._radial(weight, radial, radial_weight)
-            if self._channelwise():
+            direct, mixed, dense, *_ = self.recipe.parts
+            if mixed is None and not dense and any(s.weighted for s in direct):
+                self._check_edges(x, y, radial, graph, "radial")
                 return self._fused(x, y, radial, radial_weight, graph)
             weight = radial @ radial_weight
-        flat = self.checked_weight(weight)
-        x, y, *given = same_kind(x=x, y=y, weight=flat)
-        self._check_edges(x, y, given[0] if given else None, graph)
-        flat = given[0] if given else None
-        self._cache(x, y, flat, graph)  # first: a checkpoint's second call is like the first
-        z = self._cached(x, y, flat, graph)
-        return self.recipe(x, y, flat, graph) if z is None else z
-
-    def _channelwise(self) -> bool:
-        """Whether all instructions are channelwise, and some have weights."""
-        parts = self.recipe.parts
-        return parts.mixed is None and not parts.dense and any(s.weighted for s in parts.direct)
+        x, y, flat = self._checked(x, y, weight)
+        self._check_edges(x, y, flat, graph)
+        return self._evaluated(x, y, flat, graph)
 
     def _fused(
         self, x: Tensor, y: Tensor, radial: Tensor, radial_weight: Tensor, graph: Graph
     ) -> Tensor:
         """The convolution with weights radial @ radial_weight, which are not stored."""
-        self._check_edges(x, y, radial, graph, "radial")
-        backend = self.recipe.backend
-        found = [
-            radial_product(
-                structure, x, y, radial, radial_weight, graph,
-                precision=self.precision, backend=backend,
-            )
-            if structure.weighted
-            else channelwise_product(structure, x, y, None, graph, backend=backend)
-            for structure in self.recipe.parts.direct
-        ]  # fmt: skip
+        found = []
+        for structure in self.recipe.parts.direct:
+            if structure.weighted:
+                given = structure, x, y, radial, radial_weight, graph
+                z = radial_product(*given, precision=self.precision, backend=self.backend)
+            else:
+                z = channelwise_product(structure, x, y, None, graph, backend=self.backend)
+            found.append(z)
         return functools.reduce(torch.add, found)
 
     def _graph(

@@ -2,19 +2,19 @@
 
     direct   z = channelwise(x, y, weight)
     mixed    z = t @ weight,  t = channelwise(x, y)
-    dense    one instruction by torch's own operations, which autograd sees; no operator:
+    dense    one instruction by torch's own operations, differentiated by autograd:
              t[u,v,m] = Σ_ij f C[i,j,m] x[u,i] y[v,j], u and v one letter for copies side by side;
              z is t times the weight, summed over the letters that z lacks
 
-On a graph, shared weights act on sums over edges; weights of each edge act on that edge.  On the
-CPU a product that is not channelwise alone is computed as if all of it were dense.
+On a graph, shared weights act on sums over edges, and weights of each edge act on that edge.  On
+the CPU a product that is not channelwise alone is computed as if all of it were dense.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -26,33 +26,21 @@ from torchweft.core.operators.operator import compiling, transformed, unwatched
 from torchweft.o3.backends import refuse_backend
 from torchweft.o3.channelwise.operator import LOOPS_FROM
 from torchweft.o3.channelwise.product import channelwise_product
-from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.edges.graph import Graph
-from torchweft.o3.irreps.instructions import Instruction, Operands
-from torchweft.o3.irreps.layout import join, split
-from torchweft.o3.irreps.wigner import wigner_3j
+from torchweft.o3.irreps.layout import join, split, split_weight
+from torchweft.o3.irreps.wigner import constant_tensor, wigner_3j
 from torchweft.o3.mixing.operator import mix, mixed_rows, serves_mix, serves_mixed_rows
-from torchweft.o3.tensor_product.assembly import (
-    Columns,
+from torchweft.o3.tensor_product.instructions import (
+    Instruction,
     InstructionParts,
-    Mixed,
-    split_weight,
-    structures_of,
+    MixedColumns,
+    Operands,
 )
 from torchweft.products import SparseScaleInfo, sparse_scale
 
-__all__ = [
-    "ProductRecipe",
-    "dense_product",
-    "exact",
-    "product_recipe",
-]
-
+__all__ = ["ProductRecipe"]
 
 _INTERPRETED = interpreted()
-
-Weights = Sequence[Tensor | None]
-"""Weights of the instructions; None: one has no weight."""
 
 
 class ProductRecipe(NamedTuple):
@@ -61,7 +49,7 @@ class ProductRecipe(NamedTuple):
     Args:
         operands: the irreps of x, y and z.
         instructions: with their factors.
-        parts: the instructions by kind.
+        parts: the instructions by how they are computed.
         layout: of x, y and z.
         shared: whether all rows (or edges) have the same weights.
         backend: of every part, or None.
@@ -78,31 +66,24 @@ class ProductRecipe(NamedTuple):
         self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None = None
     ) -> Tensor:
         """(rows or nodes, D_out) of x (rows, D1), y (rows or edges, D2) and the weights."""
-        if graph is None and self.parts.every and self.by_torch(x):
-            return self._by_instruction(x, y, weight)
-        found = [
-            self._channelwise(s, x, y, weight if s.weighted else None, graph)
-            for s in self.parts.direct
-        ]
-        mixed = self.parts.mixed
+        direct, mixed, dense, every, _ = self.parts
+        if graph is None and every and self.by_torch(x):
+            if recording():
+                record(Launch("torch", "by_instruction", {"rows": len(y)}, len(every)))
+            return self._joined(self._dense(every, x, y, weight), y)
+        product = functools.partial(channelwise_product, backend=self.backend)
+        found = [product(s, x, y, weight if s.weighted else None, graph) for s in direct]
         if mixed is not None and self.shared:
-            t = self._channelwise(mixed.structure, x, y, None, graph)
-            found.append(self._mixed(t, weight))
-        if self.parts.dense or (mixed is not None and not self.shared):
+            found.append(self._mixed(product(mixed.structure, x, y, None, graph), weight))
+        if dense or (mixed is not None and not self.shared):
             found.append(self._edgewise(x, y, weight, graph))
         if found:
             return functools.reduce(torch.add, found)
         rows = y.shape[0] if graph is None else graph.num_nodes
         return y.new_zeros(rows, self.operands.out.dim)
 
-    def _by_instruction(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        """The product, each instruction by torch's own operations."""
-        if recording():
-            record(Launch("torch", "by_instruction", {"rows": len(y)}, len(self.parts.every)))
-        return self._joined(list(self._dense(self.parts.every, x, y, weight)), y)
-
     def by_torch(self, x: Tensor) -> bool:
-        """Whether torch's own operations take least time: on the CPU, without large loops.
+        """Whether torch's own operations take the least time: on the CPU, without large loops.
 
         Loops serve channelwise products, if there is nothing else or their rows are many.  What
         mixes copies is products of matrices, which each instruction has in its best order.  Where
@@ -115,40 +96,27 @@ class ProductRecipe(NamedTuple):
         parts = self.parts
         if parts.mixed is None and not parts.dense and choose(None, "cpu") == "numba":
             return False
-        return x.shape[0] * parts.channels < LOOPS_FROM and unwatched(x) and exact(x)
+        return x.shape[0] * parts.channels < LOOPS_FROM and unwatched(x) and _exact(x)
 
     def _edgewise(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> Tensor:
         """What is computed edge by edge, then summed."""
         if graph is not None:
             x = sparse_scale(x, SparseScaleInfo(index=graph.src), backend=self.backend)
-        found = []
-        mixed = self.parts.mixed
+        found, mixed = [], self.parts.mixed
         if mixed is not None and not self.shared:
-            found.append(self._mixed_by_row(mixed, x, y, weight))
+            structure, mixing = mixed.structure, mixed.mixing
+            if weight is not None and serves_mixed_rows(mixing, structure, x, self.backend):
+                found.append(mixed_rows(structure, mixing, x, y, weight))
+            else:
+                t = channelwise_product(structure, x, y, None, backend=self.backend)
+                found.append(self._mixed(t, weight))
         if self.parts.dense:
-            found.append(self._joined(list(self._dense(self.parts.dense, x, y, weight)), y))
+            found.append(self._joined(self._dense(self.parts.dense, x, y, weight), y))
         rows = functools.reduce(torch.add, found)
         if graph is None:
             return rows
         info = SparseScaleInfo(index_out=graph.dst, out_size=graph.num_nodes)
         return sparse_scale(rows, info, backend=self.backend)
-
-    def _channelwise(
-        self,
-        structure: Structure,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor | None = None,
-        graph: Graph | None = None,
-    ) -> Tensor:
-        return channelwise_product(structure, x, y, weight, graph, backend=self.backend)
-
-    def _mixed_by_row(self, mixed: Mixed, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        """Rows of the output, each by weights of its own."""
-        structure, mixing = mixed.structure, mixed.mixing
-        if weight is not None and serves_mixed_rows(mixing, structure, x, self.backend):
-            return mixed_rows(structure, mixing, x, y, weight)
-        return self._mixed(self._channelwise(structure, x, y), weight)
 
     def _mixed(self, t: Tensor, weight: Tensor | None) -> Tensor:
         """Rows of the output: the columns of t times weights."""
@@ -156,8 +124,8 @@ class ProductRecipe(NamedTuple):
         assert mixed is not None
         if weight is not None and serves_mix(mixed.mixing, t, self.shared, self.backend):
             return mix(mixed.mixing, t, weight)
-        found = []
         weights = self._weights(weight)
+        found = []
         for columns in mixed.outputs:
             components = self.operands.out[columns.i_out].ir.dim
             block = t.narrow(1, columns.offset, components * columns.width)
@@ -166,80 +134,69 @@ class ProductRecipe(NamedTuple):
             found.append((columns.i_out, times(block, columns, weights).transpose(1, 2)))
         return self._joined(found, t)
 
-    def _mix_shared(self, block: Tensor, columns: Columns, weights: Weights) -> Tensor:
+    def _mix_shared(
+        self, block: Tensor, columns: MixedColumns, weights: list[Tensor | None]
+    ) -> Tensor:
         """One matrix product of all rows: torch folds rows by itself only where a gradient is."""
         matrix = torch.cat([self._matrix(n, block, weights) for n, _ in columns.parts])
         return (block.flatten(0, 1) @ matrix).view(*block.shape[:2], matrix.shape[1])
 
-    def _mix_own(self, block: Tensor, columns: Columns, weights: Weights) -> Tensor:
+    def _mix_own(
+        self, block: Tensor, columns: MixedColumns, weights: list[Tensor | None]
+    ) -> Tensor:
         """Path by path: one matrix a row would be a copy of all weights."""
         products = [
-            block.narrow(2, first, math.prod(self.instructions[n].path_shape[:-1]))
+            block.narrow(2, first, self.instructions[n].mixed_copies)
             @ self._matrix(n, block, weights)
             for n, first in columns.parts
         ]
         return functools.reduce(torch.add, products)
 
-    def _matrix(self, n: int, like: Tensor, weights: Weights) -> Tensor:
+    def _matrix(self, n: int, like: Tensor, weights: list[Tensor | None]) -> Tensor:
         """(…, copies that are mixed, mul): the weight; ones for a sum without weights."""
-        shape, weight = self.instructions[n].path_shape, weights[n]
+        instruction, weight = self.instructions[n], weights[n]
         if weight is None:
-            return like.new_ones(math.prod(shape[:-1]), shape[-1])
-        return weight.flatten(-len(shape), -2)
+            return like.new_ones(instruction.mixed_copies, instruction.path_shape[-1])
+        return weight.flatten(-len(instruction.path_shape), -2)
 
-    def _weights(self, weight: Tensor | None) -> Weights:
-        """(…, *path_shape) of each instruction, views of the flat weight; None: it has none."""
-        shapes = [i.path_shape for i in self.instructions if i.num_weights]
-        if weight is None or not shapes:
-            return [None] * len(self.instructions)
-        views = iter(split_weight(weight, shapes))
-        return [next(views) if i.num_weights else None for i in self.instructions]
+    def _weights(self, weight: Tensor | None) -> list[Tensor | None]:
+        """(…, *path_shape) of each instruction; None for one without a weight."""
+        return split_weight(
+            weight, [i.path_shape if i.has_weight else None for i in self.instructions]
+        )
 
     def _dense(
         self, numbers: Iterable[int], x: Tensor, y: Tensor, weight: Tensor | None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Instruction by instruction, by torch's own operations."""
+        """The item of the output and its block, instruction by instruction."""
         if self.backend not in (None, "torch"):
             refuse_backend(self.backend, x.device.type, "pairs of copies, or sums over many")
         firsts = split(x, self.operands.in1, self.layout)
         seconds = split(y, self.operands.in2, self.layout)
         weights = self._weights(weight)
         for n in numbers:
-            instruction, own = self.instructions[n], weights[n]
+            instruction = self.instructions[n]
             a, b = firsts[instruction.i_in1], seconds[instruction.i_in2]
             first, second, out = self.operands.of(instruction)
             degrees = (first.ir.l, second.ir.l, out.ir.l)
-            yield instruction.i_out, dense_product(instruction, degrees, a, b, own)
+            yield instruction.i_out, _dense_product(instruction, degrees, a, b, weights[n])
 
-    def _joined(self, blocks: list[tuple[int, Tensor]], like: Tensor) -> Tensor:
+    def _joined(self, blocks: Iterable[tuple[int, Tensor]], like: Tensor) -> Tensor:
         """Rows of the output: blocks into one item add, items without any are zero."""
-        items: list[Tensor | None] = [None] * len(self.operands.out)
+        items: dict[int, Tensor] = {}
         for i_out, block in blocks:
-            before = items[i_out]
-            items[i_out] = block if before is None else before + block
+            items[i_out] = items[i_out] + block if i_out in items else block
         rows = [
-            like.new_zeros(like.shape[0], item.mul, item.ir.dim) if block is None else block
-            for block, item in zip(items, self.operands.out, strict=True)
+            items[k] if k in items else like.new_zeros(like.shape[0], item.mul, item.ir.dim)
+            for k, item in enumerate(self.operands.out)
         ]
         return join(rows, self.layout)
-
-
-def product_recipe(
-    operands: Operands,
-    instructions: tuple[Instruction, ...],
-    layout: str,
-    shared: bool,
-    backend: str | None = None,
-) -> ProductRecipe:
-    """The recipe for instructions."""
-    parts = structures_of(instructions, operands, layout)
-    return ProductRecipe(operands, instructions, parts, layout, shared, backend)
 
 
 Degrees = tuple[int, int, int]
 
 
-def dense_product(
+def _dense_product(
     instruction: Instruction, degrees: Degrees, a: Tensor, b: Tensor, weight: Tensor | None
 ) -> Tensor:
     """(rows, mul, 2l+1) of a (rows, mul1, 2l1+1), b and a weight (…, *path_shape).
@@ -256,7 +213,7 @@ def dense_product(
         a, b, weight = _of_one_letter(mode.out, a, b, weight)
         met = _side_by_side(degrees, factor, a, b)
     elif mode.mixes and weight is not None:
-        return _mixed(degrees, factor, a, b, weight)
+        return _mix_both(degrees, factor, a, b, weight)
     else:
         met = _all_pairs(degrees, factor, a, b).flatten(1, 2)
         weight = None if weight is None else weight.flatten(-2)
@@ -265,7 +222,7 @@ def dense_product(
     return met.sum(1, keepdim=True) if weight is None else (met.mT @ weight).mT
 
 
-def exact(x: Tensor) -> bool:
+def _exact(x: Tensor) -> bool:
     """Whether torch rounds no factor of a product, and sums in x's dtype."""
     if x.dtype == torch.float64:
         return True
@@ -296,40 +253,40 @@ def _side_by_side(degrees: Degrees, factor: float, a: Tensor, b: Tensor) -> Tens
         scale = factor / math.sqrt(2 * max(degrees) + 1)
         found = a * (b if scale == 1 else b * scale)
         return found if l1 == 0 or l2 == 0 else found.sum(-1, keepdim=True)
-    matrices = (b @ _table(degrees, factor, b)).view(*b.shape[:2], 2 * l1 + 1, 2 * l3 + 1)
+    matrices = (b @ _table(b, degrees, factor)).view(*b.shape[:2], 2 * l1 + 1, 2 * l3 + 1)
     if b.shape[1] == 1:
         return a @ matrices.squeeze(1)
     return (a.unsqueeze(2) @ matrices).squeeze(2)
 
 
-def _mixed(degrees: Degrees, factor: float, a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+def _mix_both(degrees: Degrees, factor: float, a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
     """(rows, w, 2l3+1) = Σ_uv weight_uvw t_uv: copies of a are mixed, then meet those of b."""
     u, v, w = weight.shape[-3:]
     if u == 1 or v == 1:
-        return _mixed_alone(degrees, factor, a, b, weight.flatten(-3, -2))
+        return _mix_either(degrees, factor, a, b, weight.flatten(-3, -2))
     own = weight.dim() > 3
     if degrees[0] == 0 or degrees[2] == 0 or (degrees[1] == 0 and not own):
-        return _mixed_with_scalars(degrees, factor, a, b, weight)
+        return _mix_with_scalars(degrees, factor, a, b, weight)
     (rows, _, i), m = a.shape, 2 * degrees[2] + 1
     turned = a.mT if own else a.mT.flatten(0, 1)  # one matrix, or one a row
     mixed = (turned @ weight.flatten(-2)).view(rows, i * v, w)
-    matrices = (b @ _table(degrees, factor, b)).view(rows, v, i, m).transpose(1, 2).flatten(1, 2)
+    matrices = (b @ _table(b, degrees, factor)).view(rows, v, i, m).transpose(1, 2).flatten(1, 2)
     return (matrices.mT @ mixed).mT
 
 
-def _mixed_alone(degrees: Degrees, factor: float, a: Tensor, b: Tensor, matrix: Tensor) -> Tensor:
-    """`_mixed` where one factor has one copy: copies of the other are mixed before or after.
+def _mix_either(degrees: Degrees, factor: float, a: Tensor, b: Tensor, matrix: Tensor) -> Tensor:
+    """`_mix_both` where one factor has one copy: copies of the other are mixed before or after.
 
     Fewer components are mixed: scalars take a third of the work of vectors.
     """
     if b.shape[1] == 1 and degrees[0] < degrees[2]:
-        return _side_by_side(degrees, factor, _mix(a, matrix), b)
+        return _side_by_side(degrees, factor, _mix_copies(a, matrix), b)
     if a.shape[1] == 1 and degrees[1] < degrees[2]:
-        return _side_by_side(degrees, factor, a, _mix(b, matrix))
-    return _mix(_side_by_side(degrees, factor, a, b), matrix)
+        return _side_by_side(degrees, factor, a, _mix_copies(b, matrix))
+    return _mix_copies(_side_by_side(degrees, factor, a, b), matrix)
 
 
-def _mix(a: Tensor, matrix: Tensor) -> Tensor:
+def _mix_copies(a: Tensor, matrix: Tensor) -> Tensor:
     """(rows, w, 2l+1) of a (rows, u, 2l+1) and a matrix (…, u, w)."""
     if matrix.dim() > 2:
         return (a.mT @ matrix).mT
@@ -338,10 +295,10 @@ def _mix(a: Tensor, matrix: Tensor) -> Tensor:
     return found.view(a.shape[0], a.shape[2], matrix.shape[1]).mT
 
 
-def _mixed_with_scalars(
+def _mix_with_scalars(
     degrees: Degrees, factor: float, a: Tensor, b: Tensor, weight: Tensor
 ) -> Tensor:
-    """`_mixed` where a, b or z is scalars: the 3j symbol is the unit matrix by 1/√(2l+1)."""
+    """`_mix_both` where a, b or z is scalars: the 3j symbol is the unit matrix by 1/√(2l+1)."""
     scale = factor / math.sqrt(2 * max(degrees) + 1)
     if degrees[0] and degrees[1]:
         met = (a @ b.mT).flatten(1) * scale
@@ -357,23 +314,12 @@ def _all_pairs(degrees: Degrees, factor: float, a: Tensor, b: Tensor) -> Tensor:
     (rows, u, i), v, m = a.shape, b.shape[1], 2 * degrees[2] + 1
     if u == 1 or v == 1:
         return _side_by_side(degrees, factor, a, b).view(rows, u, v, m)
-    matrices = (b @ _table(degrees, factor, b)).view(rows, v, i, m).transpose(1, 2)
+    matrices = (b @ _table(b, degrees, factor)).view(rows, v, i, m).transpose(1, 2)
     return (a @ matrices.flatten(2)).view(rows, u, v, m)
 
 
-def _table(degrees: Degrees, factor: float, like: Tensor) -> Tensor:
-    """(2l2+1, (2l1+1) (2l3+1)), a factor times the 3j symbol; kept, unless torch is tracing."""
-    plain = not compiling() and not transformed() and unwatched(like)  # a tracer is not asked
-    return (_kept if plain else _made)(degrees, factor, like.dtype, like.device)
-
-
-def _made(degrees: Degrees, factor: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+@constant_tensor
+def _table(degrees: Degrees, factor: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(2l2+1, (2l1+1) (2l3+1)), a factor times the 3j symbol."""
     table = factor * wigner_3j(*degrees, torch.float64, device)
     return table.movedim(1, 0).flatten(1).to(dtype)
-
-
-@functools.lru_cache(maxsize=4096)
-def _kept(degrees: Degrees, factor: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A table that autograd may keep."""
-    with torch.inference_mode(False):
-        return _made(degrees, factor, dtype, device)

@@ -1,17 +1,18 @@
-"""What modules share: the flat weight and its views, instructions, backends, e3nn's checkpoints."""
+"""Base classes of modules: layouts, the flat weight and its views, instructions, checkpoints."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.call_cache import CallCache, signature
+from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.tensor_list import CachedCall
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.channelwise.operator import cached_call as kept
@@ -19,41 +20,29 @@ from torchweft.o3.channelwise.operator import contraction
 from torchweft.o3.channelwise.product import FORWARD
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.edges.graph import Graph
-from torchweft.o3.irreps.instructions import Operands, instructions_of
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import check_layout
+from torchweft.o3.irreps.layout import check_layout, check_rows, split_weight
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.operator import mix, serves_mix
-from torchweft.o3.tensor_product.assembly import split_weight
-from torchweft.o3.tensor_product.evaluation import product_recipe
+from torchweft.o3.tensor_product.evaluation import ProductRecipe
+from torchweft.o3.tensor_product.instructions import (
+    Operands,
+    WeightedInstruction,
+    instructions_of,
+    structures_of,
+    weight_sizes,
+)
 
 __all__ = ["InstructedModule", "RowLayer", "WeightedModule"]
 
-
 _NOT_CACHED = (None, None)
-"""Cached for a call that is not cached."""
-
-
-class _Weighted(Protocol):
-    """An instruction into an item of the output, whose weight has `num_weights` numbers or none."""
-
-    @property
-    def i_out(self) -> int: ...
-    @property
-    def path_weight(self) -> float: ...
-    @property
-    def path_shape(self) -> tuple[int, ...]: ...
-    @property
-    def has_weight(self) -> bool: ...
-    @property
-    def num_weights(self) -> int: ...
 
 
 class RowLayer(nn.Module):
-    """A layer on rows of irreps; e3nn's checkpoint of the layer loads.
+    """A layer on rows of irreps, which loads the checkpoint of e3nn's layer.
 
     Args:
-        layout: of the rows, "mul_ir" or "ir_mul".
+        layout: "mul_ir", e3nn's, or "ir_mul".
         backend: of the layer.
 
     `_e3nn_parts` names the modules without parameters inside e3nn's layer, whose tables are not
@@ -72,7 +61,14 @@ class RowLayer(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if self._e3nn_parts is not None:
-            _forget_e3nn_tables(self, state_dict, prefix, self._e3nn_parts)
+            # drop tables of e3nn's code, masks, empty weights, and modules without parameters
+            parameters = {f"{prefix}{name}" for name, _ in self.named_parameters(recurse=False)}
+            names = ("output_mask", "_compiled_main", *self._e3nn_parts)
+            tables = tuple(f"{prefix}{name}" for name in names)
+            for key in [k for k in state_dict if k.startswith(prefix) and k not in parameters]:
+                weight = key in (f"{prefix}weight", f"{prefix}bias")
+                if key.startswith(tables) or (weight and not state_dict[key].numel()):
+                    del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -83,30 +79,32 @@ class WeightedModule(RowLayer):
         instructions: in the order of their weights.
         irreps_out: of the output; `output_mask` is 1 where an instruction reaches it, else 0.
         internal_weights: whether the module owns the weight; None: if it is shared.
-        shared_weights: whether all rows have the same weight, (weight_numel,), or each its own,
-            (…, weight_numel).
+        shared_weights: whether all rows have the same weight, (weight_numel,), (None) or each its
+            own, (…, weight_numel).
         layout: of the rows, "mul_ir" or "ir_mul".
         backend: of the module.
-        dims: of the module's own weight, in front of weight_numel.
+        dims: leading dimensions of the module's own weight, in front of weight_numel.
     """
 
     _e3nn_parts = ()
 
-    instructions: Sequence[_Weighted]
+    instructions: Sequence[WeightedInstruction]
+    irreps_in: Irreps
     weight: Tensor
     output_mask: Tensor
 
     def __init__(
         self,
-        instructions: Sequence[_Weighted],
+        instructions: Sequence[WeightedInstruction],
         irreps_out: Irreps,
         internal_weights: bool | None,
-        shared_weights: bool,
+        shared_weights: bool | None,
         layout: str,
         backend: str | None,
         dims: tuple[int, ...] = (),
     ) -> None:
         super().__init__(layout, backend)
+        shared_weights = True if shared_weights is None else shared_weights
         if internal_weights and not shared_weights:
             raise ShapeError(
                 "internal_weights is True but shared_weights is False: weights of the module are "
@@ -114,61 +112,63 @@ class WeightedModule(RowLayer):
             )
         self.instructions = list(instructions)
         self.irreps_out = irreps_out
-        counts = (instruction.num_weights for instruction in instructions)
-        *self.offsets, self.weight_numel = accumulate(counts, initial=0)
+        self._shapes = [i.path_shape if i.has_weight else None for i in instructions]
+        *self.offsets, self.weight_numel = accumulate(weight_sizes(instructions), initial=0)
         self.shared_weights, self.dims = shared_weights, dims
-        self.internal_weights = (
-            shared_weights and self.weight_numel > 0
-            if internal_weights is None
-            else internal_weights
-        )
-        if self.internal_weights and self.weight_numel > 0:
+        if internal_weights is None:
+            internal_weights = shared_weights and self.weight_numel > 0
+        self.internal_weights = internal_weights
+        if internal_weights and self.weight_numel > 0:
             self.weight = nn.Parameter(torch.randn(*dims, self.weight_numel))
         else:  # an empty tensor, as e3nn's
             self.register_buffer("weight", torch.empty(0), persistent=False)
-        self.register_buffer("output_mask", self._mask(), persistent=False)
+        reached = {i.i_out for i in instructions if i.path_weight and 0 not in i.path_shape}
+        parts = [torch.full((item.dim,), float(n in reached)) for n, item in enumerate(irreps_out)]
+        mask = torch.cat(parts) if parts else torch.ones(0)
+        self.register_buffer("output_mask", mask, persistent=False)
+
+    def __repr__(self) -> str:
+        irreps = f"{self.irreps_in} -> {self.irreps_out}"
+        return f"{type(self).__name__}({irreps} | {self.weight_numel} weights)"
 
     def weight_view_for_instruction(self, instruction: int, weight: Tensor | None = None) -> Tensor:
-        """(…, *path_shape): the weight of one instruction, a view of all.
+        """(…, *path_shape): the weight of one instruction, a view of the flat weight.
 
         Args:
             instruction: its number.
-            weight: all weights, if they are not the module's.
+            weight: the flat weight; None: the module's.
 
         Raises:
             ShapeError: the instruction has no weight, or the weights do not fit.
         """
-        chosen = self.instructions[instruction]
-        if not chosen.has_weight:
+        if not self.instructions[instruction].has_weight:
             raise ShapeError(
                 f"instruction {instruction} has no weight: there is nothing to view. Choose one "
                 "with has_weight."
             )
-        return self.view(instruction, self.checked_weight(weight))
+        view = self._views(self.checked_weight(weight))[instruction]
+        assert view is not None
+        return view
 
     def weight_views(
         self, weight: Tensor | None = None, yield_instruction: bool = False
     ) -> Iterator[Any]:
         """The weights of the instructions that have one; with (number, instruction) in front."""
-        flat = self.checked_weight(weight)
-        for n, instruction in enumerate(self.instructions):
-            if instruction.has_weight and flat is not None:
-                view = self.view(n, flat)
+        views = self._views(self.checked_weight(weight))
+        for n, (instruction, view) in enumerate(zip(self.instructions, views, strict=True)):
+            if view is not None:
                 yield (n, instruction, view) if yield_instruction else view
 
-    def view(self, n: int, weight: Tensor | None) -> Tensor:
-        """(…, *path_shape): the weight of an instruction that has one."""
-        assert weight is not None
-        instruction = self.instructions[n]
-        flat = weight.narrow(-1, self.offsets[n], instruction.num_weights)
-        return flat.reshape(*flat.shape[:-1], *instruction.path_shape)
-
-    def views(self, weight: Tensor) -> list[Tensor]:
-        """(…, *path_shape) of all instructions that may have a weight; their gradients are one."""
-        return split_weight(weight, [i.path_shape for i in self.instructions if i.has_weight])
+    def _views(self, weight: Tensor | None) -> list[Tensor | None]:
+        """(…, *path_shape): the weight of each instruction; None for one without a weight."""
+        return split_weight(weight, self._shapes)
 
     def checked_weight(self, weight: Tensor | Sequence[Tensor] | None) -> Tensor | None:
-        """The flat weights: the given ones, one tensor or one an instruction, or the module's."""
+        """The flat weight: the given tensor or list of tensors, or the module's.
+
+        Raises:
+            WeftError: the weight is missing or has another shape.
+        """
         if weight is None:
             if self.weight_numel and not self.weight.numel():
                 raise ShapeError(
@@ -189,7 +189,7 @@ class WeightedModule(RowLayer):
         return weight
 
     def _flattened(self, weights: Sequence[Tensor]) -> Tensor:
-        shapes = [i.path_shape for i in self.instructions if i.num_weights]
+        shapes = [s for s in self._shapes if s is not None and 0 not in s]
         if not isinstance(weights, list | tuple) or len(weights) != len(shapes):
             raise DTypeError(
                 f"weight is a {type(weights).__name__}: it must be {self._wanted()}, or a list of "
@@ -204,20 +204,13 @@ class WeightedModule(RowLayer):
             return str((*self.dims, self.weight_numel))
         return f"(…, {self.weight_numel})"
 
-    def _mask(self) -> Tensor:
-        reached = {i.i_out for i in self.instructions if i.path_weight and 0 not in i.path_shape}
-        parts = [
-            torch.full((item.dim,), float(n in reached)) for n, item in enumerate(self.irreps_out)
-        ]
-        return torch.cat(parts) if parts else torch.ones(0)
-
 
 class InstructedModule(WeightedModule):
-    """What tensor products of rows and of edges share: irreps, instructions, weights.
+    """A tensor product of rows or of edges: irreps, instructions, weights.
 
     Args: those of TensorProduct.
 
-    `shares`: the default of shared_weights; weights that the module owns are always shared.
+    `shares` is the default of shared_weights; weights that the module owns are always shared.
     """
 
     shares: ClassVar[bool] = True
@@ -253,15 +246,29 @@ class InstructedModule(WeightedModule):
         shared = self.shares or bool(internal_weights) if shared_weights is None else shared_weights
         super().__init__(found, operands.out, internal_weights, shared, layout, backend)
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
-        self.recipe = product_recipe(operands, found, layout, shared, backend)
+        parts = structures_of(found, operands, layout)
+        self.recipe = ProductRecipe(operands, found, parts, layout, shared, backend)
         self._calls: CallCache[tuple[CachedCall, Mixing | None]] = CallCache()
 
+    def _checked(
+        self, x: Tensor, y: Tensor, weight: Tensor | Sequence[Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x, y and the flat weight, checked and of one dtype."""
+        check_rows("x", x, self.irreps_in1, self)
+        check_rows("y", y, self.irreps_in2, self)
+        x, y, *flat = same_kind(x=x, y=y, weight=self.checked_weight(weight))
+        return x, y, flat[0] if flat else None
+
+    def _evaluated(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None = None
+    ) -> Tensor:
+        """The product of checked rows, by the cached call if they are one or two operators."""
+        self._cache(x, y, weight, graph)  # first: a checkpoint's second call is like the first
+        z = self._cached(x, y, weight, graph)
+        return self.recipe(x, y, weight, graph) if z is None else z
+
     def _cached(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weight: Any,
-        graph: Graph | None = None,
+        self, x: Tensor, y: Tensor, weight: Any, graph: Graph | None = None
     ) -> Tensor | None:
         """The result of a cached call, which is one or two operators; None: it is not cached."""
         if weight is None and self.weight_numel:
@@ -298,12 +305,8 @@ class InstructedModule(WeightedModule):
         self._calls.keep((known, graph and graph.kind), (rest, mixing))
 
     def _operators(self, x: Tensor) -> tuple[Structure | None, Mixing | None]:
-        """The one operator that rows like these take, or with shared weights the two."""
-        direct, mixed, dense = (
-            self.recipe.parts.direct,
-            self.recipe.parts.mixed,
-            self.recipe.parts.dense,
-        )
+        """The structures of the one operator for rows like x, or of the two of shared weights."""
+        direct, mixed, dense, *_ = self.recipe.parts
         if mixed is None and len(direct) == 1 and not dense:
             return direct[0], None
         if mixed is None or direct or dense or not self.shared_weights or not self.weight_numel:
@@ -317,18 +320,3 @@ class InstructedModule(WeightedModule):
             f"{type(self).__name__}({self.irreps_in1.simplify()} x {self.irreps_in2.simplify()} "
             f"-> {self.irreps_out.simplify()} | {paths} paths | {self.weight_numel} weights)"
         )
-
-
-def _forget_e3nn_tables(
-    module: nn.Module, state: dict[str, Any], prefix: str, parts: tuple[str, ...]
-) -> None:
-    """Drop what e3nn stores and a module makes anew.
-
-    Tables of its code, masks, empty weights, and modules inside that have no parameters (`parts`).
-    """
-    known = {f"{prefix}{name}" for name, p in module.named_parameters(recurse=False)}
-    tables = tuple(f"{prefix}{name}" for name in ("output_mask", "_compiled_main", *parts))
-    for key in [k for k in state if k.startswith(prefix) and k not in known]:
-        empty = key in (f"{prefix}weight", f"{prefix}bias") and not state[key].numel()
-        if empty or key.startswith(tables):
-            del state[key]

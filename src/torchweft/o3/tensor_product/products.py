@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operands import same_kind
 from torchweft.errors import ShapeError
-from torchweft.o3.irreps.instructions import IRREP_NORMALIZATIONS, chosen
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
-from torchweft.o3.irreps.layout import broadcast, check_rows
+from torchweft.o3.irreps.layout import broadcast_leads
+from torchweft.o3.tensor_product.instructions import IRREP_NORMALIZATIONS, checked_choice
 from torchweft.o3.tensor_product.module import InstructedModule
 
 __all__ = [
@@ -79,19 +79,13 @@ class TensorProduct(InstructedModule):
         z = self._cached(x, y, weight)
         if z is not None:
             return z
-        check_rows("x", x, self.irreps_in1, self)
-        check_rows("y", y, self.irreps_in2, self)
-        flat = self.checked_weight(weight)
-        x, y, *given = same_kind(x=x, y=y, weight=flat)
-        flat = given[0] if given else None
+        x, y, flat = self._checked(x, y, weight)
         own = [] if flat is None or self.shared_weights else [flat]
-        batch = broadcast([t.shape[:-1] for t in (x, y, *own)])
+        batch = broadcast_leads([t.shape[:-1] for t in (x, y, *own)])
         x, y, *own = (_rows(t, batch) for t in (x, y, *own))
         flat = own[0] if own else flat
-        if len(batch) == 1:  # first: a checkpoint's second call is like the first
-            self._cache(x, y, flat, None)
-            z = self._cached(x, y, flat)
-            return self.recipe(x, y, flat) if z is None else z
+        if len(batch) == 1:
+            return self._evaluated(x, y, flat)
         return self.recipe(x, y, flat).view(*batch, self.irreps_out.dim)
 
     def right(self, y: Tensor, weight: Tensor | Sequence[Tensor] | None = None) -> Tensor:
@@ -247,7 +241,9 @@ class TensorSquare(TensorProduct):
         **options: Any,
     ) -> None:
         irreps = Irreps(irreps_in).simplify()
-        normalization = chosen("irrep_normalization", irrep_normalization, IRREP_NORMALIZATIONS)
+        normalization = checked_choice(
+            "irrep_normalization", irrep_normalization, IRREP_NORMALIZATIONS
+        )
         if irreps_out is None:
             out, instructions = _all_squares(irreps, _filter(filter_ir_out), normalization)
         elif filter_ir_out is None:
@@ -293,58 +289,49 @@ def _filter(given: Iterable[Irrep | str] | None) -> frozenset[Irrep] | None:
     return None if given is None else frozenset(Irrep(ir) for ir in given)
 
 
+_MODES_OF_ALL = {"uv": "uvuv", "u<v": "uvu<v", "uu": "uuu"}
+_MODES_OF_MIXED = {"uv": "uvw", "u<v": "u<vw", "uu": "uuw"}
+"""The mode of copies of two items, of pairs of copies of one, and of copies with themselves."""
+
+
 def _all_squares(
     irreps: Irreps, keep: frozenset[Irrep] | None, normalization: str
 ) -> tuple[Irreps, list[Given]]:
     """Every irrep of x ⊗ x, sorted, and the instructions."""
     out: list[MulIr] = []
     raw: list[Given] = []
-
-    def add(i: int, j: int, mode: str, mul: int, ir: Irrep, weight: float) -> None:
-        raw.append((i, j, len(out), mode, False, weight))
-        out.append(MulIr(mul, ir))
-
-    for i, j in _upper(len(irreps)):
-        (mul, first), (mul2, second) = irreps[i], irreps[j]
-        for ir in first * second:
-            if keep is not None and ir not in keep:
-                continue
-            weight = _size(first, second, ir, normalization)
-            if i < j:
-                add(i, j, "uvuv", mul * mul2, ir, weight)
-                continue
-            if mul > 1:
-                add(i, i, "uvu<v", mul * (mul - 1) // 2, ir, weight)
-            if ir.l % 2 == 0:
-                add(i, i, "uuu", mul, ir, _own_size(first, ir, normalization))
+    for i, j in combinations_with_replacement(range(len(irreps)), 2):
+        for ir in irreps[i].ir * irreps[j].ir:
+            if keep is None or ir in keep:
+                for copies, mul, weight in _square(irreps, i, j, ir, normalization):
+                    raw.append((i, j, len(out), _MODES_OF_ALL[copies], False, weight))
+                    out.append(MulIr(mul, ir))
     found, place, _ = Irreps(out).sort()
     return found, [(i, j, place[k], mode, flag, weight) for i, j, k, mode, flag, weight in raw]
 
 
 def _mixed_squares(irreps: Irreps, out: Irreps, normalization: str) -> Iterator[Given]:
     """Instructions that mix every irrep of x ⊗ x into the outputs."""
-    for i, j in _upper(len(irreps)):
-        (mul, first), (_, second) = irreps[i], irreps[j]
+    for i, j in combinations_with_replacement(range(len(irreps)), 2):
         for k, (_, ir) in enumerate(out):
-            if ir not in first * second:
-                continue
-            weight = _size(first, second, ir, normalization)
-            if i < j:
-                yield i, j, k, "uvw", True, weight
-                continue
-            if mul > 1:
-                yield i, i, k, "u<vw", True, weight
-            if ir.l % 2 == 0:
-                yield i, i, k, "uuw", True, _own_size(first, ir, normalization)
+            if ir in irreps[i].ir * irreps[j].ir:
+                for copies, _, weight in _square(irreps, i, j, ir, normalization):
+                    yield i, j, k, _MODES_OF_MIXED[copies], True, weight
 
 
-def _upper(count: int) -> Iterator[tuple[int, int]]:
-    return ((i, j) for i in range(count) for j in range(i, count))
-
-
-def _size(first: Irrep, second: Irrep, out: Irrep, normalization: str) -> float:
-    """The path weight of two different copies."""
-    return {"component": out.dim, "norm": first.dim * second.dim, "none": 1}[normalization]
+def _square(
+    irreps: Irreps, i: int, j: int, out: Irrep, normalization: str
+) -> Iterator[tuple[str, int, float]]:
+    """Which copies of items i ≤ j meet, the number of such pairs, and their path weight."""
+    (mul, first), (mul2, second) = irreps[i], irreps[j]
+    size = {"component": out.dim, "norm": first.dim * second.dim, "none": 1}[normalization]
+    if i < j:
+        yield "uv", mul * mul2, size
+        return
+    if mul > 1:
+        yield "u<v", mul * (mul - 1) // 2, size
+    if out.l % 2 == 0:
+        yield "uu", mul, _own_size(first, out, normalization)
 
 
 def _own_size(ir: Irrep, out: Irrep, normalization: str) -> float:
