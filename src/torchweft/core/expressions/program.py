@@ -15,10 +15,12 @@ freed after their last use.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
 import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -253,81 +255,125 @@ def evaluate(
         leaves: the operands by name, (components, rows or 1, features).
         size: the length of each axis, for expressions that count.
     """
-    values: dict[Expr, Value] = {}
-    for node, done in _order(tuple(outputs)):
-        values[node] = _value(node, values, leaves, size)
-        for arg in done:
-            del values[arg]
-    return [values[e] for e in outputs]
+    steps = _steps(tuple(outputs))
+    values: list[Any] = [None] * steps.size
+    values[0] = next(iter(leaves.values()), None)
+    for place, number in steps.numbers:
+        values[place] = number
+    for place, axis in steps.axes:
+        values[place] = float(size[axis])
+    for place, operand, components in steps.leaves:
+        values[place] = leaves[operand][components]
+    value_of = values.__getitem__
+    for place, function, args, last_used in steps.calls:
+        values[place] = function(*map(value_of, args))
+        for arg in last_used:
+            values[arg] = None
+    return list(map(value_of, steps.outputs))
+
+
+class _Steps(NamedTuple):
+    """Expressions as calls on a list of values; the first value is any operand.
+
+    Args:
+        size: number of values.
+        numbers: (place, value) of each constant.
+        axes: (place, axis) of each expression that counts.
+        leaves: (place, operand, component or slice of components).
+        calls: (place, function, places of its arguments, places that no later call uses).
+        outputs: places of the results.
+    """
+
+    size: int
+    numbers: list[tuple[int, float]]
+    axes: list[tuple[int, str]]
+    leaves: list[tuple[int, str, int | slice]]
+    calls: list[tuple[int, Callable[..., Value], tuple[int, ...], list[int]]]
+    outputs: list[int]
 
 
 @functools.lru_cache(maxsize=1024)
-def _order(outputs: tuple[Expr, ...]) -> list[tuple[Expr, list[Expr]]]:
-    """Each node, arguments first, with the arguments whose last use it is."""
-    nodes = reachable(outputs)
-    last = {arg: node for node in nodes for arg in node.args}
-    last = {arg: node for arg, node in last.items() if arg not in set(outputs)}
-    done: dict[Expr, list[Expr]] = {}
-    for arg, node in last.items():
-        done.setdefault(node, []).append(arg)
-    return [(node, done.get(node, [])) for node in nodes]
+def _steps(outputs: tuple[Expr, ...]) -> _Steps:
+    steps = _Steps(0, [], [], [], [], [])
+    places: dict[Any, int] = {None: 0}
+    for node in reachable(outputs):
+        if node.kind == "const":
+            steps.numbers.append((_place(node, steps, places), float(node.data)))
+        elif node.kind == "count":
+            steps.axes.append((_place(node, steps, places), node.data))
+        elif node.kind == "form":
+            form, slot, _ = node.data
+            operands = zip(SLOTS, operands_of(node), strict=True)
+            given = [o for name, o in operands if name != slot and o is not None]
+            args = [_operand_place(components, steps, places) for components in given]
+            _add_call(node, functools.partial(_contract, form, slot), args, steps, places)
+        elif node.kind != "leaf":  # leaves are read where they are arguments
+            args = [_place(arg, steps, places) for arg in node.args]
+            _add_call(node, _function(node), args, steps, places)
+    steps.outputs.extend(_place(e, steps, places) for e in outputs)
+    used = set(steps.outputs)
+    for _, _, places_of_args, last_used in reversed(steps.calls):
+        last_used.extend(sorted(set(places_of_args) - used))
+        used.update(places_of_args)
+    return steps._replace(size=len(places))
 
 
-def _value(
-    node: Expr,
-    values: Mapping[Expr, Value],
-    leaves: Mapping[str, Tensor],
-    size: Mapping[str, int],
-) -> Value:
-    args = [values[arg] for arg in node.args] if node.kind != "form" else []
-    if node.kind == "const":
-        return float(node.data)
-    if node.kind == "count":
-        return float(size[node.data])
-    if node.kind == "leaf":
-        operand, component = node.data
-        return leaves[operand][component]
-    if node.kind == "add":
-        return functools.reduce(lambda a, b: a + b, args)
-    if node.kind == "mul":
-        return args[0] * args[1]
-    if node.kind == "total":
-        return _total(args[0], node.data)
-    if node.kind == "part":
-        return args[0][node.data]  # type: ignore[index]
-    if node.kind == "form":
-        return _form(node, values, leaves)
-    (arg,) = args
-    return _TORCH[node.kind](arg) if isinstance(arg, Tensor) else FUNCTIONS[node.kind].value(arg)
+def _place(node: Expr, steps: _Steps, places: dict[Any, int]) -> int:
+    """The place of a node's value; a leaf is read at its first use."""
+    if node not in places and node.kind == "leaf":
+        steps.leaves.append((len(places), *node.data))
+    return places.setdefault(node, len(places))
 
 
-def _total(value: Value, axes: frozenset[str]) -> Tensor:
-    assert isinstance(value, Tensor)  # a sum is over axes along which its argument varies
-    return value.sum([{"row": 0, "feature": 1}[axis] for axis in sorted(axes)], keepdim=True)
-
-
-def _form(node: Expr, values: Mapping[Expr, Value], leaves: Mapping[str, Tensor]) -> Tensor:
-    form, slot, _ = node.data
-    like = next(iter(leaves.values()))
-    operands = [
-        None if components is None or name == slot else _stacked(components, values, leaves, like)
-        for name, components in zip(SLOTS, operands_of(node), strict=True)
-    ]
-    return _contract(form, slot, operands)
-
-
-def _stacked(
-    components: tuple[Expr, ...],
-    values: Mapping[Expr, Value],
-    leaves: Mapping[str, Tensor],
-    like: Tensor,
-) -> Tensor:
-    """(components, rows or 1, features or 1); a whole operand without a copy."""
+def _operand_place(components: tuple[Expr, ...], steps: _Steps, places: dict[Any, int]) -> int:
+    """The place of (components, rows or 1, features or 1): a whole operand is not copied."""
     if components[0].kind == "leaf":
-        name = components[0].data[0]
-        if [e.data for e in components] == [(name, c) for c in range(len(leaves[name]))]:
-            return leaves[name]
-    tensors = [torch.as_tensor(values[e], dtype=like.dtype, device=like.device) for e in components]
+        name, count = components[0].data[0], len(components)
+        if [e.data for e in components] == [(name, c) for c in range(count)]:
+            if (name, count) not in places:
+                steps.leaves.append((len(places), name, slice(count)))
+            return places.setdefault((name, count), len(places))
+    args = [0, *(_place(e, steps, places) for e in components)]
+    return _add_call(object(), _stack, args, steps, places)
+
+
+def _add_call(
+    key: object,
+    function: Callable[..., Value],
+    args: Sequence[int],
+    steps: _Steps,
+    places: dict[Any, int],
+) -> int:
+    place = places.setdefault(key, len(places))
+    steps.calls.append((place, function, tuple(args), []))
+    return place
+
+
+def _function(node: Expr) -> Callable[..., Value]:
+    """The function that computes a node from its arguments."""
+    if node.kind == "add":
+        return operator.add if len(node.args) == 2 else _sum
+    if node.kind == "mul":
+        return operator.mul
+    if node.kind == "total":
+        dims = [{"row": 0, "feature": 1}[axis] for axis in sorted(node.data)]
+        return operator.methodcaller("sum", dims, keepdim=True)
+    if node.kind == "part":
+        return operator.itemgetter(node.data)
+    return functools.partial(_apply, node.kind)
+
+
+def _sum(*terms: Value) -> Value:
+    return functools.reduce(operator.add, terms)
+
+
+def _apply(name: str, arg: Value) -> Value:
+    return _TORCH[name](arg) if isinstance(arg, Tensor) else FUNCTIONS[name].value(arg)
+
+
+def _stack(like: Tensor, *values: Value) -> Tensor:
+    """(components, rows or 1, features or 1)."""
+    tensors = [torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in values]
     return torch.stack(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
 
 
@@ -349,15 +395,14 @@ class _Group(NamedTuple):
     runs: tuple[tuple[int, int, int], ...]
 
 
-def _contract(form: Form, slot: str, operands: Sequence[Tensor | None]) -> Tensor:
-    """∂Q/∂slot, one component of the first factor at a time: few operations for many terms."""
-    factors = [o for o in operands if o is not None]
+def _contract(form: Form, slot: str, *factors: Tensor) -> Tensor:
+    """∂Q/∂slot, a component of the first factor at a time: few operations however many terms."""
     first, *others = factors
     shape = torch.broadcast_shapes(*(f.shape[1:] for f in factors))  # type: ignore[no-untyped-call]
     out = first.new_zeros(form.sizes[SLOTS.index(slot)], *shape)
     for group in _groups(form, slot, first.dtype, first.device):
         terms = group.coefficients
-        selected = [o.index_select(0, i) for o, i in zip(others, group.indices, strict=True)]
+        selected = map(torch.index_select, others, itertools.repeat(0), group.indices)
         for factor in sorted(selected, key=Tensor.numel):
             terms = factor * terms
         own = first[group.component]

@@ -25,8 +25,8 @@ from torchweft.core.expressions.expr import (
     multiply,
     reachable,
 )
-from torchweft.core.expressions.rewrite import rebuilt
 from torchweft.core.expressions.program import Operand, Output, Program
+from torchweft.core.expressions.rewrite import rebuilt
 from torchweft.core.printing.dialect import Dialect
 from torchweft.core.printing.schedule import schedule
 from torchweft.reductions.formula.node import PRIMITIVES, Node

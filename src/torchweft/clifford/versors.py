@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.functions.checks import LARGEST, blades_first, blades_last
-from torchweft.clifford.functions.involutions import grade_project, reverse
-from torchweft.clifford.functions.products import geometric_product
+from torchweft.clifford.calls import LARGEST_DIMENSION, blades_first
+from torchweft.clifford.functions import geometric_product, grade_project, reverse
 from torchweft.core.operators.operands import same_kind
 from torchweft.errors import ShapeError
 
@@ -95,7 +94,7 @@ def exp(
     for step in range(MOST_SQUARINGS):
         squared = geometric_product(result, result, algebra, backend=backend)
         result = torch.where(halvings > step, squared, result)
-    return blades_last(result, blade_dim)
+    return result.movedim(0, blade_dim)
 
 
 def log(
@@ -113,10 +112,10 @@ def log(
 
     Cost: 34 geometric products.
     """
-    if algebra.n > LARGEST:
+    if algebra.n > LARGEST_DIMENSION:
         raise ShapeError(
-            f"log was asked for in {algebra}, n = {algebra.n}: it needs n ≤ {LARGEST}, where a "
-            "bivector's square has a scalar and one commuting part. Use a smaller algebra."
+            f"log was asked for in {algebra}, n = {algebra.n}: it needs n ≤ {LARGEST_DIMENSION}, "
+            "where a bivector's square has a scalar and one commuting part. Use a smaller algebra."
         )
     (r,) = blades_first(algebra, blade_dim, rotor=same_kind(rotor=rotor)[0])
     one = _one_like(r)
@@ -135,7 +134,7 @@ def log(
         series = one / (2 * m - 1) + product
     result = geometric_product(ratio, series, algebra, backend=backend)
     bivector = math.ldexp(2.0, ROOTS) * result
-    return blades_last(grade_project(bivector, 2, algebra, backend=backend), blade_dim)
+    return grade_project(bivector, 2, algebra, backend=backend).movedim(0, blade_dim)
 
 
 class _Study(NamedTuple):
