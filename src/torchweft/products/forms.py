@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core.expressions.program import accumulator
 from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.products.tables import Sizes, Tables
@@ -30,8 +31,8 @@ __all__ = [
     "LAYOUTS",
     "PRODUCTS",
     "Product",
-    "accumulator",
     "admit",
+    "batch_of",
     "check_out",
     "metas",
     "result_channels",
@@ -41,10 +42,10 @@ __all__ = [
 
 
 class Product(NamedTuple):
-    """Dimensions behind the row axis of (first, second, result), and the derivatives.
+    """Dimensions after the row axis of (first, second, result), and the derivatives.
 
-    A derivative is (product, roles): which two of a (first), b (second), c (the gradient) it
-    reads, in its own order, and the slot it gives.  A capital letter is a matrix transposed.
+    A derivative is (product, roles): the two of a (first), b (second), c (the gradient) that it
+    reads, in its own order, and the slot of its result.  A capital letter is a transposed matrix.
     """
 
     dims: tuple[int, int, int]
@@ -75,9 +76,11 @@ CANONICAL = {
 """The product behind each public name, and whether its operands are exchanged."""
 
 
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which products and sums of this dtype are formed."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def batch_of(op: str, operand: Tensor | None, slot: int = 0) -> int | None:
+    """N of an operand; None if it is shared over N, or absent."""
+    if operand is None or operand.dim() == PRODUCTS[op].dims[slot] + 1:
+        return None
+    return operand.shape[0]
 
 
 def result_channels(op: str, first: Tensor, second: Tensor | None) -> tuple[int, ...]:
@@ -104,7 +107,7 @@ LAYOUTS = {
     "mat_t_vec": ("(N, rows, Cin, Cout)", "(N, rows, Cin)"),
     "scale": ("(N, rows, C)", ""),
 }
-"""What each input must look like; a leading N may be missing (shared over N)."""
+"""The shapes of the inputs; without the leading N an input is shared over N."""
 
 _CHANNELS = {"mul": (-1, -1), "inner": (-1, -1), "vecmat": (-1, -2), "mat_t_vec": (-2, -1)}
 """The dimensions of the two inputs that must be equal."""
@@ -131,10 +134,10 @@ def metas(tensors: Sequence[Tensor | None]) -> Metas:
 
 @functools.lru_cache(maxsize=4096)
 def admit(op: str, metas: Metas) -> Sizes:
-    """The sizes of a call that fits; z is the number of segments (terms) before index_out.
+    """The sizes of a valid call; z is the number of segments (terms) before index_out.
 
     Raises:
-        ShapeError, DTypeError, DeviceError: something does not fit; names it and says what to do.
+        ShapeError, DTypeError, DeviceError: an argument is not valid.
     """
     for name, given in zip(NAMES, metas, strict=True):
         if given is not None and not isinstance(given[1], torch.dtype):  # a NumPy array
@@ -293,7 +296,7 @@ def _check_table(name: str, table: Meta | None, needed: torch.device) -> None:
 
 
 def check_out(out: Tensor, result: Tensor) -> None:
-    """`out` must be what the call returns: shape, dtype, device, and no part of a graph."""
+    """Raise unless `out` has the result's shape, dtype and device, and no gradient is recorded."""
     check_tensors(out=out)
     shape, dtype, device = out.shape, out.dtype, out.device
     if shape != result.shape:

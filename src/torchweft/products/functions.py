@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.explain import explain
+from torchweft.core.expressions.program import accumulator
 from torchweft.core.operators.operands import narrowed
 from torchweft.core.private import any_autocast
 from torchweft.core.tables.tensor_cache import TensorCache
@@ -24,7 +25,6 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.products.forms import (
     CANONICAL,
     LAYOUTS,
-    accumulator,
     admit,
     check_out,
     metas,

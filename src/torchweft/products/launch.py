@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from torchweft.core.explain import recording
+from torchweft.core.expressions.program import accumulator
 from torchweft.core.gpu.launcher import Launcher, Tile, current_device
 from torchweft.core.printing.modules import written
 from torchweft.core.tables.plan import Plan, Table
 from torchweft.core.tables.segments import SLICE, Slices, cut
 from torchweft.products import tiles
-from torchweft.products.forms import PRODUCTS, accumulator, result_channels
+from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 
 __all__ = ["product"]
 
@@ -62,8 +63,7 @@ def product(
     """
     if not accumulate:
         return _run(op, first, second, scale, plan, roles, False, first.dtype)
-    dims = PRODUCTS[op].dims
-    has_n = (first.dim() == dims[0] + 2, second is not None and second.dim() == dims[1] + 2)
+    has_n = (batch_of(op, first) is not None, batch_of(op, second, 1) is not None)
     x = _sum_over_n(first) if has_n == (True, False) else first
     y = _sum_over_n(second) if has_n == (False, True) and second is not None else second
     return _run(op, x, y, scale, plan, roles, all(has_n), first.dtype)
@@ -426,9 +426,8 @@ def _parts_of(steps: list[Step], y: Operand) -> Operand:
     rows, inner, columns = y.shape
     programs = -(-rows * inner * columns // SPLIT_BLOCK)
     numbers = (rows, inner, columns, *y.stride)
-    launcher = Launcher(
-        written(KERNELS, "split_kernel"), programs, (), numbers, (), Tile((SPLIT_BLOCK,))
-    )
+    kernel = written(KERNELS, "split_kernel")
+    launcher = Launcher(kernel, programs, (), numbers, (), Tile((SPLIT_BLOCK,)))
     steps.append(Step(launcher, (y.source,), (3, rows, columns, inner), torch.bfloat16, False))
     stride = (inner * columns, 1, inner)
     return y._replace(source=len(steps) + 2, stride=stride, dtype=torch.bfloat16)

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from torchweft.core.explain import Launch, record, recording
+from torchweft.core.expressions.program import accumulator
 from torchweft.core.tables.plan import Plan, Table
-from torchweft.products.forms import PRODUCTS, accumulator, result_channels
+from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 from torchweft.products.torch_path import product_torch
 
 __all__ = ["loop", "product_numba"]
@@ -30,11 +31,11 @@ __all__ = ["loop", "product_numba"]
 SERIAL = 100_000
 """Multiplications below which one thread is faster: a parallel call costs about 50 µs."""
 
-ENOUGH = 64
-"""Rows to share among threads: a sum over n is split in parts until there are as many."""
+ENOUGH_ROWS = 64
+"""Rows for the threads to share: a sum over n is split into parts until there are as many rows."""
 
 GEMM = 16, 32 * 32
-"""Least N and least size of a matrix for BLAS, which reads it once for many n: 2 to 3 times
+"""Least N and least matrix size for BLAS, which reads a matrix once for many n: 2 to 3 times
 faster than the loop from 64 x 64 on, on one core."""
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +45,7 @@ _one_at_a_time = threading.Lock()
 
 
 class _Forked:
-    """OpenMP's threads do not survive a fork; a forked process runs serially."""
+    """Whether this process is a fork: OpenMP's threads do not survive it, so loops run serially."""
 
     here = False
 
@@ -64,16 +65,15 @@ def product_numba(
     """See `torchweft.products.launch.product`: the same arguments, the same result.
 
     16-bit inputs are widened first and the result is rounded at the end; inputs that are not
-    contiguous are copied (a stride of 0 over n is not: that operand is shared).  Where many n meet
-    one large matrix, or sum into one, the matrix products of `product_torch` serve.
+    contiguous are copied, except operands with stride 0 over n, which are shared.  Where many n use
+    one large matrix, or are summed into one, `product_torch` computes matrix products.
     """
     if second is not None and _is_gemm(op, first, second, accumulate):
         return product_torch(op, first, second, scale, plan, roles, accumulate)
     dims = PRODUCTS[op].dims
     wide = accumulator(first.dtype)
-    batch = _batch(first, dims[0])
-    if second is not None and batch is None:
-        batch = _batch(second, dims[1])
+    sizes = batch_of(op, first), batch_of(op, second, 1)
+    batch = sizes[1] if sizes[0] is None else sizes[0]
     channels = result_channels(op, first, second)
     table = plan.table(roles)
     x = _as_rows(first, dims[0], wide)
@@ -85,7 +85,7 @@ def product_numba(
     size = 1 if batch is None else batch
     width = math.prod(channels)
     pieces = table.num_rows if table.slices is None else table.slices.num_pieces
-    parts = min(size, -(-ENOUGH // max(pieces, 1))) if summed else size
+    parts = min(size, -(-ENOUGH_ROWS // max(pieces, 1))) if summed else size
     part = -(-size // parts) if parts else 1
     out = torch.empty(parts, pieces, width, dtype=wide)
     if min(x.shape[0], y.shape[0]) == 0 or 0 in (size, table.num_entries):
@@ -109,17 +109,13 @@ def product_numba(
 
 
 def _is_gemm(op: str, first: Tensor, second: Tensor, accumulate: bool) -> bool:
-    """Whether rows (N, R, C) meet shared matrices, or pairs of rows are summed to matrices."""
+    """Whether rows (N, R, C) meet shared matrices, or pairs of rows are summed into matrices."""
     if not (op == "vecmat" or (op == "outer" and accumulate)):
         return False
     if not first.dim() == second.dim() == 3:
         return False
     least_batch, least_size = GEMM
     return first.shape[0] >= least_batch and first.shape[2] * second.shape[2] >= least_size
-
-
-def _batch(operand: Tensor, dims: int) -> int | None:
-    return operand.shape[0] if operand.dim() == dims + 2 else None
 
 
 def _as_rows(operand: Tensor, dims: int, wide: torch.dtype) -> Array:
@@ -239,17 +235,17 @@ def _rows(x, y, s, indptr, index1, index2, term, batch, part, z):  # type: ignor
 def loop(op: str, parallel: bool) -> Any:
     """`_rows` around the term of one product: without the GIL, kept on disk where there is room.
 
-    The term is a global of the function, inlined: a branch over products, or a call, would keep
-    its channels out of vector lanes (three times slower).  Sums over channels may be reordered
-    into lanes, the same way in every run.
+    The term is a global of the function, inlined: with a branch over products, or a call, its
+    channels are not vectorized (three times slower).  Sums over channels may be reordered into
+    vector lanes, the same way in every run.
     """
     jit: Any = numba.njit
     add_term = jit(_ADD[op], inline="always")
     name = f"rows_{op}_{'parallel' if parallel else 'serial'}"
     function = types.FunctionType(_rows.__code__, {**globals(), "add_term": add_term}, name)
-    function.__qualname__ = name  # numba's files on disk are told apart by it, and by it alone
+    function.__qualname__ = name  # the only name by which numba distinguishes its files on disk
     options = {"nogil": True, "parallel": parallel, "fastmath": {"reassoc", "contract", "nsz"}}
     try:
         return jit(function, cache=True, **options)
-    except RuntimeError:  # no folder for the cache
+    except RuntimeError:  # numba finds no folder for its cache
         return jit(function, **options)

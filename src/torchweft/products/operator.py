@@ -18,10 +18,11 @@ from torch import Tensor
 
 from torchweft.core.backend import choose
 from torchweft.core.explain import record_cost, recording
+from torchweft.core.expressions.program import accumulator
 from torchweft.core.operators.operator import Call, Operator
 from torchweft.core.private import any_autocast
 from torchweft.core.tables.plan import Plan
-from torchweft.products.forms import PRODUCTS, accumulator, result_channels
+from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 from torchweft.products.tables import ROLES, product_plan
 
 __all__ = ["product"]
@@ -38,7 +39,7 @@ Run = Callable[[str, Tensor, Tensor | None, Tensor | None, Plan, str, bool], Ten
 
 @functools.cache
 def _runner(backend: str | None, device: str) -> Run:
-    """The body that serves; a backend is imported when it first does."""
+    """The body of a backend, which is imported when it first serves."""
     module, name = _BODIES[choose(backend, device)]
     body: Run = getattr(importlib.import_module(f"torchweft.products.{module}"), name)
     return body
@@ -82,27 +83,20 @@ def _body(
 
 
 def _record_cost(op: str, inputs: Sequence[Tensor | None], out: Tensor, num_entries: int) -> None:
-    """Each stored element once; two operations for each number of the largest operand's row."""
+    """Bytes of each stored element once; two operations for each product of two elements."""
     first, second = inputs[:2]
     tensors = [t for t in (*inputs, out) if t is not None]
     moved = sum(t.untyped_storage().nbytes() if 0 in t.stride() else t.nbytes for t in tensors)
-    batch = max(_batch_of(first, op, 0) or 1, _batch_of(second, op, 1) or 1)
+    batch = max(batch_of(op, first) or 1, batch_of(op, second, 1) or 1)
     width = first.shape[-1] if first is not None and first.dim() else 1
     if op in ("outer", "vecmat") and second is not None:
         width *= second.shape[-1]
     record_cost(moved, 2 * batch * num_entries * width)
 
 
-def _batch_of(operand: Tensor | None, op: str, slot: int) -> int | None:
-    """N of an operand, None if it is shared over N."""
-    if operand is None or operand.dim() == PRODUCTS[op].dims[slot] + 1:
-        return None
-    return operand.shape[0]
-
-
 def _fake(first: Tensor, second: Tensor | None, *rest: Any) -> Tensor:
     sizes, op, roles, accumulate = rest[6:10]
-    batches = [_batch_of(first, op, 0), _batch_of(second, op, 1)]
+    batches = [batch_of(op, first), batch_of(op, second, 1)]
     known = [n for n in batches if n is not None]
     lead = [] if accumulate or not known else known[:1]
     rows = sizes[ROLES.index(roles[2])]
@@ -112,7 +106,7 @@ def _fake(first: Tensor, second: Tensor | None, *rest: Any) -> Tensor:
 def _gradients(
     call: Call, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """The dual table of forms.py: each derivative is a product over the same plan."""
+    """The derivatives of forms.py: each is a product over the same plan."""
     return (
         _operand_gradient(call, args, grad, 0) if needed[0] else None,
         _operand_gradient(call, args, grad, 1) if needed[1] else None,
@@ -142,7 +136,7 @@ def _operand_gradient(call: Call, args: Sequence[Any], grad: Tensor, slot: int) 
 
 
 def _factor(letter: str, args: Sequence[Any], grad: Tensor) -> Tensor | None:
-    """The tensor a letter stands for: a first, b second, c the gradient; capitals transposed."""
+    """The tensor of a letter: a first, b second, c the gradient; capitals are transposed."""
     if letter == "_":
         return None
     factor: Tensor = grad if letter in "cC" else args["ab".index(letter.lower())]
@@ -152,7 +146,7 @@ def _factor(letter: str, args: Sequence[Any], grad: Tensor) -> Tensor | None:
 def _scale_gradient(call: Call, args: Sequence[Any], grad: Tensor) -> Tensor:
     """gs[t] = Σ_n Σ_{k: t(k) = t} ⟨grad[n, result(k)], first ∘ second⟩.
 
-    A product for each entry, then an inner product; the rows in between are held in memory.
+    A product for each entry, then an inner product; the rows between them are stored.
     """
     first, second, scale = args[:3]
     op, (a, b, c) = args[9], args[10]
@@ -170,7 +164,7 @@ def _as_vectors(rows: Tensor, dims: int) -> Tensor:
 
 
 def _batch(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
-    """The mapped dimension joins N; where the call sums over N or maps the scale, one by one."""
+    """The mapped dimension joins N; calls that sum over N or map the scale run one by one."""
     op, accumulate = args[9], args[11]
     mapped = dict(zip(range(3), in_dims[:3], strict=True))
     dims = PRODUCTS[op].dims
@@ -204,7 +198,7 @@ def _select(operand: Tensor | None, dim: int | None, j: int) -> Tensor | None:
 def _fold(
     operand: Tensor | None, dim: int | None, has_n: bool, size: int, batch: int | None
 ) -> Tensor | None:
-    """(size, N, ...) as one batch of size·N; an operand that is neither stays shared."""
+    """(size, N, ...) as one batch of size·N; operands neither mapped nor batched stay shared."""
     if operand is None or (dim is None and not has_n):
         return operand
     operand = operand.expand(size, *operand.shape) if dim is None else operand.movedim(dim, 0)

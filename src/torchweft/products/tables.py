@@ -35,7 +35,7 @@ I = TypeVar("I", bound="Movable")  # noqa: E741 - an info
 
 
 class Movable:
-    """`.to`, `.cuda`, `.cpu` of a NamedTuple of tensors; a dtype is for its real numbers only."""
+    """`.to`, `.cuda`, `.cpu` of a NamedTuple of tensors; a dtype applies to real numbers only."""
 
     def to(self: I, *args: Any, **kwargs: Any) -> I:
         """On another device, or with real numbers in another dtype; indices stay integer."""
@@ -244,7 +244,7 @@ _maxima: TensorCache[int] = TensorCache()
 def product_plan(
     tables: tuple[Tensor | None, ...], sizes: tuple[int, ...], device: torch.device
 ) -> Plan:
-    """The plan of `Tables` and `Sizes`: built and checked once, found again afterwards.
+    """The plan of `Tables` and `Sizes`: checked, built and cached.
 
     Raises:
         IndexRangeError: a value points outside its rows (checked on the CPU always, on a GPU
@@ -256,7 +256,7 @@ def product_plan(
 
 
 def largest(index_out: Tensor) -> int:
-    """max(index_out), -1 if empty; remembered, so that it synchronises once."""
+    """max(index_out), -1 if empty; cached, so that it synchronises once."""
     return _maxima.get(
         (index_out,), "max", lambda: int(index_out.max()) if index_out.numel() else -1
     )

@@ -1,7 +1,7 @@
-"""Tiles of the product kernels: a rule by shape for each.
+"""Tiles of the product kernels: a rule by shape for each kernel.
 
 Sums are split by these rules too, so results depend on shapes, never on the machine's load.
-Called when a recipe is made, not at every call.
+They are evaluated when the steps of a call are planned, not at every call.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ LEAST_DOT = 16
 """The least size of each side of `tl.dot`: smaller matrices go to the rows kernel."""
 
 SMALL_MATRIX = 1024
-"""Numbers of a matrix that is too small for a program of its own."""
+"""Elements of a matrix that is too small for a program of its own."""
 
 ENOUGH_PROGRAMS = 1024
-"""Programs that fill a GPU of today; sums over n are split until there are as many."""
+"""Programs that fill a current GPU; sums over n are split until there are as many."""
 
 LEAST_ITEMS = 128
 """Fewest items that are worth a partial row of their own."""
 
 ONE_WAVE = 2**18
-"""Numbers of a result that a GPU of today works on at once."""
+"""Elements of a result that a current GPU computes at once."""
 
 MANY_ITEMS = 256
-"""From here on a row is long: its entries are spread over a program instead of its neighbours."""
+"""Items of a long row, whose entries a program spreads over its lanes instead of other rows."""
 
 
 def power_of_two(size: int) -> int:
@@ -51,7 +51,7 @@ def power_of_two(size: int) -> int:
 
 
 def takes_dot(matrix: tuple[int, ...], items: float) -> bool:
-    """Whether matrices that meet so many items each are worth a program with dots."""
+    """Whether a program with dots pays for matrices with `items` items each."""
     worthwhile = items >= LEAST_DOT or math.prod(matrix) > SMALL_MATRIX
     return min(matrix) >= LEAST_DOT and worthwhile
 
@@ -59,10 +59,10 @@ def takes_dot(matrix: tuple[int, ...], items: float) -> bool:
 def rows_tile(op: str, channels: int, items: int, rows: int, itemsize: int, inner: int = 1) -> Tile:
     """(BLOCK_R, BLOCK_T, BLOCK_C) of `rows_kernel`: `rows` that sum about `items` each.
 
-    Two (one for single items) 16-byte loads a thread and operand: enough in flight, few enough
-    registers to fill the GPU.  Where all rows fit in one wave, time is latency: a whole segment in
-    one step, twice the average since segments are uneven.  Matrices are taken whole, their `inner`
-    rows in one step, and by fewer threads, since the other operand is small.
+    Two (one for single items) 16-byte loads per thread and operand: enough loads in flight, few
+    enough registers to fill the GPU.  Where all rows fit in one wave, latency dominates: a whole
+    segment in one step, twice the average length since segments are uneven.  All `inner` rows of a
+    matrix are read in one step, by fewer threads, since the other operand is small.
     """
     numbers = (8192 if items * inner > 1 else 4096) // itemsize
     block_c = min(power_of_two(channels), (4096 if op == "outer" else 512) // itemsize)

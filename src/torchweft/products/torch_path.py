@@ -1,4 +1,4 @@
-"""The torch path of the products: always there, on any device, in chunks that stay in cache.
+"""The torch path of the products: on any device, in chunks that stay in cache.
 
     z[n,m] = Σ_{k ∈ segment m} s[t] · x[n,i] ∘ y[n,j]
 
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from torchweft.core.explain import Launch, record, recording
+from torchweft.core.expressions.program import accumulator
 from torchweft.core.tables.plan import Plan, Table
-from torchweft.products.forms import PRODUCTS, accumulator
+from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 
 __all__ = ["product_torch"]
 
@@ -41,7 +42,8 @@ class _Chunk(NamedTuple):
     end: int
     first: int
     last: int
-    places: Tensor | None  # CPU: row - first of each entry; GPU: entries of each row; None: in turn
+    # CPU: row - first of each entry; GPU: number of entries of each row; None: one entry a row
+    places: Tensor | None
 
 
 def product_torch(
@@ -56,10 +58,10 @@ def product_torch(
     """See `torchweft.products.launch.product`: the same arguments, the same result."""
     table = plan.table(roles)
     operands = [first] if second is None else [first, second]
-    batched = [a.dim() == d + 2 for a, d in zip(operands, PRODUCTS[op].dims[:2], strict=False)]
-    sizes = [a.shape[0] for a, has_n in zip(operands, batched, strict=True) if has_n]
-    batch = sizes[0] if sizes else None
-    equation, channels = _equation(op, operands, batched, accumulate)
+    sizes = [batch_of(op, a, slot) for slot, a in enumerate(operands)]
+    batched = [size is not None for size in sizes]
+    batch = next((size for size in sizes if size is not None), None)
+    equation, channels = _equation(op, batched, accumulate), result_channels(op, first, second)
     lead = [] if batch is None or accumulate else [batch]
     wide = accumulator(first.dtype)
     out = torch.zeros(*lead, table.num_rows, *channels, dtype=wide, device=first.device)
@@ -82,7 +84,7 @@ def product_torch(
 
 
 def _widths(op: str, tensors: list[Tensor], batched: list[bool]) -> tuple[int, int]:
-    """Numbers of the widest row among tensors shared over N, and among those that have N."""
+    """Elements of the widest row among tensors shared over N, and among tensors with N."""
     widths = [1, 1]
     dims = (*PRODUCTS[op].dims[: len(tensors) - 1], PRODUCTS[op].dims[2])
     for a, d, has_n in zip(tensors, dims, batched, strict=True):
@@ -90,22 +92,16 @@ def _widths(op: str, tensors: list[Tensor], batched: list[bool]) -> tuple[int, i
     return widths[0], widths[1]
 
 
-def _equation(
-    op: str, operands: list[Tensor], batched: list[bool], accumulate: bool
-) -> tuple[str, list[int]]:
-    """The einsum of a chunk, and the channels of a result row."""
-    words = _EINSUM[op]
-    sizes: dict[str, int] = {}
-    for word, a in zip(words, operands, strict=False):
-        channels = word[1:]
-        sizes |= dict(zip(channels, a.shape[a.dim() - len(channels) :], strict=True))
+def _equation(op: str, batched: list[bool], accumulate: bool) -> str:
+    """The einsum of a chunk."""
+    *words, result = _EINSUM[op]
     inputs = ["n" * has_n + word for has_n, word in zip(batched, words, strict=False)]
     keep = "n" if any(batched) and not accumulate else ""
-    return f"{','.join(inputs)}->{keep}{words[2]}", [sizes[c] for c in words[2][1:]]
+    return f"{','.join(inputs)}->{keep}{result}"
 
 
 def _chunks(table: Table, entries: int) -> list[_Chunk]:
-    """Runs of at most `entries` entries, with the rows each one touches."""
+    """Runs of at most `entries` entries, each with the rows that it adds to."""
     indptr, stop = table.indptr, table.num_entries
     if indptr is None:
         bounds = [*range(0, stop, entries), stop]
@@ -148,7 +144,7 @@ def _terms(
 
 
 def _combine(equation: str, rows: list[Tensor], fresh: bool) -> Tensor:
-    """torch.einsum, but elementwise torch where no matrix is in sight: einsum copies there.
+    """torch.einsum, or elementwise operations for products without matrices, which einsum copies.
 
     `fresh` rows of the first operand were gathered for this chunk and may be overwritten.
     """
