@@ -83,7 +83,7 @@ def test_values_and_gradients(runner, kind, algebra):
 @pytest.mark.parametrize("straight", [0, loops.STRAIGHT])
 def test_terms_walked_from_a_table(straight, monkeypatch):
     monkeypatch.setattr(loops, "STRAIGHT", straight)
-    loops.printed.cache_clear()
+    loops.printed_loop.cache_clear()
     check(cpu.run_numba, "chain", ALGEBRAS[0], 9, 33)
 
 
@@ -101,7 +101,7 @@ def test_any_strides_any_dtype(dtype):
 def test_contiguous_operands_are_read_in_place():
     key, oracle, (x, y) = problem("plain", ALGEBRAS[1], 70, 5)
     program = programs.program(key)
-    assert "load(block" not in loops.printed(program, "float64", contiguous=True).source
+    assert "load(block" not in loops.printed_loop(program, "float64", contiguous=True).source
     last = y.movedim(0, -1).contiguous().movedim(-1, 0)
     apart = y.new_zeros(8, 75, 5)[:, 5:].copy_(y)  # components further apart than those of x
     bound = 64 * torch.finfo(x.dtype).eps * float(oracle(x, y).abs().max())

@@ -190,7 +190,7 @@ def _dot_parts(x_high, x_middle, x_low, y_high, y_middle, y_low, acc):
 
 @triton.jit
 def _dot(x, y, acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + x @ y.  Factors of different dtypes meet in the accumulator's.
+    """acc + x @ y.  Factors of different dtypes are converted to the accumulator's.
 
     bf16x6 forms products of fp32 numbers from six of their parts and leaves out 2⁻²⁴ of each;
     tf32x3 from three, at the same rate but with less to split, and leaves out 2⁻²¹.  By hand,

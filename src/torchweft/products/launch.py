@@ -30,11 +30,11 @@ from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 
 __all__ = ["product"]
 
-MOST_RECIPES = 256
-"""Recipes that a plan keeps, one for each combination of shapes, strides and dtypes."""
+CALLS_PER_PLAN = 256
+"""Calls whose steps a plan caches, by shapes, strides and dtypes."""
 
 INT32_MAX = 2**31 - 1
-KERNELS = "torchweft.products.kernels"
+PRODUCT_KERNELS = "torchweft.products.kernels"
 SPLIT_BLOCK = 1024  # numbers that one program splits
 
 
@@ -103,13 +103,13 @@ def _run(
     own = first.shape, first.stride(), first.dtype
     other = None if second is None else (second.shape, second.stride(), second.dtype)
     key = op, roles, accumulate, dtype, tf32, own, other, None if scale is None else scale.dtype
-    recipes: dict[Any, tuple[Step, ...]] = plan.derived("recipes", dict)
-    steps = recipes.get(key)
+    cached: dict[Any, tuple[ProductStep, ...]] = plan.derived("steps", dict)
+    steps = cached.get(key)
     if steps is None:
-        if len(recipes) >= MOST_RECIPES:
-            recipes.clear()
+        if len(cached) >= CALLS_PER_PLAN:
+            cached.clear()
         call = _describe(op, first, second, scale is not None, accumulate, dtype, tf32)
-        steps = recipes[key] = _steps(call, plan, roles)
+        steps = cached[key] = _steps(call, plan, roles)
     if scale is not None:
         scale = scale.contiguous()  # kernels read it with stride 1
     with current_device(first):
@@ -124,18 +124,18 @@ def _describe(
     accumulate: bool,
     dtype: torch.dtype,
     tf32: bool,
-) -> Call:
+) -> ProductCall:
     dims = PRODUCTS[op].dims
-    x = Operand(0, first.shape, first.stride(), dims[0], first.dtype)
+    x = ProductOperand(0, first.shape, first.stride(), dims[0], first.dtype)
     y = None
     if second is not None:
-        y = Operand(1, second.shape, second.stride(), dims[1], second.dtype)
+        y = ProductOperand(1, second.shape, second.stride(), dims[1], second.dtype)
     batch = next((o.shape[0] for o in (x, y) if o is not None and o.batched), None)
     channels = result_channels(op, first, second)
-    return Call(op, x, y, scaled, batch, accumulate, channels, dtype, first.device, tf32)
+    return ProductCall(op, x, y, scaled, batch, accumulate, channels, dtype, first.device, tf32)
 
 
-def _execute(steps: tuple[Step, ...], tensors: list[Tensor | None]) -> Tensor:
+def _execute(steps: tuple[ProductStep, ...], tensors: list[Tensor | None]) -> Tensor:
     """Allocate and fill one tensor after the other."""
     like, last = tensors[0], steps[-1]
     assert like is not None
@@ -150,7 +150,7 @@ def _execute(steps: tuple[Step, ...], tensors: list[Tensor | None]) -> Tensor:
     return out
 
 
-class Operand(NamedTuple):
+class ProductOperand(NamedTuple):
     """A tensor (N, rows, *dims) as a kernel reads it."""
 
     source: int  # 0 first, 1 second, 2 scale, 3 + s the result of step s
@@ -175,12 +175,12 @@ class Operand(NamedTuple):
         return sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
 
-class Call(NamedTuple):
+class ProductCall(NamedTuple):
     """A product to compute, and the shape of its result."""
 
     op: str
-    x: Operand
-    y: Operand | None
+    x: ProductOperand
+    y: ProductOperand | None
     scaled: bool
     batch: int | None  # N; None where no operand has one
     accumulate: bool  # sum over n; then every operand is batched
@@ -195,7 +195,7 @@ class Call(NamedTuple):
         return accumulator(self.dtype)
 
     @property
-    def second(self) -> Operand:
+    def second(self) -> ProductOperand:
         """The second operand of a product that has one."""
         assert self.y is not None
         return self.y
@@ -207,11 +207,11 @@ class Call(NamedTuple):
 
     @property
     def shares_matrices(self) -> bool:
-        """Whether each matrix of a vecmat meets a batch of rows."""
+        """Whether each matrix of a vecmat is multiplied by a batch of rows."""
         return self.x.batched and not self.second.batched and (self.batch or 0) >= tiles.LEAST_DOT
 
 
-class Step(NamedTuple):
+class ProductStep(NamedTuple):
     """One launch and the tensor that it fills."""
 
     launcher: Launcher | None  # None: the result is zero
@@ -221,14 +221,14 @@ class Step(NamedTuple):
     zeroed: bool  # whether the launch leaves some rows unwritten
 
 
-def _steps(call: Call, plan: Plan, roles: str) -> tuple[Step, ...]:
+def _steps(call: ProductCall, plan: Plan, roles: str) -> tuple[ProductStep, ...]:
     """The launches that serve a call; the last fills the result."""
-    steps: list[Step] = []
+    steps: list[ProductStep] = []
     rows = plan.size(roles[2])
     summed = call.inner if call.op in ("inner", "vecmat") else 1
     if 0 in (plan.num_entries, call.batch, rows, summed, *call.channels):
         lead = () if call.batch is None or call.accumulate else (call.batch,)
-        return (Step(None, (), (*lead, rows, *call.channels), call.dtype, True),)
+        return (ProductStep(None, (), (*lead, rows, *call.channels), call.dtype, True),)
     table = plan.table(roles)
     dots = False
     if call.op == "outer":
@@ -273,7 +273,7 @@ class _Split(NamedTuple):
     partial: bool  # whether a second launch adds the results up
 
 
-def _split(call: Call, table: Table, pieces: Slices | None, programs: float) -> _Split:
+def _split(call: ProductCall, table: Table, pieces: Slices | None, programs: float) -> _Split:
     """The sums of a launch that takes `programs` programs for one row of the result."""
     indptr, rows = table.indptr, table.num_rows
     if pieces is not None:
@@ -286,26 +286,26 @@ def _split(call: Call, table: Table, pieces: Slices | None, programs: float) -> 
 
 
 def _add(
-    steps: list[Step],
-    call: Call,
+    steps: list[ProductStep],
+    call: ProductCall,
     launcher: Launcher,
     rows: int,
     lead: int | None,
     dtype: torch.dtype,
     zeroed: bool = False,
-) -> Operand:
+) -> ProductOperand:
     """Add a step that reads x, y and scale; returns its result as an operand of the next step."""
     reads = (call.x.source, None if call.y is None else call.y.source, 2 if call.scaled else None)
     batch = () if lead is None else (lead,)
-    steps.append(Step(launcher, reads, (*batch, rows, *call.channels), dtype, zeroed))
+    steps.append(ProductStep(launcher, reads, (*batch, rows, *call.channels), dtype, zeroed))
     width = math.prod(call.channels)
     strides = (*(rows * width for _ in batch), width, 1)
-    return Operand(len(steps) + 2, (*batch, rows, width), strides, 1, dtype)
+    return ProductOperand(len(steps) + 2, (*batch, rows, width), strides, 1, dtype)
 
 
 def _add_split(
-    steps: list[Step],
-    call: Call,
+    steps: list[ProductStep],
+    call: ProductCall,
     launcher: Launcher,
     split: _Split,
     table: Table,
@@ -324,7 +324,11 @@ def _add_split(
 
 
 def _sum_up(
-    steps: list[Step], call: Call, partial: Operand, table: Table, pieces: Slices | None = None
+    steps: list[ProductStep],
+    call: ProductCall,
+    partial: ProductOperand,
+    table: Table,
+    pieces: Slices | None = None,
 ) -> None:
     """Add the last step: the sums of rows of a workspace over the segments of a table."""
     second = call._replace(
@@ -335,7 +339,7 @@ def _sum_up(
     _rows(steps, second, table, pieces)
 
 
-def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) -> None:
+def _rows(steps: list[ProductStep], call: ProductCall, table: Table, pieces: Slices | None) -> None:
     """Any product, each result row by itself."""
     x, y, outer = call.x, call.y, call.op == "outer"
     # outer runs over pairs of channels, inner over x's, vecmat over columns
@@ -355,7 +359,7 @@ def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) ->
     y_strides = (*y_strides[:2], *(0,) * (4 - len(y_strides)), *y_strides[2:])
     wide = _is_wide(call, table, lead * rows * width, inner)
     launcher = Launcher(
-        written(KERNELS, "rows_kernel"),
+        written(PRODUCT_KERNELS, "rows_kernel"),
         blocks * num_c,
         (split.indptr, table.index1, table.index2, table.term),
         (call.batch or 1, lead, rows, split.part, width, *x.strides, *y_strides),
@@ -365,7 +369,7 @@ def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) ->
     _add_split(steps, call, launcher, split, table, pieces)
 
 
-def _outer(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
+def _outer(steps: list[ProductStep], call: ProductCall, plan: Plan, roles: str) -> None:
     """Outer products with a tile of the result for each program.
 
     Summed over n, uneven segments are cut fine: each program then walks as many items.
@@ -384,7 +388,7 @@ def _outer(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
     lead = split.lead or 1
     wide = _is_wide(call, table, lead * split.rows * c * d)
     launcher = Launcher(
-        written(KERNELS, "outer_kernel"),
+        written(PRODUCT_KERNELS, "outer_kernel"),
         lead * split.rows * programs,
         (split.indptr, table.index1, table.index2, table.term),
         (call.batch or 1, split.rows, split.part, c, d, *call.x.strides, *y.strides),
@@ -394,7 +398,7 @@ def _outer(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
     _add_split(steps, call, launcher, split, table, pieces)
 
 
-def _vecmat_batch(steps: list[Step], call: Call, table: Table) -> None:
+def _vecmat_batch(steps: list[ProductStep], call: ProductCall, table: Table) -> None:
     """Matrices that all n share: for each result row a matrix product over n."""
     assert call.batch is not None
     inner, columns = call.second.shape[-2:]
@@ -403,13 +407,13 @@ def _vecmat_batch(steps: list[Step], call: Call, table: Table) -> None:
     block_n, _, block_c = tile.blocks
     batch, precision = call.batch, _precision(call)
     wide = _is_wide(call, table, batch * table.num_rows * columns)
-    kernel: Any = written(KERNELS, "vecmat_batch_kernel")
+    kernel: Any = written(PRODUCT_KERNELS, "vecmat_batch_kernel")
     constants: tuple[Any, ...] = (wide, precision)
     part: tuple[int, ...] = ()
     size = math.prod(call.second.shape)
     if precision == "bf16x6" and 8 * size <= math.prod(call.x.shape):  # little beside x
         call = call._replace(y=_parts_of(steps, call.second))
-        kernel, constants, part = written(KERNELS, "vecmat_parts_kernel"), (wide,), (size,)
+        kernel, constants, part = written(PRODUCT_KERNELS, "vecmat_parts_kernel"), (wide,), (size,)
     launcher = Launcher(
         kernel,
         -(-batch // block_n) * table.num_rows * -(-columns // block_c),
@@ -421,19 +425,21 @@ def _vecmat_batch(steps: list[Step], call: Call, table: Table) -> None:
     _add(steps, call, launcher, table.num_rows, batch, call.dtype)
 
 
-def _parts_of(steps: list[Step], y: Operand) -> Operand:
+def _parts_of(steps: list[ProductStep], y: ProductOperand) -> ProductOperand:
     """Matrices as the three parts of which fp32 products on tensor cores are formed."""
     rows, inner, columns = y.shape
     programs = -(-rows * inner * columns // SPLIT_BLOCK)
     numbers = (rows, inner, columns, *y.stride)
-    kernel = written(KERNELS, "split_kernel")
+    kernel = written(PRODUCT_KERNELS, "split_kernel")
     launcher = Launcher(kernel, programs, (), numbers, (), Tile((SPLIT_BLOCK,)))
-    steps.append(Step(launcher, (y.source,), (3, rows, columns, inner), torch.bfloat16, False))
+    steps.append(
+        ProductStep(launcher, (y.source,), (3, rows, columns, inner), torch.bfloat16, False)
+    )
     stride = (inner * columns, 1, inner)
     return y._replace(source=len(steps) + 2, stride=stride, dtype=torch.bfloat16)
 
 
-def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
+def _vecmat_group(steps: list[ProductStep], call: ProductCall, plan: Plan, roles: str) -> None:
     """Entries grouped by matrix: written to z, or to one row an entry, added up later."""
     a, b, c = roles[0], roles[1], roles[2]
     result = plan.table(roles)
@@ -452,7 +458,7 @@ def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None
     rows = result.num_rows if direct else plan.num_entries
     size = (call.batch or 1) * rows * columns
     launcher = Launcher(
-        written(KERNELS, "vecmat_group_kernel"),
+        written(PRODUCT_KERNELS, "vecmat_group_kernel"),
         (call.batch or 1) * num_tiles * -(-columns // block_c),
         (indptr, owner, table.index1, table.index2, table.term),
         (rows, num_tiles, inner, columns, *call.x.strides, *call.second.strides),
@@ -466,7 +472,7 @@ def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None
         _sum_up(steps, call, entries, sums, _pieces(plan, f"k_{c}", call.batch))
 
 
-def _is_wide(call: Call, table: Table, size: int, inner: int = 1) -> bool:
+def _is_wide(call: ProductCall, table: Table, size: int, inner: int = 1) -> bool:
     """Whether an offset or a count of items may pass 2^31.
 
     `size`: numbers that are written; `inner`: items of an entry.
@@ -475,7 +481,7 @@ def _is_wide(call: Call, table: Table, size: int, inner: int = 1) -> bool:
     return max(size, table.num_entries * (call.batch or 1) * inner, *spans) > INT32_MAX
 
 
-def _precision(call: Call, inner: int = 1, scaled: bool = False) -> str:
+def _precision(call: ProductCall, inner: int = 1, scaled: bool = False) -> str:
     """Precision of a kernel's dots: 16-bit factors multiply exactly, unless one is widened."""
     widened = scaled or call.x.dtype != call.second.dtype
     dtype = call.wide if widened else call.x.dtype

@@ -34,14 +34,14 @@ _SCHEMA = (
 )
 
 
-Run = Callable[[str, Tensor, Tensor | None, Tensor | None, Plan, str, bool], Tensor]
+ProductBody = Callable[[str, Tensor, Tensor | None, Tensor | None, Plan, str, bool], Tensor]
 
 
 @functools.cache
-def _runner(backend: str | None, device: str) -> Run:
+def _runner(backend: str | None, device: str) -> ProductBody:
     """The body of a backend, which is imported when it first serves."""
     module, name = _BODIES[choose(backend, device)]
-    body: Run = getattr(importlib.import_module(f"torchweft.products.{module}"), name)
+    body: ProductBody = getattr(importlib.import_module(f"torchweft.products.{module}"), name)
     return body
 
 

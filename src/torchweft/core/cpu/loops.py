@@ -31,11 +31,11 @@ from torch import Tensor
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.expr import SLOTS, reachable
 from torchweft.core.expressions.program import Program
-from torchweft.core.printing.dialect import Assign, Contract, Dialect, Sums, indented
+from torchweft.core.printing.dialect import Contract, Dialect, Step, Sums, indented
 from torchweft.core.printing.modules import load
 from torchweft.core.printing.schedule import schedule
 
-__all__ = ["Loop", "printed", "run", "share", "terms"]
+__all__ = ["Loop", "printed_loop", "run", "share", "terms"]
 
 
 STRAIGHT = 200
@@ -120,9 +120,6 @@ class Loop(NamedTuple):
     coefficients: list[float]
 
 
-Step = Assign | Sums | Contract
-
-
 class _Phase(NamedTuple):
     """Steps of one loop over positions, or one `Sums`, or one `Contract` evaluated by `walk`."""
 
@@ -140,7 +137,7 @@ def _parts_version() -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def printed(program: Program, dtype: str, contiguous: bool = False) -> Loop:
+def printed_loop(program: Program, dtype: str, contiguous: bool = False) -> Loop:
     """The loop of a program in numpy's float32 or float64.
 
     Args:
@@ -148,10 +145,10 @@ def printed(program: Program, dtype: str, contiguous: bool = False) -> Loop:
         dtype: name of numpy's type.
         contiguous: whether each operand has one row, and each of its components is contiguous.
     """
-    return _Printer(program, contiguous).loop(dtype)
+    return _LoopPrinter(program, contiguous).loop(dtype)
 
 
-class _Printer:
+class _LoopPrinter:
     def __init__(self, program: Program, contiguous: bool) -> None:
         self.program = program
         self.steps, self.results = schedule(program)
@@ -409,13 +406,13 @@ def run(
     """
     rows, features = size
     name = str(dtype).removeprefix("torch.")
-    loop = printed(program, name)
+    loop = printed_loop(program, name)
     given = [inputs[i].detach() for i in loop.inputs]
     operands = [*given, *results]
     flat = _flattened(operands) if _is_pointwise(program, loop) else None
     num_rows, width = size if flat is None else (1, rows * features)
     if flat is not None and all(t.stride(2) == 1 and t.dtype == dtype for t in flat[: len(given)]):
-        loop = printed(program, name, contiguous=True)
+        loop = printed_loop(program, name, contiguous=True)
     from torchweft.core.cpu.loop_parts import TILE  # numba need not be installed
 
     parts = max(1, min(MOST_PARTS, num_rows, -(-rows * features // TILE**2)))

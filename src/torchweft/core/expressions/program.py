@@ -408,7 +408,7 @@ def _contract(form: Form, slot: str, *factors: Tensor) -> Tensor:
         own = first[group.component]
         if len(group.targets) == len(group.runs) == len(out):
             out.addcmul_(terms, own)
-        elif len(group.targets) == len(group.runs):  # no two terms meet: no order to choose
+        elif len(group.targets) == len(group.runs):  # each target has one term: no order to choose
             out.index_add_(0, group.targets, (terms * own).expand(-1, *shape))
         else:
             terms = terms * own

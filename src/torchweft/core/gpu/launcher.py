@@ -62,30 +62,30 @@ class Tile(NamedTuple):
 
 
 class Kernel:
-    """`kernel[(programs,)](*tensors, *free, *settled, *constants, *tile.blocks)`.
+    """`kernel[(programs,)](*tensors, *free, *fixed, *constants, *tile.blocks)`.
 
     Code depends on the device, on dtypes and on which tensors are None: a cache of kernels has one
     for each of these.
 
     Args:
         kernel: a jitted function whose parameters have this order.
-        settled: arguments of every launch: tables, counts and strides; None for an absent one.
+        fixed: arguments of every launch: tables, counts and strides; None for an absent one.
         constants: the leading constexprs.
         tile: the trailing constexprs, warps and stages.
     """
 
-    __slots__ = ("_arguments", "_kernel", "_options", "_ready", "_shown", "aligned", "settled")
+    __slots__ = ("_arguments", "_kernel", "_options", "_ready", "_shown", "aligned", "fixed")
 
     def __init__(
         self,
         kernel: Any,
-        settled: tuple[Tensor | int | None, ...],
+        fixed: tuple[Tensor | int | None, ...],
         constants: tuple[Any, ...],
         tile: Tile,
     ) -> None:
         self._kernel = kernel
-        self._arguments = (*settled, *constants, *tile.blocks)
-        self.settled = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._arguments)
+        self._arguments = (*fixed, *constants, *tile.blocks)
+        self.fixed = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in self._arguments)
         self._options = tile.options | CONTRACTED
         self.aligned: Run | None = None
         self._ready: dict[tuple[int, ...], Run] = {}
@@ -124,7 +124,7 @@ class Kernel:
                 self._kernel[(programs,)](*tensors, *free, *self._arguments)
                 return
             run = self._compile(tensors, pointers, free)
-        run(programs, _current_stream(), (*pointers, *free, *self.settled))
+        run(programs, _current_stream(), (*pointers, *free, *self.fixed))
 
     @property
     def compiled(self) -> bool:
@@ -133,7 +133,7 @@ class Kernel:
 
     @property
     def source(self) -> tuple[Any, ...]:
-        """What code depends on, except the settled arguments."""
+        """What code depends on, except the fixed arguments."""
         # the function's identity: Triton computes its hash from its syntax tree
         return (id(self._kernel), *self._shown.items())
 
@@ -262,7 +262,7 @@ class Launches:
             if run is None or not plain:
                 kernel(programs, takes(used), free, workspace_bytes)
             elif programs:
-                run(programs, _current_stream(), (*takes(pointers), *free, *kernel.settled))
+                run(programs, _current_stream(), (*takes(pointers), *free, *kernel.fixed))
 
 
 def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -273,7 +273,7 @@ def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 _made: set[tuple[Any, ...]] = set()
-"""Sources whose code was compiled or found on disk, for any settled arguments."""
+"""Sources whose code was compiled or found on disk, for any fixed arguments."""
 
 
 def launch_all(queue: Sequence[Queued]) -> None:

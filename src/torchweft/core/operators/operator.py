@@ -56,7 +56,7 @@ GradientRule = Callable[[Call, Sequence[Any], Tensor, Sequence[bool]], tuple[Ten
 Batch = Callable[[Call, int, Sequence[int | None], Sequence[Any]], Tensor]
 
 
-# asked at every call, so looked up once
+# called at every call of an operator, so attributes are looked up once
 PLAIN = (Tensor, torch.nn.Parameter)
 watched = private.dispatch_modes
 compiling = torch.compiler.is_compiling

@@ -52,7 +52,7 @@ class Frame(NamedTuple):
 
         Args:
             name: of the function.
-            parameters: as they stand in its head.
+            parameters: its parameters, with annotations.
             body: its lines.
             free: parameters whose values do not specialize the machine code.
         """
@@ -79,7 +79,7 @@ class Frame(NamedTuple):
         return f"tl.zeros([{shape}], {self.number}{', LAYOUT' * self.gluon})"
 
     def load(self, address: str, mask: str = "") -> str:
-        """What stands at an address, 0 where the mask is false, in the type that is computed in."""
+        """The value at an address, 0 where the mask is false, in the type of the computation."""
         masked = f", mask={mask}, other=0.0" if mask else ""
         return f"tl.load({address}{masked}).to({self.number})"
 
