@@ -15,11 +15,11 @@ __all__ = [*functions.__all__, *tables.__all__]
 
 if TYPE_CHECKING:
 
-    class Product(Protocol):
-        """A generated function."""
+    class ProductFunction(Protocol):
+        """A public function of a product."""
 
         explain: Any
 
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
-    def __getattr__(name: str) -> Product: ...
+    def __getattr__(name: str) -> ProductFunction: ...
