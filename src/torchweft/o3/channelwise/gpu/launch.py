@@ -275,10 +275,10 @@ class _LaunchPlan:
             kernel, programs = _kernel(spec, self.tables, lanes)
             free = (0, self.tables.num_edges) if spec.divisible else ()
             parts = {n: stored[n] for n in numbers}
-            if loan is not None and loan.host is None:
-                own = parts[loan.result] = own or self._new((self.tables.num_edges, loan.width))
-            elif loan is not None:
+            if loan is not None and loan.host is not None:
                 parts[loan.result] = "result", loan.host
+            elif loan is not None:
+                own = parts[loan.result] = own or self._new((self.tables.num_edges, loan.width))
             tensors = (("tensor", t) for t in operands(spec))
             yield _NamedStep(kernel, programs, [*tensors, *parts.values(), *_lists(spec)], free)
             if loan is not None:
