@@ -17,9 +17,18 @@ from torch import Tensor
 
 from torchweft.o3.channelwise.calls import Call, forward, gradient
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
-from torchweft.o3.edges.graph import Graph, Tables, row_by_row
+from torchweft.o3.edges.graph import Graph, Tables
 
-__all__ = ["WORKLOADS", "Workload", "calls", "conv", "elementwise", "ring_graph", "rows"]
+__all__ = [
+    "WORKLOADS",
+    "Workload",
+    "calls",
+    "conv",
+    "elementwise",
+    "ring_graph",
+    "row_by_row",
+    "rows",
+]
 
 Multiplicities = tuple[tuple[int, int], ...]
 """(channels, degree) of each block."""
@@ -104,6 +113,11 @@ def ring_graph(nodes: int, degree: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     src = perm[(torch.arange(nodes)[:, None] + torch.cat([near, -near])).remainder(nodes).flatten()]
     order = torch.argsort(dst * nodes + src)
     return src[order], dst[order]
+
+
+def row_by_row(rows: int) -> Tables:
+    """Edge e reads row e and is row e."""
+    return Tables(rows, rows, rows)
 
 
 def calls(weighted: bool = True) -> dict[str, Call]:

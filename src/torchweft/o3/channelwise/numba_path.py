@@ -96,7 +96,7 @@ def _owners(call: Call, tables: Tables) -> Iterator[tuple[str, list[int]]]:
 class _Walk(NamedTuple):
     """The order in which a kernel takes the edges."""
 
-    owner: str  # the slot by whose rows
+    owner: str  # the slot whose rows order the edges
     tasks: Array  # first row of each task, and the end
     tables: tuple[Array, ...]  # rows, indptr, edges, others, see `loop_source`
     slices: Slices | None  # pieces of rows, which are taken as rows; None: rows are whole

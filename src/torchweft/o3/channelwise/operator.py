@@ -20,7 +20,7 @@ from torch import Tensor
 from torchweft.core.backend import choose
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators.tensor_list import CachedCall, ListOperator, Rest, Results, Tensors
-from torchweft.core.operators.tensor_list import Call as Door
+from torchweft.core.operators.tensor_list import Call as OperatorCall
 from torchweft.core.private import any_autocast
 from torchweft.errors import BackendError, ShapeError
 from torchweft.o3.backends import executor
@@ -122,7 +122,7 @@ class ContractionRule:
 
     def gradients(
         self,
-        call: Door,
+        call: OperatorCall,
         tensors: Tensors,
         rest: Rest,
         saved: Tensors,
@@ -133,18 +133,18 @@ class ContractionRule:
         found: list[Tensor | None] = [None] * len(tensors)
         count = len(read_call(rest[1]).slots)
         given = tuple([g is not None for g in grads])
-        turned, further = _followed(rest, _gradient, tuple(needed[:count]), given)
-        if turned.of:
+        derived, further = _derived_call(rest, _gradient, tuple(needed[:count]), given)
+        if derived.of:
             every = [*tensors[:count], *[g for g in grads if g is not None]]
-            chosen = [every[t] for t in turned.used]
+            chosen = [every[t] for t in derived.used]
             results = call([*chosen, *tensors[count:]], further)
-            for t, result in zip(turned.of, results, strict=True):
+            for t, result in zip(derived.of, results, strict=True):
                 found[t] = result
         return found
 
     def tangents(
         self,
-        call: Door,
+        call: OperatorCall,
         tensors: Tensors,
         rest: Rest,
         saved: Tensors,
@@ -153,13 +153,18 @@ class ContractionRule:
         """Derivatives along the directions, by a derived call."""
         count = len(read_call(rest[1]).slots)
         directions = directions[:count]
-        moved, further = _followed(rest, _tangent, tuple(d is not None for d in directions))
+        derived, further = _derived_call(rest, _tangent, tuple(d is not None for d in directions))
         every = [*tensors[:count], *(d for d in directions if d is not None)]
-        chosen = [every[t] for t in moved.used]
+        chosen = [every[t] for t in derived.used]
         return list(call([*chosen, *tensors[count:]], further))
 
     def batch(
-        self, call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+        self,
+        call: OperatorCall,
+        size: int,
+        dims: Sequence[int | None],
+        tensors: Tensors,
+        rest: Rest,
     ) -> Results:
         """A mapped call, samples side by side or one by one."""
         self.refuse_mapped_graph(dims, rest)
@@ -182,7 +187,7 @@ class ContractionRule:
 
 
 def one_by_one(
-    call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    call: OperatorCall, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
 ) -> Results:
     """A mapped call, sample by sample."""
     each = [
@@ -193,7 +198,7 @@ def one_by_one(
 
 
 def _side_by_side(
-    call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    call: OperatorCall, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
 ) -> Results:
     """A mapped call on one disjoint copy of the graph for each sample."""
     structure, text, present, *sizes, shared, backend = rest
@@ -211,14 +216,16 @@ def _side_by_side(
     return tuple(r.view(size, r.shape[0] // size, r.shape[1]) for r in found)
 
 
-def _followed(rest: Rest, derive: Callable[..., _Derived], *flags: Any) -> tuple[_Derived, Rest]:
+def _derived_call(
+    rest: Rest, derive: Callable[..., _Derived], *flags: Any
+) -> tuple[_Derived, Rest]:
     """A call derived from that of `rest`, and its own rest; cached where `rest` is a CachedCall."""
     if type(rest) is not CachedCall:
         structure, call, *others = rest
         derived = derive(call, *flags)
         return derived, (structure, derived.call, *others)
     if (derive, *flags) not in rest.derived:
-        derived, further = _followed(tuple(rest), derive, *flags)
+        derived, further = _derived_call(tuple(rest), derive, *flags)
         rest.derived[derive, *flags] = derived, CachedCall(further, len(derived.used), _prepared)
     known: tuple[_Derived, Rest] = rest.derived[derive, *flags]
     return known

@@ -45,7 +45,6 @@ __all__ = [
     "listed",
     "pack",
     "repeated",
-    "row_by_row",
     "runs_of",
     "unpack",
 ]
@@ -96,8 +95,8 @@ class Tables(NamedTuple):
     num_edges: int  # E
     src: Tensor | None = None  # (E,) row of x; None: edge e reads row e
     dst: Tensor | None = None  # (E,) row of z; None: edge e is row e
-    z_indptr: Tensor | None = None  # (num_z + 1,); None: dst is
-    z_edges: Tensor | None = None  # (E,) edges sorted by dst; None: they are
+    z_indptr: Tensor | None = None  # (num_z + 1,); None where dst is None
+    z_edges: Tensor | None = None  # (E,) edges sorted by dst; None: 0 .. E − 1
     x_indptr: Tensor | None = None
     x_edges: Tensor | None = None
     z_slices: Slices | None = None  # pieces of rows, None where no row is longer than SLICE
@@ -136,7 +135,7 @@ class Graph:
         num_sources: int | None = None,
         reused: bool = False,
     ) -> None:
-        traced = compiling() or watched()  # sizes may be symbols, which are no key
+        traced = compiling() or watched()  # sizes may be symbols, which are not hashable
         if not compiling():
             _check_edges(src, dst)
             _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
@@ -200,11 +199,6 @@ def _graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Gra
         return Graph(src, dst, num_nodes, num_sources)
     sizes = (num_nodes, num_sources)
     return _graphs.get((src, dst), sizes, lambda: Graph(src, dst, *sizes))
-
-
-def row_by_row(rows: int) -> Tables:
-    """Edge e reads row e and is row e."""
-    return Tables(rows, rows, rows)
 
 
 def pack(tables: Tables) -> tuple[list[Tensor], str]:
@@ -324,7 +318,7 @@ def _built(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
     if src.device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
         check_ranges(src, dst, num_x, num_z)
     limit = max(num_x, num_z, src.shape[0]) + 1
-    with torch.inference_mode(False):  # autograd keeps tables, which may be made in evaluation
+    with torch.inference_mode(False):  # autograd saves tables, also those created in inference mode
         tables = _sorted_both(src, dst, num_x, num_z, limit)
         return _with_facts(tables) if src.shape[0] else tables
 

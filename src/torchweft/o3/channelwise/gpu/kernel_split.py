@@ -71,8 +71,8 @@ class ResultStorage(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether kernels write the result itself."""
-        return self.rows == "final" and self.places is None
+        """Whether no parts are added up when all kernels have run."""
+        return self.rows in ("final", "lent") and self.places is None
 
 
 class KernelSplit(NamedTuple):

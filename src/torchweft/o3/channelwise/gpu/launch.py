@@ -27,7 +27,6 @@ from torchweft.o3.channelwise.gpu.kernel_split import (
     ColumnLoan,
     GraphFacts,
     KernelSplit,
-    ResultStorage,
     split_call,
 )
 from torchweft.o3.channelwise.gpu.source import kernel_name, operands
@@ -113,31 +112,12 @@ def prepared(
     return again
 
 
-class PartialSum(NamedTuple):
-    """A kernel that adds partial sums up."""
-
-    kernel: Kernel
-    programs: int
-    lists: tuple[int | None, ...]  # its indptr and entries, as places in FLAT
-    shape: Shape  # of its result
-    places: Tensor | None  # which parts it adds to each column; None: the same column
-
-
-class ResultPlan(NamedTuple):
-    """How a result is computed."""
-
-    shape: Shape  # of the result
-    parts: Shape | None = None  # shape of what kernels store; None: they store the result itself
-    sums: tuple[PartialSum, ...] = ()  # what adds the parts up
-    zero: bool = False  # whether the result must be zero before
-
-
 class _Recipe(NamedTuple):
     """Launches on tensors, lists, constants, results and scratch, in this order."""
 
     launches: Launches
     constants: tuple[Tensor | None, ...]
-    results: tuple[ResultPlan, ...]
+    results: tuple[tuple[Shape, bool], ...]  # shape, and whether the result must be zero before
     scratch: tuple[Shape, ...]
     wide: torch.dtype  # of scratch
 
@@ -170,8 +150,7 @@ def _execute(
 ) -> list[Tensor]:
     like = tensors[0]
     results = [
-        like.new_zeros(plan.shape) if plan.zero else like.new_empty(plan.shape)
-        for plan in recipe.results
+        like.new_zeros(shape) if zero else like.new_empty(shape) for shape, zero in recipe.results
     ]
     scratch = [like.new_empty(shape, dtype=recipe.wide) for shape in recipe.scratch]
     recipe.launches((*tensors, *lists, *recipe.constants, *results, *scratch))
@@ -201,23 +180,11 @@ def _prepare(
     rows = {"x": tables.num_x, "z": tables.num_z, "y": tables.num_edges}
     rows["w"] = 1 if shared else tables.num_edges
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
-    wide = _wide(like.dtype)
     if not tables.num_edges:
-        zeros = tuple(ResultPlan(shape, zero=True) for shape in shapes)
-        return _Recipe(Launches(()), (), zeros, (), wide)
+        zeros = tuple((shape, True) for shape in shapes)
+        return _Recipe(Launches(()), (), zeros, (), _wide(like.dtype))
     split = split_call(structure, call, _facts(structure, tables, shared, like.dtype))
-    lanes = _lanes(split, tables, like.device)
-    results = tuple(
-        _result_plan(storage, result.slot, shape, tables, lanes, like.device)
-        for storage, result, shape in zip(split.outputs, call.results, shapes, strict=True)
-    )
-    loans = [loan for *_, loan in split.kernels if loan is not None]
-    places = _Places(len(call.slots), results, loans, like.device)
-    kernels, sums = list(_steps(split, call, tables, lanes, places)), list(places.sums())
-    workspace = wide.itemsize * sum(map(math.prod, places.scratch))
-    kernels = [step._replace(workspace_bytes=workspace) for step in kernels]
-    launches = Launches((*kernels, *sums))
-    return _Recipe(launches, places.constants, results, tuple(places.scratch), wide)
+    return _LaunchPlan(split, call, tables, shapes, like).recipe()
 
 
 def _facts(structure: Structure, tables: Tables, shared: bool, dtype: torch.dtype) -> GraphFacts:
@@ -235,91 +202,164 @@ def _facts(structure: Structure, tables: Tables, shared: bool, dtype: torch.dtyp
     return GraphFacts(indexed, ordered, pieces, shared, wide, runs, lends)
 
 
-class _Places:
-    """Numbers of the tensors of launches: the call's, lists, constants, results, scratch.
+_TensorName = tuple[str, int]
+"""A "tensor", "list", "constant", "result" or "scratch", and its number among these."""
 
-    Args:
-        lists: number of the first list.
-        results: the results.
-        loans: their places and columns are the last constants.
-        device: of the constants.
-    """
+NOTHING: _TensorName = ("constant", 0)
+
+
+class _NamedStep(NamedTuple):
+    """A launch whose tensors have no place yet."""
+
+    kernel: Kernel
+    programs: int
+    taken: Sequence[_TensorName]
+    free: tuple[int, ...] = ()
+
+
+class _LaunchPlan:
+    """The launches of a call, with constants and scratch memory that they need."""
 
     def __init__(
-        self,
-        lists: int,
-        results: Sequence[ResultPlan],
-        loans: Sequence[ColumnLoan],
-        device: torch.device,
+        self, split: KernelSplit, call: Call, tables: Tables, shapes: Sequence[Shape], like: Tensor
     ) -> None:
-        self.lists, self._plans = lists, results
-        tables = [
-            torch.tensor(part, dtype=torch.int32).to(device)
-            for loan in loans
-            for part in (loan.places, loan.columns)
-        ]
-        self.constants = (None, *(s.places for plan in results for s in plan.sums), *tables)
-        self.results = lists + len(FLAT) + len(self.constants)
-        self.loans = self.results - len(tables)
+        self.split, self.call, self.tables, self.shapes = split, call, tables, shapes
+        self.dtype, self.device = like.dtype, like.device
+        self.constants: list[Tensor | None] = [None]
         self.scratch: list[Shape] = []
-        self.stored = [
-            self.add(plan.parts) if plan.parts else self.results + n
-            for n, plan in enumerate(results)
+
+    def recipe(self) -> _Recipe:
+        sums, lanes = list[_NamedStep](), _lanes(self.split, self.tables, self.device)
+        stored = [self._stored(n, lanes, sums) for n in range(len(self.shapes))]
+        kernels = list(self._kernels(lanes, stored))
+        counts = {
+            "tensor": len(self.call.slots),
+            "list": len(FLAT),
+            "constant": len(self.constants),
+            "result": len(self.shapes),
+            "scratch": len(self.scratch),
+        }
+        names = [(kind, n) for kind, count in counts.items() for n in range(count)]
+        place = {name: n for n, name in enumerate(names)}
+        wide = _wide(self.dtype)
+        workspace = wide.itemsize * sum(map(math.prod, self.scratch))
+        steps = [
+            Step(
+                kernel,
+                programs,
+                [place[name] for name in taken],
+                free,
+                workspace * (n < len(kernels)),
+            )
+            for n, (kernel, programs, taken, free) in enumerate((*kernels, *sums))
         ]
+        zeros = (s is None or (s.direct and not s.covered) for s in self.split.outputs)
+        results = tuple(zip(self.shapes, zeros, strict=True))
+        constants, scratch = tuple(self.constants), tuple(self.scratch)
+        return _Recipe(Launches(steps), constants, results, scratch, wide)
 
-    def add(self, shape: Shape) -> int:
-        """The number of new scratch memory."""
+    def _new(self, shape: Shape) -> _TensorName:
+        """New scratch memory."""
         self.scratch.append(shape)
-        return self.results + len(self._plans) + len(self.scratch) - 1
+        return "scratch", len(self.scratch) - 1
 
-    def list(self, name: str) -> int:
-        """The number of a list of the graph."""
-        return self.lists + FLAT.index(name)
+    def _constant(self, numbers: Sequence[Any]) -> _TensorName:
+        """A new int32 tensor."""
+        self.constants.append(torch.tensor(numbers, dtype=torch.int32).to(self.device))
+        return "constant", len(self.constants) - 1
 
-    def shape(self, result: int) -> Shape:
-        """The shape of a result."""
-        return self._plans[result].shape
+    def _kernels(self, lanes: int, stored: Sequence[_TensorName]) -> Iterator[_NamedStep]:
+        """The kernels, each followed by the one that adds lent partial sums up."""
+        own: _TensorName | None = None
+        for spec, numbers, loan in self.split.kernels:
+            kernel, programs = _kernel(spec, self.tables, lanes)
+            free = (0, self.tables.num_edges) if spec.divisible else ()
+            parts = {n: stored[n] for n in numbers}
+            if loan is not None and loan.host is not None:
+                parts[loan.result] = "result", loan.host
+            elif loan is not None:
+                own = parts[loan.result] = own or self._new((self.tables.num_edges, loan.width))
+            tensors = (("tensor", t) for t in operands(spec))
+            yield _NamedStep(kernel, programs, [*tensors, *parts.values(), *_lists(spec)], free)
+            if loan is not None:
+                yield self._loan_sum(loan, parts[loan.result])
 
-    def sums(self) -> Iterator[Step]:
-        """The kernels that add the parts of results up."""
-        nothing = self.lists + len(FLAT)
-        constant = nothing
-        for n, plan in enumerate(self._plans):
-            part = self.stored[n]
-            for s in plan.sums:
-                constant += 1
-                total = self.results + n if s is plan.sums[-1] else self.add(s.shape)
-                lists = (nothing if k is None else self.lists + k for k in s.lists)
-                yield Step(s.kernel, s.programs, (part, total, constant, *lists))
-                part = total
+    def _loan_sum(self, loan: ColumnLoan, part: _TensorName) -> _NamedStep:
+        """The kernel that adds up the partial sums of a loan."""
+        (rows, width), count = self.shapes[loan.result], len(loan.columns)
+        slot = self.call.results[loan.result].slot
+        vector = VECTOR if _vectors(loan.columns) and _vectors(loan.places) else 1
+        function, counts = written(KERNELS, "fold_lent_kernel"), (count, width, loan.width)
+        tables = self._constant(loan.places), self._constant(loan.columns)
+        lists = _list(f"{slot}_indptr"), _list(f"{slot}_edges")
+        kernel = Kernel(function, counts, (vector,), LOAN_TILE)
+        programs = rows * -(-count // LOAN_TILE.blocks[1])
+        return _NamedStep(kernel, programs, [part, ("result", loan.result), *tables, *lists])
+
+    def _stored(self, n: int, lanes: int, sums: list[_NamedStep]) -> _TensorName:
+        """Where kernels store a result; the kernels that add its parts up are added to `sums`."""
+        storage, slot, shape = self.split.outputs[n], self.call.results[n].slot, self.shapes[n]
+        if storage is None or storage.direct:
+            return "result", n
+        count, walks = _walks(storage.rows, slot, shape[0], self.tables, lanes)
+        part = first = self._new((count, storage.width))
+        places, parts, width = NOTHING, 1, storage.width
+        if storage.places is not None:
+            places, parts = self._constant(storage.places), len(storage.places)
+        for at, (walk, rows) in enumerate(walks, 1):
+            total = ("result", n) if at == len(walks) else self._new((rows, shape[1]))
+            kernel, programs = _partial_sum(walk is None, (rows, shape[1]), width, parts, count)
+            lists = (NOTHING if name is None else _list(name) for name in walk or ())
+            sums.append(_NamedStep(kernel, programs, [part, total, places, *lists]))
+            part, places, parts, width = total, NOTHING, 1, shape[1]
+        return first
 
 
-def _steps(
-    split: KernelSplit, call: Call, tables: Tables, lanes: int, places: _Places
-) -> Iterator[Step]:
-    """The kernels, each followed by the one that adds lent partial sums up."""
-    own, constant = -1, places.loans
-    for spec, numbers, loan in split.kernels:
-        kernel, programs = _kernel(spec, tables, lanes)
-        free = (0, tables.num_edges) if spec.divisible else ()
-        stored = [places.stored[n] for n in numbers]
-        if loan is not None:
-            if loan.host is None and own < 0:
-                own = places.add((tables.num_edges, loan.width))
-            part = own if loan.host is None else places.results + loan.host
-            stored[numbers.index(loan.result)] = part
-        lists = (places.list(name) for name in _lists(spec))
-        yield Step(kernel, programs, [*operands(spec), *stored, *lists], free)
-        if loan is not None:
-            rows, width = places.shape(loan.result)
-            count, slot = len(loan.columns), call.results[loan.result].slot
-            vector = VECTOR if _vectors(loan.columns) and _vectors(loan.places) else 1
-            name, counts = written(KERNELS, "fold_lent_kernel"), (count, width, loan.width)
-            kernel = Kernel(name, counts, (vector,), LOAN_TILE)
-            lists = (places.list(f"{slot}_{name}") for name in ("indptr", "edges"))
-            taken = (part, places.results + loan.result, constant, constant + 1, *lists)
-            yield Step(kernel, rows * -(-count // LOAN_TILE.blocks[1]), taken)
-            constant += 2
+def _list(name: str) -> _TensorName:
+    return "list", FLAT.index(name)
+
+
+_Walk = tuple[str | None, str | None] | None
+"""Names of the indptr and entries of partial sums; None: only columns are added up."""
+
+
+def _walks(
+    stored: str, slot: str, rows: int, tables: Tables, lanes: int
+) -> tuple[int, list[tuple[_Walk, int]]]:
+    """Number of stored rows, and for each partial sum its lists and number of rows."""
+    slices = tables.z_slices if slot == "z" else tables.x_slices
+    owners = (f"{slot}_owners", None), rows
+    if stored == "lanes":
+        return lanes, [((None, None), rows)]
+    if stored == "runs" and tables.runs is not None:
+        return tables.runs.owner.shape[0], [(("runs_bounds", "runs_order"), rows)]
+    if stored == "pieces" and slices is not None:
+        return slices.num_pieces, [owners]
+    if stored == "edges" and slices is None:
+        return tables.num_edges, [((f"{slot}_indptr", f"{slot}_edges"), rows)]
+    if stored == "edges" and slices is not None:
+        pieces = (f"{slot}_pieces", f"{slot}_edges"), slices.num_pieces
+        return tables.num_edges, [pieces, owners]
+    return rows, [(None, rows)]
+
+
+def _partial_sum(
+    columns_only: bool, shape: Shape, stored_width: int, parts: int, length: int
+) -> tuple[Kernel, int]:
+    """A kernel that adds parts up, `parts` columns of `length` stored rows, and its programs."""
+    rows, width = shape
+    if columns_only:
+        columns = min(128, 1 << max(width - 1, 0).bit_length())
+        tile = Tile((FOLDED_NUMBERS // columns, columns), 1, 1)
+        programs = -(-rows // tile.blocks[0]) * -(-width // columns)
+        name = "fold_columns_kernel"
+    else:
+        tall, columns = (64, 32) if rows == 1 else (16, 128) if length > 8 * rows else (4, 256)
+        tile = Tile((tall, columns), max(2, min(4, tall // 4)), 1)
+        programs = rows * -(-width // columns)
+        name = "fold_rows_kernel"
+    counts = (rows if columns_only else length, width, stored_width)
+    return Kernel(written(KERNELS, name), counts, (parts,), tile), programs
 
 
 def _vectors(columns: Sequence[int]) -> bool:
@@ -351,11 +391,10 @@ def _kernel(spec: RowKernelSpec, tables: Tables, lanes: int) -> tuple[Kernel, in
 _source = functools.lru_cache(maxsize=256)(kernel_source)
 
 
-def _lists(spec: RowKernelSpec) -> Iterator[str]:
-    """Names of the lists that a kernel reads."""
+def _lists(spec: RowKernelSpec) -> list[_TensorName]:
+    """The lists that a kernel reads."""
     if spec.runs:
-        yield from (f"runs_{name}" for name in Runs._fields[:4])
-        return
+        return [_list(f"runs_{name}") for name in Runs._fields[:4]]
     slot, own, other = (spec.owner, "dst", "src") if spec.owner == "z" else ("x", "src", "dst")
     wanted = (
         (f"{slot}_pieces" if spec.pieces else f"{slot}_indptr", spec.segmented),
@@ -364,7 +403,7 @@ def _lists(spec: RowKernelSpec) -> Iterator[str]:
         (f"{slot}_edges", spec.ordered),
         (other, spec.indexed),
     )
-    yield from (name for name, there in wanted if there)
+    return [_list(name) for name, there in wanted if there]
 
 
 def _rows(spec: RowKernelSpec, tables: Tables) -> int:
@@ -385,76 +424,6 @@ def _lanes(split: KernelSplit, tables: Tables, device: torch.device) -> int:
     warps = max(spec.channel_blocks * spec.tiling.warps for spec in looped)
     share = WARPS_PER_PROCESSOR * processors(device) // warps
     return max(1, min(share, *(_rows(spec, tables) for spec in looped)))
-
-
-# partial sums
-
-
-def _result_plan(
-    storage: ResultStorage | None,
-    slot: str,
-    shape: Shape,
-    tables: Tables,
-    lanes: int,
-    device: torch.device,
-) -> ResultPlan:
-    if storage is None:
-        return ResultPlan(shape, zero=True)
-    if storage.direct or storage.rows == "lent":
-        return ResultPlan(shape, zero=not storage.covered)
-    count, walks = _walks(storage.rows, slot, shape[0], tables, lanes)
-    places = None
-    if storage.places is not None:
-        places = torch.tensor(storage.places, dtype=torch.int32).to(device)
-    sums, width = list[PartialSum](), storage.width
-    for walk, rows in walks:
-        sums.append(_partial_sum(walk, (rows, shape[1]), width, places, count))
-        places, width = None, shape[1]
-    return ResultPlan(shape, (count, storage.width), tuple(sums))
-
-
-_Walk = tuple[str | None, str | None] | None
-"""Names of the indptr and entries of partial sums; None: only columns are added up."""
-
-
-def _walks(
-    stored: str, slot: str, rows: int, tables: Tables, lanes: int
-) -> tuple[int, list[tuple[_Walk, int]]]:
-    """Number of stored rows, and for each partial sum its lists and number of rows."""
-    slices = tables.z_slices if slot == "z" else tables.x_slices
-    owners = (f"{slot}_owners", None), rows
-    if stored == "lanes":
-        return lanes, [((None, None), rows)]
-    if stored == "runs" and tables.runs is not None:
-        return tables.runs.owner.shape[0], [(("runs_bounds", "runs_order"), rows)]
-    if stored == "pieces" and slices is not None:
-        return slices.num_pieces, [owners]
-    if stored == "edges" and slices is None:
-        return tables.num_edges, [((f"{slot}_indptr", f"{slot}_edges"), rows)]
-    if stored == "edges" and slices is not None:
-        pieces = (f"{slot}_pieces", f"{slot}_edges"), slices.num_pieces
-        return tables.num_edges, [pieces, owners]
-    return rows, [(None, rows)]
-
-
-def _partial_sum(
-    walk: _Walk, shape: Shape, stored_width: int, places: Tensor | None, length: int
-) -> PartialSum:
-    rows, width = shape
-    if walk is None:
-        columns = min(128, 1 << max(width - 1, 0).bit_length())
-        tile = Tile((FOLDED_NUMBERS // columns, columns), 1, 1)
-        programs = -(-rows // tile.blocks[0]) * -(-width // columns)
-        name, first = "fold_columns_kernel", rows
-    else:
-        tall, columns = (64, 32) if rows == 1 else (16, 128) if length > 8 * rows else (4, 256)
-        tile = Tile((tall, columns), max(2, min(4, tall // 4)), 1)
-        programs = rows * -(-width // columns)
-        name, first = "fold_rows_kernel", length
-    count = 1 if places is None else places.shape[0]
-    kernel = Kernel(written(KERNELS, name), (first, width, stored_width), (count,), tile)
-    lists = tuple(None if part is None else FLAT.index(part) for part in walk or ())
-    return PartialSum(kernel, programs, lists, shape, places)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
