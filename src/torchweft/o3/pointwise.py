@@ -64,6 +64,7 @@ __all__ = [
     "harmonics_scale",
     "ladder_factors",
     "ladder_seed",
+    "prints_gluon",
     "row_kernel",
     "row_program",
     "row_programs",

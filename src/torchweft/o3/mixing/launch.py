@@ -143,10 +143,7 @@ def _parts(x: Tensor) -> int:
 def _recipe(call: _MixSignature) -> _MixRecipe:
     """The recipe, whose launches hold machine code of one dtype and device."""
     mixing, result, rows, parts, dtype, _, shared, elements = call
-    width = mixing.width(result)
-    shape: tuple[int, ...] = (rows, width)
-    if result == "w" and (shared or elements is not None):
-        shape = (width,) if elements is None else (elements, width)
+    shape = mixing.shape(result, rows, shared, elements)
     zero = not rows or uncovered(mixing, result)
     if not rows or not mixing.paths or elements == 0:
         return _MixRecipe(shape, zero, Launches(()))

@@ -135,12 +135,8 @@ def _mix_body(
 
 def _mix_fake(a: Tensor, *others: Any) -> Tensor:
     _, _, starts, text, result, shared, _ = others
-    width = read(text).width(result)
-    if result != "w":
-        return a.new_empty((a.shape[0], width))
-    if starts is not None:
-        return a.new_empty((starts.shape[0] - 1, width))
-    return a.new_empty((width,) if shared else (a.shape[0], width))
+    elements = None if starts is None else starts.shape[0] - 1
+    return a.new_empty(read(text).shape(result, a.shape[0], shared, elements))
 
 
 def _mix_gradients(

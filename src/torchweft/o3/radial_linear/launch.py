@@ -102,17 +102,12 @@ def serves(
         return False
     if tables.z_slices is not None or tables.num_x >= 2**31 or not hidden:
         return False
-    return _suits(structure) and _fits(structure, hidden, precision, like.device)
+    return _fits(structure, hidden, precision, like.device)
 
 
 @functools.lru_cache(maxsize=1024)
 def _fits(structure: Structure, hidden: int, precision: str, device: torch.device) -> bool:
-    steps = _recipe(structure, hidden, precision, torch.int32, device).steps
-    return all(spec.shared_bytes <= _room(device) for spec, *_ in steps)
-
-
-@functools.lru_cache(maxsize=1024)
-def _suits(structure: Structure) -> bool:
+    """Whether channels share y alone, and kernels compile and fit into shared memory."""
     entries = 0
     for product in structure.products:
         for path in product.paths:
@@ -120,7 +115,10 @@ def _suits(structure: Structure) -> bool:
             x, y, z = product.x[path.x], product.y[path.y], product.z[path.z]
             if y.channel_step or not (x.channel_step and z.channel_step):
                 return False
-    return entries <= MOST_ENTRIES_3J
+    if entries > MOST_ENTRIES_3J:
+        return False
+    steps = _recipe(structure, hidden, precision, torch.int32, device).steps
+    return all(spec.shared_bytes <= _room(device) for spec, *_ in steps)
 
 
 @functools.cache

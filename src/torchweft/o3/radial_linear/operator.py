@@ -133,14 +133,7 @@ class _Radial(Contraction):
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         structure, call, _, num_x, num_z, num_edges, hidden, *_ = rest
-        width = read(structure).width
-        shapes = {
-            "x": (num_x, width("x")),
-            "y": (num_edges, width("y")),
-            "z": (num_z, width("z")),
-            "w": (num_edges, hidden),
-            "a": (hidden, width("w")),
-        }
+        shapes = _shapes(read(structure), num_x, num_z, num_edges, hidden)
         return [tensors[0].new_empty(shapes[slot]) for slot, _ in read_call(call).results]
 
     def batch(
@@ -148,6 +141,15 @@ class _Radial(Contraction):
     ) -> Results:
         self.refuse_mapped_graph(dims, rest)
         return one_by_one(call, size, dims, tensors, rest)
+
+
+def _shapes(
+    structure: Structure, num_x: int, num_z: int, num_edges: int, hidden: int
+) -> dict[str, tuple[int, int]]:
+    """Shapes of the tensors in each slot."""
+    rows = {"x": num_x, "y": num_edges, "z": num_z}
+    shapes = {slot: (count, structure.width(slot)) for slot, count in rows.items()}
+    return shapes | {"w": (num_edges, hidden), "a": (hidden, structure.width("w"))}
 
 
 @functools.cache
@@ -202,15 +204,13 @@ def run_by_blocks(
         backend: of the kernels that read formed weights.
     """
     width, like = structure.width("w"), tensors[0]
-    rows = {"x": tables.num_x, "y": tables.num_edges, "z": tables.num_z}
-    rows |= {"w": tables.num_edges, "a": hidden}
-    widths = {s: structure.width(s) for s in "xyz"} | {"w": hidden, "a": width}
+    of_slots = _shapes(structure, *tables[:3], hidden)
     step = max(1, BLOCK_BYTES[like.device.type] // max(1, width * like.element_size()))
     if like.is_cuda and any(slot == "z" for slot, _ in call.results):
         many = ROWS_PER_BLOCK * tables.num_edges // max(1, tables.num_z)
         step = min(max(step, many), MOST_BLOCK_TIMES * step)
     blocks = _blocks(tables, step) if tables.num_edges else ()
-    shapes = [(rows[slot], widths[slot]) for slot, _ in call.results]
+    shapes = [of_slots[slot] for slot, _ in call.results]
     if len(blocks) == 1:
         parts = _on_block(structure, call, tensors, blocks[0], backend)
         found = zip(shapes, parts, strict=True)
