@@ -66,7 +66,7 @@ OWN_DTYPES = (*SHARED_DTYPES, torch.float64)
 MOST_ROW_WEIGHTS, MOST_ROW_TERMS = 2**14, 2**9
 """Weights of a row, and its couplings: a kernel writes both out, and compilers bear so many."""
 
-_FORWARD = str(forward(True))
+_MIXED_FORWARD = str(forward(True))
 
 _OTHERS = {"z": ("t", "w"), "t": ("z", "w"), "w": ("t", "z")}
 """The two operands of each result, in the order of arguments."""
@@ -223,7 +223,7 @@ def mixed_rows(
     Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor C x y w|, K terms a number.  Bitwise repeatable.
     Rows without a path are zero.
     """
-    return _mixed_rows([x, y, weight], (structure.text, _FORWARD, mixing.text))[0]
+    return _mixed_rows([x, y, weight], (structure.text, _MIXED_FORWARD, mixing.text))[0]
 
 
 class _MixedRows(Contraction):

@@ -31,7 +31,7 @@ from torchweft.o3.channelwise.structure import Product, Structure
 from torchweft.o3.edges.graph import Tables
 from torchweft.o3.irreps.wigner import entries_3j
 from torchweft.o3.radial_linear.source import (
-    NAME,
+    RADIAL_KERNEL,
     RADIAL_WARPS,
     ROWS_PER_TILE,
     TWO_PARTS_FROM,
@@ -204,7 +204,7 @@ def _recipe(
         for paths in _path_groups(product, block):
             spec = _staged(RadialKernelSpec(product, paths, widths, hidden, parts, tiling))
             tile = Tile((block, spec.tiling.stages), RADIAL_WARPS, 1)
-            kernel = Kernel(printed("o3_radial", source(spec), NAME), (), (), tile)
+            kernel = Kernel(printed("o3_radial", source(spec), RADIAL_KERNEL), (), (), tile)
             steps.append((spec, kernel, len(table)))
             table += columns(spec)
     sharing = max(map(len, table), default=1)

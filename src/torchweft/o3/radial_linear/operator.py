@@ -67,7 +67,7 @@ ROWS_PER_BLOCK = 512
 MOST_BLOCK_TIMES = 4
 """Times BLOCK_BYTES that these rows may take."""
 
-_FORWARD = str(Call("xywa", (Result("z", ((0, 1, 2, 3),)),)))
+_RADIAL_FORWARD = str(Call("xywa", (Result("z", ((0, 1, 2, 3),)),)))
 
 
 def radial_product(
@@ -107,7 +107,7 @@ def radial_product(
     x, y, radial, radial_weight = same_kind(x=x, y=y, radial=radial, radial_weight=radial_weight)
     tensors = [x, y, radial, radial_weight, *graph.packed]
     sizes = (*graph.tables[:3], radial.shape[1])
-    rest = (structure.text, _FORWARD, graph.present, *sizes, backend or "", precision)
+    rest = (structure.text, _RADIAL_FORWARD, graph.present, *sizes, backend or "", precision)
     return _radial(tensors, rest)[0]
 
 
@@ -344,7 +344,7 @@ def _add(result: Tensor, part: Tensor, slot: str, block: _EdgeBlock) -> None:
         own.copy_(part) if slot in "yw" else own.add_(part)
 
 
-Pairs = tuple[Term, ...]
+TensorPairs = tuple[Term, ...]
 """Pairs of numbers of tensors whose products are added."""
 
 
@@ -361,8 +361,8 @@ class RadialPlan(NamedTuple):
 
     inner: str
     given: tuple[int, ...]
-    formed: tuple[Pairs, ...]
-    results: tuple[int | Pairs, ...]
+    formed: tuple[TensorPairs, ...]
+    results: tuple[int | TensorPairs, ...]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -370,9 +370,9 @@ def radial_plan_of(call: Call) -> RadialPlan:
     """The plan of a call; h and A stand last in terms, in this order."""
     given = tuple(t for t, slot in enumerate(call.slots) if slot in "xyz")
     place = {t: i for i, t in enumerate(given)}
-    formed: dict[Pairs, int] = {}
+    formed: dict[TensorPairs, int] = {}
     inner: dict[Result, int] = {}
-    results: list[int | Pairs] = []
+    results: list[int | TensorPairs] = []
     for slot, terms in call.results:
         if slot in "wa":
             pairs = []

@@ -27,9 +27,9 @@ from torchweft.o3.channelwise.calls import Call, Result
 from torchweft.o3.channelwise.structure import Block, Path, Product
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["NAME", "RadialKernelSpec", "RadialTiling", "columns", "source"]
+__all__ = ["RADIAL_KERNEL", "RadialKernelSpec", "RadialTiling", "columns", "source"]
 
-NAME = "radial_linear"
+RADIAL_KERNEL = "radial_linear"
 """Name of the kernels, in profiles too."""
 
 ROWS_PER_TILE = 32
@@ -150,12 +150,13 @@ def source(spec: RadialKernelSpec) -> str:
     constants = ["BLOCK: tl.constexpr", "STAGES: tl.constexpr"]
     pointers = ["x", "y", "h", "a", "powers", "z", "indptr", "src"]
     parameters = [*(f"{name}_ptr" for name in pointers), "rows", "lanes", *constants]
-    frame = Frame(gluon=False)
-    kernel = frame.function(NAME, parameters, _RadialPrinter(spec).lines(), ["rows", "lanes"])
-    return frame.module(NAME, frame.function("_number", ["list_ptr", "at", "end"], _NUMBER), kernel)
+    frame, lines = Frame(gluon=False), _RadialPrinter(spec).lines()
+    number = frame.function("_number", ["list_ptr", "at", "end"], _HALVES)
+    kernel = frame.function(RADIAL_KERNEL, parameters, lines, ["rows", "lanes"])
+    return frame.module(RADIAL_KERNEL, number, kernel)
 
 
-_NUMBER = (
+_HALVES = (
     "half_ptr = list_ptr.to(tl.pointer_type(tl.int16)) + 2 * tl.cast(at, tl.int64)",
     "low = tl.load(half_ptr, mask=at < end, other=0).to(tl.int32) & 0xFFFF",
     "high = tl.load(half_ptr + 1, mask=at < end, other=0).to(tl.int32)",

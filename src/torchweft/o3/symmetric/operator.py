@@ -236,7 +236,7 @@ class _SymmetricPlan:
         """A kernel, and those that add up its partial sums."""
         x, count = self._tensors[0], len(self._tensors)
         element, order, starts = range(count - ELEMENT_TABLES, count)
-        blocks, (warps, programs) = -(-self._channels // source.LANES), shape(name)
+        blocks, (warps, programs) = -(-self._channels // source.CHANNEL_LANES), shape(name)
         span = max(warps, -(-len(x) * blocks // (programs * processors(x.device))))
         chunks, width = -(-len(x) // span), self._weights[1]
         made = [

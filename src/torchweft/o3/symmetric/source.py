@@ -25,12 +25,12 @@ from torchweft.core.printing.schedule import schedule
 from torchweft.o3.symmetric.program import slots
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["LANES", "Column", "Columns", "SymmetricKernelSpec", "name", "source"]
+__all__ = ["CHANNEL_LANES", "Column", "Columns", "SymmetricKernelSpec", "name", "source"]
 
-LANES = 32
+CHANNEL_LANES = 32
 """Channels of a block: those of a warp's threads, neighbours in memory."""
 
-PLAIN = Dialect({}, lambda of: [], lambda name, component: [])
+PLAIN_DIALECT = Dialect({}, lambda of: [], lambda name, component: [])
 
 
 class Column(NamedTuple):
@@ -84,9 +84,9 @@ class _SymmetricPrinter:
         outputs = [output.operand for output in spec.program.outputs]
         self.outputs = list(zip(outputs, letters.outputs, strict=True))
         self.frame = spec.frame
-        self.numbers = min(LANES, power_of_two(spec.channels))
-        self.rows = LANES // self.numbers * spec.warps
-        self.blocks = -(-spec.channels // LANES)
+        self.numbers = min(CHANNEL_LANES, power_of_two(spec.channels))
+        self.rows = CHANNEL_LANES // self.numbers * spec.warps
+        self.blocks = -(-spec.channels // CHANNEL_LANES)
 
     def module(self) -> str:
         pointers = [o.name for o, _ in (*self.inputs, *self.outputs)]
@@ -99,10 +99,10 @@ class _SymmetricPrinter:
     # loops
 
     def _body(self) -> Iterator[str]:
-        threads = f"[1, 1], [{LANES // self.numbers}, {self.numbers}]"
+        threads = f"[1, 1], [{CHANNEL_LANES // self.numbers}, {self.numbers}]"
         yield from self.frame.layout(f"tl.BlockedLayout({threads}, [{self.spec.warps}, 1], [1, 0])")
         yield f"block, chunk = tl.program_id(0) % {self.blocks}, tl.program_id(0) // {self.blocks}"
-        yield f"c1 = block * {LANES} + tl.arange(0, {self.numbers}{self.frame.sliced(0)})"
+        yield f"c1 = block * {CHANNEL_LANES} + tl.arange(0, {self.numbers}{self.frame.sliced(0)})"
         yield "c = tl.expand_dims(c1, 0)"
         yield f"own = tl.expand_dims(tl.arange(0, {self.rows}{self.frame.sliced(1)}), 1)"
         yield "place = chunk * span"
@@ -130,7 +130,9 @@ class _SymmetricPrinter:
     def _rows(self) -> Iterator[str]:
         """Some rows at once, one a warp."""
         yield "p = first + own"
-        channels = "" if self.spec.channels % LANES == 0 else f" & (c < {self.spec.channels})"
+        channels = (
+            "" if self.spec.channels % CHANNEL_LANES == 0 else f" & (c < {self.spec.channels})"
+        )
         yield f"live = (p < stop){channels}"
         yield "row = tl.load(order_ptr + p, mask=p < stop, other=0).to(tl.int64)"
         for operand, slot in (*self.inputs, *self.outputs):
@@ -142,7 +144,7 @@ class _SymmetricPrinter:
             for mask in [f"c < {self.spec.channels}" if slot == "w" else "live"]
             for n, at in enumerate(self._addresses(operand, slot))
         }
-        yield from load_before_use(self.plan, PLAIN, loads)
+        yield from load_before_use(self.plan, PLAIN_DIALECT, loads)
         for operand, component, value in self._summed():
             if value:
                 yield f"{operand.name}_sum{component} += {value}"
