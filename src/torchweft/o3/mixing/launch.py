@@ -345,15 +345,9 @@ def _gradients(call: ContractionCall) -> Iterator[MixedRowLaunch]:
 
 @functools.lru_cache(maxsize=1024)
 def _launcher(
-    structure: Structure,
-    mixing: Mixing,
-    result: str,
-    pairs: int,
-    rows: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    structure: Structure, mixing: Mixing, result: str, pairs: int, rows: int, *variant: object
 ) -> Launcher:
-    """A launcher, which holds the machine code of one dtype and device."""
+    """A launcher; `variant` is what else its machine code depends on."""
     height, warps = ROW_LAYOUTS[result[0]]
     source = rows_source.source(structure, mixing, result, pairs, height)
     kernel = printed("o3_mixed", source, rows_source.MIXED_PRODUCT)

@@ -115,16 +115,8 @@ def mix(
     return _mix(t, weight, order, starts, mixing.text, "z", weight.dim() == 1, kernels)
 
 
-def _mix_body(
-    a: Tensor,
-    b: Tensor,
-    order: Tensor | None,
-    starts: Tensor | None,
-    text: str,
-    result: str,
-    shared: bool,
-    kernels: bool,
-) -> Tensor:
+def _mix_body(a: Tensor, b: Tensor, *others: Any) -> Tensor:
+    order, starts, text, result, shared, kernels = others
     elements = None if order is None or starts is None else ElementRows(order, starts)
     mixing, a, b = read(text), a.contiguous(), b.contiguous()
     if elements is not None and not kernels:

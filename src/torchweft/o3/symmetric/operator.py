@@ -276,15 +276,8 @@ def columns(name: str, layout: str, channels: int) -> source.Columns:
 
 
 @functools.lru_cache(maxsize=1024)
-def _kernel(
-    name: str,
-    layout: str,
-    channels: int,
-    dtype: torch.dtype,
-    index: torch.dtype,
-    device: torch.device,
-) -> Kernel:
-    """The kernel, which holds machine code that depends on all arguments."""
+def _kernel(name: str, layout: str, channels: int, dtype: torch.dtype, *variant: object) -> Kernel:
+    """The kernel; `variant` is what else its machine code depends on."""
     places, (warps, _) = columns(name, layout, channels), shape(name)
     frame = Frame(prints_gluon(), dtype == torch.float64)
     spec = source.SymmetricKernelSpec(symmetric_program(name), places, channels, warps, frame)
@@ -293,8 +286,8 @@ def _kernel(
 
 
 @functools.lru_cache(maxsize=1024)
-def _fold(width: int, dtype: torch.dtype, device: torch.device) -> Kernel:
-    """The kernel that adds up partial sums, which holds machine code."""
+def _fold(width: int, *variant: object) -> Kernel:
+    """The kernel that adds up partial sums; `variant` is what else its machine code depends on."""
     kernel = written("torchweft.o3.symmetric.kernels", "fold_parts_kernel")
     return Kernel(kernel, (width,), (), FOLD_PARTS_TILE)
 
