@@ -49,7 +49,7 @@ from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import IndexRangeError
 from torchweft.o3.backends import executor, refuse_backend
 from torchweft.o3.channelwise.calls import forward, read_call
-from torchweft.o3.channelwise.operator import ContractionRule as Contraction
+from torchweft.o3.channelwise.operator import ContractionRule
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.channelwise.structure import read as read_structure
 from torchweft.o3.mixing.blocks import CopyBlock, Mixing, read
@@ -64,7 +64,7 @@ OWN_DTYPES = (*SHARED_DTYPES, torch.float64)
 """Dtypes of rows that kernels take: with shared weights, and with own weights of each row."""
 
 MOST_ROW_WEIGHTS, MOST_ROW_TERMS = 2**14, 2**9
-"""Weights of a row, and its couplings: a kernel writes both out, and compilers bear so many."""
+"""Most weights and couplings of a row: kernels spell both out, and compile longer for more."""
 
 _MIXED_FORWARD = str(forward(True))
 
@@ -218,7 +218,7 @@ def mixed_rows(
     return _mixed_rows([x, y, weight], (structure.text, _MIXED_FORWARD, mixing.text))[0]
 
 
-class _MixedRows(Contraction):
+class _MixedRowsRule(ContractionRule):
     """Results of derivatives of Σ C x y w z."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
@@ -243,7 +243,7 @@ class _MixedRows(Contraction):
         return mapped_as_rows(call, size, dims, tensors, rest)
 
 
-_mixed_rows = ListOperator("o3_mixed_rows", "str structure, str call, str mixing", _MixedRows())
+_mixed_rows = ListOperator("o3_mixed_rows", "str structure, str call, str mixing", _MixedRowsRule())
 
 
 class ElementRows(NamedTuple):

@@ -26,7 +26,7 @@ from torchweft.core.gpu.launcher import (
     processors,
 )
 from torchweft.core.printing.modules import printed, written
-from torchweft.o3.channelwise.calls import Call as Contraction
+from torchweft.o3.channelwise.calls import Call as ContractionCall
 from torchweft.o3.channelwise.structure import Product, Structure
 from torchweft.o3.edges.graph import Tables
 from torchweft.o3.irreps.wigner import entries_3j
@@ -86,7 +86,7 @@ NUMBERS_PER_PROGRAM = 2048
 
 def serves(
     structure: Structure,
-    call: Contraction,
+    call: ContractionCall,
     like: Tensor,
     tables: Tables,
     hidden: int,

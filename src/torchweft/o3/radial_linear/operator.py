@@ -36,9 +36,12 @@ from torchweft.core.operators.tensor_list import Call as Door
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, Result, Term, read_call
-from torchweft.o3.channelwise.operator import ContractionRule as Contraction
-from torchweft.o3.channelwise.operator import cached_call as kept
-from torchweft.o3.channelwise.operator import contraction, one_by_one
+from torchweft.o3.channelwise.operator import (
+    ContractionRule,
+    cached_call,
+    contraction,
+    one_by_one,
+)
 from torchweft.o3.channelwise.structure import Structure, read
 from torchweft.o3.edges.graph import Graph, Tables, pack, unpack
 from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
@@ -111,7 +114,7 @@ def radial_product(
     return _radial(tensors, rest)[0]
 
 
-class _Radial(Contraction):
+class _RadialRule(ContractionRule):
     """Results of derivatives of Q(x, y, h A, z)."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
@@ -162,7 +165,7 @@ _radial = ListOperator(
     "o3_radial",
     "str structure, str call, str present, SymInt num_x, SymInt num_z, SymInt num_edges, "
     "SymInt hidden, str backend, str precision",
-    _Radial(),
+    _RadialRule(),
 )
 
 
@@ -252,7 +255,7 @@ def _on_block(
     given = [values[t] for t in plan.given]
     rest = structure.text, plan.inner, block.present, block.sizes, False, backend
     key = rest, like.dtype
-    cached = block.calls.get(key) or block.calls.setdefault(key, kept(*rest))
+    cached = block.calls.get(key) or block.calls.setdefault(key, cached_call(*rest))
     found = contraction([*given, *formed, *block.packed], cached)
     results: list[Tensor | None] = []
     for (slot, _), what in zip(call.results, plan.results, strict=True):

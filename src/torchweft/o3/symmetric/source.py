@@ -1,6 +1,6 @@
-"""Kernels of symmetric contractions, printed for one program, layout and number of channels.
+"""Printed kernels of symmetric contractions, for one program, layout and number of channels.
 
-Rows come sorted by element.  A kernel program takes `span` neighbours of that order and a block of
+Rows are sorted by element.  A kernel program takes `span` neighbours of that order and a block of
 channels, a thread one channel of one row at a time:
 
     for the elements among its rows:
@@ -9,8 +9,8 @@ channels, a thread one channel of one row at a time:
             write results of rows; add what belongs to the element to the thread's own sums
         the threads' sums: a part of the element's
 
-Nothing else goes through memory.  Chunk q's part of element e has number q + e: both only grow
-along the order, so that no two parts meet and few numbers stay unused.
+Nothing else goes through memory.  The partial sum of chunk q and element e has number q + e: both
+only grow along the order, so that numbers are distinct and few stay unused.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _SymmetricPrinter:
         yield from indented(self._run())
 
     def _run(self) -> Iterator[str]:
-        """The rows of one element."""
+        """Rows of one element."""
         yield f"element = {self.frame.cast('tl.load(element_ptr + tl.load(order_ptr + place))')}"
         yield "stop = tl.minimum(tl.load(starts_ptr + element + 1), end)"
         for operand, slot in self.inputs:
@@ -125,10 +125,10 @@ class _SymmetricPrinter:
         yield f"for first in range(place, stop, {self.rows}):"
         yield from indented(self._rows())
         yield from self._parts()
-        yield "place = tl.maximum(stop, place + 1)"  # an element that is none must not hang it
+        yield "place = tl.maximum(stop, place + 1)"  # ends for elements out of range too
 
     def _rows(self) -> Iterator[str]:
-        """Some rows at once, one a warp."""
+        """Rows that the warps take at once."""
         yield "p = first + own"
         channels = (
             "" if self.spec.channels % CHANNEL_LANES == 0 else f" & (c < {self.spec.channels})"
@@ -157,7 +157,7 @@ class _SymmetricPrinter:
     # addresses
 
     def _places(self, operand: Operand, slot: str) -> Iterator[str]:
-        """Where a row begins, for each step of channels."""
+        """Address of a row, for each step of channels."""
         columns = self.columns[slot]
         width = len(columns) * self.spec.channels
         for step in dict.fromkeys(column.step for column in columns):
@@ -177,7 +177,7 @@ class _SymmetricPrinter:
                     yield operand, component, value
 
     def _parts(self) -> Iterator[str]:
-        """The threads' sums, added up and stored."""
+        """Add up the threads' sums and store them."""
         found = {operand.name: operand.size for operand, slot in self.outputs if slot == "w"}
         for of, size in found.items():
             width = size * self.spec.channels
