@@ -7,7 +7,7 @@ peak memory of each.  The ways:
 
     torchweft     what the library does: forward the fused kernel, derivatives by blocks of edges
     fused, whole  the fused kernel; derivatives in one block, whose weights are formed anew
-    blocks        blocks of edges forward too: what is left without radial_linear/launch and source
+    blocks        blocks of edges forward too: what is left without the fused kernel
     whole         one block of all edges in each phase; our kernels form h A, which is not kept
     formed        h @ A by torch, kept by autograd, then an ordinary convolution: what is left
                   without the folder radial_linear

@@ -120,7 +120,7 @@ def test_products_with_own_weights(result: str, pairs: int, check: Check) -> Non
     source = mixing_rows_generator.source(
         mixed.structure, mixed.mixing, result, pairs, layout.height
     )
-    kernel = printed("o3_mixed", source, mixing_rows_generator.NAME).function()
+    kernel = printed("o3_mixed", source, mixing_rows_generator.MIXED_PRODUCT).function()
     constants = {"WARPS": layout.warps}
     types = {arg: "*fp32" for arg in kernel.arg_names if arg.endswith("_ptr")}
     options = {"num_warps": layout.warps, "num_stages": 1}

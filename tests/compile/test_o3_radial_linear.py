@@ -33,7 +33,7 @@ def specs(structure, precision):
 
 def build(spec: RadialKernelSpec) -> Build:
     tiling = spec.tiling
-    kernel = printed("o3_radial", generator.source(spec), generator.NAME).function()
+    kernel = printed("o3_radial", generator.source(spec), generator.RADIAL_KERNEL).function()
     constants = {"BLOCK": tiling.block, "STAGES": tiling.stages}
     types = {
         name: TYPES.get(name, "*fp32" if name.endswith("_ptr") else "i32")

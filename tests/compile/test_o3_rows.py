@@ -18,7 +18,7 @@ from torchweft.core.printing.kernel import Frame
 from torchweft.core.printing.modules import printed
 from torchweft.o3.pointwise import (
     ROW_WARPS,
-    RowKernelSpec,
+    PointwiseKernelSpec,
     bessel_key,
     cutoff_key,
     harmonics_key,
@@ -73,7 +73,7 @@ def test_weights_of_couplings(order: str, check: Check) -> None:
 
 def build(program: Program, channels: int, dtype: str, target: str) -> Build:
     """The kernel of a program."""
-    spec = RowKernelSpec(program, channels, Frame(target.startswith("sm_"), dtype == "fp64"))
+    spec = PointwiseKernelSpec(program, channels, Frame(target.startswith("sm_"), dtype == "fp64"))
     kernel = printed("o3_rows", source(spec), "rows").function()
     types = {n: f"*{dtype}" if n.endswith("_ptr") else "i32" for n in kernel.arg_names}
     # rows of few numbers are read number by number

@@ -16,7 +16,7 @@ if not INTERPRETED:
 
 from torchweft import explain, o3
 from torchweft.o3.mixing import operator as mixing_operator
-from torchweft.o3.mixing.rows_source import NAME
+from torchweft.o3.mixing.rows_source import MIXED_PRODUCT
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.testing.contract import assert_same_bits
 
@@ -94,8 +94,8 @@ def test_one_kernel_forward_and_two_backward():
         return [launch.kernel for launch in explain(function).launches]
 
     z = of(x, y, w)
-    assert names(lambda: of(x, y, w)) == [NAME]
-    assert names(lambda: z.sum().backward()) == [NAME] * 2
+    assert names(lambda: of(x, y, w)) == [MIXED_PRODUCT]
+    assert names(lambda: z.sum().backward()) == [MIXED_PRODUCT] * 2
 
 
 def test_no_rows():

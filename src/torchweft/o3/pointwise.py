@@ -64,6 +64,7 @@ __all__ = [
     "harmonics_scale",
     "ladder_factors",
     "ladder_seed",
+    "prints_gluon",
     "row_kernel",
     "row_program",
     "row_programs",
@@ -82,8 +83,8 @@ SERIES_BELOW = 4.0
 SMALLEST_NORMAL = {"tl.float32": 1.1754943508222875e-38, "tl.float64": sys.float_info.min}
 """The smallest normal numbers; the root of a smaller one is infinite."""
 
-LOOP_DTYPES = (torch.float32, torch.float64)
-ROW_DTYPES = (*LOOP_DTYPES, torch.bfloat16, torch.float16)
+ROW_LOOP_DTYPES = (torch.float32, torch.float64)
+ROW_DTYPES = (*ROW_LOOP_DTYPES, torch.bfloat16, torch.float16)
 
 LOOP_FROM_NUMBERS = 2**15
 """Numbers of a result from which on a loop is worth the seconds of its compilation."""
@@ -224,7 +225,7 @@ def row_program(name: str) -> Program:
 # kernels
 
 
-class RowKernelSpec(NamedTuple):
+class PointwiseKernelSpec(NamedTuple):
     """All that the source of a kernel depends on.
 
     Args:
@@ -238,7 +239,7 @@ class RowKernelSpec(NamedTuple):
     frame: Frame
 
 
-def source(spec: RowKernelSpec) -> str:
+def source(spec: PointwiseKernelSpec) -> str:
     """Module text; the kernel is its function `rows`."""
     frame, used = spec.frame, spec.program.used()
     pointers = [operand.name for operand in spec.program.inputs if operand.name in used]
@@ -269,7 +270,7 @@ def _wave(n: int, wide: bool) -> Iterator[str]:
     yield f"return tl.where(x < {SERIES_BELOW}, series, now)"
 
 
-def _body(spec: RowKernelSpec) -> Iterator[str]:
+def _body(spec: PointwiseKernelSpec) -> Iterator[str]:
     frame = spec.frame
     layout = f", tl.BlockedLayout([1], [32], [{ROW_WARPS}], [0])" if frame.gluon else ""
     threads = 32 * ROW_WARPS
@@ -330,7 +331,7 @@ def row_kernel(
     It holds machine code, which depends on all arguments.
     """
     frame = Frame(prints_gluon(), torch.float64 in dtypes)
-    text = source(RowKernelSpec(program, channels, frame))
+    text = source(PointwiseKernelSpec(program, channels, frame))
     return Kernel(printed("o3_rows", text, "rows"), (), (), Tile((), ROW_WARPS, 1))
 
 
@@ -452,7 +453,7 @@ def serves_rows(x: Tensor, backend: str | None = None, size: int = 0) -> bool:
         return False
     dtypes: tuple[torch.dtype, ...] = ROW_DTYPES
     if chosen_backend(backend, x.device.type) == "numba":
-        dtypes = LOOP_DTYPES if size and not _INTERPRETED else ()
+        dtypes = ROW_LOOP_DTYPES if size and not _INTERPRETED else ()
     if x.dtype not in dtypes:
         refuse_backend(backend, x.device.type, f"this function of rows, in {x.dtype}")
     return True
@@ -469,7 +470,7 @@ def _has_loop(x: Tensor, size: int) -> bool:
     """Whether a loop serves x: of many rows, on the CPU, unless torch traces or is watched."""
     if compiling() or not _on_cpu(x) or not unwatched(x) or x.numel() < _fewest(x, size):
         return False
-    return x.dtype in LOOP_DTYPES and choose(None, "cpu") == "numba"
+    return x.dtype in ROW_LOOP_DTYPES and choose(None, "cpu") == "numba"
 
 
 def _on_cpu(x: Tensor) -> bool:

@@ -98,6 +98,13 @@ class Mixing:
         """Numbers in a row of t, z or w."""
         return self.widths["tzw".index(slot)]
 
+    def shape(self, result: str, rows: int, shared: bool, elements: int | None) -> tuple[int, ...]:
+        """Shape of t, z or w, of weights that all rows share or that elements have."""
+        width = self.width(result)
+        if result != "w" or not (shared or elements is not None):
+            return rows, width
+        return (width,) if elements is None else (elements, width)
+
 
 @functools.lru_cache(maxsize=1024)
 def read(text: str) -> Mixing:

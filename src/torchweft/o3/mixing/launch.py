@@ -67,7 +67,7 @@ OWN_WARPS = 4
 OUTER_PROGRAMS, EXACT_OUTER_PROGRAMS = 4, 24
 """Programs per processor that share the sum over rows; of exact ones four to six run together."""
 
-A, B, ORDER, STARTS, OUT, SCRATCH = range(6)
+A, B, ORDER, STARTS, OUT, BETWEEN = range(6)
 """Places of a call's tensors: operands, rows by element, result, memory between kernels."""
 
 
@@ -143,10 +143,7 @@ def _parts(x: Tensor) -> int:
 def _recipe(call: _MixSignature) -> _MixRecipe:
     """The recipe, whose launches hold machine code of one dtype and device."""
     mixing, result, rows, parts, dtype, _, shared, elements = call
-    width = mixing.width(result)
-    shape: tuple[int, ...] = (rows, width)
-    if result == "w" and (shared or elements is not None):
-        shape = (width,) if elements is None else (elements, width)
+    shape = mixing.shape(result, rows, shared, elements)
     zero = not rows or uncovered(mixing, result)
     if not rows or not mixing.paths or elements == 0:
         return _MixRecipe(shape, zero, Launches(()))
@@ -188,9 +185,9 @@ def _product(call: _MixSignature, workspace_bytes: int) -> list[Step]:
         _kernel("prepare", prepare, (), PREPARE_TILE),
         _kernel("product", product, (rows,), tile._replace(blocks=(m, n, k))),
     )
-    taken = (*(() if elements is None else (ORDER, STARTS)), A, SCRATCH, OUT)
+    taken = (*(() if elements is None else (ORDER, STARTS)), A, BETWEEN, OUT)
     return [
-        Step(kernels[0], (elements or 1) * tiles, (B, SCRATCH)),
+        Step(kernels[0], (elements or 1) * tiles, (B, BETWEEN)),
         Step(kernels[1], programs, taken, workspace_bytes=workspace_bytes),
     ]
 
@@ -217,8 +214,8 @@ def _outer(call: _MixSignature) -> tuple[int, list[Step]]:
     tables = () if elements is None else (ORDER, STARTS)
     workspace_bytes = 4 * count * mixing.num_weights
     return count, [
-        Step(kernel, programs, (*tables, A, B, SCRATCH), workspace_bytes=workspace_bytes),
-        Step(fold, folds, (*tables[1:], SCRATCH, OUT)),
+        Step(kernel, programs, (*tables, A, B, BETWEEN), workspace_bytes=workspace_bytes),
+        Step(fold, folds, (*tables[1:], BETWEEN, OUT)),
     ]
 
 
@@ -267,11 +264,11 @@ ROW_LAYOUTS = {
 Weights that are copied into shared memory ahead took a third longer.
 """
 
-MOST_PAIRS = 2
+MOST_ROW_PAIRS = 2
 """Pairs of x and y in a kernel, at most."""
 
 
-RowLaunch = tuple[str, Mapping[str, tuple[int, ...]], tuple[int, ...]]
+MixedRowLaunch = tuple[str, Mapping[str, tuple[int, ...]], tuple[int, ...]]
 """Slots of a kernel's results; for each operand numbers of the call's tensors, which are added; for
 each slot the number of the call's result."""
 
@@ -312,11 +309,11 @@ def run_mixed_rows(
 
 
 @functools.lru_cache(maxsize=1024)
-def _row_launches(call: ContractionCall) -> tuple[RowLaunch, ...]:
+def _row_launches(call: ContractionCall) -> tuple[MixedRowLaunch, ...]:
     return (*_sums(call), *_gradients(call))
 
 
-def _sums(call: ContractionCall) -> Iterator[RowLaunch]:
+def _sums(call: ContractionCall) -> Iterator[MixedRowLaunch]:
     """Kernels of the results z and w."""
     for k, (slot, terms) in enumerate(call.results):
         if slot not in "zw":
@@ -325,14 +322,14 @@ def _sums(call: ContractionCall) -> Iterator[RowLaunch]:
         for x, y, other in terms:
             shared.setdefault(other, []).append((x, y))
         for other, pairs in shared.items():
-            for first in range(0, len(pairs), MOST_PAIRS):
+            for first in range(0, len(pairs), MOST_ROW_PAIRS):
                 read = {"w" if slot == "z" else "z": (other,)}
-                for i, (x, y) in enumerate(pairs[first : first + MOST_PAIRS]):
+                for i, (x, y) in enumerate(pairs[first : first + MOST_ROW_PAIRS]):
                     read |= {f"x{i}": (x,), f"y{i}": (y,)}
                 yield slot, read, (k,)
 
 
-def _gradients(call: ContractionCall) -> Iterator[RowLaunch]:
+def _gradients(call: ContractionCall) -> Iterator[MixedRowLaunch]:
     """Kernels of the results x and y, one of each at a time."""
     wanted: dict[tuple[int, int, int], dict[str, tuple[int, list[int]]]] = {}
     for k, (slot, terms) in enumerate(call.results):
@@ -348,18 +345,12 @@ def _gradients(call: ContractionCall) -> Iterator[RowLaunch]:
 
 @functools.lru_cache(maxsize=1024)
 def _launcher(
-    structure: Structure,
-    mixing: Mixing,
-    result: str,
-    pairs: int,
-    rows: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    structure: Structure, mixing: Mixing, result: str, pairs: int, rows: int, *variant: object
 ) -> Launcher:
-    """A launcher, which holds the machine code of one dtype and device."""
+    """A launcher; `variant` is what else its machine code depends on."""
     height, warps = ROW_LAYOUTS[result[0]]
     source = rows_source.source(structure, mixing, result, pairs, height)
-    kernel = printed("o3_mixed", source, rows_source.NAME)
+    kernel = printed("o3_mixed", source, rows_source.MIXED_PRODUCT)
     return Launcher(kernel, rows, (), (), (), Tile((warps,), warps, 1))
 
 

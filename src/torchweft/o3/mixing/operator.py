@@ -49,7 +49,7 @@ from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import IndexRangeError
 from torchweft.o3.backends import executor, refuse_backend
 from torchweft.o3.channelwise.calls import forward, read_call
-from torchweft.o3.channelwise.operator import ContractionRule as Contraction
+from torchweft.o3.channelwise.operator import ContractionRule
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.channelwise.structure import read as read_structure
 from torchweft.o3.mixing.blocks import CopyBlock, Mixing, read
@@ -64,9 +64,9 @@ OWN_DTYPES = (*SHARED_DTYPES, torch.float64)
 """Dtypes of rows that kernels take: with shared weights, and with own weights of each row."""
 
 MOST_ROW_WEIGHTS, MOST_ROW_TERMS = 2**14, 2**9
-"""Weights of a row, and its couplings: a kernel writes both out, and compilers bear so many."""
+"""Most weights and couplings of a row: kernels spell both out, and compile longer for more."""
 
-_FORWARD = str(forward(True))
+_MIXED_FORWARD = str(forward(True))
 
 _OTHERS = {"z": ("t", "w"), "t": ("z", "w"), "w": ("t", "z")}
 """The two operands of each result, in the order of arguments."""
@@ -115,16 +115,8 @@ def mix(
     return _mix(t, weight, order, starts, mixing.text, "z", weight.dim() == 1, kernels)
 
 
-def _mix_body(
-    a: Tensor,
-    b: Tensor,
-    order: Tensor | None,
-    starts: Tensor | None,
-    text: str,
-    result: str,
-    shared: bool,
-    kernels: bool,
-) -> Tensor:
+def _mix_body(a: Tensor, b: Tensor, *others: Any) -> Tensor:
+    order, starts, text, result, shared, kernels = others
     elements = None if order is None or starts is None else ElementRows(order, starts)
     mixing, a, b = read(text), a.contiguous(), b.contiguous()
     if elements is not None and not kernels:
@@ -135,12 +127,8 @@ def _mix_body(
 
 def _mix_fake(a: Tensor, *others: Any) -> Tensor:
     _, _, starts, text, result, shared, _ = others
-    width = read(text).width(result)
-    if result != "w":
-        return a.new_empty((a.shape[0], width))
-    if starts is not None:
-        return a.new_empty((starts.shape[0] - 1, width))
-    return a.new_empty((width,) if shared else (a.shape[0], width))
+    elements = None if starts is None else starts.shape[0] - 1
+    return a.new_empty(read(text).shape(result, a.shape[0], shared, elements))
 
 
 def _mix_gradients(
@@ -227,10 +215,10 @@ def mixed_rows(
     Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor C x y w|, K terms a number.  Bitwise repeatable.
     Rows without a path are zero.
     """
-    return _mixed_rows([x, y, weight], (structure.text, _FORWARD, mixing.text))[0]
+    return _mixed_rows([x, y, weight], (structure.text, _MIXED_FORWARD, mixing.text))[0]
 
 
-class _MixedRows(Contraction):
+class _MixedRowsRule(ContractionRule):
     """Results of derivatives of Σ C x y w z."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
@@ -255,7 +243,7 @@ class _MixedRows(Contraction):
         return mapped_as_rows(call, size, dims, tensors, rest)
 
 
-_mixed_rows = ListOperator("o3_mixed_rows", "str structure, str call, str mixing", _MixedRows())
+_mixed_rows = ListOperator("o3_mixed_rows", "str structure, str call, str mixing", _MixedRowsRule())
 
 
 class ElementRows(NamedTuple):

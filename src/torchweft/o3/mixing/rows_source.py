@@ -19,12 +19,20 @@ from torchweft.o3.channelwise.structure import Block as Factor
 from torchweft.o3.channelwise.structure import Path as Coupling
 from torchweft.o3.channelwise.structure import Product, Structure
 from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing, groups
-from torchweft.o3.mixing.source import ACCUMULATOR, FRAME, alignment, number
+from torchweft.o3.mixing.source import FRAME, ROW_ACCUMULATOR, alignment, number
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["NAME", "CoupledPath", "coupled_paths", "operands", "reached", "row_weights", "source"]
+__all__ = [
+    "MIXED_PRODUCT",
+    "CoupledPath",
+    "coupled_paths",
+    "operands",
+    "reached",
+    "row_weights",
+    "source",
+]
 
-NAME = "mixed_product"
+MIXED_PRODUCT = "mixed_product"
 """Name of the kernels, in profiles too."""
 
 LEAST_COPIES, MOST_COPIES = 16, 128
@@ -147,7 +155,7 @@ def source(
     """
     printer = _MixedProductPrinter(structure, mixing, result, pairs, height)
     parameters = [*(f"{name}_ptr" for name in printer.names), "WARPS: tl.constexpr"]
-    return FRAME.module(NAME, FRAME.function(NAME, parameters, printer.lines()))
+    return FRAME.module(MIXED_PRODUCT, FRAME.function(MIXED_PRODUCT, parameters, printer.lines()))
 
 
 def _tiles(copies: int) -> Iterator[tuple[int, int]]:
@@ -174,7 +182,7 @@ class _MixedProductPrinter:
         self.begun = set[str]()
 
     def lines(self) -> Iterator[str]:
-        yield ACCUMULATOR
+        yield ROW_ACCUMULATOR
         yield "row = tl.program_id(0).to(tl.int64)"
         for name in self.names:
             yield f"{name}_row = {name}_ptr + row * {self.widths[name.removeprefix('g')[0]]}"

@@ -184,7 +184,7 @@ def own_source(mixing: Mixing, result: str, warps: int) -> str:
     pointers, parts = ["t_ptr", "z_ptr", "w_ptr"], list[Iterator[str]]()
     body = ["row = tl.program_id(0).to(tl.int64)"]
     body += [f"{slot}_ptr += row * {mixing.width(slot)}" for slot in "tzw"]
-    body.append(ACCUMULATOR)
+    body.append(ROW_ACCUMULATOR)
     for n, group in enumerate(groups(mixing, "z")):
         lines = _OwnPrinter(group, 32 * warps).lines(result)
         parts.append(FRAME.function(f"part_{n}", [*pointers, "ACC: tl.constexpr"], lines))
@@ -193,7 +193,7 @@ def own_source(mixing: Mixing, result: str, warps: int) -> str:
     return FRAME.module("mixing_own", *parts, kernel)
 
 
-ACCUMULATOR = (
+ROW_ACCUMULATOR = (
     "ACC: tl.constexpr = tl.float64 if w_ptr.dtype.element_ty == tl.float64 else tl.float32"
 )
 """The dtype of sums, in kernels of rows with own weights."""

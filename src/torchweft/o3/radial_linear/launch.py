@@ -26,12 +26,12 @@ from torchweft.core.gpu.launcher import (
     processors,
 )
 from torchweft.core.printing.modules import printed, written
-from torchweft.o3.channelwise.calls import Call as Contraction
+from torchweft.o3.channelwise.calls import Call as ContractionCall
 from torchweft.o3.channelwise.structure import Product, Structure
 from torchweft.o3.edges.graph import Tables
 from torchweft.o3.irreps.wigner import entries_3j
 from torchweft.o3.radial_linear.source import (
-    NAME,
+    RADIAL_KERNEL,
     RADIAL_WARPS,
     ROWS_PER_TILE,
     TWO_PARTS_FROM,
@@ -86,7 +86,7 @@ NUMBERS_PER_PROGRAM = 2048
 
 def serves(
     structure: Structure,
-    call: Contraction,
+    call: ContractionCall,
     like: Tensor,
     tables: Tables,
     hidden: int,
@@ -102,17 +102,12 @@ def serves(
         return False
     if tables.z_slices is not None or tables.num_x >= 2**31 or not hidden:
         return False
-    return _suits(structure) and _fits(structure, hidden, precision, like.device)
+    return _fits(structure, hidden, precision, like.device)
 
 
 @functools.lru_cache(maxsize=1024)
 def _fits(structure: Structure, hidden: int, precision: str, device: torch.device) -> bool:
-    steps = _recipe(structure, hidden, precision, torch.int32, device).steps
-    return all(spec.shared_bytes <= _room(device) for spec, *_ in steps)
-
-
-@functools.lru_cache(maxsize=1024)
-def _suits(structure: Structure) -> bool:
+    """Whether channels share y alone, and kernels compile and fit into shared memory."""
     entries = 0
     for product in structure.products:
         for path in product.paths:
@@ -120,7 +115,10 @@ def _suits(structure: Structure) -> bool:
             x, y, z = product.x[path.x], product.y[path.y], product.z[path.z]
             if y.channel_step or not (x.channel_step and z.channel_step):
                 return False
-    return entries <= MOST_ENTRIES_3J
+    if entries > MOST_ENTRIES_3J:
+        return False
+    steps = _recipe(structure, hidden, precision, torch.int32, device).steps
+    return all(spec.shared_bytes <= _room(device) for spec, *_ in steps)
 
 
 @functools.cache
@@ -206,7 +204,7 @@ def _recipe(
         for paths in _path_groups(product, block):
             spec = _staged(RadialKernelSpec(product, paths, widths, hidden, parts, tiling))
             tile = Tile((block, spec.tiling.stages), RADIAL_WARPS, 1)
-            kernel = Kernel(printed("o3_radial", source(spec), NAME), (), (), tile)
+            kernel = Kernel(printed("o3_radial", source(spec), RADIAL_KERNEL), (), (), tile)
             steps.append((spec, kernel, len(table)))
             table += columns(spec)
     sharing = max(map(len, table), default=1)

@@ -36,9 +36,12 @@ from torchweft.core.operators.tensor_list import Call as Door
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, Result, Term, read_call
-from torchweft.o3.channelwise.operator import ContractionRule as Contraction
-from torchweft.o3.channelwise.operator import cached_call as kept
-from torchweft.o3.channelwise.operator import contraction, one_by_one
+from torchweft.o3.channelwise.operator import (
+    ContractionRule,
+    cached_call,
+    contraction,
+    one_by_one,
+)
 from torchweft.o3.channelwise.structure import Structure, read
 from torchweft.o3.edges.graph import Graph, Tables, pack, unpack
 from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
@@ -67,7 +70,7 @@ ROWS_PER_BLOCK = 512
 MOST_BLOCK_TIMES = 4
 """Times BLOCK_BYTES that these rows may take."""
 
-_FORWARD = str(Call("xywa", (Result("z", ((0, 1, 2, 3),)),)))
+_RADIAL_FORWARD = str(Call("xywa", (Result("z", ((0, 1, 2, 3),)),)))
 
 
 def radial_product(
@@ -107,11 +110,11 @@ def radial_product(
     x, y, radial, radial_weight = same_kind(x=x, y=y, radial=radial, radial_weight=radial_weight)
     tensors = [x, y, radial, radial_weight, *graph.packed]
     sizes = (*graph.tables[:3], radial.shape[1])
-    rest = (structure.text, _FORWARD, graph.present, *sizes, backend or "", precision)
+    rest = (structure.text, _RADIAL_FORWARD, graph.present, *sizes, backend or "", precision)
     return _radial(tensors, rest)[0]
 
 
-class _Radial(Contraction):
+class _RadialRule(ContractionRule):
     """Results of derivatives of Q(x, y, h A, z)."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
@@ -133,14 +136,7 @@ class _Radial(Contraction):
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         structure, call, _, num_x, num_z, num_edges, hidden, *_ = rest
-        width = read(structure).width
-        shapes = {
-            "x": (num_x, width("x")),
-            "y": (num_edges, width("y")),
-            "z": (num_z, width("z")),
-            "w": (num_edges, hidden),
-            "a": (hidden, width("w")),
-        }
+        shapes = _shapes(read(structure), num_x, num_z, num_edges, hidden)
         return [tensors[0].new_empty(shapes[slot]) for slot, _ in read_call(call).results]
 
     def batch(
@@ -148,6 +144,15 @@ class _Radial(Contraction):
     ) -> Results:
         self.refuse_mapped_graph(dims, rest)
         return one_by_one(call, size, dims, tensors, rest)
+
+
+def _shapes(
+    structure: Structure, num_x: int, num_z: int, num_edges: int, hidden: int
+) -> dict[str, tuple[int, int]]:
+    """Shapes of the tensors in each slot."""
+    rows = {"x": num_x, "y": num_edges, "z": num_z}
+    shapes = {slot: (count, structure.width(slot)) for slot, count in rows.items()}
+    return shapes | {"w": (num_edges, hidden), "a": (hidden, structure.width("w"))}
 
 
 @functools.cache
@@ -160,7 +165,7 @@ _radial = ListOperator(
     "o3_radial",
     "str structure, str call, str present, SymInt num_x, SymInt num_z, SymInt num_edges, "
     "SymInt hidden, str backend, str precision",
-    _Radial(),
+    _RadialRule(),
 )
 
 
@@ -202,15 +207,13 @@ def run_by_blocks(
         backend: of the kernels that read formed weights.
     """
     width, like = structure.width("w"), tensors[0]
-    rows = {"x": tables.num_x, "y": tables.num_edges, "z": tables.num_z}
-    rows |= {"w": tables.num_edges, "a": hidden}
-    widths = {s: structure.width(s) for s in "xyz"} | {"w": hidden, "a": width}
+    of_slots = _shapes(structure, *tables[:3], hidden)
     step = max(1, BLOCK_BYTES[like.device.type] // max(1, width * like.element_size()))
     if like.is_cuda and any(slot == "z" for slot, _ in call.results):
         many = ROWS_PER_BLOCK * tables.num_edges // max(1, tables.num_z)
         step = min(max(step, many), MOST_BLOCK_TIMES * step)
     blocks = _blocks(tables, step) if tables.num_edges else ()
-    shapes = [(rows[slot], widths[slot]) for slot, _ in call.results]
+    shapes = [of_slots[slot] for slot, _ in call.results]
     if len(blocks) == 1:
         parts = _on_block(structure, call, tensors, blocks[0], backend)
         found = zip(shapes, parts, strict=True)
@@ -252,7 +255,7 @@ def _on_block(
     given = [values[t] for t in plan.given]
     rest = structure.text, plan.inner, block.present, block.sizes, False, backend
     key = rest, like.dtype
-    cached = block.calls.get(key) or block.calls.setdefault(key, kept(*rest))
+    cached = block.calls.get(key) or block.calls.setdefault(key, cached_call(*rest))
     found = contraction([*given, *formed, *block.packed], cached)
     results: list[Tensor | None] = []
     for (slot, _), what in zip(call.results, plan.results, strict=True):
@@ -344,7 +347,7 @@ def _add(result: Tensor, part: Tensor, slot: str, block: _EdgeBlock) -> None:
         own.copy_(part) if slot in "yw" else own.add_(part)
 
 
-Pairs = tuple[Term, ...]
+TensorPairs = tuple[Term, ...]
 """Pairs of numbers of tensors whose products are added."""
 
 
@@ -361,8 +364,8 @@ class RadialPlan(NamedTuple):
 
     inner: str
     given: tuple[int, ...]
-    formed: tuple[Pairs, ...]
-    results: tuple[int | Pairs, ...]
+    formed: tuple[TensorPairs, ...]
+    results: tuple[int | TensorPairs, ...]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -370,9 +373,9 @@ def radial_plan_of(call: Call) -> RadialPlan:
     """The plan of a call; h and A stand last in terms, in this order."""
     given = tuple(t for t, slot in enumerate(call.slots) if slot in "xyz")
     place = {t: i for i, t in enumerate(given)}
-    formed: dict[Pairs, int] = {}
+    formed: dict[TensorPairs, int] = {}
     inner: dict[Result, int] = {}
-    results: list[int | Pairs] = []
+    results: list[int | TensorPairs] = []
     for slot, terms in call.results:
         if slot in "wa":
             pairs = []

@@ -21,14 +21,15 @@ from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 from torchweft.core.printing.dialect import indented
+from torchweft.core.printing.kernel import Frame
 from torchweft.o3.channelwise.arithmetic import Arithmetic, entries, value_name
 from torchweft.o3.channelwise.calls import Call, Result
 from torchweft.o3.channelwise.structure import Block, Path, Product
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["NAME", "RadialKernelSpec", "RadialTiling", "columns", "source"]
+__all__ = ["RADIAL_KERNEL", "RadialKernelSpec", "RadialTiling", "columns", "source"]
 
-NAME = "radial_linear"
+RADIAL_KERNEL = "radial_linear"
 """Name of the kernels, in profiles too."""
 
 ROWS_PER_TILE = 32
@@ -146,7 +147,24 @@ def source(spec: RadialKernelSpec) -> str:
     rows of y, h and src are edges, sorted by their row of z.  Then come the numbers `rows` and
     `lanes` (programs for each block of channels).
     """
-    return "\n".join(_RadialPrinter(spec).module()) + "\n"
+    constants = ["BLOCK: tl.constexpr", "STAGES: tl.constexpr"]
+    pointers = ["x", "y", "h", "a", "powers", "z", "indptr", "src"]
+    parameters = [*(f"{name}_ptr" for name in pointers), "rows", "lanes", *constants]
+    frame, lines = Frame(gluon=False), _RadialPrinter(spec).lines()
+    number = frame.function("_number", ["list_ptr", "at", "end"], _HALVES)
+    kernel = frame.function(RADIAL_KERNEL, parameters, lines, ["rows", "lanes"])
+    return frame.module(RADIAL_KERNEL, number, kernel)
+
+
+_HALVES = (
+    "half_ptr = list_ptr.to(tl.pointer_type(tl.int16)) + 2 * tl.cast(at, tl.int64)",
+    "low = tl.load(half_ptr, mask=at < end, other=0).to(tl.int32) & 0xFFFF",
+    "high = tl.load(half_ptr + 1, mask=at < end, other=0).to(tl.int32)",
+    "return (high << 16) | low",
+)
+"""Load an int32 of a list in two halves: the compiler keeps these in registers, while it would copy
+whole ones to shared memory, where other copies must wait for them.
+"""
 
 
 class _EdgeSums(Arithmetic):
@@ -189,14 +207,7 @@ class _RadialPrinter:
         self.loaded: set[tuple[int, int]] = set()
         self.part_step = spec.parts * spec.depth
 
-    def module(self) -> Iterator[str]:
-        yield _HEAD
-        names = ["x", "y", "h", "a", "powers", "z", "indptr", "src"]
-        constants = "BLOCK: tl.constexpr, STAGES: tl.constexpr"
-        yield f"def {NAME}({', '.join(f'{n}_ptr' for n in names)}, rows, lanes, {constants}):"
-        yield from indented(self._body())
-
-    def _body(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         blocks = self.spec.channel_blocks
         yield "pid = tl.program_id(0)"
         yield f"lane, block = pid // {blocks}, pid % {blocks}"
@@ -319,25 +330,6 @@ class _RadialPrinter:
         begin = len(sums.lines)
         sums.path(path)
         yield from sums.lines[begin:]
-
-
-_HEAD = """\
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def _number(list_ptr, at, end):
-    half_ptr = list_ptr.to(tl.pointer_type(tl.int16)) + 2 * tl.cast(at, tl.int64)
-    low = tl.load(half_ptr, mask=at < end, other=0).to(tl.int32) & 0xFFFF
-    high = tl.load(half_ptr + 1, mask=at < end, other=0).to(tl.int32)
-    return (high << 16) | low
-
-
-@triton.jit(do_not_specialize=['rows', 'lanes'])"""
-"""`_number` loads an int32 of a list in two halves: the compiler keeps these in registers, while it
-would copy whole ones to shared memory, where other copies must wait for them.
-"""
 
 
 def _sources(place: Callable[[int], str]) -> Iterator[str]:

@@ -16,8 +16,8 @@ def fold_parts_kernel(
 ):
     """out[e, c] = Σ_q part[q + e, c] over the chunks q of `span` rows that hold rows of element e.
 
-    Its rows are starts[e] .. starts[e+1]−1.  A program owns BLOCK_C columns of one element and adds
-    BLOCK_P parts beside each other.   Bound: memory, each part read once.
+    The rows of e are starts[e] .. starts[e+1]−1.  A program owns BLOCK_C columns of one element and
+    adds BLOCK_P parts at once.   Bound: memory, each part read once.
     """
     blocks = tl.cdiv(width, BLOCK_C)
     pid = tl.program_id(0)

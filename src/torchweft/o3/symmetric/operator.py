@@ -236,7 +236,7 @@ class _SymmetricPlan:
         """A kernel, and those that add up its partial sums."""
         x, count = self._tensors[0], len(self._tensors)
         element, order, starts = range(count - ELEMENT_TABLES, count)
-        blocks, (warps, programs) = -(-self._channels // source.LANES), shape(name)
+        blocks, (warps, programs) = -(-self._channels // source.CHANNEL_LANES), shape(name)
         span = max(warps, -(-len(x) * blocks // (programs * processors(x.device))))
         chunks, width = -(-len(x) // span), self._weights[1]
         made = [
@@ -276,15 +276,8 @@ def columns(name: str, layout: str, channels: int) -> source.Columns:
 
 
 @functools.lru_cache(maxsize=1024)
-def _kernel(
-    name: str,
-    layout: str,
-    channels: int,
-    dtype: torch.dtype,
-    index: torch.dtype,
-    device: torch.device,
-) -> Kernel:
-    """The kernel, which holds machine code that depends on all arguments."""
+def _kernel(name: str, layout: str, channels: int, dtype: torch.dtype, *variant: object) -> Kernel:
+    """The kernel; `variant` is what else its machine code depends on."""
     places, (warps, _) = columns(name, layout, channels), shape(name)
     frame = Frame(prints_gluon(), dtype == torch.float64)
     spec = source.SymmetricKernelSpec(symmetric_program(name), places, channels, warps, frame)
@@ -293,8 +286,8 @@ def _kernel(
 
 
 @functools.lru_cache(maxsize=1024)
-def _fold(width: int, dtype: torch.dtype, device: torch.device) -> Kernel:
-    """The kernel that adds up partial sums, which holds machine code."""
+def _fold(width: int, *variant: object) -> Kernel:
+    """The kernel that adds up partial sums; `variant` is what else its machine code depends on."""
     kernel = written("torchweft.o3.symmetric.kernels", "fold_parts_kernel")
     return Kernel(kernel, (width,), (), FOLD_PARTS_TILE)
 

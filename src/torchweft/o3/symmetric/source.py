@@ -1,6 +1,6 @@
-"""Kernels of symmetric contractions, printed for one program, layout and number of channels.
+"""Printed kernels of symmetric contractions, for one program, layout and number of channels.
 
-Rows come sorted by element.  A kernel program takes `span` neighbours of that order and a block of
+Rows are sorted by element.  A kernel program takes `span` neighbours of that order and a block of
 channels, a thread one channel of one row at a time:
 
     for the elements among its rows:
@@ -9,8 +9,8 @@ channels, a thread one channel of one row at a time:
             write results of rows; add what belongs to the element to the thread's own sums
         the threads' sums: a part of the element's
 
-Nothing else goes through memory.  Chunk q's part of element e has number q + e: both only grow
-along the order, so that no two parts meet and few numbers stay unused.
+Nothing else goes through memory.  The partial sum of chunk q and element e has number q + e: both
+only grow along the order, so that numbers are distinct and few stay unused.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torchweft.core.printing.schedule import schedule
 from torchweft.o3.symmetric.program import slots
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["LANES", "Column", "Columns", "SymmetricKernelSpec", "name", "source"]
+__all__ = ["CHANNEL_LANES", "Column", "Columns", "SymmetricKernelSpec", "name", "source"]
 
-LANES = 32
+CHANNEL_LANES = 32
 """Channels of a block: those of a warp's threads, neighbours in memory."""
 
-PLAIN = Dialect({}, lambda of: [], lambda name, component: [])
+PLAIN_DIALECT = Dialect({}, lambda of: [], lambda name, component: [])
 
 
 class Column(NamedTuple):
@@ -84,9 +84,9 @@ class _SymmetricPrinter:
         outputs = [output.operand for output in spec.program.outputs]
         self.outputs = list(zip(outputs, letters.outputs, strict=True))
         self.frame = spec.frame
-        self.numbers = min(LANES, power_of_two(spec.channels))
-        self.rows = LANES // self.numbers * spec.warps
-        self.blocks = -(-spec.channels // LANES)
+        self.numbers = min(CHANNEL_LANES, power_of_two(spec.channels))
+        self.rows = CHANNEL_LANES // self.numbers * spec.warps
+        self.blocks = -(-spec.channels // CHANNEL_LANES)
 
     def module(self) -> str:
         pointers = [o.name for o, _ in (*self.inputs, *self.outputs)]
@@ -99,10 +99,10 @@ class _SymmetricPrinter:
     # loops
 
     def _body(self) -> Iterator[str]:
-        threads = f"[1, 1], [{LANES // self.numbers}, {self.numbers}]"
+        threads = f"[1, 1], [{CHANNEL_LANES // self.numbers}, {self.numbers}]"
         yield from self.frame.layout(f"tl.BlockedLayout({threads}, [{self.spec.warps}, 1], [1, 0])")
         yield f"block, chunk = tl.program_id(0) % {self.blocks}, tl.program_id(0) // {self.blocks}"
-        yield f"c1 = block * {LANES} + tl.arange(0, {self.numbers}{self.frame.sliced(0)})"
+        yield f"c1 = block * {CHANNEL_LANES} + tl.arange(0, {self.numbers}{self.frame.sliced(0)})"
         yield "c = tl.expand_dims(c1, 0)"
         yield f"own = tl.expand_dims(tl.arange(0, {self.rows}{self.frame.sliced(1)}), 1)"
         yield "place = chunk * span"
@@ -111,7 +111,7 @@ class _SymmetricPrinter:
         yield from indented(self._run())
 
     def _run(self) -> Iterator[str]:
-        """The rows of one element."""
+        """Rows of one element."""
         yield f"element = {self.frame.cast('tl.load(element_ptr + tl.load(order_ptr + place))')}"
         yield "stop = tl.minimum(tl.load(starts_ptr + element + 1), end)"
         for operand, slot in self.inputs:
@@ -125,12 +125,14 @@ class _SymmetricPrinter:
         yield f"for first in range(place, stop, {self.rows}):"
         yield from indented(self._rows())
         yield from self._parts()
-        yield "place = tl.maximum(stop, place + 1)"  # an element that is none must not hang it
+        yield "place = tl.maximum(stop, place + 1)"  # ends for elements out of range too
 
     def _rows(self) -> Iterator[str]:
-        """Some rows at once, one a warp."""
+        """Rows that the warps take at once."""
         yield "p = first + own"
-        channels = "" if self.spec.channels % LANES == 0 else f" & (c < {self.spec.channels})"
+        channels = (
+            "" if self.spec.channels % CHANNEL_LANES == 0 else f" & (c < {self.spec.channels})"
+        )
         yield f"live = (p < stop){channels}"
         yield "row = tl.load(order_ptr + p, mask=p < stop, other=0).to(tl.int64)"
         for operand, slot in (*self.inputs, *self.outputs):
@@ -142,7 +144,7 @@ class _SymmetricPrinter:
             for mask in [f"c < {self.spec.channels}" if slot == "w" else "live"]
             for n, at in enumerate(self._addresses(operand, slot))
         }
-        yield from load_before_use(self.plan, PLAIN, loads)
+        yield from load_before_use(self.plan, PLAIN_DIALECT, loads)
         for operand, component, value in self._summed():
             if value:
                 yield f"{operand.name}_sum{component} += {value}"
@@ -155,7 +157,7 @@ class _SymmetricPrinter:
     # addresses
 
     def _places(self, operand: Operand, slot: str) -> Iterator[str]:
-        """Where a row begins, for each step of channels."""
+        """Address of a row, for each step of channels."""
         columns = self.columns[slot]
         width = len(columns) * self.spec.channels
         for step in dict.fromkeys(column.step for column in columns):
@@ -175,7 +177,7 @@ class _SymmetricPrinter:
                     yield operand, component, value
 
     def _parts(self) -> Iterator[str]:
-        """The threads' sums, added up and stored."""
+        """Add up the threads' sums and store them."""
         found = {operand.name: operand.size for operand, slot in self.outputs if slot == "w"}
         for of, size in found.items():
             width = size * self.spec.channels
