@@ -9,6 +9,7 @@ about the polar axis y; so degree 1 is (x, y, z).
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -267,23 +268,13 @@ def _entries(l1: int, l2: int, l3: int) -> Iterator[tuple[int, int, int, float]]
             if count:
                 numerator, denominator = 4 * numerator, denominator << count
             root = _root(numerator, denominator * (2 * l3 + 1))
-            for real in _real_orders(orders):
+            for real in itertools.product(*({m, -m} for m in orders)):
                 turns = (
                     l3 - l1 - l2 + _turns(m1, real[0]) + _turns(m2, real[1]) - _turns(m3, real[2])
                 )
                 if root and turns % 2 == 0:
                     value = sign * root * (-1) ** (turns // 2)
                     yield real[0] + l1, real[1] + l2, real[2] + l3, value
-
-
-def _real_orders(orders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Every choice of signs of the orders."""
-    if not orders:
-        yield ()
-        return
-    for rest in _real_orders(orders[1:]):
-        for m in {orders[0], -orders[0]}:
-            yield (m, *rest)
 
 
 def _turns(m: int, real: int) -> int:

@@ -18,8 +18,17 @@ from torch import Tensor, nn
 
 from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import ShapeError
-from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
-from torchweft.o3.irreps.layout import check_rows, join, parts_of, side_by_side, split
+from torchweft.o3.irreps.irreps import (
+    Irrep,
+    Irreps,
+    IrrepsLike,
+    MulIr,
+    check_rows,
+    join,
+    parts_of,
+    side_by_side,
+    split,
+)
 from torchweft.o3.tensor_product.instructions import checked_choice
 from torchweft.o3.tensor_product.module import RowLayer
 from torchweft.o3.tensor_product.products import paired
@@ -79,11 +88,7 @@ class Activation(RowLayer):
     """
 
     def __init__(
-        self,
-        irreps_in: IrrepsLike,
-        acts: Sequence[Function | None],
-        *,
-        backend: str | None = None,
+        self, irreps_in: IrrepsLike, acts: Sequence[Function | None], *, backend: str | None = None
     ) -> None:
         super().__init__(backend=backend)
         self.irreps_in = Irreps(irreps_in)
@@ -588,12 +593,7 @@ class Dropout(_Layer):
     _shown = ("p",)
 
     def __init__(
-        self,
-        irreps: IrrepsLike,
-        p: float,
-        *,
-        layout: str = "mul_ir",
-        backend: str | None = None,
+        self, irreps: IrrepsLike, p: float, *, layout: str = "mul_ir", backend: str | None = None
     ) -> None:
         super().__init__(irreps, layout, backend)
         if not 0 <= p <= 1:

@@ -19,8 +19,10 @@ from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, MulIr
-from torchweft.o3.irreps.layout import (
+from torchweft.o3.irreps.irreps import (
+    Irreps,
+    IrrepsLike,
+    MulIr,
     as_block,
     broadcast_leads,
     check_rows,
@@ -330,10 +332,7 @@ class Linear(WeightedModule):
 
 
 def _check_alone(
-    num_elements: int,
-    f_in: int | None,
-    shared_weights: bool | None,
-    biases: bool | Sequence[bool],
+    num_elements: int, f_in: int | None, shared_weights: bool | None, biases: bool | Sequence[bool]
 ) -> None:
     """Matrices by element go with no other choice of weights."""
     if num_elements < 1 or f_in is not None or shared_weights is False or biases not in (False, ()):

@@ -20,8 +20,7 @@ from torchweft.core.operators.operator import compiling, unwatched
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.edges.graph import Graph, graph_of
-from torchweft.o3.irreps.irreps import Irreps
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.gates_and_norms import (
     Activation,
     BatchNorm,
@@ -32,9 +31,8 @@ from torchweft.o3.layers.gates_and_norms import (
 )
 from torchweft.o3.layers.linear import Linear
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
-from torchweft.o3.tensor_product.conv import TensorProductConv
 from torchweft.o3.tensor_product.module import InstructedModule
-from torchweft.o3.tensor_product.products import TensorProduct
+from torchweft.o3.tensor_product.products import TensorProduct, TensorProductConv
 
 __all__ = ["from_e3nn", "from_mace", "from_nequip"]
 
@@ -149,7 +147,10 @@ def _is_of(package: str, name: str, module: object) -> bool:
 
 def _made(module: Any) -> nn.Module | None:
     """torchweft's layer for one of e3nn's, with its parameters and statistics."""
-    make = _maker(type(module))
+    if _is_of("e3nn", "TensorSquare", module):  # it has one factor
+        return None
+    found = (make for name, make in _MAKERS.items() if _is_of("e3nn", name, module))
+    make = next(found, None)
     return None if make is None else _holding(make(module), module)
 
 
@@ -163,16 +164,6 @@ def _holding(made: nn.Module, module: nn.Module) -> nn.Module:
         if getattr(module, name, None) is not None:
             made.register_buffer(name, getattr(module, name))
     return made.train(module.training)
-
-
-def _maker(kind: type) -> Maker | None:
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] == "e3nn":
-            if base.__name__ == "TensorSquare":  # it has one factor
-                return None
-            if base.__name__ in _MAKERS:
-                return _MAKERS[base.__name__]
-    return None
 
 
 def _irreps(given: object) -> Irreps:

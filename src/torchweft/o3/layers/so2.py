@@ -28,8 +28,16 @@ from torch import Tensor
 from torchweft.core.operators import autocast
 from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import broadcast_leads, check_rows, join, parts_of, split
+from torchweft.o3.irreps.irreps import (
+    Irrep,
+    Irreps,
+    IrrepsLike,
+    broadcast_leads,
+    check_rows,
+    join,
+    parts_of,
+    split,
+)
 from torchweft.o3.irreps.rotation import check_last, check_matrix, unit
 from torchweft.o3.irreps.wigner import check_degrees, wigner_D_matrices, working_dtype
 from torchweft.o3.tensor_product.instructions import weight_sizes

@@ -23,8 +23,7 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.backends import chosen_backend
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
-from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import check_layout, check_rows, steps
+from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, check_layout, check_rows, steps
 from torchweft.o3.mixing.operator import rows_of_elements
 from torchweft.o3.symmetric.basis import Basis, Coupled, DegreeOutput, expressed, symmetric_basis
 from torchweft.o3.symmetric.operator import cached_symmetric_call, contract_symmetric

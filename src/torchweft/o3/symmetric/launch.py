@@ -22,8 +22,7 @@ from torchweft.core.gpu.launcher import (
     processors,
 )
 from torchweft.core.printing.modules import printed
-from torchweft.o3.irreps.irreps import Irreps
-from torchweft.o3.irreps.layout import steps
+from torchweft.o3.irreps.irreps import Irreps, steps
 from torchweft.o3.pointwise import launch as row_launch
 from torchweft.o3.symmetric import source as symmetric_generator
 from torchweft.o3.symmetric.kernels import fold_parts_kernel

@@ -27,13 +27,12 @@ from torchweft.o3.backends import refuse_backend
 from torchweft.o3.channelwise.operator import LOOPS_FROM
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.edges.graph import Graph
-from torchweft.o3.irreps.layout import join, split, split_weight
+from torchweft.o3.irreps.irreps import join, split, split_weight
 from torchweft.o3.irreps.wigner import constant_tensor, wigner_3j
 from torchweft.o3.mixing.operator import mix, mixed_rows, serves_mix, serves_mixed_rows
 from torchweft.o3.tensor_product.instructions import (
     Instruction,
     InstructionParts,
-    MixedColumns,
     Operands,
 )
 from torchweft.products import SparseScaleInfo, sparse_scale
@@ -130,27 +129,19 @@ class ProductRecipe(NamedTuple):
             components = self.operands.out[columns.i_out].ir.dim
             block = t.narrow(1, columns.offset, components * columns.width)
             block = block.reshape(-1, components, columns.width)
-            times = self._mix_shared if self.shared else self._mix_own
-            found.append((columns.i_out, times(block, columns, weights).transpose(1, 2)))
+            matrices = [self._matrix(n, block, weights) for n, _ in columns.parts]
+            if self.shared:  # one product of all rows: torch folds rows only where a gradient is
+                matrix = torch.cat(matrices)
+                z = (block.flatten(0, 1) @ matrix).view(*block.shape[:2], matrix.shape[1])
+            else:  # path by path: one matrix a row would be a copy of all weights
+                firsts = (first for _, first in columns.parts)
+                products = [
+                    block.narrow(2, first, matrix.shape[-2]) @ matrix
+                    for first, matrix in zip(firsts, matrices, strict=True)
+                ]
+                z = functools.reduce(torch.add, products)
+            found.append((columns.i_out, z.transpose(1, 2)))
         return self._joined(found, t)
-
-    def _mix_shared(
-        self, block: Tensor, columns: MixedColumns, weights: list[Tensor | None]
-    ) -> Tensor:
-        """One matrix product of all rows: torch folds rows by itself only where a gradient is."""
-        matrix = torch.cat([self._matrix(n, block, weights) for n, _ in columns.parts])
-        return (block.flatten(0, 1) @ matrix).view(*block.shape[:2], matrix.shape[1])
-
-    def _mix_own(
-        self, block: Tensor, columns: MixedColumns, weights: list[Tensor | None]
-    ) -> Tensor:
-        """Path by path: one matrix a row would be a copy of all weights."""
-        products = [
-            block.narrow(2, first, self.instructions[n].mixed_copies)
-            @ self._matrix(n, block, weights)
-            for n, first in columns.parts
-        ]
-        return functools.reduce(torch.add, products)
 
     def _matrix(self, n: int, like: Tensor, weights: list[Tensor | None]) -> Tensor:
         """(…, copies that are mixed, mul): the weight; ones for a sum without weights."""

@@ -32,8 +32,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
-from torchweft.o3.irreps.irreps import Irreps, MulIr
-from torchweft.o3.irreps.layout import steps
+from torchweft.o3.irreps.irreps import Irreps, MulIr, steps
 from torchweft.o3.mixing.blocks import Block as Copies
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.blocks import Path as Matrix

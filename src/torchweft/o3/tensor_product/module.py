@@ -19,8 +19,7 @@ from torchweft.o3.channelwise.operator import contraction, kept
 from torchweft.o3.channelwise.product import FORWARD
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.edges.graph import Graph
-from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import check_layout, check_rows, split_weight
+from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, check_layout, check_rows, split_weight
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.operator import mix, serves_mix
 from torchweft.o3.tensor_product.evaluation import ProductRecipe
@@ -233,15 +232,9 @@ class InstructedModule(WeightedModule):
         backend: str | None = None,
     ) -> None:
         operands = Operands(Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
-        found = instructions_of(
-            instructions,
-            operands,
-            in1_var,
-            in2_var,
-            out_var,
-            irrep_normalization,
-            path_normalization,
-        )
+        variances = (in1_var, in2_var, out_var)
+        normalizations = (irrep_normalization, path_normalization)
+        found = instructions_of(instructions, operands, *variances, *normalizations)
         shared = self.shares or bool(internal_weights) if shared_weights is None else shared_weights
         super().__init__(found, operands.out, internal_weights, shared, layout, backend)
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
