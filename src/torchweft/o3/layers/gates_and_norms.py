@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import ClassVar
 
 import torch
@@ -163,15 +164,15 @@ class Gate(RowLayer):
         pieces = list(paired(self.irreps_gated, self.act_gates.irreps_out.simplify()))
         products = [(y.mul, Irrep(y.ir.l, y.ir.p * g.ir.p)) for y, g in pieces]
         self.irreps_out = self.act_scalars.irreps_out + Irreps(products)
-        parts = (self.irreps_scalars, self.irreps_gates, self.irreps_gated)
-        self.irreps_in, (*ranges, places) = _sorted(parts)
-        ranges.append(list(_cut(places, [y for y, _ in pieces])))
-        every = sorted({place for of_part in ranges for place in of_part})
-        numbers = [[every.index(place) for place in of_part] for of_part in ranges]
-        self._scalars, self._gates, self._gated = numbers
-        self._gated_copies = [y.mul for y, _ in pieces]
-        count = len(self.irreps_in)
-        self._sizes = [[mul for k, _, mul in every if k == block] for block in range(count)]
+        # x is split into the scalars, the gates, and what one item of gates gates
+        gated_items = [y for y, _ in pieces]
+        every = Irreps([*self.irreps_scalars, *self.irreps_gates, *gated_items])
+        in_order, place, _ = every.sort()
+        self.irreps_in = in_order.simplify()
+        self._sizes = [[mul for mul, _ in items] for _, items in groupby(in_order, lambda i: i.ir)]
+        first, end = len(self.irreps_scalars), len(every) - len(gated_items)
+        self._scalars, self._gates, self._gated = place[:first], place[first:end], place[end:]
+        self._gated_copies = [y.mul for y in gated_items]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} ({self.irreps_in} -> {self.irreps_out})"
@@ -190,39 +191,10 @@ class Gate(RowLayer):
         return join([scalars.unsqueeze(-1), *gated], self.layout)
 
 
-def _scalars(pieces: list[Tensor], numbers: list[int], like: Tensor) -> Tensor:
+def _scalars(pieces: list[Tensor], numbers: Sequence[int], like: Tensor) -> Tensor:
     """(…, n): the pieces with these numbers, side by side."""
     parts = [pieces[n].squeeze(-1) for n in numbers]
     return side_by_side(parts, -1) if parts else like.narrow(-1, 0, 0)
-
-
-CopyRange = tuple[int, int, int]
-"""A block of x, the first of its copies, and their number."""
-
-
-def _sorted(parts: Sequence[Irreps]) -> tuple[Irreps, list[list[CopyRange]]]:
-    """All items sorted and simplified, and where those of each part are."""
-    every = Irreps([item for part in parts for item in part])
-    irreps, _, inv = every.sort()
-    places: dict[int, CopyRange] = {}
-    block, end, before = -1, 0, None
-    for n, (mul, ir) in zip(inv, irreps, strict=True):
-        if ir != before:
-            block, end, before = block + 1, 0, ir
-        places[n] = (block, end, mul)
-        end += mul
-    rest = iter(range(len(every)))
-    return irreps.simplify(), [[places[next(rest)] for _ in part] for part in parts]
-
-
-def _cut(places: list[CopyRange], pieces: list[MulIr]) -> Iterator[CopyRange]:
-    """The places of the gated items, cut into pieces of one gate item each."""
-    rest = list(places)
-    for mul, _ in pieces:
-        block, first, left = rest.pop(0)
-        yield block, first, mul
-        if left > mul:
-            rest.insert(0, (block, first + mul, left - mul))
 
 
 def _irrep_of(item: MulIr, f: Function | None) -> Irrep:

@@ -57,10 +57,10 @@ class _Contraction(nn.Module):
         self.weights_max = made[0]
         self.weights = nn.ParameterList(made[1:])
 
-    def place(self, degree: int) -> tuple[nn.Module, str]:
-        """The module and the name of the parameter (num_elements, products, C) of a degree."""
+    def name(self, degree: int) -> str | None:
+        """The name in `weights` of the parameter of a degree; None: it is `weights_max`."""
         below = len(self.weights) - degree
-        return (self, "weights_max") if below < 0 else (self.weights, str(below))
+        return None if below < 0 else str(below)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # MACE also stores its tables and code
@@ -142,10 +142,11 @@ class SymmetricContraction(nn.Module):
 
         It does where all functions have weights and the program is short.
         """
+        contractions: list[Any] = list(self.contractions)
         outputs = [
             (degree, own, torch.from_numpy(output.weights))
             for degree, of_degree in enumerate(basis.outputs, 1)
-            for own, output in zip(self.contractions, of_degree, strict=True)
+            for own, output in zip(contractions, of_degree, strict=True)
             if output.weights.shape[1]
         ]
         self._products = [
@@ -154,7 +155,7 @@ class SymmetricContraction(nn.Module):
         ]
         tables = [table for *_, table in outputs]
         self._exact: Tensor = torch.block_diag(*tables)  # type: ignore[no-untyped-call]
-        self._places: list[tuple[Any, str]] = [own.place(degree) for degree, own, _ in outputs]  # type: ignore[operator]
+        self._places = [(own, own.name(degree)) for degree, own, _ in outputs]
         sizes = [weight.shape[1] for weight in self._couplings()]
         self._mixed, self._calls = weight_text(self._exact, sizes), CallCache[Rest]()
         count = symmetric_program(self._key).inputs[1].size
@@ -219,9 +220,17 @@ class SymmetricContraction(nn.Module):
     def _couplings(self) -> list[Tensor]:
         """The parameters that have couplings, or tensors that stand in their place."""
         try:  # attributes of modules are slow, and every call needs these
-            return [module._parameters[name] for module, name in self._places]
+            return [
+                own._parameters["weights_max"]
+                if name is None
+                else own._modules["weights"]._parameters[name]
+                for own, name in self._places
+            ]
         except KeyError:  # tensors in place of parameters
-            return [getattr(module, name) for module, name in self._places]
+            return [
+                own.weights_max if name is None else getattr(own.weights, name)
+                for own, name in self._places
+            ]
 
     def _by_degrees(self, x: Tensor, made: Tensor, element: Tensor) -> Tensor:
         """The polynomial, one channelwise product after the other."""
