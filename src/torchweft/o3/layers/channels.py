@@ -85,7 +85,7 @@ def tensor_dot_uu(
 
     Args:
         input1: (N, D, C), D the components of the irreps; without N it is shared over N.
-        input2: likewise.
+        input2: (N, D, C); without N it is shared over N.
         irreps_info: from `irreps_info(irreps)`.
         scaled: False leaves out the factor.
         backend: "triton", "numba", "torch", or None for the fastest that can serve.
@@ -151,7 +151,7 @@ def _component_scale(info: IrrepsInfo) -> Tensor:
 
 
 def _check(info: IrrepsInfo, rows: str, name: str, a: Tensor, **channels: int | None) -> None:
-    """`a` must be (N, rows, *channels) or lack N; None is any number of channels."""
+    """Raise unless `a` is (N, rows, *channels), N optional; None is any number of channels."""
     if not isinstance(info, IrrepsInfo):
         raise DTypeError(
             f"irreps_info is a {type(info).__name__}: it must be an IrrepsInfo. "
@@ -172,7 +172,7 @@ def _check(info: IrrepsInfo, rows: str, name: str, a: Tensor, **channels: int | 
 
 
 class _Tabled(nn.Module):
-    """A layer whose tables follow its device; they are no part of the state and never rounded."""
+    """A layer whose tables move with it; they are not in the state and never rounded."""
 
     def __init__(self, irreps: IrrepsLike, backend: str | None) -> None:
         super().__init__()

@@ -82,8 +82,8 @@ class Activation(RowLayer):
         backend: "torch" or None, which are the same; another raises BackendError.
 
     Raises:
-        ShapeError: another number of functions; a function for what is no scalar; one of 0o that
-            is neither even nor odd.
+        ShapeError: a wrong number of functions, a function for an item that is no scalar, or one
+            for 0o that is neither even nor odd.
 
     An even function of 0o gives 0e, an odd one 0o.
     """
@@ -129,7 +129,7 @@ class Gate(RowLayer):
         backend: "torch" or None, which are the same; another raises BackendError.
 
     Raises:
-        ShapeError: gates or scalars that are none, or gates of another number.
+        ShapeError: gates or scalars of degree above 0, or another number of gates than irreps.
 
     `irreps_in` is the sorted sum of the three, `irreps_out` that of the results; functions are
     scaled as in Activation.

@@ -119,7 +119,7 @@ class SphericalHarmonics(torch.nn.Module):
         self.irreps_out = Irreps(
             [Irrep(degree, parity**degree) for degree in self._degrees]
         ).simplify()
-        harmonics_scale(normalization, 0)  # that it is one
+        harmonics_scale(normalization, 0)  # raises for another name
 
     def forward(self, x: Tensor) -> Tensor:
         """Y(x): (..., 3) to (..., irreps_out.dim)."""
@@ -140,7 +140,7 @@ def _first(
     normalization: str,
     backend: str | None,
 ) -> Tensor:
-    """The harmonics of a call that is not cached."""
+    """The harmonics of a call that is not cached; `called` is its key, None: not to be cached."""
     check_last("x", x, 3)
     size = sum(2 * degree + 1 for degree in degrees)
     if 0 < max(degrees) <= MOST_HARMONICS_DEGREE:
@@ -152,7 +152,7 @@ def _first(
 
 
 def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalization: str) -> Tensor:
-    # components in front: numbers of an operation then are neighbours
+    # components in front: operations then read contiguous numbers
     v, highest = _as(x.movedim(-1, 0).contiguous(), working_dtype(x.dtype)), max(degrees)
     if normalize and highest:
         v = unit(v, 0)
@@ -168,7 +168,7 @@ def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalizatio
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in a dtype; torch takes as long to convert nothing as to multiply a few numbers."""
+    """x in a dtype; without a call of torch where it has that dtype."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -177,7 +177,7 @@ _LOWEST = (
     (math.sqrt(3),) * 3,
     tuple(math.sqrt(15) * root for root in (1, 1, 1 / math.sqrt(3), 1, 0.5)),
 )
-"""Factors of Y_0, Y_1 and Y_2 in normalization "component", which are not by ladders."""
+"""Factors of Y_0, Y_1 and Y_2 in normalization "component", computed without recurrences."""
 
 
 def _lowest(degrees: Collection[int], v: Tensor) -> dict[int, list[Tensor]]:
@@ -275,8 +275,8 @@ class BesselBasis(torch.nn.Module):
     b_n(0) = √(2/r_max) nπ/r_max, and every derivative is right there.  No cutoff: multiply by one.
 
     Args:
-        r_max: the radius at which all are zero.
-        num_basis: how many.
+        r_max: the radius where all functions are zero.
+        num_basis: number of functions.
         backend: "triton", "torch", or None for the fastest that can serve.
     """
 
@@ -308,7 +308,7 @@ class PolynomialCutoff(torch.nn.Module):
     from r_max on, with its gradients; the first two vanish at r_max, the first p-1 at 0.
 
     Args:
-        r_max: where it ends.
+        r_max: the radius from which on it is zero.
         p: 1 or more.
         backend: "triton", "torch", or None for the fastest that can serve.
     """
@@ -355,9 +355,9 @@ def soft_one_hot_linspace(
 
     Args:
         x: (...).
-        start: of the interval.
-        end: of the interval.
-        number: of functions.
+        start: start of the interval.
+        end: end of the interval.
+        number: number of functions.
         basis: one of the table.
         cutoff: without one the first and the last centre are start and end; with one they lie
             inside, and all but gaussians are zero outside.
@@ -413,7 +413,8 @@ def _sinc(x: Tensor) -> Tensor:
     small = x.abs() < 1
     square = torch.where(small, x, 0).square()
     series = torch.ones_like(x)
-    terms = 8 if x.dtype == torch.float32 else 12  # more are lost, in two derivatives too
+    # further terms are below the precision, also of two derivatives
+    terms = 8 if x.dtype == torch.float32 else 12
     for k in reversed(range(1, terms)):
         series = 1 - series * square / (2 * k * (2 * k + 1))
     away = torch.where(small, 1, x)

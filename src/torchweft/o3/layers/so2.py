@@ -58,7 +58,7 @@ class SO2Instruction(NamedTuple):
 
     @property
     def has_weight(self) -> bool:
-        """Whether it has a weight: always."""
+        """True: every instruction has a weight."""
         return True
 
 
@@ -70,18 +70,18 @@ class SO2Linear(WeightedModule):
 
     Args:
         irreps_in: of x.
-        irreps_out: of z; items that nothing reaches are zero.
-        mmax: the last order |m| that is mixed, components of higher orders are dropped; None: all.
+        irreps_out: of z; items without an instruction are zero.
+        mmax: the highest order |m| that is mixed, higher orders are dropped; None: all orders.
         irreps_edge: "1o", a vector: a mirror that holds the edge leaves W_r where p (-1)^l is the
             same in x and z, and W_i elsewhere.  "1e" leaves both where p is the same, as in layers
-            that know rotations alone.
+            that are equivariant under rotations alone.
         internal_weights: whether the module owns its weight; None: where it is shared.
-        shared_weights: one weight for all rows (None), or one a row.
+        shared_weights: one weight for all rows (None), or one for each row.
         layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
         backend: "torch" or None, which are the same.
 
     Raises:
-        WeftError: an mmax or irreps_edge that is none; another backend.
+        WeftError: an invalid mmax or irreps_edge; another backend.
 
     Instructions are sorted by order, then items of z, then of x.
     """
@@ -200,7 +200,7 @@ class SO2Linear(WeightedModule):
 
 
 def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast must not narrow rotations."""
+    """A context without autocast, which must not narrow rotations."""
     if autocast.active():
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()

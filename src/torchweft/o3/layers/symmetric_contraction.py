@@ -77,13 +77,13 @@ class SymmetricContraction(nn.Module):
         irreps_in: of x, all items with one number of copies: the channels C.
         irreps_out: of z, C copies of each item.
         correlation: the highest degree.
-        num_elements: how many elements have weights of their own.
+        num_elements: number of elements, each with weights of its own.
         layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve, of all but the
-            products of matrices that make weights; a call raises BackendError where it cannot.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve; torch always
+            computes the weights.  A call raises BackendError where the backend cannot serve.
 
     Raises:
-        ShapeError: items of different numbers of copies, no degree, or no element.
+        ShapeError: items with different numbers of copies, correlation or num_elements below 1.
 
     Parameters are those of MACE's layer of this name, `contractions.{item}.weights_max` (the
     highest degree) and `contractions.{item}.weights.{n}` (the ones below), (num_elements,
@@ -125,12 +125,12 @@ class SymmetricContraction(nn.Module):
         self.register_buffer("table", self._exact, persistent=False)
 
     def take_couplings(self, couplings: Sequence[Sequence[Tensor]]) -> None:
-        """Weigh other couplings than MACE's first: U (2l+1, D, …, D, K), of degrees and items.
+        """Use the couplings U (2l+1, D, …, D, K) of degrees and items in place of MACE's.
 
         Parameters must then be (num_elements, K, C).
 
         Raises:
-            ShapeError: they are not equivariant.
+            ShapeError: the couplings are not equivariant.
         """
         given = [[table.detach().cpu().double().numpy() for table in row] for row in couplings]
         items = tuple(item.ir for item in self.irreps_in)
@@ -218,7 +218,7 @@ class SymmetricContraction(nn.Module):
         )
 
     def _couplings(self) -> list[Tensor]:
-        """The parameters that have couplings, or tensors that stand in their place."""
+        """The parameters with couplings, or the tensors in their place."""
         try:  # attributes of modules are slow, and every call needs these
             return [
                 own._parameters["weights_max"]
@@ -233,7 +233,7 @@ class SymmetricContraction(nn.Module):
             ]
 
     def _by_degrees(self, x: Tensor, made: Tensor, element: Tensor) -> Tensor:
-        """The polynomial, one channelwise product after the other."""
+        """The polynomial by channelwise products, degree by degree."""
         below, z = x.new_ones(x.shape[0], 1), None
         weights = [part.flatten(1) for part in made.split_with_sizes(self._products, 1)]
         for degree, (product, output) in enumerate(self._structures, 1):
@@ -256,7 +256,7 @@ class SymmetricContraction(nn.Module):
         return (self.table.to(wide) @ given.to(wide)).to(dtype)
 
     def _chosen(self, table: Tensor, element: Tensor) -> Tensor:
-        """The row of each node's element, or a mixture of rows."""
+        """The row of each node's element, or its mixture of rows."""
         if element.is_floating_point():
             return element.to(table.dtype) @ table
         return sparse_scale(table, SparseScaleInfo(index=element), backend=self.backend)

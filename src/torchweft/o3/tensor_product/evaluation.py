@@ -43,7 +43,7 @@ _INTERPRETED = interpreted()
 
 
 class ProductRecipe(NamedTuple):
-    """How to compute the instructions.
+    """The computation of a tensor product by its instructions.
 
     Args:
         operands: the irreps of x, y and z.
@@ -84,9 +84,9 @@ class ProductRecipe(NamedTuple):
     def by_torch(self, x: Tensor) -> bool:
         """Whether torch's own operations take the least time: on the CPU, without large loops.
 
-        Loops serve channelwise products, if there is nothing else or their rows are many.  What
-        mixes copies is products of matrices, which each instruction has in its best order.  Where
-        kernels are interpreted, the CPU stands for a GPU.
+        Numba's loops compute channelwise products where there are no other products, or many rows.
+        Instructions that mix copies are products of matrices, in the best order for each.  With
+        interpreted kernels the CPU takes the place of a GPU.
         """
         if self.backend is not None or not x.is_cpu or _INTERPRETED:
             return False
@@ -98,7 +98,7 @@ class ProductRecipe(NamedTuple):
         return x.shape[0] * parts.channels < LOOPS_FROM and unwatched(x) and _exact(x)
 
     def _edgewise(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> Tensor:
-        """What is computed edge by edge, then summed."""
+        """The products that are computed for each edge and then summed."""
         if graph is not None:
             x = sparse_scale(x, SparseScaleInfo(index=graph.src), backend=self.backend)
         found, mixed = [], self.parts.mixed
@@ -118,7 +118,7 @@ class ProductRecipe(NamedTuple):
         return sparse_scale(rows, info, backend=self.backend)
 
     def _mixed(self, t: Tensor, weight: Tensor | None) -> Tensor:
-        """Rows of the output: the columns of t times weights."""
+        """Rows of the output: columns of t times weights."""
         mixed = self.parts.mixed
         assert mixed is not None
         if weight is not None and serves_mix(mixed.mixing, t, self.shared, self.backend):
@@ -144,7 +144,7 @@ class ProductRecipe(NamedTuple):
         return self._joined(found, t)
 
     def _matrix(self, n: int, like: Tensor, weights: list[Tensor | None]) -> Tensor:
-        """(…, copies that are mixed, mul): the weight; ones for a sum without weights."""
+        """(…, mixed copies, mul): the weight; ones for a sum without weights."""
         instruction, weight = self.instructions[n], weights[n]
         if weight is None:
             return like.new_ones(instruction.mixed_copies, instruction.path_shape[-1])
@@ -159,7 +159,7 @@ class ProductRecipe(NamedTuple):
     def _dense(
         self, numbers: Iterable[int], x: Tensor, y: Tensor, weight: Tensor | None
     ) -> Iterator[tuple[int, Tensor]]:
-        """The item of the output and its block, instruction by instruction."""
+        """The item of the output and the block of each instruction."""
         if self.backend not in (None, "torch"):
             refuse_backend(self.backend, x.device.type, "pairs of copies, or sums over many")
         firsts = split(x, self.operands.in1, self.layout)
@@ -173,7 +173,7 @@ class ProductRecipe(NamedTuple):
             yield instruction.i_out, _dense_product(instruction, degrees, a, b, weights[n])
 
     def _joined(self, blocks: Iterable[tuple[int, Tensor]], like: Tensor) -> Tensor:
-        """Rows of the output: blocks into one item add, items without any are zero."""
+        """Rows of the output: blocks of one item add, items without a block are zero."""
         items: dict[int, Tensor] = {}
         for i_out, block in blocks:
             items[i_out] = items[i_out] + block if i_out in items else block
@@ -192,7 +192,7 @@ def _dense_product(
 ) -> Tensor:
     """(rows, mul, 2l+1) of a (rows, mul1, 2l1+1), b and a weight (…, *path_shape).
 
-    What sums the copies of one factor sums them first: uvu and uvv are uuu of such sums.
+    Modes that sum the copies of one factor sum them first: uvu and uvv are uuu of such sums.
     """
     mode, factor = instruction.mode, instruction.path_weight
     if mode.pairs:
@@ -214,7 +214,7 @@ def _dense_product(
 
 
 def _exact(x: Tensor) -> bool:
-    """Whether torch rounds no factor of a product, and sums in x's dtype."""
+    """Whether torch multiplies matrices in the full precision of x's dtype, float32 or float64."""
     if x.dtype == torch.float64:
         return True
     backends: Any = torch.backends
@@ -224,7 +224,7 @@ def _exact(x: Tensor) -> bool:
 def _of_one_letter(
     out: str, a: Tensor, b: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Both factors with the copies of the output, and what remains of weight_uv."""
+    """Both factors with the copies of the output, and the part of weight_uv left to apply."""
     if out == "v":
         weight = None if weight is None else weight.mT
         b, a, weight = _of_one_letter("u", b, a, weight)
@@ -237,7 +237,7 @@ def _of_one_letter(
 def _side_by_side(degrees: Degrees, factor: float, a: Tensor, b: Tensor) -> Tensor:
     """(rows, u, 2l3+1) of copies u of a (rows, u, 2l1+1) and b; one copy of either serves all.
 
-    A scalar scales, and what makes a scalar is an inner product.
+    A product with a scalar scales, and a product into a scalar is an inner product.
     """
     l1, l2, l3 = degrees
     if 0 in degrees:
@@ -281,7 +281,7 @@ def _mix_copies(a: Tensor, matrix: Tensor) -> Tensor:
     """(rows, w, 2l+1) of a (rows, u, 2l+1) and a matrix (…, u, w)."""
     if matrix.dim() > 2:
         return (a.mT @ matrix).mT
-    # torch would copy a matrix for each row where it does not see that one serves all
+    # one 2-D product: in a batched one torch would copy the matrix for each row
     found = a.mT.flatten(0, 1) @ matrix
     return found.view(a.shape[0], a.shape[2], matrix.shape[1]).mT
 

@@ -167,7 +167,7 @@ class WeightedInstruction(Protocol):
 
     @property
     def has_weight(self) -> bool:
-        """Whether it has a weight."""
+        """Whether the instruction has a weight."""
 
 
 def weight_sizes(instructions: Iterable[WeightedInstruction]) -> list[int]:
@@ -328,7 +328,7 @@ def checked_choice(name: str, given: str | None, names: tuple[str, ...]) -> str:
 
 
 class MixedColumns(NamedTuple):
-    """Where t holds the copies that an output mixes: (2l+1, width) numbers from `offset` on.
+    """The columns of t that an output mixes: (2l+1, width) numbers from `offset` on.
 
     `parts` are (instruction, first column) of each instruction into the output.
     """
@@ -357,7 +357,7 @@ class InstructionParts(NamedTuple):
 
     Args:
         direct: channelwise products.
-        mixed: what is mixed after a product.
+        mixed: the product whose result weights mix, or None.
         dense: numbers of dense instructions.
         every: numbers of all instructions.
         channels: the most channels of a direct product.

@@ -254,7 +254,7 @@ class InstructedModule(WeightedModule):
     def _evaluated(
         self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None = None
     ) -> Tensor:
-        """The product of checked rows, by the cached call if they are one or two operators."""
+        """The product of checked rows, by the cached call if one or two operators compute it."""
         self._cache(x, y, weight, graph)  # first: a checkpoint's second call is like the first
         z = self._cached(x, y, weight, graph)
         return self.recipe(x, y, weight, graph) if z is None else z
@@ -262,7 +262,7 @@ class InstructedModule(WeightedModule):
     def _cached(
         self, x: Tensor, y: Tensor, weight: Any, graph: Graph | None = None
     ) -> Tensor | None:
-        """The result of a cached call, which is one or two operators; None: it is not cached."""
+        """The result of a cached call by one or two operators; None: the call is not cached."""
         if weight is None and self.weight_numel:
             weight = self.weight
         given = (x, y) if weight is None else (x, y, weight)
@@ -280,7 +280,7 @@ class InstructedModule(WeightedModule):
         return z if mixing is None else mix(mixing, z, weight)
 
     def _cache(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> None:
-        """Cache a call that was checked, if it is one or two operators."""
+        """Cache a call that was checked, if one or two operators compute it."""
         known = signature((x, y) if weight is None else (x, y, weight))
         if known is None or (graph is not None and graph.kind is None):
             return
