@@ -1,4 +1,14 @@
-"""Equivariant layers with e3nn's conventions."""
+"""Equivariant layers with e3nn's conventions.
+
+Options that layers and functions share:
+
+layout: the order of each item in a row, "mul_ir" (e3nn's: the components of a copy are contiguous)
+    or "ir_mul" (the copies of a component are contiguous).  Weights have one order.
+backend: "triton", "numba", "torch", or None for the fastest that can serve.  A backend without
+    kernels for a call raises BackendError.  Activation, BatchNorm, Dropout, Gate, Identity,
+    LayerNorm, Norm, NormActivation and SO2Linear are torch's own operations: they take "torch" or
+    None.
+"""
 
 from torchweft.o3.edges.graph import Graph
 from torchweft.o3.irreps import rotation

@@ -88,7 +88,7 @@ def tensor_dot_uu(
         input2: (N, D, C); without N it is shared over N.
         irreps_info: from `irreps_info(irreps)`.
         scaled: False leaves out the factor.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Returns:
         (N, num_irreps, C), invariant under O(3); differentiable to any order.
@@ -110,7 +110,7 @@ def gating(
         input: (N, D, C); without N it is shared over N.
         gates: (N, num_irreps, C), invariant; without N they are shared over N.
         irreps_info: from `irreps_info(irreps)`.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Returns:
         (N, D, C), equivariant; differentiable to any order.
@@ -131,7 +131,7 @@ def irrep_wise_linear(
         weight: (num_irreps, Cin, Cout), or (N, num_irreps, Cin, Cout) with matrices of its own
             for each n.
         irreps_info: from `irreps_info(irreps)`.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Returns:
         (N, D, Cout), equivariant; differentiable to any order.
@@ -192,7 +192,7 @@ class Gating(_Tabled):
 
     Args:
         irreps: of x and z; every copy is an irrep with a gate of its own.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
     """
 
     def __init__(self, irreps: IrrepsLike, *, backend: str | None = None) -> None:
@@ -214,7 +214,7 @@ class IrrepWiseLinear(_Tabled):
         irreps: of x and z; every copy is an irrep with a matrix of its own.
         channels_in: Cin.
         channels_out: of z.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: a negative number of channels.
@@ -251,7 +251,7 @@ class TensorDot(_Tabled):
     Args:
         irreps: of x and y.
         scaled: False leaves out the factor.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
     """
 
     def __init__(

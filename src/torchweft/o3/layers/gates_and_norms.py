@@ -79,7 +79,7 @@ class Activation(RowLayer):
     Args:
         irreps_in: of x.
         acts: a function for each item, or None.
-        backend: "torch" or None, which are the same; another raises BackendError.
+        backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: a wrong number of functions, a function for an item that is no scalar, or one
@@ -125,8 +125,7 @@ class Gate(RowLayer):
         irreps_gates: of g, scalars: one for each copy of y.
         act_gates: a function for each of its items, or None.
         irreps_gated: of y.
-        layout: "mul_ir" or "ir_mul", of x and z.
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: gates or scalars of degree above 0, or another number of gates than irreps.
@@ -314,8 +313,7 @@ class Norm(_Layer):
     Args:
         irreps_in: of x.
         squared: leave out the root.
-        layout: "mul_ir" or "ir_mul", of x.
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     The gradient is 0 where the norm is.
     """
@@ -357,8 +355,7 @@ class NormActivation(_Layer):
         normalize: whether to divide by the norm.
         epsilon: the least norm, with normalize; None is 1e-8.
         bias: whether there is b (num_irreps,), zeros at first.
-        layout: "mul_ir" or "ir_mul".
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: an epsilon that is not positive, or one without normalize.
@@ -425,8 +422,7 @@ class BatchNorm(_Layer):
         instance: statistics of each entry of the batch, instead of running ones.
         include_bias: with affine, whether there is a bias.
         normalization: "component" or "norm".
-        layout: "mul_ir" or "ir_mul".
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     An empty batch leaves the running statistics as they are.
     """
@@ -518,8 +514,7 @@ class LayerNorm(_Layer):
         eps: added to the variance, so that a block of zeros stays one.
         affine: whether there are weight (num_irreps,) and bias (number of 0e,).
         normalization: "component" or "norm".
-        layout: "mul_ir" or "ir_mul".
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
     """
 
     _shown = ("eps",)
@@ -556,8 +551,7 @@ class Dropout(_Layer):
     Args:
         irreps: of x.
         p: the probability that a copy is dropped.
-        layout: "mul_ir" or "ir_mul".
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     The identity in evaluation mode.  The random numbers are drawn as e3nn draws them.
     """

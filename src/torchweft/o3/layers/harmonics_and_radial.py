@@ -65,7 +65,7 @@ def spherical_harmonics(
             gradients 0.
         normalization: of Y_l on the unit sphere: |Y_l|² is (2l+1)/4π for "integral" (so that
             ∫ (Y_l^m)² = 1), 2l+1 for "component", 1 for "norm".
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Returns:
         (..., Σ 2l+1) in x's dtype; half precision computes in float32.  Differentiable to any
@@ -277,7 +277,7 @@ class BesselBasis(torch.nn.Module):
     Args:
         r_max: the radius where all functions are zero.
         num_basis: number of functions.
-        backend: "triton", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
     """
 
     def __init__(self, r_max: float, num_basis: int = 8, *, backend: str | None = None):
@@ -310,7 +310,7 @@ class PolynomialCutoff(torch.nn.Module):
     Args:
         r_max: the radius from which on it is zero.
         p: 1 or more.
-        backend: "triton", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
     """
 
     def __init__(self, r_max: float, p: int = 6, *, backend: str | None = None):

@@ -71,10 +71,8 @@ class Linear(WeightedModule):
         instructions: (i_in, i_out) of items to connect; None: all that are the same irrep.
         biases: whether 0e items have a bias: one flag for all, or one for each item.
         path_normalization: "element" or "path".
-        layout: "mul_ir", e3nn's, or "ir_mul", of x and z; weights have one order.
-        backend: "triton", "torch", or None for the fastest that can serve; "triton" raises
-            BackendError where its kernels cannot serve: on the CPU, with features, and with
-            shared weights in float64.
+        layout, backend: see `torchweft.o3`; numba never serves, triton neither features nor shared
+            weights in float64.
 
     Raises:
         WeftError: instructions or biases that do not fit the irreps.
@@ -421,7 +419,7 @@ class Identity(RowLayer):
     Args:
         irreps_in: of x, simplified.
         irreps_out: of z, the same.
-        backend: "torch" or None, which are the same.
+        backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: the irreps differ.

@@ -77,8 +77,7 @@ class SO2Linear(WeightedModule):
             that are equivariant under rotations alone.
         internal_weights: whether the module owns its weight; None: where it is shared.
         shared_weights: one weight for all rows (None), or one for each row.
-        layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
-        backend: "torch" or None, which are the same.
+        layout, backend: see `torchweft.o3`.
 
     Raises:
         WeftError: an invalid mmax or irreps_edge; another backend.

@@ -78,9 +78,7 @@ class SymmetricContraction(nn.Module):
         irreps_out: of z, C copies of each item.
         correlation: the highest degree.
         num_elements: number of elements, each with weights of its own.
-        layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve; torch always
-            computes the weights.  A call raises BackendError where the backend cannot serve.
+        layout, backend: see `torchweft.o3`; torch always computes the weights.
 
     Raises:
         ShapeError: items with different numbers of copies, correlation or num_elements below 1.

@@ -56,9 +56,7 @@ class TensorProduct(InstructedModule):
         path_normalization: "element" (None), "path" or "none".
         internal_weights: whether the module owns its weight; None: where it is shared.
         shared_weights: one weight for all rows (None), or one a row.
-        layout: "mul_ir", e3nn's, or "ir_mul", of x, y and z; weights have one order.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.  numba holds
-            channelwise modes; where triton or numba lacks a part, a call raises BackendError.
+        layout, backend: see `torchweft.o3`; numba serves channelwise modes only.
 
     Raises:
         WeftError: instructions that do not fit the irreps, with the reason.
@@ -353,23 +351,13 @@ class TensorProductConv(InstructedModule):
     """out[d] = Σ_{e: dst[e] = d} tp(x[src[e]], y[e], weight[e]), tp the TensorProduct of the same.
 
     Args:
-        irreps_in1: of x, the features of the nodes.
-        irreps_in2: of y, those of the edges, usually spherical harmonics of their directions.
-        irreps_out: of the result; items that no instruction reaches are zero.
-        instructions: (i_in1, i_in2, i_out, mode, has_weight) or with a path_weight, 1 by default.
-        in1_var: see TensorProduct, as the next four.
-        in2_var: variance of each item of y.
-        out_var: variance that each item of the result shall have.
-        irrep_normalization: "component" (None), "norm" or "none".
-        path_normalization: "element" (None), "path" or "none".
-        internal_weights: whether the module owns its weight, which then is shared; None: no.
-        shared_weights: one weight for all edges, or one an edge; None: one an edge, unless
-            internal.
-        layout: "mul_ir", e3nn's, or "ir_mul", of x, y and the result.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.  numba holds
-            channelwise modes; where triton or numba lacks a part, a call raises BackendError.
+        *given: the arguments of TensorProduct: irreps_in1 of x, the features of the nodes,
+            irreps_in2 of y, the features of the edges (usually spherical harmonics of their
+            directions), irreps_out of the result, instructions and so on.
         precision: of float32 products with radial_weight, on tensor cores: "tf32x3", as exact as
             float32, or "tf32" (mantissas of 10 bits).
+        **options: the arguments of TensorProduct by name.  Each edge has weights of its own unless
+            shared_weights or internal_weights is True.
 
     Channelwise modes (uvu, uvv, uuu, uvuv) are one kernel: no message is stored.  uvw and uuw
     store what they mix: for each node if weights are shared, else for each edge.
