@@ -41,7 +41,7 @@ from torchweft.demo.models.potential import (
     molecules,
     new_potential,
 )
-from torchweft.demo.page.pictures import curve, parity
+from torchweft.demo.pictures import curve, parity
 from torchweft.progress import track
 
 EVERY = 10  # steps of dynamics between two looks at the energy

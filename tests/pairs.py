@@ -2,7 +2,7 @@
 
 import torch
 
-from torchweft.reductions.call.layout import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, Sizes
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.node import const, node, swap, var
 from torchweft.testing.bounds import assert_as_accurate, plain_error

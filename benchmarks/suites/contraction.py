@@ -15,7 +15,7 @@ from benchmarks.suites.equivariant import blocks
 from benchmarks.suites.recipes import Random
 from tests.cases.symmetric import couplings
 from torchweft.o3 import Irrep, Irreps, SymmetricContraction, wigner_3j
-from torchweft.o3.symmetric.basis import symmetric_basis
+from torchweft.o3.symmetric.program import symmetric_basis
 
 __all__ = ["OP", "contraction_case"]
 

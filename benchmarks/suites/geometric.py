@@ -12,7 +12,7 @@ from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.recipes import Random
 from torchweft import clifford
 from torchweft.clifford import Algebra, reference
-from torchweft.clifford.functions.products import clifford_layer
+from torchweft.clifford.functions import clifford_layer
 
 __all__ = ["ALGEBRAS", "chain_case", "product_workload"]
 

@@ -91,7 +91,10 @@ def _demo(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _inspect(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from torchweft.demo.inspection.inspection import inspect
+    from torchweft.demo.page import require_matplotlib
+
+    require_matplotlib()
+    from torchweft.demo.inspection import inspect
 
     path = inspect(options.file, options.size, options.kernel, options.channels, options.out)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.cases.suite import Suite
 from torchweft import products
-from torchweft.products.ops import (
+from torchweft.products.functions import (
     indexed_inner,
     indexed_mul,
     indexed_vecsca,

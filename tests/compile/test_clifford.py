@@ -21,7 +21,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from tests.compile.conftest import Check
-from torchweft.clifford.programs import launch, tiles
+from torchweft.clifford.programs import launch
 from torchweft.clifford.programs import source as generator
 from torchweft.clifford.programs.programs import program
 from torchweft.core.expressions.program import Operand
@@ -42,12 +42,12 @@ SPACE = f"chain 1,1,1 euclidean {EPS}"
 def builds(key: str, dtype: str, features: int, target: str) -> list[Build]:
     """The kernels that a program of 4096 rows gets on a GPU of 132 processors."""
     gluon, aligned = target.startswith("sm_"), features % 16 == 0
-    machine = tiles.Machine(gluon, 132, SHARED_LIMIT[target])
-    kernels = tiles.choose(program(key), 4096, features, SIZES[dtype], aligned, machine)
+    limits = launch.GpuLimits(gluon, 132, SHARED_LIMIT[target])
+    kernels = launch.choose(program(key), 4096, features, SIZES[dtype], aligned, limits)
     return [build(kernel, dtype, features, aligned) for kernel in kernels]
 
 
-def build(made: tiles.Kernel, dtype: str, features: int, aligned: bool) -> Build:
+def build(made: launch.RowKernel, dtype: str, features: int, aligned: bool) -> Build:
     """A kernel, ready to be compiled."""
     found, tiling, *_ = made
     name = generator.name(found)
@@ -113,9 +113,9 @@ def specialisation(rows: int, features: int, blade_last: bool) -> str:
     found = program(PLANE + BACKWARD)
     inputs = {o.name: tensor(o, rows, features, blade_last) for o in found.inputs}
     aligned = all(launch._is_aligned(t) for t in inputs.values() if t.dim() == 3)
-    machine = tiles.Machine(True, 132, SHARED_LIMIT["sm_90"])
+    limits = launch.GpuLimits(True, 132, SHARED_LIMIT["sm_90"])
     seen = []
-    for part, tiling, *_ in tiles.choose(found, rows, features, 4, aligned, machine):
+    for part, tiling, *_ in launch.choose(found, rows, features, 4, aligned, limits):
         source = generator.source(part, tiling)
         kernel = printed(generator.name(part), source, generator.name(part)).function()
         bind = create_function_from_signature(

@@ -17,12 +17,11 @@ if interpreted():
 from tests.cases.o3_workloads import WORKLOADS, calls
 from tests.compile.conftest import Check
 from torchweft.core.printing.modules import printed
-from torchweft.o3.channelwise.gpu import gluon as dialects
-from torchweft.o3.channelwise.gpu import kernels
-from torchweft.o3.channelwise.gpu import partial_sums as folds
-from torchweft.o3.channelwise.gpu import source as generator
-from torchweft.o3.channelwise.gpu.kernel_spec import Job
-from torchweft.o3.channelwise.gpu.kernel_split import Facts, divide
+from torchweft.o3.channelwise.gpu import kernels, launch
+from torchweft.o3.channelwise.gpu.gluon import kernel_source
+from torchweft.o3.channelwise.gpu.kernel_spec import RowKernelSpec
+from torchweft.o3.channelwise.gpu.kernel_split import GraphFacts, split_call
+from torchweft.o3.channelwise.gpu.source import kernel_name
 from torchweft.testing.compiler import Build
 
 INTEGERS = tuple(
@@ -46,13 +45,13 @@ CASES = {
 }
 
 
-def jobs(name: str, order: str, dtype: str) -> list[Job]:
+def specs(name: str, order: str, dtype: str) -> list[RowKernelSpec]:
     workload = WORKLOADS[name]
     graph = "" if workload.shared else "xz"
     order, _, runs = order.partition(" in ")
     lends, order = order.endswith(" lent"), order.removesuffix(" lent")
-    facts = Facts(graph, graph[:1], "", workload.shared, dtype == "fp64", bool(runs), lends)
-    return [job for job, _ in divide(workload.structure, calls()[order], facts).jobs]
+    facts = GraphFacts(graph, graph[:1], "", workload.shared, dtype == "fp64", bool(runs), lends)
+    return [spec for spec, *_ in split_call(workload.structure, calls()[order], facts).kernels]
 
 
 def build(kernel: Any, constants: dict[str, Any], dtype: str, warps: int) -> Build:
@@ -64,18 +63,18 @@ def build(kernel: Any, constants: dict[str, Any], dtype: str, warps: int) -> Bui
     return Build(kernel, types, constants, {"num_warps": warps, "num_stages": 1})
 
 
-def product(job: Job, dtype: str, target: str) -> Build:
-    tiling, text = job.tiling, dialects.printed(job, gluon=target.startswith("sm_"))
+def product(spec: RowKernelSpec, dtype: str, target: str) -> Build:
+    tiling, text = spec.tiling, kernel_source(spec, gluon=target.startswith("sm_"))
     constants = {"BLOCK": tiling.block, "EDGES": tiling.edges, "STAGES": tiling.stages}
-    kernel = printed("o3_product", text, generator.name(job)).function()
+    kernel = printed("o3_product", text, kernel_name(spec)).function()
     return build(kernel, constants, dtype, tiling.warps)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_products(name: str, check: Check) -> None:
     workload, order, dtype, target = CASES[name]
-    for n, job in enumerate(jobs(workload, order, dtype)):
-        check(product(job, dtype, target), f"{name}, kernel {n}", target)
+    for n, spec in enumerate(specs(workload, order, dtype)):
+        check(product(spec, dtype, target), f"{name}, kernel {n}", target)
 
 
 @pytest.mark.parametrize("places", [None, 2])
@@ -86,15 +85,12 @@ def test_folds(places: int | None, check: Check) -> None:
     found = build(kernels.fold_rows_kernel, constants, "fp32", 4)
     found = replace(found, multiples_of_16=("width", "partial_width"), wide_loads=places is None)
     check(found, f"fold of rows, {places}", "sm_90")
-    constants = dict(zip(("BLOCK_E", "BLOCK_C", "SCAN"), folds.ROUND.blocks, strict=True))
-    found = build(kernels.fold_round_kernel, constants, "fp32", folds.ROUND.num_warps)
-    check(replace(found, multiples_of_16=("width",), wide_loads=True), "fold of a round", "sm_90")
-    constants = dict(zip(("BLOCK_E", "BLOCK_C"), folds.LOAN.blocks, strict=True))
-    constants["VECTOR"] = folds.VECTOR
-    found = build(kernels.fold_lent_kernel, constants, "fp32", folds.LOAN.num_warps)
+    constants = dict(zip(("BLOCK_E", "BLOCK_C"), launch.LOAN_TILE.blocks, strict=True))
+    constants["VECTOR"] = launch.VECTOR
+    found = build(kernels.fold_lent_kernel, constants, "fp32", launch.LOAN_TILE.num_warps)
     numbers = ("count", "width", "partial_width")
     found = replace(found, multiples_of_16=numbers, wide_loads=True)
     check(found, "fold of loans", "sm_90")
-    constants = {"COUNT": 2, "BLOCK_R": folds.COLUMNS // 16, "BLOCK_C": 16}
+    constants = {"COUNT": 2, "BLOCK_R": launch.FOLDED_NUMBERS // 16, "BLOCK_C": 16}
     found = build(kernels.fold_columns_kernel, constants, "fp32", 1)
     check(found, "fold of columns", "sm_90")

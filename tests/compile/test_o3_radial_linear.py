@@ -19,51 +19,52 @@ from tests.compile.conftest import Check
 from torchweft.core.printing.modules import printed
 from torchweft.o3.radial_linear import kernels, launch
 from torchweft.o3.radial_linear import source as generator
-from torchweft.o3.radial_linear import split_products as parts
-from torchweft.o3.radial_linear.source import Job
+from torchweft.o3.radial_linear.source import RadialKernelSpec
 from torchweft.testing.compiler import Build, compile_for
 
 HIDDEN = 64
 TYPES = {"indptr_ptr": "*i32", "src_ptr": "*i32", "h_ptr": "*fp16", "a_ptr": "*fp16"}
 
 
-def jobs(structure, precision):
+def specs(structure, precision):
     recipe = launch._recipe(structure, HIDDEN, precision, torch.int32, torch.device("cpu"))
-    return [step.job for step in recipe.steps]
+    return [spec for spec, *_ in recipe.steps]
 
 
-def build(job: Job) -> Build:
-    tiling = job.tiling
-    kernel = printed("o3_radial", generator.source(job), generator.NAME).function()
+def build(spec: RadialKernelSpec) -> Build:
+    tiling = spec.tiling
+    kernel = printed("o3_radial", generator.source(spec), generator.NAME).function()
     constants = {"BLOCK": tiling.block, "STAGES": tiling.stages}
     types = {
         name: TYPES.get(name, "*fp32" if name.endswith("_ptr") else "i32")
         for name in kernel.arg_names
         if name not in constants
     }
-    options = {"num_warps": generator.WARPS, "num_stages": 1}
+    options = {"num_warps": generator.RADIAL_WARPS, "num_stages": 1}
     return Build(kernel, types, constants, options, tensor_cores=True, wide_loads=True)
 
 
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
 @pytest.mark.parametrize("name", ["mace_L2_carbon"])
 def test_kernels(name: str, precision: str, check: Check) -> None:
-    for n, job in enumerate(jobs(WORKLOADS[name].structure, precision)):
-        check(build(job), f"{name}, {precision}, kernel {n}", "sm_90")
+    for n, spec in enumerate(specs(WORKLOADS[name].structure, precision)):
+        check(build(spec), f"{name}, {precision}, kernel {n}", "sm_90")
 
 
 @pytest.mark.parametrize("hidden", [64, 128])
 @pytest.mark.parametrize("name", ["row_parts", "column_parts", "formed_weights", "summed_products"])
 def test_kernels_of_parts(name: str, hidden: int, check: Check) -> None:
-    width, device = WORKLOADS["mace_L2_carbon"].structure.width("w"), torch.device("cpu")
+    width = WORKLOADS["mace_L2_carbon"].structure.width("w")
+    depth = max(16, hidden)
+    tile = launch.split_tile(hidden)
     made = {
-        "row_parts": parts._row_kernel(hidden, 16, 2, None, device),
-        "column_parts": parts._column_kernel(hidden, width, 1, 2, device),
-        "formed_weights": parts._formed_kernel(hidden, width, device),
-        "summed_products": parts._summed_kernel(hidden, width, device),
+        "row_parts": ((hidden, 16, 16, 2), tile),
+        "column_parts": ((hidden, width, 1, 2), tile),
+        "formed_weights": ((width, depth), launch.FORMED_TILE),
+        "summed_products": (launch.summed_constants(hidden, width), launch.SUMMED_TILE),
     }
     kernel, products = getattr(kernels, name), name in ("formed_weights", "summed_products")
-    options = made[name]._shown
+    options = launch.split_kernel(name, *made[name])._shown
     constants = {key: value for key, value in options.items() if key in kernel.arg_names}
     missing = {"row_parts": ("order_ptr", "powers_ptr")}.get(name, ())
     constants |= dict.fromkeys(missing)
@@ -87,9 +88,9 @@ def test_nothing_is_exchanged_between_threads(name: str, precision: str) -> None
 
     Shared memory is what was foreseen, or less.
     """
-    for job in jobs(WORKLOADS[name].structure, precision):
-        compiled = compile_for(build(job), "sm_90")
-        assert compiled.metadata.shared <= job.shared
+    for spec in specs(WORKLOADS[name].structure, precision):
+        compiled = compile_for(build(spec), "sm_90")
+        assert compiled.metadata.shared <= spec.shared_bytes
         text = compiled.asm["ttgir"]
         loop = text.rsplit("scf.for", 1)[1].split("scf.yield")[0]
         assert "warp_group_dot" in loop

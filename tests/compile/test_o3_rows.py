@@ -14,10 +14,17 @@ if interpreted():
 from tests.compile.conftest import Check
 from torchweft import o3
 from torchweft.core.expressions.program import Program
+from torchweft.core.printing.kernel import Frame
 from torchweft.core.printing.modules import printed
-from torchweft.o3.pointwise import programs as row_programs
-from torchweft.o3.pointwise import source as row_generator
-from torchweft.o3.pointwise.programs import bessel_key, cutoff_key, harmonics_key
+from torchweft.o3.pointwise import (
+    ROW_WARPS,
+    RowKernelSpec,
+    bessel_key,
+    cutoff_key,
+    harmonics_key,
+    row_program,
+    source,
+)
 from torchweft.o3.symmetric.program import weight_gradients, weight_program
 from torchweft.testing.compiler import Build, compile_for
 
@@ -44,7 +51,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_functions(name: str, check: Check) -> None:
     function, order, dtype, target = CASES[name]
-    program = row_programs.row_program(FUNCTIONS[function] + ORDERS[order])
+    program = row_program(FUNCTIONS[function] + ORDERS[order])
     check(build(program, 1, dtype, target), name, target)
 
 
@@ -52,7 +59,7 @@ def test_functions(name: str, check: Check) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_waves_compile(order: str, dtype: str) -> None:
     """Without a snapshot: for huge angles sin and cos have an array, which counts as spills."""
-    program = row_programs.row_program(bessel_key(5.0, 8) + ORDERS[order])
+    program = row_program(bessel_key(5.0, 8) + ORDERS[order])
     compile_for(build(program, 1, dtype, "sm_90"), "sm_90")
 
 
@@ -66,8 +73,8 @@ def test_weights_of_couplings(order: str, check: Check) -> None:
 
 def build(program: Program, channels: int, dtype: str, target: str) -> Build:
     """The kernel of a program."""
-    job = row_generator.Job(program, channels, dtype == "fp64", target.startswith("sm_"))
-    kernel = printed("o3_rows", row_generator.source(job), "rows").function()
+    spec = RowKernelSpec(program, channels, Frame(target.startswith("sm_"), dtype == "fp64"))
+    kernel = printed("o3_rows", source(spec), "rows").function()
     types = {n: f"*{dtype}" if n.endswith("_ptr") else "i32" for n in kernel.arg_names}
     # rows of few numbers are read number by number
-    return Build(kernel, types, {}, {"num_warps": row_generator.WARPS}, wide_loads=False)
+    return Build(kernel, types, {}, {"num_warps": ROW_WARPS}, wide_loads=False)

@@ -18,7 +18,9 @@ from tests.compile.conftest import Check
 from torchweft.core.gpu.launcher import Tile
 from torchweft.core.printing.modules import printed
 from torchweft.reductions.engine import nearest as knn
+from torchweft.reductions.formula import kernel_forms as exponents
 from torchweft.reductions.formula.derivatives import gradient
+from torchweft.reductions.formula.kernel_forms import BLOCK, looped
 from torchweft.reductions.formula.node import Node, const, node, swap, var
 from torchweft.reductions.gpu import gaussian_moments as moments
 from torchweft.reductions.gpu import gaussian_moments_kernels as moments_kernels
@@ -31,8 +33,6 @@ from torchweft.reductions.gpu import (
     neighbours_kernels,
 )
 from torchweft.reductions.gpu import source as generator
-from torchweft.reductions.scalars import exponents
-from torchweft.reductions.scalars.inner_sums import BLOCK, looped
 from torchweft.testing.compiler import Build
 
 X, Y, B, G = var(0, 3, 0), var(1, 3, 1), var(2, 1, 1), var(3, 1, 0)

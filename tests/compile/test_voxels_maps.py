@@ -15,9 +15,8 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from torchweft.testing.compiler import Build
-from torchweft.voxels.maps_gpu import cell_kernels
-from torchweft.voxels.maps_gpu import kernels as map_kernels
-from torchweft.voxels.maps_gpu import launch as map_launch
+from torchweft.voxels.maps import kernels as map_kernels
+from torchweft.voxels.maps import launch as map_launch
 
 CONSTANTS = {
     "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},
@@ -62,7 +61,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 def build(name: str, keys: str, variant: str) -> Build:
     """A kernel for keys of a type."""
-    kernel = getattr(cell_kernels if name in cell_kernels.__all__ else map_kernels, name)
+    kernel = getattr(map_kernels, name)
     constants = CONSTANTS[name] | VARIANTS.get(name, {"": {}})[variant]
     if "MOST" in kernel.arg_names:
         constants |= {"MOST": 2**31 - 1 if keys == "i32" else 2**63 - 1}

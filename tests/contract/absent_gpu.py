@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from torchweft.core import private
-from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.core.gpu import binaries, launcher
 from torchweft.core.gpu import driver as machine
-from torchweft.core.gpu import launcher
 
 SHARED, THREADS = 232_448, 1024
 """What a program may use."""
@@ -66,7 +65,7 @@ def without_triton(replace: Any) -> Driver:
     replace(launcher, "_current_stream", lambda: 0)
     replace(launcher, "_made", set())
     replace(launcher, "_runs", {})  # handles of code are those of a driver
-    replace(fingerprint, "device", lambda: "sm_90")
+    replace(binaries, "device", lambda: "sm_90")
     replace(machine, "_begun", {})
     replace(machine, "_driver", lambda: driver)
     return driver

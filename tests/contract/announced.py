@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from torchweft.core.gpu import binary_key as fingerprint
-from torchweft.core.gpu import launcher
+from torchweft.core.gpu import binaries, launcher
 
 Signature = tuple[Any, ...]
 
@@ -38,8 +37,8 @@ def watch(
 
     def machine_code(kernel: Any, arguments: tuple[Any, ...], options: Any) -> Any:
         compiled.append(signature(kernel, arguments, free))
-        assert list(fingerprint._made_of(kernel))  # what has a key is found on disk
-        assert list(fingerprint._kinds(kernel, arguments))
+        assert list(binaries._made_of(kernel))  # what has a key is found on disk
+        assert list(binaries._kinds(kernel, arguments))
         return lambda programs, stream, values: None
 
     def in_threads(calls: list[launcher.Call]) -> None:
@@ -47,8 +46,8 @@ def watch(
             arguments = (*tensors, *numbers, *kernel._arguments)
             announced.append(signature(kernel._kernel, arguments, free))
 
-    replace(fingerprint, "state", lambda module: None)  # others import modules too
-    replace(fingerprint, "as_loaded", {})
+    replace(binaries, "state", lambda module: None)  # others import modules too
+    replace(binaries, "as_loaded", {})
     replace(launcher, "_loaded", machine_code)
     replace(launcher, "_compile_in_threads", in_threads)
     replace(launcher, "_current_stream", lambda: 0)

@@ -13,7 +13,7 @@ import torch
 import torchweft
 from tests.contract.absent_gpu import Driver, stand_in
 from torchweft.core import files
-from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.core.gpu import binaries
 from torchweft.core.printing import modules as generated
 
 HELPERS = """
@@ -51,14 +51,14 @@ def some_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 def a_process(monkeypatch: Any, tmp_path: pathlib.Path) -> Iterator[Driver]:
     """For a fixture: folders of its own, none of Triton's variables, a GPU that is not there."""
     monkeypatch.setenv("TORCHWEFT_CACHE_DIR", str(tmp_path / "torchweft"))
-    for name in [name for name in fingerprint.os.environ if name.startswith("TRITON_")]:
+    for name in [name for name in binaries.os.environ if name.startswith("TRITON_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setattr(torchweft, "__path__", [*torchweft.__path__, str(tmp_path / "more")])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it is known by size and second alone
-    fingerprint._versions.cache_clear()
+    binaries._versions.cache_clear()
     yield stand_in(monkeypatch)
-    fingerprint._versions.cache_clear()
+    binaries._versions.cache_clear()
     forget()
 
 

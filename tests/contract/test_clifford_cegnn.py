@@ -9,14 +9,14 @@ import torch
 
 import torchweft
 from tests.conftest import BACKENDS, INTERPRETED
+from torchweft import clifford
 from torchweft.clifford import Algebra, reference
-from torchweft.clifford.functions import norms
 from torchweft.clifford.layers.basic import MVLayerNorm
 from torchweft.clifford.layers.cegnn import EGCL, SteerableGeometricProduct, message_plan
 from torchweft.clifford.programs import programs
 from torchweft.clifford.programs.operator import run
 from torchweft.clifford.programs.programs import key
-from torchweft.core.expressions.hoist import hoisted
+from torchweft.core.expressions.rewrite import hoisted
 from torchweft.core.printing.schedule import schedule
 from torchweft.testing import assert_as_accurate
 from torchweft.testing.bounds import plain_error
@@ -144,7 +144,7 @@ def test_gates_stay_finite(backend):
     x = 1e4 * torch.randn(8, 3, 2, generator=torch.Generator().manual_seed(0))
     a = torch.full((4, 2), -1.0)
     leaves = [t.requires_grad_() for t in (x, a, torch.zeros(4, 2))]
-    z = norms.silu(*leaves, algebra, backend=backend)
+    z = clifford.silu(*leaves, algebra, backend=backend)
     for t in (z, *torch.autograd.grad(z.sum(), leaves)):
         assert t.isfinite().all()
 

@@ -13,7 +13,7 @@ from tests.conftest import INTERPRETED
 from torchweft.clifford import Algebra, reference
 from torchweft.clifford.programs import numba_path as cpu
 from torchweft.clifford.programs import programs
-from torchweft.core.cpu import loop_source as loops
+from torchweft.core.cpu import loops as loops
 from torchweft.core.expressions.expr import const, multiply
 from torchweft.core.expressions.program import Operand, Output, Program
 from torchweft.testing.contract import assert_same_bits

@@ -13,13 +13,13 @@ from torchweft.clifford import Algebra, reference
 from torchweft.clifford.programs import programs
 from torchweft.core.expressions.expr import reachable, total
 from torchweft.core.expressions.program import Operand, Output, Program
-from torchweft.core.expressions.split import split
+from torchweft.core.expressions.rewrite import split
 from torchweft.testing.bounds import assert_as_accurate, plain_error
 
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from torchweft.clifford.programs import launch, tiles
+from torchweft.clifford.programs import launch
 
 pytestmark = pytest.mark.kernels
 
@@ -95,10 +95,10 @@ def beside(inputs, seed):
 @pytest.fixture
 def short_tiles(monkeypatch):
     """Rows are longer than a tile."""
-    monkeypatch.setattr(tiles, "WIDEST", 16)
-    launch._recipes.clear()
+    monkeypatch.setattr(launch, "FEATURES_PER_TILE", 16)
+    launch._launches.clear()
     yield
-    launch._recipes.clear()
+    launch._launches.clear()
 
 
 SIZES = [(5, 1), (130, 3), (3, 20), (7, 64)]

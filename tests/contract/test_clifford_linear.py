@@ -55,7 +55,7 @@ def test_map_and_its_gradient(rows, dtype):
     n, algebra = 2, Algebra((1, 1))
     x, grad = draw(4, rows, 5, dtype=dtype), draw(4, rows, 3, dtype=dtype)
     weight, bias = draw(n + 1, 5, 3, dtype=dtype), draw(3, dtype=dtype)
-    check_rows(x, weight, bias, n, linear(x, weight, bias, algebra.signature))
+    check_rows(x, weight, bias, n, linear(x, weight, bias, signature=algebra.signature))
     check_gradient(x, grad, n, weight_gradient(x, grad, algebra.signature))
 
 

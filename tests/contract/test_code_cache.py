@@ -19,9 +19,7 @@ import torch
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import HELPERS, a_process, printed, save
 from torchweft.core import files
-from torchweft.core.gpu import binaries as code_cache
-from torchweft.core.gpu import binary_key as fingerprint
-from torchweft.core.gpu import compiler, launcher
+from torchweft.core.gpu import binaries, launcher
 from torchweft.core.gpu import driver as machine
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together
 from torchweft.core.printing import modules as generated
@@ -42,14 +40,14 @@ def driver(monkeypatch, tmp_path):
 # files
 
 
-CODE = code_cache.Code("name", bytes(range(256)) * 4, 8, 49_153, (0, 2), "<Qi4x")
+CODE = binaries.Code("name", bytes(range(256)) * 4, 8, 49_153, (0, 2), "<Qi4x")
 
 
 def test_what_is_stored_is_read(driver):
-    code_cache.store("one", CODE)
-    assert code_cache.exists("one")
-    assert code_cache.read("one") == CODE
-    assert code_cache.read("two") is None
+    binaries.store("one", CODE)
+    assert binaries.exists("one")
+    assert binaries.read("one") == CODE
+    assert binaries.read("two") is None
 
 
 @pytest.mark.parametrize(
@@ -65,39 +63,39 @@ def test_what_is_stored_is_read(driver):
     ],
 )
 def test_a_damaged_file_is_as_good_as_none(damage, driver):
-    code_cache.store("one", CODE)
+    binaries.store("one", CODE)
     path = files.home() / "machine" / "one"
     path.write_bytes(damage(path.read_bytes()))
-    assert code_cache.read("one") is None
-    code_cache.store("one", CODE)
-    assert code_cache.read("one") == CODE
+    assert binaries.read("one") is None
+    binaries.store("one", CODE)
+    assert binaries.read("one") == CODE
 
 
 def test_a_file_of_another_key_is_as_good_as_none(driver):
-    code_cache.store("one", CODE)
+    binaries.store("one", CODE)
     folder = files.home() / "machine"
     (folder / "one").rename(folder / "two")
-    assert code_cache.read("two") is None
+    assert binaries.read("two") is None
 
 
 def test_a_disk_that_takes_nothing_costs_only_time(driver, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TORCHWEFT_CACHE_DIR", str(tmp_path / "file"))
-    code_cache.store("one", CODE)
-    assert code_cache.read("one") is None
+    binaries.store("one", CODE)
+    assert binaries.read("one") is None
 
 
 def test_what_nobody_reads_for_a_season_is_deleted(driver):
-    old = time.time() - 2 * code_cache.SEASON
+    old = time.time() - 2 * binaries.SECONDS_KEPT
     for key in ("read", "left", "young"):
-        code_cache.store(key, CODE)
+        binaries.store(key, CODE)
     for key in ("read", "left"):
         os.utime(files.home() / "machine" / key, (old, old))
-    assert code_cache.read("read") == CODE
-    code_cache._forget.cache_clear()
-    code_cache.store("new", CODE)
-    assert not code_cache.exists("left")
-    assert all(map(code_cache.exists, ("read", "young", "new")))
+    assert binaries.read("read") == CODE
+    binaries._forget.cache_clear()
+    binaries.store("new", CODE)
+    assert not binaries.exists("left")
+    assert all(map(binaries.exists, ("read", "young", "new")))
 
 
 def test_writers_and_readers_at_once(driver):
@@ -105,12 +103,12 @@ def test_writers_and_readers_at_once(driver):
 
     def write():
         for _ in range(50):
-            code_cache.store("one", CODE)
+            binaries.store("one", CODE)
 
     def read():
-        found.extend(code_cache.read("one") for _ in range(200))
+        found.extend(binaries.read("one") for _ in range(200))
 
-    code_cache.store("one", CODE)
+    binaries.store("one", CODE)
     threads = [threading.Thread(target=work) for work in (write, read, write, read)]
     for thread in threads:
         thread.start()
@@ -130,8 +128,8 @@ def first_call(helpers=HELPERS):
 @pytest.fixture
 def asked(monkeypatch):
     """How often a kernel was compiled."""
-    found, walk = [], compiler.walk
-    monkeypatch.setattr(compiler, "walk", lambda *given: found.append(1) or walk(*given))
+    found, walk = [], machine.walk
+    monkeypatch.setattr(machine, "walk", lambda *given: found.append(1) or walk(*given))
     return found
 
 
@@ -214,13 +212,13 @@ def test_kernels_of_gradients_are_compiled_side_by_side(driver, monkeypatch):
 
 
 def test_code_is_not_stored_where_a_text_changes_meanwhile(driver, monkeypatch, asked):
-    walk = compiler.walk
+    walk = machine.walk
 
     def edited(*given):
         save("helpers_of_a_test", HELPERS.replace("+ 1", "+ 3"))
         return walk(*given)
 
-    monkeypatch.setattr(compiler, "walk", edited)
+    monkeypatch.setattr(machine, "walk", edited)
     first_call()
     assert len(asked) == 1
     assert not (files.home() / "machine").exists()
@@ -243,7 +241,7 @@ from torchweft.reductions.engine import operator
 from torchweft.reductions.formula.node import node, var
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.formula.node import node, var
-from torchweft.reductions.call.layout import Options, Sizes
+from torchweft.reductions.call import Options, Sizes
 distance = node("sqdist", var(0, 3, 0), var(1, 3, 1))
 values = {0: torch.zeros(1, 300, 3), 1: torch.zeros(1, 5000, 3)}
 gaussians.processors = launch.processors = lambda device: 132
@@ -267,8 +265,8 @@ def test_a_process_that_finds_its_code_does_not_import_triton(driver, monkeypatc
     for module in (gaussians, launch):
         monkeypatch.setattr(module, "processors", module.processors)
     monkeypatch.setattr(launch, "_recipes", {})
-    monkeypatch.setattr(fingerprint, "state", lambda module: None)  # others import modules too
-    monkeypatch.setattr(fingerprint, "as_loaded", {})
+    monkeypatch.setattr(binaries, "state", lambda module: None)  # others import modules too
+    monkeypatch.setattr(binaries, "as_loaded", {})
     exec(CALL, {})
     names = [name for name, _ in driver.loaded]
     assert names == ["sums_kernel", "merge_sums_kernel"]

@@ -19,8 +19,7 @@ from tests.conftest import BACKENDS, INTERPRETED
 from tests.covering import FULL
 from torchweft.errors import BackendError, DeviceError, DTypeError, ShapeError
 from torchweft.o3 import reference
-from torchweft.o3.channelwise import operator
-from torchweft.o3.channelwise import torch_path as blocked
+from torchweft.o3.channelwise import operator, torch_path
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Structure, read
 from torchweft.o3.edges.graph import Graph, graph_of
@@ -209,7 +208,7 @@ def test_leading_dimensions_broadcast():
 @pytest.mark.parametrize("graph", ["unsorted", "sorted", "rows", "empty rows"])
 def test_chunks_change_nothing_beyond_rounding(graph, room, monkeypatch):
     """Seen red with: the first or the last row of a chunk off by one."""
-    monkeypatch.setitem(blocked._CHUNK, "cpu", room)
+    monkeypatch.setitem(torch_path.CHUNK_BYTES, "cpu", room)
     check_values(make_case("chunks", UVU, GRAPHS[graph]), Setting(backend="torch"))
 
 
@@ -230,7 +229,7 @@ def test_what_is_not_finite_stays_in_its_paths(backend, number):
 
 
 def test_wide_sums_of_shared_weights(monkeypatch):
-    monkeypatch.setitem(blocked._CHUNK, "cpu", 2**12)
+    monkeypatch.setitem(torch_path.CHUNK_BYTES, "cpu", 2**12)
     case = make_case("chunks, shared", UVU, GRAPHS["hub"], shared=True)
     check_values(case, Setting(dtype=torch.bfloat16, backend="torch", order=1))
 
@@ -247,7 +246,7 @@ def rounding_products():
 @pytest.mark.usefixtures("rounding_products")
 def test_products_of_matrices_keep_their_digits():
     """Sums are then in float64; on most CPUs torch rounds nothing, so their dtype is looked at."""
-    assert blocked._accumulator(torch.ones(2)) == torch.float64
+    assert torch_path._accumulator(torch.ones(2)) == torch.float64
     check_values(make_case("rounded", UVU, GRAPHS["sorted"]), Setting(backend="torch"))
 
 
@@ -378,7 +377,7 @@ def test_small_calls_on_the_cpu_compile_no_loop_of_their_own(monkeypatch):
         told = torchweft.explain(channelwise_product, UVU, x, y, w)
         return [(launch.backend, launch.kernel) for launch in told.launches]
 
-    monkeypatch.setattr(operator, "FEW", 0)
+    monkeypatch.setattr(operator, "LOOP_PRODUCTS", 0)
     assert kernels() == [("numba", "few_z")]
 
 

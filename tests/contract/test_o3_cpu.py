@@ -74,7 +74,7 @@ def test_gradients_of_gradients():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_same_bits_on_any_number_of_threads(shared, monkeypatch):
-    monkeypatch.setattr(cpu, "SERIAL", 0)
+    monkeypatch.setattr(cpu, "SERIAL_MULTIPLICATIONS", 0)
     tables, before, found = graph("hub"), torch.get_num_threads(), []
     given = values(UVU, BACKWARD, tables, shared, torch.float32)
     for threads in (1, 2, 3):
@@ -151,5 +151,5 @@ def test_a_walk_by_source_gives_all_gradients_on_a_graph_and_one_walk_row_by_row
 def test_long_calls_are_refused(monkeypatch):
     assert cpu.serves(UVU, BACKWARD, torch.bfloat16)
     assert not cpu.serves(UVU, BACKWARD, torch.complex64)
-    monkeypatch.setattr(cpu, "MOST", 3)
+    monkeypatch.setattr(cpu, "MAX_LOOP_TERMS", 3)
     assert not cpu.serves(UVU, BACKWARD, torch.float32)

@@ -28,7 +28,7 @@ if INTERPRETED:
 
 @pytest.fixture(autouse=True)
 def every_call_is_one_of_few(monkeypatch):
-    monkeypatch.setattr(operator, "FEW", 2**60)
+    monkeypatch.setattr(operator, "LOOP_PRODUCTS", 2**60)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -96,7 +96,7 @@ def test_who_computes_few(monkeypatch):
         x, y = (torch.randn(n, conv.irreps_in1[0].ir.dim * c) for n, c in ((7, 8), (edges, 1)))
         return kernels(conv, x, y, torch.randn(edges, 8), Graph(src[:edges], src[:edges], 7))
 
-    monkeypatch.setattr(operator, "FEW", 9 * 3)  # eight channels count for nine
+    monkeypatch.setattr(operator, "LOOP_PRODUCTS", 9 * 3)  # eight channels count for nine
     assert launched("1o", 9) == launched("1o", 400) == few  # that compile no loops of their own
     monkeypatch.setattr(operator, "LOOPS_FROM", 0)
     assert launched("1o", 9) == many

@@ -17,7 +17,6 @@ from tests.conftest import INTERPRETED
 from torchweft.core.tables.segments import SLICE
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.o3.edges import graph as graph_module
-from torchweft.o3.edges import shared_source_runs as runs
 from torchweft.o3.edges.graph import Graph, graph_of, pack, repeated, unpack
 
 if INTERPRETED:
@@ -70,9 +69,9 @@ def test_long_rows_are_cut():
 
 
 def in_runs(monkeypatch, src, dst, num_x, num_z, few=0.25):
-    monkeypatch.setattr(runs, "LEAST", 0)
-    monkeypatch.setattr(runs, "FEW", few)
-    return runs.runs_of(src.int(), dst.int(), num_x, num_z)
+    monkeypatch.setattr(graph_module, "MIN_RUN_EDGES", 0)
+    monkeypatch.setattr(graph_module, "MAX_RUNS_PER_EDGE", few)
+    return graph_module.runs_of(src.int(), dst.int(), num_x, num_z)
 
 
 @pytest.mark.parametrize("sources", [300, 400])
@@ -85,7 +84,7 @@ def test_runs(monkeypatch, sources):
     edges = (torch.cat([t, t[:9]]) for t in (src, dst))
     found = in_runs(monkeypatch, *edges, sources, 300, few=1)
     assert {t.dtype for t in found} == {torch.int32}
-    assert len(found.owner) % runs.BESIDE == 0
+    assert len(found.owner) % graph_module.RUNS_PER_PROGRAM == 0
     count = len(found.edges)
     assert sorted(found.edges.tolist()) == list(range(len(src) + 9))
     assert found.indptr[0] == 0
@@ -94,9 +93,9 @@ def test_runs(monkeypatch, sources):
     of = torch.repeat_interleave(found.indptr.diff().long())
     assert src[edge].tolist() == found.owner[of].tolist()
     assert dst[edge].tolist() == found.rows.tolist()
-    place = runs._near(src, dst, sources, 300).argsort()[found.rows]
+    place = graph_module._near(src, dst, sources, 300).argsort()[found.rows]
     for begin, end in zip(found.indptr[:-1], found.indptr[1:], strict=True):
-        assert len(found.rows[begin:end].unique()) <= runs.TILE
+        assert len(found.rows[begin:end].unique()) <= graph_module.RUN_TILE
         assert (place[begin:end].diff() >= 0).all()
     whole = [found.order[a:b].tolist() for a, b in itertools.pairwise(found.bounds.tolist())]
     for row, mine in enumerate(whole):
@@ -112,13 +111,13 @@ def test_runs_of_rows_that_are_near(monkeypatch):
     far = torch.randint(9000, dst.shape, generator=torch.Generator().manual_seed(0))
     assert in_runs(monkeypatch, far, dst, 9000, 1000) is None
     monkeypatch.undo()
-    assert runs.runs_of(src, dst, 1000, 1000) is None  # few edges
+    assert graph_module.runs_of(src, dst, 1000, 1000) is None  # few edges
 
 
 @pytest.mark.parametrize("reused", [False, True])
 def test_runs_are_made_where_a_graph_is_reused(monkeypatch, reused):
     """On a GPU; seen red with: runs of every graph, those of a moved one forgotten."""
-    monkeypatch.setattr(runs, "LEAST", 0)
+    monkeypatch.setattr(graph_module, "MIN_RUN_EDGES", 0)
     src, dst = ring_graph(100, 32)
     seen = []
     monkeypatch.setattr(graph_module, "_with_runs", lambda tables: seen.append(0) or tables)

@@ -11,8 +11,8 @@ import torch
 
 from tests.conftest import INTERPRETED
 from torchweft import explain, o3
+from torchweft.o3 import pointwise
 from torchweft.o3.layers.harmonics_and_radial import _evaluate
-from torchweft.o3.pointwise import operator as row_operator
 from torchweft.testing import assert_within_bound
 from torchweft.testing.doors import assert_same_bits
 
@@ -172,7 +172,7 @@ def test_few_rows_have_the_bits_of_torch_whatever_came_before():
     assert_same_bits(layer(x[:200]), few, "few")
     assert_same_bits(layer(x[:200]), _evaluate((0, 1, 2), x[:200], True, "norm"), "torch")
     layer(x)
-    fewest = -(-row_operator.LOOP_FROM_NUMBERS // 9)
+    fewest = -(-pointwise.LOOP_FROM_NUMBERS // 9)
     assert launched(layer, x[: fewest - 1]) == []
     assert launched(layer, x[:fewest]) == ["numba"]
 
@@ -182,12 +182,12 @@ def test_what_torch_serves(monkeypatch):
     assert launched(harmonics((7,), True), x) == []
     assert launched(harmonics((0, 0), True), x) == []
     assert launched(harmonics((1, 2), True), x.half()) == []
-    monkeypatch.setattr(row_operator, "choose", lambda backend, device: "torch")
+    monkeypatch.setattr(pointwise, "choose", lambda backend, device: "torch")
     assert launched(harmonics((1, 2), True), x) == []
 
 
 def test_no_rows():
-    (found,) = torch.ops.torchweft.o3_rows_raw([torch.ones(0, 6)[:, :3]], "harmonics 0,1 1 norm")
+    (found,) = torch.ops.torchweft.o3_rows([torch.ones(0, 6)[:, :3]], "harmonics 0,1 1 norm")
     assert found.shape == (0, 4)
 
 

@@ -18,15 +18,13 @@ from torchweft import o3
 from torchweft.core import private
 from torchweft.core.gpu import launcher
 from torchweft.core.operators import tensor_list as list_op
+from torchweft.o3 import pointwise
 from torchweft.o3.channelwise import operator
 from torchweft.o3.channelwise.gpu import launch
-from torchweft.o3.channelwise.gpu import partial_sums as folds
 from torchweft.o3.layers import symmetric_contraction
 from torchweft.o3.mixing import launch as mixing_launch
 from torchweft.o3.mixing import operator as mixing
-from torchweft.o3.pointwise import launch as row_launch
-from torchweft.o3.pointwise import operator as row_operator
-from torchweft.o3.symmetric import launch as symmetric_launch
+from torchweft.o3.symmetric import operator as symmetric_operator
 from torchweft.o3.tensor_product import evaluation
 
 if INTERPRETED:
@@ -50,9 +48,9 @@ def launched(monkeypatch):
     monkeypatch.setattr(launcher, "_current_stream", lambda: 0)
     monkeypatch.setattr(private, "get_device", lambda: -1)
     monkeypatch.setattr(launcher.Kernel, "stored", lambda *given: True)
-    for executor in (launch, mixing_launch, symmetric_launch):
+    for executor in (launch, mixing_launch, symmetric_operator):
         monkeypatch.setattr(executor, "processors", lambda device: 132)
-    for asked in (row_operator, mixing):
+    for asked in (pointwise, mixing):
         monkeypatch.setattr(asked, "_INTERPRETED", True)
     monkeypatch.setattr(evaluation.ProductRecipe, "by_torch", lambda recipe, x: False)
     monkeypatch.setattr(operator, "_chosen", lambda *given: launch)
@@ -140,7 +138,7 @@ def test_a_settled_call(name, launched):
 def compiled(launched, monkeypatch):
     """In the list of launches, a name in brackets where a kernel begins to be compiled."""
     monkeypatch.setattr(launch, "_recipes", {})
-    for module in (folds, symmetric_launch, row_launch):
+    for module in (launch, symmetric_operator, pointwise):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

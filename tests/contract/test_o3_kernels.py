@@ -3,13 +3,11 @@
 Seen red with: a gradient of w without its path's factor, tiles of edges without their mask, pieces
 that take the row of their own number, parts of the first block of channels alone, second parts
 dropped, edges taken in the order of their numbers, coefficients rounded to float32, shares of a row
-that leave out its last edges, sums by halves stored one column on or over the wrong threads, a
-round that forgets what was added before, parts of a round at their edge's number or in rows it
-writes itself, entries looked through once, rows without edges left out, sums of edges that are
-not there stored, runs stored at their first edge, the edge after the next asked for and taken,
-parts lent columns of kernels that have run, of the kernel itself or twice, own parts of two kernels
-in one place, loans summed after the next kernel, of cut rows, of what channels share, without their
-last entries, places taken for columns.
+that leave out its last edges, sums by halves stored one column on or over the wrong threads, sums
+of edges that are not there stored, runs stored at their first edge, the edge after the next
+prefetched and taken, parts lent columns of kernels that have run, of the kernel itself or twice,
+own parts of two kernels in one place, loans summed after the next kernel, of cut rows, of what
+channels share, without their last entries, places taken for columns.
 """
 
 import itertools
@@ -26,14 +24,11 @@ from tests.cases.o3_workloads import calls, conv, elementwise, rows
 from torchweft.core.tables.segments import cut
 from torchweft.o3 import reference
 from torchweft.o3.channelwise.calls import Call, Result, forward, gradient, tangent
-from torchweft.o3.channelwise.gpu import edge_rounds as rounds
-from torchweft.o3.channelwise.gpu import kernel_split as division
-from torchweft.o3.channelwise.gpu import launch, tilings
-from torchweft.o3.channelwise.gpu import partial_sums as folds
-from torchweft.o3.channelwise.gpu.borrowed_columns import lend
-from torchweft.o3.channelwise.gpu.kernel_spec import Tiling
+from torchweft.o3.channelwise.gpu import kernel_spec, kernel_split, launch
+from torchweft.o3.channelwise.gpu.kernel_spec import RowTiling
+from torchweft.o3.channelwise.gpu.kernel_split import lend_columns
 from torchweft.o3.channelwise.structure import SLOTS, Block, Path, Product, Structure
-from torchweft.o3.edges import shared_source_runs as runs
+from torchweft.o3.edges import graph as edges_graph
 from torchweft.o3.edges.graph import Graph, Tables, row_by_row
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import assert_same_bits
@@ -128,7 +123,7 @@ def fresh():
     """Nothing is remembered before or after."""
 
     def forget():
-        division.divide.cache_clear()
+        kernel_split.split_call.cache_clear()
         launch._recipes.clear()
 
     forget()
@@ -171,7 +166,7 @@ def test_tangents():
 @pytest.mark.parametrize("way", ["by source", "by scratch"])
 @pytest.mark.parametrize("order", ["backward", "second order"])
 def test_gradients_of_x(fresh, monkeypatch, way, order):
-    monkeypatch.setattr(division, "GRADIENT_OF_X", way)
+    monkeypatch.setattr(kernel_split, "_by_source", lambda *given: way == "by source")
     check(RAGGED, calls()[order], CUT)
     check(OVERLAPPING, calls()[order], SORTED, shared=True)
 
@@ -179,17 +174,17 @@ def test_gradients_of_x(fresh, monkeypatch, way, order):
 @pytest.mark.parametrize(
     "tiling",
     [
-        Tiling(4, stages=3),
-        Tiling(2, edges=4),
-        Tiling(8, edges=2),
-        Tiling(2, edges=1),
+        RowTiling(4, stages=3),
+        RowTiling(2, edges=4),
+        RowTiling(8, edges=2),
+        RowTiling(2, edges=1),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("order", ["forward", "second order"])
 @pytest.mark.singly  # seconds an item in the interpreter
 def test_tilings(fresh, monkeypatch, tiling, order):
-    monkeypatch.setattr(tilings, "choose", lambda job: tiling)
+    monkeypatch.setattr(kernel_split, "choose_tiling", lambda spec: tiling)
     for structure, shared in ((RAGGED, False), (OVERLAPPING, True)):
         for tables in (CUT, row_by_row(3)):
             check(structure, calls()[order], tables, shared)
@@ -198,21 +193,21 @@ def test_tilings(fresh, monkeypatch, tiling, order):
 WIDE = conv(((96, 0), (64, 1)), (0, 1), natural=False)
 
 
-@pytest.mark.parametrize("tiling", [Tiling(32, 2, 2), Tiling(64, 4, 4)], ids=str)
+@pytest.mark.parametrize("tiling", [RowTiling(32, 2, 2), RowTiling(64, 4, 4)], ids=str)
 @pytest.mark.parametrize("order", ["backward", "second order"])
 def test_an_edge_a_warp(fresh, monkeypatch, tiling, order):
     """Sums over channels by halves, for each edge of a tile."""
-    monkeypatch.setattr(tilings, "choose", lambda job: tiling)
+    monkeypatch.setattr(kernel_split, "choose_tiling", lambda spec: tiling)
     for tables in (SORTED, CUT):
         check(WIDE, calls()[order], tables)
 
 
 @pytest.mark.parametrize("order", calls())
 def test_groups(fresh, monkeypatch, order):
-    monkeypatch.setattr(tilings, "WORK", 8)
+    monkeypatch.setattr(kernel_spec, "MAX_TERMS", 8)
     call = calls()[order]
-    facts = launch._facts(CUT, False, torch.float32)
-    assert len(division.divide(OVERLAPPING, call, facts).jobs) > 1
+    facts = launch._facts(OVERLAPPING, CUT, False, torch.float32)
+    assert len(kernel_split.split_call(OVERLAPPING, call, facts).kernels) > 1
     check(OVERLAPPING, call, CUT)
     check(RAGGED, call, row_by_row(5), shared=True)
 
@@ -221,7 +216,7 @@ def test_groups(fresh, monkeypatch, order):
 @pytest.mark.parametrize("edges", [1, 2])
 @pytest.mark.singly  # seconds an item in the interpreter
 def test_shared_rows(fresh, monkeypatch, edges, tables):
-    monkeypatch.setattr(launch, "EDGES", edges)
+    monkeypatch.setattr(launch, "EDGES_PER_WARP", edges)
     tables = TABLES[tables]._replace(num_z=2, dst=torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]).int())
     order = torch.tensor([3, 1, 0, 2, 4, 7, 5, 6]).int()
     ends, cuts = torch.tensor([0, 5, 8]).int(), tables.z_slices and cut(torch.tensor([0, 5, 8]), 2)
@@ -237,10 +232,10 @@ RUNS = {"unsorted": UNSORTED, "sorted": SORTED, "edges twice": TWICE}
 @pytest.fixture
 def in_runs(fresh, monkeypatch):
     """Tables with the runs of two rows of z, however many."""
-    monkeypatch.setattr(runs, "LEAST", 0)
-    monkeypatch.setattr(runs, "FEW", 1)
-    monkeypatch.setattr(runs, "TILE", 2)
-    return lambda t: t._replace(runs=runs.runs_of(t.src, t.dst, t.num_x, t.num_z))
+    monkeypatch.setattr(edges_graph, "MIN_RUN_EDGES", 0)
+    monkeypatch.setattr(edges_graph, "MAX_RUNS_PER_EDGE", 1)
+    monkeypatch.setattr(edges_graph, "RUN_TILE", 2)
+    return lambda t: t._replace(runs=edges_graph.runs_of(t.src, t.dst, t.num_x, t.num_z))
 
 
 SEVERAL = conv(((64, 0), (64, 1), (32, 1)), (0, 1), natural=False)
@@ -253,8 +248,9 @@ def test_runs(in_runs, tables, needed):
     given = in_runs(RUNS[tables])
     call = gradient(forward(weighted=True), needed, (True,))
     check(SEVERAL, call, given)
-    jobs = division.divide(SEVERAL, call, launch._facts(given, False, torch.float32)).jobs
-    assert [job.runs for job, _ in jobs] == [needed[0]] * len(jobs)
+    facts = launch._facts(SEVERAL, given, False, torch.float32)
+    kernels = kernel_split.split_call(SEVERAL, call, facts).kernels
+    assert [spec.runs for spec, *_ in kernels] == [needed[0]] * len(kernels)
 
 
 @pytest.mark.parametrize("order", calls())
@@ -277,67 +273,15 @@ def test_runs_of_16_bits_and_without_weights(in_runs):
         last = found
 
 
-SMALL = conv(((3, 0), (3, 1)), (0, 1), natural=False)
 BOTH = Graph(torch.arange(8) // 3, torch.arange(8) // 2, 5, 4).tables
 HUB = SORTED._replace(z_slices=cut(SORTED.z_indptr, 2))
-IN_ROUNDS = {"sorted": SORTED, "both sorted": BOTH, "a hub of targets": HUB}
-AT_ONCE = {"unsorted": UNSORTED, "a hub of sources": SORTED._replace(x_slices=CUT.x_slices)}
-
-
-@pytest.mark.parametrize("order", ["backward", "second order"])
-@pytest.mark.parametrize("tables", IN_ROUNDS | AT_ONCE)
-@pytest.mark.parametrize("structure", [SMALL, OVERLAPPING], ids=["small", "overlapping"])
-@pytest.mark.singly  # seconds an item in the interpreter
-def test_rounds(fresh, monkeypatch, structure, tables, order):
-    monkeypatch.setattr(rounds, "SPARE", 40)
-    monkeypatch.setattr(launch, "MANY", 0)
-    monkeypatch.setattr(folds, "ROUND", folds.ROUND._replace(blocks=(1, 16, 2)))
-    found = (IN_ROUNDS | AT_ONCE)[tables]
-    first = check(structure, calls()[order], found)
-    (recipe,) = launch._recipes.values()
-    expected = structure is SMALL and tables in IN_ROUNDS and order == "backward"
-    assert _in_rounds(recipe) == expected
-    again = check(structure, calls()[order], found)
-    for a, b in zip(first, again, strict=True):
-        assert_same_bits(a, b, "the same call again")
-    check(structure, calls()[order], found, dtype=torch.float64)
-    check(structure, calls()[order], found, dtype=torch.bfloat16)
-
-
-@pytest.mark.parametrize("needed", list(itertools.product([False, True], repeat=3)))
-def test_subsets_in_rounds(fresh, monkeypatch, needed):
-    monkeypatch.setattr(rounds, "SPARE", 40)
-    monkeypatch.setattr(launch, "MANY", 0)
-    check(SMALL, gradient(forward(weighted=True), needed, (True,)), SORTED)
-    recipe = next(iter(launch._recipes.values()), None)
-    assert (recipe is not None and _in_rounds(recipe)) == (needed[0] and needed[2])
-
-
-def _in_rounds(recipe):
-    """Whether parts of some edges lie in a result."""
-    return any(scratch.host is not None for scratch in recipe.scratch)
-
-
-@pytest.mark.parametrize("parts", [(7,), (5, 1, 12)])
-@pytest.mark.parametrize("weights", [1, 7, 30])
-def test_parts_lie_in_rows_that_later_rounds_write(monkeypatch, weights, parts):
-    monkeypatch.setattr(rounds, "SPARE", 4 * sum(parts))
-    found = rounds.rounds(100, weights, parts, 4)
-    assert [turn.begin for turn in found] == [0, *(turn.end for turn in found[:-1])]
-    assert found[-1].end == 100
-    assert found[-1].places is None
-    assert (len(found) > 1) == (weights >= rounds.LEAST * (weights + sum(parts)))
-    for turn in found[:-1]:
-        assert turn.end > turn.begin
-        at = turn.end * weights
-        for place, part in zip(turn.places, parts, strict=True):
-            assert place >= at
-            assert place % rounds.ALIGNED == 0
-            at = place + (turn.end - turn.begin) * part
-        assert at <= 100 * weights
-
-
-LENT = IN_ROUNDS | {"unsorted": UNSORTED, "sources": SOURCES}
+LENT = {
+    "sorted": SORTED,
+    "both sorted": BOTH,
+    "a hub of targets": HUB,
+    "unsorted": UNSORTED,
+    "sources": SOURCES,
+}
 ALONE = {"a hub of sources": CUT, "targets": TARGETS}
 THREE = conv(((4, 0), (4, 1), (8, 1), (3, 0), (3, 1)), (0, 1), natural=False)
 SHARED = Structure(  # z_u = x y_u w_u: channels share x
@@ -359,7 +303,7 @@ SHARED = Structure(  # z_u = x y_u w_u: channels share x
 @pytest.fixture
 def lending(fresh, monkeypatch):
     """Parts of however few edges find room."""
-    monkeypatch.setattr(launch, "LENT", 0)
+    monkeypatch.setattr(launch, "LENT_BYTES", 0)
 
 
 @pytest.mark.parametrize("order", ["backward", "second order"])
@@ -398,8 +342,8 @@ def _borrows(recipe):
 
 def test_loans_by_hand():
     wanted, given = [[3], [2, 2], [4, 4]], [range(2), range(2, 6), [6, 7, 8, 9, 12, 13]]
-    assert lend(wanted, given) == [(1, (0, 6), True), (0, (6,), True), (2, (0, 4), False)]
-    assert lend([[2], [2]], [[0], [1]]) == [(0, (0,), False), (1, (2,), False)]
+    assert lend_columns(wanted, given) == [(1, (0, 6), True), (0, (6,), True), (2, (0, 4), False)]
+    assert lend_columns([[2], [2]], [[0], [1]]) == [(0, (0,), False), (1, (2,), False)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -408,7 +352,7 @@ def test_loans_are_columns_of_later_kernels(seed):
     kernels = torch.randint(0, 4, (60,), generator=random)
     given = [(kernels == n).nonzero().flatten().tolist() for n in range(4)]
     wanted = [torch.randint(1, 5, (n + 1,), generator=random).tolist() for n in range(4)]
-    rooms = lend(wanted, given)
+    rooms = lend_columns(wanted, given)
     assert sorted(room.kernel for room in rooms) == [0, 1, 2, 3]
     assert [room.lent for room in rooms] == sorted((room.lent for room in rooms), reverse=True)
     own = []

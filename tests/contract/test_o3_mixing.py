@@ -16,7 +16,7 @@ if not INTERPRETED:
 from torchweft import o3
 from torchweft.o3.mixing import launch as mixing_launch
 from torchweft.o3.mixing import operator as mixing
-from torchweft.o3.mixing.blocks import Block, Mixing, Path
+from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
 from torchweft.o3.mixing.operator import by_torch, mix, rows_of_elements
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import assert_same_bits
@@ -33,7 +33,7 @@ def blocks(items, layout):
     found, offset = [], 0
     for copies, components in items:
         steps = (1, components) if layout == "mul_ir" else (copies, 1)
-        found.append(Block(offset, components, *steps, copies))
+        found.append(CopyBlock(offset, components, *steps, copies))
         offset += copies * components
     return tuple(found), offset
 
@@ -44,23 +44,23 @@ def ragged(layout):
     z, z_width = blocks([(7, 1), (4, 3), (2, 5)], layout)
     paths, begin = [], 0
     for n, (i, k) in enumerate([(0, 0), (2, 0), (1, 1), (3, 1)]):
-        paths.append(Path(i, k, begin + n, 1.0 + 0.5 * n))
+        paths.append(MatrixPath(i, k, begin + n, 1.0 + 0.5 * n))
         begin += t[i].copies * z[k].copies
     return Mixing((t_width, z_width, begin + 6), t, z, tuple(paths))
 
 
 def following(layout):
     """Blocks that go on in the next one: as t of a tensor product, and z of one item cut in two."""
-    t = tuple(Block(12 * n, 3, 36, 1, 12) for n in range(3))
+    t = tuple(CopyBlock(12 * n, 3, 36, 1, 12) for n in range(3))
     z, z_width = blocks([(4, 3), (140, 3)], layout)
-    paths = tuple(Path(n, k, (n + 3 * k) * 140 * 12, 0.5) for k in range(2) for n in range(3))
+    paths = tuple(MatrixPath(n, k, (n + 3 * k) * 140 * 12, 0.5) for k in range(2) for n in range(3))
     return Mixing((108, z_width, 6 * 140 * 12), t, z, paths)
 
 
 def plain(layout):
     """One matrix that takes rows as they are."""
-    t, z = (Block(0, 1, 1, 1, copies) for copies in (9, 20))
-    return Mixing((9, 20, 180), (t,), (z,), (Path(0, 0, 0, 1.5),))
+    t, z = (CopyBlock(0, 1, 1, 1, copies) for copies in (9, 20))
+    return Mixing((9, 20, 180), (t,), (z,), (MatrixPath(0, 0, 0, 1.5),))
 
 
 def matrix(block, row):
@@ -202,7 +202,7 @@ def test_own_weights(layout, rows, dtype, result):
 def test_own_weights_in_several_tiles(result):
     t, t_width = blocks([(70, 3), (150, 3)], "mul_ir")
     z, z_width = blocks([(130, 3)], "ir_mul")
-    paths = (Path(1, 0, 0, 1.0), Path(0, 0, 150 * 130, 2.0))
+    paths = (MatrixPath(1, 0, 0, 1.0), MatrixPath(0, 0, 150 * 130, 2.0))
     check(Mixing((t_width, z_width, 220 * 130), t, z, paths), 2, False, torch.float32, result)
 
 
@@ -281,7 +281,7 @@ def near(found, value):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_what_is_not_finite_shows():
     t, _ = blocks([(4, 1)], "mul_ir")
-    m = Mixing((4, 4, 16), t, t, (Path(0, 0, 0, 1.0),))
+    m = Mixing((4, 4, 16), t, t, (MatrixPath(0, 0, 0, 1.0),))
     x = torch.tensor([[float("inf"), 1, 2, 3], [float("nan"), 1, 2, 3], [1, 2, 3, 4]])
     found = mix(m, x, torch.ones(16))
     assert not found[:2].isfinite().any()

@@ -24,7 +24,7 @@ from torchweft.o3.channelwise.calls import read_call
 from torchweft.o3.edges.graph import graph_of
 from torchweft.o3.radial_linear import operator as blocks
 from torchweft.o3.radial_linear.operator import radial_product
-from torchweft.o3.radial_linear.source import Tiling
+from torchweft.o3.radial_linear.source import RadialTiling
 from torchweft.testing.contract import (
     BODY_CHECKS,
     Setting,
@@ -122,7 +122,13 @@ def fresh():
 class TestKernels:
     """Of the forward pass: 32 rows a program, two edges of each at a time."""
 
-    TILINGS = (Tiling(8, 1), Tiling(16, 4), Tiling(8, 2, 1), Tiling(16, 16), Tiling(32, 2))
+    TILINGS = (
+        RadialTiling(8, 1),
+        RadialTiling(16, 4),
+        RadialTiling(8, 2, 1),
+        RadialTiling(16, 16),
+        RadialTiling(32, 2),
+    )
 
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize("carried", [1, 1000])

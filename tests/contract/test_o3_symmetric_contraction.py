@@ -16,7 +16,7 @@ from tests.conftest import INTERPRETED
 from tests.maces import contraction, dense
 from torchweft import o3
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
-from torchweft.o3.symmetric.basis import symmetric_basis
+from torchweft.o3.symmetric.program import symmetric_basis
 from torchweft.testing import (
     assert_as_accurate,
     assert_o3_equivariant,

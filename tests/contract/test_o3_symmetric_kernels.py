@@ -17,10 +17,10 @@ import torch
 from tests.cases.symmetric import suite
 from tests.conftest import BACKENDS, INTERPRETED
 from torchweft import o3
-from torchweft.core.expressions.evaluate import accumulator, evaluate
+from torchweft.core.expressions.program import accumulator, evaluate
 from torchweft.errors import ShapeError
 from torchweft.o3.layers import symmetric_contraction
-from torchweft.o3.symmetric import launch as symmetric_launch
+from torchweft.o3.symmetric import operator as symmetric_operator
 from torchweft.o3.symmetric.program import (
     fits_one_program,
     program_parts,
@@ -94,8 +94,8 @@ def test_third_derivatives():
 def test_one_kernel_is_the_products_by_degrees(layout, programs, monkeypatch):
     """MACE's layer, chunks of rows longer and shorter than elements, second order in parts."""
     for name in ("ROWS_SHAPE", "SUMS_SHAPE"):
-        shape = getattr(symmetric_launch, name)._replace(programs=programs)
-        monkeypatch.setattr(symmetric_launch, name, shape)
+        shape = getattr(symmetric_operator, name)._replace(programs=programs)
+        monkeypatch.setattr(symmetric_operator, name, shape)
     module = o3.SymmetricContraction(*MACE, 3, 6, layout=layout, backend="triton").double()
     by_degrees = copy.deepcopy(module)
     by_degrees.backend = "torch"
@@ -112,7 +112,8 @@ def test_one_kernel_is_the_products_by_degrees(layout, programs, monkeypatch):
 def by_torch(monkeypatch):
     """The one kernel's operator, with a body of torch."""
 
-    def prepared(name, layout, mixed, like):
+    def prepared(like, rest):
+        name, layout, mixed = rest
         sizes, products, entries = json.loads(mixed)
         table = torch.zeros(products, sum(sizes), dtype=accumulator(like[0].dtype))
         for p, k, value in entries:
@@ -139,14 +140,14 @@ def by_torch(monkeypatch):
 
         return body
 
-    monkeypatch.setattr(symmetric_launch, "prepared", prepared)
+    monkeypatch.setattr(symmetric_operator, "prepared", prepared)
     monkeypatch.setattr(symmetric_contraction, "chosen_backend", lambda backend, device: "triton")
 
 
 def results(name, layout, tensors, element, order):
     """Slots and values of a program."""
     found = symmetric_program(name)
-    places = dict(symmetric_launch.columns(name, layout, tensors[1].shape[2]))
+    places = dict(symmetric_operator.columns(name, layout, tensors[1].shape[2]))
     channels, wide = tensors[1].shape[2], accumulator(tensors[0].dtype)
     index = {
         slot: torch.tensor([[c.offset + n * c.step for n in range(channels)] for c in columns])

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from torchweft.core.printing.outline import LONG, outlined
+from torchweft.core.printing.modules import LONG, outlined
 
 LINES = "\n".join(f"        t{n} = x * {n} + i" for n in range(LONG))
 

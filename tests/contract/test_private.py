@@ -72,7 +72,7 @@ def test_eval_frame():
 
 @pytest.mark.parametrize("name", private.NAMES)
 def test_names_that_are_imported(name):
-    """They are there, and take what core/gpu/compiler.py gives them."""
+    """They are there, and take what core/gpu/driver.py gives them."""
     pytest.importorskip(private.NAMES[name].partition(".")[0])
     found = getattr(private, name)
     takes = {"create_function_from_signature": 3, "make_backend": 1, "GPUTarget": 3}

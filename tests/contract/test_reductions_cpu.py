@@ -13,7 +13,7 @@ from tests.pairs import (
     Y,
     data,
 )
-from torchweft.reductions.call.layout import Options, Sizes
+from torchweft.reductions.call import Options, Sizes
 from torchweft.reductions.formula.node import node
 from torchweft.testing.contract import assert_same_bits
 

@@ -24,7 +24,7 @@ from tests.pairs import (
     data,
 )
 from torchweft.reductions import Genred
-from torchweft.reductions.call.layout import Options, Sizes
+from torchweft.reductions.call import Options, Sizes
 from torchweft.reductions.formula.node import node, var
 from torchweft.testing.bounds import assert_as_accurate
 

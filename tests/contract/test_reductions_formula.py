@@ -18,12 +18,11 @@ import torch
 
 from torchweft.errors import IndexRangeError, ShapeError
 from torchweft.reductions.formula import node as formulas
-from torchweft.reductions.formula.derivatives import gradient
+from torchweft.reductions.formula.derivatives import gradient, simplify
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.named import operations
 from torchweft.reductions.formula.node import const, node, read, substitute, swap, var, variables
 from torchweft.reductions.formula.primitives import PRIMITIVES
-from torchweft.reductions.formula.simplify import simplify
 from torchweft.testing.bounds import assert_as_accurate, plain_error
 
 COMPOSED = operations()

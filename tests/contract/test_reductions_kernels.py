@@ -34,10 +34,10 @@ from tests.pairs import (
 )
 from torchweft.core.gpu.launcher import launch_all
 from torchweft.errors import BackendError
-from torchweft.reductions.call.layout import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, Sizes
 from torchweft.reductions.formula.evaluate import evaluate
+from torchweft.reductions.formula.kernel_forms import looped
 from torchweft.reductions.formula.node import concat, const, node, var
-from torchweft.reductions.scalars.inner_sums import looped
 from torchweft.testing.bounds import assert_as_accurate
 from torchweft.testing.contract import assert_same_bits
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.pairs import BLOCKS, SMALL, A, B, P, X, Y, blocks, check_sums, data, part
-from torchweft.reductions.call.layout import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, Sizes
 from torchweft.reductions.formula.node import concat, node, var
 from torchweft.testing.bounds import assert_as_accurate
 from torchweft.testing.contract import assert_same_bits

@@ -9,10 +9,10 @@ import torch
 from tests.conftest import INTERPRETED
 from torchweft.core.expressions.expr import const
 from torchweft.reductions import Genred, LazyTensor, Vi, Vj
+from torchweft.reductions.formula.derivatives import simplify
 from torchweft.reductions.formula.lowering import function
 from torchweft.reductions.formula.named import COMPOSED, operations
 from torchweft.reductions.formula.node import PRIMITIVES, Primitive, node, read, var
-from torchweft.reductions.formula.simplify import simplify
 from torchweft.testing.bounds import assert_as_accurate, plain_error
 
 pytestmark = pytest.mark.kernels
@@ -24,12 +24,10 @@ BACKENDS = ["torch", "triton"] if INTERPRETED else ["torch", "numba"]
 def log1p(monkeypatch):
     row = Primitive(
         "log(1 + x)",
-        1,
         torch.log1p,
         lambda n, g: (g / (1 + n.args[0]),),
         lambda x: function("log", const(1) + x),
         "Log1p",
-        into=torch.log1p,
     )
     monkeypatch.setitem(PRIMITIVES, "log1p", row)
 

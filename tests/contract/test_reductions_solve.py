@@ -12,7 +12,7 @@ import torch
 import torchweft
 from torchweft.reductions import Vi, Vj
 from torchweft.reductions.cluster.sparsity import BlockSparsity
-from torchweft.reductions.front.solve import ConvergenceError, KernelSolve, conjugate_gradient
+from torchweft.reductions.solve import ConvergenceError, KernelSolve, conjugate_gradient
 from torchweft.testing import assert_as_accurate, plain_error
 
 

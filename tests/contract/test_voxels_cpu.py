@@ -51,8 +51,8 @@ def way(request, monkeypatch):
     folded = request.param == "one product"
     monkeypatch.setattr(cpu, "_is_folded", lambda x, shape, data, groups: folded and groups == 1)
     if request.param == "small chunks":
-        monkeypatch.setattr(cpu, "MOST", 48)
-    monkeypatch.setattr(cpu, "FOLDED", 2**12)
+        monkeypatch.setattr(cpu, "MOST_ROWS_PER_CHUNK", 48)
+    monkeypatch.setattr(cpu, "GATHERED", 2**12)
     cpu._table_cache._entries.clear()
     yield request.param
     cpu._table_cache._entries.clear()

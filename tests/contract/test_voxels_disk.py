@@ -11,10 +11,11 @@ import pytest
 
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import a_process
-from torchweft.core.gpu import binary_key as fingerprint
+from torchweft.core.gpu import binaries
+from torchweft.core.operators.call_cache import CallCache
 from torchweft.voxels.convolution import launch
-from torchweft.voxels.maps_gpu import launch as map_launch
-from torchweft.voxels.maps_gpu import sorted_tiles as preparation
+from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps import tiles as preparation
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -27,6 +28,7 @@ for name in ("coordinates", "kernel_map"):
     importlib.import_module(f"torchweft.voxels.maps.{name}").kernels_serve = lambda device: True
 functions = importlib.import_module("torchweft.voxels.convolution.functions")
 functions._serving = lambda backend, device: "triton"
+functions._checked_calls.clear()
 count = COUNT
 at = torch.arange(count)
 coords = torch.stack([at * 0, at // 4096, at // 64 % 64, at % 64], 1).int()
@@ -51,22 +53,23 @@ print(sorted(name for name, code in driver.loaded))
 
 @pytest.fixture
 def driver(monkeypatch, tmp_path):
-    recipes = (preparation.kernel_for, preparation._kernels, launch._convolver)
-    recipes = (*recipes, launch._differentiator)
-    for recipe in recipes:
-        recipe.cache_clear()
+    caches = preparation._tile_kernels, launch._convolvers, launch._differentiators
+    clears = [preparation.kernel_for.cache_clear, *(cache.clear for cache in caches)]
+    for clear in clears:
+        clear()
     for module in (launch, map_launch):
-        monkeypatch.setattr(module, "_AHEAD", set())
+        monkeypatch.setattr(module, "_compiled_ahead", set())
     for name in ("coordinates", "kernel_map"):
         module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", module.kernels_serve)
     ops = importlib.import_module("torchweft.voxels.convolution.functions")
     monkeypatch.setattr(ops, "_serving", ops._serving)
-    monkeypatch.setattr(fingerprint, "state", lambda module: None)  # others import modules too
-    monkeypatch.setattr(fingerprint, "as_loaded", {})
+    monkeypatch.setattr(ops, "_checked_calls", CallCache())
+    monkeypatch.setattr(binaries, "state", lambda module: None)  # others import modules too
+    monkeypatch.setattr(binaries, "as_loaded", {})
     yield from a_process(monkeypatch, tmp_path)
-    for recipe in recipes:
-        recipe.cache_clear()
+    for clear in clears:
+        clear()
 
 
 def test_a_process_that_finds_its_code_does_not_import_triton(driver):

@@ -17,13 +17,13 @@ from tests.conftest import INTERPRETED
 from tests.contract.announced import watch
 from torchweft.voxels import kernel_map
 from torchweft.voxels.convolution import launch
-from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
-from torchweft.voxels.convolution.operator import compile_before, convolution, turned
-from torchweft.voxels.grid.geometry import geometry
-from torchweft.voxels.grid.host_flags import Flags
+from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
+from torchweft.voxels.convolution.operator import compile_before, convolution
+from torchweft.voxels.grid import geometry
 from torchweft.voxels.maps import coordinates
-from torchweft.voxels.maps_gpu import launch as map_launch
-from torchweft.voxels.maps_gpu import sorted_tiles as preparation
+from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps import tiles as preparation
+from torchweft.voxels.maps.tiles import Flags
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -31,15 +31,15 @@ if INTERPRETED:
 
 @pytest.fixture
 def seen(monkeypatch):
-    made = preparation.kernel_for, preparation._kernels
-    recipes = (*made, launch._convolver, launch._differentiator)
-    for recipe in recipes:
-        recipe.cache_clear()
+    caches = preparation._tile_kernels, launch._convolvers, launch._differentiators
+    clears = [preparation.kernel_for.cache_clear, *(cache.clear for cache in caches)]
+    for clear in clears:
+        clear()
     for module in (launch, map_launch):
-        monkeypatch.setattr(module, "_AHEAD", set())
+        monkeypatch.setattr(module, "_compiled_ahead", set())
     yield watch(monkeypatch.setattr, frozenset({"N", "blocks", "panels"}))
-    for recipe in recipes:
-        recipe.cache_clear()
+    for clear in clears:
+        clear()
 
 
 @pytest.mark.parametrize("count", [500, 20_000])
@@ -55,10 +55,8 @@ def test_a_training_step_is_compiled_at_once(count, order, strided, channels, gr
     weight = torch.zeros(27, channels // groups, channels).half().requires_grad_()
     bias, g = torch.zeros(channels).half(), torch.zeros(count, channels).half()
     options = {"groups": groups, "precision": "ieee"}
-    once = turned(weight.detach(), groups)
-    maps = table, back, rows, rows
-    needed = {"needed": (True, True)}
-    launch.compile_ahead(x, weight, lambda: once, bias, *maps, **options, **needed)
+    once = launch.turned(weight.detach(), groups)
+    launch.compile_ahead(x, weight, bias, (table, back, rows, rows), **options)
     ahead = len(announced)
     launch.convolve(x, weight, table, rows, after=Epilogue(shift=bias), **options)
     launch.weight_gradient(x, g, table, rows, **options, offsets=27, mirrored=not strided)
@@ -95,11 +93,12 @@ def test_a_layer_is_compiled_before_its_map_is_made(shuffled, recorded, channels
     tensor = torchweft.voxels.SparseTensor(*cloud(20_000, channels, shuffled))
     weight = torch.zeros(27, channels, channels).half()
     x = tensor.feats.requires_grad_(recorded)
-    rest = tensor.coordinates, geometry(3, 3, 1, 0, 1, mode="submanifold"), 1, "ieee"
-    compile_before(x, weight.requires_grad_(recorded), None, PLAIN, *rest)
+    shape, options = geometry(3, 3, 1, 0, 1, mode="submanifold"), (1, "ieee", "triton")
+    operands = x, weight.requires_grad_(recorded), None, NO_EPILOGUE
+    compile_before(operands, tensor.coordinates, shape, options)
     before = len(announced)
     assert before >= (3 if recorded else 1)
-    y = convolution(x, weight, None, PLAIN, kernel_map(tensor, 3), 1, "ieee", "triton")
+    y = convolution(operands, kernel_map(tensor, 3), options)
     if recorded:
         y.backward(y)
     assert set(map(str, announced[:before])) <= set(map(str, compiled))

@@ -11,8 +11,9 @@ import torchweft
 from tests.contract.announced import watch
 from tests.contract.test_o3_host import calls
 from torchweft import voxels
+from torchweft.core.operators.call_cache import CallCache
 from torchweft.voxels.convolution import functions, launch
-from torchweft.voxels.maps_gpu import launch as map_launch
+from torchweft.voxels.maps import launch as map_launch
 
 C_IN, C_OUT = 8, 16
 
@@ -29,8 +30,9 @@ def cloud(seed=0, channels=C_IN, dtype=torch.float32):
 def on_gpu(monkeypatch):
     """Tensors on the CPU as if they were on a GPU: the launches of kernels."""
     for module in (launch, map_launch):
-        monkeypatch.setattr(module, "_AHEAD", set())
+        monkeypatch.setattr(module, "_compiled_ahead", set())
     monkeypatch.setattr(functions, "_serving", lambda backend, device: "triton")
+    monkeypatch.setattr(functions, "_checked_calls", CallCache())
     return watch(monkeypatch.setattr)
 
 

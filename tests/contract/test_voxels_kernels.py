@@ -13,7 +13,7 @@ if not interpreted() and not torch.cuda.is_available():
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
-from torchweft.voxels.maps_gpu import sorted_tiles as preparation
+from torchweft.voxels.maps import tiles as preparation
 
 DEVICE = "cpu" if interpreted() else "cuda"
 DTYPES = {
@@ -257,7 +257,7 @@ def test_few_rows_are_ranked_as_a_stable_sort_would(count, few, offsets, monkeyp
     table = torch.arange(count, device=DEVICE).int().expand(offsets, -1).clone()
     table[1:] = torch.where(dense > 0, table[1:], -1)  # two masks, each of many rows
     table[offsets - 1, : count // 3] = -1
-    made = preparation._make_tiles(table, None, offsets, preparation.Remains())
+    made = preparation._make_tiles(table, None, offsets, preparation.SearchRemains())
     there = (table >= 0).T.int().tolist()
     rows = made.rows[made.rows >= 0].tolist()
     runs = [there[row] for row in rows]
@@ -282,10 +282,10 @@ def test_offsets_past_int32_are_the_same(monkeypatch):
 
     for module in (launch, preparation):
         monkeypatch.setattr(module, "kernel_for", wide)
-    recipes = (launch._convolver, launch._differentiator, preparation._kernels)
-    for recipe in recipes:
-        recipe.cache_clear()
+    caches = launch._convolvers, launch._differentiators, preparation._tile_kernels
+    for cache in caches:
+        cache.clear()
     for c, groups in ((16, 1), (3, 1), (6, 6)):
         check("fp32", 9, 70, 100, c, 12, groups)
-    for recipe in recipes:
-        recipe.cache_clear()
+    for cache in caches:
+        cache.clear()

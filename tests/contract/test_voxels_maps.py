@@ -32,11 +32,11 @@ from hypothesis import strategies
 
 from torchweft.core.backend import interpreted
 from torchweft.errors import IndexRangeError, ShapeError
-from torchweft.voxels.grid.geometry import Geometry, geometry
+from torchweft.voxels.grid import Geometry, geometry
 from torchweft.voxels.maps import coordinates as coordinates_module
+from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
-from torchweft.voxels.maps_gpu import launch as map_launch
 
 pytestmark = pytest.mark.kernels
 
@@ -275,7 +275,7 @@ def cells(shuffled: bool) -> list:
 
 def thought(ascend: bool) -> None:
     """What rows in the box are taken to do until they are read."""
-    coordinates_module._box((3, 6, 7, 9)).ascended[0] = ascend
+    coordinates_module._box((3, 6, 7, 9)).ascended = ascend
 
 
 needs_kernels = pytest.mark.skipif(
@@ -422,7 +422,7 @@ def test_marked_cells_give_the_order_of_a_sort(side, guessed, monkeypatch):
     number.shuffle(rows)
     voxels = torch.tensor(rows, device="cpu" if KERNELS else "cuda")
     box = (side,) * 3
-    coordinates_module._box((1, *box)).ascended[0] = False
+    coordinates_module._box((1, *box)).ascended = False
     found = Coordinates(voxels, box, 1) if guessed else Coordinates(voxels)
     for shape in (geometry(3, (3, 1, 5)), geometry(3, (1, 3, 3), dilation=(1, 1, 2))):
         table = build(found, shape)
@@ -452,7 +452,7 @@ def test_columns_of_a_table_ascend_whatever_the_rows_do(layer):
 @pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
 @pytest.mark.parametrize("kernel", [3, 2, (1, 5, 5), (3, 1, 1), 1])
 def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by, monkeypatch):
-    from torchweft.voxels.maps_gpu import sorted_tiles as preparation
+    from torchweft.voxels.maps import tiles as preparation
 
     left = []
     thought(False)
@@ -480,7 +480,7 @@ def test_what_is_prepared_names_every_pair_once(kernel, shuffled, mirrored, few,
 
     Of a mirrored table half of the pairs are listed; of many rows, with no room for more.
     """
-    from torchweft.voxels.maps_gpu import sorted_tiles as preparation
+    from torchweft.voxels.maps import tiles as preparation
 
     monkeypatch.setattr(preparation, "FEW", few)
     device = "cpu" if KERNELS else "cuda"

@@ -23,7 +23,7 @@ from tests.conftest import INTERPRETED
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.testing import assert_within_bound
 from torchweft.voxels.layers import convolution as nn
-from torchweft.voxels.layers.module import SparseSequential
+from torchweft.voxels.layers.convolution import SparseSequential
 from torchweft.voxels.layers.norm import (
     SparseBatchNorm,
     SparseGroupNorm,

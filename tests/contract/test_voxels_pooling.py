@@ -15,8 +15,8 @@ from tests import clouds
 from tests.clouds import DEVICE, at, occupied, permuted, same
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.testing import assert_within_bound
-from torchweft.voxels.layers import pooling, segments
-from torchweft.voxels.layers.module import SparseSequential
+from torchweft.voxels.layers import pooling
+from torchweft.voxels.layers.convolution import SparseSequential
 from torchweft.voxels.layers.pooling import (
     GlobalPool,
     SparseAvgPool,
@@ -184,8 +184,7 @@ def test_devices_that_do_not_walk_rows_find_the_same(name, monkeypatch):
     tensor = cloud(3, dtype=torch.float32, density=0.6, shape=(9, 9, 9))
     out = LAYERS[name](tensor)
     expected = gradient(out, tensor.feats)
-    for module in (pooling, segments):
-        monkeypatch.setattr(module, "walks_rows", lambda device: False)
+    monkeypatch.setattr(pooling, "walks_rows", lambda device: False)
     again = LAYERS[name](tensor)
     same(again, out)
     same(gradient(again, tensor.feats), expected)
@@ -242,8 +241,8 @@ def test_minus_infinity_alone_in_its_window():
 
 
 def test_windows_of_more_places_than_16_bits_count():
-    assert pooling._places(torch.empty(2**15 - 1, 0)) == torch.int16
-    assert pooling._places(torch.empty(2**15, 0)) == torch.int32
+    assert pooling._position_dtype(torch.empty(2**15 - 1, 0)) == torch.int16
+    assert pooling._position_dtype(torch.empty(2**15, 0)) == torch.int32
 
 
 def test_modules_are_the_functions():

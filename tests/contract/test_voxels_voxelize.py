@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from tests.clouds import at, cloud, occupied, permuted, same
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.testing import assert_within_bound
-from torchweft.voxels.layers import segments
+from torchweft.voxels.layers import pooling as segments
 from torchweft.voxels.layers.pooling import sparse_max_pool
 from torchweft.voxels.layers.voxelize import devoxelize, voxelize
 from torchweft.voxels.maps.tensor import SparseTensor

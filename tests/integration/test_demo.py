@@ -14,11 +14,11 @@ import torch
 
 import torchweft
 from torchweft import demo
+from torchweft.demo import pictures
 from torchweft.demo.chapters import CHAPTERS
-from torchweft.demo.data import landforms
-from torchweft.demo.data.neighbours import nearest, split
+from torchweft.demo.data import surface as landforms
 from torchweft.demo.data.readers import read_points
-from torchweft.demo.data.surface import Surface, load
+from torchweft.demo.data.surface import Surface, load, nearest, split
 from torchweft.demo.measure import op_errors
 from torchweft.demo.models import filter as training
 from torchweft.demo.models import forecaster as forecasting
@@ -26,7 +26,6 @@ from torchweft.demo.models import potential as matching
 from torchweft.demo.models import segmenter
 from torchweft.demo.models.filter import NEIGHBOURS, PlainFilter, SurfaceFilter, graph_of
 from torchweft.demo.models.forecaster import Forecaster
-from torchweft.demo.page import pictures
 from torchweft.voxels import sparse_conv
 
 pytestmark = pytest.mark.slow

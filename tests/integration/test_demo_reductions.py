@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torchweft.demo.chapters import reductions
+from torchweft.demo.chapters.reductions import Levelling, carried, heaps, levelling
 from torchweft.demo.data.surface import load
-from torchweft.demo.models.levelling import Levelling, carried, heaps, levelling
 from torchweft.reductions import LazyTensor
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 

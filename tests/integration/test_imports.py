@@ -1,6 +1,6 @@
 """`import torchweft` needs neither triton nor numba nor a test tool; a call says what is missing.
 
-Seen red with: a top-level `import triton` in products.ops, `import pytest` in testing.
+Seen red with: a top-level `import triton` in products.functions, `import pytest` in testing.
 """
 
 import subprocess

@@ -14,9 +14,9 @@ import torch
 
 import torchweft
 from torchweft import cli
-from torchweft.demo.inspection import layer
-from torchweft.demo.inspection.inspection import inspect
-from torchweft.demo.inspection.layer import by_mask, layer_of, spacing_of, tile_waste
+from torchweft.demo import layer_cost as layer
+from torchweft.demo.inspection import inspect
+from torchweft.demo.layer_cost import by_mask, layer_of, spacing_of, tile_waste
 from torchweft.voxels import SparseTensor, kernel_map
 
 
@@ -81,7 +81,7 @@ def test_rows_of_equal_masks_stand_together():
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 def test_rows_are_sorted_among_as_many_as_kernels_do():
     """Seen red with: the 65,536 rows of kernels that are no more."""
-    assert layer.NEAR == importlib.import_module("torchweft.voxels.maps_gpu.sorted_tiles").NEAR
+    assert layer.NEAR == importlib.import_module("torchweft.voxels.maps.tiles").NEAR
 
 
 def test_waste_falls_where_rows_are_sorted_also_with_a_kernel_past_63_offsets():

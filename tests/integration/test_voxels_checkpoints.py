@@ -22,11 +22,11 @@ from torchweft.voxels.layers.convolution import (
     SparseConv3d,
     SparseConvTranspose3d,
     SparseInverseConv3d,
+    SparseSequential,
     SubMConv1d,
     SubMConv2d,
     SubMConv3d,
 )
-from torchweft.voxels.layers.module import SparseSequential
 from torchweft.voxels.layers.norm import SparseBatchNorm
 
 

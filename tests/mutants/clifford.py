@@ -31,8 +31,8 @@ MUTANTS = [
     ),
     Mutant(
         "conjugation is reversion",
-        "signs = [(-1) ** (g * (g + 1) // 2) for g in algebra.grades]",
-        "signs = [(-1) ** (g * (g - 1) // 2) for g in algebra.grades ]",
+        '"conjugate": lambda g: (-1) ** (g * (g + 1) // 2)',
+        '"conjugate": lambda g: (-1) ** (g * (g - 1) // 2)',
         f"{WORKED} {VALUES} tests/property/test_clifford_identities.py",
     ),
     Mutant(

@@ -46,14 +46,14 @@ MUTANTS = [
     ),
     Mutant(
         "programs: a sum of terms leaves the first out",
-        "return functools.reduce(lambda a, b: a + b, args)",
-        "return functools.reduce(lambda a, b: a + b, args[:2])",
+        "return functools.reduce(operator.add, terms)",
+        "return functools.reduce(operator.add, terms[:2])",
         CLIFFORD,
     ),
     Mutant(
         "programs: the value of a product is one factor's",
-        "        return args[0] * args[1]\n",
-        "        return args[0] * args[1].abs()\n",
+        "        return operator.mul\n",
+        "        return lambda a, b: a * abs(b)\n",
         CLIFFORD,
     ),
     Mutant(

@@ -29,11 +29,11 @@ MUTANTS = [
         "for k in range(2, 0, -1):",
         FORMULA,
     ),
-    Mutant("d √x", '0.5 * node("rsqrt", x)', 'node("rsqrt", x)', FORMULA),
+    Mutant("d √x", 'g * (0.5 * node("rsqrt", x))', 'g * node("rsqrt", x)', FORMULA),
     Mutant(
         "d acos x has the sign of asin's",
-        '_slope(lambda x, a: -node("rsqrt", 1 - x * x))',
-        '_slope(lambda x, a: node("rsqrt", 1 - x * x))',
+        'g * -node("rsqrt", 1 - x * x)',
+        'g * node("rsqrt", 1 - x * x)',
         FORMULA,
     ),
     Mutant(
@@ -56,8 +56,8 @@ MUTANTS = [
     ),
     Mutant(
         "1 where x is at least 0",
-        '"Step", lambda x: (x >= 0).to(x.dtype)',
-        '"Step", lambda x: (x > 0).to(x.dtype)',
+        "lambda x: (x >= 0).to(x.dtype)",
+        "lambda x: (x > 0).to(x.dtype)",
         FORMULA,
     ),
     Mutant(

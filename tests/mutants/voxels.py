@@ -54,8 +54,8 @@ MUTANTS = [
     ),
     Mutant(
         "a norm over samples takes another's mean",
-        "centred = wide - apart(mean_of(wide), owner, order)",
-        "centred = wide - mean_of(wide).mean(0)",
+        "centred = x - apart(mean_of(x), owner, order)",
+        "centred = x - mean_of(x).mean(0)",
         NORM,
     ),
     Mutant(

@@ -71,7 +71,7 @@ def test_matrices_shared_over_n(op, dtype, backend):
 
 
 def test_loops_are_told_apart_on_disk():
-    from torchweft.products.numba_loops import _ADD, loop
+    from torchweft.products.numba_path import _ADD, loop
 
     names = {loop(op, parallel).py_func.__qualname__ for op in _ADD for parallel in (False, True)}
     assert len(names) == 2 * len(_ADD)

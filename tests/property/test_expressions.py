@@ -8,9 +8,8 @@ import random
 import pytest
 import torch
 
-from torchweft.core.expressions.evaluate import evaluate, run
 from torchweft.core.expressions.expr import Form, add, apply, const, contract, count, total
-from torchweft.core.expressions.program import Operand, Output, Program, jvp, vjp
+from torchweft.core.expressions.program import Operand, Output, Program, evaluate, jvp, run, vjp
 
 ROWS, FEATURES = 5, 3
 SIZE = {"row": ROWS, "feature": FEATURES}

@@ -16,6 +16,7 @@ from torchweft.reductions.formula.derivatives import (
     gradient,
     gradients,
     laplacian,
+    simplify,
     trace_operator,
 )
 from torchweft.reductions.formula.evaluate import evaluate
@@ -30,7 +31,6 @@ from torchweft.reductions.formula.node import (
     var,
     variables,
 )
-from torchweft.reductions.formula.simplify import simplify
 
 COMPOSED = operations()
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies
 
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.voxels.grid.curves import hilbert_keys, hilbert_order, z_keys, z_order
+from torchweft.voxels.grid import hilbert_keys, hilbert_order, z_keys, z_order
 
 ORDERS = {"z": (z_order, z_keys), "hilbert": (hilbert_order, hilbert_keys)}
 CUBES = [(1, 6), (2, 1), (2, 5), (3, 1), (3, 4), (4, 1), (4, 3)]

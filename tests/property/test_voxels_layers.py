@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.clouds import cloud, same
 from torchweft.testing import assert_within_bound
-from torchweft.voxels.layers import segments
+from torchweft.voxels.layers import pooling as segments
 from torchweft.voxels.layers.norm import SparseInstanceNorm
 from torchweft.voxels.layers.pooling import (
     global_pool,

@@ -10,15 +10,15 @@ from torchweft.core.tables import tensor_cache as cache
 
 def test_entries_without_tensors_do_not_pile_up():
     kept = cache.TensorCache()
-    for size in range(cache.MOST + 100):
+    for size in range(cache.MOST_VALUES + 100):
         kept.get((None,), size, object)
-    assert len(kept._entries) <= cache.MOST
+    assert len(kept._entries) <= cache.MOST_VALUES
 
 
 def test_the_newest_entries_are_kept():
     kept = cache.TensorCache()
     table = torch.arange(3)
-    for size in range(cache.MOST):
+    for size in range(cache.MOST_VALUES):
         kept.get((None,), size, object)
     value = kept.get((table,), "plan", object)
     assert kept.get((table,), "plan", object) is value

@@ -7,22 +7,18 @@ of the field (`GATr`, `LGATr`, `EGCL`, `CliffordConv2d` …) and the converters 
 (`from_gatr`, `from_lgatr`, `from_cegnn`, `from_cliffordlayers`) are here too.
 """
 
+from torchweft.clifford import functions, versors
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
-from torchweft.clifford.functions import involutions, norms, versors
-from torchweft.clifford.functions import products as ops
-from torchweft.clifford.functions.involutions import *  # noqa: F403
-from torchweft.clifford.functions.norms import *  # noqa: F403
-from torchweft.clifford.functions.products import *  # noqa: F403
-from torchweft.clifford.functions.versors import *  # noqa: F403
+from torchweft.clifford.functions import *  # noqa: F403
 from torchweft.clifford.layers import (
     attention,
+    basic,
     cegnn,
     checkpoints,
     convolution,
     equilinear,
     transformers,
 )
-from torchweft.clifford.layers import basic as nn
 from torchweft.clifford.layers.attention import *  # noqa: F403
 from torchweft.clifford.layers.basic import *  # noqa: F403
 from torchweft.clifford.layers.cegnn import *  # noqa: F403
@@ -30,20 +26,19 @@ from torchweft.clifford.layers.checkpoints import *  # noqa: F403
 from torchweft.clifford.layers.convolution import *  # noqa: F403
 from torchweft.clifford.layers.equilinear import *  # noqa: F403
 from torchweft.clifford.layers.transformers import *  # noqa: F403
+from torchweft.clifford.versors import *  # noqa: F403
 
 __all__ = [
     "PGA",
     "SPACETIME",
     "Algebra",
     *attention.__all__,
+    *basic.__all__,
     *cegnn.__all__,
     *checkpoints.__all__,
     *convolution.__all__,
     *equilinear.__all__,
-    *involutions.__all__,
-    *nn.__all__,
-    *norms.__all__,
-    *ops.__all__,
+    *functions.__all__,
     *transformers.__all__,
     *versors.__all__,
 ]

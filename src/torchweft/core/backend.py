@@ -1,4 +1,4 @@
-"""Which backend serves a call: the fastest that can, or the one asked for, never another."""
+"""The backend of a call: the fastest available one, or the requested one, never another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchweft.errors import BackendError
 __all__ = ["BACKENDS", "check_torch_only", "choose", "interpreted"]
 
 BACKENDS = ("triton", "numba", "torch")
-"""In the order in which None tries them; `torch` serves every call."""
+"""In the order in which backend=None tries them; `torch` serves every call."""
 
 
 @functools.cache
@@ -27,7 +27,7 @@ def _installed(package: str) -> bool:
 
 @functools.cache
 def _why_not(backend: str, device: str) -> str | None:
-    """What keeps a backend from serving tensors on this kind of device; None if nothing does."""
+    """The reason why a backend cannot serve tensors on a type of device; None if it can."""
     if backend == "torch":
         return None
     if backend == "triton":
@@ -47,10 +47,10 @@ def _why_not(backend: str, device: str) -> str | None:
 
 @functools.cache
 def choose(backend: str | None, device: str) -> str:
-    """The backend for tensors on a kind of device ("cpu", "cuda", ...).
+    """The backend for tensors on a type of device ("cpu", "cuda", ...).
 
     Raises:
-        BackendError: `backend` was asked for and cannot serve here.
+        BackendError: the requested backend cannot serve here.
     """
     if backend is None:
         order = BACKENDS if device == "cuda" else ("numba", "torch")
@@ -69,7 +69,7 @@ def check_torch_only(module: object, backend: str | None) -> None:
 
     Args:
         module: the layer, or its name.
-        backend: what was requested.
+        backend: the requested backend.
     """
     if backend in (None, "torch"):
         return

@@ -19,7 +19,7 @@ class Launch(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """What one call did.  `str()` of it is a readable report."""
+    """The launches and costs of one call; `str()` of it is a readable report."""
 
     name: str
     launches: tuple[Launch, ...]
@@ -38,7 +38,7 @@ class Explanation(NamedTuple):
 
 
 class _Recorder:
-    """The launches and the costs of the call that is being explained, if one is."""
+    """The launches and costs of the call that is being explained, if any."""
 
     launches: list[Launch] | None = None
     bytes_min = 0
@@ -46,7 +46,7 @@ class _Recorder:
 
 
 def recording() -> bool:
-    """Whether a call is being explained: ask before building a `Launch`."""
+    """Whether a call is being explained; checked before a `Launch` is built."""
     return _Recorder.launches is not None
 
 
@@ -63,7 +63,7 @@ def record_cost(bytes_min: int, flops: int) -> None:
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Run `function(*args, **kwargs)` once and say what it launched.
+    """Run `function(*args, **kwargs)` once and return what it launched.
 
     Not for use from several threads at once.
     """

@@ -1,4 +1,4 @@
-"""Where torchweft keeps files from one process to the next, and how it writes them."""
+"""The folder of files that torchweft keeps between processes, and how it writes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def home() -> pathlib.Path:
 
 
 def write(path: pathlib.Path, data: bytes) -> None:
-    """A new file, moved into its place: readers see the old one or the new, never a part."""
+    """Write a file atomically: readers see the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(data)

@@ -1,14 +1,15 @@
-"""Private names of torch, Triton and numba; each has a test.
+"""Private names of torch, Triton and numba, and the versions of them that are tested.
 
-Those of torch are bound here.  Those of Triton and numba are imported when they are first used:
-neither need be installed.  `tests/contract/test_private.py` checks that each does what it is used
-for.  Triton's interpreter is `torchweft.testing.interpreter`'s alone.
+Names of torch are bound here.  Names of Triton and numba are imported when they are first used:
+neither package need be installed.  `tests/contract/test_private.py` checks that each name does what
+it is used for.  Triton's interpreter is used by `torchweft.testing.interpreter` alone.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -20,12 +21,16 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 __all__ = [
+    "FAST_LAUNCH",
+    "RANGES",
     "any_autocast",
     "dispatch_modes",
     "eval_frame",
     "forward_level",
     "functorch",
     "get_device",
+    "is_tested",
+    "launches_fast",
     "pack_args",
     "parse_to",
     "raw_stream",
@@ -34,12 +39,13 @@ __all__ = [
     "will_execute",
 ]
 
+
 any_autocast = torch._C._is_any_autocast_enabled
 dispatch_modes = torch._C._len_torch_dispatch_stack
 forward_level: Callable[[], int] = functools.partial(attrgetter("_current_level"), forward_ad)
-"""The level of forward derivatives, -1 outside of all; no Python function, calls are counted."""
+"""The level of forward-mode AD, -1 outside; not a Python function, since it is called often."""
 get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-"""The index of the current GPU, without a look whether CUDA was set up."""
+"""The index of the current GPU, without a check that CUDA is initialized."""
 raw_stream: Callable[[int], Any] = getattr(
     torch._C, "_cuda_getCurrentRawStream", torch.cuda.current_stream
 )
@@ -53,7 +59,7 @@ will_execute = torch._C._will_engine_execute_node
 def pack_args(
     kernel: Any, backend: Any, options: dict[str, Any], bound: dict[str, Any], specialization: Any
 ) -> tuple[Any, ...]:
-    """Of a call of a Triton kernel: options, signature, constants, attributes."""
+    """Options, signature, constants and attributes of a call of a Triton kernel."""
     packed: tuple[Any, ...] = kernel._pack_args(backend, options, bound, specialization, None)
     return packed
 
@@ -76,3 +82,32 @@ def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(NAMES[name]), name)
+
+
+RANGES = {
+    "torch": ((2, 11), (2, 13)),
+    "triton": ((3, 6), (3, 9)),
+    "numba": ((0, 68), (0, 68)),
+}
+"""First and last tested version, (major, minor).  `.ci/newest` tests the newest Triton."""
+
+FAST_LAUNCH = ((3, 6),)
+"""Triton versions whose stages and machine code core/gpu supports: kernels are compiled without
+Triton's driver, cached on disk by torchweft and launched through CUDA's driver.  Other versions of
+Triton compile, cache and launch themselves: the same results, later."""
+
+
+def is_tested(package: str, version: str) -> bool:
+    """Whether a version of a package is within the range that was tested."""
+    first, last = RANGES[package]
+    return first <= _minor(version) <= last
+
+
+def launches_fast(triton: str) -> bool:
+    """Whether kernels are launched without Triton's own launcher, for a version of Triton."""
+    return _minor(triton) in FAST_LAUNCH
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)

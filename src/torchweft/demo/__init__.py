@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchweft.demo.folders import make_folder, require_matplotlib
+from torchweft.demo.page import make_folder, require_matplotlib
 from torchweft.progress import say
 
 if TYPE_CHECKING:
     from torchweft.demo.options import Options
-    from torchweft.demo.page.page import Chapter
+    from torchweft.demo.page import Chapter
 
 __all__ = ["main"]
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] = ()) -> Path:
     import torchweft
     from torchweft.demo.measure import machine, versions
     from torchweft.demo.options import parse
-    from torchweft.demo.page.page import page
+    from torchweft.demo.page import page
 
     options = parse(arguments)
     make_folder(options.out)

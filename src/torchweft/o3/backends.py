@@ -23,9 +23,7 @@ EXECUTORS = {
         "torch": "torch_path",
     },
     "mixing": {"triton": "launch"},
-    "pointwise": {"triton": "launch"},
     "radial_linear": {"triton": "launch"},
-    "symmetric": {"triton": "launch"},
 }
 """The module of each backend, in each topic's folder."""
 

@@ -3,9 +3,23 @@
 Seven products in every mode, with gradients of any order; see docs/families/products.md.
 """
 
-from torchweft.products import infos, ops, sparse
-from torchweft.products.infos import *  # noqa: F403
-from torchweft.products.ops import *  # noqa: F403
-from torchweft.products.sparse import *  # noqa: F403
+from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = [*infos.__all__, *ops.__all__, *sparse.__all__]
+from torch import Tensor
+
+from torchweft.products import functions, tables
+from torchweft.products.functions import *  # noqa: F403
+from torchweft.products.tables import *  # noqa: F403
+
+__all__ = [*functions.__all__, *tables.__all__]
+
+if TYPE_CHECKING:
+
+    class Product(Protocol):
+        """A generated function."""
+
+        explain: Any
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
+
+    def __getattr__(name: str) -> Product: ...

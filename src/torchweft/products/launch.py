@@ -1,13 +1,13 @@
-"""The Triton path of the products: the recipe of a call, and its execution.
+"""The Triton path of the products: the launches of a call, planned once and executed.
 
-A sum over n against an operand that all n share is taken first: the product commutes with it, and
-the batched operand is read once instead of once an entry.
+A sum over n against an operand that all n share is computed first: the product commutes with it,
+and the batched operand is read once instead of once an entry.
 
-A recipe says which launches serve a call: kernels, grids, tiles and workspaces.  It depends on
-shapes, strides, dtypes and the plan, so it is made once and cached.  Two rules keep it short.  A
-segment too long for one program is cut into pieces, and a sum over n into parts; both give partial
-rows in fp32 (fp64 for fp64) that the rows kernel adds in order.  A vecmat puts entries that share a
-matrix together; what they give is added by the rows kernel too.
+The steps of a call are its launches: kernels, grids, tiles and workspaces.  They depend on shapes,
+strides, dtypes and the plan, so they are made once and cached.  A segment too long for one program
+is cut into pieces, and a sum over n into parts; both give partial rows in fp32 (fp64 for fp64) that
+the rows kernel adds in order.  A vecmat groups entries that share a matrix; their results are added
+by the rows kernel too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from torch import Tensor
 
 from torchweft.core.explain import recording
 from torchweft.core.gpu.launcher import Launcher, Tile, current_device
+from torchweft.core.printing.modules import written
 from torchweft.core.tables.plan import Plan, Table
 from torchweft.core.tables.segments import SLICE, Slices, cut
-from torchweft.products import kernels, tiles
+from torchweft.products import tiles
 from torchweft.products.forms import PRODUCTS, accumulator, result_channels
 
 __all__ = ["product"]
@@ -32,6 +33,7 @@ MOST_RECIPES = 256
 """Recipes that a plan keeps, one for each combination of shapes, strides and dtypes."""
 
 INT32_MAX = 2**31 - 1
+KERNELS = "torchweft.products.kernels"
 SPLIT_BLOCK = 1024  # numbers that one program splits
 
 
@@ -51,8 +53,8 @@ def product(
         first: (N, R1, *dims), or (R1, *dims) shared over N; any strides.
         second: likewise; None for "scale".
         scale: (T,), in the inputs' dtype or the one of the sums; None is 1.
-        plan: who meets whom.
-        roles: what first, second and the result are indexed by.
+        plan: the entries.
+        roles: the roles by which first, second and the result are indexed.
         accumulate: sum over n as well.
 
     Returns:
@@ -96,27 +98,18 @@ def _run(
     accumulate: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The product in a dtype, by a recipe that is made at the first call of its kind."""
+    """The product in a dtype, by steps that are cached by shapes, strides and dtypes."""
     tf32 = op in ("vecmat", "outer") and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    key = (
-        op,
-        roles,
-        accumulate,
-        dtype,
-        tf32,
-        first.shape,
-        first.stride(),
-        first.dtype,
-        None if second is None else (second.shape, second.stride(), second.dtype),
-        None if scale is None else scale.dtype,
-    )
+    own = first.shape, first.stride(), first.dtype
+    other = None if second is None else (second.shape, second.stride(), second.dtype)
+    key = op, roles, accumulate, dtype, tf32, own, other, None if scale is None else scale.dtype
     recipes: dict[Any, tuple[Step, ...]] = plan.derived("recipes", dict)
     steps = recipes.get(key)
     if steps is None:
         if len(recipes) >= MOST_RECIPES:
             recipes.clear()
         call = _describe(op, first, second, scale is not None, accumulate, dtype, tf32)
-        steps = recipes[key] = recipe(call, plan, roles)
+        steps = recipes[key] = _steps(call, plan, roles)
     if scale is not None:
         scale = scale.contiguous()  # kernels read it with stride 1
     with current_device(first):
@@ -137,8 +130,7 @@ def _describe(
     y = None
     if second is not None:
         y = Operand(1, second.shape, second.stride(), dims[1], second.dtype)
-    batched = x if x.batched else y
-    batch = batched.shape[0] if batched is not None and batched.batched else None
+    batch = next((o.shape[0] for o in (x, y) if o is not None and o.batched), None)
     channels = result_channels(op, first, second)
     return Call(op, x, y, scaled, batch, accumulate, channels, dtype, first.device, tf32)
 
@@ -174,7 +166,7 @@ class Operand(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Of n, row, and the row's dimensions; what all n share stands still over n."""
+        """Strides of n, row, and the row's dimensions; 0 over n for an operand shared over n."""
         return self.stride if self.batched else (0, *self.stride)
 
     @property
@@ -184,7 +176,7 @@ class Operand(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A product: what to compute, and the shape of what it gives."""
+    """A product to compute, and the shape of its result."""
 
     op: str
     x: Operand
@@ -202,60 +194,58 @@ class Call(NamedTuple):
         """The dtype of sums and of partial rows."""
         return accumulator(self.dtype)
 
+    @property
+    def second(self) -> Operand:
+        """The second operand of a product that has one."""
+        assert self.y is not None
+        return self.y
+
+    @property
+    def inner(self) -> int:
+        """Channels of x, over which inner and vecmat sum."""
+        return self.x.shape[-1]
+
+    @property
+    def shares_matrices(self) -> bool:
+        """Whether each matrix of a vecmat meets a batch of rows."""
+        return self.x.batched and not self.second.batched and (self.batch or 0) >= tiles.LEAST_DOT
+
 
 class Step(NamedTuple):
     """One launch and the tensor that it fills."""
 
-    launcher: Launcher | None  # None: nothing to add up
+    launcher: Launcher | None  # None: the result is zero
     reads: tuple[int | None, ...]  # sources of its operands
     shape: tuple[int, ...]
     dtype: torch.dtype
     zeroed: bool  # whether the launch leaves some rows unwritten
 
 
-def recipe(call: Call, plan: Plan, roles: str) -> tuple[Step, ...]:
+def _steps(call: Call, plan: Plan, roles: str) -> tuple[Step, ...]:
     """The launches that serve a call; the last fills the result."""
     steps: list[Step] = []
     rows = plan.size(roles[2])
-    summed = _inner(call) if call.op in ("inner", "vecmat") else 1
+    summed = call.inner if call.op in ("inner", "vecmat") else 1
     if 0 in (plan.num_entries, call.batch, rows, summed, *call.channels):
         lead = () if call.batch is None or call.accumulate else (call.batch,)
         return (Step(None, (), (*lead, rows, *call.channels), call.dtype, True),)
     table = plan.table(roles)
-    batch, items = call.batch or 1, math.inf
-    if call.op == "outer":  # that a result row sums
-        items = plan.num_entries / rows * (batch if call.accumulate else 1)
-    elif call.op == "vecmat" and not _is_shared(call):  # that share a matrix
-        items = plan.num_entries / plan.size(roles[1])
-    if call.op not in ("outer", "vecmat") or not tiles.takes_dot(_matrix(call), items):
+    dots = False
+    if call.op == "outer":
+        items = plan.num_entries / rows * ((call.batch or 1) if call.accumulate else 1)
+        dots = tiles.takes_dot(call.channels, items)  # items that a result row sums
+    elif call.op == "vecmat":
+        items = math.inf if call.shares_matrices else plan.num_entries / plan.size(roles[1])
+        dots = tiles.takes_dot(call.second.shape[-2:], items)  # items that share a matrix
+    if not dots:
         _rows(steps, call, table, _pieces(plan, roles, call.batch))
     elif call.op == "outer":
         _outer(steps, call, plan, roles)
-    elif _is_shared(call):
+    elif call.shares_matrices:
         _vecmat_batch(steps, call, table)
     else:
         _vecmat_group(steps, call, plan, roles)
     return tuple(steps)
-
-
-def _matrix(call: Call) -> tuple[int, ...]:
-    """Sides of the matrices of a product: those it reads, or for outer those it gives."""
-    return call.channels if call.op == "outer" else _second(call).shape[-2:]
-
-
-def _is_shared(call: Call) -> bool:
-    """Whether each matrix of a vecmat meets a batch of rows."""
-    return call.x.batched and not _second(call).batched and (call.batch or 0) >= tiles.LEAST_DOT
-
-
-def _second(call: Call) -> Operand:
-    assert call.y is not None
-    return call.y
-
-
-def _inner(call: Call) -> int:
-    """Channels that a product sums over, or those of x where it sums over none."""
-    return call.x.shape[-1]
 
 
 def _pieces(plan: Plan, roles: str, batch: int | None, least: int = 256) -> Slices | None:
@@ -274,60 +264,69 @@ def _pieces(plan: Plan, roles: str, batch: int | None, least: int = 256) -> Slic
 
 
 class _Split(NamedTuple):
-    """What one launch sums: segments or pieces of them, over one n or a part of them."""
+    """The sums of one launch: segments or pieces of them, over one n or a part of the n's."""
 
     indptr: Tensor | None
     rows: int
-    lead: int | None  # leading size of what it gives
+    lead: int | None  # leading size of the result
     part: int  # n's in a part
-    partial: bool  # whether a second launch adds up
+    partial: bool  # whether a second launch adds the results up
 
 
 def _split(call: Call, table: Table, pieces: Slices | None, programs: float) -> _Split:
-    """`programs`: how many one row of the result takes."""
+    """The sums of a launch that takes `programs` programs for one row of the result."""
     indptr, rows = table.indptr, table.num_rows
     if pieces is not None:
         indptr, rows = pieces.indptr, pieces.num_pieces
     if not call.accumulate or call.batch is None:
         return _Split(indptr, rows, call.batch, 1, pieces is not None)
     parts = tiles.num_parts(call.batch, table.num_entries // rows, math.ceil(rows * programs))
-    part = -(-call.batch // parts)
-    if parts == 1 and pieces is None:
-        return _Split(indptr, rows, None, part, False)
-    return _Split(indptr, rows, parts, part, True)
+    partial = parts > 1 or pieces is not None
+    return _Split(indptr, rows, parts if partial else None, -(-call.batch // parts), partial)
 
 
 def _add(
     steps: list[Step],
     call: Call,
-    kernel: Any,
-    programs: int,
-    tables: tuple[Tensor | None, ...],
-    numbers: tuple[int | None, ...],
-    constants: tuple[Any, ...],
-    tile: Tile,
+    launcher: Launcher,
     rows: int,
     lead: int | None,
     dtype: torch.dtype,
     zeroed: bool = False,
 ) -> Operand:
-    """One more step that reads x, y and scale; what it gives, as an operand of the next."""
+    """Add a step that reads x, y and scale; returns its result as an operand of the next step."""
     reads = (call.x.source, None if call.y is None else call.y.source, 2 if call.scaled else None)
-    shape = (*(() if lead is None else (lead,)), rows, *call.channels)
-    launcher = Launcher(kernel, programs, tables, numbers, constants, tile)
-    steps.append(Step(launcher, reads, shape, dtype, zeroed))
-    flat = (*shape[: len(shape) - len(call.channels)], math.prod(call.channels))
-    return Operand(len(steps) + 2, flat, _contiguous(flat), 1, dtype)
+    batch = () if lead is None else (lead,)
+    steps.append(Step(launcher, reads, (*batch, rows, *call.channels), dtype, zeroed))
+    width = math.prod(call.channels)
+    strides = (*(rows * width for _ in batch), width, 1)
+    return Operand(len(steps) + 2, (*batch, rows, width), strides, 1, dtype)
 
 
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+def _add_split(
+    steps: list[Step],
+    call: Call,
+    launcher: Launcher,
+    split: _Split,
+    table: Table,
+    pieces: Slices | None,
+) -> None:
+    """Add a step, and where its results are partial one that adds them up."""
+    dtype = call.wide if split.partial else call.dtype
+    partial = _add(steps, call, launcher, split.rows, split.lead, dtype)
+    if not split.partial:
+        return
+    rows, indptr, count = table.num_rows, None, table.num_rows
+    if pieces is not None:
+        indptr, count = pieces.owner_indptr, pieces.num_pieces
+    owners = Table(indptr, None, None, None, rows, count, count - rows + 1, None)
+    _sum_up(steps, call, partial, owners)
 
 
 def _sum_up(
     steps: list[Step], call: Call, partial: Operand, table: Table, pieces: Slices | None = None
 ) -> None:
-    """The last step: rows of a workspace added as the table says."""
+    """Add the last step: the sums of rows of a workspace over the segments of a table."""
     second = call._replace(
         op="scale", x=partial, y=None, scaled=False, batch=None, accumulate=False
     )
@@ -336,24 +335,15 @@ def _sum_up(
     _rows(steps, second, table, pieces)
 
 
-def _owners(table: Table, pieces: Slices | None) -> Table:
-    """Who adds up the partial rows of segments or of their pieces."""
-    rows = table.num_rows
-    if pieces is None:
-        return Table(None, None, None, None, rows, rows, 1, None)
-    count = pieces.num_pieces
-    return Table(pieces.owner_indptr, None, None, None, rows, count, count - rows + 1, None)
-
-
 def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) -> None:
     """Any product, each result row by itself."""
-    x, y = call.x, call.y
+    x, y, outer = call.x, call.y, call.op == "outer"
     # outer runs over pairs of channels, inner over x's, vecmat over columns
-    width = _inner(call) if call.op == "inner" else math.prod(call.channels)
+    width = call.inner if call.op == "inner" else math.prod(call.channels)
     rows = table.num_rows if pieces is None else pieces.num_pieces
     items = -(-table.num_entries // rows) * ((call.batch or 1) if call.accumulate else 1)
     count = rows * (1 if call.accumulate else call.batch or 1)
-    inner = _inner(call) if call.op == "vecmat" else 1
+    inner = call.inner if call.op == "vecmat" else 1
     tile = tiles.rows_tile(call.op, width, items, count, x.dtype.itemsize, inner)
     block_r, _, block_c = tile.blocks
     num_c = 1 if call.op == "inner" else -(-width // block_c)
@@ -363,27 +353,16 @@ def _rows(steps: list[Step], call: Call, table: Table, pieces: Slices | None) ->
     blocks = -(-lead // block_r) * rows if along_n else -(-lead * rows // block_r)
     y_strides = (0, 0) if y is None else y.strides
     y_strides = (*y_strides[:2], *(0,) * (4 - len(y_strides)), *y_strides[2:])
-    partial = _add(
-        steps,
-        call,
-        kernels.rows_kernel,
+    wide = _is_wide(call, table, lead * rows * width, inner)
+    launcher = Launcher(
+        written(KERNELS, "rows_kernel"),
         blocks * num_c,
         (split.indptr, table.index1, table.index2, table.term),
         (call.batch or 1, lead, rows, split.part, width, *x.strides, *y_strides),
-        (
-            call.op,
-            call.accumulate,
-            along_n,
-            _is_wide(call, table, lead * rows * width, inner),
-            call.channels[-1] if call.op == "outer" else inner,
-        ),
+        (call.op, call.accumulate, along_n, wide, call.channels[-1] if outer else inner),
         tile,
-        rows,
-        split.lead,
-        call.wide if split.partial else call.dtype,
     )
-    if split.partial:
-        _sum_up(steps, call, partial, _owners(table, pieces))
+    _add_split(steps, call, launcher, split, table, pieces)
 
 
 def _outer(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
@@ -396,91 +375,72 @@ def _outer(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
     if call.accumulate and call.batch is not None:
         pieces = _pieces(plan, roles, None, -(-256 // call.batch))
     c, d = call.channels
-    y = _second(call)
+    y = call.second
     items = table.longest * ((call.batch or 1) if call.accumulate else 1)
     tile = tiles.outer_tile(c, d, items, call.x.dtype.itemsize, tiles.has_wgmma(call.device))
     _, block_c, block_d = tile.blocks
     programs = -(-c // block_c) * -(-d // block_d)
     split = _split(call, table, pieces, programs)
     lead = split.lead or 1
-    partial = _add(
-        steps,
-        call,
-        kernels.outer_kernel,
+    wide = _is_wide(call, table, lead * split.rows * c * d)
+    launcher = Launcher(
+        written(KERNELS, "outer_kernel"),
         lead * split.rows * programs,
         (split.indptr, table.index1, table.index2, table.term),
         (call.batch or 1, split.rows, split.part, c, d, *call.x.strides, *y.strides),
-        (
-            call.accumulate,
-            _is_wide(call, table, lead * split.rows * c * d),
-            _precision(call, scaled=call.scaled),
-        ),
+        (call.accumulate, wide, _precision(call, scaled=call.scaled)),
         tile,
-        split.rows,
-        split.lead,
-        call.wide if split.partial else call.dtype,
     )
-    if split.partial:
-        _sum_up(steps, call, partial, _owners(table, pieces))
+    _add_split(steps, call, launcher, split, table, pieces)
 
 
 def _vecmat_batch(steps: list[Step], call: Call, table: Table) -> None:
     """Matrices that all n share: for each result row a matrix product over n."""
     assert call.batch is not None
-    inner, columns = _second(call).shape[-2:]
+    inner, columns = call.second.shape[-2:]
     wgmma = tiles.has_wgmma(call.device)
     tile = tiles.batch_tile(call.batch, inner, columns, call.x.dtype.itemsize, wgmma)
     block_n, _, block_c = tile.blocks
     batch, precision = call.batch, _precision(call)
     wide = _is_wide(call, table, batch * table.num_rows * columns)
-    kernel: Any = kernels.vecmat_batch_kernel
+    kernel: Any = written(KERNELS, "vecmat_batch_kernel")
     constants: tuple[Any, ...] = (wide, precision)
     part: tuple[int, ...] = ()
-    size = math.prod(_second(call).shape)
+    size = math.prod(call.second.shape)
     if precision == "bf16x6" and 8 * size <= math.prod(call.x.shape):  # little beside x
-        call = call._replace(y=_parts_of(steps, _second(call)))
-        kernel, constants, part = kernels.vecmat_parts_kernel, (wide,), (size,)
-    _add(
-        steps,
-        call,
+        call = call._replace(y=_parts_of(steps, call.second))
+        kernel, constants, part = written(KERNELS, "vecmat_parts_kernel"), (wide,), (size,)
+    launcher = Launcher(
         kernel,
         -(-batch // block_n) * table.num_rows * -(-columns // block_c),
         (table.indptr, table.index1, table.index2, table.term),
-        (
-            batch,
-            table.num_rows,
-            inner,
-            columns,
-            *call.x.strides,
-            *_second(call).stride,
-            *part,
-        ),
+        (batch, table.num_rows, inner, columns, *call.x.strides, *call.second.stride, *part),
         constants,
         tile,
-        table.num_rows,
-        batch,
-        call.dtype,
     )
+    _add(steps, call, launcher, table.num_rows, batch, call.dtype)
 
 
 def _parts_of(steps: list[Step], y: Operand) -> Operand:
-    """Matrices in the three parts that fp32 products on tensor cores are made of."""
+    """Matrices as the three parts of which fp32 products on tensor cores are formed."""
     rows, inner, columns = y.shape
     programs = -(-rows * inner * columns // SPLIT_BLOCK)
     numbers = (rows, inner, columns, *y.stride)
-    launcher = Launcher(kernels.split_kernel, programs, (), numbers, (), Tile((SPLIT_BLOCK,)))
+    launcher = Launcher(
+        written(KERNELS, "split_kernel"), programs, (), numbers, (), Tile((SPLIT_BLOCK,))
+    )
     steps.append(Step(launcher, (y.source,), (3, rows, columns, inner), torch.bfloat16, False))
     stride = (inner * columns, 1, inner)
     return y._replace(source=len(steps) + 2, stride=stride, dtype=torch.bfloat16)
 
 
 def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None:
-    """Entries that share a matrix together: straight to z, or one row an entry, added later."""
+    """Entries grouped by matrix: written to z, or to one row an entry, added up later."""
     a, b, c = roles[0], roles[1], roles[2]
     result = plan.table(roles)
     direct = result.longest <= 1 and not call.accumulate
     table = plan.table(f"{a}{c}{b}" if direct else f"{a}k{b}")
-    inner, columns = _second(call).shape[-2:]
+    inner, columns = call.second.shape[-2:]
     tile = tiles.group_tile(table.longest, inner, columns, call.x.dtype.itemsize)
     block_r, _, block_c = tile.blocks
     indptr, owner, num_tiles = table.indptr, None, table.num_rows
@@ -492,20 +452,16 @@ def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None
         indptr, owner, num_tiles = groups.indptr, groups.owner, groups.num_pieces
     rows = result.num_rows if direct else plan.num_entries
     size = (call.batch or 1) * rows * columns
-    entries = _add(
-        steps,
-        call,
-        kernels.vecmat_group_kernel,
+    launcher = Launcher(
+        written(KERNELS, "vecmat_group_kernel"),
         (call.batch or 1) * num_tiles * -(-columns // block_c),
         (indptr, owner, table.index1, table.index2, table.term),
-        (rows, num_tiles, inner, columns, *call.x.strides, *_second(call).strides),
+        (rows, num_tiles, inner, columns, *call.x.strides, *call.second.strides),
         (_is_wide(call, table, size), _precision(call, inner)),
         tile,
-        rows,
-        call.batch,
-        call.dtype if direct else call.wide,
-        zeroed=result.indptr is not None,
     )
+    dtype, zeroed = call.dtype if direct else call.wide, result.indptr is not None
+    entries = _add(steps, call, launcher, rows, call.batch, dtype, zeroed)
     if not direct:
         sums = plan.table(f"k_{c}")
         _sum_up(steps, call, entries, sums, _pieces(plan, f"k_{c}", call.batch))
@@ -514,14 +470,14 @@ def _vecmat_group(steps: list[Step], call: Call, plan: Plan, roles: str) -> None
 def _is_wide(call: Call, table: Table, size: int, inner: int = 1) -> bool:
     """Whether an offset or a count of items may pass 2^31.
 
-    `size`: numbers that are written; `inner`: items that an entry is.
+    `size`: numbers that are written; `inner`: items of an entry.
     """
     spans = [operand.span for operand in (call.x, call.y) if operand is not None]
     return max(size, table.num_entries * (call.batch or 1) * inner, *spans) > INT32_MAX
 
 
 def _precision(call: Call, inner: int = 1, scaled: bool = False) -> str:
-    """Of a kernel's dots: 16-bit factors multiply exactly, unless one is widened before."""
-    widened = scaled or call.x.dtype != _second(call).dtype
+    """Precision of a kernel's dots: 16-bit factors multiply exactly, unless one is widened."""
+    widened = scaled or call.x.dtype != call.second.dtype
     dtype = call.wide if widened else call.x.dtype
     return tiles.precision(dtype, call.device, inner, call.tf32)

@@ -1,16 +1,21 @@
 """The numba path of the products: CPU tensors, rows in parallel, channels in vector lanes.
 
 Entries of a row are added in order; long segments are cut at fixed places and sums over n in
-fixed parts, so the bits do not depend on the number of threads.
+fixed parts, so the bits do not depend on the number of threads.  Arrays are C-contiguous and in the
+dtype of sums: x (N or 1, R1, ·), y (N or 1, R2, ·) with matrices as flat rows, z (parts, M, ·).
+One loop serves all products: it is compiled once for each, around the lines that add one term.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
+import types
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,7 +25,7 @@ from torchweft.core.tables.plan import Plan, Table
 from torchweft.products.forms import PRODUCTS, accumulator, result_channels
 from torchweft.products.torch_path import product_torch
 
-__all__ = ["product_numba"]
+__all__ = ["loop", "product_numba"]
 
 SERIAL = 100_000
 """Multiplications below which one thread is faster: a parallel call costs about 50 µs."""
@@ -71,8 +76,8 @@ def product_numba(
         batch = _batch(second, dims[1])
     channels = result_channels(op, first, second)
     table = plan.table(roles)
-    x = _rows(first, dims[0], wide)
-    y = x[:1] if second is None else _rows(second, dims[1], wide)
+    x = _as_rows(first, dims[0], wide)
+    y = x[:1] if second is None else _as_rows(second, dims[1], wide)
     s = np.empty(0, x.dtype) if scale is None else scale.detach().to(wide).contiguous().numpy()
     indices = plan.derived((roles, "arrays"), lambda: _arrays(table))
 
@@ -117,7 +122,7 @@ def _batch(operand: Tensor, dims: int) -> int | None:
     return operand.shape[0] if operand.dim() == dims + 2 else None
 
 
-def _rows(operand: Tensor, dims: int, wide: torch.dtype) -> Array:
+def _as_rows(operand: Tensor, dims: int, wide: torch.dtype) -> Array:
     """(N or 1, rows, numbers of a row), contiguous, in the dtype of sums."""
     operand = operand.detach()
     if operand.dim() == dims + 1:
@@ -144,10 +149,6 @@ def _arrays(table: Table) -> tuple[Array, Array, Array, Array]:
 
 
 def _run(work: int, op: str, *arguments: Any) -> None:
-    import numba
-
-    from torchweft.products.numba_loops import loop
-
     threads = torch.get_num_threads()
     if work < SERIAL or _Forked.here or threads == 1:
         loop(op, parallel=False)(*arguments)
@@ -167,3 +168,88 @@ def _sum_pieces(rows: Tensor, indptr: Tensor, num_rows: int) -> Tensor:
     none = np.empty(0, x.dtype)
     _run(rows.numel(), "scale", x, x[:1], none, *tables, len(x), 1, out.numpy())
     return out
+
+
+def _mul(s, x, y, z):  # type: ignore[no-untyped-def]
+    for c in range(z.shape[0]):
+        z[c] += s * x[c] * y[c]
+
+
+def _outer(s, x, y, z):  # type: ignore[no-untyped-def]
+    for c in range(x.shape[0]):
+        factor = s * x[c]
+        row = z[c * y.shape[0] : (c + 1) * y.shape[0]]
+        for d in range(y.shape[0]):
+            row[d] += factor * y[d]
+
+
+def _inner(s, x, y, z):  # type: ignore[no-untyped-def]
+    total = z.dtype.type(0)
+    for c in range(x.shape[0]):
+        total += x[c] * y[c]
+    z[0] += s * total
+
+
+def _vecmat(s, x, y, z):  # type: ignore[no-untyped-def]
+    for c in range(x.shape[0]):
+        factor = s * x[c]
+        row = y[c * z.shape[0] : (c + 1) * z.shape[0]]
+        for d in range(z.shape[0]):
+            z[d] += factor * row[d]
+
+
+def _vecsca(s, x, y, z):  # type: ignore[no-untyped-def]
+    factor = s * y[0]
+    for c in range(z.shape[0]):
+        z[c] += factor * x[c]
+
+
+def _scale(s, x, y, z):  # type: ignore[no-untyped-def]
+    for c in range(z.shape[0]):
+        z[c] += s * x[c]
+
+
+_ADD = {
+    "mul": _mul,
+    "outer": _outer,
+    "inner": _inner,
+    "vecmat": _vecmat,
+    "vecsca": _vecsca,
+    "scale": _scale,
+}
+"""z += s · x ∘ y for one entry."""
+
+
+def _rows(x, y, s, indptr, index1, index2, term, batch, part, z):  # type: ignore[no-untyped-def]
+    """z[b,m] = Σ_{n ∈ part b} Σ_{k ∈ segment m} s[t] · x[n,i] ∘ y[n,j]; s of length 0 is 1."""
+    num_rows = z.shape[1]
+    one = z.dtype.type(1)
+    for r in numba.prange(z.shape[0] * num_rows):
+        b, m = r // num_rows, r % num_rows
+        z_row = z[b, m]
+        z_row[:] = 0
+        for n in range(b * part, min(batch, (b + 1) * part)):
+            x_n, y_n = x[min(n, x.shape[0] - 1)], y[min(n, y.shape[0] - 1)]
+            for k in range(indptr[m], indptr[m + 1]):
+                weight = s[term[k]] if s.shape[0] else one
+                add_term(weight, x_n[index1[k]], y_n[index2[k]], z_row)  # type: ignore[name-defined]  # noqa: F821
+
+
+@functools.cache
+def loop(op: str, parallel: bool) -> Any:
+    """`_rows` around the term of one product: without the GIL, kept on disk where there is room.
+
+    The term is a global of the function, inlined: a branch over products, or a call, would keep
+    its channels out of vector lanes (three times slower).  Sums over channels may be reordered
+    into lanes, the same way in every run.
+    """
+    jit: Any = numba.njit
+    add_term = jit(_ADD[op], inline="always")
+    name = f"rows_{op}_{'parallel' if parallel else 'serial'}"
+    function = types.FunctionType(_rows.__code__, {**globals(), "add_term": add_term}, name)
+    function.__qualname__ = name  # numba's files on disk are told apart by it, and by it alone
+    options = {"nogil": True, "parallel": parallel, "fastmath": {"reassoc", "contract", "nsz"}}
+    try:
+        return jit(function, cache=True, **options)
+    except RuntimeError:  # no folder for the cache
+        return jit(function, **options)

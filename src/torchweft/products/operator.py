@@ -21,8 +21,8 @@ from torchweft.core.explain import record_cost, recording
 from torchweft.core.operators.operator import Call, Operator
 from torchweft.core.private import any_autocast
 from torchweft.core.tables.plan import Plan
-from torchweft.products.forms import PRODUCTS, accumulator
-from torchweft.products.plan import ROLES, product_plan
+from torchweft.products.forms import PRODUCTS, accumulator, result_channels
+from torchweft.products.tables import ROLES, product_plan
 
 __all__ = ["product"]
 
@@ -70,8 +70,8 @@ def _body(
     tables = (index1, index2, seg, gather_index, index_out)
     plan = product_plan(tables, tuple(sizes), device)
     run = _runner(backend, device.type)
-    if _autocast():
-        # the inputs have their dtype: torch's own products in a body must not narrow them further
+    if any_autocast():
+        # the inputs have autocast's dtype already; it must not narrow torch's products in a body
         with torch.autocast(device.type, enabled=False):
             out = run(op, first, second, scale, plan, roles, accumulate)
     else:
@@ -81,9 +81,6 @@ def _body(
     return out
 
 
-_autocast = any_autocast
-
-
 def _record_cost(op: str, inputs: Sequence[Tensor | None], out: Tensor, num_entries: int) -> None:
     """Each stored element once; two operations for each number of the largest operand's row."""
     first, second = inputs[:2]
@@ -91,9 +88,7 @@ def _record_cost(op: str, inputs: Sequence[Tensor | None], out: Tensor, num_entr
     moved = sum(t.untyped_storage().nbytes() if 0 in t.stride() else t.nbytes for t in tensors)
     batch = max(_batch_of(first, op, 0) or 1, _batch_of(second, op, 1) or 1)
     width = first.shape[-1] if first is not None and first.dim() else 1
-    if op == "outer" and second is not None:
-        width *= second.shape[-1]
-    if op == "vecmat" and second is not None:
+    if op in ("outer", "vecmat") and second is not None:
         width *= second.shape[-1]
     record_cost(moved, 2 * batch * num_entries * width)
 
@@ -109,13 +104,9 @@ def _fake(first: Tensor, second: Tensor | None, *rest: Any) -> Tensor:
     sizes, op, roles, accumulate = rest[6:10]
     batches = [_batch_of(first, op, 0), _batch_of(second, op, 1)]
     known = [n for n in batches if n is not None]
-    shape = [] if accumulate or not known else [known[0]]
-    shape.append(sizes[ROLES.index(roles[2])])
-    if op in ("mul", "vecsca", "scale", "outer"):
-        shape.append(first.shape[-1])
-    if op in ("outer", "vecmat") and second is not None:
-        shape.append(second.shape[-1])
-    return first.new_empty(shape)
+    lead = [] if accumulate or not known else known[:1]
+    rows = sizes[ROLES.index(roles[2])]
+    return first.new_empty((*lead, rows, *result_channels(op, first, second)))
 
 
 def _gradients(

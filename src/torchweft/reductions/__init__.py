@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from torchweft.reductions import cluster
 from torchweft.reductions.cluster.sparsity import BlockSparsity
 from torchweft.reductions.engine.nearest import nearest
-from torchweft.reductions.front.genred import (
+from torchweft.reductions.genred import (
     Genred,
     generic_argkmin,
     generic_argmin,
     generic_logsumexp,
     generic_sum,
 )
-from torchweft.reductions.front.lazy import ComplexLazyTensor, LazyTensor, Pm, Var, Vi, Vj
-from torchweft.reductions.front.solve import KernelSolve, conjugate_gradient
+from torchweft.reductions.lazy import ComplexLazyTensor, LazyTensor, Pm, Var, Vi, Vj
+from torchweft.reductions.solve import KernelSolve, conjugate_gradient
 from torchweft.reductions.transport.sinkhorn import SamplesLoss, sinkhorn_divergence
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchweft.reductions import cluster
-from torchweft.reductions.front import genred, lazy, solve
+from torchweft.reductions import cluster, genred, lazy, solve
 
 __all__ = [
     "ComplexLazyTensor",

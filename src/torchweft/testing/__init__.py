@@ -1,7 +1,6 @@
 """Tools that test kernels and layers: error bounds, op contracts, equivariance, poisoned memory.
 
-`torchweft.testing.interpreter`, `.sanitizer` and `.compiler` need triton, `.strategies` needs
-hypothesis; they are imported by themselves.
+`torchweft.testing.interpreter`, `.sanitizer` and `.compiler` need triton: import them by name.
 """
 
 from torchweft.testing.bounds import (

@@ -7,7 +7,7 @@ in float64: nothing of what is tested takes part in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -89,21 +89,19 @@ def assert_equivariant(
     Returns:
         The largest error over all versors, as a part of the largest output.
     """
-    allowed = PROMISED[inputs[0].dtype] if error is None else error
-    plain = function(*inputs).detach()
-    worst = 0.0
-    for factors in range(1, algebra.n + 1):
-        action = versor_action(random_versor(algebra, factors, seed=factors), algebra)
-        expected = act(action, plain.double(), blade_dim)
-        found = function(*(act(action, x, blade_dim) for x in inputs)).detach().double()
-        relative = float((found - expected).abs().max() / expected.abs().max())
-        if not relative <= allowed:
-            raise AssertionError(
-                f"under a versor of {factors} vectors of {algebra} the output is off by "
-                f"{relative:.3g} of its largest value: {allowed:.3g} is allowed"
+    plain = function(*inputs).detach().double()
+
+    def cases() -> Iterator[tuple[str, Tensor, Tensor]]:
+        for factors in range(1, algebra.n + 1):
+            action = versor_action(random_versor(algebra, factors, seed=factors), algebra)
+            found = function(*(act(action, x, blade_dim) for x in inputs))
+            yield (
+                f"a versor of {factors} vectors of {algebra}",
+                found,
+                act(action, plain, blade_dim),
             )
-        worst = max(worst, relative)
-    return worst
+
+    return _worst(cases(), PROMISED[inputs[0].dtype] if error is None else error)
 
 
 def _unit_vector(algebra: Algebra, generator: torch.Generator) -> Tensor:
@@ -141,19 +139,27 @@ def assert_o3_equivariant(
     Returns:
         The largest error, as a part of the largest output.
     """
-    allowed = PROMISED[inputs[0].dtype] if error is None else error
-    plain = function(*inputs).detach()
+    plain = function(*inputs).detach().double()
     generator = torch.Generator().manual_seed(0)
-    worst = 0.0
-    for sign in (1, -1, 1, -1):
-        rotation = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
-        matrix = sign * torch.linalg.det(rotation) * rotation
-        expected = turn(matrix, plain.double(), irreps_out, layout)
-        moved = (turn(matrix, x, i, layout) for x, i in zip(inputs, irreps_in, strict=True))
-        found = function(*moved).detach().double()
-        relative = float((found - expected).abs().max() / expected.abs().max())
-        if not relative <= allowed:
+
+    def cases() -> Iterator[tuple[str, Tensor, Tensor]]:
+        for sign in (1, -1, 1, -1):
+            normal = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+            rotation = torch.linalg.qr(normal)[0]
+            matrix = sign * torch.linalg.det(rotation) * rotation
+            moved = (turn(matrix, x, i, layout) for x, i in zip(inputs, irreps_in, strict=True))
             kind = "a rotation" if sign > 0 else "a rotation with inversion"
+            yield kind, function(*moved), turn(matrix, plain, irreps_out, layout)
+
+    return _worst(cases(), PROMISED[inputs[0].dtype] if error is None else error)
+
+
+def _worst(cases: Iterable[tuple[str, Tensor, Tensor]], allowed: float) -> float:
+    """The largest error of (transformation, found, expected), as a part of the largest output."""
+    worst = 0.0
+    for kind, found, expected in cases:
+        relative = float((found.detach().double() - expected).abs().max() / expected.abs().max())
+        if not relative <= allowed:
             raise AssertionError(
                 f"under {kind} the output is off by {relative:.3g} of its largest value: "
                 f"{allowed:.3g} is allowed"

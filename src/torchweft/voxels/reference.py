@@ -6,22 +6,13 @@ Plain torch for any dtype, differentiable.  Never used by a fast path.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Pairs", "conv", "dense_conv", "pairs_of"]
-
-_DENSE: dict[tuple[int, bool], Callable[..., Tensor]] = {
-    (1, False): torch.nn.functional.conv1d,
-    (2, False): torch.nn.functional.conv2d,
-    (3, False): torch.nn.functional.conv3d,
-    (1, True): torch.nn.functional.conv_transpose1d,
-    (2, True): torch.nn.functional.conv_transpose2d,
-    (3, True): torch.nn.functional.conv_transpose3d,
-}
+__all__ = ["ReferenceMap", "conv", "dense_conv", "pairs_of"]
 
 
 def conv(
@@ -34,7 +25,7 @@ def conv(
         weight: (K, C_in/groups, C_out).
         sources: (K, N_out), −1 for none.
         bias: (C_out,).
-        groups: into so many the channels fall.
+        groups: of channels.
     """
     places = sources.flatten().long()
     places = torch.where(places < 0, len(x), places)  # −1 is the row of zeros
@@ -56,31 +47,33 @@ def dense_conv(
     groups: int = 1,
     mode: str = "submanifold",
 ) -> Tensor:
-    """torch's convolution of (batch, C_in, *shape) in one to three dimensions.
+    """The dense convolution of torch, of (batch, C_in, *shape) in one to three dimensions.
 
     Args:
-        x: the features on the grid, 0 where no voxel is.
+        x: the features on the grid, 0 where there is no voxel.
         weight: (K, C_in/groups, C_out), K row-major over the kernel's axes.
-        kernel_size: one number an axis, as in the next three.
+        kernel_size: one number per axis, as the next three.
         stride: 1 in mode "submanifold".
         padding: unused in mode "submanifold", which is torch's padding="same".
-        dilation: distance of neighbouring kernel places.
-        groups: into so many the channels fall.
+        dilation: distance of neighbouring kernel positions.
+        groups: of channels.
         mode: "submanifold", "strided" or "transposed".
     """
-    function = _DENSE[len(kernel_size), mode == "transposed"]
+    turned = "_transpose" if mode == "transposed" else ""
+    function = getattr(torch.nn.functional, f"conv{turned}{len(kernel_size)}d")
     kernel = weight.permute(2, 1, 0)  # (C_out, C_in/groups, K)
     if mode == "transposed":
         outer = kernel.shape[0] // groups  # torch has (C_in, C_out/groups, …)
         kernel = kernel.reshape(groups, outer, *kernel.shape[1:]).transpose(1, 2).flatten(0, 1)
     kernel = kernel.reshape(*kernel.shape[:2], *kernel_size).contiguous()
     options = {"stride": tuple(stride), "dilation": tuple(dilation), "groups": groups}
-    if mode == "submanifold":
-        return function(x, kernel, padding="same", **options)
-    return function(x, kernel, padding=tuple(padding), **options)
+    result: Tensor = function(
+        x, kernel, padding="same" if mode == "submanifold" else tuple(padding), **options
+    )
+    return result
 
 
-class Pairs(NamedTuple):
+class ReferenceMap(NamedTuple):
     """A kernel map: the output voxels, and for each offset the pairs of rows that meet."""
 
     outputs: list[tuple[int, ...]]
@@ -104,12 +97,12 @@ def pairs_of(
     dilation: Sequence[int],
     mode: str = "submanifold",
     spatial_shape: Sequence[int] | None = None,
-) -> Pairs:
+) -> ReferenceMap:
     """The map of a layer in any number of dimensions, voxel by voxel.
 
     Args:
         coords: distinct (batch, s0, s1, …).
-        kernel_size: see dense_conv, and for the rest.
+        kernel_size: of the layer, see `dense_conv`.
         stride: of the layer.
         padding: of the layer.
         dilation: of the layer.
@@ -145,4 +138,4 @@ def pairs_of(
     outputs = voxels if mode == "submanifold" else reached
     row = {voxel: o for o, voxel in enumerate(outputs)}
     pairs = [sorted(((q, row[o]) for q, o in of if o in row), key=lambda p: p[1]) for of in met]
-    return Pairs(outputs, pairs)
+    return ReferenceMap(outputs, pairs)

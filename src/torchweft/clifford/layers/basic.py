@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchweft.clifford import functions
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.functions import norms
-from torchweft.clifford.functions import products as ops
-from torchweft.clifford.functions.checks import backend_for
+from torchweft.clifford.calls import backend_for
 from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [
@@ -152,7 +151,7 @@ class CliffordLayer(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F)."""
         self.check(x, self.n_features)
-        return ops.clifford_layer(
+        return functions.clifford_layer(
             x,
             self.linear_weight,
             self.linear_bias.flatten(),
@@ -211,7 +210,7 @@ class MultivectorLinear(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X (B, batch…, F_in), result (B, batch…, F_out)."""
         self.check(x, self.in_features)
-        return ops.grade_linear(
+        return functions.grade_linear(
             x, self.weight, self.bias, self.algebra, blade_dim=self.blade_dim, backend=self.backend
         )
 
@@ -237,7 +236,7 @@ class MultivectorRMSNorm(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F)."""
         self.check(x)
-        return norms.rms_norm(
+        return functions.rms_norm(
             x,
             self.algebra,
             eps=self.eps,
@@ -264,7 +263,7 @@ class MultivectorGELU(nn.Module):
         blades = x.shape[self.blade_dim]
         # the gate reads the scalar alone: any algebra of as many blades is the same
         algebra = Algebra((1,) * (blades.bit_length() - 1))
-        return norms.gelu(x, algebra, blade_dim=self.blade_dim, backend=self.backend)
+        return functions.gelu(x, algebra, blade_dim=self.blade_dim, backend=self.backend)
 
 
 class GeometricProduct(MultivectorModule):
@@ -293,7 +292,7 @@ class GeometricProduct(MultivectorModule):
         """X, y and the result: (B, batch…, F)."""
         self.check(x, self.features)
         self.check(y, self.features, "y")
-        return ops.geometric_product(
+        return functions.geometric_product(
             x, y, self.algebra, self.weight, blade_dim=self.blade_dim, backend=self.backend
         )
 
@@ -332,7 +331,7 @@ class FullyConnectedGeometricProduct(MultivectorModule):
         """X and y (B, batch…, F_in), result (B, batch…, F_out)."""
         self.check(x, self.in_features)
         self.check(y, self.in_features, "y")
-        return ops.fully_connected_geometric_product(
+        return functions.fully_connected_geometric_product(
             x, y, self.weight, self.algebra, blade_dim=self.blade_dim, backend=self.backend
         )
 
@@ -360,7 +359,7 @@ class MVSiLU(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F)."""
         self.check(x, self.features)
-        return norms.silu(
+        return functions.silu(
             x, self.a, self.b, self.algebra, blade_dim=self.blade_dim, backend=self.backend
         )
 

@@ -17,16 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.functions.checks import backend_for
+from torchweft.clifford.calls import RowFunction, program_rows
 from torchweft.clifford.layers.basic import (
     MultivectorLinear,
     MultivectorModule,
     MVLayerNorm,
     MVSiLU,
 )
-from torchweft.clifford.programs.operator import run
-from torchweft.clifford.programs.programs import key
-from torchweft.core.operators.operands import same_kind
 from torchweft.errors import ShapeError
 from torchweft.products import SparseScaleInfo, sparse_scale, sparse_scale_infos
 
@@ -90,7 +87,7 @@ class GradeNormalization(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, rows, F)."""
         self.check(x, self.features)
-        return _computed(self, "grade_normalization", x=x, a=self.a)
+        return _grade_normalization((x, self.a), self.algebra, 0, self.backend)
 
 
 class SteerableGeometricProduct(MultivectorModule):
@@ -120,25 +117,16 @@ class SteerableGeometricProduct(MultivectorModule):
 
     def forward(self, x: Tensor, norm: MVLayerNorm | None = None) -> Tensor:
         """X and the result: (B, rows, F).  With a norm, norm(z) in the same pass."""
-        tensors = {
-            "x": x,
-            "left": self.linear_left(x),
-            "right": self.linear_right(x),
-            "weight": self.weight.T,
-            "scale": self.normalization.a,
-        }
-        if norm is None:
-            return _computed(self, "steerable", **tensors)
-        return _computed(self, "steerable norm", **tensors, a=norm.a.unsqueeze(0))
+        scale, a = self.normalization.a, None if norm is None else norm.a.unsqueeze(0)
+        tensors = x, self.linear_left(x), self.linear_right(x), self.weight.T, scale, a
+        words = () if norm is None else ("norm",)
+        return _steerable(tensors, self.algebra, 0, self.backend, *words)
 
 
-def _computed(module: MultivectorModule, program: str, **tensors: Tensor) -> Tensor:
-    """The result of a program: the name of its builder and its words."""
-    builder, *words = program.split(" ")
-    inputs, algebra = same_kind(**tensors), module.algebra
-    backend = backend_for(module.backend, algebra, inputs)
-    (result,) = run(key(builder, algebra, *words), backend, *inputs)
-    return result
+_grade_normalization = RowFunction(program_rows("grade_normalization"), "x", a="n+1 F")
+_steerable = RowFunction(
+    program_rows("steerable"), ("x", "left", "right"), weight="P F", scale="n+1 F", a="1 F"
+)
 
 
 class CEMLP(nn.Module):

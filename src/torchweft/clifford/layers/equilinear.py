@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, Algebra
-from torchweft.clifford.functions import products as ops
 from torchweft.clifford.layers.basic import MultivectorModule
 from torchweft.errors import ShapeError
 
@@ -87,7 +87,7 @@ class EquiLinear(MultivectorModule):
         self.check(x, self.in_features)
         first = self.blades_first(x)
         grades = self.algebra.n + 1
-        out = ops.grade_linear(
+        out = functions.grade_linear(
             first, self.weight[:grades], self.bias, self.algebra, backend=self.backend
         )
         start = grades

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
-from torchweft.clifford.functions import involutions
-from torchweft.clifford.functions import products as ops
-from torchweft.clifford.functions.checks import backend_for, backend_on
+from torchweft.clifford.calls import backend_for, backend_on
 from torchweft.clifford.layers.attention import geometric_attention
 from torchweft.clifford.layers.basic import MultivectorModule
 from torchweft.clifford.layers.equilinear import MixedLinear
@@ -56,10 +55,10 @@ def join(
     `regressive` undoes the dual at the end.  Applying it once more instead changes grade k by
     (−1)^(k(n−k)): the grade involution for even n, nothing for odd n.
     """
-    out = ops.regressive(x, y, algebra, blade_dim=blade_dim, backend=backend)
+    out = functions.regressive(x, y, algebra, blade_dim=blade_dim, backend=backend)
     if algebra.n % 2:
         return out
-    return involutions.grade_involution(out, algebra, blade_dim=blade_dim, backend=backend)
+    return functions.grade_involution(out, algebra, blade_dim=blade_dim, backend=backend)
 
 
 def equivariant_join(
@@ -176,7 +175,9 @@ class GeometricBilinear(nn.Module):
         maps = self.linear_left, self.linear_right, self.linear_join_left, self.linear_join_right
         a, b, c, d = (linear(x, scalars)[0] for linear in maps)
         blade_dim, backend = self.blade_dim, self.backend
-        product = ops.geometric_product(a, b, self.algebra, blade_dim=blade_dim, backend=backend)
+        product = functions.geometric_product(
+            a, b, self.algebra, blade_dim=blade_dim, backend=backend
+        )
         joined = equivariant_join(
             c, d, reference, self.algebra, blade_dim=blade_dim, backend=backend
         )
@@ -257,7 +258,7 @@ class LGATrMLP(nn.Module):
     def forward(self, x: Tensor, scalars: Tensor) -> Pair:
         """Both like what was given."""
         left, right = (linear(x, scalars)[0] for linear in (self.linear_left, self.linear_right))
-        product = ops.geometric_product(
+        product = functions.geometric_product(
             left, right, SPACETIME, blade_dim=self.blade_dim, backend=self.backend
         )
         out: Pair = self.linear(*self.gate(*self.norm(*self.linear_out(product, scalars))))

@@ -29,6 +29,7 @@ from torchweft.clifford.matrices.source import (
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.gpu.launcher import CONTRACTED, Launcher, Tile, current_device, processors
+from torchweft.core.printing.modules import written
 
 __all__ = [
     "arrange",
@@ -273,7 +274,8 @@ def _grade_launcher(
     programs = grades
     for number in numbers:
         programs *= -(-number // tile.blocks[0])
-    return Launcher(getattr(kernels, name), programs, (), numbers, constants, tile)
+    kernel = written(kernels.__name__, name)
+    return Launcher(kernel, programs, (), numbers, constants, tile)
 
 
 def _laid_out(weight: Tensor) -> Tensor | None:

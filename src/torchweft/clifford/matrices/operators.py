@@ -22,8 +22,7 @@ from torchweft.clifford.programs.operator import forward, run
 from torchweft.clifford.programs.programs import pairs
 from torchweft.core.backend import choose
 from torchweft.core.expressions.program import mask
-from torchweft.core.operators.fused import FusedOperator, Gradients
-from torchweft.core.operators.operator import constant_when_compiling
+from torchweft.core.operators.operator import FusedOperator, Gradients, constant_when_compiling
 
 __all__ = ["fully_connected", "layer", "linear", "weight_gradient"]
 
@@ -34,7 +33,7 @@ WORTH_TURNING = 2**33
 """Multiplications of a TF32 product, from which on it gains more than the turn of its matrices."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, signature: str) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, signature: str) -> Tensor:
     """(B, rows, F_in), (n+1, F_in, F_out), (F_out,) or None → (B, rows, F_out)."""
     return _linear(x, weight, bias, signature)
 
@@ -202,17 +201,17 @@ def layer(
     linear_weight: Tensor,
     linear_bias: Tensor,
     weight: Tensor,
+    *,
     signature: str,
     ending: str,
     backend: str,
 ) -> Tensor:
-    """(B, rows, F) by matrices (n+1, F, F), bias (F,) and weight (P, F).
+    """(B, rows, F) by matrices (n+1, F, F), bias (F,) and weight (F, P).
 
     `ending` are the words of the norm, "euclidean 0x…", or "" for none.
     """
-    program = f"layer {signature} {ending}".rstrip()
-    bias = linear_bias.view(1, -1)
-    return _layer(x, linear_weight, bias, weight, signature, program, backend)
+    program, by_path = f"layer {signature} {ending}".rstrip(), weight.T.contiguous()
+    return _layer(x, linear_weight, linear_bias.view(1, -1), by_path, signature, program, backend)
 
 
 def _layer_forward(
@@ -251,7 +250,7 @@ def _layer_composition(
     program: str,
     backend: str,
 ) -> Tensor:
-    y = linear(x, linear_weight, None, signature)
+    y = linear(x, linear_weight, signature=signature)
     return run(program, backend, x, y, bias, weight)[0]
 
 
@@ -275,11 +274,11 @@ def fully_connected(
     x: Tensor,
     y: Tensor,
     weight: Tensor,
+    *,
     algebra: Algebra,
     backend: str,
-    *,
-    gated: bool = False,
-    ending: str = "",
+    gated: bool,
+    ending: str,
 ) -> Tensor:
     """The product of (B, rows, F_in) and (P, F_in, F_out).
 

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchweft.core.cpu import loop_run as looped
+from torchweft.core.cpu import loops as looped
 from torchweft.core.explain import Launch, record, recording
-from torchweft.core.expressions import evaluate
-from torchweft.core.expressions.evaluate import accumulator, lengths
-from torchweft.core.expressions.hoist import hoisted
-from torchweft.core.expressions.program import Program
+from torchweft.core.expressions.program import CHUNK, Program, accumulator, evaluate, lengths, run
+from torchweft.core.expressions.rewrite import hoisted
 
 __all__ = ["run_numba", "run_torch"]
 
@@ -24,10 +22,10 @@ def run_torch(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The results of a program, on any device: contiguous, in the dtype of the inputs."""
     if recording():
         size = lengths(program, inputs)
-        chunk = max(1, evaluate.CHUNK // max(size["feature"], 1))
+        chunk = max(1, CHUNK // max(size["feature"], 1))
         number = -(-size["row"] // chunk)
         record(Launch("torch", program.key, {"rows": chunk}, number))
-    return evaluate.run(program, inputs)
+    return run(program, inputs)
 
 
 def run_numba(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -43,7 +41,7 @@ def run_numba(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     leaves = {name: t.to(wide) for name, t in leaves.items()}
     given = list(leaves.values())
     for expressions in values:
-        found_values = evaluate.evaluate(expressions, leaves, size)
+        found_values = evaluate(expressions, leaves, size)
         given += [torch.stack([torch.as_tensor(v) for v in found_values])]
     shape = size["row"], size["feature"]
     results = [

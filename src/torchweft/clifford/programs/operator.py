@@ -17,11 +17,19 @@ from torchweft.clifford.programs.programs import program
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.expressions.expr import reachable
 from torchweft.core.expressions.program import Operand, Program, mask
-from torchweft.core.operators import autocast
-from torchweft.core.operators.program_rule import ProgramRule
-from torchweft.core.operators.tensor_list import Call, ListOperator, Rest, Results, Tensors
+from torchweft.core.operators.operator import compiling
+from torchweft.core.operators.tensor_list import (
+    CachedCall,
+    Call,
+    ListOperator,
+    ProgramRule,
+    Rest,
+    Results,
+    Tensors,
+)
+from torchweft.core.private import any_autocast
 
-__all__ = ["forward", "run"]
+__all__ = ["bound", "forward", "run"]
 
 Runner = Callable[[Program, Sequence[Tensor]], list[Tensor]]
 
@@ -37,17 +45,19 @@ def _runner(backend: str) -> Runner:
     return run_numba if backend == "numba" else run_torch
 
 
-def _body(found: Program, inputs: Sequence[Tensor], backend: str) -> list[Tensor]:
-    execute = _runner(backend)
-    if autocast.active():
+def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
+    """The body of a call, for tensors of any shape."""
+    key, backend = rest
+    found, execute = program(key), _runner(backend)
+
+    def body(inputs: Tensors) -> Results:
+        if not any_autocast():
+            return tuple(execute(found, inputs))
         # the inputs have their dtype: torch's own products in a body must not narrow them further
         with torch.autocast(inputs[0].device.type, enabled=False):
-            results = execute(found, inputs)
-    else:
-        results = execute(found, inputs)
-    if recording():
-        _record_cost(found, inputs, results)
-    return results
+            return tuple(execute(found, inputs))
+
+    return body
 
 
 def _record_cost(found: Program, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
@@ -67,8 +77,10 @@ class CliffordRule(ProgramRule):
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         """The results on real tensors: contiguous, in the inputs' dtype."""
-        key, backend = rest
-        return _body(self.program(key), tensors, backend)
+        results = _prepared(tensors, rest)(tensors)
+        if recording():
+            _record_cost(self.program(rest[0]), tensors, results)
+        return list(results)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         """Empty tensors of their shapes."""
@@ -91,15 +103,15 @@ class CliffordRule(ProgramRule):
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
         """A program again.  Each operand is one tensor: with less work than in general."""
-        given, shown = list[Tensor](), list[bool]()
+        given, shown, found = list[Tensor](), list[bool](), list[Tensor | None]()
         for grad in grads:
             shown.append(grad is not None)
             if grad is not None:
                 given.append(grad)
         if not given or True not in needed:
             return [None] * len(tensors)
-        derived = f"{rest[0]} | {_step(tuple(needed), tuple(shown))}"
-        results, found = iter(call((*tensors, *given), (derived, rest[1]))), list[Tensor | None]()
+        step = _step(tuple(needed), tuple(shown))
+        results = iter(self._call(call, tensors, given, rest, step))
         for flag in needed:
             found.append(next(results) if flag else None)
         return found
@@ -149,6 +161,14 @@ def run(key: str, backend: str, *inputs: Tensor) -> Results:
     return _programs(inputs, (key, backend))
 
 
+def bound(key: str, backend: str) -> Callable[[Tensors], Results]:
+    """The same as a function of the inputs, for calls that are cached."""
+    rest: Rest = (key, backend)
+    if not compiling():
+        rest = CachedCall(rest, len(program(key).inputs), _prepared)
+    return lambda inputs: _programs(inputs, rest)
+
+
 def forward(key: str, backend: str, *inputs: Tensor) -> Results:
-    """The same without a graph."""
+    """The results without a graph."""
     return _programs.forward(inputs, (key, backend))

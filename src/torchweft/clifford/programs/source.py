@@ -6,7 +6,7 @@ program owns whole rows, so that row sums stay inside it, or the same tile of ro
 
     bring the feature operands (weights) to shared memory, once
     for the rows of this program:
-        read the row (Gluon: copied to shared memory while the row before was computed)
+        read the row (Gluon: prefetched to shared memory during the previous row)
         the program's steps, all sums of one level in one reduction
         store the outputs; add what is summed over rows to this program's own sums
     store these sums: one partial a program, added in a fixed order by another kernel
@@ -24,26 +24,27 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from torchweft.core.expressions.program import Operand, Program
-from torchweft.core.printing.dialect import Dialect, Schedule, Step
+from torchweft.core.printing.dialect import Dialect, Schedule, indented
+from torchweft.core.printing.kernel import Frame
 from torchweft.core.printing.schedule import schedule
 
-__all__ = ["Tiling", "copied_at_once", "name", "parameters", "source"]
+__all__ = ["RowTiling", "copied_at_once", "name", "parameters", "source"]
 
 
-class Tiling(NamedTuple):
-    """How a kernel lays its work out.  Its source depends on all of it.
+class RowTiling(NamedTuple):
+    """The tiles of a kernel; its source depends on all of these.
 
     Args:
         gluon: whether to print Gluon; else Triton, without shared memory.
-        rows: of a tile, a power of 2.
+        rows: rows of a tile, a power of 2.
         block: features of a tile, a power of 2.
         vector: neighbouring features of a thread.
-        warps: of a kernel program.
-        tiles: whether a row is longer than a tile, and each tile is a kernel program's.
-        ragged: whether tiles overhang the features.
+        warps: warps of a kernel program.
+        tiles: whether a row is longer than a tile, and each tile has its own kernel programs.
+        ragged: whether tiles extend past the last feature.
         aligned: whether all strides of rows and components are multiples of 16, of features 1.
-        staged: row operands that are copied ahead to shared memory: how many components.
-        shared: feature operands and outputs that live in shared memory: how many components.
+        staged: row operands that are prefetched to shared memory: number of components.
+        shared: feature operands and outputs that live in shared memory: number of components.
         itemsize: bytes of an element.
     """
 
@@ -63,28 +64,25 @@ class Tiling(NamedTuple):
 def parameters(program: Program) -> tuple[list[Operand], list[Operand]]:
     """The inputs that a kernel reads, and the outputs: its first parameters are their pointers.
 
-    Then come `num_rows` and `num_features`, and the strides of each input: component, row and
-    feature (where it has them).  Outputs are contiguous.
+    Then come `num_rows`, the strides of each input (component, row and feature, where it has them)
+    and `num_features`.  Outputs are contiguous.
     """
     used = program.used()
     return [o for o in program.inputs if o.name in used], [o.operand for o in program.outputs]
 
 
 def name(program: Program) -> str:
-    """Of its kernel: what it was built as, and how it was derived."""
+    """The name of the kernel: the builder of the program, and how it was derived."""
     root, *steps = program.key.split(" | ")
     return "_".join([root.split(" ")[0], *(step.split(" ")[0] for step in steps), "kernel"])
 
 
-def source(program: Program, tiling: Tiling) -> str:
+def source(program: Program, tiling: RowTiling) -> str:
     """The module text of a program's kernel."""
-    return "\n".join(_Writer(program, tiling).module()) + "\n"
+    return _ProgramPrinter(program, tiling).module()
 
 
-_TRITON = "import triton\nimport triton.language as tl"
-_GLUON = """from triton.experimental import gluon
-from triton.experimental.gluon import language as tl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy"""
+_ASYNC_COPY = "from triton.experimental.gluon.language.nvidia.ampere import async_copy"
 
 _FUNCTIONS = {
     "exp": "tl.exp({0})",
@@ -97,15 +95,16 @@ _FUNCTIONS = {
     "sign": "((({0}) > 0).to(tl.int8) - (({0}) < 0).to(tl.int8))",
 }
 _FLAT = "tl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])"
-_FLUSH = 4
-"""Sums in shared memory are read and written by so many at a time: a barrier lies between."""
+SUMS_PER_FLUSH = 4
+"""Number of sums in shared memory that are read, then written, between two barriers."""
 
 
-class _Writer:
-    """The lines of one kernel."""
+class _ProgramPrinter:
+    """Prints the kernel of one program."""
 
-    def __init__(self, program: Program, tiling: Tiling) -> None:
+    def __init__(self, program: Program, tiling: RowTiling) -> None:
         self.program, self.tiling = program, tiling
+        self.frame = Frame(tiling.gluon, tiling.itemsize == 8)
         self.inputs, self.outputs = parameters(program)
         self.plan: Schedule = schedule(program)
         self.row_inputs = [o for o in self.inputs if "row" in o.axes]
@@ -113,53 +112,39 @@ class _Writer:
         pairs = zip(self.plan.results, self.outputs, strict=True)
         self.summed = [(result, operand) for result, operand in pairs if result.summed]
         self.staged, self.kept = dict(tiling.staged), dict(tiling.shared)
-        self.number = "tl.float64" if tiling.itemsize == 8 else "tl.float32"
         self.joint: set[int] = set()
         self.dialect = Dialect(_FUNCTIONS, self._sums, self._fetch)
 
-    # the module
-
-    def module(self) -> Iterable[str]:
-        gluon = self.tiling.gluon
-        yield f"# {self.program.key}"
-        yield _GLUON if gluon else _TRITON
-        body = list(self._body())
-        for count in sorted(self.joint):
-            yield from _joint_sum(count)
-        yield f"\n\n@{'gluon' if gluon else 'triton'}.jit(do_not_specialize={self._free()})"
-        yield f"def {name(self.program)}({', '.join(self._parameters())}):"
-        for line in body:
-            yield f"    {line}"
+    def module(self) -> str:
+        """The text of the module."""
+        # values that do not specialize the machine code are all that follows from the rows
+        free = [o for o in self.inputs if o.axes == ("row",) or not self.tiling.aligned]
+        body = list(self._body())  # finds which sums are joint
+        return self.frame.module(
+            self.program.key,
+            *(_joint_sum(count) for count in sorted(self.joint)),
+            self.frame.function(
+                name(self.program),
+                self._parameters(),
+                body,
+                ["num_rows", *(f"stride_{operand.name}c" for operand in free)],
+            ),
+            imports=[_ASYNC_COPY] * self.tiling.gluon,
+        )
 
     def _parameters(self) -> Iterable[str]:
         for operand in (*self.inputs, *self.outputs):
             yield f"{operand.name}_ptr"
         yield "num_rows"
-        wide = set(self._wide_strides())
         for operand in self.inputs:
-            for axis in ("component", *operand.axes):
-                name = f"stride_{operand.name}{axis[0]}"
-                yield f'{name}: "i64"' if name in wide else name
+            yield f'stride_{operand.name}c: "i64"'
+            yield from (f"stride_{operand.name}{axis[0]}" for axis in operand.axes)
         yield from (f"{name}: tl.constexpr" for name in ("num_features", "ROWS", "BLOCK"))
-
-    def _free(self) -> list[str]:
-        """What may be any number in one compiled kernel: all that follows from the rows."""
-        free = [o for o in self.inputs if o.axes == ("row",) or not self.tiling.aligned]
-        return ["num_rows", *(f"stride_{operand.name}c" for operand in free)]
-
-    def _wide_strides(self) -> list[str]:
-        return [f"stride_{operand.name}c" for operand in self.inputs]
-
-    def _cast(self, text: str, dtype: str) -> str:
-        return (
-            f"tl.to_tensor({text}).to({dtype})"
-            if self.tiling.gluon
-            else f"tl.cast({text}, {dtype})"
-        )
 
     def _body(self) -> Iterable[str]:
         tiling = self.tiling
-        yield from self._layouts()
+        tile = (tiling.rows, tiling.block)
+        yield from self.frame.layout(_blocked(tile, tiling.vector, tiling.warps))
         yield "pid = tl.program_id(0)"
         yield "programs = tl.num_programs(0)"
         if tiling.tiles:
@@ -168,48 +153,26 @@ class _Writer:
             yield "pid = pid // tiles"
             yield "programs = programs // tiles"
         yield "num_feature: tl.constexpr = num_features"
-        yield f"plane = {self._cast('num_rows', 'tl.int64')} * num_features"
-        yield f"lanes = tl.arange(0, BLOCK{self._slice(0)})"
-        yield f"own = tl.expand_dims(tl.arange(0, ROWS{self._slice(1)}), 1)"
-        yield from self._features()
-        yield from self._bring_weights()
+        yield f"plane = {self.frame.cast('num_rows')} * num_features"
+        yield f"lanes = tl.arange(0, BLOCK{self.frame.sliced(0)})"
+        yield f"own = tl.expand_dims(tl.arange(0, ROWS{self.frame.sliced(1)}), 1)"
+        yield "f1 = tile * BLOCK + lanes" if tiling.tiles else "f1 = lanes"
+        yield "f = tl.expand_dims(f1, 0)"  # the features of the tile, [1, BLOCK]
+        if tiling.ragged:
+            yield "inside = f < num_features"
+        yield from self._features_to_shared_memory()
         yield from self._open_sums()
         if tiling.staged:
             yield from self._stage("pid * ROWS")
         yield "for start in range(pid * ROWS, num_rows, programs * ROWS):"
-        for line in self._rows():
-            yield f"    {line}"
+        yield from indented(self._rows())
         yield from self._close_sums()
 
-    # tiles and addresses
-
-    def _layouts(self) -> Iterable[str]:
-        if not self.tiling.gluon:
-            return
-        tile = (self.tiling.rows, self.tiling.block)
-        yield f"LAYOUT: tl.constexpr = {_blocked(tile, self.tiling.vector, self.tiling.warps)}"
-
-    def _slice(self, axis: int) -> str:
-        return f", tl.SliceLayout({axis}, LAYOUT)" if self.tiling.gluon else ""
-
-    def _features(self) -> Iterable[str]:
-        """f: the features of the tile, [1, BLOCK]."""
-        yield "f1 = tile * BLOCK + lanes" if self.tiling.tiles else "f1 = lanes"
-        yield "f = tl.expand_dims(f1, 0)"
-        if self.tiling.ragged:
-            yield "inside = f < num_features"
-
-    @property
-    def _feature_mask(self) -> str:
-        return ", mask=inside" if self.tiling.ragged else ""
-
     def _mask(self, operand: Operand) -> str:
+        """The condition that an element of the tile exists; "" where all do."""
         masks = ["inside"] * (self.tiling.ragged and "feature" in operand.axes)
-        masks += ["present"] * (self.tiling.rows > 1)
-        return f", mask={' & '.join(masks)}" if masks else ""
-
-    def _load(self, address: str, mask: str) -> str:
-        return f"tl.load({address}{mask}{', other=0.0' if mask else ''}).to({self.number})"
+        masks += ["present"] * (self.tiling.rows > 1 and "row" in operand.axes)
+        return " & ".join(masks)
 
     def _fetch(self, name: str, component: int) -> list[str]:
         """A component of a feature operand, [1, BLOCK], where it is used."""
@@ -220,35 +183,30 @@ class _Writer:
 
     def _feature(self, name: str, component: int) -> str:
         address = f"{name}_ptr + {component} * stride_{name}c + f * stride_{name}f"
-        return self._load(address, self._feature_mask)
+        return self.frame.load(address, "inside" * self.tiling.ragged)
 
-    # feature operands, and sums over the rows
-
-    def _bring_weights(self) -> Iterable[str]:
-        """The feature operands to shared memory, widened once."""
+    def _features_to_shared_memory(self) -> Iterable[str]:
+        """Copies feature operands to shared memory, widened once."""
         for operand in self.feature_inputs:
             for c in range(self.kept.get(operand.name, 0)):
                 name = f"{operand.name}{c}"
-                tile = f"{self.number}, [1, BLOCK], {_FLAT}, {self._feature(operand.name, c)}"
+                tile = f"{self.frame.number}, [1, BLOCK], {_FLAT}, {self._feature(operand.name, c)}"
                 yield f"{name}_kept = tl.allocate_shared_memory({tile})"
-
-    def _zeros(self) -> str:
-        return f"tl.zeros([ROWS, BLOCK], {self.number}{', LAYOUT' * self.tiling.gluon})"
 
     def _open_sums(self) -> Iterable[str]:
         for result, operand in self.summed:
             for c, name in enumerate(result.names):
                 if not name:
                     continue
-                value = self._zeros()
+                value = self.frame.zeros("ROWS, BLOCK")
                 if c < self.kept.get(operand.name, 0):
-                    tile = f"{self.number}, [ROWS, BLOCK], {_FLAT}, {value}"
+                    tile = f"{self.frame.number}, [ROWS, BLOCK], {_FLAT}, {value}"
                     value = f"tl.allocate_shared_memory({tile})"
                 yield f"{operand.name}_sum{c} = {value}"
 
     def _partial(self, operand: Operand, component: int) -> str:
-        """Where this program's own sum lies: (programs, components, features)."""
-        first = f"{self._cast('pid', 'tl.int64')} * ({operand.size} * num_features)"
+        """The address of this program's partial sum: (programs, components, features)."""
+        first = f"{self.frame.cast('pid')} * ({operand.size} * num_features)"
         return f"{operand.name}_ptr + ({first} + f1) + {component} * num_features"
 
     def _close_sums(self) -> Iterable[str]:
@@ -266,7 +224,7 @@ class _Writer:
                 yield f"tl.store({self._partial(operand, c)}, {value}{mask})"
 
     def _reduction(self, of: Mapping[str, str], axis: int) -> list[str]:
-        """Sums along an axis of a tile: in Gluon all in one, with one exchange between warps."""
+        """Sums along an axis of a tile; Gluon needs one exchange between warps for all of them."""
         if self.tiling.gluon and len(of) > 1:
             self.joint.add(len(of))
             left, terms = ", ".join(of), ", ".join(of.values())
@@ -274,7 +232,7 @@ class _Writer:
         return [f"{name} = tl.sum({term}, {axis})" for name, term in of.items()]
 
     def _add_to_sums(self, lines: list[str]) -> list[str]:
-        """The lines, and after a value's last line its addition to the program's sum."""
+        """The lines; a value is added to the program's sum after the last line that assigns it."""
         last = {line.split(" ", 1)[0]: at for at, line in enumerate(lines)}
         due: dict[int, list[tuple[Operand, int, str]]] = {}
         for result, operand in self.summed:
@@ -293,16 +251,14 @@ class _Writer:
                     pending.append(total)
                 else:
                     found.append(f"{operand.name}_sum{c} += {value}")
-            if len(pending) == _FLUSH or at == len(lines) - 1:
+            if len(pending) == SUMS_PER_FLUSH or at == len(lines) - 1:
                 found += [f"{total}.store({total}_new)" for total in pending]
                 pending = []
         return found
 
-    # the rows
-
     def _rows(self) -> Iterable[str]:
-        """One pass of the loop over rows."""
-        yield f"row = {self._cast('start', 'tl.int64')} + own"
+        """The body of the loop over rows."""
+        yield f"row = {self.frame.cast('start')} + own"
         if self.tiling.rows > 1:
             yield "present = row < num_rows"
         yield "out_row = row * num_features"
@@ -310,17 +266,15 @@ class _Writer:
             if self.staged.get(operand.name, 0) < operand.size:
                 yield f"{operand.name}_row = row * stride_{operand.name}r"
                 if "feature" in operand.axes:
-                    stride = self._cast(f"stride_{operand.name}f", "tl.int64")
+                    stride = self.frame.cast(f"stride_{operand.name}f")
                     yield f"{operand.name}_stride = {stride}"
         yield from self._read_rows()
-        yield from self._add_to_sums(self._lines(self.plan.steps))
+        lines = [line for step in self.plan.steps for line in step.lines(self.dialect)]
+        yield from self._add_to_sums(lines)
         yield from self._stores()
 
-    def _lines(self, steps: Iterable[Step]) -> list[str]:
-        return [line for step in steps for line in step.lines(self.dialect)]
-
     def _read_rows(self) -> Iterable[str]:
-        """All components of the row operands, [ROWS, BLOCK]; then the copy of the next rows."""
+        """Loads all components of row operands, [ROWS, BLOCK], and prefetches the next rows."""
         if self.staged:
             yield "async_copy.wait_group(0)"
             yield _gluon_names()[0]
@@ -329,13 +283,13 @@ class _Writer:
             for c in range(operand.size):
                 if c < self.staged.get(name, 0):
                     place = f"{name}_next{c - c % at_once}.slice({c % at_once} * ROWS, ROWS)"
-                    read = f"{place}.load(LAYOUT).to({self.number})"
+                    read = f"{place}.load(LAYOUT).to({self.frame.number})"
                 else:
-                    read = self._load(self._address(operand, c), self._mask(operand))
+                    read = self.frame.load(self._address(operand, c), self._mask(operand))
                 yield f"{name}{c} = {read}"
         if self.staged:
             yield _gluon_names()[0]
-            yield from self._copy_ahead("start + programs * ROWS")
+            yield from self._prefetch("start + programs * ROWS")
 
     def _address(self, operand: Operand, component: int) -> str:
         name = operand.name
@@ -344,51 +298,47 @@ class _Writer:
 
     def _stores(self) -> Iterable[str]:
         for result, operand in zip(self.plan.results, self.outputs, strict=True):
+            mask = self._mask(operand)
+            option = f", mask={mask}" if mask else ""
             for c, name in enumerate(() if result.summed else result.names):
-                place = f"{operand.name}_ptr + {self._place(operand, c)}"
-                yield f"tl.store({place}, {name or '0.0'}{self._mask(operand)})"
+                address = f"{operand.name}_ptr + {self._offset(operand, c)}"
+                yield f"tl.store({address}, {name or '0.0'}{option})"
 
-    def _place(self, operand: Operand, component: int) -> str:
-        """Of a component of an output.
+    def _offset(self, operand: Operand, component: int) -> str:
+        """The offset of a component of an output.
 
-        Summed so that what a loop does not change is a row's offset, not a pointer a component.
-        Such pointers would be held in registers, two for each component.
+        The order of additions makes a row's offset the loop invariant, not a pointer a component:
+        such pointers would be held in registers, two for each component.
         """
         if "feature" in operand.axes:
             return f"(out_row + {component} * plane) + f"
         own = f"tile * {operand.size} + {component}" if self.tiling.tiles else f"{component}"
-        return f"({own}) * {self._cast('num_rows', 'tl.int64')} + row"
-
-    def _masked(self, term: str) -> str:
-        return f"tl.where(inside, {term}, 0.0)" if self.tiling.ragged else term
+        return f"({own}) * {self.frame.cast('num_rows')} + row"
 
     def _sums(self, of: Mapping[str, str]) -> list[str]:
         """Row sums, [ROWS, 1]."""
-        rows = {f"{name}_row": self._masked(term) for name, term in of.items()}
-        return [
-            *self._reduction(rows, 1),
-            *(f"{name} = tl.expand_dims({name}_row, 1)" for name in of),
-        ]
-
-    # copies ahead
+        masked = "tl.where(inside, {}, 0.0)" if self.tiling.ragged else "{}"
+        rows = {f"{name}_row": masked.format(term) for name, term in of.items()}
+        expanded = (f"{name} = tl.expand_dims({name}_row, 1)" for name in of)
+        return [*self._reduction(rows, 1), *expanded]
 
     def _copies(self) -> Iterable[tuple[str, int, int]]:
-        """Staged operands: how many components, and how many of them at once."""
+        """Staged operands: number of components, and of components that one copy moves."""
         for operand in self.row_inputs:
             if operand.name in self.staged:
                 at_once = copied_at_once(operand, self.tiling)
                 yield operand.name, self.staged[operand.name], at_once
 
     def _stage(self, start: str) -> Iterable[str]:
-        """Shared memory for the next rows, and the copy of the first."""
+        """Shared memory for the next rows, and the prefetch of the first."""
         tiling = self.tiling
         for size in sorted({at_once for _, _, at_once in self._copies()}):
             shape = (size * tiling.rows, tiling.block)
             copy = f"COPY{size}"
             yield f"{copy}: tl.constexpr = {_blocked(shape, 16 // tiling.itemsize, tiling.warps)}"
             at = f"tl.expand_dims(tl.arange(0, {size} * ROWS, tl.SliceLayout(1, {copy})), 1)"
-            yield f"copy{size}_c = {self._cast(f'{at} // ROWS', 'tl.int64')}"
-            yield f"copy{size}_r = {self._cast(f'{at} % ROWS', 'tl.int64')}"
+            yield f"copy{size}_c = {self.frame.cast(f'{at} // ROWS')}"
+            yield f"copy{size}_r = {self.frame.cast(f'{at} % ROWS')}"
             lanes = f"tl.expand_dims(tl.arange(0, BLOCK, tl.SliceLayout(0, {copy})), 0)"
             yield f"copy{size}_f = {'tile * BLOCK + ' * tiling.tiles}{lanes}"
         for name, count, size in self._copies():
@@ -399,13 +349,13 @@ class _Writer:
                 yield f"{name}_next{first} = tl.allocate_shared_memory({tile})"
             strides = f"copy{size}_c * stride_{name}c + copy{size}_r * stride_{name}r"
             yield f"{name}_ahead = {strides} + copy{size}_f"
-        yield from self._copy_ahead(start)
+        yield from self._prefetch(start)
 
-    def _copy_ahead(self, start: str) -> Iterable[str]:
-        """Copy after copy: of their places only what threads differ in is held in registers."""
+    def _prefetch(self, start: str) -> Iterable[str]:
+        """Copies to shared memory; registers hold only what differs between threads."""
         yield f"following = {start}"
         yield "if following < num_rows:"
-        base = self._cast("following", "tl.int64")
+        base = self.frame.cast("following")
         for name, count, size in self._copies():
             masks = [f"(copy{size}_f < num_features)"] * self.tiling.ragged
             masks += [f"(following + copy{size}_r < num_rows)"] * (self.tiling.rows > 1)
@@ -420,7 +370,7 @@ class _Writer:
 
 @functools.cache
 def _gluon_names() -> tuple[str, str]:
-    """Of the barrier (named anew in Triton 3.7), and of the copy to shared memory (3.8)."""
+    """Names of the barrier (new in Triton 3.7) and of the copy to shared memory (new in 3.8)."""
     from triton.experimental.gluon import language as tl
     from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
@@ -429,8 +379,8 @@ def _gluon_names() -> tuple[str, str]:
     return f"tl.{barrier}()", "async_copy_global_to_shared" if older else "async_load"
 
 
-def copied_at_once(operand: Operand, tiling: Tiling) -> int:
-    """How many components of a row operand a kernel program copies with one instruction."""
+def copied_at_once(operand: Operand, tiling: RowTiling) -> int:
+    """Number of components of a row operand that one instruction of a kernel program copies."""
     moved = 32 * tiling.warps * (16 // tiling.itemsize)
     return math.gcd(operand.size, max(1, moved // (tiling.rows * tiling.block)))
 

@@ -1,7 +1,7 @@
-"""What every printed loop calls: compiled once, for all programs, and kept on disk.
+"""Functions that every printed loop calls: compiled once for all programs, and cached on disk.
 
-A tile's values lie in slots of `TILE` numbers.  `span` is a row of a loop's layout; integers come
-from tables, as numba compiles a function anew for every literal that it is given.
+A tile's values lie in slots of `TILE` numbers.  `span` is a row of a loop's layout.  Integers come
+from tables, since numba compiles a function anew for every literal argument.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numba
 __all__ = ["TILE", "add", "clear", "finish", "load", "store", "totals", "walk"]
 
 TILE = 256
-"""Positions of a tile: long enough for vectors; two dozen slots stay in a core's first cache."""
+"""Positions of a tile: long enough for vector lanes; two dozen slots fit in the first cache."""
 
 jit = numba.njit(
     cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
@@ -70,7 +70,7 @@ def store(block, places, span, z, row, at, rows, width):  # type: ignore[no-unty
 
 @jit
 def clear(block, span):  # type: ignore[no-untyped-def]
-    """Zero in a run of slots; span: the first, how many."""
+    """Zeros in consecutive slots; span: the first slot, number of slots."""
     block[span[0] * TILE : (span[0] + span[1]) * TILE] = 0
 
 
@@ -88,7 +88,7 @@ def add(block, places, span, count):  # type: ignore[no-untyped-def]
 
 @jit
 def finish(block, span, z, part, at, features, height, width):  # type: ignore[no-untyped-def]
-    """A part's sum over rows: those of a tile's rows one after the other; span as for `add`."""
+    """A part's sum over rows: a tile's rows added in order; span as for `add`."""
     for c in range(span[1]):
         begin = (part * span[1] + c) * features + at
         for q in range(width):
@@ -119,7 +119,7 @@ def walk(block, terms, coefficients, span, count):  # type: ignore[no-untyped-de
 
 @jit
 def totals(tile, size, blocks, pairs, span, rows, features):  # type: ignore[no-untyped-def]
-    """Sums over the features of each row, in every position of it; span: first, last pair."""
+    """Sums over the features of each row, at each of its positions; span: first, last pair."""
     for n in range(span[0], span[1]):
         source, target = pairs[n, 0] * TILE, pairs[n, 1] * TILE
         for r in range(rows):

@@ -5,12 +5,12 @@ An expression stands for one number at every position of its axes: `leaf("x", 3,
 features of a row.  Expressions are interned: equal ones are one object, so whatever is equal is
 computed once.
 
-The derivative rule knows one thing beside the chain rule: a value that is used along more axes
-than it has was copied, and the adjoint of a copy is a sum.  So a weight's gradient is a total over
+Differentiation needs one rule beside the chain rule: a value that is used along more axes than it
+has is broadcast, and the adjoint of a broadcast is a sum.  So a weight's gradient is a total over
 the rows, and the gradient of a row sum needs no rule of its own.
 
-Sums over a table of terms (Cayley, Clebsch-Gordan) stay whole, as a `Form`: its derivatives are
-the same table read with other roles, to any order.
+Sums over a table of terms (Cayley, Clebsch-Gordan) are one node, a `Form`: its derivatives are sums
+over the same table with other roles, to any order.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Axes = frozenset[str]
 class Expr:
     """A node: `kind` applied to `args`, with `data` that is not an expression.
 
-    Kinds: "const" (data: the number), "leaf" (operand's name, component), "count" (axis: its
-    length), "add" of any number of args, "mul" of two, a name of FUNCTIONS, "total" (axes summed
-    over), "form" (a `Contraction`: vector-valued), "part" (component of the form that is its arg).
+    Kinds: "const" (data: the number), "leaf" (operand's name, component), "count" (the axis whose
+    length it is), "add" of any number of args, "mul" of two, a name of FUNCTIONS, "total" (axes
+    summed over), "form" (a `Contraction`: vector-valued), "part" (component of its arg, a form).
     """
 
     __slots__ = ("__weakref__", "args", "axes", "data", "kind")
@@ -85,7 +85,7 @@ _interned: weakref.WeakValueDictionary[Hashable, Expr] = weakref.WeakValueDictio
 
 def _node(kind: str, args: tuple[Expr, ...], data: Hashable, axes: Iterable[str]) -> Expr:
     axes = frozenset(axes)
-    key = (kind, args, data, axes)  # nodes compare by identity, and are kept alive by their users
+    key = (kind, args, data, axes)  # nodes compare by identity; their users keep them alive
     found = _interned.get(key)
     if found is None:
         found = _interned[key] = Expr(kind, args, data, axes)
@@ -97,17 +97,17 @@ def _union(args: Iterable[Expr]) -> Axes:
 
 
 def const(value: float) -> Expr:
-    """The number itself."""
+    """A number."""
     return _node("const", (), float(value), ())
 
 
 def is_zero(e: Expr) -> bool:
-    """Whether it is the number 0."""
+    """Whether an expression is the number 0."""
     return e.kind == "const" and not e.data
 
 
 def count(axis: str) -> Expr:
-    """How many positions an axis has, as a number of the computation."""
+    """The length of an axis, as an expression."""
     return _node("count", (), axis, ())
 
 
@@ -117,7 +117,7 @@ def leaf(operand: str, component: int, axes: Iterable[str]) -> Expr:
 
 
 def add(*terms: Expr) -> Expr:
-    """The sum; multiples of one term are collected, zeros dropped."""
+    """The sum of terms; multiples of one term are collected, zeros dropped."""
     if len(terms) == 1:
         return terms[0]
     multiples: dict[Expr | None, float] = {}
@@ -152,7 +152,7 @@ def _times(a: Expr, b: Expr) -> Expr:
 
 
 def _split(term: Expr) -> tuple[float, Expr | None]:
-    """Its constant factor, and the rest of it."""
+    """The constant factor of a term, and the remaining factor."""
     if term.kind == "const":
         return term.data, None
     if term.kind == "mul" and term.args[0].kind == "const":
@@ -161,7 +161,7 @@ def _split(term: Expr) -> tuple[float, Expr | None]:
 
 
 def total(expr: Expr, axes: Iterable[str]) -> Expr:
-    """The sum over axes; along an axis where the expression is constant, its multiple."""
+    """The sum over axes; along an axis where the expression is constant, a multiple of it."""
     axes = frozenset(axes)
     varying = axes & expr.axes
     counts = [count(axis) for axis in sorted(axes - expr.axes)]
@@ -180,10 +180,10 @@ def apply(function: str, *args: Expr) -> Expr:
 
 
 class Function(NamedTuple):
-    """A scalar function: how to compute it in Python, its derivative, its number of arguments.
+    """A scalar function: its value in Python, its derivative, its number of arguments.
 
-    The derivative is of the one argument and of the function's own value; None where a family
-    differentiates before it takes a formula to scalars.
+    The derivative takes the argument and the function's value; it is None where a family
+    differentiates formulas before it lowers them to scalars.
     """
 
     value: Callable[..., float]
@@ -200,7 +200,7 @@ def _normal_pdf(x: Expr, _: Expr) -> Expr:
 
 
 WAVES = 8
-"""Functions of the family of cos √x and sin √x / √x: as often can these be differentiated."""
+"""Functions in the sequence cos √x, sin √x / √x, …, which limits the order of derivatives."""
 
 
 def _wave(n: int) -> Function:
@@ -220,7 +220,7 @@ def _wave(n: int) -> Function:
 
 
 def wave_series(n: int, terms: int) -> list[float]:
-    """The coefficients of w_n's powers of x."""
+    """The coefficients of the powers of x in w_n."""
     odd = math.prod(range(1, 2 * n, 2))
     found = [1 / odd]
     for j in range(1, terms):
@@ -286,7 +286,7 @@ class Form:
     Args:
         name: a Python identifier, for the printed code.
         sizes: components of left, right, weight (0: no weights) and out.
-        terms: (coefficient, i, k, p, j), each.
+        terms: (coefficient, i, k, p, j) of each term.
     """
 
     __slots__ = ("name", "sizes", "terms")
@@ -304,12 +304,12 @@ class Form:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The slots that it has."""
+        """Its slots: those of SLOTS, "weight" only in forms with weights."""
         return tuple(s for s, size in zip(SLOTS, self.sizes, strict=True) if s != "weight" or size)
 
 
 class Contraction(NamedTuple):
-    """∂Q/∂slot of a form at operands; those of `slot` itself only say which derivatives share."""
+    """∂Q/∂slot of a form; `own`, the operands in `slot`, tells which derivatives are grouped."""
 
     form: Form
     slot: str
@@ -370,7 +370,7 @@ def operands_of(node: Expr) -> Operands:
 
 
 def reachable(outputs: Iterable[Expr]) -> list[Expr]:
-    """Every node that the outputs need, arguments first, in an order that depends on them alone."""
+    """All nodes on which outputs depend, arguments first, in an order fixed by the outputs."""
     order: dict[Expr, None] = {}
     stack: list[tuple[Expr, bool]] = [(o, False) for o in reversed(list(outputs))]
     while stack:
@@ -384,19 +384,19 @@ def reachable(outputs: Iterable[Expr]) -> list[Expr]:
 
 
 class _Adjoints:
-    """∂L/∂node of each node: what its users contribute, copies summed away."""
+    """∂L/∂node of each node: the contributions of its users, summed over broadcast axes."""
 
     def __init__(self) -> None:
         self._found: dict[Expr, dict[Axes, list[Expr]]] = {}
 
     def give(self, node: Expr, user_axes: Axes, contribution: Expr) -> None:
         if not is_zero(contribution):
-            copied = user_axes - node.axes
-            self._found.setdefault(node, {}).setdefault(copied, []).append(contribution)
+            broadcast = user_axes - node.axes
+            self._found.setdefault(node, {}).setdefault(broadcast, []).append(contribution)
 
     def take(self, node: Expr) -> Expr:
         parts = self._found.get(node, {})
-        return add(*(total(add(*terms), copied) for copied, terms in parts.items()))
+        return add(*(total(add(*terms), broadcast) for broadcast, terms in parts.items()))
 
 
 def gradients(

@@ -1,10 +1,20 @@
-"""Machine code on disk, so that another process need not ask Triton for it.
+"""Machine code on disk: its key, and its file, which another process reads without Triton.
 
+    key = sha256(torchweft, torch, Triton, device, options, function, arguments)
     <home>/machine/<key>: sha256 of the rest (32 bytes), a line of JSON, the code
 
-A key says all that code follows from (`fingerprint.py`), so a file never goes stale.  It is read
-only if its checksum and the key inside are right; any other is as good as none, and is replaced.
-What nobody has read for a season is deleted by the next process that compiles.
+function: the text of its module and of the torchweft modules that it imports, as long as these
+modules hold what their texts say.
+arguments: values of constants; dtypes, alignment and widths of the others, as Triton distinguishes
+them.  Triton's own key contains the same, and reads its installation of 400 MB for it.
+
+There is no key where it could be incomplete: for values of unknown types, for modules in which
+something was replaced, and while Triton's variables or knobs for debugging are set.  Triton then
+compiles at every first call.
+
+A file never goes stale, since its key contains all that the code depends on.  It is read only if
+its checksum and the key inside are right; otherwise it is ignored and replaced.  Files that were
+not read for 90 days are deleted by the next process that compiles.
 """
 
 from __future__ import annotations
@@ -12,34 +22,258 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
+import re
+import sys
 import time
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from torchweft.core.files import home, write
+from torchweft.core.printing.modules import Jitted, as_loaded, state, text
 
-__all__ = ["Code", "exists", "read", "store"]
+__all__ = ["Code", "device", "exists", "key", "kinds", "read", "store"]
 
-DIGEST = 32
+
+HARMLESS_VARIABLES = ("TRITON_CACHE_DIR", "TRITON_HOME")
+"""Environment variables of Triton that do not change code."""
+
+VARIABLE_PREFIXES = (
+    "TRITON_", "MLIR_", "NVPTX_", "PTXAS_", "LLVM_IR_", "LLVM_ENABLE_", "LLVM_PASS_",
+    "LLVM_EXTRACT_", "DISABLE_LLVM_", "DISABLE_PTXAS_", "DISABLE_MMA_", "ALLOW_LHS_", "USE_IR_LOC",
+)  # fmt: skip
+"""Prefixes of the variables that may change code."""
+
+KNOBS = ("compilation", "language", "nvidia", "runtime")
+
+CONSTANT_TYPES = (int, bool, float, str, type(None))
+
+
+class _UnknownError(Exception):
+    """The code may depend on a value that cannot be part of a key."""
+
+
+def key(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> str | None:
+    """The key of a kernel's code for arguments like these on the current device; None: no key.
+
+    Args:
+        kernel: a jitted function, or a `Jitted`.
+        arguments: all its arguments.
+        options: num_warps and num_stages.
+    """
+    name = device()
+    if name is None or _debugged():
+        return None
+    try:
+        what, kinds = list(_made_of(kernel)), list(_kinds(kernel, arguments))
+    except _UnknownError:
+        return None
+    parts = (_versions(), _tools(), name, sorted(options.items()), what, kinds)
+    return _digest(repr(parts))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_known_digest = functools.lru_cache(maxsize=256)(_digest)
+"""The digest of a text that many keys share."""
+
+
+# the compiler
+
+
+def device() -> str | None:
+    """Architecture of the current NVIDIA GPU; None if none is in use."""
+    if torch.version.cuda is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+@functools.cache
+def _versions() -> str:
+    """Versions of torchweft and torch; sizes and times of Triton's files, which may be edited."""
+    import torchweft
+
+    package = pathlib.Path(str(getattr(importlib.util.find_spec("triton"), "origin", ""))).parent
+    stats = [(name, _stat(package / name)) for name in _files(package)]
+    own = [(CORE / name).read_text() for name in OURS]
+    triton = (package / "__init__.py").read_text()
+    return _digest(repr((torchweft.__version__, torch.__version__, triton, stats, own)))
+
+
+def _files(package: pathlib.Path) -> list[str]:
+    """Files of Triton on which compiled code depends."""
+    found = []
+    for part in ("_C", "backends", "compiler", "experimental", "language", "runtime"):
+        for folder, _, files in os.walk(package / part):
+            at = os.path.relpath(folder, package)
+            found += [f"{at}/{f}" for f in files if f.endswith((".py", ".so", ".bc", "ptxas"))]
+    return sorted(found)
+
+
+CORE = pathlib.Path(__file__).parents[1]
+
+OURS = (
+    "gpu/binaries.py",
+    "gpu/driver.py",
+    "printing/modules.py",
+)
+"""Files of core that define what a key and a cached binary mean."""
+
+
+def _stat(path: pathlib.Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _tools() -> list[tuple[str, str, Any]]:
+    """Programs and libraries that environment variables substitute for Triton's own."""
+    found = []
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("TRITON_") and name.endswith("_PATH"):
+            path = pathlib.Path(value)
+            found.append((name, value, _stat(path) if path.exists() else None))
+    return found
+
+
+def _debugged() -> bool:
+    """Whether variables or knobs of Triton are set that change or observe compilation."""
+    for name in os.environ:
+        if (
+            name.startswith(VARIABLE_PREFIXES)
+            and name not in HARMLESS_VARIABLES
+            and not name.endswith("_PATH")
+        ):
+            return True
+    knobs = sys.modules.get("triton.knobs")
+    return any(any(vars(getattr(knobs, group)).values()) for group in KNOBS if knobs)
+
+
+# the function: texts of modules, which may not be imported yet
+
+
+def _made_of(kernel: Any) -> Iterator[str]:
+    source = kernel.src if isinstance(kernel, Jitted) else _text_of(kernel)
+    yield kernel.__name__
+    yield from _texts(source, set())
+
+
+def _text_of(kernel: Any) -> str:
+    """The text of the module of a function that Triton has made, if nothing in it was replaced."""
+    name = getattr(getattr(kernel, "fn", None), "__module__", "")
+    module = sys.modules.get(name)
+    if module is None or state(module) != as_loaded.get(name):
+        raise _UnknownError
+    return pathlib.Path(str(module.__file__)).read_text()
+
+
+def _texts(source: str, seen: set[str]) -> Iterator[str]:
+    """Digests of the text of a module, and of those of the torchweft modules that it imports."""
+    yield _known_digest(source)
+    for module in _imported(source):
+        if module in seen:
+            continue
+        seen.add(module)
+        try:
+            following = text(module)
+        except ImportError as error:
+            raise _UnknownError from error
+        loaded, kernels = sys.modules.get(module), re.search(r"^import triton", following, re.M)
+        if loaded and kernels and state(loaded) != as_loaded.get(module):
+            raise _UnknownError  # something in the module may have been replaced
+        yield module
+        yield from _texts(following, seen)
+
+
+def _imported(source: str) -> Iterator[str]:
+    for origin, module, more in IMPORT.findall(source):
+        name = origin or module
+        package = name.partition(".")[0]
+        if more or package not in KNOWN:
+            raise _UnknownError
+        if package == "torchweft":
+            yield name
+
+
+IMPORT = re.compile(r"^ *(?:from +([\w.]+) +import\b|import +([\w.]+)( *,)?)", re.M)
+
+KNOWN = frozenset(("triton", "torchweft", *sys.stdlib_module_names))
+"""Packages whose modules are in the key, or do not affect code."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    kind = type(value)
+    if kind in CONSTANT_TYPES or (kind.__name__, kind.__module__) == (
+        "dtype",
+        "triton.language.core",
+    ):
+        return kind.__name__, repr(value)
+    raise _UnknownError
+
+
+# the arguments
+
+
+def kinds(kernel: Any, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The properties of arguments on which code depends; None for values of unknown types."""
+    try:
+        return tuple(_kinds(kernel, arguments))
+    except _UnknownError:
+        return None
+
+
+def _kinds(kernel: Any, arguments: Sequence[Any]) -> Iterator[Any]:
+    if len(arguments) != len(kernel.arg_names):
+        raise _UnknownError
+    constants = frozenset(kernel.constexprs)
+    if isinstance(kernel, Jitted):
+        loose = kernel.loose
+    else:
+        loose = frozenset(p.num for p in getattr(kernel, "params", ()) if p.do_not_specialize)
+    for i, value in enumerate(arguments):
+        yield _plain(value) if i in constants else _kind(value, i in loose)
+
+
+def _kind(value: Any, loose: bool) -> Any:
+    """Distinguishes arguments as Triton does, or finer."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), value.data_ptr() % 16 == 0
+    if type(value) is not int:
+        return _plain(value)
+    width = "i32" if -(2**31) <= value < 2**31 else "i64" if -(2**63) <= value < 2**63 else "u64"
+    return width if loose else (width, value == 1, value % 16 == 0)
+
+
+# the files
+
+
+DIGEST_BYTES = 32
 
 DAY = 86_400
 
-SEASON = 90 * DAY
-"""Seconds that code is kept from its last use on, to a day."""
+SECONDS_KEPT = 90 * DAY
+"""Seconds from its last use after which code is deleted, to a day."""
 
 
 class Code(NamedTuple):
     """Machine code of a kernel, and what a launch needs.
 
     Args:
-        name: of the function in it.
+        name: name of its function.
         binary: the code.
-        num_warps: of a program.
-        shared: bytes of shared memory of a program.
-        taken: places of the arguments that it takes, among all.
-        slots: how they are laid out, for `struct`.
+        num_warps: warps per program.
+        shared: bytes of shared memory per program.
+        taken: positions of the arguments that it takes, among all arguments.
+        slots: layout of these arguments, for `struct`.
     """
 
     name: str
@@ -51,18 +285,18 @@ class Code(NamedTuple):
 
 
 def exists(key: str) -> bool:
-    """Whether there is a file of this key, right or not."""
+    """Whether there is a file for a key, valid or not."""
     return _path(key).exists()
 
 
 def read(key: str) -> Code | None:
-    """The code of a key; None if there is none, or a file that is not what was written."""
+    """The code of a key; None if there is no file, or a damaged one."""
     path = _path(key)
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    digest, rest = data[:DIGEST], data[DIGEST:]
+    digest, rest = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
     if digest != hashlib.sha256(rest).digest():
         return None
     head, _, binary = rest.partition(b"\n")
@@ -76,7 +310,7 @@ def read(key: str) -> Code | None:
 
 
 def store(key: str, code: Code) -> None:
-    """Keep it; where nothing can be written, the next process compiles again."""
+    """Write code to disk; where that fails, the next process compiles again."""
     head = {"key": key} | code._asdict()
     del head["binary"]
     rest = json.dumps(head).encode() + b"\n" + code.binary
@@ -88,8 +322,8 @@ def store(key: str, code: Code) -> None:
 
 @functools.cache
 def _forget(folder: pathlib.Path) -> None:
-    """Delete what was not used for a season, once in a process."""
-    limit = time.time() - SEASON
+    """Delete files that were not used for `SECONDS_KEPT`, once in a process."""
+    limit = time.time() - SECONDS_KEPT
     for path in folder.glob("*"):
         with contextlib.suppress(OSError):  # another process may delete it too
             if path.stat().st_mtime < limit:

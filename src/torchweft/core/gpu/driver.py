@@ -1,8 +1,13 @@
-"""Compile Triton kernels, and launch their machine code by the driver itself.
+"""Compile Triton kernels, and launch their machine code with CUDA's driver.
 
-Triton builds a C extension for every signature of a kernel: a fifth of a second of gcc each, in
-the first process.  The driver needs the addresses of the arguments alone, which `struct` lays out
-in less time than an extension takes to read them.
+    syntax → Triton's dialect → the GPU's → LLVM's → PTX → machine code
+
+The key of Triton's cache reads an installation of 400 MB, and its driver is compiled by gcc: half a
+second before the first kernel.  Triton also builds a C extension for every signature of a kernel,
+a fifth of a second each.  Here Triton's stages are called without its cache and driver: only the
+first one, `walk`, holds Python's lock; the others, `lower`, may run in any thread.  The driver
+needs only the addresses of the arguments, which `struct` writes in less time than an extension
+takes to read them.
 """
 
 from __future__ import annotations
@@ -13,69 +18,133 @@ import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from torchweft.core import private
-from torchweft.core.gpu import binaries as code_cache
-from torchweft.core.gpu import compiler
+from torchweft.core.gpu import binaries
 from torchweft.core.gpu.binaries import Code
-from torchweft.core.gpu.binary_key import key
 from torchweft.core.printing.modules import Jitted
 from torchweft.errors import BackendError
 
-__all__ = ["Run", "begin", "layout", "machine_code", "on_disk"]
+__all__ = ["Run", "Walked", "begin", "layout", "lower", "machine_code", "on_disk", "serves", "walk"]
+
 
 Run = Callable[[int, int, Sequence[Any]], None]
-"""(programs, stream, values): launch with all arguments in their order, tensors as addresses."""
+"""(programs, stream, values): launch with all arguments in order, tensors as addresses."""
 
-SLOT = 8
-"""Bytes between arguments: of the largest."""
+SLOT_BYTES = 8
+"""Bytes from one argument to the next, enough for the largest type."""
 
 SCRATCH = 2
-"""Pointers behind the arguments of machine code, of the Triton that is known: see `layout`."""
+"""Scratch pointers after the arguments of machine code, for the supported Triton: see `layout`."""
 
-CONFIG = "<7I4xQQI4x"
-"""The driver's CUlaunchConfig: grid, block, shared memory, stream, attributes and how many."""
-
-NONE = 0
-"""Attributes of ours."""
+LAUNCH_CONFIG = "<7I4xQQI4x"
+"""CUlaunchConfig: grid, block, shared memory, stream, attributes and their number."""
 
 NO_CONTEXT = 201
-"""What the driver says to a thread that has called nothing of CUDA, as autograd's may: torch hands
-it memory that it kept, without a call."""
+"""The driver's error in a thread that has not called CUDA yet, as one of autograd's: memory that
+torch had cached is passed to it without a call."""
 
 FORMATS = {
     "i1": "b7x", "i8": "b7x", "i16": "h6x", "i32": "i4x", "i64": "q",
     "u1": "B7x", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q",
     "fp32": "f4x", "fp64": "d", "*": "Q",
 }  # fmt: skip
-"""A slot of each type, as `struct` writes it."""
+"""The slot of an argument of each type, in the notation of `struct`."""
+
+
+class Walked(NamedTuple):
+    """A kernel in Triton's dialect, and the remaining stages of its compilation.
+
+    Args:
+        source: Triton's description of the source.
+        module: the kernel.
+        stages: remaining stages by the file extension of their results.
+        metadata: options; the stages add what a launch needs.
+    """
+
+    source: Any
+    module: Any
+    stages: dict[str, Callable[[Any, dict[str, Any]], Any]]
+    metadata: dict[str, Any]
+
+
+def serves() -> bool:
+    """Whether the installed Triton has the stages and machine code that this module expects."""
+    import triton
+
+    return private.launches_fast(triton.__version__)
+
+
+def walk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Walked:
+    """A jitted function in Triton's dialect, for arguments like these on the current NVIDIA GPU."""
+    from torchweft.core.private import (
+        ASTSource,
+        GluonASTSource,
+        GPUTarget,
+        create_function_from_signature,
+        ir,
+        make_backend,
+        pack_args,
+    )
+
+    target = GPUTarget("cuda", int(str(binaries.device()).removeprefix("sm_")), 32)
+    backend = make_backend(target)
+    given = {"debug": False, "instrumentation_mode": "", **options}
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, _ = bind(*arguments, **given)
+    packed, *described = pack_args(kernel, backend, given, bound, specialization)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, *described)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    parts = backend.get_codegen_implementation(packed), backend.get_module_map()
+    module = source.make_ir(target, packed, *parts, context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, packed, source.language)
+    first = list(stages).index(source.ext)
+    metadata = {"target": target, **vars(packed)}
+    return Walked(source, module, dict(list(stages.items())[first:]), metadata)
+
+
+def lower(walked: Walked) -> Any:
+    """The compiled kernel, with the attributes of Triton's compiled kernels."""
+    source, module, stages, metadata = walked
+    for stage in stages.values():
+        module = stage(module, metadata)
+    code = {list(stages)[-1]: module}
+    meta = SimpleNamespace(**metadata)
+    return SimpleNamespace(name=meta.name, src=source, asm=code, metadata=meta)
 
 
 def machine_code(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Run:
-    """Code of a kernel for arguments like these, on the current device: from disk, or compiled.
+    """A kernel's code for arguments like these on the current device: from disk, or compiled.
 
     Later values must be None, aligned to 16 bytes or equal to 1 where these are, as the kernel's
-    own specialisation says; constants are handed over and passed by.
+    specialization requires; constants are passed too, and ignored.
     """
-    name = key(kernel, arguments, options)
+    name = binaries.key(kernel, arguments, options)
     code = None if name is None else _found(name)
-    if code is None and name is not None and compiler.serves():
+    if code is None and name is not None and serves():
         code = _finish(*_walked(name, kernel, arguments, options))
     if code is None:
-        return _asked_of_triton(kernel, arguments, options)
+        compiled = kernel.run(*arguments, grid=(1,), warmup=True, **options)
+        code = _code(compiled)
+        if code is None:
+            return _by_triton(compiled)
     return _by_driver(code)
 
 
 def begin(
     kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any], pool: Executor
 ) -> bool:
-    """Have code compiled that `machine_code` will be asked for; False: Triton must be.
+    """Begin to compile code that `machine_code` will return; False if only Triton can.
 
-    Its syntax is walked now, all else is left to the pool.
+    The syntax tree is walked now, the other stages run in the pool.
     """
-    name = key(kernel, arguments, options)
-    if name is None or not compiler.serves():
+    name = binaries.key(kernel, arguments, options)
+    if name is None or not serves():
         return False
     if name not in _begun:
         _begun[name] = pool.submit(_finish, *_walked(name, kernel, arguments, options))
@@ -83,13 +152,13 @@ def begin(
 
 
 _begun: dict[str, Future[Code | None]] = {}
-"""Code that is being compiled, or waits for its first launch."""
+"""Code that is being compiled, or was not launched yet."""
 
 
 def _found(name: str) -> Code | None:
     begun = _begun.get(name)
     if begun is None:
-        return code_cache.read(name)
+        return binaries.read(name)
     try:
         return begun.result()
     finally:
@@ -98,30 +167,24 @@ def _found(name: str) -> Code | None:
 
 def _walked(
     name: str, kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]
-) -> tuple[str | None, compiler.Walked]:
+) -> tuple[str | None, Walked]:
     function = kernel.function() if isinstance(kernel, Jitted) else kernel
-    walked = compiler.walk(function, arguments, options)
-    # who edits meanwhile gets code that is not kept
-    return name if name == key(kernel, arguments, options) else None, walked
+    walked = walk(function, arguments, options)
+    # code of a text that was edited meanwhile is not stored
+    return name if name == binaries.key(kernel, arguments, options) else None, walked
 
 
-def _finish(name: str | None, walked: compiler.Walked) -> Code | None:
-    code = _code(compiler.lower(walked))
+def _finish(name: str | None, walked: Walked) -> Code | None:
+    code = _code(lower(walked))
     if name is not None and code is not None:
-        code_cache.store(name, code)
+        binaries.store(name, code)
     return code
 
 
-def _asked_of_triton(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Run:
-    compiled = kernel.run(*arguments, grid=(1,), warmup=True, **options)
-    code = _code(compiled)
-    return _by_triton(compiled) if code is None else _by_driver(code)
-
-
 def on_disk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether `machine_code` will find it there."""
-    name = key(kernel, arguments, options)
-    return name is not None and code_cache.exists(name)
+    """Whether `machine_code` will find the code on disk."""
+    name = binaries.key(kernel, arguments, options)
+    return name is not None and binaries.exists(name)
 
 
 def _code(compiled: Any) -> Code | None:
@@ -134,51 +197,53 @@ def _code(compiled: Any) -> Code | None:
 
 
 def layout(code: Any) -> tuple[list[int], str] | None:
-    """(the arguments that compiled code takes, their slots); None: only Triton knows how."""
+    """(positions of the arguments that code takes, their slots); None if only Triton can launch."""
     meta = code.metadata
     plain = (
-        compiler.serves()
+        serves()
         and meta.target.backend == "cuda"
         and meta.num_ctas == 1
         and not (meta.launch_cooperative_grid or meta.launch_pdl)
         and not (meta.global_scratch_size or meta.profile_scratch_size)
     )
-    kinds = [(i, kind) for i, kind in enumerate(code.src.signature.values()) if kind != "constexpr"]
-    slots = [FORMATS.get("*" if str(kind)[0] == "*" else kind) for _, kind in kinds]
+    types = [(i, kind) for i, kind in enumerate(code.src.signature.values()) if kind != "constexpr"]
+    slots = [FORMATS.get("*" if str(kind)[0] == "*" else kind) for _, kind in types]
     if not plain or len(slots) < 2 or None in slots:
         return None
-    return [i for i, _ in kinds], "<" + "".join(map(str, slots))
+    return [i for i, _ in types], "<" + "".join(map(str, slots))
 
 
 class _Frame:
-    """Memory for the grid and the arguments of one call, until the driver has read them."""
+    """Memory for the grid and the arguments of one launch, until the driver has read them."""
 
     __slots__ = ("addresses", "buffer", "config")
 
     def __init__(self, size: int) -> None:
-        self.buffer = ctypes.create_string_buffer(struct.calcsize(CONFIG) + SLOT * size)
+        self.buffer = ctypes.create_string_buffer(
+            struct.calcsize(LAUNCH_CONFIG) + SLOT_BYTES * size
+        )
         self.config = ctypes.byref(self.buffer)
-        begin = ctypes.addressof(self.buffer) + struct.calcsize(CONFIG)
-        self.addresses = (ctypes.c_void_p * size)(*(begin + SLOT * i for i in range(size)))
+        begin = ctypes.addressof(self.buffer) + struct.calcsize(LAUNCH_CONFIG)
+        self.addresses = (ctypes.c_void_p * size)(*(begin + SLOT_BYTES * i for i in range(size)))
 
 
 def _by_driver(code: Code) -> Run:
     function, launch = _loaded(code), _driver().cuLaunchKernelEx
     shared, threads = code.shared, 32 * code.num_warps
-    # few arguments of few kinds: ctypes looks at each
-    pack = struct.Struct(CONFIG + code.slots.lstrip("<")).pack_into
+    # one `pack_into` for all arguments: ctypes inspects every argument it is given
+    pack = struct.Struct(LAUNCH_CONFIG + code.slots.lstrip("<")).pack_into
     take = operator.itemgetter(*code.taken)
-    size = len(code.taken) + SCRATCH  # no kernel of this kind has scratch: null pointers
+    size = len(code.taken) + SCRATCH  # `layout` admits no kernel with scratch: null pointers
     handle, idle = ctypes.c_void_p(function), [_Frame(size)]
 
     def run(programs: int, stream: int, values: Sequence[Any]) -> None:
-        # threads that launch at once take frames of their own
+        # concurrent launches use different frames
         try:
             frame = idle.pop()
         except IndexError:
             frame = _Frame(size)
         grid = programs, 1, 1, threads, 1, 1, shared, stream
-        pack(frame.buffer, 0, *grid, NONE, NONE, *take(values))
+        pack(frame.buffer, 0, *grid, 0, 0, *take(values))  # no launch attributes
         failed = launch(frame.config, handle, frame.addresses, None)
         if failed == NO_CONTEXT:
             _enter_context()
@@ -191,12 +256,12 @@ def _by_driver(code: Code) -> Run:
 
 
 def _by_triton(code: Any) -> Run:
-    """Through Triton's own launcher, without its hooks for profilers."""
+    """Launches by Triton's own launcher, without its hooks for profilers."""
     run = code.run  # loads the code
-    settled = (code.function, code.packed_metadata, None, None, None)
+    fixed = (code.function, code.packed_metadata, None, None, None)
 
     def launch(programs: int, stream: int, values: Sequence[Any]) -> None:
-        run(programs, 1, 1, stream, *settled, *values)
+        run(programs, 1, 1, stream, *fixed, *values)
 
     return launch
 
@@ -205,7 +270,7 @@ def _loaded(code: Code) -> int:
     """The function's handle on the current device.
 
     Raises:
-        OutOfResources: of Triton, where a program needs more than the device has.
+        OutOfResources: Triton's error; a program needs more than the device has.
     """
     driver, device = _driver(), ctypes.c_int(private.get_device())
     context, module, function = (ctypes.c_void_p() for _ in range(3))
@@ -219,7 +284,7 @@ def _loaded(code: Code) -> int:
     _must(driver.cuModuleGetFunction(ctypes.byref(function), module, name), "find", code.name)
     most_threads = _asked(driver.cuFuncGetAttribute, MOST_THREADS, function)
     _check_fits(32 * code.num_warps, most_threads, "threads")
-    if code.shared > PLAIN_SHARED:
+    if code.shared > DEFAULT_SHARED:
         own = _asked(driver.cuFuncGetAttribute, STATIC_SHARED, function)
         _must(driver.cuFuncSetCacheConfig(function, PREFER_SHARED), "load", code.name)
         status = driver.cuFuncSetAttribute(function, DYNAMIC_SHARED, most - own)
@@ -228,14 +293,14 @@ def _loaded(code: Code) -> int:
 
 
 MOST_SHARED, MOST_THREADS, STATIC_SHARED, DYNAMIC_SHARED, PREFER_SHARED = 97, 0, 1, 8, 1
-"""The driver's numbers: of a device's and of a function's attributes, and of a cache's."""
+"""Numbers of the driver's API: attributes of devices and functions, and a cache preference."""
 
-PLAIN_SHARED = 48 * 1024
-"""Bytes that a function has without asking."""
+DEFAULT_SHARED = 48 * 1024
+"""Bytes of shared memory that a function may use by default."""
 
 
 def _enter_context() -> None:
-    """Make the current device's context, torch's, that of this thread."""
+    """Make the primary context of the current device, which torch uses, current in this thread."""
     driver, context = _driver(), ctypes.c_void_p()
     device = ctypes.c_int(private.get_device())
     _must(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "enter", "a context")

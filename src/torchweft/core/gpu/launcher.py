@@ -1,8 +1,8 @@
-"""Launch Triton kernels with little work on the host: everything but the operands is settled once.
+"""Launch Triton kernels with little work on the host: all arguments but the operands are fixed.
 
 Triton's own launcher binds, inspects and hashes every argument at every call.  A `Kernel` does so
-once for each combination of aligned tensors, and keeps the machine code; a `Launcher` is one whose
-grid and tables are settled too.
+once for each combination of aligned tensors, and caches the machine code; a `Launcher` is a kernel
+with a fixed grid and fixed tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from torchweft.core import private
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import Launch, record, recording
-from torchweft.core.gpu.binary_key import kinds
+from torchweft.core.gpu.binaries import kinds
 from torchweft.core.gpu.driver import Run, begin, machine_code, on_disk
 
 __all__ = [
@@ -40,13 +40,13 @@ __all__ = [
 
 
 CONTRACTED = {"enable_fp_fusion": True}
-"""a·b + c is one fused multiply-add.  Triton 3.10 does so only where it is asked to."""
+"""a·b + c is one fused multiply-add, which Triton 3.10 uses only with this option."""
 
 
 class Tile(NamedTuple):
     """Block sizes of a kernel in the order of its last parameters, and how it is compiled.
 
-    `registers` is the most that a thread may have (NVIDIA): fewer let more programs run at a time.
+    `registers` limits the registers of a thread (NVIDIA): fewer let more programs run at a time.
     """
 
     blocks: tuple[int, ...]
@@ -56,7 +56,7 @@ class Tile(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """Those of Triton."""
+        """Compile options for Triton."""
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return options if self.registers is None else options | {"maxnreg": self.registers}
 
@@ -64,14 +64,14 @@ class Tile(NamedTuple):
 class Kernel:
     """`kernel[(programs,)](*tensors, *free, *settled, *constants, *tile.blocks)`.
 
-    Code depends on the device, on dtypes and on which tensors are None: who keeps a kernel has one
-    for each.
+    Code depends on the device, on dtypes and on which tensors are None: a cache of kernels has one
+    for each of these.
 
     Args:
         kernel: a jitted function whose parameters have this order.
-        settled: what every launch reads: tables, counts and strides; None is one not there.
+        settled: arguments of every launch: tables, counts and strides; None for an absent one.
         constants: the leading constexprs.
-        tile: the trailing ones, warps and stages.
+        tile: the trailing constexprs, warps and stages.
     """
 
     __slots__ = ("_arguments", "_kernel", "_options", "_ready", "_shown", "aligned", "settled")
@@ -100,12 +100,12 @@ class Kernel:
         free: tuple[int, ...] = (),
         workspace_bytes: int = 0,
     ) -> None:
-        """Launch on the current stream of the device that is current: the tensors' own.
+        """Launch on the current stream of the current device, which must be the tensors' device.
 
         Args:
-            programs: how many, all along grid axis 0.
-            tensors: the same are None in every call.
-            free: numbers that no code depends on, such as counts of rows.
+            programs: number of programs, all along grid axis 0.
+            tensors: the same ones are None in every call.
+            free: numbers on which no code depends, such as counts of rows.
             workspace_bytes: for `explain`.
         """
         if programs == 0:
@@ -128,27 +128,27 @@ class Kernel:
 
     @property
     def compiled(self) -> bool:
-        """Whether there is code for some tensors."""
+        """Whether code for some tensors is loaded."""
         return bool(self._ready)
 
     @property
     def source(self) -> tuple[Any, ...]:
-        """What code is made of, but for the settled arguments."""
-        # a function by its identity: for its hash Triton walks through its syntax
+        """What code depends on, except the settled arguments."""
+        # the function's identity: Triton computes its hash from its syntax tree
         return (id(self._kernel), *self._shown.items())
 
     def stored(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> bool:
-        """Whether the code for such tensors is on disk."""
+        """Whether the code for tensors like these is on disk."""
         return on_disk(self._kernel, (*tensors, *free, *self._arguments), self._options)
 
     def begin(
         self, pool: Executor, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()
     ) -> bool:
-        """Have the code for such tensors compiled; False: only Triton can, see `compile`."""
+        """Begin to compile the code for tensors like these; False if only Triton can."""
         return begin(self._kernel, (*tensors, *free, *self._arguments), self._options, pool)
 
     def compile(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> None:
-        """Have Triton make the code for such tensors, and keep it."""
+        """Let Triton compile the code for tensors like these into its own cache."""
         arguments = (*tensors, *free, *self._arguments)
         self._kernel.run(*arguments, grid=(1,), warmup=True, **self._options)
 
@@ -168,11 +168,11 @@ class Kernel:
 
 
 _runs: dict[tuple[Any, ...], tuple[Any, Run]] = {}
-"""Code of this process by function, kinds of arguments, options and device; with the function."""
+"""Loaded code by the function's id, specialization, options and device; with the function."""
 
 
 def _loaded(kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Run:
-    """Machine code for such arguments, loaded once: other sizes are seldom other code."""
+    """Machine code for arguments like these, loaded once for all sizes that share it."""
     found = kinds(kernel, arguments)
     if found is None:
         return machine_code(kernel, arguments, options)
@@ -187,11 +187,11 @@ class Launcher:
 
     Args:
         kernel: a jitted function whose parameters have this order.
-        programs: how many, all along grid axis 0.
-        tables: tensors that every launch reads; None is one that is not there.
-        numbers: counts and strides; None is one that the kernel does without.
+        programs: number of programs, all along grid axis 0.
+        tables: tensors that every launch reads; None for an absent one.
+        numbers: counts and strides; None for an absent one.
         constants: the leading constexprs.
-        tile: the trailing ones, warps and stages.
+        tile: the trailing constexprs, warps and stages.
     """
 
     __slots__ = ("kernel", "programs")
@@ -209,7 +209,7 @@ class Launcher:
         self.programs = programs
 
     def __call__(self, operands: Sequence[Tensor | None], workspace_bytes: int = 0) -> None:
-        """Launch on the current stream of the device that is current: the operands' own.
+        """Launch on the current stream of the current device, which must be the operands' device.
 
         The same operands are None in every call of one launcher.
         """
@@ -217,7 +217,7 @@ class Launcher:
 
 
 class Queued(NamedTuple):
-    """A launch that waits for others."""
+    """A launch in a queue."""
 
     launcher: Launcher
     operands: Sequence[Tensor | None]
@@ -225,7 +225,7 @@ class Queued(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A kernel, and which tensors it takes, of all that a call has side by side."""
+    """A kernel, and the positions of its tensors among all tensors of a call."""
 
     kernel: Kernel
     programs: int
@@ -235,9 +235,9 @@ class Step(NamedTuple):
 
 
 class Launches:
-    """Kernels on some of a call's tensors each, one after the other: `launches(tensors)`.
+    """Consecutive kernels on some of a call's tensors each: `launches(tensors)`.
 
-    The address of a tensor is asked for once.
+    The address of each tensor is read once.
 
     Args:
         steps: the kernels.
@@ -253,7 +253,7 @@ class Launches:
         self._runs = [(_taking([places[n] for n in step.taken]), step) for step in steps]
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> None:
-        """Launch on the current stream of the device that is current: the tensors' own."""
+        """Launch on the current stream of the current device, which must be the tensors' device."""
         used = self._used(tensors)
         pointers = [0 if t is None else t.data_ptr() for t in used]  # code takes no None
         plain = not (functools.reduce(operator.or_, pointers, 0) & 15 or recording())
@@ -266,20 +266,20 @@ class Launches:
 
 
 def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Those at some places, as a tuple however few."""
+    """itemgetter that always returns a tuple."""
     if len(places) > 1:
         return operator.itemgetter(*places)
     return lambda given: tuple(given[n] for n in places)
 
 
 _made: set[tuple[Any, ...]] = set()
-"""The sources that were compiled or found on disk, for any settled arguments."""
+"""Sources whose code was compiled or found on disk, for any settled arguments."""
 
 
 def launch_all(queue: Sequence[Queued]) -> None:
-    """Launch one after the other; what is new is compiled at once, in threads.
+    """Launch in order; new kernels are compiled together, in threads.
 
-    Triton's compiler works without Python's lock, so several kernels take little longer than one.
+    Triton's compiler releases Python's lock, so several kernels take little longer than one.
     """
     if not all(q.launcher.kernel.compiled for q in queue):
         compile_together([Call(q.launcher.kernel, q.operands) for q in queue])
@@ -288,7 +288,7 @@ def launch_all(queue: Sequence[Queued]) -> None:
 
 
 class Call(NamedTuple):
-    """What a kernel will be called with: tensors of these dtypes, and any numbers."""
+    """A future call of a kernel: tensors of these dtypes, and any numbers."""
 
     kernel: Kernel
     tensors: Sequence[Tensor | None]
@@ -296,9 +296,9 @@ class Call(NamedTuple):
 
 
 def compile_together(calls: Sequence[Call]) -> None:
-    """Begin to compile the kernels that are new and not on disk; their launches wait for it.
+    """Begin to compile the kernels that are new and not on disk; their launches wait for the code.
 
-    What takes longest stands first.
+    The kernel that takes longest comes first.
     """
     new = {}
     for call in calls:
@@ -314,7 +314,7 @@ def compile_together(calls: Sequence[Call]) -> None:
 
 
 def _compile_in_threads(calls: Sequence[Call]) -> None:
-    """Python walks one syntax after the other; what follows goes on while others launch."""
+    """Walk one syntax tree after the other; the other stages run in threads, past the return."""
     pool = ThreadPoolExecutor(len(calls))
     try:
         rest = [call for call in calls if not call.kernel.begin(pool, *call[1:])]
@@ -325,7 +325,7 @@ def _compile_in_threads(calls: Sequence[Call]) -> None:
 
 
 def _have_triton_compile(calls: Sequence[Call], pool: Executor) -> None:
-    private.driver.active.get_current_target()  # made once, not by each thread
+    private.driver.active.get_current_target()  # initialized here, not by each thread
     device = private.get_device()
 
     def compile_(call: Call) -> None:
@@ -336,7 +336,7 @@ def _have_triton_compile(calls: Sequence[Call], pool: Executor) -> None:
 
 
 def current_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Makes the tensor's device current, as launches need it."""
+    """Makes the tensor's device current, as launches require."""
     if not tensor.is_cuda or tensor.get_device() == private.get_device():
         return _NOTHING
     return torch.cuda.device(tensor.device)
@@ -347,7 +347,7 @@ _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; in the interpreter one, for its speed."""
+    """Multiprocessors of a GPU; 1 in the interpreter, where programs run one by one."""
     if interpreted():
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

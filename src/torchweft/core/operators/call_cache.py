@@ -1,9 +1,9 @@
-"""A cache of what follows from the signature of a call, as layers and operators keep it.
+"""Caches of layers and operators for all that depends on the signature of a call alone.
 
     signature = type, shape, dtype and device of each tensor
 
-Validation, the choice of a backend and what a call launches follow from the signature.  They are
-computed at the first call of each signature, and later calls look all of it up at once.
+Validation, the choice of a backend and the launches of a call depend on the signature alone.  They
+are computed at the first call of each signature, and later calls find them in one look-up.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from torchweft.core.operators import autocast
 from torchweft.core.operators.operator import PLAIN, compiling, watched
+from torchweft.core.private import any_autocast
 
 __all__ = ["CallCache", "signature"]
 
@@ -30,7 +30,7 @@ def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
     Calls that torch traces, that a dispatch mode watches, under autocast, or of tensor subclasses
     are not cached.
     """
-    if compiling() or watched() or autocast.active():
+    if compiling() or watched() or any_autocast():
         return None
     found: list[Any] = []
     for tensor in tensors:
@@ -44,7 +44,7 @@ class CallCache(dict[Hashable, V], Generic[V]):
     """Values by signature; a copy of its owner starts with an empty one."""
 
     def keep(self, key: Hashable, value: V) -> None:
-        """Keep a value; where there are too many, drop the oldest."""
+        """Add a value; drop the oldest if there are too many."""
         if len(self) >= ENTRIES_PER_CACHE:
             oldest, *_ = tuple(self)  # a snapshot: other threads may add entries
             self.pop(oldest, None)

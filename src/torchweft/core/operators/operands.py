@@ -1,14 +1,14 @@
-"""What the operands of an operation have in common: tensors, of one dtype and device."""
+"""Checks and casts of operands: tensors of one dtype, on one device, in autocast's dtype."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from torchweft.core.operators import autocast
+from torchweft.core.private import any_autocast
 from torchweft.errors import DeviceError, DTypeError
 
-__all__ = ["check_tensors", "same_kind"]
+__all__ = ["check_tensors", "narrowed", "same_kind"]
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -17,7 +17,7 @@ def check_tensors(**values: object) -> None:
     """Raise unless each is a tensor.
 
     Raises:
-        DTypeError: one is not, such as an array or a list; it is called by its name here.
+        DTypeError: one is not, such as an array or a list; the message has its keyword here.
     """
     for name, value in values.items():
         if not isinstance(value, Tensor):
@@ -27,15 +27,23 @@ def check_tensors(**values: object) -> None:
             )
 
 
+def narrowed(a: Tensor) -> Tensor:
+    """The input in autocast's dtype if autocast is on for its device; float64 is kept."""
+    if not isinstance(a, Tensor) or not torch.is_autocast_enabled(a.device.type):
+        return a
+    wide = a.dtype == torch.float64 or not a.is_floating_point()
+    return a if wide else a.to(torch.get_autocast_dtype(a.device.type))
+
+
 def same_kind(**tensors: Tensor | None) -> list[Tensor]:
-    """The tensors, in autocast's dtype where that is on, of one floating dtype on one device."""
+    """The tensors, of one floating dtype on one device; in autocast's dtype if that is on."""
     values = [t for t in tensors.values() if t is not None]
-    if not autocast.active() and _are_alike(values):
+    if not any_autocast() and _are_alike(values):
         return values
     given = {name: t for name, t in tensors.items() if t is not None}
     check_tensors(**given)
-    if autocast.active():
-        given = {name: autocast.narrowed(t) for name, t in given.items()}
+    if any_autocast():
+        given = {name: narrowed(t) for name, t in given.items()}
     (first, reference), *rest = given.items()
     if reference.dtype not in _FLOATS:
         raise DTypeError(
@@ -57,7 +65,7 @@ def same_kind(**tensors: Tensor | None) -> list[Tensor]:
 
 
 def _are_alike(values: list[Tensor]) -> bool:
-    """Whether there is nothing to do and nothing to say."""
+    """Whether values are tensors of one floating dtype on one device."""
     first = values[0]
     if not isinstance(first, Tensor) or first.dtype not in _FLOATS:
         return False

@@ -1,48 +1,58 @@
-"""The operator boundary: one body, one derivative rule, four doors.
+"""How torch enters an operation, with gradients of any order: one body, one derivative rule.
 
-    raw door         eager calls that need no gradient: the dispatcher op `torchweft::<name>_raw`
-    eager door       eager calls with gradients: a ctx-style autograd.Function, the cheapest kind
-    transform door   torch.func, vmap and forward mode: an autograd.Function with jvp and vmap
-    compile door     torch.compile, export, AOTInductor: the registered op `torchweft::<name>`
+    plain        eager calls that need no gradient: the body, or the registered op if watched
+    eager        eager calls with gradients: a ctx-style autograd.Function, the cheapest kind
+    transform    torch.func, vmap and forward mode: an autograd.Function with jvp and vmap
+    compile      torch.compile, export, AOTInductor: the registered op `torchweft::<name>`
 
-All doors run the same body and the same derivative rule.  The rule calls the operation itself,
-through the door it came by, so gradients of any order exist.
+The derivative rule calls the operation itself, through the entry by which it was called, so
+gradients of any order exist.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchweft.core import private
-from torchweft.core.private import eval_frame
+from torchweft.core.private import (
+    eval_frame,
+    functorch,
+    temporarily_clear_interpreter_stack,
+    transforms_active,
+)
 from torchweft.errors import ShapeError
 
 __all__ = [
     "LIBRARY",
     "PLAIN",
+    "FusedOperator",
+    "Gradients",
     "Operator",
+    "below_transforms",
     "compiling",
     "constant_when_compiling",
     "forward_level",
     "outside_graphs",
     "recording",
+    "register",
     "transformed",
     "unwatched",
     "used",
     "watched",
 ]
 
+
 # torch's registration and autograd.Function carry no types
 LIBRARY: Any = torch.library.Library("torchweft", "DEF")  # type: ignore[no-untyped-call]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Call = Callable[..., Tensor]
-Gradients = Callable[[Call, Sequence[Any], Tensor, Sequence[bool]], tuple[Tensor | None, ...]]
+GradientRule = Callable[[Call, Sequence[Any], Tensor, Sequence[bool]], tuple[Tensor | None, ...]]
 Batch = Callable[[Call, int, Sequence[int | None], Sequence[Any]], Tensor]
 
 
@@ -61,17 +71,17 @@ def unwatched(tensor: Tensor) -> bool:
 
 
 def used(ctx: Any, needed: Sequence[bool], tensors: Sequence[Tensor | None]) -> tuple[bool, ...]:
-    """Of gradients that inputs of a Function need, those that the running pass makes use of.
+    """Which of the gradients that inputs of a Function need are used by the running backward pass.
 
-    `needs_input_grad` was settled when the graph was made.  A pass for some inputs alone, such as
-    `torch.autograd.grad(energy, position)` of forces, uses none of the weights' gradients.
+    `needs_input_grad` was computed when the graph was recorded.  A pass for some inputs only, such
+    as `torch.autograd.grad(energy, position)` for forces, uses no gradient of the weights.
 
     Args:
-        ctx: of the backward.
-        needed: for the last arguments of `apply`.
-        tensors: those arguments; no other was a tensor.
+        ctx: context of the backward.
+        needed: `needs_input_grad` of the last arguments of `apply`.
+        tensors: those arguments; no other argument was a tensor.
     """
-    if sum(needed) < 2:  # else the pass would not be here
+    if sum(needed) < 2:  # the pass reached this node for it
         return tuple(needed)
     nodes = (node for node, _ in ctx.next_functions)
     found = []
@@ -84,41 +94,60 @@ def used(ctx: Any, needed: Sequence[bool], tensors: Sequence[Tensor | None]) -> 
 def _executed(node: Any) -> bool:
     try:
         return private.will_execute(node)
-    except RuntimeError:  # a leaf that autograd.grad was asked for
+    except RuntimeError:  # a leaf that autograd.grad differentiates by
         return True
 
 
 def constant_when_compiling(function: F) -> F:
-    """Let torch.compile call it with constants and keep the answer, instead of tracing into it.
+    """Let torch.compile call a function with constants and keep its result instead of tracing it.
 
-    As torch.compiler.assume_constant_result, which imports torch's compiler, and triton with it.
+    Like torch.compiler.assume_constant_result, which imports torch's compiler, and Triton with it.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def outside_graphs(function: F) -> F:
-    """Let torch.compile break its graph at a call, once, instead of tracing what follows from data.
+    """Let torch.compile break its graph at a call, once, instead of tracing data-dependent code.
 
-    As torch.compiler.disable, which imports torch's compiler, and triton with it.
+    Like torch.compiler.disable, which imports torch's compiler, and Triton with it.
     """
     frame = eval_frame._FrameAction.SKIP
-    strategy = eval_frame._FrameExecStrategy(frame, frame)  # of its own, and of those it calls
+    strategy = eval_frame._FrameExecStrategy(frame, frame)  # of this function and its callees
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
     reason = "it depends on what tensors hold: call it once before, its result is kept"
     function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
     return function
 
 
+def register(
+    name: str, schema: str, body: Callable[..., Any], fake: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Define the op `torchweft::<name>`; its autograd and vmap rules are registered separately.
+
+    Args:
+        name: name of the op.
+        schema: arguments and results in torch's schema language.
+        body: computes the results on real tensors.
+        fake: empty tensors of the results' shapes and dtypes, from the same arguments.
+    """
+    LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):
+        LIBRARY.impl(name, body, device)
+    torch.library.register_fake(f"torchweft::{name}", fake, lib=LIBRARY)
+    op: Callable[..., Any] = getattr(torch.ops.torchweft, name).default
+    return op
+
+
 class Operator:
     """An operation that is linear in each of its leading tensor arguments.
 
     Args:
-        name: of the registered op `torchweft::<name>`, and of `<name>_raw`, without autograd.
+        name: name of the registered op `torchweft::<name>`.
         schema: its arguments in torch's schema language, without defaults: the differentiable
-            tensors, then the index tensors, then the rest; the result is one fresh tensor.
-        linear: how many leading arguments are differentiable; all but the first may be None.
-        tables: how many index tensors follow them; each may be None.
+            tensors, then the index tensors, then the other arguments; the result is a new tensor.
+        linear: number of leading differentiable arguments; all but the first may be None.
+        tables: number of index tensors that follow them; each may be None.
         body: computes the result on real tensors.
         fake: an empty tensor of the result's shape and dtype, from the same arguments.
         gradients: `(call, args, grad, needed) -> gradients` of the linear arguments, each None
@@ -134,7 +163,7 @@ class Operator:
         tables: int,
         body: Call,
         fake: Call,
-        gradients: Gradients,
+        gradients: GradientRule,
         batch: Batch,
     ) -> None:
         self.linear = linear
@@ -142,15 +171,9 @@ class Operator:
         self.body = body
         self.gradients = gradients
         self.batch = batch
-        for full_name in (f"{name}_raw", name):
-            LIBRARY.define(f"{full_name}({schema}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-            for device in ("CPU", "CUDA"):
-                LIBRARY.impl(full_name, body, device)
-            torch.library.register_fake(f"torchweft::{full_name}", fake, lib=LIBRARY)
-        self.raw: Call = getattr(torch.ops.torchweft, f"{name}_raw").default
-        self.registered: Call = getattr(torch.ops.torchweft, name).default
-        self._eager = _eager_door(self)
-        self._transform = _transform_door(self)
+        self.registered: Call = register(name, f"({schema}) -> Tensor", body, fake)
+        self._eager = _eager_entry(self)
+        self._transform = _transform_entry(self)
         torch.library.register_autograd(
             f"torchweft::{name}",
             functools.partial(_backward, self, self.registered),
@@ -162,7 +185,7 @@ class Operator:
         )
 
     def __call__(self, *args: Any) -> Tensor:
-        """The operation, by the door that the call needs."""
+        """The result, by the entry that the call needs."""
         if compiling():
             return self.registered(*args)
         if transformed() or forward_level() >= 0:
@@ -174,14 +197,14 @@ class Operator:
         return self.forward(*args)
 
     def forward(self, *args: Any) -> Tensor:
-        """The result without a graph: the body itself for plain tensors, else the raw op.
+        """The result without a graph: by the body for plain tensors, else by the registered op.
 
-        The dispatcher costs as much as the body of a small call, and serves only those who watch
-        or replace it: dispatch modes (fake tensors, counters) and tensor subclasses.
+        The dispatcher costs as much as the body of a small call, and is needed only by dispatch
+        modes (fake tensors, counters) and tensor subclasses.
         """
         if unwatched(args[0]):
             return self.body(*args)
-        return self.raw(*args)
+        return self.registered(*args)
 
 
 def _remember(op: Operator, ctx: Any, inputs: Sequence[Any], output: Any = None) -> None:
@@ -206,11 +229,11 @@ def _vmap(
     return op.batch(call, info.batch_size, in_dims, args), 0
 
 
-def _eager_door(op: Operator) -> Call:
+def _eager_entry(op: Operator) -> Call:
     tables = op.tensors - op.linear
 
     class Eager(torch.autograd.Function):
-        # tables travel in one tuple: torch inspects every tensor argument at a price
+        # tables are passed as one tuple: torch inspects every tensor argument, which takes time
         @staticmethod
         def forward(ctx: Any, rest: tuple[Any, ...], *linear: Any) -> Tensor:
             ctx.save_for_backward(*linear, *rest[:tables])
@@ -223,16 +246,16 @@ def _eager_door(op: Operator) -> Call:
             needed = used(ctx, ctx.needs_input_grad[1:], args[: op.linear])
             return (None, *op.gradients(op, args, grad, needed))
 
-    # Function.apply looks for functorch's wrappers first; Operator.__call__ has seen to that
+    # Function.apply looks for functorch's wrappers first; Operator.__call__ has excluded them
     apply: Call = super(torch.autograd.Function, Eager).apply
     return apply
 
 
-def _transform_door(op: Operator) -> Call:
+def _transform_entry(op: Operator) -> Call:
     class Transform(torch.autograd.Function):
         @staticmethod
         def forward(*args: Any) -> Tensor:
-            return op.raw(*args)
+            return op.registered(*args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -259,3 +282,165 @@ def _transform_door(op: Operator) -> Call:
 
     apply: Call = Transform.apply
     return apply
+
+
+Gradients = Sequence[Tensor | None]
+Backward = Callable[[Sequence[Any], Sequence[Tensor], Tensor, Sequence[bool]], Gradients]
+
+
+class FusedOperator:
+    """One result of several tensors, with a fused forward pass and a fused first gradient.
+
+    Gradients of gradients, torch.func and forward mode use a composition: the same function made
+    of operators that are closed under differentiation.
+
+    Args:
+        name: name of the registered op `torchweft::<name>`.
+        schema: its arguments in torch's schema language: the tensors, then the other arguments.
+        tensors: number of leading tensor arguments.
+        forward: `(*args) -> [result, *saved]`; the saved tensors are passed to `backward`.
+        backward: `(args, saved, grad, needed) -> gradients` of the tensors, contiguous; None where
+            not needed.
+        fake: like `forward`, empty tensors of the right shapes.
+        composition: `(*args) -> result` by operators with gradients of any order.
+        keeps_result: whether the result itself is the first saved tensor.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: str,
+        tensors: int,
+        forward: Callable[..., list[Tensor]],
+        backward: Backward,
+        fake: Callable[..., list[Tensor]],
+        composition: Callable[..., Tensor],
+        keeps_result: bool = False,
+    ) -> None:
+        self.first_saved = 0 if keeps_result else 1
+        self.tensors, self.forward, self.composition = tensors, forward, composition
+        self._backward = backward
+        self._op = register(name, f"({schema}) -> Tensor[]", forward, fake)
+        self._gradient_op = register(
+            f"{name}_backward",
+            f"({schema}, Tensor[] saved, Tensor grad, bool[] needed) -> Tensor[]",
+            self._needed_gradients,
+            self._fake_gradients,
+        )
+        self._eager = _fused_entry(self)
+        torch.library.register_autograd(
+            f"torchweft::{name}",
+            self._registered_backward,
+            setup_context=self._remember,
+            lib=LIBRARY,
+        )
+
+    def __call__(self, *args: Any) -> Tensor:
+        """The result, by the entry that the call needs."""
+        if compiling():
+            result: Tensor = self._op(*args)[0]
+            return result
+        if transformed() or forward_level() >= 0:
+            return self.composition(*args)
+        if recording() and any(a is not None and a.requires_grad for a in args[: self.tensors]):
+            return self._eager(args[self.tensors :], *args[: self.tensors])[0]
+        return self.run(*args)[0]
+
+    def run(self, *args: Any) -> list[Tensor]:
+        """The result and what is saved, without a graph."""
+        found: list[Tensor] = (self.forward if unwatched(args[0]) else self._op)(*args)
+        return found
+
+    def gradients(self, ctx: Any, grad: Tensor, needed: Sequence[bool]) -> Gradients:
+        """The gradients of the tensors: fused, or by the composition if they are recorded."""
+        kept = ctx.saved_tensors  # read once: checkpointing unpacks each tensor a single time
+        args, saved = (*kept[: self.tensors], *ctx.rest), kept[self.tensors :]
+        if unwatched(grad) and not recording():
+            return self._backward(args, saved, grad, needed)
+        if recording():
+            over = [a for a, flag in zip(args, needed, strict=False) if flag]
+            results = torch.autograd.grad(
+                self.composition(*args), over, grad, create_graph=True, materialize_grads=True
+            )
+        else:
+            results = self._gradient_op(*args, list(saved), grad, list(needed))
+        found = iter(results)
+        return [next(found) if flag else None for flag in needed]
+
+    def _needed_gradients(self, *args: Any) -> list[Tensor]:
+        *arguments, saved, grad, needed = args
+        found = self._backward(arguments, saved, grad, needed)
+        return [g for g in found if g is not None]
+
+    def _fake_gradients(self, *args: Any) -> list[Tensor]:
+        needed = args[-1]
+        return [a.new_empty(a.shape) for a, flag in zip(args, needed, strict=False) if flag]
+
+    def _remember(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.save_for_backward(*inputs[: self.tensors], *output[self.first_saved :])
+        ctx.rest = inputs[self.tensors :]
+
+    def _registered_backward(self, ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
+        found = self.gradients(ctx, grads[0], ctx.needs_input_grad[: self.tensors])
+        return (*found, *[None] * len(ctx.rest))
+
+
+def _fused_entry(op: FusedOperator) -> Callable[..., tuple[Tensor, ...]]:
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Any) -> tuple[Tensor, ...]:
+            results = op.run(*tensors, *rest)
+            ctx.save_for_backward(*tensors, *results[op.first_saved :])
+            ctx.mark_non_differentiable(*results[1:])
+            ctx.set_materialize_grads(False)
+            ctx.rest = rest
+            return tuple(results)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+            needed = ctx.needs_input_grad[1:]
+            if grad is None:
+                return (None,) * (1 + len(needed))
+            return (None, *op.gradients(ctx, grad, needed))
+
+    # as for Operator
+    apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, Eager).apply
+    return apply
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def below_transforms(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function that builds index tables as if no transform were active.
+
+    A tensor that is made under `torch.func.grad` is a wrapper that dies with the transform.  A
+    table that outlives the transform, or that a kernel reads by its address, must not be one.
+
+    Raises:
+        ShapeError: a tensor among the arguments is mapped by `torch.vmap`.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not transforms_active():
+            return function(*args, **kwargs)
+        plain = [_plain(a) if isinstance(a, Tensor) else a for a in args]
+        with temporarily_clear_interpreter_stack():
+            return function(*plain, **kwargs)  # type: ignore[arg-type]
+
+    return run
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor inside the wrappers."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            raise ShapeError(
+                f"an index tensor of shape {tuple(tensor.shape)} is mapped by torch.vmap: tables "
+                "are the same for all samples of a map. Map features and weights only, or call "
+                "once for each table."
+            )
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor

@@ -1,52 +1,56 @@
 """An operator on a list of tensors whose derivatives are operators again: gradients of any order.
 
-    torchweft::<name>(Tensor[] tensors, <rest>) -> Tensor[]
+    torchweft::<name>(Tensor[] tensors, <arguments>) -> Tensor[]
 
-Four doors, as in core/op.py: the raw op, an autograd.Function for eager gradients, one for
-torch.func and forward mode, and the registered op for torch.compile, export and AOTInductor.
+It has the four entries of `operators.operator`.  `ProgramRule` differentiates operators that run
+programs: the first non-tensor argument of such an operator is the key of a program, and the
+gradient of the call is the call with the key "p | vjp ...", its tangent the one with "p | jvp ...";
+its tensors are those of the call, then the cotangents or tangents.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import recording as explaining
+from torchweft.core.expressions.program import Program, mask
 from torchweft.core.operators.operator import (
     LIBRARY,
     compiling,
     forward_level,
     recording,
+    register,
     transformed,
     unwatched,
     used,
 )
 
-__all__ = ["CachedCall", "ListOperator", "Rule"]
+__all__ = ["CachedCall", "ListOperator", "ProgramRule", "Rule", "mapped_as_rows"]
+
 
 Tensors = Sequence[Tensor]
 Rest = tuple[Any, ...]
 Results = tuple[Tensor, ...]
 Call = Callable[[Tensors, Rest], Results]
-
-
 Body = Callable[[Tensors], Results]
+MaybeTensors = Sequence[Tensor | None]
 
 
 class CachedCall(tuple[Any, ...]):
     """Non-tensor arguments of a call, with the cached body for one signature of tensors.
 
-    Whoever creates one guarantees that it is only used with tensors of that signature, in any
-    strides, and that nobody writes to the call's tables.
+    The creator guarantees that it is only used with tensors of that signature, of any strides, and
+    that the call's tables are not written to.
 
     Args:
         rest: the non-tensor arguments.
-        floats: the number of tensors before the tables.
+        floats: number of tensors before the tables.
         prepare: `(tensors, rest) -> body` for the signature, called once; it reads no values.
     """
 
@@ -59,7 +63,7 @@ class CachedCall(tuple[Any, ...]):
     def __new__(
         cls, rest: Rest, floats: int, prepare: Callable[[Tensors, Rest], Body]
     ) -> CachedCall:
-        """A tuple that equals the rest."""
+        """A tuple that equals `rest`."""
         found = super().__new__(cls, rest)
         found.floats, found.prepare, found.body, found.derived = floats, prepare, None, {}
         found.begun = False
@@ -69,8 +73,9 @@ class CachedCall(tuple[Any, ...]):
 class Rule(Protocol):
     """What an operator computes, and how it is differentiated and mapped.
 
-    Of its tensors those of floating point, which may be differentiated, come before the tables.
-    `call` is the operator by the door in use: `(tensors, rest) -> results`.
+    Its floating-point tensors, which may be differentiable, come before the tables.  `rest` holds
+    the non-tensor arguments.  `call` is the operator by the entry in use: `(tensors, rest) ->
+    results`.
 
     Attributes:
         predictable: whether the calls that compute gradients depend on the signature alone.
@@ -79,13 +84,13 @@ class Rule(Protocol):
     predictable: bool
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        """The results on real tensors: fresh ones."""
+        """The results on real tensors, as new tensors."""
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         """Empty tensors of the results' shapes and dtypes."""
 
     def saved(self, results: Tensors) -> Tensors:
-        """What derivatives need of the results."""
+        """The results that derivatives need."""
 
     def gradients(
         self,
@@ -93,9 +98,9 @@ class Rule(Protocol):
         tensors: Tensors,
         rest: Rest,
         saved: Tensors,
-        grads: Sequence[Tensor | None],
+        grads: MaybeTensors,
         needed: Sequence[bool],
-    ) -> Sequence[Tensor | None]:
+    ) -> MaybeTensors:
         """The gradient of each tensor, None where it is not needed."""
 
     def tangents(
@@ -104,9 +109,9 @@ class Rule(Protocol):
         tensors: Tensors,
         rest: Rest,
         saved: Tensors,
-        directions: Sequence[Tensor | None],
+        directions: MaybeTensors,
     ) -> Sequence[Tensor]:
-        """How the results change as the tensors move."""
+        """The changes of the results along directions of the tensors."""
 
     def batch(
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
@@ -115,32 +120,24 @@ class Rule(Protocol):
 
 
 class ListOperator:
-    """`op(tensors, rest)` by the door that the call needs.
+    """`op(tensors, rest)` by the entry that the call needs.
 
     Args:
-        name: of the registered op `torchweft::<name>`, and of `<name>_raw`, without autograd.
-        schema: of the rest, in torch's schema language, without defaults.
+        name: name of the registered op `torchweft::<name>`.
+        schema: the non-tensor arguments in torch's schema language, without defaults.
         rule: what it computes.
     """
 
     def __init__(self, name: str, schema: str, rule: Rule) -> None:
         self.rule = rule
-        for full_name in (f"{name}_raw", name):
-            LIBRARY.define(
-                f"{full_name}(Tensor[] tensors, {schema}) -> Tensor[]",
-                tags=(torch.Tag.pt2_compliant_tag,),
-            )
-            for device in ("CPU", "CUDA"):
-                LIBRARY.impl(full_name, rule.body, device)
-            torch.library.register_fake(f"torchweft::{full_name}", rule.fake, lib=LIBRARY)
-        self._raw = getattr(torch.ops.torchweft, f"{name}_raw").default
-        self._op = getattr(torch.ops.torchweft, name).default
-        self._eager = _eager_door(self)
-        self._transform = _transform_door(self)
+        schema = f"(Tensor[] tensors, {schema}) -> Tensor[]"
+        self._op = register(name, schema, rule.body, rule.fake)
+        self._eager = _eager_entry(self)
+        self._transform = _transform_entry(self)
         torch.library.register_autograd(
             f"torchweft::{name}",
             self._registered_backward,
-            setup_context=functools.partial(_remember, rule),
+            setup_context=self._remember,
             lib=LIBRARY,
         )
         torch.library.register_vmap(f"torchweft::{name}", self._registered_vmap, lib=LIBRARY)
@@ -161,17 +158,17 @@ class ListOperator:
         return self.forward(tensors, rest)
 
     def forward(self, tensors: Tensors, rest: Rest) -> Results:
-        """The results without a graph: the body itself for plain tensors, else the raw op."""
+        """The results without a graph: by the body for plain tensors, else by the registered op."""
         if tensors and unwatched(tensors[0]):
             if type(rest) is CachedCall and not explaining():
                 if rest.body is None:
                     rest.body = rest.prepare(tensors, rest)
                 return rest.body(tensors)
             return tuple(self.rule.body(tensors, *rest))
-        return self.raw(tensors, rest)
+        return self.registered(tensors, rest)
 
     def _begin(self, tensors: Tensors, rest: CachedCall) -> None:
-        """Prepare a call and its gradients: their kernels are then compiled side by side."""
+        """Prepare a call and its gradients, so that their kernels are compiled together."""
         rest.begun = True
         if self.rule.predictable and _compiles(tensors[0]) and not explaining():
             with torch.no_grad():
@@ -181,15 +178,11 @@ class ListOperator:
                 self.rule.gradients(self._prepared, tensors, rest, saved, results, needed)
 
     def _prepared(self, tensors: Tensors, rest: Rest) -> Results:
-        """A call that is prepared and not run: its results have no memory of their own."""
+        """A call that is prepared but not run: its results have no memory of their own."""
         if type(rest) is CachedCall and rest.body is None:
             rest.body = rest.prepare(tensors, rest)
         results = self.rule.fake([t.to("meta") for t in tensors], *rest)
         return tuple([tensors[0].new_empty((1,) * r.dim()).expand(r.shape) for r in results])
-
-    def raw(self, tensors: Tensors, rest: Rest) -> Results:
-        """The results by the op without autograd."""
-        return tuple(self._raw(list(tensors), *rest))
 
     def registered(self, tensors: Tensors, rest: Rest) -> Results:
         """The results by the registered op."""
@@ -199,16 +192,20 @@ class ListOperator:
         """The results under torch.func or forward mode."""
         return self._transform(rest, *tensors)
 
-    def _registered_backward(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    def _remember(self, ctx: Any, inputs: Sequence[Any], output: Tensors) -> None:
+        tensors, *rest = inputs
+        ctx.save_for_backward(*tensors, *self.rule.saved(output))
+        ctx.count, ctx.rest = len(tensors), tuple(rest)
+
+    def _backward(
+        self, call: Call, ctx: Any, grads: MaybeTensors, needed: Sequence[bool]
+    ) -> MaybeTensors:
         kept = ctx.saved_tensors
-        found = self.rule.gradients(
-            self.registered,
-            kept[: ctx.count],
-            ctx.rest,
-            kept[ctx.count :],
-            grads,
-            ctx.needs_input_grad[0],
-        )
+        tensors, saved = kept[: ctx.count], kept[ctx.count :]
+        return self.rule.gradients(call, tensors, ctx.rest, saved, grads, needed)
+
+    def _registered_backward(self, ctx: Any, grads: MaybeTensors) -> tuple[Any, ...]:
+        found = self._backward(self.registered, ctx, grads, ctx.needs_input_grad[0])
         return list(found), *[None] * len(ctx.rest)
 
     def _registered_vmap(
@@ -219,31 +216,25 @@ class ListOperator:
 
 
 def _compiles(tensor: Tensor) -> bool:
-    """Whether kernels serve it; in Triton's interpreter nothing is compiled, and all else done."""
+    """Whether kernels serve it, compiled or in Triton's interpreter."""
     return (tensor.is_cuda or interpreted()) and unwatched(tensor)
 
 
 def _floats(tensors: Tensors) -> int:
-    """How many there are before the tables."""
+    """Number of tensors before the tables."""
     for count, tensor in enumerate(tensors):
         if not tensor.is_floating_point():
             return count
     return len(tensors)
 
 
-def _remember(rule: Rule, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-    tensors, *rest = inputs
-    ctx.save_for_backward(*tensors, *rule.saved(output))
-    ctx.count, ctx.rest = len(tensors), tuple(rest)
-
-
-def _eager_door(op: ListOperator) -> Callable[..., Results]:
+def _eager_entry(op: ListOperator) -> Callable[..., Results]:
     class Eager(torch.autograd.Function):
-        # tables travel in one tuple: torch inspects every tensor argument at a price
+        # tables are passed as one tuple: torch inspects every tensor argument, which takes time
         @staticmethod
         def forward(ctx: Any, rest: Rest, tables: Tensors, *floats: Tensor) -> Results:
             results = op.forward((*floats, *tables), rest)
-            # nobody writes to tables of calls that are kept: torch need not watch them
+            # tables of cached calls are not written to: torch need not watch their versions
             ctx.tables, tables = (tables, ()) if type(rest) is CachedCall else ((), tables)
             ctx.save_for_backward(*floats, *tables, *op.rule.saved(results))
             ctx.set_materialize_grads(False)
@@ -259,32 +250,27 @@ def _eager_door(op: ListOperator) -> Callable[..., Results]:
             found = op.rule.gradients(op, tensors, ctx.rest, saved, grads, needed)
             return (None, None, *found[: ctx.floats])
 
-    # Function.apply looks for functorch's wrappers first; ListOperator.__call__ has seen to that
+    # Function.apply looks for functorch's wrappers first; ListOperator.__call__ has excluded them
     apply: Callable[..., Results] = super(torch.autograd.Function, Eager).apply
     return apply
 
 
-def _transform_door(op: ListOperator) -> Callable[..., Results]:
+def _transform_entry(op: ListOperator) -> Callable[..., Results]:
     class Transform(torch.autograd.Function):
         @staticmethod
         def forward(rest: Rest, *tensors: Tensor) -> Results:
-            return op.raw(tensors, rest)
+            return op.registered(tensors, rest)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Sequence[Any], output: Results) -> None:
-            ctx.rest, *tensors = inputs
-            ctx.count = len(tensors)
-            saved = op.rule.saved(output)
-            ctx.save_for_backward(*tensors, *saved)
-            ctx.save_for_forward(*tensors, *saved)
+            rest, *tensors = inputs
+            op._remember(ctx, (tensors, *rest), output)
+            ctx.save_for_forward(*tensors, *op.rule.saved(output))
             ctx.set_materialize_grads(False)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-            kept, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
-            tensors, saved = kept[: ctx.count], kept[ctx.count :]
-            found = op.rule.gradients(op.mapped, tensors, ctx.rest, saved, grads, needed)
-            return (None, *found)
+            return (None, *op._backward(op.mapped, ctx, grads, ctx.needs_input_grad[1:]))
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Results:
@@ -298,3 +284,130 @@ def _transform_door(op: ListOperator) -> Callable[..., Results]:
 
     apply: Callable[..., Results] = Transform.apply
     return apply
+
+
+T = TypeVar("T")
+
+
+class ProgramRule:
+    """Derivatives of operators that run programs; subclasses add body, fake and batch.
+
+    An operand of a program may be formed by kernels from several tensors of a call.
+
+    Args:
+        program: returns the program with a key.
+        tables: number of tensors after those of the program.
+    """
+
+    predictable = True
+
+    def __init__(self, program: Callable[[str], Program], tables: int = 0) -> None:
+        self.program, self._tables = program, tables
+        self._used = functools.lru_cache(maxsize=1024)(lambda key: program(key).reads())
+
+    def inputs(self, rest: Rest) -> Sequence[int]:
+        """Number of tensors that form each program input.
+
+        An input of several tensors has the shapes of as many tensors of the call, from the second.
+        """
+        return (1,) * len(self._used(rest[0]))
+
+    def outputs(self, rest: Rest, count: int) -> Sequence[int]:
+        """Number of tensors that form each program output, `count` in total."""
+        return (1,) * count
+
+    def saved(self, results: Tensors) -> Tensors:
+        """None: derivatives need no results."""
+        return ()
+
+    def gradients(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        saved: Tensors,
+        grads: MaybeTensors,
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """Gradients of the inputs that need one and that the program reads, by a program."""
+        found: list[Tensor | None] = [None] * len(tensors)
+        sizes, used = self.inputs(rest), self._used(rest[0])
+        wanted = [any(flags) for flags in _parts(needed, sizes)]
+        wanted = [flag and read for flag, read in zip(wanted, used, strict=True)]
+        given, shown = _given(tensors, grads, self.outputs(rest, len(grads)))
+        if given and any(wanted):
+            step = f"vjp {mask(wanted)} {shown}"
+            results = iter(self._call(call, tensors, given, rest, step))
+            place = 0
+            for flag, size in zip(wanted, sizes, strict=True):
+                if flag:
+                    found[place : place + size] = [next(results) for _ in range(size)]
+                place += size
+        return [g if flag else None for g, flag in zip(found, needed, strict=True)]
+
+    def tangents(
+        self,
+        call: Call,
+        tensors: Tensors,
+        rest: Rest,
+        saved: Tensors,
+        directions: MaybeTensors,
+    ) -> list[Tensor]:
+        """Changes of the results along the directions, by a program."""
+        moved, shown = _given(tensors, directions, self.inputs(rest))
+        return list(self._call(call, tensors, moved, rest, f"jvp {shown}"))
+
+    def _call(
+        self, call: Call, tensors: Tensors, more: list[Tensor], rest: Rest, step: str
+    ) -> Tensors:
+        count = len(tensors) - self._tables
+        every = [*tensors[:count], *more, *tensors[count:]]
+        return call(every, _followed(rest, step, count + len(more)))
+
+
+def _parts(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
+    """Consecutive parts of the given sizes."""
+    place = 0
+    for size in sizes:
+        yield items[place : place + size]
+        place += size
+
+
+def _given(tensors: Tensors, found: MaybeTensors, sizes: Sequence[int]) -> tuple[list[Tensor], str]:
+    """The given operands, with zeros for tensors that one lacks, and the mask of those given."""
+    operands, flags = list[Tensor](), []
+    for part in _parts(found, sizes):
+        flags.append(any(tensor is not None for tensor in part))
+        if flags[-1]:
+            operands += (
+                torch.zeros_like(tensors[1 + n]) if tensor is None else tensor
+                for n, tensor in enumerate(part)
+            )
+    return operands, mask(flags)
+
+
+def _followed(rest: Rest, step: str, floats: int) -> Rest:
+    """The arguments of a derived call, cached with those of a cached call."""
+    name, *others = rest
+    derived = (f"{name} | {step}", *others)
+    if type(rest) is not CachedCall:
+        return derived
+    if step not in rest.derived:
+        rest.derived[step] = CachedCall(derived, floats, rest.prepare)
+    known: CachedCall = rest.derived[step]
+    return known
+
+
+def mapped_as_rows(
+    call: Callable[[Sequence[Tensor], tuple[Any, ...]], Sequence[Tensor]],
+    size: int,
+    dims: Sequence[int | None],
+    tensors: Sequence[Tensor],
+    rest: tuple[Any, ...],
+) -> tuple[Tensor, ...]:
+    """A mapped call of an operator on rows (rows, width): the samples become more rows."""
+    rows = [
+        (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
+        for t, d in zip(tensors, dims, strict=True)
+    ]
+    return tuple(r.view(size, r.shape[0] // size, r.shape[1]) for r in call(rows, rest))

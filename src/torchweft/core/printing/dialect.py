@@ -25,13 +25,13 @@ __all__ = [
 
 
 class Dialect(NamedTuple):
-    """How a language spells what steps are made of.
+    """How the steps of a program are written in a language.
 
     Args:
-        functions: a format of the arguments for each name in expr.FUNCTIONS that is used.
+        functions: a format string of the arguments for each name in expr.FUNCTIONS that is used.
         sums: the lines that assign to names the sums, over the features, of other names.
-        fetch: the lines that bring a feature operand's component to its name where it is used:
-            registers are scarcer than cache hits.  Empty where it is there already.
+        fetch: the lines that load a component of a feature operand right before it is used, since
+            registers are scarcer than cache hits.  Empty if the component is loaded already.
     """
 
     functions: Mapping[str, str]
@@ -53,7 +53,7 @@ class Assign(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Each name is the sum of another over the features: all of one level."""
+    """Each name is the sum of another name over the features: all sums of one level."""
 
     of: dict[str, str]
 
@@ -65,8 +65,8 @@ class Sums(NamedTuple):
 class Contract(NamedTuple):
     """Derivatives of a form at the same operands, path by path.
 
-    u_i = Σ c out_j right_k is shared: w u_i is left's derivative, Σ left_i u_i the weight's.  So no
-    left·right product is formed for a gradient, and few values live at a time.
+    u_i = Σ c out_j right_k is shared: w u_i is the derivative by left, Σ left_i u_i that by the
+    weight.  So no left·right product is formed for a gradient, and few values live at a time.
 
     Args:
         form: the table.
@@ -82,14 +82,14 @@ class Contract(NamedTuple):
 
     def lines(self, dialect: Dialect) -> list[str]:
         """As source."""
-        return list(_Printer(self, dialect).lines())
+        return list(_ContractLines(self, dialect).lines())
 
 
 Step = Assign | Sums | Contract
 
 
 class Result(NamedTuple):
-    """The names of an output's components, None for zero; of their terms, if summed over rows."""
+    """The names of an output's components, or of their terms if summed over rows; None for zero."""
 
     operand: str
     names: tuple[str | None, ...]
@@ -97,7 +97,7 @@ class Result(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A program's steps in an order that respects what needs what, and its results."""
+    """A program's steps in an order that respects their dependencies, and its results."""
 
     steps: tuple[Step, ...]
     results: tuple[Result, ...]
@@ -131,9 +131,9 @@ def writes(step: Step) -> set[str]:
 
 
 def most_live(plan: Schedule) -> int:
-    """How many values are alive at once, at most: those that a step reads, assigns or passes by.
+    """The largest number of values alive at a step: those that it reads or assigns, and others.
 
-    Not counted are components of feature operands, and results that are summed over rows.
+    Components of feature operands, and results that are summed over rows, are not counted.
     """
     kept = {name for result in plan.results if not result.summed for name in result.names if name}
     summed = {name for result in plan.results if result.summed for name in result.names if name}
@@ -146,13 +146,13 @@ def most_live(plan: Schedule) -> int:
 
 
 MOST_TERMS = 48
-"""Terms of a printed sum."""
+"""Most terms of a printed sum."""
 
 
 def signed_sum(items: list[tuple[float, str]]) -> str:
-    """+1 and −1 become signs, other coefficients factors; long sums are sums of shorter ones.
+    """The text of Σ coefficient · item; ±1 become signs, and long sums are sums of shorter ones.
 
-    Compilers walk a sum term by term, and give up on those of hundreds.
+    Compilers recurse into a sum term by term, and fail on hundreds of terms.
     """
     if len(items) > MOST_TERMS:
         parts = [items[i : i + MOST_TERMS] for i in range(0, len(items), MOST_TERMS)]
@@ -164,7 +164,11 @@ def signed_sum(items: list[tuple[float, str]]) -> str:
     return text[3:] if text.startswith(" +") else "-" + text[3:]
 
 
-class _Printer:
+Term = tuple[float, tuple[int, ...]]
+"""A coefficient, and the component in each of SLOTS."""
+
+
+class _ContractLines:
     """The lines of one `Contract`."""
 
     def __init__(self, step: Contract, dialect: Dialect) -> None:
@@ -190,17 +194,15 @@ class _Printer:
             if other in wanted:
                 yield from self._slot(terms, other, weight)
 
-    def _paths(self) -> dict[int, list[tuple[float, tuple[int, ...]]]]:
+    def _paths(self) -> dict[int, list[Term]]:
         """The terms by path, paths by the first output they reach; one path without weights."""
         weighted = "weight" in self.step.form.slots
-        paths: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+        paths: dict[int, list[Term]] = {}
         for coefficient, i, k, p, j in sorted(self.step.form.terms, key=lambda t: (t[4], t[3])):
             paths.setdefault(p if weighted else 0, []).append((coefficient, (i, k, p, j)))
         return paths
 
-    def _sums(
-        self, terms: list[tuple[float, tuple[int, ...]]], slot: str
-    ) -> Iterator[tuple[int, str]]:
+    def _sums(self, terms: list[Term], slot: str) -> Iterator[tuple[int, str]]:
         """For each component of a slot, Σ c · (the two others of left, right and out)."""
         a, b = (SLOTS.index(s) for s in ("left", "right", "out") if s != slot)
         sums: dict[int, list[tuple[float, str]]] = {}
@@ -213,9 +215,7 @@ class _Printer:
         for target, items in sorted(sums.items()):
             yield target, signed_sum(items)
 
-    def _slot(
-        self, terms: list[tuple[float, tuple[int, ...]]], slot: str, weight: str | None
-    ) -> Iterator[str]:
+    def _slot(self, terms: list[Term], slot: str, weight: str | None) -> Iterator[str]:
         for target, text in self._sums(terms, slot):
             name = self.step.results[slot].get(target)
             if name and (weight or "weight" not in self.step.form.slots):
@@ -223,7 +223,7 @@ class _Printer:
 
     def _pivot(
         self,
-        terms: list[tuple[float, tuple[int, ...]]],
+        terms: list[Term],
         pivot: str,
         weight: str | None,
         path: int,
@@ -245,5 +245,5 @@ class _Printer:
 
 
 def indented(lines: Iterable[str], depth: int = 1) -> Iterator[str]:
-    """Lines inside so many blocks."""
+    """Lines indented by `depth` levels."""
     return (" " * (4 * depth) + line for line in lines)

@@ -2,9 +2,9 @@
 
     for step in schedule(program).steps: lines += step.lines(dialect)
 
-A step assigns names: of a scalar expression, of all sums of one level (they can be reduced
-together), or of every derivative of a form that is wanted at the same operands.  A kernel template
-puts loads before them, stores behind, and says by its `Dialect` how things are spelled.
+A step assigns names: of a scalar expression, of all sums of one level (which are reduced together),
+or of all derivatives of a form that are wanted at the same operands.  A kernel adds loads before
+the steps and stores after them; its `Dialect` defines the language.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["schedule"]
 
 @functools.lru_cache(maxsize=64)
 def schedule(program: Program) -> Schedule:
-    """The steps of a program: what is shared once, sums of one level together."""
+    """The steps of a program: shared values once, sums of one level together."""
     return _Scheduler(program).schedule()
 
 
@@ -92,18 +92,18 @@ class _Scheduler:
                 self.levels.setdefault(level(node), []).append(node)
 
     def _level(self, node: Expr) -> int:
-        """How many sums, one after the other, it waits for."""
+        """The length of the longest chain of sums on which a node depends."""
         below = max((self._level_of(a) for a in self._needs(node)), default=0)
         return below + (node.kind == "total")
 
     def _needs(self, node: Expr) -> list[Expr]:
-        """What is computed before it; forms of one group wait for each other's operands."""
+        """The nodes that come before it; a form needs all operands of its group."""
         if node.kind != "form":
             return list(node.args)
         return list(dict.fromkeys(a for member in self.groups[_shared(node)] for a in member.args))
 
     def _visit(self, node: Expr) -> None:
-        """Emit a node after all that it needs."""
+        """Emit a node after the nodes that it needs."""
         if node.kind == "total":
             self._once(("level", self._level_of(node)), self._emit_sums, node)
         elif node.kind == "form":
@@ -164,13 +164,13 @@ class _Scheduler:
         self.steps.append(Assign(self._fresh(node, "t"), text, fetched))
 
     def _named(self, node: Expr) -> str:
-        """Its name; an expression that was inlined, or a number, gets one now."""
+        """Its name; an expression that was inlined, or a number, is assigned a name now."""
         if node not in self.names and node.kind in ("const", "count", "add", "mul", *FUNCTIONS):
             self._assign(node)
         return self._name(node)
 
     def _inlined(self, node: Expr) -> bool:
-        # a number gets no name: languages with typed names would round it
+        # a number gets no name: a language with typed names would round it
         return not node.axes or self.uses[node] < 2
 
     def _leaves(self, node: Expr) -> Iterator[Expr]:
@@ -193,7 +193,7 @@ class _Scheduler:
         return self.names[node]
 
     def _spell(self, node: Expr, dialect: Dialect) -> str:
-        """The text of a node, in which named nodes stand by their names."""
+        """The text of a node; nodes with names appear as their names."""
 
         def inner(e: Expr, *open_kinds: str) -> str:
             if e.kind == "const":
@@ -215,9 +215,9 @@ class _Scheduler:
 
 
 def _early(steps: list[Step]) -> list[Step]:
-    """The steps, with each assignment moved before the forms that it does not need.
+    """The steps, with each assignment moved before the forms that it does not depend on.
 
-    What it reads then need not live through them: a form fills the registers.
+    A form fills the registers, and the values that the assignment reads need not live through it.
     """
     if not any(isinstance(step, Contract) for step in steps):
         return steps
@@ -246,7 +246,7 @@ def _sign_of(arg: Expr, inner: Callable[..., str]) -> tuple[float, str]:
 
 
 def _terms(output: Output) -> tuple[str, Sequence[Expr], bool]:
-    """Its name, what steps compute of it, and whether the template sums that over the rows."""
+    """Name of an output, the expressions that steps compute, whether kernels sum them over rows."""
     name, _, axes = output.operand
     if "row" in axes:
         return name, output.components, False
@@ -254,9 +254,9 @@ def _terms(output: Output) -> tuple[str, Sequence[Expr], bool]:
 
 
 def _unsummed(e: Expr) -> Expr:
-    """The terms whose sum over the rows it is; itself if it is none.
+    """The expression whose sum over the rows is `e`; `e` itself if it is no such sum.
 
-    Sums are linear: Σa + Σb = Σ(a + b), and a factor that no row changes goes inside.
+    Sums are linear: Σa + Σb = Σ(a + b), and a factor that is constant over rows moves inside.
     """
     if e.kind == "total" and "row" in e.data:
         return e.args[0]
@@ -272,6 +272,6 @@ def _is_feature(e: Expr) -> bool:
 
 
 def _shared(node: Expr) -> tuple[object, ...]:
-    """What the forms of one group have in common: the table and all operands."""
+    """The key of a group of forms: the table and all operands."""
     form, slot, own = node.data
     return ("form", form, operands_of(node)) if own else ("form", form, slot, operands_of(node))

@@ -1,10 +1,10 @@
-"""Plan: who meets whom, sorted once for every role, so that each gradient is a sorted sum too.
+"""Plans: entries sorted once for every role, so that each gradient is a sorted sum too.
 
 A plan is a list of K entries.  Each entry names one row in each of its *roles*: for a product
-they are `x` and `y` (the rows read), `z` (the row added to), `t` (the term, where its scale
-stands) and `k` (the entry itself).  The product reads roles x and y and sums into z; its gradient
-for x reads y and z and sums into x.  `Plan.table("x", "y", "z")` gives the entries sorted by the
-last role, the one that is summed into: no atomics, and the same order of additions every time.
+they are `x` and `y` (the rows read), `z` (the row added to), `t` (the term, the index of its scale)
+and `k` (the entry itself).  The product reads roles x and y and sums into z; its gradient for x
+reads y and z and sums into x.  `Plan.table("xyz")` returns the entries sorted by the last role, the
+one that is summed into: no atomics, and the same order of additions every time.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Table(NamedTuple):
 
 
 class Plan:
-    """An immutable list of entries over named roles; a table is sorted when first asked for.
+    """An immutable list of entries over named roles; a table is sorted at its first use.
 
     Args:
         rows: for each role the (K,) rows of its entries; None is the identity, entry k is row k.
         sizes: for each role the number of its rows.
         num_entries: K.
-        device: where the tables live.
-        sorted_by: the role by which the entries are sorted already, and its (M + 1,) indptr.
+        device: device of the tables.
+        sorted_by: the role by which the entries are already sorted, and its (M + 1,) indptr.
         partial: a role in which some entries have a row past the last; these belong to no sum.
     """
 
@@ -88,11 +88,11 @@ class Plan:
         return f"Plan({self.num_entries} entries, rows {sizes})"
 
     def size(self, role: str) -> int:
-        """Rows of a role."""
+        """Number of rows of a role."""
         return self._sizes[role]
 
     def derived(self, key: Hashable, build: Callable[[], T]) -> T:
-        """What `build` makes of this plan, made once: tile lists, casts, sorted tables."""
+        """The value of `build()`, cached under a key: tile lists, casts, sorted tables."""
         try:
             value: T = self._derived[key]
         except KeyError:
@@ -122,8 +122,8 @@ class Plan:
         num_entries = self.num_entries if entries is None else entries.numel()
         longest = min(1, num_entries) if indptr is None else _longest(indptr)
         if indptr is not None and longest == 1 and num_rows == num_entries:
-            belong = int(indptr[-1] - indptr[0])  # fewer than num_entries, and rows without one
-            indptr = None if belong == num_entries else indptr
+            covered = int(indptr[-1] - indptr[0])  # less than num_entries if some row has no entry
+            indptr = None if covered == num_entries else indptr
         slices = cut(indptr, SLICE) if indptr is not None and longest > SLICE else None
         return Table(
             indptr, read(first), read(second), read("t"), num_rows, num_entries, longest, slices

@@ -1,7 +1,7 @@
-"""Segments: where the terms of each output row stand, and how long ones are cut.
+"""Segments: the entries of each output row, and how long segments are cut.
 
-A segmented table keeps its entries sorted by output row; `indptr` (M + 1) says where each row's
-entries begin.  All functions here run once, when a plan is built; they may synchronise.
+A segmented table has its entries sorted by output row; `indptr` (M + 1) holds the first entry of
+each row.  All functions here run once, when a plan is built; they may synchronise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 __all__ = ["SLICE", "Slices", "cut", "greedy_group", "indptr_of", "narrow", "rows_of", "sort_rows"]
 
 SLICE = 4096
-"""Most entries that one program sums in a row; longer segments are cut (see `cut`)."""
+"""Most entries that one program sums sequentially; longer segments are cut (see `cut`)."""
 
 
 def narrow(index: Tensor, limit: int) -> Tensor:

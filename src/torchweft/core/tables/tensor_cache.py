@@ -1,4 +1,4 @@
-"""Values kept as long as the tensors they were made from, and made anew when one has changed."""
+"""A cache of values computed from tensors, valid while the tensors live and are not changed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
-__all__ = ["MOST", "TensorCache"]
+__all__ = ["TensorCache"]
 
 V = TypeVar("V")
 
-MOST = 4096
-"""Values that a cache keeps: those made without tensors have none to die with."""
+MOST_VALUES = 4096
+"""Values that a cache keeps: a value computed without tensors is not dropped with one."""
 
 
 class _Entry(NamedTuple):
@@ -25,23 +25,23 @@ class _Entry(NamedTuple):
 class TensorCache(Generic[V]):
     """A cache keyed by the identity and the version of tensors, and by any further key.
 
-    An address alone would go stale: the allocator gives it away again.  The tensor object and its
-    `_version`, which every in-place change raises, do not.  Inference tensors have no version, so
-    nothing is kept for them.
+    An address alone would go stale, since the allocator reuses it.  The tensor object and its
+    `_version`, which every in-place change increments, do not.  Inference tensors have no version,
+    so nothing is cached for them.
     """
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, _Entry] = {}
 
     def get(self, tensors: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], V]) -> V:
-        """The value of `build()`, remembered for these very tensors in their present state."""
+        """The value of `build()`, cached for these tensor objects in their present version."""
         full_key = (key, *map(id, tensors))
         entry = self._entries.get(full_key)
         if entry is not None and _unchanged(tensors, entry.versions):
             return entry.value  # type: ignore[no-any-return]
         value = build()
         if not any(t is not None and t.is_inference() for t in tensors):
-            if len(self._entries) >= MOST:
+            if len(self._entries) >= MOST_VALUES:
                 self._entries.pop(next(iter(self._entries)), None)  # the oldest
             self._entries[full_key] = _Entry(
                 value,
@@ -51,7 +51,7 @@ class TensorCache(Generic[V]):
         return value
 
     def keeps(self, tensors: tuple[Tensor | None, ...], key: Hashable) -> bool:
-        """Whether `get` would find a value."""
+        """Whether `get` would find a cached value."""
         entry = self._entries.get((key, *map(id, tensors)))
         return entry is not None and _unchanged(tensors, entry.versions)
 

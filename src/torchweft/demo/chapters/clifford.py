@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from torchweft.demo import page
 from torchweft.demo.measure import interleaved
 from torchweft.demo.models import forecaster
 from torchweft.demo.models.forecaster import (
@@ -26,8 +27,7 @@ from torchweft.demo.models.forecaster import (
     turned,
 )
 from torchweft.demo.options import Options
-from torchweft.demo.page import page
-from torchweft.demo.page.pictures import ACCENT, GREY, curve, forecasts
+from torchweft.demo.pictures import ACCENT, GREY, curve, forecasts
 
 __all__ = ["chapter"]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchweft import explain
+from torchweft.demo import page
 from torchweft.demo.data.surface import SPIKE, SPIKES, Surface, load
 from torchweft.demo.measure import OpError, interleaved, op_errors
 from torchweft.demo.models.filter import (
@@ -24,8 +25,7 @@ from torchweft.demo.models.filter import (
     tiles_of,
 )
 from torchweft.demo.options import Options
-from torchweft.demo.page import page
-from torchweft.demo.page.pictures import curve, panels, whole
+from torchweft.demo.pictures import curve, panels, whole
 
 __all__ = ["chapter"]
 

@@ -8,9 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchweft.demo.data.landforms import SHARE, Part, kinds_of, landforms
-from torchweft.demo.data.neighbours import split
-from torchweft.demo.data.surface import Surface, load
+from torchweft.demo import page
+from torchweft.demo.data.surface import SHARE, Part, Surface, kinds_of, landforms, load, split
 from torchweft.demo.measure import OpError, interleaved, op_errors
 from torchweft.demo.models.segmenter import (
     PlainSegmenter,
@@ -21,8 +20,7 @@ from torchweft.demo.models.segmenter import (
     step_of,
 )
 from torchweft.demo.options import Options
-from torchweft.demo.page import page
-from torchweft.demo.page.pictures import blocks, curve
+from torchweft.demo.pictures import blocks, curve
 from torchweft.voxels import SparseTensor, kernel_map, sparse_conv, sparse_inverse_conv
 from torchweft.voxels.reference import dense_conv
 

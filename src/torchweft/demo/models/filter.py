@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft import products
-from torchweft.demo.data.neighbours import nearest, split
-from torchweft.demo.data.surface import Surface
+from torchweft.demo.data.surface import Surface, nearest, split
 from torchweft.demo.models.learning import gradient_step, learned
 from torchweft.progress import track
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.core.tables.tensor_cache import TensorCache
-from torchweft.demo.data.landforms import Part
+from torchweft.demo.data.surface import Part
 from torchweft.demo.models.learning import gradient_step, learned
 from torchweft.voxels import (
     KernelMap,

@@ -1,16 +1,16 @@
-"""The arithmetic of a call on one path after another, with all that its results share named once.
+"""The arithmetic of a call, path by path, with common subexpressions named once.
 
 A path is c · C[a,b,m] x_a y_b w z_m.  A call's results are built from these sums over its entries:
 
-    M[a,m] = Σ_b C y_b      the path's matrix of an edge: one for all channels where y is
-    T[a,b] = Σ_m C z_m      serves the gradients in x, y and w
+    M[a,m] = Σ_b C y_b      the path's matrix of an edge: shared by all channels if y is
+    T[a,b] = Σ_m C z_m      used by the gradients in x, y and w
     S[a]   = Σ_m M z_m, or Σ_b T y_b where T is needed anyway
     A[a]   = Σ_terms w x_a
 
     z_m = Σ_a M A    x_a = S Σ w    w = Σ_a S x_a    y_b = Σ_a T A
 
 C is divided by the most frequent of its absolute values, so that most of its entries are ±1 and
-cost nothing; the divisor goes to the weight.
+need no multiplication; the weight is multiplied by the divisor.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Arithmetic", "Signed", "entries", "value_name"]
 
 Entry = tuple[int, int, int, float]
 
-EXACT = 1e-14
-"""Ratios of entries as near to ±1 are ±1: float64 computed them."""
+UNIT_TOLERANCE = 1e-14
+"""Distance from ±1 up to which a ratio of entries, computed in float64, is ±1."""
 
 
 class Signed(NamedTuple):
-    """± a name."""
+    """A name with a sign."""
 
     sign: int
     name: str
@@ -43,12 +43,12 @@ Add = Callable[[int, int, int, str], None]
 
 
 def value_name(slot: str, tensor: int, block: int, component: int) -> str:
-    """What a kernel calls a component of a block of a tensor."""
+    """The name of a component of a block of a tensor in kernels."""
     return f"{slot}{tensor}_{block}_{component}"
 
 
 def entries(product: Product, path: Path) -> tuple[list[Entry], float]:
-    """The (a, b, m, C) of a path, and the factor that they are to be multiplied by."""
+    """The (a, b, m, C) of a path, and a factor to multiply them by."""
     blocks = product.x[path.x], product.y[path.y], product.z[path.z]
     found = [e for e in entries_3j(*(b.degree for b in blocks)) if e[3]]
     if path.w < 0:
@@ -60,12 +60,12 @@ def entries(product: Product, path: Path) -> tuple[list[Entry], float]:
 
 
 class Arithmetic:
-    """Lines that compute the terms of paths; each goes to a component of a result by `add`.
+    """Lines that compute the terms of paths, which `add` adds to components of results.
 
     Args:
-        product: what the paths are of.
-        call: the results; those of y decide how S is formed.
-        add: takes the terms.
+        product: the product of the paths.
+        call: the results; where y is one of them, S is formed through T.
+        add: receives the terms.
     """
 
     def __init__(self, product: Product, call: Call, add: Add) -> None:
@@ -75,7 +75,7 @@ class Arithmetic:
         self._known: dict[str, str] = {}
 
     def path(self, path: Path) -> None:
-        """The terms of one path."""
+        """Add the terms of one path."""
         self._path = path
         self._entries, self._scale = entries(self._product, path)
         for number, (slot, terms) in enumerate(self._call.results):
@@ -160,7 +160,7 @@ class Arithmetic:
         return Signed(1, self._named("a", _sum(parts)))
 
     def _weights(self, terms: list[Mapping[str, int]]) -> tuple[Signed, ...]:
-        """Σ w times what the entries were divided by; without weights: nothing."""
+        """Σ w times the divisor of the entries; empty without weights."""
         if self._path.w < 0:
             return ()
         parts = {self._value("w", t["w"], 0): self._scale for t in terms}
@@ -172,7 +172,7 @@ class Arithmetic:
         return value_name(slot, tensor, getattr(self._path, slot), component)
 
     def _linear(self, prefix: str, parts: Mapping[str, float]) -> Signed:
-        """Σ c · name; a lone ± name stands for itself."""
+        """Σ c · name; a single term ± name needs no new name."""
         (name, first), *others = parts.items()
         if not others and abs(first) == 1:
             return Signed(1 if first > 0 else -1, name)
@@ -203,7 +203,7 @@ def _grouped(
 
 
 def _clean(ratio: float) -> float:
-    return float(round(ratio)) if abs(abs(ratio) - 1) < EXACT else ratio
+    return float(round(ratio)) if abs(abs(ratio) - 1) < UNIT_TOLERANCE else ratio
 
 
 def _scaled(factor: float, name: str) -> str:

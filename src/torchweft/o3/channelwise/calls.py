@@ -4,8 +4,8 @@
 
 The forward pass is one result, ∂Q/∂z at (x, y, w).  Since Q is linear in each slot, the gradient of
 Σ ⟨cotangent, result⟩ by a tensor is again a sum of derivatives of Q, with the cotangent in the
-result's slot; so is the change along a tangent.  Every order is a call, and a kernel that takes a
-call is fused in every order.
+result's slot; so is the derivative along a tangent.  Derivatives of every order are calls, each
+computed by fused kernels.
 
     "xyw|z:0,1,2"                          forward: tensors x, y, w; ∂Q/∂z at (0, 1, 2)
     "xywz|x:1,3,2 y:0,3,2 w:0,1,3"         gradients, the cotangent of z is tensor 3
@@ -30,7 +30,7 @@ ROLES = SLOTS + "a"
 """Slots in the order of terms."""
 
 Term = tuple[int, ...]
-"""The tensor in each slot but the result's, in the order of ROLES; the last ones may be missing."""
+"""The tensor in each slot except the result's, in the order of ROLES; the last may be missing."""
 
 
 class Result(NamedTuple):
@@ -87,7 +87,7 @@ def gradient(call: Call, needed: Sequence[bool], given: Sequence[bool]) -> Call:
 
 
 def tangent(call: Call, given: Sequence[bool]) -> Call:
-    """The change of every result as the tensors marked in `given` move.
+    """The derivative of every result along tangents of the tensors marked in `given`.
 
     Its tensors are those of the call, then the tangents.
     """
@@ -110,7 +110,7 @@ def tangent(call: Call, given: Sequence[bool]) -> Call:
 
 
 def trimmed(call: Call) -> tuple[Call, tuple[int, ...]]:
-    """The call of those tensors alone that its terms name, and their numbers."""
+    """The call with only the tensors that its terms use, and their numbers."""
     used = tuple(sorted({t for result in call.results for term in result.terms for t in term}))
     place = {t: i for i, t in enumerate(used)}
     results = tuple(
@@ -135,7 +135,7 @@ def _result(text: str) -> Result:
 
 
 def _monomial(slot: str, tensor: int, term: Term) -> dict[str, int]:
-    """The tensor in each slot of a product."""
+    """The tensor in each slot of a term, the result's slot included."""
     others = [s for s in ROLES if s != slot][: len(term)]
     return dict(zip(others, term, strict=True)) | {slot: tensor}
 

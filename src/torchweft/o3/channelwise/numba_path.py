@@ -1,7 +1,7 @@
 """Calls on the CPU, by printed loops that numba compiles.
 
-Rows are shared among threads in tasks that depend on the graph alone, so bits do not depend on the
-number of threads.  Numbers of 16 bits are computed in float32.
+Rows are divided into tasks that depend on the graph alone, so that results do not depend on the
+number of threads.  Tensors of 16 bits are computed in float32.
 """
 
 from __future__ import annotations
@@ -14,56 +14,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchweft.core.cpu.threads import share
+from torchweft.core.cpu.loops import share
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.printing.modules import load
 from torchweft.core.tables.segments import Slices
 from torchweft.o3.channelwise.calls import Call
-from torchweft.o3.channelwise.numba_source import Sweep, printed
-from torchweft.o3.channelwise.structure import Block, Product, Structure, stores
+from torchweft.o3.channelwise.numba_source import LoopSpec, loop_source
+from torchweft.o3.channelwise.structure import (
+    Block,
+    Product,
+    Structure,
+    block_view,
+    entry_counts,
+    stores,
+)
 from torchweft.o3.edges.graph import Tables
-from torchweft.o3.irreps.wigner import entries_3j
 
 __all__ = ["run", "serves"]
 
-TASKS = 64
-"""Most tasks that rows are cut into: one partial sum each of weights that all edges share."""
+MAX_TASKS = 64
+"""Tasks that rows are divided into: each has a partial sum of weights that all edges share."""
 
-SERIAL = 100_000
+SERIAL_MULTIPLICATIONS = 100_000
 """Multiplications below which one thread is faster."""
 
-MOST = 6144
+MAX_LOOP_TERMS = 6144
 """Terms of a call that compile in half a minute."""
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+LOOP_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 Array = np.ndarray[Any, Any]
 
 
 def serves(structure: Structure, call: Call, dtype: torch.dtype) -> bool:
     """Whether loops of a call compile in reasonable time."""
-    return dtype in DTYPES and _terms(structure, call) <= MOST
+    return dtype in LOOP_DTYPES and _terms(structure, call) <= MAX_LOOP_TERMS
 
 
 def run(
     structure: Structure, call: Call, tensors: Sequence[Tensor], tables: Tables, shared: bool
 ) -> list[Tensor]:
-    """The results of a call.
-
-    Args:
-        structure: blocks and paths.
-        call: what is computed.
-        tensors: (rows, width) for each of its slots, contiguous, of one dtype.
-        tables: the graph.
-        shared: whether w has one row for all edges.
-    """
+    """The results of a call, see `operator.Run`."""
     dtype = tensors[0].dtype
     wide = torch.promote_types(dtype, torch.float32)
     values = [t.detach().to(wide) for t in tensors]
     found: dict[int, Tensor] = {}
     for owner, numbers in _owners(call, tables) if tables.num_edges else ():
         part = Call(call.slots, tuple(call.results[n] for n in numbers))
-        results = _swept(structure, part, values, _walk(tables, owner), shared)
+        results = _walked(structure, part, values, _walk(tables, owner), shared)
         found |= {n: result.to(dtype) for n, result in zip(numbers, results, strict=True)}
     rows = {"x": tables.num_x, "z": tables.num_z, "y": tables.num_edges}
     rows["w"] = 1 if shared else tables.num_edges
@@ -77,17 +75,13 @@ def run(
 def _terms(structure: Structure, call: Call, channels: bool = False) -> int:
     """Terms of the formulas, of all channels or of one."""
     terms = sum(len(result.terms) for result in call.results)
-    return terms * sum(
-        len(entries_3j(*product.degrees(path))) * (product.channels if channels else 1)
-        for product in structure.products
-        for path in product.paths
-    )
+    return terms * sum((c if channels else 1) * n for c, n, _ in entry_counts(structure))
 
 
 def _owners(call: Call, tables: Tables) -> Iterator[tuple[str, list[int]]]:
-    """The results that one walk makes, and the slot by whose rows it takes the edges.
+    """The slot by whose rows a walk takes the edges, and the results that it computes.
 
-    What is stored edge by edge goes with the gradient of x, which shares most with it.
+    Results of edges are computed with the gradient of x, which shares most with them.
     """
     there = [n for n, result in enumerate(call.results) if result.terms]
     summed = "".join(s for s, index in (("x", tables.src), ("z", tables.dst)) if index is not None)
@@ -100,23 +94,14 @@ def _owners(call: Call, tables: Tables) -> Iterator[tuple[str, list[int]]]:
 
 
 class _Walk(NamedTuple):
-    """The order in which a kernel takes the edges.
+    """The order in which a kernel takes the edges."""
 
-    Args:
-        owner: the slot by whose rows.
-        tasks: where tasks begin, and the end.
-        tables: rows, indptr, edges, others, see `printed`.
-        slices: the pieces of rows that stand for rows; None: rows are whole.
-        gathered: the slot whose rows many edges read, or none.
-        num_edges: of the graph.
-    """
-
-    owner: str
-    tasks: Array
-    tables: tuple[Array, ...]
-    slices: Slices | None
-    gathered: str
-    num_edges: int
+    owner: str  # the slot by whose rows
+    tasks: Array  # first row of each task, and the end
+    tables: tuple[Array, ...]  # rows, indptr, edges, others, see `loop_source`
+    slices: Slices | None  # pieces of rows, which are taken as rows; None: rows are whole
+    gathered: str  # the slot whose rows several edges read, or ""
+    num_edges: int  # number of edges
 
 
 def _walk(tables: Tables, owner: str) -> _Walk:
@@ -138,21 +123,17 @@ def _walk(tables: Tables, owner: str) -> _Walk:
 
 
 def _tasks(indptr: Array) -> Array:
-    """Where tasks of about as many edges and rows begin, and the end."""
+    """First row of each task, and the end; tasks have about equal numbers of edges and rows."""
     work = indptr + np.arange(indptr.shape[0], dtype=np.int64)
-    number = min(TASKS, indptr.shape[0] - 1)
+    number = min(MAX_TASKS, indptr.shape[0] - 1)
     found: Array = np.searchsorted(work, work[-1] * np.arange(number + 1) // number)
     return found
 
 
-def _swept(
-    structure: Structure,
-    call: Call,
-    values: Sequence[Tensor],
-    walk: _Walk,
-    shared: bool,
+def _walked(
+    structure: Structure, call: Call, values: Sequence[Tensor], walk: _Walk, shared: bool
 ) -> list[Tensor]:
-    """The results of one walk over the edges for each product."""
+    """The results of one walk over the edges, product by product."""
     name = str(values[0].dtype).removeprefix("torch.")
     tasks = len(walk.tasks) - 1
     outs, added = [], []
@@ -165,11 +146,11 @@ def _swept(
         if not product.channels or not product.paths:
             continue
         product, given = _packed(product, call, values, walk)
-        kernel = _kernel(Sweep(product, call, walk.owner, shared, tuple(added), name))
+        kernel = _kernel(LoopSpec(product, call, walk.owner, shared, tuple(added), name))
         arrays = [t.numpy() for t in given]
         run = functools.partial(_run, kernel, (walk.tasks, *walk.tables, *arrays, *outs))
         work = walk.num_edges * _terms(structure, call, channels=True)
-        share(run, tasks, 1 if work < SERIAL else torch.get_num_threads())
+        share(run, tasks, 1 if work < SERIAL_MULTIPLICATIONS else torch.get_num_threads())
         if recording():
             what = "contract_" + "".join(slot for slot, _ in call.results)
             room = sum(t.nbytes for t, v in zip(given, values, strict=True) if t is not v)
@@ -181,7 +162,7 @@ def _swept(
 
 
 def _unwritten(shape: tuple[int, int], name: str) -> Array:
-    """Numpy's memory comes in huge pages: first writes to torch's take longer than the loop."""
+    """Memory of numpy, in huge pages: first writes to torch's take longer than the loop."""
     return np.empty(shape, name)
 
 
@@ -192,9 +173,9 @@ def _run(kernel: Any, arguments: tuple[Array, ...], first: int, last: int) -> No
 def _packed(
     product: Product, call: Call, values: Sequence[Tensor], walk: _Walk
 ) -> tuple[Product, Sequence[Tensor]]:
-    """The product with its channels side by side in what edges share, and its tensors.
+    """The product and tensors with channels side by side in rows that several edges read.
 
-    A row that many edges read is turned once, not by each of them.
+    Such a row is rearranged once, not by each edge.
     """
     slot = walk.gathered
     if not slot or all(block.channel_step < 2 for block in product.blocks(slot)):
@@ -208,34 +189,27 @@ def _packed(
     for t in (t for t, s in enumerate(call.slots) if s == slot):
         given[t] = values[t].new_empty(values[t].shape[0], end)
         for block, place in zip(product.blocks(slot), blocks, strict=True):
-            _view(given[t], place, product.channels).copy_(
-                _view(values[t], block, product.channels)
+            block_view(given[t], place, product.channels).copy_(
+                block_view(values[t], block, product.channels)
             )
     packed = tuple(blocks)
     return product._replace(x=packed) if slot == "x" else product._replace(z=packed), given
 
 
-def _view(rows: Tensor, block: Block, channels: int) -> Tensor:
-    """(rows, components, channels or 1)."""
-    shape = rows.shape[0], block.components, channels if block.channel_step else 1
-    begin = rows.storage_offset() + block.offset
-    return rows.as_strided(shape, (rows.stride(0), block.step, block.channel_step), begin)
-
-
 def _rows(slot: str, walk: _Walk, shared: bool) -> int:
-    """Rows that a kernel stores of a result."""
+    """Number of rows of a result that a kernel stores."""
     if slot == "w" and shared:
         return len(walk.tasks) - 1
     return int(walk.tasks[-1]) if slot == walk.owner else walk.num_edges
 
 
 @functools.lru_cache(maxsize=1024)
-def _kernel(sweep: Sweep) -> Any:
-    return load("o3_loop", printed(sweep)).kernel
+def _kernel(spec: LoopSpec) -> Any:
+    return load("o3_loop", loop_source(spec)).kernel
 
 
 def _folded(out: Tensor, slot: str, walk: _Walk, shared: bool) -> Tensor:
-    """The sum of what tasks stored, or of the pieces of rows."""
+    """The sum of the rows stored by tasks or for pieces of rows."""
     if slot == "w" and shared:
         return out.sum(0, keepdim=True)
     if slot == walk.owner and walk.slices is not None:

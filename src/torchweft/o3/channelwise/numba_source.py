@@ -1,15 +1,15 @@
-"""Loops of calls in numba: edges by the row that they add to, channels in vector lanes.
+"""Source of numba loops for calls: edges by the row that they add to, channels in vector lanes.
 
     for the rows of a task:
         for the edges of the row:
-            copy the blocks that the edge reads into a scratch
-            group of paths after group: what channels share; for u in range(channels): straight code
+            copy the blocks that the edge reads into a scratch array
+            for each group of paths: what channels share, then for u in range(channels): the terms
             store the results of the edge
         store the results of the row
 
-All vectors lie in one scratch, at places that the compiler knows, so that it fills vector lanes
-without asking whether they overlap; what channels share are names.  The layout of rows is a matter
-of the copies alone.
+All vectors lie in one scratch array at constant offsets, so that the compiler vectorizes without
+checks of overlap; values that channels share are scalars.  Only the copies depend on the layout of
+rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchweft.o3.channelwise.arithmetic import Arithmetic
 from torchweft.o3.channelwise.calls import Call
 from torchweft.o3.channelwise.structure import Block, Path, Product
 
-__all__ = ["Sweep", "printed"]
+__all__ = ["LoopSpec", "loop_source"]
 
 _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")
@@ -39,39 +39,30 @@ real = np.{dtype}
 def kernel({arguments}):"""
 
 
-class Sweep(NamedTuple):
-    """One walk over all edges.
+class LoopSpec(NamedTuple):
+    """One walk over all edges; it determines the source."""
 
-    Args:
-        product: blocks and paths.
-        call: its results; tensors are those of the whole call.
-        owner: "z" or "x", the slot whose rows have lists of edges.
-        shared: whether w has one row.
-        added: for each result, whether a store adds to what is there.
-        dtype: the name of numpy's type.
-    """
-
-    product: Product
-    call: Call
-    owner: str
-    shared: bool
-    added: tuple[bool, ...]
-    dtype: str
+    product: Product  # blocks and paths
+    call: Call  # its results; tensors are those of the whole call
+    owner: str  # "z" or "x", the slot whose rows have lists of edges
+    shared: bool  # whether w has one row
+    added: tuple[bool, ...]  # for each result, whether stores add to the memory
+    dtype: str  # name of the numpy dtype
 
 
-def printed(sweep: Sweep) -> str:
-    """The module of a sweep.
+def loop_source(spec: LoopSpec) -> str:
+    """The module text of a walk.
 
     It defines `kernel(first, last, tasks, rows, indptr, edges, others, *tensors, *results)` for
-    some of the tasks.  Task t has the rows p = tasks[t] .. tasks[t+1]−1; those have the edges
-    edges[indptr[p]] .. edges[indptr[p+1]−1] and the owner's row rows[p]; others[e] is an edge's
-    row of the other slot.  What is summed over a row is stored at p, over a task at t.
+    tasks first .. last−1.  Task t has the rows p = tasks[t] .. tasks[t+1]−1; row p has the edges
+    edges[indptr[p]] .. edges[indptr[p+1]−1] and is the owner's row rows[p]; others[e] is the row of
+    edge e in the other slot.  Sums over a row are stored at p, sums over a task at t.
     """
-    return "\n".join(_Printer(sweep).module()) + "\n"
+    return "\n".join(_LoopPrinter(spec).module()) + "\n"
 
 
-class _Group(NamedTuple):
-    """Paths in one loop: lines before it, those inside, the vectors these read, what they add."""
+class _PathGroup(NamedTuple):
+    """Paths in one loop: lines before it, lines inside, the vectors these read, sums to add."""
 
     before: list[str]
     inside: list[str]
@@ -79,8 +70,8 @@ class _Group(NamedTuple):
     sums: dict[tuple[int, int, int], str]
 
 
-class _Run(NamedTuple):
-    """Vectors of the scratch and where they are in a row of memory."""
+class _CopiedRun(NamedTuple):
+    """Vectors of the scratch array, and their place in a row of memory."""
 
     place: int
     offset: int
@@ -90,9 +81,9 @@ class _Run(NamedTuple):
     channel_step: int
 
 
-class _Printer:
-    def __init__(self, sweep: Sweep) -> None:
-        self.sweep, self.product, self.call = sweep, sweep.product, sweep.call
+class _LoopPrinter:
+    def __init__(self, spec: LoopSpec) -> None:
+        self.spec, self.product, self.call = spec, spec.product, spec.call
         self.read: set[tuple[int, int, int]] = set()
         self.groups = [self._group(paths) for paths in self._grouped()]
         self.reached = sorted({key for group in self.groups for key in group.sums})
@@ -102,13 +93,13 @@ class _Printer:
     # arithmetic
 
     def _grouped(self) -> Iterable[list[Path]]:
-        """Paths that share a loop: those of one block of y, which add to the same sums."""
+        """Paths that share a loop: those of one block of y."""
         found: dict[int, list[Path]] = {}
         for path in self.product.paths:
             found.setdefault(path.y, []).append(path)
         return found.values()
 
-    def _group(self, paths: Iterable[Path]) -> _Group:
+    def _group(self, paths: Iterable[Path]) -> _PathGroup:
         sums: dict[tuple[int, int, int], str] = {}
 
         def add(result: int, block: int, component: int, text: str) -> None:
@@ -131,7 +122,7 @@ class _Printer:
         lines = [*before, *inside, *sums.values()]
         values = dict.fromkeys(m[0] for line in lines for m in _VALUE.finditer(line))
         self.read |= {_component(value)[1:] for value in values}
-        return _Group(before, inside, [v for v in values if self._is_vector(v)], sums)
+        return _PathGroup(before, inside, [v for v in values if self._is_vector(v)], sums)
 
     def _is_vector(self, value: str) -> bool:
         slot, _, block, _ = _component(value)
@@ -143,20 +134,20 @@ class _Printer:
         return self.call.slots[number] if kind == "t" else self.call.results[number].slot
 
     def _level(self, slot: str) -> str:
-        """What the rows of a slot change with."""
-        if slot == "w" and self.sweep.shared:
+        """The loop that selects the row of a slot."""
+        if slot == "w" and self.spec.shared:
             return "task"
-        return "row" if slot == self.sweep.owner else "edge"
+        return "row" if slot == self.spec.owner else "edge"
 
     def _blocks(self, kind: str, number: int) -> list[tuple[int, Block]]:
-        """Those in use, in the order of memory."""
+        """The blocks in use, in the order of memory."""
         keys = self.read if kind == "t" else self.reached
         blocks = self.product.blocks(self._slot(kind, number))
         found = {block for n, block, _ in keys if n == number}
         return sorted(((b, blocks[b]) for b in found), key=lambda item: item[1].offset)
 
     def _shared(self, kind: str, number: int) -> Iterator[tuple[int, int, int]]:
-        """(block, component, place in a row) of what channels share."""
+        """(block, component, place in a row) of the values that channels share."""
         keys = self.read if kind == "t" else self.reached
         blocks = self.product.blocks(self._slot(kind, number))
         for n, b, c in sorted(keys):
@@ -164,7 +155,7 @@ class _Printer:
                 yield b, c, blocks[b].offset + c * blocks[b].step
 
     def _give_places(self) -> None:
-        """Vectors in the order of their memory, so that copies merge."""
+        """Place vectors in the order of their memory, so that copies merge."""
         self.size = 0
         for kind, count in (("t", len(self.call.slots)), ("r", len(self.call.results))):
             for n in range(count):
@@ -178,25 +169,22 @@ class _Printer:
         begin = self.places[f"{kind}{number}_{block}"].start
         return f"scratch[{begin + component * self.product.channels} + u]"
 
-    def _runs(self, kind: str, number: int) -> Iterator[_Run]:
-        """What is copied between the scratch and a row, neighbours together."""
+    def _runs(self, kind: str, number: int) -> Iterator[_CopiedRun]:
+        """Copies between the scratch array and a row, adjacent ones merged."""
         channels = self.product.channels
-        last: _Run | None = None
+        found: list[_CopiedRun] = []
         for b, (offset, degree, step, channel_step) in self._blocks(kind, number):
             if not channel_step:
                 continue
             place, components = self.places[f"{kind}{number}_{b}"].start, 2 * degree + 1
-            run = _Run(place, offset, components, step, channels, channel_step)
-            if channel_step == 1 and step in (channels, step * (components == 1)):
+            run = _CopiedRun(place, offset, components, step, channels, channel_step)
+            if channel_step == 1 and (step == channels or components == 1):
                 run = run._replace(components=1, lanes=components * channels)
-            if last and _is_next(last, run):
-                last = last._replace(lanes=last.lanes + run.lanes)
-                continue
-            if last:
-                yield last
-            last = run
-        if last:
-            yield last
+            if found and _is_next(found[-1], run):
+                found[-1] = found[-1]._replace(lanes=found[-1].lanes + run.lanes)
+            else:
+                found.append(run)
+        return iter(found)
 
     # the module
 
@@ -204,7 +192,7 @@ class _Printer:
         names = ["first", "last", "tasks", "rows", "indptr", "edges", "others"]
         names += [f"in{n}" for n in range(len(self.call.slots))]
         names += [f"out{n}" for n in range(len(self.call.results))]
-        yield _HEADER.format(dtype=self.sweep.dtype, arguments=", ".join(names))
+        yield _HEADER.format(dtype=self.spec.dtype, arguments=", ".join(names))
         yield f"    scratch = np.zeros({self.size}, real)"
         yield "    for task in range(first, last):"
         yield from indented(self._begin("task"), 2)
@@ -219,7 +207,7 @@ class _Printer:
         yield from indented(self._end("task"), 2)
 
     def _begin(self, level: str) -> Iterator[str]:
-        """Load what a level reads; zeros for what is summed over it."""
+        """Loads of a level, and zeros for sums over it."""
         for n, slot in enumerate(self.call.slots):
             if self._level(slot) == level and self._blocks("t", n):
                 index = {"task": "0", "row": "row"}.get(level, "other" if slot in "xz" else "e")
@@ -261,11 +249,11 @@ class _Printer:
         return f"{name} = {name}{text}"
 
     def _end(self, level: str) -> Iterator[str]:
-        """Store what is summed over a level."""
+        """Stores of the sums over a level."""
         for n, result in enumerate(self.call.results):
             if self._level(result.slot) != level or not self._blocks("r", n):
                 continue
-            equals = "+=" if self.sweep.added[n] else "="
+            equals = "+=" if self.spec.added[n] else "="
             yield f"taken = out{n}[{ {'task': 'task', 'row': 'p', 'edge': 'e'}[level] }]"
             for run in self._runs("r", n):
                 yield from _copies(run, f"taken[{{1}}] {equals} scratch[{{0}}]")
@@ -280,8 +268,8 @@ def _component(value: str) -> tuple[str, int, int, int]:
     return slot, tensor, block, component
 
 
-def _is_next(last: _Run, run: _Run) -> bool:
-    """Whether a run goes on where another ends, in the scratch and in memory."""
+def _is_next(last: _CopiedRun, run: _CopiedRun) -> bool:
+    """Whether a run continues another, in the scratch array and in memory."""
     return (
         last.components == run.components == last.channel_step == run.channel_step == 1
         and last.offset + last.lanes == run.offset
@@ -289,8 +277,8 @@ def _is_next(last: _Run, run: _Run) -> bool:
     )
 
 
-def _copies(run: _Run, form: str) -> Iterator[str]:
-    """A loop over the numbers of a run; form: of a place in the scratch and one in memory."""
+def _copies(run: _CopiedRun, form: str) -> Iterator[str]:
+    """A loop over the numbers of a run; `form` has a scratch index and a memory index."""
     u = "u" if run.channel_step == 1 else f"u * {run.channel_step}"
     if run.components == 1:
         yield f"for u in range({run.lanes}):"
@@ -303,5 +291,5 @@ def _copies(run: _Run, form: str) -> Iterator[str]:
 
 
 def _typed(line: str) -> str:
-    """Typed numbers: numba takes a literal for a double."""
+    """A line with typed numbers: numba takes a literal for a double."""
     return _NUMBER.sub(lambda found: f"real({found[0]})", line)

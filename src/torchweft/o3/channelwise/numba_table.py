@@ -1,9 +1,9 @@
-"""Calls of few numbers on the CPU, by one loop that walks a table of the call's products.
+"""Small calls on the CPU, by one loop over a table of the call's products.
 
     result[row, at] += c · first[row, at] · second[row, at] · third[row, at]
 
-for the entries of 3j symbols on the paths of a call, its edges and channels.  Compiled once for all
-structures; edges add in the order of their numbers, so that bits depend on nothing else.
+for the entries of 3j symbols on the paths of a call, its edges and channels.  The loop is compiled
+once for all structures; edges are added in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torchweft.o3.irreps.wigner import entries_3j
 
 __all__ = ["prepared", "run"]
 
-NOTHING = len(SLOTS)
-"""The slot of a number 1 behind all tensors, the weight where there is none."""
+UNIT_SLOT = len(SLOTS)
+"""The slot of the number 1 that replaces a missing weight; its tensor follows those of a call."""
 
 Array = np.ndarray[Any, Any]
 
@@ -43,22 +43,14 @@ jit: Any = numba.njit(
 def run(
     structure: Structure, call: Call, tensors: Sequence[Tensor], tables: Tables, shared: bool
 ) -> list[Tensor]:
-    """The results of a call.
-
-    Args:
-        structure: blocks and paths.
-        call: what is computed.
-        tensors: (rows, width) for each of its slots, of one dtype.
-        tables: the graph.
-        shared: whether w has one row for all edges.
-    """
+    """The results of a call, see `operator.Run`."""
     if recording():
         products = len(_table(structure, call)[1])
         for result in call.results:
             record(Launch("numba", f"few_{result.slot}", {"products": products}, 1))
     src, dst = tables.src, tables.dst
     if src is not None and dst is not None and src.dtype == torch.int64:
-        # traced: nobody has looked at them yet
+        # tables of a traced graph, which are not checked yet
         check_ranges(src, dst, tables.num_x, tables.num_z)
     return list(prepared(structure, call, tensors, tables, shared, lambda _: (src, dst))(tensors))
 
@@ -71,23 +63,14 @@ def prepared(
     shared: bool,
     listed: Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]],
 ) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
-    """`run` for such tensors and tables.
-
-    Args:
-        structure: as in `run`, also those that follow.
-        call: what is computed.
-        tensors: those of the call, in any strides.
-        tables: the edges.
-        shared: whether w has one row for all edges.
-        listed: takes the tables behind the tensors, and a None, to the order of FLAT.
-    """
+    """`run` for tensors and tables of this signature, see `operator.Prepare`."""
     count, dtype = len(tensors), tensors[0].dtype
     wide = torch.promote_types(dtype, torch.float32)
     rows = {"x": tables.num_x, "y": tables.num_edges, "z": tables.num_z, "w": tables.num_edges}
     if shared:
         rows["w"] = 1
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
-    # one of the rows that all edges share is no step from the next
+    # a row that all edges share has a stride of 0
     strides = np.array([0 if shared and s == "w" else structure.width(s) for s in SLOTS] + [0])
     products, factors = _table(structure, call)
     factors = torch.from_numpy(factors).to(wide).numpy()
@@ -102,7 +85,7 @@ def prepared(
             values = [t.to(wide) for t in values]
         src, dst, *_ = listed((*given[count:], None))
         ends = [identity if t is None else t.numpy() for t in (src, dst)]
-        # memory of their own: products of matrices differ in bits with where their operands begin
+        # separate memory, aligned: bits of matrix products depend on the alignment of operands
         results = [torch.zeros(shape, dtype=wide) for shape in shapes]
         addresses = np.array([t.data_ptr() for t in (*values, one, *results)])
         _walk(products, factors, addresses, strides, *ends, identity)
@@ -129,15 +112,15 @@ def _table(structure: Structure, call: Call) -> tuple[Array, Array]:
 def _products(
     call: Call, number: int, term: Term, product: Product, path: Path
 ) -> Iterator[tuple[list[int], float]]:
-    """Those of a path in a term of a result."""
+    """The products of a path in a term of a result."""
     result = call.results[number].slot
     others = (slot for slot in ROLES if slot != result)
-    # behind the tensors and their 1 begin the results
+    # results follow the tensors and the number 1
     starts = dict(zip(others, term, strict=False)) | {result: len(call.slots) + 1 + number}
     degrees = product.degrees(path)
     for a, b, m, value in entries_3j(*degrees):
         components = {"x": a, "y": b, "z": m, "w": 0}
-        places = {slot: (len(call.slots), NOTHING, 0, 0) for slot in SLOTS}
+        places = {slot: (len(call.slots), UNIT_SLOT, 0, 0) for slot in SLOTS}
         for slot in SLOTS:
             if (number_of_block := getattr(path, slot)) >= 0:
                 block = product.blocks(slot)[number_of_block]
@@ -150,7 +133,7 @@ def _products(
 
 @intrinsic
 def _pointer(context, address):  # type: ignore[no-untyped-def]
-    """What is at an address."""
+    """The pointer to an address."""
 
     def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -160,15 +143,15 @@ def _pointer(context, address):  # type: ignore[no-untyped-def]
 
 @jit
 def _at(address, like):  # type: ignore[no-untyped-def]
-    """The numbers from an address on, of the dtype of an array."""
+    """The array at an address, of the dtype of `like`."""
     return carray(_pointer(address), 1, like.dtype)  # type: ignore[call-arg]
 
 
 @jit
 def _operand(product, k, addresses, strides, rows, size):  # type: ignore[no-untyped-def]
-    """Where the result of a product or a factor begins, bytes to the next row, rows of edges, step.
+    """Address, bytes per row, rows of edges, and channel step of the result or of a factor.
 
-    Steps are unsigned: then the compiler asks once an edge whether they are 1, and fills lanes.
+    Steps are unsigned: the compiler then tests once per edge whether they are 1, and vectorizes.
     """
     slot = product[4 * k + 2]
     begin = addresses[product[4 * k + 1]] + product[4 * k + 3] * size
@@ -177,10 +160,10 @@ def _operand(product, k, addresses, strides, rows, size):  # type: ignore[no-unt
 
 @jit
 def _walk(products, factors, addresses, strides, src, dst, identity):  # type: ignore[no-untyped-def]
-    """Add products to results, edge after edge.
+    """Add products to results, edge by edge.
 
-    A product is channels, then of the result and of three factors: tensor, slot, place in a row,
-    step from a channel to the next.  Factors without a step come last.
+    A product has the number of channels, then for the result and each of three factors: tensor,
+    slot, place in a row, channel step.  Factors without a step come last.
     """
     rows, size = (src, identity, dst, identity, identity), factors.itemsize
     for p in range(products.shape[0]):

@@ -3,7 +3,9 @@
     torchweft::o3contraction(Tensor[] tensors, str structure, str call, …) -> Tensor[]
 
 Tensors are those of the call, (rows, width) each, then the tables of the graph.  Gradients and
-tangents are calls of the same operator, of every order.
+tangents of every order are calls of the same operator.  The non-tensor arguments (`Rest`) are the
+texts of structure and call, which tables are present (see `pack`), rows of x, rows of z, edges,
+whether w has one row for all edges, and the backend, "" for the fastest.
 """
 
 from __future__ import annotations
@@ -17,62 +19,46 @@ from torch import Tensor
 
 from torchweft.core.backend import choose
 from torchweft.core.explain import record_cost, recording
-from torchweft.core.operators import autocast
 from torchweft.core.operators.tensor_list import CachedCall, ListOperator, Rest, Results, Tensors
 from torchweft.core.operators.tensor_list import Call as Door
+from torchweft.core.private import any_autocast
 from torchweft.errors import BackendError, ShapeError
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, gradient, read_call, tangent, trimmed
-from torchweft.o3.channelwise.structure import Structure, read
+from torchweft.o3.channelwise.structure import Structure, entry_counts, read
 from torchweft.o3.edges.graph import Tables, listed, pack, repeated, unpack
-from torchweft.o3.irreps.wigner import entries_3j
 
-__all__ = ["Contraction", "contract", "contraction", "kept", "one_by_one"]
+__all__ = ["ContractionRule", "cached_call", "contraction", "one_by_one"]
 
 Run = Callable[[Structure, Call, Sequence[Tensor], Tables, bool], list[Tensor]]
+"""`run` of each backend's module: the results of a call.
+
+Takes the structure, the call, a contiguous tensor (rows, width) of one dtype for each of the call's
+slots, the tables of the graph, and whether w has one row for all edges.
+"""
+
+Prepare = Callable[..., Callable[[Tensors], Results]]
+"""`prepared` of some backends: `run` for tensors and tables of one signature, in any strides.
+
+Takes the arguments of `run` and `listed`, which puts the tables and a None in the order of FLAT.
+The function that it returns takes the tensors of the call and the packed tables.
+"""
 
 LOOPS_FROM = 2**13
-"""Channels of edges from which on the CPU loops are compiled for a structure.
+"""Edges times channels from which on the CPU loops are compiled for a structure.
 
-That takes seconds.  They and the time saved at a call both grow with the paths, so that these do
-not count.
+Compilation takes seconds.  Its time and the time saved by a call both grow with the number of
+paths, which therefore does not matter.
 """
 
-FEW = 2**17
-"""Products of a call from which on such loops then serve; of scalars alone 16 times as many.
+LOOP_PRODUCTS = 2**17
+"""Products of a call from which on such loops serve; 16 times as many where all are of scalars.
 
-Their loops share what they read among paths, and have none to share it among with scalars.
+Loops share the values that they read among paths, of which scalars have few.
 """
 
 
-def contract(
-    structure: str,
-    call: str,
-    tensors: Tensors,
-    packed: Tensors,
-    present: str,
-    sizes: tuple[int, int, int],
-    shared: bool,
-    backend: str | None,
-) -> Results:
-    """The results of a call.
-
-    Args:
-        structure: its text.
-        call: its text.
-        tensors: (rows, width) for each of its slots, of one dtype on one device.
-        packed: the tables of the graph, see `pack`.
-        present: which of them there are.
-        sizes: rows of x, rows of z, edges.
-        shared: whether w has one row for all edges.
-        backend: None for the fastest that can serve.
-    """
-    return contraction(
-        [*tensors, *packed], (structure, call, present, *sizes, shared, backend or "")
-    )
-
-
-def kept(
+def cached_call(
     structure: str,
     call: str,
     present: str,
@@ -80,13 +66,13 @@ def kept(
     shared: bool,
     backend: str | None,
 ) -> CachedCall:
-    """What `contraction` takes beside tensors and tables of certain kinds; see `contract`."""
+    """Non-tensor arguments of `contraction` for tensors and tables of one signature."""
     rest = (structure, call, present, *sizes, shared, backend or "")
     return CachedCall(rest, len(read_call(call).slots), _prepared)
 
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
-    """The body for tensors of these kinds: launches of kernels, or what `body` does."""
+    """The body for tensors of this signature."""
     structure, call, present, num_x, num_z, num_edges, shared, backend = rest
     executor = _executor(structure, call, tensors[0], num_edges, backend)
     if not hasattr(executor, "prepared"):
@@ -94,35 +80,36 @@ def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     what = read_call(call)
     count = len(what.slots)
     tables = unpack(tensors[count:], present, num_x, num_z, num_edges)
-    prepared: Callable[..., Callable[[Tensors], Results]] = executor.prepared
-    return prepared(read(structure), what, tensors[:count], tables, shared, listed(present))
+    prepare: Prepare = executor.prepared
+    return prepare(read(structure), what, tensors[:count], tables, shared, listed(present))
 
 
-class Contraction:
-    """Results of derivatives of Q."""
+class ContractionRule:
+    """Results, gradients, tangents and batches of a call."""
 
     predictable = True
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        """The results on real tensors."""
+        """The results, as `core.operators.tensor_list.Rule` defines this and the other methods."""
         structure, call, present, num_x, num_z, num_edges, shared, backend = rest
         what = read_call(call)
         count = len(what.slots)
         values = [t.contiguous() for t in tensors[:count]]
         tables = unpack(tensors[count:], present, num_x, num_z, num_edges)
         run: Run = _executor(structure, call, values[0], num_edges, backend).run
-        if autocast.active():  # it must not narrow the products inside a body
+        arguments = read(structure), what, values, tables, shared
+        if any_autocast():  # must not narrow the products inside a body
             with torch.autocast(values[0].device.type, enabled=False):
-                results = run(read(structure), what, values, tables, shared)
+                results = run(*arguments)
         else:
-            results = run(read(structure), what, values, tables, shared)
+            results = run(*arguments)
         if recording():
             moved = sum(t.nbytes for t in (*tensors, *results))
             record_cost(moved, num_edges * _operations(structure, call))
         return results
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        """Empty tensors of their shapes."""
+        """Empty tensors of the results' shapes."""
         structure, call, _, num_x, num_z, num_edges, shared, _ = rest
         rows = {"x": num_x, "y": num_edges, "z": num_z, "w": 1 if shared else num_edges}
         width = read(structure).width
@@ -130,7 +117,7 @@ class Contraction:
         return [tensors[0].new_empty(rows[slot], width(slot)) for slot in slots]
 
     def saved(self, results: Tensors) -> Tensors:
-        """Nothing: derivatives need no results."""
+        """Nothing: derivatives do not read results."""
         return ()
 
     def gradients(
@@ -142,7 +129,7 @@ class Contraction:
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
-        """Of the tensors that need one: a call again."""
+        """Gradients of the needed tensors, by a derived call."""
         found: list[Tensor | None] = [None] * len(tensors)
         count = len(read_call(rest[1]).slots)
         given = tuple([g is not None for g in grads])
@@ -163,7 +150,7 @@ class Contraction:
         saved: Tensors,
         directions: Sequence[Tensor | None],
     ) -> list[Tensor]:
-        """Along the directions: a call again."""
+        """Derivatives along the directions, by a derived call."""
         count = len(read_call(rest[1]).slots)
         directions = directions[:count]
         moved, further = _followed(rest, _tangent, tuple(d is not None for d in directions))
@@ -174,19 +161,19 @@ class Contraction:
     def batch(
         self, call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
     ) -> Results:
-        """Of a mapped call, samples side by side or one by one."""
+        """A mapped call, samples side by side or one by one."""
         self.refuse_mapped_graph(dims, rest)
         slots, results = read_call(rest[1])
         mapped = {slot for slot, dim in zip(slots, dims, strict=False) if dim is not None}
         shared = rest[6]
-        # one row of weights for all edges would be one for all samples too
+        # a row of weights that all edges share would be shared by all samples
         alone = shared and ("w" in mapped or any(result.slot == "w" for result in results))
         run = one_by_one if alone else _side_by_side
         return run(call, size, dims, tensors, rest)
 
     @staticmethod
     def refuse_mapped_graph(dims: Sequence[int | None], rest: Rest) -> None:
-        """Raises where tables are mapped."""
+        """Raise ShapeError where tables are mapped."""
         if any(dim is not None for dim in dims[len(read_call(rest[1]).slots) :]):
             raise ShapeError(
                 "the edges of a graph were given to torch.vmap as a mapped argument: they must be "
@@ -197,7 +184,7 @@ class Contraction:
 def one_by_one(
     call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
 ) -> Results:
-    """A mapped call, sample after sample."""
+    """A mapped call, sample by sample."""
     each = [
         call([t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)], rest)
         for i in range(size)
@@ -208,7 +195,7 @@ def one_by_one(
 def _side_by_side(
     call: Door, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
 ) -> Results:
-    """The samples as copies of the graph, none connected with another."""
+    """A mapped call on one disjoint copy of the graph for each sample."""
     structure, text, present, *sizes, shared, backend = rest
     slots = read_call(text).slots
     copies = repeated(unpack(tensors[len(slots) :], present, *sizes), size)
@@ -225,7 +212,7 @@ def _side_by_side(
 
 
 def _followed(rest: Rest, derive: Callable[..., _Derived], *flags: Any) -> tuple[_Derived, Rest]:
-    """A call derived from one with this rest, and its own rest; known again where that is kept."""
+    """A call derived from that of `rest`, and its own rest; cached where `rest` is a CachedCall."""
     if type(rest) is not CachedCall:
         structure, call, *others = rest
         derived = derive(call, *flags)
@@ -238,7 +225,7 @@ def _followed(rest: Rest, derive: Callable[..., _Derived], *flags: Any) -> tuple
 
 
 class _Derived(NamedTuple):
-    """A call that was derived, the tensors it takes, and those whose gradients it gives."""
+    """A derived call, the numbers of its tensors, and of those whose gradients are its results."""
 
     call: str
     used: tuple[int, ...]
@@ -247,7 +234,7 @@ class _Derived(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _gradient(text: str, needed: tuple[bool, ...], given: tuple[bool, ...]) -> _Derived:
-    """The gradients in the needed tensors, of those that the given results depend on."""
+    """The gradients of the needed tensors that the given results depend on."""
     call = read_call(text)
     shown = [r for r, flag in zip(call.results, given, strict=True) if flag]
     named = {t for result in shown for term in result.terms for t in term}
@@ -264,49 +251,41 @@ def _tangent(text: str, given: tuple[bool, ...]) -> _Derived:
 
 @functools.lru_cache(maxsize=4096)
 def _operations(structure: str, call: str) -> int:
-    """Of an edge: a product and a sum for each coefficient and channel, and one for each weight."""
-    total = 0
+    """Floating-point operations of an edge: two for each coefficient and channel, and weights."""
     terms = sum(len(result.terms) for result in read_call(call).results)
-    for product in read(structure).products:
-        for path in product.paths:
-            degrees = product.degrees(path)
-            weights = 0 if path.w < 0 else 2 * degrees[2] + 1
-            total += product.channels * (2 * len(entries_3j(*degrees)) + weights)
-    return terms * total
+    return terms * sum(c * (2 * n + weights) for c, n, weights in entry_counts(read(structure)))
 
 
 def _executor(structure: str, call: str, like: Tensor, edges: int, backend: str) -> Any:
-    """The module that serves; where the backend was chosen by us, one that does."""
-    device = "cuda" if like.is_cuda else like.device.type
-    size = "many" if backend or not like.is_cpu else _size(structure, edges)
-    return _chosen(structure, call, like.dtype, device, backend, size)
+    """The module that computes a call.
 
-
-def _size(structure: str, edges: int) -> str:
-    """On the CPU: few for one loop for all structures, many for loops of its own.
-
-    The same for all results: which ones are asked for together must not change their bits.
+    Few edges on the CPU are computed by one loop for all structures.  Their number alone decides,
+    so that the bits of a result do not depend on which results are computed together.
     """
-    channels, products, scalars = _counts(structure)
-    most = 16 * FEW if scalars else FEW
-    return "few" if edges * channels < LOOPS_FROM or edges * products < most else "many"
+    device, few = "cuda" if like.is_cuda else like.device.type, False
+    if like.is_cpu and not backend:
+        channels, products, scalars = _counts(structure)
+        least = 16 * LOOP_PRODUCTS if scalars else LOOP_PRODUCTS
+        few = edges * channels < LOOPS_FROM or edges * products < least
+    return _chosen(structure, call, like.dtype, device, backend, few)
 
 
 @functools.lru_cache(maxsize=4096)
 def _counts(structure: str) -> tuple[int, int, bool]:
-    """Channels, products of an edge, and whether all are of scalars."""
-    of = [(product, path) for product in read(structure).products for path in product.paths]
-    products = sum(len(entries_3j(*p.degrees(path))) * (p.channels + 1) for p, path in of)
-    channels = max((product.channels for product, _ in of), default=0)
-    return channels, products, not any(any(p.degrees(path)) for p, path in of)
+    """Channels, products per edge, and whether all are of scalars."""
+    found = read(structure)
+    counts = entry_counts(found)
+    products = sum(n * (channels + 1) for channels, n, _ in counts)
+    scalars = not any(any(p.degrees(path)) for p in found.products for path in p.paths)
+    return max((channels for channels, *_ in counts), default=0), products, scalars
 
 
 @functools.lru_cache(maxsize=4096)
 def _chosen(
-    structure: str, call: str, dtype: torch.dtype, device: str, backend: str, size: str
+    structure: str, call: str, dtype: torch.dtype, device: str, backend: str, few: bool
 ) -> Any:
     name = choose(backend or None, device)
-    if name == "numba" and not backend and size == "few":
+    if name == "numba" and few:
         return executor("channelwise", "few")
     found = executor("channelwise", name)
     if name == "torch" or found.serves(read(structure), read_call(call), dtype):
@@ -324,5 +303,5 @@ contraction = ListOperator(
     "o3contraction",
     "str structure, str call, str present, SymInt num_x, SymInt num_z, SymInt num_edges, "
     "bool shared, str backend",
-    Contraction(),
+    ContractionRule(),
 )

@@ -15,7 +15,7 @@ from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.o3.channelwise.calls import forward
-from torchweft.o3.channelwise.operator import contract
+from torchweft.o3.channelwise.operator import contraction
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.edges.graph import Graph
 
@@ -40,17 +40,17 @@ def channelwise_product(
         x: (N, Wx), rows of the graph's sources; without a graph (…, Wx).
         y: (E, Wy), a row for each edge; without a graph (…, Wy).
         weight: (E, Ww) or, shared by all edges, (Ww,); None where the structure has none.
-        graph: who reads and adds to which row; None: row by row, with leading dimensions that
-            broadcast.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        graph: the edges; None: row by row, with leading dimensions that broadcast.
+        backend: "triton", "numba", "torch", or None for the fastest that serves the call.
 
     Returns:
         (num_nodes, Wz), or (…, Wz) without a graph, in the inputs' dtype.
 
     Raises:
-        ShapeError, DTypeError, DeviceError, BackendError: what does not fit, and what to do.
+        ShapeError, DTypeError, DeviceError: an argument does not fit the others.
+        BackendError: the backend cannot compute the call.
 
-    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|c x y w|, K terms a row.  Differentiable to any order;
+    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|c x y w|, K terms per row.  Differentiable to any order;
     bitwise repeatable.  Moves at least x, y, weight and z once.
     """
     if weight is None:
@@ -64,10 +64,8 @@ def channelwise_product(
     if not compiling() and not _fit(structure, x, y, weight, graph):
         _check_widths(structure, x, y, weight)
         _check_rows(graph, x, y, weight)
-    shared = weight is not None and weight.dim() == 1
-    tables = graph.tables
     return _contracted(
-        structure, x, y, weight, graph.packed, graph.present, tables[:3], shared, backend
+        structure, x, y, weight, graph.packed, graph.present, graph.tables[:3], backend
     )
 
 
@@ -85,7 +83,7 @@ def _row_by_row(
         given = [t.reshape(rows, t.shape[-1]) for t in given]
     x, y, *rest = given
     weight = rest[0] if rest else weight
-    z = _contracted(structure, x, y, weight, (), "", (rows, rows, rows), shared, backend)
+    z = _contracted(structure, x, y, weight, (), "", (rows, rows, rows), backend)
     return z if len(lead) == 1 else z.view(*lead, z.shape[-1])
 
 
@@ -97,12 +95,13 @@ def _contracted(
     packed: Sequence[Tensor],
     present: str,
     sizes: tuple[int, int, int],
-    shared: bool,
     backend: str | None,
 ) -> Tensor:
+    shared = weight is not None and weight.dim() == 1
     tensors = [x, y] if weight is None else [x, y, weight.unsqueeze(0) if shared else weight]
     call = FORWARD[weight is not None]
-    return contract(structure.text, call, tensors, packed, present, sizes, shared, backend)[0]
+    rest = (structure.text, call, present, *sizes, shared, backend or "")
+    return contraction([*tensors, *packed], rest)[0]
 
 
 def _common(tensors: Sequence[Tensor]) -> torch.Size:
@@ -120,7 +119,7 @@ def _common(tensors: Sequence[Tensor]) -> torch.Size:
 
 
 def _fit(structure: Structure, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph) -> bool:
-    """Whether there is nothing to say, asked at every call."""
+    """Whether the arguments are valid, checked at every call."""
     wx, wy, _, ww = structure.widths
     if not isinstance(graph, Graph) or graph.src.device != x.device:
         return False
@@ -144,13 +143,8 @@ def _check_widths(structure: Structure, x: Tensor, y: Tensor, weight: Tensor | N
             f"weight is {tuple(weight.shape)} but no path of this product has a weight: it must "
             "be None. Leave weight out, or build the product with weighted paths."
         )
-    given = (
-        (("x", x, wx), ("y", y, wy))
-        if weight is None
-        else (("x", x, wx), ("y", y, wy), ("weight", weight, ww))
-    )
-    for name, tensor, width in given:
-        if not tensor.dim() or tensor.shape[-1] != width:
+    for name, tensor, width in (("x", x, wx), ("y", y, wy), ("weight", weight, ww)):
+        if tensor is not None and (not tensor.dim() or tensor.shape[-1] != width):
             raise ShapeError(
                 f"{name} is {tuple(tensor.shape)}: its rows must have {width} numbers, which is "
                 f"the width of the blocks that {structure!r} reads there. "
@@ -164,12 +158,11 @@ def _check_rows(graph: Graph, x: Tensor, y: Tensor, weight: Tensor | None) -> No
             f"graph is a {type(graph).__name__}: it must be a Graph, or None. "
             "Pass torchweft.o3.Graph(src, dst, num_nodes)."
         )
-    tables = graph.tables
-    edges = tables.num_edges
-    if x.dim() != 2 or x.shape[0] != tables.num_x:
+    num_x, _, edges = graph.tables[:3]
+    if x.dim() != 2 or x.shape[0] != num_x:
         raise ShapeError(
-            f"x is {tuple(x.shape)} but the graph reads {tables.num_x} rows: it must be "
-            f"({tables.num_x}, {x.shape[-1]}). Pass such an x, or Graph(…, num_sources=len(x))."
+            f"x is {tuple(x.shape)} but the graph reads {num_x} rows: it must be "
+            f"({num_x}, {x.shape[-1]}). Pass such an x, or Graph(…, num_sources=len(x))."
         )
     for name, tensor in (("y", y), ("weight", weight)):
         if tensor is None or (name == "weight" and tensor.dim() == 1):

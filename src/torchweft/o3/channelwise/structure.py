@@ -1,11 +1,11 @@
-"""The static structure of a channelwise tensor product: blocks, where they lie, and paths.
+"""The structure of a channelwise tensor product: blocks of rows, and paths.
 
     Q(x, y, w, z) = Σ_p c_p Σ_{abm} C[a,b,m] Σ_u x[p.x,a,u] · y[p.y,b,u] · w[p.w,u] · z[p.z,m,u]
 
 C is the Wigner 3j symbol of the path's degrees, u the channel.  Q is linear in each of its four
-slots; ∂Q/∂z is the tensor product, the other derivatives are its gradients.  What a channel is in
-memory is each block's own matter, so that mul_ir and ir_mul, ragged multiplicities and the modes
-uvu, uvv, uuu and uvuv are all this one form.
+slots; ∂Q/∂z is the tensor product, the other derivatives are its gradients.  Each block says where
+its channels lie in memory, so that mul_ir and ir_mul, ragged multiplicities and the modes uvu, uvv,
+uuu and uvuv are all this one form.
 """
 
 from __future__ import annotations
@@ -15,7 +15,21 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["SLOTS", "Block", "Path", "Product", "Structure", "read", "stores"]
+from torch import Tensor
+
+from torchweft.o3.irreps.wigner import entries_3j
+
+__all__ = [
+    "SLOTS",
+    "Block",
+    "Path",
+    "Product",
+    "Structure",
+    "block_view",
+    "entry_counts",
+    "read",
+    "stores",
+]
 
 SLOTS = "xyzw"
 """The roles of the operands: two factors, the result, the weight."""
@@ -24,7 +38,7 @@ SLOTS = "xyzw"
 class Block(NamedTuple):
     """One irrep in a row: component a of channel u is at offset + a · step + u · channel_step.
 
-    A channel_step of 0 says that all channels share the block.
+    A channel_step of 0 means that all channels share the block.
     """
 
     offset: int
@@ -39,7 +53,7 @@ class Block(NamedTuple):
 
 
 class Path(NamedTuple):
-    """Blocks that meet: their places in x, y and z, that of their weight, and the factor.
+    """Numbers of the blocks of x, y, z and w that a path couples, and its factor.
 
     w is -1 in every path of a product without weights.
     """
@@ -52,7 +66,7 @@ class Path(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Paths of one number of channels.  No block of z is shared by channels."""
+    """Paths with one number of channels.  No block of z is shared by channels."""
 
     channels: int
     x: tuple[Block, ...]
@@ -62,12 +76,12 @@ class Product(NamedTuple):
     paths: tuple[Path, ...]
 
     def blocks(self, slot: str) -> tuple[Block, ...]:
-        """Those of a slot."""
+        """Blocks of a slot."""
         found: tuple[Block, ...] = getattr(self, slot)
         return found
 
     def degrees(self, path: Path) -> tuple[int, int, int]:
-        """Those of x, y and z on a path."""
+        """Degrees of x, y and z on a path."""
         return self.x[path.x].degree, self.y[path.y].degree, self.z[path.z].degree
 
 
@@ -77,9 +91,9 @@ class Structure:
 
     Args:
         widths: numbers in a row of x, y, z and w; 0 for w: no weights.
-        products: their blocks of z do not overlap.
+        products: products whose blocks of z do not overlap.
 
-    `text` is what `read` turns into the same structure; it also is its identity.
+    `text` identifies the structure; `read` turns it into the same structure.
     """
 
     widths: tuple[int, int, int, int]
@@ -87,7 +101,7 @@ class Structure:
     text: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # written once: registered operators take it at every call
+        # computed once: every call passes it to the registered operator
         text = json.dumps((self.widths, self.products), separators=(",", ":"))
         object.__setattr__(self, "text", text)
 
@@ -110,7 +124,7 @@ class Structure:
 
     @property
     def weighted(self) -> bool:
-        """Whether its paths have weights."""
+        """Whether paths have weights."""
         return self.width("w") > 0
 
 
@@ -128,8 +142,22 @@ def _product(fields: list[Any]) -> Product:
 
 
 @functools.lru_cache(maxsize=4096)
+def entry_counts(structure: Structure) -> tuple[tuple[int, int, int], ...]:
+    """Of each path: channels, entries of its 3j symbol, products by its weight per channel."""
+    return tuple(
+        (
+            product.channels,
+            len(entries_3j(*product.degrees(path))),
+            0 if path.w < 0 else product.z[path.z].components,
+        )
+        for product in structure.products
+        for path in product.paths
+    )
+
+
+@functools.lru_cache(maxsize=4096)
 def stores(structure: Structure, slot: str) -> tuple[int, int]:
-    """The most and fewest products that write a number of a row."""
+    """Largest and smallest count of products that write one number of a row."""
     counts = [0] * structure.width(slot)
     for product in structure.products:
         blocks = product.blocks(slot)
@@ -139,3 +167,13 @@ def stores(structure: Structure, slot: str) -> tuple[int, int]:
                 for u in range(product.channels if channel_step else 1):
                     counts[offset + a * step + u * channel_step] += 1
     return max(counts, default=1), min(counts, default=1)
+
+
+def block_view(rows: Tensor, block: Block, channels: int) -> Tensor:
+    """A block of every row, (rows, components, channels or 1)."""
+    width = channels if block.channel_step else 1
+    return rows.as_strided(
+        (rows.shape[0], block.components, width),
+        (rows.stride(0), block.step, block.channel_step),
+        rows.storage_offset() + block.offset,
+    )

@@ -1,9 +1,19 @@
-"""Graphs: which row each edge reads, which it adds to, and the edges sorted by either.
+"""Graphs: the row that each edge reads, the row that it adds to, and the edges sorted by either.
 
     edge e:  out[dst[e]] += f(x[src[e]], e)
 
-Sorted once by dst and once by src, so that sums and their gradients need no atomics: the edges of a
-row follow each other, in the order of their numbers.
+Edges are sorted once by dst and once by src, so that sums and their gradients need no atomics: the
+edges of a row are adjacent, in the order of their numbers.
+
+Runs are edges of neighbouring rows of z that share a row of x:
+
+    part[r] = Σ_{e in run r} what edge e adds to its row of x      x[m] = Σ_{r of m} part[r]
+
+A row of x for each edge, written and read again, is a third of the memory traffic of the gradients
+of a convolution.  Rows of z that are near each other in the graph read mostly the same rows of x.
+So RUN_TILE rows of z form a tile, the edges of a tile that read one row of x form a run, and only
+the sum of a run is stored.  Each warp of a program takes one run, all of one tile, and the warps
+share the rows of z in L1.
 """
 
 from __future__ import annotations
@@ -18,16 +28,16 @@ import torch
 from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
-from torchweft.core.operators.operator import compiling, unwatched, watched
-from torchweft.core.operators.transforms import below_transforms
+from torchweft.core.operators.operator import below_transforms, compiling, unwatched, watched
 from torchweft.core.tables.segments import SLICE, Slices, cut, indptr_of, narrow, sort_rows
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from torchweft.o3.edges.shared_source_runs import Runs, runs_of
 
 __all__ = [
     "FLAT",
+    "RUNS_PER_PROGRAM",
     "Graph",
+    "Runs",
     "Tables",
     "check_ranges",
     "flat",
@@ -36,12 +46,45 @@ __all__ = [
     "pack",
     "repeated",
     "row_by_row",
+    "runs_of",
     "unpack",
 ]
 
+RUN_TILE = 16
+"""Rows of z in a tile of runs."""
+
+RUN_LEVELS = 3
+"""Edges along which rows search for the least number, which near rows have in common."""
+
+ROW_BITS = 21
+"""Bits of the number of a row, so that the numbers of all levels form one key."""
+
+RUNS_PER_PROGRAM = 4
+"""The number of runs is a multiple of it; the last ones may be empty."""
+
+MIN_RUN_EDGES = 2**15
+"""Edges from which on kernels, not launches, determine the time."""
+
+MAX_RUNS_PER_EDGE = 1 / 4
+"""Runs per edge up to which they are faster: each has a start and a store."""
+
+
+class Runs(NamedTuple):
+    """Run r has the edges edges[indptr[r]] .. edges[indptr[r+1] − 1].
+
+    In a tile long runs come first, and among equal lengths those that share their rows of z.
+    """
+
+    indptr: Tensor  # (R + 1,)
+    owner: Tensor  # (R,) row of x
+    edges: Tensor  # (E,)
+    rows: Tensor  # (E,) their rows of z
+    bounds: Tensor  # (num_x + 1,) row m of x sums order[bounds[m]] .. order[bounds[m+1] − 1]
+    order: Tensor  # (R,) runs sorted by owner
+
 
 class Tables(NamedTuple):
-    """What an executor reads of a graph.
+    """The index tables of a graph.
 
     Tensors are contiguous, on one device, int32 where all numbers are below 2^31, else int64.
     Row m of slot z sums the edges z_edges[z_indptr[m]] .. z_edges[z_indptr[m+1] − 1], in this
@@ -59,7 +102,7 @@ class Tables(NamedTuple):
     x_edges: Tensor | None = None
     z_slices: Slices | None = None  # pieces of rows, None where no row is longer than SLICE
     x_slices: Slices | None = None
-    runs: Runs | None = None  # of many edges, if they are few
+    runs: Runs | None = None  # None where they are not faster
 
 
 class Graph:
@@ -67,20 +110,22 @@ class Graph:
 
     Args:
         src: (E,) int64 or int32, the row that each edge reads.
-        dst: (E,) the row that it adds to.
-        num_nodes: rows that are added to; None: one more than the largest number in src and dst.
-        num_sources: rows that are read; None: num_nodes.
-        reused: whether gradients on it are taken dozens of times: on a GPU those of many edges then
-            take less time and memory, and the graph costs what some dozen of them gain.
+        dst: (E,) the row that each edge adds to.
+        num_nodes: number of rows of the result; None: one more than the largest number in src and
+            dst.
+        num_sources: number of rows that edges read from; None: num_nodes.
+        reused: whether gradients on the graph are computed dozens of times: on a GPU, gradients of
+            many edges then take less time and memory, and creating the graph costs what about a
+            dozen of them gain.
 
     Raises:
         ShapeError, DTypeError, DeviceError: src and dst do not fit each other.
-        IndexRangeError: an edge is out of range; on a GPU that is looked at under
-            TORCHWEFT_CHECK=1.
+        IndexRangeError: an edge is out of range; on a GPU checked only under TORCHWEFT_CHECK=1.
 
-    It holds copies.  Cost: two sorts of E numbers and one read by the host (none inside
-    torch.compile, where rows of many thousand edges are then not cut into pieces).  There, make it
-    once and give it to all layers: a layer that is given src and dst sorts them itself.
+    Holds copies of src and dst.  Cost: two sorts of E numbers and one read by the host (none inside
+    torch.compile, where rows of many thousand edges are then not cut into pieces).  Inside
+    torch.compile, create the graph once and pass it to all layers: a layer that is given src and
+    dst sorts them itself.
     """
 
     def __init__(
@@ -143,7 +188,7 @@ _graphs: TensorCache[Graph] = TensorCache()
 
 
 def graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Graph:
-    """The graph of these very tensors in their present state, sorted once."""
+    """The cached graph of these tensors, by their identity and version."""
     if compiling():
         return Graph(src, dst, num_nodes, num_sources)
     return _graph_of(src, dst, num_nodes, num_sources)
@@ -163,13 +208,13 @@ def row_by_row(rows: int) -> Tables:
 
 
 def pack(tables: Tables) -> tuple[list[Tensor], str]:
-    """The tensors that there are, and a text that says which."""
+    """The tensors that are not None, and a "0" or "1" for each of FLAT."""
     every = flat(tables)
     return [t for t in every if t is not None], "".join("01"[t is not None] for t in every)
 
 
 def unpack(tensors: Sequence[Tensor], present: str, num_x: int, num_z: int, edges: int) -> Tables:
-    """The tables that `pack` took apart."""
+    """The tables that `pack` flattened."""
     if not tensors:
         return Tables(num_x, num_z, edges)
     src, dst, z_indptr, z_edges, x_indptr, x_edges, *rest = listed(present)((*tensors, None))
@@ -183,7 +228,7 @@ def unpack(tensors: Sequence[Tensor], present: str, num_x: int, num_z: int, edge
 
 @functools.lru_cache(maxsize=4096)
 def listed(present: str) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
-    """Takes the tensors of `pack` and a None behind them to their places in FLAT."""
+    """A function that puts the tensors of `pack`, followed by a None, in the order of FLAT."""
     count, places = 0, []
     for flag in present or "0" * len(FLAT):
         places.append(count if flag == "1" else -1)
@@ -197,12 +242,12 @@ def _of(table: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 @functools.lru_cache(maxsize=4096)
 def _kind(*facts: Any) -> object:
-    """One object for graphs of which an executor would say the same."""
+    """One object for all graphs of one signature."""
     return object()
 
 
 def repeated(tables: Tables, times: int) -> Tables:
-    """Copies of a graph side by side, none connected with another."""
+    """Disjoint copies of a graph as one graph."""
     rows, more, edges = tables.num_x, tables.num_z, tables.num_edges
     limit = times * max(rows, more, edges) + 1
 
@@ -242,7 +287,7 @@ def repeated(tables: Tables, times: int) -> Tables:
 
 
 def flat(tables: Tables) -> tuple[Tensor | None, ...]:
-    """The tensors of tables by the names of FLAT."""
+    """The tensors of tables in the order of FLAT."""
     z, x, runs = tables[9:]
     slices = (*(_WHOLE if z is None else z[:3]), *(_WHOLE if x is None else x[:3]))
     return (*tables[3:9], *slices, *(_NO_RUNS if runs is None else runs))
@@ -253,7 +298,7 @@ FLAT = (
     *(f"{slot}_{name}" for slot in "zx" for name in ("pieces", "owner", "owners")),
     *(f"runs_{name}" for name in Runs._fields),
 )
-"""Those of a graph, then of slices: indptr, owner and owner_indptr; then of runs."""
+"""Names of the tensors of tables; `pieces owner owners` are the tensors of slices."""
 
 _WHOLE = (None, None, None)
 
@@ -273,7 +318,7 @@ def _tables(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
 
 @below_transforms
 def _built(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
-    """With the values at hand."""
+    """Tables of edges whose values can be read."""
     if not unwatched(src):
         return _traced(src, dst, num_x, num_z)
     if src.device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
@@ -285,7 +330,7 @@ def _built(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
 
 
 def _traced(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
-    """Without a look at values or sizes: in int64, no order known, no row cut."""
+    """Tables without reads of values or sizes: in int64, unknown order, no row cut."""
     return _sorted_both(src, dst, num_x, num_z, 2**63)
 
 
@@ -305,7 +350,7 @@ def _sorted(rows: Tensor, size: int, limit: int) -> tuple[Tensor, Tensor]:
 
 
 def _with_facts(tables: Tables) -> Tables:
-    """Orders that are the identity left out, and long rows cut: what the host must read."""
+    """Tables without orders that are the identity, and with long rows cut; read by the host."""
     z_indptr, x_indptr = tables.z_indptr, tables.x_indptr
     src, dst = tables.src, tables.dst
     assert src is not None
@@ -325,7 +370,7 @@ def _with_facts(tables: Tables) -> Tables:
 
 @below_transforms
 def _with_runs(tables: Tables) -> Tables:
-    """With runs, if there is a GPU and no row of x is cut."""
+    """Tables with runs, on a GPU where no row of x is cut."""
     num_x, num_z, _, src, dst = tables[:5]
     if src is None or dst is None or not src.is_cuda or tables.x_slices is not None:
         return tables
@@ -377,7 +422,7 @@ def _check_sizes(**sizes: int | None) -> None:
 
 
 def check_ranges(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> None:
-    """Raises IndexRangeError where an edge names a row that there is not."""
+    """Raises IndexRangeError where an edge is out of range."""
     for name, index, rows, what in (
         ("src", src, num_x, "rows of x (num_sources)"),
         ("dst", dst, num_z, "rows to add to (num_nodes)"),
@@ -393,3 +438,72 @@ def check_ranges(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> None:
             f"{name}[{where}] is {value} but there are {rows} {what}: every value must lie in "
             f"0..{rows - 1}. Correct {name}, or pass more rows."
         )
+
+
+# runs
+
+
+def runs_of(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Runs | None:
+    """The runs of a graph; None where there are few edges, or nearly as many runs.
+
+    Cost: five sorts, of edges, rows and runs, and one number read by the host.
+    """
+    count = src.shape[0]
+    if count < MIN_RUN_EDGES:
+        return None
+    rows = _near(src.long(), dst.long(), num_x, num_z)
+    place = torch.empty_like(rows)
+    place[rows] = torch.arange(num_z, device=rows.device)
+    at = place[dst]
+    key, edges = torch.sort((at // RUN_TILE * num_x + src) * RUN_TILE + at % RUN_TILE, stable=True)
+    key = key // RUN_TILE
+    starts = torch.cat([key.new_zeros(1), 1 + key.diff().nonzero().flatten()])
+    if starts.shape[0] > MAX_RUNS_PER_EDGE * count:
+        return None
+    lengths = torch.cat([starts, starts.new_full((1,), count)]).diff()
+    by = _alike(key[starts] // num_x * (count + 1) - lengths, lengths, place[dst[edges]] % RUN_TILE)
+    starts, lengths = starts[by], lengths[by]
+    indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    moved = torch.repeat_interleave(starts - indptr[:-1], lengths, output_size=count)
+    edges = edges[moved + torch.arange(count, device=moved.device)]
+    owner = key[starts] % num_x
+    sources, order = torch.sort(owner, stable=True)
+    bounds = torch.searchsorted(sources, torch.arange(num_x + 1, device=owner.device))
+    missing = -owner.shape[0] % RUNS_PER_PROGRAM
+    indptr = torch.cat([indptr, indptr[-1:].expand(missing)])
+    owner = torch.cat([owner, owner[-1:].expand(missing)])
+    limit = max(num_x, num_z, count) + 1
+    found = (indptr, owner, edges, dst[edges], bounds, order)
+    return Runs(*(narrow(t, limit) for t in found))
+
+
+def _alike(key: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
+    """The order of runs by a key, then by a bit mask of the rows of their edges."""
+    runs = torch.arange(key.shape[0], device=key.device)
+    run = torch.repeat_interleave(runs, lengths, output_size=rows.shape[0])
+    bits = torch.zeros_like(runs).index_add_(0, run, 2 ** (RUN_TILE - 1 - rows))
+    order = torch.argsort(bits, stable=True)
+    return order[torch.argsort(key[order], stable=True)]
+
+
+def _near(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tensor:
+    """Rows of z in an order in which neighbours read common rows of x.
+
+    Every row gets a random number and replaces it by the least of those it reads, RUN_LEVELS times
+    where x and z have the same rows.  Rows are sorted by the last numbers, then by those before.
+    """
+    numbers = _hashed(torch.arange(num_x, device=src.device))
+    total = torch.zeros(num_z, dtype=torch.int64, device=src.device)
+    for level in range(RUN_LEVELS if num_x == num_z else 1):
+        start = numbers if num_x == num_z else total.new_full((num_z,), 2**ROW_BITS - 1)
+        numbers = start.scatter_reduce(0, dst, numbers[src], "amin")
+        total += numbers << (ROW_BITS * level)
+    return torch.argsort(total, stable=True)
+
+
+def _hashed(rows: Tensor) -> Tensor:
+    """Pseudo-random numbers of ROW_BITS bits."""
+    mixed = rows
+    for _ in range(2):
+        mixed = (mixed ^ (mixed >> 15)) * 0x45D9F3B & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 16)) >> (32 - ROW_BITS)

@@ -30,7 +30,9 @@ from torchweft.o3.irreps.irreps import (
     side_by_side,
     steps,
 )
-from torchweft.o3.mixing.blocks import Block, Mixing, Path
+from torchweft.o3.mixing.blocks import CopyBlock as Block
+from torchweft.o3.mixing.blocks import MatrixPath as Path
+from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.operator import mix, rows_of_elements, serves_mix
 from torchweft.o3.tensor_product.instructions import check_item, checked_choice
 from torchweft.o3.tensor_product.module import RowLayer, WeightedModule

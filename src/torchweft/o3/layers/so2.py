@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.core.operators import autocast
 from torchweft.core.operators.operands import check_tensors, same_kind
+from torchweft.core.private import any_autocast
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import (
     Irrep,
@@ -200,7 +200,7 @@ class SO2Linear(WeightedModule):
 
 def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """A context without autocast, which must not narrow rotations."""
-    if autocast.active():
+    if any_autocast():
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()
 

@@ -3,9 +3,8 @@
     z[n, L, m, c] = Σ_ν Σ_k w_ν[element n, k, c] f_νk(x[n, :, c])_m,    ν = 1 … correlation
 
 The f_νk are MACE's couplings of ν factors x to the irrep L, sums of independent functions (see
-symmetric.basis).  On a GPU one kernel evaluates them (symmetric.program).  Elsewhere, where its
-code would be too long, or where elements are mixtures, channelwise products do, each degree from
-the one below.
+symmetric.program).  On a GPU one kernel evaluates these; else, or where its code would be too long,
+or elements are mixtures, channelwise products do, each degree from the one below.
 """
 
 from __future__ import annotations
@@ -25,10 +24,14 @@ from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, check_layout, check_rows, steps
 from torchweft.o3.mixing.operator import rows_of_elements
-from torchweft.o3.symmetric.basis import Basis, Coupled, DegreeOutput, expressed, symmetric_basis
 from torchweft.o3.symmetric.operator import cached_symmetric_call, contract_symmetric
 from torchweft.o3.symmetric.program import (
+    Basis,
+    Coupled,
+    DegreeOutput,
+    expressed,
     fits_one_program,
+    symmetric_basis,
     symmetric_key,
     symmetric_program,
     weight_text,

@@ -1,28 +1,17 @@
-"""Weights that mix copies: blocks of two rows, matrices between them, and sums into each block."""
+"""Mixings: blocks of two rows, t and z, and the matrices between their copies."""
 
 from __future__ import annotations
 
 import functools
 import json
+import operator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = [
-    "Block",
-    "Group",
-    "Mixing",
-    "Path",
-    "Run",
-    "groups",
-    "merged",
-    "prepared",
-    "read",
-    "uncovered",
-    "weights",
-]
+__all__ = ["CopyBlock", "MatrixPath", "Mixing", "groups", "merged", "prepared", "read", "uncovered"]
 
 
-class Block(NamedTuple):
+class CopyBlock(NamedTuple):
     """Copies of one irrep in a row: component m of copy u is at offset + m · step + u · copy_step.
 
     `components` is 2l + 1.
@@ -34,9 +23,18 @@ class Block(NamedTuple):
     copy_step: int
     copies: int
 
+    def precedes(self, after: CopyBlock) -> bool:
+        """Whether the copies of another block continue those of this one."""
+        end = self.offset + self.copies * self.copy_step
+        return (end, *self[1:4]) == (after.offset, *after[1:4])
 
-class Path(NamedTuple):
-    """A matrix: from block t of one row to block z of the other, (copies of t, copies of z).
+    def joined(self, after: CopyBlock) -> CopyBlock:
+        """This block and the one that it precedes as one."""
+        return self._replace(copies=self.copies + after.copies)
+
+
+class MatrixPath(NamedTuple):
+    """A matrix from block t of one row to block z of the other, (copies of t, copies of z).
 
     It begins at number `weight` of a row of weights.
     """
@@ -53,26 +51,42 @@ class Mixing:
 
     Args:
         widths: numbers in a row of t, of z and of weights.
-        t: blocks, none overlaps another.
-        z: blocks, none overlaps another.
-        paths: between blocks of as many components.
+        t: blocks that do not overlap.
+        z: blocks that do not overlap.
+        paths: matrices between blocks with equal numbers of components.
 
-    `text` is what `read` turns into the same mixing; `single`: no block of t has two paths.
+    Attributes:
+        text: what `read` turns into the same mixing.
+        single: whether no block of t has two paths.
+        shapes: (copies of t, copies of z) of each matrix.
+        num_weights: numbers in all matrices.
+        products: products of two numbers in a row.
     """
 
     widths: tuple[int, int, int]
-    t: tuple[Block, ...]
-    z: tuple[Block, ...]
-    paths: tuple[Path, ...]
+    t: tuple[CopyBlock, ...]
+    z: tuple[CopyBlock, ...]
+    paths: tuple[MatrixPath, ...]
     text: str = field(init=False)
     single: bool = field(init=False)
+    shapes: tuple[tuple[int, int], ...] = field(init=False)
+    num_weights: int = field(init=False)
+    products: int = field(init=False)
 
     def __post_init__(self) -> None:
-        # written once: the registered operator takes it at every call
-        text = json.dumps((self.widths, self.t, self.z, self.paths), separators=(",", ":"))
-        object.__setattr__(self, "text", text)
-        single = len({path.t for path in self.paths}) == len(self.paths)
-        object.__setattr__(self, "single", single)
+        # computed once: every call of the registered operator takes the text
+        shapes = tuple((self.t[path.t].copies, self.z[path.z].copies) for path in self.paths)
+        sizes = [u * n for u, n in shapes]
+        components = [self.t[path.t].components for path in self.paths]
+        derived = {
+            "text": json.dumps((self.widths, self.t, self.z, self.paths), separators=(",", ":")),
+            "single": len({path.t for path in self.paths}) == len(self.paths),
+            "shapes": shapes,
+            "num_weights": sum(sizes),
+            "products": sum(map(operator.mul, components, sizes)),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mixing) and self.text == other.text
@@ -84,40 +98,29 @@ class Mixing:
         """Numbers in a row of t, z or w."""
         return self.widths["tzw".index(slot)]
 
-    def blocks(self, slot: str) -> tuple[Block, ...]:
-        """Blocks of t or of z."""
-        return self.t if slot == "t" else self.z
-
 
 @functools.lru_cache(maxsize=1024)
 def read(text: str) -> Mixing:
     """The mixing with a text."""
     widths, t, z, paths = json.loads(text)
-    t, z = (tuple(Block(*block) for block in side) for side in (t, z))
-    return Mixing(tuple(widths), t, z, tuple(Path(*path) for path in paths))
+    t, z = (tuple(CopyBlock(*block) for block in side) for side in (t, z))
+    return Mixing(tuple(widths), t, z, tuple(MatrixPath(*path) for path in paths))
 
 
-class Run(NamedTuple):
-    """Copies that follow each other in a row: a block, and the first column they stand for."""
-
-    block: Block
-    first: int
-
-
-class Group(NamedTuple):
+class CopySum(NamedTuple):
     """A block of the result z: z[n] = Σ_k a[k] w[k, n], k the copies of all blocks into it.
 
     Args:
-        block: of the result.
-        columns: how many copies are summed.
-        runs: where they are.
-        paths: with the first of the columns, and of the block's copies, of each.
+        block: block of the result.
+        columns: number of copies that are summed.
+        runs: blocks of copies that follow each other, and the first column of each.
+        paths: each path, its first column, and its first copy of the block.
     """
 
-    block: Block
+    block: CopyBlock
     columns: int
-    runs: tuple[Run, ...]
-    paths: tuple[tuple[Path, int, int], ...]
+    runs: tuple[tuple[CopyBlock, int], ...]
+    paths: tuple[tuple[MatrixPath, int, int], ...]
 
     @property
     def length(self) -> int:
@@ -126,40 +129,40 @@ class Group(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def groups(mixing: Mixing, result: str) -> tuple[Group, ...]:
-    """The blocks of t or z that matrices lead to."""
+def groups(mixing: Mixing, result: str) -> tuple[CopySum, ...]:
+    """The blocks of the result, t or z, that matrices lead to."""
     found = []
-    of = "z" if result == "t" else "t"
-    blocks = mixing.blocks(of)
-    for number, block in enumerate(mixing.blocks(result)):
-        members = [path for path in mixing.paths if getattr(path, result) == number]
-        columns, runs, paths = 0, list[Run](), []
-        for path in members:
-            source = blocks[getattr(path, of)]
+    of, blocks, others = ("z", mixing.t, mixing.z) if result == "t" else ("t", mixing.z, mixing.t)
+    for number, block in enumerate(blocks):
+        columns, runs, paths = 0, list[tuple[CopyBlock, int]](), []
+        for path in mixing.paths:
+            if getattr(path, result) != number:
+                continue
+            source = others[getattr(path, of)]
             paths.append((path, columns, 0))
-            if runs and _follows(runs[-1].block, source):
-                before = runs.pop()
-                runs.append(Run(_joined(before.block, source), before.first))
+            if runs and runs[-1][0].precedes(source):
+                before, first = runs.pop()
+                runs.append((before.joined(source), first))
             else:
-                runs.append(Run(source, columns))
+                runs.append((source, columns))
             columns += source.copies
         if columns and block.copies:
-            found.append(Group(block, columns, tuple(runs), tuple(paths)))
+            found.append(CopySum(block, columns, tuple(runs), tuple(paths)))
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=1024)
-def merged(mixing: Mixing, result: str) -> tuple[Group, ...]:
-    """Groups, those joined that sum the same copies into blocks that follow each other.
+def merged(mixing: Mixing, result: str) -> tuple[CopySum, ...]:
+    """Groups, joined where they sum the same copies into blocks that follow each other.
 
-    Those with most to do come first.
+    The longest sums come first.
     """
-    found = list[Group]()
+    found = list[CopySum]()
     for group in groups(mixing, result):
         last = found[-1] if found else None
-        if last and last.runs == group.runs and _follows(last.block, group.block):
+        if last and last.runs == group.runs and last.block.precedes(group.block):
             more = ((path, first, last.block.copies) for path, first, _ in group.paths)
-            block = _joined(last.block, group.block)
+            block = last.block.joined(group.block)
             found[-1] = last._replace(block=block, paths=(*last.paths, *more))
         else:
             found.append(group)
@@ -168,29 +171,14 @@ def merged(mixing: Mixing, result: str) -> tuple[Group, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def prepared(mixing: Mixing, result: str) -> int:
-    """Number of all prepared weights, of one part."""
+    """Number of prepared weights of one part."""
     return sum(group.block.copies * group.length for group in merged(mixing, result))
-
-
-def weights(mixing: Mixing) -> int:
-    """Number of weights in all matrices."""
-    return sum(mixing.t[path.t].copies * mixing.z[path.z].copies for path in mixing.paths)
 
 
 @functools.lru_cache(maxsize=1024)
 def uncovered(mixing: Mixing, result: str) -> bool:
     """Whether some numbers of a row of the result belong to no path."""
     if result == "w":
-        return weights(mixing) < mixing.width("w")
+        return mixing.num_weights < mixing.width("w")
     blocks = (group.block for group in groups(mixing, result))
     return sum(block.components * block.copies for block in blocks) < mixing.width(result)
-
-
-def _joined(block: Block, after: Block) -> Block:
-    return block._replace(copies=block.copies + after.copies)
-
-
-def _follows(block: Block, after: Block) -> bool:
-    """Whether the copies of a block go on in another one."""
-    end = block.offset + block.copies * block.copy_step
-    return (end, *block[1:4]) == (after.offset, *after[1:4])

@@ -1,29 +1,20 @@
-"""Parts of the kernels of weights that mix copies: tiles of matrix products.
+"""Functions that printed kernels of mixings call: tiles of matrix products.
 
-PARTS is 2 for float32, 1 where TF32 is allowed, 0 for numbers of 16 bits.  A float32 is the sum of
-the nearest number of 11 bits and of 12 more; the tensor core multiplies each by each but the low
-ones, which leaves errors as of float32.  It cuts its sums off where float32 rounds them, so these
-products are summed by it over one block alone, and the blocks in float32.  What is infinite, or
-becomes so when it is rounded, has no such parts and makes NaN.  The generator prints who calls
-what.
+PARTS is 2 for float32, 1 where TF32 is allowed, 0 for 16 bits.  A float32 is the sum of the nearest
+number of 11 bits and of 12 more; the tensor core multiplies each by each but the low ones, which
+leaves errors as of float32.  It truncates its sums where float32 rounds them, so it sums these
+products over one block alone, and the blocks are added in float32.  Infinite numbers, and numbers
+that round to infinity, have no such parts and become NaN.
 
-Why the family has a matrix product of its own: the library's needs the rows of each block copied
-together, one launch for each, and multiplies float32 at 50 TFLOP/s.
+Matrix products of libraries would need the rows of each block copied together, one launch for each,
+and multiply float32 at 50 TFLOP/s.
 """
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
-__all__ = [
-    "accumulate",
-    "fold",
-    "outer",
-    "piece",
-    "pieces",
-    "prepare",
-    "store",
-]
+__all__ = ["accumulate", "fold", "outer", "piece", "pieces", "prepare", "store"]
 
 
 @triton.jit
@@ -42,12 +33,12 @@ def _places(r, last, order_ptr, C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.c
     return row.to(tl.int64) * WIDTH + r % C * STEP, live
 
 
-# rows by kind: those of kind k are order[starts[k]] .. order[starts[k + 1] - 1]
+# rows by element ("kind"): those of element k are order[starts[k]] .. order[starts[k + 1] - 1]
 
 
 @triton.jit
 def _counts(starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
-    """Of each kind: its number, its first row of components, its last, pieces of CHUNK of them."""
+    """Each element: its number, first and last row of components, and number of pieces of CHUNK."""
     k = tl.arange(0, SIDE)
     begin = tl.load(starts_ptr + k, mask=k < KINDS, other=0) * C
     end = tl.load(starts_ptr + 1 + k, mask=k < KINDS, other=0) * C
@@ -56,7 +47,7 @@ def _counts(starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.co
 
 @triton.jit
 def piece(part, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
-    """The kind and the rows of components of a part; none, if it is behind the last kind's."""
+    """The element and the rows of components of a part; no rows behind the last element."""
     k, begin, end, counts = _counts(starts_ptr, CHUNK, C, KINDS, SIDE)
     after = tl.cumsum(counts, 0)
     own = (after - counts <= part) & (part < after)
@@ -67,7 +58,7 @@ def piece(part, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: t
 
 @triton.jit
 def pieces(kind, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
-    """The first part of a kind, and one more than the last."""
+    """The first part of an element, and one more than the last."""
     k, _, _, counts = _counts(starts_ptr, CHUNK, C, KINDS, SIDE)
     first = tl.sum(tl.where(k < kind, counts, 0), 0)
     return first, first + tl.sum(tl.where(k == kind, counts, 0), 0)

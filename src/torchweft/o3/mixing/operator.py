@@ -1,15 +1,15 @@
-"""Weights that mix copies: matrices between blocks of rows, shared by rows or one set for each row.
+"""Operators that mix copies: matrices between blocks of rows, shared, by element or by row.
 
     z[b, n, m] = Σ_paths factor Σ_u t[b, u, m] W[(b,) u, n]      u, n copies, m components
 
     torchweft::o3_mix(Tensor a, Tensor b, …, str mixing, str result, …) -> Tensor
 
-W is shared by all rows, by the rows of an element, or each row has its own.  The form Σ z t W is
-linear in each of the three, so its derivatives are the same operator with the roles exchanged: of z
-and W, a row t; of t and z, a weight.
+All rows share W, the rows of an element do, or each row has its own.  The form Σ z t W is linear in
+each of the three, so its derivatives are the same operator with the roles exchanged: of z and W, a
+row t; of t and z, a weight.
 
 Where t is a product of channels, t[u, m] = Σ_ab C[a, b, m] x[u, a] y[b], and each row has its own
-weights, one kernel does both and t is never stored:
+weights, one kernel computes both and never stores t:
 
     torchweft::o3_mixed_rows(Tensor[] tensors, str structure, str call, str mixing) -> Tensor[]
 
@@ -31,34 +31,31 @@ from torch import Tensor
 from torchweft.core.backend import interpreted
 from torchweft.core.operators.operator import (
     Operator,
+    below_transforms,
     compiling,
     constant_when_compiling,
     unwatched,
 )
 from torchweft.core.operators.tensor_list import Call as Door
-from torchweft.core.operators.tensor_list import ListOperator, Rest, Results, Tensors
-from torchweft.core.operators.transforms import below_transforms, mapped_as_rows
+from torchweft.core.operators.tensor_list import (
+    ListOperator,
+    Rest,
+    Results,
+    Tensors,
+    mapped_as_rows,
+)
 from torchweft.core.tables.segments import indptr_of, sort_rows
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import IndexRangeError
 from torchweft.o3.backends import executor, refuse_backend
 from torchweft.o3.channelwise.calls import forward, read_call
-from torchweft.o3.channelwise.operator import Contraction
+from torchweft.o3.channelwise.operator import ContractionRule as Contraction
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.channelwise.structure import read as read_structure
-from torchweft.o3.mixing.blocks import Block, Mixing, read
-from torchweft.o3.mixing.rows_source import forms, numbers
+from torchweft.o3.mixing.blocks import CopyBlock, Mixing, read
+from torchweft.o3.mixing.rows_source import coupled_paths, row_weights
 
-__all__ = [
-    "ElementRows",
-    "by_torch",
-    "mix",
-    "mixed_rows",
-    "rows_of_elements",
-    "serves_mix",
-    "serves_mixed_rows",
-]
-
+__all__ = ["mix", "mixed_rows", "rows_of_elements", "serves_mix", "serves_mixed_rows"]
 
 _INTERPRETED = interpreted()
 
@@ -71,57 +68,51 @@ MOST_ROW_WEIGHTS, MOST_ROW_TERMS = 2**14, 2**9
 
 _FORWARD = str(forward(True))
 
+_OTHERS = {"z": ("t", "w"), "t": ("z", "w"), "w": ("t", "z")}
+"""The two operands of each result, in the order of arguments."""
+
 
 def serves_mix(
     mixing: Mixing | None, rows: Tensor, shared: bool, backend: str | None = None
 ) -> TypeGuard[Mixing]:
-    """Whether there is a mixing and `mix` takes rows like these: on the GPU.
+    """Whether there is a mixing and kernels multiply rows like these: on a GPU.
 
-    Shared weights but in float64; own weights of each row, where each block of t has one path.
-    Elsewhere torch multiplies the matrices, if `backend` is "torch" or None.
+    They take shared weights except in float64, and own weights of each row where each block of t
+    has one path.  Otherwise torch multiplies the matrices, if `backend` is "torch" or None.
 
     Raises:
         BackendError: another backend is requested.
     """
     if backend == "torch":
         return False
-    able = _able(mixing, rows, shared)
+    able = mixing is not None and (rows.is_cuda or _INTERPRETED)
+    if able and mixing is not None:
+        dtypes = SHARED_DTYPES if shared else OWN_DTYPES
+        able = rows.dtype in dtypes and (shared or mixing.single)
     if backend is not None and not (able and backend == "triton"):
         refuse_backend(backend, rows.device.type, f"weights that mix copies, in {rows.dtype}")
     return able
-
-
-def _able(mixing: Mixing | None, rows: Tensor, shared: bool) -> bool:
-    if mixing is None or not (rows.is_cuda or _INTERPRETED):
-        return False
-    if shared:
-        return rows.dtype in SHARED_DTYPES
-    return mixing.single and rows.dtype in OWN_DTYPES
 
 
 def mix(
     mixing: Mixing,
     t: Tensor,
     weight: Tensor,
-    kinds: ElementRows | None = None,
+    elements: ElementRows | None = None,
     *,
     kernels: bool = True,
 ) -> Tensor:
     """z (rows, width) of t (rows, width) and weights: (width,) for all rows, or (rows, width).
 
-    With kinds, the rows of each element, weights are (elements, width).  `kernels` is what
-    `serves_mix` returned; without kernels torch multiplies element after element.
+    With the rows of each element, weights are (elements, width).  `kernels` is what `serves_mix`
+    returned; without kernels torch multiplies element after element.
 
     Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor t W|, K terms a number; with weights that are not
     a row's own TF32 instead where torch.backends.cuda.matmul allows it.  Bitwise repeatable.  Rows
     without a path are zero.
     """
-    order, starts = (None, None) if kinds is None else kinds
+    order, starts = (None, None) if elements is None else elements
     return _mix(t, weight, order, starts, mixing.text, "z", weight.dim() == 1, kernels)
-
-
-_OTHERS = {"z": ("t", "w"), "t": ("z", "w"), "w": ("t", "z")}
-"""The two operands of each result, in the order of arguments."""
 
 
 def _mix_body(
@@ -134,11 +125,11 @@ def _mix_body(
     shared: bool,
     kernels: bool,
 ) -> Tensor:
-    kinds = None if order is None or starts is None else ElementRows(order, starts)
+    elements = None if order is None or starts is None else ElementRows(order, starts)
     mixing, a, b = read(text), a.contiguous(), b.contiguous()
-    if kinds is not None and not kernels:
-        return by_torch(mixing, result, a, b, kinds).to(a.dtype)
-    found: Tensor = executor("mixing", "triton").run_mix(mixing, result, a, b, shared, kinds)
+    if elements is not None and not kernels:
+        return by_torch(mixing, result, a, b, elements).to(a.dtype)
+    found: Tensor = executor("mixing", "triton").run_mix(mixing, result, a, b, shared, elements)
     return found
 
 
@@ -157,15 +148,11 @@ def _mix_gradients(
 ) -> tuple[Tensor | None, ...]:
     a, b, order, starts, text, result, *how = args
     values = dict(zip(_OTHERS[result], (a, b), strict=True)) | {result: grad}
-
-    def of(slot: str) -> Tensor:
-        first, second = _OTHERS[slot]
-        found: Tensor = call(values[first], values[second], order, starts, text, slot, *how)
-        return found
-
-    return tuple(
-        of(slot) if flag else None for slot, flag in zip(_OTHERS[result], needed, strict=True)
-    )
+    found: list[Tensor | None] = []
+    for slot, flag in zip(_OTHERS[result], needed, strict=True):
+        operands = [values[other] for other in _OTHERS[slot]]
+        found.append(call(*operands, order, starts, text, slot, *how) if flag else None)
+    return tuple(found)
 
 
 def _mix_batch(call: Any, size: int, dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
@@ -173,20 +160,19 @@ def _mix_batch(call: Any, size: int, dims: Sequence[int | None], args: Sequence[
     a, b, order, *rest = args
     _, _, result, shared, _ = rest
     if order is not None or (shared and (result == "w" or dims[1] is not None)):
-        each = [[_sample(t, d, i) for t, d in zip((a, b), dims, strict=False)] for i in range(size)]
-        return torch.stack([call(*pair, order, *rest) for pair in each])
+        pairs = [
+            [x if d is None else x.select(d, i) for x, d in zip((a, b), dims, strict=False)]
+            for i in range(size)
+        ]
+        return torch.stack([call(*pair, order, *rest) for pair in pairs])
     first, second = (
-        (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
-        if t.dim() - (d is not None) == 2
-        else t
-        for t, d in zip((a, b), dims, strict=False)
+        (x.expand(size, *x.shape) if d is None else x.movedim(d, 0)).flatten(0, 1)
+        if x.dim() - (d is not None) == 2
+        else x
+        for x, d in zip((a, b), dims, strict=False)
     )
     found: Tensor = call(first, second, order, *rest)
     return found.view(size, found.shape[0] // size, found.shape[1])
-
-
-def _sample(tensor: Tensor, dim: int | None, i: int) -> Tensor:
-    return tensor if dim is None else tensor.select(dim, i)
 
 
 _mix = Operator(
@@ -205,12 +191,8 @@ _mix = Operator(
 def serves_mixed_rows(
     mixing: Mixing | None, structure: Structure, rows: Tensor, backend: str | None
 ) -> TypeGuard[Mixing]:
-    """Whether kernels compute such products: on the GPU, for rows of few weights."""
-    if (
-        mixing is None
-        or backend not in (None, "triton")
-        or rows.dtype not in (*SHARED_DTYPES, torch.float64)
-    ):
+    """Whether one kernel computes such products: on a GPU, for rows of few weights."""
+    if mixing is None or backend not in (None, "triton") or rows.dtype not in OWN_DTYPES:
         return False
     if not (rows.is_cuda or _INTERPRETED):
         return False
@@ -220,14 +202,14 @@ def serves_mixed_rows(
 
 @constant_when_compiling
 def _size(structure: str, mixing: str) -> tuple[int, int]:
-    """Numbers of a row's weights, and terms."""
+    """Count of a row's weights, and of terms."""
     return _counted(read_structure(structure), read(mixing))
 
 
 @functools.lru_cache(maxsize=1024)
 def _counted(structure: Structure, mixing: Mixing) -> tuple[int, int]:
-    every = (form for _, members in forms(structure, mixing) for form in members)
-    return numbers(structure, mixing), sum(len(form.entries) for form in every)
+    paths = (path for _, members in coupled_paths(structure, mixing) for path in members)
+    return row_weights(structure, mixing), sum(len(path.entries) for path in paths)
 
 
 def mixed_rows(
@@ -249,7 +231,7 @@ def mixed_rows(
 
 
 class _MixedRows(Contraction):
-    """Bodies and derivatives of Q."""
+    """Results of derivatives of Σ C x y w z."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         structure, call, mixing = rest
@@ -277,99 +259,94 @@ _mixed_rows = ListOperator("o3_mixed_rows", "str structure, str call, str mixing
 
 
 class ElementRows(NamedTuple):
-    """Rows sorted by kind: those of kind k are order[starts[k]] .. order[starts[k + 1] - 1].
+    """Rows sorted by element: those of element k are order[starts[k]] .. order[starts[k + 1] - 1].
 
-    Both int32; rows of a kind keep their order.
+    Both int32; rows of an element keep their order.
     """
 
     order: Tensor  # (rows,)
-    starts: Tensor  # (kinds + 1,)
+    starts: Tensor  # (elements + 1,)
 
 
 _element_cache: TensorCache[ElementRows] = TensorCache()
 
 
-def rows_of_elements(kind: Tensor, count: int) -> ElementRows:
-    """The rows of this very tensor (rows,) in its present state, sorted once.
+def rows_of_elements(element: Tensor, count: int) -> ElementRows:
+    """Rows sorted by `element` (rows,), once for this tensor in its present state.
 
     Raises:
-        IndexRangeError: a kind is not in 0..count - 1; on a GPU that is looked at under
+        IndexRangeError: an element is not in 0..count - 1; checked on a GPU under
             TORCHWEFT_CHECK=1.
     """
-    return _sorted_rows(kind, count) if compiling() else _remembered(kind, count)
+    return _sorted_rows(element, count) if compiling() else _cached_rows(element, count)
 
 
 @below_transforms
-def _remembered(kind: Tensor, count: int) -> ElementRows:
-    if not unwatched(kind):
-        return _sorted_rows(kind, count)
-    return _element_cache.get((kind,), count, lambda: _built(kind, count))
+def _cached_rows(element: Tensor, count: int) -> ElementRows:
+    if not unwatched(element):
+        return _sorted_rows(element, count)
+    return _element_cache.get((element,), count, lambda: _checked_rows(element, count))
 
 
-def _built(kind: Tensor, count: int) -> ElementRows:
-    if kind.device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
-        wrong = ((kind < 0) | (kind >= count)).nonzero().flatten()
+def _checked_rows(element: Tensor, count: int) -> ElementRows:
+    if element.device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
+        wrong = ((element < 0) | (element >= count)).nonzero().flatten()
         if wrong.numel():
             row = int(wrong[0])
             raise IndexRangeError(
-                f"element[{row}] is {int(kind[row])} but there are weights of {count}: every value "
-                f"must lie in 0..{count - 1}. Correct element, or build the module with more "
+                f"element[{row}] is {int(element[row])} but there are weights of {count}: every "
+                f"value must lie in 0..{count - 1}. Correct element, or build the module with more "
                 "num_elements."
             )
     with torch.inference_mode(False):  # autograd keeps tables, which may be made in evaluation
-        return _sorted_rows(kind, count)
+        return _sorted_rows(element, count)
 
 
-def _sorted_rows(kind: Tensor, count: int) -> ElementRows:
-    order = sort_rows(kind)
-    return ElementRows(order.int(), indptr_of(kind.index_select(0, order), count).int())
+def _sorted_rows(element: Tensor, count: int) -> ElementRows:
+    order = sort_rows(element)
+    return ElementRows(order.int(), indptr_of(element.index_select(0, order), count).int())
 
 
-def by_torch(mixing: Mixing, result: str, a: Tensor, b: Tensor, kinds: ElementRows) -> Tensor:
-    """The result z of (t, w), t of (z, w) or w (kinds, width) of (t, z), kind after kind."""
-    starts = kinds.starts.tolist()
+def by_torch(mixing: Mixing, result: str, a: Tensor, b: Tensor, elements: ElementRows) -> Tensor:
+    """z of (t, w), t of (z, w) or w (elements, width) of (t, z), element after element."""
+    starts = elements.starts.tolist()
     rows, count = a.shape[0], len(starts) - 1
     wide = torch.promote_types(a.dtype, torch.float32)
     a, b = a.to(wide), b.to(wide)
     out = a.new_zeros(count if result == "w" else rows, mixing.width(result))
-    for kind, (begin, end) in enumerate(itertools.pairwise(starts)):
-        if begin < end:
-            own = kinds.order[begin:end].long()
-            first = a.index_select(0, own)
-            if result == "w":
-                _outer(mixing, first, b.index_select(0, own), out[kind])
-            else:
-                out.index_copy_(0, own, _product(mixing, result, first, b[kind]))
+    for element, (begin, end) in enumerate(itertools.pairwise(starts)):
+        if begin == end:
+            continue
+        own = elements.order[begin:end].long()
+        first = a.index_select(0, own)
+        if result == "w":
+            second = b.index_select(0, own)
+            for t, z, matrix, factor in _matrices(mixing, out[element]):
+                left, right = _copies(first, t).flatten(0, 1), _copies(second, z).flatten(0, 1)
+                torch.mul(left.T @ right, factor, out=matrix)
+        else:
+            out.index_copy_(0, own, _product(mixing, result, first, b[element]))
     return out
 
 
 def _product(mixing: Mixing, result: str, a: Tensor, weight: Tensor) -> Tensor:
-    out = a.new_zeros(a.shape[0], mixing.width(result))
-    for t, z, matrix, factor in _matrices(mixing, weight):
-        if result == "z":
-            _parts(out, z).add_(_times(_parts(a, t), matrix), alpha=factor)
-        else:
-            _parts(out, t).add_(_times(_parts(a, z), matrix.T), alpha=factor)
-    return out
-
-
-def _times(parts: Tensor, matrix: Tensor) -> Tensor:
-    """(rows, components, copies) times a matrix, as one product.
+    """z of t, or t of z; all rows by one matrix product of each path.
 
     torch folds rows and components by itself only where the matrix requires a gradient, so that
     the last bits of eager and of compiled calls would differ.
     """
-    rows = parts.flatten(0, 1) @ matrix
-    return rows.view(*parts.shape[:2], matrix.shape[1])
-
-
-def _outer(mixing: Mixing, a: Tensor, b: Tensor, weight: Tensor) -> None:
+    out = a.new_zeros(a.shape[0], mixing.width(result))
     for t, z, matrix, factor in _matrices(mixing, weight):
-        left, right = (_parts(x, block).flatten(0, 1) for x, block in ((a, t), (b, z)))
-        torch.mul(left.T @ right, factor, out=matrix)
+        source, to, matrix = (t, z, matrix) if result == "z" else (z, t, matrix.T)
+        copies = _copies(a, source)
+        rows = (copies.flatten(0, 1) @ matrix).view(*copies.shape[:2], matrix.shape[1])
+        _copies(out, to).add_(rows, alpha=factor)
+    return out
 
 
-def _matrices(mixing: Mixing, weight: Tensor) -> Iterator[tuple[Block, Block, Tensor, float]]:
+def _matrices(
+    mixing: Mixing, weight: Tensor
+) -> Iterator[tuple[CopyBlock, CopyBlock, Tensor, float]]:
     """Each path's blocks, its matrix (copies of t, copies of z) as a view, and its factor."""
     for path in mixing.paths:
         t, z = mixing.t[path.t], mixing.z[path.z]
@@ -377,7 +354,7 @@ def _matrices(mixing: Mixing, weight: Tensor) -> Iterator[tuple[Block, Block, Te
         yield t, z, matrix.view(t.copies, z.copies), path.factor
 
 
-def _parts(rows: Tensor, block: Block) -> Tensor:
+def _copies(rows: Tensor, block: CopyBlock) -> Tensor:
     """(rows, components, copies), a view."""
     shape = (rows.shape[0], block.components, block.copies)
     steps = (rows.shape[1], block.step, block.copy_step)

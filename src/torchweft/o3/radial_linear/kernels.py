@@ -1,8 +1,8 @@
-"""Triton kernels of float32 in parts of 16 bits, and of weights that are formed of them.
+"""Triton kernels that split float32 into parts of 16 bits, and products of such parts.
 
 A row of numbers is 2^e Σ parts: e brings the largest to [2^13, 2^14), the first part is the nearest
-number of 11 bits, each other the nearest to what is left.  Parts end at 2^-24, so that numbers are
-right to 2^-38 of the row's largest, however small they are.  What is infinite makes NaN.
+number of 11 bits, each other part the nearest to the remainder.  Parts end at 2^-24, so that
+numbers are right to 2^-38 of the row's largest.  Infinite numbers become NaN.
 """
 # mypy: ignore-errors
 
@@ -14,7 +14,7 @@ __all__ = ["column_parts", "formed_weights", "row_parts", "summed_products"]
 
 @triton.jit
 def _powers(size):
-    """2^-e, which brings a size to [2^13, 2^14), and 2^e; numbers for every size."""
+    """2^-e, which brings a size to [2^13, 2^14), and 2^e; both finite for every size."""
     e = ((size.to(tl.int32, bitcast=True) >> 23) & 255) - 13
     e = tl.minimum(tl.maximum(e, 15), 240)
     return ((254 - e) << 23).to(tl.float32, bitcast=True), (e << 23).to(tl.float32, bitcast=True)
@@ -34,9 +34,9 @@ def row_parts(
     WIDTH: tl.constexpr, Y_WIDTH: tl.constexpr, SIDE: tl.constexpr, PARTS: tl.constexpr,
     DEPTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows of h (rows, WIDTH) as parts (rows, PARTS, DEPTH), in an order; bound: memory.
+    """Split rows of h (rows, WIDTH) into parts (rows, PARTS, DEPTH), in an order; bound: memory.
 
-    And 2^e, or rows of y multiplied by it.  SIDE is a power of 2, no less than Y_WIDTH.
+    Also store 2^e, or rows of y multiplied by it.  SIDE is a power of 2, no less than Y_WIDTH.
     """
     to = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
     live = to < rows
@@ -62,10 +62,10 @@ def column_parts(
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, PARTS: tl.constexpr,
     DEPTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Columns of A (HIDDEN, WIDTH) times factors as parts (count, PARTS, DEPTH), and their 2^e.
+    """Split columns of A (HIDDEN, WIDTH) times factors into parts (count, PARTS, DEPTH).
 
-    columns and factors are (BESIDE, count): a column, and those that share e with it; without them
-    all columns are taken as they are.
+    Also store their 2^e.  columns and factors are (BESIDE, count): a column, and those that share e
+    with it; without them all columns are split, unscaled.
     """
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     k = tl.arange(0, DEPTH)[None, :]
@@ -92,7 +92,7 @@ def formed_weights(
     h_ptr, of_h_ptr, a_ptr, of_a_ptr, w_ptr, rows,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """w = h A of two parts each, and of their 2^e; bound: memory, w is written once."""
+    """w = h A from two parts of each and their 2^e; bound: memory, w is written once."""
     ACROSS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)
     row = (pid // ACROSS).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -118,9 +118,9 @@ def summed_products(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, DEPTH: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """sums[p] = Σ h^T g over the rows of a piece, h of two parts.   [pieces, HIDDEN, WIDTH]
+    """sums[p] = Σ h^T g over the rows of a piece, h in two parts.   [pieces, HIDDEN, WIDTH]
 
-    Columns of a tile of g are taken apart here, each with a power of two of its own.
+    Columns of a tile of g are split here, each with its own power of two.
     """
     ACROSS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
     pid = tl.program_id(0)

@@ -1,11 +1,14 @@
-"""Forward calls with weights w = h A by generated Triton kernels: which, and their launches.
+"""Launches for weights h A on a GPU: the fused forward kernel, and products of parts.
 
-h and columns of A are taken apart beforehand, columns in the order in which programs read them.
+h and A are split into parts of 16 bits first, columns of A in the order in which programs read
+them.  `run` is the fused forward call; `formed_weights` is h A of a block of edges, and
+`summed_products` h^T g, the gradient of A.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,34 +21,34 @@ from torchweft.core.gpu.launcher import (
     Call,
     Kernel,
     Tile,
+    compile_together,
     current_device,
     processors,
 )
-from torchweft.core.printing.modules import printed
+from torchweft.core.printing.modules import printed, written
 from torchweft.o3.channelwise.calls import Call as Contraction
 from torchweft.o3.channelwise.structure import Product, Structure
 from torchweft.o3.edges.graph import Tables
 from torchweft.o3.irreps.wigner import entries_3j
 from torchweft.o3.radial_linear.source import (
     NAME,
-    ROWS,
-    SHORT,
-    WARPS,
-    Job,
-    Tiling,
+    RADIAL_WARPS,
+    ROWS_PER_TILE,
+    TWO_PARTS_FROM,
+    RadialKernelSpec,
+    RadialTiling,
     columns,
-    scale,
     source,
 )
-from torchweft.o3.radial_linear.split_products import SplitLaunch, launch, of_columns, of_rows
+from torchweft.products.tiles import power_of_two
 
-__all__ = ["run", "serves"]
+__all__ = ["MOST_HIDDEN", "formed_weights", "run", "serves", "summed_products"]
 
-RADIAL_TILING = Tiling(16)
-"""How products of many channels are cut; a block of fewer channels is as wide as these.
+RADIAL_TILING = RadialTiling(16)
+"""Tiling of products of many channels; a block of fewer channels is as wide as these.
 
-Of some twenty shapes on an H200 the fastest, for rows of 158 edges.  Narrow blocks and small groups
-let more programs run at once, but repeat more than these hide: each group reads h, x and y again.
+The fastest of some twenty on an H200, for rows of 158 edges.  Narrow blocks and small groups let
+more programs run at once, but each group reads h, x and y again, which costs more.
 """
 
 SHARED_BYTES = 113 * 2**10
@@ -60,6 +63,26 @@ PROGRAMS_PER_PROCESSOR = 16
 MOST_ENTRIES_3J = 2**12
 """Entries of 3j symbols beyond which compilation takes too long."""
 
+MOST_HIDDEN = 128
+"""Numbers in a row of h that `formed_weights` and `summed_products` take."""
+
+FORMED_TILE = Tile((128, 128), 4, 1)
+"""Rows and columns of weights."""
+
+SUMMED_TILE = Tile((64, 2), 4, 1)
+"""Rows that are summed at a time, and stages of their loads."""
+
+SUMS_PER_PROGRAM = 2**13
+"""Numbers of h times columns of g in a program."""
+
+SUMMING_PROGRAMS = 2
+"""Programs per processor that share a sum over rows: as many as run at once."""
+
+NUMBERS_PER_PROGRAM = 2048
+"""Numbers of a program that splits rows or columns."""
+
+# the fused forward kernel
+
 
 def serves(
     structure: Structure,
@@ -69,10 +92,10 @@ def serves(
     hidden: int,
     precision: str,
 ) -> bool:
-    """Whether one kernel for each group of paths does the call: forward, channels sharing y alone.
+    """Whether the fused kernel computes a call: forward in float32, channels share y alone.
 
-    Rows that are cut, as those of thousands of edges are, go by blocks; so does what does not fit
-    into the shared memory of the GPU.
+    Rows that are cut, as those of thousands of edges are, go by blocks of edges; so does what does
+    not fit into the shared memory of the GPU.
     """
     result, *others = call.results
     if others or result.slot != "z" or len(result.terms) != 1 or like.dtype != torch.float32:
@@ -85,19 +108,30 @@ def serves(
 @functools.lru_cache(maxsize=1024)
 def _fits(structure: Structure, hidden: int, precision: str, device: torch.device) -> bool:
     steps = _recipe(structure, hidden, precision, torch.int32, device).steps
-    return all(step.job.shared <= _room(device) for step in steps)
+    return all(spec.shared_bytes <= _room(device) for spec, *_ in steps)
 
 
 @functools.lru_cache(maxsize=1024)
 def _suits(structure: Structure) -> bool:
-    work = 0
+    entries = 0
     for product in structure.products:
         for path in product.paths:
-            work += len(entries_3j(*product.degrees(path)))
+            entries += len(entries_3j(*product.degrees(path)))
             x, y, z = product.x[path.x], product.y[path.y], product.z[path.z]
             if y.channel_step or not (x.channel_step and z.channel_step):
                 return False
-    return work <= MOST_ENTRIES_3J
+    return entries <= MOST_ENTRIES_3J
+
+
+@functools.cache
+def _room(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take; 0 on AMD, whose threads hold other rows."""
+    if interpreted():
+        return 2**31
+    if torch.version.hip is not None:
+        return 0
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def run(
@@ -118,39 +152,34 @@ def run(
     if not edges or not recipe.steps:
         return [z]
     src = (src if order is None else src.index_select(0, order)).to(torch.int32)
-    apart, (of_h, scaled) = of_rows(h, recipe.parts, y, order)
-    beside, (of_a, powers) = of_columns(a, recipe.parts, recipe.columns, recipe.factors)
-    launches = [apart, beside]
-    for step in recipe.steps:
-        own = of_a[step.begin :], powers[step.begin :]
-        free = step.numbers(shape[0], x.device)
-        call = Call(step.kernel, [x, scaled, of_h, *own, z, indptr, src], free)
-        launches.append(SplitLaunch(call, free[1] * step.job.channel_blocks))
-    with current_device(x):
-        launch(launches, of_h.nbytes + of_a.nbytes + scaled.nbytes)
+    h_launch, h_parts, scaled = _split_rows(h, recipe.parts, y, order)
+    a_launch, a_parts, powers = _split_columns(a, recipe.parts, recipe.columns, recipe.factors)
+    launches = [h_launch, a_launch]
+    for spec, kernel, begin in recipe.steps:
+        most = PROGRAMS_PER_PROCESSOR * processors(x.device) // spec.channel_blocks
+        lanes = max(1, min(-(-shape[0] // ROWS_PER_TILE), most))
+        read = [x, scaled, h_parts, a_parts[begin:], powers[begin:], z, indptr, src]
+        call = Call(kernel, read, (shape[0], lanes))
+        launches.append(_SplitLaunch(call, lanes * spec.channel_blocks))
+    _launch(x, launches, h_parts.nbytes + a_parts.nbytes + scaled.nbytes)
     if recording():
         flops = 2 * tables.num_edges * hidden * structure.width("w")
         record_cost(sum(t.nbytes for t in (x, y, h, a, z, indptr, src)), flops)
     return [z]
 
 
-class _RadialStep(NamedTuple):
-    """A kernel, and where its columns of A begin."""
-
-    job: Job
-    kernel: Kernel
-    begin: int
-
-    def numbers(self, rows: int, device: torch.device) -> tuple[int, int]:
-        """Rows, and programs for each block of channels."""
-        most = PROGRAMS_PER_PROCESSOR * processors(device) // self.job.channel_blocks
-        return rows, max(1, min(-(-rows // ROWS), most))
-
-
 class _RadialRecipe(NamedTuple):
-    """Kernels; whether they write all columns of z; columns of A and factors, (beside, count)."""
+    """Kernels of a structure.
 
-    steps: tuple[_RadialStep, ...]
+    Args:
+        steps: kernels, and the first prepared column of A of each.
+        covered: whether they write all columns of z.
+        parts: parts of numbers of h and of A.
+        columns: columns of A, (sharing, count): see `columns` in source.py.
+        factors: their factors.
+    """
+
+    steps: tuple[tuple[RadialKernelSpec, Kernel, int], ...]
     covered: bool
     parts: int
     columns: Tensor
@@ -161,79 +190,62 @@ class _RadialRecipe(NamedTuple):
 def _recipe(
     structure: Structure, hidden: int, precision: str, index: torch.dtype, device: torch.device
 ) -> _RadialRecipe:
-    """The recipe, which keeps machine code for one dtype of index lists."""
+    """The recipe for one dtype of index lists, with the machine code of its kernels."""
     widths = structure.width("x"), structure.width("y"), structure.width("z")
-    parts = 1 if precision == "tf32" else 2 if hidden >= SHORT else 3
-    steps: list[_RadialStep] = []
+    parts = 1 if precision == "tf32" else 2 if hidden >= TWO_PARTS_FROM else 3
+    steps: list[tuple[RadialKernelSpec, Kernel, int]] = []
     table: list[list[tuple[int, float]]] = []
     covered = 0
     for product in structure.products:
         if not product.channels or not product.paths:
             continue
-        tiling = _tiling(product)
+        block = max(8, min(RADIAL_TILING.block, 1 << (product.channels - 1).bit_length()))
+        tiling = RADIAL_TILING._replace(block=block)
         reached = {path.z for path in product.paths}
         covered += product.channels * sum(product.z[block].components for block in reached)
-        for paths in path_groups(product, tiling):
-            job = _staged(Job(product, paths, widths, hidden, parts, tiling))
-            tile = Tile((tiling.block, job.tiling.stages), WARPS, 1)
-            kernel = Kernel(printed("o3_radial", source(job), NAME), (), (), tile)
-            steps.append(_RadialStep(job, kernel, len(table)))
-            table += [_beside(job, column) for column in columns(job)]
-    beside = max(map(len, table), default=1)
-    padded = [entries + [(0, 0.0)] * (beside - len(entries)) for entries in table]
-    places, factors = ([[pair[i] for pair in entries] for entries in padded] for i in range(2))
-    return _RadialRecipe(
-        tuple(steps),
-        covered == widths[2],
-        parts,
-        torch.tensor(places, dtype=torch.int32, device=device).view(-1, beside).t().contiguous(),
-        torch.tensor(factors, dtype=torch.float32, device=device).view(-1, beside).t().contiguous(),
+        for paths in _path_groups(product, block):
+            spec = _staged(RadialKernelSpec(product, paths, widths, hidden, parts, tiling))
+            tile = Tile((block, spec.tiling.stages), RADIAL_WARPS, 1)
+            kernel = Kernel(printed("o3_radial", source(spec), NAME), (), (), tile)
+            steps.append((spec, kernel, len(table)))
+            table += columns(spec)
+    sharing = max(map(len, table), default=1)
+    padded = [entries + [(0, 0.0)] * (sharing - len(entries)) for entries in table]
+    places, factors = (
+        torch.tensor([[pair[i] for pair in entries] for entries in padded], dtype=dtype)
+        .view(-1, sharing)
+        .t()
+        .contiguous()
+        .to(device)
+        for i, dtype in enumerate((torch.int32, torch.float32))
     )
+    return _RadialRecipe(tuple(steps), covered == widths[2], parts, places, factors)
 
 
-def _beside(job: Job, column: tuple[int, int] | None) -> list[tuple[int, float]]:
-    """(column of A, factor) of a prepared column, then those of paths into the same block of z.
-
-    Columns that are not there are any column times zero.
-    """
-    if column is None:
-        return [(0, 0.0)]
-    first, channel = column
-    paths, into = job.product.paths, job.product.paths[first].z
-    found = []
-    for number in (first, *(p for p in job.paths if p != first and paths[p].z == into)):
-        block = job.product.w[paths[number].w]
-        place = block.offset + channel * block.channel_step
-        found.append((place, scale(job.product, paths[number])))
-    return found
+def _staged(spec: RadialKernelSpec) -> RadialKernelSpec:
+    """The kernel with one more stage, if two programs then still share a processor."""
+    more = spec._replace(tiling=spec.tiling._replace(stages=spec.tiling.stages + 1))
+    return more if more.shared_bytes <= SHARED_BYTES else spec
 
 
-def _staged(job: Job) -> Job:
-    """The job with one more stage, if two programs then still share a processor."""
-    more = job._replace(tiling=job.tiling._replace(stages=job.tiling.stages + 1))
-    return more if more.shared <= SHARED_BYTES else job
-
-
-def _tiling(product: Product) -> Tiling:
-    block = max(8, min(RADIAL_TILING.block, 1 << (product.channels - 1).bit_length()))
-    return RADIAL_TILING._replace(block=block)
-
-
-def path_groups(product: Product, tiling: Tiling) -> list[tuple[int, ...]]:
-    """The paths of a product, by number, in groups: each is a kernel.
+def _path_groups(product: Product, block: int) -> list[tuple[int, ...]]:
+    """The numbers of a product's paths in groups, each of which is a kernel.
 
     They are cut between blocks of x where they can be, and never between paths into one block of z.
     """
-    most = CARRIED_SUMS * 4 // tiling.block
-    found: list[list[int]] = []
-    carried = most + 1
+    paths = product.paths
+    into: dict[int, list[int]] = {}
+    for n in sorted(range(len(paths)), key=lambda n: (paths[n].x, paths[n].z)):
+        into.setdefault(paths[n].z, []).append(n)
 
-    def size(paths: list[int]) -> int:
-        reached = {product.paths[p].z for p in paths}
-        return sum(product.z[block].components for block in reached)
+    def size(numbers: list[int]) -> int:
+        return sum(product.z[z].components for z in {paths[n].z for n in numbers})
 
-    for parts in _by_block_of_x(product):
-        whole = [p for part in parts for p in part]
+    most = CARRIED_SUMS * 4 // block
+    found, carried = list[list[int]](), most + 1
+    for _, same_x in itertools.groupby(into.values(), key=lambda numbers: paths[numbers[0]].x):
+        parts = list(same_x)
+        whole = [n for part in parts for n in part]
         for part in [whole] if size(whole) <= most else parts:
             if carried + size(part) > most:
                 found.append([])
@@ -243,23 +255,111 @@ def path_groups(product: Product, tiling: Tiling) -> list[tuple[int, ...]]:
     return [tuple(group) for group in found]
 
 
-def _by_block_of_x(product: Product) -> list[list[list[int]]]:
-    """The paths into each block of z, by the block of x of the first."""
-    into: dict[int, list[int]] = {}
-    for n, path in sorted(enumerate(product.paths), key=lambda item: (item[1].x, item[1].z)):
-        into.setdefault(path.z, []).append(n)
-    found: dict[int, list[list[int]]] = {}
-    for paths in into.values():
-        found.setdefault(product.paths[paths[0]].x, []).append(paths)
-    return list(found.values())
+# parts of h and of A
 
 
-@functools.cache
-def _room(device: torch.device) -> int:
-    """Bytes of shared memory that a program may take; none on AMD: its threads hold other rows."""
-    if interpreted():
-        return 2**31
-    if torch.version.hip is not None:
-        return 0
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
+class _SplitLaunch(NamedTuple):
+    """A call of a kernel, and its number of programs."""
+
+    call: Call
+    programs: int
+
+
+def _launch(like: Tensor, launches: Sequence[_SplitLaunch], workspace_bytes: int) -> None:
+    """Launch in order; the kernels that take longest to compile are last."""
+    with current_device(like):
+        compile_together([each.call for each in reversed(launches)])
+        for (kernel, tensors, free), programs in launches:
+            kernel(programs, tensors, free, workspace_bytes)
+
+
+@functools.lru_cache(maxsize=1024)
+def split_kernel(name: str, constants: tuple[int, ...], tile: Tile, *variant: object) -> Kernel:
+    """A kernel of kernels.py; `variant` is what else its machine code depends on."""
+    return Kernel(written("torchweft.o3.radial_linear.kernels", name), (), constants, tile)
+
+
+def split_tile(hidden: int) -> Tile:
+    """Numbers of a part, and rows or columns that a program splits."""
+    return Tile((_depth(hidden), max(1, NUMBERS_PER_PROGRAM // _depth(hidden))), 4, 1)
+
+
+def _depth(hidden: int) -> int:
+    """Numbers of a part: a power of 2 that tensor cores take."""
+    return max(16, power_of_two(hidden))
+
+
+def _split_rows(
+    h: Tensor, parts: int, y: Tensor | None = None, order: Tensor | None = None
+) -> tuple[_SplitLaunch, Tensor, Tensor]:
+    """Parts of h (E, parts, depth), and their powers of two (E,), or rows of y times these."""
+    (rows, hidden), width = h.shape, 0 if y is None else y.shape[1]
+    made = h.new_empty((rows, parts, _depth(hidden)), dtype=torch.float16)
+    powers = h.new_empty(rows) if y is None else torch.empty_like(y)
+    constants, tile = (hidden, width, power_of_two(max(1, width)), parts), split_tile(hidden)
+    index = None if order is None else order.dtype
+    kernel = split_kernel("row_parts", constants, tile, index, h.device)
+    results = (None, powers) if y is None else (powers, None)
+    call = Call(kernel, [h, y, order, made, *results], (rows,))
+    return _SplitLaunch(call, -(-rows // tile.blocks[1])), made, powers
+
+
+def _split_columns(
+    a: Tensor, parts: int, columns: Tensor | None = None, factors: Tensor | None = None
+) -> tuple[_SplitLaunch, Tensor, Tensor]:
+    """Parts of columns of A (count, parts, depth), all or gathered, and their powers of two."""
+    hidden, width = a.shape
+    sharing, count = (1, width) if columns is None else columns.shape
+    made = a.new_empty((count, parts, _depth(hidden)), dtype=torch.float16)
+    powers = a.new_empty(count)
+    constants, tile = (hidden, width, sharing, parts), split_tile(hidden)
+    kernel = split_kernel("column_parts", constants, tile, columns is None, a.device)
+    call = Call(kernel, [a, columns, factors, made, powers], (count,))
+    return _SplitLaunch(call, -(-count // tile.blocks[1])), made, powers
+
+
+# products of parts
+
+
+def formed_weights(h: Tensor, a: Tensor) -> Tensor:
+    """h A (E, W), of contiguous float32; h has at most MOST_HIDDEN columns."""
+    (rows, hidden), width = h.shape, a.shape[1]
+    w = h.new_empty(rows, width)
+    if not w.numel():
+        return w
+    h_launch, *h_parts = _split_rows(h, 2)
+    a_launch, *a_parts = _split_columns(a, 2)
+    tall, wide = FORMED_TILE.blocks
+    kernel = split_kernel("formed_weights", (width, _depth(hidden)), FORMED_TILE, h.device)
+    call = Call(kernel, [*h_parts, *a_parts, w], (rows,))
+    product = _SplitLaunch(call, -(-rows // tall) * -(-width // wide))
+    _launch(h, [h_launch, a_launch, product], h_parts[0].nbytes + a_parts[0].nbytes)
+    if recording():
+        record_cost(h.nbytes + a.nbytes + w.nbytes, 2 * rows * hidden * width)
+    return w
+
+
+def summed_products(h: Tensor, g: Tensor) -> Tensor:
+    """h^T g (H, W), of contiguous float32; h has at most MOST_HIDDEN columns."""
+    (rows, hidden), width = h.shape, g.shape[1]
+    if not rows or not width:
+        return h.new_zeros(hidden, width)
+    constants = summed_constants(hidden, width)
+    tall, across = SUMMED_TILE.blocks[0], -(-width // constants[-1])
+    pieces = max(1, SUMMING_PROGRAMS * processors(h.device) // across)
+    piece = -(-rows // (pieces * tall)) * tall
+    pieces = -(-rows // piece)
+    sums = h.new_empty(pieces, hidden, width)
+    h_launch, *h_parts = _split_rows(h, 2)
+    kernel = split_kernel("summed_products", constants, SUMMED_TILE, h.device)
+    product = _SplitLaunch(Call(kernel, [*h_parts, g, sums], (rows, piece)), pieces * across)
+    _launch(h, [h_launch, product], h_parts[0].nbytes + sums.nbytes)
+    if recording():
+        record_cost(h.nbytes + g.nbytes, 2 * rows * hidden * width)
+    return sums.sum(0)
+
+
+def summed_constants(hidden: int, width: int) -> tuple[int, ...]:
+    """Constants of the kernel of `summed_products`; the last are columns of g of a program."""
+    depth = _depth(hidden)
+    return width, hidden, depth, SUMS_PER_PROGRAM // max(64, depth)

@@ -1,4 +1,4 @@
-"""Channelwise products whose weights are a radial network's last matrix: never stored.
+"""Channelwise products whose weights are h A, the last layer of a radial network.
 
 z[d] = Σ_{e: dst[e] = d} Q(x[src[e]], y[e], h[e] A)
 
@@ -6,14 +6,14 @@ z[d] = Σ_{e: dst[e] = d} Q(x[src[e]], y[e], h[e] A)
 
 The form is linear in x, y, h and A, so its derivatives of every order are calls of the same
 operator.  In a call h stands in slot w, and A in slot a.  The forward pass of float32 on a GPU has
-a fused kernel; all other calls go by blocks of edges:
+a fused kernel, which stores no weights; all other calls go by blocks of edges:
 
     for each block of the edges, sorted by their row of z:
         w = h A;  the call with formed weights, by its own kernels;  gh = gw A^T;  gA += h^T gw
 
-A block is a graph of its own, whose rows are those that it touches, so that what a block costs
-follows its edges.  Blocks are added in their order: bits repeat.  A call of several terms is taken
-apart into matrix products and a call of x, y, z and w:
+A block is a graph of its own over the rows that it touches, so that its cost follows its edges.
+Blocks are added in order, which makes bits repeat.  A call of several terms becomes matrix products
+and a call of x, y, z and w:
 
     w_k  = Σ_(h, A) h A                      terms with the same x, y and z share one sum
     gw_k = Σ_terms ∂Q/∂w
@@ -23,8 +23,8 @@ apart into matrix products and a call of x, y, z and w:
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,23 +35,37 @@ from torchweft.core.operators.tensor_list import CachedCall, ListOperator, Rest,
 from torchweft.core.operators.tensor_list import Call as Door
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.o3.backends import executor
-from torchweft.o3.channelwise.calls import ROLES, Call, Result, Term, read_call
-from torchweft.o3.channelwise.operator import Contraction, contraction, kept, one_by_one
+from torchweft.o3.channelwise.calls import Call, Result, Term, read_call
+from torchweft.o3.channelwise.operator import ContractionRule as Contraction
+from torchweft.o3.channelwise.operator import cached_call as kept
+from torchweft.o3.channelwise.operator import contraction, one_by_one
 from torchweft.o3.channelwise.structure import Structure, read
 from torchweft.o3.edges.graph import Graph, Tables, pack, unpack
-from torchweft.o3.mixing.blocks import Block as Copies
-from torchweft.o3.mixing.blocks import Mixing
-from torchweft.o3.mixing.blocks import Path as Matrix
-from torchweft.o3.radial_linear.source import SHORT
+from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
+from torchweft.o3.radial_linear.source import TWO_PARTS_FROM
 
 __all__ = ["RADIAL_PRECISIONS", "radial_product"]
 
+K = TypeVar("K")
 
 RADIAL_PRECISIONS = ("tf32x3", "tf32")
-"""Precisions of products with A in float32 on tensor cores: as float32, or mantissas of 10 bits.
+"""Precisions of float32 products with A on tensor cores: as float32, or mantissas of 10 bits.
 
-They come in parts of 16 bits, which take half the time of TF32's and have as many digits.
+They are computed in parts of 16 bits, in half the time of TF32's and with as many digits.
 """
+
+BLOCK_BYTES = {"cpu": 2**25, "cuda": 5 * 2**26}
+"""Bytes of a block's weights; each gradient of them takes as many.
+
+A GPU needs many rows at once to be busy: gradients of W1 take a seventh longer than by blocks of
+2^30, in two fifths of the memory (H200).
+"""
+
+ROWS_PER_BLOCK = 512
+"""Rows of z in a block whose gradients are sums, each by one program: as many as run at once."""
+
+MOST_BLOCK_TIMES = 4
+"""Times BLOCK_BYTES that these rows may take."""
 
 _FORWARD = str(Call("xywa", (Result("z", ((0, 1, 2, 3),)),)))
 
@@ -87,8 +101,8 @@ def radial_product(
     smaller than that part of its column's, or of those that add to the same channel of z.
     Differentiable to any order; bitwise repeatable.
 
-    Memory beside the results: forward by kernels a copy of h and y.  Else, and in derivatives,
-    h A of a block of edges (see BLOCK_BYTES), and gradients of it as large.
+    Memory beside the results: a copy of h and y in a forward pass by kernels; otherwise h A of a
+    block of edges (see BLOCK_BYTES), and gradients of it as large.
     """
     x, y, radial, radial_weight = same_kind(x=x, y=y, radial=radial, radial_weight=radial_weight)
     tensors = [x, y, radial, radial_weight, *graph.packed]
@@ -98,7 +112,7 @@ def radial_product(
 
 
 class _Radial(Contraction):
-    """Derivatives of Q(x, y, h A, z)."""
+    """Results of derivatives of Q(x, y, h A, z)."""
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         structure, call, present, num_x, num_z, num_edges, hidden, backend, precision = rest
@@ -111,7 +125,7 @@ class _Radial(Contraction):
         fused = _fused(backend or None, like.device.type)
         with torch.autocast(like.device.type, enabled=False):
             if fused and fused.serves(of, what, like, tables, hidden, precision):
-                ((_, (term,)),) = what.results  # of x, y, h and A
+                ((_, (term,)),) = what.results  # the tensors x, y, h and A
                 found = fused.run(of, [values[t] for t in term], tables, hidden, precision)
             else:
                 found = run_by_blocks(of, what, values, tables, hidden, backend or None)
@@ -138,10 +152,8 @@ class _Radial(Contraction):
 
 @functools.cache
 def _fused(backend: str | None, device: str) -> Any:
-    """The module of the fused kernel, where it may serve."""
-    if choose(backend, device) != "triton":
-        return None
-    return executor("radial_linear", "triton")
+    """The module of the fused kernel, if kernels serve."""
+    return executor("radial_linear", "triton") if choose(backend, device) == "triton" else None
 
 
 _radial = ListOperator(
@@ -152,42 +164,23 @@ _radial = ListOperator(
 )
 
 
-BLOCK_BYTES = {"cpu": 2**25, "cuda": 5 * 2**26}
-"""Bytes of a block's weights; each gradient of them takes as many.
-
-A GPU needs many rows at once to be busy: gradients of W1 take a seventh longer than by blocks of
-2^30, in two fifths of the memory (H200).
-"""
-
-ROWS_PER_BLOCK = 512
-"""Rows of z in a block whose gradients are sums, each by one program: as many as run at once."""
-
-MOST_BLOCK_TIMES = 4
-"""Times BLOCK_BYTES that these rows may take."""
-
-
-class _Block(NamedTuple):
-    """Edges of a graph as a graph of their own.
+class _EdgeBlock(NamedTuple):
+    """Some edges of a graph as a graph of their own.
 
     Args:
-        begin: the first edge, where their numbers follow each other.
-        edges: their numbers; None: they do.
-        sources: the rows of x that they read; None: all.
-        first: the row of z that is the block's first.
-        packed: its tables.
-        present: which of them there are.
-        sizes: its rows of x, of z, and edges.
-        settled: cached calls on this block.
+        rows: first row and number of rows, or row numbers, that it touches in each slot of the
+            whole graph; all rows of slots that are missing.
+        packed: tables of the block, see `pack`.
+        present: which tables there are.
+        sizes: rows of x and of z, edges.
+        calls: cached calls on this block.
     """
 
-    begin: int
-    edges: Tensor | None
-    sources: Tensor | None
-    first: int
+    rows: Mapping[str, tuple[int, int] | Tensor]
     packed: Sequence[Tensor]
     present: str
     sizes: tuple[int, int, int]
-    settled: dict[Any, CachedCall]
+    calls: dict[Any, CachedCall]
 
 
 def run_by_blocks(
@@ -203,10 +196,10 @@ def run_by_blocks(
     Args:
         structure: blocks and paths.
         call: what is computed; h is in slot w, A in slot a.
-        tensors: one for each of its slots, contiguous, float32 or float64.
+        tensors: one for each slot of the call, contiguous, float32 or float64.
         tables: the edges.
         hidden: numbers in a row of h.
-        backend: of the kernels of formed weights.
+        backend: of the kernels that read formed weights.
     """
     width, like = structure.width("w"), tensors[0]
     rows = {"x": tables.num_x, "y": tables.num_edges, "z": tables.num_z}
@@ -236,21 +229,31 @@ def run_by_blocks(
 
 
 def _on_block(
-    structure: Structure, call: Call, values: Sequence[Tensor], block: _Block, backend: str | None
+    structure: Structure,
+    call: Call,
+    values: Sequence[Tensor],
+    block: _EdgeBlock,
+    backend: str | None,
 ) -> list[Tensor | None]:
     """The results of the edges of a block; None: no terms."""
-    plan, kernels = radial_plan_of(call), _kernels(values[0], backend)
+    plan, like = radial_plan_of(call), values[0]
+    kernels = like.dtype == torch.float32 and choose(backend, like.device.type) == "triton"
 
     def total(result: str, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
         products = [_product(result, a, b, kernels) for a, b in pairs]
         return functools.reduce(torch.Tensor.add_, products) if products else None
 
-    formed = [_formed([(values[h], values[a]) for h, a in pairs], kernels) for pairs in plan.formed]
+    formed = []
+    for pairs in plan.formed:
+        h, a = ([values[pair[i]] for pair in pairs] for i in range(2))
+        if len(pairs) > 1:  # one product: a sum of several would be read and written again
+            h, a = [torch.cat(h, 1)], [torch.cat(a)]
+        formed.append(_product("z", h[0], a[0], kernels))
     given = [values[t] for t in plan.given]
-    rest = structure.text, str(plan.inner), block.present, block.sizes, False, backend
-    key = rest, values[0].dtype
-    settled = block.settled.get(key) or block.settled.setdefault(key, kept(*rest))
-    found = contraction([*given, *formed, *block.packed], settled)
+    rest = structure.text, plan.inner, block.present, block.sizes, False, backend
+    key = rest, like.dtype
+    cached = block.calls.get(key) or block.calls.setdefault(key, kept(*rest))
+    found = contraction([*given, *formed, *block.packed], cached)
     results: list[Tensor | None] = []
     for (slot, _), what in zip(call.results, plan.results, strict=True):
         if isinstance(what, int):
@@ -262,60 +265,42 @@ def _on_block(
     return results
 
 
-def _formed(pairs: Sequence[tuple[Tensor, Tensor]], kernels: bool) -> Tensor:
-    """Σ h A by one product: a sum of several would be read and written again."""
-    if len(pairs) == 1:
-        return _product("z", *pairs[0], kernels)
-    rows, matrices = zip(*pairs, strict=True)
-    return _product("z", torch.cat(rows, 1), torch.cat(matrices), kernels)
-
-
 def _product(result: str, a: Tensor, b: Tensor, kernels: bool) -> Tensor:
     """z = t w, t = z w^T or w = t^T z of the two others; by kernels in parts."""
-    if not kernels or a.shape[result != "w"] < SHORT:
+    if not kernels or a.shape[result != "w"] < TWO_PARTS_FROM:
         left = a.t() if result == "w" else a
         return left @ (b.t() if result == "t" else b)
-    from torchweft.o3.radial_linear import split_products
-
-    if result != "t" and a.shape[1] <= split_products.MOST_HIDDEN:
-        made = split_products.formed_weights if result == "z" else split_products.summed_products
-        return made(a, b)
-    launch = executor("mixing", "triton")
-    if result == "w":
-        shape = a.shape[1], b.shape[1]
-        found: Tensor = launch.run_mix(_matrix(*shape), result, a, b, True).view(shape)
-    else:
-        found = launch.run_mix(_matrix(*b.shape), result, a, b.flatten(), True)
-    return found
+    launch = executor("radial_linear", "triton")
+    found: Tensor
+    if result != "t" and a.shape[1] <= launch.MOST_HIDDEN:
+        found = (launch.formed_weights if result == "z" else launch.summed_products)(a, b)
+        return found
+    shape = (a.shape[1], b.shape[1]) if result == "w" else b.shape
+    other = b if result == "w" else b.flatten()
+    found = executor("mixing", "triton").run_mix(_matrix(*shape), result, a, other, True)
+    return found.view(shape) if result == "w" else found
 
 
 @functools.lru_cache(maxsize=256)
 def _matrix(hidden: int, width: int) -> Mixing:
     """The mixing that is one matrix (hidden, width)."""
-    t, z = Copies(0, 1, 1, 1, hidden), Copies(0, 1, 1, 1, width)
-    return Mixing((hidden, width, hidden * width), (t,), (z,), (Matrix(0, 0, 0, 1.0),))
+    t, z = CopyBlock(0, 1, 1, 1, hidden), CopyBlock(0, 1, 1, 1, width)
+    return Mixing((hidden, width, hidden * width), (t,), (z,), (MatrixPath(0, 0, 0, 1.0),))
 
 
-def _kernels(like: Tensor, backend: str | None) -> bool:
-    return like.dtype == torch.float32 and choose(backend, like.device.type) == "triton"
+_block_cache: TensorCache[tuple[_EdgeBlock, ...]] = TensorCache()
 
 
-# blocks
-
-_block_cache: TensorCache[tuple[_Block, ...]] = TensorCache()
-
-
-def _blocks(tables: Tables, step: int) -> tuple[_Block, ...]:
-    """Blocks of at most `step` edges, all of one size, kept as long as the tables."""
+def _blocks(tables: Tables, step: int) -> tuple[_EdgeBlock, ...]:
+    """Blocks of at most `step` edges, all of one size, cached as long as the tables live."""
     sizes = tables[:3]
     if tables.num_edges <= step:
-        packed, present = pack(tables)
-        return (_Block(0, None, None, 0, packed, present, sizes, {}),)
+        return (_EdgeBlock({}, *pack(tables), sizes, {}),)
     step = -(-tables.num_edges // -(-tables.num_edges // step))
     return _block_cache.get((tables.src, tables.dst), (sizes, step), lambda: _cut(tables, step))
 
 
-def _cut(tables: Tables, step: int) -> tuple[_Block, ...]:
+def _cut(tables: Tables, step: int) -> tuple[_EdgeBlock, ...]:
     src, dst, order = tables.src, tables.dst, tables.z_edges
     assert src is not None
     assert dst is not None
@@ -327,109 +312,88 @@ def _cut(tables: Tables, step: int) -> tuple[_Block, ...]:
         first, last = (int(row) for row in to[[0, -1]])
         sources, places = torch.unique(places, return_inverse=True)
         graph = Graph(places, to - first, last - first + 1, sources.shape[0])
-        read = None if sources.shape[0] == tables.num_x else sources
-        sizes = graph.tables[:3]
-        found.append(_Block(begin, edges, read, first, graph.packed, graph.present, sizes, {}))
+        own = (begin, to.shape[0]) if edges is None else edges
+        rows = {"y": own, "w": own, "z": (first, graph.num_nodes)}
+        if sources.shape[0] != tables.num_x:
+            rows["x"] = sources
+        found.append(_EdgeBlock(rows, graph.packed, graph.present, graph.tables[:3], {}))
     return tuple(found)
 
 
-def _rows(tensor: Tensor, slot: str, block: _Block) -> Tensor:
+def _rows(tensor: Tensor, slot: str, block: _EdgeBlock) -> Tensor:
     """The rows of a tensor that a block reads."""
-    if slot == "a":
+    rows = block.rows.get(slot)
+    if rows is None:
         return tensor
-    place = _place(slot, block)
-    return tensor.narrow(0, *place) if isinstance(place, tuple) else tensor.index_select(0, place)
+    return tensor.narrow(0, *rows) if isinstance(rows, tuple) else tensor.index_select(0, rows)
 
 
-def _add(result: Tensor, part: Tensor, slot: str, block: _Block) -> None:
-    """The result of a block's rows, each of which is there once: no order to choose.
+def _add(result: Tensor, part: Tensor, slot: str, block: _EdgeBlock) -> None:
+    """Add a block's rows to a result; those of edges, which are in no other block, are copied.
 
-    Edges are in no other block.
+    Row numbers are distinct, so that the order of additions is fixed.
     """
-    place = (0, part.shape[0]) if slot == "a" else _place(slot, block)
-    if isinstance(place, tuple):
-        own = result.narrow(0, *place)
-        own.copy_(part) if slot in "yw" else own.add_(part)
-    elif slot in "yw":
-        result.index_copy_(0, place.long(), part)
+    rows = block.rows.get(slot)
+    if isinstance(rows, Tensor):
+        if slot in "yw":
+            result.index_copy_(0, rows.long(), part)
+        else:
+            result.index_add_(0, rows, part)
     else:
-        result.index_add_(0, place, part)
+        own = result if rows is None else result.narrow(0, *rows)
+        own.copy_(part) if slot in "yw" else own.add_(part)
 
 
-def _place(slot: str, block: _Block) -> tuple[int, int] | Tensor:
-    """A block's rows of a slot: the first and how many, or their numbers."""
-    num_x, num_z, num_edges = block.sizes
-    if slot == "z":
-        return block.first, num_z
-    if slot == "x":
-        return (0, num_x) if block.sources is None else block.sources
-    return (block.begin, num_edges) if block.edges is None else block.edges
-
-
-Sum = tuple[tuple[int, int], ...]
-"""Pairs of numbers whose products are added."""
+Pairs = tuple[Term, ...]
+"""Pairs of numbers of tensors whose products are added."""
 
 
 class RadialPlan(NamedTuple):
-    """How to compute a call on edges whose weights are formed.
+    """Steps of a call on edges whose weights are formed.
 
     Args:
-        inner: its tensors are those of `given`, then the formed weights.
-        given: the numbers of the call's tensors in slots x, y and z that it reads.
+        inner: text of a call; its tensors are those of `given`, then the formed weights.
+        given: numbers of the call's tensors in slots x, y and z.
         formed: for each formed weight the pairs (h, A) of tensors.
         results: for each result of the call: a number of a result of `inner`, or pairs.  For h,
             pairs (result of `inner`, A); for A, pairs (h, result of `inner`).
     """
 
-    inner: Call
+    inner: str
     given: tuple[int, ...]
-    formed: tuple[Sum, ...]
-    results: tuple[int | Sum, ...]
+    formed: tuple[Pairs, ...]
+    results: tuple[int | Pairs, ...]
 
 
 @functools.lru_cache(maxsize=4096)
 def radial_plan_of(call: Call) -> RadialPlan:
-    """How to compute a call."""
+    """The plan of a call; h and A stand last in terms, in this order."""
     given = tuple(t for t, slot in enumerate(call.slots) if slot in "xyz")
     place = {t: i for i, t in enumerate(given)}
-    formed: dict[Sum, int] = {}
+    formed: dict[Pairs, int] = {}
     inner: dict[Result, int] = {}
-    results: list[int | Sum] = []
-
-    def number(result: Result) -> int:
-        return inner.setdefault(result, len(inner))
-
+    results: list[int | Pairs] = []
     for slot, terms in call.results:
         if slot in "wa":
             pairs = []
-            for factor, rest in _by_factor(slot, terms):
-                summed = tuple(tuple(place[t] for t in term) for term in rest)
-                gw = number(Result("w", summed))
+            for factor, others in _grouped((term[-1], term[:-1]) for term in terms):
+                summed = tuple(tuple(place[t] for t in term) for term in others)
+                gw = inner.setdefault(Result("w", summed), len(inner))
                 pairs.append((gw, factor) if slot == "w" else (factor, gw))
             results.append(tuple(pairs))
-            continue
-        found = []
-        for (first, second), sums in _by_others(terms):
-            k = formed.setdefault(sums, len(formed))
-            found.append((place[first], place[second], len(given) + k))
-        results.append(number(Result(slot, tuple(found))))
+        else:
+            found = []
+            for (first, second), sums in _grouped((term[:2], term[2:]) for term in terms):
+                k = formed.setdefault(tuple(sums), len(formed))
+                found.append((place[first], place[second], len(given) + k))
+            results.append(inner.setdefault(Result(slot, tuple(found)), len(inner)))
     slots = "".join(call.slots[t] for t in given) + "w" * len(formed)
-    return RadialPlan(Call(slots, tuple(inner)), given, tuple(formed), tuple(results))
+    text = str(Call(slots, tuple(inner)))
+    return RadialPlan(text, given, tuple(formed), tuple(results))
 
 
-def _by_factor(slot: str, terms: Iterable[Term]) -> list[tuple[int, list[Term]]]:
-    """Terms of a result h or A by the other of these, which stands last."""
-    assert ROLES[-2:] == "wa"
-    assert slot in "wa"
-    groups: dict[int, list[Term]] = {}
-    for *others, factor in terms:
-        groups.setdefault(factor, []).append(tuple(others))
+def _grouped(terms: Iterable[tuple[K, Term]]) -> list[tuple[K, list[Term]]]:
+    groups: dict[K, list[Term]] = {}
+    for key, term in terms:
+        groups.setdefault(key, []).append(term)
     return list(groups.items())
-
-
-def _by_others(terms: Iterable[Term]) -> list[tuple[tuple[int, int], Sum]]:
-    """Terms of a result x, y or z by their other two; h and A stand last."""
-    groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for first, second, h, a in terms:
-        groups.setdefault((first, second), []).append((h, a))
-    return [(others, tuple(pairs)) for others, pairs in groups.items()]

@@ -1,16 +1,19 @@
-"""A symmetric contraction as straight-line programs of one channel of one row.
+"""MACE's symmetric contraction as polynomials of independent products, and their programs.
 
-    z[L] = Σ_p w[p] g_p(x)_L,    g_p(x) = (x_h ⊗ b_p(x))_L, b_p of the degree below
+    g(x) = (x_h ⊗ b(x))_L,  b a basis function of the degree below, x_h an item of x
+    z[L] = Σ_p w[p] g_p(x)_L
     w[element, p, c] = Σ_k T[p, k] parameter[element, k, c]
 
-x are the components of a channel, w the weights of its row's element.  Products of one irrep with
-others of one irrep are summed first, Σ_p w_p (x_h ⊗ b_p) = x_h ⊗ Σ_p w_p b_p, so that a gradient
-forms (x_h ⊗ dz) once for all of them.
+Coupling in every order counts each function many times: of the 74 cubic products of 0e+1o+2e+3o
+into 0e and 1o that MACE has weights for, 20 are independent.  A `Basis` holds these; T expresses
+MACE's products by them, Σ_k parameter_k f_k(x) = Σ_p w_p g_p(x).
 
-A program reads a weight as one number a row and channel.  Rows of an element share it: kernels read
-it by element, and sum its gradient over the element's rows.  T follows from the basis, or from
-couplings that were given, and its text is the key of the program that makes weights of parameters;
-the couplings k of several parameters follow each other.
+A program computes one channel of one row: x are the components of the channel, w the weights of the
+row's element.  Products of one irrep with others of one irrep are summed first, Σ_p w_p (x_h ⊗ b_p)
+= x_h ⊗ Σ_p w_p b_p, so that a gradient forms (x_h ⊗ dz) once for all of them.  A program reads a
+weight as one number a row and channel; kernels read it by element, and sum its gradient over the
+element's rows.  T follows from the basis, or from given couplings, and its text is the key of the
+program that makes weights of parameters; the couplings k of several parameters follow each other.
 """
 
 from __future__ import annotations
@@ -20,27 +23,31 @@ import itertools
 import json
 import string
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from torchweft.core.expressions.expr import Expr, add, const, multiply
 from torchweft.core.expressions.program import Operand, Output, Program, derive, mask
 from torchweft.core.printing.dialect import most_live
 from torchweft.core.printing.schedule import schedule
+from torchweft.errors import ShapeError
 from torchweft.o3.irreps.irreps import Irrep, Irreps
-from torchweft.o3.irreps.wigner import entries_3j
-from torchweft.o3.symmetric.basis import Basis, Coupled, symmetric_basis
+from torchweft.o3.irreps.wigner import entries_3j, wigner_3j
 
 __all__ = [
     "ELEMENT_TABLES",
-    "MOST_STEPS",
-    "Slots",
+    "Basis",
+    "Coupled",
+    "DegreeOutput",
+    "expressed",
     "fits_one_program",
     "program_parts",
     "program_reads",
-    "program_steps",
     "slots",
+    "symmetric_basis",
     "symmetric_key",
     "symmetric_program",
     "weight_counts",
@@ -49,6 +56,16 @@ __all__ = [
     "weight_text",
 ]
 
+Array = np.ndarray[Any, Any]
+
+COMPARED_POINTS = 256
+"""Random points at which functions are compared: more points than functions of a degree."""
+
+DEPENDENT = 1e-9
+"""Fraction of a function's size that is rounding error; functions are of the size of 1 or more."""
+
+ROUNDED = 2.0**-12
+"""Fraction of a function's size by which couplings in float32 may be off."""
 
 SYMMETRIC_AXES = ("row", "feature")
 
@@ -56,27 +73,249 @@ ELEMENT_TABLES = 3
 """Tensors behind those of a program: each row's element, and the order and starts of rows by it."""
 
 MOST_STEPS = 1200
-"""Sums and products of a program that is run as one: its second order is up to five times as long,
-and code of more than 100 KB leaves the caches of instructions."""
+"""Sums and products of a contraction that is run as one program: its second order is up to five
+times as long, and code of more than 100 KB leaves the caches of instructions."""
 
 MOST_LIVE = 256
 """Numbers that a thread keeps at once; a thread has 255 registers."""
 
 WHOLE = 1e-12
-"""Coefficients are √(2l+1) times roots of fractions: so close to a whole number they are it."""
+"""Distance within which coefficients, √(2l+1) times roots of fractions, are whole numbers."""
 
-_Components = Sequence[tuple[Expr, ...]]
+# the basis
+
+
+class Coupled(NamedTuple):
+    """(x_item ⊗ b)_ir √(2l+1): `left` is the number of b in the degree below."""
+
+    left: int
+    item: int
+    ir: Irrep
+
+
+class DegreeOutput(NamedTuple):
+    """Terms of one degree in one irrep of the output.
+
+    Args:
+        products: the independent ones.
+        weights: T (independent products, MACE's products).
+    """
+
+    products: tuple[Coupled, ...]
+    weights: Array
+
+
+class Basis(NamedTuple):
+    """Functions by degree.
+
+    Args:
+        levels: functions of the degrees 2 to correlation − 1 that a higher degree reads.
+        outputs: for each degree from 1 on and each irrep of the output; its products read the
+            degree below, which is the number 1 for degree 1, and x for degree 2.
+    """
+
+    levels: tuple[tuple[Coupled, ...], ...]
+    outputs: tuple[tuple[DegreeOutput, ...], ...]
+
+    def level(self, degree: int) -> tuple[Coupled, ...]:
+        """Functions of a degree above 1; none where nothing reads them."""
+        return self.levels[degree - 2] if degree <= len(self.levels) + 1 else ()
+
+
+class _Function(NamedTuple):
+    """A function by its values (points, 2l+1)."""
+
+    ir: Irrep
+    values: Array
+
+
+@functools.lru_cache(maxsize=64)
+def symmetric_basis(items: tuple[Irrep, ...], outs: tuple[Irrep, ...], correlation: int) -> Basis:
+    """The basis of polynomials of x up to a degree.
+
+    Args:
+        items: irreps of x.
+        outs: irreps of the output.
+        correlation: the highest degree.
+    """
+    x, below = _points(items), [_ONE]
+    levels: list[list[Coupled]] = []
+    outputs = []
+    for degree in range(1, correlation + 1):
+        candidates = list(_candidates(below, items))
+        added = []
+        for ir in outs:
+            products, functions = _independent([c for c in candidates if c.ir == ir], below, x)
+            wanted = [f.values for f in _mace_products(x, degree) if f.ir == ir]
+            added.append(DegreeOutput(tuple(products), _expanded(wanted, functions)))
+        outputs.append(tuple(added))
+        if degree == 1:
+            below = x
+        elif degree < correlation:
+            every = dict.fromkeys(c.ir for c in candidates)
+            parts = [_independent([c for c in candidates if c.ir == ir], below, x) for ir in every]
+            levels.append([product for products, _ in parts for product in products])
+            below = [function for _, functions in parts for function in functions]
+    return _pruned(levels, outputs)
+
+
+def expressed(basis: Basis, items: Sequence[Irrep], couplings: Sequence[Sequence[Array]]) -> Basis:
+    """The basis with T for other couplings than MACE's.
+
+    Args:
+        basis: basis of x.
+        items: irreps of x.
+        couplings: U (2l+1, D, …, D, K) for each degree and irrep of the output: K functions
+            Σ U x … x.
+
+    Raises:
+        ShapeError: the couplings are no equivariant polynomials of x.
+    """
+    x, below, monomials = _points(items), [_ONE], _ONE.values
+    row = np.concatenate([function.values for function in x], 1)
+    outputs = []
+    for degree, (adds, given) in enumerate(zip(basis.outputs, couplings, strict=True), 1):
+        monomials = np.einsum("si,sj->sij", monomials, row).reshape(COMPARED_POINTS, -1)
+        fitted = []
+        for output, table in zip(adds, given, strict=True):
+            functions = _values(output.products, x, below)
+            values = np.einsum(
+                "sn,mnk->ksm", monomials, table.reshape(len(table), monomials.shape[1], -1),
+                optimize=True,
+            )  # fmt: skip
+            fitted.append(output._replace(weights=_fitted(values, functions)))
+        outputs.append(tuple(fitted))
+        below = x if degree == 1 else _values(basis.level(degree), x, below)
+    return basis._replace(outputs=tuple(outputs))
+
+
+def _fitted(values: Array, functions: Sequence[_Function]) -> Array:
+    """T of functions (K, points, 2l+1)."""
+    found = _expanded(values, functions)
+    made = np.tensordot(found.T, [f.values for f in functions], 1) if functions else 0
+    if np.abs(values - made).max(initial=0) > ROUNDED * np.abs(values).max(initial=0):
+        raise ShapeError(
+            "the couplings of a symmetric contraction are no equivariant polynomials in e3nn's "
+            "basis: weights would mean something else here. Pass a model whose couplings are "
+            "e3nn's."
+        )
+    return found if functions else np.zeros((0, 0))
+
+
+def _points(items: Iterable[Irrep]) -> list[_Function]:
+    generator = np.random.default_rng(0)
+    return [_Function(ir, generator.standard_normal((COMPARED_POINTS, ir.dim))) for ir in items]
+
+
+_ONE = _Function(Irrep(0, 1), np.ones((COMPARED_POINTS, 1)))
+
+
+def _values(
+    products: Iterable[Coupled], x: Sequence[_Function], below: Sequence[_Function]
+) -> list[_Function]:
+    return [_coupled(x[c.item], below[c.left], c.ir) for c in products]
+
+
+def _coupled(first: _Function, second: _Function, ir: Irrep) -> _Function:
+    table = wigner_3j(first.ir.l, second.ir.l, ir.l, torch.float64, "cpu").numpy()
+    values = np.einsum("sa,sb,abm->sm", first.values, second.values, table, optimize=True)
+    return _Function(ir, values * ir.dim**0.5)
+
+
+def _candidates(below: Sequence[_Function], items: Sequence[Irrep]) -> Iterator[Coupled]:
+    """All products, the cheap ones first."""
+    found = [
+        (len(entries_3j(item.l, left.ir.l, ir.l)), Coupled(n, h, ir))
+        for n, left in enumerate(below)
+        for h, item in enumerate(items)
+        for ir in left.ir * item
+    ]
+    return (product for _, product in sorted(found))
+
+
+def _independent(
+    candidates: Iterable[Coupled], below: Sequence[_Function], x: Sequence[_Function]
+) -> tuple[list[Coupled], list[_Function]]:
+    """Candidates that are independent of earlier ones, by Gram-Schmidt, and their values."""
+    products: list[Coupled] = []
+    functions: list[_Function] = []
+    axes = np.zeros((0, 0))
+    for candidate in candidates:
+        (function,) = _values([candidate], x, below)
+        flat = function.values.ravel()
+        axes = axes.reshape(-1, flat.size)
+        rest = flat
+        for _ in range(2):  # twice is enough for all digits
+            rest = rest - axes.T @ (axes @ rest)
+        size = np.linalg.norm(rest)
+        if size > DEPENDENT * max(1.0, float(np.linalg.norm(flat))):
+            axes = np.vstack([axes, rest / size])
+            products.append(candidate)
+            functions.append(function)
+    return products, functions
+
+
+def _mace_products(x: Sequence[_Function], degree: int) -> list[_Function]:
+    """All couplings from the left, in the order of MACE's weights."""
+    found = list(x)
+    for _ in range(degree - 1):
+        found = [
+            _coupled(left, right, ir)
+            for left in found
+            for right in x
+            for ir in left.ir * right.ir
+            if degree != 4 or (ir.p == (-1) ** ir.l and ir.l < 12)  # as in MACE
+        ]
+        found.sort(key=lambda function: function.ir)
+    return found
+
+
+def _expanded(wanted: Sequence[Array] | Array, functions: Sequence[_Function]) -> Array:
+    """T, which expresses the values of each wanted function by independent ones."""
+    if not len(wanted) or not functions:
+        return np.zeros((len(functions), len(wanted)))
+    basis = np.stack([f.values.ravel() for f in functions], 1)
+    columns = np.stack([values.ravel() for values in wanted], 1)
+    solution: Array = np.linalg.lstsq(basis, columns, rcond=None)[0]
+    return np.where(np.abs(solution) < DEPENDENT, 0.0, solution)
+
+
+def _pruned(levels: Sequence[list[Coupled]], outputs: Sequence[tuple[DegreeOutput, ...]]) -> Basis:
+    """The basis without functions that nothing reads, from the highest degree down."""
+    kept: list[tuple[Coupled, ...]] = []
+    adds = list(outputs)
+    above: list[Coupled] = []
+    for n in reversed(range(len(levels))):
+        degree = n + 2  # of this level, which the outputs and the next level read
+        readers = [c for output in adds[degree] for c in output.products] + above
+        used = sorted({c.left for c in readers})
+        place = {old: new for new, old in enumerate(used)}
+        adds[degree] = tuple(
+            output._replace(products=_renumbered(output.products, place)) for output in adds[degree]
+        )
+        if kept:
+            kept[-1] = _renumbered(kept[-1], place)
+        above = [levels[n][old] for old in used]
+        kept.append(tuple(above))
+    return Basis(tuple(reversed(kept)), tuple(adds))
+
+
+def _renumbered(products: Iterable[Coupled], place: dict[int, int]) -> tuple[Coupled, ...]:
+    return tuple(product._replace(left=place[product.left]) for product in products)
+
+
+# programs
 
 
 class Slots(NamedTuple):
-    """What the operands of a program are: "x", "w" or "z", one letter each."""
+    """Slots of a program's operands: "x", "w" or "z", one letter each."""
 
     inputs: str
     outputs: str
 
 
 def symmetric_key(irreps: Irreps, out: Irreps, correlation: int) -> str:
-    """The key of the contraction's program."""
+    """The key of a contraction's program."""
     items, outs = ("+".join(str(item.ir) for item in given) for given in (irreps, out))
     return f"{items} {outs} {correlation}"
 
@@ -89,7 +328,7 @@ def symmetric_program(name: str) -> Program:
 
 @functools.lru_cache(maxsize=1024)
 def slots(name: str) -> Slots:
-    """What its operands are."""
+    """The slots of a program's operands."""
     source, bar, step = name.rpartition(" | ")
     if not bar:
         return Slots("xw", "z")
@@ -105,45 +344,43 @@ def program_reads(name: str) -> tuple[bool, ...]:
     return symmetric_program(name).reads()
 
 
-@functools.lru_cache(maxsize=1024)
-def program_steps(name: str) -> int:
-    """Sums and products of a program."""
-    return symmetric_program(name).steps()
-
-
 def fits_one_program(name: str) -> bool:
     """Whether a contraction is short enough for one program, see MOST_STEPS."""
-    return program_steps(name) <= MOST_STEPS
+    return symmetric_program(name).steps() <= MOST_STEPS
 
 
 @functools.lru_cache(maxsize=1024)
 def program_parts(name: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Programs that together compute the results of one, and the numbers of these.
+    """Programs that together compute a program, and the numbers of its results that each computes.
 
-    One where registers suffice; else those of x, which need most, have one each.
+    One program where registers suffice; else results of x, which need most, have one each.
     """
     letters = slots(name).outputs
     source, _, step = name.rpartition(" | ")
     every = tuple(range(len(letters)))
-    alone = [(n,) for n in every if letters[n] == "x"]
     if not step.startswith("vjp") or most_live(schedule(symmetric_program(name))) <= MOST_LIVE:
         return ((name, every),)
     _, needed, given = step.split(" ")
     places = [place for place, flag in enumerate(needed) if flag == "1"]
-    groups = [*alone, tuple(n for n in every if letters[n] != "x")]
-    return tuple(
-        (f"{source} | vjp {_mask(len(needed), [places[n] for n in group])} {given}", group)
-        for group in groups
-        if group
-    )
-
-
-def _mask(length: int, places: Sequence[int]) -> str:
-    return mask([place in places for place in range(length)])
+    found = []
+    alone = [(n,) for n in every if letters[n] == "x"]
+    together = tuple(n for n in every if letters[n] != "x")
+    for group in [*alone, *([together] if together else [])]:
+        own = {places[n] for n in group}
+        flags = mask([place in own for place in range(len(needed))])
+        found.append((f"{source} | vjp {flags} {given}", group))
+    return tuple(found)
 
 
 def _marked(letters: str, flags: str) -> str:
     return "".join(itertools.compress(letters, map(int, flags)))
+
+
+class _Item(NamedTuple):
+    """Components of one irrep."""
+
+    ir: Irrep
+    components: tuple[Expr, ...]
 
 
 def _root(name: str) -> Program:
@@ -153,91 +390,68 @@ def _root(name: str) -> Program:
     x = Operand("x", sum(ir.dim for ir in irreps), SYMMETRIC_AXES)
     w = Operand("w", sum(len(o.products) for of in basis.outputs for o in of), SYMMETRIC_AXES)
     leaves = iter(x.leaves())
-    blocks = [tuple(itertools.islice(leaves, ir.dim)) for ir in irreps]
-    components = tuple(_contracted(basis, irreps, out, blocks, iter(w.leaves())))
+    features = [_Item(ir, tuple(itertools.islice(leaves, ir.dim))) for ir in irreps]
+    components = tuple(_contracted(basis, features, out, iter(w.leaves())))
     z = Operand("z", len(components), SYMMETRIC_AXES)
     return Program(name, (x, w), (Output(z, components),))
 
 
 def _contracted(
-    basis: Basis,
-    irreps: Sequence[Irrep],
-    out: Sequence[Irrep],
-    x: _Components,
-    weights: Iterator[Expr],
+    basis: Basis, x: Sequence[_Item], out: Sequence[Irrep], weights: Iterator[Expr]
 ) -> Iterator[Expr]:
     """The components of z, irrep by irrep."""
     adds: list[list[tuple[Expr, ...]]] = [[] for _ in out]
-    below: list[tuple[Expr, ...]] = [(const(1),)]
-    kinds = [Irrep(0, 1)]
+    below: Sequence[_Item] = [_Item(Irrep(0, 1), (const(1),))]
     for degree, outputs in enumerate(basis.outputs, 1):
         for found, output in zip(adds, outputs, strict=True):
-            found += _weighted(output.products, weights, (irreps, x), (kinds, below))
-        if degree == 1:
-            below, kinds = list(x), list(irreps)
-        elif degree <= len(basis.levels) + 1:
-            level = basis.levels[degree - 2]
-            below = [
-                _coupled(irreps[c.item], x[c.item], kinds[c.left], below[c.left], c.ir)
-                for c in level
-            ]
-            kinds = [c.ir for c in level]
+            found += _weighted(output.products, weights, x, below)
+        level = basis.level(degree) if degree > 1 else ()
+        below = [_product(x[c.item], below[c.left], c.ir) for c in level] if level else x
     for found, ir in zip(adds, out, strict=True):
         for m in range(ir.dim):
             yield add(*(components[m] for components in found))
 
 
 def _weighted(
-    products: Iterable[Coupled],
-    weights: Iterator[Expr],
-    first: tuple[Sequence[Irrep], _Components],
-    second: tuple[Sequence[Irrep], _Components],
+    products: Iterable[Coupled], weights: Iterator[Expr], x: Sequence[_Item], below: Sequence[_Item]
 ) -> Iterator[tuple[Expr, ...]]:
     """Σ_p w_p g_p of one degree and irrep, in parts; b_p of one irrep that meet one x_h are one."""
-    (irreps, x), (kinds, below) = first, second
-    met: dict[tuple[int, Irrep, Irrep], list[tuple[Expr, tuple[Expr, ...]]]] = {}
+    met: dict[tuple[int, Irrep, Irrep], list[tuple[Expr, _Item]]] = {}
     for product in products:
-        pair = product.item, kinds[product.left], product.ir
-        met.setdefault(pair, []).append((next(weights), below[product.left]))
+        b = below[product.left]
+        met.setdefault((product.item, b.ir, product.ir), []).append((next(weights), b))
     for (item, kind, ir), terms in met.items():
         if len(terms) == 1:
             ((w, b),) = terms  # the product of x_h and b may be a function of another degree too
-            yield tuple(w * e for e in _coupled(irreps[item], x[item], kind, b, ir))
+            yield tuple(w * e for e in _product(x[item], b, ir).components)
         else:
-            y = tuple(add(*(w * b[k] for w, b in terms)) for k in range(kind.dim))
-            yield _coupled(irreps[item], x[item], kind, y, ir)
+            y = tuple(add(*(w * b.components[k] for w, b in terms)) for k in range(kind.dim))
+            yield _product(x[item], _Item(kind, y), ir).components
 
 
-def _coupled(
-    first: Irrep, x: Sequence[Expr], second: Irrep, y: Sequence[Expr], ir: Irrep
-) -> tuple[Expr, ...]:
+def _product(x: _Item, y: _Item, ir: Irrep) -> _Item:
     """(x ⊗ y)_ir √(2l+1)."""
     sums: list[list[Expr]] = [[] for _ in range(ir.dim)]
-    for i, k, m, value in entries_3j(first.l, second.l, ir.l):
+    for i, k, m, value in entries_3j(x.ir.l, y.ir.l, ir.l):
         coefficient = value * ir.dim**0.5
         if abs(coefficient - round(coefficient)) < WHOLE:
             coefficient = float(round(coefficient))
-        sums[m].append(const(coefficient) * _product(x[i], y[k]))
-    return tuple(add(*terms) for terms in sums)
-
-
-def _product(a: Expr, b: Expr) -> Expr:
-    """a b, in one order for components of x: equal products are computed once."""
-    if a.kind == b.kind == "leaf" and b.data < a.data:
-        a, b = b, a
-    return multiply(a, b)
+        a, b = x.components[i], y.components[k]
+        if a.kind == b.kind == "leaf" and b.data < a.data:
+            a, b = b, a  # equal products of components of x are computed once
+        sums[m].append(const(coefficient) * multiply(a, b))
+    return _Item(ir, tuple(add(*terms) for terms in sums))
 
 
 def weight_text(table: Tensor, counts: Sequence[int]) -> str:
-    """T (products, couplings) of parameters with so many couplings each."""
-    places = table.nonzero().tolist()
-    entries = [(p, k, float(table[p, k])) for p, k in places]
+    """The text of T (products, couplings), for parameters with `counts` couplings."""
+    entries = [(p, k, float(table[p, k])) for p, k in table.nonzero().tolist()]
     return json.dumps((list(counts), table.shape[0], entries), separators=(",", ":"))
 
 
 @functools.lru_cache(maxsize=256)
 def weight_counts(name: str) -> tuple[int, ...]:
-    """Couplings of each parameter."""
+    """Number of couplings of each parameter."""
     return tuple(json.loads(name)[0])
 
 
@@ -248,7 +462,7 @@ def weight_gradients(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def weight_program(name: str) -> Program:
-    """The program with a text, of the parameters, or derived from it."""
+    """The program that makes weights of parameters by a text, or derived from it."""
     return derive(name, _weight_root)
 
 

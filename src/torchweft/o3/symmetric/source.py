@@ -20,15 +20,15 @@ from typing import NamedTuple
 
 from torchweft.core.expressions.program import Operand, Program
 from torchweft.core.printing.dialect import Dialect, Schedule, indented
+from torchweft.core.printing.kernel import Frame, load_before_use
 from torchweft.core.printing.schedule import schedule
-from torchweft.o3.pointwise.source import GLUON, TRITON, reading
 from torchweft.o3.symmetric.program import slots
 from torchweft.products.tiles import power_of_two
 
-__all__ = ["LANES", "Column", "Job", "name", "source"]
+__all__ = ["LANES", "Column", "Columns", "SymmetricKernelSpec", "name", "source"]
 
 LANES = 32
-"""Channels of a block: of a warp's threads, neighbours in memory."""
+"""Channels of a block: those of a warp's threads, neighbours in memory."""
 
 PLAIN = Dialect({}, lambda of: [], lambda name, component: [])
 
@@ -40,97 +40,88 @@ class Column(NamedTuple):
     step: int
 
 
-class Job(NamedTuple):
-    """What a kernel depends on.
+Columns = tuple[tuple[str, tuple[Column, ...]], ...]
+"""Columns of the components of x and z; rows are as long as these."""
+
+
+class SymmetricKernelSpec(NamedTuple):
+    """All that the source of a kernel depends on.
 
     Args:
         program: what is computed.
-        columns: of the components of x and z; rows are as long as these.
-        channels: of each.
-        warps: of a kernel program, each with rows of its own.
-        wide: whether sums are in float64.
-        gluon: whether to print Gluon, where no layout is searched for; else Triton.
+        columns: columns of x and z.
+        channels: channels of each component.
+        warps: warps per kernel program, each with rows of its own.
+        frame: language, and dtype of sums.
     """
 
     program: Program
-    columns: tuple[tuple[str, tuple[Column, ...]], ...]
+    columns: Columns
     channels: int
     warps: int
-    wide: bool
-    gluon: bool
+    frame: Frame
 
 
-def name(job: Job) -> str:
-    """The kernel's."""
-    return "symmetric_" + "".join(slots(job.program.key).outputs)
+def name(spec: SymmetricKernelSpec) -> str:
+    """Name of the kernel."""
+    return "symmetric_" + "".join(slots(spec.program.key).outputs)
 
 
-def source(job: Job) -> str:
-    """The module's text."""
-    return "\n".join(_Printer(job).module()) + "\n"
+def source(spec: SymmetricKernelSpec) -> str:
+    """Module text of a kernel."""
+    return _SymmetricPrinter(spec).module()
 
 
-class _Printer:
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.columns = dict(job.columns)
-        self.plan: Schedule = schedule(job.program)
-        letters = slots(job.program.key)
-        used = job.program.used()
-        pairs = zip(job.program.inputs, letters.inputs, strict=True)
+class _SymmetricPrinter:
+    def __init__(self, spec: SymmetricKernelSpec) -> None:
+        self.spec = spec
+        self.columns = dict(spec.columns)
+        self.plan: Schedule = schedule(spec.program)
+        letters = slots(spec.program.key)
+        used = spec.program.used()
+        pairs = zip(spec.program.inputs, letters.inputs, strict=True)
         self.inputs = [(operand, slot) for operand, slot in pairs if operand.name in used]
-        outputs = [output.operand for output in job.program.outputs]
+        outputs = [output.operand for output in spec.program.outputs]
         self.outputs = list(zip(outputs, letters.outputs, strict=True))
-        self.dtype = "tl.float64" if job.wide else "tl.float32"
-        self.numbers = min(LANES, power_of_two(job.channels))
-        self.rows = LANES // self.numbers * job.warps
-        self.blocks = -(-job.channels // LANES)
+        self.frame = spec.frame
+        self.numbers = min(LANES, power_of_two(spec.channels))
+        self.rows = LANES // self.numbers * spec.warps
+        self.blocks = -(-spec.channels // LANES)
 
-    def module(self) -> Iterator[str]:
-        head = GLUON if self.job.gluon else TRITON
+    def module(self) -> str:
         pointers = [o.name for o, _ in (*self.inputs, *self.outputs)]
         pointers += ["element", "order", "starts"]
-        arguments = ", ".join([*(f"{p}_ptr" for p in pointers), "rows", "span"])
-        yield f"# {self.job.program.key}"
-        yield f"{head}do_not_specialize=['rows', 'span'])"
-        yield f"def {name(self.job)}({arguments}):"
-        yield from indented(self._body())
+        free = ["rows", "span"]
+        parameters = [*(f"{p}_ptr" for p in pointers), *free]
+        kernel = self.frame.function(name(self.spec), parameters, self._body(), free)
+        return self.frame.module(self.spec.program.key, kernel)
 
     # loops
 
     def _body(self) -> Iterator[str]:
-        yield from self._layout()
+        threads = f"[1, 1], [{LANES // self.numbers}, {self.numbers}]"
+        yield from self.frame.layout(f"tl.BlockedLayout({threads}, [{self.spec.warps}, 1], [1, 0])")
         yield f"block, chunk = tl.program_id(0) % {self.blocks}, tl.program_id(0) // {self.blocks}"
-        yield f"c1 = block * {LANES} + tl.arange(0, {self.numbers}{self._slice(0)})"
+        yield f"c1 = block * {LANES} + tl.arange(0, {self.numbers}{self.frame.sliced(0)})"
         yield "c = tl.expand_dims(c1, 0)"
-        yield f"own = tl.expand_dims(tl.arange(0, {self.rows}{self._slice(1)}), 1)"
+        yield f"own = tl.expand_dims(tl.arange(0, {self.rows}{self.frame.sliced(1)}), 1)"
         yield "place = chunk * span"
         yield "end = tl.minimum(place + span, rows)"
         yield "while place < end:"
         yield from indented(self._run())
 
-    def _layout(self) -> Iterator[str]:
-        if self.job.gluon:
-            threads = f"[1, 1], [{LANES // self.numbers}, {self.numbers}]"
-            layout = f"tl.BlockedLayout({threads}, [{self.job.warps}, 1], [1, 0])"
-            yield f"LAYOUT: tl.constexpr = {layout}"
-
-    def _slice(self, axis: int) -> str:
-        return f", tl.SliceLayout({axis}, LAYOUT)" if self.job.gluon else ""
-
     def _run(self) -> Iterator[str]:
         """The rows of one element."""
-        yield f"element = {self._long('tl.load(element_ptr + tl.load(order_ptr + place))')}"
+        yield f"element = {self.frame.cast('tl.load(element_ptr + tl.load(order_ptr + place))')}"
         yield "stop = tl.minimum(tl.load(starts_ptr + element + 1), end)"
         for operand, slot in self.inputs:
             if slot == "w":
-                table = f"element * {operand.size * self.job.channels}"
+                table = f"element * {operand.size * self.spec.channels}"
                 yield f"{operand.name}_at = {operand.name}_ptr + {table} + c"
-        zeros = f"tl.zeros([{self.rows}, {self.numbers}], {self.dtype}"
+        zeros = self.frame.zeros(f"{self.rows}, {self.numbers}")
         for operand, component, value in self._summed():
             if value:
-                layout = ", LAYOUT" if self.job.gluon else ""
-                yield f"{operand.name}_sum{component} = {zeros}{layout})"
+                yield f"{operand.name}_sum{component} = {zeros}"
         yield f"for first in range(place, stop, {self.rows}):"
         yield from indented(self._rows())
         yield from self._parts()
@@ -139,13 +130,19 @@ class _Printer:
     def _rows(self) -> Iterator[str]:
         """Some rows at once, one a warp."""
         yield "p = first + own"
-        channels = "" if self.job.channels % LANES == 0 else f" & (c < {self.job.channels})"
+        channels = "" if self.spec.channels % LANES == 0 else f" & (c < {self.spec.channels})"
         yield f"live = (p < stop){channels}"
         yield "row = tl.load(order_ptr + p, mask=p < stop, other=0).to(tl.int64)"
         for operand, slot in (*self.inputs, *self.outputs):
             if slot != "w":
                 yield from self._places(operand, slot)
-        yield from self._steps()
+        loads = {
+            f"{operand.name}{n}": self.frame.load(at, mask)
+            for operand, slot in self.inputs
+            for mask in [f"c < {self.spec.channels}" if slot == "w" else "live"]
+            for n, at in enumerate(self._addresses(operand, slot))
+        }
+        yield from load_before_use(self.plan, PLAIN, loads)
         for operand, component, value in self._summed():
             if value:
                 yield f"{operand.name}_sum{component} += {value}"
@@ -160,29 +157,14 @@ class _Printer:
     def _places(self, operand: Operand, slot: str) -> Iterator[str]:
         """Where a row begins, for each step of channels."""
         columns = self.columns[slot]
-        width = len(columns) * self.job.channels
+        width = len(columns) * self.spec.channels
         for step in dict.fromkeys(column.step for column in columns):
             yield f"{operand.name}_at{step} = {operand.name}_ptr + row * {width} + c * {step}"
 
     def _addresses(self, operand: Operand, slot: str) -> list[str]:
         if slot == "w":
-            return [f"{operand.name}_at + {n * self.job.channels}" for n in range(operand.size)]
+            return [f"{operand.name}_at + {n * self.spec.channels}" for n in range(operand.size)]
         return [f"{operand.name}_at{step} + {offset}" for offset, step in self.columns[slot]]
-
-    # the program
-
-    def _steps(self) -> Iterator[str]:
-        """Steps, each component read before its first use."""
-        loads = {
-            f"{operand.name}{n}": self._load(at, slot)
-            for operand, slot in self.inputs
-            for n, at in enumerate(self._addresses(operand, slot))
-        }
-        yield from reading(self.plan, PLAIN, loads)
-
-    def _load(self, at: str, slot: str) -> str:
-        mask = f"c < {self.job.channels}" if slot == "w" else "live"
-        return f"tl.load({at}, mask={mask}, other=0.0).to({self.dtype})"
 
     # sums over the rows of an element
 
@@ -196,14 +178,9 @@ class _Printer:
         """The threads' sums, added up and stored."""
         found = {operand.name: operand.size for operand, slot in self.outputs if slot == "w"}
         for of, size in found.items():
-            width = size * self.job.channels
+            width = size * self.spec.channels
             yield f"{of}_part = {of}_ptr + (chunk + element) * {width} + c1"
         for operand, component, value in self._summed():
             total = f"tl.sum({operand.name}_sum{component}, 0)" if value else "c1 * 0.0"
-            at = f"{operand.name}_part + {component * self.job.channels}"
-            yield f"tl.store({at}, {total}, mask=c1 < {self.job.channels})"
-
-    def _long(self, text: str) -> str:
-        return (
-            f"tl.to_tensor({text}).to(tl.int64)" if self.job.gluon else f"tl.cast({text}, tl.int64)"
-        )
+            at = f"{operand.name}_part + {component * self.spec.channels}"
+            yield f"tl.store({at}, {total}, mask=c1 < {self.spec.channels})"

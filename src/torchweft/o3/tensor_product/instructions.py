@@ -33,9 +33,7 @@ from typing import Any, NamedTuple, Protocol
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
 from torchweft.o3.irreps.irreps import Irreps, MulIr, steps
-from torchweft.o3.mixing.blocks import Block as Copies
-from torchweft.o3.mixing.blocks import Mixing
-from torchweft.o3.mixing.blocks import Path as Matrix
+from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
 
 __all__ = [
     "IRREP_NORMALIZATIONS",
@@ -489,15 +487,15 @@ class _Assembly(NamedTuple):
         return MixedProduct(structure, tuple(outputs), mixing)
 
     def _mixing(self, outputs: Sequence[MixedColumns], width: int) -> Mixing:
-        t, z, paths = list[Copies](), list[Copies](), list[Matrix]()
+        t, z, paths = list[CopyBlock](), list[CopyBlock](), list[MatrixPath]()
         for i_out, offset, columns, parts in outputs:
             place = self._place("w", self.operands.out, i_out)
             mul, ir = self.operands.out[i_out]
             for n, first in parts:
-                paths.append(Matrix(len(t), len(z), self.offsets[n], 1.0))
+                paths.append(MatrixPath(len(t), len(z), self.offsets[n], 1.0))
                 count = self.instructions[n].mixed_copies
-                t.append(Copies(offset + first, ir.dim, columns, 1, count))
-            z.append(Copies(place.offset, ir.dim, place.step, place.copy_step, mul))
+                t.append(CopyBlock(offset + first, ir.dim, columns, 1, count))
+            z.append(CopyBlock(place.offset, ir.dim, place.step, place.copy_step, mul))
         widths = (width, self.operands.out.dim, self.offsets[-1])
         return Mixing(widths, tuple(t), tuple(z), tuple(paths))
 

@@ -15,7 +15,8 @@ from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.tensor_list import CachedCall
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.channelwise.operator import contraction, kept
+from torchweft.o3.channelwise.operator import cached_call as kept
+from torchweft.o3.channelwise.operator import contraction
 from torchweft.o3.channelwise.product import FORWARD
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.edges.graph import Graph

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchweft.core.tables.segments import indptr_of
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
-from torchweft.reductions.call.layout import Blocks
+from torchweft.reductions.call import Blocks
 from torchweft.reductions.cluster.points import Ranges, cluster_ranges, from_matrix
 
 __all__ = ["BlockSparsity", "blocks_of", "check_ranges"]

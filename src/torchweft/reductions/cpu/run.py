@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchweft.core.cpu.threads import share
+from torchweft.core.cpu.loops import share
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.printing.modules import load
-from torchweft.reductions.call.layout import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, Sizes
 from torchweft.reductions.cpu.source import WIDTH, Loop, printed
+from torchweft.reductions.formula.lowering import count
 from torchweft.reductions.formula.node import Node
-from torchweft.reductions.scalars.scalars import count
 
 __all__ = ["serves", "shifted", "smallest", "sums"]
 

@@ -19,9 +19,15 @@ from typing import NamedTuple
 
 from torchweft.core.expressions.expr import Expr, const, reachable
 from torchweft.core.printing.dialect import Dialect, indented
+from torchweft.reductions.formula.lowering import (
+    assigned,
+    factored,
+    operand,
+    scalars,
+    separated,
+    text,
+)
 from torchweft.reductions.formula.node import Node, variables
-from torchweft.reductions.scalars.lines import assigned, text
-from torchweft.reductions.scalars.scalars import factored, operand, scalars, separated
 
 __all__ = ["WIDTH", "Loop", "printed"]
 

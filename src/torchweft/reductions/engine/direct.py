@@ -17,7 +17,7 @@ from torch import Tensor
 from torchweft.core.explain import recording as explaining
 from torchweft.core.operators import call_cache
 from torchweft.core.operators.operator import forward_level, recording, transformed
-from torchweft.reductions.call.kernel_spec import Wanted
+from torchweft.reductions.call import Wanted
 from torchweft.reductions.engine import operator
 from torchweft.reductions.engine.reduction import CallCache, Result
 from torchweft.reductions.formula.node import Node

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.reductions.formula import derivatives
+from torchweft.reductions.formula.derivatives import simplify
 from torchweft.reductions.formula.node import (
     Node,
     const,
@@ -24,7 +25,6 @@ from torchweft.reductions.formula.node import (
     var,
     variables,
 )
-from torchweft.reductions.formula.simplify import simplify
 
 __all__ = [
     "KEPT",

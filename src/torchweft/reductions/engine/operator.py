@@ -25,7 +25,6 @@ from torch import Tensor
 
 from torchweft.core.backend import choose
 from torchweft.core.explain import record_cost, recording
-from torchweft.core.operators import autocast
 from torchweft.core.operators.operator import LIBRARY, unwatched
 from torchweft.core.operators.tensor_list import (
     CachedCall,
@@ -35,8 +34,9 @@ from torchweft.core.operators.tensor_list import (
     Results,
     Tensors,
 )
+from torchweft.core.private import any_autocast
 from torchweft.errors import BackendError, ShapeError
-from torchweft.reductions.call.layout import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, Sizes
 from torchweft.reductions.engine import formula_keys as keys
 from torchweft.reductions.engine.formula_keys import Key
 from torchweft.reductions.formula.node import Node, reachable
@@ -91,7 +91,7 @@ def _exact(body: F) -> F:
 
     @functools.wraps(body)
     def run(*args: Any) -> Any:
-        if not autocast.active():
+        if not any_autocast():
             return body(*args)
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             return body(*args)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import Call, Launches, Step, compile_together, current_device
-from torchweft.reductions.call.kernel_spec import Wanted
-from torchweft.reductions.call.layout import Options, Sizes
+from torchweft.reductions.call import Options, Sizes, Wanted
+from torchweft.reductions.formula.kernel_forms import parts
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.gpu import gaussians
 from torchweft.reductions.gpu.launch import (
@@ -27,7 +27,6 @@ from torchweft.reductions.gpu.launch import (
     recipe_of,
     wide,
 )
-from torchweft.reductions.scalars.inner_sums import parts
 
 __all__ = ["Asked", "begin", "plain", "prepared"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchweft.core.operators.operator import compiling, constant_when_compiling, watched
 from torchweft.core.operators.tensor_list import Rest
 from torchweft.errors import ShapeError
-from torchweft.reductions.call.layout import (
+from torchweft.reductions.call import (
     Layout,
     Options,
     Signature,

@@ -1,3 +1,3 @@
-"""Formulas as graphs of vectors: primitives, derivatives, simplification, parsing."""
+"""Formulas: the table of primitives, derivatives, simplification, strings, scalar expressions."""
 
-from torchweft.reductions.formula import primitives as _rows  # noqa: F401  # fills the table
+from torchweft.reductions.formula import primitives as _primitives  # noqa: F401  # fills PRIMITIVES

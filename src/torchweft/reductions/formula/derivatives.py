@@ -1,8 +1,14 @@
-"""Derivatives of formulas, as formulas: against a cotangent, along a direction, and traces."""
+"""Derivatives of formulas, as formulas, and their simplification.
+
+`simplify` folds constants.  Σ_k (a_k − b_k)² becomes a squared distance, Σ_k a_k b_k a scalar
+product; a factor that all components share is taken out of a sum.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
 
 from torchweft.errors import ShapeError
 from torchweft.reductions.formula.node import (
@@ -13,7 +19,10 @@ from torchweft.reductions.formula.node import (
     expand,
     extract,
     is_zero,
+    node,
     place,
+    power,
+    product,
     reachable,
     total,
     var,
@@ -28,6 +37,7 @@ __all__ = [
     "gradient",
     "gradients",
     "laplacian",
+    "simplify",
     "trace_operator",
 ]
 
@@ -38,13 +48,13 @@ def gradient(f: Node, v: Node, cotangent: Node) -> Node:
     Args:
         f: the formula.
         v: a variable, or any node of f.
-        cotangent: of f's dimension, or 1 to repeat it.
+        cotangent: of f's dimension, or of dimension 1, which is repeated.
     """
     return gradients(f, [v], cotangent)[0]
 
 
 def gradients(f: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
-    """`gradient` for each of several variables, sharing what they have in common."""
+    """The `gradient` in each of several variables; common parts are one node."""
     if cotangent.dim not in (1, f.dim):
         raise ShapeError(
             f"the gradient of a formula of dimension {f.dim} is given a cotangent of dimension "
@@ -71,7 +81,7 @@ def gradients(f: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
 
 
 def diff(f: Node, v: Node, u: Node) -> Node:
-    """∂f/∂v · u: how f changes as v moves along u."""
+    """∂f/∂v · u, the derivative of f in v along u."""
     if u.dim not in (1, v.dim):
         raise ShapeError(
             f"diff moves a variable of dimension {v.dim} along a formula of dimension {u.dim}: it "
@@ -82,7 +92,7 @@ def diff(f: Node, v: Node, u: Node) -> Node:
 
 
 def grad_matrix(f: Node, v: Node) -> Node:
-    """The matrix ∂f_k/∂v_l of f.dim rows and v.dim columns, row after row."""
+    """The matrix ∂f_k/∂v_l, row-major, of f.dim rows and v.dim columns."""
     rows = [gradient(f, v, place(const(1), k, f.dim)) for k in range(f.dim)]
     return concat(*rows)
 
@@ -95,7 +105,7 @@ def trace_operator(f: Node, v: Node) -> Node:
             "must be equal. Take the components that match with extract."
         )
     w = _new(f.dim, f, v)
-    return _trace(gradient(f, v, w), w, expand(const(1), f.dim))  # that of the transpose
+    return _trace(gradient(f, v, w), w, expand(const(1), f.dim))  # the transpose has the same
 
 
 _COMPONENTWISE = frozenset(("add", "sub", "mul", "div", "neg", "ifelse"))
@@ -114,7 +124,7 @@ def _trace(f: Node, w: Node, weight: Node) -> Node:
             continue
         if arg.dim == f.dim:
             result = result + _trace(arg, w, scaled)
-        else:  # the same number in each component
+        else:  # arg is one number, repeated in each component
             result = result + total(scaled * gradient(arg, w, const(1)))
     return result
 
@@ -135,6 +145,99 @@ def laplacian(f: Node, v: Node) -> Node:
 
 
 def _new(dim: int, *formulas: Node) -> Node:
-    """A variable that no formula has."""
+    """A variable whose index no formula uses."""
     used = [v.data[0] for f in formulas for v in variables(f)]
     return var(1 + max(used, default=-1), dim, 2)
+
+
+def simplify(f: Node) -> Node:
+    """An equal formula that is cheaper to compute."""
+    new: dict[Node, Node] = {}
+    for n in reachable(f):
+        args = tuple(new[a] for a in n.args)
+        new[n] = _rebuilt(n, args)
+    return new[f]
+
+
+def _rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
+    """The node of simpler arguments, by the constructors that drop what has no effect."""
+    if PRIMITIVES[n.op].pointwise and all(a.op == "const" for a in args):
+        return _folded(n, args)
+    if n.op in _REBUILD:
+        return _REBUILD[n.op](n, args)
+    return n if args == n.args else node(n.op, *args, data=n.data)
+
+
+def _folded(n: Node, args: tuple[Node, ...]) -> Node:
+    values = [torch.tensor([a.data], dtype=torch.float64) for a in args]
+    data = () if n.data is None else (n.data,)
+    return const(PRIMITIVES[n.op].value(*values, *data).item())
+
+
+def _sum(f: Node) -> Node:
+    """Σ_k f_k."""
+    if f.op == "neg":
+        return -_sum(f.args[0])
+    if f.op == "place":
+        return _sum(f.args[0])
+    if f.op == "pow" and f.data == 2:
+        return _dot(f.args[0], f.args[0])
+    if f.op == "mul":
+        a, b = f.args
+        if a.dim == 1 < b.dim:
+            return a * _sum(b)
+        return b * _sum(a) if b.dim == 1 < a.dim else _dot(a, b)
+    if f.op == "div" and f.args[1].dim == 1:
+        return _sum(f.args[0]) / f.args[1]
+    return total(f)
+
+
+def _product(a: Node, b: Node) -> Node:
+    """a b, where zeros around a factor become zeros around the product."""
+    for f, g in ((a, b), (b, a)):
+        if f.op == "place":
+            inside = f.args[0] * (g if g.dim == 1 else extract(g, f.data[0], f.args[0].dim))
+            return place(inside, *f.data)
+    return a * b
+
+
+def _dot(a: Node, b: Node) -> Node:
+    """Σ_k a_k b_k."""
+    if a.dim == 1:
+        return a * b
+    for f, g in ((a, b), (b, a)):
+        if f.op == "neg":
+            return -_dot(f.args[0], g)
+        if f.op == "place":
+            return _dot(f.args[0], extract(g, f.data[0], f.args[0].dim))
+        if f.op in ("mul", "div"):
+            scale, rest = (f.args[1], f.args[0]) if f.args[1].dim == 1 else f.args
+            if scale.dim == 1 and (f.op == "mul" or scale is f.args[1]):
+                inside = _dot(rest, g)
+                return inside * scale if f.op == "mul" else inside / scale
+    if a is b and a.op == "sub":
+        return node("sqdist", *(expand(arg, a.dim) for arg in a.args))
+    return product(a, b, (a.dim,), "a", (b.dim,), "a", "")
+
+
+def _einsum(n: Node, args: tuple[Node, ...]) -> Node:
+    (a, b), (_, labels_a, _, labels_b, labels_out) = args, n.data
+    if labels_a == labels_b and not labels_out:
+        return _dot(a, b)
+    return product(a, b, *n.data)
+
+
+_REBUILD: dict[str, Callable[[Node, tuple[Node, ...]], Node]] = {
+    "add": lambda n, args: args[0] + args[1],
+    "sub": lambda n, args: args[0] - args[1],
+    "mul": lambda n, args: _product(*args),
+    "div": lambda n, args: args[0] / args[1],
+    "neg": lambda n, args: -args[0],
+    "pow": lambda n, args: power(args[0], n.data),
+    "sum": lambda n, args: _sum(args[0]),
+    "einsum": _einsum,
+    "extract": lambda n, args: extract(args[0], *n.data),
+    "place": lambda n, args: place(args[0], *n.data),
+    "concat": lambda n, args: concat(*args),
+    "expand": lambda n, args: expand(args[0], n.data),
+}

@@ -1,18 +1,20 @@
-"""Every operation on formulas by its name in formula strings, composed of the primitives.
+"""Operations on formulas by their names in formula strings, composed of the primitives.
 
-The parameters annotated `Node` are formulas, the others integers and lists of integers.
+The name of a parameter says what formula strings read for it: INTEGERS an integer, LISTS a list of
+integers, any other name a formula.
+
+Complex numbers are pairs of components, (re f_0, im f_0, re f_1, im f_1, …).  Dimensions 2 and 2D
+broadcast, as one complex number and D.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 import string
 from collections.abc import Callable, Sequence
 
 from torchweft.errors import ShapeError
-from torchweft.reductions.formula.complex_operations import COMPLEX
 from torchweft.reductions.formula.derivatives import (
     diff,
     divergence,
@@ -34,99 +36,59 @@ from torchweft.reductions.formula.node import (
     power,
     product,
     total,
+    zeros,
 )
 
-__all__ = ["COMPOSED", "operations", "raised"]
+__all__ = ["COMPOSED", "INTEGERS", "LISTS", "operations"]
+
+INTEGERS = frozenset(
+    (
+        "cat",
+        "decimals",
+        "denominator",
+        "dim",
+        "first",
+        "index",
+        "integer",
+        "last",
+        "numerator",
+        "order",
+        "start",
+    )
+)
+"""Names of parameters that are integers."""
+
+LISTS = frozenset(("dimfa", "dimfb", "contfa", "contfb", "permute"))
+"""Names of parameters that are lists of integers."""
 
 
 def operations() -> dict[str, Callable[..., Node]]:
-    """Every operation by its name in formula strings: named primitives, and COMPOSED."""
+    """All operations by their names in formula strings: named primitives, and COMPOSED."""
     rows = PRIMITIVES.items()
     return {p.name: _primitive(op, p.arity) for op, p in rows if p.name} | COMPOSED
 
 
-@functools.cache
-def _primitive(op: str, arity: int | None) -> Callable[..., Node]:
-    """The primitive as a function of one, two, three or any number of formulas."""
-
-    def unary(f: Node) -> Node:
-        return node(op, f)
-
-    def binary(f: Node, g: Node) -> Node:
-        return node(op, f, g)
-
-    def ternary(f: Node, g: Node, h: Node) -> Node:
-        return node(op, f, g, h)
-
-    def variadic(*parts: Node) -> Node:
-        return node(op, *parts)
-
-    functions: dict[int, Callable[..., Node]] = {1: unary, 2: binary, 3: ternary}
-    return functions.get(arity or 0, variadic)
+def _primitive(op: str, arity: int) -> Callable[..., Node]:
+    """The primitive as a function of one, two or three formulas."""
+    functions: tuple[Callable[..., Node], ...] = (
+        lambda f: node(op, f),
+        lambda f, g: node(op, f, g),
+        lambda f, g, h: node(op, f, g, h),
+    )
+    return functions[arity - 1]
 
 
-# Scalar operations, on each component
+# Numbers, in each component
 
 
-def raised(f: Node, exponent: Node | float) -> Node:
+def _raised(f: Node, exponent: Node) -> Node:
     """f^e: an integer power, a root, or for f > 0 any power."""
-    if isinstance(exponent, Node) and exponent.op == "const":
-        exponent = float(exponent.data)
-    if isinstance(exponent, Node):
+    if exponent.op != "const":
         return node("powf", f, exponent)
-    if float(exponent).is_integer():
-        return power(f, int(exponent))
-    root = {0.5: "sqrt", -0.5: "rsqrt"}.get(exponent)
-    return node(root, f) if root else node("powf", f, const(exponent))
-
-
-def _power(f: Node, exponent: int) -> Node:
-    return power(f, exponent)
-
-
-def _square(f: Node) -> Node:
-    return power(f, 2)
-
-
-def _minus(f: Node) -> Node:
-    return -f
-
-
-def _add(f: Node, g: Node) -> Node:
-    return f + g
-
-
-def _subtract(f: Node, g: Node) -> Node:
-    return f - g
-
-
-def _multiply(f: Node, g: Node) -> Node:
-    return f * g
-
-
-def _divide(f: Node, g: Node) -> Node:
-    return f / g
-
-
-def _inverse_of_integer(k: int) -> Node:
-    return const(1) / k
-
-
-def _sinc(f: Node) -> Node:
-    """sin(πf) / (πf), 1 at 0."""
-    return node("sinxdivx", math.pi * f)
-
-
-def _not_equal(f: Node, g: Node) -> Node:
-    return 1 - node("equal", f, g)
-
-
-def _greater(f: Node, g: Node) -> Node:
-    return node("less", g, f)
-
-
-def _greater_equal(f: Node, g: Node) -> Node:
-    return node("less_equal", g, f)
+    if float(exponent.data).is_integer():
+        return power(f, int(exponent.data))
+    root = {0.5: "sqrt", -0.5: "rsqrt"}.get(exponent.data)
+    return node(root, f) if root else node("powf", f, exponent)
 
 
 def _select(condition: Node, a: Node, b: Node) -> Node:
@@ -134,40 +96,22 @@ def _select(condition: Node, a: Node, b: Node) -> Node:
     return node("ifelse", -condition, a, b)
 
 
-def _relu(f: Node) -> Node:
-    """max(f, 0), of slope 1 at 0."""
-    return _select(node("less", f, const(0)), f, const(0))
-
-
 def _clamp(f: Node, low: Node, high: Node) -> Node:
-    """f within low and high, of slope 1 at both."""
+    """f between low and high, with slope 1 at both."""
     below_high = _select(node("less", high, f), f, high)
     return _select(node("less", f, low), below_high, low)
 
 
-def _clamp_integers(f: Node, low: int, high: int) -> Node:
-    return _clamp(f, const(low), const(high))
-
-
-def _clamp_slope(f: Node, low: int, high: int) -> Node:
-    """1 where low ≤ f ≤ high, else 0."""
-    return node("less_equal", const(low), f) * node("less_equal", f, const(high))
-
-
 def _mod(f: Node, modulus: Node, offset: Node | None = None) -> Node:
-    """f − m ⌊(f − d) / m⌋: from d on, below d + m."""
+    """f − m ⌊(f − d) / m⌋, in [d, d + m)."""
     return f - modulus * node("floor", (f - (offset or const(0))) / modulus)
-
-
-def _round(f: Node, decimals: int = 0) -> Node:
-    return node("round", f, data=operator.index(decimals))
 
 
 # Vectors
 
 
 def _together(f: Node, g: Node, op: str) -> tuple[Node, Node]:
-    """Both of one dimension."""
+    """Both formulas, expanded to one dimension."""
     dim = broadcast(op, [f.dim, g.dim])
     return expand(f, dim), expand(g, dim)
 
@@ -182,18 +126,16 @@ def _sqnorm2(f: Node) -> Node:
     return _dot(f, f)
 
 
-def _norm2(f: Node) -> Node:
-    return node("sqrt", _sqnorm2(f))
-
-
-def _normalize(f: Node) -> Node:
-    """f / |f|, 0 at 0."""
-    return f * node("rsqrt", _sqnorm2(f))
-
-
 def _sqdist(f: Node, g: Node) -> Node:
-    """|f − g|²."""
     return node("sqdist", *_together(f, g, "sqdist"))
+
+
+def _diagonal_sqnorm(weight: Node, f: Node) -> Node:
+    return _dot(weight, power(f, 2))
+
+
+def _symmetric_sqnorm(matrix: Node, f: Node) -> Node:
+    return _dot(_matrix_vector(matrix, f), f)
 
 
 def _weighted_sqnorm(weight: Node, f: Node) -> Node:
@@ -201,7 +143,7 @@ def _weighted_sqnorm(weight: Node, f: Node) -> Node:
     if weight.dim == 1:
         return weight * _sqnorm2(f)
     if weight.dim == f.dim:
-        return _dot(weight, power(f, 2))
+        return _diagonal_sqnorm(weight, f)
     if weight.dim != f.dim**2:
         raise ShapeError(
             f"a weighted squared norm is given a weight of dimension {weight.dim} for a formula of "
@@ -211,77 +153,31 @@ def _weighted_sqnorm(weight: Node, f: Node) -> Node:
     return _symmetric_sqnorm(weight, f)
 
 
-def _symmetric_sqnorm(matrix: Node, f: Node) -> Node:
-    """Σ s_kl f_k f_l."""
-    return _dot(matrix_vector(matrix, f), f)
-
-
 def _weighted_sqdist(weight: Node, f: Node, g: Node) -> Node:
     if weight.dim == 1:
         return weight * _sqdist(f, g)
     return _weighted_sqnorm(weight, f - g)
 
 
-def _isotropic_sqnorm(weight: Node, f: Node) -> Node:
-    return weight * _sqnorm2(f)
-
-
-def _diagonal_sqnorm(weight: Node, f: Node) -> Node:
-    return _dot(weight, power(f, 2))
-
-
-def _elem(f: Node, index: int) -> Node:
-    return extract(f, index, 1)
-
-
 def _elem_t(f: Node, dim: int, index: int) -> Node:
-    """f of dimension 1 as component `index` of `dim`, zeros around."""
-    expand(f, 1)
+    """f of dimension 1 as component `index` of `dim`, zeros elsewhere."""
+    expand(f, 1)  # raises for another dimension
     return place(f, index, dim)
 
 
-def _extract(f: Node, start: int, dim: int) -> Node:
-    return extract(f, start, dim)
-
-
-def _extract_t(f: Node, start: int, dim: int) -> Node:
-    """f as the components from `start` of `dim`, zeros around."""
-    return place(f, start, dim)
-
-
-def _concat(*parts: Node) -> Node:
-    return concat(*parts)
-
-
-def _sum_t(f: Node, dim: int) -> Node:
-    return expand(f, dim)
-
-
-def _sum(f: Node) -> Node:
-    return total(f)
-
-
-def _one_hot(f: Node, dim: int) -> Node:
-    return node("one_hot", f, data=operator.index(dim))
+def _best(position: str, f: Node) -> Node:
+    """The first smallest or largest component; its derivative is that component's."""
+    return _picked(f, node(position, f)) if f.dim > 1 else f
 
 
 def _picked(f: Node, index: Node) -> Node:
-    """The component of f of that index; the others do not enter, infinite ones neither."""
-    return total(node("ifelse", _one_hot(index, f.dim) - 1, f, const(0)))
-
-
-def _min(f: Node) -> Node:
-    """The smallest component; its derivative is the first such component's."""
-    return _picked(f, node("argmin", f)) if f.dim > 1 else f
-
-
-def _max(f: Node) -> Node:
-    """The largest component; its derivative is the first such component's."""
-    return _picked(f, node("argmax", f)) if f.dim > 1 else f
+    """The component of f at an index; the others are not read, so they may be infinite."""
+    chosen = node("one_hot", index, data=f.dim)
+    return total(node("ifelse", chosen - 1, f, const(0)))
 
 
 def _bspline(knots: Node, x: Node, order: int) -> Node:
-    """The B-splines B_i(x) of an order on knots t, K − order − 1 of them.
+    """The K − order − 1 B-splines B_i(x) of an order on K knots t.
 
     B_i of order 0 is 1 for t_i ≤ x < t_{i+1}; with w_i = (x − t_i) / (t_{i+k} − t_i), that of order
     k is w_i B_i + (1 − w_{i+1}) B_{i+1}, both of order k − 1.  Equal knots have w = 0.
@@ -311,7 +207,7 @@ def _softdtw_sqdist(f: Node, g: Node, gamma: Node) -> Node:
     """Soft dynamic time warping of squared differences, of smoothness γ.
 
     r_kl = (f_k − g_l)² + softmin(r_{k−1,l−1}, r_{k−1,l}, r_{k,l−1}), with
-    softmin(r) = −γ log Σ exp(−r / γ); the last one is the distance.
+    softmin(r) = −γ log Σ exp(−r / γ); the last r is the distance.
     """
     before: list[Node] = []
     for k in range(f.dim):
@@ -329,16 +225,16 @@ def _softdtw_sqdist(f: Node, g: Node, gamma: Node) -> Node:
 
 
 def _softmin(paths: Node, gamma: Node) -> Node:
-    smallest = _min(paths)
+    smallest = _best("argmin", paths)
     shares = total(node("exp", (smallest - paths) / gamma))
     return smallest - gamma * node("log", shares)
 
 
-# Products of matrices and tensors, whose components lie row after row
+# Matrices and tensors, whose components are row-major
 
 
 def _columns(matrix: Node, vector: Node) -> int:
-    """How many vectors of that dimension the matrix holds."""
+    """The number of vectors of that dimension in the matrix."""
     if matrix.dim % vector.dim:
         raise ShapeError(
             f"a product of a matrix and a vector is given formulas of dimensions {matrix.dim} and "
@@ -348,24 +244,17 @@ def _columns(matrix: Node, vector: Node) -> int:
     return matrix.dim // vector.dim
 
 
-def matrix_vector(matrix: Node, vector: Node) -> Node:
-    """Σ_l A_kl b_l."""
+def _matrix_vector(matrix: Node, vector: Node) -> Node:
     rows = _columns(matrix, vector)
     return product(matrix, vector, (rows, vector.dim), "ab", (vector.dim,), "b", "a")
 
 
-def vector_matrix(vector: Node, matrix: Node) -> Node:
-    """Σ_k b_k A_kl."""
+def _vector_matrix(vector: Node, matrix: Node) -> Node:
     columns = _columns(matrix, vector)
     return product(vector, matrix, (vector.dim,), "a", (vector.dim, columns), "ab", "b")
 
 
-def tensor_product(f: Node, g: Node) -> Node:
-    """f_k g_l."""
-    return product(f, g, (f.dim,), "a", (g.dim,), "b", "ab")
-
-
-def tensordot(
+def _tensordot(
     f: Node,
     g: Node,
     dimfa: Sequence[int],
@@ -376,8 +265,8 @@ def tensordot(
 ) -> Node:
     """The product of tensors of shapes dimfa and dimfb, summed over pairs of axes.
 
-    Axis contfa[n] of f is paired with contfb[n] of g.  The axes that remain, f's before g's, go to
-    the places that `permute` says.
+    Axis contfa[n] of f is paired with contfb[n] of g.  The axes that remain, f's before g's, are
+    permuted: axis k becomes axis permute[k].
     """
     rank = len(dimfa) + len(dimfb) - 2 * len(contfa)
     places = list(range(rank) if permute is None else permute)
@@ -401,7 +290,7 @@ def tensordot(
     return product(f, g, dimfa, "".join(labels_a), dimfb, "".join(labels_b), out)
 
 
-def kron(f: Node, g: Node, dimfa: Sequence[int], dimfb: Sequence[int]) -> Node:
+def _kron(f: Node, g: Node, dimfa: Sequence[int], dimfb: Sequence[int]) -> Node:
     """The Kronecker product of tensors of equal rank."""
     if len(dimfa) != len(dimfb):
         raise ShapeError(
@@ -410,104 +299,195 @@ def kron(f: Node, g: Node, dimfa: Sequence[int], dimfb: Sequence[int]) -> Node:
         )
     rank = len(dimfa)
     places = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
-    return tensordot(f, g, dimfa, dimfb, [], [], places)
+    return _tensordot(f, g, dimfa, dimfb, [], [], places)
 
 
-# Symbolic operations
+# Complex numbers
 
 
-def _gradient_of_reduction(f: Node, v: Node, cotangent: Node, saved: Node) -> Node:
-    """The gradient; a sum's does not need the saved result."""
-    return gradient(f, v, cotangent)
+def _every_second(f: Node, start: int) -> Node:
+    """The real (0) or imaginary (1) parts."""
+    if f.dim % 2:
+        raise ShapeError(
+            f"a complex operation is given a formula of dimension {f.dim}: it must be even, pairs "
+            "of real and imaginary parts. Make complex numbers of real ones with Real2Complex."
+        )
+    return concat(*(extract(f, k, 1) for k in range(start, f.dim, 2)))
 
 
-def _factorize(f: Node, g: Node) -> Node:
-    """f itself: what is equal is one node, and computed once."""
-    return f
+def _parts(f: Node) -> tuple[Node, Node]:
+    return _every_second(f, 0), _every_second(f, 1)
 
 
-def _auto_factorize(f: Node) -> Node:
-    """f itself: what is equal is one node, and computed once."""
-    return f
+def _pairs(real: Node, imag: Node) -> Node:
+    """The complex numbers of these parts."""
+    dim = max(real.dim, imag.dim)
+    real, imag = expand(real, dim), expand(imag, dim)
+    return concat(*(extract(part, k, 1) for k in range(dim) for part in (real, imag)))
+
+
+def _square_abs(f: Node) -> Node:
+    real, imag = _parts(f)
+    return real * real + imag * imag
+
+
+def _conj(f: Node) -> Node:
+    real, imag = _parts(f)
+    return _pairs(real, -imag)
+
+
+def _complex_exp(f: Node) -> Node:
+    real, imag = _parts(f)
+    radius = node("exp", real)
+    return _pairs(radius * node("cos", imag), radius * node("sin", imag))
+
+
+def _by_parts(combine: Callable[[Node, Node], Node]) -> Callable[[Node, Node], Node]:
+    """A sum or difference of complex numbers, part by part where they broadcast."""
+
+    def apply(f: Node, g: Node) -> Node:
+        if f.dim == g.dim:
+            return combine(f, g)
+        return _pairs(*map(combine, _parts(f), _parts(g)))
+
+    return apply
+
+
+def _complex_multiply(f: Node, g: Node) -> Node:
+    (a, b), (c, d) = _parts(f), _parts(g)
+    return _pairs(a * c - b * d, a * d + b * c)
+
+
+def _complex_divide(f: Node, g: Node) -> Node:
+    square = _square_abs(g)
+    real, imag = _parts(_complex_multiply(f, _conj(g)))
+    return _pairs(real / square, imag / square)
+
+
+def _complex_scale(f: Node, g: Node) -> Node:
+    """The product of complex numbers and one real number, in either order."""
+    if f.dim > 1 and g.dim > 1:
+        raise ShapeError(
+            f"ComplexRealScal is given formulas of dimensions {f.dim} and {g.dim}: one must be 1, "
+            "a real number. Use ComplexMult for two complex formulas."
+        )
+    return f * g
+
+
+def _complex_repeated(f: Node, dim: int) -> Node:
+    """A complex number, repeated to dimension `dim`."""
+    if f.dim != 2 or dim % 2:
+        raise ShapeError(
+            f"ComplexSumT repeats a formula of dimension {f.dim} to {dim}: the first must be 2, "
+            "one complex number, the second even. Take one number with extract."
+        )
+    real, imag = _parts(f)
+    return _pairs(expand(real, dim // 2), imag)
 
 
 COMPOSED: dict[str, Callable[..., Node]] = {
-    "+": _add,
-    "-": _subtract,
-    "*": _multiply,
-    "/": _divide,
+    # operators
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
     "|": _dot,
-    "**": raised,
+    "**": _raised,
     "==": _primitive("equal", 2),
-    "!=": _not_equal,
+    "!=": lambda f, g: 1 - node("equal", f, g),
     "<": _primitive("less", 2),
     "<=": _primitive("less_equal", 2),
-    ">": _greater,
-    ">=": _greater_equal,
-    "Add": _add,
-    "AutoFactorize": _auto_factorize,
-    "BSpline": _bspline,
+    ">": lambda f, g: node("less", g, f),
+    ">=": lambda f, g: node("less_equal", g, f),
+    # numbers, in each component
+    "Add": operator.add,
     "Clamp": _clamp,
-    "ClampInt": _clamp_integers,
-    "Concat": _concat,
-    "Diff": diff,
-    "DiffClampInt": _clamp_slope,
-    "Divergence": divergence,
-    "Divide": _divide,
-    "Elem": _elem,
-    "ElemT": _elem_t,
-    "Extract": _extract,
-    "ExtractT": _extract_t,
-    "Factorize": _factorize,
-    "Grad": gradient,
-    "GradMatrix": grad_matrix,
-    "Grad_WithSavedForward": _gradient_of_reduction,
-    "IntInv": _inverse_of_integer,
-    "Kron": kron,
-    "Laplacian": laplacian,
-    "MatVecMult": matrix_vector,
-    "Max": _max,
-    "Min": _min,
-    "Minus": _minus,
+    "ClampInt": lambda f, first, last: _clamp(f, const(first), const(last)),
+    # 1 where first ≤ f ≤ last, else 0
+    "DiffClampInt": lambda f, first, last: (
+        node("less_equal", const(first), f) * node("less_equal", f, const(last))
+    ),
+    "Divide": operator.truediv,
+    "IntInv": lambda integer: const(1) / integer,
+    "Minus": operator.neg,
     "Mod": _mod,
-    "Mult": _multiply,
-    "Norm2": _norm2,
-    "Normalize": _normalize,
-    "NotEqual": _not_equal,
-    "OneHot": _one_hot,
-    "Pow": _power,
-    "Powf": raised,
-    "ReLU": _relu,
-    "Round": _round,
+    "Mult": operator.mul,
+    "NotEqual": lambda f, g: 1 - node("equal", f, g),
+    "Pow": lambda f, integer: power(f, integer),
+    "Powf": _raised,
+    # max(f, 0), with slope 1 at 0
+    "ReLU": lambda f: _select(node("less", f, const(0)), f, const(0)),
+    "Round": lambda f, decimals=0: node("round", f, data=operator.index(decimals)),
+    # sin(πf) / (πf), 1 at 0
+    "Sinc": lambda f: node("sinxdivx", math.pi * f),
+    "Square": lambda f: power(f, 2),
+    "Subtract": operator.sub,
+    # vectors
+    "BSpline": _bspline,
+    "Concat": concat,
+    "Elem": lambda f, index: extract(f, index, 1),
+    "ElemT": _elem_t,
+    "Extract": lambda f, start, dim: extract(f, start, dim),
+    "ExtractT": lambda f, start, dim: place(f, start, dim),
+    "Max": lambda f: _best("argmax", f),
+    "Min": lambda f: _best("argmin", f),
+    "Norm2": lambda f: node("sqrt", _sqnorm2(f)),
+    # f / |f|, 0 at 0
+    "Normalize": lambda f: f * node("rsqrt", _sqnorm2(f)),
+    "OneHot": lambda f, dim: node("one_hot", f, data=operator.index(dim)),
     "Scalprod": _dot,
-    "Sinc": _sinc,
     "SoftDTW_SqDist": _softdtw_sqdist,
     "SqDist": _sqdist,
     "SqNorm2": _sqnorm2,
     "SqNormDiag": _diagonal_sqnorm,
-    "SqNormIso": _isotropic_sqnorm,
-    "Square": _square,
-    "Subtract": _subtract,
-    "Sum": _sum,
-    "SumT": _sum_t,
-    "SymSqNorm": _symmetric_sqnorm,
-    "TensorDot": tensordot,
-    "TensorProd": tensor_product,
-    "TraceOperator": trace_operator,
-    "VecMatMult": vector_matrix,
+    "SqNormIso": lambda weight, f: weight * _sqnorm2(f),
+    "Sum": lambda f: total(f),
+    "SumT": lambda f, dim: expand(f, dim),
     "WeightedSqDist": _weighted_sqdist,
     "WeightedSqNorm": _weighted_sqnorm,
-    **COMPLEX,
+    # matrices and tensors
+    "Kron": _kron,
+    "MatVecMult": _matrix_vector,
+    "SymSqNorm": _symmetric_sqnorm,
+    "TensorDot": _tensordot,
+    "TensorProd": lambda f, g: product(f, g, (f.dim,), "a", (g.dim,), "b", "ab"),
+    "VecMatMult": _vector_matrix,
+    # derivatives
+    "Diff": diff,
+    "Divergence": divergence,
+    "Grad": gradient,
+    "GradMatrix": grad_matrix,
+    # the gradient of a sum does not need the saved result
+    "Grad_WithSavedForward": lambda f, v, cotangent, saved: gradient(f, v, cotangent),
+    "Laplacian": laplacian,
+    "TraceOperator": trace_operator,
+    # a common part is one node already
+    "AutoFactorize": lambda f: f,
+    "Factorize": lambda f, g: f,
+    # complex numbers
+    "ComplexAbs": lambda f: node("sqrt", _square_abs(f)),
+    "ComplexAdd": _by_parts(operator.add),
+    "ComplexAngle": lambda f: node("atan2", _every_second(f, 1), _every_second(f, 0)),
+    "ComplexDivide": _complex_divide,
+    "ComplexExp": _complex_exp,
+    # exp(i f) of a real f
+    "ComplexExp1j": lambda f: _pairs(node("cos", f), node("sin", f)),
+    "ComplexImag": lambda f: _every_second(f, 1),
+    "ComplexMult": _complex_multiply,
+    "ComplexReal": lambda f: _every_second(f, 0),
+    "ComplexRealScal": _complex_scale,
+    "ComplexSquareAbs": _square_abs,
+    "ComplexSubtract": _by_parts(operator.sub),
+    "ComplexSum": lambda f: concat(*map(total, _parts(f))),
+    "ComplexSumT": _complex_repeated,
+    "Conj": _conj,
+    "Imag2Complex": lambda f: _pairs(zeros(f.dim), f),
+    "Real2Complex": lambda f: _pairs(f, zeros(f.dim)),
 }
-"""The operators, and the operations that are composed.
+"""The operators of formula strings, and the operations that are composed.
 
-Their arguments, where the name leaves doubt:
-
-BSpline(knots, x, k); Clamp(f, low, high); ClampInt and DiffClampInt(f, integers low, high);
-Diff(f, v, direction); Elem(f, index); ElemT(f, dim, index); Extract(f, start, dim);
-ExtractT(f, start, dim); Grad(f, v, cotangent); IfElse(c, a, b): a where c ≥ 0; Kron(f, g, shape_f,
-shape_g); MatVecMult(A, b); Mod(f, modulus, offset = 0); OneHot(f, dim); Pow(f, integer); Powf(f,
-g); Round(f, decimals = 0); Sinc: of πf; SoftDTW_SqDist(f, g, γ); SumT(f, dim); SymSqNorm(A, f);
-TensorDot(f, g, shape_f, shape_g, axes_f, axes_g, permutation = None); VecMatMult(b, A);
-WeightedSqDist(s, f, g); WeightedSqNorm, SqNormIso and SqNormDiag(s, f).
+Arguments whose meaning the names do not say: Diff(f, v, direction); ElemT(f, dim, index);
+Grad(f, v, cotangent); IfElse(c, a, b), a where c ≥ 0; Kron(f, g, shape_f, shape_g);
+SymSqNorm(matrix, f); TensorDot(f, g, shape_f, shape_g, axes_f, axes_g, permutation = None);
+WeightedSqNorm, SqNormIso and SqNormDiag(weight, f).
 """

@@ -1,11 +1,11 @@
-"""Formulas f(x_i, y_j, p): vector-valued expressions of variables, built, shared, printed and read.
+"""Formulas f(x_i, y_j, p): graphs of vector-valued operations on variables.
 
-A formula is a graph of primitive operations.  Nodes are interned: equal ones are one object, so
-whatever is equal is computed once, and formulas compare by identity.  Each node has a dimension:
-dimensions 1 and D broadcast in pointwise operations, everything else must fit.
+Nodes are interned: equal nodes are one object, so a common part is computed once, and formulas
+compare by identity.  Each node has a dimension: dimensions 1 and D broadcast in pointwise
+operations, all others must match.
 
-`str(f)` is a canonical text, one primitive after another, that `read` turns into the same node.
-The operators + - * / fold constants and drop zeros; `node` makes exactly what it is told.
+`str(f)` is a canonical text, one primitive after another, and `read` returns the node of a text.
+The operators + - * / fold constants and drop zeros; `node` simplifies nothing.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Node:
     Args:
         op: a name of `PRIMITIVES`.
         args: the arguments.
-        data: what else the operation needs, hashable and printable.
-        dim: how many components the value has.
-        cats: the categories of the variables that it depends on: 0 (i), 1 (j), 2 (parameters).
+        data: non-formula arguments of the operation, hashable and printable.
+        dim: number of components.
+        cats: categories of the variables that it depends on: 0 (i), 1 (j), 2 (parameters).
     """
 
     __slots__ = ("__weakref__", "args", "cats", "data", "dim", "op")
@@ -100,39 +100,33 @@ class Node:
 
 
 class Primitive(NamedTuple):
-    """One primitive operation: all that the package knows of it.
+    """One primitive operation.
 
-    A derivative takes the operation's node n and the cotangent g, of n's dimension, to the
-    contribution Σ_k g_k ∂n_k/∂a for each argument a: None where it is zero, of n's dimension where
-    the argument was broadcast (its sum is then meant).
+    A derivative takes the operation's node n and the cotangent g, of n's dimension, and returns
+    Σ_k g_k ∂n_k/∂a for each argument a; None where it is zero.  A derivative of n's dimension for
+    an argument that was broadcast means its sum.
 
     Args:
         doc: what it computes.
-        arity: how many formulas it takes; None: any number.
         value: in torch, of values with components last, and of `data` where a node has some.
         derivative: of the node and the cotangent.
-        scalars: as expressions of core's, which numba and Triton are printed from.  A pointwise
-            primitive takes one component of each argument, behind `data` where a node has some;
-            the others take the node and all components of each argument.
+        scalars: components as expressions of core.  A pointwise primitive takes one component of
+            each argument, after `data` where a node has some; the others take the node and all
+            components of each argument.
         name: in formula strings; empty where a function of `named` prepares the arguments.
+        arity: number of arguments in formula strings.
         dimension: of the arguments' dimensions and `data`; None: pointwise, 1 and D broadcast.
-        into: torch's function that can write the value over an argument, with `out`.
         view: whether the value may share memory with an argument.
-        fresh: whether the value has memory of its own; that of a pointwise one always has.
-        sign: how people write it between arguments, and how strongly that binds.
     """
 
     doc: str
-    arity: int | None
     value: Callable[..., Any]
     derivative: Callable[[Node, Node], tuple[Node | None, ...]]
     scalars: Callable[..., Any]
     name: str = ""
+    arity: int = 1
     dimension: Callable[[Sequence[int], Any], int] | None = None
-    into: Callable[..., Any] | None = None
     view: bool = False
-    fresh: bool = False
-    sign: tuple[str, int] | None = None
 
     @property
     def pointwise(self) -> bool:
@@ -141,11 +135,11 @@ class Primitive(NamedTuple):
 
 
 PRIMITIVES: dict[str, Primitive] = {}
-"""The primitive operations; `primitives` holds the rows."""
+"""The primitive operations by name; `primitives` defines them."""
 
 
 def broadcast(op: str, dims: Sequence[int]) -> int:
-    """D of arguments of dimensions 1 and D."""
+    """D, for arguments of dimensions 1 and D; raises ShapeError for others."""
     dim = max(dims)
     if any(d not in (1, dim) for d in dims):
         raise ShapeError(
@@ -159,15 +153,12 @@ def _listed(dims: Sequence[int]) -> str:
     return ", ".join(map(str, dims[:-1])) + f" and {dims[-1]}"
 
 
-_CATS = {"inner": frozenset((0, 1))}
-"""What leaves but variables depend on."""
-
 _interned: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
-_lock = threading.RLock()  # backward passes run in threads: two nodes for one formula would differ
+_lock = threading.RLock()  # backward passes run in threads: one formula must be one node
 
 
 def _new_lock() -> None:
-    """A process that forked while another thread held the lock would wait for ever."""
+    """Replace the lock in a forked process, where the thread that held it does not exist."""
     global _lock
     _lock = threading.RLock()
 
@@ -177,7 +168,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def node(op: str, *args: Node, data: Hashable = None) -> Node:
-    """The node `op` with `data` on `args`; dimensions that do not fit raise ShapeError."""
+    """The node `op` of `args` with `data`; raises ShapeError where dimensions do not match."""
     if op == "const":
         key: Hashable = (op, float(data).hex())  # type: ignore[arg-type]  # keeps -0 and nan apart
     else:
@@ -186,8 +177,8 @@ def node(op: str, *args: Node, data: Hashable = None) -> Node:
     if found is None:
         rule, dims = PRIMITIVES[op].dimension, [a.dim for a in args]
         dim = broadcast(op, dims) if rule is None else rule(dims, data)
-        cats = frozenset((data[2],)) if op == "var" else _CATS.get(op, frozenset[int]())  # type: ignore[index]
-        cats = cats.union(*(a.cats for a in args))
+        own = data[2:] if op == "var" else (0, 1) if op == "inner" else ()  # type: ignore[index]
+        cats = frozenset[int](own).union(*(a.cats for a in args))
         with _lock:
             found = _interned.get(key)
             if found is None:
@@ -228,7 +219,7 @@ def is_zero(f: Node) -> bool:
 
 
 def reachable(*formulas: Node) -> list[Node]:
-    """Every node that the formulas need, arguments first, in an order that repeats."""
+    """All nodes of the formulas, arguments first, in a deterministic order."""
     order: dict[Node, None] = {}
     stack = [(f, False) for f in reversed(formulas)]
     while stack:
@@ -242,13 +233,13 @@ def reachable(*formulas: Node) -> list[Node]:
 
 
 def variables(f: Node) -> tuple[Node, ...]:
-    """The variables that it depends on, by index."""
+    """The variables of a formula, by index."""
     found = [n for n in reachable(f) if n.op == "var"]
     return tuple(sorted(found, key=lambda n: n.data))
 
 
 def substitute(f: Node, replacements: Mapping[Node, Node]) -> Node:
-    """The formula with nodes replaced."""
+    """The formula with the keys of `replacements` replaced by their values."""
     new = dict(replacements)
     for n in reachable(f):
         if n not in new:
@@ -258,7 +249,7 @@ def substitute(f: Node, replacements: Mapping[Node, Node]) -> Node:
 
 
 def swap(f: Node) -> Node:
-    """The formula with the roles of i and j exchanged."""
+    """The formula with i and j exchanged."""
     return substitute(
         f, {v: var(v.data[0], v.dim, 1 - v.data[2]) for v in variables(f) if v.data[2] < 2}
     )
@@ -290,16 +281,17 @@ def _formula(value: Node | float) -> Node:
     return value if isinstance(value, Node) else const(value)
 
 
-# The operators: constants first and folded, signs last, zeros dropped, expansions left to broadcast
+# Operators: constants are folded and come first, signs are taken out, zeros are dropped, and
+# `expand` is left out where an operation broadcasts.
 
 
 def _same(f: Node, other: Node) -> Node:
-    """f, expanded to the dimension that it has beside the other."""
+    """f, expanded to the dimension of its sum with the other."""
     return expand(f, broadcast("add", [f.dim, other.dim]))
 
 
 def _narrow(a: Node, b: Node) -> tuple[Node, Node]:
-    """The arguments without an `expand` that broadcasting makes up for."""
+    """The arguments, without an `expand` that broadcasting replaces."""
     if a.op == "expand" and a.dim == b.dim:
         return a.args[0], b
     if b.op == "expand" and a.dim == b.dim:
@@ -308,7 +300,7 @@ def _narrow(a: Node, b: Node) -> tuple[Node, Node]:
 
 
 def _repeated(a: Node, b: Node) -> tuple[Node, Node] | None:
-    """What they repeat in each component, where both do and one is an `expand`."""
+    """The two numbers, where both arguments repeat one and at least one is an `expand`."""
     if "expand" not in (a.op, b.op):
         return None
     a, b = (f.args[0] if f.op == "expand" else f for f in (a, b))
@@ -316,7 +308,7 @@ def _repeated(a: Node, b: Node) -> tuple[Node, Node] | None:
 
 
 def _split(f: Node) -> tuple[float, Node]:
-    """Its constant factor, and the rest of it."""
+    """The constant factor of f, and the remaining factor."""
     if f.op == "neg":
         number, rest = _split(f.args[0])
         return -number, rest
@@ -407,11 +399,11 @@ def _quotient(a: float, b: float) -> float:
         return float("nan") if a != a else a * float("inf") * (1 if str(b)[0] != "-" else -1)
 
 
-# Constructors that leave out what does nothing
+# Constructors that drop operations without effect
 
 
 def power(f: Node, exponent: int) -> Node:
-    """f^n for an integer n."""
+    """f^n of an integer n."""
     if exponent == 0:
         return expand(const(1), f.dim)
     if exponent == -1:
@@ -420,10 +412,8 @@ def power(f: Node, exponent: int) -> Node:
 
 
 def extract(f: Node, start: int, dim: int) -> Node:
-    """Components start to start + dim."""
-    whole = node(
-        "extract", f, data=(operator.index(start), operator.index(dim))
-    )  # raises where they are not there
+    """Components start to start + dim; raises IndexRangeError where f lacks some."""
+    whole = node("extract", f, data=(operator.index(start), operator.index(dim)))
     if dim == f.dim:
         return f
     if f.op == "expand":
@@ -442,7 +432,7 @@ def extract(f: Node, start: int, dim: int) -> Node:
 
 
 def place(f: Node, start: int, dim: int) -> Node:
-    """f at components start and on of dim, zeros around."""
+    """f at components start to start + f.dim of dim, between zeros."""
     whole = node("place", f, data=(operator.index(start), operator.index(dim)))
     if dim == f.dim:
         return f
@@ -450,7 +440,7 @@ def place(f: Node, start: int, dim: int) -> Node:
 
 
 def concat(*parts: Node) -> Node:
-    """The components of one after those of the other."""
+    """The components of all parts, one part after the other."""
     found: list[Node] = []
     for part in (p for whole in parts for p in (whole.args if whole.op == "concat" else (whole,))):
         joined = _joined(found[-1], part) if found else None
@@ -459,7 +449,7 @@ def concat(*parts: Node) -> Node:
 
 
 def _joined(a: Node, b: Node) -> Node | None:
-    """Both as one, where they are neighbours in one formula."""
+    """Both as one `extract`, where they are adjacent components of one formula."""
     if a.op != "extract" or b.op != "extract" or a.args != b.args:
         return None
     start = a.data[0]
@@ -477,11 +467,11 @@ def product(
 ) -> Node:
     """Σ a[labels_a] · b[labels_b] over the labels that labels_out lacks, row-major.
 
-    Each label is in two of the three at least, and once in each.
+    Each label is in at least two of the three, and at most once in each.
     """
     shape_a, shape_b = tuple(map(operator.index, shape_a)), tuple(map(operator.index, shape_b))
     data = (shape_a, labels_a, shape_b, labels_b, labels_out)
-    whole = node("einsum", a, b, data=data)  # raises where they do not fit
+    whole = node("einsum", a, b, data=data)  # raises where shapes do not match
     if is_zero(a) or is_zero(b):
         return zeros(whole.dim)
     (shape_a, labels_a), (shape_b, labels_b) = _axes(shape_a, labels_a), _axes(shape_b, labels_b)
@@ -491,9 +481,7 @@ def product(
         "".join(letter[label] for label in labels if label in letter)
         for labels in (labels_a, labels_b, labels_out)
     )
-    if (not labels_a and labels_b == labels_out) or (not labels_b and labels_a == labels_out):
-        return a * b
-    if labels_a == labels_b == labels_out:
+    if {labels_a, labels_b} in ({labels_out}, {"", labels_out}):
         return a * b
     if labels_a == labels_b and "expand" in (a.op, b.op):
         return total(a * b)
@@ -501,6 +489,6 @@ def product(
 
 
 def _axes(shape: Sequence[int], labels: str) -> tuple[tuple[int, ...], str]:
-    """The axes longer than 1."""
+    """The axes that are longer than 1."""
     long = [(size, label) for size, label in zip(shape, labels, strict=True) if size > 1]
     return tuple(size for size, _ in long), "".join(label for _, label in long)

@@ -1,10 +1,10 @@
-"""Formula strings, such as "Exp(-SqDist(x, y) / s) * b" with aliases "x = Vi(3)", as formulas.
+"""Formula strings, such as "Exp(-SqDist(x, y) / s) * b" with aliases "x = Vi(3)".
 
 A formula string is a Python expression of + - * / | ** and comparisons, numbers, the names of
 `torchweft.reductions.formula.named.operations`, aliases, and the variables
 Var(index, dim, category), Vi(index, dim), Vj(index, dim), Pm(index, dim).
-IntCst(k), RatCst(p, q) and Zero(dim) are constants, Ind(…) and […] lists of integers.  It is read,
-never executed.
+IntCst(k), RatCst(p, q) and Zero(dim) are constants, Ind(…) and […] lists of integers.  It is
+parsed, never executed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torchweft.errors import WeftError
-from torchweft.reductions.formula.named import operations
+from torchweft.reductions.formula.named import INTEGERS, LISTS, operations
 from torchweft.reductions.formula.node import Node, const, var, variables, zeros
 
 __all__ = ["FormulaError", "Variable", "parse", "parse_aliases", "parse_variable"]
@@ -29,12 +29,12 @@ class FormulaError(WeftError, ValueError):
 
 
 class Variable(NamedTuple):
-    """What an alias declares.
+    """The declaration of an alias.
 
     Args:
-        name: that formulas use, or None.
-        position: of the tensor among the arguments, or None where it is not said.
-        dim: the dimension.
+        name: its name in formulas, or None.
+        position: of the tensor among the arguments; None if the alias does not give it.
+        dim: dimension.
         cat: 0 (i), 1 (j) or 2 (parameter).
     """
 
@@ -68,7 +68,7 @@ def parse_variable(text: str) -> Variable:
 
 
 def parse_aliases(aliases: Sequence[str]) -> dict[str, Node]:
-    """The variables that aliases name; where they say no position, their place in the list."""
+    """The variables by name; an alias without a position has its place in the list."""
     named: dict[str, Node] = {}
     for place, alias in enumerate(aliases):
         name, position, dim, cat = parse_variable(alias)
@@ -83,11 +83,14 @@ def parse_aliases(aliases: Sequence[str]) -> dict[str, Node]:
 
 
 def parse(text: str, names: dict[str, Node] | None = None) -> Node:
-    """The formula that a string stands for.
+    """The formula of a formula string.
 
     Args:
         text: the formula string.
-        names: what names stand for beside the operations, see `parse_aliases`.
+        names: formulas by name, see `parse_aliases`.
+
+    Raises:
+        FormulaError: the string is no formula.
     """
     flat = re.sub(r"\s", " ", text).strip()
     try:
@@ -130,32 +133,21 @@ _BINARY: dict[type[ast.AST], str] = {
 }
 
 
-def _variable(kind: str) -> Callable[[int, int], Node]:
-    def make(index: int, dim: int) -> Node:
-        return var(index, dim, _CATEGORIES[kind])
-
-    return make
-
-
-def _rational(p: int, q: int) -> Node:
-    return const(p) / q
-
-
-def _integer(k: int) -> Node:
-    return const(k)
+def _variable(cat: int) -> Callable[..., Node]:
+    return lambda index, dim: var(index, dim, cat)
 
 
 _LEAVES: dict[str, Callable[..., Node]] = {
-    **{kind: _variable(kind) for kind in _CATEGORIES},
+    **{kind: _variable(cat) for kind, cat in _CATEGORIES.items()},
     "Var": var,
-    "IntCst": _integer,
-    "RatCst": _rational,
+    "IntCst": lambda integer: const(integer),
+    "RatCst": lambda numerator, denominator: const(numerator) / denominator,
     "Zero": zeros,
 }
 
 
 class _Reader:
-    """Turns syntax into formulas; knows the text for its errors."""
+    """Reads the syntax tree of a formula string, which errors quote."""
 
     def __init__(self, text: str, names: dict[str, Node]) -> None:
         self.text, self.names = text, names
@@ -194,7 +186,7 @@ class _Reader:
         )
 
     def number(self, tree: ast.expr) -> float | None:
-        """The number, where it is one."""
+        """The number, if the expression is one."""
         if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
             inside = self.number(tree.operand)
             return None if inside is None else -inside
@@ -239,7 +231,7 @@ class _Reader:
         return self.apply(tree, name, tree.args)
 
     def apply(self, tree: ast.expr, name: str, operands: Sequence[ast.expr]) -> Node:
-        """The function of that name, its operands read as its parameters are annotated."""
+        """The function `name` of its operands, read as the names of its parameters say."""
         function = self.functions[name]
         signature = inspect.signature(function)
         try:
@@ -255,18 +247,16 @@ class _Reader:
         for key, operand in bound.arguments.items():
             parameter = signature.parameters[key]
             parts = operand if parameter.kind is parameter.VAR_POSITIONAL else (operand,)
-            arguments.extend(self.argument(p, str(parameter.annotation)) for p in parts)
+            arguments.extend(self.argument(p, key) for p in parts)
         try:
             return function(*arguments)
         except WeftError as error:
             raise type(error)(f"{error} It is {name} {self.at(tree)}.") from None
 
-    def argument(self, tree: ast.expr, annotation: str) -> Any:
-        if annotation.startswith("Node"):
-            return self.formula(tree)
-        if annotation.startswith("Sequence"):
-            return self.integers(tree)
-        return self.integer(tree)
+    def argument(self, tree: ast.expr, parameter: str) -> Any:
+        if parameter in INTEGERS:
+            return self.integer(tree)
+        return self.integers(tree) if parameter in LISTS else self.formula(tree)
 
     def integer(self, tree: ast.expr) -> int:
         number = self.number(tree)

@@ -1,10 +1,10 @@
-"""The table of primitive operations: one row holds all that the package knows of one.
+"""The table of primitive operations.
 
-To add a primitive, add a row: formula strings, `Genred`, the torch path, the printed loops of numba
-and kernels of Triton, derivatives, simplification and texts all read this table.  A scalar function
-that expressions do not have yet is also a row of `core.expressions.expr.FUNCTIONS`, of
-`scalars.lines.FORMATS` and, for numba, of `cpu.source`; a method of `LazyTensor` stands in
-`front.arithmetic`.
+A row holds everything that the package knows of an operation: formula strings, `Genred`, the torch
+path, the numba loops and Triton kernels that are printed, derivatives, simplification and texts
+read this table.  A scalar function that expressions do not have yet also needs a row of
+`core.expressions.expr.FUNCTIONS`, of `lowering.FORMATS` and, for numba, of `cpu.source`; a method
+of `LazyTensor` is written in `lazy_methods`.
 
 At the singular points 0 of sqrt and rsqrt the derivatives are 0, and rsqrt(0) = 0, so that the
 gradients of norms and distances of coincident points are finite; those of atan2 at (0, 0) and of
@@ -26,7 +26,7 @@ from torchweft.core.expressions.expr import add, leaf
 from torchweft.core.expressions.expr import const as number
 from torchweft.errors import IndexRangeError, ShapeError
 from torchweft.reductions.formula import lowering
-from torchweft.reductions.formula.distances import sqdist
+from torchweft.reductions.formula.evaluate import sqdist
 from torchweft.reductions.formula.node import (
     PRIMITIVES,
     Node,
@@ -60,10 +60,11 @@ def _dim_of_var(_: Sequence[int], data: Any) -> int:
     return int(dim)
 
 
-def _dim_of_expand(dims: Sequence[int], dim: Any) -> int:
+def _dim_of_number(name: str, dims: Sequence[int], dim: Any) -> int:
+    """The dimension `dim` of an operation on a formula of dimension 1."""
     if dims[0] != 1 or dim < 1:
         raise ShapeError(
-            f"expand to dimension {dim} is given a formula of dimension {dims[0]}: the formula "
+            f"{name} to dimension {dim} is given a formula of dimension {dims[0]}: the formula "
             "must be of dimension 1, the result of 1 or more. Reduce it with sum or elem."
         )
     return int(dim)
@@ -119,15 +120,6 @@ def _dim_of_sqdist(dims: Sequence[int], _: Any) -> int:
     return 1
 
 
-def _dim_of_one_hot(dims: Sequence[int], dim: Any) -> int:
-    if dims[0] != 1 or dim < 1:
-        raise ShapeError(
-            f"one_hot of {dim} is given a formula of dimension {dims[0]}: the formula must be of "
-            "dimension 1 and its result of 1 or more. Take one component with elem."
-        )
-    return int(dim)
-
-
 # Values
 
 
@@ -166,13 +158,6 @@ def _zero(n: Node, g: Node) -> Contributions:
     return (None,) * len(n.args)
 
 
-def _slope(
-    function: Callable[[Node, Node], Node],
-) -> Callable[[Node, Node], Contributions]:
-    """The derivative of a pointwise function by its slope, of the argument and the value."""
-    return lambda n, g: (g * function(n.args[0], n),)
-
-
 def _div(n: Node, g: Node) -> Contributions:
     share = g / n.args[1]
     return share, -(share * n)
@@ -197,7 +182,7 @@ def _ifelse(n: Node, g: Node) -> Contributions:
     return None, node("ifelse", c, g, nothing), node("ifelse", c, nothing, g)
 
 
-def _sinxdivx_slope(x: Node, value: Node) -> Node:
+def _sinxdivx_slope(x: Node) -> Node:
     """(cos x − sin x / x) / x, by its series Σ_k (−1)^k 2k x^(2k−1) / (2k+1)! where |x| ≤ 2."""
     small = const(2) - node("abs", x)
     safe = node("ifelse", small, const(2), x)
@@ -233,202 +218,170 @@ def _sqdist_derivative(n: Node, g: Node) -> Contributions:
     return step, -step
 
 
-def _leaf(*_: Any) -> Any:
-    raise NotImplementedError("a leaf has no arguments: evaluate and gradients stop there")
+# Rows
 
 
-def _one(_: Sequence[int], __: Any) -> int:
+def _stop(*_: Any) -> Any:
+    raise NotImplementedError("a leaf has no arguments: evaluation and gradients stop there")
+
+
+def _one(*_: Any) -> int:
     return 1
-
-
-def _unary(
-    doc: str,
-    name: str,
-    value: Callable[..., Tensor],
-    derivative: Callable[[Node, Node], Contributions],
-    op: str,
-    *,
-    into: Callable[..., Tensor] | None = None,
-) -> Primitive:
-    """A function of one number that core knows by the name `op`."""
-    return Primitive(doc, 1, value, derivative, _function(op), name, into=into)
 
 
 def _function(op: str) -> Callable[..., Any]:
     return functools.partial(lowering.function, op)
 
 
+def _unary(
+    op: str,
+    name: str,
+    doc: str,
+    value: Callable[[Tensor], Tensor],
+    derivative: Callable[[Node, Node, Node], Node | None] = lambda g, x, value: None,
+) -> Primitive:
+    """Core's function `op` of a number; the derivative takes the cotangent, x and the value."""
+    return Primitive(doc, value, lambda n, g: (derivative(g, n.args[0], n),), _function(op), name)
+
+
+def _comparison(op: str, name: str, sign: str, compare: Callable[..., Tensor]) -> Primitive:
+    """Core's function `op` of two numbers, 0 or 1."""
+    return Primitive(
+        f"1 where a {sign} b, else 0",
+        lambda a, b: compare(a, b).to(a.dtype),
+        _zero,
+        _function(op),
+        name,
+        arity=2,
+    )
+
+
+def _position(
+    name: str, doc: str, best: Callable[..., Tensor], better: Callable[[Any, Any], Any]
+) -> Primitive:
+    """The position of the first of the best components, as `lowering.best` compares them."""
+    return Primitive(
+        doc,
+        lambda x: best(x, -1, keepdim=True).to(x.dtype),
+        _zero,
+        lambda n, a: lowering.best(better, a),
+        name,
+        dimension=_one,
+    )
+
+
 PRIMITIVES |= {
+    # leaves
     "var": Primitive(
         "variable `index`: data (index, dimension, category)",
-        0,
-        _leaf,
-        _leaf,
+        _stop,
+        _stop,
         lowering.variable,
         dimension=_dim_of_var,
     ),
-    "const": Primitive(
-        "a number: data", 0, _leaf, _leaf, lambda n: (number(n.data),), dimension=_one
-    ),
+    "const": Primitive("a number: data", _stop, _stop, lambda n: (number(n.data),), dimension=_one),
     "inner": Primitive(
-        "the sum of this number that a kernel loops for",
-        0,
-        _leaf,
-        _leaf,
+        "an inner sum that a kernel computes first: data, its number",
+        _stop,
+        _stop,
         lambda n: (leaf("s", n.data, {"i", "j"}),),
         dimension=_one,
     ),
-    "add": Primitive(
-        "a + b", 2, torch.add, lambda n, g: (g, g), add, into=torch.add, sign=("+", 1)
-    ),
-    "sub": Primitive(
-        "a − b",
-        2,
-        torch.sub,
-        lambda n, g: (g, -g),
-        lambda a, b: a - b,
-        into=torch.sub,
-        sign=("-", 1),
-    ),
+    # arithmetic
+    "add": Primitive("a + b", torch.add, lambda n, g: (g, g), add),
+    "sub": Primitive("a − b", torch.sub, lambda n, g: (g, -g), lambda a, b: a - b),
     "mul": Primitive(
-        "a b",
-        2,
-        torch.mul,
-        lambda n, g: (g * n.args[1], g * n.args[0]),
-        lowering.product,
-        into=torch.mul,
-        sign=("*", 2),
+        "a b", torch.mul, lambda n, g: (g * n.args[1], g * n.args[0]), lowering.product
     ),
-    "div": Primitive("a / b", 2, torch.div, _div, lowering.divided, into=torch.div, sign=("/", 2)),
-    "neg": Primitive("−x", 1, torch.neg, lambda n, g: (-g,), lambda a: -a, into=torch.neg),
-    "exp": Primitive(
-        "e^x", 1, torch.exp, _slope(lambda x, e: e), lowering.exponential, "Exp", into=torch.exp
+    "div": Primitive("a / b", torch.div, _div, lowering.divided),
+    "neg": Primitive("−x", torch.neg, lambda n, g: (-g,), lambda a: -a),
+    "pow": Primitive(
+        "x^n of an integer n (data)",
+        torch.pow,
+        lambda n, g: (g * (n.data * power(n.args[0], n.data - 1)),),
+        lowering.integer_power,
     ),
-    "log": _unary("log x", "Log", torch.log, lambda n, g: (g / n.args[0],), "log", into=torch.log),
-    "cos": _unary(
-        "cos x", "Cos", torch.cos, _slope(lambda x, c: -node("sin", x)), "cos", into=torch.cos
-    ),
-    "sin": _unary(
-        "sin x", "Sin", torch.sin, _slope(lambda x, s: node("cos", x)), "sin", into=torch.sin
-    ),
+    "powf": Primitive("a^b of a > 0", torch.pow, _powf, _function("power")),
+    # functions of one number
+    "exp": Primitive("e^x", torch.exp, lambda n, g: (g * n,), lowering.exponential, "Exp"),
+    "log": _unary("log", "Log", "log x", torch.log, lambda g, x, f: g / x),
+    "cos": _unary("cos", "Cos", "cos x", torch.cos, lambda g, x, f: g * -node("sin", x)),
+    "sin": _unary("sin", "Sin", "sin x", torch.sin, lambda g, x, f: g * node("cos", x)),
     "asin": _unary(
-        "arcsin x", "Asin", torch.asin, _slope(lambda x, a: node("rsqrt", 1 - x * x)), "asin"
+        "asin", "Asin", "arcsin x", torch.asin, lambda g, x, f: g * node("rsqrt", 1 - x * x)
     ),
     "acos": _unary(
-        "arccos x", "Acos", torch.acos, _slope(lambda x, a: -node("rsqrt", 1 - x * x)), "acos"
+        "acos", "Acos", "arccos x", torch.acos, lambda g, x, f: g * -node("rsqrt", 1 - x * x)
     ),
-    "atan": _unary(
-        "arctan x", "Atan", torch.atan, lambda n, g: (g / (1 + n.args[0] * n.args[0]),), "atan"
-    ),
-    "sqrt": _unary(
-        "√x",
-        "Sqrt",
-        torch.sqrt,
-        _slope(lambda x, s: 0.5 * node("rsqrt", x)),
-        "sqrt",
-        into=torch.sqrt,
-    ),
+    "atan": _unary("atan", "Atan", "arctan x", torch.atan, lambda g, x, f: g / (1 + x * x)),
+    "sqrt": _unary("sqrt", "Sqrt", "√x", torch.sqrt, lambda g, x, f: g * (0.5 * node("rsqrt", x))),
     "rsqrt": _unary(
-        "1 / √x, 0 at 0",
-        "Rsqrt",
-        lambda x: x.rsqrt().masked_fill(x == 0, 0),
-        _slope(lambda x, r: -0.5 * power(r, 3)),
         "rsqrt",
+        "Rsqrt",
+        "1 / √x, 0 at 0",
+        lambda x: x.rsqrt().masked_fill(x == 0, 0),
+        lambda g, x, f: g * (-0.5 * power(f, 3)),
     ),
     "reciprocal": _unary(
-        "1 / x",
-        "Inv",
-        torch.reciprocal,
-        _slope(lambda x, r: -(r * r)),
-        "reciprocal",
-        into=torch.reciprocal,
+        "reciprocal", "Inv", "1 / x", torch.reciprocal, lambda g, x, f: g * -(f * f)
     ),
-    "abs": _unary("|x|", "Abs", torch.abs, _slope(lambda x, a: node("sign", x)), "abs"),
-    "sign": _unary("−1, 0 or 1", "Sign", torch.sign, _zero, "sign"),
-    "step": _unary("1 where x ≥ 0, else 0", "Step", lambda x: (x >= 0).to(x.dtype), _zero, "step"),
-    "floor": _unary(
-        "the largest integer that is not above x", "Floor", torch.floor, _zero, "floor"
-    ),
+    "abs": _unary("abs", "Abs", "|x|", torch.abs, lambda g, x, f: g * node("sign", x)),
+    "sign": _unary("sign", "Sign", "−1, 0 or 1", torch.sign),
+    "step": _unary("step", "Step", "1 where x ≥ 0, else 0", lambda x: (x >= 0).to(x.dtype)),
+    "floor": _unary("floor", "Floor", "the largest integer that is not above x", torch.floor),
     "round": Primitive(
-        "x to some decimals (data), the even one of two equally near",
-        1,
+        "x rounded to a number of decimals (data), halves to even",
         lambda x, decimals: x.round(decimals=decimals),
         _zero,
         lowering.rounded,
     ),
     "xlogx": _unary(
-        "x log x, 0 at 0",
-        "XLogX",
-        lambda x: x.xlogy(x),
-        _slope(lambda x, v: node("log", x) + 1),
         "xlogx",
+        "XLogX",
+        "x log x, 0 at 0",
+        lambda x: x.xlogy(x),
+        lambda g, x, f: g * (node("log", x) + 1),
     ),
     "sinxdivx": _unary(
-        "sin x / x, 1 at 0", "SinXDivX", _sinxdivx, _slope(_sinxdivx_slope), "sinxdivx"
+        "sinxdivx",
+        "SinXDivX",
+        "sin x / x, 1 at 0",
+        _sinxdivx,
+        lambda g, x, f: g * _sinxdivx_slope(x),
     ),
-    "pow": Primitive(
-        "x^n of an integer n (data)",
-        1,
-        torch.pow,
-        lambda n, g: (g * (n.data * power(n.args[0], n.data - 1)),),
-        lowering.integer_power,
-    ),
-    "powf": Primitive("a^b of a > 0", 2, torch.pow, _powf, _function("power")),
+    # functions of several numbers
     "atan2": Primitive(
-        "the angle of the point (b, a)", 2, torch.atan2, _atan2, _function("atan2"), "Atan2"
+        "the angle of the point (b, a)", torch.atan2, _atan2, _function("atan2"), "Atan2", arity=2
     ),
-    "equal": Primitive(
-        "1 where a = b, else 0",
-        2,
-        lambda a, b: (a == b).to(a.dtype),
-        _zero,
-        _function("equal"),
-        "Equal",
-    ),
-    "less": Primitive(
-        "1 where a < b, else 0",
-        2,
-        lambda a, b: (a < b).to(a.dtype),
-        _zero,
-        _function("less"),
-        "LessThan",
-    ),
-    "less_equal": Primitive(
-        "1 where a ≤ b, else 0",
-        2,
-        lambda a, b: (a <= b).to(a.dtype),
-        _zero,
-        _function("less_equal"),
-        "LessOrEqual",
-    ),
+    "equal": _comparison("equal", "Equal", "=", torch.eq),
+    "less": _comparison("less", "LessThan", "<", torch.lt),
+    "less_equal": _comparison("less_equal", "LessOrEqual", "≤", torch.le),
     "ifelse": Primitive(
         "a where c ≥ 0, else b",
-        3,
         lambda c, a, b: torch.where(c >= 0, a, b),
         _ifelse,
         lowering.selected,
         "IfElse",
+        arity=3,
     ),
+    # vectors
     "sum": Primitive(
         "Σ_k x_k",
-        1,
         lambda x: x.sum(-1, keepdim=True),
         lambda n, g: (expand(g, n.args[0].dim),),
         lambda n, a: (lowering.summed(a),),
         dimension=_one,
     ),
     "expand": Primitive(
-        "x in each of so many components (data)",
-        1,
+        "x in each of several components: data, their number",
         lambda x, dim: x.expand(*x.shape[:-1], dim),
         lambda n, g: (total(g),),
         lambda n, a: a * n.dim,
-        dimension=_dim_of_expand,
+        dimension=functools.partial(_dim_of_number, "expand"),
         view=True,
     ),
     "extract": Primitive(
         "components of x: data (start, dimension)",
-        1,
         lambda x, data: x.narrow(-1, *data),
         lambda n, g: (place(g, n.data[0], n.args[0].dim),),
         lambda n, a: a[n.data[0] : n.data[0] + n.data[1]],
@@ -436,24 +389,21 @@ PRIMITIVES |= {
         view=True,
     ),
     "place": Primitive(
-        "x among zeros: data (start, total dimension)",
-        1,
+        "x between zeros: data (start, total dimension)",
         _pad,
         lambda n, g: (extract(g, n.data[0], n.args[0].dim),),
         lowering.placed,
         dimension=_dim_of_place,
     ),
     "concat": Primitive(
-        "the components of all, one after the other",
-        None,
+        "the components of all arguments, one argument after the other",
         _concat,
         _concat_derivative,
         lambda n, *args: tuple(itertools.chain(*args)),
         dimension=lambda dims, data: sum(dims),
     ),
     "einsum": Primitive(
-        "a product of tensors: data as `product` takes it behind the factors",
-        2,
+        "a product of tensors: data as `product` takes it after the factors",
         _einsum,
         _einsum_derivative,
         lowering.einsum,
@@ -462,37 +412,28 @@ PRIMITIVES |= {
     ),
     "sqdist": Primitive(
         "Σ_k (a_k − b_k)²",
-        2,
         sqdist,
         _sqdist_derivative,
         lowering.squared_distance,
         dimension=_dim_of_sqdist,
-        fresh=True,
     ),
-    "argmin": Primitive(
-        "the position of the first of the smallest components",
-        1,
-        lambda x: x.argmin(-1, keepdim=True).to(x.dtype),
-        _zero,
-        lambda n, a: lowering.best(lambda value, x: value - x, a),
+    "argmin": _position(
         "ArgMin",
-        _one,
+        "the position of the first of the smallest components",
+        torch.argmin,
+        lambda value, x: value - x,
     ),
-    "argmax": Primitive(
-        "the position of the first of the largest components",
-        1,
-        lambda x: x.argmax(-1, keepdim=True).to(x.dtype),
-        _zero,
-        lambda n, a: lowering.best(lambda value, x: x - value, a),
+    "argmax": _position(
         "ArgMax",
-        _one,
+        "the position of the first of the largest components",
+        torch.argmax,
+        lambda value, x: x - value,
     ),
     "one_hot": Primitive(
-        "1 in component ⌊x + ½⌋ of so many (data), else 0",
-        1,
+        "1 in component ⌊x + ½⌋ of several, else 0: data, their number",
         _one_hot,
         _zero,
         lowering.one_hot,
-        dimension=_dim_of_one_hot,
+        dimension=functools.partial(_dim_of_number, "one_hot"),
     ),
 }

@@ -20,12 +20,20 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torchweft.core.expressions.expr import Expr, add, apply, const, leaf, multiply, reachable
-from torchweft.core.expressions.hoist import rebuilt
+from torchweft.core.expressions.rewrite import rebuilt
 from torchweft.core.printing.dialect import Dialect, indented
+from torchweft.reductions.formula.kernel_forms import Moments, Term, moments
+from torchweft.reductions.formula.lowering import (
+    Components,
+    assign,
+    assigned,
+    loads,
+    operand,
+    scalars,
+    separated,
+    text,
+)
 from torchweft.reductions.formula.node import Node, is_zero
-from torchweft.reductions.scalars.exponents import Moments, Term, moments
-from torchweft.reductions.scalars.lines import assign, assigned, loads, text
-from torchweft.reductions.scalars.scalars import Components, operand, scalars, separated
 
 __all__ = ["Near", "Printer", "near"]
 

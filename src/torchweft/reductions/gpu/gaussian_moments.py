@@ -33,10 +33,10 @@ from torchweft.core.gpu.launcher import (
 )
 from torchweft.core.printing.modules import written
 from torchweft.reductions.formula.evaluate import evaluate
+from torchweft.reductions.formula.kernel_forms import Moments
 from torchweft.reductions.formula.node import Node, const
 from torchweft.reductions.gpu import gaussian_products as tensor_cores
 from torchweft.reductions.gpu.gaussian_products import SUMS, Operands, Split, is_split
-from torchweft.reductions.scalars.exponents import Moments
 
 __all__ = ["sums"]
 

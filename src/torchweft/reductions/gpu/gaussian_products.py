@@ -31,8 +31,8 @@ from torch.nn.functional import pad
 from torchweft.core.gpu.launcher import Launcher, Queued, Tile, current_device, launch_all
 from torchweft.core.printing.modules import written
 from torchweft.reductions.formula.evaluate import evaluate
+from torchweft.reductions.formula.kernel_forms import Exponent, exponent, factors
 from torchweft.reductions.formula.node import Node, const
-from torchweft.reductions.scalars.exponents import Exponent, exponent, factors
 
 __all__ = [
     "SHIFTED",

@@ -16,12 +16,12 @@ from torch import Tensor
 from torchweft.core.backend import interpreted
 from torchweft.core.gpu.launcher import Launcher, Queued, Tile, processors
 from torchweft.core.printing.modules import Jitted, written
-from torchweft.reductions.call.layout import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, Sizes
+from torchweft.reductions.formula import kernel_forms as exponents
 from torchweft.reductions.formula.node import Node, const
 from torchweft.reductions.gpu import gaussian_moments as moments
 from torchweft.reductions.gpu import gaussian_products as tensor_cores
 from torchweft.reductions.gpu.tiles import BLOCK
-from torchweft.reductions.scalars import exponents
 
 __all__ = ["PRODUCTS", "allowed", "may_serve", "shifted", "sums", "vectors"]
 

@@ -22,8 +22,11 @@ from torchweft.core.gpu.launcher import (
 )
 from torchweft.core.printing.modules import printed, written
 from torchweft.errors import BackendError
-from torchweft.reductions.call.layout import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, Sizes
+from torchweft.reductions.formula import kernel_forms as inner
 from torchweft.reductions.formula.evaluate import evaluate
+from torchweft.reductions.formula.kernel_forms import Looped, looped, parts
+from torchweft.reductions.formula.lowering import count
 from torchweft.reductions.formula.node import Node, const, reachable
 from torchweft.reductions.gpu import gaussians, neighbours
 from torchweft.reductions.gpu import source as generator
@@ -31,9 +34,6 @@ from torchweft.reductions.gpu.source import Job
 from torchweft.reductions.gpu.storage import Stored, in_blocks, put_together, stored
 from torchweft.reductions.gpu.tasks import Tasks, tasks
 from torchweft.reductions.gpu.tiles import BLOCK, kept, tile
-from torchweft.reductions.scalars import inner_sums as inner
-from torchweft.reductions.scalars.inner_sums import Looped, looped, parts
-from torchweft.reductions.scalars.scalars import count
 
 __all__ = [
     "Recipe",

@@ -27,9 +27,9 @@ from torch.nn.functional import pad
 
 from torchweft.core.gpu.launcher import Kernel, Tile
 from torchweft.core.printing.modules import imported, written
+from torchweft.reductions.formula.kernel_forms import WIDEST
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.gpu.gaussian_products import high_low, to_power_of_2
-from torchweft.reductions.scalars.exponents import WIDEST
 
 __all__ = ["MOST", "distance", "nearest", "pays"]
 

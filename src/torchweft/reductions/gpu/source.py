@@ -22,12 +22,21 @@ from collections.abc import Iterable, Iterator
 
 from torchweft.core.expressions.expr import Expr, const, reachable
 from torchweft.core.printing.dialect import Dialect, indented
-from torchweft.reductions.call.kernel_spec import Job
+from torchweft.reductions.call import Job
+from torchweft.reductions.formula.kernel_forms import Loops
+from torchweft.reductions.formula.lowering import (
+    FORMATS,
+    assign,
+    assigned,
+    factored,
+    loads,
+    operand,
+    scalars,
+    separated,
+    text,
+)
 from torchweft.reductions.formula.node import Node, variables
 from torchweft.reductions.gpu.gaussian_centred import Printer, near
-from torchweft.reductions.scalars.components import Loops
-from torchweft.reductions.scalars.lines import FORMATS, assign, assigned, loads, text
-from torchweft.reductions.scalars.scalars import factored, operand, scalars, separated
 
 __all__ = ["LANES", "NUMBERS", "Job", "near_registers", "operands", "registers", "source"]
 

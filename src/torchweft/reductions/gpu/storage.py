@@ -13,10 +13,10 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchweft.reductions.call.layout import Sizes
+from torchweft.reductions.call import Sizes
 from torchweft.reductions.formula.evaluate import evaluate
+from torchweft.reductions.formula.kernel_forms import Looped
 from torchweft.reductions.formula.node import Node, variables
-from torchweft.reductions.scalars.inner_sums import Looped
 
 __all__ = ["Stored", "in_blocks", "put_together", "stored"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchweft.core.tables.tensor_cache import TensorCache
-from torchweft.reductions.call.layout import Blocks
+from torchweft.reductions.call import Blocks
 
 __all__ = ["Tasks", "tasks"]
 

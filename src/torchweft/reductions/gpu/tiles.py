@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from torchweft.core.gpu.launcher import Tile
+from torchweft.reductions.formula.kernel_forms import LONGEST
 from torchweft.reductions.gpu.source import LANES, Job, near_registers, registers
-from torchweft.reductions.scalars.components import LONGEST
 
 __all__ = ["BLOCK", "kept", "tile"]
 

@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, silu
 
 from torchweft.errors import ShapeError
 
-__all__ = ["ACTIVATIONS", "PLAIN", "Epilogue", "check"]
+__all__ = ["ACTIVATIONS", "NO_EPILOGUE", "Epilogue", "check"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Epilogue(NamedTuple):
-    """act(y · scale + shift + residual); None leaves a step out.
+    """act(y · scale + shift + residual); None omits a step.
 
     Args:
         scale: (C_out,).
@@ -37,7 +37,7 @@ class Epilogue(NamedTuple):
     activation: str | None = None
 
     def with_bias(self, bias: Tensor | None) -> Epilogue:
-        """The same on y + bias: the bias becomes a part of the shift, in float32."""
+        """The epilogue of y + bias: the bias becomes a part of the shift, in float32."""
         if bias is None:
             return self
         shift = bias.to(torch.promote_types(bias.dtype, torch.float32))
@@ -46,28 +46,22 @@ class Epilogue(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Epilogue:
         """The same in another dtype."""
-        scale, shift, residual, activation = self
-        return Epilogue(
-            None if scale is None else scale.to(dtype),
-            None if shift is None else shift.to(dtype),
-            None if residual is None else residual.to(dtype),
-            activation,
-        )
+        scale, shift, residual = [None if t is None else t.to(dtype) for t in self[:3]]
+        return Epilogue(scale, shift, residual, self.activation)
 
     def __call__(self, y: Tensor) -> Tensor:
-        """On a result, step by step."""
+        """Apply the steps to a result one after the other."""
         y = y if self.scale is None else y * self.scale
         y = y if self.shift is None else y + self.shift
         y = y if self.residual is None else y + self.residual
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
 
 
-PLAIN = Epilogue()
-"""Nothing follows."""
+NO_EPILOGUE = Epilogue()
 
 
 def check(given: Epilogue, rows: int, channels: int) -> None:
-    """Raise where an epilogue does not fit an output of so many rows and channels.
+    """Raise unless an epilogue fits an output of (rows, channels).
 
     Raises:
         ShapeError: a shape that does not fit, an unknown activation.

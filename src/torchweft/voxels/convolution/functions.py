@@ -1,13 +1,15 @@
-"""Sparse convolutions as functions: checked, their map found or built, then computed.
+"""Sparse convolutions as functions, which check their arguments and find or build the map.
 
     out[o] = bias + Σ_k x[in(o, k)] @ weight[k]
 
-Which input voxel in(o, k) meets output voxel o at offset k is torch's geometry (geometry.py), so
-that values equal torch.nn.functional.conv{d}d, or conv_transpose{d}d, of `dense()` on the output's
+Which input voxel in(o, k) meets output voxel o at offset k follows torch's geometry (grid.py), so
+that values equal torch.nn.functional.conv{d}d, or conv_transpose{d}d, of `dense()` at the output's
 voxels.  K is row-major over the kernel's axes; cross-correlation, as in torch.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor
 
@@ -16,11 +18,11 @@ from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
-from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue, check
-from torchweft.voxels.convolution.operator import compile_before, convolution
-from torchweft.voxels.grid.geometry import Geometry, Size, geometry
+from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue, check
+from torchweft.voxels.convolution.operator import Operands, Options, compile_before, convolution
+from torchweft.voxels.grid import Geometry, Size, geometry
 from torchweft.voxels.maps.kernel_map import KernelMap, mode_of
-from torchweft.voxels.maps.tensor import SparseTensor, check_sparse, with_result
+from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
 __all__ = ["conv_of_geometry", "sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
 
@@ -57,21 +59,21 @@ def sparse_conv(
         tensor: the voxels and their (N, C_in) features.
         weight: (K, C_in / groups, C_out), K row-major over the kernel's axes.
         kernel_size: one number for all axes, or one for each.
-        bias: (C_out,), added to the output's voxels alone.
+        bias: (C_out,), added at the output's voxels only.
         stride: 1 in a submanifold layer.
-        dilation: distance of neighbouring kernel places.
+        dilation: distance of neighbouring kernel positions.
         padding: as in torch; a submanifold kernel is centred whatever it is.
         transposed: torch's transposed convolution; outputs are all voxels that a pair reaches.
         submanifold: outputs are the input's voxels, in their order; else all that a pair reaches,
             ascending.
-        groups: channels fall into so many groups that do not mix.
+        groups: number of groups of channels that do not mix.
         indice_key: names the map, for layers of the same geometry and for an inverse layer.
         precision: of float32 products: "ieee", "tf32" (mantissas of 10 bits), "tf32x3".
         scale: (C_out,).
         shift: (C_out,).
         residual: (N_out, C_out), features on the output's voxels.
         activation: "relu", "silu" or "gelu".
-        backend: None chooses.
+        backend: "triton", "torch"; None chooses.
 
     Returns:
         The output's voxels with (N_out, C_out) features in the input's dtype.
@@ -82,37 +84,31 @@ def sparse_conv(
         IndexRangeError: negative coordinates without a spatial_shape in a strided layer.
 
     Error: one rounding of sums in float32 (float64).  Gradients of any order; the same bits at
-    every call, and whatever the order of the rows.  Cost: 2 L C_in C_out / groups operations for L
-    pairs of voxels; the map is built once and kept.
+    every call, and for every order of the rows.  Cost: 2 L C_in C_out / groups operations for L
+    pairs of voxels; the map is built once and cached.
     """
     check_sparse(tensor)
     shape = geometry(
         tensor.dim, kernel_size, stride, padding, dilation, mode=mode_of(submanifold, transposed)
     )
-    after = Epilogue(scale, shift, residual, activation)
-    return conv_of_geometry(
-        tensor, weight, bias, shape, groups, indice_key, precision, after, backend
-    )
+    operands = tensor.feats, weight, bias, Epilogue(scale, shift, residual, activation)
+    requested = groups, precision, backend
+    return conv_of_geometry(tensor, operands, shape, requested, indice_key)
 
 
 def conv_of_geometry(
     tensor: SparseTensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    operands: Operands,
     shape: Geometry,
-    groups: int,
+    requested: Requested,
     indice_key: str | None,
-    precision: str,
-    after: Epilogue = PLAIN,
-    backend: str | None = None,
 ) -> SparseTensor:
-    """`sparse_conv` of a tensor of the geometry's axes, which are not read again at every call."""
-    operands = _operands(tensor, weight, bias, after, shape.num_offsets, groups, precision)
-    serving = _serving(backend, tensor.feats.device.type)
-    if shape not in tensor.coordinates.tables and serving == "triton":
-        compile_before(*operands, tensor.coordinates, shape, groups, precision)
+    """`sparse_conv` for a geometry that was checked before, with as many axes as the tensor."""
+    operands, options = _checked(operands, shape, requested)
+    if shape not in tensor.coordinates.tables and options[2] == "triton":
+        compile_before(operands, tensor.coordinates, shape, options)
     found = tensor.maps.get(tensor.coordinates, shape, indice_key)
-    return _convolved(tensor, operands, found, groups, precision, serving)
+    return _convolved(tensor, operands, found, options)
 
 
 def sparse_inverse_conv(
@@ -134,7 +130,7 @@ def sparse_inverse_conv(
         weight: (K, C_in / groups, C_out), K offsets of the named layer.
         indice_key: of the layer to undo.
         bias: (C_out,).
-        groups: see sparse_conv, and for the rest.
+        groups: see `sparse_conv`.
         precision: of float32 products.
         backend: None chooses.
 
@@ -149,9 +145,9 @@ def sparse_inverse_conv(
             f"has {len(tensor)} others: an inverse layer reads what the named layer wrote. Give "
             "it a tensor of that level."
         )
-    operands = _operands(tensor, weight, bias, PLAIN, named.geometry.num_offsets, groups, precision)
-    serving = _serving(backend, tensor.feats.device.type)
-    return _convolved(tensor, operands, named.transpose(), groups, precision, serving)
+    given, requested = (tensor.feats, weight, bias, NO_EPILOGUE), (groups, precision, backend)
+    operands, options = _checked(given, named.geometry, requested)
+    return _convolved(tensor, operands, named.transpose(), options)
 
 
 def sparse_conv3d(
@@ -165,10 +161,10 @@ def sparse_conv3d(
     transposed: bool = False,
     submanifold: bool = True,
 ) -> SparseTensor:
-    """`sparse_conv` in three dimensions; it says more.
+    """`sparse_conv` in three dimensions, which documents the arguments.
 
     Raises:
-        ShapeError: a tensor that has not three axes.
+        ShapeError: the tensor does not have three axes.
     """
     check_sparse(tensor)
     if tensor.dim != 3:
@@ -181,69 +177,58 @@ def sparse_conv3d(
     )
 
 
-Operands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
-"""Features, weight, bias, and what follows, all of one kind."""
+Requested = tuple[int, str, str | None]
+"""Groups, precision, and the requested backend or None."""
+
+_checked_calls: CallCache[Options] = CallCache()
+"""The options of checked calls without an epilogue, by signature except the number of rows."""
 
 
-_checked_calls: CallCache[bool] = CallCache()
-"""Calls without an epilogue that were checked, by their signature without the number of rows."""
-
-
-def _operands(
-    tensor: SparseTensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    after: Epilogue,
-    offsets: int,
-    groups: int,
-    precision: str,
-) -> Operands:
-    """What a layer computes with, all of it checked."""
+def _checked(operands: Operands, shape: Geometry, requested: Requested) -> tuple[Operands, Options]:
+    """The operands of a layer in one dtype, and its options; a signature is checked once."""
+    feats, weight, bias, after = operands
+    key = None
+    if after == NO_EPILOGUE:
+        found = signature((feats, weight) if bias is None else (feats, weight, bias))
+        if found is not None:
+            rows, *kind = found
+            key = (rows[1:], *kind, shape, requested)
+            options = _checked_calls.get(key)
+            if options is not None:
+                return (feats, weight, bias, NO_EPILOGUE), options
+    groups, precision, backend = requested
     if precision not in PRECISIONS:
         raise DTypeError(
             f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
             'Pass "ieee" for exact float32 products.'
         )
-    known = None
-    if after == PLAIN:
-        found = signature((tensor.feats, weight) if bias is None else (tensor.feats, weight, bias))
-        if found is not None:
-            rows, *kind = found
-            known = (rows[1:], *kind, offsets, groups, precision)
-            if known in _checked_calls:
-                return tensor.feats, weight, bias, PLAIN
-    _check_weight(tensor, weight, bias, offsets, groups)
-    operands = _of_one_kind(tensor, weight, bias, after)
-    if known is not None:
-        _checked_calls.keep(known, True)
-    return operands
+    _check_weight(feats, weight, bias, shape.num_offsets, groups)
+    operands = _same_dtypes(feats, weight, bias, after)
+    options = groups, precision, _serving(backend, feats.device.type)
+    if key is not None:
+        _checked_calls.keep(key, options)
+    return operands, options
 
 
-def _of_one_kind(
-    tensor: SparseTensor, weight: Tensor, bias: Tensor | None, after: Epilogue
-) -> Operands:
-    tensors = {"bias": bias, **after._asdict()}
-    names = [name for name in ("bias", "scale", "shift", "residual") if tensors[name] is not None]
-    given = {name: tensors[name] for name in names}
-    feats, weight, *rest = same_kind(feats=tensor.feats, weight=weight, **given)
-    given = dict(zip(names, rest, strict=True))
+def _same_dtypes(feats: Tensor, weight: Tensor, bias: Tensor | None, after: Epilogue) -> Operands:
+    tensors = {"bias": bias, "scale": after.scale, "shift": after.shift, "residual": after.residual}
+    given: dict[str, Any] = {name: t for name, t in tensors.items() if t is not None}
+    feats, weight, *rest = same_kind(feats=feats, weight=weight, **given)
+    given = dict(zip(given, rest, strict=True))
     bias = given.pop("bias", None)
     return feats, weight, bias, after._replace(**given)
 
 
 def _convolved(
-    tensor: SparseTensor,
-    operands: Operands,
-    kernel_map: KernelMap,
-    groups: int,
-    precision: str,
-    backend: str,
+    tensor: SparseTensor, operands: Operands, kernel_map: KernelMap, options: Options
 ) -> SparseTensor:
     _, weight, _, after = operands
-    if after is not PLAIN:
+    if after is not NO_EPILOGUE:
         check(after, len(kernel_map.outputs), weight.shape[2])
-    result = convolution(*operands, kernel_map, groups, precision, backend)
-    return with_result(result, kernel_map.outputs, tensor.maps)
+    found = SparseTensor.__new__(SparseTensor)  # features of an operator need no check
+    found.feats = convolution(operands, kernel_map, options)
+    found.coordinates, found.maps = kernel_map.outputs, tensor.maps
+    return found
 
 
 @constant_when_compiling
@@ -258,10 +243,10 @@ def _serving(backend: str | None, device: str) -> str:
 
 
 def _check_weight(
-    tensor: SparseTensor, weight: Tensor, bias: Tensor | None, offsets: int, groups: int
+    feats: Tensor, weight: Tensor, bias: Tensor | None, offsets: int, groups: int
 ) -> None:
     check_tensors(weight=weight, **({} if bias is None else {"bias": bias}))
-    channels = tensor.feats.shape[1]
+    channels = feats.shape[1]
     if groups < 1 or channels % groups:
         raise ShapeError(
             f"groups is {groups} but feats has C_in = {channels}: it must divide C_in. "

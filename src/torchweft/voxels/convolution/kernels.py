@@ -1,16 +1,18 @@
-"""Triton kernels of sparse convolution, over what `preparation_kernels` have laid out.
+"""Triton kernels of sparse convolution, over the tiles and pairs of `maps.tiles`.
 
     y[o] = Σ_k x[sources[k,o]] w[k]          dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
 
 Rows are counted in int64 where K N or N C may pass 2^31 (WIDE).
 """
+# Parameters are in groups:
+# fmt: off
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from torchweft.voxels.grid.constants import (
+from torchweft.voxels.maps.tile_kernels import (
     HALF,
     PANEL,
     UNIT,
@@ -19,15 +21,6 @@ from torchweft.voxels.grid.constants import (
     pairs_before,
     share_size,
 )
-
-__all__ = [
-    "convolve_kernel",
-    "depthwise_gradient_kernel",
-    "depthwise_kernel",
-    "fold_kernel",
-    "reduce_kernel",
-    "weight_gradient_kernel",
-]
 
 
 @triton.jit
@@ -64,8 +57,8 @@ def _activated(y, ACTIVATION: tl.constexpr):
 def _finish(
     acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, stride_yr,
     ACTIVATION: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """y = act(acc scale + shift + residual) of a tile's rows: all before the one rounding."""
+):
+    """y = act(acc scale + shift + residual) of a tile's rows, before the one rounding."""
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     if scale_ptr is not None:
         acc *= tl.load(scale_ptr + n, mask=n < last, other=0.0).to(acc.dtype)[None, :]
@@ -88,12 +81,12 @@ def convolve_kernel(
     K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+):
     """y[o] = Σ_k x[sources[k,o]] w[k] (FLIP: w[K−1−k]), each group C channels to D.
 
     A program owns BLOCK_M sorted rows and BLOCK_N columns, and walks (offset that a row needs,
-    block of channels).  The rows to read come a step ahead in registers: x then waits for no other
-    load of its step, and the pipeline holds num_stages blocks of x and of w.
+    block of channels).  The rows to read are prefetched by one step in registers: x then waits for
+    no other load of its step, and the pipeline holds num_stages blocks of x and of w.
     Floor: 2 L C D flops, or x and y once.  Bound: tensor cores from C = 128 on, at fewer channels
     L2, where a row of x is read for each of its pairs.
     """
@@ -137,7 +130,7 @@ def convolve_kernel(
     _finish(
         acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, groups * D,
         ACTIVATION, WIDE, BLOCK_M,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
@@ -148,8 +141,8 @@ def fold_kernel(
     K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """What `convolve_kernel` computes for C <= WIDTH: BLOCK_K / WIDTH offsets in one dot.
+):
+    """As `convolve_kernel`, for C <= WIDTH: BLOCK_K / WIDTH offsets in one dot.
 
     Bound: writing y, and the latency of reading short rows.
     """
@@ -186,7 +179,7 @@ def fold_kernel(
     _finish(
         acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, last, groups * D,
         ACTIVATION, WIDE, BLOCK_M,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
@@ -196,7 +189,7 @@ def depthwise_kernel(
     D, channels, stride_xr, stride_wk, stride_wd,
     K: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """y[o,n] = Σ_k x[sources[k,o], n/D] w[k,n]: groups of one channel, to D of all `channels`.
 
     Bound: L2, where a row of x is read for each of its pairs.
@@ -225,16 +218,16 @@ def depthwise_kernel(
     _finish(
         acc, y_ptr, scale_ptr, shift_ptr, residual_ptr, rows_ptr, tile, n, channels, channels,
         ACTIVATION, WIDE, BLOCK_M,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
 def _share(
     totals_ptr, turns_ptr, turn, shares, K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
-    """(number, begin, end, first offset, last offset) of the share whose turn it is.
+):
+    """(number, begin, end, first offset, last offset) of the share that a program computes.
 
-    WHOLE: a share is one offset, and its number 0, since the offset is added to it.
+    WHOLE: a share is one offset, with the number 0, to which the offset is added.
     """
     if WHOLE:
         begin = pairs_before(totals_ptr, turn, K, OFFSETS)
@@ -255,10 +248,10 @@ def _share(
 def _pairs_of(
     in_ptr, out_ptr, totals_ptr, k, low,
     K: tl.constexpr, OFFSETS: tl.constexpr, MIRRORED: tl.constexpr,
-):  # fmt: skip
-    """Where the inputs and the outputs of offset k's pairs stand; `low` pairs are before it.
+):
+    """Pointers to the inputs and the outputs of offset k's pairs; `low` pairs are before them.
 
-    MIRRORED: the offsets up to the centre are listed, those above have the same pairs swapped.
+    MIRRORED: the offsets up to the centre are listed; those above have the same pairs swapped.
     """
     if MIRRORED:
         turned = k > K // 2
@@ -276,14 +269,14 @@ def weight_gradient_kernel(
     shares, C, D, groups, stride_xr, stride_gr,
     K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
     MIRRORED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+):
     """z[s + k] = Σ x[in]ᵀ g[out] over the pairs of offset k in share s; WHOLE: z[k], over all.
 
-    All pairs, offset after offset, are cut into equal shares, so that programs end together.  A
-    program owns the tile [BLOCK_C, BLOCK_D] of a share and stores a sum for each offset that it
-    meets; s + k is another number for each.  Rows come a step ahead, as in `convolve_kernel`.
+    All pairs, offset by offset, are divided into equal shares, so that programs take the same time.
+    A program owns the tile [BLOCK_C, BLOCK_D] of a share and stores a sum for each of its offsets;
+    s + k differs for all of these.  Rows are prefetched by one step, as in `convolve_kernel`.
     Floor: 2 L C D flops, or x and g once.  Bound: tensor cores from C = 256 on, else memory: rows
-    come from L2 as far as shares that run together read the same.
+    come from L2 where shares that run at the same time read the same rows.
     """
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
@@ -328,8 +321,8 @@ def depthwise_gradient_kernel(
     shares, D, channels, stride_xr, stride_gr,
     K: tl.constexpr, OFFSETS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
     MIRRORED: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """What `weight_gradient_kernel` computes for groups of one channel, to D of all `channels`."""
+):
+    """As `weight_gradient_kernel`, for groups of one channel, to D of all `channels`."""
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     num_n = tl.cdiv(channels, BLOCK_N)
@@ -363,8 +356,8 @@ def depthwise_gradient_kernel(
 def reduce_kernel(
     z_ptr, dw_ptr, totals_ptr, shares, size,
     K: tl.constexpr, OFFSETS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """dw[k] = Σ_s z[s + k] over the shares that meet offset k, in an order that is fixed."""
+):
+    """dw[k] = Σ_s z[s + k] over the shares with pairs of offset k, in a fixed order."""
     num = tl.cdiv(size, BLOCK)
     k = tl.program_id(0) // num
     e = (tl.program_id(0) % num * BLOCK + tl.arange(0, BLOCK))[None, :]  # [1, BLOCK]

@@ -1,23 +1,24 @@
 """The Triton path of the sparse convolution: launches of its kernels, and their tiles.
 
-Everything is sized by K, N and C alone: counts of pairs stay on the GPU, the host never waits.
-Tiles follow from channels, dtype and what the GPU has.  They cut the sums too, so results depend on
-shapes, never on the load of the machine.
+Sizes follow from K, N and C alone: counts of pairs stay on the GPU, and the host never waits.
+Tiles follow from channels, dtype and the properties of the GPU.  They determine the order of the
+sums too, so results depend on shapes, never on the load of the machine.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, current_device
-from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
+from torchweft.core.operators.call_cache import CallCache
+from torchweft.core.operators.operator import compiling, recording, transformed, unwatched
+from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
 from torchweft.voxels.maps.kernel_map import KernelMap
-from torchweft.voxels.maps_gpu.sorted_tiles import (
+from torchweft.voxels.maps.tiles import (
     MOST_SORTED,
     PANEL,
     call_for_pairs,
@@ -32,33 +33,53 @@ from torchweft.voxels.maps_gpu.sorted_tiles import (
 )
 
 __all__ = [
-    "FOLDED",
-    "UNIT",
     "Gpu",
     "compile_ahead",
     "convolve",
     "convolve_tile",
     "depthwise_tile",
     "fold_tile",
-    "gpu_of",
     "gradient_tile",
-    "num_shares",
     "prepare",
+    "turned",
     "weight_gradient",
 ]
 
+LEAST_DOT = 16
+"""The least size of each side of `tl.dot`."""
+
+FOLDED_CHANNELS = 8
+"""Most channels for which several offsets share a dot."""
+
+PAIRS_PER_UNIT = 64
+"""Pairs that the weight gradient sums at once."""
+
+LEAST_UNITS = 8
+"""Fewest units of pairs that are worth partial sums of their own, if every pair exists."""
+
 REDUCED = Tile((16, 128))
-"""Shares and numbers that a program adds up at once."""
+"""Shares and elements that a program adds up at once."""
+
+_KERNELS = "convolution.kernels."
 
 
 def prepare(found: KernelMap, gradient: bool) -> None:
-    """Make now what a convolution and, with gradient, its weight's gradient keep of a map."""
+    """Build now what a convolution and, with gradient, its weight's gradient cache for a map."""
     table, order, offsets = found.kept, found.outputs.order, found.geometry.num_offsets
     with current_device(table):
         if gradient:
             pairs_of(table, order, offsets, mirrored=found.back is None)
         else:
             tiles_of(table, order, offsets)
+
+
+def turned(weight: Tensor, groups: int) -> Tensor:
+    """(K, C_in/groups, C_out) → (K, C_out/groups, C_in), each group's matrix transposed."""
+    if groups == 1:
+        return weight.transpose(1, 2)
+    offsets, inner, outer = weight.shape
+    matrices = weight.reshape(offsets, inner, groups, outer // groups)
+    return matrices.permute(0, 3, 2, 1).flatten(2)
 
 
 def convolve(
@@ -69,7 +90,7 @@ def convolve(
     *,
     groups: int,
     precision: str,
-    after: Epilogue = PLAIN,
+    after: Epilogue = NO_EPILOGUE,
     flip: bool = False,
 ) -> Tensor:
     """y[o] = Σ_k x[sources[k,o]] @ weight[k], summed over k in one order for all rows.
@@ -78,166 +99,139 @@ def convolve(
         x: (N_in, C_in), any strides.
         weight: (K, C_in / groups, C_out), any strides.
         table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i; or half of it, see
-            `mirror`.
-        order: (N_out,) the output rows in canonical order; None: they stand so.
+            `whole`.
+        order: (N_out,) the output rows in canonical order; None: in row order.
         groups: of channels.
         precision: of float32, "ieee", "tf32" or "tf32x3".
-        after: what is done to the sums before they are rounded.
+        after: is applied to the sums before they are rounded.
         flip: weight[K − 1 − k] instead of weight[k].  The input gradient of a submanifold
             convolution with an odd kernel needs no table of its own.
 
     Returns:
         (N_out, C_out) in x's dtype, rounded once.
     """
-    rows, d = table.shape[1], weight.shape[2]
-    y = x.new_empty(rows, d)
+    y = x.new_empty(table.shape[1], weight.shape[2])
     if y.numel() == 0:
         return y
     x = x if x.stride(1) == 1 else x.contiguous()
-    scale, shift, residual, activation = after
-    scale = None if scale is None else scale.contiguous()
-    shift = None if shift is None else shift.contiguous()
-    residual = None if residual is None else residual.contiguous()
+    scale, shift, residual = [None if t is None else t.contiguous() for t in after[:3]]
+    operands = (x, weight, y, scale, shift, residual)
     with current_device(x):
-        slots = -(-rows // PANEL) * PANEL
-        operands = (x, weight, y, scale, shift, residual)
-        kernel, columns, parts = _convolver_of(operands, groups, precision, activation, flip)
+        kernel, programs, parts = _convolver_of(operands, groups, precision, after.activation, flip)
         if not kernel.compiled:
             read = table.contiguous()
             tiled = calls_for_tiles(read, order, len(weight))
-            compile_together([_call_of(kernel, operands, read), *tiled])
+            compile_together([_convolver_call(kernel, operands, read), *tiled])
         made = tiles_of(table, order, weight.shape[0])
         tables = (made.lists, made.halves, made.rows, made.turns[parts - 1])
-        kernel(slots // (PANEL // 2) // parts * columns, (*operands, *tables))
+        kernel(programs, (*operands, *tables))
     return y
 
 
 Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""x, weight, y, and what is done to the sums: scale, shift, residual."""
+"""x, weight, y, and the tensors of the epilogue: scale, shift, residual."""
+
+
+_convolvers: CallCache[tuple[Kernel, int, int]] = CallCache()
 
 
 def _convolver_of(
     operands: Operands, groups: int, precision: str, activation: str | None, flip: bool
 ) -> tuple[Kernel, int, int]:
+    """(kernel, programs, halves of a panel per tile); kernels are cached by signature."""
     x, weight, y, *after = operands
-    shape, strides = weight.shape, weight.stride()
-    slots = -(-y.shape[0] // PANEL) * PANEL
-    extents = (_extent(x), y.numel(), weight.numel(), slots * shape[0])
-    precision = precision if x.dtype == torch.float32 else "ieee"
-    kinds = tuple([None if t is None else t.dtype for t in after])
-    flags = _Flags(flip, max(extents) >= 2**31, activation, kinds, slots > MOST_SORTED)
-    return _convolver(x.device, x.dtype, shape, strides, x.stride(0), groups, precision, flags)
+    (k, c, channels), strides = weight.shape, (x.stride(0), *weight.stride())
+    slots = -(-len(y) // PANEL) * PANEL
+    wide = max(_extent(x), y.numel(), weight.numel(), slots * k) >= 2**31
+    kinds = (x.dtype, *[None if t is None else t.dtype for t in after], slots > MOST_SORTED)
+    flags = (flip, wide, activation)
+    key = (x.device, *kinds, k, c, channels, *strides, groups, precision, *flags)
+    found = _convolvers.get(key)
+    if found is None:
+        d, size, gpu = channels // groups, x.dtype.itemsize, _gpu_of(x.device)
+        constants: tuple[Any, ...] = (k, *flags)
+        if groups > 1 and c == 1:
+            function, tile = "depthwise_kernel", depthwise_tile(channels, size)
+            numbers: tuple[int, ...] = (d, channels, strides[0], strides[1], strides[3])
+            columns = -(-channels // tile.blocks[1])
+        else:
+            numbers = (c, d, groups, *strides)
+            constants += (_precision(precision, x.dtype, gpu),)
+            if c <= FOLDED_CHANNELS:
+                function, tile = "fold_kernel", fold_tile(d, size)
+                constants += (1 << (c - 1).bit_length(),)
+            else:
+                crowded = after[2] is not None or activation == "gelu"
+                function = "convolve_kernel"
+                tile = convolve_tile(c, d, size, strides[3] == 1, gpu, crowded)
+            columns = groups * -(-d // tile.blocks[1])
+        kernel = kernel_for(_KERNELS + function, numbers, constants, tile, x.device, kinds)
+        found = kernel, columns, 2 * tile.blocks[0] // PANEL
+        _convolvers.keep(key, found)
+    kernel, columns, parts = found
+    return kernel, slots // (PANEL // 2) // parts * columns, parts
 
 
-def _call_of(kernel: Kernel, operands: Operands, table: Tensor) -> Call:
-    """Of a convolution; any table of int32 stands for those that are not there yet."""
-    turns = table if -(-len(operands[2]) // PANEL) * PANEL <= MOST_SORTED else None
+def _convolver_call(kernel: Kernel, operands: Operands, table: Tensor) -> Call:
+    """Of a convolution; any int32 tensor stands for the tables, which may not exist yet."""
+    turns = table if len(operands[2]) <= MOST_SORTED else None
     return Call(kernel, (*operands, table, table, table, turns))
 
 
-_AHEAD: set[tuple[Any, ...]] = set()
-"""Kinds of convolutions that `compile_ahead` has seen."""
+_compiled_ahead: set[tuple[Any, ...]] = set()
+"""Signatures of convolutions that `compile_ahead` has seen."""
 
 
 def compile_ahead(
     x: Tensor,
     weight: Tensor,
-    turned: Callable[[], Tensor],
     bias: Tensor | None,
-    table: Tensor,
-    back: Tensor | None,
-    in_order: Tensor | None,
-    out_order: Tensor | None,
-    *,
+    maps: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
     groups: int,
     precision: str,
-    needed: tuple[bool, bool],
     tiled: bool = False,
 ) -> None:
-    """Compile at once what a convolution and its gradients call, where they are of a new kind.
+    """Compile in threads all kernels of a layer and of its recorded gradients, if it is new.
 
-    Else a training step compiles for each of them in turn.  `turned` makes the weight that the
-    gradient of x reads, back is None where it reads the table flipped, `needed` says whether there
-    will be gradients of x and of the weight, and `tiled` that the table's tiles are another's
-    matter; the rest is `convolve`'s.
+    Otherwise a training step would compile them one after the other.
+
+    Args:
+        x: see `convolve`.
+        weight: see `convolve`.
+        bias: (C_out,).
+        maps: table, back (None where the gradient of x reads the table flipped), and the orders
+            of inputs and outputs.
+        groups: see `convolve`.
+        precision: see `convolve`.
+        tiled: whether the map compiles the kernels of its tiles.
     """
-    absent = (bias is None, back is None, in_order is None, out_order is None)
-    kind = (x.device, x.dtype, weight.shape, groups, precision, absent, needed)
-    if kind in _AHEAD or 0 in (x.numel(), weight.numel(), table.shape[1]):
+    if compiling() or transformed() or not (unwatched(x) and unwatched(weight)):
         return
-    _AHEAD.add(kind)
+    table, back, in_order, out_order = maps
+    of_x, of_weight = recording() and x.requires_grad, recording() and weight.requires_grad
+    absent = tuple([t is None for t in (bias, back, in_order, out_order)])
+    kind = (x.device, x.dtype, weight.shape, groups, precision, absent, of_x, of_weight)
+    if kind in _compiled_ahead or 0 in (x.numel(), weight.numel(), table.shape[1]):
+        return
+    _compiled_ahead.add(kind)
     x = x.detach().contiguous()
-    y, dx, dw = x.new_empty(table.shape[1], weight.shape[2]), x, x.new_empty(weight.shape)
+    y, mirrored = x.new_empty(table.shape[1], weight.shape[2]), back is None
     with current_device(x):
         forward: Operands = (x, weight, y, None, bias, None)
         kernel = _convolver_of(forward, groups, precision, None, flip=False)[0]
-        calls, reads = [_call_of(kernel, forward, table)], [(table, out_order)]
-        if needed[0]:
-            backward: Operands = (y, turned(), dx, None, None, None)
-            kernel = _convolver_of(backward, groups, precision, None, flip=back is None)[0]
-            calls.append(_call_of(kernel, backward, table))
+        calls, reads = [_convolver_call(kernel, forward, table)], [(table, out_order)]
+        if of_x:
+            backward: Operands = (y, turned(weight.detach(), groups), x, None, None, None)
+            kernel = _convolver_of(backward, groups, precision, None, flip=mirrored)[0]
+            calls.append(_convolver_call(kernel, backward, table))
             reads += [] if back is None else [(back, in_order)]
-        if needed[1]:
-            mirrored = back is None
+        if of_weight:
+            dw = x.new_empty(weight.shape)
             made = _differentiator_of(x, y, dw, groups, precision, mirrored)
-            calls += _calls_for_gradient(made, (x, y, dw), table, out_order, mirrored)
+            calls += _differentiator_calls(made, (x, y, dw), table, out_order, mirrored)
         for read in [] if tiled else reads:
             calls += calls_for_tiles(*read, len(weight))
         compile_together(calls)
-
-
-class _Flags(NamedTuple):
-    """What a kernel of `convolve` is compiled for beside shapes.
-
-    Args:
-        flip, wide, activation: its constants.
-        after: the dtypes of scale, shift and residual, None where one is not there.
-        as_they_stand: whether tiles run in their own order.
-    """
-
-    flip: bool
-    wide: bool
-    activation: str | None
-    after: tuple[torch.dtype | None, ...]
-    as_they_stand: bool
-
-
-@functools.lru_cache(maxsize=1024)
-def _convolver(
-    device: torch.device,
-    dtype: torch.dtype,
-    shape: tuple[int, int, int],
-    strides: tuple[int, int, int],
-    stride: int,
-    groups: int,
-    precision: str,
-    flags: _Flags,
-) -> tuple[Kernel, int, int]:
-    """(kernel, programs of a tile, halves of a panel in a tile) of calls of one kind."""
-    k, c, d = shape[0], shape[1], shape[2] // groups
-    size, gpu = dtype.itemsize, gpu_of(device)
-    constants: tuple[Any, ...] = (k, *flags[:3])
-    if groups > 1 and c == 1:
-        function, tile = (
-            "convolution.kernels.depthwise_kernel",
-            depthwise_tile(shape[2], size),
-        )
-        numbers: tuple[int, ...] = (d, shape[2], stride, strides[0], strides[2])
-        columns = -(-shape[2] // tile.blocks[1])
-    else:
-        numbers = (c, d, groups, stride, *strides)
-        constants += (precision if gpu.tf32 else "ieee",)
-        if c <= FOLDED:
-            function, tile = "convolution.kernels.fold_kernel", fold_tile(d, size)
-            constants += (1 << (c - 1).bit_length(),)
-        else:
-            along = strides[2] == 1
-            crowded = flags.after[2] is not None or flags.activation == "gelu"
-            function = "convolution.kernels.convolve_kernel"
-            tile = convolve_tile(c, d, size, along, gpu, crowded)
-        columns = groups * -(-d // tile.blocks[1])
-    kernel = kernel_for(function, numbers, constants, tile, device, dtype, flags)
-    return kernel, columns, 2 * tile.blocks[0] // PANEL
 
 
 def weight_gradient(
@@ -257,11 +251,11 @@ def weight_gradient(
         x: (N_in, C_in), any strides.
         g: (N_out, C_out), any strides.
         table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i.
-        order: (N_out,) the output rows in canonical order; None: they stand so.
+        order: (N_out,) the output rows in canonical order; None: in row order.
         groups: of channels.
         precision: of float32, "ieee", "tf32" or "tf32x3".
-        offsets: K; None: the table has so many rows, it is not half of one.
-        mirrored: whether who reads q at offset k is read by q at K − 1 − k, see `pairs_of`.
+        offsets: K; None: the number of rows of a whole table.
+        mirrored: whether the pairs of offset K − 1 − k are those of k swapped, see `pairs_of`.
 
     Returns:
         (K, C_in / groups, C_out) in x's dtype, rounded once.
@@ -275,94 +269,84 @@ def weight_gradient(
     with current_device(x):
         made = _differentiator_of(x, g, dw, groups, precision, mirrored)
         kernel, reduction, matrix_tiles, shares = made
-        z = dw.new_empty((shares + k, *dw.shape[1:]), dtype=_sums(dw)) if shares else dw
+        z = _partial_sums(dw, shares, shares + k)
         if not kernel.compiled:
             read = table.contiguous()
-            compile_together(_calls_for_gradient(made, (x, g, dw), read, order, mirrored))
+            compile_together(_differentiator_calls(made, (x, g, dw), read, order, mirrored))
         pairs = pairs_of(table, order, k, mirrored)
         tensors = (x, g, z, pairs.inputs, pairs.outputs, pairs.totals, turns_of(pairs, k, shares))
         kernel((shares or k) * matrix_tiles, tensors, (shares,))
         if shares:
-            numbers = k * -(-dw[0].numel() // REDUCED.blocks[1])
-            reduction(numbers, (z, dw, pairs.totals), (shares,))
+            programs = k * -(-dw[0].numel() // REDUCED.blocks[1])
+            reduction(programs, (z, dw, pairs.totals), (shares,))
     return dw
 
 
-def _calls_for_gradient(
+def _partial_sums(dw: Tensor, shares: int, count: int) -> Tensor:
+    """Room for `count` sums where pairs are divided into shares, else dw itself."""
+    dtype = torch.promote_types(dw.dtype, torch.float32)
+    return dw.new_empty((count, *dw.shape[1:]), dtype=dtype) if shares else dw
+
+
+def _differentiator_calls(
     made: tuple[Kernel, Kernel, int, int],
     tensors: tuple[Tensor, Tensor, Tensor],
     table: Tensor,
     order: Tensor | None,
     mirrored: bool,
 ) -> list[Call]:
-    """What `weight_gradient` calls; any table of int32 stands for those that are not there yet."""
+    """The calls of `weight_gradient`; any int32 tensor stands for one that does not exist yet."""
     kernel, reduction, _, shares = made
     x, g, dw = tensors
-    z = dw.new_empty((0, *dw.shape[1:]), dtype=_sums(dw)) if shares else dw
-    turns = table if shares else None
+    z, turns = _partial_sums(dw, shares, 0), table if shares else None
     pairs = table.new_empty(0, dtype=pair_dtype(table.shape[1], mirrored))
-    calls = [Call(kernel, (x, g, z, pairs, pairs, table, turns), (shares,))]
-    calls.append(call_for_pairs(table, order, len(dw), mirrored))
-    if not shares:
-        return calls
-    return [
-        *calls,
-        call_for_shares(table, len(dw), shares),
-        Call(reduction, (z, dw, table), (shares,)),
+    calls = [
+        Call(kernel, (x, g, z, pairs, pairs, table, turns), (shares,)),
+        call_for_pairs(table, order, len(dw), mirrored),
     ]
+    if shares:
+        calls.append(call_for_shares(table, len(dw), shares))
+        calls.append(Call(reduction, (z, dw, table), (shares,)))
+    return calls
 
 
-def _sums(dw: Tensor) -> torch.dtype:
-    return torch.float64 if dw.dtype == torch.float64 else torch.float32
+_differentiators: CallCache[tuple[Kernel, Kernel, int, int]] = CallCache()
 
 
 def _differentiator_of(
     x: Tensor, g: Tensor, dw: Tensor, groups: int, precision: str, mirrored: bool
 ) -> tuple[Kernel, Kernel, int, int]:
-    flags = max(_extent(x), _extent(g)) >= 2**31, mirrored
-    precision = precision if x.dtype == torch.float32 else "ieee"
-    strides, kinds = (x.stride(0), g.stride(0)), (x.dtype, pair_dtype(g.shape[0], mirrored))
-    return _differentiator(x.device, kinds, dw.shape, strides, g.shape[0], groups, precision, flags)
+    """(kernel, reduction, tiles of a matrix, shares), cached by signature."""
+    (k, c, channels), rows, strides = dw.shape, len(g), (x.stride(0), g.stride(0))
+    wide, kinds = max(_extent(x), _extent(g)) >= 2**31, (x.dtype, pair_dtype(rows, mirrored))
+    key = (x.device, *kinds, k, c, channels, *strides, rows, groups, precision, wide, mirrored)
+    found = _differentiators.get(key)
+    if found is None:
+        d, size, gpu = channels // groups, x.dtype.itemsize, _gpu_of(x.device)
+        more: tuple[Any, ...] = ()
+        if groups > 1 and c == 1:
+            tile = depthwise_tile(channels, size)
+            tile = tile._replace(blocks=tile.blocks[1:])
+            matrix_tiles = -(-channels // tile.blocks[0])
+            function = "depthwise_gradient_kernel"
+            numbers: tuple[int, ...] = (d, channels, *strides)
+        else:
+            tile = gradient_tile(c, d, size, gpu)
+            matrix_tiles = groups * -(-c // tile.blocks[0]) * -(-d // tile.blocks[1])
+            function, numbers = "weight_gradient_kernel", (c, d, groups, *strides)
+            more = (_precision(precision, x.dtype, gpu),)
+        shares = _num_shares(rows, k, matrix_tiles, tile)
+        constants, where = (k, padded(k), shares == 0, wide, mirrored, *more), (x.device, *kinds)
+        kernel = kernel_for(_KERNELS + function, numbers, constants, tile, *where)
+        name, numbers = _KERNELS + "reduce_kernel", (c * channels,)
+        reduction = kernel_for(name, numbers, constants[:2], REDUCED, x.device, x.dtype)
+        found = kernel, reduction, matrix_tiles, shares
+        _differentiators.keep(key, found)
+    return found
 
 
-@functools.lru_cache(maxsize=1024)
-def _differentiator(
-    device: torch.device,
-    kinds: tuple[torch.dtype, torch.dtype],
-    shape: tuple[int, int, int],
-    strides: tuple[int, int],
-    rows: int,
-    groups: int,
-    precision: str,
-    flags: tuple[bool, bool],
-) -> tuple[Kernel, Kernel, int, int]:
-    """(kernel, reduction, tiles of a matrix, shares) of weight gradients of one kind.
-
-    kinds: of numbers and of the rows in lists of pairs.
-    flags: whether numbers need int64, and whether the table is mirrored.
-    """
-    dtype, listed = kinds
-    k, c, d = shape[0], shape[1], shape[2] // groups
-    gpu = gpu_of(device)
-    more: tuple[Any, ...] = ()
-    if groups > 1 and c == 1:
-        tile = depthwise_tile(shape[2], dtype.itemsize)
-        tile = tile._replace(blocks=tile.blocks[1:])
-        matrix_tiles = -(-shape[2] // tile.blocks[0])
-        function = "convolution.kernels.depthwise_gradient_kernel"
-        numbers: tuple[int, ...] = (d, shape[2], *strides)
-    else:
-        tile = gradient_tile(c, d, dtype.itemsize, gpu)
-        matrix_tiles = groups * -(-c // tile.blocks[0]) * -(-d // tile.blocks[1])
-        function, numbers = "convolution.kernels.weight_gradient_kernel", (c, d, groups, *strides)
-        more = (precision if gpu.tf32 else "ieee",)
-    shares = num_shares(rows, k, matrix_tiles, tile)
-    constants = (k, padded(k), shares == 0, *flags, *more)
-    kernel = kernel_for(function, numbers, constants, tile, device, dtype, listed)
-    reduction = kernel_for(
-        "convolution.kernels.reduce_kernel", (c * shape[2],), constants[:2], REDUCED, device, dtype
-    )
-    return kernel, reduction, matrix_tiles, shares
+def _precision(precision: str, dtype: torch.dtype, gpu: Gpu) -> str:
+    return precision if dtype == torch.float32 and gpu.tf32 else "ieee"
 
 
 def _extent(rows: Tensor) -> int:
@@ -371,21 +355,8 @@ def _extent(rows: Tensor) -> int:
     return count * max(rows.stride(0), width)
 
 
-LEAST_DOT = 16
-"""The least size of each side of `tl.dot`."""
-
-FOLDED = 8
-"""Channels up to which several offsets share a dot."""
-
-UNIT = 64
-"""Pairs that the weight gradient sums at once."""
-
-LEAST_UNITS = 8
-"""Fewest units of pairs that are worth partial sums of their own, were every pair there."""
-
-
 class Gpu(NamedTuple):
-    """What tiles depend on.
+    """The properties of a GPU that tiles depend on.
 
     Args:
         wgmma: whether dots run by warp groups, which take larger tiles without spilling registers.
@@ -399,7 +370,7 @@ class Gpu(NamedTuple):
 
 
 @functools.cache
-def gpu_of(device: torch.device) -> Gpu:
+def _gpu_of(device: torch.device) -> Gpu:
     """The GPU of a tensor; for the interpreter, an H200."""
     if device.type != "cuda":
         return Gpu(True, True, 232_448)
@@ -419,23 +390,22 @@ def convolve_tile(
         c: channels read.
         d: channels written.
         itemsize: bytes of an element.
-        along: whether a weight's numbers lie along d; turned, wide tiles are slower.
-        gpu: where.
-        crowded: whether what follows the sums needs as many registers as they do.
+        along: whether the weight is contiguous along d; otherwise wide tiles are slower.
+        gpu: the GPU.
+        crowded: whether the epilogue needs as many registers as the sums.
     """
+    m, n, k, warps, stages = 64, _side(d, 64), _side(c, 64), 4, 3
     if itemsize == 8:
-        return _fit(Tile((64, _side(d, 32), _side(c, 16)), 4, 2), itemsize, gpu)
-    if itemsize == 4 or not gpu.wgmma:
-        return _fit(Tile((64, _side(d, 64), _side(c, 32)), 4, 3), itemsize, gpu)
-    if d > 64 and crowded:
-        return _fit(Tile((128, 128, _side(c, 64)), 8, 3), itemsize, gpu)
-    if d > 128 and c > 128 and along:
-        return _fit(Tile((128, 256, 64), 8, 3), itemsize, gpu)
-    if d > 64:
-        return _fit(Tile((128, 128, _side(c, 64)), 4, 3), itemsize, gpu)
-    if d > 32:
-        return _fit(Tile((64, 64, _side(c, 64)), 4, 2), itemsize, gpu)
-    return _fit(Tile((64, _side(d, 32), _side(c, 64)), 4, 3), itemsize, gpu)
+        n, k, stages = _side(d, 32), _side(c, 16), 2
+    elif itemsize == 4 or not gpu.wgmma:
+        k = _side(c, 32)
+    elif d > 64:
+        m, n, warps = 128, 128, 8 if crowded else 4
+        if d > 128 and c > 128 and along and not crowded:
+            n, warps = 256, 8
+    elif d > 32:
+        stages = 2
+    return _fit(Tile((m, n, k), warps, stages), itemsize, gpu)
 
 
 def fold_tile(d: int, itemsize: int) -> Tile:
@@ -444,7 +414,7 @@ def fold_tile(d: int, itemsize: int) -> Tile:
 
 
 def depthwise_tile(channels: int, itemsize: int) -> Tile:
-    """(BLOCK_M, BLOCK_N) of the depthwise kernels: 16 bytes a thread along the channels."""
+    """(BLOCK_M, BLOCK_N) of the depthwise kernels: 16 bytes per thread along the channels."""
     return Tile((64, _side(channels, 256 // itemsize)), 4, 2)
 
 
@@ -458,24 +428,24 @@ def gradient_tile(c: int, d: int, itemsize: int, gpu: Gpu) -> Tile:
         tile = Tile((128, 256), 8, 3)
     else:
         tile = Tile((_side(c, 128), _side(d, 128)), 4, 3)
-    blocks = (*tile.blocks, UNIT)
+    blocks = (*tile.blocks, PAIRS_PER_UNIT)
     return tile._replace(num_stages=_fit(tile._replace(blocks=blocks), itemsize, gpu).num_stages)
 
 
-def num_shares(rows: int, offsets: int, matrix_tiles: int, tile: Tile) -> int:
-    """Shares that the pairs are cut into, so that an H200 has work for some waves; 0: not at all.
+def _num_shares(rows: int, offsets: int, matrix_tiles: int, tile: Tile) -> int:
+    """Shares of the pairs, so that an H200 has work for some waves; 0: none.
 
-    Without shares a program sums all pairs of an offset: enough programs where the matrix is large.
+    Without shares a program sums all pairs of an offset, which suffices for large matrices.
     """
     programs = 264 if tile.num_warps == 8 else 528
     if matrix_tiles * offsets >= 792:
         return 0
-    worthwhile = rows * offsets // (LEAST_UNITS * UNIT) + 1
+    worthwhile = rows * offsets // (LEAST_UNITS * PAIRS_PER_UNIT) + 1
     return max(1, min(programs // matrix_tiles, worthwhile))
 
 
 def _side(size: int, most: int) -> int:
-    """The side of a dot's tile for so many numbers."""
+    """The side of a dot's tile for `size` channels."""
     return max(LEAST_DOT, min(1 << max(size - 1, 0).bit_length(), most))
 
 

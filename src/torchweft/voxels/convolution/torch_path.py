@@ -1,14 +1,14 @@
-"""The bodies in torch: for each offset rows are gathered, multiplied and added, in cached chunks.
+"""The torch path of the sparse convolution: rows are gathered, multiplied and added, in chunks.
 
     y[o] = Σ_k x[sources[k,o]] @ weight[k]        dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
 
-Rows are visited in canonical order, whatever the order they stand in, so a permutation of the rows
-changes no bit.  A matrix library rounds by the sizes that it is given and by the places where it
-cuts them for its threads; where sizes are multiples of `LANES`, these places matter no more.  Where
-matrices or clouds are small, all offsets are one product (`_is_folded`).
+Rows are visited in canonical order, so a permutation of the rows changes no bit.  The rounding of a
+matrix library depends on the sizes of a product and on where it divides the product among threads;
+with sizes that are multiples of `LANES`, the latter has no effect.  Where matrices or clouds are
+small, all offsets are one product (`_is_folded`).
 
 Sums are in float32 (float64 for float64); 16-bit rows are widened chunk by chunk and the result is
-rounded once.  What a call derives from its tables is kept with them.
+rounded once.  What a call derives from its table is cached with the table.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchweft.core.operators import autocast
+from torchweft.core.private import any_autocast
 from torchweft.core.tables.tensor_cache import TensorCache
-from torchweft.voxels.convolution.epilogue import PLAIN, Epilogue
-from torchweft.voxels.grid.mirror import whole
+from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
+from torchweft.voxels.grid import whole
 
 __all__ = ["convolve", "weight_gradient"]
 
 LANES = 16
-"""Rows, and channels above as many, come in multiples: 16 floats are a vector of 512 bits."""
+"""Rows, and channels above 16, are padded to multiples of this: 16 floats are 512 bits."""
 
-PAIRS = 2048
-"""Pairs of an offset in a chunk, on average: the rows of a product stay in the second cache."""
+PAIRS_PER_CHUNK = 2048
+"""Pairs of an offset in a chunk, on average: the rows of a product stay in the L2 cache."""
 
-MOST = 4 * PAIRS
-"""Rows of a chunk: more terms in a row would be less accurate."""
+MOST_ROWS_PER_CHUNK = 4 * PAIRS_PER_CHUNK
+"""Longer sums of consecutive terms would be less accurate."""
 
 ROWS_PER_PRODUCT = 512
-"""Rows that one product sums over: a matrix library shares more among its threads, and the bits
+"""Rows that one product sums over: a matrix library divides more among its threads, and the bits
 would depend on their number (MKL with AVX-512: from 1024 on)."""
 
-CHANNELS, LARGER = 128, 4
-"""Rows of fewer channels than that come in larger chunks, up to so many times: an addition by index
-takes longer to share among threads than to do."""
+CHANNELS_PER_LARGER_CHUNK, MOST_LARGER = 128, 4
+"""Chunks grow as rows get shorter than this, up to 4 times: dividing an addition by index among
+threads takes longer than the addition."""
 
-FOLDED = 2**18
-"""Numbers gathered at a time where all offsets are one product."""
+GATHERED = 2**18
+"""Elements gathered at a time where all offsets are one product."""
 
-NARROW = 32
-"""Channels a group up to which groups are one batched product, not one product each."""
+NARROW_CHANNELS = 32
+"""Up to this many channels, groups are one batched product."""
 
 Sums = Iterator[tuple[int, Tensor]]
 
@@ -63,34 +63,19 @@ def convolve(
     *,
     groups: int = 1,
     precision: str = "ieee",
-    after: Epilogue = PLAIN,
+    after: Epilogue = NO_EPILOGUE,
     flip: bool = False,
 ) -> Tensor:
-    """y[o] = Σ_k x[sources[k,o]] @ weight[k]
-
-    Args:
-        x: (N_in, C_in), any strides.
-        weight: (K, C_in/groups, C_out), any strides.
-        table: (K, N_out) int32, −1 for none: sources[k, order[i]] in column i; or half of it, see
-            `mirror`.
-        order: (N_out,) int32, the output rows in canonical order; None: as they stand.
-        groups: into so many the channels fall.
-        precision: of float32 products; here each is exact.
-        after: what is done to the sums before the one rounding.
-        flip: weight[K − 1 − k] instead of weight[k].
-
-    Returns:
-        (N_out, C_out) in x's dtype.
-    """
+    """y[o] = Σ_k x[sources[k,o]] @ weight[k], as `launch.convolve`; of every precision, exact."""
     y = x.new_empty(table.shape[1], weight.shape[2])
     if len(table) != len(weight):
         table = whole(table, order, len(weight))
     weight = weight.flip(0) if flip else weight
-    with _untouched(x) if autocast.active() else _nothing:
+    with _without_autocast(x) if any_autocast() else _nothing:
         data = _data_of(table)
         sums = _folded_sums if _is_folded(x, weight.shape, data, groups) else _sums
         for begin, total in sums(x, weight, table, data, groups):
-            if after is not PLAIN:
+            if after is not NO_EPILOGUE:
                 total = _finished(total, after, order, begin)
             if order is None:
                 y[begin : begin + len(total)] = total
@@ -110,34 +95,20 @@ def weight_gradient(
     offsets: int | None = None,
     mirrored: bool = False,
 ) -> Tensor:
-    """dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
-
-    Args:
-        x: (N_in, C_in), any strides.
-        g: (N_out, C_out), any strides, in x's dtype.
-        table: see convolve, and for the rest.
-        order: of the rows of g; pairs are added in this order.
-        groups: into so many the channels fall.
-        precision: of float32 products; here each is exact.
-        offsets: K; None: the table has so many rows, it is not half of one.
-        mirrored: whether the table is its own transpose flipped; here that saves nothing.
-
-    Returns:
-        (K, C_in/groups, C_out) in x's dtype.
-    """
+    """dw[k] = Σ_o x[sources[k,o]]ᵀ g[o], as `launch.weight_gradient`; `mirrored` saves nothing."""
     if offsets is not None and len(table) != offsets:
         table = whole(table, order, offsets)
     shape = (table.shape[0], x.shape[1] // groups, g.shape[1])
-    with _untouched(x) if autocast.active() else _nothing:
+    with _without_autocast(x) if any_autocast() else _nothing:
         data = _data_of(table)
         gradient = _folded_gradient if _is_folded(x, shape, data, groups) else _gradient
         return gradient(x, g, table, data, order, groups).to(x.dtype)
 
 
 class _Piece(NamedTuple):
-    """The pairs of one offset in a chunk, in canonical order, filled up to a multiple of LANES.
+    """The pairs of one offset in a chunk, in canonical order, padded to a multiple of LANES.
 
-    What fills up reads row 0 and is written to a row past the chunk's last.
+    Padding reads row 0 and is written to a row past the chunk's last.
     """
 
     offset: int
@@ -147,7 +118,7 @@ class _Piece(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Neighbouring output rows in canonical order."""
+    """Consecutive output rows in canonical order."""
 
     begin: int
     rows: int
@@ -155,12 +126,12 @@ class _Chunk(NamedTuple):
 
 
 class _TableData(NamedTuple):
-    """What calls derive from a table, computed once.
+    """Data derived from a table.
 
     Args:
         entries: of the table.
         pairs: L, the pairs of the map.
-        chunks: by how many times they are larger than where sums over rows are cut.
+        chunks: by their size relative to the chunks of sums over rows.
         by_row: (N_out, columns) in canonical order, both sides padded; by columns.
     """
 
@@ -181,18 +152,18 @@ def _data_of(table: Tensor) -> _TableData:
 
 
 def _sums(x: Tensor, weight: Tensor, table: Tensor, data: _TableData, groups: int) -> Sums:
-    """(first row, sums of its chunk) in canonical order; a chunk lives until the next one."""
+    """(first row, sums of its chunk) in canonical order; a chunk is freed before the next one."""
     wide = _wide(x)
-    matrices = _by_group(weight.to(wide), groups).transpose(1, 2)
-    matrices = _filled(matrices)
-    larger = max(1, min(LARGER, CHANNELS // max(x.shape[1], weight.shape[2], 1)))
+    matrices = _filled(_by_group(weight.to(wide), groups).transpose(1, 2))
+    channels = max(x.shape[1], weight.shape[2], 1)
+    larger = max(1, min(MOST_LARGER, CHANNELS_PER_LARGER_CHUNK // channels))
     for chunk in _chunks(table, data, larger):
         shape = (chunk.rows + LANES, groups, matrices.shape[3])
         total = torch.zeros(shape, dtype=wide, device=x.device)
         for piece in chunk.pieces:
             rows = _by_group(x.index_select(0, piece.sources).to(wide), groups)
             product = _multiplied(rows, matrices[piece.offset])
-            if piece.pairs == chunk.rows:  # each of them, in order
+            if piece.pairs == chunk.rows:  # all rows, in order
                 total[: len(product)] += product
             else:
                 total.index_add_(0, piece.places, product)
@@ -204,7 +175,7 @@ def _multiplied(rows: Tensor, matrices: Tensor) -> Tensor:
     groups, inner, outer = matrices.shape
     if groups > 1 and inner == outer == 1:
         return rows * matrices.squeeze(2)
-    if groups > 1 and max(inner, outer) <= NARROW:
+    if groups > 1 and max(inner, outer) <= NARROW_CHANNELS:
         return torch.bmm(rows.transpose(0, 1), matrices).transpose(0, 1).contiguous()
     product = rows.new_empty(len(rows), groups, outer)
     for group in range(groups):
@@ -224,8 +195,7 @@ def _gradient(
         own = _by_group(_rows(g, order, chunk.begin, chunk.rows).to(wide), groups)
         own = pad(own, (0, sizes[3] - outer, 0, 0, 0, LANES))
         for piece in chunk.pieces:
-            left = _by_group(x.index_select(0, piece.sources).to(wide), groups)
-            left = _filled(left)
+            left = _filled(_by_group(x.index_select(0, piece.sources).to(wide), groups))
             left[piece.pairs :] = 0  # row 0 may hold an infinity
             full = piece.pairs == chunk.rows
             right = own[: len(left)] if full else own.index_select(0, piece.places)
@@ -236,7 +206,8 @@ def _gradient(
 def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total (groups, C, D) += Σ_p left (P, groups, C) right (P, groups, D)
 
-    Libraries add the terms of small matrices one after the other: these are cut in LANES parts.
+    Libraries add the terms of small matrices one after the other: these are divided into LANES
+    parts.
     """
     groups, inner, outer = total.shape
     if inner == outer == 1:
@@ -250,14 +221,14 @@ def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total (C, D) += Σ_p left (P, C) right (P, D), in blocks that no library cuts for threads."""
+    """total (C, D) += Σ_p left (P, C) right (P, D), in blocks that no library divides."""
     for begin in range(0, len(left), ROWS_PER_PRODUCT):
         rows = slice(begin, begin + ROWS_PER_PRODUCT)
         total.addmm_(left[rows].T, right[rows])
 
 
 def _chunks(table: Tensor, data: _TableData, larger: int = 1) -> list[_Chunk]:
-    """The chunks of a map, so many times larger than they are where sums over rows are cut."""
+    """The chunks of a map, `larger` times the size of those in which sums over rows run."""
     if larger not in data.chunks:
         data.chunks[larger] = list(_cut(table, data, larger))
     return data.chunks[larger]
@@ -266,7 +237,7 @@ def _chunks(table: Tensor, data: _TableData, larger: int = 1) -> list[_Chunk]:
 def _cut(table: Tensor, data: _TableData, larger: int) -> Iterator[_Chunk]:
     num_offsets, num_rows = table.shape
     density = max(data.pairs, 1) / max(data.entries, 1)
-    most = larger * min(PAIRS / density, MOST)
+    most = larger * min(PAIRS_PER_CHUNK / density, MOST_ROWS_PER_CHUNK)
     size = LANES * math.ceil(min(most, max(num_rows, 1)) / LANES)
     for begin in range(0, num_rows, size):
         part = table[:, begin : begin + size]
@@ -283,21 +254,20 @@ def _cut(table: Tensor, data: _TableData, larger: int) -> Iterator[_Chunk]:
 
 
 def _is_folded(x: Tensor, shape: tuple[int, ...], data: _TableData, groups: int) -> bool:
-    """Whether all offsets are one product, with zeros where nobody is met.
+    """Whether all offsets are one product, with zeros where a row meets none.
 
-    Counted in nanoseconds of a core of 85 GFLOP/s: a row of a gather, a number of it, a product;
-    beside these, pairs by themselves pay for an addition, and their calls for each offset.
+    Times are in nanoseconds of a core of 85 GFLOP/s: of a gathered row, of its elements, of a
+    product.  Products by offset also pay for an addition per pair, and for calls per offset.
     """
     num_offsets, inner, outer = shape
     product = inner * outer / 42
     entry = 4 + inner / 3 + product
     pair = 8 + (inner + outer) / 2 + product
-    alone = pair * data.pairs + 8_000 * num_offsets
-    return groups == 1 and entry * data.entries < alone
+    return groups == 1 and entry * data.entries < pair * data.pairs + 8_000 * num_offsets
 
 
 def _folded_sums(x: Tensor, weight: Tensor, table: Tensor, data: _TableData, groups: int) -> Sums:
-    """(first row, sums): y[o] = (x[sources[0,o]], x[sources[1,o]], …) @ weight, one matrix"""
+    """(first row, sums): y[o] = (x[sources[0,o]], x[sources[1,o]], …) @ weight, one matrix."""
     wide = _wide(x)
     columns = _columns(table.shape[0], x.shape[1])
     matrix = _filled(weight.to(wide))
@@ -323,35 +293,29 @@ def _folded_gradient(
 def _folded(
     x: Tensor, table: Tensor, data: _TableData, columns: int
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """(first row, rows, (rows filled up to LANES, columns · C_in) neighbours), chunk by chunk."""
+    """(first row, rows, (rows padded to LANES, columns · C_in) neighbours), chunk by chunk."""
+    num_offsets, num_rows = table.shape
     if columns not in data.by_row:
-        data.by_row[columns] = _by_row(table, columns)
-    by_row = data.by_row[columns]
-    num_rows = table.shape[1]
+        padding = (0, columns - num_offsets, 0, -num_rows % LANES)
+        data.by_row[columns] = pad(table.T, padding, value=-1).contiguous()
     x = pad(x, (0, 0, 0, 1))  # −1 reads the zeros behind
     width = columns * x.shape[1]
-    size = LANES * max(1, min(FOLDED // max(width, 1), PAIRS) // LANES)
+    size = LANES * max(1, min(GATHERED // max(width, 1), PAIRS_PER_CHUNK) // LANES)
     for begin in range(0, num_rows, size):
-        part = by_row[begin : begin + size]
+        part = data.by_row[columns][begin : begin + size]
         part = torch.where(part < 0, len(x) - 1, part).flatten()
         neighbours = x.index_select(0, part).view(-1, width)
         yield begin, min(size, num_rows - begin), neighbours
 
 
-def _by_row(table: Tensor, columns: int) -> Tensor:
-    """(N_out, K) in canonical order, both sides filled up."""
-    num_offsets, num_rows = table.shape
-    return pad(table.T, (0, columns - num_offsets, 0, -num_rows % LANES), value=-1).contiguous()
-
-
 def _columns(num_offsets: int, channels: int) -> int:
-    """Offsets filled up, so that they make a multiple of LANES numbers."""
+    """Offsets, padded so that their channels are a multiple of LANES."""
     unit = LANES // math.gcd(LANES, channels)
     return -(-num_offsets // unit) * unit
 
 
 def _finished(total: Tensor, after: Epilogue, order: Tensor | None, begin: int) -> Tensor:
-    """What follows the sums of a chunk, in their dtype."""
+    """The epilogue of the sums of a chunk, in their dtype."""
     if after.residual is not None:
         after = after._replace(residual=_rows(after.residual, order, begin, len(total)))
     return after.to(total.dtype)(total)
@@ -368,7 +332,7 @@ def _by_group(a: Tensor, groups: int) -> Tensor:
 
 
 def _filled(a: Tensor) -> Tensor:
-    """Columns of zeros behind the last."""
+    """Padded with columns of zeros."""
     return pad(a, (0, _lanes(a.shape[-1]) - a.shape[-1]))
 
 
@@ -380,8 +344,8 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _untouched(x: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Without autocast, which must not narrow the products of a body again."""
+def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Autocast must not narrow the products of a body again."""
     return torch.autocast(x.device.type, enabled=False)
 
 

@@ -3,22 +3,21 @@
     model.load_state_dict(from_spconv(torch.load("model.pt"), model))
 
 Only the order of weights differs: (K, C_in, C_out) here, K row-major, the last axis fastest.  With
-j the place in a kernel of size k along one axis, and dil its dilation:
+j the position in a kernel of size k along one axis, and dil its dilation:
 
     project            weights             fastest axis   submanifold offset at j
-    torchweft               (K, C_in, C_out)    last           j·dil − ⌊(k − 1)·dil / 2⌋
+    torchweft          (K, C_in, C_out)    last           j·dil − ⌊(k − 1)·dil / 2⌋
     spconv 2           (C_out, k…, C_in)   last           (j − ⌊k / 2⌋)·dil
     torchsparse        (K, C_in, C_out)    first          (j − ⌊k / 2⌋)·dil
         of even K                          last           j, where k ≤ 2; else it depends
     MinkowskiEngine    (K, C_in, C_out)    first          (j − ⌊k / 2⌋)·dil
         of even k                          first          j·dil
 
-Odd kernels are alike but for the order.  spconv multiplies by a kernel of one place as its memory
-lies, as if it were (C_in, C_out), unless the layer has a stride.  Its even submanifold kernels
-reach one voxel lower than torch's: load them into a layer whose kernel is larger by one, where they
-fit and the rest is 0.  MinkowskiEngine gives strided and transposed kernels the offsets of
-submanifold ones, so that the padding of a torchweft layer must be ⌊k / 2⌋·dil for odd k, 0 for
-even.
+Odd kernels differ only in their order.  spconv reads the memory of a kernel of one position as
+(C_in, C_out), unless the layer has a stride.  Its even submanifold kernels reach one voxel lower
+than torch's: load them into a layer whose kernel is larger by one, where the other weights are 0.
+MinkowskiEngine gives strided and transposed kernels the offsets of submanifold ones, so that the
+padding of a torchweft layer must be ⌊k / 2⌋·dil for odd k, 0 for even k.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.errors import ShapeError
-from torchweft.voxels.grid.geometry import Geometry
+from torchweft.voxels.grid import Geometry
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
 
 __all__ = ["from_minkowski", "from_spconv", "from_torchsparse"]
@@ -49,7 +48,7 @@ def from_spconv(state: Mapping[str, Tensor], model: nn.Module) -> State:
 
 
 def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> State:
-    """torchsparse's state: `kernel` (K, C_in, C_out), or (C_in, C_out) of one place.
+    """torchsparse's state: `kernel` (K, C_in, C_out), or (C_in, C_out) of one position.
 
     Its transposed layers are SparseInverseConv here.
 
@@ -135,7 +134,7 @@ def _from_minkowski(name: str, tensor: Tensor, layer: SparseConvolution) -> Tens
 
 
 def _offsets_first(name: str, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(K, C_in, C_out), also of a kernel of one place, which is saved as a matrix."""
+    """(K, C_in, C_out), also of a kernel of one position, which is saved as a matrix."""
     weight = tensor.unsqueeze(0) if tensor.dim() == 2 else tensor
     if weight.dim() != 3 or len(weight) != math.prod(sizes):
         raise ShapeError(
@@ -146,7 +145,7 @@ def _offsets_first(name: str, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _row_major(weight: Tensor, sizes: Sequence[int]) -> Tensor:
-    """From offsets whose first axis is fastest to row-major ones."""
+    """Offsets in row-major order, from an order whose first axis is fastest."""
     places = weight.reshape(*sizes[::-1], *weight.shape[1:])
     axes = range(len(sizes))
     return places.permute(*axes[::-1], len(sizes), len(sizes) + 1).flatten(0, -3)
@@ -159,7 +158,7 @@ def _placed(
     sizes: tuple[int, ...],
     begin: tuple[int, ...],
 ) -> Tensor:
-    """The weights at their offsets among those of the layer, 0 at its others."""
+    """The weights at their offsets among those of the layer, 0 at all others."""
     shape = layer.geometry
     saved = Geometry("strided", sizes, shape.stride, begin, shape.dilation).offsets()
     ours = {offset: k for k, offset in enumerate(shape.offsets())}

@@ -1,9 +1,9 @@
-"""Convolution modules on sparse tensors, in 1 to 4 dimensions.
+"""Modules on sparse tensors: base class, sequence, and convolutions in 1 to 4 dimensions.
 
     out[o] = bias + Σ_k x[in(o, k)] @ weight[k]
 
     SubMConv             the outputs are the inputs; stride is 1, padding is ignored
-    SparseConv           torch's convolution on every voxel that it reaches
+    SparseConv           torch's convolution at every voxel that it reaches
     SparseConvTranspose  torch's transposed convolution, likewise
     SparseInverseConv    undoes the layer of the same indice_key: its pairs, swapped
 
@@ -13,14 +13,16 @@ weight is (K, C_in / groups, C_out), K row-major over the kernel's axes, bias (C
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
+from torchweft.core.backend import check_torch_only
 from torchweft.errors import DTypeError, ShapeError
+from torchweft.voxels.convolution.epilogue import NO_EPILOGUE
 from torchweft.voxels.convolution.functions import conv_of_geometry, sparse_inverse_conv
-from torchweft.voxels.grid.geometry import Geometry, Size, geometry
-from torchweft.voxels.layers.module import SparseModule
+from torchweft.voxels.grid import Geometry, Size, geometry
 from torchweft.voxels.maps.tensor import SparseTensor
 
 __all__ = [
@@ -42,6 +44,8 @@ __all__ = [
     "SparseInverseConv3d",
     "SparseInverseConv4d",
     "SparseInverseConvolution",
+    "SparseModule",
+    "SparseSequential",
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3D",
@@ -50,27 +54,79 @@ __all__ = [
 ]
 
 
-class SparseConvolution(SparseModule):
-    """What all convolutions share; see the formulas above.
+class SparseModule(nn.Module):
+    """A module that takes a SparseTensor; in SparseSequential any other module acts on feats."""
 
-    Parameters start as torch's do: U(−1/√f, 1/√f), f = K C_in / groups.
+    def check(self, tensor: SparseTensor, channels: int | None = None) -> None:
+        """Raise unless the argument is a SparseTensor, with these channels if given.
+
+        Raises:
+            DTypeError: it is not a SparseTensor.
+            ShapeError: it has other channels.
+        """
+        name = type(self).__name__
+        if not isinstance(tensor, SparseTensor):
+            raise DTypeError(
+                f"{name} was given a {type(tensor).__name__}: it takes a "
+                "torchweft.voxels.SparseTensor. "
+                "Chain modules with SparseSequential, or wrap feats with tensor.replace(feats)."
+            )
+        if channels is not None and tensor.feats.shape[1] != channels:
+            raise ShapeError(
+                f"feats are {tuple(tensor.feats.shape)} but {name} was built for {channels} "
+                f"channels: feats must be (N, {channels}). Build it for {tensor.feats.shape[1]}, "
+                "or correct the layer before it."
+            )
+
+    def _use_torch(self, backend: str | None) -> None:
+        """Set the backend of a module that only torch's operations compute.
+
+        Raises:
+            BackendError: another than "torch" is requested.
+        """
+        check_torch_only(self, backend)
+        self.backend = backend
+
+
+class SparseSequential(nn.Sequential, SparseModule):
+    """Modules one after the other: sparse ones take the tensor, all others its features.
+
+    SparseSequential(SubMConv3d(4, 16, 3), SparseBatchNorm(16), nn.ReLU())
+
+    A custom module that takes a SparseTensor must derive from SparseModule.  After a GlobalPool,
+    whose result is dense, every module takes that result.
+    """
+
+    def forward(self, x: Any) -> Any:
+        """A SparseTensor, or the result of the last module."""
+        self.check(x)
+        for module in self:
+            whole = isinstance(module, SparseModule) or not isinstance(x, SparseTensor)
+            x = module(x) if whole else x.replace(module(x.feats))
+        return x
+
+
+class SparseConvolution(SparseModule):
+    """The base class of convolutions; see the formulas above.
+
+    Parameters are initialised as in torch: U(−1/√f, 1/√f), f = K C_in / groups.
 
     Args:
         in_channels: C_in.
         out_channels: C_out.
-        kernel_size: one number for all axes, or one for each; also even, uneven, 1.
+        kernel_size: one number for all axes, or one for each; any sizes, also even ones.
         stride: of outputs over inputs; transposed: of inputs over outputs.
         padding: as in torch.
-        dilation: distance of neighbouring kernel places.
-        groups: channels fall into so many groups that do not mix.
-        bias: whether there is one.
-        indice_key: names the map, which layers of the same geometry then share by name.
+        dilation: distance of neighbouring kernel positions.
+        groups: number of groups of channels that do not mix.
+        bias: whether there is a bias.
+        indice_key: names the map, for layers of the same geometry and for an inverse layer.
         precision: of float32 products: "ieee", "tf32" or "tf32x3".
-        backend: "triton", "torch", or None for the fastest that can serve.
+        backend: "triton", "torch", or None for the fastest one available.
 
     Raises:
-        ShapeError, DTypeError: numbers that make no layer.
-        BackendError: at a call, a backend that cannot serve it.
+        ShapeError, DTypeError: arguments that do not define a layer.
+        BackendError: at a call, a backend that is not available for it.
     """
 
     dim: int
@@ -94,8 +150,12 @@ class SparseConvolution(SparseModule):
     ) -> None:
         super().__init__()
         self.geometry = geometry(self.dim, kernel_size, stride, padding, dilation, mode=self.mode)
-        _check_channels(in_channels, out_channels, groups)
-        self._check_key(indice_key)
+        _check_channels(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        if indice_key is None and isinstance(self, SparseInverseConvolution):
+            raise ShapeError(
+                f"{type(self).__name__} was given no indice_key: it undoes the layer that has the "
+                'same one. Pass indice_key="down", say, here and to that layer.'
+            )
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.indice_key, self.precision, self.backend = indice_key, precision, backend
         shape = (self.geometry.num_offsets, in_channels // groups, out_channels)
@@ -103,12 +163,9 @@ class SparseConvolution(SparseModule):
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
-    def _check_key(self, indice_key: str | None) -> None:
-        """A name is optional."""
-
     @property
     def kernel_size(self) -> tuple[int, ...]:
-        """One number an axis."""
+        """One number per axis."""
         return self.geometry.kernel_size
 
     def reset_parameters(self) -> None:
@@ -125,20 +182,13 @@ class SparseConvolution(SparseModule):
             or tensor.coordinates.dim != self.dim
             or tensor.feats.shape[1] != self.in_channels
         ):
-            self.check(tensor, self.in_channels)  # raises, unless it is a subclass
-        return conv_of_geometry(
-            tensor,
-            self.weight,
-            self.bias,
-            self.geometry,
-            self.groups,
-            self.indice_key,
-            self.precision,
-            backend=self.backend,
-        )
+            self.check(tensor, self.in_channels)  # raises, unless the type is a subclass
+        operands = tensor.feats, self.weight, self.bias, NO_EPILOGUE
+        requested = self.groups, self.precision, self.backend
+        return conv_of_geometry(tensor, operands, self.geometry, requested, self.indice_key)
 
     def check(self, tensor: SparseTensor, channels: int | None = None) -> None:
-        """Also the number of axes."""
+        """As for other modules; checks the number of axes too."""
         super().check(tensor, channels)
         if tensor.dim != self.dim:
             raise ShapeError(
@@ -147,15 +197,14 @@ class SparseConvolution(SparseModule):
             )
 
     def extra_repr(self) -> str:
-        """As torch's convolutions: what differs from the defaults."""
+        """As in torch's convolutions: options that differ from the defaults."""
         parts = [f"{self.in_channels}, {self.out_channels}", f"kernel_size={self.kernel_size}"]
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
             value = getattr(self.geometry, name)
             parts += [f"{name}={value}"] if any(n != default for n in value) else []
-        options = (("groups", 1), ("indice_key", None), ("precision", "ieee"), ("backend", None))
-        for name, standard in options:
-            value = getattr(self, name)
-            parts += [f"{name}={value!r}"] if value != standard else []
+        defaults = {"groups": 1, "indice_key": None, "precision": "ieee", "backend": None}
+        options = {name: getattr(self, name) for name in defaults}
+        parts += [f"{n}={v!r}" for n, v in options.items() if v != defaults[n]]
         return ", ".join(parts + (["bias=False"] if self.bias is None else []))
 
 
@@ -234,39 +283,27 @@ class SparseConvTranspose4d(SparseConvolution):
 class SparseInverseConvolution(SparseConvolution):
     """out[q] = bias + Σ_k x[o(q, k)] @ weight[k] by the pairs of the layer named indice_key.
 
-    The output has the voxels that the named layer read.  The geometry is that layer's: what is
-    given here beside kernel_size must be the same, and may be left out.
+    The output has the voxels that the named layer read.  The geometry is that layer's: arguments
+    other than kernel_size may be omitted, or must be the same.
     """
 
     mode = "strided"
 
-    def _check_key(self, indice_key: str | None) -> None:
-        if indice_key is None:
-            raise ShapeError(
-                f"{type(self).__name__} was given no indice_key: it undoes the layer that has the "
-                'same one. Pass indice_key="down", say, here and to that layer.'
-            )
-
     def forward(self, tensor: SparseTensor) -> SparseTensor:
-        """On the voxels that the named layer read, C_out channels."""
+        """The voxels that the named layer read, with C_out channels."""
         self.check(tensor, self.in_channels)
         key = str(self.indice_key)
         self._check_named(tensor.maps.named(key).geometry)
+        options = {"precision": self.precision, "backend": self.backend}
         return sparse_inverse_conv(
-            tensor,
-            self.weight,
-            key,
-            self.bias,
-            groups=self.groups,
-            precision=self.precision,
-            backend=self.backend,
+            tensor, self.weight, key, self.bias, groups=self.groups, **options
         )
 
     def _check_named(self, named: Geometry) -> None:
-        unsaid = geometry(self.dim, 1, mode=self.mode)
+        default = geometry(self.dim, 1, mode=self.mode)
         for name in ("kernel_size", "stride", "padding", "dilation"):
             given, theirs = getattr(self.geometry, name), getattr(named, name)
-            if given != theirs and (name == "kernel_size" or given != getattr(unsaid, name)):
+            if given != theirs and (name == "kernel_size" or given != getattr(default, name)):
                 raise ShapeError(
                     f"{name} is {given} but the layer of indice_key={self.indice_key!r} has "
                     f"{theirs}: an inverse layer has the geometry of the layer it undoes. Pass "
@@ -304,17 +341,14 @@ SparseConvTranspose3D = SparseConvTransposed3D = SparseConvTranspose3d
 SparseInverseConv3D = SparseInverseConv3d
 
 
-def _check_channels(in_channels: int, out_channels: int, groups: int) -> None:
-    for name, value in (
-        ("in_channels", in_channels),
-        ("out_channels", out_channels),
-        ("groups", groups),
-    ):
+def _check_channels(**numbers: int) -> None:
+    for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise DTypeError(f"{name} is {value!r}: it must be an integer. Pass {name}=16, say.")
         if value < 1:
             raise ShapeError(f"{name} is {value}: it must be at least 1. Correct {name}.")
-    for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
+    groups = numbers.pop("groups")
+    for name, value in numbers.items():
         if value % groups:
             raise ShapeError(
                 f"{name} is {value} but groups is {groups}: groups must divide it. Pass groups=1, "

@@ -2,9 +2,11 @@
 
     y = (x − mean) / √(var + eps) · weight + bias
 
-batch: mean and variance of a channel over all voxels, of all ranks where several train together;
-layer: over the channels of a voxel; group, instance: over the voxels of a sample and the channels
-of a group, or of one channel.
+Mean and variance are taken over
+    batch      all voxels of a channel, of all ranks in distributed training
+    layer      the channels of a voxel
+    group      the voxels of a sample and the channels of a group
+    instance   the voxels of a sample, by channel
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from torchweft.errors import ShapeError
-from torchweft.voxels.layers.module import SparseModule
-from torchweft.voxels.layers.segments import apart, lengths, samples_of, together
+from torchweft.voxels.layers.convolution import SparseModule
+from torchweft.voxels.layers.pooling import apart, lengths, samples_of, together, wide
 from torchweft.voxels.maps.tensor import SparseTensor
 
 __all__ = ["SparseBatchNorm", "SparseGroupNorm", "SparseInstanceNorm", "SparseLayerNorm"]
@@ -26,9 +28,8 @@ __all__ = ["SparseBatchNorm", "SparseGroupNorm", "SparseInstanceNorm", "SparseLa
 class SparseBatchNorm(SparseModule, _NormBase):
     """torch.nn.BatchNorm1d on the voxels' features: its arguments, state and modes.
 
-    While training in a process group of torch.distributed, mean and variance are those of the
-    voxels of all ranks, each counted once, however many a rank has.  No voxel at all leaves the
-    running statistics as they are.
+    In training with torch.distributed, mean and variance are those of the voxels of all ranks, each
+    counted once.  A batch without voxels does not change the running statistics.
 
     Args:
         num_features: C.
@@ -42,9 +43,9 @@ class SparseBatchNorm(SparseModule, _NormBase):
         backend: "torch" or None, which are the same; another raises BackendError.
 
     Raises:
-        ShapeError: a single voxel while training.
+        ShapeError: a single voxel in training.
 
-    Sums run over the rows as they stand: another order changes the last bits.
+    Sums run in row order: another order of the rows changes the last bits.
     """
 
     def __init__(
@@ -70,33 +71,27 @@ class SparseBatchNorm(SparseModule, _NormBase):
         return tensor.replace(self._normalised(tensor.feats))
 
     def _normalised(self, x: Tensor) -> Tensor:
-        if not self.training and self.running_mean is not None:
-            return self._plain(x, training=False)
-        if self.training and world_size() > 1:
+        if self.training and _world_size() > 1:
             return self._synchronised(x)
-        if not x.shape[0]:
-            return _affine(x, self.weight, self.bias).to(x.dtype)
-        if x.shape[0] == 1:
-            raise ShapeError(
-                "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, or "
-                "running statistics. Use a larger batch, or eval()."
-            )
-        return self._plain(x, training=True)
+        if self.training or self.running_mean is None:
+            if not x.shape[0]:
+                return _affine(x, self.weight, self.bias).to(x.dtype)
+            if x.shape[0] == 1:
+                raise ShapeError(
+                    "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, "
+                    "or running statistics. Use a larger batch, or eval()."
+                )
+        return nn.BatchNorm1d.forward(self, x)  # type: ignore[arg-type]
 
-    def _plain(self, x: Tensor, training: bool) -> Tensor:
-        kept = training and self.training and self.track_running_stats
-        running = (self.running_mean, self.running_var) if kept or not training else (None, None)
-        factor = self._step() if kept else 0.0
-        return nn.functional.batch_norm(
-            x, *running, self.weight, self.bias, training, factor, self.eps
-        )
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Called by torch's norm; `check` has seen the features."""
 
     def _synchronised(self, x: Tensor) -> Tensor:
-        """By Σx, Σx² and the count of all ranks; sent in float64, where Σx² − n mean² is exact."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        total, size, channels = wide.sum(0).double(), x.shape[0], x.shape[1]
-        near = (total / max(size, 1)).detach().to(wide.dtype)  # any shift gives the same sums
-        squares = (wide - near).square().sum(0).double()
+        """By Σx, Σx² and the count of all ranks, in float64, where Σx² − n mean² is exact."""
+        rows, size, channels = wide(x), x.shape[0], x.shape[1]
+        total = rows.sum(0).double()
+        near = (total / max(size, 1)).detach().to(rows.dtype)  # any shift gives the same sums
+        squares = (rows - near).square().sum(0).double()
         near = near.double()
         squares = squares + near * (2 * total - size * near)
         sums = _all_sum(torch.cat([total, squares, total.new_full((1,), size)]))
@@ -105,8 +100,8 @@ class SparseBatchNorm(SparseModule, _NormBase):
         var = (squares / count.clamp(min=1) - mean.square()).clamp(min=0)
         if self.track_running_stats:
             self._track(mean.detach(), var.detach(), count.detach())
-        scale = (var + self.eps).rsqrt().to(wide.dtype)
-        return _affine((wide - mean.to(wide.dtype)) * scale, self.weight, self.bias).to(x.dtype)
+        scale = (var + self.eps).rsqrt().to(rows.dtype)
+        return _affine((rows - mean.to(rows.dtype)) * scale, self.weight, self.bias).to(x.dtype)
 
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         factor = self._step()
@@ -117,7 +112,7 @@ class SparseBatchNorm(SparseModule, _NormBase):
                 running.copy_(torch.where(count > 0, kept, running))
 
     def _step(self) -> float:
-        """Count this batch; the weight that it has in the running statistics."""
+        """Count this batch, and return its weight in the running statistics."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if self.momentum is not None:
@@ -167,7 +162,7 @@ class SparseGroupNorm(SparseModule, nn.GroupNorm):
         bias: whether an affine norm has a bias.
         backend: "torch" or None, which are the same; another raises BackendError.
 
-    Sums run over a sample's voxels in ascending order: the same bits in whatever order rows stand.
+    Sums run over a sample's voxels in ascending order: the same bits for every order of the rows.
     """
 
     def __init__(
@@ -193,7 +188,7 @@ class SparseGroupNorm(SparseModule, nn.GroupNorm):
 
 
 class SparseInstanceNorm(SparseGroupNorm):
-    """torch.nn.InstanceNorm: each channel of each sample by itself.
+    """torch.nn.InstanceNorm: by channel and sample.
 
     Args:
         num_features: C.
@@ -213,28 +208,27 @@ class SparseInstanceNorm(SparseGroupNorm):
         super().__init__(num_features, num_features, eps, affine, backend=backend)
 
     def extra_repr(self) -> str:
-        """The channels and what was chosen."""
+        """The channels and options."""
         return f"{self.num_channels}, eps={self.eps}, affine={self.affine}"
 
 
 def _sample_norm(tensor: SparseTensor, groups: int, eps: float) -> Tensor:
     """(x − mean) / √(var + eps) by sample and group, in the dtype of sums."""
-    wide = tensor.feats.to(torch.promote_types(tensor.dtype, torch.float32))
-    owner, order, size = samples_of(tensor)
-    channels = wide.shape[1] // groups
+    x, (owner, order, size) = wide(tensor.feats), samples_of(tensor)
+    channels = x.shape[1] // groups
     terms = lengths(owner, order, size).clamp(min=1).unsqueeze(1) * channels
 
-    def mean_of(x: Tensor) -> Tensor:
-        """(batch, C): every channel has the mean of its group."""
-        total = together(x, owner, order, size).view(size, groups, channels).sum(2)
+    def mean_of(rows: Tensor) -> Tensor:
+        """(batch, C): the mean of each channel's group."""
+        total = together(rows, owner, order, size).view(size, groups, channels).sum(2)
         return (total / terms).repeat_interleave(channels, 1)
 
-    centred = wide - apart(mean_of(wide), owner, order)
+    centred = x - apart(mean_of(x), owner, order)
     return centred * apart((mean_of(centred.square()) + eps).rsqrt(), owner, order)
 
 
 def _bias_of(bias: bool) -> dict[str, bool]:
-    """The argument of torch's norms, which older ones lack."""
+    """An argument that norms of older versions of torch lack."""
     return {} if bias else {"bias": False}
 
 
@@ -244,14 +238,14 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
 
-def world_size() -> int:
-    """Ranks that train together; 1 without torch.distributed."""
-    together_now = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if together_now else 1
+def _world_size() -> int:
+    """Number of ranks in distributed training; 1 without torch.distributed."""
+    active = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if active else 1
 
 
 class _AllSum(torch.autograd.Function):
-    """Σ over the ranks; so is its gradient, since every rank's loss depends on every rank."""
+    """Σ over the ranks, as is its gradient: every rank's loss depends on every rank."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,36 +1,36 @@
 """Pools over the active voxels of a window or of a sample, and nearest upsampling.
 
     max      y[o] = max_k x[in(o, k)]
-    avg      y[o] = Σ_k x[in(o, k)] / (number of k whose in(o, k) is there)
+    avg      y[o] = Σ_k x[in(o, k)] / (number of k whose in(o, k) exists)
     global   y[b] = max, mean or sum over the voxels of sample b
     up       y[q·s + j] = x[q],  0 ≤ j < s
 
-Voxels that are not there take no part: a mean divides by the number that are.  Windows and outputs
-are those of a strided convolution.
+Only existing voxels count: a mean divides by their number.  Windows and outputs are those of a
+strided convolution.
+
+Pools of samples, norms and voxelization use sums over segments of rows:
+
+    together   y[m] = Σ_(r: owner[r] = m) x[r]        apart   y[r] = x[owner[r]]
+
+Each is the gradient of the other, so gradients of any order exist.  Rows are summed in a given
+order, in pieces of at most ROWS_PER_PIECE, then pieces of pieces: no atomics, and no program walks
+a long segment.  Sizes follow from the numbers of rows and segments, so that the host never waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from torchweft.core.operators.operator import Call, Operator
+from torchweft.core.operators.operator import LIBRARY, Call, Operator
+from torchweft.core.tables.segments import indptr_of
 from torchweft.errors import ShapeError
-from torchweft.voxels.grid.geometry import Size
-from torchweft.voxels.layers.module import SparseModule
-from torchweft.voxels.layers.segments import (
-    first_largest,
-    fold_channels,
-    lengths,
-    register_selection,
-    samples_of,
-    together,
-    unfold_channels,
-    walks_rows,
-)
+from torchweft.voxels.grid import Size
+from torchweft.voxels.layers.convolution import SparseModule
 from torchweft.voxels.maps.kernel_map import KernelMap
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse, kernel_map
 
@@ -45,6 +45,9 @@ __all__ = [
     "sparse_upsample",
 ]
 
+ROWS_PER_PIECE = 64
+"""Most consecutive rows that one program adds."""
+
 
 def sparse_max_pool(
     tensor: SparseTensor,
@@ -53,19 +56,19 @@ def sparse_max_pool(
     padding: Size = 0,
     dilation: Size = 1,
 ) -> SparseTensor:
-    """y[o] = max_k x[in(o, k)] over the voxels that are there.
+    """y[o] = max_k x[in(o, k)] over existing voxels.
 
     Args:
         tensor: the voxels and their features.
         kernel_size: one number for all axes, or one for each.
         stride: None is the kernel size.
         padding: as in torch.
-        dilation: distance of neighbouring window places.
+        dilation: distance of neighbouring window positions.
 
     Returns:
-        Every output voxel whose window holds a voxel.  NaN is larger than every number.
+        Every output voxel whose window contains a voxel.  NaN is larger than every number.
 
-    Gradient: to the largest; of equals, to the one at the first place of the window.
+    Gradient: to the largest; of equals, to the one at the first position of the window.
     """
     found = _windows(tensor, kernel_size, stride, padding, dilation)
     choice = torch.ops.torchweft.voxels_choice(tensor.feats.detach(), found.sources)
@@ -82,7 +85,7 @@ def sparse_avg_pool(
 ) -> SparseTensor:
     """y[o] = Σ_k x[in(o, k)] / (number of voxels in the window); see `sparse_max_pool`."""
     found = _windows(tensor, kernel_size, stride, padding, dilation)
-    total = _table_op(_wide(tensor.feats), found.sources, found.targets, None, False)
+    total = _table_op(wide(tensor.feats), found.sources, found.targets, None, False)
     count = (found.sources >= 0).sum(0).unsqueeze(1)
     return SparseTensor.on((total / count).to(tensor.dtype), found.outputs, tensor.maps)
 
@@ -97,7 +100,7 @@ def sparse_upsample(tensor: SparseTensor, scale: Size) -> SparseTensor:
 
 
 def global_pool(tensor: SparseTensor, reduce: str = "mean") -> Tensor:
-    """(batch, C): the largest, the mean or the sum over each sample's voxels; 0 for an empty one.
+    """(batch, C): maximum, mean or sum over each sample's voxels; 0 for a sample without voxels.
 
     Args:
         tensor: the voxels and their features.
@@ -109,9 +112,8 @@ def global_pool(tensor: SparseTensor, reduce: str = "mean") -> Tensor:
     check_sparse(tensor)
     samples = samples_of(tensor)
     if reduce == "max":
-        chosen = first_largest(tensor.feats, *samples)
-        return together(torch.where(chosen, tensor.feats, 0), *samples)
-    total = together(_wide(tensor.feats), *samples)
+        return largest(tensor.feats, *samples)
+    total = together(wide(tensor.feats), *samples)
     if reduce == "mean":
         total = total / lengths(*samples).clamp(min=1).unsqueeze(1)
     return total.to(tensor.dtype)
@@ -120,7 +122,7 @@ def global_pool(tensor: SparseTensor, reduce: str = "mean") -> Tensor:
 class SparseMaxPool(SparseModule):
     """y[o] = max_k x[in(o, k)] over active voxels; see `sparse_max_pool` for the arguments.
 
-    backend is "torch" or None, which are the same, as of all pools; another raises BackendError.
+    backend: "torch" or None, which are the same, as in all pools; others raise BackendError.
     """
 
     def __init__(
@@ -170,12 +172,12 @@ class GlobalPool(SparseModule):
         self.reduce = reduce
 
     def forward(self, tensor: SparseTensor) -> Tensor:
-        """A dense tensor, one row a sample."""
+        """A dense tensor, one row per sample."""
         self.check(tensor)
         return global_pool(tensor, self.reduce)
 
     def extra_repr(self) -> str:
-        """What is taken over the voxels."""
+        """The reduction."""
         return f"reduce={self.reduce!r}"
 
 
@@ -205,7 +207,7 @@ def _check_reduce(reduce: str) -> None:
         )
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     """In the dtype of sums, so that a mean is rounded once."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -218,13 +220,104 @@ def _windows(
     return kernel_map(tensor, kernel_size, steps, padding, dilation, submanifold=False)
 
 
+def together(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -> Tensor:
+    """y[m] = Σ_(r: owner[r] = m) x[r], (count, C) in x's dtype, summed in float32 or wider.
+
+    Args:
+        x: (R, C).
+        owner: (R,) integers below count, the segment of each row.
+        order: (R,) the rows sorted by owner, in the order of the sums; None: rows are sorted.
+        count: M, the number of segments; one without rows is 0.
+    """
+    return _segment_op(x, owner, order, count, True)
+
+
+def apart(x: Tensor, owner: Tensor, order: Tensor | None) -> Tensor:
+    """y[r] = x[owner[r]]; order is that of the gradient's sums, see `together`."""
+    return _segment_op(x, owner, order, x.shape[0], False)
+
+
+def largest(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -> Tensor:
+    """The maxima (count, C) of segments; see `together`."""
+    chosen = first_largest(x, owner, order, count)
+    return together(torch.where(chosen, x, 0), owner, order, count)
+
+
+def first_largest(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -> Tensor:
+    """(R, C) bool: in each segment and channel, the first row in order that is largest.
+
+    NaN is larger than every number.
+    """
+    found: Tensor = torch.ops.torchweft.voxels_first_largest(x.detach(), owner, order, count)
+    return found
+
+
+def lengths(owner: Tensor, order: Tensor | None, count: int) -> Tensor:
+    """(M,) the number of rows of each segment."""
+    owner = owner if order is None else owner.index_select(0, order)
+    return indptr_of(owner.contiguous(), count).diff()
+
+
+def samples_of(tensor: SparseTensor) -> tuple[Tensor, Tensor | None, int]:
+    """(owner, order, count): the samples of a batch as segments, voxels ascending in each."""
+    coordinates = tensor.coordinates
+    return coordinates.rows[:, 0], coordinates.order, coordinates.batch_size
+
+
+def walks_rows(device: str) -> bool:
+    """Whether index_add_ on a device adds rows in order; it is then the faster way to sum."""
+    return device == "cpu"
+
+
+def _fold_channels(x: Tensor, in_dim: int | None, size: int) -> Tensor:
+    """A mapped (…, R, C) as (R, size · C), for operations that treat all channels alike."""
+    return x.repeat(1, size) if in_dim is None else x.movedim(in_dim, 1).flatten(1)
+
+
+def _unfold_channels(x: Tensor, size: int) -> Tensor:
+    """(R, size · C) as (size, R, C)."""
+    return x.view(x.shape[0], size, x.shape[1] // size).movedim(1, 0)
+
+
+def _batch(call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Tensor:
+    x, *rest = args
+    return _unfold_channels(call(_fold_channels(x, in_dims[0], size), *rest), size)
+
+
+def _adjoint(
+    call: Call, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The gradient of a linear operation whose last argument selects it or its adjoint."""
+    _, *tables, turned = args
+    return (call(grad, *tables, not turned),)
+
+
+def _register_selection(
+    schema: str, body: Callable[..., Tensor], fake: Callable[..., Tensor], batch: Callable[..., Any]
+) -> None:
+    """Register an operation that selects entries, and has no gradient.
+
+    Args:
+        schema: in torch's notation, with the operation's name.
+        body: computes it on every device.
+        fake: an empty result.
+        batch: torch's rule of vmap.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):
+        LIBRARY.impl(name, body, device)
+    torch.library.register_fake(f"torchweft::{name}", fake, lib=LIBRARY)
+    torch.library.register_vmap(f"torchweft::{name}", batch, lib=LIBRARY)
+
+
 def _choice(x: Tensor, sources: Tensor) -> Tensor:
-    """(N_out, C): the first place of each window that is largest, NaN above all."""
-    places, there = _places(sources), sources >= 0
-    first = there.to(torch.int8).argmax(0, keepdim=True).to(places).T
+    """(N_out, C): the first position in each window that is largest, NaN above all."""
+    positions, there = _position_dtype(sources), sources >= 0
+    first = there.to(torch.int8).argmax(0, keepdim=True).to(positions).T
     choice = first.repeat(1, x.shape[1])
     best = x.new_full(choice.shape, -torch.inf)
-    padded = torch.cat([x, x.new_full((1, x.shape[1]), -torch.inf)])
+    padded = pad(x, (0, 0, 0, 1), value=-torch.inf)
     for k, rows in enumerate(sources):
         outs, ins = _met(rows, x.shape[0])
         value = padded.index_select(0, ins)
@@ -240,9 +333,10 @@ def _choice(x: Tensor, sources: Tensor) -> Tensor:
 
 
 def _met(rows: Tensor, absent: int) -> tuple[Tensor | None, Tensor]:
-    """The outputs that meet a row at one place, and these rows.
+    """The outputs that meet a row at one position, and these rows.
 
-    A device that would have to be waited for takes all outputs (None), some with the row `absent`.
+    On a GPU, where the host would wait for their number, all outputs (None), with the row `absent`
+    for those that meet none.
     """
     if not walks_rows(rows.device.type):
         return None, torch.where(rows < 0, absent, rows)
@@ -250,8 +344,8 @@ def _met(rows: Tensor, absent: int) -> tuple[Tensor | None, Tensor]:
     return outs, rows.index_select(0, outs)
 
 
-def _places(sources: Tensor) -> torch.dtype:
-    """Integers that count the places of a window."""
+def _position_dtype(sources: Tensor) -> torch.dtype:
+    """Integers that count the positions of a window."""
     return torch.int16 if sources.shape[0] < 2**15 else torch.int32
 
 
@@ -262,10 +356,10 @@ def _refuse_vmap(*_: object) -> None:
     )
 
 
-register_selection(
+_register_selection(
     "voxels_choice(Tensor x, Tensor sources) -> Tensor",
     _choice,
-    lambda x, sources: x.new_empty(sources.shape[1], x.shape[1], dtype=_places(sources)),
+    lambda x, sources: x.new_empty(sources.shape[1], x.shape[1], dtype=_position_dtype(sources)),
     _refuse_vmap,
 )
 
@@ -275,16 +369,15 @@ def _table_sum(
 ) -> Tensor:
     """y[o, c] = Σ_k x[sources[k, o], c]; with a choice only k = choice[o, c]; or its adjoint.
 
-    The adjoint (turned) reads targets instead, and the choice of the row that it reads.  A sum runs
-    over k in order, so its bits do not depend on the order of the rows.
+    The adjoint (turned) reads targets, and the choice of the row that it reads.  A sum runs over k
+    in order, so its bits do not depend on the order of the rows.
     """
     if choice is not None and not turned:
         return x.gather(0, sources.T.gather(1, choice.long()).long())
     table = targets if turned else sources
-    wide = torch.promote_types(x.dtype, torch.float32)
-    total = x.new_zeros(table.shape[1], x.shape[1], dtype=wide)
-    padded = torch.nn.functional.pad(x, (0, 0, 0, 1))
-    chosen = None if choice is None else torch.nn.functional.pad(choice, (0, 0, 0, 1))
+    total = wide(x.new_zeros(table.shape[1], x.shape[1]))
+    padded = pad(x, (0, 0, 0, 1))
+    chosen = None if choice is None else pad(choice, (0, 0, 0, 1))
     for k, rows in enumerate(table):
         outs, ins = _met(rows, x.shape[0])
         part = padded.index_select(0, ins)
@@ -293,30 +386,20 @@ def _table_sum(
         if outs is None:
             total += part
         else:
-            total.index_add_(0, outs, part.to(wide))  # each output once
+            total.index_add_(0, outs, wide(part))  # each output once
     return total.to(x.dtype)
 
 
-def _table_fake(
-    x: Tensor, sources: Tensor, targets: Tensor, choice: Tensor | None, turned: bool
-) -> Tensor:
+def _table_fake(x: Tensor, sources: Tensor, targets: Tensor, _: Any, turned: bool) -> Tensor:
     return x.new_empty((targets if turned else sources).shape[1], x.shape[1])
-
-
-def _table_gradients(
-    call: Call, args: Sequence[Any], grad: Tensor, needed: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    _, sources, targets, choice, turned = args
-    return (call(grad, sources, targets, choice, not turned),)
 
 
 def _table_batch(
     call: Call, size: int, in_dims: Sequence[int | None], args: Sequence[Any]
 ) -> Tensor:
-    x, sources, targets, choice, turned = args
+    *tables, choice, turned = args
     choice = None if choice is None else choice.repeat(1, size)
-    folded = fold_channels(x, in_dims[0], size)
-    return unfold_channels(call(folded, sources, targets, choice, turned), size)
+    return _batch(call, size, in_dims, (*tables, choice, turned))
 
 
 _table_op = Operator(
@@ -326,6 +409,97 @@ _table_op = Operator(
     3,
     _table_sum,
     _table_fake,
-    _table_gradients,
+    _adjoint,
     _table_batch,
+)
+
+
+def _sort(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    """The rows by segment, and where each segment begins."""
+    if order is not None:
+        x, owner = x.index_select(0, order), owner.index_select(0, order)
+    return x.contiguous(), indptr_of(owner.contiguous(), count)
+
+
+def _reduce(x: Tensor, bounds: Tensor, reduce: str) -> Tensor:
+    """Sums or maxima of the rows between bounds, long segments in pieces of pieces."""
+    count = bounds.numel() - 1
+    while -(-x.shape[0] // ROWS_PER_PIECE) + count < x.shape[0] // 2:
+        edges, bounds = _pieces(bounds, x.shape[0])
+        x = _segment_reduce(x, edges, reduce)
+    return _segment_reduce(x, bounds, reduce)
+
+
+def _pieces(bounds: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Where pieces of at most ROWS_PER_PIECE rows begin, and the first piece of each segment.
+
+    A segment is divided from its own first row on, so that its sum does not depend on where it
+    begins.  There are as many pieces as any lengths may need; those past the last are empty.
+    """
+    needed = (bounds.diff() + ROWS_PER_PIECE - 1) // ROWS_PER_PIECE
+    first = pad(needed.cumsum(0), (1, 0))
+    most = -(-rows // ROWS_PER_PIECE) + needed.numel()
+    piece = torch.arange(most + 1, device=bounds.device)
+    segment = torch.searchsorted(first, piece, right=True) - 1
+    skipped = (piece - first.index_select(0, segment)) * ROWS_PER_PIECE
+    begin = bounds.index_select(0, segment) + skipped
+    return begin.clamp(max=rows), first
+
+
+def _segment_reduce(x: Tensor, bounds: Tensor, reduce: str) -> Tensor:
+    initial = 0 if reduce == "sum" else -torch.inf
+    if x.numel() and not walks_rows(x.device.type):
+        return torch.segment_reduce(x, reduce, offsets=bounds, axis=0, unsafe=True, initial=initial)
+    result = x.new_full((bounds.numel() - 1, x.shape[1]), initial)
+    if not x.numel():
+        return result
+    owner = torch.repeat_interleave(bounds.diff())
+    x = x[: len(owner)]  # pieces past the last belong to no segment
+    if reduce == "sum":
+        return result.index_add_(0, owner, x)
+    return result.scatter_reduce_(0, owner.unsqueeze(1).expand_as(x), x, "amax")
+
+
+def _segment_sum(
+    x: Tensor, owner: Tensor, order: Tensor | None, count: int, summed: bool
+) -> Tensor:
+    if not summed:
+        return x.index_select(0, owner)
+    return _reduce(*_sort(wide(x), owner, order, count), "sum").to(x.dtype)
+
+
+_segment_op = Operator(
+    "voxels_segment_sum",
+    "Tensor x, Tensor owner, Tensor? order, SymInt count, bool summed",
+    1,
+    2,
+    _segment_sum,
+    lambda x, owner, _, count, summed: x.new_empty(count if summed else owner.shape[0], x.shape[1]),
+    _adjoint,
+    _batch,
+)
+
+
+def _first_largest(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -> Tensor:
+    rows, bounds = _sort(x, owner, order, count)
+    segment = owner if order is None else owner.index_select(0, order)
+    maxima = _reduce(rows, bounds, "max").index_select(0, segment)
+    equal = (rows == maxima) | (rows.isnan() & maxima.isnan())
+    place = torch.arange(len(rows), dtype=torch.float64, device=x.device).unsqueeze(1)
+    nearest = _reduce(torch.where(equal, -place, -torch.inf), bounds, "max")
+    first = nearest.index_select(0, segment) == -place
+    return first if order is None else torch.empty_like(first).index_copy_(0, order.long(), first)
+
+
+def _first_largest_batch(
+    info: Any, in_dims: Sequence[int | None], *args: Any
+) -> tuple[Tensor, int]:
+    return _batch(_first_largest, info.batch_size, in_dims, args), 0
+
+
+_register_selection(
+    "voxels_first_largest(Tensor x, Tensor owner, Tensor? order, SymInt count) -> Tensor",
+    _first_largest,
+    lambda x, owner, order, count: torch.empty_like(x, dtype=torch.bool),
+    _first_largest_batch,
 )

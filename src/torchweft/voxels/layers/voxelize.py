@@ -3,8 +3,8 @@
     voxelize     voxel = ⌊(point − origin) / size⌋; features of a voxel's points become its own
     devoxelize   each point reads its voxel, or interpolates between the centres of 2^d voxels
 
-The floor is that of the exact quotient of the float64 numbers, so a point on an edge falls where
-the numbers say, on every device.
+The floor is that of the exact quotient of the float64 numbers, so that a point on an edge belongs
+to the same voxel on every device.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from torch import Tensor
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.tables.segments import sort_rows
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from torchweft.voxels.layers.segments import apart, first_largest, lengths, together, walks_rows
+from torchweft.voxels.layers.pooling import (
+    apart,
+    largest,
+    lengths,
+    together,
+    walks_rows,
+    wide,
+)
 from torchweft.voxels.maps.coordinates import HIGH, LOW, MOST_DIMENSIONS, Packing
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
 __all__ = ["Numbers", "devoxelize", "voxelize"]
 
 Numbers = float | Sequence[float] | Tensor
-"""One number for all axes, or one for each."""
+"""One number for all axes, or one per axis."""
 
 REDUCTIONS = ("mean", "sum", "max", "first")
 
@@ -41,7 +48,7 @@ def voxelize(
     spatial_shape: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> tuple[SparseTensor, Tensor]:
-    """The voxels ⌊(point − origin) / size⌋ that hold a point, and the voxel of each point.
+    """The voxels ⌊(point − origin) / size⌋ that contain a point, and the voxel of each point.
 
     Args:
         points: (P, d) floating-point positions, d = 1 to 4.
@@ -49,21 +56,21 @@ def voxelize(
         feats: (P, C) features of the points; None takes the points themselves, so that the mean
             is the centre of a voxel's points.
         batch: (P,) integers, the sample of each point; None is one sample.
-        reduce: of the features of a voxel's points, by channel: "mean", "sum", "max", or those of
-            the "first" point.
+        reduce: combines the features of a voxel's points by channel: "mean", "sum", "max", or
+            takes those of the "first" point.
         origin: corner of voxel 0; `points.amin(0)` makes all coordinates ≥ 0.
-        spatial_shape: voxels by axis; None is the box [0, max + 1) when it is needed.
-        batch_size: samples; None is the largest number in batch + 1.
+        spatial_shape: voxels by axis; None is the box [0, max + 1).
+        batch_size: number of samples; None is the largest number in batch + 1.
 
     Returns:
         The tensor, voxels ascending by (batch, s0, s1, …), and the (P,) int64 row of each point.
 
     Raises:
         ShapeError, DTypeError, DeviceError: arguments that do not fit each other.
-        IndexRangeError: a point that is not finite, or past int32 or spatial_shape.
+        IndexRangeError: a point that is not finite, or outside of int32 or spatial_shape.
 
-    Gradients go to feats (the maximum's to the first largest), sums run over points in their
-    order: the same bits at every call.  One sort of the points.
+    Gradients with respect to feats (of the maximum to the first largest); sums run over points in
+    their order: the same bits at every call.  Cost: one sort of the points.
     """
     feats = points if feats is None else feats
     _check_points(points, feats, batch)
@@ -72,7 +79,8 @@ def voxelize(
             f'reduce is {reduce!r}: it must be one of {", ".join(REDUCTIONS)}. Pass reduce="mean".'
         )
     cells = _cells(points, _edges(points, size), _axes(points, "origin", origin))
-    rows = _with_batch(cells, batch)
+    sample = cells.new_zeros(len(cells)) if batch is None else batch.long()
+    rows = torch.cat([sample.unsqueeze(1), cells], 1)
     packing = Packing(rows, *_ranges(rows))
     keys, order = torch.sort(packing.keys(rows), stable=True)
     new = torch.ones_like(keys, dtype=torch.bool)
@@ -96,9 +104,9 @@ def devoxelize(
 ) -> Tensor:
     """(P, C) the features of each point's voxel, or interpolated between voxels.
 
-    "nearest": those of the voxel that holds the point, 0 where there is none.  "trilinear" (of any
-    d): Σ_v w_v x[v] / Σ_v w_v over the 2^d voxels whose centres are around the point, those that
-    are there, w_v = Π (1 − distance of the centre in voxels); 0 where none is.
+    "nearest": the features of the voxel that contains the point, 0 where there is none.
+    "trilinear" (for any d): Σ_v w_v x[v] / Σ_v w_v over those of the 2^d voxels around the point
+    that exist, w_v = Π (1 − distance of the centre in voxels); 0 where none exists.
 
     Args:
         tensor: voxels of edge size · tensor.stride.
@@ -111,8 +119,8 @@ def devoxelize(
     Raises:
         ShapeError, DTypeError, DeviceError, IndexRangeError: as `voxelize`.
 
-    Gradients go to the features and, of "trilinear", to the points, of any order, the same bits at
-    every call.
+    Gradients of any order with respect to the features and, for "trilinear", the points; the same
+    bits at every call.
     """
     check_sparse(tensor)
     _check_points(points, tensor.feats, batch, like=tensor)
@@ -120,8 +128,8 @@ def devoxelize(
         raise ShapeError(
             f'mode is {mode!r}: it must be "nearest" or "trilinear". Pass one of them.'
         )
-    stride = torch.tensor(tensor.stride, dtype=torch.float64, device=points.device)
-    edges, corner = _edges(points, size) * stride, _axes(points, "origin", origin)
+    edges = _edges(points, size) * _axes(points, "stride", tensor.stride)
+    corner = _axes(points, "origin", origin)
     if mode == "nearest":
         cells = _cells(points, edges, corner).unsqueeze(1)
         shares = torch.ones_like(cells[..., 0], dtype=torch.float64)
@@ -134,7 +142,7 @@ def devoxelize(
 
 def _corners(points: Tensor, edges: Tensor, corner: Tensor) -> tuple[Tensor, Tensor]:
     """(P, 2^d, d) the voxels whose centres are around a point, and (P, 2^d) their shares."""
-    low = _cells(points, edges, corner + edges / 2)  # the centre below, on every axis
+    low = _cells(points, edges, corner + edges / 2)  # by the next lower centre on every axis
     part = ((points.double() - corner) / edges - 0.5 - low).clamp(0, 1).unsqueeze(1)
     steps = torch.tensor(list(itertools.product((0, 1), repeat=points.shape[1])))
     steps = steps.to(points.device)
@@ -142,25 +150,25 @@ def _corners(points: Tensor, edges: Tensor, corner: Tensor) -> tuple[Tensor, Ten
 
 
 def _weighted(tensor: SparseTensor, voxels: Tensor, shares: Tensor) -> Tensor:
-    """Σ_v s_v x[v] / Σ_v s_v over the voxels (P, Q, 1 + d) that are there, 0 where none is."""
+    """Σ_v s_v x[v] / Σ_v s_v over the voxels (P, Q, 1 + d) that exist, 0 where none exists."""
     rows = tensor.coordinates.find(voxels.flatten(0, 1)).view(shares.shape)
     shares = shares.masked_fill(rows < 0, 0)
     point, place = (shares > 0).nonzero().unbind(1)
     rows = rows[point, place]
     share = (shares / shares.sum(1, keepdim=True))[point, place].unsqueeze(1)
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    terms = apart(tensor.feats, rows, sort_rows(rows)).to(wide) * share.to(wide)
+    terms = wide(apart(tensor.feats, rows, sort_rows(rows)))
+    terms = terms * share.to(terms.dtype)
     return together(terms, point, None, len(voxels)).to(tensor.dtype)
 
 
 def _reduced(feats: Tensor, voxel: Tensor, order: Tensor, begin: Tensor, reduce: str) -> Tensor:
-    """The features of each voxel from those of its points, which order[begin[voxel]:] lists."""
+    """The features of each voxel from those of its points, order[begin[voxel]:]."""
     segments = voxel, order, begin.numel()
     if reduce == "first":
         return feats.index_select(0, order.index_select(0, begin))
     if reduce == "max":
-        return together(torch.where(first_largest(feats, *segments), feats, 0), *segments)
-    total = together(feats.to(torch.promote_types(feats.dtype, torch.float32)), *segments)
+        return largest(feats, *segments)
+    total = together(wide(feats), *segments)
     if reduce == "mean":
         total = total / lengths(*segments).unsqueeze(1)
     return total.to(feats.dtype)
@@ -181,7 +189,7 @@ def _cells(points: Tensor, edges: Tensor, corner: Tensor) -> Tensor:
 
 
 def _samples(batch: Tensor) -> Tensor:
-    """The sample of each point; on the CPU none may be negative, a GPU would be waited for."""
+    """The sample of each point; checked on the CPU alone, as the host would wait for a GPU."""
     if walks_rows(batch.device.type) and len(batch) and (low := int(batch.min())) < 0:
         raise IndexRangeError(
             f"batch has the value {low}: samples count from 0. Correct batch, or drop these points."
@@ -189,13 +197,8 @@ def _samples(batch: Tensor) -> Tensor:
     return batch.long()
 
 
-def _with_batch(cells: Tensor, batch: Tensor | None) -> Tensor:
-    sample = cells.new_zeros(len(cells)) if batch is None else batch.long()
-    return torch.cat([sample.unsqueeze(1), cells], 1)
-
-
 def _ranges(rows: Tensor) -> tuple[list[int], list[int]]:
-    """The lowest value of each column, and how many values its range has."""
+    """The lowest value of each column, and the size of its range."""
     if not len(rows):
         return [0] * rows.shape[1], [1] * rows.shape[1]
     low, high = torch.stack(torch.aminmax(rows, dim=0)).tolist()
@@ -241,14 +244,11 @@ def _check_points(
             f"points are {tuple(points.shape)}: they must be (P, d) with d = {needed}. "
             "Pass one row of coordinates a point, without a batch column (see batch)."
         )
-    if not points.is_floating_point():
-        raise DTypeError(
-            f"points are {points.dtype}: they must be floating-point. Pass points.float()."
-        )
-    if not feats.is_floating_point():
-        raise DTypeError(
-            f"feats are {feats.dtype}: they must be floating-point. Pass feats.float()."
-        )
+    for name, given in (("points", points), ("feats", feats)):
+        if not given.is_floating_point():
+            raise DTypeError(
+                f"{name} are {given.dtype}: they must be floating-point. Pass {name}.float()."
+            )
     if like is None and (feats.dim() != 2 or len(feats) != len(points)):
         raise ShapeError(
             f"feats are {tuple(feats.shape)} but there are {len(points)} points: feats must be "

@@ -2,41 +2,59 @@
 
     sources[k, o] = q   ⇔   targets[k, q] = o   ⇔   input row q meets output row o at offset k
 
-Both sides name a row at most once an offset, so a map is two tables, one by output row and one by
-input row, −1 where nobody is met: a convolution reads the first, its gradient by the input the
-second.  What is kept has its columns in canonical order, ascending by (batch, s0, s1, …),
+At one offset a row meets at most one row of the other side, so a map is two tables, one by output
+row and one by input row, with −1 for none: a convolution reads the first, its gradient with respect
+to the input the second.  Stored tables have their columns in canonical order, ascending by
+(batch, s0, s1, …),
 
     table[k, i] = sources[k, order[i]]           back[k, i] = targets[k, order[i]]
 
-the order in which they are found, and in which sums over rows run: nothing is scattered.  A map is
-built once for its coordinates and kept with them.
+which is the order in which a search finds them and in which sums over rows run.  A map is built
+once for its coordinates and cached with them.
+
+The Minuet metadata of a map serves gather → grouped products → scatter.  A padded buffer has one
+slot per pair, offset by offset, the offsets with most pairs first:
+
+    buf[in_mask] = x;   one product per group;   y += buf[out_mask]
+
+Every input and every output row occurs at most once per offset, so that no two writes collide.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operator import compiling, outside_graphs
-from torchweft.core.operators.transforms import below_transforms
+from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.core.tables.tensor_cache import TensorCache
-from torchweft.errors import IndexRangeError, ShapeError
-from torchweft.voxels.grid.geometry import Geometry
-from torchweft.voxels.grid.mirror import whole
+from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.voxels.grid import Geometry, cached_table, whole
+from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
 
-__all__ = ["KernelMap", "Maps", "mode_of"]
+__all__ = [
+    "GemmGroups",
+    "Group",
+    "KernelMap",
+    "KernelMapMasks",
+    "Maps",
+    "build_masks",
+    "greedy_group",
+    "mode_of",
+]
 
 
 class KernelMap(NamedTuple):
-    """Who meets whom in one layer.
+    """The pairs of rows that meet in one layer.
 
     Args:
-        kept: the table; perhaps its first K // 2 + 1 rows alone where `back` is None, see `mirror`.
+        kept: the table; may be only its first K // 2 + 1 rows where `back` is None, see `whole`.
         back: (K, N_in) int32, the output row of each input in canonical order; None where that
             is the table with the offsets reversed, as in a submanifold layer with an odd kernel.
         inputs: the voxels that are read.
@@ -76,7 +94,7 @@ class KernelMap(NamedTuple):
         """(K,) int64: pairs of each offset."""
         found = (self.kept >= 0).sum(1)
         missing = self.geometry.num_offsets - len(found)
-        return torch.cat([found, found[:missing].flip(0)]) if missing else found
+        return torch.cat([found, found[:missing].flip(0)])
 
     @property
     def offsets(self) -> Tensor:
@@ -93,22 +111,20 @@ class KernelMap(NamedTuple):
         return sources.index_select(0, out_rows).long(), out_rows
 
     def transpose(self) -> KernelMap:
-        """The map with its sides swapped, the same k."""
+        """The map with its sides swapped, with the same numbers of offsets."""
         back = self.table.flip(0) if self.back is None else self.back
         swapped = back, self.table, self.outputs, self.inputs
         return KernelMap(*swapped, self.geometry, not self.inverse)
 
 
-_ROWS: TensorCache[Tensor] = TensorCache()
+_row_table_cache: TensorCache[Tensor] = TensorCache()
 
 
 def _by_row(table: Tensor, order: Tensor | None) -> Tensor:
-    """A table's columns as the rows stand."""
+    """A table with its columns in the order of the rows."""
     if order is None:
         return table
-    if compiling():
-        return _put_back(table, order)
-    return _ROWS.get((table, order), None, lambda: below_transforms(_put_back)(table, order))
+    return cached_table(_row_table_cache, _put_back, table, order)
 
 
 def _put_back(table: Tensor, order: Tensor) -> Tensor:
@@ -116,18 +132,18 @@ def _put_back(table: Tensor, order: Tensor) -> Tensor:
 
 
 class Maps:
-    """The named maps of a cloud and of all that was derived from it.
+    """The named maps of a cloud and of all tensors that were derived from it.
 
-    Tables live with the coordinates that they read, by their geometry.  Coordinates hold tables and
-    the coordinates these write, never those they were made from: nothing waits for a garbage
-    collector.
+    Tables are stored with the coordinates that they read, by geometry.  Coordinates refer to tables
+    and to the coordinates that these write, never to those they were made from: reference counts
+    free them, without the garbage collector.
     """
 
     def __init__(self) -> None:
         self._named: dict[str, KernelMap] = {}
 
     def get(self, inputs: Coordinates, shape: Geometry, name: str | None = None) -> KernelMap:
-        """The map of coordinates under a geometry, built when first asked for; perhaps named."""
+        """The map of coordinates for a geometry, built at the first call; may get a name."""
         named = None if name is None else self._named.get(name)
         if named is not None and (named.inputs is not inputs or named.geometry != shape):
             raise ShapeError(
@@ -149,7 +165,7 @@ class Maps:
         """The map that a layer has named.
 
         Raises:
-            ShapeError: no layer has.
+            ShapeError: no map has this name.
         """
         if name not in self._named:
             raise ShapeError(
@@ -161,7 +177,7 @@ class Maps:
 
 
 def mode_of(submanifold: bool, transposed: bool) -> str:
-    """The word of `geometry` for two flags.
+    """The mode of a geometry from two flags.
 
     Raises:
         ShapeError: both are set.
@@ -174,33 +190,29 @@ def mode_of(submanifold: bool, transposed: bool) -> str:
     return "submanifold" if submanifold else "transposed" if transposed else "strided"
 
 
-Tables = tuple[Tensor, Tensor | None, Coordinates | None]
-"""What is kept of a map's table, back, and its outputs; None where they are the inputs."""
+MapTables = tuple[Tensor, Tensor | None, Coordinates | None]
+"""`kept` and `back` of a map, and its outputs; None where they are the inputs."""
 
 
 @below_transforms
 @outside_graphs
-def _build(inputs: Coordinates, shape: Geometry) -> Tables:
-    """The tables of coordinates under a geometry."""
+def _build(inputs: Coordinates, shape: Geometry) -> MapTables:
     build = _submanifold if shape.mode == "submanifold" else _resampled
     return inputs.valid(lambda: build(inputs, shape))
 
 
 def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
-    """Whether `map_launch` builds a map: its integers must hold all numbers on the way."""
+    """Whether Triton kernels build a map: their integers must hold all intermediate numbers."""
     if not kernels_serve(inputs.device.type) or not 0 < len(inputs) < 2**30:
         return False
-    return packing.single and _moderate(shape)
+    return packing.single and all(number < 2**31 for axis in shape[1:] for number in axis)
 
 
-@functools.lru_cache(maxsize=1024)
-def _moderate(shape: Geometry) -> bool:
-    return all(number < 2**31 for axis in shape[1:] for number in axis)
-
-
-def _submanifold(inputs: Coordinates, shape: Geometry) -> Tables:
+def _submanifold(inputs: Coordinates, shape: Geometry) -> MapTables:
     if _kernels_serve(inputs, inputs.packing, shape):
-        return _submanifold_by_kernels(inputs, shape)
+        inputs.compile_ahead(shape)
+        box = inputs.packing.box
+        return *map_launch.submanifold(inputs.unchecked(), inputs.cells, box, shape), None
     offsets = shape.offsets()
     num, count = len(offsets), len(inputs)
     empty = functools.partial(torch.full, dtype=torch.int32, device=inputs.device)
@@ -210,76 +222,60 @@ def _submanifold(inputs: Coordinates, shape: Geometry) -> Tables:
     for k, offset in enumerate(offsets[: (num + 1) // 2] if shape.symmetric else offsets):
         place, absent = _neighbours(inputs, rows, offset)
         table[k] = own[place].masked_fill_(absent, -1)
-        met = place[~absent]
         turned = table[num - 1 - k] if back is None else back[k]
-        turned.index_copy_(0, met, own[~absent])
+        turned.index_copy_(0, place[~absent], own[~absent])
     return table, back, None
 
 
 def _in_order(inputs: Coordinates) -> tuple[Tensor, Tensor]:
-    """The voxels in canonical order, and the row (int32) where each of them stands."""
+    """The voxels in canonical order, and the row (int32) of each."""
     order = inputs.order
     if order is None:
         return inputs.rows, torch.arange(len(inputs), dtype=torch.int32, device=inputs.device)
     return inputs.rows.index_select(0, order), order
 
 
-def _submanifold_by_kernels(inputs: Coordinates, shape: Geometry) -> Tables:
-    from torchweft.voxels.maps_gpu import launch as map_launch
-
-    box = inputs.packing.lows, inputs.packing.sizes
-    inputs.compile_ahead(shape)
-    return *map_launch.submanifold(inputs.unchecked(), inputs.cells, *box, shape), None
-
-
 def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The place of the voxel at an offset from each of the voxels in order, see `place_keys`."""
+    """The place of the voxel at an offset from each voxel in order, see `place_keys`."""
     packing, away = inputs.packing, (0, *offset)
     if packing.single:
         keys = torch.where(packing.inside(rows, away), inputs.keys.long() + packing.step(away), -1)
     else:
-        moved = rows.long() + torch.tensor(away, device=rows.device)
-        keys = packing.keys(moved)
+        keys = packing.keys(rows.long() + torch.tensor(away, device=rows.device))
     return inputs.place_keys(keys)
 
 
-def _resampled(inputs: Coordinates, shape: Geometry) -> Tables:
-    """Strided and transposed: the outputs are all voxels with a pair, ascending."""
+def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
+    """Strided and transposed maps: the outputs are all voxels with a pair, ascending."""
     spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
-    _check_extent(spatial, shape)
-    packing = Packing(inputs.rows[:0], (0,) * (1 + inputs.dim), (max(size, 1), *_positive(spatial)))
-    stride = _output_stride(inputs.stride, shape)
-    if 0 not in spatial and _kernels_serve(inputs, packing, shape):
-        from torchweft.voxels.maps_gpu import launch as map_launch
-
-        voxels = inputs.rows, inputs.order  # distinct, or two candidates would be one pair
-        table, back, rows, keys = map_launch.resample(*voxels, packing.sizes, packing.dtype, shape)
-        return table, back, Coordinates.ascending(packing, keys, spatial, size, stride, rows)
-    packing = packing if packing.single else _wide_packing(inputs, shape, spatial)
-    reached = [_reached(inputs, shape, packing, spatial, offset) for offset in shape.offsets()]
-    pieces = [keys for _, keys in reached]
-    keys = torch.unique(torch.cat(pieces))
-    outputs = Coordinates.ascending(packing, keys, spatial, size, stride)
-    table = inputs.rows.new_full((shape.num_offsets, len(outputs)), -1)
-    back = inputs.rows.new_full((shape.num_offsets, len(inputs)), -1)
-    _, own = _in_order(inputs)
-    for k, (met, found) in enumerate(reached):
-        places = torch.searchsorted(keys, found)
-        table[k].index_copy_(0, places, own[met])
-        back[k].index_copy_(0, met, places.int())
-    return table, back, outputs
-
-
-def _check_extent(spatial: Sequence[int], shape: Geometry) -> None:
     if max(spatial) > 2**31:
         raise IndexRangeError(
             f"the output of {_described(shape)} would have the shape {tuple(spatial)}: an axis "
             f"has at most {2**31} voxels. Pass a smaller spatial_shape, or shift the cloud to 0."
         )
-
-
-def _positive(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(max(n, 1) for n in shape)
+    lows, sizes = (0,) * (1 + inputs.dim), tuple(max(n, 1) for n in (size, *spatial))
+    packing = Packing(inputs.rows[:0], lows, sizes)
+    stride = _output_stride(inputs.stride, shape)
+    if 0 not in spatial and _kernels_serve(inputs, packing, shape):
+        voxels = inputs.rows, inputs.order  # distinct, or two candidates would be one pair
+        table, back, rows, keys = map_launch.resample(*voxels, sizes, packing.dtype, shape)
+        return table, back, Coordinates.ascending(packing, keys, spatial, size, stride, rows)
+    met, reached = zip(
+        *[_outputs(inputs, shape, spatial, offset) for offset in shape.offsets()], strict=True
+    )
+    if not packing.single:
+        packing = Packing(torch.cat(reached), lows, sizes)
+    pieces = [packing.keys(voxels) for voxels in reached]
+    keys = torch.unique(torch.cat(pieces))
+    outputs = Coordinates.ascending(packing, keys, spatial, size, stride)
+    table = inputs.rows.new_full((shape.num_offsets, len(outputs)), -1)
+    back = inputs.rows.new_full((shape.num_offsets, len(inputs)), -1)
+    _, own = _in_order(inputs)
+    for k, (rows, found) in enumerate(zip(met, pieces, strict=True)):
+        places = torch.searchsorted(keys, found)
+        table[k].index_copy_(0, places, own[rows])
+        back[k].index_copy_(0, rows, places.int())
+    return table, back, outputs
 
 
 def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:
@@ -310,27 +306,204 @@ def _outputs(
     return found, torch.stack(columns, 1).index_select(0, found)
 
 
-def _reached(
-    inputs: Coordinates,
-    shape: Geometry,
-    packing: Packing,
-    spatial: Sequence[int],
-    offset: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    """(inputs in order, keys of the outputs that they meet) at an offset."""
-    met, voxels = _outputs(inputs, shape, spatial, offset)
-    return met, packing.keys(voxels)
-
-
-def _wide_packing(inputs: Coordinates, shape: Geometry, spatial: Sequence[int]) -> Packing:
-    """A packing for boxes past 2⁶³, which needs the voxels that it is to tell apart."""
-    reached = [_outputs(inputs, shape, spatial, offset)[1] for offset in shape.offsets()]
-    sizes = (max(inputs.batch_size, 1), *_positive(spatial))
-    return Packing(torch.cat(reached), (0,) * len(sizes), sizes)
-
-
 def _described(shape: Geometry) -> str:
     return (
         f"a {shape.mode} layer with kernel {shape.kernel_size}, stride {shape.stride}, padding "
         f"{shape.padding}, dilation {shape.dilation}"
     )
+
+
+PairLists = Mapping[int, Sequence[tuple[int, int]]]
+"""Offset → (input row, output row) of its pairs."""
+
+
+class Group(NamedTuple):
+    """Offsets that share one product.
+
+    Args:
+        members: places in the list of counts.
+        base: first slot.
+        req: slots that are used.
+        alloc: the same rounded up to the alignment.
+    """
+
+    members: tuple[int, ...]
+    base: int
+    req: int
+    alloc: int
+
+
+class GemmGroups(NamedTuple):
+    """Counts packed into groups.
+
+    Args:
+        pos_indices: the first slot of each count.
+        groups: in order.
+        total_slots: of the padded buffer.
+    """
+
+    pos_indices: list[int]
+    groups: list[Group]
+    total_slots: int
+
+    @property
+    def membership(self) -> list[list[int]]:
+        """The members of each group."""
+        return [list(group.members) for group in self.groups]
+
+    @property
+    def gemm_list(self) -> list[dict[str, int]]:
+        """For each product the number of its offsets, its rows, and how many of them are used."""
+        names = ("num_offsets", "gemm_M", "slots", "padding")
+        numbers = [(len(g.members), g.alloc, g.req, g.alloc - g.req) for g in self.groups]
+        return [dict(zip(names, group, strict=True)) for group in numbers]
+
+    def as_ranges(self) -> list[tuple[list[int], int, int, int]]:
+        """(range, base, req, alloc) as the seed prints them: [first, last], [0, 0] for one."""
+        return [
+            ([g.members[0], g.members[-1]] if len(g.members) > 1 else [0, 0], *g[1:])
+            for g in self.groups
+        ]
+
+
+class KernelMapMasks(NamedTuple):
+    """The slots of a map's pairs.
+
+    Args:
+        in_mask: (num_offsets · num_points,) int32, entry (o, t): the slot of point t as an input
+            of offset o, −1 for none.
+        out_mask: the same of point t as an output.
+        offsets_active: offsets with a pair, most pairs first, ties by number.
+        slot_array: (num_offsets + 1,), the number of pairs of the offsets before.
+        counts: (num_offsets,), pairs of each offset.
+        slots: (num_offsets,), the first slot of each offset, −1 where it has no pair.
+    """
+
+    in_mask: Tensor
+    out_mask: Tensor
+    offsets_active: Tensor
+    slot_array: Tensor
+    counts: Tensor
+    slots: Tensor
+
+
+def greedy_group(
+    slots: Sequence[int], alignment: int = 4, max_group: int = 6, max_slots: int | None = None
+) -> GemmGroups:
+    """Counts packed in order into groups whose rows are multiples of `alignment`.
+
+    A group is closed when it has `max_group` members, or when the next count would pass
+    `max_slots`; a count above that is a group of its own.
+
+    Args:
+        slots: counts, descending.
+        alignment: unit of a group's rows.
+        max_group: most members of a group.
+        max_slots: most rows of a group; None: any number.
+
+    Raises:
+        ShapeError, DTypeError: counts that do not descend or are no integers, a limit below 1.
+    """
+    counts = [_count(n) for n in slots]
+    limits = {"alignment": alignment, "max_group": max_group, "max_slots": max_slots}
+    for name, value in limits.items():
+        if value is not None and value < 1:
+            raise ShapeError(f"{name} is {value}: it must be at least 1. Pass {name}=4, say.")
+    for place, (before, after) in enumerate(itertools.pairwise(counts)):
+        if before < after:
+            raise ShapeError(
+                f"slots[{place + 1}] is {after} after {before}: counts must descend. "
+                "Sort them, as counts[offsets_active] of build_masks are."
+            )
+    pos_indices: list[int] = []
+    groups: list[Group] = []
+    end = 0  # of the groups before
+    for place, count in enumerate(counts):
+        last = groups[-1] if groups else None
+        full = last is None or len(last.members) == max_group
+        if last is None or full or (max_slots is not None and last.req + count > max_slots):
+            last = Group((), end, 0, 0)
+            groups.append(last)
+        pos_indices.append(last.base + last.req)
+        req = last.req + count
+        alloc = -(-req // alignment) * alignment
+        groups[-1] = Group((*last.members, place), last.base, req, alloc)
+        end = last.base + alloc
+    return GemmGroups(pos_indices, groups, end)
+
+
+def build_masks(
+    kernel_map: KernelMap | PairLists,
+    num_offsets: int,
+    num_points: int,
+    *,
+    alignment: int = 4,
+    max_group: int = 6,
+    max_slots: int | None = None,
+) -> KernelMapMasks:
+    """The slots of every pair of a map in the padded buffer of `greedy_group`.
+
+    Args:
+        kernel_map: a map, or offset → [(input row, output row), …]; pairs keep their order in the
+            slots, which in a map is that of the output rows.
+        num_offsets: K.
+        num_points: at least the number of rows of each side.
+        alignment: see `greedy_group`.
+        max_group: offsets in a product.
+        max_slots: pairs in a product, None for any number.
+
+    Raises:
+        IndexRangeError: an offset or a row past the given numbers.
+    """
+    offset, in_row, out_row = _entries(kernel_map)
+    _check_entries(offset, num_offsets, "offset", "num_offsets")
+    for rows, name in ((in_row, "input row"), (out_row, "output row")):
+        _check_entries(rows, num_points, name, "num_points")
+    counts = torch.bincount(offset, minlength=num_offsets)
+    order = torch.sort(counts, descending=True, stable=True).indices
+    active = order[counts[order] > 0]
+    grouped = greedy_group(counts[active].tolist(), alignment, max_group, max_slots)
+    slots = torch.full_like(counts, -1)
+    slots[active] = slots.new_tensor(grouped.pos_indices)
+    slot_array = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    rank = torch.arange(len(offset), device=offset.device) - slot_array[offset]
+    slot = (slots[offset] + rank).int()
+    masks = slot.new_full((2, num_offsets * num_points), -1)
+    for mask, rows in zip(masks, (in_row, out_row), strict=True):
+        mask[offset * num_points + rows] = slot
+    return KernelMapMasks(masks[0], masks[1], active, slot_array, counts, slots)
+
+
+def _entries(kernel_map: KernelMap | PairLists) -> tuple[Tensor, Tensor, Tensor]:
+    """(offset, input row, output row) of each pair, offsets ascending."""
+    if isinstance(kernel_map, KernelMap):
+        offset, out_row = (kernel_map.sources >= 0).nonzero().unbind(1)
+        return offset, kernel_map.sources[offset, out_row].long(), out_row
+    if not isinstance(kernel_map, Mapping):
+        raise DTypeError(
+            f"kernel_map is a {type(kernel_map).__name__}: it must be a KernelMap, or a dictionary "
+            "of the pairs of each offset. Pass kernel_map(tensor, kernel_size)."
+        )
+    listed = [(k, q, o) for k in sorted(kernel_map) for q, o in kernel_map[k]]
+    offset, in_row, out_row = torch.tensor(listed, dtype=torch.int64).reshape(-1, 3).unbind(1)
+    return offset, in_row, out_row
+
+
+def _count(value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DTypeError(
+            f"slots hold {value!r}: counts are integers. Pass counts[offsets_active] of a map."
+        ) from None
+
+
+def _check_entries(values: Tensor, limit: int, what: str, name: str) -> None:
+    if not values.numel():
+        return
+    low, high = (int(v) for v in values.aminmax())
+    if low < 0 or high >= limit:
+        raise IndexRangeError(
+            f"the map has the {what} {low if low < 0 else high} but {name} is {limit}: every one "
+            f"must lie in 0..{limit - 1}. Pass the {name} of the map."
+        )

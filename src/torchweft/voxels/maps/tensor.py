@@ -12,42 +12,34 @@ from torch import Tensor
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import DeviceError, DTypeError, ShapeError
-from torchweft.voxels.grid.geometry import Size, axes_of, geometry
+from torchweft.voxels.grid import Size, axes_of, geometry
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps, mode_of
 
-__all__ = [
-    "SparseTensor",
-    "cat",
-    "check_sparse",
-    "kernel_map",
-    "sparse_collate",
-    "union",
-    "with_result",
-]
+__all__ = ["SparseTensor", "cat", "check_sparse", "kernel_map", "sparse_collate", "union"]
 
 
 class SparseTensor:
     """feats[n] is the feature row of the voxel coords[n] = (batch, s0, s1, …); all others are 0.
 
-    The spatial columns, `spatial_shape` and the axes of kernels have one order, so that `dense()`
-    is (batch, C, *spatial_shape) and every layer is torch's convolution on it.  Row order carries
-    no information.
+    The spatial columns, `spatial_shape` and the axes of kernels have the same order, so that
+    `dense()` is (batch, C, *spatial_shape) and every layer is torch's convolution on it.  The order
+    of the rows has no meaning.
 
     Args:
         feats: (N, C) floating-point features.
         coords: (N, 1 + d) integers, d = 1 to 4, distinct, on the device of feats.
-        spatial_shape: d lengths; None is the box [0, max + 1) when it is first needed.  Negative
-            coordinates are then legal in submanifold layers and maps.
-        batch_size: how many samples; None is the largest batch number + 1.
+        spatial_shape: d lengths; None is the box [0, max + 1), computed when first needed.
+            Submanifold layers and maps then accept negative coordinates.
+        batch_size: number of samples; None is the largest batch number + 1.
         stride: voxels of the finest level that one voxel spans.
 
     Raises:
         ShapeError, DTypeError, DeviceError: feats and coords that do not fit each other; a voxel
             that occurs twice, at the latest for the first map, `dense()` or `union`.
-        IndexRangeError: a negative batch number, a voxel outside of spatial_shape.  Where that and
-            batch_size are given on a GPU, the host does not wait to know: the first to ask for a
-            map, `C` or `dense()` raises.
+        IndexRangeError: a negative batch number, a voxel outside of spatial_shape.  On a GPU, with
+            spatial_shape and batch_size given, it is raised by the first access to a map, `C` or
+            `dense()`: the host does not wait before.
     """
 
     def __init__(
@@ -66,17 +58,16 @@ class SparseTensor:
                 f"feats are on {feats.device}, coords on {coords.device}: both must be on one "
                 "device. Move one of them with .to(device)."
             )
-        self._set(feats, Coordinates(coords, spatial_shape, batch_size, strides), Maps())
-
-    def _set(self, feats: Tensor, coordinates: Coordinates, maps: Maps) -> None:
-        _check_feats(feats, len(coordinates))
-        self.feats, self.coordinates, self.maps = feats, coordinates, maps
+        self.coordinates = Coordinates(coords, spatial_shape, batch_size, strides)
+        _check_feats(feats, len(self.coordinates))
+        self.feats, self.maps = feats, Maps()
 
     @classmethod
     def on(cls, feats: Tensor, coordinates: Coordinates, maps: Maps) -> SparseTensor:
-        """Features on voxels that are there already, and the maps they share."""
+        """Features on given voxels, with the maps that tensors on them share."""
+        _check_feats(feats, len(coordinates))
         found = cls.__new__(cls)
-        found._set(feats, coordinates, maps)
+        found.feats, found.coordinates, found.maps = feats, coordinates, maps
         return found
 
     @classmethod
@@ -104,7 +95,7 @@ class SparseTensor:
 
     @property
     def dim(self) -> int:
-        """Spatial axes."""
+        """Number of spatial axes."""
         return self.coordinates.dim
 
     @property
@@ -114,7 +105,7 @@ class SparseTensor:
 
     @property
     def batch_size(self) -> int:
-        """Samples, empty ones too."""
+        """Number of samples, including empty ones."""
         return self.coordinates.batch_size
 
     @property
@@ -124,12 +115,12 @@ class SparseTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where it lives."""
+        """The device of features and coordinates."""
         return self.feats.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the features."""
+        """The dtype of the features."""
         return self.feats.dtype
 
     def __len__(self) -> int:
@@ -146,7 +137,7 @@ class SparseTensor:
         return SparseTensor.on(feats, self.coordinates, self.maps)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """As Tensor.to: the features' dtype, and everything's device; a move leaves maps behind."""
+        """As Tensor.to, for the device and the features' dtype; a move does not keep maps."""
         feats = self.feats.to(*args, **kwargs)
         if feats.device == self.device:
             return self.replace(feats)
@@ -161,29 +152,20 @@ class SparseTensor:
         return self.to("cpu")
 
     def dense(self) -> Tensor:
-        """(batch, C, *spatial_shape), 0 where no voxel is, with gradients.
+        """(batch, C, *spatial_shape), 0 where there is no voxel, with gradients.
 
         Raises:
             IndexRangeError: no spatial_shape was given and a coordinate is negative.
             ShapeError: a voxel occurs twice.
         """
         _check_distinct(self)
-        shape = (self.batch_size, *self.spatial_shape, self.feats.shape[1])
-        grid = self.feats.new_zeros(shape)
-        grid = grid.index_put(tuple(self.C.long().T), self.feats)
-        return grid.movedim(-1, 1)
+        grid = self.feats.new_zeros(self.batch_size, *self.spatial_shape, self.feats.shape[1])
+        return grid.index_put(tuple(self.C.long().T), self.feats).movedim(-1, 1)
 
     def __add__(self, other: SparseTensor) -> SparseTensor:
-        """Sums of features on the same voxels; `union` adds on any."""
+        """Sums of features on the same voxels; `union` adds tensors on any voxels."""
         _check_same(self, other, "+", "Add tensors on different voxels with union([a, b]).")
         return self.replace(self.feats + other.feats)
-
-
-def with_result(feats: Tensor, coordinates: Coordinates, maps: Maps) -> SparseTensor:
-    """`SparseTensor.on` without its checks: an operator has made the features for these voxels."""
-    found = SparseTensor.__new__(SparseTensor)
-    found.feats, found.coordinates, found.maps = feats, coordinates, maps
-    return found
 
 
 def kernel_map(
@@ -195,18 +177,18 @@ def kernel_map(
     submanifold: bool = True,
     transposed: bool = False,
 ) -> KernelMap:
-    """The map of a layer on a tensor's voxels, built once and kept with them.
+    """The map of a layer on a tensor's voxels, built once and cached with them.
 
     Args:
-        tensor: whose voxels are the input.
-        kernel_size: one number for all axes, or one for each; also even, uneven, 1.
+        tensor: its voxels are the input.
+        kernel_size: one number for all axes, or one for each; any sizes, also even ones.
         stride: 1 in a submanifold layer.
         padding: as in torch; a submanifold kernel is centred whatever it is.
-        dilation: distance of neighbouring kernel places.
+        dilation: distance of neighbouring kernel positions.
         submanifold: whether the outputs are the inputs; else every voxel that a pair reaches.
-        transposed: whether the layer is that of torch's transposed convolution.
+        transposed: whether the map is that of torch's transposed convolution.
 
-    Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches a voxel.
+    Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches per voxel.
     """
     mode = mode_of(submanifold, transposed)
     shape = geometry(tensor.dim, kernel_size, stride, padding, dilation, mode=mode)
@@ -214,9 +196,10 @@ def kernel_map(
 
 
 def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """The channels of tensors on the same voxels side by side, (N, ΣC)."""
-    first = _first(tensors, "cat")
-    for other in tensors[1:]:
+    """The channels of tensors on the same voxels, concatenated to (N, ΣC)."""
+    _check_listed(tensors, "cat")
+    first, *others = tensors
+    for other in others:
         _check_same(first, other, "cat", "Put them on the same voxels first, with union.")
     return first.replace(torch.cat([t.feats for t in tensors], 1))
 
@@ -224,10 +207,10 @@ def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
 def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
     """z[v] = Σ of the features of v in all tensors, on every voxel that one of them has.
 
-    The voxels stand in ascending order; the box and the batch are the largest that occur.  Sums
-    run over the tensors as they are listed, in float32 or wider, and are rounded once.
+    The voxels are in ascending order; box and batch size are the largest of the tensors'.  Sums run
+    in the order of the list, in float32 or wider, and are rounded once.
     """
-    first = _alike(tensors, "union", "tensors", "Resample one of them first.")
+    first = _check_alike(tensors, "union", "tensors", "Resample one of them first.")
     for tensor in tensors:
         _check_distinct(tensor)
     rows, place = torch.unique(torch.cat([t.C for t in tensors]), dim=0, return_inverse=True)
@@ -241,47 +224,50 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
 
 
 def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
-    """Samples one behind the other: the batch numbers of each count on from those before it.
+    """Samples concatenated to a batch: batch numbers continue from one tensor to the next.
 
-    The box is given if every sample's is: the largest of them.
+    The box is the largest of the samples' boxes if each was given one.
     """
-    first = _alike(samples, "sparse_collate", "samples", "Collate them apart.")
+    first = _check_alike(samples, "sparse_collate", "samples", "Collate them apart.")
     rows, start = [], 0
     for sample in samples:
-        shift = torch.zeros(1 + sample.dim, dtype=torch.int32, device=sample.device)
-        shift[0] = start
-        rows.append(sample.C + shift)
+        rows.append(sample.C.clone())
+        rows[-1][:, 0] += start
         start += sample.batch_size
     feats = torch.cat([s.feats for s in samples])
     return SparseTensor(feats, torch.cat(rows), _largest_box(samples), start, first.stride)
 
 
 def _largest_box(tensors: Sequence[SparseTensor]) -> list[int] | None:
-    """The box that holds all that were given; None where one was not."""
+    """The box that contains all given boxes; None where one was not given."""
     shapes = [t.coordinates.given_shape for t in tensors]
     given = [shape for shape in shapes if shape is not None]
     return [max(n) for n in zip(*given, strict=True)] if len(given) == len(shapes) else None
 
 
-def _first(tensors: Sequence[SparseTensor], name: str) -> SparseTensor:
+def _check_listed(tensors: Sequence[SparseTensor], name: str) -> None:
     listed = isinstance(tensors, (list, tuple))
-    kinds = [type(t).__name__ for t in tensors if not isinstance(t, SparseTensor)] if listed else []
-    if kinds or not listed:
-        given = f"list with a {kinds[0]} in it" if kinds else type(tensors).__name__
+    others = (
+        [type(t).__name__ for t in tensors if not isinstance(t, SparseTensor)] if listed else []
+    )
+    if others or not listed:
+        given = f"list with a {others[0]} in it" if others else type(tensors).__name__
         raise DTypeError(
             f"{name} was given a {given}: it takes a list of "
             "torchweft.voxels.SparseTensor. Pass [a, b]."
         )
     if not tensors:
         raise ShapeError(f"{name} was given no tensor: it needs at least one. Pass a list of them.")
-    return tensors[0]
 
 
-def _alike(tensors: Sequence[SparseTensor], name: str, called: str, remedy: str) -> SparseTensor:
-    """The first of tensors whose rows can stand in one."""
-    first = _first(tensors, name)
+def _check_alike(
+    tensors: Sequence[SparseTensor], name: str, called: str, remedy: str
+) -> SparseTensor:
+    """The first tensor; raises unless all have its device, axes, stride and channels."""
+    _check_listed(tensors, name)
+    first, *others = tensors
     a = first.dim, first.stride, first.feats.shape[1]
-    for other in tensors[1:]:
+    for other in others:
         if first.device != other.device:
             raise DeviceError(
                 f"{name} was given {called} on {first.device} and {other.device}: all must be on "
@@ -323,7 +309,7 @@ def _check_same(a: SparseTensor, b: object, name: str, remedy: str) -> None:
 
 
 def _check_distinct(tensor: SparseTensor) -> None:
-    """Raise if a voxel occurs twice; while compiling nobody can know."""
+    """Raise if a voxel occurs twice, which is unknown while compiling."""
     if not compiling():
         tensor.coordinates.valid(tensor.coordinates.unchecked)
 

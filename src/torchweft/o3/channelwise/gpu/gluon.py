@@ -1,21 +1,21 @@
-"""Kernels spelled for Gluon, with the layouts that Triton would search for.
+"""Kernels in Gluon, with the layouts that Triton would search for.
 
-For each load and store Triton 3.6 looks at all that is connected with it: in a kernel of a thousand
-lines this is nineteen of twenty seconds.  All tensors of our kernels have one layout, so there is
-nothing to search: channels in their order, and where a program has a tile of edges, each warp has
-one of them.  The machine code is the same.
+For each load and store Triton 3.6 examines all values connected with it: in a kernel of a thousand
+lines this takes nineteen of twenty seconds.  All tensors of these kernels have one layout, so there
+is nothing to search: channels in their order, and where a program has a tile of edges, one edge for
+each warp.  The machine code is the same.
 """
 
 from __future__ import annotations
 
 import re
 
-from torchweft.o3.channelwise.gpu.kernel_spec import Job, Tiling
-from torchweft.o3.channelwise.gpu.source import source
+from torchweft.o3.channelwise.gpu.kernel_spec import RowKernelSpec, RowTiling
+from torchweft.o3.channelwise.gpu.source import triton_source
 
-__all__ = ["in_gluon", "printed"]
+__all__ = ["in_gluon", "kernel_source"]
 
-HEAD = """\
+GLUON_HEAD = """\
 from triton.experimental import gluon
 from triton.experimental.gluon import language as tl
 
@@ -47,9 +47,9 @@ def fetched(address):
 
 @gluon.jit("""
 
-BEGIN = "    pid = tl.program_id(0)\n"
+FIRST_LINE = "    pid = tl.program_id(0)\n"
 
-PHRASES = (
+GLUON_PHRASES = (
     (r"tl\.arange\(0, BLOCK\)\[", "tl.arange(0, BLOCK, tl.SliceLayout(0, LAYOUT))["),
     (r"tl\.arange\(0, EDGES\)\[", "tl.arange(0, EDGES, tl.SliceLayout(1, LAYOUT))["),
     (r"tl\.arange\(0, BLOCK\)", "tl.arange(0, BLOCK, LAYOUT)"),
@@ -59,24 +59,25 @@ PHRASES = (
     (r"tl\.range\((.*), num_stages=STAGES\)", r"range(\1)"),
     (r"tl\.range\(", "range("),
     (r"(tl\.sum\(tl\.reshape\(.*?\), \d\))", r"tl.convert_layout(\1, LANES)"),
-    (r"\A.*?@triton\.jit\(", HEAD),
+    (r"\A.*?@triton\.jit\(", GLUON_HEAD),
 )
-"""What Gluon says in another way; what is forgotten here does not compile."""
+"""Patterns of Triton and their form in Gluon; what is missing here does not compile."""
 
 
-def printed(job: Job, gluon: bool, asked: str = "edges") -> str:
-    """The module text of a job's kernel, in Gluon where that is there and serves the job.
+def kernel_source(spec: RowKernelSpec, gluon: bool, prefetched: str = "edges") -> str:
+    """The module text of a kernel, with prefetches in Gluon where that is available and serves it.
 
-    Only there can it ask for rows ahead.
+    In Gluon each warp must have channels of one edge, and loads are not pipelined.
     """
-    served = gluon and _served(job.tiling)
-    text = source(job, asked if served else "")
-    return in_gluon(text, job.tiling) if served else text
+    _, edges, warps, stages = spec.tiling
+    if not gluon or stages != 1 or edges not in (1, warps):
+        return triton_source(spec)
+    return in_gluon(triton_source(spec, prefetched), spec.tiling)
 
 
-def in_gluon(text: str, tiling: Tiling) -> str:
+def in_gluon(text: str, tiling: RowTiling) -> str:
     """A kernel's text with layouts."""
-    for pattern, phrase in PHRASES:
+    for pattern, phrase in GLUON_PHRASES:
         text = re.sub(pattern, phrase, text, flags=re.DOTALL if pattern[:2] == r"\A" else 0)
     block, edges, warps, _ = tiling
     layout, lanes = f"[{block // (32 * warps)}], [32], [{warps}], [0]", "[1], [32], [1], [0]"
@@ -87,9 +88,4 @@ def in_gluon(text: str, tiling: Tiling) -> str:
         f"    LAYOUT: tl.constexpr = tl.BlockedLayout({layout})\n"
         f"    LANES: tl.constexpr = tl.BlockedLayout({lanes})\n"
     )
-    return text.replace(BEGIN, layouts + BEGIN, 1)
-
-
-def _served(tiling: Tiling) -> bool:
-    """A warp has channels of one edge, and no copies run ahead, which Gluon would not make."""
-    return tiling.stages == 1 and tiling.edges in (1, tiling.warps)
+    return text.replace(FIRST_LINE, layouts + FIRST_LINE, 1)

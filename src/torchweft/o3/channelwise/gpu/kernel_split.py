@@ -1,84 +1,73 @@
-"""How a call is divided into kernels, and where each of them puts its results.
+"""Split of a call into kernels, and where each stores its results.
 
-A kernel is one product (number of channels), one group of its blocks of z, and one order of the
-edges: by the row of z, or by that of x.  What several kernels or programs add to is stored in parts
-side by side, and folded: no result is read to be written.
+A kernel computes one product (number of channels), one group of its blocks of z, in one order of
+the edges: by row of z, or by row of x.  What several kernels or programs add to is stored in parts
+side by side and added up after: no kernel reads a result in order to write it.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torchweft.o3.channelwise.calls import Call
-from torchweft.o3.channelwise.gpu import tilings
-from torchweft.o3.channelwise.gpu.borrowed_columns import lend
-from torchweft.o3.channelwise.gpu.kernel_spec import Job, Spread, Target, Tiling
-from torchweft.o3.channelwise.gpu.tilings import WARP
+from torchweft.o3.channelwise.gpu.kernel_spec import (
+    WARP,
+    ResultTarget,
+    RowKernelSpec,
+    RowTiling,
+    ScatteredBlock,
+    choose_tiling,
+    path_groups,
+)
 from torchweft.o3.channelwise.structure import Block, Structure
 
-__all__ = ["Division", "Facts", "Loan", "Output", "divide"]
+__all__ = [
+    "ColumnLoan",
+    "ColumnRoom",
+    "GraphFacts",
+    "KernelSplit",
+    "ResultStorage",
+    "lend_columns",
+    "split_call",
+]
 
 
-class Facts(NamedTuple):
-    """What kernels must know of tables and tensors.
+class GraphFacts(NamedTuple):
+    """What kernels depend on of tables and tensors."""
 
-    Args:
-        indexed: slots, of x and z, whose rows edges name by tables.
-        ordered: those by which edges are sorted into another order than that of their numbers.
-        pieces: those whose long rows are cut.
-        shared: whether w has one row.
-        wide: whether numbers are float64.
-        runs: whether there are runs of edges.
-        lends: whether what kernels store of edges may lie in the gradient of weights.
-    """
-
-    indexed: str
-    ordered: str
-    pieces: str
-    shared: bool
-    wide: bool
-    runs: bool = False
-    lends: bool = False
+    indexed: str  # slots, of x and z, whose row each edge reads from a table
+    ordered: str  # slots whose lists hold edge numbers, since edges are not sorted by them
+    pieces: str  # slots whose long rows are cut
+    shared: bool  # whether w has one row
+    wide: bool  # whether numbers are float64
+    runs: bool = False  # whether there are runs of edges
+    lends: bool = False  # whether partial sums of edges may lie in the gradient of weights
 
 
-class Loan(NamedTuple):
-    """Parts of edges in columns that later kernels write, or in memory of their own.
+class ColumnLoan(NamedTuple):
+    """Partial sums of edges in columns that later kernels write, or in scratch memory."""
 
-    Args:
-        number: the result that they add to.
-        jobs: how many kernels have run when they are there.
-        host: the gradient of weights that they lie in; None: memory of their own.
-        width: numbers in a row of it.
-        columns: those of the result that they add to.
-        places: where in a row each of them lies.
-    """
-
-    number: int
-    jobs: int
-    host: int | None
-    width: int
-    columns: tuple[int, ...]
-    places: tuple[int, ...]
+    result: int  # the result that they add to
+    host: int | None  # the gradient of weights that they lie in; None: scratch memory
+    width: int  # numbers in a row of the host
+    columns: tuple[int, ...]  # columns of the result that they add to
+    places: tuple[int, ...]  # their columns in the host
 
 
-class Output(NamedTuple):
-    """Where a result is stored before it is done.
+class ResultStorage(NamedTuple):
+    """Where a result is stored before it is complete.
 
-    Args:
-        rows: "final", or what its parts are rows of: "edges" of x or z, "pieces", "runs", "lanes";
-            "lent": there are loans.
-        width: numbers in a row of parts.
-        places: (count, width of the result) which parts add to each column, None: the same column.
-        covered: whether every column is written where rows are final and places are None.
+    Rows are "final", or those of "edges" of x or z, "pieces", "runs" or "lanes"; "lent": in loans.
+    places (count, width of the result) are the parts that add to each column, None: the same one.
     """
 
     rows: str
-    width: int
+    width: int  # numbers in a row of parts
     places: tuple[tuple[int, ...], ...] | None
-    covered: bool
+    covered: bool  # whether every column is written where rows are final and places are None
 
     @property
     def direct(self) -> bool:
@@ -86,163 +75,114 @@ class Output(NamedTuple):
         return self.rows == "final" and self.places is None
 
 
-class Division(NamedTuple):
+class KernelSplit(NamedTuple):
     """The kernels of a call.
 
     Args:
-        jobs: each with the numbers of its results in the call.
-        outputs: of each result of the call; None: it is zero.
-        near: results whose parts are those of one round of edges.
-        host: the gradient of weights that has room for them; None: edges are taken at once.
-        loans: parts of edges that lie in columns of it which later kernels write.
+        kernels: each with the numbers of its results in the call, and its loan.
+        outputs: storage of each result of the call; None: the result is zero.
     """
 
-    jobs: tuple[tuple[Job, tuple[int, ...]], ...]
-    outputs: tuple[Output | None, ...]
-    near: tuple[int, ...]
-    host: int | None
-    loans: tuple[Loan, ...] = ()
+    kernels: tuple[tuple[RowKernelSpec, tuple[int, ...], ColumnLoan | None], ...]
+    outputs: tuple[ResultStorage | None, ...]
 
 
 class _Draft(NamedTuple):
     """A kernel whose results have no place yet."""
 
-    job: Job
+    spec: RowKernelSpec
     numbers: tuple[int, ...]
 
-    def blocks(self, number: int) -> Iterator[tuple[int, Block]]:
+    def blocks(self, number: int) -> list[tuple[int, Block]]:
         """The blocks of a result that it adds to."""
         if number not in self.numbers:
-            return iter(())
-        slot = self.job.call.results[self.numbers.index(number)].slot
-        reached = sorted({getattr(self.job.product.paths[p], slot) for p in self.job.paths})
-        return ((k, self.job.product.blocks(slot)[k]) for k in reached)
+            return []
+        product, slot = self.spec.product, self.slot(number)
+        reached = sorted({getattr(product.paths[p], slot) for p in self.spec.paths})
+        return [(k, product.blocks(slot)[k]) for k in reached]
 
-    def parts(self, number: int) -> Iterator[list[int]]:
+    def slot(self, number: int) -> str:
+        """The slot of a result."""
+        return self.spec.call.results[self.numbers.index(number)].slot
+
+    def components(self, number: int) -> Iterator[list[int]]:
         """The columns of every component that it adds to, in the order of `blocks`."""
-        channels = self.job.product.channels
         for _, block in self.blocks(number):
-            columns = list(_columns(block, channels))
+            columns = _columns(block, self.spec.product.channels)
             each = len(columns) // block.components
             yield from (columns[c : c + each] for c in range(0, len(columns), each))
 
+    def target(
+        self, number: int, width: int, blocks: Mapping[int, Block | ScatteredBlock], part: int = 0
+    ) -> ResultTarget:
+        """The target of a result whose blocks lie here."""
+        count = len(self.spec.product.blocks(self.slot(number)))
+        return ResultTarget(width, tuple(map(blocks.get, range(count))), part)
+
+
+_Targets = dict[tuple[int, int], ResultTarget]
+"""Targets by number of the draft and of the result."""
+
 
 @functools.lru_cache(maxsize=1024)
-def divide(structure: Structure, call: Call, facts: Facts) -> Division:
+def split_call(structure: Structure, call: Call, facts: GraphFacts) -> KernelSplit:
     """The kernels of a call."""
     drafts = list(_drafts(structure, call, facts))
-    outputs: list[Output | None] = []
-    targets: dict[tuple[int, int], Target] = {}
+    outputs: list[ResultStorage | None] = []
+    targets: _Targets = {}
     for number, result in enumerate(call.results):
-        mine = [(i, draft) for i, draft in enumerate(drafts) if number in draft.numbers]
+        mine = {i: draft for i, draft in enumerate(drafts) if number in draft.numbers}
         if not mine:
             outputs.append(None)
             continue
-        rows = _rows(result.slot, mine[0][1].job, facts)
+        rows = _stored_rows(result.slot, next(iter(mine.values())).spec, facts)
         output, found = _placed(number, structure.width(result.slot), rows, mine)
         outputs.append(output)
-        targets |= {(i, number): target for i, target in found.items()}
-    lending = _lending(call, drafts, outputs) if facts.lends else None
-    near, host = _in_rounds(call, drafts, outputs) if lending is None else ((), None)
-    targets |= {key: t._replace(near=True) for key, t in targets.items() if key[1] in near}
-    order, loans, lent = lending or _Lending(tuple(range(len(drafts))), (), {})
-    for loan in loans:
-        outputs[loan.number] = Output("lent", loan.width, None, True)
-    jobs = []
-    for i in order:
-        job, numbers = drafts[i]
-        stored = tuple((targets | lent)[i, n] for n in numbers)
-        jobs.append((job._replace(targets=stored), numbers))
-    return Division(tuple(jobs), tuple(outputs), near, host, loans)
+        targets |= found
+    order: list[tuple[int, ColumnLoan | None]] = [(i, None) for i in range(len(drafts))]
+    if facts.lends:
+        order = _lend(call, drafts, outputs, targets) or order
+    kernels = []
+    for i, loan in order:
+        spec, numbers = drafts[i]
+        stored = tuple(targets[i, n] for n in numbers)
+        kernels.append((spec._replace(targets=stored), numbers, loan))
+    return KernelSplit(tuple(kernels), tuple(outputs))
 
 
-def _in_rounds(
-    call: Call, drafts: list[_Draft], outputs: list[Output | None]
-) -> tuple[tuple[int, ...], int | None]:
-    """The results whose parts are those of a round, and the gradient that has room for them."""
-    there = [(n, output) for n, output in enumerate(outputs) if output is not None]
-    near = tuple(n for n, output in there if output.rows == "edges" and output.places is None)
-    whole = (n for n, output in there if output.direct and output.covered)
-    host = next((n for n in whole if call.results[n].slot == "w"), None)
-    if host is None or not near or not all(draft.job.in_turn for draft in drafts):
-        return (), None
-    return near, host
-
-
-class _Lending(NamedTuple):
-    """The order of kernels, their loans, and where each then stores its parts of a result."""
-
-    order: tuple[int, ...]
-    loans: tuple[Loan, ...]
-    targets: dict[tuple[int, int], Target]
-
-
-def _lending(call: Call, drafts: list[_Draft], outputs: list[Output | None]) -> _Lending | None:
-    """Loans of all results that wait in parts of edges; None: no kernel finds room."""
-    whole = {n: o for n, o in enumerate(outputs) if o and o.places is None and o.covered}
-    borrowers = [n for n, output in whole.items() if output.rows == "edges"]
-    hosts = [n for n, o in whole.items() if o.rows == "final" and call.results[n].slot == "w"]
-    blocks = [b for n in borrowers for draft in drafts for _, b in draft.blocks(n)]
-    if not hosts or not borrowers or not all(block.channel_step for block in blocks):
-        return None
-    sizes = [
-        [draft.job.product.channels for n in borrowers for _ in draft.parts(n)] for draft in drafts
-    ]
-    rooms = lend(sizes, [itertools.chain(*draft.parts(hosts[0])) for draft in drafts])
-    if not any(room.lent for room in rooms):
-        return None
-    own = sum(sum(sizes[room.kernel]) for room in rooms if not room.lent)
-    loans, targets = list[Loan](), dict[tuple[int, int], Target]()
-    for jobs, (i, begins, lent) in enumerate(rooms, 1):
-        draft, left = drafts[i], iter(begins)
-        host, width = (hosts[0], whole[hosts[0]].width) if lent else (None, own)
-        for n in borrowers:
-            spread = {
-                k: Spread(tuple(itertools.islice(left, block.components)))
-                for k, block in draft.blocks(n)
-            }
-            if spread:
-                targets[i, n] = _target(width, spread, draft.job, n, draft)
-                columns = tuple(itertools.chain(*draft.parts(n)))
-                channels = range(draft.job.product.channels)
-                places = (b + u for s in spread.values() for b in s.begins for u in channels)
-                loans.append(Loan(n, jobs, host, width, columns, tuple(places)))
-    return _Lending(tuple(room.kernel for room in rooms), tuple(loans), targets)
-
-
-def _drafts(structure: Structure, call: Call, facts: Facts) -> Iterator[_Draft]:
+def _drafts(structure: Structure, call: Call, facts: GraphFacts) -> Iterator[_Draft]:
+    widths = tuple(structure.width(slot) for slot in call.slots)
     for owner, numbers, runs in _owners(structure, call, facts):
         part = Call(call.slots, tuple(call.results[n] for n in numbers))
-        widths = tuple(structure.width(slot) for slot in call.slots)
-        other = "x" if owner == "z" else "z"
         for product in structure.products:
             if not product.channels:
                 continue
-            for paths in tilings.groups(product, part, owner, facts.wide):
-                job = Job(
+            for paths in path_groups(product, part, owner, facts.wide):
+                spec = RowKernelSpec(
                     product,
                     paths,
                     part,
-                    (),
-                    owner,
-                    widths,
-                    owner in facts.indexed,
-                    owner in facts.pieces,
-                    owner in facts.ordered or runs,
-                    other in facts.indexed,
-                    facts.shared,
-                    facts.wide,
-                    runs,
-                    Tiling(1),
+                    targets=(),
+                    owner=owner,
+                    widths=widths,
+                    segmented=owner in facts.indexed,
+                    pieces=False,
+                    ordered=owner in facts.ordered or runs,
+                    indexed=("x" if owner == "z" else "z") in facts.indexed,
+                    shared=facts.shared,
+                    wide=facts.wide,
+                    runs=runs,
+                    tiling=RowTiling(1),
                 )
-                job = job._replace(pieces=job.pieces and not (job.divisible or runs))
-                yield _Draft(job._replace(tiling=tilings.choose(job)), numbers)
+                pieces = owner in facts.pieces and not (spec.divisible or runs)
+                spec = spec._replace(pieces=pieces)
+                yield _Draft(spec._replace(tiling=choose_tiling(spec)), numbers)
 
 
 def _owners(
-    structure: Structure, call: Call, facts: Facts
+    structure: Structure, call: Call, facts: GraphFacts
 ) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """The order of edges in which each result is computed, and whether in runs."""
+    """The slot by whose rows each result is computed, and whether in runs."""
     there = [n for n, result in enumerate(call.results) if result.terms]
     of_x = [n for n in there if call.results[n].slot == "x"]
     rest = [n for n in there if n not in of_x]
@@ -257,10 +197,10 @@ def _owners(
         yield "z", tuple(rest), False
 
 
-def _in_runs(structure: Structure, call: Call, facts: Facts) -> bool:
+def _in_runs(structure: Structure, call: Call, facts: GraphFacts) -> bool:
     """Whether warps can take runs: only x is summed over edges, and all threads have channels.
 
-    In float64 there are no registers left, and beside long weights x takes little of the time.
+    In float64 there are no registers left, and with long weights x takes little of the time.
     """
     wide = facts.wide or 2 * structure.width("x") < structure.width("w")
     sums = any(r.slot == "z" for r in call.results if r.terms) or facts.shared
@@ -268,98 +208,180 @@ def _in_runs(structure: Structure, call: Call, facts: Facts) -> bool:
     return facts.runs and whole and not (sums or wide)
 
 
-GRADIENT_OF_X = "fewer bytes"
-""""fewer bytes", "by source" or "by scratch": how results of x are computed on a graph.
+def _by_source(structure: Structure, call: Call, with_others: bool, facts: GraphFacts) -> bool:
+    """Whether results of x have a kernel of their own, which then moves fewer bytes.
 
-By source: a kernel of their own takes the edges by their row of x and reads rows of z and w again.
-By scratch: the kernel that takes the edges by their row of z stores a row for each, summed by x.
-"""
-
-
-def _by_source(structure: Structure, call: Call, beside: bool, facts: Facts) -> bool:
-    if GRADIENT_OF_X != "fewer bytes":
-        return GRADIENT_OF_X == "by source"
-    results = [r for r in call.results if r.slot == "x" and r.terms]
-    used = {t for r in results for term in r.terms for t in term}
+    That kernel takes edges by row of x and reads rows of z and w again.  Otherwise the kernel that
+    takes edges by row of z stores a row of x for each edge, and these rows are added up.
+    """
+    results = [result for result in call.results if result.slot == "x" and result.terms]
+    used = {t for result in results for term in result.terms for t in term}
     again = [t for t in used if call.slots[t] == "z"]
-    again += [t for t in used if call.slots[t] == "w" and beside and not facts.shared]
-    return sum(structure.width(call.slots[t]) for t in again) < 2 * len(results) * structure.width(
-        "x"
-    )
+    again += [t for t in used if call.slots[t] == "w" and with_others and not facts.shared]
+    read = sum(structure.width(call.slots[t]) for t in again)
+    return read < 2 * len(results) * structure.width("x")
 
 
-def _rows(slot: str, job: Job, facts: Facts) -> str:
-    """What a result's parts are rows of."""
-    if slot == job.owner and job.runs:
+def _stored_rows(slot: str, spec: RowKernelSpec, facts: GraphFacts) -> str:
+    """What the stored rows of a result are rows of."""
+    if slot == spec.owner and spec.runs:
         return "runs"
-    if slot == job.owner:
-        return "pieces" if job.pieces else "final"
+    if slot == spec.owner:
+        return "pieces" if spec.pieces else "final"
     if slot == "w":
         return "lanes" if facts.shared else "final"
-    return "edges" if slot in "xz" and job.indexed else "final"
+    return "edges" if slot in "xz" and spec.indexed else "final"
 
 
 def _placed(
-    number: int, width: int, rows: str, drafts: list[tuple[int, _Draft]]
-) -> tuple[Output, dict[int, Target]]:
+    number: int, width: int, rows: str, drafts: Mapping[int, _Draft]
+) -> tuple[ResultStorage, _Targets]:
     """Where a result is stored, and the target of each kernel."""
-    parts = [(i, k, block, draft.job) for i, draft in drafts for k, block in draft.blocks(number)]
-    reached = [c for *_, block, job in parts for c in _columns(block, job.product.channels)]
-    whole = all(block.channel_step or job.channel_blocks == 1 for *_, block, job in parts)
+    own = {i: draft.blocks(number) for i, draft in drafts.items()}
+    reached = [c for i in own for columns in drafts[i].components(number) for c in columns]
+    whole = all(
+        block.channel_step or drafts[i].spec.channel_blocks == 1
+        for i, blocks in own.items()
+        for _, block in blocks
+    )
     covered = len(set(reached)) == width
     if whole and len(set(reached)) == len(reached) and (covered or rows == "final"):
-        same = {i: {k: b for j, k, b, _ in parts if j == i} for i, _ in drafts}
-        found = {i: _target(width, same[i], draft.job, number, draft) for i, draft in drafts}
-        return Output(rows, width, None, covered), found
-    return _apart(number, width, rows, drafts)
+        found = {(i, number): d.target(number, width, dict(own[i])) for i, d in drafts.items()}
+        return ResultStorage(rows, width, None, covered), found
+    return _side_by_side(number, width, rows, drafts)
 
 
-def _apart(
-    number: int, width: int, rows: str, drafts: list[tuple[int, _Draft]]
-) -> tuple[Output, dict[int, Target]]:
+def _side_by_side(
+    number: int, width: int, rows: str, drafts: Mapping[int, _Draft]
+) -> tuple[ResultStorage, _Targets]:
     """Parts side by side, and the columns that each column of the result is the sum of."""
     places: list[list[int]] = [[] for _ in range(width)]
-    found: dict[int, Target] = {}
+    found: _Targets = {}
     begin = 0
-    for i, draft in drafts:
-        channels, blocks = draft.job.product.channels, dict[int, Block]()
-        mine = list(draft.blocks(number))
+    for i, draft in drafts.items():
+        channels, blocks = draft.spec.product.channels, dict[int, Block]()
+        mine = draft.blocks(number)
         shared = [(k, block) for k, block in mine if not block.channel_step]
         part = sum(block.components for _, block in shared)
         for k, block in shared:
             blocks[k] = Block(begin, block.degree, 1, 0)
             for c in range(block.components):
-                columns = range(begin + c, begin + c + part * draft.job.channel_blocks, part)
+                columns = range(begin + c, begin + c + part * draft.spec.channel_blocks, part)
                 places[block.offset + c * block.step] += columns
             begin += block.components
-        begin += part * (draft.job.channel_blocks - 1)
+        begin += part * (draft.spec.channel_blocks - 1)
         for k, block in mine:
             if block.channel_step:
                 blocks[k] = Block(begin, block.degree, channels, 1)
                 for at, column in enumerate(_columns(block, channels)):
                     places[column].append(begin + at)
                 begin += channels * block.components
-        found[i] = _target(0, blocks, draft.job, number, draft, part)
-    found = {i: target._replace(width=begin) for i, target in found.items()}
-    count = max(map(len, places))
-    table = tuple(tuple(p[k] if k < len(p) else -1 for p in places) for k in range(count))
-    return Output(rows, begin, table, False), found
+        found[i, number] = draft.target(number, 0, blocks, part)
+    found = {key: target._replace(width=begin) for key, target in found.items()}
+    table = tuple(itertools.zip_longest(*places, fillvalue=-1))
+    return ResultStorage(rows, begin, table, False), found
 
 
-def _target(
-    width: int,
-    blocks: Mapping[int, Block | Spread],
-    job: Job,
-    number: int,
-    draft: _Draft,
-    part: int = 0,
-) -> Target:
-    slot = job.call.results[draft.numbers.index(number)].slot
-    return Target(width, tuple(map(blocks.get, range(len(job.product.blocks(slot))))), part)
+def _columns(block: Block, channels: int) -> list[int]:
+    """The column of every channel of every component; of shared components, one each."""
+    return [
+        block.offset + c * block.step + u * block.channel_step
+        for c in range(block.components)
+        for u in range(channels if block.channel_step else 1)
+    ]
 
 
-def _columns(block: Block, channels: int) -> Iterable[int]:
-    """The place of every channel of every component; of what channels share, of every component."""
-    for c in range(block.components):
-        for u in range(channels if block.channel_step else 1):
-            yield block.offset + c * block.step + u * block.channel_step
+# loans
+#
+# A row of x for each edge waits in memory until it is added up.  Where several kernels share the
+# paths, each writes columns of its own in the gradient of weights: until the last kernel has run,
+# some of them are free and hold such rows.
+
+
+class ColumnRoom(NamedTuple):
+    """Where the parts of a kernel lie."""
+
+    kernel: int  # its number
+    begins: tuple[int, ...]  # first column of each part
+    lent: bool  # whether they are columns of the gradient of weights, not of scratch memory
+
+
+def lend_columns(
+    wanted: Sequence[Sequence[int]], given: Sequence[Iterable[int]]
+) -> list[ColumnRoom]:
+    """The rooms of kernels in the order in which they run, those in scratch memory last.
+
+    Args:
+        wanted: for each kernel, the number of adjacent columns of each of its parts.
+        given: for each, the columns that it writes.
+    """
+    columns = [frozenset(own) for own in given]
+    left = list(range(len(wanted)))
+    found: list[ColumnRoom] = []
+    while left:
+        rooms = []
+        for n in left:
+            begins = _fitted(wanted[n], (c for k in left if k != n for c in columns[k]))
+            rooms += [] if begins is None else [ColumnRoom(n, begins, True)]
+        if not rooms:
+            break
+        found.append(max(rooms, key=lambda room: sum(wanted[room.kernel])))
+        left.remove(found[-1].kernel)
+    end = 0
+    for n in left:
+        *starts, end = itertools.accumulate(wanted[n], initial=end)
+        found.append(ColumnRoom(n, tuple(starts), False))
+    return found
+
+
+def _fitted(sizes: Iterable[int], free: Iterable[int]) -> tuple[int, ...] | None:
+    """Where parts begin in free columns; None: they do not all fit."""
+    rooms = []
+    for _, same in itertools.groupby(enumerate(sorted(free)), lambda item: item[1] - item[0]):
+        run = [column for _, column in same]
+        rooms.append((run[0], run[-1] + 1))
+    begins = []
+    for size in sizes:
+        at = next((i for i, (begin, end) in enumerate(rooms) if end - begin >= size), None)
+        if at is None:
+            return None
+        begin, end = rooms[at]
+        begins.append(begin)
+        rooms[at] = begin + size, end
+    return tuple(begins)
+
+
+def _lend(
+    call: Call, drafts: Sequence[_Draft], outputs: list[ResultStorage | None], targets: _Targets
+) -> list[tuple[int, ColumnLoan | None]]:
+    """The kernels in the order in which they run, each with its loan; none where none fits.
+
+    The storage and the targets of the borrowed result are changed accordingly.
+    """
+    whole = {n: o for n, o in enumerate(outputs) if o and o.places is None and o.covered}
+    hosts = [n for n, o in whole.items() if o.rows == "final" and call.results[n].slot == "w"]
+    borrowers = [n for n, output in whole.items() if output.rows == "edges"]
+    if not hosts or len(borrowers) != 1:
+        return []
+    (n,), host = borrowers, hosts[0]
+    if not all(block.channel_step for draft in drafts for _, block in draft.blocks(n)):
+        return []
+    sizes = [[len(columns) for columns in draft.components(n)] for draft in drafts]
+    rooms = lend_columns(sizes, [itertools.chain(*d.components(host)) for d in drafts])
+    if not any(room.lent for room in rooms):
+        return []
+    own = sum(sum(sizes[room.kernel]) for room in rooms if not room.lent)
+    found: list[tuple[int, ColumnLoan | None]] = []
+    for i, begins, lent in rooms:
+        draft, left = drafts[i], iter(begins)
+        width = whole[host].width if lent else own
+        blocks = {
+            k: ScatteredBlock(tuple(itertools.islice(left, block.components)))
+            for k, block in draft.blocks(n)
+        }
+        targets[i, n] = draft.target(n, width, blocks)
+        columns = tuple(itertools.chain(*draft.components(n)))
+        places = tuple(b + u for b in begins for u in range(draft.spec.product.channels))
+        found.append((i, ColumnLoan(n, host if lent else None, width, columns, places)))
+    outputs[n] = ResultStorage("lent", own, None, True)
+    return found

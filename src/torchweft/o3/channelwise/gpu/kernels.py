@@ -1,6 +1,6 @@
-"""Triton kernels that add up what several programs stored of one result, in a fixed order.
+"""Triton kernels that add up partial sums of one result, in a fixed order.
 
-And the steps by which generated kernels add up what several threads have of many sums.
+Also the steps by which generated kernels exchange sums between threads.
 
 places (COUNT, width) names the columns of a partial row that add to a column of the result, −1 for
 none; without it, column c is column c.
@@ -14,7 +14,6 @@ import triton.language as tl
 __all__ = [
     "fold_columns_kernel",
     "fold_lent_kernel",
-    "fold_round_kernel",
     "fold_rows_kernel",
     "halved",
     "of_threads",
@@ -24,7 +23,7 @@ __all__ = [
 
 @triton.jit
 def halved(a, b, thread, BIT: tl.constexpr, AXIS: tl.constexpr):
-    """Sums over the pairs of threads that differ in BIT: of a where it is 0, of b where it is 1."""
+    """Sums over pairs of threads that differ in BIT: of a where it is 0, of b where it is 1."""
     high = (thread & BIT) != 0
     return tl.where(high, b, a) + tl.gather(tl.where(high, a, b), thread ^ BIT, AXIS)
 
@@ -37,7 +36,7 @@ def threads(EDGES: tl.constexpr):
 
 @triton.jit
 def of_threads(edges):
-    """Numbers of edges as the threads that share one know them.   [EDGES, 1]"""
+    """Edge numbers in the layout of the threads that share an edge.   [EDGES, 1]"""
     return edges
 
 
@@ -83,9 +82,9 @@ def fold_rows_kernel(
 ):  # fmt: skip
     """out[m, c] = Σ_{e ∈ row m} Σ_k partial[e, places[k, c]].
 
-    Row m has the entries indptr[m] .. indptr[m+1]−1 of `entries`, or without them these very rows;
-    without indptr there is one row, of `length`.  A program owns BLOCK_C columns of one row and
-    adds BLOCK_E entries beside each other.   Bound: memory, each partial row read once.
+    Row m has the entries indptr[m] .. indptr[m+1]−1 of `entries`, or these rows themselves where
+    `entries` is None; without indptr there is one row, of `length`.  A program owns BLOCK_C columns
+    of one row and adds BLOCK_E entries at a time.   Bound: memory, each partial row read once.
     """
     blocks = tl.cdiv(width, BLOCK_C)
     pid = tl.program_id(0)
@@ -115,9 +114,9 @@ def fold_lent_kernel(
 ):  # fmt: skip
     """out[m, columns[c]] = Σ_{e ∈ row m} partial[e, places[c]] for c < count.
 
-    Row m has the entries indptr[m] .. indptr[m+1]−1 of `entries`, or without them these very rows.
-    Columns and places come VECTOR side by side, from a multiple of it on.  A program owns BLOCK_C
-    of one row and adds BLOCK_E entries beside each other.   Bound: memory, each part read once.
+    Row m has entries as in `fold_rows_kernel`.  Columns and places form contiguous groups of
+    VECTOR, each from a multiple of VECTOR on.  A program owns BLOCK_C of them in one row and adds
+    BLOCK_E entries at a time.   Bound: memory, each part read once.
     """
     blocks = tl.cdiv(count, BLOCK_C)
     pid = tl.program_id(0)
@@ -137,42 +136,3 @@ def fold_lent_kernel(
         total += tl.load(row_ptr + place, mask=(p < last) & inside, other=0.0)
     out_row = out_ptr + m.to(tl.int64) * width
     tl.store(out_row + column, tl.sum(total, 0)[None, :], mask=inside)
-
-
-@triton.jit(do_not_specialize=["begin", "end"])
-def fold_round_kernel(
-    partial_ptr, out_ptr, indptr_ptr, entries_ptr, begin, end, width,
-    BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr, SCAN: tl.constexpr,
-):  # fmt: skip
-    """out[m, c] (+)= Σ_{e ∈ row m, begin ≤ e < end} partial[e − begin, c]; begin = 0 does not add.
-
-    Row m has the entries indptr[m] .. indptr[m+1]−1, which ascend; without `entries` these very
-    rows.  A program owns BLOCK_C columns of one row, finds the entries of the round, SCAN at a
-    time, and adds BLOCK_E beside each other.   Bound: memory, each partial row read once.
-    """
-    blocks = tl.cdiv(width, BLOCK_C)
-    pid = tl.program_id(0)
-    m = pid // blocks
-    c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]  # [1, BLOCK_C]
-    first, last = tl.load(indptr_ptr + m), tl.load(indptr_ptr + m + 1)
-    if entries_ptr is None:
-        first, last = tl.maximum(first, begin), tl.minimum(last, end)
-    else:
-        before, after = first * 0, first * 0
-        for start in range(first, last, SCAN):
-            p = start + tl.arange(0, SCAN)  # [SCAN]
-            e = tl.load(entries_ptr + p, mask=p < last, other=end)
-            before += tl.sum((e < begin).to(tl.int32))
-            after += tl.sum((e < end).to(tl.int32))
-        first, last = first + before, first + after
-    if (first < last) | (begin == 0):
-        total = tl.zeros((BLOCK_E, BLOCK_C), partial_ptr.dtype.element_ty)
-        for start in range(first, last, BLOCK_E):
-            p = start + tl.arange(0, BLOCK_E)[:, None]  # [BLOCK_E, 1]
-            e = p if entries_ptr is None else tl.load(entries_ptr + p, mask=p < last, other=begin)
-            live = (p < last) & (c < width)  # [BLOCK_E, BLOCK_C]
-            row_ptr = partial_ptr + (e - begin).to(tl.int64) * width
-            total += tl.load(row_ptr + c, mask=live, other=0.0)
-        out_row = out_ptr + m.to(tl.int64) * width
-        known = tl.load(out_row + c, mask=(c < width) & (begin > 0), other=0.0)
-        tl.store(out_row + c, known + tl.sum(total, 0)[None, :], mask=c < width)

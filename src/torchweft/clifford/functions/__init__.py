@@ -1,1 +1,0 @@
-"""Public functions on multivectors: products, norms, involutions, versors, and their checks."""

@@ -1,0 +1,174 @@
+"""Versors: how they act, their inverse, and exponential and logarithm of bivectors.
+
+Built of geometric products alone, so gradients of any order exist, also at 0 and at blades.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.calls import LARGEST_DIMENSION, blades_first
+from torchweft.clifford.functions import geometric_product, grade_project, reverse
+from torchweft.core.operators.operands import same_kind
+from torchweft.errors import ShapeError
+
+__all__ = ["exp", "inverse", "log", "sandwich"]
+
+TAYLOR_TERMS = 14
+"""Terms of exp on [−½, ½]: the next is ½¹⁵/15!, below float64's round-off."""
+
+MOST_SQUARINGS = 10
+"""exp halves its argument at most so often: up to a size of 2⁹ it is exact to rounding."""
+
+ROOTS = 5
+"""Square roots before the series of log: a rotor's angle is below π/2⁵ then."""
+
+SERIES_TERMS = 8
+"""Terms of artanh: tan(π/2⁶)¹⁷ is below float64's round-off."""
+
+
+def sandwich(
+    r: Tensor, x: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+) -> Tensor:
+    """r x r̃, unnormalised.
+
+    Args:
+        r: a versor, (B, batch…, F); batch and features broadcast with x's.
+        x: multivectors, the same layout.
+        algebra: theirs.
+        blade_dim: 0, or −1 for blades last.
+        backend: None chooses.
+
+    Two geometric products; in half precision the one between is rounded.
+    """
+    left = geometric_product(r, x, algebra, blade_dim=blade_dim, backend=backend)
+    turned = reverse(r, algebra, blade_dim=blade_dim, backend=backend)
+    return geometric_product(left, turned, algebra, blade_dim=blade_dim, backend=backend)
+
+
+def inverse(
+    versor: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+) -> Tensor:
+    """v⁻¹ = ṽ / ⟨v ṽ⟩₀ of a versor, a product of vectors; infinite for a null one.
+
+    Args:
+        versor: (B, batch…, F).
+        algebra: its algebra.
+        blade_dim: 0, or −1 for blades last.
+        backend: None chooses.
+    """
+    turned = reverse(versor, algebra, blade_dim=blade_dim, backend=backend)
+    square = geometric_product(versor, turned, algebra, blade_dim=blade_dim, backend=backend)
+    return turned / square.narrow(blade_dim, 0, 1)
+
+
+def exp(
+    bivector: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+) -> Tensor:
+    """Σ_k bᵏ / k!, the rotor (or boost, or translator) that a bivector generates.
+
+    By scaling and squaring: exp(b) = exp(b/2ˢ)^(2ˢ), s by the size of each element, no branches.
+
+    Args:
+        bivector: multivectors whose other grades are ignored, (B, batch…, F).
+        algebra: theirs.
+        blade_dim: 0, or −1 for blades last.
+        backend: None chooses.
+
+    Error: about the size of b times the round-off, as a change of b by one round-off does.
+    Cost: 24 geometric products.
+    """
+    (b,) = blades_first(algebra, blade_dim, bivector=same_kind(bivector=bivector)[0])
+    b = grade_project(b, 2, algebra, backend=backend) if algebra.n >= 2 else torch.zeros_like(b)
+    size = b.detach().abs().sum(0, keepdim=True)
+    halvings = size.clamp(min=0.5).log2().ceil().add(1).clamp(0, MOST_SQUARINGS)
+    b = b * torch.exp2(-halvings)
+    result = _one_like(b)
+    for k in range(TAYLOR_TERMS, 0, -1):  # Horner
+        result = _one_like(b) + geometric_product(b, result, algebra, backend=backend) / k
+    for step in range(MOST_SQUARINGS):
+        squared = geometric_product(result, result, algebra, backend=backend)
+        result = torch.where(halvings > step, squared, result)
+    return result.movedim(0, blade_dim)
+
+
+def log(
+    rotor: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None = None
+) -> Tensor:
+    """The bivector b with exp(b) = r, for r r̃ = 1: the inverse of `exp` up to an angle of π.
+
+    By roots: log r = 2⁵ log r^(1/2⁵), then 2 artanh((r − 1)/(r + 1)).
+
+    Args:
+        rotor: (B, batch…, F), n ≤ 5; not −1, where the plane of rotation is undefined.
+        algebra: its algebra.
+        blade_dim: 0, or −1 for blades last.
+        backend: None chooses.
+
+    Cost: 34 geometric products.
+    """
+    if algebra.n > LARGEST_DIMENSION:
+        raise ShapeError(
+            f"log was asked for in {algebra}, n = {algebra.n}: it needs n ≤ {LARGEST_DIMENSION}, "
+            "where a bivector's square has a scalar and one commuting part. Use a smaller algebra."
+        )
+    (r,) = blades_first(algebra, blade_dim, rotor=same_kind(rotor=rotor)[0])
+    one = _one_like(r)
+    for _ in range(ROOTS):  # √r = (1 + r) / |1 + r|
+        size = _study_square(one + r, algebra, backend)
+        r = geometric_product(one + r, size.inverse_root(), algebra, backend=backend)
+    turned = reverse(one + r, algebra, backend=backend)
+    ratio = geometric_product(r - one, turned, algebra, backend=backend)
+    ratio = geometric_product(
+        ratio, _study_square(one + r, algebra, backend).inverse(), algebra, backend=backend
+    )
+    square = geometric_product(ratio, ratio, algebra, backend=backend)
+    series = one / (2 * SERIES_TERMS - 1)
+    for m in range(SERIES_TERMS - 1, 0, -1):
+        product = geometric_product(square, series, algebra, backend=backend)
+        series = one / (2 * m - 1) + product
+    result = geometric_product(ratio, series, algebra, backend=backend)
+    bivector = math.ldexp(2.0, ROOTS) * result
+    return grade_project(bivector, 2, algebra, backend=backend).movedim(0, blade_dim)
+
+
+class _Study(NamedTuple):
+    """s + w, w² = q a scalar: numbers that commute with the rotor they come from."""
+
+    scalar: Tensor
+    rest: Tensor
+    square: Tensor
+
+    def _combined(self, scalar: Tensor, factor: Tensor) -> Tensor:
+        return torch.cat([scalar, (factor * self.rest)[1:]])
+
+    def inverse(self) -> Tensor:
+        """1 / (s + w) = (s − w) / (s² − q)."""
+        size = self.scalar**2 - self.square
+        return self._combined(self.scalar / size, -1 / size)
+
+    def inverse_root(self) -> Tensor:
+        """1 / (a + w/2a), a² = (s + √(s² − q))/2, whose square is s + w."""
+        a = ((self.scalar + (self.scalar**2 - self.square).sqrt()) / 2).sqrt()
+        size = a**2 - self.square / (4 * a**2)
+        return self._combined(a / size, -1 / (2 * a * size))
+
+
+def _study_square(x: Tensor, algebra: Algebra, backend: str | None) -> _Study:
+    """X x̃ of an even element up to n = 5: its grades are 0 and 4."""
+    found = geometric_product(x, reverse(x, algebra, backend=backend), algebra, backend=backend)
+    kept = [4] if algebra.n >= 4 else []
+    rest = grade_project(found, kept, algebra, backend=backend)
+    square = geometric_product(rest, rest, algebra, backend=backend)[:1]
+    return _Study(found[:1], rest, square)
+
+
+def _one_like(x: Tensor) -> Tensor:
+    one = torch.zeros_like(x)
+    one[0] = 1
+    return one

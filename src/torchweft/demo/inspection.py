@@ -1,0 +1,298 @@
+"""`torchweft inspect`: what the layers of a network cost on a point cloud, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import torchweft
+from torchweft.demo import page
+from torchweft.demo.data.readers import read_points
+from torchweft.demo.layer_cost import (
+    NEAR,
+    TILES,
+    Layer,
+    descending,
+    layer_of,
+    padding_of,
+    spacing_of,
+)
+from torchweft.demo.measure import versions
+from torchweft.demo.pictures import ACCENT, GREY, INK, LAND, blocks, plain_axis, png
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.progress import track
+from torchweft.voxels import GemmGroups, SparseTensor, greedy_group, voxelize
+
+__all__ = ["inspect"]
+
+FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the voxel size
+SHOWN = 60_000  # voxels of a picture, at most
+ALIGNMENTS = (4, 64, 128)
+LETTERS = 7  # numbers are written into squares of at most so many places a side
+
+
+def inspect(file: Path, size: float | None, kernel: int, channels: int, out: Path) -> Path:
+    """Voxelize a cloud at a few sizes, write `out/index.html`, and return its path.
+
+    Args:
+        file: of points, in a format of `read_points`.
+        size: edge of a voxel; None is twice the median distance of a point to its nearest.
+        kernel: of every axis; 3 and 5 are shown beside it.
+        channels: C, in and out.
+        out: folder of the page.
+
+    Raises:
+        ShapeError, DTypeError, FileNotFoundError: what cannot be inspected.
+        NotADirectoryError: `out` cannot be made or written.
+    """
+    _check(size, kernel, channels)
+    page.make_folder(out)
+    points = read_points(file)
+    if len(points) < 2:
+        raise ShapeError(
+            f"{file} holds {len(points)} finite points: at least 2 are needed. "
+            "Pass a file with more points."
+        )
+    chosen = float(f"{2 * spacing_of(points):.2g}") if size is None else size
+    kernels = sorted({3, 5, kernel})
+    clouds = {factor * chosen: _voxels(points, factor * chosen) for factor in FACTORS}
+    cases = [(edge, k) for edge in clouds for k in kernels]
+    layers = [layer_of(clouds[edge], edge, k) for edge, k in track(cases, "layers")]
+    text = _page(file.name, len(points), clouds, layers, chosen, kernel, channels)
+    path = out / "index.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _voxels(points: Tensor, size: float) -> SparseTensor:
+    return voxelize(points, size, points[:, :1], origin=points.amin(0))[0]
+
+
+def _check(size: float | None, kernel: int, channels: int) -> None:
+    if size is not None and not 0 < size < float("inf"):
+        raise DTypeError(
+            f"--size is {size}: the edge of a voxel must be positive and finite. Pass --size 0.1, "
+            "or leave it out: it then follows from the cloud."
+        )
+    for name, value in (("--kernel", kernel), ("--channels", channels)):
+        if value < 1:
+            raise ShapeError(f"{name} is {value}: it must be at least 1. Pass {name} 3, say.")
+
+
+def _page(
+    name: str,
+    num_points: int,
+    clouds: Mapping[float, SparseTensor],
+    layers: Sequence[Layer],
+    size: float,
+    kernel: int,
+    channels: int,
+) -> str:
+    """The page as HTML; `clouds` are the voxels by their edge, `layers` those of all cases."""
+    chosen = next(layer for layer in layers if (layer.size, layer.kernel) == (size, kernel))
+    chapters = [
+        page.Chapter("The cloud", name, _cloud(num_points, clouds, chosen)),
+        page.Chapter("Sizes and kernels", "What a layer costs", _costs(layers, chosen, channels)),
+        page.Chapter("Pairs", "Which neighbours there are", _offsets(chosen)),
+        page.Chapter("Tiles", "What a GPU multiplies in vain", _tiles(layers, kernel)),
+        page.Chapter("Groups", "One product for several offsets", _groups(chosen)),
+    ]
+    facts = [
+        ("file", name),
+        ("layer", f"submanifold, kernel {kernel}³, {channels} → {channels} channels, float16"),
+        ("versions", f"torchweft {torchweft.__version__}, {versions()}"),
+    ]
+    return page.page("A cloud as voxels", _LEAD, chapters, facts)
+
+
+_LEAD = (
+    "What one needs to choose voxel sizes, kernels and algorithms: who meets whom, how much of a "
+    "GPU's work is wasted, and what a layer costs."
+)
+
+
+def _cloud(num_points: int, clouds: Mapping[float, SparseTensor], chosen: Layer) -> tuple[str, ...]:
+    numbers = [
+        (f"{num_points:,}", "points"),
+        (f"{chosen.voxels:,}", f"voxels of edge {chosen.size:g}"),
+        (f"{100 * chosen.voxels / chosen.box:.3g}%", "of their box are voxels"),
+        (f"{chosen.pairs / chosen.voxels:.2f}", f"pairs a voxel, kernel {chosen.kernel}³"),
+    ]
+    fits = [edge for edge, tensor in clouds.items() if len(tensor) <= SHOWN]
+    if not fits:
+        return (page.cards(numbers),)
+    edge = min(fits, key=lambda e: abs(e - chosen.size))
+    places = clouds[edge].C[:, 1:]
+    picture = blocks(places, {f"edge {edge:g}": _levels(places[:, 2])}, (), LAND)
+    return page.cards(numbers), page.figure(
+        picture, "Its voxels, coloured by height: green is low, white high."
+    )
+
+
+def _levels(height: Tensor) -> Tensor:
+    """(N,) which fifth of the voxels each belongs to, by height."""
+    edges = height.double().quantile(torch.linspace(0, 1, len(LAND) + 1, dtype=torch.float64)[1:-1])
+    return torch.bucketize(height.double(), edges)
+
+
+def _costs(layers: Sequence[Layer], chosen: Layer, channels: int) -> tuple[str, ...]:
+    parts = [f"{part} [MB]" for part in chosen.bytes(channels)]
+    head = ["edge, kernel", "voxels", "pairs / voxel", "GFLOP", "of dense", *parts]
+    rows = [
+        (
+            _named(layer),
+            f"{layer.voxels:,}",
+            f"{layer.pairs / layer.voxels:.2f}",
+            f"{layer.operations(channels) / 1e9:.3g}",
+            f"1 / {layer.saved(channels):,.0f}",
+            *(f"{count / 1e6:.3g}" for count in layer.bytes(channels).values()),
+        )
+        for layer in layers
+    ]
+    text = (
+        "Small voxels have few neighbours: a large kernel on them multiplies little but keeps a "
+        "large map. Where pairs a voxel approach those of the next kernel size, a coarser level "
+        "with the smaller kernel sees as far for less."
+    )
+    caption = (
+        f"A submanifold layer, {channels} → {channels} channels: operations forward and their "
+        "part of a dense layer's on the box; memory in float16. Edges are in the file's unit. "
+        "Gathered rows are what gather, multiply and scatter would store; torchweft holds no "
+        "more than "
+        "a chunk of them."
+    )
+    return page.paragraph(text), page.table(caption, head, rows, layers.index(chosen))
+
+
+def _named(layer: Layer) -> str:
+    """A name that does not wrap."""
+    return f"{layer.size:g},\N{NO-BREAK SPACE}{layer.kernel}³"
+
+
+def _offsets(chosen: Layer) -> tuple[str, ...]:
+    text = (
+        "How many of the voxels have a neighbour at each offset. Offsets that few voxels have "
+        "cost a weight and a row of the map for little: a flat kernel, say 3 × 3 × 1 beside "
+        "1 × 1 × 3, leaves them out."
+    )
+    caption = (
+        f"Voxels with a neighbour at each offset, of {chosen.voxels:,}, in percent; edge "
+        f"{chosen.size:g}, one square for each place along the third axis."
+    )
+    return page.paragraph(text), page.figure(_offsets_picture(chosen), caption)
+
+
+def _tiles(layers: Sequence[Layer], kernel: int) -> tuple[str, ...]:
+    text = (
+        "A tile of rows is multiplied at each offset that one of its rows needs. In ascending "
+        "order neighbours along one axis share a tile, their other neighbours differ; rows sorted "
+        f"by which offsets they have need fewer. torchweft's GPU kernels sort so, among "
+        f"{NEAR:,} rows "
+        "at a time. 1 is no waste."
+    )
+    cases = [(order, rows) for order in ("ascending", "by mask") for rows in TILES]
+    head = ["edge, kernel", *(f"{order}, {rows} rows" for order, rows in cases)]
+    lines = [(_named(layer), *(f"{layer.waste[case]:.2f}" for case in cases)) for layer in layers]
+    caption = "Tile waste: multiplications of the tiles over those of the pairs."
+    picture = _waste_picture([layer for layer in layers if layer.kernel == kernel])
+    return (
+        page.paragraph(text),
+        page.figure(picture, f"Tile waste with kernel {kernel}³ over the size of voxels."),
+        page.table(caption, head, lines),
+    )
+
+
+def _groups(chosen: Layer) -> tuple[str, ...]:
+    text = (
+        "Who gathers rows into a buffer and multiplies them there wants few, large products: "
+        "offsets with few pairs share one. `torchweft.voxels.greedy_group` packs them, most pairs "
+        "first, up to six to a group, and fills rows up to a multiple; `build_masks` gives the "
+        "slot of each pair."
+    )
+    found = greedy_group(descending(chosen.counts))
+    rows = [
+        (f"{alignment}", f"{count:,}", f"{share:.2%}")
+        for alignment in ALIGNMENTS
+        for count, share in [padding_of(chosen.counts, alignment)]
+    ]
+    caption = "Groups of at most six offsets, at several alignments of their rows."
+    return (
+        page.paragraph(text),
+        page.figure(
+            _groups_picture(found),
+            f"Rows of each group, edge {chosen.size:g}, kernel {chosen.kernel}³, rows in multiples "
+            "of 4; above a bar, its offsets.",
+        ),
+        page.table(caption, ["rows in multiples of", "groups", "padding"], rows),
+    )
+
+
+def _offsets_picture(layer: Layer) -> bytes:
+    """What part of the voxels has a neighbour at each offset, one square a plane."""
+    k = layer.kernel
+    share = (100 * layer.counts.double() / layer.voxels).view(k, k, k)
+    others = share.flatten().sort().values[: max(k**3 - 1, 1)]
+    most = max(float(others[-1]), 1e-9)  # itself, 100 %, would leave no colours for the others
+    figure = Figure(figsize=(9.6, 9.6 / min(max(k, 3), 6) + 0.5), layout="constrained")
+    axes: Any = figure.subplots(1, k, squeeze=False)
+    for plane, axis in enumerate(axes.flat):
+        axis.imshow(share[:, :, plane].numpy(), cmap="YlOrBr", vmin=0, vmax=most)
+        offset = plane - (k - 1) // 2
+        axis.set_title(f"third axis {offset:+d}".replace("+0", "0"), color=GREY, fontsize=10)
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
+        if k <= LETTERS:
+            _write(axis, share[:, :, plane].tolist(), most)
+    axes[0, 0].set_xlabel("second axis →", color=GREY)
+    axes[0, 0].set_ylabel("← first axis", color=GREY)
+    return png(figure)
+
+
+def _write(axis: Any, rows: list[list[float]], most: float) -> None:
+    for row, numbers in enumerate(rows):
+        for column, number in enumerate(numbers):
+            colour = "white" if number > 0.6 * most else INK
+            size = 9 if len(rows) <= 4 else 6
+            axis.text(column, row, f"{number:.3g}", ha="center", va="center", color=colour,
+                      fontsize=size)  # fmt: skip
+
+
+def _waste_picture(layers: Sequence[Layer]) -> bytes:
+    """Tile waste over the size of voxels."""
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    axis = figure.subplots()
+    sizes = [layer.size for layer in layers]
+    for order, colour in (("ascending", GREY), ("by mask", ACCENT)):
+        for rows, style in zip(TILES, ("-", (0, (4, 3))), strict=True):
+            waste = [layer.waste[order, rows] for layer in layers]
+            label = f"{order}, {rows} rows"
+            axis.plot(sizes, waste, "o", linestyle=style, color=colour, label=label, linewidth=2)
+    axis.set(xlabel="edge of a voxel [the file's unit]", ylabel="tile waste", xscale="log")
+    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=1)
+    axis.legend(frameon=False, labelcolor=GREY)
+    plain_axis(axis)
+    return png(figure)
+
+
+def _groups_picture(found: GemmGroups) -> bytes:
+    """The rows of each group's product, and what of them is padding."""
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    axis = figure.subplots()
+    places = range(len(found.groups))
+    used = [group.req for group in found.groups]
+    padding = [group.alloc - group.req for group in found.groups]
+    axis.bar(places, used, color=ACCENT, width=0.7, label="pairs")
+    axis.bar(places, padding, bottom=used, color=GREY, width=0.7, label="padding")
+    for place, group in zip(places, found.groups, strict=True):
+        axis.text(place, group.alloc, f"{len(group.members)}", color=GREY, ha="center", va="bottom")
+    axis.set(xlabel="group", ylabel="rows", xticks=places)
+    axis.legend(frameon=False, labelcolor=GREY)
+    plain_axis(axis)
+    return png(figure)

@@ -1,1 +1,0 @@
-"""What a cloud costs as voxels: numbers, plots and the page of `torchweft inspect`."""

@@ -1,1 +1,0 @@
-"""The demo's page: one HTML file with its pictures inside."""

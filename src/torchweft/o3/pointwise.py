@@ -1,0 +1,529 @@
+"""Functions of a row, each one kernel: harmonics, Bessel functions, cutoffs, and derivatives.
+
+    torchweft::o3_rows(Tensor[] tensors, str program) -> Tensor[]
+
+A function is a program, known by its key, and its derivatives of every order are programs too:
+
+harmonics  u = x s, s = 1/|x| (0 where x is 0), or u = x;  Y_l^m(u) as in layers.harmonics
+bessel     √(2/R) sin(nθ) / r = √(2/R) (π/R) u_n,  θ = π r/R,  u_n = 2 cos θ u_{n-1} - u_{n-2}
+cutoff     a³ Σ_{k<p} (k+1)(k+2)/2 (1-a)^k,  a = max(1 - r/R, 0)
+
+On the unit sphere r² is 1 and needs no derivative; at x = 0 only the first step of the ladder m = 0
+depends on it, and it alone takes r² from s.  cos θ and u_1 = sin θ / θ are functions of θ², smooth
+at 0, and so are all their derivatives.
+
+On a GPU a thread computes one channel of one row: result[row, component, c] is the component's
+expression of inputs[row, :, c], for rows of (components, channels).  Bound: memory, each number
+read and written once.  On the CPU a loop serves many rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.core import private
+from torchweft.core.backend import choose, interpreted
+from torchweft.core.cpu.loops import run
+from torchweft.core.explain import record_cost, recording
+from torchweft.core.expressions.expr import WAVES, Expr, add, apply, const, wave_series
+from torchweft.core.expressions.program import Operand, Output, Program, derive
+from torchweft.core.gpu.launcher import Kernel, Tile, current_device
+from torchweft.core.operators.call_cache import CallCache, signature
+from torchweft.core.operators.operator import compiling, unwatched
+from torchweft.core.operators.tensor_list import (
+    CachedCall,
+    Call,
+    ListOperator,
+    ProgramRule,
+    Rest,
+    Results,
+    Tensors,
+    mapped_as_rows,
+)
+from torchweft.core.printing.dialect import Dialect
+from torchweft.core.printing.kernel import Frame, load_before_use
+from torchweft.core.printing.modules import printed
+from torchweft.core.printing.schedule import schedule
+from torchweft.errors import ShapeError
+from torchweft.o3.backends import chosen_backend, refuse_backend
+
+__all__ = [
+    "MOST_HARMONICS_DEGREE",
+    "bessel_key",
+    "cached_rows",
+    "cutoff_key",
+    "first_rows",
+    "harmonics_key",
+    "harmonics_scale",
+    "ladder_factors",
+    "ladder_seed",
+    "row_kernel",
+    "row_program",
+    "row_programs",
+    "serves_rows",
+]
+
+MOST_HARMONICS_DEGREE = 6
+"""Highest degree of one program."""
+
+ROW_WARPS = 4
+"""Warps of a kernel program; a thread computes one channel of one row."""
+
+SERIES_BELOW = 4.0
+"""Arguments below which w_n is its series: the recursion above loses digits at 0."""
+
+SMALLEST_NORMAL = {"tl.float32": 1.1754943508222875e-38, "tl.float64": sys.float_info.min}
+"""The smallest normal numbers; the root of a smaller one is infinite."""
+
+LOOP_DTYPES = (torch.float32, torch.float64)
+ROW_DTYPES = (*LOOP_DTYPES, torch.bfloat16, torch.float16)
+
+LOOP_FROM_NUMBERS = 2**15
+"""Numbers of a result from which on a loop is worth the seconds of its compilation."""
+
+_INTERPRETED = interpreted()
+
+# programs
+
+
+def harmonics_key(degrees: Sequence[int], normalize: bool, normalization: str) -> str:
+    """The key of spherical harmonics."""
+    return f"harmonics {','.join(map(str, degrees))} {int(normalize)} {normalization}"
+
+
+def _harmonics(name: str, listed: str, normalize: str, normalization: str) -> Program:
+    degrees = [int(degree) for degree in listed.split(",")]
+    x = Operand("x", 3, ("row",))
+    u: Sequence[Expr] = x.leaves()
+    square = add(*(a * a for a in u))
+    if int(normalize):
+        s = apply("rsqrt", square)
+        u, square = [a * s for a in u], apply("sign", s)
+    rows = _components(max(degrees), u, square, bool(int(normalize)), normalization)
+    components = tuple(y for degree in degrees for y in rows[degree])
+    return Program(name, (x,), (Output(Operand("y", len(components), ("row",)), components),))
+
+
+def _components(
+    lmax: int, u: Sequence[Expr], square: Expr, unit: bool, normalization: str
+) -> list[list[Expr]]:
+    """Y_l^-l … Y_l^l of each degree."""
+    x, y, z = u
+    rows = [[y] * (2 * degree + 1) for degree in range(lmax + 1)]
+    cos, sin = const(1), const(0)  # of z + ix to the power m
+    for m in range(lmax + 1):
+        if m:
+            cos, sin = z * cos - x * sin, z * sin + x * cos
+        before, q = const(0), const(ladder_seed(m, normalization))
+        for degree in range(m, lmax + 1):
+            if degree > m:
+                a, b = ladder_factors(degree, m, normalization)
+                length = const(1) if unit and degree > 2 else square
+                before, q = q, const(a) * y * q - const(b) * length * before
+            rows[degree][degree - m] = q * sin
+            rows[degree][degree + m] = q * cos
+    return rows
+
+
+def ladder_seed(m: int, normalization: str) -> float:
+    """q_mm, where the ladder of m begins."""
+    root = math.sqrt((2 if m else 1) * (2 * m + 1) * math.comb(2 * m, m))
+    return math.ldexp(root, -m) * harmonics_scale(normalization, m)
+
+
+def ladder_factors(degree: int, m: int, normalization: str) -> tuple[float, float]:
+    """a_lm = √((4l²-1) / (l²-m²)) and b_lm = a_lm / a_{l-1,m}, for the scales of degrees."""
+    width, old = degree * degree - m * m, (degree - 1) ** 2 - m * m
+    here = harmonics_scale(normalization, degree)
+    a = (
+        math.sqrt((4 * degree * degree - 1) / width)
+        * here
+        / harmonics_scale(normalization, degree - 1)
+    )
+    if not old:
+        return a, 0.0
+    b = math.sqrt((2 * degree + 1) * old / ((2 * degree - 3) * width)) * here
+    return a, b / harmonics_scale(normalization, degree - 2)
+
+
+def harmonics_scale(normalization: str, degree: int) -> float:
+    """|Y_l| / √(2l+1) on the unit sphere."""
+    match normalization:
+        case "component":
+            return 1.0
+        case "norm":
+            return 1 / math.sqrt(2 * degree + 1)
+        case "integral":
+            return 1 / math.sqrt(4 * math.pi)
+    raise ShapeError(
+        f"normalization is {normalization!r}: it must be one of integral, component, norm. "
+        'Pass normalization="component".'
+    )
+
+
+def bessel_key(r_max: float, number: int) -> str:
+    """The key of the first `number` Bessel functions."""
+    return f"bessel {r_max!r} {number}"
+
+
+def cutoff_key(r_max: float, p: int) -> str:
+    """The key of a cutoff of degree p + 2."""
+    return f"cutoff {r_max!r} {p}"
+
+
+def _bessel(name: str, r_max: str, number: str) -> Program:
+    root = math.pi / float(r_max)
+    operand = Operand("r", 1, ("row",))
+    (r,) = operand.leaves()
+    square = const(root * root) * r * r
+    twice = const(2) * apply("wave0", square)
+    before, now = const(0), apply("wave1", square)
+    found = []
+    for _ in range(int(number)):
+        found.append(const(math.sqrt(2 / float(r_max)) * root) * now)
+        before, now = now, twice * now - before
+    return Program(name, (operand,), (Output(Operand("y", len(found), ("row",)), tuple(found)),))
+
+
+def _cutoff(name: str, given: str, p: str) -> Program:
+    r_max = float(given)
+    operand = Operand("r", 1, ("row",))
+    (r,) = operand.leaves()
+    a = apply("ramp", const(1 / r_max) * (const(r_max) - r))
+    t, total = const(1) - a, const(int(p) * (int(p) + 1) / 2)
+    for k in reversed(range(int(p) - 1)):
+        total = total * t + const((k + 1) * (k + 2) / 2)
+    return Program(name, (operand,), (Output(Operand("y", 1, ("row",)), (a * a * a * total,)),))
+
+
+_ROOTS: dict[str, Callable[..., Program]] = {
+    "harmonics": _harmonics,
+    "bessel": _bessel,
+    "cutoff": _cutoff,
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def row_program(name: str) -> Program:
+    """The program with a key, or derived from it."""
+
+    def root(key: str) -> Program:
+        function, *arguments = key.split(" ")
+        return _ROOTS[function](key, *arguments)
+
+    return derive(name, root)
+
+
+# kernels
+
+
+class RowKernelSpec(NamedTuple):
+    """All that the source of a kernel depends on.
+
+    Args:
+        program: what is computed.
+        channels: channels of each component.
+        frame: language, and dtype of the computation.
+    """
+
+    program: Program
+    channels: int
+    frame: Frame
+
+
+def source(spec: RowKernelSpec) -> str:
+    """Module text; the kernel is its function `rows`."""
+    frame, used = spec.frame, spec.program.used()
+    pointers = [operand.name for operand in spec.program.inputs if operand.name in used]
+    pointers += [output.operand.name for output in spec.program.outputs]
+    body = list(_body(spec))
+    waves = [
+        frame.function(f"wave{n}", ["x"], _wave(n, frame.wide))
+        for n in range(WAVES)
+        if any(f"wave{n}(" in line for line in body)
+    ]
+    parameters = [*(f"{name}_ptr" for name in pointers), "rows"]
+    kernel = frame.function("rows", parameters, body, free=["rows"])
+    return frame.module(spec.program.key, *waves, kernel)
+
+
+def _wave(n: int, wide: bool) -> Iterator[str]:
+    """w_n by its series near 0, by w_0 and w_1 away from it."""
+    yield f"away = tl.where(x < {SERIES_BELOW}, {SERIES_BELOW}, x)"
+    yield "root = tl.sqrt(away)"
+    yield "now, following = tl.cos(root), tl.sin(root) / root"
+    for k in range(n):
+        yield f"now, following = following, ({2.0 * k + 1} * following - now) / away"
+    yield f"near = tl.where(x < {SERIES_BELOW}, x, {SERIES_BELOW})"
+    *first, last = wave_series(n, 14 if wide else 8)
+    yield f"series = near * {last!r} + {first[-1]!r}"
+    for coefficient in reversed(first[:-1]):
+        yield f"series = series * near + {coefficient!r}"
+    yield f"return tl.where(x < {SERIES_BELOW}, series, now)"
+
+
+def _body(spec: RowKernelSpec) -> Iterator[str]:
+    frame = spec.frame
+    layout = f", tl.BlockedLayout([1], [32], [{ROW_WARPS}], [0])" if frame.gluon else ""
+    threads = 32 * ROW_WARPS
+    program = frame.cast("tl.program_id(0)")
+    yield f"place = {program} * {threads} + tl.arange(0, {threads}{layout})"
+    yield f"row = place // {spec.channels}"
+    yield f"c = place % {spec.channels}"
+    yield "live = row < rows"
+    used = spec.program.used()
+    loads = {
+        f"{operand.name}{n}": frame.load(at, "live")
+        for operand in spec.program.inputs
+        if operand.name in used
+        for n, at in enumerate(_addresses(operand, spec.channels))
+    }
+    plan = schedule(_varying(spec.program))
+    yield from load_before_use(plan, _dialect(frame.number), loads)
+    for result, output in zip(plan.results, spec.program.outputs, strict=True):
+        places = _addresses(output.operand, spec.channels)
+        for at, name, value in zip(places, result.names, output.components, strict=True):
+            # a stored number needs a shape, and its own dtype: alone it would be a float32
+            stored = name or f"live.to({frame.number}) * {value.data!r}"
+            yield f"tl.store({at}, {stored}, mask=live)"
+
+
+def _varying(program: Program) -> Program:
+    """The program with 0 in place of constant results, which no step computes."""
+    return program._replace(
+        outputs=tuple(
+            Output(of, tuple(const(0) if e.kind == "const" else e for e in components))
+            for of, components in program.outputs
+        )
+    )
+
+
+def _addresses(operand: Operand, channels: int) -> list[str]:
+    row = f"{operand.name}_ptr + row * {operand.size * channels} + c"
+    return [f"{row} + {n * channels}" for n in range(operand.size)]
+
+
+def _dialect(dtype: str) -> Dialect:
+    functions = {
+        "rsqrt": f'tl.rsqrt(tl.where({{0}} < {SMALLEST_NORMAL[dtype]!r}, float("inf"), {{0}}))',
+        "ramp": "tl.where({0} < 0, 0.0, {0})",
+        "step": f"tl.where({{0}} < 0, 0.0, 1.0).to({dtype})",
+        **{f"wave{n}": f"wave{n}({{0}})" for n in range(WAVES)},
+        "sign": f"tl.where({{0}} > 0, 1.0, 0.0).to({dtype})",  # of what is not negative
+    }
+    return Dialect(functions, lambda of: [], lambda name, component: [])
+
+
+@functools.lru_cache(maxsize=1024)
+def row_kernel(
+    program: Program, channels: int, dtypes: tuple[torch.dtype, ...], device: torch.device
+) -> Kernel:
+    """The kernel for tensors of some dtypes on a device; it computes in float64 if one of them is.
+
+    It holds machine code, which depends on all arguments.
+    """
+    frame = Frame(prints_gluon(), torch.float64 in dtypes)
+    text = source(RowKernelSpec(program, channels, frame))
+    return Kernel(printed("o3_rows", text, "rows"), (), (), Tile((), ROW_WARPS, 1))
+
+
+def prints_gluon() -> bool:
+    """Whether kernels are printed in Gluon; the interpreter and AMD's GPUs take Triton."""
+    return not (interpreted() or torch.version.hip)
+
+
+def row_programs(numbers: int) -> int:
+    """Number of kernel programs for a number of rows and channels."""
+    return -(-numbers // (32 * ROW_WARPS))
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel_body(
+    program: Program, dtype: torch.dtype, device: torch.device
+) -> Callable[[Tensors], Results]:
+    """The body on a GPU, for any number of rows (rows, components)."""
+    used = program.used()
+    taken = [n for n, operand in enumerate(program.inputs) if operand.name in used]
+    sizes = [output.operand.size for output in program.outputs]
+    kernel, index = row_kernel(program, 1, (dtype,), device), device.index
+
+    def body(given: Tensors) -> Results:
+        first = given[0]
+        rows = first.shape[0]
+        results = tuple([first.new_empty((rows, size)) for size in sizes])
+        tensors = (*[given[n].contiguous() for n in taken], *results)
+        if index is None or index == private.get_device():
+            kernel(row_programs(rows), tensors, (rows,))
+        else:
+            with current_device(first):
+                kernel(row_programs(rows), tensors, (rows,))
+        return results
+
+    return body
+
+
+def _loop_body(program: Program) -> Callable[[Tensors], Results]:
+    """The body on the CPU: a loop in float64, for any number of rows (rows, components).
+
+    In float32 the powers of 1/|x| in derivatives would overflow for x shorter than 1e-13.
+    """
+    sizes, printed = [output.operand.size for output in program.outputs], _varying(program)
+    numbers = [
+        (n, component, e.data)
+        for n, output in enumerate(program.outputs)
+        for component, e in enumerate(output.components)
+        if e.kind == "const" and e.data
+    ]
+
+    def body(given: Tensors) -> Results:
+        rows = given[0].shape[0]
+        results = tuple([given[0].new_empty((rows, size)) for size in sizes])
+        if rows:
+            inputs = [_components_first(t.resolve_neg()) for t in given]
+            run(printed, torch.float64, (rows, 1), inputs, [_components_first(r) for r in results])
+        for n, component, value in numbers:  # the loop stores zeros in their place
+            results[n][:, component] = value
+        return results
+
+    return body
+
+
+def _components_first(t: Tensor) -> Tensor:
+    return t.T[:, :, None]
+
+
+# the operator
+
+
+class _RowFunctionRule(ProgramRule):
+    """Results of a program and its derivatives."""
+
+    def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        results = _prepared(tensors, rest)(tensors)
+        if recording():
+            moved = sum(t.nbytes for t in (*tensors, *results))
+            record_cost(moved, row_program(rest[0]).steps() * tensors[0].shape[0])
+        return list(results)
+
+    def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        sizes = [output.operand.size for output in row_program(rest[0]).outputs]
+        return [tensors[0].new_empty(tensors[0].shape[0], size) for size in sizes]
+
+    def batch(
+        self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
+    ) -> Results:
+        return mapped_as_rows(call, size, dims, tensors, rest)
+
+
+def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
+    """The body for tensors like these, of any number of rows."""
+    like, program = tensors[0], row_program(rest[0])
+    return _loop_body(program) if _on_cpu(like) else _kernel_body(program, like.dtype, like.device)
+
+
+_rows = ListOperator("o3_rows", "str program", _RowFunctionRule(row_program))
+
+_row_calls: CallCache[CallCache[tuple[Rest, int]]] = CallCache()
+"""Cached calls by function, then by the signature of x without its rows; least numbers of x."""
+
+
+def serves_rows(x: Tensor, backend: str | None = None, size: int = 0) -> bool:
+    """Whether kernels compute a function of the rows of x; torch's own operations otherwise.
+
+    Args:
+        x: (..., components).
+        backend: the requested one.  None: kernels on a GPU, loops for many rows on the CPU, and
+            torch where a dispatch mode watches its operations.
+        size: numbers in a row of the result, if a loop may serve; else 0.
+
+    Raises:
+        BackendError: the requested backend cannot serve.
+    """
+    if backend is None:
+        return _has_kernel(x) or (size > 0 and _has_loop(x, size))
+    if backend == "torch":
+        return False
+    dtypes: tuple[torch.dtype, ...] = ROW_DTYPES
+    if chosen_backend(backend, x.device.type) == "numba":
+        dtypes = LOOP_DTYPES if size and not _INTERPRETED else ()
+    if x.dtype not in dtypes:
+        refuse_backend(backend, x.device.type, f"this function of rows, in {x.dtype}")
+    return True
+
+
+def _has_kernel(x: Tensor) -> bool:
+    """Whether a kernel serves x where no backend is requested: on a GPU."""
+    if not (x.is_cuda or _INTERPRETED) or not (compiling() or unwatched(x)):
+        return False
+    return x.dtype in ROW_DTYPES
+
+
+def _has_loop(x: Tensor, size: int) -> bool:
+    """Whether a loop serves x: of many rows, on the CPU, unless torch traces or is watched."""
+    if compiling() or not _on_cpu(x) or not unwatched(x) or x.numel() < _fewest(x, size):
+        return False
+    return x.dtype in LOOP_DTYPES and choose(None, "cpu") == "numba"
+
+
+def _on_cpu(x: Tensor) -> bool:
+    return x.is_cpu and not _INTERPRETED
+
+
+def _fewest(x: Tensor, size: int) -> int:
+    """Numbers of x from which on a loop with `size` results a row serves; 0 for kernels."""
+    return -(-LOOP_FROM_NUMBERS // size) * x.shape[-1] if _on_cpu(x) else 0
+
+
+def cached_rows(called: Hashable, x: Tensor) -> Tensor | None:
+    """The result of a cached call, which is one kernel; None if the call is not cached.
+
+    Args:
+        called: the function and its arguments except x.
+        x: (..., components).
+    """
+    # calls that no kernel ever served need one look-up
+    of_called = None if compiling() else _row_calls.get(called)
+    known = None if of_called is None else signature((x,))
+    if of_called is None or known is None:
+        return None
+    shape, *kind = known
+    found = of_called.get((shape[-1:], *kind))
+    if found is None or x.numel() < found[1]:
+        return None
+    return _by_kernel(x, found[0])
+
+
+def first_rows(called: Hashable | None, key: str, x: Tensor, backend: str | None = None) -> Tensor:
+    """The result of a checked call, which is then cached.
+
+    Args:
+        called: as in `cached_rows`; None: the call is not cached.
+        key: key of the program.
+        x: (..., components), which `serves_rows` accepts.
+        backend: the requested one, part of `called`.
+    """
+    known, rest = signature((x,)), (key,)
+    if known is not None:
+        shape, *kind = known
+        rest = CachedCall(rest, 1, _prepared)
+        if called is not None:
+            # few rows have torch's bits, also after a call with many
+            fewest = 0 if backend else _fewest(x, row_program(key).outputs[0].operand.size)
+            if (of_called := _row_calls.get(called)) is None:
+                _row_calls.keep(called, of_called := CallCache())
+            of_called.keep((shape[-1:], *kind), (rest, fewest))
+    return _by_kernel(x, rest)
+
+
+def _by_kernel(x: Tensor, rest: Rest) -> Tensor:
+    if x.dim() == 2:
+        return _rows((x,), rest)[0]
+    y = _rows((x.reshape(-1, x.shape[-1]),), rest)[0]
+    return y.view(*x.shape[:-1], y.shape[1])

@@ -1,1 +1,0 @@
-"""Spherical harmonics and radial functions: formulas, normalizations, programs, kernels."""

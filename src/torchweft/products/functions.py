@@ -1,0 +1,341 @@
+"""The public products: sums over index tables, and over infos that carry the tables.
+
+    z[n,m] = Σ_{k = seg[m]}^{seg[m+1]-1} scale[t] · input1[n,index1[t]] ∘ input2[n,index2[t]]
+
+with t = gather_index[k], or k itself.  Each of the seven products has seven functions:
+`indexed_{op}_scale_gather`, five forms of it with fewer arguments, and `sparse_{op}`.  All are
+differentiable to any order.  Source: the sum behind e3nn's tensor products, message passing and
+segment operations, see docs/families/products.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweft.core.explain import explain
+from torchweft.core.operators.operands import narrowed
+from torchweft.core.private import any_autocast
+from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.products.forms import (
+    CANONICAL,
+    LAYOUTS,
+    accumulator,
+    admit,
+    check_out,
+    metas,
+    rows_in,
+    sizes,
+)
+from torchweft.products.operator import product
+from torchweft.products.tables import SparseProductInfo, SparseScaleInfo, Tables, largest
+
+Function = Callable[..., Tensor]
+
+_casts: TensorCache[Tensor] = TensorCache()
+
+
+def apply(
+    op: str,
+    input1: Tensor,
+    input2: Tensor | None,
+    scale: Tensor | None,
+    tables: Tables,
+    backend: str | None,
+    accumulate: bool = False,
+    out_size: int | None = None,
+) -> Tensor:
+    """The product `op` (a public name, or "scale") over index tables: check, size, dispatch."""
+    if any_autocast():
+        input1 = narrowed(input1)
+        input2 = None if input2 is None else narrowed(input2)
+    tensors = (input1, input2, scale, *tables)
+    compiling = torch.compiler.is_compiling()
+    if compiling:
+        found = sizes(op, [None if t is None else t.shape for t in tensors])
+    else:
+        found = admit(op, metas(tensors))
+    if tables.index_out is not None or out_size is not None:
+        found = found._replace(z=_out_rows(found.z, tables.index_out, out_size))
+    name, exchanged = CANONICAL[op]
+    roles = "x_z" if op == "scale" else "yxz" if exchanged else "xyz"
+    if exchanged:
+        input1, input2 = input2, input1  # type: ignore[assignment]
+    # torch.compile needs a list; a tuple is hashable
+    every = list(found) if compiling else found
+    return product(input1, input2, scale, *tables, every, name, roles, accumulate, backend)
+
+
+def _out_rows(results: int, index_out: Tensor | None, out_size: int | None) -> int:
+    """M: out_size, or max(index_out) + 1."""
+    if out_size is None:
+        assert index_out is not None
+        if torch.compiler.is_compiling():
+            raise ShapeError(
+                "index_out was given without out_size inside torch.compile or export: the number "
+                "of output rows must not depend on values there. Pass out_size."
+            )
+        return largest(index_out) + 1
+    if out_size < 0:
+        raise ShapeError(f"out_size is {out_size}: it must be 0 or more. Pass the number of rows.")
+    if index_out is None and out_size < results:
+        raise ShapeError(
+            f"out_size is {out_size} but there are {results} segments (or terms): each is a row of "
+            f"the output. Pass out_size={results} or more, or an index_out."
+        )
+    return out_size
+
+
+_FORMULAS = {
+    "mul": ("x[n,i,c] · y[n,j,c]", "(N, M, C)"),
+    "outer": ("x[n,i,c] · y[n,j,d]", "(N, M, C1, C2)"),
+    "inner": ("Σ_c x[n,i,c] · y[n,j,c]", "(N, M)"),
+    "vecmat": ("Σ_c x[n,i,c] · y[n,j,c,d]", "(N, M, Cout)"),
+    "vecsca": ("x[n,i,c] · y[n,j]", "(N, M, C)"),
+    "scavec": ("x[n,i] · y[n,j,c]", "(N, M, C)"),
+    "mat_t_vec": ("Σ_c x[n,i,c,d] · y[n,j,c]", "(N, M, Cout)"),
+}
+
+_SCALE_GATHER_DOC = """z[n,m] = Σ_{{k ∈ segment m}} s[t] · {formula},  t = gather_index[k].
+
+    Here i = index1[t] and j = index2[t]; x is input1, y is input2, s is scale.
+
+    Args:
+        input1: {layout1}; without N it is shared over N.
+        input2: {layout2}; without N it is shared over N.
+        scale: (T,) in the inputs' dtype or in the one sums are formed in; None is 1.
+        index1: (T,) rows of input1, int32 or int64; None is the identity.
+        index2: (T,) rows of input2; None is the identity.
+        seg: (M+1,) bounds, not decreasing: row m sums the entries seg[m] .. seg[m+1]-1.
+            None: every term is a row of its own.
+        gather_index: entry k stands for term gather_index[k]; repeats are allowed; needs seg.
+        index_out: output row of each segment (or term); equal ones add.
+        out: a tensor to write the result into; not together with gradients.
+        out_accumulated: sum over n as well; the output has no N.
+        out_size: number of output rows M; rows that nothing reaches are zero.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Returns:
+        {result} in the inputs' dtype; without N where out_accumulated or both inputs are shared.
+
+    Raises:
+        WeftError: inputs or tables that do not fit, with what to do.  Values of tables are checked
+            on the CPU always, on a GPU under TORCHWEFT_CHECK=1.
+
+    Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|s x y|, K terms a row, u the dtype's unit round-off,
+    u_acc that of float32 (float64 for float64).  Differentiable in input1, input2 and scale, to
+    any order; bitwise repeatable; no host synchronisation once the tables' plan exists.
+    Moves at least each input row that is named and the output once.
+    """
+
+_SPARSE_DOC = """`indexed_{op}_scale_gather` over the tables of an info.
+
+    Args:
+        input1: see `indexed_{op}_scale_gather`.
+        input2: see `indexed_{op}_scale_gather`.
+        info_fwd: the tables; its scale is cast to the dtype that sums are formed in.
+        info_bwd1: the tables of the gradient of input1, as `sparse_product_infos` gives them.
+            Gradients come from info_fwd's own transposes; this one must agree with it in size.
+        info_bwd2: likewise for input2.
+        out_accumulated: sum over n as well; the output has no N.
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+    """
+
+_THIN_DOC = "z[n,m] = Σ_{{k ∈ segment m}} {formula}: `indexed_{op}_scale_gather` with {what}."
+
+
+def _scale_gather(op: str) -> Function:
+    def function(
+        input1: Tensor,
+        input2: Tensor,
+        scale: Tensor | None = None,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        seg: Tensor | None = None,
+        gather_index: Tensor | None = None,
+        index_out: Tensor | None = None,
+        out: Tensor | None = None,
+        out_accumulated: bool = False,
+        out_size: int | None = None,
+        backend: str | None = None,
+    ) -> Tensor:
+        tables = Tables(index1, index2, seg, gather_index, index_out)
+        result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
+        if out is None:
+            return result
+        check_out(out, result)
+        return out.copy_(result)
+
+    return function
+
+
+def _sparse(op: str) -> Function:
+    def function(
+        input1: Tensor,
+        input2: Tensor,
+        info_fwd: SparseProductInfo,
+        info_bwd1: SparseProductInfo | None = None,
+        info_bwd2: SparseProductInfo | None = None,
+        out_accumulated: bool = False,
+        *,
+        backend: str | None = None,
+    ) -> Tensor:
+        if not isinstance(info_fwd, SparseProductInfo):
+            raise _not_an_info("info_fwd", info_fwd, "SparseProductInfo")
+        factors, *given, out_size = info_fwd
+        scale, tables = _cast(factors, input1), Tables(*given)
+        result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
+        _check_backward("info_bwd1", info_bwd1, input1, LAYOUTS[op][0])
+        _check_backward("info_bwd2", info_bwd2, input2, LAYOUTS[op][1])
+        return result
+
+    return function
+
+
+def _thin(op: str) -> Iterator[tuple[str, str, Function]]:
+    """(name, arguments it has, function) of the five forms with fewer arguments."""
+
+    def indexed(
+        input1: Tensor,
+        input2: Tensor,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        *,
+        backend: str | None = None,
+    ) -> Tensor:
+        return apply(op, input1, input2, None, Tables(index1, index2), backend)
+
+    def segment(
+        input1: Tensor, input2: Tensor, seg: Tensor, *, backend: str | None = None
+    ) -> Tensor:
+        return apply(op, input1, input2, None, Tables(seg=seg), backend)
+
+    def indexed_segment(accumulate: bool) -> Function:
+        def function(
+            input1: Tensor,
+            input2: Tensor,
+            index1: Tensor | None = None,
+            index2: Tensor | None = None,
+            seg: Tensor | None = None,
+            *,
+            backend: str | None = None,
+        ) -> Tensor:
+            tables = Tables(index1, index2, seg)
+            return apply(op, input1, input2, None, tables, backend, accumulate)
+
+        return function
+
+    def indexed_scale_segment(
+        input1: Tensor,
+        input2: Tensor,
+        scale: Tensor | None = None,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        seg: Tensor | None = None,
+        *,
+        backend: str | None = None,
+    ) -> Tensor:
+        return apply(op, input1, input2, scale, Tables(index1, index2, seg), backend)
+
+    yield f"indexed_{op}", "indices alone", indexed
+    yield f"{op}_segment", "segments alone", segment
+    yield f"indexed_{op}_segment", "indices and segments", indexed_segment(False)
+    yield f"indexed_{op}_scale_segment", "scale, indices and segments", indexed_scale_segment
+    what = "indices and segments, summed over n"
+    yield f"accumulated_indexed_{op}_segment", what, indexed_segment(True)
+
+
+def _published(op: str) -> Iterator[tuple[str, Function]]:
+    """The seven public functions of a product by name, each with its docstring and `.explain`."""
+    formula, result = _FORMULAS[op]
+    layout1, layout2 = LAYOUTS[op]
+    words = {"op": op, "formula": formula, "result": result, "layout1": layout1, "layout2": layout2}
+    functions = [
+        (f"indexed_{op}_scale_gather", _SCALE_GATHER_DOC.format(**words), _scale_gather(op)),
+        *((name, _THIN_DOC.format(what=what, **words), f) for name, what, f in _thin(op)),
+        (f"sparse_{op}", _SPARSE_DOC.format(**words), _sparse(op)),
+    ]
+    for name, doc, function in functions:
+        _publish(function, name, doc)
+        yield name, function
+
+
+def _publish(function: Any, name: str, doc: str) -> None:
+    function.__name__ = function.__qualname__ = name
+    # code of its own: torch.compile counts recompilations by code object
+    function.__code__ = function.__code__.replace(co_name=name)
+    function.__doc__ = doc
+    function.explain = lambda *args, **kwargs: explain(function, *args, **kwargs)
+
+
+def sparse_scale(
+    input: Tensor,
+    info_fwd: SparseScaleInfo,
+    info_bwd: SparseScaleInfo | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """z[n,M] = Σ_{t ∈ segment M} scale[t] · input[n,index[t]]: a sparse matrix times rows.
+
+    Args:
+        input: (N, rows, C), or (rows, C) for one n.
+        info_fwd: the tables; its scale is cast to the dtype that sums are formed in.
+        info_bwd: the tables of the gradient, as `sparse_scale_infos` gives them; it must agree
+            with info_fwd in size (the gradient comes from info_fwd's own transpose).
+        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+
+    Returns:
+        (N, out_size, C), or (out_size, C), in the input's dtype; differentiable to any order.
+    """
+    if not isinstance(info_fwd, SparseScaleInfo):
+        raise _not_an_info("info_fwd", info_fwd, "SparseScaleInfo")
+    tables = Tables(info_fwd.index, None, info_fwd.seg_out, None, info_fwd.index_out)
+    scale = _cast(info_fwd.scale, input)
+    result = apply("scale", input, None, scale, tables, backend, out_size=info_fwd.out_size)
+    _check_backward("info_bwd", info_bwd, input, LAYOUTS["scale"][0])
+    return result
+
+
+def _cast(scale: Tensor | None, like: Tensor) -> Tensor | None:
+    """The scale in the dtype that sums are formed in; constants are cast once."""
+    if scale is None or not isinstance(like, Tensor):
+        return scale
+    dtype = accumulator(like.dtype)
+    if scale.dtype == dtype:
+        return scale
+    if scale.requires_grad or torch.compiler.is_compiling():
+        return scale.to(dtype)
+    return _casts.get((scale,), dtype, lambda: scale.to(dtype))
+
+
+def _check_backward(
+    name: str, info: SparseProductInfo | SparseScaleInfo | None, operand: Tensor, layout: str
+) -> None:
+    if info is None:
+        return
+    if not isinstance(info, SparseProductInfo | SparseScaleInfo):
+        raise _not_an_info(name, info, "SparseProductInfo")
+    rows = rows_in(operand.shape, layout)
+    if info.out_size is not None and info.out_size != rows:
+        raise ShapeError(
+            f"{name} gives {info.out_size} rows but the input it belongs to has {rows}: the "
+            "gradient needs one row for each row of that input. "
+            "Build it with sparse_product_infos(..., in1_size=..., in2_size=...)."
+        )
+
+
+def _not_an_info(name: str, given: object, needed: str) -> DTypeError:
+    return DTypeError(
+        f"{name} is a {type(given).__name__}: it must be a {needed}. "
+        f"Build one with torchweft.products.sparse_product_info or {needed}(...)."
+    )
+
+
+_FUNCTIONS = {name: function for op in _FORMULAS for name, function in _published(op)}
+globals().update(_FUNCTIONS)
+
+__all__ = ["sparse_scale", *_FUNCTIONS]

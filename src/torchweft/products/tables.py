@@ -1,0 +1,338 @@
+"""Index tables of a product: as infos, which functions build, and as the plan of a call.
+
+The roles of a product plan: `x` and `y` are rows of the two inputs, `z` rows of the output, `t` is
+the term (the index of its scale), `k` the entry (the loop variable of a segment).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchweft.core.private import parse_to
+from torchweft.core.tables.plan import Plan
+from torchweft.core.tables.segments import indptr_of, rows_of, sort_rows
+from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+
+__all__ = [
+    "SparseProductInfo",
+    "SparseScaleInfo",
+    "sparse_product_info",
+    "sparse_product_infos",
+    "sparse_scale_infos",
+]
+
+Index = Sequence[int] | range | np.ndarray[Any, Any] | Tensor
+Scale = Sequence[float] | np.ndarray[Any, Any] | Tensor
+
+I = TypeVar("I", bound="Movable")  # noqa: E741 - an info
+
+
+class Movable:
+    """`.to`, `.cuda`, `.cpu` of a NamedTuple of tensors; a dtype is for its real numbers only."""
+
+    def to(self: I, *args: Any, **kwargs: Any) -> I:
+        """On another device, or with real numbers in another dtype; indices stay integer."""
+        device, dtype, *_ = parse_to(*args, **kwargs)
+        fields = self._asdict()  # type: ignore[attr-defined]
+        for name, value in fields.items():
+            if isinstance(value, Tensor):
+                wanted = dtype if value.is_floating_point() else None
+                fields[name] = value.to(device=device, dtype=wanted)
+        return type(self)(**fields)
+
+    def cuda(self: I, device: int | str | torch.device | None = None) -> I:
+        """On a GPU, the current one by default."""
+        return self.to(torch.device("cuda") if device is None else torch.device(device))
+
+    def cpu(self: I) -> I:
+        """In host memory."""
+        return self.to(torch.device("cpu"))
+
+
+class _ProductFields(NamedTuple):
+    scale: Tensor | None = None
+    index1: Tensor | None = None
+    index2: Tensor | None = None
+    seg_out: Tensor | None = None
+    gather_index: Tensor | None = None
+    index_out: Tensor | None = None
+    out_size: int | None = None
+
+
+class SparseProductInfo(Movable, _ProductFields):
+    """z[n,M] = Σ_{t ∈ segment M} scale[t] · x[n,index1[t]] ∘ y[n,index2[t]] as one value.
+
+    Fields are those of `indexed_{op}_scale_gather` (`seg_out` is its `seg`); None is the identity.
+    """
+
+    __slots__ = ()
+
+
+class _ScaleFields(NamedTuple):
+    scale: Tensor | None = None
+    index: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.index
+    seg_out: Tensor | None = None
+    index_out: Tensor | None = None
+    out_size: int | None = None
+
+
+class SparseScaleInfo(Movable, _ScaleFields):
+    """z[n,M] = Σ_{t ∈ segment M} scale[t] · x[n,index[t]] as one value; None is the identity."""
+
+    __slots__ = ()
+
+
+def sparse_product_info(
+    index1: Index | None = None,
+    index2: Index | None = None,
+    index: Index | None = None,
+    scale: Scale | None = None,
+    out_size: int | None = None,
+) -> SparseProductInfo:
+    """Terms scale[t] · x[index1[t]] ∘ y[index2[t]] into row index[t], sorted by that row.
+
+    Args:
+        index1: (T,) rows of the first input; None is the identity.
+        index2: (T,) rows of the second input; None is the identity.
+        index: (T,) output rows; None is the identity.  At least one index must be given.
+        scale: (T,) factors; Python numbers become float64 and are cast at the call.
+        out_size: output rows; max(index) + 1 if left out.
+
+    Returns:
+        The info, its terms in a stable order of the output row, with `seg_out`.
+    """
+    given = {"index1": index1, "index2": index2, "index": index}
+    tables = {name: _index(name, i) for name, i in given.items() if i is not None}
+    if not tables:
+        raise ShapeError(
+            "index1, index2 and index are all missing: at least one must say how many terms there "
+            "are. Pass one, e.g. index1=range(T)."
+        )
+    lengths = {name: i.numel() for name, i in tables.items()}
+    factors = _scale(scale)
+    if factors is not None:
+        lengths["scale"] = factors.numel()
+    terms = next(iter(lengths.values()))
+    for name, length in lengths.items():
+        if length != terms:
+            raise ShapeError(
+                f"{name} has {length} entries and {next(iter(lengths))} has {terms}: all tables "
+                "must name the same terms. Pass tables of one length."
+            )
+    device = next(iter(tables.values())).device
+    rows = tables.get("index")
+    order = torch.arange(terms, device=device) if rows is None else sort_rows(rows)
+    first, second = (
+        order if name not in tables else tables[name][order] for name in ("index1", "index2")
+    )
+    if factors is not None:
+        factors = factors.to(device)[order]
+    if rows is None:
+        size = _out_size(out_size, terms)
+        return SparseProductInfo(factors, first, second, out_size=size)
+    size = _out_size(out_size, int(rows.max()) + 1 if terms else 0)
+    return SparseProductInfo(factors, first, second, indptr_of(rows[order], size), out_size=size)
+
+
+def sparse_product_infos(
+    index1: Index | None = None,
+    index2: Index | None = None,
+    index: Index | None = None,
+    scale: Scale | None = None,
+    out_size: int | None = None,
+    in1_size: int | None = None,
+    in2_size: int | None = None,
+) -> tuple[SparseProductInfo, SparseProductInfo, SparseProductInfo]:
+    """The info of a product and of its two gradients: (1, 2, out), (2, out, 1), (out, 1, 2).
+
+    `in1_size` and `in2_size` are the rows of the inputs; the others as in `sparse_product_info`.
+    """
+    return (
+        sparse_product_info(index1, index2, index, scale, out_size),
+        sparse_product_info(index2, index, index1, scale, in1_size),
+        sparse_product_info(index, index1, index2, scale, in2_size),
+    )
+
+
+def sparse_scale_infos(
+    index: Index | None = None,
+    index_out: Index | None = None,
+    scale: Scale | None = None,
+    out_size: int | None = None,
+    in_size: int | None = None,
+) -> tuple[SparseScaleInfo, SparseScaleInfo]:
+    """The infos of z[n,M] = Σ_{t: index_out[t] = M} scale[t] · x[n,index[t]] and its gradient."""
+    forward = sparse_product_info(index, None, index_out, scale, out_size)
+    backward = sparse_product_info(index_out, None, index, scale, in_size)
+    return tuple(  # type: ignore[return-value]
+        SparseScaleInfo(info.scale, info.index1, info.seg_out, None, info.out_size)
+        for info in (forward, backward)
+    )
+
+
+def _index(name: str, index: Index) -> Tensor:
+    table = torch.as_tensor(list(index) if isinstance(index, range) else index)
+    if not table.numel():
+        table = table.long()
+    if table.dtype not in (torch.int64, torch.int32):
+        raise DTypeError(
+            f"{name} holds {table.dtype} values: indices must be int32 or int64. "
+            f"Convert {name} to integers."
+        )
+    if table.dim() != 1:
+        raise ShapeError(
+            f"{name} is {tuple(table.shape)}: it must have one dimension. Flatten {name}."
+        )
+    if table.device.type == "cpu" and table.numel() and int(table.min()) < 0:
+        where = int(table.argmin())
+        raise IndexRangeError(
+            f"{name}[{where}] is {int(table[where])}: indices must be 0 or more. Correct {name}."
+        )
+    return table
+
+
+def _scale(scale: Scale | None) -> Tensor | None:
+    """(T,) factors; Python numbers and float64 arrays stay float64."""
+    if scale is None or isinstance(scale, Tensor):
+        return scale
+    return torch.as_tensor(np.asarray(scale))
+
+
+def _out_size(given: int | None, needed: int) -> int:
+    if given is not None and given < needed:
+        raise IndexRangeError(
+            f"out_size (or in1_size, in2_size) is {given} but the largest output row is "
+            f"{needed - 1}: there must be at least {needed} rows. Pass {needed} or more."
+        )
+    return needed if given is None else given
+
+
+ROLES = "xyztk"
+
+
+class Tables(NamedTuple):
+    """The index tensors of a call, as the caller gave them; None is the identity."""
+
+    index1: Tensor | None = None
+    index2: Tensor | None = None
+    seg: Tensor | None = None
+    gather_index: Tensor | None = None
+    index_out: Tensor | None = None
+
+
+class Sizes(NamedTuple):
+    """Rows of each role, in the order of `ROLES`."""
+
+    x: int
+    y: int
+    z: int
+    t: int
+    k: int
+
+
+_plans: TensorCache[Plan] = TensorCache()
+_maxima: TensorCache[int] = TensorCache()
+
+
+def product_plan(
+    tables: tuple[Tensor | None, ...], sizes: tuple[int, ...], device: torch.device
+) -> Plan:
+    """The plan of `Tables` and `Sizes`: built and checked once, found again afterwards.
+
+    Raises:
+        IndexRangeError: a value points outside its rows (checked on the CPU always, on a GPU
+            where the environment has TORCHWEFT_CHECK=1).
+    """
+    return _plans.get(
+        tables, (sizes, device), lambda: _build(Tables(*tables), Sizes(*sizes), device)
+    )
+
+
+def largest(index_out: Tensor) -> int:
+    """max(index_out), -1 if empty; remembered, so that it synchronises once."""
+    return _maxima.get(
+        (index_out,), "max", lambda: int(index_out.max()) if index_out.numel() else -1
+    )
+
+
+def _build(tables: Tables, sizes: Sizes, device: torch.device) -> Plan:
+    if device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
+        _check(tables, sizes)
+    index1, index2, seg, gather, index_out = tables
+    rows = {
+        "x": _through(index1, gather),
+        "y": _through(index2, gather),
+        "z": index_out,
+        "t": gather,
+        "k": None,
+    }
+    sorted_by = partial = None
+    if seg is not None:
+        owner = rows_of(seg.contiguous(), sizes.k)
+        if int(seg[-1]) - int(seg[0]) < sizes.k:
+            partial = "z"
+        if index_out is None:
+            rows["z"] = owner
+            num_more = sizes.z - (seg.numel() - 1)
+            sorted_by = ("z", torch.cat([seg, seg[-1:].expand(num_more)]))
+            owner[owner == seg.numel() - 1] = sizes.z
+        else:
+            rows["z"] = torch.cat([index_out, index_out.new_tensor([sizes.z])])[owner]
+    return Plan(rows, sizes._asdict(), sizes.k, device, sorted_by, partial)
+
+
+def _through(index: Tensor | None, gather: Tensor | None) -> Tensor | None:
+    """Rows read at entry k, for t = gather[k]."""
+    if index is None or gather is None:
+        return gather if index is None else index
+    return index[gather.long()]
+
+
+def _check(tables: Tables, sizes: Sizes) -> None:
+    if tables.seg is not None:
+        _check_segments(tables.seg, sizes.k, tables.gather_index is not None)
+    limits = {
+        "index1": (sizes.x, "rows of input1"),
+        "index2": (sizes.y, "rows of input2"),
+        "gather_index": (sizes.t, "terms"),
+        "index_out": (sizes.z, "output rows (out_size)"),
+    }
+    for name, (limit, what) in limits.items():
+        index = getattr(tables, name)
+        if index is None or not index.numel():
+            continue
+        low, high = (int(v) for v in index.aminmax())
+        if low < 0 or high >= limit:
+            value = low if low < 0 else high
+            where = int((index == value).nonzero()[0, 0])
+            raise IndexRangeError(
+                f"{name}[{where}] is {value} but there are {limit} {what}: every value must lie "
+                f"in 0..{limit - 1}. Correct {name}, or pass "
+                + ("a larger out_size." if name == "index_out" else "an input with more rows.")
+            )
+
+
+def _check_segments(seg: Tensor, num_entries: int, gathered: bool) -> None:
+    what = "entries of gather_index" if gathered else "terms"
+    fault = (seg.diff() < 0).nonzero()
+    if fault.numel():
+        m = int(fault[0, 0])
+        raise IndexRangeError(
+            f"seg decreases from seg[{m}] = {int(seg[m])} to seg[{m + 1}] = {int(seg[m + 1])}: "
+            "segment bounds must not decrease. Sort the terms by output row and pass the running "
+            "count, or use sparse_product_info, which does both."
+        )
+    for m in (0, seg.numel() - 1):
+        value = int(seg[m])
+        if not 0 <= value <= num_entries:
+            raise IndexRangeError(
+                f"seg[{m}] is {value} but there are {num_entries} {what}: bounds must lie in "
+                f"0..{num_entries}. Pass bounds that end at {num_entries} or before."
+            )

@@ -1,1 +1,0 @@
-"""What a call says: signature, options and layout of its tensors, and the kernel it needs."""

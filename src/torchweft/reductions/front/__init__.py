@@ -1,1 +1,0 @@
-"""What users write: lazy tensors, Genred, generic functions, linear solves."""

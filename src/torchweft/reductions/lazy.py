@@ -1,0 +1,556 @@
+"""Lazy tensors: formulas of all pairs (i, j), real or complex, computed when they are reduced."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from torchweft.errors import BackendError, DTypeError, ShapeError
+from torchweft.reductions import variables as symbolic
+from torchweft.reductions.call import kept
+from torchweft.reductions.cluster.points import swap_axes
+from torchweft.reductions.genred import (
+    ACCURACY,
+    KEYWORDS,
+    PLAIN,
+    accuracy,
+    reduction_spec,
+    require_keywords,
+)
+from torchweft.reductions.lazy_methods import Reduced, Reducers, direct_result
+from torchweft.reductions.solve import Solved
+from torchweft.reductions.variables import (
+    NOTHING,
+    REAL,
+    Extent,
+    Formula,
+    Variable,
+    agree,
+    components,
+    extent,
+    extent_of,
+    join,
+    places,
+    require_strided,
+    symbol,
+    variable_of,
+)
+
+__all__ = ["ComplexLazyTensor", "LazyTensor", "Pm", "Var", "Vi", "Vj"]
+
+
+class LazyTensor(Reducers):
+    """f(x_i, y_j, p) for all pairs: shape (..., M, N, D), of which only x, y and p are stored.
+
+    Args:
+        x: data, one of
+
+            - a float, a list, or a tensor of at most one dimension: a parameter;
+            - an integer: a constant;
+            - a tensor (M, D) with axis 0, or (N, D) with axis 1;
+            - a tensor (..., M, 1, D), (..., 1, N, D) or (..., 1, 1, D), which varies with i, with j
+              or with neither; leading dimensions are batches, and broadcast;
+            - (index, dim, category): a symbolic variable, argument number `index` of the callable
+              that a reduction returns.
+
+            Complex numbers give a ComplexLazyTensor.
+        axis: of a tensor of two dimensions.
+        is_complex: whether to return a ComplexLazyTensor.
+
+    Lazy tensors are immutable, except for the attributes `ranges` (six arrays, see `Genred`) and
+    `backend`, which results of operations inherit.
+    """
+
+    is_complex = False
+    real_class: ClassVar[type[LazyTensor]]
+    complex_class: ClassVar[type[LazyTensor]]
+
+    _formula: Formula
+    _variables: tuple[Variable, ...]
+    _extent: Extent
+    ranges: Any
+    backend: str | None
+
+    def __new__(cls, x: Any = None, axis: int | None = None, is_complex: bool = False) -> Self:
+        """An instance of the complex class, for complex data."""
+        made = cls.complex_class if is_complex or cls._is_complex_data(x) else cls
+        return object.__new__(made)  # type: ignore[return-value]
+
+    def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = False) -> None:
+        self._set_variable(self._constant_or_variable(x, axis))
+
+    def _set_variable(self, found: Variable | int) -> None:
+        if isinstance(found, int):
+            self._set(symbolic.number(found), (), NOTHING)
+        else:
+            self._set(symbolic.leaf(0, found.dim, found.cat), (found,), extent(found))
+
+    def _set(
+        self,
+        formula: Formula,
+        variables: tuple[Variable, ...],
+        known: Extent,
+        ranges: Any = None,
+        backend: str | None = None,
+    ) -> Self:
+        self._formula, self._variables, self._extent = formula, variables, known
+        self.ranges, self.backend = ranges, backend
+        return self
+
+    # Data
+
+    @classmethod
+    def _is_complex_data(cls, x: Any) -> bool:
+        if isinstance(x, list):
+            return any(isinstance(v, complex) for v in x)
+        return isinstance(x, complex) or (isinstance(x, Tensor) and x.is_complex())
+
+    @classmethod
+    def _tensor(cls, x: Any) -> Any:
+        """The tensor of an array; anything else unchanged."""
+        return x
+
+    @classmethod
+    def _target(cls, out: Any) -> Any:
+        """The memory of an `out`, as a tensor of real numbers."""
+        return cls._tensor(out)
+
+    @classmethod
+    def _array(cls, x: Any) -> Any:
+        """The array of a tensor."""
+        return x
+
+    @classmethod
+    def _constant_or_variable(cls, x: Any, axis: int | None) -> Variable | int:
+        x = cls._tensor(x)
+        if isinstance(x, Tensor):
+            return variable_of(x, axis)
+        if isinstance(x, tuple):
+            return symbol(x, axis)
+        if isinstance(x, numbers.Integral):
+            return operator.index(x)
+        if isinstance(x, numbers.Real) or (
+            isinstance(x, list) and all(isinstance(v, numbers.Real) for v in x)
+        ):
+            if axis not in (None, 2):
+                raise ShapeError(
+                    f"x is {x!r} with axis={axis}: numbers are a parameter. Leave out axis, or "
+                    "pass a tensor (M, D)."
+                )
+            found = tuple(float(v) for v in x) if isinstance(x, list) else (float(x),)
+            return Variable(found, None, len(found), 2)
+        raise DTypeError(
+            f"x is a {type(x).__name__}: a lazy tensor is made of a tensor, numbers, a list of "
+            "numbers, or (index, dim, category). Convert it, arrays with torch.from_numpy, or take "
+            "torchweft.reductions.numpy."
+        )
+
+    @classmethod
+    def _of_category(cls, x_or_ind: Any, dim: int | None, cat: int | None) -> LazyTensor:
+        """Var, Vi, Vj and Pm: symbolic with `dim`, else of data (..., M or N, D) or (..., D)."""
+        if dim is not None:
+            return cls((x_or_ind, dim, cat))
+        data = cls._tensor(x_or_ind)
+        if not isinstance(data, Tensor) or cat is None or data.is_complex():
+            return cls(x_or_ind, axis=cat)
+        require_strided(data)
+        data = data.reshape(1) if data.dim() == 0 and cat == 2 else data
+        formula, dim, known = _leaf(cat, data.shape, data.dtype, data.device)
+        return object.__new__(cls)._set(formula, (Variable(data, None, dim, cat),), known)
+
+    def _wrap(self, value: Any) -> LazyTensor:
+        if isinstance(value, LazyTensor):
+            return value
+        if isinstance(value, Reduced):
+            raise ShapeError(
+                "an operand is a reduction that was not called: it has no pairs any more. Call it "
+                "with its arguments, and make a lazy tensor of the result."
+            )
+        return self.real_class(value)
+
+    # Properties
+
+    @property
+    def ndim(self) -> int:
+        """The number of components of a pair."""
+        return int(symbolic.dimension(self._formula))
+
+    @property
+    def _components(self) -> int:
+        return self.ndim
+
+    @property
+    def _full_shape(self) -> tuple[int, ...]:
+        known = self._extent
+        rows = 1 if known.rows is None else known.rows
+        columns = 1 if known.columns is None else known.columns
+        return (*known.batch, rows, columns, self._components)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., M, N, D), or (..., M, N) for one component; unknown sizes are 1."""
+        full = self._full_shape
+        return full[:-1] if full[-1] == 1 else full
+
+    def dim(self) -> int:
+        """The number of dimensions: batch, i, j, and components even if there is one."""
+        return len(self._extent.batch) + 3
+
+    @property
+    def nbatchdims(self) -> int:
+        """The number of batch dimensions."""
+        return len(self._extent.batch)
+
+    @property
+    def dtype(self) -> str | None:
+        """The name of the dtype; None for numbers and symbolic variables only."""
+        return None if self._extent.dtype is None else REAL[self._extent.dtype]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({symbolic.shown(self._formula)}, shape={self.shape})"
+
+    def __bool__(self) -> bool:
+        raise ShapeError(
+            f"a lazy tensor of shape {self.shape} is asked if it is true: it has a value for each "
+            "pair. Compare its reductions, or use ifelse."
+        )
+
+    # Operations
+
+    def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
+        operands = [o if isinstance(o, LazyTensor) else self._wrap(o) for o in others]
+        formulas, moves, *joined = self._join(name, operands)
+        try:
+            formula = symbolic.applied(name, formulas, moves, data)
+        except ShapeError as error:
+            shapes = " and ".join(str(operand.shape) for operand in (self, *operands))
+            raise type(error)(f"{name} of {shapes}: {error}") from None
+        is_complex = name in _TO_COMPLEX or (self.is_complex and name not in _TO_REAL)
+        cls = self.complex_class if is_complex else self.real_class
+        return object.__new__(cls)._set(formula, *joined)
+
+    def _join(self, name: str, others: Sequence[LazyTensor]) -> tuple[Any, ...]:
+        """The formulas, their renumberings, and the arguments of `_set` that all operands share."""
+        variables, known = self._variables, self._extent
+        ranges, backend = self.ranges, self.backend
+        formulas: tuple[Formula, ...] = (self._formula,)
+        moves: tuple[Any, ...] = ((),)
+        for other in others:
+            variables, renumbering = join(variables, other._variables)
+            formulas, moves = (*formulas, other._formula), (*moves, renumbering)
+            known = agree(known, other._extent, _joined, name, self, other)
+            if ranges is not other.ranges:
+                ranges = _same_ranges(name, ranges, other.ranges)
+            if backend != other.backend:
+                backend = _same_backend(name, backend, other.backend)
+        return formulas, moves, variables, known, ranges, backend
+
+    def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
+        other = other if isinstance(other, LazyTensor) else self._wrap(other)
+        if other.is_complex:
+            return other._arithmetic(sign, self, not reflected)
+        return other._apply(sign, self) if reflected else self._apply(sign, other)
+
+    def _without(self, v: LazyTensor) -> Self:
+        """Self without the symbolic variable v, which its formula does not read."""
+        lost = {known.place for known in v._variables} - {None}
+        kept = [k for k, known in enumerate(self._variables) if known.place not in lost]
+        moves = tuple((k, m, *self._variables[k][2:]) for m, k in enumerate(kept) if m != k)
+        return object.__new__(type(self))._set(
+            symbolic.renumbered(self._formula, moves),
+            tuple(self._variables[k] for k in kept),
+            self._extent,
+            self.ranges,
+            self.backend,
+        )
+
+    def t(self) -> Self:
+        """The same pairs with i and j exchanged."""
+        known = self._extent
+        return object.__new__(type(self))._set(
+            symbolic.swapped(self._formula),
+            tuple(v if v.cat == 2 else v._replace(cat=1 - v.cat) for v in self._variables),
+            known._replace(rows=known.columns, columns=known.rows),
+            self.ranges.t() if hasattr(self.ranges, "t") else swap_axes(self.ranges),
+            self.backend,
+        )
+
+    @property
+    def T(self) -> Self:  # noqa: N802  # numpy's name
+        """`t()`."""
+        return self.t()
+
+    # Reductions
+
+    def reduction(
+        self,
+        reduction_op: str,
+        other: Any = None,
+        opt_arg: Any = None,
+        axis: int | None = None,
+        dim: int | None = None,
+        call: bool = True,
+        **options: Any,
+    ) -> Any:
+        """The reduction of a name of `Genred`.
+
+        Args:
+            reduction_op: its name.
+            other: the weight.
+            opt_arg: K.
+            axis: 0 (over i) or 1 (over j), after the batch dimensions.
+            dim: the same.
+            call: False returns a callable instead of the result.
+            options: the keywords of `Genred` and of its call.
+        """
+        batch = len(self._extent.batch)
+        axis, dim = (dim, None) if axis is None else (axis, dim)
+        if axis is None or axis not in (batch, batch + 1) or dim not in (None, axis):
+            both = f"axis {axis}" if dim is None else f"axis {axis} and dim {dim}"
+            raise ShapeError(
+                f"{reduction_op} is asked for {both} of a lazy tensor of shape {self.shape}: "
+                f"it must be {batch} (over i) or {batch + 1} (over j). "
+                "Pass axis or dim."
+            )
+        variables, known, weight = self._variables, self._extent, None
+        ranges, backend = self.ranges, self.backend
+        if other is not None:
+            joined = self._join(reduction_op, [self._wrap(other)])
+            (_, weight), (_, renumbering), variables, known, ranges, backend = joined
+            weight = symbolic.renumbered(weight, renumbering)
+        arguments = reduction_op, self._formula, weight, opt_arg, axis - batch
+        if call and ranges is None and not options:
+            found = direct_result(arguments, variables, known, backend)
+            if found is not None:
+                return self._finished(found)
+        require_keywords(reduction_op, options, (*ACCURACY, *KEYWORDS))
+        given = {key: options.pop(key) for key in ACCURACY if key in options} if options else {}
+        exact = accuracy(**given) if given else PLAIN
+        options = {"ranges": ranges, "backend": backend} | options
+        spec = reduction_spec(*arguments, exact)
+        reduced = Reduced(spec, variables, known, options, self)
+        return reduced if not call or reduced.places else reduced()
+
+    def _finished(self, result: Any) -> Any:
+        """The result as arrays of the caller's library."""
+        if isinstance(result, Tensor):
+            return self._array(result)
+        return tuple(self._array(r) for r in result)
+
+    def __matmul__(self, v: Any, **options: Any) -> Any:
+        """Σ_j K_ij v_j, for K of one component and v (N,) or (..., N, E)."""
+        if self._components != 1:
+            raise ShapeError(
+                f"K @ v is asked of a lazy tensor of shape {self.shape}: K must have one "
+                "component. Take one with elem, or reduce the components with sum(-1)."
+            )
+        data = self._tensor(v)
+        vector = data.dim() == 1
+        product = self * self._of_category(data[:, None] if vector else data, None, 1)
+        result = product.sum(product.dim() - 2, **options)
+        return result[..., 0] if vector else result
+
+    def solve(
+        self,
+        other: Any,
+        var: LazyTensor | None = None,
+        call: bool = True,
+        alpha: Any = 1e-10,
+        eps: float = 1e-6,
+        **options: Any,
+    ) -> Any:
+        """a with (α + K) a = b, by conjugate gradients; see `KernelSolve`.
+
+        Args:
+            other: b, a tensor (M, E), or a lazy tensor of one variable.
+            var: the symbolic variable a in which self is linear; without it K a is Σ self · a.
+            call: False returns a callable of the symbolic variables.
+            alpha: added to the diagonal.
+            eps: bound of the norm of the residual, relative to the norm of b.
+            options: the keywords of `Genred`, its call and `KernelSolve`.
+        """
+        rhs = self._wrap_rhs(other)
+        axis = 1 - rhs.cat
+        linear = self
+        if var is None:
+            place = places(self._variables) if rhs.place is None else rhs.place
+            var = self.real_class((place, rhs.dim, axis))
+            linear = self * var
+        own = {"ranges": self.ranges, "backend": self.backend, "alpha": alpha, "eps": eps}
+        solved = Solved(linear, var._variables[0], rhs, axis, own | options)
+        return solved() if call and not solved.places else solved
+
+    def _wrap_rhs(self, other: Any) -> Variable:
+        lazy = other if isinstance(other, LazyTensor) else self._of_category(other, None, 0)
+        if len(lazy._variables) != 1 or lazy._variables[0].cat == 2:
+            raise ShapeError(
+                f"solve is given {other!r}: the right-hand side is one variable of i or of j. Pass "
+                "a tensor (M, E), Vi(b) or Vj(b)."
+            )
+        return lazy._variables[0]
+
+    def matvec(self, v: Any) -> Any:
+        """K @ v, for scipy."""
+        return self @ v
+
+    def rmatvec(self, v: Any) -> Any:
+        """K.T @ v, for scipy."""
+        return self.T @ v
+
+
+@kept
+def _leaf(
+    cat: int, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> tuple[Formula, int, Extent]:
+    """Formula, dimension and extent of a tensor of a category."""
+    dim = components(cat, shape, dtype)
+    return symbolic.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
+
+
+def _joined(name: str, a: LazyTensor, b: LazyTensor) -> str:
+    return f"{name} joins lazy tensors of shapes {a.shape} and {b.shape}"
+
+
+def _same_ranges(name: str, a: Any, b: Any) -> Any:
+    if a is None or b is None or a is b:
+        return b if a is None else a
+    pairs = zip(getattr(a, "ranges", a), getattr(b, "ranges", b), strict=True)
+    if not all(x is y or (x.shape == y.shape and bool((x == y).all())) for x, y in pairs):
+        raise ShapeError(
+            f"{name} joins lazy tensors with different ranges: a formula has one mask. Assign the "
+            "same ranges to both, or to the result alone."
+        )
+    return a
+
+
+def _same_backend(name: str, a: str | None, b: str | None) -> str | None:
+    if a is None or b is None or a == b:
+        return b if a is None else a
+    raise BackendError(
+        f"{name} joins lazy tensors with the backends {a!r} and {b!r}: a formula has one. Assign "
+        "the same to both, or to the result alone."
+    )
+
+
+def Var(x_or_ind: Any, dim: int | None = None, cat: int | None = None) -> LazyTensor:  # noqa: N802
+    """Data of category 0 (i), 1 (j) or 2, or with `dim` the symbolic variable of that index."""
+    return LazyTensor._of_category(x_or_ind, dim, cat)
+
+
+def Vi(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
+    """Data (..., M, D) that varies with i, or with `dim` the symbolic variable of that index."""
+    return Var(x_or_ind, dim, 0)
+
+
+def Vj(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
+    """Data (..., N, D) that varies with j, or with `dim` the symbolic variable of that index."""
+    return Var(x_or_ind, dim, 1)
+
+
+def Pm(x_or_ind: Any, dim: int | None = None) -> LazyTensor:  # noqa: N802
+    """A parameter (..., D), or with `dim` the symbolic variable of that index."""
+    return Var(x_or_ind, dim, 2)
+
+
+_TO_COMPLEX = ("Real2Complex", "Imag2Complex", "ComplexExp1j")
+_TO_REAL = ("ComplexReal", "ComplexImag", "ComplexAngle", "ComplexAbs")
+_ARITHMETIC = {"+": "ComplexAdd", "-": "ComplexSubtract", "*": "ComplexMult", "/": "ComplexDivide"}
+_SAME = {"Abs": "ComplexAbs", "Exp": "ComplexExp", "Sum": "ComplexSum", "Minus": "Minus"}
+
+
+class ComplexLazyTensor(LazyTensor):
+    """Complex f(x_i, y_j, p) for all pairs; see `LazyTensor`.
+
+    It has + - * / with real and complex operands, exp, abs, conj, angle, real, imag, and sums.
+    """
+
+    is_complex = True
+
+    def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = True) -> None:
+        self._set_variable(self._constant_or_variable(self._pairs(x), axis))
+
+    @classmethod
+    def _pairs(cls, x: Any) -> Any:
+        """Real and imaginary parts as alternating components."""
+        x = cls._tensor(x)
+        if isinstance(x, Tensor):
+            x = x if x.is_complex() else torch.complex(x, torch.zeros_like(x))
+            return torch.view_as_real(x).flatten(-2)
+        if isinstance(x, list | int | float | complex):
+            numbers = map(complex, x if isinstance(x, list) else [x])
+            return [part for z in numbers for part in (z.real, z.imag)]
+        return x
+
+    @classmethod
+    def _target(cls, out: Any) -> Any:
+        return cls._pairs(out)
+
+    @property
+    def _components(self) -> int:
+        return self.ndim // 2
+
+    @property
+    def dtype(self) -> str | None:
+        """The name of the complex dtype."""
+        real = self._extent.dtype
+        return None if real is None else _COMPLEX_NAMES.get(REAL[real], REAL[real])
+
+    @property
+    def real(self) -> Any:
+        """The real part."""
+        return self._named("ComplexReal")
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary part."""
+        return self._named("ComplexImag")
+
+    def angle(self) -> Any:
+        """The argument, in (−π, π]."""
+        return self._named("ComplexAngle")
+
+    def conj(self) -> Any:
+        """The complex conjugate."""
+        return self._named("Conj")
+
+    def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
+        if name not in _SAME:
+            raise DTypeError(
+                f"{name} is applied to a ComplexLazyTensor: it needs a real one. Take real, "
+                "imag, abs or angle first."
+            )
+        return self._named(_SAME[name], *others, data=data)
+
+    def _named(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
+        return super()._apply(name, *others, data=data)
+
+    def _arithmetic(self, sign: str, other: Any, reflected: bool) -> Any:
+        other = self._wrap(other)
+        if sign == "*" and not other.is_complex and other.ndim == 1:
+            return self._named("ComplexRealScal", other)
+        other = other if other.is_complex else other.real2complex()
+        a, b = (other, self) if reflected else (self, other)
+        return a._named(_ARITHMETIC[sign], b)
+
+    def reduction(self, reduction_op: str, *args: Any, **options: Any) -> Any:
+        """The sum; all other reductions need real numbers."""
+        if reduction_op != "Sum":
+            raise DTypeError(
+                f"{reduction_op} is asked of a ComplexLazyTensor: it is defined for real ones. "
+                "Take real, imag, abs or angle first."
+            )
+        return super().reduction(reduction_op, *args, **options)
+
+    def _finished(self, result: Any) -> Any:
+        return self._array(torch.view_as_complex(result.unflatten(-1, (-1, 2)).contiguous()))
+
+
+_COMPLEX_NAMES = {"float32": "complex64", "float64": "complex128", "float16": "complex32"}
+
+LazyTensor.real_class = LazyTensor
+LazyTensor.complex_class = ComplexLazyTensor

@@ -1,1 +1,0 @@
-"""Formulas lowered to scalars: components, inner sums, exponents, printed lines."""

@@ -1,0 +1,357 @@
+"""Linear systems whose operator is a reduction: conjugate gradients, differentiable in everything.
+
+    (α + K) a = b,   K a = Σ_j k(x_i, y_j) a_j symmetric and positive definite
+
+The derivative is that of the equation, not of the iterations: with A λ = g,
+
+    ∂b = λ,   ∂θ = −⟨λ, (∂A/∂θ) a⟩,   da = A⁻¹ (db − dA a)
+
+and both are solved by the same function, so all orders exist.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.errors import DTypeError, ShapeError, WeftError
+from torchweft.reductions.genred import ACCURACY, Genred
+from torchweft.reductions.variables import Variable, extent, places, require_count, values
+
+__all__ = ["ConvergenceError", "KernelSolve", "Solved", "conjugate_gradient"]
+
+MOST_ITERATIONS = 10_000
+
+Linear = Callable[..., Tensor]
+
+
+class ConvergenceError(WeftError, ArithmeticError):
+    """An iteration that met NaN, or did not converge."""
+
+
+class _System(NamedTuple):
+    """A linear system, and when its iteration ends.
+
+    Args:
+        apply: (v, *tensors) -> A v.
+        eps: ‖b − A a‖ ≤ eps ‖b‖ ends the iteration.
+        max_iter: most iterations.
+        preconditioner: r -> about A⁻¹ r, or None.
+        batch_dims: number of leading dimensions that index separate systems.
+    """
+
+    apply: Linear
+    eps: float
+    max_iter: int
+    preconditioner: Linear | None
+    batch_dims: int
+
+
+def conjugate_gradient(
+    apply: Linear,
+    rhs: Tensor,
+    tensors: Sequence[Tensor] = (),
+    *,
+    eps: float = 1e-6,
+    max_iter: int = MOST_ITERATIONS,
+    preconditioner: Linear | None = None,
+    batch_dims: int = 0,
+) -> Tensor:
+    """a with A a = rhs, where A v = apply(v, *tensors) is symmetric and positive definite.
+
+    Symmetry is not checked.  Differentiable to any order in rhs and in `tensors`, also by jvp and
+    vmap; other tensors that `apply` reads are constants.  Synchronizes with the device at every
+    iteration.
+
+    Args:
+        apply: linear in its first argument, which has the shape of rhs.
+        rhs: float32 or float64.
+        tensors: the tensors that A depends on.
+        eps: the iteration ends where ‖rhs − A a‖ ≤ eps ‖rhs‖, by the recurrence of the residual.
+        max_iter: most iterations.
+        preconditioner: r -> about A⁻¹ r, symmetric and positive definite.
+        batch_dims: number of leading dimensions of rhs that index separate systems, each solved to
+            eps; all other dimensions belong to one system.
+
+    Returns:
+        a, of the shape of rhs.
+
+    Raises:
+        ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
+        ShapeError: apply returns another shape, or eps or max_iter is negative.
+        DTypeError: rhs is neither float32 nor float64.
+    """
+    if rhs.dtype not in (torch.float32, torch.float64):
+        raise DTypeError(
+            f"rhs is {rhs.dtype}: conjugate gradients need float32 or float64. Pass rhs.float()."
+        )
+    if not eps >= 0 or max_iter < 0:
+        raise ShapeError(
+            f"eps is {eps} and max_iter {max_iter}: both must be 0 or more. Pass eps=1e-6, the "
+            "part of rhs that may be left, and some thousand iterations."
+        )
+    system = _System(apply, eps, max_iter, preconditioner, batch_dims)
+    solution: Tensor = _Solve.apply(system, rhs, *tensors)  # type: ignore[no-untyped-call]
+    return solution
+
+
+class KernelSolve:
+    """a with (α + K) a = b, where K a = Σ_j or Σ_i of a formula that is linear in a.
+
+    Args:
+        formula: as `Genred` takes it, symmetric and positive definite in one of its variables.
+        aliases: its variables, "x = Vi(3)".
+        varinvalias: the name of the unknown variable, or "Var(index,dim,cat)".
+        axis: 1 reduces over j, 0 over i.
+        options: the other keywords of `Genred`.
+    """
+
+    def __init__(
+        self,
+        formula: str,
+        aliases: Sequence[str],
+        varinvalias: str,
+        axis: int = 0,
+        **options: Any,
+    ) -> None:
+        self._unknown = _position(varinvalias, aliases)
+        self._reduction = Genred(formula, list(aliases), "Sum", axis, **options)
+
+    def __call__(
+        self,
+        *args: Tensor,
+        alpha: float | Tensor = 1e-10,
+        eps: float = 1e-6,
+        max_iter: int = MOST_ITERATIONS,
+        **options: Any,
+    ) -> Tensor:
+        """The solution, differentiable in all arguments and in alpha.
+
+        Args:
+            args: the variables of the formula, with b in the place of the unknown.
+            alpha: ridge, added to the diagonal.
+            eps: bound of the norm of the residual relative to ‖b‖, for each entry of a batch.
+            max_iter: most iterations.
+            options: backend, device_id and ranges, as `Genred` takes them.
+
+        Raises:
+            ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
+            ShapeError: too few arguments, or a system that is not square.
+        """
+        if len(args) <= self._unknown:
+            raise ShapeError(
+                f"KernelSolve is called with {len(args)} arguments: the unknown is number "
+                f"{self._unknown} of the formula's, counted from 0. Pass one tensor for each, with "
+                "b in its place."
+            )
+        dtype = args[self._unknown].dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        tensors = [a.to(wide) for a in args]
+        rhs = tensors.pop(self._unknown)
+
+        def apply(v: Tensor, ridge: Tensor, *others: Tensor) -> Tensor:
+            values = [*others[: self._unknown], v, *others[self._unknown :]]
+            product: Tensor = self._reduction(*values, **options)
+            _check_square(product, v)
+            return product + ridge * v
+
+        ridge = torch.as_tensor(alpha, dtype=wide, device=rhs.device)
+        batch_dims = max(rhs.ndim - 2, 0)
+        found = conjugate_gradient(
+            apply, rhs, (ridge, *tensors), eps=eps, max_iter=max_iter, batch_dims=batch_dims
+        )
+        return found.to(dtype)
+
+
+class Solved:
+    """The solution of a linear system as a function of its symbolic variables.
+
+    Its call takes one argument for each, by index; the right-hand side has the index of the
+    unknown, unless it holds data.
+    """
+
+    def __init__(
+        self,
+        linear: Any,
+        unknown: Variable,
+        rhs: Variable,
+        axis: int,
+        options: dict[str, Any],
+    ) -> None:
+        self._linear, self._unknown, self._rhs = linear, unknown, rhs
+        self._axis, self._options = axis, options
+        needed = [v for v in linear._variables if rhs.place is not None or v.place != unknown.place]
+        self.places = places(needed)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """The solution for these arguments."""
+        require_count("system", len(args), self.places)
+        origin, variables = self._linear, self._linear._variables
+        number = next(n for n, v in enumerate(variables) if v.place == self._unknown.place)
+        exact = self._options | options
+        settings = {key: exact.pop(key) for key in ACCURACY if key in exact}
+        given = [origin._tensor(a) for a in args]
+        bound = [
+            self._rhs if n == number and self._rhs.place is None else v
+            for n, v in enumerate(variables)
+        ]
+        system = KernelSolve(
+            origin._formula,
+            [f"Var({n},{v.dim},{v.cat})" for n, v in enumerate(variables)],
+            f"Var({number},{self._unknown.dim},{self._unknown.cat})",
+            self._axis,
+            **settings,
+        )
+        exact["ranges"] = origin._tensor(exact["ranges"])
+        known = extent(self._rhs) if self._rhs.place is None else origin._extent
+        return origin._array(system(*values(bound, known, given), **exact))
+
+
+def _position(name: str, aliases: Sequence[str]) -> int:
+    """The position of a variable among the arguments."""
+    if name.replace(" ", "").startswith("Var("):
+        return int(name.split("(")[1].split(",")[0])
+    names = [alias.split("=")[0].strip() for alias in aliases]
+    if name not in names:
+        raise ShapeError(
+            f"varinvalias is {name!r} but the variables are {', '.join(names)}: it must be the one "
+            "that is solved for. Pass its name."
+        )
+    return names.index(name)
+
+
+class _Solve(torch.autograd.Function):
+    """a = A⁻¹ b; its derivatives are solutions with the same A."""
+
+    @staticmethod
+    def forward(system: _System, rhs: Tensor, *tensors: Tensor) -> Tensor:
+        return _iterate(system, rhs, tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.system, _, *tensors = inputs
+        ctx.save_for_backward(output, *tensors)
+        ctx.save_for_forward(output, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        solution, *tensors = ctx.saved_tensors
+        adjoint = _Solve.apply(ctx.system, grads[0], *tensors)  # type: ignore[no-untyped-call]
+        needed = [n for n, need in enumerate(ctx.needs_input_grad[2:]) if need]
+        of_tensors: list[Tensor | None] = [None] * len(tensors)
+        if needed:
+            product, values = _along(ctx.system.apply, solution, tensors, needed)
+            found = torch.func.vjp(product, *values)[1](-adjoint)
+            for n, gradient in zip(needed, found, strict=True):
+                of_tensors[n] = gradient
+        return None, adjoint, *of_tensors
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, rhs: Tensor | None, *tangents: Tensor | None) -> Tensor:
+        solution, *tensors = ctx.saved_tensors
+        change = torch.zeros_like(solution) if rhs is None else rhs
+        moved = [n for n, t in enumerate(tangents) if t is not None]
+        if moved:
+            product, values = _along(ctx.system.apply, solution, tensors, moved)
+            # forward mode does not nest: the pullback of the linear pullback is the pushforward
+            pull = torch.func.vjp(product, *values)[1]
+            push = torch.func.vjp(pull, torch.zeros_like(solution))[1]
+            change = change - push(tuple(tangents[n] for n in moved))[0]
+        found: Tensor = _Solve.apply(ctx.system, change, *tensors)  # type: ignore[no-untyped-call]
+        return found
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], system: _System, rhs: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        where = in_dims[1]
+        rows = rhs.expand(info.batch_size, *rhs.shape) if where is None else rhs.movedim(where, 0)
+        more = system._replace(
+            apply=torch.func.vmap(system.apply, in_dims=(0, *in_dims[2:])),
+            preconditioner=system.preconditioner and torch.func.vmap(system.preconditioner),
+            batch_dims=system.batch_dims + 1,
+        )
+        return _Solve.apply(more, rows, *tensors), 0  # type: ignore[no-untyped-call]
+
+
+def _along(
+    apply: Linear, solution: Tensor, tensors: Sequence[Tensor], chosen: Sequence[int]
+) -> tuple[Linear, tuple[Tensor, ...]]:
+    """A a as a function of the chosen tensors alone, and their values."""
+
+    def product(*values: Tensor) -> Tensor:
+        all_values = list(tensors)
+        for n, value in zip(chosen, values, strict=True):
+            all_values[n] = value
+        return apply(solution, *all_values)
+
+    return product, tuple(tensors[n] for n in chosen)
+
+
+def _iterate(system: _System, rhs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """Conjugate gradients of separate systems; those that have converged are not updated."""
+    dims = tuple(range(system.batch_dims, rhs.ndim))
+    if not rhs.numel():
+        return torch.zeros_like(rhs)
+
+    def dot(u: Tensor, v: Tensor) -> Tensor:
+        return (u * v).sum(dims, keepdim=True) if dims else u * v
+
+    scale = rhs.abs().amax(dims, keepdim=True) if dims else rhs.abs()
+    scale = scale.where(scale != 0, 1)  # squares of tiny numbers underflow
+    residual = rhs / scale
+    precondition = system.preconditioner or (lambda r: r)
+    limit = system.eps**2 * dot(residual, residual)
+    solution = torch.zeros_like(residual)
+    direction = preconditioned = precondition(residual)
+    size = dot(residual, preconditioned)
+    for iteration in range(system.max_iter + 1):
+        left = dot(residual, residual)
+        if _done(left, limit, iteration, system):
+            return solution * scale
+        product = _applied(system, direction, tensors)
+        open_ = left > limit
+        step = torch.where(open_, size / dot(direction, product), 0)
+        solution = solution + step * direction
+        residual = residual - step * product
+        preconditioned = precondition(residual)
+        before, size = size, dot(residual, preconditioned)
+        direction = preconditioned + torch.where(open_, size / before, 0) * direction
+    raise AssertionError("unreachable: the last iteration raises")
+
+
+def _applied(system: _System, direction: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    product = system.apply(direction, *tensors)
+    _check_square(product, direction)
+    return product
+
+
+def _check_square(product: Tensor, rhs: Tensor) -> None:
+    if product.shape != rhs.shape:
+        raise ShapeError(
+            f"the operator gives {tuple(product.shape)} but rhs is {tuple(rhs.shape)}: it "
+            "must be square, with as many points i as j. Pass the same points for both."
+        )
+
+
+def _done(left: Tensor, limit: Tensor, iteration: int, system: _System) -> bool:
+    """Whether all systems have converged; raises ConvergenceError if they cannot."""
+    excess = float((left - limit).amax())
+    if not math.isfinite(excess):
+        raise ConvergenceError(
+            f"conjugate gradients met NaN or infinity at iteration {iteration}: rhs, the operator "
+            "or one of its tensors is not finite, or the operator is not positive definite. Check "
+            "the inputs, or pass a larger alpha."
+        )
+    if excess > 0 and iteration == system.max_iter:
+        ratio = system.eps * float((left / limit).amax().sqrt())
+        raise ConvergenceError(
+            f"conjugate gradients left a residual of {ratio:.1e} of rhs after {iteration} "
+            f"iterations: {system.eps:.1e} is needed. Pass a larger alpha, eps or max_iter, or a "
+            "preconditioner."
+        )
+    return excess <= 0

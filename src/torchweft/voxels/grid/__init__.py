@@ -1,1 +1,0 @@
-"""Geometry of grids: kernel offsets, constants, space-filling curves, flags read by the host."""

@@ -1,1 +1,0 @@
-"""Kernel maps on a GPU: search, sorting, and rows sorted into tiles."""
