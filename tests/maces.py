@@ -5,7 +5,7 @@ import functools
 import torch
 
 from torchweft import o3
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import join, split
 
 __all__ = ["contraction", "couplings", "dense"]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.cases.channelwise import GRAPHS, Edges
 from tests.cases.suite import Suite
 from torchweft import o3
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import join, split
 from torchweft.o3.irreps.wigner import wigner_3j
 from torchweft.testing.contract import Case
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.cases.suite import Suite
 from torchweft.core.backend import BACKENDS
 from torchweft.o3 import Irrep, Irreps, SymmetricContraction, wigner_3j
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import join, split
 from torchweft.testing.contract import Case
 
 __all__ = ["couplings", "make_case", "suite"]

@@ -11,7 +11,7 @@ import torch
 
 from torchweft import o3
 from torchweft.errors import ShapeError
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import join, split
 from torchweft.o3.layers.gates_and_norms import MOMENT_SAMPLES, NormalizedActivation
 from torchweft.testing import assert_o3_equivariant, assert_within_bound
 from torchweft.testing.contract import assert_same_bits

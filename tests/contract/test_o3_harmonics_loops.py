@@ -12,7 +12,7 @@ import torch
 from tests.conftest import INTERPRETED
 from torchweft import explain, o3
 from torchweft.o3 import pointwise
-from torchweft.o3.layers.harmonics import _evaluate
+from torchweft.o3.layers.harmonics_and_radial import _evaluate
 from torchweft.testing import assert_within_bound
 from torchweft.testing.doors import assert_same_bits
 

@@ -12,7 +12,7 @@ import torch
 
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import join, split
 from torchweft.testing import assert_as_accurate, assert_o3_equivariant, plain_error
 from torchweft.testing.contract import assert_same_bits
 

@@ -12,7 +12,7 @@ import torch
 from tests.conftest import INTERPRETED
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import join, split
 from torchweft.testing import assert_o3_equivariant, assert_within_bound
 from torchweft.testing.contract import BODY_CHECKS, Case, Setting, assert_same_bits, check_values
 from torchweft.testing.doors import DOOR_CHECKS, check_opcheck

@@ -19,7 +19,7 @@ from tests.conftest import INTERPRETED
 from torchweft import o3
 from torchweft.core.explain import explain
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import join, split
 from torchweft.o3.tensor_product import evaluation
 from torchweft.testing import assert_o3_equivariant, assert_within_bound
 from torchweft.testing.contract import BODY_CHECKS, Setting, assert_same_bits, check_values

@@ -1,6 +1,6 @@
-"""The module that runs a topic's calls on a backend, imported by name when it first serves.
+"""The modules that run a topic's calls on a backend, imported by name at their first call.
 
-Tracing a call, and running it on another backend, thus needs neither Triton nor numba.
+Tracing a call, or running it on another backend, therefore needs neither Triton nor numba.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def executor(topic: str, backend: str) -> Any:
 
 @constant_when_compiling
 def chosen_backend(backend: str | None, device: str) -> str:
-    """As `torchweft.core.backend.choose`; torch.compile keeps the answer."""
+    """`torchweft.core.backend.choose`, constant when torch.compile traces it."""
     return choose(backend, device)
 
 

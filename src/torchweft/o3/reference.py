@@ -58,7 +58,7 @@ def _block(rows: Tensor, block: Block, channels: int) -> Tensor:
 
 
 def _columns(block: Block, channels: int) -> list[int]:
-    """The place of every component of every channel."""
+    """The column of every component of every channel."""
     offset, _, step, channel_step = block
     return [
         offset + a * step + u * channel_step

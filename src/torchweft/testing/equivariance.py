@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from torchweft.clifford.algebra import Algebra
-from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, join, split
 
 __all__ = [
     "act",

@@ -1,12 +1,18 @@
-"""Irreducible representations of O(3) and lists of them, written as e3nn writes them.
+"""Irreducible representations of O(3), lists of them as e3nn writes them, and rows of numbers.
 
 Irreps("64x0e + 32x1o")  is  64 scalars and 32 vectors: 64 + 32·3 = 160 components
+
+A row has a block (mul, 2l+1) for each item, in either order of memory:
+
+mul_ir   component a of copy u of a block is at  offset + u · (2l+1) + a    (e3nn's)
+ir_mul                                           offset + a · mul + u       (channels fastest)
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple, SupportsIndex, TypeAlias, overload
 
@@ -14,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.rotation import (
     angles_to_matrix,
@@ -23,7 +30,24 @@ from torchweft.o3.irreps.rotation import (
 )
 from torchweft.o3.irreps.wigner import check_degrees, wigner_D_matrices, working_dtype
 
-__all__ = ["Irrep", "Irreps", "IrrepsLike", "MulIr", "Sorted"]
+__all__ = [
+    "LAYOUTS",
+    "Irrep",
+    "Irreps",
+    "IrrepsLike",
+    "MulIr",
+    "Sorted",
+    "as_block",
+    "broadcast_leads",
+    "check_layout",
+    "check_rows",
+    "join",
+    "parts_of",
+    "side_by_side",
+    "split",
+    "split_weight",
+    "steps",
+]
 
 _TERM = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\d+)([eoy])\s*")
 """[mul x] degree parity; "y" is the parity (-1)^l of spherical harmonics."""
@@ -38,18 +62,18 @@ class Irrep(_Fields):
     """The irrep of degree l and parity p (1 even, -1 odd); its dimension is 2l + 1.
 
     Args:
-        l: the degree; or alone "1o", "2y" (of parity (-1)^l), an Irrep, a pair (l, p).
+        l: the degree; or, without p, "1o", "2y" (of parity (-1)^l), an Irrep or a pair (l, p).
         p: the parity.
 
     Raises:
-        ShapeError: what is given does not read as an irrep.
-        DTypeError: the degree is no integer.
+        ShapeError: the arguments do not read as an irrep.
+        DTypeError: the degree is not an integer.
     """
 
     __slots__ = ()
 
     def __new__(cls, l: int | str | tuple[int, int], p: int | None = None) -> Irrep:  # noqa: E741
-        """See the class."""
+        """Read an irrep; see the class."""
         if p is None and isinstance(l, tuple) and len(l) == 2:
             l, p = l  # noqa: E741
         elif p is None and isinstance(l, str):
@@ -72,7 +96,7 @@ class Irrep(_Fields):
         return 2 * self.l + 1
 
     def is_scalar(self) -> bool:
-        """Whether it is 0e."""
+        """Whether the irrep is 0e."""
         return self.l == 0 and self.p == 1
 
     @staticmethod
@@ -89,7 +113,7 @@ class Irrep(_Fields):
             yield Irrep(l, self.p * other.p)
 
     def __rmul__(self, mul: SupportsIndex) -> Irreps:  # type: ignore[override]
-        """`mul` copies."""
+        """`mul` copies of the irrep."""
         return Irreps([(mul.__index__(), self)])
 
     def __add__(self, other: IrrepsLike) -> Irreps:  # type: ignore[override]
@@ -130,7 +154,7 @@ class MulIr(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """Irreps in order; item i of the unsorted ones is now item p[i], and item j was item inv[j]."""
+    """Sorted irreps; item i of the unsorted irreps is item p[i], item j was item inv[j]."""
 
     irreps: Irreps
     p: tuple[int, ...]
@@ -140,7 +164,7 @@ class Sorted(NamedTuple):
 IrrepsLike: TypeAlias = (
     "str | Irreps | Irrep | MulIr | Iterable[str | Irrep | tuple[int, str | tuple[int, int]]]"
 )
-"""What `Irreps` reads."""
+"""Arguments that `Irreps` reads."""
 
 
 class Irreps:
@@ -151,8 +175,8 @@ class Irreps:
             (mul, irrep), there also as (l, p).
 
     Raises:
-        ShapeError: what is given does not read as irreps.
-        DTypeError: it is neither text nor a sequence.
+        ShapeError: the argument does not read as irreps.
+        DTypeError: the argument is neither text nor a sequence.
     """
 
     __slots__ = ("_dim", "_items")
@@ -172,11 +196,11 @@ class Irreps:
                 f"irreps is a {type(irreps).__name__}: it must be text or pairs (mul, irrep). "
                 "Write, for example, '64x0e+32x1o'."
             )
-        self._dim = sum(item.dim for item in self._items)  # asked for at every call of a module
+        self._dim = sum(item.dim for item in self._items)  # every call of a module reads it
 
     @staticmethod
     def spherical_harmonics(lmax: int, p: int = -1) -> Irreps:
-        """0 to lmax, each once, with the parities p^l."""
+        """The degrees 0 to lmax, each once, with the parities p^l."""
         return Irreps([(1, Irrep(degree, p**degree)) for degree in range(lmax + 1)])
 
     def __iter__(self) -> Iterator[MulIr]:
@@ -196,7 +220,7 @@ class Irreps:
         if isinstance(other, str):
             try:
                 other = Irreps(other)
-            except ShapeError:  # not irreps, so not these
+            except ShapeError:  # the text is not irreps
                 return False
         return self._items == other._items if isinstance(other, Irreps) else NotImplemented
 
@@ -224,12 +248,12 @@ class Irreps:
 
     @property
     def dim(self) -> int:
-        """Σ mul · (2l + 1)."""
+        """Number of components: Σ mul · (2l + 1)."""
         return self._dim
 
     @property
     def num_irreps(self) -> int:
-        """Σ mul."""
+        """Number of irreps, copies counted: Σ mul."""
         return sum(item.mul for item in self)
 
     @property
@@ -251,11 +275,11 @@ class Irreps:
         return max(item.ir.l for item in self if item.mul)
 
     def is_scalar(self) -> bool:
-        """Whether all of them are 0e."""
+        """Whether all irreps are 0e."""
         return all(item.ir.is_scalar() for item in self)
 
     def slices(self) -> list[slice]:
-        """Where each item's components are in a row."""
+        """The slice of each item's components in a row."""
         found, start = [], 0
         for item in self:
             found.append(slice(start, start + item.dim))
@@ -280,36 +304,32 @@ class Irreps:
         return Irreps(found)
 
     def remove_zero_multiplicities(self) -> Irreps:
-        """The items that have copies."""
+        """The items with a multiplicity above 0."""
         return Irreps([item for item in self if item.mul])
 
     def sort(self) -> Sorted:
-        """By degree, then odd before even; equal irreps stay in order."""
+        """Sort by degree, then odd before even; equal irreps stay in order."""
         numbers = [3 * ir.l + ir.p for _, ir in self]  # torch.compile sorts numbers only
         inv = tuple(sorted(range(len(self)), key=numbers.__getitem__))
         p = tuple(sorted(range(len(self)), key=inv.__getitem__))
         return Sorted(Irreps([self[i] for i in inv]), p, inv)
 
     def regroup(self) -> Irreps:
-        """Sorted and simplified."""
+        """The irreps sorted and simplified."""
         return self.sort().irreps.simplify()
 
     def filter(
-        self,
-        keep: Chosen | None = None,
-        *,
-        drop: Chosen | None = None,
-        lmax: int | None = None,
+        self, keep: Chosen | None = None, *, drop: Chosen | None = None, lmax: int | None = None
     ) -> Irreps:
-        """The items that are kept.
+        """Select items.
 
         Args:
-            keep: irreps to keep, or a function of an item that says so.
-            drop: irreps to leave out, or a function.
+            keep: irreps to keep, or a function of an item that returns whether to keep it.
+            drop: irreps to leave out, or a function of an item.
             lmax: the largest degree to keep.
 
         Raises:
-            ShapeError: more than one of them is given.
+            ShapeError: more than one argument is given.
         """
         if sum(given is not None for given in (keep, drop, lmax)) > 1:
             raise ShapeError(
@@ -330,12 +350,12 @@ class Irreps:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Normal numbers, of a size in which -1 stands for `dim`; e3nn's for the same seed.
+        """Normal random numbers; -1 in `size` stands for `dim`.  Equal to e3nn's for the same seed.
 
         Args:
             size: one entry is -1.
             normalization: "component": each of variance 1; "norm": each irrep of length 1.
-            requires_grad: whether the result does.
+            requires_grad: whether the result requires a gradient.
             dtype: torch's default dtype if None.
             device: torch's default device if None.
         """
@@ -364,8 +384,8 @@ class Irreps:
     def D_from_matrix(self, R: Tensor) -> Tensor:  # noqa: N802, N803 - e3nn's name
         """D(R), (..., dim, dim), of orthogonal matrices (..., 3, 3): a block for each irrep.
 
-        With det R = -1 it is a rotation and the inversion, which multiplies by the parity.  Made
-        of polynomials of R, not of angles: exact and differentiable everywhere.
+        A matrix with det R = -1 is a rotation times the inversion, which multiplies by the parity.
+        D is computed as polynomials of R, not from angles: exact and differentiable everywhere.
         """
         check_matrix("R", R)
         matrix = R.to(working_dtype(R.dtype))
@@ -418,7 +438,7 @@ class SliceByMul:
 
 
 Chosen: TypeAlias = "IrrepsLike | Callable[[MulIr], bool]"
-"""What `filter` reads."""
+"""Arguments that `filter` reads."""
 
 
 def _chosen(item: MulIr, choice: Chosen) -> bool:
@@ -460,3 +480,97 @@ def _read(text: str) -> Iterator[MulIr]:
         mul, degree, parity = match.groups()
         sign = {"e": 1, "o": -1, "y": (-1) ** int(degree)}[parity]
         yield MulIr(int(mul or 1), Irrep(int(degree), sign))
+
+
+LAYOUTS = ("mul_ir", "ir_mul")
+
+
+def parts_of(x: Tensor, sizes: Sequence[int], dim: int = -1) -> Sequence[Tensor]:
+    """Split x along a dimension; the gradients of the views are one tensor."""
+    return (x,) if len(sizes) == 1 else x.split_with_sizes(list(sizes), dim)
+
+
+def split_weight(
+    weight: Tensor | None, shapes: Sequence[tuple[int, ...] | None]
+) -> list[Tensor | None]:
+    """Views (…, *shape) of a flat weight, None without a shape; their gradients are one tensor."""
+    if weight is None:
+        return [None] * len(shapes)
+    flats = iter(parts_of(weight, [math.prod(shape) for shape in shapes if shape is not None]))
+    views: list[Tensor | None] = []
+    for shape in shapes:
+        if shape is None:
+            views.append(None)
+        else:
+            flat = next(flats)
+            views.append(flat.reshape(*flat.shape[:-1], *shape))
+    return views
+
+
+def side_by_side(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenate one or more tensors; a single one is returned as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
+def split(x: Tensor, irreps: Irreps, layout: str) -> list[Tensor]:
+    """Views (…, mul, 2l+1), one for each item of the irreps of x (…, D)."""
+    parts = parts_of(x, [item.dim for item in irreps])
+    return [as_block(part, item, layout) for part, item in zip(parts, irreps, strict=True)]
+
+
+def as_block(part: Tensor, item: MulIr, layout: str) -> Tensor:
+    """A view (…, mul, 2l+1) of the components (…, mul · (2l+1)) of an item."""
+    lead, (mul, ir) = part.shape[:-1], item
+    if layout == "mul_ir":
+        return part.reshape(*lead, mul, ir.dim)
+    return part.reshape(*lead, ir.dim, mul).transpose(-1, -2)
+
+
+def join(blocks: Sequence[Tensor], layout: str) -> Tensor:
+    """Rows (…, D) of one or more blocks (…, mul, 2l+1)."""
+    turned = [block if layout == "mul_ir" else block.transpose(-1, -2) for block in blocks]
+    return side_by_side([block.flatten(-2) for block in turned], -1)
+
+
+def broadcast_leads(leads: Sequence[torch.Size]) -> torch.Size:
+    """Broadcast leading dimensions.
+
+    Raises:
+        ShapeError: they do not broadcast.
+    """
+    first, *others = leads
+    if all(lead == first for lead in others):
+        return first
+    try:
+        found: torch.Size = torch.broadcast_shapes(*leads)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        shapes = ", ".join(str(tuple(lead)) for lead in leads)
+        raise ShapeError(
+            f"the leading dimensions of the inputs are {shapes}: they must broadcast. "
+            "Pass one row of each for every row of the output, or dimensions of size 1."
+        ) from None
+    return found
+
+
+def steps(item: MulIr, layout: str) -> tuple[int, int]:
+    """Strides from one component to the next, and from one copy to the next."""
+    return (1, item.ir.dim) if layout == "mul_ir" else (item.mul, 1)
+
+
+def check_layout(layout: str) -> None:
+    """Raise ShapeError unless the layout is one of LAYOUTS."""
+    if layout not in LAYOUTS:
+        raise ShapeError(
+            f"layout is {layout!r}: it must be 'mul_ir', the components of a copy side by side, or "
+            "'ir_mul', the copies of a component side by side. Choose the order of your tensors."
+        )
+
+
+def check_rows(name: str, x: Tensor, irreps: Irreps, module: object) -> None:
+    """Raise DTypeError or ShapeError unless x is a tensor (…, D)."""
+    check_tensors(**{name: x})
+    if x.dim() == 0 or x.shape[-1] != irreps.dim:
+        raise ShapeError(
+            f"{name} is {tuple(x.shape)} but {type(module).__name__} takes {irreps}: it must be "
+            f"(…, {irreps.dim}). Pass features of these irreps, or build it for yours."
+        )

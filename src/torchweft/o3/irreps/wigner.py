@@ -9,6 +9,7 @@ about the polar axis y; so degree 1 is (x, y, z).
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -54,18 +55,18 @@ def wigner_3j(
     Every entry is ± the root of a fraction, known exactly and rounded once to float64.
 
     Args:
-        l1: a degree; as the others, 0 or more.
-        l2: a degree.
+        l1: a degree, 0 or more.
+        l2: a degree, 0 or more.
         l3: a degree, from |l1 - l2| to l1 + l2.
         dtype: of the result; torch's default dtype if None.
         device: of the result; torch's default device if None.
 
     Returns:
-        A tensor of the caller's own, like e3nn's in sign and order.
+        A new tensor; signs and order are e3nn's.
 
     Raises:
         ShapeError: the degrees form no triangle.
-        DTypeError: one of them is no integer.
+        DTypeError: a degree is not an integer.
     """
     check_degrees(l1=l1, l2=l2, l3=l3)
     if not abs(l1 - l2) <= l3 <= l1 + l2:
@@ -79,20 +80,20 @@ def wigner_3j(
 
 
 def wigner_D(l: int, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:  # noqa: E741, N802
-    """D(α, β, γ) = Z(α) J Z(β) J Z(γ), Z a turn about y and J = D(half a turn about x + y).
+    """D(α, β, γ) = Z(α) J Z(β) J Z(γ), Z a rotation about y, J = D(half a turn about x + y).
 
     Args:
-        l: the degree, any.
-        alpha: (...), the turn about y applied last.
-        beta: (...), the turn about x.
-        gamma: (...), the turn about y applied first.
+        l: the degree, 0 or more.
+        alpha: (...), angle of the rotation about y that is applied last.
+        beta: (...), angle of the rotation about x.
+        gamma: (...), angle of the rotation about y that is applied first.
 
     Returns:
         (..., 2l+1, 2l+1), orthogonal; D(R1) D(R2) = D(R1 R2), and degree 1 is the matrix itself.
         Half precision computes in float32.  Differentiable to any order, at β = 0 too.
 
     Raises:
-        DTypeError: l is no integer, or the angles are not real.
+        DTypeError: l is not an integer, or the angles are not real.
         ShapeError: l is negative, or the angles do not broadcast.
     """
     check_degrees(l=l)
@@ -107,10 +108,11 @@ def wigner_D(l: int, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:  # n
 def wigner_D_matrices(lmax: int, matrix: Tensor) -> list[Tensor]:  # noqa: N802
     """D^0 … D^lmax of rotations, by D^(l+1)_kn = (2l+3) Σ C_ijk D^l_ip R_jq C_pqn, C = 3j.
 
-    Polynomials of the matrix: exact at the poles, where Euler angles lose half of the digits.
+    They are polynomials of the matrix: exact at the poles, where Euler angles lose half of the
+    digits.
 
     Args:
-        lmax: the last degree.
+        lmax: the highest degree.
         matrix: (..., 3, 3), orthogonal with determinant 1, float32 or float64.
 
     Returns:
@@ -126,16 +128,16 @@ def wigner_D_matrices(lmax: int, matrix: Tensor) -> list[Tensor]:  # noqa: N802
 
 
 def so3_generators(l: int) -> Tensor:  # noqa: E741
-    """X_k = √(l (l+1) (2l+1)) C_ikj, C = 3j(l, 1, l): D of a turn by t about axis k is exp(t X_k).
+    """X_k = √(l (l+1) (2l+1)) C_ikj, C = 3j(l, 1, l); a turn by t about axis k has D = exp(t X_k).
 
     Args:
-        l: the degree, any.
+        l: the degree, 0 or more.
 
     Returns:
-        (3, 2l+1, 2l+1), antisymmetric, for x, y and z; [X_0, X_1] = X_2 and so on in a circle.
+        (3, 2l+1, 2l+1), antisymmetric, for x, y and z; [X_0, X_1] = X_2 and cyclic.
 
     Raises:
-        WeftError: l is no integer, or negative.
+        WeftError: l is negative or not an integer.
     """
     check_degrees(l=l)
     if l == 0:
@@ -150,10 +152,10 @@ def su2_generators(j: float) -> Tensor:
         j: the spin, 0, ½, 1, …; rows and columns are m = -j … j.
 
     Returns:
-        (3, 2j+1, 2j+1), complex and antihermitian; [X_0, X_1] = X_2 and so on in a circle.
+        (3, 2j+1, 2j+1), complex and antihermitian; [X_0, X_1] = X_2 and cyclic.
 
     Raises:
-        ShapeError: j is no spin.
+        ShapeError: j is not a spin.
     """
     if j < 0 or 2 * j != round(2 * j):
         raise ShapeError(f"j is {j}: a spin must be half an integer, 0 or more. Pass 0, 0.5, 1 …")
@@ -171,7 +173,7 @@ def _turn(angle: Tensor, matrix: Tensor) -> Tensor:
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for itself, float32 for every narrower real dtype."""
+    """The dtype of the computation: float64 for float64, float32 for narrower real dtypes."""
     if not dtype.is_floating_point:
         raise DTypeError(
             f"a tensor is {dtype}: coordinates and angles must be real numbers. Call .float()."
@@ -211,7 +213,7 @@ def check_degrees(**degrees: int) -> None:
 
 @functools.cache
 def entries_3j(l1: int, l2: int, l3: int) -> tuple[tuple[int, int, int, float], ...]:
-    """(i, j, k, C_ijk) of the entries that are not zero, in order."""
+    """(i, j, k, C_ijk) of the nonzero entries, sorted."""
     return tuple(sorted(_entries(l1, l2, l3)))
 
 
@@ -251,7 +253,7 @@ def _table(degrees: tuple[int, ...], device: torch.device, dtype: torch.dtype) -
 
 
 def _entries(l1: int, l2: int, l3: int) -> Iterator[tuple[int, int, int, float]]:
-    """The entries of the real symbol that are not zero.
+    """The nonzero entries of the real symbol, unsorted.
 
     A real component m is (i^a Y_m + i^b Y_-m) / √2.  Of the terms of an entry only one and its
     conjugate obey m3 = m1 + m2, so the entry is twice the real part of one: ± a root, or 0.
@@ -267,23 +269,13 @@ def _entries(l1: int, l2: int, l3: int) -> Iterator[tuple[int, int, int, float]]
             if count:
                 numerator, denominator = 4 * numerator, denominator << count
             root = _root(numerator, denominator * (2 * l3 + 1))
-            for real in _real_orders(orders):
+            for real in itertools.product(*({m, -m} for m in orders)):
                 turns = (
                     l3 - l1 - l2 + _turns(m1, real[0]) + _turns(m2, real[1]) - _turns(m3, real[2])
                 )
                 if root and turns % 2 == 0:
                     value = sign * root * (-1) ** (turns // 2)
                     yield real[0] + l1, real[1] + l2, real[2] + l3, value
-
-
-def _real_orders(orders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Every choice of signs of the orders."""
-    if not orders:
-        yield ()
-        return
-    for rest in _real_orders(orders[1:]):
-        for m in {orders[0], -orders[0]}:
-            yield (m, *rest)
 
 
 def _turns(m: int, real: int) -> int:
@@ -318,6 +310,6 @@ def _clebsch_gordan(l1: int, m1: int, l2: int, m2: int, l3: int) -> tuple[int, i
 
 
 def _root(numerator: int, denominator: int) -> float:
-    """√(numerator / denominator) from 128 bits or more, rounded once."""
+    """√(numerator / denominator), computed with 128 bits or more and rounded once."""
     places = 128 + denominator.bit_length()
     return math.ldexp(math.isqrt((numerator << 2 * places) // denominator), -places)

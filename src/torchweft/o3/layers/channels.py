@@ -3,12 +3,15 @@
 tensor_dot_uu, TensorDot             z[n,i,c] = (2l_i+1)^(-1/2) Σ_{m ∈ irrep i} x[n,m,c] · y[n,m,c]
 gating, Gating                       z[n,m,c] = x[n,m,c] · gates[n,i(m),c]
 irrep_wise_linear, IrrepWiseLinear   z[n,m,d] = Σ_c x[n,m,c] · weight[i(m),c,d]
+
+Here i(m) is the irrep of component m, as the tables of `irreps_info` say.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +20,54 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.tables import IrrepsInfo, irreps_info
 from torchweft.products import SparseProductInfo, sparse_mul, sparse_vecmat
+from torchweft.products.tables import Movable
 
 __all__ = [
     "Gating",
     "IrrepWiseLinear",
+    "IrrepsInfo",
     "TensorDot",
     "gating",
     "irrep_wise_linear",
+    "irreps_info",
     "tensor_dot_uu",
 ]
+
+
+class _Fields(NamedTuple):
+    rsqrt_dims: Tensor
+    rdims: Tensor
+    irrep_index: Tensor
+    irrep_seg: Tensor
+    num_irreps: int
+
+
+class IrrepsInfo(Movable, _Fields):
+    """The tables of `irreps_info`; `.to`, `.cuda`, `.cpu` move them.
+
+    Fields: rsqrt_dims (I,) and rdims (I,), 1/√(2l+1) and 1/(2l+1) of each irrep; irrep_index (D,),
+    the irrep of each component; irrep_seg (I+1,), where each irrep's components begin; num_irreps.
+    """
+
+    __slots__ = ()
+
+
+def irreps_info(irreps: IrrepsLike) -> IrrepsInfo:
+    """The tables of irreps, with one entry for each instance: "2x0e+1o" has three irreps.
+
+    Args:
+        irreps: "2x0e+1o", or what else `Irreps` reads.
+
+    Returns:
+        Tables on the CPU; factors in float64 (they are cast at the call).
+    """
+    dims = torch.tensor(
+        [ir.dim for mul, ir in Irreps(irreps) for _ in range(mul)], dtype=torch.int64
+    )
+    index = torch.repeat_interleave(torch.arange(dims.numel()), dims)
+    seg = torch.cat([dims.new_zeros(1), dims.cumsum(0)])
+    return IrrepsInfo(dims.double().rsqrt(), 1 / dims.double(), index, seg, dims.numel())
 
 
 _scales: TensorCache[Tensor] = TensorCache()
@@ -45,10 +85,10 @@ def tensor_dot_uu(
 
     Args:
         input1: (N, D, C), D the components of the irreps; without N it is shared over N.
-        input2: likewise.
+        input2: (N, D, C); without N it is shared over N.
         irreps_info: from `irreps_info(irreps)`.
         scaled: False leaves out the factor.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Returns:
         (N, num_irreps, C), invariant under O(3); differentiable to any order.
@@ -56,8 +96,7 @@ def tensor_dot_uu(
     _check(irreps_info, "components", "input1", input1, C=None)
     _check(irreps_info, "components", "input2", input2, C=input1.shape[-1])
     info = SparseProductInfo(
-        scale=_component_scale(irreps_info) if scaled else None,
-        seg_out=irreps_info.irrep_seg,
+        scale=_component_scale(irreps_info) if scaled else None, seg_out=irreps_info.irrep_seg
     )
     return sparse_mul(input1, input2, info, backend=backend)
 
@@ -71,7 +110,7 @@ def gating(
         input: (N, D, C); without N it is shared over N.
         gates: (N, num_irreps, C), invariant; without N they are shared over N.
         irreps_info: from `irreps_info(irreps)`.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Returns:
         (N, D, C), equivariant; differentiable to any order.
@@ -92,7 +131,7 @@ def irrep_wise_linear(
         weight: (num_irreps, Cin, Cout), or (N, num_irreps, Cin, Cout) with matrices of its own
             for each n.
         irreps_info: from `irreps_info(irreps)`.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Returns:
         (N, D, Cout), equivariant; differentiable to any order.
@@ -112,7 +151,7 @@ def _component_scale(info: IrrepsInfo) -> Tensor:
 
 
 def _check(info: IrrepsInfo, rows: str, name: str, a: Tensor, **channels: int | None) -> None:
-    """`a` must be (N, rows, *channels) or lack N; None is any number of channels."""
+    """Raise unless `a` is (N, rows, *channels), N optional; None is any number of channels."""
     if not isinstance(info, IrrepsInfo):
         raise DTypeError(
             f"irreps_info is a {type(info).__name__}: it must be an IrrepsInfo. "
@@ -133,7 +172,7 @@ def _check(info: IrrepsInfo, rows: str, name: str, a: Tensor, **channels: int | 
 
 
 class _Tabled(nn.Module):
-    """A layer whose tables follow its device; they are no part of the state and never rounded."""
+    """A layer whose tables move with it; they are not in the state and never rounded."""
 
     def __init__(self, irreps: IrrepsLike, backend: str | None) -> None:
         super().__init__()
@@ -153,7 +192,7 @@ class Gating(_Tabled):
 
     Args:
         irreps: of x and z; every copy is an irrep with a gate of its own.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
     """
 
     def __init__(self, irreps: IrrepsLike, *, backend: str | None = None) -> None:
@@ -175,7 +214,7 @@ class IrrepWiseLinear(_Tabled):
         irreps: of x and z; every copy is an irrep with a matrix of its own.
         channels_in: Cin.
         channels_out: of z.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: a negative number of channels.
@@ -185,12 +224,7 @@ class IrrepWiseLinear(_Tabled):
     """
 
     def __init__(
-        self,
-        irreps: IrrepsLike,
-        channels_in: int,
-        channels_out: int,
-        *,
-        backend: str | None = None,
+        self, irreps: IrrepsLike, channels_in: int, channels_out: int, *, backend: str | None = None
     ) -> None:
         super().__init__(irreps, backend)
         if channels_in < 0 or channels_out < 0:
@@ -217,7 +251,7 @@ class TensorDot(_Tabled):
     Args:
         irreps: of x and y.
         scaled: False leaves out the factor.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
     """
 
     def __init__(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import ClassVar
 
 import torch
@@ -18,8 +19,17 @@ from torch import Tensor, nn
 
 from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import ShapeError
-from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
-from torchweft.o3.irreps.layout import check_rows, join, parts_of, side_by_side, split
+from torchweft.o3.irreps.irreps import (
+    Irrep,
+    Irreps,
+    IrrepsLike,
+    MulIr,
+    check_rows,
+    join,
+    parts_of,
+    side_by_side,
+    split,
+)
 from torchweft.o3.tensor_product.instructions import checked_choice
 from torchweft.o3.tensor_product.module import RowLayer
 from torchweft.o3.tensor_product.products import paired
@@ -69,21 +79,17 @@ class Activation(RowLayer):
     Args:
         irreps_in: of x.
         acts: a function for each item, or None.
-        backend: "torch" or None, which are the same; another raises BackendError.
+        backend: see `torchweft.o3`.
 
     Raises:
-        ShapeError: another number of functions; a function for what is no scalar; one of 0o that
-            is neither even nor odd.
+        ShapeError: a wrong number of functions, a function for an item that is no scalar, or one
+            for 0o that is neither even nor odd.
 
     An even function of 0o gives 0e, an odd one 0o.
     """
 
     def __init__(
-        self,
-        irreps_in: IrrepsLike,
-        acts: Sequence[Function | None],
-        *,
-        backend: str | None = None,
+        self, irreps_in: IrrepsLike, acts: Sequence[Function | None], *, backend: str | None = None
     ) -> None:
         super().__init__(backend=backend)
         self.irreps_in = Irreps(irreps_in)
@@ -119,11 +125,10 @@ class Gate(RowLayer):
         irreps_gates: of g, scalars: one for each copy of y.
         act_gates: a function for each of its items, or None.
         irreps_gated: of y.
-        layout: "mul_ir" or "ir_mul", of x and z.
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     Raises:
-        ShapeError: gates or scalars that are none, or gates of another number.
+        ShapeError: gates or scalars of degree above 0, or another number of gates than irreps.
 
     `irreps_in` is the sorted sum of the three, `irreps_out` that of the results; functions are
     scaled as in Activation.
@@ -158,15 +163,15 @@ class Gate(RowLayer):
         pieces = list(paired(self.irreps_gated, self.act_gates.irreps_out.simplify()))
         products = [(y.mul, Irrep(y.ir.l, y.ir.p * g.ir.p)) for y, g in pieces]
         self.irreps_out = self.act_scalars.irreps_out + Irreps(products)
-        parts = (self.irreps_scalars, self.irreps_gates, self.irreps_gated)
-        self.irreps_in, (*ranges, places) = _sorted(parts)
-        ranges.append(list(_cut(places, [y for y, _ in pieces])))
-        every = sorted({place for of_part in ranges for place in of_part})
-        numbers = [[every.index(place) for place in of_part] for of_part in ranges]
-        self._scalars, self._gates, self._gated = numbers
-        self._gated_copies = [y.mul for y, _ in pieces]
-        count = len(self.irreps_in)
-        self._sizes = [[mul for k, _, mul in every if k == block] for block in range(count)]
+        # x is split into the scalars, the gates, and what one item of gates gates
+        gated_items = [y for y, _ in pieces]
+        every = Irreps([*self.irreps_scalars, *self.irreps_gates, *gated_items])
+        in_order, place, _ = every.sort()
+        self.irreps_in = in_order.simplify()
+        self._sizes = [[mul for mul, _ in items] for _, items in groupby(in_order, lambda i: i.ir)]
+        first, end = len(self.irreps_scalars), len(every) - len(gated_items)
+        self._scalars, self._gates, self._gated = place[:first], place[first:end], place[end:]
+        self._gated_copies = [y.mul for y in gated_items]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} ({self.irreps_in} -> {self.irreps_out})"
@@ -185,39 +190,10 @@ class Gate(RowLayer):
         return join([scalars.unsqueeze(-1), *gated], self.layout)
 
 
-def _scalars(pieces: list[Tensor], numbers: list[int], like: Tensor) -> Tensor:
+def _scalars(pieces: list[Tensor], numbers: Sequence[int], like: Tensor) -> Tensor:
     """(…, n): the pieces with these numbers, side by side."""
     parts = [pieces[n].squeeze(-1) for n in numbers]
     return side_by_side(parts, -1) if parts else like.narrow(-1, 0, 0)
-
-
-CopyRange = tuple[int, int, int]
-"""A block of x, the first of its copies, and their number."""
-
-
-def _sorted(parts: Sequence[Irreps]) -> tuple[Irreps, list[list[CopyRange]]]:
-    """All items sorted and simplified, and where those of each part are."""
-    every = Irreps([item for part in parts for item in part])
-    irreps, _, inv = every.sort()
-    places: dict[int, CopyRange] = {}
-    block, end, before = -1, 0, None
-    for n, (mul, ir) in zip(inv, irreps, strict=True):
-        if ir != before:
-            block, end, before = block + 1, 0, ir
-        places[n] = (block, end, mul)
-        end += mul
-    rest = iter(range(len(every)))
-    return irreps.simplify(), [[places[next(rest)] for _ in part] for part in parts]
-
-
-def _cut(places: list[CopyRange], pieces: list[MulIr]) -> Iterator[CopyRange]:
-    """The places of the gated items, cut into pieces of one gate item each."""
-    rest = list(places)
-    for mul, _ in pieces:
-        block, first, left = rest.pop(0)
-        yield block, first, mul
-        if left > mul:
-            rest.insert(0, (block, first + mul, left - mul))
 
 
 def _irrep_of(item: MulIr, f: Function | None) -> Irrep:
@@ -337,8 +313,7 @@ class Norm(_Layer):
     Args:
         irreps_in: of x.
         squared: leave out the root.
-        layout: "mul_ir" or "ir_mul", of x.
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     The gradient is 0 where the norm is.
     """
@@ -380,8 +355,7 @@ class NormActivation(_Layer):
         normalize: whether to divide by the norm.
         epsilon: the least norm, with normalize; None is 1e-8.
         bias: whether there is b (num_irreps,), zeros at first.
-        layout: "mul_ir" or "ir_mul".
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: an epsilon that is not positive, or one without normalize.
@@ -448,8 +422,7 @@ class BatchNorm(_Layer):
         instance: statistics of each entry of the batch, instead of running ones.
         include_bias: with affine, whether there is a bias.
         normalization: "component" or "norm".
-        layout: "mul_ir" or "ir_mul".
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     An empty batch leaves the running statistics as they are.
     """
@@ -541,8 +514,7 @@ class LayerNorm(_Layer):
         eps: added to the variance, so that a block of zeros stays one.
         affine: whether there are weight (num_irreps,) and bias (number of 0e,).
         normalization: "component" or "norm".
-        layout: "mul_ir" or "ir_mul".
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
     """
 
     _shown = ("eps",)
@@ -579,8 +551,7 @@ class Dropout(_Layer):
     Args:
         irreps: of x.
         p: the probability that a copy is dropped.
-        layout: "mul_ir" or "ir_mul".
-        backend: "torch" or None, which are the same; another raises BackendError.
+        layout, backend: see `torchweft.o3`.
 
     The identity in evaluation mode.  The random numbers are drawn as e3nn draws them.
     """
@@ -588,12 +559,7 @@ class Dropout(_Layer):
     _shown = ("p",)
 
     def __init__(
-        self,
-        irreps: IrrepsLike,
-        p: float,
-        *,
-        layout: str = "mul_ir",
-        backend: str | None = None,
+        self, irreps: IrrepsLike, p: float, *, layout: str = "mul_ir", backend: str | None = None
     ) -> None:
         super().__init__(irreps, layout, backend)
         if not 0 <= p <= 1:

@@ -19,8 +19,10 @@ from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.operator import compiling
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, MulIr
-from torchweft.o3.irreps.layout import (
+from torchweft.o3.irreps.irreps import (
+    Irreps,
+    IrrepsLike,
+    MulIr,
     as_block,
     broadcast_leads,
     check_rows,
@@ -60,21 +62,19 @@ class Linear(WeightedModule):
 
     Args:
         irreps_in: of x.
-        irreps_out: of z; items that nothing reaches are zero.
+        irreps_out: of z; items without an instruction are zero.
         f_in: x is (…, f_in, D) and the weight (f_in, f_out, weight_numel): every feature has its
-            own, and the factor counts f_in copies more.  None: neither has that dimension.
+            own, and the factor counts f_in times the copies.  None: neither has that dimension.
         f_out: z is (…, f_out, D_out); given together with f_in.
-        num_elements: how many elements have a matrix of their own; the weight is (num_elements,
-            weight_numel), and a call says which element a row of x is.  None: there is one matrix.
+        num_elements: number of elements with a matrix of their own; the weight is (num_elements,
+            weight_numel), and a call takes the element of each row of x.  None: one matrix.
         internal_weights: whether the module owns weight and bias; None: where they are shared.
-        shared_weights: one weight for all rows (None), or one a row.
+        shared_weights: one weight for all rows (None), or one for each row.
         instructions: (i_in, i_out) of items to connect; None: all that are the same irrep.
-        biases: whether 0e items have a bias, for all or one flag an item.
+        biases: whether 0e items have a bias: one flag for all, or one for each item.
         path_normalization: "element" or "path".
-        layout: "mul_ir", e3nn's, or "ir_mul", of x and z; weights have one order.
-        backend: "triton", "torch", or None for the fastest that can serve; "triton" raises
-            BackendError where it holds no such matrices: on the CPU, with features, and with
-            shared weights in float64.
+        layout, backend: see `torchweft.o3`; numba never serves, triton neither features nor shared
+            weights in float64.
 
     Raises:
         WeftError: instructions or biases that do not fit the irreps.
@@ -191,7 +191,7 @@ class Linear(WeightedModule):
         return self._mixed(x, flat, shift)
 
     def _cached(self, x: Tensor, weight: Any, element: Tensor | None) -> Tensor | None:
-        """The result of a cached call, which is one operator; None: it is not cached."""
+        """The result of a cached call by one operator; None: the call is not cached."""
         if weight is None:
             weight = self.weight
         known = signature((x, weight) if element is None else (x, weight, element))
@@ -290,10 +290,11 @@ class Linear(WeightedModule):
         return part.reshape(-1, mul)
 
     def _factors(self, k: int, rows: list[Tensor], matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """What goes into one item of the output side by side, and the matrix that it meets.
+        """The rows that go into one item of the output, side by side, and their matrix.
 
-        The factor of the paths goes into the rows, which are few where its time is seen.  Bits
-        must not depend on the number of rows: compiled code does not know it.
+        The rows, not the matrix, are multiplied by the factor of the paths: where this time
+        matters they are few.  The order does not depend on the number of rows, which compiled
+        code does not know, so that bits do not either.
         """
         chosen = [matrices[n] for n in self._into[k]]
         factor, *others = (self.instructions[n].path_weight for n in self._into[k])
@@ -332,12 +333,9 @@ class Linear(WeightedModule):
 
 
 def _check_alone(
-    num_elements: int,
-    f_in: int | None,
-    shared_weights: bool | None,
-    biases: bool | Sequence[bool],
+    num_elements: int, f_in: int | None, shared_weights: bool | None, biases: bool | Sequence[bool]
 ) -> None:
-    """Matrices by element go with no other choice of weights."""
+    """Raise ShapeError if matrices by element are combined with another choice of weights."""
     if num_elements < 1 or f_in is not None or shared_weights is False or biases not in (False, ()):
         raise ShapeError(
             f"num_elements={num_elements} was given with f_in={f_in}, "
@@ -423,7 +421,7 @@ class Identity(RowLayer):
     Args:
         irreps_in: of x, simplified.
         irreps_out: of z, the same.
-        backend: "torch" or None, which are the same.
+        backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: the irreps differ.

@@ -3,9 +3,9 @@
     from_e3nn(model)      every layer that torchweft has takes the place of e3nn's
     from_mace(model)      and gathers, products and sums over edges become one convolution, MACE's
                           symmetric contractions torchweft's
-    from_nequip(model)    likewise the gathers, products and sums of NequIP
+    from_nequip(model)    gathers, products and sums of NequIP become one convolution
 
-A layer is known by the name of its class and read by its attributes: neither library is imported.
+Layers are found by the name of their class and read by their attributes: no library is imported.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from torchweft.core.operators.operator import compiling, unwatched
 from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.edges.graph import Graph, graph_of
-from torchweft.o3.irreps.irreps import Irreps
-from torchweft.o3.irreps.layout import join, split
+from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.gates_and_norms import (
     Activation,
     BatchNorm,
@@ -32,14 +31,13 @@ from torchweft.o3.layers.gates_and_norms import (
 )
 from torchweft.o3.layers.linear import Linear
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
-from torchweft.o3.tensor_product.conv import TensorProductConv
 from torchweft.o3.tensor_product.module import InstructedModule
-from torchweft.o3.tensor_product.products import TensorProduct
+from torchweft.o3.tensor_product.products import TensorProduct, TensorProductConv
 
 __all__ = ["from_e3nn", "from_mace", "from_nequip"]
 
 Maker = Callable[[Any], nn.Module]
-"""From a layer of e3nn to torchweft's."""
+"""Makes torchweft's layer of one of e3nn."""
 
 
 def from_e3nn(module: nn.Module) -> nn.Module:
@@ -52,10 +50,10 @@ def from_e3nn(module: nn.Module) -> nn.Module:
         torchweft's layer, or the model.  Parameters are the same tensors, optimisers keep them.
 
     Raises:
-        DTypeError: there is no layer that torchweft knows.
-        ShapeError: a Linear whose factors are none that its constructor gives.
+        DTypeError: there is no layer that torchweft has.
+        ShapeError: a Linear with factors that its constructor does not give.
 
-    Known are TensorProduct and what derives from it but TensorSquare, Linear, Gate, Activation,
+    Layers: TensorProduct and what derives from it but TensorSquare, Linear, Gate, Activation,
     Norm, NormActivation, BatchNorm and Dropout.
     """
     made = _made(module)
@@ -129,7 +127,7 @@ def from_nequip(model: nn.Module) -> nn.Module:
 
 
 def _replace(module: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
-    """Replace the modules inside for which something is made; how many."""
+    """Replace the modules for which `make` returns another; returns their number."""
     count = 0
     for name, child in list(module.named_children()):
         made = make(child)
@@ -140,7 +138,7 @@ def _replace(module: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
 
 
 def _is_of(package: str, name: str, module: object) -> bool:
-    """Whether a module is of a class of another package, or derives from it."""
+    """Whether a class of another package is the module's class or a base of it."""
     return any(
         base.__module__.partition(".")[0] == package and base.__name__ == name
         for base in type(module).__mro__
@@ -149,7 +147,10 @@ def _is_of(package: str, name: str, module: object) -> bool:
 
 def _made(module: Any) -> nn.Module | None:
     """torchweft's layer for one of e3nn's, with its parameters and statistics."""
-    make = _maker(type(module))
+    if _is_of("e3nn", "TensorSquare", module):  # it has one factor
+        return None
+    found = (make for name, make in _MAKERS.items() if _is_of("e3nn", name, module))
+    make = next(found, None)
     return None if make is None else _holding(make(module), module)
 
 
@@ -165,22 +166,12 @@ def _holding(made: nn.Module, module: nn.Module) -> nn.Module:
     return made.train(module.training)
 
 
-def _maker(kind: type) -> Maker | None:
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] == "e3nn":
-            if base.__name__ == "TensorSquare":  # it has one factor
-                return None
-            if base.__name__ in _MAKERS:
-                return _MAKERS[base.__name__]
-    return None
-
-
 def _irreps(given: object) -> Irreps:
     return Irreps(str(given))
 
 
 def _tensor_product(module: Any, kind: type[InstructedModule] = TensorProduct) -> InstructedModule:
-    """A product of e3nn's instructions, whose factors are kept."""
+    """A product of e3nn's instructions with their factors."""
     return kind(
         _irreps(module.irreps_in1),
         _irreps(module.irreps_in2),
@@ -343,7 +334,7 @@ _graphs: TensorCache[Graph] = TensorCache()
 
 
 def _graph(src: Tensor, dst: Tensor, rows: int) -> Graph:
-    """The graph of two rows of a tensor, sorted once: models take the rows anew in each layer."""
+    """The graph of two rows of a tensor, cached: models take the rows again in each layer."""
     if compiling() or src._base is None or dst._base is None or not unwatched(src):
         return graph_of(src, dst, rows, rows)
     places = tuple((t.storage_offset(), t.stride(), t.shape) for t in (src, dst))

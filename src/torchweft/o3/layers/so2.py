@@ -28,8 +28,16 @@ from torch import Tensor
 from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.private import any_autocast
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import broadcast_leads, check_rows, join, parts_of, split
+from torchweft.o3.irreps.irreps import (
+    Irrep,
+    Irreps,
+    IrrepsLike,
+    broadcast_leads,
+    check_rows,
+    join,
+    parts_of,
+    split,
+)
 from torchweft.o3.irreps.rotation import check_last, check_matrix, unit
 from torchweft.o3.irreps.wigner import check_degrees, wigner_D_matrices, working_dtype
 from torchweft.o3.tensor_product.instructions import weight_sizes
@@ -50,7 +58,7 @@ class SO2Instruction(NamedTuple):
 
     @property
     def has_weight(self) -> bool:
-        """Whether it has a weight: always."""
+        """True: every instruction has a weight."""
         return True
 
 
@@ -62,18 +70,17 @@ class SO2Linear(WeightedModule):
 
     Args:
         irreps_in: of x.
-        irreps_out: of z; items that nothing reaches are zero.
-        mmax: the last order |m| that is mixed, components of higher orders are dropped; None: all.
+        irreps_out: of z; items without an instruction are zero.
+        mmax: the highest order |m| that is mixed, higher orders are dropped; None: all orders.
         irreps_edge: "1o", a vector: a mirror that holds the edge leaves W_r where p (-1)^l is the
             same in x and z, and W_i elsewhere.  "1e" leaves both where p is the same, as in layers
-            that know rotations alone.
+            that are equivariant under rotations alone.
         internal_weights: whether the module owns its weight; None: where it is shared.
-        shared_weights: one weight for all rows (None), or one a row.
-        layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
-        backend: "torch" or None, which are the same.
+        shared_weights: one weight for all rows (None), or one for each row.
+        layout, backend: see `torchweft.o3`.
 
     Raises:
-        WeftError: an mmax or irreps_edge that is none; another backend.
+        WeftError: an invalid mmax or irreps_edge; another backend.
 
     Instructions are sorted by order, then items of z, then of x.
     """
@@ -192,7 +199,7 @@ class SO2Linear(WeightedModule):
 
 
 def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast must not narrow rotations."""
+    """A context without autocast, which must not narrow rotations."""
     if any_autocast():
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()

@@ -22,8 +22,7 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.backends import chosen_backend
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
-from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import check_layout, check_rows, steps
+from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, check_layout, check_rows, steps
 from torchweft.o3.mixing.operator import rows_of_elements
 from torchweft.o3.symmetric.operator import cached_symmetric_call, contract_symmetric
 from torchweft.o3.symmetric.program import (
@@ -61,10 +60,10 @@ class _Contraction(nn.Module):
         self.weights_max = made[0]
         self.weights = nn.ParameterList(made[1:])
 
-    def place(self, degree: int) -> tuple[nn.Module, str]:
-        """The module and the name of the parameter (num_elements, products, C) of a degree."""
+    def name(self, degree: int) -> str | None:
+        """The name in `weights` of the parameter of a degree; None: it is `weights_max`."""
         below = len(self.weights) - degree
-        return (self, "weights_max") if below < 0 else (self.weights, str(below))
+        return None if below < 0 else str(below)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # MACE also stores its tables and code
@@ -81,13 +80,11 @@ class SymmetricContraction(nn.Module):
         irreps_in: of x, all items with one number of copies: the channels C.
         irreps_out: of z, C copies of each item.
         correlation: the highest degree.
-        num_elements: how many elements have weights of their own.
-        layout: "mul_ir", e3nn's, or "ir_mul", of x and z.
-        backend: "triton", "numba", "torch", or None for the fastest that can serve, of all but the
-            products of matrices that make weights; a call raises BackendError where it cannot.
+        num_elements: number of elements, each with weights of its own.
+        layout, backend: see `torchweft.o3`; torch always computes the weights.
 
     Raises:
-        ShapeError: items of different numbers of copies, no degree, or no element.
+        ShapeError: items with different numbers of copies, correlation or num_elements below 1.
 
     Parameters are those of MACE's layer of this name, `contractions.{item}.weights_max` (the
     highest degree) and `contractions.{item}.weights.{n}` (the ones below), (num_elements,
@@ -129,12 +126,12 @@ class SymmetricContraction(nn.Module):
         self.register_buffer("table", self._exact, persistent=False)
 
     def take_couplings(self, couplings: Sequence[Sequence[Tensor]]) -> None:
-        """Weigh other couplings than MACE's first: U (2l+1, D, …, D, K), of degrees and items.
+        """Use the couplings U (2l+1, D, …, D, K) of degrees and items in place of MACE's.
 
         Parameters must then be (num_elements, K, C).
 
         Raises:
-            ShapeError: they are not equivariant.
+            ShapeError: the couplings are not equivariant.
         """
         given = [[table.detach().cpu().double().numpy() for table in row] for row in couplings]
         items = tuple(item.ir for item in self.irreps_in)
@@ -146,10 +143,11 @@ class SymmetricContraction(nn.Module):
 
         It does where all functions have weights and the program is short.
         """
+        contractions: list[Any] = list(self.contractions)
         outputs = [
             (degree, own, torch.from_numpy(output.weights))
             for degree, of_degree in enumerate(basis.outputs, 1)
-            for own, output in zip(self.contractions, of_degree, strict=True)
+            for own, output in zip(contractions, of_degree, strict=True)
             if output.weights.shape[1]
         ]
         self._products = [
@@ -158,7 +156,7 @@ class SymmetricContraction(nn.Module):
         ]
         tables = [table for *_, table in outputs]
         self._exact: Tensor = torch.block_diag(*tables)  # type: ignore[no-untyped-call]
-        self._places: list[tuple[Any, str]] = [own.place(degree) for degree, own, _ in outputs]  # type: ignore[operator]
+        self._places = [(own, own.name(degree)) for degree, own, _ in outputs]
         sizes = [weight.shape[1] for weight in self._couplings()]
         self._mixed, self._calls = weight_text(self._exact, sizes), CallCache[Rest]()
         count = symmetric_program(self._key).inputs[1].size
@@ -221,14 +219,22 @@ class SymmetricContraction(nn.Module):
         )
 
     def _couplings(self) -> list[Tensor]:
-        """The parameters that have couplings, or tensors that stand in their place."""
+        """The parameters with couplings, or the tensors in their place."""
         try:  # attributes of modules are slow, and every call needs these
-            return [module._parameters[name] for module, name in self._places]
+            return [
+                own._parameters["weights_max"]
+                if name is None
+                else own._modules["weights"]._parameters[name]
+                for own, name in self._places
+            ]
         except KeyError:  # tensors in place of parameters
-            return [getattr(module, name) for module, name in self._places]
+            return [
+                own.weights_max if name is None else getattr(own.weights, name)
+                for own, name in self._places
+            ]
 
     def _by_degrees(self, x: Tensor, made: Tensor, element: Tensor) -> Tensor:
-        """The polynomial, one channelwise product after the other."""
+        """The polynomial by channelwise products, degree by degree."""
         below, z = x.new_ones(x.shape[0], 1), None
         weights = [part.flatten(1) for part in made.split_with_sizes(self._products, 1)]
         for degree, (product, output) in enumerate(self._structures, 1):
@@ -251,7 +257,7 @@ class SymmetricContraction(nn.Module):
         return (self.table.to(wide) @ given.to(wide)).to(dtype)
 
     def _chosen(self, table: Tensor, element: Tensor) -> Tensor:
-        """The row of each node's element, or a mixture of rows."""
+        """The row of each node's element, or its mixture of rows."""
         if element.is_floating_point():
             return element.to(table.dtype) @ table
         return sparse_scale(table, SparseScaleInfo(index=element), backend=self.backend)

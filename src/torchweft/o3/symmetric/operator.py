@@ -41,8 +41,7 @@ from torchweft.core.printing.kernel import Frame
 from torchweft.core.printing.modules import printed, written
 from torchweft.errors import ShapeError
 from torchweft.o3.channelwise.operator import one_by_one
-from torchweft.o3.irreps.irreps import Irreps
-from torchweft.o3.irreps.layout import steps
+from torchweft.o3.irreps.irreps import Irreps, steps
 from torchweft.o3.pointwise import prints_gluon, row_kernel, row_programs
 from torchweft.o3.symmetric import source
 from torchweft.o3.symmetric.program import (

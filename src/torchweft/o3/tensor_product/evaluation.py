@@ -27,13 +27,12 @@ from torchweft.o3.backends import refuse_backend
 from torchweft.o3.channelwise.operator import LOOPS_FROM
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.edges.graph import Graph
-from torchweft.o3.irreps.layout import join, split, split_weight
+from torchweft.o3.irreps.irreps import join, split, split_weight
 from torchweft.o3.irreps.wigner import constant_tensor, wigner_3j
 from torchweft.o3.mixing.operator import mix, mixed_rows, serves_mix, serves_mixed_rows
 from torchweft.o3.tensor_product.instructions import (
     Instruction,
     InstructionParts,
-    MixedColumns,
     Operands,
 )
 from torchweft.products import SparseScaleInfo, sparse_scale
@@ -44,7 +43,7 @@ _INTERPRETED = interpreted()
 
 
 class ProductRecipe(NamedTuple):
-    """How to compute the instructions.
+    """The computation of a tensor product by its instructions.
 
     Args:
         operands: the irreps of x, y and z.
@@ -85,9 +84,9 @@ class ProductRecipe(NamedTuple):
     def by_torch(self, x: Tensor) -> bool:
         """Whether torch's own operations take the least time: on the CPU, without large loops.
 
-        Loops serve channelwise products, if there is nothing else or their rows are many.  What
-        mixes copies is products of matrices, which each instruction has in its best order.  Where
-        kernels are interpreted, the CPU stands for a GPU.
+        Numba's loops compute channelwise products where there are no other products, or many rows.
+        Instructions that mix copies are products of matrices, in the best order for each.  With
+        interpreted kernels the CPU takes the place of a GPU.
         """
         if self.backend is not None or not x.is_cpu or _INTERPRETED:
             return False
@@ -99,7 +98,7 @@ class ProductRecipe(NamedTuple):
         return x.shape[0] * parts.channels < LOOPS_FROM and unwatched(x) and _exact(x)
 
     def _edgewise(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> Tensor:
-        """What is computed edge by edge, then summed."""
+        """The products that are computed for each edge and then summed."""
         if graph is not None:
             x = sparse_scale(x, SparseScaleInfo(index=graph.src), backend=self.backend)
         found, mixed = [], self.parts.mixed
@@ -119,7 +118,7 @@ class ProductRecipe(NamedTuple):
         return sparse_scale(rows, info, backend=self.backend)
 
     def _mixed(self, t: Tensor, weight: Tensor | None) -> Tensor:
-        """Rows of the output: the columns of t times weights."""
+        """Rows of the output: columns of t times weights."""
         mixed = self.parts.mixed
         assert mixed is not None
         if weight is not None and serves_mix(mixed.mixing, t, self.shared, self.backend):
@@ -130,30 +129,22 @@ class ProductRecipe(NamedTuple):
             components = self.operands.out[columns.i_out].ir.dim
             block = t.narrow(1, columns.offset, components * columns.width)
             block = block.reshape(-1, components, columns.width)
-            times = self._mix_shared if self.shared else self._mix_own
-            found.append((columns.i_out, times(block, columns, weights).transpose(1, 2)))
+            matrices = [self._matrix(n, block, weights) for n, _ in columns.parts]
+            if self.shared:  # one product of all rows: torch folds rows only where a gradient is
+                matrix = torch.cat(matrices)
+                z = (block.flatten(0, 1) @ matrix).view(*block.shape[:2], matrix.shape[1])
+            else:  # path by path: one matrix a row would be a copy of all weights
+                firsts = (first for _, first in columns.parts)
+                products = [
+                    block.narrow(2, first, matrix.shape[-2]) @ matrix
+                    for first, matrix in zip(firsts, matrices, strict=True)
+                ]
+                z = functools.reduce(torch.add, products)
+            found.append((columns.i_out, z.transpose(1, 2)))
         return self._joined(found, t)
 
-    def _mix_shared(
-        self, block: Tensor, columns: MixedColumns, weights: list[Tensor | None]
-    ) -> Tensor:
-        """One matrix product of all rows: torch folds rows by itself only where a gradient is."""
-        matrix = torch.cat([self._matrix(n, block, weights) for n, _ in columns.parts])
-        return (block.flatten(0, 1) @ matrix).view(*block.shape[:2], matrix.shape[1])
-
-    def _mix_own(
-        self, block: Tensor, columns: MixedColumns, weights: list[Tensor | None]
-    ) -> Tensor:
-        """Path by path: one matrix a row would be a copy of all weights."""
-        products = [
-            block.narrow(2, first, self.instructions[n].mixed_copies)
-            @ self._matrix(n, block, weights)
-            for n, first in columns.parts
-        ]
-        return functools.reduce(torch.add, products)
-
     def _matrix(self, n: int, like: Tensor, weights: list[Tensor | None]) -> Tensor:
-        """(…, copies that are mixed, mul): the weight; ones for a sum without weights."""
+        """(…, mixed copies, mul): the weight; ones for a sum without weights."""
         instruction, weight = self.instructions[n], weights[n]
         if weight is None:
             return like.new_ones(instruction.mixed_copies, instruction.path_shape[-1])
@@ -168,7 +159,7 @@ class ProductRecipe(NamedTuple):
     def _dense(
         self, numbers: Iterable[int], x: Tensor, y: Tensor, weight: Tensor | None
     ) -> Iterator[tuple[int, Tensor]]:
-        """The item of the output and its block, instruction by instruction."""
+        """The item of the output and the block of each instruction."""
         if self.backend not in (None, "torch"):
             refuse_backend(self.backend, x.device.type, "pairs of copies, or sums over many")
         firsts = split(x, self.operands.in1, self.layout)
@@ -182,7 +173,7 @@ class ProductRecipe(NamedTuple):
             yield instruction.i_out, _dense_product(instruction, degrees, a, b, weights[n])
 
     def _joined(self, blocks: Iterable[tuple[int, Tensor]], like: Tensor) -> Tensor:
-        """Rows of the output: blocks into one item add, items without any are zero."""
+        """Rows of the output: blocks of one item add, items without a block are zero."""
         items: dict[int, Tensor] = {}
         for i_out, block in blocks:
             items[i_out] = items[i_out] + block if i_out in items else block
@@ -201,7 +192,7 @@ def _dense_product(
 ) -> Tensor:
     """(rows, mul, 2l+1) of a (rows, mul1, 2l1+1), b and a weight (…, *path_shape).
 
-    What sums the copies of one factor sums them first: uvu and uvv are uuu of such sums.
+    Modes that sum the copies of one factor sum them first: uvu and uvv are uuu of such sums.
     """
     mode, factor = instruction.mode, instruction.path_weight
     if mode.pairs:
@@ -223,7 +214,7 @@ def _dense_product(
 
 
 def _exact(x: Tensor) -> bool:
-    """Whether torch rounds no factor of a product, and sums in x's dtype."""
+    """Whether torch multiplies matrices in the full precision of x's dtype, float32 or float64."""
     if x.dtype == torch.float64:
         return True
     backends: Any = torch.backends
@@ -233,7 +224,7 @@ def _exact(x: Tensor) -> bool:
 def _of_one_letter(
     out: str, a: Tensor, b: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Both factors with the copies of the output, and what remains of weight_uv."""
+    """Both factors with the copies of the output, and the part of weight_uv left to apply."""
     if out == "v":
         weight = None if weight is None else weight.mT
         b, a, weight = _of_one_letter("u", b, a, weight)
@@ -246,7 +237,7 @@ def _of_one_letter(
 def _side_by_side(degrees: Degrees, factor: float, a: Tensor, b: Tensor) -> Tensor:
     """(rows, u, 2l3+1) of copies u of a (rows, u, 2l1+1) and b; one copy of either serves all.
 
-    A scalar scales, and what makes a scalar is an inner product.
+    A product with a scalar scales, and a product into a scalar is an inner product.
     """
     l1, l2, l3 = degrees
     if 0 in degrees:
@@ -290,7 +281,7 @@ def _mix_copies(a: Tensor, matrix: Tensor) -> Tensor:
     """(rows, w, 2l+1) of a (rows, u, 2l+1) and a matrix (…, u, w)."""
     if matrix.dim() > 2:
         return (a.mT @ matrix).mT
-    # torch would copy a matrix for each row where it does not see that one serves all
+    # one 2-D product: in a batched one torch would copy the matrix for each row
     found = a.mT.flatten(0, 1) @ matrix
     return found.view(a.shape[0], a.shape[2], matrix.shape[1]).mT
 

@@ -32,11 +32,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
-from torchweft.o3.irreps.irreps import Irreps, MulIr
-from torchweft.o3.irreps.layout import steps
-from torchweft.o3.mixing.blocks import CopyBlock as Copies
-from torchweft.o3.mixing.blocks import MatrixPath as Matrix
-from torchweft.o3.mixing.blocks import Mixing
+from torchweft.o3.irreps.irreps import Irreps, MulIr, steps
+from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
 
 __all__ = [
     "IRREP_NORMALIZATIONS",
@@ -168,7 +165,7 @@ class WeightedInstruction(Protocol):
 
     @property
     def has_weight(self) -> bool:
-        """Whether it has a weight."""
+        """Whether the instruction has a weight."""
 
 
 def weight_sizes(instructions: Iterable[WeightedInstruction]) -> list[int]:
@@ -329,7 +326,7 @@ def checked_choice(name: str, given: str | None, names: tuple[str, ...]) -> str:
 
 
 class MixedColumns(NamedTuple):
-    """Where t holds the copies that an output mixes: (2l+1, width) numbers from `offset` on.
+    """The columns of t that an output mixes: (2l+1, width) numbers from `offset` on.
 
     `parts` are (instruction, first column) of each instruction into the output.
     """
@@ -358,7 +355,7 @@ class InstructionParts(NamedTuple):
 
     Args:
         direct: channelwise products.
-        mixed: what is mixed after a product.
+        mixed: the product whose result weights mix, or None.
         dense: numbers of dense instructions.
         every: numbers of all instructions.
         channels: the most channels of a direct product.
@@ -490,15 +487,15 @@ class _Assembly(NamedTuple):
         return MixedProduct(structure, tuple(outputs), mixing)
 
     def _mixing(self, outputs: Sequence[MixedColumns], width: int) -> Mixing:
-        t, z, paths = list[Copies](), list[Copies](), list[Matrix]()
+        t, z, paths = list[CopyBlock](), list[CopyBlock](), list[MatrixPath]()
         for i_out, offset, columns, parts in outputs:
             place = self._place("w", self.operands.out, i_out)
             mul, ir = self.operands.out[i_out]
             for n, first in parts:
-                paths.append(Matrix(len(t), len(z), self.offsets[n], 1.0))
+                paths.append(MatrixPath(len(t), len(z), self.offsets[n], 1.0))
                 count = self.instructions[n].mixed_copies
-                t.append(Copies(offset + first, ir.dim, columns, 1, count))
-            z.append(Copies(place.offset, ir.dim, place.step, place.copy_step, mul))
+                t.append(CopyBlock(offset + first, ir.dim, columns, 1, count))
+            z.append(CopyBlock(place.offset, ir.dim, place.step, place.copy_step, mul))
         widths = (width, self.operands.out.dim, self.offsets[-1])
         return Mixing(widths, tuple(t), tuple(z), tuple(paths))
 

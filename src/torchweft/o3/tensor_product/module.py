@@ -20,8 +20,7 @@ from torchweft.o3.channelwise.operator import contraction
 from torchweft.o3.channelwise.product import FORWARD
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.edges.graph import Graph
-from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
-from torchweft.o3.irreps.layout import check_layout, check_rows, split_weight
+from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, check_layout, check_rows, split_weight
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.operator import mix, serves_mix
 from torchweft.o3.tensor_product.evaluation import ProductRecipe
@@ -234,15 +233,9 @@ class InstructedModule(WeightedModule):
         backend: str | None = None,
     ) -> None:
         operands = Operands(Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
-        found = instructions_of(
-            instructions,
-            operands,
-            in1_var,
-            in2_var,
-            out_var,
-            irrep_normalization,
-            path_normalization,
-        )
+        variances = (in1_var, in2_var, out_var)
+        normalizations = (irrep_normalization, path_normalization)
+        found = instructions_of(instructions, operands, *variances, *normalizations)
         shared = self.shares or bool(internal_weights) if shared_weights is None else shared_weights
         super().__init__(found, operands.out, internal_weights, shared, layout, backend)
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
@@ -262,7 +255,7 @@ class InstructedModule(WeightedModule):
     def _evaluated(
         self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None = None
     ) -> Tensor:
-        """The product of checked rows, by the cached call if they are one or two operators."""
+        """The product of checked rows, by the cached call if one or two operators compute it."""
         self._cache(x, y, weight, graph)  # first: a checkpoint's second call is like the first
         z = self._cached(x, y, weight, graph)
         return self.recipe(x, y, weight, graph) if z is None else z
@@ -270,7 +263,7 @@ class InstructedModule(WeightedModule):
     def _cached(
         self, x: Tensor, y: Tensor, weight: Any, graph: Graph | None = None
     ) -> Tensor | None:
-        """The result of a cached call, which is one or two operators; None: it is not cached."""
+        """The result of a cached call by one or two operators; None: the call is not cached."""
         if weight is None and self.weight_numel:
             weight = self.weight
         given = (x, y) if weight is None else (x, y, weight)
@@ -288,7 +281,7 @@ class InstructedModule(WeightedModule):
         return z if mixing is None else mix(mixing, z, weight)
 
     def _cache(self, x: Tensor, y: Tensor, weight: Tensor | None, graph: Graph | None) -> None:
-        """Cache a call that was checked, if it is one or two operators."""
+        """Cache a call that was checked, if one or two operators compute it."""
         known = signature((x, y) if weight is None else (x, y, weight))
         if known is None or (graph is not None and graph.kind is None):
             return

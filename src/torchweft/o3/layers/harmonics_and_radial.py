@@ -1,14 +1,18 @@
-"""Real spherical harmonics as polynomials of (x, y, z), with y the polar axis.
+"""Functions of edges: spherical harmonics of vectors, bases and cutoffs of lengths.
 
 Y_l^{m≥0} = q_lm(y, r²) Re (z + ix)^m,  Y_l^{-m} = q_lm(y, r²) Im (z + ix)^m,
-q_lm = a_lm y q_{l-1,m} - b_lm r² q_{l-2,m}
+q_lm = a_lm y q_{l-1,m} - b_lm r² q_{l-2,m},  y the polar axis
 
-No angles and no divisions: every gradient is right everywhere, at the poles and at zero too.
+BesselBasis:       b_n(r) = √(2/r_max) sin(nπ r/r_max) / r,  n = 1 … num_basis
+PolynomialCutoff:  f(r) = (1-t)³ Σ_{k<p} (k+1)(k+2)/2 t^k,  t = min(r/r_max, 1)
+
+Harmonics are polynomials of (x, y, z), without angles and divisions: every gradient is right
+everywhere, at the poles and at zero too.  On a GPU each function is one kernel, and so are its
+gradients.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -16,15 +20,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operator import compiling, transformed, unwatched
-from torchweft.errors import ShapeError
+from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.backends import refuse_backend
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
 from torchweft.o3.irreps.rotation import check_last, unit
-from torchweft.o3.irreps.wigner import check_degrees, working_dtype
+from torchweft.o3.irreps.wigner import check_degrees, constant_tensor, working_dtype
 from torchweft.o3.pointwise import (
     MOST_HARMONICS_DEGREE,
+    bessel_key,
     cached_rows,
+    cutoff_key,
     first_rows,
     harmonics_key,
     harmonics_scale,
@@ -33,7 +38,13 @@ from torchweft.o3.pointwise import (
     serves_rows,
 )
 
-__all__ = ["SphericalHarmonics", "spherical_harmonics"]
+__all__ = [
+    "BesselBasis",
+    "PolynomialCutoff",
+    "SphericalHarmonics",
+    "soft_one_hot_linspace",
+    "spherical_harmonics",
+]
 
 Degrees: TypeAlias = "int | Iterable[int] | IrrepsLike"
 """A degree, degrees in any order and number, or irreps."""
@@ -56,7 +67,7 @@ def spherical_harmonics(
             gradients 0.
         normalization: of Y_l on the unit sphere: |Y_l|² is (2l+1)/4π for "integral" (so that
             ∫ (Y_l^m)² = 1), 2l+1 for "component", 1 for "norm".
-        backend: "triton", "numba", "torch", or None for the fastest that can serve.
+        backend: see `torchweft.o3`.
 
     Returns:
         (..., Σ 2l+1) in x's dtype; half precision computes in float32.  Differentiable to any
@@ -70,12 +81,13 @@ def spherical_harmonics(
         BackendError: triton or numba was requested and cannot serve.
     """
     given = tuple(l) if type(l) is list else l
-    known = (type(given), given) if type(given) in _HASHABLE else None
-    called = known and (known, normalize, normalization, backend)
-    y = None if called is None else cached_rows(called, x)
-    if y is None:
-        y = _first(called, _read(l, None)[0], x, normalize, normalization, backend)
-    return y
+    called = None
+    if type(given) in _HASHABLE:
+        called = (type(given), given), normalize, normalization, backend
+        y = cached_rows(called, x)
+        if y is not None:
+            return y
+    return _first(called, _read(l, None)[0], x, normalize, normalization, backend)
 
 
 class SphericalHarmonics(torch.nn.Module):
@@ -109,7 +121,7 @@ class SphericalHarmonics(torch.nn.Module):
         self.irreps_out = Irreps(
             [Irrep(degree, parity**degree) for degree in self._degrees]
         ).simplify()
-        harmonics_scale(normalization, 0)  # that it is one
+        harmonics_scale(normalization, 0)  # raises for another name
 
     def forward(self, x: Tensor) -> Tensor:
         """Y(x): (..., 3) to (..., irreps_out.dim)."""
@@ -119,7 +131,7 @@ class SphericalHarmonics(torch.nn.Module):
 
 
 _HASHABLE = (int, str, tuple, range, Irreps)
-"""What may be given as degrees, and be known again by its value."""
+"""Types of degrees whose calls are cached by their value."""
 
 
 def _first(
@@ -130,7 +142,7 @@ def _first(
     normalization: str,
     backend: str | None,
 ) -> Tensor:
-    """The harmonics of a call that is not cached."""
+    """The harmonics of a call that is not cached; `called` is its key, None: not to be cached."""
     check_last("x", x, 3)
     size = sum(2 * degree + 1 for degree in degrees)
     if 0 < max(degrees) <= MOST_HARMONICS_DEGREE:
@@ -142,16 +154,14 @@ def _first(
 
 
 def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalization: str) -> Tensor:
-    # components in front: numbers of an operation then are neighbours
+    # components in front: operations then read contiguous numbers
     v, highest = _as(x.movedim(-1, 0).contiguous(), working_dtype(x.dtype)), max(degrees)
     if normalize and highest:
         v = unit(v, 0)
     if highest < len(_LOWEST):
         rows = _lowest(degrees, v)
         found = torch.stack([y for degree in degrees for y in rows[degree]], -1)
-        plain = not (compiling() or transformed()) and unwatched(v)
-        factors = (_kept_factors if plain else _factors)(degrees, normalization, v.dtype, v.device)
-        return _as(found * factors, x.dtype)
+        return _as(found * _factors(v, degrees, normalization), x.dtype)
     # of a unit vector 1 without a gradient, and 0 of the zero vector
     square = v.any(0).to(v.dtype) if normalize else v.square().sum(0)
     rows = _components(set(degrees), v, square, normalization)
@@ -160,7 +170,7 @@ def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalizatio
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in a dtype; torch takes as long to convert nothing as to multiply a few numbers."""
+    """x in a dtype; without a call of torch where it has that dtype."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -169,7 +179,7 @@ _LOWEST = (
     (math.sqrt(3),) * 3,
     tuple(math.sqrt(15) * root for root in (1, 1, 1 / math.sqrt(3), 1, 0.5)),
 )
-"""Factors of Y_0, Y_1 and Y_2 in normalization "component", which are not by ladders."""
+"""Factors of Y_0, Y_1 and Y_2 in normalization "component", computed without recurrences."""
 
 
 def _lowest(degrees: Collection[int], v: Tensor) -> dict[int, list[Tensor]]:
@@ -184,23 +194,15 @@ def _lowest(degrees: Collection[int], v: Tensor) -> dict[int, list[Tensor]]:
     return rows
 
 
+@constant_tensor
 def _factors(
     degrees: tuple[int, ...], normalization: str, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """(Σ 2l+1)."""
+    """(Σ 2l+1): the factor of each component."""
     found = [
         f * harmonics_scale(normalization, degree) for degree in degrees for f in _LOWEST[degree]
     ]
     return torch.tensor(found, dtype=dtype, device=device)
-
-
-@functools.lru_cache(maxsize=256)
-def _kept_factors(
-    degrees: tuple[int, ...], normalization: str, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Cached for all calls that nothing traces: a tracer's tensors must not outlive it."""
-    with torch.inference_mode(False):
-        return _factors(degrees, normalization, dtype, device)
 
 
 def _components(
@@ -264,3 +266,164 @@ def _read(given: Degrees, irreps_in: IrrepsLike | None) -> tuple[tuple[int, ...]
                 f"{Irrep(ir.l, parity**ir.l)}. Change that irrep, or irreps_in."
             )
     return degrees, vector
+
+
+_BASES = ("gaussian", "cosine", "smooth_finite", "fourier", "bessel")
+
+
+class BesselBasis(torch.nn.Module):
+    """b_n(r) = √(2/r_max) sin(nπ r/r_max) / r, orthonormal with weight r² on [0, r_max].
+
+    b_n(0) = √(2/r_max) nπ/r_max, and every derivative is right there.  No cutoff: multiply by one.
+
+    Args:
+        r_max: the radius where all functions are zero.
+        num_basis: number of functions.
+        backend: see `torchweft.o3`.
+    """
+
+    def __init__(self, r_max: float, num_basis: int = 8, *, backend: str | None = None):
+        super().__init__()
+        _check_positive(r_max=r_max, num_basis=num_basis)
+        self.r_max, self.num_basis, self.backend = float(r_max), num_basis, backend
+
+    def forward(self, r: Tensor) -> Tensor:
+        """(..., 1) to (..., num_basis), in r's dtype; half precision computes in float32."""
+        called = "bessel", self.r_max, self.num_basis, self.backend
+        y = cached_rows(called, r)
+        if y is not None:
+            return y
+        check_last("r", r, 1)
+        if serves_rows(r, self.backend):
+            return first_rows(called, bessel_key(self.r_max, self.num_basis), r, self.backend)
+        return _bessel(r.to(working_dtype(r.dtype)), self.r_max, self.num_basis).to(r.dtype)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"r_max={self.r_max}, num_basis={self.num_basis}"
+
+
+class PolynomialCutoff(torch.nn.Module):
+    """f(r) = 1 - (p+1)(p+2)/2 t^p + p(p+2) t^(p+1) - p(p+1)/2 t^(p+2),  t = r/r_max.
+
+    Computed as (1-t)³ Σ_{k<p} (k+1)(k+2)/2 t^k, the same polynomial without cancellation.  Zero
+    from r_max on, with its gradients; the first two vanish at r_max, the first p-1 at 0.
+
+    Args:
+        r_max: the radius from which on it is zero.
+        p: 1 or more.
+        backend: see `torchweft.o3`.
+    """
+
+    def __init__(self, r_max: float, p: int = 6, *, backend: str | None = None):
+        super().__init__()
+        _check_positive(r_max=r_max, p=p)
+        if p != int(p):
+            raise DTypeError(f"p is {p!r}: it must be an integer. Pass p=6.")
+        self.r_max, self.p, self.backend = float(r_max), int(p), backend
+
+    def forward(self, r: Tensor) -> Tensor:
+        """f(r) for r of any shape, in its dtype; half precision computes in float32."""
+        if serves_rows(r, self.backend):
+            called = "cutoff", self.r_max, self.p, self.backend
+            rows = r if r.shape[-1:] == (1,) else r[..., None]
+            y = cached_rows(called, rows)
+            if y is None:
+                y = first_rows(called, cutoff_key(self.r_max, self.p), rows, self.backend)
+            return y if rows is r else y.view(r.shape)
+        t = (r.to(working_dtype(r.dtype)) / self.r_max).clamp(max=1)
+        total = torch.full_like(t, self.p * (self.p + 1) / 2)
+        for k in reversed(range(self.p - 1)):
+            total = total * t + (k + 1) * (k + 2) / 2
+        return ((1 - t) ** 3 * total).to(r.dtype)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"r_max={self.r_max}, p={self.p}"
+
+
+def soft_one_hot_linspace(
+    x: Tensor, start: float, end: float, number: int, basis: str, cutoff: bool
+) -> Tensor:
+    """y_i(x) = f((x - c_i) / d) / Z with even centres c_i at distance d, Σ y_i² about 1.
+
+    | basis | f(t), or y_i(x) of s = (x - start) / (end - start) |
+    |---|---|
+    | gaussian | exp(-t²) / 1.12 |
+    | cosine | cos(π t/2) where abs(t) < 1 |
+    | smooth_finite | 1.14136 exp(2 - 1/(1+t) - 1/(1-t)) where abs(t) < 1 |
+    | fourier | cos(iπs), or with a cutoff sin((i+1)πs) in (0, 1), / √(1/4 + number/2) |
+    | bessel | √(2/(end-start)) sin((i+1)πs) / (x - start), with a cutoff in (0, 1) |
+
+    Args:
+        x: (...).
+        start: start of the interval.
+        end: end of the interval.
+        number: number of functions.
+        basis: one of the table.
+        cutoff: without one the first and the last centre are start and end; with one they lie
+            inside, and all but gaussians are zero outside.
+
+    Returns:
+        (..., number), in x's dtype; half precision computes in float32.
+    """
+    _check_positive(number=number, width=end - start)
+    if basis not in _BASES:
+        raise ShapeError(
+            f"basis is {basis!r}: it must be one of {', '.join(_BASES)}. Pass basis='gaussian'."
+        )
+    v = x.to(working_dtype(x.dtype))[..., None]
+    if basis in ("fourier", "bessel"):
+        found = _waves(v - start, end - start, number, basis, cutoff)
+    else:
+        step = (end - start) / (number + 1 if cutoff else max(number - 1, 1))
+        places = torch.arange(number, dtype=v.dtype, device=v.device) + bool(cutoff)
+        found = _bump((v - start) / step - places, basis)
+    return found.to(x.dtype)
+
+
+def _bump(t: Tensor, basis: str) -> Tensor:
+    if basis == "gaussian":
+        return (-t.square()).exp() / 1.12
+    inside = t.abs() < 1
+    t = torch.where(inside, t, 0)
+    if basis == "cosine":
+        return torch.where(inside, (math.pi / 2 * t).cos(), 0)
+    return torch.where(inside, 1.14136 * (2 - 1 / (1 + t) - 1 / (1 - t)).exp(), 0)
+
+
+def _waves(x: Tensor, width: float, number: int, basis: str, cutoff: bool) -> Tensor:
+    """Sines and cosines of x in [0, width]."""
+    inside = (x > 0) & (x < width)
+    if basis == "bessel":
+        found = _bessel(x, width, number)
+    else:
+        turns = torch.arange(number, dtype=x.dtype, device=x.device) + bool(cutoff)
+        angles = math.pi / width * turns * x
+        found = (angles.sin() if cutoff else angles.cos()) / math.sqrt(0.25 + number / 2)
+    return torch.where(inside, found, 0) if cutoff else found
+
+
+def _bessel(r: Tensor, width: float, number: int) -> Tensor:
+    """√(2/width) sin(nπ r/width) / r: (..., 1) to (..., number)."""
+    roots = torch.arange(1, number + 1, dtype=r.dtype, device=r.device) * (math.pi / width)
+    return math.sqrt(2 / width) * roots * _sinc(roots * r)
+
+
+def _sinc(x: Tensor) -> Tensor:
+    """sin x / x, by its series where |x| < 1: derivatives of the quotient cancel there."""
+    small = x.abs() < 1
+    square = torch.where(small, x, 0).square()
+    series = torch.ones_like(x)
+    # further terms are below the precision, also of two derivatives
+    terms = 8 if x.dtype == torch.float32 else 12
+    for k in reversed(range(1, terms)):
+        series = 1 - series * square / (2 * k * (2 * k + 1))
+    away = torch.where(small, 1, x)
+    return torch.where(small, series, away.sin() / away)
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0:
+            raise ShapeError(f"{name} is {value!r}: it must be positive. Pass a larger {name}.")
