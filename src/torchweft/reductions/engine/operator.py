@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -34,7 +35,6 @@ from torchweft.core.operators.tensor_list import (
     Results,
     Tensors,
 )
-from torchweft.core.printing.modules import imported
 from torchweft.core.private import any_autocast
 from torchweft.errors import BackendError, ShapeError
 from torchweft.reductions.call import Blocks, Options, ReductionData, Sizes
@@ -255,7 +255,7 @@ def _begin(
     plans = [_plan(key, how, device.type, 1) for key, *_ in future]
     if all(plan[3].__name__ == KERNELS for plan in plans):
         sums = [(plan[0][0], *more) for plan, (_, *more) in zip(plans, future, strict=True)]
-        imported(KERNELS).begin(sums, dtype, device, plans[0][2])
+        import_module(KERNELS).begin(sums, dtype, device, plans[0][2])
 
 
 def _followed(rest: Rest, derivative: keys.Derivative, further: Rest) -> Rest:
@@ -330,7 +330,7 @@ def _plan(key: Key, how: str, device: str, k: int) -> tuple[Any, ...]:
     formulas = keys.formulas(key)
     backend, precision, accumulate = how.split(":")
     name = choose(backend or None, device)
-    executor = fewer = imported(EXECUTORS[name])
+    executor = fewer = import_module(EXECUTORS[name])
     if not executor.serves(*formulas, k=k):
         if backend:
             raise BackendError(
@@ -338,9 +338,9 @@ def _plan(key: Key, how: str, device: str, k: int) -> tuple[Any, ...]:
                 f"{len(str(formulas[0]))} characters as primitives, {formulas[0].dim} components, "
                 f"k = {k}. Pass backend=None or 'torch', or take the formula apart."
             )
-        executor = fewer = imported(EXECUTORS["torch"])
+        executor = fewer = import_module(EXECUTORS["torch"])
     if not backend and name == "numba":
-        fewer = imported(EXECUTORS["torch"])
+        fewer = import_module(EXECUTORS["torch"])
     return formulas, keys.count(key), Options(precision or None, accumulate), executor, fewer
 
 
