@@ -2,7 +2,7 @@
 
 import torch
 
-from torchweft.reductions.call import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, ReductionData, Sizes
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.node import const, node, swap, var
 from torchweft.testing.bounds import assert_as_accurate, plain_error
@@ -136,7 +136,7 @@ def noise_of(plain, exact, magnitude, dtype):
 
 
 def check_sums(run, f, values, sizes, listed=None, options=PLAIN):
-    found = run(f, values, sizes, listed, options)
+    found = run(f, ReductionData(values, sizes, listed, options))
     kind = values[0].dtype
     assert found.dtype == kind
     assert found.shape == (sizes.batch, sizes.rows, f.dim)
@@ -154,7 +154,7 @@ def check_sums(run, f, values, sizes, listed=None, options=PLAIN):
 
 def check_shifted(run, f, w, values, sizes, listed=None, options=PLAIN, roundings=1):
     """Scores may be rounded to so many units of round-off."""
-    top, found = run(f, w, values, sizes, listed, options)
+    top, found = run(f, w, ReductionData(values, sizes, listed, options))
     kind = torch.promote_types(values[0].dtype, torch.float32)
     assert top.shape == (sizes.batch, sizes.rows, 1)
     assert found.shape == (sizes.batch, sizes.rows, w.dim)
@@ -185,7 +185,7 @@ def check_shifted(run, f, w, values, sizes, listed=None, options=PLAIN, rounding
 
 def check_smallest(run, f, k, values, sizes, listed=None):
     """Scores are those of the dtype in which they are computed: distances must not be too close."""
-    found = run(f, k, values, sizes, listed, PLAIN)
+    found = run(f, k, ReductionData(values, sizes, listed, PLAIN))
     assert found.dtype == torch.int64
     wide = torch.promote_types(values[0].dtype, torch.float32)
     score = dense(f, values, sizes, wide)

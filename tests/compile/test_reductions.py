@@ -17,20 +17,18 @@ if interpreted():
 from tests.compile.conftest import Check
 from torchweft.core.gpu.launcher import Tile
 from torchweft.core.printing.modules import printed
+from torchweft.reductions.call import Job
 from torchweft.reductions.engine import nearest as knn
 from torchweft.reductions.formula import kernel_forms as exponents
 from torchweft.reductions.formula.derivatives import gradient
-from torchweft.reductions.formula.kernel_forms import BLOCK, looped
 from torchweft.reductions.formula.node import Node, const, node, swap, var
-from torchweft.reductions.gpu import gaussian_moments as moments
-from torchweft.reductions.gpu import gaussian_moments_kernels as moments_kernels
-from torchweft.reductions.gpu import gaussian_products as tensor_cores
 from torchweft.reductions.gpu import (
+    gaussian_kernels,
     gaussians,
     kernels,
-    launch,
     neighbours,
     neighbours_kernels,
+    recipe,
 )
 from torchweft.reductions.gpu import source as generator
 from torchweft.testing.compiler import Build
@@ -86,12 +84,10 @@ CASES = {
 
 def build(name: str, dtype: str, ranged: bool, near: bool = False) -> Build:
     kind, f, w, k = FORMULAS[name]
-    formulas = (f,) if w is None else (f, w)
-    what = looped(*formulas, size=1 if kind == "smallest" else BLOCK)
-    job = launch._jobs(kind, what, k, dtype == "fp64", "auto", False)[0]
+    job = recipe.kernel_jobs(Job(kind, f, w, 0, 0, wide=dtype == "fp64", kept=k))[1][0]
     job = job._replace(ranged=ranged, partial=ranged, near=near)
     kernel = printed(f"reductions_{kind}", generator.source(job), f"{kind}_kernel").function()
-    return made(kernel, dtype, launch.tile(job), {})
+    return made(kernel, dtype, generator.tile(job), {})
 
 
 def made(kernel: Any, dtype: str, tile: Tile, constants: dict[str, Any]) -> Build:
@@ -122,19 +118,19 @@ def test_near(name: str, ranged: bool, check: Check) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_80"])
-@pytest.mark.parametrize("way", gaussians.PRODUCTS)
+@pytest.mark.parametrize("way", gaussians.PRODUCT_TILES)
 @pytest.mark.parametrize("kind", ["sums", "shifted"])
 def test_products(kind: str, way: str, target: str, check: Check) -> None:
-    kernel = getattr(kernels, f"split_{kind}_kernel")
+    kernel = getattr(gaussian_kernels, f"split_{kind}_kernel")
     if (way == "three, no wgmma") == (target == "sm_90") and way.startswith("three"):
         pytest.skip("the tile of another GPU")
-    width = {"split": tensor_cores.WIDTH, "three": 64, "one": 64}.get(way, exponents.WIDEST)
+    width = {"split": gaussians.PRODUCT_WIDTH, "three": 64, "one": 64}.get(way, exponents.WIDEST)
     apart = way != "split" and kind == "shifted"
     constants: dict[str, Any] = {"WEIGHTED": False} if kind == "shifted" else {}
     constants |= {"WIDTH": width, "APART": apart, "PARTS": 1 + way.startswith("three")}
     constants |= {"MIXES": way == "split"}
     constants |= {} if apart else {"a_ptr": None, "b_ptr": None}
-    found = made(kernel, "fp32", gaussians.PRODUCTS[way], constants)
+    found = made(kernel, "fp32", gaussians.PRODUCT_TILES[way], constants)
     found.types.update(x_ptr="*fp16", y_ptr="*fp16")
     check(found, f"products, {kind}, {way}, {target}", target)
 
@@ -142,7 +138,9 @@ def test_products(kind: str, way: str, target: str, check: Check) -> None:
 @pytest.mark.parametrize("way", ["three", "one"])
 def test_products_of_wide_sums(way: str, check: Check) -> None:
     constants = {"WIDTH": 64, "APART": True, "PARTS": 1 + (way == "three"), "MIXES": False}
-    found = made(kernels.split_sums_kernel, "fp32", gaussians.PRODUCTS[way], constants)
+    found = made(
+        gaussian_kernels.split_sums_kernel, "fp32", gaussians.PRODUCT_TILES[way], constants
+    )
     found.types.update(x_ptr="*fp16", y_ptr="*fp16")
     check(found, f"products, wide sums, {way}", "sm_90")
 
@@ -161,7 +159,7 @@ def test_merges(kind: str, check: Check) -> None:
 
 
 def test_the_bound_of_products(check: Check) -> None:
-    found = made(kernels.within_kernel, "fp64", Tile((1024,), 4, 1), {"MOST": 8.0})
+    found = made(gaussian_kernels.within_kernel, "fp64", Tile((1024,), 4, 1), {"MOST": 8.0})
     check(found, "bound of products", "sm_90")
 
 
@@ -173,10 +171,10 @@ pairs: 368 ms with 128, 422 with 168 and few spills)."""
 @pytest.mark.parametrize("count", ["few", "many"])
 @pytest.mark.parametrize("dim", [3, 64, 128])
 def test_products_with_vectors(dim: int, count: str, check: Check) -> None:
-    kernel = getattr(moments_kernels, f"{count}_moments_kernel")
+    kernel = getattr(gaussian_kernels, f"{count}_moments_kernel")
     split = dim == 3
     constants = {"WIDTH": max(dim, 16), "PARTS": 2 - split, "E": {"few": 4, "many": 64}[count]}
-    found = made(kernel, "fp32", moments.TILES[count, split], constants)
+    found = made(kernel, "fp32", gaussians.MOMENT_TILES[count, split], constants)
     found.types.update(x_ptr="*fp16", y_ptr="*fp16")
     found.types["w_ptr"] = {"few": "*fp32", "many": "*bf16"}[count]
     found = dataclasses.replace(found, spills=SPILLS[count])
@@ -185,17 +183,17 @@ def test_products_with_vectors(dim: int, count: str, check: Check) -> None:
 
 @pytest.mark.parametrize("dim", [3, 10, 64, 128])
 def test_products_of_neighbours(dim: int, check: Check) -> None:
-    split = dim <= neighbours.SPLIT
+    split = dim <= neighbours.SPLIT_DIMENSIONS
     constants: dict[str, Any] = {"WIDTH": neighbours._width(dim, split)}
     constants |= {"b_ptr": None} if split else {}
-    found = made(neighbours_kernels.lows_kernel, "fp32", neighbours.TILES[split], constants)
+    found = made(neighbours_kernels.lows_kernel, "fp32", neighbours.GROUP_TILES[split], constants)
     found.types.update(x_ptr="*fp16", y_ptr="*fp16")
     check(dataclasses.replace(found, tensor_cores=True), f"bounds of groups, {dim}", "sm_90")
 
 
 @pytest.mark.parametrize("dim", [3, 64])
 def test_nearest(dim: int, check: Check) -> None:
-    size = neighbours.TILES[dim <= neighbours.SPLIT].blocks
+    size = neighbours.GROUP_TILES[dim <= neighbours.SPLIT_DIMENSIONS].blocks
     constants = {"DIM": dim, "STEP": min(dim + dim % 2, 64), "K": 10, "KEPT": 16}
     constants |= {"BLOCK_N": size[1], "TILES": size[2]}
     one = Tile((), 1, 1)
@@ -209,7 +207,8 @@ def test_nearest(dim: int, check: Check) -> None:
 
 def test_points_in_cells(check: Check) -> None:
     constants = {"DIM": 3, "K": 10, "KEPT": 16}
-    found = made(neighbours_kernels.look_kernel, "fp32", Tile((knn.LANES,), 1, 1), constants)
+    tile = Tile((knn.POINTS_PER_LOOK,), 1, 1)
+    found = made(neighbours_kernels.look_kernel, "fp32", tile, constants)
     integers = ("order_ptr", "starts_ptr", "cells_ptr", "runs_ptr", "near_ptr")
     found.types.update(dict.fromkeys(integers, "*i64"))
     check(found, "points in cells", "sm_90")

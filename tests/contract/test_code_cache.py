@@ -26,7 +26,7 @@ from torchweft.core.printing import modules as generated
 from torchweft.reductions.engine import operator
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.formula.node import node, var
-from torchweft.reductions.gpu import gaussians, launch
+from torchweft.reductions.gpu import gaussians, launch, recipe
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -193,7 +193,7 @@ def test_modules_are_run_by_the_thread_that_calls(driver, monkeypatch):
 def test_kernels_of_gradients_are_compiled_side_by_side(driver, monkeypatch):
     """Those of both axes are begun before the first of them is launched."""
     monkeypatch.setattr(operator, "choose", lambda backend, device: "triton")
-    for module in (gaussians, launch):
+    for module in (gaussians, launch, recipe):
         monkeypatch.setattr(module, "processors", lambda device: 132)
     before, begin = [], launcher.begin
     distance = node("sqdist", var(0, 3, 0), var(1, 3, 1)) * 0.7301  # of this test alone
@@ -236,16 +236,17 @@ def test_code_that_only_triton_can_launch_is_not_stored(driver, monkeypatch, ask
 CALL = """
 import torch
 from torchweft.reductions.gpu import gaussians
-from torchweft.reductions.gpu import launch
+from torchweft.reductions.gpu import launch, recipe
 from torchweft.reductions.engine import operator
 from torchweft.reductions.formula.node import node, var
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.formula.node import node, var
-from torchweft.reductions.call import Options, Sizes
+from torchweft.reductions.call import Options, ReductionData, Sizes
 distance = node("sqdist", var(0, 3, 0), var(1, 3, 1))
 values = {0: torch.zeros(1, 300, 3), 1: torch.zeros(1, 5000, 3)}
-gaussians.processors = launch.processors = lambda device: 132
-launch.sums(node("exp", -distance), values, Sizes(1, 300, 5000), None, Options("ieee"))
+gaussians.processors = launch.processors = recipe.processors = lambda device: 132
+data = ReductionData(values, Sizes(1, 300, 5000), None, Options("ieee"))
+launch.sums(node("exp", -distance), data)
 """
 
 ALONE = """
@@ -262,9 +263,9 @@ print([name for name, code in driver.loaded])
 
 
 def test_a_process_that_finds_its_code_does_not_import_triton(driver, monkeypatch):
-    for module in (gaussians, launch):
+    for module in (gaussians, launch, recipe):
         monkeypatch.setattr(module, "processors", module.processors)
-    monkeypatch.setattr(launch, "_recipes", {})
+    recipe._recipe.cache_clear()
     monkeypatch.setattr(binaries, "state", lambda module: None)  # others import modules too
     monkeypatch.setattr(binaries, "as_loaded", {})
     exec(CALL, {})

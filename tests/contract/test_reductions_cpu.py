@@ -13,14 +13,14 @@ from tests.pairs import (
     Y,
     data,
 )
-from torchweft.reductions.call import Options, Sizes
+from torchweft.reductions.call import ReductionData, Sizes
 from torchweft.reductions.formula.node import node
 from torchweft.testing.contract import assert_same_bits
 
 if INTERPRETED:
     pytest.skip("the CPU's own bodies are tested without Triton", allow_module_level=True)
 
-from torchweft.reductions.cpu import run as cpu
+from torchweft.reductions.engine import numba_path as cpu
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
@@ -32,7 +32,7 @@ def test_the_same_bits_on_any_number_of_threads():
     before, found = torch.get_num_threads(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found.append(cpu.sums(SUMS["gaussian"], values, sizes, None, Options()))
+        found.append(cpu.sums(SUMS["gaussian"], ReductionData(values, sizes)))
     torch.set_num_threads(before)
     assert_same_bits(*found, "two threads against one")
 
@@ -41,4 +41,4 @@ def test_long_formulas_are_refused():
     f = SUMS["gaussian"]
     assert cpu.serves(f)
     assert cpu.serves(f, f)
-    assert not cpu.serves(node("concat", *[X * Y] * cpu.MOST))
+    assert not cpu.serves(node("concat", *[X * Y] * cpu.MOST_TERMS_OF_A_LOOP))

@@ -238,17 +238,17 @@ MOST_CALLS = 48
 def absent_gpu(monkeypatch, tmp_path):
     """Kernels serve the CPU's tensors, and are launched into nothing."""
     from torchweft.reductions.engine import operator
-    from torchweft.reductions.gpu import gaussians, launch
+    from torchweft.reductions.gpu import gaussians, launch, recipe
 
     monkeypatch.setenv("TORCHWEFT_CACHE_DIR", str(tmp_path))
     stand_in(monkeypatch)
     monkeypatch.setattr(operator, "choose", lambda backend, device: "triton")
-    for module in (launch, gaussians):
+    for module in (launch, gaussians, recipe):
         monkeypatch.setattr(module, "processors", lambda device: 132)
     operator._plan.cache_clear()
     yield
     operator._plan.cache_clear()
-    launch._recipes.clear()
+    recipe._recipe.cache_clear()
 
 
 def entered(call):

@@ -132,7 +132,7 @@ def test_scores_of_minus_infinity_are_nothing(backend):
 @pytest.mark.singly  # each item compiles for seconds
 def test_ties_go_to_the_smallest_index(dtype, backend, monkeypatch):
     """Also of two tiles."""
-    monkeypatch.setattr(blocked, "TILE", 1)
+    monkeypatch.setattr(blocked, "NUMBERS_PER_TILE", 1)
     x = torch.zeros(3, 1, dtype=dtype)
     y = torch.tensor([3, 1, 2, 1, 1, 3, 2, 1], dtype=dtype)[:, None].repeat(20, 1)
     found = reduce("ArgKMin", node("abs", X - Y), [x, y], 1, k=5, backend=backend)

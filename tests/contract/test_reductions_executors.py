@@ -24,14 +24,14 @@ from tests.pairs import (
     data,
 )
 from torchweft.reductions import Genred
-from torchweft.reductions.call import Options, Sizes
+from torchweft.reductions.call import Options, ReductionData, Sizes
 from torchweft.reductions.formula.node import node, var
 from torchweft.testing.bounds import assert_as_accurate
 
 if INTERPRETED:
     from torchweft.reductions.gpu import launch as executor
 else:
-    from torchweft.reductions.cpu import run as executor
+    from torchweft.reductions.engine import numba_path as executor
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
@@ -119,7 +119,7 @@ def test_sums_of_components(name, dim):
     generator = torch.Generator().manual_seed(dim)
     x, y = (torch.rand(1, rows, dim, generator=generator) for rows in (400, 1))
     f = made(var(0, dim, 0), var(1, dim, 1))
-    found = executor.sums(f, {0: x, 1: y}, Sizes(1, 400, 1), None, Options())
+    found = executor.sums(f, ReductionData({0: x, 1: y}, Sizes(1, 400, 1)))
     exact = plain(x.double(), y.double())
     assert_as_accurate(found[..., 0], exact, plain(x, y) - exact)
 
@@ -142,6 +142,6 @@ def test_a_score_of_minus_infinity_is_nothing():
     f, w = SHIFTED["exponent of columns"]
     check_shifted(executor.shifted, f, w, values, sizes)
     values[2][:] = -torch.inf
-    top, total = executor.shifted(f, w, values, sizes, None, Options())
+    top, total = executor.shifted(f, w, ReductionData(values, sizes))
     assert bool((top == -torch.inf).all())
     assert not total.any()

@@ -34,9 +34,8 @@ from tests.pairs import (
 )
 from torchweft.core.gpu.launcher import launch_all
 from torchweft.errors import BackendError
-from torchweft.reductions.call import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Job, Options, ReductionData, Sizes
 from torchweft.reductions.formula.evaluate import evaluate
-from torchweft.reductions.formula.kernel_forms import looped
 from torchweft.reductions.formula.node import concat, const, node, var
 from torchweft.testing.bounds import assert_as_accurate
 from torchweft.testing.contract import assert_same_bits
@@ -44,9 +43,7 @@ from torchweft.testing.contract import assert_same_bits
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from torchweft.reductions.gpu import gaussian_moments as moments
-from torchweft.reductions.gpu import gaussian_products as tensor_cores
-from torchweft.reductions.gpu import gaussians, launch, neighbours
+from torchweft.reductions.gpu import gaussians, launch, neighbours, recipe
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
@@ -63,9 +60,7 @@ def test_float64_is_float64(name):
 def test_bits_repeat():
     sizes = Sizes(1, 40, 3000)
     values = data(*sizes)
-    first, second = (
-        launch.sums(SUMS["gaussian"], values, sizes, None, Options()) for _ in range(2)
-    )
+    first, second = (launch.sums(SUMS["gaussian"], ReductionData(values, sizes)) for _ in range(2))
     assert_same_bits(first, second, "the same call again")
 
 
@@ -73,10 +68,10 @@ def test_long_formulas_are_refused():
     f = SUMS["gaussian"]
     assert launch.serves(f)
     assert launch.serves(f, f)
-    assert not launch.serves(f, k=launch.WIDEST + 1)
+    assert not launch.serves(f, k=launch.MOST_SMALLEST + 1)
     with pytest.raises(BackendError, match="1025 smallest values are asked for"):
-        launch.smallest(f, 1025, data(1, 3, 3), Sizes(1, 3, 3), None, Options())
-    assert not launch.serves(node("concat", *[X * Y] * launch.MOST))
+        launch.smallest(f, 1025, ReductionData(data(1, 3, 3), Sizes(1, 3, 3)))
+    assert not launch.serves(node("concat", *[X * Y] * launch.MOST_TERMS))
 
 
 def long(dim, size):
@@ -133,7 +128,7 @@ def test_long_vectors(lengths, name):
     exact = terms.sum(2)
     noise = noise_of(plain.sum(2), exact, terms.abs().sum(2), torch.float32)
     for listed in (None, WHOLE):
-        found = launch.sums(f, values, Sizes(2, 11, 70), listed, Options())
+        found = launch.sums(f, ReductionData(values, Sizes(2, 11, 70), listed))
         assert_as_accurate(found, exact, noise)
 
 
@@ -154,14 +149,14 @@ def test_long_scores():
             weighted = (f - f.amax(2, keepdim=True)).exp() * dense_long(w, values, dtype)
             terms[dtype] = f.amax(2), weighted
         (m, exact), (plain_m, plain) = terms.values()
-        top, found = launch.shifted(score, w, values, sizes, None, Options())
+        top, found = launch.shifted(score, w, ReductionData(values, sizes))
         assert_as_accurate(top, m, noise_of(plain_m, m, 4 * m.abs(), torch.float32))
         size_of = exact.abs().sum(2) * (1 + 4 * m.abs())
         noise = noise_of(plain.sum(2), exact.sum(2), size_of, torch.float32)
         assert_as_accurate(found, exact.sum(2), noise)
     for f in (-score, formulas["rows and columns"]):
         exact = dense_long(f, values, torch.float32).sort(dim=2, stable=True).indices[:, :, :3]
-        found = launch.smallest(f, 3, values, sizes, None, Options())
+        found = launch.smallest(f, 3, ReductionData(values, sizes))
         torch.testing.assert_close(found, exact, rtol=0, atol=0)
 
 
@@ -169,8 +164,8 @@ def test_how_long_formulas_are_printed():
     """Neither the dimension nor the length of a result makes a kernel longer, or more of them."""
     x, y, w = (var(n, 500, n > 0) for n in range(3))
     f = node("exp", -node("sqdist", x, y)) * w
-    what = looped(f)
-    assert len(launch._jobs("sums", what, 0, False, "auto", False)) == 1
+    _, jobs = recipe.kernel_jobs(Job("sums", f, None, 0, 0))
+    assert len(jobs) == 1
     assert len(launch.source("sums", f).splitlines()) < 200
     assert not launch.serves(node("sum", node("concat", x - y, x - y)))
 
@@ -181,8 +176,8 @@ GAUSSIAN = node("exp", -(node("sqdist", X, Y) * P)) * part(B, 0)
 @pytest.fixture
 def products(monkeypatch):
     """Tensor cores for few columns, and how often they were used."""
-    monkeypatch.setattr(gaussians, "COLUMNS", 1)
-    used, operands = [], tensor_cores.operands
+    monkeypatch.setattr(gaussians, "LEAST_COLUMNS", 1)
+    used, operands = [], gaussians.operands
 
     def counted(*args):
         found = operands(*args)
@@ -190,7 +185,7 @@ def products(monkeypatch):
         used.append(int(found.guard))
         return found
 
-    monkeypatch.setattr(tensor_cores, "operands", counted)
+    monkeypatch.setattr(gaussians, "operands", counted)
     return used
 
 
@@ -213,7 +208,7 @@ def test_products(products, sign, scale):
 
 def test_ieee_takes_differences(products):
     sizes = Sizes(2, 300, 17)
-    launch.sums(GAUSSIAN, data(*sizes), sizes, None, Options("ieee"))
+    launch.sums(GAUSSIAN, ReductionData(data(*sizes), sizes, None, Options("ieee")))
     assert not products
 
 
@@ -234,22 +229,22 @@ def test_products_of_many_dimensions(products, dim):
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
 def test_products_that_were_asked_for(monkeypatch, precision, scale, narrow):
     """Of a narrow cloud exponents are products alone; a wide one is served as well."""
-    monkeypatch.setattr(gaussians, "COLUMNS", 1)
-    ran, narrowed = [], tensor_cores.narrowed
+    monkeypatch.setattr(gaussians, "LEAST_COLUMNS", 1)
+    ran, narrowed = [], gaussians.narrowed
 
     def seen(made):
         both = narrowed(made)
         ran.extend(int(m.guard) for m in both)
         return both
 
-    monkeypatch.setattr(tensor_cores, "narrowed", seen)
+    monkeypatch.setattr(gaussians, "narrowed", seen)
     sizes, dim = Sizes(2, 300, 70), 33
     values = data(*sizes)
     generator = torch.Generator().manual_seed(dim)
     for index, length in ((0, 300), (1, 70)):
         values[index] = torch.randn(2, length, dim, generator=generator) * scale
     f = node("exp", -node("sqdist", var(0, dim, 0), var(1, dim, 1))) * A * part(B, 1)
-    found = launch.sums(f, values, sizes, None, Options(precision))
+    found = launch.sums(f, ReductionData(values, sizes, None, Options(precision)))
     terms, plain = (dense(f, values, sizes, d) for d in (torch.float64, torch.float32))
     bits = {"tf32x3": 22, "tf32": 11}[precision]
     largest = 2 * max(v.double().square().sum(-1).max() for v in (values[0], values[1]))
@@ -268,7 +263,7 @@ def test_the_bound_of_products(worst, holds, at):
     terms = [torch.zeros(1, 2050, 1, dtype=torch.float64) for _ in range(2)]
     terms[1][0, at] = worst
     guard = torch.ones((), dtype=torch.int32)
-    launch_all(tensor_cores.within(terms, 8.0, guard))
+    launch_all(gaussians.within(terms, 8.0, guard))
     assert int(guard) == holds
 
 
@@ -285,7 +280,7 @@ VECTORS = {
 @pytest.mark.singly  # seconds an item in the interpreter
 def test_products_with_vectors(products, monkeypatch, name, dim):
     """Far away and narrow; then so wide that differences take over."""
-    monkeypatch.setattr(moments, "MOST", 16)
+    monkeypatch.setattr(gaussians, "MOMENTS_PER_PRODUCT", 16)
     x, y, g, b = var(0, dim, 0), var(1, dim, 1), var(4, 1, 0), var(2, 1, 1)
     f = VECTORS[name](node("exp", -node("sqdist", x, y)), x, y, g, b)
     sizes = Sizes(2, 300, 150)
@@ -312,7 +307,7 @@ def test_columns_without_parts_are_summed_by_differences(products, worst, name):
     generator = torch.Generator().manual_seed(5)
     values = {n: torch.rand(s, generator=generator) for n, s in shapes.items()}
     values[2][1, 70] = worst
-    found = launch.sums(f, values, Sizes(2, 300, 150), None, Options())
+    found = launch.sums(f, ReductionData(values, Sizes(2, 300, 150)))
     plain = dense(f, values, Sizes(2, 300, 150), torch.float32).sum(2)
     assert products == [1]
     assert torch.isfinite(plain[0]).all()
@@ -324,11 +319,11 @@ def test_columns_without_parts_are_summed_by_differences(products, worst, name):
 @pytest.fixture
 def bounded(monkeypatch):
     """Bounds for few rows and columns, a few rows at a time; the guards of all calls."""
-    monkeypatch.setattr(neighbours, "ROWS", 1)
-    monkeypatch.setattr(neighbours, "PAIRS", 1)
-    monkeypatch.setattr(neighbours, "FEWEST", 4)
-    monkeypatch.setattr(neighbours, "SCRATCH", 1)
-    monkeypatch.setattr(neighbours, "BUDGET", 2)
+    monkeypatch.setattr(neighbours, "LEAST_ROWS", 1)
+    monkeypatch.setattr(neighbours, "LEAST_PAIRS", 1)
+    monkeypatch.setattr(neighbours, "GROUPS_PER_NEIGHBOUR", 4)
+    monkeypatch.setattr(neighbours, "BYTES_OF_BOUNDS", 1)
+    monkeypatch.setattr(neighbours, "SHARE_OF_GROUPS", 2)
     found, nearest = [], neighbours.nearest
 
     def counted(*args):
@@ -358,7 +353,7 @@ def test_nearest_by_bounds(bounded, dim, k, rows, columns):
     v[:, -1] = u[:, 5]
     u, v = ((t * 16).round() / 16 + 1024 for t in (u, v))
     distance = node("sqdist", var(1, dim, 1), var(0, dim, 0))
-    found = launch.smallest(distance, k, {0: u, 1: v}, Sizes(2, rows, columns), None, Options())
+    found = launch.smallest(distance, k, ReductionData({0: u, 1: v}, Sizes(2, rows, columns)))
     torch.testing.assert_close(found, by_differences(u, v, k), rtol=0, atol=0)
     assert bounded == [1]
 
@@ -374,7 +369,7 @@ def test_bounds_that_leave_all(bounded, name):
         u, v = ((t * 2.0**-12 * (name == "tight clusters")) for t in (u, v))
         v[:, -1] += 100
     distance = node("sqdist", var(0, 17, 0), var(1, 17, 1))
-    found = launch.smallest(distance, 2, {0: u, 1: v}, Sizes(1, 20, 900), None, Options())
+    found = launch.smallest(distance, 2, ReductionData({0: u, 1: v}, Sizes(1, 20, 900)))
     torch.testing.assert_close(found, by_differences(u, v, 2), rtol=0, atol=0)
     assert bounded == [0]
 
@@ -383,6 +378,6 @@ def test_which_distances_have_bounds(bounded):
     values = {0: torch.randn(1, 2, 3), 1: torch.randn(1, 600, 3), 3: torch.randn(1, 1, 1)}
     sizes = Sizes(1, 2, 600)
     for f in (DISTANCE, -DISTANCE, node("sqdist", X, Y + P)):
-        launch.smallest(f, 1, values, sizes, None, Options())
-    launch.smallest(DISTANCE, 1, values, sizes, None, Options("ieee"))
+        launch.smallest(f, 1, ReductionData(values, sizes))
+    launch.smallest(DISTANCE, 1, ReductionData(values, sizes, None, Options("ieee")))
     assert len(bounded) == 2

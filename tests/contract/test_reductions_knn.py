@@ -69,7 +69,7 @@ def test_uneven_points(name, other):
 
 
 def test_few_pairs_at_a_time(monkeypatch):
-    monkeypatch.setattr(knn, "PAIRS", 100)
+    monkeypatch.setattr(knn, "PAIRS_PER_CHUNK", 100)
     assert_exact(draw(100, 2), draw(200, 2, seed=1), 5)
 
 

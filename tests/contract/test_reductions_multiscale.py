@@ -14,10 +14,14 @@ import pytest
 import torch
 
 from tests.transports import clouds, distance, transport
-from torchweft.reductions.cluster import bricks
 from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of
 from torchweft.reductions.transport import multiscale
-from torchweft.reductions.transport.softmin import Cloud, log_weights, softmin, softmin_of_squares
+from torchweft.reductions.transport.multiscale import (
+    Cloud,
+    log_weights,
+    softmin,
+    softmin_of_squares,
+)
 from torchweft.testing import assert_as_accurate
 
 BLUR = {1: 0.02, 2: 0.07}
@@ -50,7 +54,7 @@ def stack_of(a, x, b, y):
     found = []
     for w, z, count in ((a, x, counts[0]), (b, y, counts[1])):
         extent = (z.amax(0) - z.amin(0)).tolist()
-        order = bricks.brick_order(z, multiscale.BRICK, bricks.parts_of(extent, count)[0])
+        order = multiscale.brick_order(z, multiscale.BRICK, multiscale.parts_of(extent, count)[0])
         found.append(multiscale._bricks(w[order], z[order], multiscale.BRICK, max(counts)))
     return multiscale._stacked(found * 2)
 
@@ -88,7 +92,7 @@ def expanded(stack, found, group, other):
     ],
 )
 def test_parts(extents, count, parts):
-    found, edge = bricks.parts_of(extents, count)
+    found, edge = multiscale.parts_of(extents, count)
     assert found == parts
     assert math.prod(found) >= count
     assert 0 <= edge <= max(extents)
@@ -99,8 +103,8 @@ def test_parts(extents, count, parts):
 def test_bricks_are_slabs_of_slabs(dim, points):
     """All of a slab comes before the next one in its coordinate; the last ones are not full."""
     x = clouds(dim=dim, rows=points)[1]
-    parts, _ = bricks.parts_of([1.0] * dim, -(-points // 8))
-    order = bricks.brick_order(x, 8, parts)
+    parts, _ = multiscale.parts_of([1.0] * dim, -(-points // 8))
+    order = multiscale.brick_order(x, 8, parts)
     assert sorted(order.tolist()) == list(range(points))
     whole = x[order]
     for k in range(dim):
@@ -114,7 +118,7 @@ def test_bricks_are_slabs_of_slabs(dim, points):
 
 def test_equal_points_keep_their_order():
     x = torch.zeros(50, 3)
-    assert bricks.brick_order(x, 8, [2, 2, 2]).tolist() == list(range(50))
+    assert multiscale.brick_order(x, 8, [2, 2, 2]).tolist() == list(range(50))
 
 
 def test_what_bricks_hold():
@@ -148,7 +152,7 @@ def pairs_of(mask, rows, columns):
 
 def test_groups_see_their_partners():
     rows, columns = [3, 2, 3, 2], [4, 5, 4, 5]
-    mask = bricks.all_pairs(rows, columns, torch.device("cpu"))
+    mask = multiscale.all_pairs(rows, columns, torch.device("cpu"))
     mask.check(10, 18)
     exact = torch.zeros(10, 18, dtype=torch.int64)
     exact[:3, 4:9], exact[3:5, :4], exact[5:8, 9:13], exact[8:, 13:] = 1, 1, 1, 1
@@ -225,9 +229,9 @@ def test_ceilings_hold(p):
     """Of the updated potentials; and they are near these."""
     length = BLUR[p]
     stack, potential = sides(p, 800, 700, 0.01, dim=2)
-    spread = bricks.all_pairs(stack.sizes, [stack.middles.shape[1]] * 4, torch.device("cpu"))
+    spread = multiscale.all_pairs(stack.sizes, [stack.middles.shape[1]] * 4, torch.device("cpu"))
     ceiling = multiscale._ceiling(p, length, stack, potential, spread)
-    every = bricks.all_pairs(stack.sizes, stack.sizes, torch.device("cpu"))
+    every = multiscale.all_pairs(stack.sizes, stack.sizes, torch.device("cpu"))
     new = softmin(p, length, stack.fine.points, stack.fine, potential, every)
     rounding = 64 * torch.finfo(torch.float64).eps
     assert float((ceiling - new).min()) >= -rounding
@@ -240,7 +244,7 @@ def test_ceilings_are_reached(p):
     x, y = torch.zeros(1, 3).double(), torch.cat([torch.eye(3), -torch.eye(3)]).double()
     weights = (torch.full((len(z),), 1 / len(z)).double() for z in (x, y))
     stack = stack_of(next(weights), x, next(weights), y)
-    spread = bricks.all_pairs(stack.sizes, [1] * 4, torch.device("cpu"))
+    spread = multiscale.all_pairs(stack.sizes, [1] * 4, torch.device("cpu"))
     potential = torch.zeros(sum(stack.sizes)).double()
     found = multiscale._ceiling(p, 0.3, stack, potential, spread)[:1]
     exact = torch.full_like(found, 1 / p)
@@ -254,7 +258,7 @@ def test_what_updates_leave_out(p, noise):
     length = BLUR[p]
     stack, potential = sides(p, 800, 700, noise, dim=2)
     every, spread = (
-        bricks.all_pairs(stack.sizes, columns, torch.device("cpu"))
+        multiscale.all_pairs(stack.sizes, columns, torch.device("cpu"))
         for columns in (stack.sizes, [stack.middles.shape[1]] * 4)
     )
     mask = multiscale.mask_of(p, length, stack, potential, spread)
@@ -288,7 +292,7 @@ def test_masks_are_the_bricks_of_the_bound(p):
     """Pairs that rows or columns need: one half serves both."""
     length = BLUR[p]
     stack, potential = sides(p)
-    spread = bricks.all_pairs(stack.sizes, [stack.middles.shape[1]] * 4, torch.device("cpu"))
+    spread = multiscale.all_pairs(stack.sizes, [stack.middles.shape[1]] * 4, torch.device("cpu"))
     mask = multiscale.mask_of(p, length, stack, potential, spread)
     total = sum(stack.sizes)
     mask.check(total, total)

@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.pairs import BLOCKS, SMALL, A, B, P, X, Y, blocks, check_sums, data, part
-from torchweft.reductions.call import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Job, Options, ReductionData, Sizes
 from torchweft.reductions.formula.node import concat, node, var
 from torchweft.testing.bounds import assert_as_accurate
 from torchweft.testing.contract import assert_same_bits
@@ -21,7 +21,7 @@ if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
 from torchweft.reductions.gpu import gaussian_centred as near
-from torchweft.reductions.gpu import launch
+from torchweft.reductions.gpu import launch, recipe
 from torchweft.reductions.gpu import source as generator
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
@@ -50,10 +50,10 @@ QUOTIENTS = pytest.param(  # by the 0 of columns past the end of an interval
 
 @pytest.fixture(autouse=True)
 def few_pairs_are_many(monkeypatch):
-    monkeypatch.setattr(launch, "MANY", 0)
-    launch._recipes.clear()
+    monkeypatch.setattr(recipe, "MANY_PAIRS", 0)
+    recipe._recipe.cache_clear()
     yield
-    launch._recipes.clear()
+    recipe._recipe.cache_clear()
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def by_differences(monkeypatch):
     """Has later calls take differences for all tiles."""
 
     def start():
-        for limit in ("LIMIT", "LIMIT_OF_MOMENTS"):
+        for limit in ("LARGEST_ALPHA", "LARGEST_ALPHA_OF_MOMENTS"):
             monkeypatch.setattr(near, limit, -1.0)
-        launch._recipes.clear()
+        recipe._recipe.cache_clear()
 
-    launch._recipes.clear()
+    recipe._recipe.cache_clear()
     yield start
-    launch._recipes.clear()
+    recipe._recipe.cache_clear()
 
 
 def wide_data(sizes, scale, far, seed=0):
@@ -123,7 +123,7 @@ def test_long_lists():
     listed = blocks("holes")._replace(j_ends=torch.tensor([2000, 3000, 2500, 2900]))
     values = wide_data(sizes, 0.25, 16)
     found = check_sums(launch.sums, FORMULAS["gradient in x"], values, sizes, listed)
-    again = launch.sums(FORMULAS["gradient in x"], values, sizes, listed, Options())
+    again = launch.sums(FORMULAS["gradient in x"], ReductionData(values, sizes, listed))
     assert_same_bits(found, again, "the same call again")
 
 
@@ -154,12 +154,12 @@ def test_columns_infinitely_far_are_nothing():
     values[1][:, 3] = torch.inf
     values[1][:, 4, 1] = -1e30
     values[1][:, 5] = 3e38
-    found = launch.sums(FORMULAS["sum"], values, sizes, None, Options())
+    found = launch.sums(FORMULAS["sum"], ReductionData(values, sizes))
     fewer = {n: torch.cat([v[:, :3], v[:, 6:]], 1) if n in (1, 2) else v for n, v in values.items()}
-    expected = launch.sums(FORMULAS["sum"], fewer, Sizes(2, 40, 97), None, Options())
+    expected = launch.sums(FORMULAS["sum"], ReductionData(fewer, Sizes(2, 40, 97)))
     assert_as_accurate(found, expected.double(), expected.abs() * torch.finfo(torch.float32).eps)
     values[1][:, 7, 0] = torch.nan
-    assert bool(launch.sums(FORMULAS["sum"], values, sizes, None, Options()).isnan().all())
+    assert bool(launch.sums(FORMULAS["sum"], ReductionData(values, sizes)).isnan().all())
 
 
 @ignored("All-NaN slice encountered")
@@ -167,7 +167,7 @@ def test_a_row_that_is_no_number_is_one_row():
     sizes = Sizes(2, 40, 100)
     values = wide_data(sizes, 0.25, 0)
     values[0][:, 7, 1] = torch.nan
-    found = launch.sums(FORMULAS["sum"], values, sizes, None, Options())
+    found = launch.sums(FORMULAS["sum"], ReductionData(values, sizes))
     assert found.isnan().nonzero()[:, 1].tolist() == [7, 7]
 
 
@@ -190,7 +190,7 @@ def test_growing_exponentials():
     ],
 )
 def test_which_formulas(f, count):
-    job = generator.Job("sums", f, None, 0, f.dim, near=True)
+    job = Job("sums", f, None, 0, f.dim, near=True)
     assert generator.near_registers(job) == (count and 3 + 2 * count)
     for other in ({"near": False}, {"wide": True}, {"accumulate": "kahan"}):
         assert generator.near_registers(job._replace(**other)) == 0
@@ -199,9 +199,9 @@ def test_which_formulas(f, count):
 def test_ieee_takes_differences(by_differences):
     sizes = Sizes(2, 40, 100)
     values = wide_data(sizes, 0.25, 0)
-    found = launch.sums(FORMULAS["sum"], values, sizes, None, Options("ieee"))
+    found = launch.sums(FORMULAS["sum"], ReductionData(values, sizes, None, Options("ieee")))
     by_differences()
-    other = launch.sums(FORMULAS["sum"], values, sizes, None, Options())
+    other = launch.sums(FORMULAS["sum"], ReductionData(values, sizes))
     assert_as_accurate(found, other.double(), other.abs() * torch.finfo(torch.float32).eps)
 
 
@@ -209,7 +209,7 @@ def test_ieee_takes_differences(by_differences):
 def test_few_pairs_take_one_loop(monkeypatch, many):
     """Which is half the code to compile at a first call."""
     printed, source = [], generator.source
-    monkeypatch.setattr(launch, "MANY", many)
+    monkeypatch.setattr(recipe, "MANY_PAIRS", many)
     monkeypatch.setattr(generator, "source", lambda job: printed.append(source(job)) or printed[-1])
     sizes = Sizes(2, 70, 150)
     check_sums(launch.sums, FORMULAS["sum"], wide_data(sizes, 0.25, 0), sizes)

@@ -238,7 +238,7 @@ def test_auto_takes_clusters_for_many_pairs(monkeypatch):
     _, x, _, y = clouds()
     online, multiscale = (SamplesLoss(backend=name)(x, y) for name in ("online", "multiscale"))
     assert float(SamplesLoss()(x, y)) == float(online) != float(multiscale)
-    monkeypatch.setattr(sinkhorn, "LARGE", 1000)
+    monkeypatch.setattr(sinkhorn, "LEAST_PAIRS_OF_CLUSTERS", 1000)
     assert float(SamplesLoss()(x, y)) == float(multiscale)
     wide = torch.rand(60, 5), torch.rand(40, 5)
     assert float(SamplesLoss()(*wide)) == float(SamplesLoss(backend="online")(*wide))

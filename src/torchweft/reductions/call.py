@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +22,7 @@ __all__ = [
     "Kind",
     "Layout",
     "Options",
+    "ReductionData",
     "Signature",
     "Sizes",
     "Wanted",
@@ -65,6 +66,27 @@ class Options(NamedTuple):
 
     precision: str | None = None
     accumulate: str = "auto"
+
+
+class ReductionData(NamedTuple):
+    """What an executor takes beside formulas.
+
+    Args:
+        values: the variables by number, (B or 1, M or N or 1, D), contiguous.
+        sizes: B, M and N.
+        blocks: the pairs; None for all.
+        options: how numbers are computed.
+    """
+
+    values: Mapping[int, Tensor]
+    sizes: Sizes
+    blocks: Blocks | None = None
+    options: Options = Options()
+
+    @property
+    def like(self) -> Tensor:
+        """The first variable, which has the dtype and the device of all."""
+        return next(iter(self.values.values()))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -4,7 +4,7 @@
     centroid c_k = Σ_{i: l_i = k} w_i x_i / Σ_{i: l_i = k} w_i
     ranges   cluster k is start_k ≤ i < end_k of the points sorted by label
 
-Names and conventions are those of pykeops.torch.cluster.  Arrays of NumPy give arrays of NumPy.
+Names and conventions follow pykeops.torch.cluster.  Arrays of NumPy give arrays of NumPy.
 """
 
 from __future__ import annotations
@@ -206,10 +206,9 @@ def cluster_ranges_centroids(
     if weights is None:
         total = counts.to(torch.promote_types(x.dtype, torch.float32))
         return ranges, cluster_centroids(x, lab, counts), total
-    w = weights.double().view(-1, 1).clamp(min=min_weight)
-    total = _sums(w, lab, counts)
-    centroids = _sums(w * x.double(), lab, counts) / total
-    return ranges, centroids.to(x.dtype), total.view(-1).to(weights.dtype)
+    w = weights.double().clamp(min=min_weight)
+    total = _sums(w.view(-1, 1), lab, counts)
+    return ranges, cluster_centroids(x, lab, counts, w, total), total.view(-1).to(weights.dtype)
 
 
 @_takes_arrays
@@ -253,7 +252,7 @@ def swap_axes(ranges: Ranges | None) -> Ranges | None:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Of each value among the different ones, ascending."""
+    """The rank of each value among the different values, ascending."""
     ranks: Tensor = torch.unique(values, return_inverse=True)[1]
     return ranks
 

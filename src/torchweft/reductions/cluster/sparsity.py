@@ -1,8 +1,8 @@
 """Block-sparse masks: which pairs (i, j) a reduction sees, as blocks of rows and of columns.
 
 A mask is the 6-tuple of `reductions.cluster.from_matrix`: one half for reductions over j, one
-for reductions over i.  `BlockSparsity` makes it from what is known about the data; `check_ranges`
-says what is wrong with one; `blocks_of` gives executors the half that they need.
+for reductions over i.  `BlockSparsity` makes it from labels, radii or sizes; `check_ranges`
+validates one; `blocks_of` gives executors the half that they need.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchweft.core.tables.segments import indptr_of
 from torchweft.core.tables.tensor_cache import TensorCache
@@ -20,7 +21,7 @@ from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.reductions.call import Blocks
 from torchweft.reductions.cluster.points import Ranges, cluster_ranges, from_matrix
 
-__all__ = ["BlockSparsity", "blocks_of", "check_ranges"]
+__all__ = ["BlockSparsity", "blocks_of", "check_ranges", "pairs_of"]
 
 NAMES = ("ranges_i", "slices_i", "redranges_j", "ranges_j", "slices_j", "redranges_i")
 Half = tuple[Tensor, Tensor, Tensor]
@@ -83,8 +84,7 @@ class BlockSparsity:
     ) -> BlockSparsity:
         """All pairs of clusters whose bounding boxes are within `radius`, so all pairs that are.
 
-        Nothing within the radius is lost, but some pairs beyond it are kept: those of clusters
-        that lie across it.
+        No pair within the radius is lost; pairs beyond it stay where their clusters reach into it.
 
         Args:
             x: (M, D) points.
@@ -124,12 +124,7 @@ class BlockSparsity:
 
     @classmethod
     def bands(
-        cls,
-        rows: int,
-        columns: int,
-        width: int,
-        block: int = 1,
-        device: torch.device | None = None,
+        cls, rows: int, columns: int, width: int, block: int = 1, device: torch.device | None = None
     ) -> BlockSparsity:
         """|i − j| ≤ width, in blocks of `block` rows and columns; exact where block is 1.
 
@@ -178,12 +173,10 @@ class BlockSparsity:
 
     def num_pairs(self) -> int:
         """Pairs (i, j) that a reduction sees."""
-        starts, ends, indptr, j_starts, j_ends = blocks_of(self, axis=1)
-        columns = torch.cat([indptr.new_zeros(1), (j_ends - j_starts).cumsum(0)])
-        return int(((ends - starts) * columns[indptr].diff()).sum())
+        return pairs_of(blocks_of(self, axis=1))
 
     def check(self, rows: int, columns: int) -> None:
-        """Everything that can be wrong with a mask of rows × columns pairs (of a batch: of each).
+        """Raise unless this is a mask of rows × columns pairs (of a batch: of each entry).
 
         Raises:
             IndexRangeError: bounds outside the data.
@@ -195,7 +188,7 @@ class BlockSparsity:
 
 
 def blocks_of(ranges: Ranges | BlockSparsity, axis: int) -> Blocks:
-    """The half of a mask that a reduction over `axis` needs, rows being those of its result.
+    """The half of a mask that a reduction over `axis` needs, its rows being rows of the result.
 
     Cached as long as the ranges live unchanged.
 
@@ -217,6 +210,13 @@ def blocks_of(ranges: Ranges | BlockSparsity, axis: int) -> Blocks:
         )
 
     return _BLOCKS.get(half, None, build)
+
+
+def pairs_of(blocks: Blocks) -> int:
+    """How many pairs (i, j) blocks hold."""
+    starts, ends, indptr, j_starts, j_ends = blocks
+    columns = pad((j_ends - j_starts).cumsum(0), (1, 0))
+    return int(((ends - starts) * columns[indptr].diff()).sum())
 
 
 def check_ranges(ranges: Ranges | BlockSparsity, rows: int, columns: int) -> None:

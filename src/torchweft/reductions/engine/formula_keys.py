@@ -1,8 +1,8 @@
-"""Keys of reductions: their formulas as text, what registered ops take, and what is derived of it.
+"""Keys of reductions: their formulas as text, which registered ops take, and derivatives of these.
 
 A key is "count#formula" or "count#formula|weight": variables are numbered 0 to count − 1, each the
-place of its value.  A formula without variables keeps the first value, which tells the dtype.
-Every function here is one of text, so its answer is kept, and torch.compile folds it.
+place of its value.  A formula without variables keeps the first value, which has the dtype.
+All functions here map text to text, so their results are cached, and torch.compile folds them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ __all__ = [
     "KEPT",
     "Derivative",
     "Key",
-    "Variable",
     "count",
     "formulas",
     "gradients",
@@ -42,15 +41,7 @@ __all__ = [
 Key = str
 
 KEPT = 4096
-"""Answers that each function keeps."""
-
-
-class Variable(NamedTuple):
-    """A variable of a key."""
-
-    number: int
-    dim: int
-    cat: int
+"""Results that each function caches."""
 
 
 class Derivative(NamedTuple):
@@ -65,7 +56,7 @@ class Derivative(NamedTuple):
 
     key: Key
     used: tuple[int, ...]
-    of: tuple[Variable, ...]
+    of: tuple[Node, ...]
     turned: bool
 
 
@@ -118,7 +109,7 @@ def gradients(key: Key, wanted: tuple[int, ...]) -> tuple[Derivative, ...]:
 def _derivative(members: Sequence[Node], parts: Sequence[Node], *, turned: bool) -> Derivative:
     joined = node("concat", *parts) if len(parts) > 1 else parts[0]
     key, used = _key([swap(joined) if turned else joined])
-    return Derivative(key, used, tuple(Variable(*v.data) for v in members), turned)
+    return Derivative(key, used, tuple(members), turned)
 
 
 @functools.lru_cache(KEPT)

@@ -7,7 +7,6 @@ as wide.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -15,19 +14,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.core.gpu.launcher import Kernel, Tile, current_device
-from torchweft.core.printing.modules import written
+from torchweft.core.gpu.launcher import Tile, current_device
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.formula.node import node, var
+from torchweft.reductions.gpu.gaussians import cached_kernel
+from torchweft.reductions.gpu.neighbours import MOST_NEIGHBOURS, NEIGHBOUR_KERNELS
 
 __all__ = ["nearest"]
 
 MOST_CELLS = 2**20  # of an axis: three axes and their borders fit 63 bits
-PAIRS = 2**22  # pairs of a query and a candidate that are looked at together
-MOST = 64  # neighbours that a kernel keeps
-CELLS = 16  # cells for each point up to which a table of all of them is made
-LANES = 32  # points that a program looks at together
+PAIRS_PER_CHUNK = 2**22  # pairs of a query and a candidate that are looked at together
+CELLS_PER_POINT = 16  # cells for each point up to which a table of all of them is made
+POINTS_PER_LOOK = 32  # points that a program looks at together
 
 
 def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
@@ -149,7 +148,7 @@ def _look(grid: _Grid, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
     first = 0
     while first < len(lengths):
         width = max(k, lengths[first])
-        rows = order[first : first + max(1, PAIRS // width)]
+        rows = order[first : first + max(1, PAIRS_PER_CHUNK // width)]
         candidates = _candidates(starts[rows], ends[rows], width)
         points = torch.where(candidates < 0, -1, grid.order[candidates.clamp(min=0)])
         near[rows], farthest = _smallest(x[rows], y, points, k)
@@ -159,8 +158,8 @@ def _look(grid: _Grid, x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _has_kernel(grid: _Grid, x: Tensor, y: Tensor, k: int) -> bool:
-    plain = x.dtype == torch.float32 and k <= MOST and len(y) < 2**31 - LANES
-    few = grid.numbers() <= CELLS * len(y) + PAIRS
+    plain = x.dtype == torch.float32 and k <= MOST_NEIGHBOURS and len(y) < 2**31 - POINTS_PER_LOOK
+    few = grid.numbers() <= CELLS_PER_POINT * len(y) + PAIRS_PER_CHUNK
     return plain and few and torch.version.hip is None
 
 
@@ -174,18 +173,14 @@ def _by_kernel(grid: _Grid, cells: Tensor, x: Tensor, y: Tensor, k: int) -> tupl
     near = torch.empty(len(x), k, dtype=torch.int64, device=y.device)
     farthest = x.new_empty(len(x))
     tensors = [x[rows], y[grid.order].t().contiguous(), grid.order, starts, keys, runs]
+    constants = (dim, k, 1 << (k - 1).bit_length())
     with current_device(x):
-        _kernel(dim, k, x.device)(len(x), [*tensors, near, farthest], (len(y), len(runs)))
+        kernel = cached_kernel(
+            NEIGHBOUR_KERNELS, "look_kernel", constants, Tile((POINTS_PER_LOOK,), 1, 1), x.device
+        )
+        kernel(len(x), [*tensors, near, farthest], (len(y), len(runs)))
     back = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(x), device=x.device))
     return near[back], farthest[back]
-
-
-@functools.lru_cache(maxsize=256)
-def _kernel(dim: int, k: int, _: torch.device) -> Kernel:
-    """Compiled code belongs to a device."""
-    constants = (dim, k, 1 << (k - 1).bit_length())
-    kernel = written("torchweft.reductions.gpu.neighbours_kernels", "look_kernel")
-    return Kernel(kernel, (), constants, Tile((LANES,), 1, 1))
 
 
 def _steps(dim: int, device: torch.device) -> Tensor:

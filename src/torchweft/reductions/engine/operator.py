@@ -10,15 +10,16 @@ has every order.  The maximum is a constant of `shifted`: s is differentiated as
 and log s + m does not depend on m.
 
 Tensors are values, (B or 1, M or N or 1, D) by the number of their variable, then either no tables
-or the `Blocks` of rows and those of columns.  Formulas travel as a `Key`, which registered ops take
-and torch.compile can fold.
+or the `Blocks` of rows and the `Blocks` of columns.  Formulas travel as a `Key`, which registered
+ops take and torch.compile can fold.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,35 +37,44 @@ from torchweft.core.operators.tensor_list import (
 )
 from torchweft.core.private import any_autocast
 from torchweft.errors import BackendError, ShapeError
-from torchweft.reductions.call import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, ReductionData, Sizes
+from torchweft.reductions.cluster.sparsity import blocks_of, pairs_of
 from torchweft.reductions.engine import formula_keys as keys
 from torchweft.reductions.engine.formula_keys import Key
 from torchweft.reductions.formula.node import Node, reachable
 
-__all__ = ["KERNELS", "kept", "opened", "rest_of", "shifted_sums", "smallest", "sums"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["KERNELS", "arguments", "cached_arguments", "opened", "shifted_sums", "smallest", "sums"]
 
 TABLES = len(Blocks._fields)
 
-KERNELS = "torchweft.reductions.gpu.launch"
-"""The executor on a GPU."""
+EXECUTORS = {
+    "torch": "torchweft.reductions.engine.torch_path",
+    "numba": "torchweft.reductions.engine.numba_path",
+    "triton": "torchweft.reductions.gpu.launch",
+}
+"""The modules that reduce: each has `sums(f, data)`, `shifted(f, w, data)`, `smallest(f, k, data)`
+and `serves(f, w, k)`."""
 
-LOOPS_FROM = 2**22
+KERNELS = EXECUTORS["triton"]
+
+LEAST_PAIRS_OF_LOOPS = 2**22
 """Pairs from which on the CPU a loop is compiled for a formula, which takes a second or two."""
 
 FEW_BLOCKS = 16
 """Blocks of rows that torch takes one by one."""
 
+Optionals = Sequence[Tensor | None]
+Flags = Sequence[bool]
 
-def rest_of(key: Key, sizes: Sizes, how: str) -> Rest:
+
+def arguments(key: Key, sizes: Sizes, how: str) -> Rest:
     """What operators take beside tensors: a key, sizes, "backend:precision:accumulation"."""
     return (key, *sizes, how)
 
 
-def kept(key: Key, sizes: Sizes, how: str) -> CachedCall:
-    """The same, for tensors that are always of the same kinds, and no tables."""
-    return CachedCall(rest_of(key, sizes, how), keys.count(key), _prepared)
+def cached_arguments(key: Key, sizes: Sizes, how: str) -> CachedCall:
+    """The same, for tensors that always have the same signature, and no tables."""
+    return CachedCall(arguments(key, sizes, how), keys.count(key), _prepared)
 
 
 def sums(tensors: Tensors, rest: Rest) -> Tensor:
@@ -86,17 +96,18 @@ def smallest(tensors: Tensors, k: int, rest: Rest) -> Tensor:
     return found
 
 
-def _exact(body: F) -> F:
-    """Autocast must not narrow the products inside a body."""
-
-    @functools.wraps(body)
-    def run(*args: Any) -> Any:
-        if not any_autocast():
-            return body(*args)
+def _reduced(name: str, tensors: Tensors, rest: Rest, k: int = 1) -> list[Tensor]:
+    """The results of an executor's function; autocast must not narrow products inside it."""
+    if any_autocast():
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            return body(*args)
-
-    return run  # type: ignore[return-value]
+            return _reduced(name, tensors, rest, k)
+    formulas, data, executor = opened(tensors, rest, k)
+    given = (*formulas, k) if name == "smallest" else formulas
+    found = getattr(executor, name)(*given, data)
+    results = [found] if isinstance(found, Tensor) else list(found)
+    if recording():
+        _record_cost(formulas, data, results)
+    return results
 
 
 class _Sums:
@@ -104,12 +115,8 @@ class _Sums:
 
     predictable = False  # gradients of values that rows share are sums of results
 
-    @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        (f,), values, tables, sizes, options, executor = opened(tensors, rest)
-        out = executor.sums(f, values, sizes, tables, options)
-        _record_cost((f,), values, sizes, tables, [out])
-        return [out]
+        return _reduced("sums", tensors, rest)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         key, batch, rows, *_ = rest
@@ -125,20 +132,45 @@ class _Sums:
         tensors: Tensors,
         rest: Rest,
         saved: Tensors,
-        grads: Sequence[Tensor | None],
-        needed: Sequence[bool],
+        grads: Optionals,
+        needed: Flags,
     ) -> list[Tensor | None]:
-        return _gradients(call, tensors, rest, grads[0], needed)
+        """The gradients of Σ_j f in the values that need one, in one pass for each axis."""
+        found: list[Tensor | None] = [None] * len(tensors)
+        key, batch, rows, columns, how = rest
+        count, grad = keys.count(key), grads[0]
+        wanted = tuple(n for n in range(count) if needed[n])
+        if grad is None or not wanted:
+            return found
+        values, tables = tensors[:count], list(tensors[count:])
+        with_grad = [*values, grad.to(tensors[0].dtype)]
+        derivatives = keys.gradients(key, wanted)
+        sizes = [Sizes(batch, rows, columns), Sizes(batch, columns, rows)]
+        both = [tables, tables[TABLES:] + tables[:TABLES]]
+        if len(derivatives) > 1 and call is _sums and unwatched(grad):
+            future = [_future(d, with_grad, sizes[d.turned], both[d.turned]) for d in derivatives]
+            _begin(tuple(future), how, with_grad[0].dtype, with_grad[0].device)
+        for derivative in derivatives:
+            blocks = both[derivative.turned]
+            used = [with_grad[n] for n in derivative.used]
+            further = (derivative.key, *sizes[derivative.turned], how)
+            joined = call([*used, *blocks], _followed(rest, derivative, further))[0]
+            variables = [v.data for v in derivative.of]
+            parts = torch.split(joined, [dim for _, dim, _ in variables], -1)
+            for (number, _, cat), part in zip(variables, parts, strict=True):
+                found[number] = _reduced_to(values[number], part, cat)
+        return found
 
     def tangents(
-        self,
-        call: Call,
-        tensors: Tensors,
-        rest: Rest,
-        saved: Tensors,
-        directions: Sequence[Tensor | None],
+        self, call: Call, tensors: Tensors, rest: Rest, saved: Tensors, directions: Optionals
     ) -> list[Tensor]:
-        return [_tangent(call, tensors, rest, directions)]
+        """How Σ_j f changes as its values move."""
+        key, *others = rest
+        count = keys.count(key)
+        moved = tuple(n for n in range(count) if directions[n] is not None)
+        key, used = keys.tangent(key, moved)
+        values = [*tensors[:count], *(d for d in directions[:count] if d is not None)]
+        return [call([*(values[n] for n in used), *tensors[count:]], (key, *others))[0]]
 
     def batch(
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
@@ -150,14 +182,10 @@ class _Sums:
 
 
 class _Shifted(_Sums):
-    """m_i and s_i."""
+    """m_i and s_i, which is differentiated as the sum Σ_j exp(f − m) w with constant m."""
 
-    @_exact
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        (f, w), values, tables, sizes, options, executor = opened(tensors, rest)
-        out = executor.shifted(f, w, values, sizes, tables, options)
-        _record_cost((f, w), values, sizes, tables, out)
-        return list(out)
+        return _reduced("shifted", tensors, rest)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
         key, batch, rows, *_ = rest
@@ -174,25 +202,20 @@ class _Shifted(_Sums):
         tensors: Tensors,
         rest: Rest,
         saved: Tensors,
-        grads: Sequence[Tensor | None],
-        needed: Sequence[bool],
+        grads: Optionals,
+        needed: Flags,
     ) -> list[Tensor | None]:
         tensors, rest, at = _with_maximum(tensors, rest, saved[0])
         more = [*needed[:at], False, *needed[at:]]
-        found = _gradients(_door_of_sums(call), tensors, rest, grads[1], more)
+        found = super().gradients(_same_entry_of_sums(call), tensors, rest, (), grads[1:], more)
         return found[:at] + found[at + 1 :]
 
     def tangents(
-        self,
-        call: Call,
-        tensors: Tensors,
-        rest: Rest,
-        saved: Tensors,
-        directions: Sequence[Tensor | None],
+        self, call: Call, tensors: Tensors, rest: Rest, saved: Tensors, directions: Optionals
     ) -> list[Tensor]:
         tensors, rest, at = _with_maximum(tensors, rest, saved[0])
         more = [*directions[:at], None, *directions[at:]]
-        tangent = _tangent(_door_of_sums(call), tensors, rest, more)
+        (tangent,) = super().tangents(_same_entry_of_sums(call), tensors, rest, (), more)
         return [torch.zeros_like(saved[0]), tangent.to(saved[0].dtype)]
 
 
@@ -204,71 +227,39 @@ def _with_maximum(tensors: Tensors, rest: Rest, m: Tensor) -> tuple[list[Tensor]
     return [*tensors[:at], finite, *tensors[at:]], (key, *others), at
 
 
-def _door_of_sums(call: Call) -> Call:
-    """The operator of sums, by the door through which `call` is that of shifted sums."""
-    doors: dict[Call, Call] = {
+def _same_entry_of_sums(call: Call) -> Call:
+    """The entry of the operator of sums that corresponds to an entry of shifted sums."""
+    entries: dict[Call, Call] = {
         _shifted.registered: _sums.registered,
         _shifted.mapped: _sums.mapped,
     }
-    return doors.get(call, _sums)
+    return entries.get(call, _sums)
 
 
-def _gradients(
-    call: Call, tensors: Tensors, rest: Rest, grad: Tensor | None, needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """The gradients of Σ_j f in the values that need one; those of one axis in one pass."""
-    found: list[Tensor | None] = [None] * len(tensors)
-    key, batch, rows, columns, how = rest
-    count = keys.count(key)
-    wanted = tuple(n for n in range(count) if needed[n])
-    if grad is None or not wanted:
-        return found
-    values, tables = tensors[:count], list(tensors[count:])
-    with_grad = [*values, grad.to(tensors[0].dtype)]
-    derivatives = keys.gradients(key, wanted)
-    both = [tables, tables[TABLES:] + tables[:TABLES]]
-    if len(derivatives) > 1 and call is _sums and unwatched(grad):
-        asked = [_asked(d, with_grad, both[d.turned], rest) for d in derivatives]
-        _begin(tuple(asked), how, with_grad[0].dtype, with_grad[0].device)
-    for derivative in derivatives:
-        sizes = (columns, rows) if derivative.turned else (rows, columns)
-        blocks = both[derivative.turned]
-        used = [with_grad[n] for n in derivative.used]
-        further = _followed(rest, derivative, (derivative.key, batch, *sizes, how))
-        joined = call([*used, *blocks], further)[0]
-        parts = torch.split(joined, [v.dim for v in derivative.of], -1)
-        for v, part in zip(derivative.of, parts, strict=True):
-            found[v.number] = _reduced_to(values[v.number], part, v.cat)
-    return found
-
-
-def _asked(
-    derivative: keys.Derivative, values: Tensors, blocks: Tensors, rest: Rest
+def _future(
+    derivative: keys.Derivative, values: Tensors, sizes: Sizes, blocks: Tensors
 ) -> tuple[Any, ...]:
-    """What kernels of a derivative depend on: its key, batches, sizes, how many blocks."""
-    _, batch, rows, columns, _ = rest
-    sizes = Sizes(batch, *((columns, rows) if derivative.turned else (rows, columns)))
-    tables = Blocks(*blocks[:TABLES]) if blocks else None
-    counts = None if tables is None else (len(tables.starts), len(tables.j_starts))
+    """What kernels of a derivative depend on: its key, batches, sizes, numbers of blocks."""
+    counts = None
+    if blocks:
+        tables = Blocks(*blocks[:TABLES])
+        counts = len(tables.starts), len(tables.j_starts)
     return derivative.key, tuple([values[n].shape[0] for n in derivative.used]), sizes, counts
 
 
 @functools.lru_cache(keys.KEPT)
 def _begin(
-    asked: tuple[tuple[Any, ...], ...], how: str, dtype: torch.dtype, device: torch.device
+    future: tuple[tuple[Any, ...], ...], how: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Have kernels of several derivatives compiled at once, the first time they are asked for."""
-    plans = [_plan(key, how, device.type, 1) for key, *_ in asked]
-    if any(plan[3].__name__ != KERNELS for plan in plans):
-        return
-    from torchweft.reductions.engine import prepared as ahead
-
-    sums = [ahead.Asked(plan[0][0], *a[1:]) for plan, a in zip(plans, asked, strict=True)]
-    ahead.begin(sums, dtype, device, plans[0][2])
+    """Compile the kernels of several derivatives at once, the first time they are needed."""
+    plans = [_plan(key, how, device.type, 1) for key, *_ in future]
+    if all(plan[3].__name__ == KERNELS for plan in plans):
+        sums = [(plan[0][0], *more) for plan, (_, *more) in zip(plans, future, strict=True)]
+        import_module(KERNELS).begin(sums, dtype, device, plans[0][2])
 
 
 def _followed(rest: Rest, derivative: keys.Derivative, further: Rest) -> Rest:
-    """The rest of a derivative's call, known again where its operator's is kept."""
+    """Arguments of a derivative's call, cached with the arguments of its operator."""
     if type(rest) is not CachedCall:
         return further
     found: Rest | None = rest.derived.get(derivative)
@@ -277,20 +268,8 @@ def _followed(rest: Rest, derivative: keys.Derivative, further: Rest) -> Rest:
     return found
 
 
-def _tangent(
-    call: Call, tensors: Tensors, rest: Rest, directions: Sequence[Tensor | None]
-) -> Tensor:
-    """How Σ_j f changes as its values move."""
-    key, *others = rest
-    count = keys.count(key)
-    moved = tuple(n for n in range(count) if directions[n] is not None)
-    key, used = keys.tangent(key, moved)
-    values = [*tensors[:count], *(d for d in directions[:count] if d is not None)]
-    return call([*(values[n] for n in used), *tensors[count:]], (key, *others))[0]
-
-
 def _reduced_to(value: Tensor, gradient: Tensor, cat: int) -> Tensor:
-    """The gradient summed along what the value was the same for: rows (a parameter), the batch."""
+    """The gradient summed over what shares the value: rows (of a parameter), the batch."""
     if cat == 2:
         gradient = gradient.sum(-2, keepdim=True)
     if value.shape[0] != gradient.shape[0]:
@@ -299,7 +278,7 @@ def _reduced_to(value: Tensor, gradient: Tensor, cat: int) -> Tensor:
 
 
 def _mapped(size: int, dims: Sequence[int | None], tensors: Tensors, batch: int) -> list[Tensor]:
-    """A mapped dimension becomes part of the batch; what is the same for all stays one."""
+    """Tensors whose mapped dimension is part of the batch; a batch of one stays one."""
     found = []
     for tensor, dim in zip(tensors, dims, strict=True):
         if dim is None:
@@ -315,28 +294,27 @@ def _mapped(size: int, dims: Sequence[int | None], tensors: Tensors, batch: int)
     return found
 
 
-def opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[Any, ...]:
-    """Formulas, values, the blocks of rows, sizes, options and the executor of a call."""
+def opened(tensors: Tensors, rest: Rest, k: int = 1) -> tuple[tuple[Node, ...], ReductionData, Any]:
+    """Formulas, data and the executor of a call."""
     key, batch, rows, columns, how = rest
     formulas, count, options, executor, fewer = _plan(key, how, tensors[0].device.type, k)
-    sizes = Sizes(batch, rows, columns)
     # memory of a negative view has the other sign
     values = {number: tensors[number].resolve_neg().contiguous() for number in range(count)}
     blocks = Blocks(*tensors[count : count + TABLES]) if len(tensors) > count else None
-    chosen = fewer if fewer is not executor and _few(sizes, blocks) else executor
-    return formulas, values, blocks, sizes, options, chosen
+    few = batch * rows * columns < LEAST_PAIRS_OF_LOOPS
+    if fewer is not executor and few and (blocks is None or len(blocks.starts) <= FEW_BLOCKS):
+        executor = fewer
+    return formulas, ReductionData(values, Sizes(batch, rows, columns), blocks, options), executor
 
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
-    """The body for tensors of these kinds: launches that are settled, or what the rule does."""
-    formulas, values, _, sizes, options, executor = opened(tensors, rest)
+    """The body for tensors of this signature: prepared launches, or the rule's."""
+    formulas, data, executor = opened(tensors, rest)
     kind, rule = ("sums", _sums.rule) if len(formulas) == 1 else ("shifted", _shifted.rule)
     run = None
     if executor.__name__ == KERNELS:
-        from torchweft.reductions.engine import prepared as ahead
-
-        wanted = ahead.plain(kind, formulas, tensors[0], sizes, options)
-        run = ahead.prepared(wanted, values, sizes, options)
+        wanted = executor.plain(kind, formulas, data)
+        run = executor.prepared(wanted, data)
     if run is None:
         return lambda given: tuple(rule.body(given, *rest))
     return functools.partial(_again, run)
@@ -348,72 +326,33 @@ def _again(run: Callable[[Tensors], list[Any]], given: Tensors) -> Results:
 
 @functools.lru_cache(keys.KEPT)
 def _plan(key: Key, how: str, device: str, k: int) -> tuple[Any, ...]:
-    """Formulas, how many values, options, the executor, and that of few pairs."""
+    """Formulas, number of values, options, the executor, and the executor of few pairs."""
     formulas = keys.formulas(key)
     backend, precision, accumulate = how.split(":")
     name = choose(backend or None, device)
-    executor = _executor(name, formulas, k, chosen=not backend)
-    fewer = executor
+    executor = fewer = import_module(EXECUTORS[name])
+    if not executor.serves(*formulas, k=k):
+        if backend:
+            raise BackendError(
+                f"backend={name!r} was asked for more than its kernels hold: a formula of "
+                f"{len(str(formulas[0]))} characters as primitives, {formulas[0].dim} components, "
+                f"k = {k}. Pass backend=None or 'torch', or take the formula apart."
+            )
+        executor = fewer = import_module(EXECUTORS["torch"])
     if not backend and name == "numba":
-        fewer = _executor("torch", formulas, k, chosen=True)
+        fewer = import_module(EXECUTORS["torch"])
     return formulas, keys.count(key), Options(precision or None, accumulate), executor, fewer
 
 
-def _record_cost(
-    formulas: Sequence[Node],
-    values: Mapping[int, Tensor],
-    sizes: Sizes,
-    blocks: Blocks | None,
-    results: Sequence[Tensor],
-) -> None:
-    """For `explain`: every value read and every result written once, each pair evaluated once."""
-    if not recording():
-        return
-    pairs = sizes.batch * sizes.rows * sizes.columns
-    if blocks is not None:
-        lengths = (blocks.j_ends - blocks.j_starts).cumsum(0)
-        before = torch.cat([lengths.new_zeros(1), lengths])
-        columns = before[blocks.indptr[1:]] - before[blocks.indptr[:-1]]
-        pairs = sizes.batch * int(((blocks.ends - blocks.starts) * columns).sum())
+def _record_cost(formulas: Sequence[Node], data: ReductionData, results: Tensors) -> None:
+    """For `explain`: values are read once, results written once, pairs evaluated once."""
+    batch, rows, columns = data.sizes
+    pairs = batch * (rows * columns if data.blocks is None else pairs_of(data.blocks))
     of_pairs = [n for n in reachable(*formulas) if {0, 1} <= n.cats]
     components = sum(max(a.dim for a in (n, *n.args)) for n in of_pairs)
     added = sum(f.dim for f in formulas)
-    record_cost(sum(t.nbytes for t in (*values.values(), *results)), pairs * (components + added))
-
-
-def _few(sizes: Sizes, blocks: Blocks | None) -> bool:
-    """Whether there are too few pairs to compile a loop for; torch takes block after block."""
-    pairs = sizes.batch * sizes.rows * sizes.columns
-    return pairs < LOOPS_FROM and (blocks is None or len(blocks.starts) <= FEW_BLOCKS)
-
-
-def _executor(name: str, formulas: Sequence[Node], k: int, *, chosen: bool) -> Any:
-    """The module that reduces; where the backend was chosen by us, torch for what it lacks."""
-    from torchweft.reductions.engine import torch_path as blocked
-
-    if name == "torch":
-        return blocked
-    f, w = (*formulas, None)[:2]
-    module = _loops(name)
-    if module.serves(f, w, k):
-        return module
-    if chosen:
-        return blocked
-    raise BackendError(
-        f"backend={name!r} was asked for more than its kernels hold: a formula of "
-        f"{len(str(formulas[0]))} characters as primitives, {formulas[0].dim} components, k = {k}. "
-        "Pass backend=None or 'torch', or take the formula apart."
-    )
-
-
-def _loops(name: str) -> Any:
-    if name == "triton":
-        from torchweft.reductions.gpu import launch
-
-        return launch
-    from torchweft.reductions.cpu import run as cpu
-
-    return cpu
+    moved = sum(t.nbytes for t in (*data.values.values(), *results))
+    record_cost(moved, pairs * (components + added))
 
 
 _SCHEMA = "str formula, SymInt batch, SymInt rows, SymInt columns, str how"
@@ -421,12 +360,17 @@ _sums = ListOperator("reductions_sums", _SCHEMA, _Sums())
 _shifted = ListOperator("reductions_shifted", _SCHEMA, _Shifted())
 
 
-@_exact
+def _register(schema: str, body: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register an operator without gradients."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):
+        LIBRARY.impl(name, body, device)
+    torch.library.register_fake(f"torchweft::{name}", fake, lib=LIBRARY)
+
+
 def _smallest_body(tensors: Tensors, key: Key, k: int, *rest: Any) -> Tensor:
-    (f,), values, tables, sizes, options, executor = opened(tensors, (key, *rest), k)
-    found: Tensor = executor.smallest(f, k, values, sizes, tables, options)
-    _record_cost((f,), values, sizes, tables, [found])
-    return found
+    return _reduced("smallest", tensors, (key, *rest), k)[0]
 
 
 def _smallest_fake(tensors: Tensors, key: Key, k: int, batch: Any, rows: Any, *_: Any) -> Tensor:
@@ -438,26 +382,20 @@ def _smallest_mapped(
     info: Any, dims: Any, tensors: Tensors, key: Key, k: int, batch: int, *rest: Any
 ) -> tuple[Tensor, int]:
     flat = _mapped(info.batch_size, dims[0], tensors, batch)
-    found: Tensor = torch.ops.torchweft.reductions_smallest(
-        flat, key, k, info.batch_size * batch, *rest
-    )
+    found = smallest(flat, k, (key, info.batch_size * batch, *rest))
     return found.view(info.batch_size, batch, *found.shape[1:]), 0
 
 
-LIBRARY.define(
+_register(
     "reductions_smallest(Tensor[] tensors, str formula, int k, SymInt batch, SymInt rows, "
     "SymInt columns, str how) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    _smallest_body,
+    _smallest_fake,
 )
-for _device in ("CPU", "CUDA"):
-    LIBRARY.impl("reductions_smallest", _smallest_body, _device)
-torch.library.register_fake("torchweft::reductions_smallest", _smallest_fake, lib=LIBRARY)
 torch.library.register_vmap("torchweft::reductions_smallest", _smallest_mapped, lib=LIBRARY)
 
 
 def _blocks_body(rows: Tensor, slices: Tensor, intervals: Tensor) -> list[Tensor]:
-    from torchweft.reductions.cluster.sparsity import blocks_of
-
     half = (rows, slices, intervals)
     return [t.clone() for t in blocks_of((*half, *half), 1)]
 
@@ -468,10 +406,8 @@ def _blocks_fake(rows: Tensor, slices: Tensor, intervals: Tensor) -> list[Tensor
     return [rows.new_empty(size, dtype=torch.int64) for size in sizes]
 
 
-LIBRARY.define(
+_register(
     "reductions_blocks(Tensor rows, Tensor slices, Tensor intervals) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    _blocks_body,
+    _blocks_fake,
 )
-for _device in ("CPU", "CUDA"):
-    LIBRARY.impl("reductions_blocks", _blocks_body, _device)
-torch.library.register_fake("torchweft::reductions_blocks", _blocks_fake, lib=LIBRARY)

@@ -45,7 +45,7 @@ from torchweft.reductions.formula.node import (
     variables,
 )
 
-__all__ = ["EXPONENTIAL", "KINDS", "CallCache", "carried_out", "reduce", "settled"]
+__all__ = ["EXPONENTIAL", "KINDS", "ReductionPlan", "carried_out", "reduce", "settled"]
 
 PLAIN = Options()
 ONE = str(const(1))
@@ -59,25 +59,31 @@ KINDS = (
 )
 
 
-class CallCache(NamedTuple):
-    """All of a call but its numbers and its mask.
+class ReductionPlan(NamedTuple):
+    """What follows from a call of `reduce` but for the numbers and the mask.
 
     Args:
         kind: a name of KINDS.
-        k: how many of the smallest.
+        k: number of smallest values.
         axis: 1 reduces over j, 0 over i.
         how: backend, precision and accumulation, as operators take them.
-        of: what follows from the formulas, with i and j exchanged for reductions over i.
+        key: of the formula that operators take, with i and j exchanged for reductions over i.
+        used: the variables that operators take.
+        cats: (number, category) of all variables.
+        compared: text of the formula whose smallest values are wanted.
         layout: what follows from the shapes.
         dtype: of the results.
-        rest: what operators take beside tensors, where there is no mask.
+        rest: non-tensor arguments of operators, where there is no mask.
     """
 
     kind: str
     k: int
     axis: int
     how: str
-    of: _Derived
+    key: keys.Key
+    used: tuple[int, ...]
+    cats: tuple[tuple[int, int], ...]
+    compared: str
     layout: Layout
     dtype: torch.dtype
     rest: Rest
@@ -87,14 +93,14 @@ class _Call(NamedTuple):
     """A call of an operator.
 
     Args:
-        plan: what is settled.
-        tensors: by variable: (B or 1, M or N or 1, D), those of 16 bits in float32.
+        plan: the plan of the call.
+        tensors: by variable, (B or 1, M or N or 1, D), in float32 instead of 16 bits.
         operands: what operators take: values, then the blocks of rows and of columns, if any.
-        rest: what they take beside.
-        sizes: of what they see: with a mask for each entry, the batch stands in rows.
+        rest: their non-tensor arguments.
+        sizes: of the operands; with a mask for each entry, the batch is part of the rows.
     """
 
-    plan: CallCache
+    plan: ReductionPlan
     tensors: dict[int, Tensor]
     operands: list[Tensor]
     rest: Rest
@@ -122,7 +128,7 @@ def reduce(
             (*batch, D) of 2; batch dimensions broadcast.
         axis: 1 reduces over j, 0 over i.
         weight: of the exponentials.
-        k: how many of the smallest.
+        k: number of smallest values.
         ranges: the 6-tuple of arrays of a block-sparse mask, or a BlockSparsity.
         backend: None chooses.
         options: precision and accumulation.
@@ -134,8 +140,8 @@ def reduce(
     Raises:
         ShapeError, DTypeError, DeviceError: tensors that do not fit the formula or each other.
 
-    Cost: M · N evaluations of f, or one for each pair of the mask; memory for the results, and for
-    variables of 16 bits a copy in float32: all is computed in that, and rounded once at the end.
+    Cost: M · N evaluations of f, or one for each pair of the mask; memory for the results, and a
+    copy in float32 of variables of 16 bits, since results are rounded once at the end.
     """
     given = signature(tensors)
     return carried_out(settled(kind, f, weight, axis, k, backend, options, given), tensors, ranges)
@@ -151,65 +157,50 @@ def settled(
     backend: str | None,
     options: Options,
     given: Signature,
-) -> CallCache:
+) -> ReductionPlan:
     """The plan of a call of `reduce` with tensors of this signature."""
     if kind not in KINDS or axis not in (0, 1):
         raise ShapeError(
             f"the reduction is {kind!r} over axis {axis}: it must be one of {', '.join(KINDS)}, "
             "over axis 0 (i) or 1 (j). Pass one of these names."
         )
-    text = f if isinstance(f, str) else str(f)
-    other = ONE if weight is None else weight if isinstance(weight, str) else str(weight)
     over = "j" if axis == 1 else "i"  # Dynamo may take an integer for a symbol
-    of = _Derived(*_derived(kind, text, other, over))
+    other = ONE if weight is None else str(weight)
+    key, used, cats, compared = _of_formulas(kind, str(f), other, over)
     how = f"{backend or ''}:{options.precision or ''}:{options.accumulate}"
-    layout, dtype = laid_out(kind, of.cats, given), given[0][1]
-    rest_of = operator.rest_of if compiling() or watched() else operator.kept
-    return CallCache(kind, k, axis, how, of, layout, dtype, rest_of(of.key, layout.sizes, how))
+    layout, dtype = laid_out(kind, cats, given), given[0][1]
+    uncached = compiling() or watched()
+    rest = (operator.arguments if uncached else operator.cached_arguments)(key, layout.sizes, how)
+    return ReductionPlan(kind, k, axis, how, key, used, cats, compared, layout, dtype, rest)
 
 
 def carried_out(
-    plan: CallCache, tensors: Sequence[Tensor], ranges: Ranges | BlockSparsity | None
+    plan: ReductionPlan, tensors: Sequence[Tensor], ranges: Ranges | BlockSparsity | None
 ) -> Result:
     """The reduction of these tensors, which have the signature of the plan."""
     if plan.dtype.itemsize == 2:
         tensors = [t.float() for t in tensors]
     flat, sizes, rest = plan.layout.seen(tensors), plan.layout.sizes, plan.rest
     if isinstance(ranges, BlockSparsity) and ranges.batch is not None:
-        flat, sizes = _stacked(flat, plan.of.cats, sizes)
-    operands = [flat[n] for n in plan.of.used]
+        flat, sizes = _stacked(flat, plan.cats, sizes)
+    operands = [flat[n] for n in plan.used]
     if ranges is not None:
         operands += _tables(ranges, plan.axis)
-        rest = operator.rest_of(plan.of.key, sizes, plan.how)
+        rest = operator.arguments(plan.key, sizes, plan.how)
     call = _Call(plan, flat, operands, rest, sizes)
     if plan.kind == "Sum":
         return _shaped(call, operator.sums(operands, rest))
     return _exponential(call) if plan.kind in EXPONENTIAL else _ranked(call)
 
 
-class _Derived(NamedTuple):
-    """What a call needs of its formulas; texts are those of the reduction over j.
-
-    Args:
-        key, used: the key of the formula that operators take, and the variables that it takes.
-        cats: (number, category) of all variables.
-        sought: the formula whose smallest values are wanted.
-    """
-
-    key: keys.Key
-    used: tuple[int, ...]
-    cats: tuple[tuple[int, int], ...]
-    sought: str
-
-
 @constant_when_compiling
-def _derived(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
-    """The fields of `_Derived`: what follows from a call's formulas."""
-    return _derive(kind, text, weight, over)
+def _of_formulas(kind: str, f: str, weight: str, over: str) -> tuple[Any, ...]:
+    """`key`, `used`, `cats` and `compared` of a plan; texts are those of the reduction over j."""
+    return _derived(kind, f, weight, over)
 
 
 @functools.lru_cache(keys.KEPT)
-def _derive(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
+def _derived(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
     f, w = read(text), read(weight)
     f, w = (f, w) if over == "j" else (swap(f), swap(w))
     f = -f if kind.startswith(("Max", "ArgMax")) and kind not in EXPONENTIAL else f
@@ -223,7 +214,7 @@ def _derive(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
 
 
 def _tables(ranges: Ranges | BlockSparsity, axis: int) -> list[Tensor]:
-    """The blocks of the result's rows, then those of the columns."""
+    """The blocks of the result's rows, then the blocks of its columns."""
     if compiling():
         arrays = ranges.ranges if isinstance(ranges, BlockSparsity) else ranges
         halves = (arrays[:3], arrays[3:]) if axis == 1 else (arrays[3:], arrays[:3])
@@ -234,7 +225,7 @@ def _tables(ranges: Ranges | BlockSparsity, axis: int) -> list[Tensor]:
 def _stacked(
     flat: dict[int, Tensor], cats: Sequence[tuple[int, int]], entry: Sizes
 ) -> tuple[dict[int, Tensor], Sizes]:
-    """The entries of the batch one after the other, as a mask for each of them counts."""
+    """The entries of the batch one after the other, as masks for each entry count them."""
     found = {}
     for n, cat in cats:
         t = flat[n]
@@ -281,7 +272,7 @@ def _ranked(call: _Call) -> Result:
 
 
 def _own(call: _Call, index: Tensor) -> Tensor:
-    """Columns as the row's own entry counts them, where entries stand one after the other."""
+    """Column numbers within a row's own entry, where entries stand one after the other."""
     entry = call.plan.layout.sizes
     if call.sizes == entry:
         return index
@@ -291,31 +282,31 @@ def _own(call: _Call, index: Tensor) -> Tensor:
 
 
 def _listed(call: _Call, found: Tensor) -> Tensor:
-    """(B, M, k, D): without K where there is no K in the name, without D where it is 1."""
+    """(B, M, k, D) without k where there is no K in the name, else without D where that is 1."""
     if "K" not in call.plan.kind:
         return _shaped(call, found[:, :, 0].contiguous())
     return _shaped(call, found.squeeze(-1))
 
 
 def _at(call: _Call, index: Tensor) -> Tensor:
-    """(B, M, k, D): the formula at the column of each component, +inf for none, and for no number.
+    """(B, M, k, D): the formula at the column of each component, +inf for none, and for NaN.
 
     With the columns gathered, their values vary with i: a sum over one column.
     """
     batch, rows, k, _ = index.shape
     plan = call.plan
     if call.sizes.columns == 0:
-        values = call.operands[: len(plan.of.used)]
-        rest = operator.rest_of(plan.of.key, call.sizes, plan.how)
+        values = call.operands[: len(plan.used)]
+        rest = operator.arguments(plan.key, call.sizes, plan.how)
         zero = operator.sums(values, rest)  # it has the graph
         return torch.where(index < 0, torch.inf, zero[:, :, None])
     sizes = Sizes(batch, rows * k, 1)
     parts = []
     for component, column in enumerate(index.unbind(-1)):
-        key, used, cats = _gathered_key(plan.of.sought, component)
+        key, used, cats = _gathered_key(plan.compared, component)
         chosen = column.clamp(min=0).reshape(batch, rows * k, 1)
         values = [_chosen(call.tensors[n], c, chosen, k) for n, c in zip(used, cats, strict=True)]
-        found = operator.sums(values, operator.rest_of(key, sizes, plan.how))
+        found = operator.sums(values, operator.arguments(key, sizes, plan.how))
         parts.append(found.view(batch, rows, k))
     found = torch.stack(parts, -1)
     return torch.where((index < 0) | found.isnan(), torch.inf, found)
@@ -332,7 +323,7 @@ def _gathered_key(text: str, component: int) -> tuple[str, tuple[int, ...], tupl
 
 
 def _chosen(value: Tensor, cat: int, index: Tensor, k: int) -> Tensor:
-    """The values that go with each (row, rank): (B or 1, M k or 1, dim)."""
+    """The values for each (row, rank): (B or 1, M k or 1, dim)."""
     if cat == 2:
         return value
     if cat == 0:

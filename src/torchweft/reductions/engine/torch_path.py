@@ -1,4 +1,4 @@
-"""The executor in plain torch: always there, on any device, over tiles of rows and columns.
+"""The executor in torch, for any device: over tiles of rows and columns.
 
 A tile is as large as stays in cache; the matrix of the pairs is never stored.  Sums over a tile are
 of the computation's dtype, the totals over tiles of float64.
@@ -12,18 +12,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.reductions.call import Blocks, Options, Sizes
+from torchweft.reductions.call import Blocks, Options, ReductionData
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.node import Node, reachable
 
-__all__ = ["shifted", "smallest", "sums"]
+__all__ = ["serves", "shifted", "smallest", "sums"]
 
-TILE = 2**19
+NUMBERS_PER_TILE = 2**19
 """Numbers of the largest intermediate of a tile."""
 
-ROWS = 512
+ROWS_PER_STRIP = 512
 
-Values = Mapping[int, Tensor]
+
+def serves(f: Node, w: Node | None = None, k: int = 1) -> bool:
+    """True: any formula, and any k."""
+    return True
 
 
 class _Strip(NamedTuple):
@@ -34,53 +37,51 @@ class _Strip(NamedTuple):
     columns: Tensor | None
 
 
-def sums(f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options) -> Tensor:
+def sums(f: Node, data: ReductionData) -> Tensor:
     """(B, M, f.dim): Σ_j f."""
-    like = next(iter(values.values()))
-    out = like.new_zeros(sizes.batch, sizes.rows, f.dim)
+    batch, rows, _ = data.sizes
+    out = data.like.new_zeros(batch, rows, f.dim)
     factor, weight = _apart(f)
-    for strip in _strips([f], sizes, blocks):
-        total = out.new_zeros(sizes.batch, strip.end - strip.begin, f.dim, dtype=torch.float64)
-        for tile, width in _tiles([f], values, sizes, strip):
+    for strip in _strips([f], data):
+        total = out.new_zeros(batch, strip.end - strip.begin, f.dim, dtype=torch.float64)
+        for tile, columns in _tiles([f], data, strip):
             if weight is None:
-                total += _summed(_found(f, tile), width, options)
+                total += _summed(_found(f, tile), columns.numel(), data.options)
             else:
-                total += _weighted(_found(factor, tile), _found(weight, tile), options)
+                total += _weighted(_found(factor, tile), _found(weight, tile), data.options)
         out[:, strip.begin : strip.end] = total.to(out.dtype)
     return out
 
 
-def shifted(
-    f: Node, w: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options
-) -> tuple[Tensor, Tensor]:
+def shifted(f: Node, w: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
     """(B, M, 1), (B, M, w.dim): m = max_j f and s = Σ_j exp(f − m) w."""
-    like = next(iter(values.values()))
+    like, (batch, rows, _) = data.like, data.sizes
     dtype = torch.promote_types(like.dtype, torch.float32)
-    m = like.new_full((sizes.batch, sizes.rows, 1), -torch.inf, dtype=dtype)
-    s = like.new_zeros(sizes.batch, sizes.rows, w.dim, dtype=torch.float64)
-    for strip in _strips([f, w], sizes, blocks):
-        rows = slice(strip.begin, strip.end)
-        for tile, width in _tiles([f, w], values, sizes, strip):
-            score = _found(f, tile).expand(-1, -1, width, -1)
-            top = torch.maximum(m[:, rows], score.amax(2))
+    m = like.new_full((batch, rows, 1), -torch.inf, dtype=dtype)
+    s = like.new_zeros(batch, rows, w.dim, dtype=torch.float64)
+    for strip in _strips([f, w], data):
+        here = slice(strip.begin, strip.end)
+        for tile, columns in _tiles([f, w], data, strip):
+            score = _found(f, tile).expand(-1, -1, columns.numel(), -1)
+            top = torch.maximum(m[:, here], score.amax(2))
             shift = torch.where(top.isfinite(), top, 0)  # −inf: nothing yet
-            s[:, rows] *= (m[:, rows] - shift).exp()
-            s[:, rows] += _weighted((score - shift[:, :, None]).exp(), _found(w, tile), options)
-            m[:, rows] = top
+            s[:, here] *= (m[:, here] - shift).exp()
+            exponentials = (score - shift[:, :, None]).exp()
+            s[:, here] += _weighted(exponentials, _found(w, tile), data.options)
+            m[:, here] = top
     return m, s.to(dtype)
 
 
-def smallest(
-    f: Node, k: int, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options
-) -> Tensor:
+def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
     """(B, M, k, f.dim) int64: the indices of the k smallest values, ascending; −1 for none."""
-    like = next(iter(values.values()))
-    out = torch.full((sizes.batch, sizes.rows, k, f.dim), -1, device=like.device)
-    for strip in _strips([f], sizes, blocks):
+    batch, rows, _ = data.sizes
+    out = torch.full((batch, rows, k, f.dim), -1, device=data.like.device)
+    for strip in _strips([f], data):
         best = known = torch.empty(0)
-        for tile, width in _tiles([f], values, sizes, strip):
-            at = tile.columns.expand(sizes.batch, strip.end - strip.begin, f.dim, width)
-            found = _found(f, tile).expand(-1, -1, width, -1).transpose(2, 3).expand_as(at)
+        for tile, columns in _tiles([f], data, strip):
+            at = columns.expand(batch, strip.end - strip.begin, f.dim, -1)
+            found = _found(f, tile).expand(-1, -1, columns.numel(), -1)
+            found = found.transpose(2, 3).expand_as(at)
             found = found.where(found == found, torch.inf)  # NaN ties with +∞
             if best.numel():  # the earlier ones stand first, so ties go to them
                 found, at = torch.cat([best, found], -1), torch.cat([known, at], -1)
@@ -91,18 +92,13 @@ def smallest(
     return out
 
 
-class _Tile(dict[int, Tensor]):
-    """Values that broadcast as (B or 1, I or 1, J or 1, dim), and the numbers of the columns."""
-
-    columns: Tensor
-
-
-def _strips(formulas: Sequence[Node], sizes: Sizes, blocks: Blocks | None) -> Iterator[_Strip]:
+def _strips(formulas: Sequence[Node], data: ReductionData) -> Iterator[_Strip]:
     """Rows that meet the same columns, a few at a time."""
-    step = min(ROWS, max(1, TILE // max(sizes.batch * _width(formulas), 1)))
+    (batch, rows, _), blocks = data.sizes, data.blocks
+    step = min(ROWS_PER_STRIP, max(1, NUMBERS_PER_TILE // max(batch * _width(formulas), 1)))
     if blocks is None:
-        for begin in range(0, sizes.rows, step):
-            yield _Strip(begin, min(begin + step, sizes.rows), None)
+        for begin in range(0, rows, step):
+            yield _Strip(begin, min(begin + step, rows), None)
         return
     starts, ends, indptr = (t.tolist() for t in blocks[:3])
     for c, (first, last) in enumerate(zip(starts, ends, strict=True)):
@@ -121,23 +117,23 @@ def _columns(blocks: Blocks, first: int, last: int) -> Tensor:
 
 
 def _tiles(
-    formulas: Sequence[Node], values: Values, sizes: Sizes, strip: _Strip
-) -> Iterator[tuple[_Tile, int]]:
-    """The values of a strip, some columns at a time, and how many those are."""
-    of = {n.data[0]: n.data[2] for n in reachable(*formulas) if n.op == "var"}
-    count = sizes.columns if strip.columns is None else strip.columns.numel()
-    rows = sizes.batch * (strip.end - strip.begin)
-    step = max(64, TILE // max(rows * _width(formulas), 1))
-    device = next(iter(values.values())).device
+    formulas: Sequence[Node], data: ReductionData, strip: _Strip
+) -> Iterator[tuple[dict[int, Tensor], Tensor]]:
+    """Values that broadcast as (B or 1, I or 1, J or 1, dim), and the numbers of their columns."""
+    cats = {n.data[0]: n.data[2] for n in reachable(*formulas) if n.op == "var"}
+    count = data.sizes.columns if strip.columns is None else strip.columns.numel()
+    rows = data.sizes.batch * (strip.end - strip.begin)
+    step = max(64, NUMBERS_PER_TILE // max(rows * _width(formulas), 1))
+    device = next(iter(data.values.values())).device
     for begin in range(0, count, step):
         end = min(begin + step, count)
-        columns = torch.arange(begin, end, device=device)
-        if strip.columns is not None:
+        tile = {}
+        if strip.columns is None:
+            columns = torch.arange(begin, end, device=device)
+        else:
             columns = strip.columns[begin:end]
-        tile = _Tile()
-        tile.columns = columns
-        for number, value in values.items():
-            cat = of.get(number, 2)
+        for number, value in data.values.items():
+            cat = cats.get(number, 2)
             if cat == 0:
                 tile[number] = value[:, strip.begin : strip.end, None]
             elif cat == 2:
@@ -146,10 +142,10 @@ def _tiles(
                 tile[number] = value[:, None, begin:end]
             else:
                 tile[number] = value.index_select(1, columns)[:, None]
-        yield tile, end - begin
+        yield tile, columns
 
 
-def _found(f: Node, tile: _Tile) -> Tensor:
+def _found(f: Node, tile: Mapping[int, Tensor]) -> Tensor:
     """f, (B or 1, I or 1, J or 1, dim): of numbers alone it would be (dim,)."""
     found = evaluate(f, tile)
     return found if found.dim() > 1 else found.expand(1, 1, 1, -1)
@@ -164,12 +160,8 @@ def _apart(f: Node) -> tuple[Node, Node | None]:
     """f = factor · weight: one number for each pair, and a vector for each j."""
     if f.op == "mul" and f.dim > 1:
         for factor, weight in (f.args, f.args[::-1]):
-            if (
-                factor.dim == 1
-                and {0, 1} <= factor.cats
-                and 1 in weight.cats
-                and 0 not in weight.cats
-            ):
+            of_columns = 1 in weight.cats and 0 not in weight.cats
+            if factor.dim == 1 and {0, 1} <= factor.cats and of_columns:
                 return factor, weight
     return f, None
 
@@ -186,7 +178,7 @@ def _weighted(factor: Tensor, weight: Tensor, options: Options) -> Tensor:
     """Σ_j factor_ij weight_j, (B, I, dim), of a factor (B, I, J, 1)."""
     if options.accumulate != "auto":
         factor, weight = factor.double(), weight.double()
-    plain = factor.device.type == "cpu" or factor.dtype == torch.float64  # no TF32 behind our back
+    plain = factor.device.type == "cpu" or factor.dtype == torch.float64  # never TF32
     if plain and weight.dim() == 4 and weight.shape[1:3] == (1, factor.shape[2]):
         return factor[..., 0] @ weight[:, 0]
     return (factor * weight).sum(2)

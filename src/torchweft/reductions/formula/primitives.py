@@ -3,8 +3,8 @@
 A row holds everything that the package knows of an operation: formula strings, `Genred`, the torch
 path, the numba loops and Triton kernels that are printed, derivatives, simplification and texts
 read this table.  A scalar function that expressions do not have yet also needs a row of
-`core.expressions.expr.FUNCTIONS`, of `lowering.FORMATS` and, for numba, of `cpu.source`; a method
-of `LazyTensor` is written in `lazy_methods`.
+`core.expressions.expr.FUNCTIONS`, of `lowering.FORMATS` and, for numba, of `engine.numba_path`; a
+method of `LazyTensor` is written in `lazy_methods`.
 
 At the singular points 0 of sqrt and rsqrt the derivatives are 0, and rsqrt(0) = 0, so that the
 gradients of norms and distances of coincident points are finite; those of atan2 at (0, 0) and of

@@ -5,11 +5,12 @@
 for the mean m of the u of a tile of rows.  So with p = 2^(⟨X, w⟩ + β), where X and α are of rows, w
 and β of columns, and exponentials are powers of 2,
 
-    Σ_j exp(g |u − v|²) r c = 2^α r Σ_j p c,      with u − v more:  2^α r (t Σ_j p c − Σ_j p c w)
+    Σ_j exp(g |u − v|²) r c = 2^α r Σ_j p c,    with a factor u − v:  2^α r (t Σ_j p c − Σ_j p c w)
 
 An error of float32 in ⟨X, w⟩ and β is one of √|exponent| + 2 √|α| squared, so α is bounded: else
 the differences of the plain kernel serve the tile.  Columns past the end of an interval have the
-weight 0, so the last tile of one is like the others; each tile's columns are loaded one tile ahead.
+weight 0, so the last tile of one is like the others; each tile's columns are prefetched one tile
+ahead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from torchweft.core.expressions.expr import Expr, add, apply, const, leaf, multiply, reachable
 from torchweft.core.expressions.rewrite import rebuilt
 from torchweft.core.printing.dialect import Dialect, indented
+from torchweft.core.printing.kernel import Frame
 from torchweft.reductions.formula.kernel_forms import Moments, Term, moments
 from torchweft.reductions.formula.lowering import (
     Components,
@@ -35,21 +37,23 @@ from torchweft.reductions.formula.lowering import (
 )
 from torchweft.reductions.formula.node import Node, is_zero
 
-__all__ = ["Near", "Printer", "near"]
+__all__ = ["BLOCKS", "ZEROS", "CentredPrinter", "Near", "centred"]
 
-LIMIT, LIMIT_OF_MOMENTS = 4.0, 0.5
-"""|α| of a tile, in powers of 2; t Σ p c − Σ p c w loses digits as t grows (H200: cells two widths
-of the kernel wide had 1.24 times the error that twice the noise of plain sums allows, 1.18 times
-with 1.0; their tiles take differences now)."""
+LARGEST_ALPHA, LARGEST_ALPHA_OF_MOMENTS = 4.0, 0.5
+"""Largest |α| of a tile, as a power of 2; t Σ p c − Σ p c w loses digits as t grows (H200: with 4.0
+cells two widths of the kernel wide had 1.24 times the error that the bound of plain sums allows,
+with 1.0 1.18 times)."""
 
-WIDEST = 8
+MOST_CENTRED_COORDINATES = 8
 """Coordinates that rows keep in registers."""
 
-MOST = 5
-"""Sums that a kernel keeps."""
+MOST_CENTRED_SUMS = 5
 
 FAR = 3e38
 """|β| of columns whose exponential is 0, or no number, whatever the row."""
+
+BLOCKS = ("BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr", "TILES: tl.constexpr")
+"""The last parameters of a kernel."""
 
 ZEROS = "tl.zeros([BLOCK_M, LANES], TOTAL)"
 
@@ -58,13 +62,13 @@ LEFT = leaf("left", 0, {"j"})
 
 
 class Near(NamedTuple):
-    """What is computed for a tile.
+    """The expressions of a tile.
 
     Args:
         points: the coordinates of a row, whose mean is the centre.
         spread: |α|, of a row and the centre.
         turned: whether a result takes t Σ p c − Σ p c w.
-        terms: what is summed.
+        terms: summands of pairs.
         results: components of the result, of the sums and a row.
     """
 
@@ -76,62 +80,59 @@ class Near(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Of the spread."""
-        return LIMIT_OF_MOMENTS if self.turned else LIMIT
+        """Largest spread."""
+        return LARGEST_ALPHA_OF_MOMENTS if self.turned else LARGEST_ALPHA
 
 
 @functools.lru_cache(maxsize=256)
-def near(f: Node, first: int, last: int) -> Near | None:
+def centred(f: Node, first: int, last: int) -> Near | None:
     """The components first to last of a formula; None if it is of another kind, or too long."""
     found = moments(f)
-    if found is None or found.exponent.left.dim > WIDEST:
+    if found is None or found.exponent.left.dim > MOST_CENTRED_COORDINATES:
         return None
     if not (is_zero(found.exponent.rows) and is_zero(found.exponent.columns)):
         return None
-    made = _Made(found, first, last)
-    return made.near if len(made.sums) <= MOST else None
+    made = _near(found, first, last)
+    return made if len(made.terms) <= MOST_CENTRED_SUMS else None
 
 
-class _Made:
-    """The expressions of a formula."""
+def _near(of: Moments, first: int, last: int) -> Near:
+    e = of.exponent
+    points, others = scalars(e.left), scalars(e.right)
+    centre = [leaf("m", c, ()) for c in range(len(points))]
+    g = multiply(const(1 / math.log(2)), *scalars(e.factor))
+    t = [u - m for u, m in zip(points, centre, strict=True)]
+    w = [v - m for v, m in zip(others, centre, strict=True)]
+    alpha, beta = (multiply(g, add(*(multiply(a, a) for a in p))) for p in (t, w))
+    bounded = apply("ifelse", LEFT, const(FAR) - apply("abs", beta), const(-1))
+    w = [apply("ifelse", bounded, a, const(0)) for a in w]
+    x = [apply("same", multiply(const(-2), g, a)) for a in t]
+    products = [multiply(*pair) for pair in zip(x, w, strict=True)]
+    power = apply("exp2", add(_inside(beta), *products))
+    if g.kind == "const" and g.data:  # rows then keep x alone
+        t = [multiply(const(-0.5 / g.data), a) for a in x]
+        alpha = multiply(const(0.25 / g.data), add(*(multiply(a, a) for a in x)))
+    sums: dict[Expr, Expr] = {}
 
-    def __init__(self, of: Moments, first: int, last: int) -> None:
-        e = of.exponent
-        points, others = scalars(e.left), scalars(e.right)
-        centre = [leaf("m", c, ()) for c in range(len(points))]
-        g = multiply(const(1 / math.log(2)), *scalars(e.factor))
-        t = [u - m for u, m in zip(points, centre, strict=True)]
-        w = [v - m for v, m in zip(others, centre, strict=True)]
-        alpha, beta = (multiply(g, add(*(multiply(a, a) for a in p))) for p in (t, w))
-        bounded = apply("ifelse", LEFT, const(FAR) - apply("abs", beta), const(-1))
-        self.w = [apply("ifelse", bounded, a, const(0)) for a in w]
-        x = [apply("same", multiply(const(-2), g, a)) for a in t]
-        products = [multiply(*pair) for pair in zip(x, self.w, strict=True)]
-        self.power = apply("exp2", add(_inside(beta), *products))
-        self.sums: dict[Expr, Expr] = {}
-        if g.kind == "const" and g.data:  # rows then keep x alone
-            t = [multiply(const(-0.5 / g.data), a) for a in x]
-            alpha = multiply(const(0.25 / g.data), add(*(multiply(a, a) for a in x)))
-        results, places = [], _places(of)[first:last]
-        for term, k in places:
-            rows, columns = (_component(scalars(n), k) for n in (term.rows, term.columns))
-            value = self._sum(_inside(columns))
-            if term.sign:
-                turned = self._sum(multiply(_inside(columns), self.w[k]))
-                value = multiply(const(term.sign), multiply(t[k], value) - turned)
-            results.append(multiply(value, rows, apply("exp2", alpha)))
-        spread = apply("abs", alpha)
-        terms, signed = tuple(self.sums), any(term.sign for term, _ in places)
-        self.near = Near(points, spread, signed, terms, tuple(results))
-
-    def _sum(self, columns: Expr) -> Expr:
+    def sum_of(columns: Expr) -> Expr:
         """Σ_j p · columns."""
-        term = multiply(apply("same", columns), self.power)
-        return self.sums.setdefault(term, leaf("sum", len(self.sums), {"i"}))
+        term = multiply(apply("same", columns), power)
+        return sums.setdefault(term, leaf("sum", len(sums), {"i"}))
+
+    results, places = [], _places(of)[first:last]
+    for term, k in places:
+        rows, columns = (_component(scalars(n), k) for n in (term.rows, term.columns))
+        value = sum_of(_inside(columns))
+        if term.sign:
+            turned = sum_of(multiply(_inside(columns), w[k]))
+            value = multiply(const(term.sign), multiply(t[k], value) - turned)
+        results.append(multiply(value, rows, apply("exp2", alpha)))
+    signed = any(term.sign for term, _ in places)
+    return Near(points, apply("abs", alpha), signed, tuple(sums), tuple(results))
 
 
 def _inside(columns: Expr) -> Expr:
-    """What has no column past the end."""
+    """An expression of columns, 0 past the end of an interval."""
     return apply("ifelse", LEFT, columns, const(0))
 
 
@@ -140,7 +141,7 @@ def _component(of: Components, k: int) -> Expr:
 
 
 def _places(of: Moments) -> list[tuple[Term, int]]:
-    """For each component of the result its term, and its place in that."""
+    """The term of each component of the result, and the component of the term."""
     found = []
     for term in of.terms:
         own = of.exponent.left.dim if term.sign else 1
@@ -148,13 +149,14 @@ def _places(of: Moments) -> list[tuple[Term, int]]:
     return found
 
 
-class Printer:
+class CentredPrinter:
     """The functions of a kernel that serve such tiles.
 
     Args:
         near: what they compute.
-        variables: those that the kernel reads, none stored by component.
+        variables: the variables that the kernel reads, none stored by component.
         dialect: how functions are spelled.
+        frame: the language of the kernel.
         bounds: the lines that say which columns of interval q are the task's; none where there is
             one interval.
     """
@@ -164,72 +166,74 @@ class Printer:
         near: Near,
         variables: Sequence[Node],
         dialect: Dialect,
+        frame: Frame,
         bounds: Sequence[str],
     ) -> None:
-        self.near, self.variables, self.dialect, self.bounds = near, variables, dialect, bounds
+        self.near, self.dialect, self.frame, self.bounds = near, dialect, frame, bounds
+        self.sums = range(len(near.terms))
         self.parts = separated(near.terms)
-        places = {e: a for a, e in self.parts.rows}
-        found = rebuilt(near.results, places)
+        self.rows = (*self.parts.constant, *self.parts.rows)
+        found = rebuilt(near.results, {e: a for a, e in self.parts.rows})
         self.outcome = [found[e] for e in near.results]
         self.columns = [v for v in variables if v.data[2] == 1]
         self.centre = [f"m{c}" for c in range(len(near.points))]
-        leaves = [
-            e for e in reachable([*near.terms, near.spread, *near.results]) if e.kind == "leaf"
-        ]
+        every = reachable([*near.terms, near.spread, *near.results])
         read = {operand(v.data[0]) for v in variables}
-        self.read = [e for e in leaves if e.data[0] in read and "j" not in e.axes]
-        self.loaded = [text(e) for e in leaves if e.data[0] in read and "j" in e.axes]
+        leaves = [e for e in every if e.kind == "leaf" and e.data[0] in read]
+        self.given = [text(e) for e in leaves if "j" not in e.axes]
+        self.loaded = [text(e) for e in leaves if "j" in e.axes]
+        pointers = [f"v{v.data[0]}_ptr" for v in self.columns]
+        # which columns the task has
+        task = ["begin", "end"]
+        if bounds:
+            whats = ("interval", "place")
+            task = ["intervals_ptr", *(f"{end}_{w}" for w in whats for end in ("first", "last"))]
+        self.arguments = [*self.given, *self.centre, *pointers, *task]
+        # of near_pairs: results of rows, parameters, the centre, columns
+        computed = [*self.parts.pairs, *(e for _, e in self.parts.columns)]
+        leaves = [e for e in reachable(computed) if e.kind == "leaf" and "j" not in e.axes]
+        self.passed = [*(text(e) for e in leaves), *self.loaded]
 
     def functions(self) -> Iterator[str]:
         """A tile's centre, its columns, the terms of its pairs, and their sums."""
-        given = [text(e) for e in self.read]
-        yield from _function("centre", [*given, "count", "BLOCK_M: tl.constexpr"], self._centre())
         pointers = [f"v{v.data[0]}_ptr" for v in self.columns]
-        yield from _function("near_columns", [*pointers, "j", "left"], self._columns())
-        yield from _function("near_pairs", [*self._passed(), "left0"], self._pairs())
-        blocks = [f"{name}: tl.constexpr" for name in ("BLOCK_M", "BLOCK_N", "TILES")]
-        names = [*given, *self.centre, *pointers, *self._task(), *blocks]
-        yield from _function("near_sums", names, self._sums())
+        loaded = loads(self.columns, 1, self.near.terms, "j", "NUMBER")
+        columns = [line.replace(").to", ", mask=j < left, other=0).to") for line in loaded]
+        lines, names = assigned(self.parts.pairs, self.dialect)
+        pairs = [*assign(self.parts.columns, self.dialect), *lines, f"return {', '.join(names)}"]
+        columns.append(f"return {', '.join(self.loaded)}")
+        function = self.frame.function
+        yield from function("centre", [*self.given, "count", BLOCKS[0]], self._centre())
+        yield from function("near_columns", [*pointers, "j", "left"], columns)
+        yield from function("near_pairs", [*self.passed, "left0"], pairs)
+        yield from function("near_sums", [*self.arguments, *BLOCKS], self._sums())
 
     def choice(self, others: int) -> Iterator[str]:
-        """Up to the branch for other tiles, which have so many totals and are to be indented."""
-        given = [text(e) for e in self.read]
-        sums = range(len(self.near.terms))
+        """Lines up to the branch of other tiles, which have `others` totals."""
         # a task without rows has a centre all the same
         yield "count = tl.maximum(tl.minimum(last_row - first_row, BLOCK_M), 1).to(tl.int32)"
-        centre = f"centre({', '.join([*given, 'count', 'BLOCK_M'])})"
+        centre = f"centre({', '.join([*self.given, 'count', 'BLOCK_M'])})"
         yield f"{', '.join([*self.centre, 'spread'])} = {centre}"
-        pointers = [f"v{v.data[0]}_ptr" for v in self.columns]
-        arguments = [*given, *self.centre, *pointers, *self._task(), "BLOCK_M", "BLOCK_N", "TILES"]
+        arguments = ", ".join([*self.arguments, "BLOCK_M", "BLOCK_N", "TILES"])
         yield f"inside = spread <= {self.near.limit}"
         yield "if inside:"
-        yield f"    {', '.join(f'total{n}' for n in sums)} = near_sums({', '.join(arguments)})"
-        yield from (f"    total{n} = {ZEROS}" for n in range(len(sums), others))
+        yield f"    {self._totals()} = near_sums({arguments})"
+        yield from (f"    total{n} = {ZEROS}" for n in range(len(self.sums), others))
         yield "else:"
-        yield from (f"    total{n} = {ZEROS}" for n in range(others, len(sums)))
+        yield from (f"    total{n} = {ZEROS}" for n in range(others, len(self.sums)))
 
     def results(self, others: int) -> Iterator[str]:
-        """Results of such tiles, beside those of others, whose sums are the first ones."""
-        for n in range(others, len(self.near.terms)):
+        """Results of such tiles; `others` is the number of sums of other tiles."""
+        for n in self.sums[others:]:
             yield f"sum{n} = tl.sum(total{n}, 1)[None, :, None]"
-        yield from assign((*self.parts.constant, *self.parts.rows), self.dialect)
+        yield from assign(self.rows, self.dialect)
         lines, names = assigned(self.outcome, self.dialect)
         yield from lines
         for e, name in enumerate(names):
             yield f"result{e} = tl.where(inside, {name}, result{e})"
 
-    def _task(self) -> list[str]:
-        """Which columns there are."""
-        if not self.bounds:
-            return ["begin", "end"]
-        names = [f"{end}_{what}" for what in ("interval", "place") for end in ("first", "last")]
-        return ["intervals_ptr", *names]
-
-    def _passed(self) -> list[str]:
-        """What pairs are given: results of rows, parameters, the centre, columns."""
-        computed = [*self.parts.pairs, *(e for _, e in self.parts.columns)]
-        leaves = (e for e in reachable(computed) if e.kind == "leaf" and "j" not in e.axes)
-        return [*(text(e) for e in leaves), *self.loaded]
+    def _totals(self) -> str:
+        return ", ".join(f"total{n}" for n in self.sums)
 
     def _centre(self) -> Iterator[str]:
         lines, names = assigned(self.near.points, self.dialect)
@@ -242,21 +246,9 @@ class Printer:
         yield from lines
         yield f"return {', '.join([*self.centre, f'tl.max({spread})'])}"
 
-    def _columns(self) -> Iterator[str]:
-        for line in loads(self.columns, 1, self.near.terms, "j", "NUMBER"):
-            yield line.replace(").to", ", mask=j < left, other=0).to")
-        yield f"return {', '.join(self.loaded)}"
-
-    def _pairs(self) -> Iterator[str]:
-        yield from assign(self.parts.columns, self.dialect)
-        lines, names = assigned(self.parts.pairs, self.dialect)
-        yield from lines
-        yield f"return {', '.join(names)}"
-
     def _sums(self) -> Iterator[str]:
-        yield from assign((*self.parts.constant, *self.parts.rows), self.dialect)
-        sums = range(len(self.near.terms))
-        yield from (f"total{n} = {ZEROS}" for n in sums)
+        yield from assign(self.rows, self.dialect)
+        yield from (f"total{n} = {ZEROS}" for n in self.sums)
         inside = [
             "lanes = tl.arange(0, BLOCK_N // LANES)[:, None, None] * LANES",
             # one lane would add up the first columns of all intervals
@@ -264,17 +256,17 @@ class Printer:
             "lanes = lanes + (turned & (LANES - 1))[None, None, :]",
             *self._load("", "begin"),
             "for block in range(begin, end, TILES * BLOCK_N):",
-            *indented(f"part{n} = {ZEROS}" for n in sums),
+            *indented(f"part{n} = {ZEROS}" for n in self.sums),
             "    block_end = tl.minimum(block + TILES * BLOCK_N, end)",
             "    for start in range(block, block_end, BLOCK_N):",
             *indented(self._tile(), 2),
-            *indented(f"total{n} += part{n}" for n in sums),
+            *indented(f"total{n} += part{n}" for n in self.sums),
         ]
         if self.bounds:
             yield "for q in range(first_interval, last_interval):"
             inside = list(indented([*self.bounds, *inside]))
         yield from inside
-        yield f"return {', '.join(f'total{n}' for n in sums)}"
+        yield f"return {self._totals()}"
 
     def _load(self, prefix: str, start: str) -> Iterator[str]:
         names = ", ".join(prefix + name for name in self.loaded)
@@ -284,13 +276,8 @@ class Printer:
 
     def _tile(self) -> Iterator[str]:
         yield from self._load("next_", "start + BLOCK_N")
-        names = ", ".join(f"f{n}" for n in range(len(self.near.terms)))
-        left = "left + BLOCK_N - 1 - lanes"
-        yield f"{names} = near_pairs({', '.join([*self._passed(), left])})"
-        yield from (f"part{n} += tl.sum(f{n}, 0)" for n in range(len(self.near.terms)))
+        names = ", ".join(f"f{n}" for n in self.sums)
+        passed = ", ".join([*self.passed, "left + BLOCK_N - 1 - lanes"])
+        yield f"{names} = near_pairs({passed})"
+        yield from (f"part{n} += tl.sum(f{n}, 0)" for n in self.sums)
         yield from (f"{name} = next_{name}" for name in self.loaded)
-
-
-def _function(name: str, parameters: Sequence[str], body: Iterator[str]) -> Iterator[str]:
-    yield from ("", "", "@triton.jit", f"def {name}({', '.join(parameters)}):")
-    yield from indented(body)

@@ -1,8 +1,8 @@
-"""Device code that generated reductions share: scalar functions, lists of the smallest, merges.
+"""Device code that printed reductions share: scalar functions, lists of the smallest, merges.
 
 A reduction is cut into tasks: some rows by some columns.  A task stores partial results, of float32
-or float64, and a merge adds those of one tile of rows in the order of its tasks, so the bits do not
-depend on the order in which they ran:
+or float64, and a merge adds the results of one tile of rows in the order of its tasks, so the bits
+do not depend on the order in which tasks ran:
 
     sums      (tasks, E, rows of a tile)              Σ
     shifted   (tasks, 1 + E, rows of a tile)          maximum m, Σ exp(f − m) w
@@ -11,8 +11,6 @@ depend on the order in which they ran:
 
 import triton
 import triton.language as tl
-
-from torchweft.core.backend import interpreted
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PI = tl.constexpr(3.141592653589793)
@@ -100,7 +98,7 @@ def _bounds(best, index):
 def insert(best, index, f, j):
     """Replace entries of the lists by the terms that come before them, in (value, index) order.
 
-    best, index  # [BLOCK_M, KEPT]: kept so far, in any order
+    best, index  # [BLOCK_M, KEPT]: the entries so far, in any order
     f, j         # [*, BLOCK_M, *]: terms and their indices, all different
     One term a row at a time: after the first tiles, few rows of a tile have any.
     """
@@ -131,7 +129,7 @@ def empty_lists(
     dtype: tl.constexpr,
     indices: tl.constexpr,
 ):
-    """Lists of K entries that every term comes before, and slots beyond K that none does."""
+    """Lists of K entries that any term precedes, and slots beyond K that no term precedes."""
     last: tl.constexpr = 2147483647 if indices == tl.int32 else 9223372036854775807
     used = tl.zeros([BLOCK_M, 1], tl.int32) + tl.arange(0, KEPT)[None, :] < K
     best = tl.where(used, float("inf"), float("-inf")).to(dtype)
@@ -142,9 +140,9 @@ def empty_lists(
 def store_sorted(
     best, index, values_ptr, indices_ptr, at, mask, stride, K: tl.constexpr, SIGN: tl.constexpr
 ):
-    """The K entries of each list in (value, index) order; an entry that is none has index −1.
+    """The K entries of each list in (value, index) order; empty entries have index −1.
 
-    Values are stored times the sign, if it is not 0.
+    Values are multiplied by the sign, and not stored if it is 0.
     """
     last: tl.constexpr = 2147483647 if index.dtype == tl.int32 else 9223372036854775807
     slots = tl.arange(0, best.shape[1])[None, :]
@@ -203,7 +201,7 @@ def merge_sums_kernel(
 
 @triton.jit
 def _shifted_total(partial_ptr, finite, task, last_task, e, E: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Σ_t exp(m_t − m) s_te of a tile, for its maximum, 0 in the place of one that is infinite."""
+    """Σ_t exp(m_t − m) s_te of a tile, for its maximum m, or 0 where that is infinite."""
     lanes = tl.arange(0, BLOCK_M)
     size: tl.constexpr = (1 + E) * BLOCK_M
     total = tl.zeros([BLOCK_M], partial_ptr.dtype.element_ty)
@@ -231,7 +229,7 @@ def merge_shifted_kernel(
     TOTAL: tl.constexpr, FIRST: tl.constexpr, RANGED: tl.constexpr, ENDING: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """m = max over the tasks of m_t, s_e = Σ_t exp(m_t − m) s_te; or what becomes of them."""
+    """m = max over the tasks of m_t, s_e = Σ_t exp(m_t − m) s_te, or their ending."""
     if guard_ptr is not None and tl.load(guard_ptr) != 0:
         return
     pid = tl.program_id(0).to(tl.int64)
@@ -279,178 +277,3 @@ def merge_smallest_kernel(
     i = row + lanes
     at = (batch * rows + i) * (K * TOTAL) + FIRST
     store_sorted(best, index, best_ptr, out_ptr, at, i < last_row, TOTAL, K, SIGN)
-
-
-def _mixed() -> str:
-    """2^x of four numbers: of the last by a polynomial, which the unit for 2^x is spared.
-
-    x = n + r with |r| ≤ ½; the polynomial of degree 5 in r errs by 1.7e-7, and n goes into the
-    exponent: x must be at most 127; below −126 it is 2⁻¹²⁶.
-    """
-    lines = [
-        "{ .reg .f32 n, r, p; .reg .b32 e, f;",
-        "ex2.approx.ftz.f32 $0, $4;",
-        "max.f32 r, $7, 0fC2FC0000;",
-        "add.f32 n, r, 0f4B400000;",  # 1.5 · 2²³: n stands in the low bits
-        "sub.f32 p, n, 0f4B400000;",
-        "sub.f32 r, r, p;",
-        "fma.rn.f32 p, r, 0f3AADDD07, 0f3C1E7544;",
-        "fma.rn.f32 p, p, r, 0f3D635BA9;",
-        "fma.rn.f32 p, p, r, 0f3E75FCDE;",
-        "fma.rn.f32 p, p, r, 0f3F317215;",
-        "fma.rn.f32 p, p, r, 0f3F800000;",
-        "ex2.approx.ftz.f32 $1, $5; ex2.approx.ftz.f32 $2, $6;",
-        "mov.b32 e, n; mov.b32 f, p; shl.b32 e, e, 23; add.s32 f, f, e; mov.b32 $3, f; }",
-    ]
-    return " ".join(lines)
-
-
-INTERPRETED = tl.constexpr(interpreted())
-MIXED, NUMBERS = tl.constexpr(_mixed()), tl.constexpr(",".join(["=f"] * 4 + ["f"] * 4))
-
-
-@triton.jit
-def exp2(x, MIXES: tl.constexpr):
-    """2^x, if asked for of one in four numbers by a polynomial."""
-    if MIXES and not INTERPRETED:
-        y = tl.inline_asm_elementwise(MIXED, NUMBERS, [x], tl.float32, True, 4)
-    else:
-        y = tl.exp2(x)
-    return y
-
-
-@triton.jit
-def rows_of(x_ptr, row, WIDTH: tl.constexpr, PARTS: tl.constexpr):
-    """x_i of a tile; of two parts, the high and the low ones."""
-    x_ptr += row[:, None] * (PARTS * WIDTH) + tl.arange(0, WIDTH)[None, :]
-    x = tl.load(x_ptr)
-    return x, tl.load(x_ptr + WIDTH) if PARTS == 2 else x
-
-
-@triton.jit
-def product_of_parts(a, al, b, bl, PARTS: tl.constexpr):
-    """⟨a, b⟩; of two parts, without the product of the low ones, and small ones first."""
-    if PARTS == 2:
-        s = tl.dot(a, bl)
-        s = tl.dot(al, b, s)
-        s = tl.dot(a, b, s)
-    else:
-        s = tl.dot(a, b)
-    return s
-
-
-@triton.jit
-def exponents(
-    x, xl, y_ptr, a, b_ptr, at, WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """⟨x_i, y_j⟩ + a_i + b_j of a tile; of two parts, x and y are high parts, then low parts."""
-    lanes = tl.arange(0, BLOCK_N)
-    k = tl.arange(0, WIDTH)
-    y_ptr += at * (PARTS * WIDTH) + lanes[None, :] * (PARTS * WIDTH) + k[:, None]
-    y = tl.load(y_ptr)
-    s = product_of_parts(x, xl, y, tl.load(y_ptr + WIDTH) if PARTS == 2 else y, PARTS)
-    if APART:
-        s += a[:, None] + tl.load(b_ptr + at + lanes)[None, :]
-    return s
-
-
-@triton.jit(do_not_specialize=["rows", "columns", "tiles"])
-def split_sums_kernel(
-    x_ptr, y_ptr, a_ptr, b_ptr, r_ptr, w_ptr, guard_ptr, out_ptr, rows, columns, tiles,
-    WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr, MIXES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """out[i] = r_i Σ_j 2^(⟨x_i, y_j⟩ + a_i + b_j) w_j, where the guard is 1; see tensor_cores.
-
-    x, a, r  # (B, rows, PARTS · WIDTH), (B, rows), (B, rows)
-    y, b, w  # (B, columns, PARTS · WIDTH), (B, columns), (B, columns): whole tiles of columns
-    Unless they are APART, a and b are in the product or in r and w.
-    One product, one exponential and one multiplication a pair.  Where exponentials
-    are mixed, sums are of the columns that a thread has: then fewer instructions count.
-    """
-    if tl.load(guard_ptr) == 0:
-        return
-    pid = tl.program_id(0).to(tl.int64)
-    batch = pid // tiles
-    i = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    lanes = tl.arange(0, BLOCK_N)
-    held = tl.minimum(i, rows - 1)
-    x, xl = rows_of(x_ptr, batch * rows + held, WIDTH, PARTS)
-    y_ptr += batch * columns * (PARTS * WIDTH)
-    w_ptr += batch * columns
-    a = tl.load(a_ptr + batch * rows + held) if APART else 0
-    b_ptr = b_ptr + batch * columns if APART else 0
-    sums: tl.constexpr = 8 if MIXES else 1
-    total = tl.zeros([BLOCK_M, sums], tl.float32)
-    for block in range(0, columns, TILES * BLOCK_N):
-        part = tl.zeros([BLOCK_M, sums], tl.float32)
-        for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
-            at = tl.cast(start, tl.int64)
-            w = tl.load(w_ptr + at + lanes)
-            s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PARTS, BLOCK_N)
-            e = exp2(s, MIXES) * w[None, :]
-            part += tl.sum(tl.reshape(e, [BLOCK_M, BLOCK_N // sums, sums]), 1)
-        total += part
-    total = tl.sum(total, 1) * tl.load(r_ptr + batch * rows + held)
-    tl.store(out_ptr + batch * rows + i, total, mask=i < rows)
-
-
-@triton.jit(do_not_specialize=["rows", "columns", "tiles"])
-def split_shifted_kernel(
-    x_ptr, y_ptr, a_ptr, b_ptr, w_ptr, guard_ptr, top_ptr, out_ptr, rows, columns, tiles,
-    WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr, PARTS: tl.constexpr,
-    MIXES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """m_i = max_j s_ij ln 2 and Σ_j 2^s_ij exp(−m_i) w_j, s_ij as in split_sums_kernel.
-
-    Each thread of a product has a maximum of its own.
-    """
-    if tl.load(guard_ptr) == 0:
-        return
-    pid = tl.program_id(0).to(tl.int64)
-    batch = pid // tiles
-    i = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    lanes = tl.arange(0, BLOCK_N)
-    held = tl.minimum(i, rows - 1)
-    x, xl = rows_of(x_ptr, batch * rows + held, WIDTH, PARTS)
-    y_ptr += batch * columns * (PARTS * WIDTH)
-    w_ptr += batch * columns
-    a = tl.load(a_ptr + batch * rows + held) if APART else 0
-    b_ptr = b_ptr + batch * columns if APART else 0
-    total = tl.zeros([BLOCK_M, 4], tl.float32)
-    top = tl.full([BLOCK_M, 4], -1e30, tl.float32)
-    block_top = top
-    for block in range(0, columns, TILES * BLOCK_N):
-        part = tl.zeros([BLOCK_M, 4], tl.float32)
-        for start in range(block, tl.minimum(block + TILES * BLOCK_N, columns), BLOCK_N):
-            at = tl.cast(start, tl.int64)
-            s = exponents(x, xl, y_ptr, a, b_ptr, at, WIDTH, APART, PARTS, BLOCK_N)
-            s = tl.reshape(s, [BLOCK_M, BLOCK_N // 8, 4, 2])
-            new = tl.maximum(top, tl.max(tl.max(s, 3), 1))
-            s -= new[:, None, :, None]
-            e = exp2(s, MIXES)
-            if WEIGHTED:
-                w = tl.load(w_ptr + at + lanes)
-                e = e * tl.reshape(w, [1, BLOCK_N // 8, 4, 2])
-            part = part * tl.exp2(top - new) + tl.sum(tl.sum(e, 3), 1)
-            top = new
-        total = total * tl.exp2(block_top - top) + part
-        block_top = top
-    new = tl.max(top, 1)
-    total = tl.sum(total * tl.exp2(top - new[:, None]), 1)
-    present = i < rows
-    tl.store(top_ptr + batch * rows + i, new * 0.6931471805599453, mask=present)
-    tl.store(out_ptr + batch * rows + i, total, mask=present)
-
-
-@triton.jit(do_not_specialize=["count"])
-def within_kernel(x_ptr, guard_ptr, count, MOST: tl.constexpr, BLOCK: tl.constexpr):
-    """guard = 0 if any |x| exceeds MOST or is NaN; else it stays as it is.
-
-    Programs that write all write the same.
-    """
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + tl.minimum(i, count - 1))
-    if tl.min((tl.abs(x) <= MOST).to(tl.int32)) == 0:
-        tl.store(guard_ptr, 0)

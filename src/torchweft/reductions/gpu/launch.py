@@ -1,188 +1,128 @@
-"""Reductions over j by generated Triton kernels: tiles, tasks, launches and merges.
+"""The executor on a GPU: reductions over j by generated Triton kernels and their merges.
 
-What a call needs is settled once for each combination of formulas, sizes and dtypes, and kept.
-Tiles follow from how many values a pair needs in registers: nothing is timed.
+`sums`, `shifted` and `smallest` reduce any data.  `prepared` serves calls whose values have a known
+signature, so that a call only allocates and launches; `begin` compiles the kernels of gradients
+side by side, before the first of them is launched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import (
-    Launcher,
+    Call,
     Queued,
-    Tile,
+    compile_together,
     current_device,
-    launch_all,
     processors,
 )
-from torchweft.core.printing.modules import printed, written
 from torchweft.errors import BackendError
-from torchweft.reductions.call import Blocks, Options, Sizes
-from torchweft.reductions.formula import kernel_forms as inner
-from torchweft.reductions.formula.evaluate import evaluate
-from torchweft.reductions.formula.kernel_forms import Looped, looped, parts
+from torchweft.reductions.call import Job, Options, ReductionData, Sizes, Wanted
+from torchweft.reductions.formula.kernel_forms import looped, parts
 from torchweft.reductions.formula.lowering import count
 from torchweft.reductions.formula.node import Node, const, reachable
 from torchweft.reductions.gpu import gaussians, neighbours
 from torchweft.reductions.gpu import source as generator
-from torchweft.reductions.gpu.source import Job
-from torchweft.reductions.gpu.storage import Stored, in_blocks, put_together, stored
-from torchweft.reductions.gpu.tasks import Tasks, tasks
-from torchweft.reductions.gpu.tiles import BLOCK, kept, tile
+from torchweft.reductions.gpu.recipe import (
+    Allocation,
+    ReductionRecipe,
+    TaskTables,
+    kernel_jobs,
+    recipe_of,
+)
 
-__all__ = [
-    "Recipe",
-    "Values",
-    "bounded",
-    "execute",
-    "number",
-    "recipe_of",
-    "serves",
-    "shifted",
-    "smallest",
-    "source",
-    "sums",
-    "tile",
-]
+__all__ = ["begin", "plain", "prepared", "serves", "shifted", "smallest", "source", "sums"]
 
-MOST = 1024
+MOST_TERMS = 1024
 """Scalar terms of a formula that registers and compilers bear."""
 
-LONGEST = 64
+LONGEST_SUM = 64
 """Components of a sum that no loop takes: more compile for many seconds, and spill."""
 
-WIDEST = 1024
+MOST_SMALLEST = 1024
 """Entries of a list of the smallest."""
 
-TOGETHER = 4
-"""Components that one kernel sums."""
-
-SHARE = 8
-"""Tasks for each processor."""
-
-MANY = 2**26
-"""Pairs from which the time of a sum counts beside that of its call, so that tiles of points near
-each other are worth a second loop in its kernel, which takes as long to compile as the first."""
-
-Values = Mapping[int, Tensor]
+Results = Sequence[Tensor | None]
+"""Tensors to write, or None for a result that is not wanted: values beside indices, m beside s."""
 
 
 def serves(f: Node, w: Node | None = None, k: int = 1) -> bool:
     """Whether kernels of these formulas can be printed and compiled in reasonable time."""
     given = [(part,) for part in parts(f)] if w is None else [(f, part) for part in parts(w)]
-    return k <= WIDEST and all(map(_serves, given))
+    return k <= MOST_SMALLEST and all(map(_serves, given))
 
 
 def _serves(given: tuple[Node, ...]) -> bool:
     what = looped(*given)
     formulas = (*what.formulas, *(s.term for s in what.inner))
-    rest = (n for n in reachable(*formulas) if n.op in ("sqdist", "einsum", "sum"))
-    short = all(a.dim <= LONGEST for n in rest for a in n.args)
-    return short and sum(map(count, formulas)) <= MOST
+    unrolled = (n for n in reachable(*formulas) if n.op in ("sqdist", "einsum", "sum"))
+    short = all(a.dim <= LONGEST_SUM for n in unrolled for a in n.args)
+    return short and sum(map(count, formulas)) <= MOST_TERMS
 
 
-def sums(f: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options) -> Tensor:
+def sums(f: Node, data: ReductionData) -> Tensor:
     """Σ_j f, (B, M, f.dim); 0 where there is nothing."""
-    like = next(iter(values.values()))
     found = []
     for part in parts(f):
-        out = _filled(like, (sizes.batch, sizes.rows, part.dim), 0, sizes, blocks)
-        if out.numel() and sizes.columns:
-            vectors = gaussians.vectors(part, values, sizes, blocks, options)
+        out = _filled(data, (part.dim,), 0, data.like.dtype)
+        if out.numel() and data.sizes.columns:
+            vectors = gaussians.moment_sums(part, data)
             if vectors is None:
-                first = gaussians.sums(part, values, out, sizes, blocks, options)
-                _run("sums", (part,), 0, values, [out], sizes, blocks, options, *first)
+                first = gaussians.products("sums", (part,), data, [out])
+                _run("sums", (part,), data, [out], *first)
             else:
                 ours, guard = vectors
-                _run("sums", (part,), 0, values, [out], sizes, blocks, options, guard)
+                _run("sums", (part,), data, [out], guard)
                 out = torch.where(guard > 0, ours, out)
         found.append(out)
     return torch.cat(found, -1) if len(found) > 1 else found[0]
 
 
-def shifted(
-    f: Node, w: Node, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options
-) -> tuple[Tensor, Tensor]:
+def shifted(f: Node, w: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
     """m = max_j f and Σ_j exp(f − m) w, (B, M, 1) and (B, M, w.dim); −∞ and 0 for nothing."""
-    like = next(iter(values.values()))
-    dtype = number(wide(like, options))
-    found = []
+    dtype, found = _shifted_dtype(data), []
     for part in parts(w):
-        top = _filled(like, (sizes.batch, sizes.rows, 1), float("-inf"), sizes, blocks, dtype)
-        out = _filled(like, (sizes.batch, sizes.rows, part.dim), 0, sizes, blocks, dtype)
-        if top.numel() and sizes.columns:
-            first = gaussians.shifted(f, part, values, [top, out], sizes, blocks, options)
-            _run("shifted", (f, part), 0, values, [top, out], sizes, blocks, options, *first)
+        top, out = _filled(data, (1,), float("-inf"), dtype), _filled(data, (part.dim,), 0, dtype)
+        if top.numel() and data.sizes.columns:
+            first = gaussians.products("shifted", (f, part), data, [top, out])
+            _run("shifted", (f, part), data, [top, out], *first)
         found.append(out)
     return top, torch.cat(found, -1) if len(found) > 1 else found[0]
 
 
-def smallest(
-    f: Node, k: int, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options
-) -> Tensor:
+def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
     """Indices of the k smallest values, (B, M, k, f.dim), ascending; −1 where there are fewer."""
-    if k > WIDEST:
+    if k > MOST_SMALLEST:
         raise BackendError(
-            f"{k} smallest values are asked for: kernels keep up to {WIDEST}. Pass "
+            f"{k} smallest values are asked for: kernels keep up to {MOST_SMALLEST}. Pass "
             'backend="torch", or ask for fewer.'
         )
-    like = next(iter(values.values()))
-    shape = (sizes.batch, sizes.rows, k, f.dim)
-    out = _filled(like, shape, -1, sizes, blocks, torch.int64)
-    if out.numel() and sizes.columns:
-        guard = _neighbours(f, k, values, out, sizes, blocks, options)
-        _run("smallest", (f,), k, values, [None, out], sizes, blocks, options, guard)
+    out = _filled(data, (k, f.dim), -1, torch.int64)
+    if out.numel() and data.sizes.columns:
+        points, guard = neighbours.bounded(f, k, data), None
+        if points is not None:
+            guard = neighbours.nearest_by_bounds(points, k, data, out, processors(out.device))
+        _run("smallest", (f,), data, [None, out], guard, k=k)
     return out
 
 
-def _neighbours(
-    f: Node,
-    k: int,
-    values: Values,
-    out: Tensor,
-    sizes: Sizes,
-    blocks: Blocks | None,
-    options: Options,
-) -> Tensor | None:
-    """Find nearest neighbours by bounds where f is a distance; the guard says if they held."""
-    found = bounded(f, k, values, sizes, blocks, options)
-    if found is None:
-        return None
-    lengths = (sizes.rows, sizes.columns)
-    u, v = (
-        evaluate(part, values).expand(sizes.batch, length, part.dim).contiguous()
-        for part, length in zip(found, lengths, strict=True)
-    )
-    with current_device(out):
-        return neighbours.nearest(u, v, k, out[..., 0], processors(out.device))
-
-
-def bounded(
-    f: Node, k: int, values: Values, sizes: Sizes, blocks: Blocks | None, options: Options
-) -> tuple[Node, Node] | None:
-    """The points of a distance whose nearest neighbours are found by bounds."""
-    found = neighbours.distance(f)
-    if found is None or not neighbours.pays(found[0].dim, k, sizes.rows, sizes.columns):
-        return None
-    return found if gaussians.allowed(values, blocks, options) else None
-
-
 def _filled(
-    like: Tensor,
-    shape: tuple[int, ...],
-    value: float,
-    sizes: Sizes,
-    blocks: Blocks | None,
-    dtype: torch.dtype | None = None,
+    data: ReductionData, shape: tuple[int, ...], value: float, dtype: torch.dtype
 ) -> Tensor:
-    """Memory for a result: what a row with nothing has, unless kernels write all rows."""
-    found = like.new_empty(shape, dtype=dtype or like.dtype)
-    return found.fill_(value) if blocks is not None or not sizes.columns else found
+    """Memory for a result, filled with the result of empty rows unless kernels write all rows."""
+    batch, rows, columns = data.sizes
+    found = data.like.new_empty((batch, rows, *shape), dtype=dtype)
+    return found.fill_(value) if data.blocks is not None or not columns else found
+
+
+def _shifted_dtype(data: ReductionData) -> torch.dtype:
+    """The dtype of the results of `shifted`."""
+    wide = data.like.dtype == torch.float64 or data.options.accumulate == "float64"
+    return torch.float64 if wide else torch.float32
 
 
 def source(
@@ -194,285 +134,155 @@ def source(
         kind: "sums", "shifted" or "smallest".
         f: the formula.
         w: the weight of shifted.
-        k: in smallest, how many.
+        k: number of smallest values.
         wide: for float64.
         ranged: over lists of intervals.
     """
-    formulas = (f,) if kind != "shifted" else (f, const(1) if w is None else w)
-    job = _jobs(kind, looped(*formulas), k, wide, "auto", False)[0]
-    return generator.source(job._replace(ranged=ranged, partial=ranged))
-
-
-# Recipes: all that a call needs beside its tensors
-
-
-class _Step(NamedTuple):
-    """One kernel and its merge.
-
-    Args:
-        reads: variables, by index.
-        kernel: launches it.
-        partials: shapes and dtypes of its partial results; none where it writes the result itself.
-        merge: merges them.
-    """
-
-    reads: tuple[int, ...]
-    kernel: Launcher
-    partials: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
-    merge: Launcher | None = None
-
-
-class Recipe(NamedTuple):
-    """The steps of a call, and the data that they take.
-
-    Args:
-        steps: one kernel after another, of the same tiles.
-        height: rows of a tile.
-        width: columns of a tile.
-        data: how each variable is stored.
-        as_given: whether all are stored as they are given.
-        blocks: how many blocks of components batch entries have; 0 if components are not shared
-            out.
-        size: components of a block.
-    """
-
-    steps: tuple[_Step, ...]
-    height: int
-    width: int
-    data: Mapping[int, Stored]
-    as_given: bool
-    blocks: int
-    size: int
-
-
-_recipes: dict[Any, Recipe] = {}
-MOST_RECIPES = 4096
+    weight = None if kind != "shifted" else const(1) if w is None else w
+    job = Job(kind, f, weight, 0, 0, ranged=ranged, partial=ranged, wide=wide, kept=k)
+    return generator.source(kernel_jobs(job)[1][0])
 
 
 def _run(
     kind: str,
     formulas: tuple[Node, ...],
-    k: int,
-    values: Values,
-    results: Sequence[Tensor | None],
-    sizes: Sizes,
-    blocks: Blocks | None,
-    options: Options,
+    data: ReductionData,
+    results: Results,
     guard: Tensor | None = None,
     *products: Queued,
+    k: int = 0,
 ) -> None:
-    """Launch what computes the results: the products before, if any, then what their guard asks."""
-    device, cut = _last(results).device, None
+    """Launch what computes the results: products first, if any, then kernels under their guard."""
+    blocks, cut = data.blocks, None
     counts = None if blocks is None else (len(blocks.starts), len(blocks.j_starts))
-    guarded = guard is not None
-    recipe = recipe_of(kind, formulas, k, values, sizes, counts, options, device, guarded)
+    wanted = Wanted(kind, formulas, k, "", ())
+    recipe = recipe_of(wanted, data, counts, guarded=guard is not None)
     if blocks is not None:
         if not len(blocks.starts) or not len(blocks.j_starts):
             return
-        share = SHARE * processors(device)
-        cut = tasks(blocks, sizes.rows, recipe.height, share, BLOCK * recipe.width)
-    with current_device(_last(results)):
-        execute(recipe, values, results, cut, guard, products)
+        cut = recipe.cut(blocks, data.sizes.rows, data.like.device)
+    with current_device(data.like):
+        _execute(recipe, data.values, results, cut, guard, products)
 
 
-def _last(results: Sequence[Tensor | None]) -> Tensor:
-    """The last of the results, which is always there."""
-    found = results[-1]
-    assert found is not None
-    return found
-
-
-def recipe_of(
-    kind: str,
-    formulas: tuple[Node, ...],
-    k: int,
-    values: Values,
-    sizes: Sizes,
-    counts: tuple[int, int] | None,
-    options: Options,
-    device: torch.device,
-    guarded: bool = False,
-    ending: str = "",
-) -> Recipe:
-    """The recipe of a call with values of these kinds, and so many blocks and intervals."""
-    batched = tuple([t.shape[0] > 1 for t in values.values()])
-    dtype = next(iter(values.values())).dtype
-    many = sizes.batch * sizes.rows * sizes.columns >= MANY
-    near = many and not guarded and options.precision != "ieee"
-    exact = options.accumulate
-    key = (kind, formulas, k, sizes, counts, exact, dtype, device, batched, guarded, near, ending)
-    found = _recipes.get(key)
-    if found is None:
-        if len(_recipes) >= MOST_RECIPES:
-            _recipes.clear()
-        what = looped(*formulas, size=1 if kind == "smallest" else inner.BLOCK)
-        wide, far = dtype == torch.float64, sizes.columns >= 2**31
-        jobs = _jobs(kind, what, k, wide, exact, far, guarded, near, ending)
-        among = dict(zip(values, batched, strict=True))
-        found = _recipes[key] = _prepare(jobs, what, among, sizes, counts, device)
-    return found
-
-
-def execute(
-    recipe: Recipe,
-    values: Values,
-    results: Sequence[Tensor | None],
-    cut: Tasks | None = None,
+def _execute(
+    recipe: ReductionRecipe,
+    values: Mapping[int, Tensor],
+    results: Results,
+    cut: TaskTables | None = None,
     guard: Tensor | None = None,
     queue: Sequence[Queued] = (),
 ) -> None:
-    """Launch the queue, then a recipe of contiguous values: on blocks as they are cut, if any.
+    """Launch the queue, then a recipe of contiguous values: on blocks as they are cut, if any."""
+    blocks, written = recipe.blocks, results
+    if blocks:
+        written = [r if r is None else _in_blocks(r, blocks, recipe.size) for r in results]
+    inputs = [s if s is None else s.tensor(values) for s in recipe.stored]
+    partials = _empty(next(iter(values.values())), recipe.partials)
+    tables = (None, None, None) if cut is None else cut
+    taken = (*inputs, *written, *partials, *tables, guard)
+    kernels = [*(q.launcher.kernel for q in queue), *(s.kernel for s in recipe.launches.steps)]
+    if not all(kernel.compiled for kernel in kernels):
+        first = [Call(q.launcher.kernel, q.operands) for q in queue]
+        compile_together(first + recipe.calls(taken))
+    for launcher, operands, workspace_bytes in queue:
+        launcher(operands, workspace_bytes)
+    recipe.launches(taken)
+    for result, found in zip(results, written, strict=True) if blocks else ():
+        if result is not None and found is not None:  # blocks of components side by side
+            result.copy_(found.movedim(1, -2).flatten(-2)[..., : result.shape[-1]])
 
-    A result is None where it is not wanted: values beside indices, m where it becomes one with s.
+
+def _in_blocks(result: Tensor, blocks: int, size: int) -> Tensor:
+    """(B, blocks, ..., size): a result's first component, for all components of each block."""
+    sizes = (-1, blocks, *[-1] * (result.dim() - 2), min(size, result.shape[-1]))
+    return result[:, None, ..., :1].expand(sizes).contiguous()
+
+
+# calls of a known signature
+
+
+def plain(kind: str, formulas: tuple[Node, ...], data: ReductionData) -> Wanted:
+    """`sums` or `shifted`, as operators return them."""
+    width = formulas[-1].dim
+    dtype = data.like.dtype if kind == "sums" else _shifted_dtype(data)
+    widths = (width,) if kind == "sums" else (1, width)
+    results = tuple([((*data.sizes[:2], width), dtype) for width in widths])
+    return Wanted(kind, formulas, 0, "", results)
+
+
+def prepared(
+    wanted: Wanted, data: ReductionData, *, alone: bool = False
+) -> Callable[[Sequence[Tensor]], list[Tensor | None]] | None:
+    """The reduction of all pairs, for contiguous values of the signature of the data.
+
+    None where one recipe is not enough: for formulas in parts, tensor cores, nothing to reduce.  If
+    `alone`, also where launches are not enough: for data that is stored in other layouts, and for
+    means by several kernels.
     """
-    lists = [] if cut is None else [cut.tasks, cut.intervals]
-    lists += [] if guard is None else [guard]
-    data = values
+    kind, formulas, k, ending, results = wanted
+    if kind != "smallest":
+        apart = len(parts(formulas[-1])) > 1 or gaussians.may_serve(data)
+    else:
+        apart = neighbours.bounded(formulas[0], k, data) is not None
+    if apart or not all(data.sizes):
+        return None
+    recipe = recipe_of(wanted, data)
+    if alone and (not recipe.as_given or (ending == "mean" and recipe.kernels > 1)):
+        return None
     if not recipe.as_given:
-        data = {index: s.tensor(values) for index, s in recipe.data.items()}
-    written = results
-    if recipe.blocks:
-        written = [
-            r if r is None else in_blocks(r, recipe.blocks, min(recipe.size, r.shape[-1]))
-            for r in results
-        ]
-    for step in recipe.steps:
-        inputs = [data[index] for index in step.reads]
-        launch_all([*queue, *_launches(step, inputs, written, cut, lists, guard)])
-        queue = ()
-    if recipe.blocks:
-        for result, found in zip(results, written, strict=True):
-            if result is not None and found is not None:
-                put_together(found, result)
+        return functools.partial(_allocated_and_run, recipe, results)
+    launches, every = recipe.launches, (*results, *recipe.partials)
+
+    def run(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+        like = tensors[0]
+        made = _empty(like, every)
+        with current_device(like):
+            taken = (*tensors, *made)
+            if not launches.steps[0].kernel.compiled:
+                compile_together(recipe.calls(taken))
+            launches(taken)
+        return made[: len(results)]
+
+    return run
 
 
-def _launches(
-    step: _Step,
-    inputs: Sequence[Tensor],
-    results: Sequence[Tensor | None],
-    cut: Tasks | None,
-    lists: Sequence[Tensor],
-    guard: Tensor | None,
-) -> list[Queued]:
-    """A kernel and its merge."""
-    if step.merge is None:
-        return [Queued(step.kernel, [*inputs, *results, *lists])]
-    made = [_last(results).new_empty(shape, dtype=dtype) for shape, dtype in step.partials]
-    listed = [] if cut is None and guard is None else [None if cut is None else cut.tiles, guard]
-    return [
-        Queued(step.kernel, [*inputs, *made, *lists], sum([t.nbytes for t in made])),
-        Queued(step.merge, [*made, *results, *listed]),
-    ]
+def _empty(like: Tensor, every: Sequence[Allocation | None]) -> list[Tensor | None]:
+    return [e if e is None else like.new_empty(e[0], dtype=e[1]) for e in every]
 
 
-def wide(like: Tensor, options: Options) -> bool:
-    """Whether results of `shifted` are of float64."""
-    return like.dtype == torch.float64 or options.accumulate == "float64"
+def _allocated_and_run(
+    recipe: ReductionRecipe, results: Sequence[Allocation | None], tensors: Sequence[Tensor]
+) -> list[Tensor | None]:
+    made = _empty(tensors[0], results)
+    with current_device(tensors[0]):
+        _execute(recipe, dict(enumerate(tensors)), made)
+    return made
 
 
-def number(wide: bool) -> torch.dtype:
-    """What numbers of this width are."""
-    return torch.float64 if wide else torch.float32
+FutureSum = tuple[Node, tuple[int, ...], Sizes, tuple[int, int] | None]
+"""Formula of a later sum, first dimension of each value, sizes, numbers of blocks and intervals
+(None for all pairs)."""
 
 
-def _jobs(
-    kind: str,
-    what: Looped,
-    k: int,
-    wide: bool,
-    accumulate: str,
-    far: bool,
-    guarded: bool = False,
-    near: bool = False,
-    ending: str = "",
-) -> list[Job]:
-    """One job for each few components."""
-    weight = what.formulas[1] if len(what.formulas) > 1 else None
-    job = Job(kind, what.formulas[0], weight, 0, 0, wide=wide, accumulate=accumulate, kept=k)
-    blocked = tuple(m.number for m in what.made if m.blocked)
-    job = job._replace(far=far, guarded=guarded, near=near, inner=what.inner, blocked=blocked)
-    job = job._replace(ending=ending)
-    dim = what.formulas[-1].dim
-    long = bool(what.inner or what.blocks)  # pairs are dear, or the tile is that of a block
-    step = 1 if kind == "smallest" else inner.BLOCK if long else TOGETHER
-    starts = range(0, dim, step)
-    return [job._replace(first=first, last=min(first + step, dim)) for first in starts]
+def begin(
+    every: Sequence[FutureSum], dtype: torch.dtype, device: torch.device, options: Options
+) -> None:
+    """Compile the kernels of several sums at once, before the first is launched."""
 
+    def empty(dtype: torch.dtype, batch: int = 0) -> Tensor:
+        return torch.empty((batch, 0), dtype=dtype, device=device)
 
-def _prepare(
-    jobs: list[Job],
-    what: Looped,
-    batched: Mapping[int, bool],
-    sizes: Sizes,
-    counts: tuple[int, int] | None,
-    device: torch.device,
-) -> Recipe:
-    batch, rows, columns = sizes
-    batch *= max(what.blocks, 1)
-    height = rows if counts is None else rows / max(counts[0], 1)
-    tiles_ = [tile(job, height) for job in jobs]
-    # one list of tasks serves all
-    shape = min(tiles_, key=lambda t: t.blocks[0] // t.num_warps)
-    height, width = shape.blocks[:2]
-    share = SHARE * processors(device)
-    if counts is None:
-        tiles = -(-rows // height)
-        shared = max(1, min(-(-share // (batch * tiles)), -(-columns // (4 * width))))
-        length = -(-columns // (shared * width)) * width
-        shared = -(-columns // length)
-        programs = batch * tiles * shared
-        numbers: tuple[int, ...] = (rows, columns, tiles, shared, length)
-        merged = (tiles, shared, rows)
-    else:
-        tiles = counts[0] + rows // height
-        programs = batch * (tiles + share)
-        numbers = (rows, tiles + share)
-        merged = (tiles, tiles + share, rows)
-    ranged = counts is not None
-    steps, data = [], {}
-    for job in jobs:
-        job = job._replace(ranged=ranged, partial=ranged or shared > 1)
-        reads = generator.operands(job)
-        for v in reads:
-            apart = job.apart(v)
-            data[v.data[0]] = stored(v, what, batched, sizes, max(height, width), apart=apart)
-        numbers_ = (*numbers, *_layout([data[v.data[0]] for v in reads], what.blocks))
-        text = generator.source(job)
-        function = printed(f"reductions_{job.kind}", text, f"{job.kind}_kernel")
-        kernel = Launcher(function, programs, (), numbers_, (), shape)
-        indices = tuple(v.data[0] for v in reads)
-        merge = _merge(job, batch, merged, programs, height) if job.partial else ()
-        steps.append(_Step(indices, kernel, *merge))
-    as_given = all(s.as_given for s in data.values())
-    size = what.formulas[-1].dim
-    return Recipe(tuple(steps), height, width, data, as_given, what.blocks, size)
-
-
-def _layout(read: Sequence[Stored], blocks: int) -> tuple[int, ...]:
-    """The numbers of a kernel behind those of its tasks."""
-    pitches = (s.pitch for s in read if s.pitch)
-    return (*(s.stride for s in read), *([blocks] if blocks else []), *pitches)
-
-
-def _merge(
-    job: Job, batch: int, numbers: tuple[int, int, int], programs: int, height: int
-) -> tuple[tuple[tuple[tuple[int, ...], torch.dtype], ...], Launcher]:
-    """Shapes and dtypes of the partial results of a job, and what merges them."""
-    outputs, total = job.last - job.first, job.components
-    merges = batch * numbers[0]
-    constants: tuple[Any, ...] = (outputs, total, job.first, job.ranged)
-    kernel = written("torchweft.reductions.gpu.kernels", f"merge_{job.kind}_kernel")
-    dtype = getattr(torch, job.accumulator)
-    partials = [((programs, outputs, height), dtype)]
-    if job.kind == "sums":
-        merges *= outputs
-    elif job.kind == "shifted":
-        partials = [((programs, 1 + outputs, height), dtype)]
-        constants = (*constants, job.ending)
-    else:
-        constants = (job.kept, kept(job), total, job.first, job.ranged, job.sign)
-        shape = (programs, height, job.kept)
-        partials = [(shape, number(job.wide)), (shape, torch.int64)]
-    tables = () if job.ranged or job.guarded else (None, None)
-    merger = Launcher(kernel, merges, tables, numbers, constants, Tile((height,), 4, 1))
-    return tuple(partials), merger
+    calls = []
+    for f, batches, sizes, counts in every:
+        values = {n: empty(dtype, batch) for n, batch in enumerate(batches)}
+        data = ReductionData(values, sizes, None, options)
+        if counts is None and gaussians.may_serve(data):
+            continue
+        tables = [] if counts is None else [empty(torch.int64)] * 3
+        for part in parts(f) if all(sizes) else ():
+            recipe = recipe_of(Wanted("sums", (part,), 0, "", ()), data, counts)
+            given = [empty(dtype)] * (1 + len(recipe.stored))
+            calls += recipe.calls([*given, *(empty(d) for _, d in recipe.partials), *tables, None])
+    with current_device(empty(dtype)):
+        compile_together(calls)

@@ -56,7 +56,7 @@ def bounds_kernel(lows_ptr, slack_ptr, guard_ptr, bounds_ptr, counts_ptr, blocks
     """bounds[i] = slack_i + the k-th least of lows[i], or a little more; how many are below it.
 
     lows  # (rows, blocks · TOGETHER)
-    Of the lows that are TOGETHER apart only the least is looked at, so the k-th may be missed.
+    Only the least of all lows that are TOGETHER apart is compared, so the k-th may be missed.
     """
     if tl.load(guard_ptr) == 0:
         return

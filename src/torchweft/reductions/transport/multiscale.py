@@ -1,4 +1,6 @@
-"""Potentials of optimal transport through clusters: steps of few points first, then of few pairs.
+"""Steps of Sinkhorn's iterations, over all pairs and through clusters.
+
+    softmin  f_i = −ε log Σ_j b_j exp((g_j − C(x_i, y_j)) / ε),   C = |x − y|^p / p,   ε = length^p
 
     coarse   f_i = −ε log Σ_J b_J exp((g_J − C(x_i, c_J)) / ε),   c_J, b_J of brick J
     fine     f_i = −ε log Σ_j b_j exp((g_j − C(x_i, y_j)) / ε),   j of bricks that i's meets
@@ -11,53 +13,102 @@ rows see which columns.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchweft.reductions.cluster.bricks import (
-    all_pairs,
-    brick_order,
-    kept_pairs,
-    partners,
-    parts_of,
-)
 from torchweft.reductions.cluster.sparsity import BlockSparsity
-from torchweft.reductions.transport.softmin import Cloud, log_weights, softmin, softmin_of_squares
+from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.formula.node import Node, const, node, var
 
-__all__ = ["TRUNCATION", "multiscale"]
+__all__ = ["Cloud", "log_weights", "multiscale", "partners", "softmin"]
 
 BRICK, MOST = 64, 4096  # points of a brick: a tile of rows; bricks of a cloud
 COARSE = 0.5  # edges of a brick down to which bricks stand for their points
 TRUNCATION = 8.0  # pairs whose plan is below e^−8 of a_i b_j are left out
 
 
-class _Bricks(NamedTuple):
-    """A sorted cloud, or several one after the other, and its bricks.
-
-    Args:
-        points: (N, D)
-        log_weights: (N, 1)
-        centres: (C, D) means of the points under their weights.
-        log_totals: (C, 1) of the weights of bricks.
-        shares: (N,) of the weights of points in those of their bricks, in float64.
-        variances: (C,) means of |x − centre|², in float64.
-        middles: (C, D) of the bricks' boxes, in float64.
-        halves: (C, D) of the boxes' edges, in float64.
-        counts: (C,) points; the last bricks may have none.
-    """
+class Cloud(NamedTuple):
+    """Points (*batch, N, D) and the logarithms of their weights (*batch, N, 1)."""
 
     points: Tensor
     log_weights: Tensor
-    centres: Tensor
-    log_totals: Tensor
-    shares: Tensor
-    variances: Tensor
-    middles: Tensor
-    halves: Tensor
-    counts: Tensor
+
+
+def log_weights(weights: Tensor) -> Tensor:
+    """(*batch, N, 1), −∞ where a weight is 0."""
+    return weights.detach().log().unsqueeze(-1)
+
+
+def softmin(
+    p: int,
+    length: float,
+    x: Tensor,
+    source: Cloud,
+    potential: Tensor,
+    mask: BlockSparsity | None = None,
+) -> Tensor:
+    """−ε log Σ_j b_j exp((g_j − C(x_i, y_j)) / ε), (*batch, M), ε = length^p
+
+    The source is constant: gradients are in x alone.
+    """
+    eps = length**p
+    ranges = None if mask is None else mask.ranges
+    columns = _columns(p, eps, x, source, potential)
+    result = reduce("LogSumExp", _score(p, x.shape[-1]), columns, 1, ranges=ranges)
+    assert isinstance(result, Tensor)
+    return -eps * result.squeeze(-1)
+
+
+def softmin_of_squares(
+    length: float, x: Tensor, source: Cloud, potential: Tensor, mask: BlockSparsity | None = None
+) -> Tensor:
+    """`softmin` for p = 2, with its gradient x_i − Σ_j π_ij y_j from the same pass over the pairs.
+
+    π_ij = b_j exp((f_i + g_j − C(x_i, y_j)) / ε), whose sum over j is 1.
+    """
+    eps, at = length**2, x.detach()
+    columns = _columns(2, eps, at, source, potential)
+    score, weight = _score(2, x.shape[-1]), _away(x.shape[-1])
+    ranges = None if mask is None else mask.ranges
+    found = reduce("Max_SumShiftExp", score, columns, 1, weight=weight, ranges=ranges)
+    assert isinstance(found, Tensor)
+    top, total, away = found[..., 0], found[..., 1], found[..., 2:]
+    # the largest term is 1, or there is none
+    slope = math.sqrt(2 * eps) * away / total.clamp(min=0.5).unsqueeze(-1)
+    value = -eps * ((total + (top == -torch.inf)).log() + top)
+    return value + (slope * (x - at)).sum(-1)
+
+
+def _columns(
+    p: int, eps: float, x: Tensor, source: Cloud, potential: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x and y in units of (p ε)^(1/p), and the scores of y."""
+    scale = (p * eps) ** (-1 / p)
+    scores = source.log_weights + potential.unsqueeze(-1) / eps
+    return scale * x, scale * source.points.detach(), scores
+
+
+@functools.cache
+def _score(p: int, dim: int) -> Node:
+    """h_j − |x_i − y_j|^p"""
+    square = node("sqdist", var(0, dim, 0), var(1, dim, 1))
+    return var(2, 1, 1) - (square if p == 2 else node("sqrt", square))
+
+
+@functools.cache
+def _away(dim: int) -> Node:
+    """1 and x_i − y_j"""
+    return node("concat", const(1), var(0, dim, 0) - var(1, dim, 1))
+
+
+# clusters
 
 
 class _Stack(NamedTuple):
@@ -73,7 +124,7 @@ class _Stack(NamedTuple):
         labels: (N,) the brick of each point.
         away: (N, D) of the points from the middles of their bricks, in float64.
         squares: (N,) |x|² / 2, in float64.
-        shares: (N,) of the weights of points in those of their bricks, in float64.
+        shares: (N,) weights of points as fractions of their bricks' weights, in float64.
         variances: (G C,) of bricks.
         sizes: points of each group.
         seen: (G,) the group that each one sees.
@@ -99,16 +150,16 @@ class _Stack(NamedTuple):
 
     def largest(self, values: Tensor) -> Tensor:
         """(G, C) the largest value of each brick, −∞ of one without points."""
-        # the lengths are right, which unsafe does not look at
-        found: Tensor = torch.segment_reduce(
-            values, "max", lengths=self.counts, unsafe=True, initial=-torch.inf
-        )
-        return found.view(self.middles.shape[:2])
+        return self._reduced(values, "max", -torch.inf).view(self.middles.shape[:2])
 
     def mean(self, values: Tensor) -> Tensor:
         """(G C,) the mean of each brick under its weights; 0 where these are 0."""
+        return self._reduced(self.shares * values, "sum", 0)
+
+    def _reduced(self, values: Tensor, how: str, initial: float) -> Tensor:
+        # unsafe does not check the lengths, which are right
         found: Tensor = torch.segment_reduce(
-            self.shares * values, "sum", lengths=self.counts, unsafe=True, initial=0
+            values, how, lengths=self.counts, unsafe=True, initial=initial
         )
         return found
 
@@ -146,8 +197,14 @@ def multiscale(
     return a, b, list(torch.split(last, [len(x), len(y)] * times))
 
 
-def _bricks(weights: Tensor, points: Tensor, size: int, count: int) -> _Bricks:
-    """The bricks of a sorted cloud, `count` with those that have no points."""
+def _bricks(weights: Tensor, points: Tensor, size: int, count: int) -> tuple[Tensor, ...]:
+    """The bricks of a sorted cloud, `count` of them; the last may have no points.
+
+    Returns:
+        Points (N, D), logarithms of weights (N, 1), centres (C, D) under the weights, logarithms of
+        the bricks' weights (C, 1); in float64 shares (N,), variances (C,), middles (C, D) and half
+        edges (C, D) of boxes; and numbers of points (C,).
+    """
     total, device = len(points), points.device
     places = torch.arange(count * size, device=device).view(count, size)
     inside = points.index_select(0, places.clamp(max=total - 1).view(-1)).double()
@@ -158,39 +215,35 @@ def _bricks(weights: Tensor, points: Tensor, size: int, count: int) -> _Bricks:
     # a brick whose weights are all 0 has its centre anywhere
     shares = shares / totals.where(totals > 0, 1).unsqueeze(1)
     centres = (shares * inside).sum(1)
-    return _Bricks(
-        points,
-        log_weights(weights),
-        centres.to(points.dtype),
-        totals.log().to(points.dtype),
-        shares.view(-1)[:total],
-        (shares * (inside - centres.unsqueeze(1)).square()).sum((1, 2)),
-        (low + high) / 2,
-        (high - low) / 2,
-        (total - places[:, 0]).clamp(0, size),
+    variances = (shares * (inside - centres.unsqueeze(1)).square()).sum((1, 2))
+    own = points, log_weights(weights), centres.to(points.dtype), totals.log().to(points.dtype)
+    boxes = (low + high) / 2, (high - low) / 2
+    return *own, shares.view(-1)[:total], variances, *boxes, (total - places[:, 0]).clamp(0, size)
+
+
+def _stacked(sides: list[tuple[Tensor, ...]]) -> _Stack:
+    """The stack of the clouds whose bricks are given."""
+    points, weights, centres, totals, shares, variances, middles, halves, counts = map(
+        torch.cat, zip(*sides, strict=True)
     )
-
-
-def _stacked(sides: list[_Bricks]) -> _Stack:
-    all_ = _Bricks(*map(torch.cat, zip(*sides, strict=True)))
-    groups, wide = len(sides), all_.points.double()
-    labels = torch.arange(len(all_.counts), device=wide.device)
-    labels = labels.repeat_interleave(all_.counts, output_size=len(wide))
-    ends = all_.counts.cumsum(0).view(groups, -1)
+    groups, wide = len(sides), points.double()
+    labels = torch.arange(len(counts), device=wide.device)
+    labels = labels.repeat_interleave(counts, output_size=len(wide))
+    ends = counts.cumsum(0).view(groups, -1)
     return _Stack(
-        Cloud(all_.points, all_.log_weights),
-        Cloud(all_.centres, all_.log_totals),
-        all_.middles.view(groups, -1, wide.shape[1]),
-        all_.halves.view(groups, -1, wide.shape[1]),
-        all_.counts,
-        torch.cat((ends[:, :1] - all_.counts.view(groups, -1)[:, :1], ends), 1),
-        labels,
-        wide - all_.middles.index_select(0, labels),
-        wide.square().sum(-1) / 2,
-        all_.shares,
-        all_.variances,
-        [len(side.points) for side in sides],
-        torch.tensor(partners(groups), device=wide.device),
+        fine=Cloud(points, weights),
+        coarse=Cloud(centres, totals),
+        middles=middles.view(groups, -1, wide.shape[1]),
+        halves=halves.view(groups, -1, wide.shape[1]),
+        counts=counts,
+        bounds=torch.cat((ends[:, :1] - counts.view(groups, -1)[:, :1], ends), 1),
+        labels=labels,
+        away=wide - middles.index_select(0, labels),
+        squares=wide.square().sum(-1) / 2,
+        shares=shares,
+        variances=variances,
+        sizes=[len(side[0]) for side in sides],
+        seen=torch.tensor(partners(groups), device=wide.device),
     )
 
 
@@ -292,3 +345,82 @@ def _aims(eps: float, stack: _Stack, potential: Tensor) -> Tensor:
     plan = torch.baddbmm(scores, stack.middles, centres.mT, alpha=1 / eps)
     aims: Tensor = plan.softmax(2) @ centres
     return aims
+
+
+# clouds cut into bricks of equally many points
+
+
+def parts_of(extents: Sequence[float], count: int) -> tuple[list[int], float]:
+    """Into how many parts each coordinate is cut, and the edge: bricks are about cubes.
+
+    Args:
+        extents: of the cloud, by coordinate.
+        count: bricks; the last coordinate is cut until there are so many.
+    """
+    wide = [e for e in extents if e > 0]
+    edge = 0.0
+    while wide:
+        edge = (math.prod(wide) / count) ** (1 / len(wide))
+        thin = [e for e in wide if e < edge]
+        if not thin:
+            break
+        wide = [e for e in wide if e >= edge]
+    parts = [max(1, round(e / edge)) if e in wide else 1 for e in extents[:-1]]
+    return [*parts, -(-count // math.prod(parts))], edge
+
+
+def brick_order(x: Tensor, size: int, parts: Sequence[int]) -> Tensor:
+    """The order of the points (N, D) in bricks of `size`; points that are equal keep theirs."""
+    count = len(x)
+    order = torch.arange(count, device=x.device)
+    for k, column in enumerate(x.unbind(1)):
+        slab = size * math.prod(parts[k:])
+        more = -count % slab
+        keys = pad(column.index_select(0, order), (0, more), value=torch.inf).view(-1, slab)
+        inside = keys.argsort(dim=1, stable=True)
+        order = pad(order, (0, more)).view(-1, slab).gather(1, inside).view(-1)[:count]
+    return order
+
+
+def all_pairs(rows: Sequence[int], columns: Sequence[int], device: torch.device) -> BlockSparsity:
+    """Each group of rows sees all of its columns.
+
+    Args:
+        rows: sizes of the groups of rows, which stand one after the other.
+        columns: sizes of the groups of columns; rows of group g see group `partners`[g].
+        device: of the mask.
+    """
+    ends = torch.arange(1, len(rows) + 1, device=device)
+    (one, one_seen), (other, other_seen) = (_stretches(sizes, device) for sizes in (rows, columns))
+    return BlockSparsity((one, ends, other_seen, other, ends, one_seen))
+
+
+def kept_pairs(keep: Tensor, bounds: Tensor, seen: Tensor) -> BlockSparsity:
+    """The mask of the bricks that meet; neighbouring bricks are one interval.
+
+    Args:
+        keep: (G, C, C) bricks of group g by bricks of its partner; symmetric, so that rows and
+            columns have the same lists.
+        bounds: (G, C + 1) where the bricks of each group begin and end.
+        seen: (G,) the partners of the groups.
+    """
+    rows = torch.stack((bounds[:, :-1], bounds[:, 1:]), 2).view(-1, 2)
+    edges = pad(keep, (1, 0)) ^ pad(keep, (0, 1))  # [G, C, C + 1]: begins and ends by turns
+    group, _, place = edges.nonzero().unbind(1)
+    other = bounds.index_select(0, seen).view(-1)
+    intervals = other.index_select(0, group * bounds.shape[1] + place).view(-1, 2)
+    ends = edges.view(len(rows), -1).sum(1).cumsum(0) // 2
+    return BlockSparsity((*(rows, ends, intervals), *(rows, ends, intervals)))
+
+
+def partners(groups: int) -> list[int]:
+    """The group that each group sees: the first two see each other, all others themselves."""
+    return [1, 0, *range(2, groups)]
+
+
+def _stretches(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(G, 2) bounds of the groups, and bounds of the groups that they see."""
+    ends = [0, *itertools.accumulate(sizes)]
+    found = [*itertools.pairwise(ends)]
+    seen = [found[group] for group in partners(len(sizes))]
+    return torch.tensor(found, device=device), torch.tensor(seen, device=device)

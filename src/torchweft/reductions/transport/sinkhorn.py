@@ -1,39 +1,59 @@
-"""Optimal transport between clouds by Sinkhorn's iterations, and `SamplesLoss` over all losses.
+"""Distances between weighted clouds of points: kernel losses, optimal transport, `SamplesLoss`.
+
+    loss(a, x, b, y) = ½ Σ a_i a_j k(x_i, x_j) + ½ Σ b_i b_j k(y_i, y_j) − Σ a_i b_j k(x_i, y_j)
+
+with the kernel k of a name: energy −|x − y|, gaussian exp(−|x − y|² / 2 blur²), laplacian
+exp(−|x − y| / blur).  Differentiable to any order in weights and points.  Weights may be of any
+sign and mass; the energy is a distance where the masses of a and b agree.
+
+Optimal transport, by Sinkhorn's iterations:
 
     OT_ε(a, x, b, y) = max Σ a_i f_i + Σ b_j g_j,
     f_i = −ε log Σ_j b_j exp((g_j − C(x_i, y_j)) / ε),   g_j alike,   C(x, y) = |x − y|^p / p
     loss = OT_ε(a, x, b, y) − ½ OT_ε(a, x, a, x) − ½ OT_ε(b, y, b, y)       (debiased)
 
 ε falls from the diameter of the data to blur^p, by scaling^p at each step, and potentials are
-averaged with their updates, so that f and g are treated alike.  Gradients are those of the dual
-value with the potentials held (the envelope theorem): right to first order, and second derivatives
-raise.  How near the potentials are to the maximum is decided by `scaling` alone.
+averaged with their updates, so that f and g are treated alike.  Gradients are gradients of the dual
+value with constant potentials (the envelope theorem): right to first order; second derivatives
+raise.  `scaling` alone decides how near the potentials are to the maximum.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchweft.errors import BackendError, ShapeError
-from torchweft.reductions.cluster.bricks import partners
-from torchweft.reductions.transport.losses import (
-    KERNELS,
-    centred,
-    check_clouds,
-    kernel_loss,
-    widened,
+from torchweft.errors import BackendError, DTypeError, ShapeError
+from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.formula.node import Node, node, var
+from torchweft.reductions.transport.multiscale import (
+    Cloud,
+    log_weights,
+    multiscale,
+    partners,
+    softmin,
 )
-from torchweft.reductions.transport.multiscale import multiscale
-from torchweft.reductions.transport.softmin import Cloud, log_weights, softmin
 
-__all__ = ["SamplesLoss", "sinkhorn_divergence"]
+__all__ = ["LOSS_KERNELS", "SamplesLoss", "kernel_loss", "sinkhorn_divergence"]
 
 BACKENDS = ("auto", "online", "multiscale")
-LARGE = 10_000**2  # pairs: beyond them clusters pay for themselves
+LEAST_PAIRS_OF_CLUSTERS = 10_000**2
+
+
+def _distance(x: Node, y: Node) -> Node:
+    return node("sqrt", node("sqdist", x, y))
+
+
+# points are in units of the blur
+LOSS_KERNELS: dict[str, Callable[[Node, Node], Node]] = {
+    "energy": lambda x, y: -_distance(x, y),
+    "gaussian": lambda x, y: node("exp", -0.5 * node("sqdist", x, y)),
+    "laplacian": lambda x, y: node("exp", -_distance(x, y)),
+}
 
 
 class SamplesLoss(nn.Module):
@@ -41,7 +61,8 @@ class SamplesLoss(nn.Module):
 
     Args:
         loss: "sinkhorn", "energy", "gaussian" or "laplacian".
-        p: of the cost |x − y|^p / p, 1 or 2; of "sinkhorn" alone, as are those below but blur.
+        p: exponent of the cost |x − y|^p / p, 1 or 2.  This, `scaling`, `debias` and `backend` are
+            read by "sinkhorn" alone.
         blur: the length below which details do not count: the temperature is blur^p, the width of
             the kernels blur.
         scaling: what lengths shrink by from a step to the next, between 0 and 1; nearer 1 is
@@ -62,7 +83,7 @@ class SamplesLoss(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        names = ("sinkhorn", *KERNELS)
+        names = ("sinkhorn", *LOSS_KERNELS)
         for name, value, choices in (
             ("loss", loss, names),
             ("p", p, (1, 2)),
@@ -92,7 +113,7 @@ class SamplesLoss(nn.Module):
             DTypeError: the points are not of one floating dtype.
         """
         a, x, b, y = _weighted(args)
-        if self.loss in KERNELS:
+        if self.loss in LOSS_KERNELS:
             return kernel_loss(self.loss, a, x, b, y, blur=self.blur)
         return sinkhorn_divergence(
             a, x, b, y, self.p, self.blur, self.scaling, self.debias, self.backend
@@ -121,10 +142,10 @@ def sinkhorn_divergence(
             diameter, which the call waits for in any case.
         DTypeError: the points are not of one floating dtype.
     """
-    check_clouds(a, x, b, y)
+    _check_clouds(a, x, b, y)
     dtype, slack, clusters = x.dtype, _slack(a, b), _takes_clusters(backend, x, y)
-    a, x, b, y = widened(*map(_first_order, (a, x, b, y)))
-    x, y, diagonal = centred(x, y)
+    a, x, b, y = _widened(*map(_first_order, (a, x, b, y)))
+    x, y, diagonal = _centred(x, y)
     lengths = _lengths(_diameter(a, b, diagonal, slack), blur, scaling)
     if clusters:
         a, b, last = multiscale(a, x, b, y, p, lengths, debias)
@@ -135,6 +156,99 @@ def sinkhorn_divergence(
     for weights, potential in zip((a, b), own, strict=False):
         total = total - (weights * potential).sum(-1)
     return total.to(dtype)
+
+
+def kernel_loss(
+    name: str,
+    a: Tensor,
+    x: Tensor,
+    b: Tensor,
+    y: Tensor,
+    *,
+    blur: float = 0.05,
+    backend: str | None = None,
+) -> Tensor:
+    """½ ⟨a, K(x, x) a⟩ + ½ ⟨b, K(y, y) b⟩ − ⟨a, K(x, y) b⟩, (*batch)
+
+    Args:
+        name: of LOSS_KERNELS.
+        a: (*batch, M) weights.
+        x: (*batch, M, D) points.
+        b: (*batch, N) weights.
+        y: (*batch, N, D) points.
+        blur: width of the kernel; the energy distance has none.
+        backend: as `reduce` takes it.
+    """
+    _check_clouds(a, x, b, y)
+    dtype, dim = x.dtype, x.shape[-1]
+    a, x, b, y = _widened(a, x, b, y)
+    x, y, _ = _centred(x, y)
+    formula = LOSS_KERNELS[name](var(0, dim, 0), var(1, dim, 1)) * var(2, 1, 1)
+    scale = 1.0 if name == "energy" else 1 / blur
+
+    def mean(at: Tensor, points: Tensor, weights: Tensor) -> Tensor:
+        columns = (scale * at, scale * points, weights.unsqueeze(-1))
+        result = reduce("Sum", formula, columns, 1, backend=backend)
+        assert isinstance(result, Tensor)
+        return result.squeeze(-1)
+
+    own = 0.5 * (a * mean(x, x, a)).sum(-1) + 0.5 * (b * mean(y, y, b)).sum(-1)
+    return (own - (a * mean(x, y, b)).sum(-1)).to(dtype)
+
+
+def _check_clouds(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> None:
+    """Raise unless they are weights (*batch, points) and points (*batch, points, D), some of each.
+
+    Raises:
+        DTypeError: the points are not floating-point numbers, x and y of different ones, or the
+            weights are computed in another dtype than the points.
+        ShapeError: a shape does not fit, or a cloud has no points.
+    """
+    if x.dtype != y.dtype or not x.is_floating_point():
+        raise DTypeError(
+            f"x is {x.dtype} and y {y.dtype}: points must be of one floating dtype. Convert them "
+            "with .to(torch.float32)."
+        )
+    if min(x.ndim, y.ndim) < 2 or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-1]:
+        raise ShapeError(
+            f"x is {tuple(x.shape)} but y is {tuple(y.shape)}: both must be (*batch, points, D) "
+            "with the same batch and D. Reshape one of them."
+        )
+    for name, weights, other, points in (("a", a, "x", x), ("b", b, "y", y)):
+        own, common = (torch.promote_types(t.dtype, torch.float32) for t in (weights, points))
+        if own != common:
+            raise DTypeError(
+                f"a loss of clouds is given weights {name} of {weights.dtype} at points {other} of "
+                f"{points.dtype}: it computes in one dtype. Convert the weights with "
+                f"{name}.to({points.dtype})."
+            )
+        if 0 in points.shape[-2:]:
+            raise ShapeError(
+                f"{other} is {tuple(points.shape)}: a cloud must have at least one point, of one "
+                "coordinate or more. Leave empty clouds out."
+            )
+        if weights.shape != points.shape[:-1]:
+            raise ShapeError(
+                f"{name} is {tuple(weights.shape)} but its points are {tuple(points.shape)}: each "
+                f"point has one weight. Pass {name} as {tuple(points.shape[:-1])}."
+            )
+
+
+def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Both clouds around the middle of their box, so that rounding sees no large coordinates.
+
+    Returns:
+        x, y and the length of the diagonal of the box, (*batch).
+    """
+    points = torch.cat([x.detach(), y.detach()], -2)
+    low, high = points.amin(-2, keepdim=True), points.amax(-2, keepdim=True)
+    middle = (low + high) / 2
+    return x - middle, y - middle, (high - low).norm(dim=-1).squeeze(-1)
+
+
+def _widened(*tensors: Tensor) -> list[Tensor]:
+    """16-bit numbers in float32, so that results on the way are not rounded to 16 bits."""
+    return [t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors]
 
 
 def _weighted(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -149,12 +263,12 @@ def _weighted(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]
     x, y = args
     # widened: rounded to 16 bits, 1 / M and 1 / N make masses that differ
     counts = (max(1, z.shape[-2:-1].numel()) for z in args)
-    a, b = (z.new_full(z.shape[:-1], 1 / n) for z, n in zip(widened(x, y), counts, strict=True))
+    a, b = (z.new_full(z.shape[:-1], 1 / n) for z, n in zip(_widened(x, y), counts, strict=True))
     return a, x, b, y
 
 
 def _slack(*weights: Tensor) -> float:
-    """Half of the digits that weights have, those of float32 at most: the rest is rounding."""
+    """Tolerance of masses: half of the weights' digits, at most those of float32."""
     dtypes = [torch.float32, *(w.dtype for w in weights if w.is_floating_point())]
     return math.sqrt(max(torch.finfo(dtype).eps for dtype in dtypes))
 
@@ -205,7 +319,7 @@ def _takes_clusters(backend: str, x: Tensor, y: Tensor) -> bool:
             f"x is {tuple(x.shape)}: multiscale needs one cloud (M, D) with D ≤ 3, for its "
             "clusters. Pass backend='online'."
         )
-    large = x.shape[-2] * y.shape[-2] > LARGE
+    large = x.shape[-2] * y.shape[-2] > LEAST_PAIRS_OF_CLUSTERS
     return backend == "multiscale" or (backend == "auto" and possible and large)
 
 
@@ -240,37 +354,30 @@ def _batch(clouds: list[Cloud]) -> Cloud:
     return Cloud(*map(torch.stack, zip(*clouds, strict=True)))
 
 
-class _Held(torch.autograd.Function):
-    """x; its gradient cannot be differentiated."""
+class _FirstOrder(torch.autograd.Function):
+    """x, whose gradient cannot be differentiated: `order` is that of the derivative."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, order: int) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
+        ctx.order = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        held: Tensor = _Refusal.apply(grads[0])  # type: ignore[no-untyped-call]
-        return held
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        if ctx.order:
+            raise BackendError(
+                "the gradient of a Sinkhorn loss is asked for its own gradient: it holds the "
+                "potentials, so only first derivatives are right. Use loss='energy', 'gaussian' or "
+                "'laplacian' for second ones, or detach the gradient."
+            )
+        return _first_order(grads[0], 1), None
 
 
-class _Refusal(_Held):
-    """x; it cannot be differentiated."""
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        raise BackendError(
-            "the gradient of a Sinkhorn loss is asked for its own gradient: it holds the "
-            "potentials, so only first derivatives are right. Use loss='energy', 'gaussian' or "
-            "'laplacian' for second ones, or detach the gradient."
-        )
-
-
-def _first_order(x: Tensor) -> Tensor:
-    held: Tensor = _Held.apply(x)  # type: ignore[no-untyped-call]
+def _first_order(x: Tensor, order: int = 0) -> Tensor:
+    held: Tensor = _FirstOrder.apply(x, order)  # type: ignore[no-untyped-call]
     return held

@@ -1,26 +1,41 @@
-"""Loops of formulas in numba: over tiles of rows and columns, the columns in vector lanes.
+"""The executor on a CPU: loops of formulas that numba compiles, in tasks of some rows.
 
     columns_of(...)          # once: what depends on j alone, each a contiguous row
     kernel(first, last, ...) # tasks: some rows of a batch entry by a list of intervals of columns
-        for tiles of WIDTH columns: for the rows of the task:
+        for tiles of COLUMNS_PER_TILE columns: for the rows of the task:
             for j in the tile: the formula, straight code
             add the tile's sum to the row's total, in float64
 
 shifted stores a tile's exponents, moves the row's maximum once, then takes exponentials.  smallest
 stores a tile's values, NaN as +∞, and looks through them only where the smallest comes before the
 row's worst.
+
+Tasks have a fixed size and are shared among threads, so bits do not depend on their number.
+Numbers of 16 bits are computed in float32.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import pathlib
 import re
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchweft.core.cpu.loops import share
+from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.expr import Expr, const, reachable
 from torchweft.core.printing.dialect import Dialect, indented
+from torchweft.core.printing.modules import load
+from torchweft.reductions.call import Blocks, ReductionData, Sizes
 from torchweft.reductions.formula.lowering import (
     assigned,
+    count,
     factored,
     operand,
     scalars,
@@ -29,9 +44,17 @@ from torchweft.reductions.formula.lowering import (
 )
 from torchweft.reductions.formula.node import Node, variables
 
-__all__ = ["WIDTH", "Loop", "printed"]
+__all__ = ["LoopPrinter", "serves", "shifted", "smallest", "sums"]
 
-WIDTH = 1024
+MOST_TERMS_OF_A_LOOP = 512
+"""Scalar terms of a formula that compile in a second or so."""
+
+SERIAL_PAIRS = 100_000
+"""Pairs below which one thread is faster."""
+
+ROWS_PER_TASK = 64
+
+COLUMNS_PER_TILE = 1024
 """Columns of a tile: some rows of them stay in a core's first cache."""
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")
@@ -68,13 +91,13 @@ _CALLS = {name for name, form in _FUNCTIONS.items() if "math." in form and "sqrt
 _DIALECT = Dialect(_FUNCTIONS, lambda of: [], lambda name, component: [])
 
 _HEADER = """# {title}
-# with cpu_parts {parts}
+# with numba_functions {version}
 import math
 
 import numpy as np
 
-from torchweft.reductions.cpu.parts import exp2_{size} as exp2
-from torchweft.reductions.cpu.parts import insert, jit, largest, lowest, plus
+from torchweft.reductions.engine.numba_functions import exp2_{size} as exp2
+from torchweft.reductions.engine.numba_functions import insert, jit, largest, lowest, plus
 
 real = np.{dtype}
 wide = np.{wide}
@@ -82,6 +105,99 @@ infinity = real(np.inf)
 nan = real(np.nan)
 LOG2E = real(1 / math.log(2))
 """
+
+
+def serves(f: Node, w: Node | None = None, k: int = 1) -> bool:
+    """Whether loops of these formulas compile in reasonable time; k may be any."""
+    return count(f) + (count(w) if w is not None else 0) <= MOST_TERMS_OF_A_LOOP
+
+
+def sums(f: Node, data: ReductionData) -> Tensor:
+    """Σ_j f, (B, M, f.dim); 0 where there is nothing."""
+    batch, rows, _ = data.sizes
+    out = _wide(data.like).new_zeros(batch, rows, f.dim)
+    _run("sums", f, None, 0, data, [out])
+    return out.to(data.like.dtype)
+
+
+def shifted(f: Node, w: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
+    """m = max_j f and Σ_j exp(f − m) w, (B, M, 1) and (B, M, w.dim); −∞ and 0 for nothing."""
+    like, (batch, rows, _) = _wide(data.like), data.sizes
+    top = like.new_full((batch, rows, 1), float("-inf"))
+    dtype = torch.float64 if data.options.accumulate == "float64" else like.dtype
+    out = like.new_zeros(batch, rows, w.dim, dtype=dtype)
+    _run("shifted", f, w, 0, data, [top, out])
+    return top.to(dtype), out
+
+
+def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
+    """Indices of the k smallest values, (B, M, k, f.dim), ascending; −1 where there are fewer."""
+    like, shape = _wide(data.like), (*data.sizes[:2], k)
+    last = torch.iinfo(torch.int64).max
+    found = []
+    for component in range(f.dim):
+        best, index = like.new_full(shape, float("inf")), torch.full(shape, last)
+        _run("smallest", f, None, component, data, [best, index])
+        found.append(index.masked_fill_(index == last, -1))
+    return torch.stack(found, 3)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _run(
+    kind: str,
+    f: Node,
+    w: Node | None,
+    component: int,
+    data: ReductionData,
+    results: Sequence[Tensor],
+) -> None:
+    """Fill results in; where there is nothing they stay as they are."""
+    values, sizes, blocks, options = data
+    tasks, intervals = _tasks(sizes, blocks)
+    if not len(tasks) or not sizes.columns or not results[0].numel():
+        return
+    dtype = str(results[0].dtype).removeprefix("torch.")
+    loop, module = _loop(kind, f, w, component, dtype, options.accumulate != "auto")
+    arrays = {n: _wide(t.detach()).contiguous().numpy() for n, t in values.items()}
+    given = [arrays[v.data[0]] for v in loop.columns]
+    batch = max((len(a) for a in given), default=1)
+    columns = np.empty((batch, loop.width, sizes.columns), results[0].numpy().dtype)
+    if loop.width:
+        module.columns_of(0, sizes.columns, *given, columns)
+    arguments = [arrays[v.data[0]] for v in loop.rows] + [r.numpy() for r in results]
+
+    def run(first: int, last: int) -> None:
+        module.kernel(first, last, tasks, intervals, columns, *arguments)
+
+    pairs = sizes.batch * sizes.rows * sizes.columns
+    share(run, len(tasks), 1 if pairs < SERIAL_PAIRS else torch.get_num_threads())
+    if recording():
+        tile: dict[str, int | str] = {"rows": ROWS_PER_TASK, "columns": COLUMNS_PER_TILE}
+        record(Launch("numba", kind, tile, len(tasks), columns.nbytes))
+
+
+def _tasks(sizes: Sizes, blocks: Blocks | None) -> tuple[Any, Any]:
+    """(batch entry, first and last row, first and last interval), and intervals of columns."""
+    if blocks is None:
+        listed, intervals = [(0, sizes.rows, 0, 1)], np.array([[0, sizes.columns]])
+    else:
+        starts, ends, indptr = (t.tolist() for t in blocks[:3])
+        listed = [*zip(starts, ends, indptr[:-1], indptr[1:], strict=True)]
+        intervals = torch.stack((blocks.j_starts, blocks.j_ends), 1).numpy()
+    found = [
+        (row, min(row + ROWS_PER_TASK, end), first, last)
+        for start, end, first, last in listed
+        for row in range(start, end, ROWS_PER_TASK)
+    ]
+    each = np.array(found, np.int64).reshape(-1, 4)
+    entries = np.repeat(np.arange(sizes.batch), len(each))[:, None]
+    return np.hstack((entries, np.tile(each, (sizes.batch, 1)))), np.ascontiguousarray(intervals)
+
+
+# printed loops
 
 
 class Loop(NamedTuple):
@@ -92,7 +208,7 @@ class Loop(NamedTuple):
             `kernel(first, last, tasks, intervals, columns, *rows and parameters, *results)`.
         columns: the variables that columns_of reads.
         rows: the variables that the kernel reads.
-        width: how many rows columns_of writes; 0: there is nothing to write.
+        width: number of rows that columns_of writes.
     """
 
     source: str
@@ -101,24 +217,33 @@ class Loop(NamedTuple):
     width: int
 
 
-def printed(
-    kind: str, f: Node, w: Node | None, dtype: str, wide: str, component: int, parts: str
-) -> Loop:
+@functools.cache
+def _version_of_functions() -> str:
+    """Hash of the functions that a loop calls: its compiled form on disk holds theirs."""
+    code = pathlib.Path(__file__).with_name("numba_functions.py").read_bytes()
+    return hashlib.sha256(code).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=256)
+def _loop(
+    kind: str, f: Node, w: Node | None, component: int, dtype: str, exact: bool
+) -> tuple[Loop, Any]:
+    """A printed loop and its module."""
+    wide = "float64" if exact else dtype
+    found = LoopPrinter(kind, f, w, component).loop(dtype, wide, _version_of_functions())
+    return found, load(f"reductions_{kind}_loop", found.source)
+
+
+class LoopPrinter:
     """The loop of a reduction.
 
     Args:
         kind: "sums", "shifted" or "smallest".
-        f: what is summed, the exponent, or what is compared.
+        f: the summand, the exponent, or the formula that is compared.
         w: the weight of shifted.
-        dtype: the name of numpy's type.
-        wide: that of sums over a tile.
-        component: the one that smallest compares.
-        parts: the version of cpu_parts, whose compiled form a compiled loop holds.
+        component: the component that smallest compares.
     """
-    return _Printer(kind, f, w, component).loop(dtype, wide, parts)
 
-
-class _Printer:
     def __init__(self, kind: str, f: Node, w: Node | None, component: int) -> None:
         self.kind, self.f, self.w = kind, f, w
         outputs = list(scalars(w if w is not None else f))
@@ -135,12 +260,16 @@ class _Printer:
         # the rows of the table of columns: leaves that pairs read, and computed ones
         self.table = [e for e in reachable(self.parts.pairs) if e.kind == "leaf" and "j" in e.axes]
 
-    def loop(self, dtype: str, wide: str, parts: str) -> Loop:
+    def loop(self, dtype: str, wide: str, version: str) -> Loop:
+        """The text for numpy's type `dtype` and sums over a tile in `wide`.
+
+        `version` is that of numba_functions, whose compiled form a compiled loop holds.
+        """
         size = "double" if dtype == "float64" else "single"
         title = f"{self.kind} of {self.f}"
         if any(e.kind in _CALLS for e in reachable(self.parts.pairs)):
             wide = "float64"  # no vector lanes, so one sum of all the tile's terms
-        header = _HEADER.format(title=title, parts=parts, size=size, dtype=dtype, wide=wide)
+        header = _HEADER.format(title=title, version=version, size=size, dtype=dtype, wide=wide)
         constant = [e for _, e in self.parts.constant]
         made = [e for _, e in self.parts.columns]
         columns = self._read([*constant, *made, *self.table], (1, 2))
@@ -157,7 +286,7 @@ class _Printer:
         return tuple(found[index] for index in sorted(found) if found[index].data[2] in cats)
 
     def _entries(self, variables_: Iterable[Node]) -> Iterator[str]:
-        """The batch entry of each variable; one stands for all."""
+        """The batch entry of each variable; a batch of one is broadcast."""
         for v in variables_:
             name = f"v{v.data[0]}"
             yield f"{name}_ = {name}[min(batch, len({name}) - 1)]"
@@ -172,8 +301,7 @@ class _Printer:
         targets, expressions = [a for a, _ in part], [e for _, e in part]
         lines, names = _typed(expressions)
         yield from lines
-        for target, name in zip(targets, names, strict=True):
-            yield f"{text(target)} = {name}"
+        yield from (f"{text(a)} = {name}" for a, name in zip(targets, names, strict=True))
 
     def _columns_of(self, columns: tuple[Node, ...]) -> Iterator[str]:
         names = ", ".join(f"v{v.data[0]}" for v in columns)
@@ -200,12 +328,12 @@ class _Printer:
         yield "    most = 0"
         yield "    for task in range(first, last):"
         yield "        most = max(most, tasks[task, 2] - tasks[task, 1])"
-        if self.kind == "smallest":
-            yield f"    values, scratch = np.empty({WIDTH}, real), np.empty({WIDTH}, real)"
-        else:
+        if self.kind != "smallest":
             yield f"    total = np.zeros((most, {len(self.summed)}), np.float64)"
+        if self.kind != "sums":
+            made = f"np.empty({COLUMNS_PER_TILE}, real)"
+            yield f"    values, scratch = {made}, {made}"
         if self.kind == "shifted":
-            yield f"    values, scratch = np.empty({WIDTH}, real), np.empty({WIDTH}, real)"
             yield "    tops = np.empty(most, real)"
         yield "    for task in range(first, last):"
         yield from indented(self._task(rows), 2)
@@ -218,8 +346,8 @@ class _Printer:
         yield from ["total[:] = 0.0"] * (self.kind != "smallest")
         yield from ["tops[:] = -infinity"] * (self.kind == "shifted")
         yield "for q in range(tasks[task, 3], tasks[task, 4]):"
-        yield f"    for start in range(intervals[q, 0], intervals[q, 1], {WIDTH}):"
-        yield f"        width = min({WIDTH}, intervals[q, 1] - start)"
+        yield f"    for start in range(intervals[q, 0], intervals[q, 1], {COLUMNS_PER_TILE}):"
+        yield f"        width = min({COLUMNS_PER_TILE}, intervals[q, 1] - start)"
         yield "        entry = columns[min(batch, len(columns) - 1)]"
         for n in range(len(self.table)):
             yield f"        g{n} = entry[{n}, start : start + width]"
@@ -290,7 +418,7 @@ class _Printer:
 
 
 def _typed(expressions: Iterable[Expr]) -> tuple[list[str], list[str]]:
-    """As `assigned`, with typed numbers: numba takes a literal for a double."""
+    """`assigned` with typed numbers: a literal is a double to numba."""
     lines, names = assigned(expressions, _DIALECT)
     return [_number(line) for line in lines], [_number(name) for name in names]
 

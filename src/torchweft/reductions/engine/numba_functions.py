@@ -1,6 +1,6 @@
-"""What every printed loop of reductions calls: compiled once, for all formulas, and kept on disk.
+"""Functions that all printed loops of reductions call: compiled once, and cached on disk.
 
-Written so that the compiler fills vector lanes: exp2 calls nothing, maxima are taken by halves.
+The compiler fills vector lanes with them: exp2 calls nothing, maxima are taken by halves.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ jit = numba.njit(
 
 @numba.njit(cache=True, nogil=True, fastmath=False)
 def plus(a, b):  # type: ignore[no-untyped-def]
-    """a + b as it stands: sums may be reordered elsewhere, into one long chain."""
+    """a + b in this order, which fast-math would change."""
     return a + b
 
 
 LOG2 = math.log(2)
 SINGLE = tuple(np.float32(LOG2**k / math.factorial(k)) for k in range(8))
 DOUBLE = tuple(LOG2**k / math.factorial(k) for k in range(14))
-"""Of 2^r for |r| ≤ ½, by Taylor: what is left out is 5e-9 and 4e-18."""
+"""Taylor coefficients of 2^r for |r| ≤ ½: the remainders are 5e-9 and 4e-18."""
 
 
 @jit

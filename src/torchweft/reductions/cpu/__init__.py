@@ -1,1 +1,0 @@
-"""Reductions as numba loops."""
