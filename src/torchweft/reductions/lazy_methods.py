@@ -12,8 +12,8 @@ from torchweft.reductions.call import signature
 from torchweft.reductions.engine import direct
 from torchweft.reductions.engine.direct import Body
 from torchweft.reductions.genred import (
-    KEYWORDS,
-    PLAIN,
+    CALL_KEYWORDS,
+    DEFAULT_OPTIONS,
     ReductionSpec,
     directly,
     reduction_spec,
@@ -357,7 +357,9 @@ def direct_result(
     at_once = _direct.get(key)
     if at_once is None:
         given = signature(tensors)
-        at_once = directly(reduction_spec(*arguments, PLAIN), tensors, given, known, backend, -1)
+        at_once = directly(
+            reduction_spec(*arguments, DEFAULT_OPTIONS), tensors, given, known, backend, -1
+        )
         _direct.keep(key, at_once)
     return at_once(tensors) if at_once else None
 
@@ -384,7 +386,7 @@ class Reduced:
     def __call__(self, *args: Any, **options: Any) -> Any:
         """The result for these arguments."""
         require_count("reduction", len(args), self.places)
-        require_keywords(self._spec.kind, options, KEYWORDS)
+        require_keywords(self._spec.kind, options, CALL_KEYWORDS)
         origin, known = self._origin, self._known
         given = [origin._tensor(a) for a in args]
         require_tensors(given)
