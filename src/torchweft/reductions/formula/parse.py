@@ -141,7 +141,7 @@ _LEAVES: dict[str, Callable[..., Node]] = {
     **{kind: _variable(cat) for kind, cat in _CATEGORIES.items()},
     "Var": var,
     "IntCst": lambda integer: const(integer),
-    "RatCst": lambda numerator, denominator: const(numerator) / denominator,
+    "RatCst": lambda p, q: const(p) / q,
     "Zero": zeros,
 }
 
