@@ -19,8 +19,8 @@ from torchweft.reductions.formula.derivatives import (
 from torchweft.reductions.formula.named import operations
 from torchweft.reductions.formula.node import const, node, var, zeros
 from torchweft.reductions.formula.parse import (
+    Declaration,
     FormulaError,
-    Variable,
     parse,
     parse_aliases,
     parse_variable,
@@ -113,11 +113,11 @@ def test_every_operation_is_known():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("x = Vi(3)", Variable("x", None, 3, 0)),
-        ("x=Vj(0,3)", Variable("x", 0, 3, 1)),
-        ("Pm(12)", Variable(None, None, 12, 2)),
-        ("Var(4, 2, 1)", Variable(None, 4, 2, 1)),
-        ("x_2 = Var(4,2,1)", Variable("x_2", 4, 2, 1)),
+        ("x = Vi(3)", Declaration("x", None, 3, 0)),
+        ("x=Vj(0,3)", Declaration("x", 0, 3, 1)),
+        ("Pm(12)", Declaration(None, None, 12, 2)),
+        ("Var(4, 2, 1)", Declaration(None, 4, 2, 1)),
+        ("x_2 = Var(4,2,1)", Declaration("x_2", 4, 2, 1)),
     ],
 )
 def test_variables(text, expected):

@@ -25,7 +25,7 @@ from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, carried_ou
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.formula.parse import parse_variable
 from torchweft.reductions.variables import (
-    NOTHING,
+    NO_EXTENT,
     Extent,
     Formula,
     agree,
@@ -40,9 +40,9 @@ from torchweft.reductions.variables import (
 )
 
 __all__ = [
-    "ACCURACY",
-    "KEYWORDS",
-    "PLAIN",
+    "ACCURACY_KEYWORDS",
+    "CALL_KEYWORDS",
+    "DEFAULT_OPTIONS",
     "Genred",
     "ReductionSpec",
     "accuracy",
@@ -61,13 +61,13 @@ OTHER_NAMES = {
     "SoftMax": "SumSoftMaxWeight",
     "Max_SumShiftExpWeight": "Max_SumShiftExp",
 }
-NEIGHBOURS = ("KMin", "ArgKMin", "KMin_ArgKMin")
+NEIGHBOUR_KINDS = ("KMin", "ArgKMin", "KMin_ArgKMin")
 PRECISIONS = (None, "ieee", "tf32x3", "tf32", "bf16")
 SCHEMES = ("auto", "direct_sum", "block_sum", "kahan_scheme")
 ACCUMULATORS = ("auto", "float16", "float32", "float64")
-OURS = ("torch", "numba", "triton")
-GPU = ("GPU", "GPU_1D", "GPU_2D")
-BACKENDS = ("auto", "CPU", *GPU, *OURS)
+OWN_BACKENDS = ("torch", "numba", "triton")
+GPU_BACKENDS = ("GPU", "GPU_1D", "GPU_2D")
+BACKENDS = ("auto", "CPU", *GPU_BACKENDS, *OWN_BACKENDS)
 
 
 class ReductionSpec(NamedTuple):
@@ -116,7 +116,7 @@ def reduction_spec(
 
 
 def _count(name: str, kind: str, opt_arg: Any) -> int:
-    if kind not in NEIGHBOURS:
+    if kind not in NEIGHBOUR_KINDS:
         return 1
     if isinstance(opt_arg, bool) or not hasattr(opt_arg, "__index__") or opt_arg < 1:
         raise ShapeError(
@@ -154,10 +154,10 @@ def accuracy(
     return Options(precision, "kahan" if sum_scheme == "kahan_scheme" else "auto")
 
 
-PLAIN = accuracy()
+DEFAULT_OPTIONS = accuracy()
 """The default options."""
 
-KEYWORDS = ("backend", "device_id", "ranges", "out")
+CALL_KEYWORDS = ("backend", "device_id", "ranges", "out")
 """The keywords of `run`."""
 
 
@@ -197,7 +197,7 @@ def run(
             to = getattr(ranges, "to", None)
             ranges = to(moved) if to else tuple(r.to(moved) for r in ranges)
     result = carried_out(plan, tensors, ranges)
-    trailing = 3 if spec.kind in NEIGHBOURS and dimension(spec.formula) > 1 else 2
+    trailing = 3 if spec.kind in NEIGHBOUR_KINDS and dimension(spec.formula) > 1 else 2
     if isinstance(result, Tensor):
         result = _complete(result, known, trailing, moved)
         return result if out is None else _written(result, out, tensors)
@@ -289,8 +289,8 @@ def _placed(
             f"backend is 'CPU' but the tensors are on {here}: they must be on the CPU. "
             "Move them with .cpu(), or leave out backend."
         )
-    serves = name if name in OURS else None
-    if device_id < 0 and name not in GPU:
+    serves = name if name in OWN_BACKENDS else None
+    if device_id < 0 and name not in GPU_BACKENDS:
         return serves, None
     if here.type != "cpu":
         if device_id not in (-1, here.index):
@@ -462,7 +462,9 @@ class Genred:
 
 _REDUCTION = ("formula", "aliases", "reduction_op", "axis", "opt_arg", "formula2")
 
-ACCURACY = tuple(name for name in inspect.signature(Genred).parameters if name not in _REDUCTION)
+ACCURACY_KEYWORDS = tuple(
+    name for name in inspect.signature(Genred).parameters if name not in _REDUCTION
+)
 """The keywords of `accuracy`."""
 
 _VARIABLE = re.compile(r"\b(?:Var|Vi|Vj|Pm)\(\s*\d+\s*,[\d\s,]+\)")
@@ -494,7 +496,7 @@ def _known(name: str, declared: tuple[_Declared, ...], given: Signature) -> Exte
             f"{name} is called with {len(given)} arguments: the formula has {count}, {names}. "
             "Pass one tensor for each, by position."
         )
-    known = NOTHING
+    known = NO_EXTENT
     for position, alias, dim, cat in declared:
         shape, dtype, device = given[position]
         require_declared(alias, dim, cat, shape, dtype)

@@ -15,9 +15,9 @@ from torchweft.reductions import variables as symbolic
 from torchweft.reductions.call import kept
 from torchweft.reductions.cluster.points import swap_axes
 from torchweft.reductions.genred import (
-    ACCURACY,
-    KEYWORDS,
-    PLAIN,
+    ACCURACY_KEYWORDS,
+    CALL_KEYWORDS,
+    DEFAULT_OPTIONS,
     accuracy,
     reduction_spec,
     require_keywords,
@@ -25,8 +25,8 @@ from torchweft.reductions.genred import (
 from torchweft.reductions.lazy_methods import Reduced, Reducers, direct_result
 from torchweft.reductions.solve import Solved
 from torchweft.reductions.variables import (
-    NOTHING,
-    REAL,
+    DTYPE_NAMES,
+    NO_EXTENT,
     Extent,
     Formula,
     Variable,
@@ -86,7 +86,7 @@ class LazyTensor(Reducers):
 
     def _set_variable(self, found: Variable | int) -> None:
         if isinstance(found, int):
-            self._set(symbolic.number(found), (), NOTHING)
+            self._set(symbolic.number(found), (), NO_EXTENT)
         else:
             self._set(symbolic.leaf(0, found.dim, found.cat), (found,), extent(found))
 
@@ -209,7 +209,7 @@ class LazyTensor(Reducers):
     @property
     def dtype(self) -> str | None:
         """The name of the dtype; None for numbers and symbolic variables only."""
-        return None if self._extent.dtype is None else REAL[self._extent.dtype]
+        return None if self._extent.dtype is None else DTYPE_NAMES[self._extent.dtype]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({symbolic.shown(self._formula)}, shape={self.shape})"
@@ -328,9 +328,13 @@ class LazyTensor(Reducers):
             found = direct_result(arguments, variables, known, backend)
             if found is not None:
                 return self._finished(found)
-        require_keywords(reduction_op, options, (*ACCURACY, *KEYWORDS))
-        given = {key: options.pop(key) for key in ACCURACY if key in options} if options else {}
-        exact = accuracy(**given) if given else PLAIN
+        require_keywords(reduction_op, options, (*ACCURACY_KEYWORDS, *CALL_KEYWORDS))
+        given = (
+            {key: options.pop(key) for key in ACCURACY_KEYWORDS if key in options}
+            if options
+            else {}
+        )
+        exact = accuracy(**given) if given else DEFAULT_OPTIONS
         options = {"ranges": ranges, "backend": backend} | options
         spec = reduction_spec(*arguments, exact)
         reduced = Reduced(spec, variables, known, options, self)
@@ -498,7 +502,7 @@ class ComplexLazyTensor(LazyTensor):
     def dtype(self) -> str | None:
         """The name of the complex dtype."""
         real = self._extent.dtype
-        return None if real is None else _COMPLEX_NAMES.get(REAL[real], REAL[real])
+        return None if real is None else _COMPLEX_NAMES.get(DTYPE_NAMES[real], DTYPE_NAMES[real])
 
     @property
     def real(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torchweft.core.operators.call_cache import CallCache
@@ -12,8 +12,8 @@ from torchweft.reductions.call import signature
 from torchweft.reductions.engine import direct
 from torchweft.reductions.engine.direct import Body
 from torchweft.reductions.genred import (
-    KEYWORDS,
-    PLAIN,
+    CALL_KEYWORDS,
+    DEFAULT_OPTIONS,
     ReductionSpec,
     directly,
     reduction_spec,
@@ -41,7 +41,7 @@ def _operation(name: str, doc: str = "", *parameters: str) -> Callable[..., Any]
 
     def apply(self: Any, *others: Any, **named: Any) -> Any:
         if named or len(others) != len(parameters):
-            others = _bound(parameters, others, named)
+            _, *others = inspect.signature(apply).bind(self, *others, **named).args  # type: ignore[assignment]
         return self._apply(name, *others)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -49,16 +49,6 @@ def _operation(name: str, doc: str = "", *parameters: str) -> Callable[..., Any]
     apply.__signature__ = signature  # type: ignore[attr-defined]
     apply.__doc__ = doc or f"{name} of formula strings, in each component or of the vector."
     return apply
-
-
-def _bound(
-    parameters: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """The arguments in the order of the parameters."""
-    found = {**dict(zip(parameters, given, strict=False)), **named}
-    if len(given) + len(named) != len(parameters) or set(found) != set(parameters):
-        raise TypeError(f"the operation takes the arguments ({', '.join(parameters)})")
-    return tuple(found[p] for p in parameters)
 
 
 def _arithmetic(sign: str, reflected: bool) -> Callable[[Any, Any], Any]:
@@ -357,7 +347,9 @@ def direct_result(
     at_once = _direct.get(key)
     if at_once is None:
         given = signature(tensors)
-        at_once = directly(reduction_spec(*arguments, PLAIN), tensors, given, known, backend, -1)
+        at_once = directly(
+            reduction_spec(*arguments, DEFAULT_OPTIONS), tensors, given, known, backend, -1
+        )
         _direct.keep(key, at_once)
     return at_once(tensors) if at_once else None
 
@@ -384,7 +376,7 @@ class Reduced:
     def __call__(self, *args: Any, **options: Any) -> Any:
         """The result for these arguments."""
         require_count("reduction", len(args), self.places)
-        require_keywords(self._spec.kind, options, KEYWORDS)
+        require_keywords(self._spec.kind, options, CALL_KEYWORDS)
         origin, known = self._origin, self._known
         given = [origin._tensor(a) for a in args]
         require_tensors(given)

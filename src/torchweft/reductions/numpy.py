@@ -1,4 +1,4 @@
-"""The same names on NumPy's arrays: they are shared with torch, and results are arrays."""
+"""The public names for NumPy's arrays, which share memory with torch; results are arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def _tensor(x: Any) -> Any:
-    """The tensor that shares an array's memory; of each array in a tuple; else what it is."""
+    """The tensor of an array, or of each array of a tuple; anything else unchanged."""
     if isinstance(x, tuple):
         return tuple(map(_tensor, x))
     if isinstance(x, np.ndarray):

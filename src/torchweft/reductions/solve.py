@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchweft.errors import DTypeError, ShapeError, WeftError
-from torchweft.reductions.genred import ACCURACY, Genred
+from torchweft.reductions.genred import ACCURACY_KEYWORDS, Genred
 from torchweft.reductions.variables import Variable, extent, places, require_count, values
 
 __all__ = ["ConvergenceError", "KernelSolve", "Solved", "conjugate_gradient"]
@@ -193,7 +193,7 @@ class Solved:
         origin, variables = self._linear, self._linear._variables
         number = next(n for n, v in enumerate(variables) if v.place == self._unknown.place)
         exact = self._options | options
-        settings = {key: exact.pop(key) for key in ACCURACY if key in exact}
+        settings = {key: exact.pop(key) for key in ACCURACY_KEYWORDS if key in exact}
         given = [origin._tensor(a) for a in args]
         bound = [
             self._rhs if n == number and self._rhs.place is None else v

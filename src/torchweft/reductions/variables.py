@@ -42,8 +42,8 @@ from torchweft.reductions.formula.node import (
 from torchweft.reductions.formula.parse import parse, parse_aliases
 
 __all__ = [
-    "NOTHING",
-    "REAL",
+    "DTYPE_NAMES",
+    "NO_EXTENT",
     "Extent",
     "Formula",
     "Variable",
@@ -73,7 +73,7 @@ __all__ = [
     "with_witness",
 ]
 
-REAL = {
+DTYPE_NAMES = {
     torch.float64: "float64",
     torch.float32: "float32",
     torch.float16: "float16",
@@ -119,7 +119,7 @@ class Extent(NamedTuple):
     device: torch.device | None = None
 
 
-NOTHING = Extent()
+NO_EXTENT = Extent()
 
 
 def variable_of(x: Tensor, axis: int | None) -> Variable:
@@ -172,9 +172,9 @@ def components(cat: int, shape: Sequence[int], dtype: torch.dtype) -> int:
             f"axis is {cat}: it must be 0 (varies with i), 1 (with j) or 2 (a parameter). Pass one "
             "of them."
         )
-    if dtype not in REAL:
+    if dtype not in DTYPE_NAMES:
         raise DTypeError(
-            f"x is {dtype}: formulas are computed of {', '.join(REAL.values())}. "
+            f"x is {dtype}: formulas are computed of {', '.join(DTYPE_NAMES.values())}. "
             "Convert it with .to(torch.float32)."
         )
     if len(shape) < (1 if cat == 2 else 2):
@@ -188,7 +188,9 @@ def components(cat: int, shape: Sequence[int], dtype: torch.dtype) -> int:
 def extent(variable: Variable) -> Extent:
     """The extent of one variable."""
     x = variable.value
-    return extent_of(variable.cat, x.shape, x.dtype, x.device) if isinstance(x, Tensor) else NOTHING
+    return (
+        extent_of(variable.cat, x.shape, x.dtype, x.device) if isinstance(x, Tensor) else NO_EXTENT
+    )
 
 
 @kept
@@ -259,7 +261,7 @@ def require_declared(
 
 def agree(a: Extent, b: Extent, who: Callable[..., str], *of: Any) -> Extent:
     """The extent of both; raises where they differ, with a text that `who(*of)` begins."""
-    if b is NOTHING:
+    if b is NO_EXTENT:
         return a
     found = _agreed(a, b)
     if isinstance(found, Extent):

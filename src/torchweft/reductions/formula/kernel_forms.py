@@ -37,7 +37,7 @@ from torchweft.core.expressions.expr import Expr, leaf
 from torchweft.core.expressions.expr import reachable as reachable_expressions
 from torchweft.core.expressions.rewrite import rebuilt
 from torchweft.core.printing.dialect import Dialect
-from torchweft.reductions.formula.lowering import AXES, assigned, operand, scalars, text
+from torchweft.reductions.formula.lowering import CATEGORY_AXES, assigned, operand, scalars, text
 from torchweft.reductions.formula.node import (
     PRIMITIVES,
     Node,
@@ -59,7 +59,7 @@ __all__ = [
     "Inner",
     "Looped",
     "Loops",
-    "Made",
+    "MadeVariable",
     "Moments",
     "Term",
     "exponent",
@@ -75,13 +75,13 @@ LONG = 16
 BLOCK = 8
 """Components of a result that one program sums."""
 
-SHARE = 32
+SHARE_LENGTH = 32
 """Components that a share adds up in float32."""
 
-LONGEST = SHARE + 1
+LONGEST = SHARE_LENGTH + 1
 """Components from which float32 adds up shares."""
 
-SHAPE = "[BLOCK_N // LANES, BLOCK_M, LANES]"
+TILE_SHAPE = "[BLOCK_N // LANES, BLOCK_M, LANES]"
 
 
 class Inner(NamedTuple):
@@ -98,7 +98,7 @@ class Inner(NamedTuple):
     of: tuple[Node, ...]
 
 
-class Made(NamedTuple):
+class MadeVariable(NamedTuple):
     """A variable that is computed before the kernel.
 
     Args:
@@ -124,7 +124,7 @@ class Looped(NamedTuple):
 
     formulas: tuple[Node, ...]
     inner: tuple[Inner, ...]
-    made: tuple[Made, ...]
+    made: tuple[MadeVariable, ...]
     blocks: int
 
 
@@ -136,7 +136,7 @@ def parts(f: Node, size: int = BLOCK) -> tuple[Node, ...]:
 @functools.lru_cache(maxsize=256)
 def looped(*formulas: Node, size: int = BLOCK) -> Looped:
     """Formulas of one kernel as it computes them, the last one in blocks of `size` components."""
-    made = _MadeVariables(formulas)
+    made = _Hoisted(formulas)
     found = [made.hoisted(f) for f in formulas]
     sums = {n: s for f in found for n in reachable(f) if (s := _inner(n, made)) is not None}
     numbered = {n: node("inner", data=number) for number, n in enumerate(sums)}
@@ -148,13 +148,13 @@ def looped(*formulas: Node, size: int = BLOCK) -> Looped:
     return Looped(tuple(found), tuple(sums.values()), tuple(made.found.values()), blocks)
 
 
-class _MadeVariables:
+class _Hoisted:
     """The variables that are computed before the kernel of some formulas."""
 
     def __init__(self, formulas: tuple[Node, ...]) -> None:
         given = [v.data[0] for f in formulas for v in variables(f)]
         self.first = 1 + max(given, default=0)
-        self.found: dict[tuple[Node, bool], Made] = {}
+        self.found: dict[tuple[Node, bool], MadeVariable] = {}
 
     def made(self, f: Node, size: int = 0) -> Node:
         """The variable that holds f, or a block of `size` of its components."""
@@ -162,7 +162,7 @@ class _MadeVariables:
             (m.formula for m in self.found.values() if f.op == "var" and f.data[0] == m.number), f
         )
         key = whole, size > 0
-        made = self.found.setdefault(key, Made(self.first + len(self.found), *key))
+        made = self.found.setdefault(key, MadeVariable(self.first + len(self.found), *key))
         cat = next((cat for cat in (0, 1) if cat in f.cats), 2)
         return var(made.number, size or f.dim, cat)
 
@@ -195,7 +195,7 @@ def _of_one_axis(n: Node) -> bool:
     return bool(n.cats) and not {0, 1} <= n.cats
 
 
-def _inner(n: Node, made: _MadeVariables) -> Inner | None:
+def _inner(n: Node, made: _Hoisted) -> Inner | None:
     """The inner sum of a node, if its components are alike."""
     if not {0, 1} <= n.cats or not n.args or n.args[0].dim <= LONG:
         return None
@@ -229,7 +229,7 @@ def _in_blocks(f: Node, size: int) -> bool:
     return f.dim > size and bool(f.cats) and _alike(f, numbers_of_pairs=True)
 
 
-def _components(f: Node, size: int, made: _MadeVariables | None = None) -> Node:
+def _components(f: Node, size: int, made: _Hoisted | None = None) -> Node:
     """`size` components of f, read from blocks of variables that are `made`, if given."""
     if f.dim == 1:
         return f
@@ -279,7 +279,7 @@ class Loops:
         for dim in dict.fromkeys(s.dim for s in self.inner):
             numbers = [n for n, s in enumerate(self.inner) if s.dim == dim]
             of = list(dict.fromkeys(v for n in numbers for v in self.inner[n].of))
-            yield from (f"s{n} = tl.zeros({SHAPE}, {self.number})" for n in numbers)
+            yield from (f"s{n} = tl.zeros({TILE_SHAPE}, {self.number})" for n in numbers)
             yield from (f"u{v.data[0]}_ptr = v{v.data[0]}_ptr" for v in of)
             shared = dim >= LONGEST and self.number == "tl.float32"
             step = 4 if shared else 2  # by 2 takes few registers, with shares it spills
@@ -288,9 +288,9 @@ class Loops:
                 yield f"for k in tl.range(0, {whole}, {step}):"
                 yield from (f"    {line}" for line in self._step(numbers, of, step, "s"))
             else:
-                yield f"for first in tl.range(0, {whole}, {SHARE}):"
-                yield from (f"    part{n} = tl.zeros({SHAPE}, {self.number})" for n in numbers)
-                yield f"    for k in tl.range(first, min(first + {SHARE}, {whole}), {step}):"
+                yield f"for first in tl.range(0, {whole}, {SHARE_LENGTH}):"
+                yield from (f"    part{n} = tl.zeros({TILE_SHAPE}, {self.number})" for n in numbers)
+                yield f"    for k in tl.range(first, min(first + {SHARE_LENGTH}, {whole}), {step}):"
                 yield from (f"        {line}" for line in self._step(numbers, of, step, "part"))
                 yield from (f"    s{n} += part{n}" for n in numbers)
             yield from self._step(numbers, of, dim - whole, "s")
@@ -323,7 +323,7 @@ def _term(s: Inner) -> Expr:
     """The term, with components named u."""
     (term,) = scalars(s.term)
     components = {
-        leaf(operand(index), 0, AXES[cat]): leaf(f"u{index}_", 0, AXES[cat])
+        leaf(operand(index), 0, CATEGORY_AXES[cat]): leaf(f"u{index}_", 0, CATEGORY_AXES[cat])
         for index, _, cat in (v.data for v in s.of)
     }
     return rebuilt([term], components)[term]

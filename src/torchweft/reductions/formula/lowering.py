@@ -33,7 +33,7 @@ from torchweft.reductions.formula.node import PRIMITIVES, Node
 from torchweft.reductions.formula.node import reachable as nodes_of
 
 __all__ = [
-    "AXES",
+    "CATEGORY_AXES",
     "FORMATS",
     "Components",
     "assign",
@@ -53,7 +53,7 @@ LOG2E = 1 / math.log(2)
 SUMMED_IN_CHAIN = 8
 """Terms of a sum that are added one after the other."""
 
-AXES = ({"i"}, {"j"}, set[str]())
+CATEGORY_AXES = ({"i"}, {"j"}, set[str]())
 """Axes of the variables of each category."""
 
 Components = tuple[Expr, ...]
@@ -159,7 +159,7 @@ def operand(index: int) -> str:
 def variable(node: Node) -> Components:
     """The components of a variable."""
     index, dim, cat = node.data
-    return tuple(leaf(operand(index), c, AXES[cat]) for c in range(dim))
+    return tuple(leaf(operand(index), c, CATEGORY_AXES[cat]) for c in range(dim))
 
 
 def placed(node: Node, a: Components) -> Components:

@@ -42,19 +42,7 @@ from torchweft.reductions.formula.node import (
 __all__ = ["COMPOSED", "INTEGERS", "LISTS", "operations"]
 
 INTEGERS = frozenset(
-    (
-        "cat",
-        "decimals",
-        "denominator",
-        "dim",
-        "first",
-        "index",
-        "integer",
-        "last",
-        "numerator",
-        "order",
-        "start",
-    )
+    ("cat", "decimals", "dim", "first", "index", "integer", "last", "order", "p", "q", "start")
 )
 """Names of parameters that are integers."""
 

@@ -21,14 +21,14 @@ from torchweft.errors import WeftError
 from torchweft.reductions.formula.named import INTEGERS, LISTS, operations
 from torchweft.reductions.formula.node import Node, const, var, variables, zeros
 
-__all__ = ["FormulaError", "Variable", "parse", "parse_aliases", "parse_variable"]
+__all__ = ["Declaration", "FormulaError", "parse", "parse_aliases", "parse_variable"]
 
 
 class FormulaError(WeftError, ValueError):
     """A formula string or an alias that cannot be read."""
 
 
-class Variable(NamedTuple):
+class Declaration(NamedTuple):
     """The declaration of an alias.
 
     Args:
@@ -51,15 +51,15 @@ _ALIAS = re.compile(
 )
 
 
-def parse_variable(text: str) -> Variable:
+def parse_variable(text: str) -> Declaration:
     """The variable of "x = Vi(3)", "x = Vi(0, 3)", "Vi(3)" or "Var(0, 3, 0)"."""
     found = _ALIAS.fullmatch(text)
     numbers = [int(n) for n in found["numbers"].split(",")] if found else []
     if found and found["kind"] == "Var" and len(numbers) == 3:
-        return Variable(found["name"], *numbers)
+        return Declaration(found["name"], *numbers)
     if found and found["kind"] != "Var" and len(numbers) in (1, 2):
         position = numbers[0] if len(numbers) == 2 else None
-        return Variable(found["name"], position, numbers[-1], _CATEGORIES[found["kind"]])
+        return Declaration(found["name"], position, numbers[-1], _CATEGORIES[found["kind"]])
     raise FormulaError(
         f"{text!r} is given as a variable: it must read like 'x = Vi(3)', 'x = Vi(0, 3)', 'Vi(3)' "
         "or 'x = Var(0, 3, 0)', with Vi, Vj or Pm for data that varies with i, with j, or not at "
@@ -141,7 +141,7 @@ _LEAVES: dict[str, Callable[..., Node]] = {
     **{kind: _variable(cat) for kind, cat in _CATEGORIES.items()},
     "Var": var,
     "IntCst": lambda integer: const(integer),
-    "RatCst": lambda numerator, denominator: const(numerator) / denominator,
+    "RatCst": lambda p, q: const(p) / q,
     "Zero": zeros,
 }
 
