@@ -2,8 +2,7 @@
 
 Axes are numbered 0 to 3 and end with the last column of a row: with d < 4 axes the first 4 − d do
 not exist and have size and kernel 1.  A line is all offsets of a kernel that differ in the last
-axis alone: their keys are consecutive, so one search finds the first, and a walk the others.  No
-code is specialised for counts.  Nothing is hashed.
+axis alone: their keys are consecutive, so one search finds the first, and a walk the others.
 
 In boxes with few cells per voxel, neighbours are looked up in words, not searched:
 
