@@ -49,7 +49,7 @@ SAME |= {"finished": "convolve", "whole list": "list"}
 """Kernels with other arguments: a table that is not mirrored, or of few rows."""
 PLAIN = {"FLIP": False, "ACTIVATION": None, "scale_ptr": None, "residual_ptr": None}
 FINISHED = {"FLIP": False, "ACTIVATION": "gelu"}
-KEY = {"SAMPLES": 256, "NEAR": preparation.NEAR}
+KEY = {"SAMPLES": 256, "NEAR": preparation.ROWS_PER_SORT}
 PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "mask": ({"K": 27}, Tile((256,))),
     "key": (KEY | {"K": 27, "PARTS": 4, "BITS": 27, "OFFSETS": 32}, preparation.KEYED),
@@ -59,7 +59,7 @@ PREPARATION: dict[str, tuple[dict[str, Any], Tile]] = {
     "scan": ({}, preparation.SCANNED),
     "turn": ({"K": 27}, preparation.SCANNED),
     "pair": ({"K": 27, "OFFSETS": 32, "WIDE": False}, Tile((preparation.PANEL,))),
-    "share": ({"K": 27, "OFFSETS": 32}, Tile((preparation.SHARES,))),
+    "share": ({"K": 27, "OFFSETS": 32}, Tile((preparation.SHARES_PER_PROGRAM,))),
     "reduce": ({"K": 27, "OFFSETS": 32}, launch.REDUCED),
 }
 

@@ -20,18 +20,18 @@ from torchweft.voxels.maps import launch as map_launch
 
 CONSTANTS = {
     "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},
-    "pack_kernel": {"COLUMNS": 4, "BLOCK": map_launch.ROWS},
-    "settle_kernel": {"BLOCK": map_launch.ROWS},
+    "pack_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PACK.blocks[0]},
+    "settle_kernel": {"BLOCK": map_launch.PACK.blocks[0]},
     "search_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "HALF": False}
     | {"PIVOTS": 64, "LINES": 2, "BLOCK": 256},
     "mark_kernel": {"BLOCK": map_launch.MARK.blocks[0]},
-    "take_kernel": {"BLOCK": map_launch.ROWS},
+    "take_kernel": {"BLOCK": map_launch.PACK.blocks[0]},
     "count_kernel": {"BLOCK": map_launch.WORDS.blocks[0]},
     "number_kernel": {"BLOCK": map_launch.WORDS.blocks[0]},
-    "arrange_kernel": {"BLOCK": map_launch.ROWS},
+    "arrange_kernel": {"BLOCK": map_launch.PACK.blocks[0]},
     "look_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "BLOCK": map_launch.LOOK.blocks[0]},
-    "candidates_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PAIRS},
-    "outputs_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PAIRS},
+    "candidates_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PLACE.blocks[0]},
+    "outputs_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PLACE.blocks[0]},
 }
 ROWS = ("pack_kernel", "settle_kernel", "take_kernel", "arrange_kernel")
 WARPS = dict.fromkeys(ROWS, map_launch.PACK.num_warps)

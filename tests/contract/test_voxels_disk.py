@@ -57,8 +57,8 @@ def driver(monkeypatch, tmp_path):
     clears = [preparation.kernel_for.cache_clear, *(cache.clear for cache in caches)]
     for clear in clears:
         clear()
-    for module in (launch, map_launch):
-        monkeypatch.setattr(module, "_compiled_ahead", set())
+    monkeypatch.setattr(launch, "_compiled_layers", set())
+    monkeypatch.setattr(map_launch, "_compiled_maps", set())
     for name in ("coordinates", "kernel_map"):
         module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", module.kernels_serve)

@@ -35,8 +35,8 @@ def seen(monkeypatch):
     clears = [preparation.kernel_for.cache_clear, *(cache.clear for cache in caches)]
     for clear in clears:
         clear()
-    for module in (launch, map_launch):
-        monkeypatch.setattr(module, "_compiled_ahead", set())
+    monkeypatch.setattr(launch, "_compiled_layers", set())
+    monkeypatch.setattr(map_launch, "_compiled_maps", set())
     yield watch(monkeypatch.setattr, frozenset({"N", "blocks", "panels"}))
     for clear in clears:
         clear()

@@ -29,8 +29,8 @@ def cloud(seed=0, channels=C_IN, dtype=torch.float32):
 @pytest.fixture
 def on_gpu(monkeypatch):
     """Tensors on the CPU as if they were on a GPU: the launches of kernels."""
-    for module in (launch, map_launch):
-        monkeypatch.setattr(module, "_compiled_ahead", set())
+    monkeypatch.setattr(launch, "_compiled_layers", set())
+    monkeypatch.setattr(map_launch, "_compiled_maps", set())
     monkeypatch.setattr(functions, "_serving", lambda backend, device: "triton")
     monkeypatch.setattr(functions, "_checked_calls", CallCache())
     return watch(monkeypatch.setattr)

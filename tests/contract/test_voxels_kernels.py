@@ -187,7 +187,7 @@ def test_nothing_to_sum():
 
 @pytest.mark.parametrize(("c", "groups"), [(16, 1), (2, 1), (6, 6)])
 def test_row_order_carries_no_information(c, groups, monkeypatch):
-    monkeypatch.setattr(preparation, "NEAR", 64)
+    monkeypatch.setattr(preparation, "ROWS_PER_SORT", 64)
     if interpreted():  # a row of BLAS's product has other bits at another place in the matrix
         monkeypatch.setattr(
             np, "matmul", lambda a, b, dtype: np.einsum("ik,kj->ij", a, b, dtype=dtype)
@@ -252,7 +252,7 @@ def test_rows_ascend_in_the_gray_code_of_their_masks(offsets):
 @pytest.mark.parametrize("offsets", [27, 40])
 def test_few_rows_are_ranked_as_a_stable_sort_would(count, few, offsets, monkeypatch):
     """Seen red with: equal keys of a chunk in any order, of an earlier chunk behind."""
-    monkeypatch.setattr(preparation, "FEW", few)
+    monkeypatch.setattr(preparation, "MOST_RANKED", few)
     dense = torch.where(tables(3, count, count, seed=count)[0] >= 0, 1, 0)
     table = torch.arange(count, device=DEVICE).int().expand(offsets, -1).clone()
     table[1:] = torch.where(dense > 0, table[1:], -1)  # two masks, each of many rows

@@ -56,9 +56,11 @@ def kernels(monkeypatch):
 @pytest.fixture(params=["searched", "half searched", "looked up"])
 def found_by(request, monkeypatch):
     """Neighbours of few voxels are searched, of many a half in wide boxes; others are looked up."""
-    for name in ("MANY", "MANY_SEARCHED"):
+    for name in ("LEAST_MARKED", "LEAST_HALVED"):
         monkeypatch.setattr(map_launch, name, 2**40 if request.param == "searched" else 0)
-    monkeypatch.setattr(map_launch, "ROOM", 2**12 if request.param == "looked up" else 0)
+    monkeypatch.setattr(
+        map_launch, "MOST_CELLS_PER_VOXEL", 2**12 if request.param == "looked up" else 0
+    )
     return request.param
 
 
@@ -381,7 +383,7 @@ def test_copies_are_made_of_what_is_known(change, wrong):
 @pytest.mark.parametrize("below", [False, True])
 def test_kernels_that_run_before_it_raises_pass_it_over(column, below, monkeypatch):
     """They would write and read past the words of cells."""
-    for name, number in (("MANY", 0), ("ROOM", 2**12)):
+    for name, number in (("LEAST_MARKED", 0), ("MOST_CELLS_PER_VOXEL", 2**12)):
         monkeypatch.setattr(map_launch, name, number)
     thought(False)
     rows = [list(row) for row in cells(True)[:60]]
@@ -397,7 +399,7 @@ def test_kernels_that_run_before_it_raises_pass_it_over(column, below, monkeypat
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.singly  # seconds an item in the interpreter
 def test_a_voxel_that_stands_twice_in_the_box_raises(place, shuffled, marked, monkeypatch):
-    for name, number in (("MANY", 0), ("ROOM", 2**12)) if marked else ():
+    for name, number in (("LEAST_MARKED", 0), ("MOST_CELLS_PER_VOXEL", 2**12)) if marked else ():
         monkeypatch.setattr(map_launch, name, number)
     thought(False)
     rows = cells(shuffled)
@@ -414,7 +416,7 @@ def test_a_voxel_that_stands_twice_in_the_box_raises(place, shuffled, marked, mo
 @pytest.mark.parametrize("guessed", [False, True])
 def test_marked_cells_give_the_order_of_a_sort(side, guessed, monkeypatch):
     """Of cells in several blocks, in the first and in the last; the words go with the first map."""
-    for name, number in (("MANY", 0), ("ROOM", 2**12)):
+    for name, number in (("LEAST_MARKED", 0), ("MOST_CELLS_PER_VOXEL", 2**12)):
         monkeypatch.setattr(map_launch, name, number)
     number = random.Random(5)
     drawn = {tuple(number.randrange(side) for _ in range(3)) for _ in range(500)}
@@ -482,7 +484,7 @@ def test_what_is_prepared_names_every_pair_once(kernel, shuffled, mirrored, few,
     """
     from torchweft.voxels.maps import tiles as preparation
 
-    monkeypatch.setattr(preparation, "FEW", few)
+    monkeypatch.setattr(preparation, "MOST_RANKED", few)
     device = "cpu" if KERNELS else "cuda"
     voxels = Coordinates(torch.tensor(cells(shuffled), device=device), (6, 7, 9), 3)
     found = build(voxels, geometry(3, kernel))

@@ -42,7 +42,7 @@ def cloud(count, shuffled, monkeypatch):
 def test_half_of_the_pairs_give_the_bits_of_all(
     kernel, channels, groups, shuffled, few, monkeypatch
 ):
-    monkeypatch.setattr(preparation, "FEW", few)
+    monkeypatch.setattr(preparation, "MOST_RANKED", few)
     tensor = cloud(200, shuffled, monkeypatch)
     found = kernel_map(tensor, kernel)
     num = found.geometry.num_offsets
@@ -64,7 +64,7 @@ def test_a_map_takes_what_its_table_and_its_tiles_do(shuffled, few, monkeypatch)
     Half of the table then goes, and half of the pairs come; of few rows these have room for all, in
     16 bits.
     """
-    monkeypatch.setattr(preparation, "FEW", few)
+    monkeypatch.setattr(preparation, "MOST_RANKED", few)
     count = 4 * preparation.PANEL
     launch.prepare(kernel_map(cloud(100, shuffled, monkeypatch), 3), gradient=True)
     tensor = cloud(count, shuffled, monkeypatch)

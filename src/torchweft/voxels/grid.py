@@ -25,7 +25,7 @@ from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [
-    "MODES",
+    "CONV_MODES",
     "Geometry",
     "Size",
     "axes_of",
@@ -37,7 +37,7 @@ __all__ = [
     "z_order",
 ]
 
-MODES = ("submanifold", "strided", "transposed")
+CONV_MODES = ("submanifold", "strided", "transposed")
 
 Size = int | Sequence[int]
 """One number for all axes, or one per axis."""
@@ -114,9 +114,9 @@ def geometry(
 def _checked(
     dim: int, kernel_size: Size, stride: Size, padding: Size, dilation: Size, mode: str
 ) -> Geometry:
-    if mode not in MODES:
+    if mode not in CONV_MODES:
         raise ShapeError(
-            f"mode is {mode!r}: it must be one of {', '.join(MODES)}. Pass one of them."
+            f"mode is {mode!r}: it must be one of {', '.join(CONV_MODES)}. Pass one of them."
         )
     sizes = {
         "kernel_size": axes_of("kernel_size", kernel_size, dim, least=1),

@@ -19,14 +19,19 @@ from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue, check
-from torchweft.voxels.convolution.operator import Operands, Options, compile_before, convolution
+from torchweft.voxels.convolution.operator import (
+    ConvOperands,
+    ConvOptions,
+    compile_before,
+    convolution,
+)
 from torchweft.voxels.grid import Geometry, Size, geometry
 from torchweft.voxels.maps.kernel_map import KernelMap, mode_of
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
 __all__ = ["conv_of_geometry", "sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
 
-PRECISIONS = ("ieee", "tf32", "tf32x3")
+CONV_PRECISIONS = ("ieee", "tf32", "tf32x3")
 
 
 def sparse_conv(
@@ -98,9 +103,9 @@ def sparse_conv(
 
 def conv_of_geometry(
     tensor: SparseTensor,
-    operands: Operands,
+    operands: ConvOperands,
     shape: Geometry,
-    requested: Requested,
+    requested: ConvRequest,
     indice_key: str | None,
 ) -> SparseTensor:
     """`sparse_conv` for a geometry that was checked before, with as many axes as the tensor."""
@@ -177,14 +182,16 @@ def sparse_conv3d(
     )
 
 
-Requested = tuple[int, str, str | None]
+ConvRequest = tuple[int, str, str | None]
 """Groups, precision, and the requested backend or None."""
 
-_checked_calls: CallCache[Options] = CallCache()
+_checked_calls: CallCache[ConvOptions] = CallCache()
 """The options of checked calls without an epilogue, by signature except the number of rows."""
 
 
-def _checked(operands: Operands, shape: Geometry, requested: Requested) -> tuple[Operands, Options]:
+def _checked(
+    operands: ConvOperands, shape: Geometry, requested: ConvRequest
+) -> tuple[ConvOperands, ConvOptions]:
     """The operands of a layer in one dtype, and its options; a signature is checked once."""
     feats, weight, bias, after = operands
     key = None
@@ -197,9 +204,9 @@ def _checked(operands: Operands, shape: Geometry, requested: Requested) -> tuple
             if options is not None:
                 return (feats, weight, bias, NO_EPILOGUE), options
     groups, precision, backend = requested
-    if precision not in PRECISIONS:
+    if precision not in CONV_PRECISIONS:
         raise DTypeError(
-            f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}. "
+            f"precision is {precision!r}: it must be one of {', '.join(CONV_PRECISIONS)}. "
             'Pass "ieee" for exact float32 products.'
         )
     _check_weight(feats, weight, bias, shape.num_offsets, groups)
@@ -210,7 +217,9 @@ def _checked(operands: Operands, shape: Geometry, requested: Requested) -> tuple
     return operands, options
 
 
-def _same_dtypes(feats: Tensor, weight: Tensor, bias: Tensor | None, after: Epilogue) -> Operands:
+def _same_dtypes(
+    feats: Tensor, weight: Tensor, bias: Tensor | None, after: Epilogue
+) -> ConvOperands:
     tensors = {"bias": bias, "scale": after.scale, "shift": after.shift, "residual": after.residual}
     given: dict[str, Any] = {name: t for name, t in tensors.items() if t is not None}
     feats, weight, *rest = same_kind(feats=feats, weight=weight, **given)
@@ -220,7 +229,7 @@ def _same_dtypes(feats: Tensor, weight: Tensor, bias: Tensor | None, after: Epil
 
 
 def _convolved(
-    tensor: SparseTensor, operands: Operands, kernel_map: KernelMap, options: Options
+    tensor: SparseTensor, operands: ConvOperands, kernel_map: KernelMap, options: ConvOptions
 ) -> SparseTensor:
     _, weight, _, after = operands
     if after is not NO_EPILOGUE:

@@ -45,7 +45,7 @@ __all__ = [
     "weight_gradient",
 ]
 
-LEAST_DOT = 16
+LEAST_DOT_SIDE = 16
 """The least size of each side of `tl.dot`."""
 
 FOLDED_CHANNELS = 8
@@ -60,7 +60,7 @@ LEAST_UNITS = 8
 REDUCED = Tile((16, 128))
 """Shares and elements that a program adds up at once."""
 
-_KERNELS = "convolution.kernels."
+_CONV_KERNELS = "convolution.kernels."
 
 
 def prepare(found: KernelMap, gradient: bool) -> None:
@@ -128,7 +128,7 @@ def convolve(
     return y
 
 
-Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+KernelOperands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 """x, weight, y, and the tensors of the epilogue: scale, shift, residual."""
 
 
@@ -136,7 +136,7 @@ _convolvers: CallCache[tuple[Kernel, int, int]] = CallCache()
 
 
 def _convolver_of(
-    operands: Operands, groups: int, precision: str, activation: str | None, flip: bool
+    operands: KernelOperands, groups: int, precision: str, activation: str | None, flip: bool
 ) -> tuple[Kernel, int, int]:
     """(kernel, programs, halves of a panel per tile); kernels are cached by signature."""
     x, weight, y, *after = operands
@@ -165,20 +165,20 @@ def _convolver_of(
                 function = "convolve_kernel"
                 tile = convolve_tile(c, d, size, strides[3] == 1, gpu, crowded)
             columns = groups * -(-d // tile.blocks[1])
-        kernel = kernel_for(_KERNELS + function, numbers, constants, tile, x.device, kinds)
+        kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, x.device, kinds)
         found = kernel, columns, 2 * tile.blocks[0] // PANEL
         _convolvers.keep(key, found)
     kernel, columns, parts = found
     return kernel, slots // (PANEL // 2) // parts * columns, parts
 
 
-def _convolver_call(kernel: Kernel, operands: Operands, table: Tensor) -> Call:
+def _convolver_call(kernel: Kernel, operands: KernelOperands, table: Tensor) -> Call:
     """Of a convolution; any int32 tensor stands for the tables, which may not exist yet."""
     turns = table if len(operands[2]) <= MOST_SORTED else None
     return Call(kernel, (*operands, table, table, table, turns))
 
 
-_compiled_ahead: set[tuple[Any, ...]] = set()
+_compiled_layers: set[tuple[Any, ...]] = set()
 """Signatures of convolutions that `compile_ahead` has seen."""
 
 
@@ -211,17 +211,17 @@ def compile_ahead(
     of_x, of_weight = recording() and x.requires_grad, recording() and weight.requires_grad
     absent = tuple([t is None for t in (bias, back, in_order, out_order)])
     kind = (x.device, x.dtype, weight.shape, groups, precision, absent, of_x, of_weight)
-    if kind in _compiled_ahead or 0 in (x.numel(), weight.numel(), table.shape[1]):
+    if kind in _compiled_layers or 0 in (x.numel(), weight.numel(), table.shape[1]):
         return
-    _compiled_ahead.add(kind)
+    _compiled_layers.add(kind)
     x = x.detach().contiguous()
     y, mirrored = x.new_empty(table.shape[1], weight.shape[2]), back is None
     with current_device(x):
-        forward: Operands = (x, weight, y, None, bias, None)
+        forward: KernelOperands = (x, weight, y, None, bias, None)
         kernel = _convolver_of(forward, groups, precision, None, flip=False)[0]
         calls, reads = [_convolver_call(kernel, forward, table)], [(table, out_order)]
         if of_x:
-            backward: Operands = (y, turned(weight.detach(), groups), x, None, None, None)
+            backward: KernelOperands = (y, turned(weight.detach(), groups), x, None, None, None)
             kernel = _convolver_of(backward, groups, precision, None, flip=mirrored)[0]
             calls.append(_convolver_call(kernel, backward, table))
             reads += [] if back is None else [(back, in_order)]
@@ -337,8 +337,8 @@ def _differentiator_of(
             more = (_precision(precision, x.dtype, gpu),)
         shares = _num_shares(rows, k, matrix_tiles, tile)
         constants, where = (k, padded(k), shares == 0, wide, mirrored, *more), (x.device, *kinds)
-        kernel = kernel_for(_KERNELS + function, numbers, constants, tile, *where)
-        name, numbers = _KERNELS + "reduce_kernel", (c * channels,)
+        kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, *where)
+        name, numbers = _CONV_KERNELS + "reduce_kernel", (c * channels,)
         reduction = kernel_for(name, numbers, constants[:2], REDUCED, x.device, x.dtype)
         found = kernel, reduction, matrix_tiles, shares
         _differentiators.keep(key, found)
@@ -446,7 +446,7 @@ def _num_shares(rows: int, offsets: int, matrix_tiles: int, tile: Tile) -> int:
 
 def _side(size: int, most: int) -> int:
     """The side of a dot's tile for `size` channels."""
-    return max(LEAST_DOT, min(1 << max(size - 1, 0).bit_length(), most))
+    return max(LEAST_DOT_SIDE, min(1 << max(size - 1, 0).bit_length(), most))
 
 
 def _fit(tile: Tile, itemsize: int, gpu: Gpu) -> Tile:

@@ -47,9 +47,9 @@ from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap
 
-__all__ = ["Operands", "Options", "compile_before", "conv_op", "convolution"]
+__all__ = ["ConvOperands", "ConvOptions", "compile_before", "conv_op", "convolution"]
 
-_BODIES: dict[str, ModuleType] = {"triton": launch, "torch": torch_path}
+_CONV_BODIES: dict[str, ModuleType] = {"triton": launch, "torch": torch_path}
 """`convolve` and `weight_gradient` on real tensors, by backend."""
 
 _MAP_SCHEMA = "Tensor table, Tensor? back, Tensor? in_order, Tensor? out_order, int offsets"
@@ -57,7 +57,7 @@ _MAP_SCHEMA = "Tensor table, Tensor? back, Tensor? in_order, Tensor? out_order, 
 
 def _body(a: Tensor, b: Tensor, *rest: Any) -> Tensor:
     table, back, in_order, out_order, offsets, role, groups, precision, backend = rest
-    body, flip = _BODIES[backend], back is None
+    body, flip = _CONV_BODIES[backend], back is None
     options: dict[str, Any] = {"groups": groups, "precision": precision}
     result: Tensor
     if role == "w":
@@ -121,15 +121,15 @@ conv_op = Operator(
 """conv_op(a, b, table, back, in_order, out_order, offsets, role, groups, precision, backend)"""
 
 
-Operands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
+ConvOperands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
 """Features (N_in, C_in), weight (K, C_in/groups, C_out), bias (C_out,) or None, and epilogue; all
 tensors have one dtype and one device."""
 
-Options = tuple[int, str, str]
+ConvOptions = tuple[int, str, str]
 """Groups, precision and backend of a convolution."""
 
 
-def convolution(operands: Operands, kernel_map: KernelMap, options: Options) -> Tensor:
+def convolution(operands: ConvOperands, kernel_map: KernelMap, options: ConvOptions) -> Tensor:
     """(N_out, C_out): the features on the map's outputs."""
     x, weight, bias, after = operands
     groups, precision, backend = options
@@ -143,12 +143,12 @@ def convolution(operands: Operands, kernel_map: KernelMap, options: Options) -> 
         return y if after is NO_EPILOGUE else after(y)
     with torch.no_grad():
         given = {"groups": groups, "precision": precision, "after": after.with_bias(bias)}
-        result: Tensor = _BODIES[backend].convolve(x, weight, table, order, **given)
+        result: Tensor = _CONV_BODIES[backend].convolve(x, weight, table, order, **given)
     return result
 
 
 def compile_before(
-    operands: Operands, inputs: Coordinates, shape: Geometry, options: Options
+    operands: ConvOperands, inputs: Coordinates, shape: Geometry, options: ConvOptions
 ) -> None:
     """Compile in threads what a layer will launch, before the host builds its map.
 
@@ -179,7 +179,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> list
     table, _, _, out_order, _, groups, precision, backend = rest
     after = NO_EPILOGUE if bias is None else Epilogue(shift=bias)
     options = {"groups": groups, "precision": precision, "after": after}
-    return [_BODIES[backend].convolve(x, weight, table, out_order, **options)]
+    return [_CONV_BODIES[backend].convolve(x, weight, table, out_order, **options)]
 
 
 def _backward(

@@ -4,7 +4,7 @@
 
 Rows are visited in canonical order, so a permutation of the rows changes no bit.  The rounding of a
 matrix library depends on the sizes of a product and on where it divides the product among threads;
-with sizes that are multiples of `LANES`, the latter has no effect.  Where matrices or clouds are
+with sizes that are multiples of `VECTOR`, the latter has no effect.  Where matrices or clouds are
 small, all offsets are one product (`_is_folded`).
 
 Sums are in float32 (float64 for float64); 16-bit rows are widened chunk by chunk and the result is
@@ -29,7 +29,7 @@ from torchweft.voxels.grid import whole
 
 __all__ = ["convolve", "weight_gradient"]
 
-LANES = 16
+VECTOR = 16
 """Rows, and channels above 16, are padded to multiples of this: 16 floats are 512 bits."""
 
 PAIRS_PER_CHUNK = 2048
@@ -52,7 +52,7 @@ GATHERED = 2**18
 NARROW_CHANNELS = 32
 """Up to this many channels, groups are one batched product."""
 
-Sums = Iterator[tuple[int, Tensor]]
+ChunkSums = Iterator[tuple[int, Tensor]]
 
 
 def convolve(
@@ -105,8 +105,8 @@ def weight_gradient(
         return gradient(x, g, table, data, order, groups).to(x.dtype)
 
 
-class _Piece(NamedTuple):
-    """The pairs of one offset in a chunk, in canonical order, padded to a multiple of LANES.
+class _OffsetPiece(NamedTuple):
+    """The pairs of one offset in a chunk, in canonical order, padded to a multiple of VECTOR.
 
     Padding reads row 0 and is written to a row past the chunk's last.
     """
@@ -117,12 +117,12 @@ class _Piece(NamedTuple):
     places: Tensor  # rows of the chunk, int64
 
 
-class _Chunk(NamedTuple):
+class _RowChunk(NamedTuple):
     """Consecutive output rows in canonical order."""
 
     begin: int
     rows: int
-    pieces: list[_Piece]
+    pieces: list[_OffsetPiece]
 
 
 class _TableData(NamedTuple):
@@ -137,7 +137,7 @@ class _TableData(NamedTuple):
 
     entries: int
     pairs: int
-    chunks: dict[int, list[_Chunk]]
+    chunks: dict[int, list[_RowChunk]]
     by_row: dict[int, Tensor]
 
 
@@ -151,14 +151,14 @@ def _data_of(table: Tensor) -> _TableData:
     return _table_cache.get((table,), None, build)
 
 
-def _sums(x: Tensor, weight: Tensor, table: Tensor, data: _TableData, groups: int) -> Sums:
+def _sums(x: Tensor, weight: Tensor, table: Tensor, data: _TableData, groups: int) -> ChunkSums:
     """(first row, sums of its chunk) in canonical order; a chunk is freed before the next one."""
     wide = _wide(x)
     matrices = _filled(_by_group(weight.to(wide), groups).transpose(1, 2))
     channels = max(x.shape[1], weight.shape[2], 1)
     larger = max(1, min(MOST_LARGER, CHANNELS_PER_LARGER_CHUNK // channels))
     for chunk in _chunks(table, data, larger):
-        shape = (chunk.rows + LANES, groups, matrices.shape[3])
+        shape = (chunk.rows + VECTOR, groups, matrices.shape[3])
         total = torch.zeros(shape, dtype=wide, device=x.device)
         for piece in chunk.pieces:
             rows = _by_group(x.index_select(0, piece.sources).to(wide), groups)
@@ -193,7 +193,7 @@ def _gradient(
     found = torch.zeros(sizes, dtype=wide, device=x.device)
     for chunk in _chunks(table, data):
         own = _by_group(_rows(g, order, chunk.begin, chunk.rows).to(wide), groups)
-        own = pad(own, (0, sizes[3] - outer, 0, 0, 0, LANES))
+        own = pad(own, (0, sizes[3] - outer, 0, 0, 0, VECTOR))
         for piece in chunk.pieces:
             left = _filled(_by_group(x.index_select(0, piece.sources).to(wide), groups))
             left[piece.pairs :] = 0  # row 0 may hold an infinity
@@ -206,14 +206,14 @@ def _gradient(
 def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total (groups, C, D) += Σ_p left (P, groups, C) right (P, groups, D)
 
-    Libraries add the terms of small matrices one after the other: these are divided into LANES
+    Libraries add the terms of small matrices one after the other: these are divided into VECTOR
     parts.
     """
     groups, inner, outer = total.shape
     if inner == outer == 1:
         total += (left * right).sum(0).unsqueeze(2)
-    elif min(inner, outer) <= LANES:
-        first, second = (a.view(LANES, -1, *a.shape[1:]) for a in (left, right))
+    elif min(inner, outer) <= VECTOR:
+        first, second = (a.view(VECTOR, -1, *a.shape[1:]) for a in (left, right))
         total += (first.permute(0, 2, 3, 1) @ second.transpose(1, 2)).sum(0)
     else:
         for group in range(groups):
@@ -227,30 +227,31 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left[rows].T, right[rows])
 
 
-def _chunks(table: Tensor, data: _TableData, larger: int = 1) -> list[_Chunk]:
+def _chunks(table: Tensor, data: _TableData, larger: int = 1) -> list[_RowChunk]:
     """The chunks of a map, `larger` times the size of those in which sums over rows run."""
     if larger not in data.chunks:
         data.chunks[larger] = list(_cut(table, data, larger))
     return data.chunks[larger]
 
 
-def _cut(table: Tensor, data: _TableData, larger: int) -> Iterator[_Chunk]:
+def _cut(table: Tensor, data: _TableData, larger: int) -> Iterator[_RowChunk]:
     num_offsets, num_rows = table.shape
     density = max(data.pairs, 1) / max(data.entries, 1)
     most = larger * min(PAIRS_PER_CHUNK / density, MOST_ROWS_PER_CHUNK)
-    size = LANES * math.ceil(min(most, max(num_rows, 1)) / LANES)
+    size = VECTOR * math.ceil(min(most, max(num_rows, 1)) / VECTOR)
     for begin in range(0, num_rows, size):
         part = table[:, begin : begin + size]
         offset, place = (part >= 0).nonzero().unbind(1)
         counts = torch.bincount(offset, minlength=num_offsets).tolist()
         met, places = (torch.split(t, counts) for t in (part[offset, place], place))
         rows = part.shape[1]
-        pieces = [
-            _Piece(k, n, pad(met[k], (0, -n % LANES)), pad(places[k], (0, -n % LANES), value=rows))
-            for k, n in enumerate(counts)
-            if n
-        ]
-        yield _Chunk(begin, rows, pieces)
+        pieces = []
+        for k, n in enumerate(counts):
+            if n:
+                end = (0, -n % VECTOR)
+                padded = pad(met[k], end), pad(places[k], end, value=rows)
+                pieces.append(_OffsetPiece(k, n, *padded))
+        yield _RowChunk(begin, rows, pieces)
 
 
 def _is_folded(x: Tensor, shape: tuple[int, ...], data: _TableData, groups: int) -> bool:
@@ -266,7 +267,9 @@ def _is_folded(x: Tensor, shape: tuple[int, ...], data: _TableData, groups: int)
     return groups == 1 and entry * data.entries < pair * data.pairs + 8_000 * num_offsets
 
 
-def _folded_sums(x: Tensor, weight: Tensor, table: Tensor, data: _TableData, groups: int) -> Sums:
+def _folded_sums(
+    x: Tensor, weight: Tensor, table: Tensor, data: _TableData, groups: int
+) -> ChunkSums:
     """(first row, sums): y[o] = (x[sources[0,o]], x[sources[1,o]], …) @ weight, one matrix."""
     wide = _wide(x)
     columns = _columns(table.shape[0], x.shape[1])
@@ -293,14 +296,14 @@ def _folded_gradient(
 def _folded(
     x: Tensor, table: Tensor, data: _TableData, columns: int
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """(first row, rows, (rows padded to LANES, columns · C_in) neighbours), chunk by chunk."""
+    """(first row, rows, (rows padded to VECTOR, columns · C_in) neighbours), chunk by chunk."""
     num_offsets, num_rows = table.shape
     if columns not in data.by_row:
-        padding = (0, columns - num_offsets, 0, -num_rows % LANES)
+        padding = (0, columns - num_offsets, 0, -num_rows % VECTOR)
         data.by_row[columns] = pad(table.T, padding, value=-1).contiguous()
     x = pad(x, (0, 0, 0, 1))  # −1 reads the zeros behind
     width = columns * x.shape[1]
-    size = LANES * max(1, min(GATHERED // max(width, 1), PAIRS_PER_CHUNK) // LANES)
+    size = VECTOR * max(1, min(GATHERED // max(width, 1), PAIRS_PER_CHUNK) // VECTOR)
     for begin in range(0, num_rows, size):
         part = data.by_row[columns][begin : begin + size]
         part = torch.where(part < 0, len(x) - 1, part).flatten()
@@ -309,8 +312,8 @@ def _folded(
 
 
 def _columns(num_offsets: int, channels: int) -> int:
-    """Offsets, padded so that their channels are a multiple of LANES."""
-    unit = LANES // math.gcd(LANES, channels)
+    """Offsets, padded so that their channels are a multiple of VECTOR."""
+    unit = VECTOR // math.gcd(VECTOR, channels)
     return -(-num_offsets // unit) * unit
 
 
@@ -337,7 +340,7 @@ def _filled(a: Tensor) -> Tensor:
 
 
 def _lanes(channels: int) -> int:
-    return channels if channels <= LANES else channels + -channels % LANES
+    return channels if channels <= VECTOR else channels + -channels % VECTOR
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -34,11 +34,11 @@ from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverse
 
 __all__ = ["from_minkowski", "from_spconv", "from_torchsparse"]
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 Convert = Callable[[str, Tensor, SparseConvolution], Tensor]
 
 
-def from_spconv(state: Mapping[str, Tensor], model: nn.Module) -> State:
+def from_spconv(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     """spconv 2's state for a model of the same layers: weights (C_out, k…, C_in).
 
     Raises:
@@ -47,7 +47,7 @@ def from_spconv(state: Mapping[str, Tensor], model: nn.Module) -> State:
     return _converted(state, model, "weight", _from_spconv)
 
 
-def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> State:
+def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     """torchsparse's state: `kernel` (K, C_in, C_out), or (C_in, C_out) of one position.
 
     Its transposed layers are SparseInverseConv here.
@@ -58,7 +58,7 @@ def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> State:
     return _converted(state, model, "kernel", _from_torchsparse)
 
 
-def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> State:
+def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     """MinkowskiEngine's state: `kernel` (K, C_in, C_out) of hypercubes, biases (1, C_out).
 
     Batch norms and linear layers lose their inner name: `norm.bn.weight` is `norm.weight`.
@@ -75,9 +75,11 @@ def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> State:
     return _converted(flat, model, "kernel", _from_minkowski)
 
 
-def _converted(state: Mapping[str, Tensor], model: nn.Module, leaf: str, convert: Convert) -> State:
+def _converted(
+    state: Mapping[str, Tensor], model: nn.Module, leaf: str, convert: Convert
+) -> StateDict:
     modules = dict(model.named_modules())
-    out: State = {}
+    out: StateDict = {}
     for name, tensor in state.items():
         owner, _, last = name.rpartition(".")
         module = modules.get(owner)

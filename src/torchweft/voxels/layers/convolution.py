@@ -132,6 +132,7 @@ class SparseConvolution(SparseModule):
     dim: int
     mode: str
     bias: nn.Parameter | None
+    _needs_key = False
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class SparseConvolution(SparseModule):
         super().__init__()
         self.geometry = geometry(self.dim, kernel_size, stride, padding, dilation, mode=self.mode)
         _check_channels(in_channels=in_channels, out_channels=out_channels, groups=groups)
-        if indice_key is None and isinstance(self, SparseInverseConvolution):
+        if indice_key is None and self._needs_key:
             raise ShapeError(
                 f"{type(self).__name__} was given no indice_key: it undoes the layer that has the "
                 'same one. Pass indice_key="down", say, here and to that layer.'
@@ -287,16 +288,16 @@ class SparseInverseConvolution(SparseConvolution):
     other than kernel_size may be omitted, or must be the same.
     """
 
-    mode = "strided"
+    mode, _needs_key = "strided", True
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         """The voxels that the named layer read, with C_out channels."""
         self.check(tensor, self.in_channels)
         key = str(self.indice_key)
         self._check_named(tensor.maps.named(key).geometry)
-        options = {"precision": self.precision, "backend": self.backend}
+        operands, precision = (self.weight, key, self.bias), self.precision
         return sparse_inverse_conv(
-            tensor, self.weight, key, self.bias, groups=self.groups, **options
+            tensor, *operands, groups=self.groups, precision=precision, backend=self.backend
         )
 
     def _check_named(self, named: Geometry) -> None:

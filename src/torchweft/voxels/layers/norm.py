@@ -3,6 +3,7 @@
     y = (x − mean) / √(var + eps) · weight + bias
 
 Mean and variance are taken over
+
     batch      all voxels of a channel, of all ranks in distributed training
     layer      the channels of a voxel
     group      the voxels of a sample and the channels of a group

@@ -34,7 +34,7 @@ __all__ = ["Numbers", "devoxelize", "voxelize"]
 Numbers = float | Sequence[float] | Tensor
 """One number for all axes, or one per axis."""
 
-REDUCTIONS = ("mean", "sum", "max", "first")
+POINT_REDUCTIONS = ("mean", "sum", "max", "first")
 
 
 def voxelize(
@@ -74,9 +74,10 @@ def voxelize(
     """
     feats = points if feats is None else feats
     _check_points(points, feats, batch)
-    if reduce not in REDUCTIONS:
+    if reduce not in POINT_REDUCTIONS:
         raise ShapeError(
-            f'reduce is {reduce!r}: it must be one of {", ".join(REDUCTIONS)}. Pass reduce="mean".'
+            f"reduce is {reduce!r}: it must be one of {', '.join(POINT_REDUCTIONS)}. "
+            'Pass reduce="mean".'
         )
     cells = _cells(points, _edges(points, size), _axes(points, "origin", origin))
     sample = cells.new_zeros(len(cells)) if batch is None else batch.long()

@@ -2,8 +2,7 @@
 
 Axes are numbered 0 to 3 and end with the last column of a row: with d < 4 axes the first 4 − d do
 not exist and have size and kernel 1.  A line is all offsets of a kernel that differ in the last
-axis alone: their keys are consecutive, so one search finds the first, and a walk the others.  No
-code is specialised for counts.  Nothing is hashed.
+axis alone: their keys are consecutive, so one search finds the first, and a walk the others.
 
 In boxes with few cells per voxel, neighbours are looked up in words, not searched:
 
@@ -13,8 +12,7 @@ In boxes with few cells per voxel, neighbours are looked up in words, not search
 order, which `arrange` then sorts.  The voxels of a word are consecutive in ascending order, from
 place `first` on, so that the place of a voxel is `first` plus the number of bits below its own.
 
-Results repeat bit for bit.  Where keys ascend, the first voxel of a word writes it; otherwise
-`take` joins bits by an atomic OR, which gives the same bits for every order of the voxels.
+Results repeat bit for bit: `take` joins bits by an atomic OR, which no order of voxels changes.
 """
 # mypy: ignore-errors
 # Parameters are listed axis by axis:
@@ -214,9 +212,8 @@ def _centre(
 
 
 @triton.jit
-def _within(
-    rows_ptr, own, mask, inside, away, low, size, AXIS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _within(rows_ptr, own, mask, inside, away, low, size, AXIS: tl.constexpr,
+            COLUMNS: tl.constexpr):
     """Which of `inside` (lines, rows) are in the box along an axis."""
     if COLUMNS > 4 - AXIS:
         moved = (column_of(rows_ptr, own, mask, AXIS, COLUMNS) - low)[None, :] + away[:, None]
@@ -239,9 +236,9 @@ def search_kernel(
     kernel1: tl.int32, kernel2: tl.int32, kernel3: tl.int32,
     dil0: tl.int64, dil1: tl.int64, dil2: tl.int64, dil3: tl.int64,
     begin0: tl.int64, begin1: tl.int64, begin2: tl.int64, begin3: tl.int64,
-    COLUMNS: tl.constexpr, SYMMETRIC: tl.constexpr, MIRRORED: tl.constexpr,
-    LAST: tl.constexpr, GAP: tl.constexpr, MOST: tl.constexpr, HALF: tl.constexpr,
-    PIVOTS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr, SYMMETRIC: tl.constexpr, MIRRORED: tl.constexpr, LAST: tl.constexpr,
+    GAP: tl.constexpr, MOST: tl.constexpr, HALF: tl.constexpr, PIVOTS: tl.constexpr,
+    LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """table[k, i] = the row at offset k from the i-th in order, −1 for none; see `entries_of`.
 
@@ -249,10 +246,8 @@ def search_kernel(
     parts[tile, i]: the offsets that it found, as bits, for kernels of up to 32 offsets.
     HALF: only lines past the centre are searched: the row that finds another is what the other
     finds at the opposite offset, and is written there.  The lines before are filled with −1.
-    Bytes: the table.  Bound: the instructions of the search, then memory.
-
     `kernel1` … `kernel3` are the numbers of `lines` by axis, LAST the offsets of each.  MOST is the
-    largest number of the keys' dtype, above all keys.
+    largest number of the keys' dtype.  Bytes: the table.  Bound: instructions, then memory.
     """
     blocks = tl.cdiv(N, BLOCK)
     at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]

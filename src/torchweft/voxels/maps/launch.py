@@ -29,15 +29,14 @@ from torchweft.voxels.maps.tiles import (
 
 __all__ = ["ascending", "compile_ahead", "pack", "resample", "submanifold", "survey"]
 
-WALK = 8
+LONGEST_WALK = 8
 """Longest stretch of the last axis that a search walks over; longer ones are searched by offset."""
 
-AXES = 4
+KERNEL_AXES = 4
 
-ROWS, PAIRS = 512, 512
-"""Rows per program that packs keys, pairs per program that places them."""
-
-SURVEY, PACK, PLACE = Tile((2 * ROWS,)), Tile((ROWS,), num_warps=8), Tile((PAIRS,))
+SURVEY, PACK, PLACE = Tile((1024,)), Tile((512,), num_warps=8), Tile((512,))
+"""Rows per program that reads columns, rows per program that packs keys, pairs per program that
+places them."""
 
 SEARCH = Tile((64, 2, 256), num_warps=8)
 """Pivots per step, most lines per program, and rows per program of a search."""
@@ -48,19 +47,19 @@ MARK, LOOK = Tile((128,), num_warps=1), Tile((128,))
 WORDS = Tile((4096,), num_warps=8)
 """Words per program that counts or numbers them."""
 
-MANY, MANY_SEARCHED = 2**17, 2**19
+LEAST_MARKED, LEAST_HALVED = 2**17, 2**19
 """Fewest rows for which cells are marked, and for which only half of the lines are searched: below,
 two more launches take longer than they save."""
 
-SIDE = 2**29
+LONGEST_MARKED_AXIS = 2**29
 """Longest axis of a box and of a kernel whose cells are marked: int32 holds their sum."""
 
-ROOM = 256
+MOST_CELLS_PER_VOXEL = 256
 """Most cells per voxel of a box whose cells are marked: 64 bytes per voxel."""
 
-Numbers = tuple[int, ...]
+Ints = tuple[int, ...]
 
-Box = tuple[Numbers, Numbers]
+Box = tuple[Ints, Ints]
 """The lowest value of each column, and the number of its values."""
 
 Voxels = tuple[Tensor, Tensor | None, Tensor]
@@ -98,7 +97,7 @@ def _pack_call(rows: Tensor, keys: Tensor, flags: Tensor | None, box: Box) -> Ca
     return _call("pack", [rows, keys, flags], numbers, (rows.shape[1],), PACK)
 
 
-def ascending(keys: Tensor, sizes: Numbers, flags: Flags) -> tuple[Tensor, Tensor, Tensor | None]:
+def ascending(keys: Tensor, sizes: Ints, flags: Flags) -> tuple[Tensor, Tensor, Tensor | None]:
     """(ascending keys, the row (int32) of each, the words of their cells where these were marked).
 
     The third flag says whether a key is repeated.  Keys of boxes past int32 are sorted: a program
@@ -119,7 +118,7 @@ def _settle_call(keys: Tensor, places: Tensor, order: Tensor, flags: Tensor) -> 
 
 def _crowded(count: int, cells: int) -> bool:
     """Whether the cells of a box are marked."""
-    return count >= MANY and cells <= ROOM * count
+    return count >= LEAST_MARKED and cells <= MOST_CELLS_PER_VOXEL * count
 
 
 def _num_words(cells: int) -> int:
@@ -167,7 +166,7 @@ def _rows_kept(shape: Geometry) -> int:
     return shape.num_offsets // 2 + 1 if shape.symmetric else shape.num_offsets
 
 
-def _marked(keys: Tensor, words: Tensor | None, sizes: Numbers, shape: Geometry) -> Tensor | None:
+def _marked(keys: Tensor, words: Tensor | None, sizes: Ints, shape: Geometry) -> Tensor | None:
     """The words of the cells of a box; None: the box is too large for its voxels."""
     if not _is_marked(len(keys), sizes, shape):
         return None
@@ -178,13 +177,13 @@ def _marked(keys: Tensor, words: Tensor | None, sizes: Numbers, shape: Geometry)
     return words
 
 
-def _is_marked(count: int, sizes: Numbers, shape: Geometry) -> bool:
+def _is_marked(count: int, sizes: Ints, shape: Geometry) -> bool:
     """Whether neighbours are looked up in marked cells, not searched."""
     reach = (k * d for k, d in zip(shape.kernel_size, shape.dilation, strict=True))
-    return _crowded(count, math.prod(sizes)) and max(*sizes, *reach) <= SIDE
+    return _crowded(count, math.prod(sizes)) and max(*sizes, *reach) <= LONGEST_MARKED_AXIS
 
 
-_compiled_ahead: set[tuple[Any, ...]] = set()
+_compiled_maps: set[tuple[Any, ...]] = set()
 """Signatures of maps that `compile_ahead` has seen."""
 
 
@@ -206,9 +205,9 @@ def compile_ahead(
     count = len(rows)
     marked = _is_marked(count, box[1], shape)
     kind = (rows.device, rows.shape[1], packed, ordered, dtype, shape, marked)
-    if kind in _compiled_ahead:
+    if kind in _compiled_maps:
         return
-    _compiled_ahead.add(kind)
+    _compiled_maps.add(kind)
     keys, words = rows.new_empty(1, dtype=dtype), rows.new_empty(1, dtype=torch.int64)
     table = rows.new_empty(1).expand(_rows_kept(shape), count)
     order = None if ordered else table[0]
@@ -259,7 +258,7 @@ class _Finder(NamedTuple):
 
     name: str
     programs: int
-    numbers: Numbers
+    numbers: Ints
     constants: tuple[Any, ...]
     tile: Tile
     half: bool
@@ -282,7 +281,7 @@ def _finder(
     count: int, dtype: torch.dtype, marked: bool, box: Box, shape: Geometry, mirrored: bool
 ) -> _Finder:
     """For `count` voxels with keys of a dtype in a box, whose cells may be marked."""
-    half = shape.symmetric and not marked and count >= MANY_SEARCHED
+    half = shape.symmetric and not marked and count >= LEAST_HALVED
     lines, axes, together, constants, tile = _search_plan(shape, dtype, SEARCH, mirrored, half)
     num, lows, sizes = shape.num_offsets, *box
     name, counts = "search", [num, lines]
@@ -297,13 +296,13 @@ def _finder(
 @functools.lru_cache(maxsize=256)
 def _search_plan(
     shape: Geometry, dtype: torch.dtype, tile: Tile, mirrored: bool, half: bool
-) -> tuple[int, Numbers, int, tuple[Any, ...], Tile]:
+) -> tuple[int, Ints, int, tuple[Any, ...], Tile]:
     """(lines of the kernel, numbers by axis, programs that share rows, constants, tile).
 
     A mirrored search reverses the kernel: who reads q at offset k is q − offset.
     """
     last, gap = shape.kernel_size[-1], shape.dilation[-1]
-    if last * gap > WALK:
+    if last * gap > LONGEST_WALK:
         last, gap = 1, 1
     lines, begin = shape.num_offsets // last, shape.begin
     if mirrored:
@@ -320,7 +319,7 @@ def _search_plan(
     return lines, axes, -(-searched // together), constants, tile
 
 
-def _axis(kernel: int, stride: int, padding: int, dilation: int, mode: str) -> Numbers:
+def _axis(kernel: int, stride: int, padding: int, dilation: int, mode: str) -> Ints:
     """How a kernel solves q + p = o·s + j·dil along an axis of a strided or transposed layer.
 
     Returns:
@@ -337,7 +336,7 @@ def _axis(kernel: int, stride: int, padding: int, dilation: int, mode: str) -> N
 
 
 def resample(
-    rows: Tensor, order: Tensor | None, sizes: Numbers, dtype: torch.dtype, shape: Geometry
+    rows: Tensor, order: Tensor | None, sizes: Ints, dtype: torch.dtype, shape: Geometry
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """table, back, output rows and their ascending keys of a strided or transposed layer.
 
@@ -352,7 +351,7 @@ def resample(
     """
     count, columns = rows.shape
     axes = [_axis(*axis, shape.mode) for axis in zip(*shape[1:], strict=True)]
-    axes = [(1, 0, 1, 1, 1, 0, 1, 1)] * (AXES - len(axes)) + axes
+    axes = [(1, 0, 1, 1, 1, 0, 1, 1)] * (KERNEL_AXES - len(axes)) + axes
     *given, places = zip(*axes, strict=True)
     chances, box, most = math.prod(places), _front(sizes[1:], 1), torch.iinfo(dtype).max
     keys = rows.new_empty(chances * count, dtype=dtype)
@@ -379,7 +378,7 @@ def resample(
 
 def _front(numbers: Sequence[int], missing: int) -> list[int]:
     """One number for each of the kernels' four axes; leading axes may be missing."""
-    return [missing] * (AXES - len(numbers)) + list(numbers)
+    return [missing] * (KERNEL_AXES - len(numbers)) + list(numbers)
 
 
 def _programs(count: int, tile: Tile) -> int:
@@ -399,7 +398,7 @@ def _launch(*launches: tuple[int, Call]) -> None:
 def _call(
     name: str,
     operands: Sequence[Tensor | None],
-    numbers: Numbers,
+    numbers: Ints,
     constants: tuple[Any, ...],
     tile: Tile,
 ) -> Call:

@@ -44,16 +44,16 @@ __all__ = [
 PANEL = 128
 """Rows of a panel, see `tile_kernels`."""
 
-NEAR = 2**20
+ROWS_PER_SORT = 2**20
 """Rows are sorted by mask within blocks of this size, so that their sources stay in L2."""
 
 MOST_SORTED = 2**18
 """Up to this many rows, tiles with most offsets run first; with more rows, L2 matters more."""
 
-SHARES = 32
+SHARES_PER_PROGRAM = 32
 """Shares of pairs per program."""
 
-FEW = 2**14
+MOST_RANKED = 2**14
 """Up to this many rows, rows are ranked by comparing all pairs: sorting needs more launches."""
 
 MASKED, KEYED = Tile((256,)), Tile((1024,))
@@ -198,15 +198,17 @@ _tile_kernels: CallCache[_TileKernels] = CallCache()
 def _kernels_of(table: Tensor, order: Tensor | None, k: int, parts: int) -> _TileKernels:
     """The kernels for K offsets whose masks are the bitwise OR of parts, cached by signature."""
     count, device, halved = table.shape[1], table.device, len(table) < k
-    near_bits = (-(-count // NEAR) - 1).bit_length()  # of a key, for the number of its block
-    few, wide, parts = count <= FEW, _wide(k, count), max(parts, 1)
+    near_bits = (
+        -(-count // ROWS_PER_SORT) - 1
+    ).bit_length()  # of a key, for the number of its block
+    few, wide, parts = count <= MOST_RANKED, _wide(k, count), max(parts, 1)
     signature = (device, order is None, halved, k, parts, near_bits, few, wide)
     found = _tile_kernels.get(signature)
     if found is None:
         keys = torch.int64 if k + near_bits > 31 else torch.int32
         most, offsets, kind = torch.iinfo(keys).max, padded(k), signature[:3]
         bits = min(k, most.bit_length() - near_bits)
-        key_constants = (k, parts, bits, offsets, max(16, 8192 // offsets), NEAR)
+        key_constants = (k, parts, bits, offsets, max(16, 8192 // offsets), ROWS_PER_SORT)
         found = _TileKernels(
             _kernel("mask", (k,), MASKED, device, halved),
             _kernel("key", key_constants, KEYED, *kind),
@@ -242,7 +244,7 @@ def calls_for_tiles(
     """
     if _tile_cache.keeps((table, order), None):
         return []
-    made, few = _kernels_of(table, order, offsets, parts), table.shape[1] <= FEW
+    made, few = _kernels_of(table, order, offsets, parts), table.shape[1] <= MOST_RANKED
     rest = table if len(table) < offsets else None
     keys = table.new_empty(0, dtype=made.keys)
     by_mask = table if few else table.new_empty(0, dtype=torch.int64)
@@ -277,7 +279,7 @@ def pair_dtype(count: int, mirrored: bool) -> torch.dtype:
 
     A table that is not mirrored may have more inputs than columns.
     """
-    return torch.int16 if mirrored and count <= FEW else torch.int32
+    return torch.int16 if mirrored and count <= MOST_RANKED else torch.int32
 
 
 def _pair_kernel(
@@ -336,12 +338,12 @@ def _sorted(
     made.key(-(-count // KEYED.blocks[0]), tensors, (count, panels))
     del tensors
     left.parts = seen = None
-    if count > FEW and not _captured(totals):
+    if count > MOST_RANKED and not _captured(totals):
         seen = Flags(totals.device, k + -k % 4)  # aligned to 16 bytes, as code is specialised
     made.scan(k, (starts, totals, totals if seen is None else seen.tensor), (panels,))
     if seen is not None:
         seen.written()
-    if count > FEW:
+    if count > MOST_RANKED:
         return torch.sort(keys, stable=True)[1], seen
     by_mask = table.new_empty(count)
     made.rank(-(-count // RANKED.blocks[0]), (keys, by_mask), (count,))
@@ -380,7 +382,7 @@ def turns_of(pairs: OffsetPairs, k: int, shares: int) -> Tensor | None:
     if shares and shares not in pairs.turns:
         turns = pairs.totals.new_empty(shares)
         kernel = _share_kernel(k, turns.device)
-        kernel(-(-shares // SHARES), (pairs.totals, turns), (shares,))
+        kernel(-(-shares // SHARES_PER_PROGRAM), (pairs.totals, turns), (shares,))
         pairs.turns[shares] = turns
     return pairs.turns[shares] if shares else None
 
@@ -391,7 +393,7 @@ def call_for_shares(table: Tensor, offsets: int, shares: int) -> Call:
 
 
 def _share_kernel(k: int, device: torch.device) -> Kernel:
-    return _kernel("share", (k, padded(k)), Tile((SHARES,)), device)
+    return _kernel("share", (k, padded(k)), Tile((SHARES_PER_PROGRAM,)), device)
 
 
 def padded(size: int) -> int:
