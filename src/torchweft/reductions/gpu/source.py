@@ -28,7 +28,7 @@ from torchweft.core.gpu.launcher import Tile
 from torchweft.core.printing.dialect import Dialect, indented
 from torchweft.core.printing.kernel import Frame
 from torchweft.reductions.call import Job
-from torchweft.reductions.formula.kernel_forms import LONGEST, SHAPE, Loops
+from torchweft.reductions.formula.kernel_forms import LONGEST, TILE_SHAPE, Loops
 from torchweft.reductions.formula.lowering import (
     FORMATS,
     assign,
@@ -245,9 +245,9 @@ class _KernelPrinter:
             if e.axes == {"i", "j"}:
                 returned.append(name)
             elif e.axes:
-                returned.append(f"tl.broadcast_to({name}, {SHAPE})")
+                returned.append(f"tl.broadcast_to({name}, {TILE_SHAPE})")
             else:
-                returned.append(f"tl.full({SHAPE}, {name}, {self.number})")
+                returned.append(f"tl.full({TILE_SHAPE}, {name}, {self.number})")
         yield f"return {', '.join(returned)}"
 
     def _loads(self, cat: int, expressions: Iterable[Expr]) -> Iterator[str]:
