@@ -27,22 +27,22 @@ PLANE, SPACE, SPACETIME = (1, 1), (1, 1, 1), (1, -1, -1, -1)
 def build(name: str, metric: tuple[int, ...], dtype: str, factors: str, target: str) -> Build:
     """A kernel on contiguous rows, with factors of matrix products in a dtype."""
     algebra, scaled = Algebra(metric), factors == "fp16"
-    dialect = "gluon" if target.startswith("sm_") else "triton"
+    gluon = target.startswith("sm_")
     if name in ("pairs", "turn"):
         gradients = "xy" if name == "turn" else ""
-        module = source.pair_kernels(algebra, True, scaled, dialect, gradients)
+        module = source.pair_kernels(algebra, True, scaled, gluon, gradients)
         tile = source.pair_tile(algebra, FEATURES, gradients)
     elif name == "found pairs":
-        module = source.pair_kernels(algebra, True, True, dialect, "", True)
+        module = source.pair_kernels(algebra, True, True, gluon, "", True)
         tile = source.pair_row_tile(algebra, FEATURES)
     elif name == "arrange":
-        module = source.arrange_kernels(scaled, dialect)
+        module = source.arrange_kernels(scaled, gluon)
         tile = source.row_tile(FEATURES)
     elif name == "scale":
-        module = source.scale_kernels(algebra.num_blades, "xy", 3, dialect)
+        module = source.scale_kernels(algebra.num_blades, "xy", 3, gluon)
         tile = source.row_tile(FEATURES)
     else:
-        module = source.norm_kernels(algebra, NORM, scaled, dialect)
+        module = source.norm_kernels(algebra, NORM, scaled, gluon)
         tile = source.row_tile(FEATURES)
     return _build(getattr(module, f"{name.split()[-1]}_kernel"), tile, dtype, factors)
 

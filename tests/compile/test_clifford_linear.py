@@ -21,7 +21,8 @@ from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.compile.conftest import Check
-from torchweft.clifford.matrices import kernels, launch
+from torchweft.clifford import kernels
+from torchweft.clifford.matrices import launch
 from torchweft.testing.compiler import TARGETS, Build
 
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.cases import clifford
 from tests.conftest import INTERPRETED
-from torchweft.clifford.programs import numba_path as cpu
+from torchweft.clifford.programs import operator as cpu
 from torchweft.testing.contract import (
     Setting,
     check_layouts,

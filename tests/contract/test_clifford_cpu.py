@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import INTERPRETED
 from torchweft.clifford import Algebra, reference
-from torchweft.clifford.programs import numba_path as cpu
+from torchweft.clifford.programs import operator as cpu
 from torchweft.clifford.programs import programs
 from torchweft.core.cpu import loops as loops
 from torchweft.core.expressions.expr import const, multiply

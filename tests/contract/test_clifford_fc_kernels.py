@@ -12,7 +12,8 @@ if not interpreted() and not torch.cuda.is_available():
 
 from torchweft.clifford import reference
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.matrices import fc
+from torchweft.clifford.matrices import fully_connected as fc
+from torchweft.clifford.matrices.source import Norm
 from torchweft.testing import assert_as_accurate, assert_within_bound
 
 pytestmark = pytest.mark.kernels
@@ -91,8 +92,8 @@ def check_product(algebra, tensors, kind):
     blades, rows, features = x.shape
     counts = [blades * features, *2 * [blades * weight.shape[2]], blades * rows]
     found = [
-        fc.forward(x, y, weight, algebra, False),
-        *fc.backward(x, y, weight, go, algebra, False),
+        *fc.forward(x, y, weight, algebra, False),
+        *fc.backward(x, y, weight, (), go, algebra, False),
     ]
     # pairs, or their gradients, are stored in 16 bits on the way
     stored = 1 if kind in ("bf16", "fp16") else 0
@@ -148,9 +149,9 @@ def test_rows_of_any_size_under_the_norm():
 
     exact = with_gradients(chain, *(t.double() for t in tensors))
     noisy = with_gradients(chain, *(_rounded(t, "tf32") for t in tensors))
-    norm = fc.Norm("euclidean", 1e-6)
-    saved = fc.forward_normalised(*tensors[:3], algebra, False, norm)
-    found = [saved[0], *fc.backward_normalised(*tensors[:2], saved, go, algebra, False, norm)]
+    norm = Norm("euclidean", 1e-6)
+    saved = fc.forward(*tensors[:3], algebra, False, norm)
+    found = [saved[0], *fc.backward(*tensors[:3], saved, go, algebra, False, norm)]
     for out, value, plain in zip(found[:3], exact, noisy, strict=False):
         for row in range(x.shape[1]):
             noise = (plain[:, row].double() - value[:, row]).abs()
@@ -203,11 +204,11 @@ def _rounded(tensor, kind):
 
 def _chain(algebra, norm, x, y, weight, go):
     if norm is None:
-        gradients = fc.backward(x, y, weight, go, algebra, True)
-        return [fc.forward(x, y, weight, algebra, True), *gradients]
-    norm = fc.Norm(norm, 1e-6)
-    saved = fc.forward_normalised(x, y, weight, algebra, True, norm)
-    gradients = fc.backward_normalised(x, y, saved, go, algebra, True, norm)
+        gradients = fc.backward(x, y, weight, (), go, algebra, True)
+        return [*fc.forward(x, y, weight, algebra, True), *gradients]
+    norm = Norm(norm, 1e-6)
+    saved = fc.forward(x, y, weight, algebra, True, norm)
+    gradients = fc.backward(x, y, weight, saved, go, algebra, True, norm)
     return [saved[0], *gradients]
 
 
@@ -219,11 +220,11 @@ def test_only_what_is_needed_is_computed_and_is_the_same(norm):
     _, *every = _chain(algebra, norm, x, y, weight, go)
     for needed in [(True, False, False), (False, True, True), (False, False, True)]:
         if norm is None:
-            found = fc.backward(x, y, weight, go, algebra, True, needed)
+            found = fc.backward(x, y, weight, (), go, algebra, True, None, needed)
         else:
-            of = fc.Norm(norm, 1e-6)
-            saved = fc.forward_normalised(x, y, weight, algebra, True, of)
-            found = fc.backward_normalised(x, y, saved, go, algebra, True, of, needed)
+            of = Norm(norm, 1e-6)
+            saved = fc.forward(x, y, weight, algebra, True, of)
+            found = fc.backward(x, y, weight, saved, go, algebra, True, of, needed)
         for flag, one, same in zip(needed, found, every, strict=True):
             assert (one is not None) == flag
             if flag:

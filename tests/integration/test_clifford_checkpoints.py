@@ -15,7 +15,12 @@ from torchweft.clifford import (
     fully_connected_geometric_product,
     geometric_product,
 )
-from torchweft.clifford.layers.basic import CliffordLayer, MultivectorLinear
+from torchweft.clifford.layers.basic import (
+    CliffordLayer,
+    EquiLinear,
+    MixedLinear,
+    MultivectorLinear,
+)
 from torchweft.clifford.layers.cegnn import EGCL, message_plan
 from torchweft.clifford.layers.checkpoints import (
     from_cegnn,
@@ -24,7 +29,6 @@ from torchweft.clifford.layers.checkpoints import (
     from_lgatr,
 )
 from torchweft.clifford.layers.convolution import CliffordConv2d
-from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
 from torchweft.clifford.layers.transformers import GATr, LGATr, equivariant_join
 from torchweft.errors import ShapeError
 

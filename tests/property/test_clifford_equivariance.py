@@ -12,15 +12,16 @@ import torch
 from torchweft.clifford import PGA, SPACETIME, Algebra, dual, geometric_product, sandwich, wedge
 from torchweft.clifford.layers.basic import (
     CliffordLayer,
+    EquiLinear,
     FullyConnectedGeometricProduct,
     GeometricProduct,
+    MixedLinear,
     MultivectorGELU,
     MultivectorLinear,
     MultivectorRMSNorm,
     MVLayerNorm,
     MVSiLU,
 )
-from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
 from torchweft.clifford.layers.transformers import (
     EquiLayerNorm,
     GATr,

@@ -47,10 +47,7 @@ class RowFunction:
     """
 
     def __init__(
-        self,
-        prepare: Callable[..., Compute],
-        multivectors: Sequence[str],
-        **parameters: str,
+        self, prepare: Callable[..., Compute], multivectors: Sequence[str], **parameters: str
     ) -> None:
         self._prepare, self._multivectors, self._parameters = prepare, multivectors, parameters
         self._calls: CallCache[Compute] = CallCache()

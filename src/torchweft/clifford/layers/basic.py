@@ -58,6 +58,10 @@ class MultivectorModule(nn.Module):
         # for a definite metric both norms are the same, and this one takes fewer steps
         self.norm = "euclidean" if algebra.is_definite else "metric"
 
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"blade_dim": self.blade_dim, "backend": self.backend}
+
     def check(self, x: Tensor, features: int | None = None, name: str = "x") -> None:
         """Raise ShapeError unless x has the algebra's blades and, if given, the features."""
         blades = len(self.algebra.grades)
@@ -160,8 +164,7 @@ class CliffordLayer(MultivectorModule):
             self.normalize,
             self.use_fc,
             norm=self.norm,
-            blade_dim=self.blade_dim,
-            backend=self.backend,
+            **self._options,
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -210,9 +213,7 @@ class MultivectorLinear(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X (B, batch…, F_in), result (B, batch…, F_out)."""
         self.check(x, self.in_features)
-        return functions.grade_linear(
-            x, self.weight, self.bias, self.algebra, blade_dim=self.blade_dim, backend=self.backend
-        )
+        return functions.grade_linear(x, self.weight, self.bias, self.algebra, **self._options)
 
 
 class MultivectorRMSNorm(MultivectorModule):
@@ -241,8 +242,7 @@ class MultivectorRMSNorm(MultivectorModule):
             self.algebra,
             eps=self.eps,
             norm=self.norm,
-            blade_dim=self.blade_dim,
-            backend=self.backend,
+            **self._options,
         )
 
 
@@ -292,9 +292,7 @@ class GeometricProduct(MultivectorModule):
         """X, y and the result: (B, batch…, F)."""
         self.check(x, self.features)
         self.check(y, self.features, "y")
-        return functions.geometric_product(
-            x, y, self.algebra, self.weight, blade_dim=self.blade_dim, backend=self.backend
-        )
+        return functions.geometric_product(x, y, self.algebra, self.weight, **self._options)
 
 
 class FullyConnectedGeometricProduct(MultivectorModule):
@@ -332,7 +330,7 @@ class FullyConnectedGeometricProduct(MultivectorModule):
         self.check(x, self.in_features)
         self.check(y, self.in_features, "y")
         return functions.fully_connected_geometric_product(
-            x, y, self.weight, self.algebra, blade_dim=self.blade_dim, backend=self.backend
+            x, y, self.weight, self.algebra, **self._options
         )
 
 
@@ -359,9 +357,7 @@ class MVSiLU(MultivectorModule):
     def forward(self, x: Tensor) -> Tensor:
         """X and the result: (B, batch…, F)."""
         self.check(x, self.features)
-        return functions.silu(
-            x, self.a, self.b, self.algebra, blade_dim=self.blade_dim, backend=self.backend
-        )
+        return functions.silu(x, self.a, self.b, self.algebra, **self._options)
 
 
 class MVLayerNorm(MultivectorModule):

@@ -7,8 +7,7 @@ products are normalised.  `from_gatr` and `from_lgatr` convert the originals' ch
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,39 +15,32 @@ from torch.nn import functional
 
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
-from torchweft.clifford.calls import backend_for, backend_on
-from torchweft.clifford.layers.attention import geometric_attention
-from torchweft.clifford.layers.basic import MultivectorModule
-from torchweft.clifford.layers.equilinear import MixedLinear
+from torchweft.clifford.calls import backend_on
+from torchweft.clifford.layers.attention import (
+    EquiLayerNorm,
+    LGATrAttention,
+    Pair,
+    SelfAttention,
+    linear_maps,
+)
 from torchweft.errors import ShapeError
 
 __all__ = [
-    "EquiLayerNorm",
     "GATr",
     "GATrBlock",
     "GeometricBilinear",
     "GeometricMLP",
     "LGATr",
-    "LGATrAttention",
     "LGATrBlock",
     "LGATrMLP",
     "ScalarGatedNonlinearity",
-    "SelfAttention",
     "equivariant_join",
     "join",
 ]
 
-Pair = tuple[Tensor, Tensor]
-"""Multivectors and scalars."""
-
 
 def join(
-    x: Tensor,
-    y: Tensor,
-    algebra: Algebra = PGA,
-    *,
-    blade_dim: int = 0,
-    backend: str | None = None,
+    x: Tensor, y: Tensor, algebra: Algebra = PGA, *, blade_dim: int = 0, backend: str | None = None
 ) -> Tensor:
     """dual(dual(x) ∧ dual(y)): `regressive` with GATr's signs.
 
@@ -78,38 +70,6 @@ def equivariant_join(
     body = sum(1 << i for i, square in enumerate(algebra.metric) if square)
     orientation = reference.movedim(blade_dim, 0)[algebra.positions[body]].unsqueeze(blade_dim)
     return orientation * join(x, y, algebra, blade_dim=blade_dim, backend=backend)
-
-
-class EquiLayerNorm(MultivectorModule):
-    """x / √max(eps, mean over features of Σ_g |Σ_(j∈g) q_j x_j²|), and layer norm of the scalars.
-
-    Args:
-        algebra: of the multivectors.
-        eps: the least mean square that is divided by.
-        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses; the norm is torch's own on every backend.
-    """
-
-    def __init__(
-        self,
-        algebra: Algebra = PGA,
-        eps: float = 0.01,
-        *,
-        blade_dim: int = 0,
-        backend: str | None = None,
-    ) -> None:
-        super().__init__(algebra, blade_dim, backend)
-        self.eps = eps
-
-    def forward(self, x: Tensor, scalars: Tensor) -> Pair:
-        """Both like what was given."""
-        self.check(x)
-        backend_for(self.backend, self.algebra, [x])
-        first = self.blades_first(x)
-        sizes = self.grade_squares(first).abs().sum(0, keepdim=True)
-        scale = sizes.mean(-1, keepdim=True).clamp(min=self.eps).rsqrt()
-        y = self.blades_back((first * scale).to(x.dtype))
-        return y, functional.layer_norm(scalars, scalars.shape[-1:])
 
 
 class ScalarGatedNonlinearity(nn.Module):
@@ -162,7 +122,7 @@ class GeometricBilinear(nn.Module):
                 "the join. Give an even number."
             )
         self.algebra, self.blade_dim, self.backend = algebra, blade_dim, backend
-        linear = _linear_maps(algebra, False, blade_dim, backend)
+        linear = linear_maps(algebra, False, blade_dim, backend)
         half = (in_features, out_features // 2, in_scalars)
         self.linear_left, self.linear_right = linear(*half), linear(*half)
         self.linear_join_left, self.linear_join_right = linear(*half), linear(*half)
@@ -212,7 +172,7 @@ class GeometricMLP(nn.Module):
             features, wide[0], scalars, wide[1], algebra, blade_dim=blade_dim, backend=backend
         )
         self.gate = ScalarGatedNonlinearity(blade_dim=blade_dim, backend=backend)
-        linear = _linear_maps(algebra, False, blade_dim, backend)
+        linear = linear_maps(algebra, False, blade_dim, backend)
         self.linear = linear(wide[0], features, wide[1], scalars)
 
     def forward(self, x: Tensor, scalars: Tensor, reference: Tensor) -> Pair:
@@ -243,7 +203,7 @@ class LGATrMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.blade_dim, self.backend = blade_dim, backend
-        linear = _linear_maps(SPACETIME, pseudoscalar, blade_dim, backend)
+        linear = linear_maps(SPACETIME, pseudoscalar, blade_dim, backend)
         wide = (4 * features, 4 * scalars)
         self.linear_left = linear(features, wide[0], scalars)
         self.linear_right = linear(features, wide[0], scalars)
@@ -265,114 +225,6 @@ class LGATrMLP(nn.Module):
         return out
 
 
-class SelfAttention(nn.Module):
-    """Geometric attention of items over items, between linear maps.
-
-    Args:
-        features: F.
-        scalars: S.
-        heads: how many.
-        multi_query: the heads share keys and values, as in GATr by default.
-        algebra: of the multivectors.
-        growth: how many times the features that come in the heads have together.
-        pseudoscalar: see `EquiLinear`.
-        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: None chooses; the attention itself is torch's own on every backend.
-    """
-
-    log_weights: nn.Parameter | None
-
-    def __init__(
-        self,
-        features: int,
-        scalars: int,
-        heads: int = 8,
-        multi_query: bool = True,
-        algebra: Algebra = PGA,
-        *,
-        growth: int = 2,
-        pseudoscalar: bool = False,
-        blade_dim: int = 0,
-        backend: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.algebra, self.blade_dim, self.heads = algebra, blade_dim, heads
-        hidden = (max(growth * features // heads, 1), max(growth * scalars // heads, 4))
-        wide = (heads * hidden[0], heads * hidden[1])
-        shared = hidden if multi_query else wide
-        linear = _linear_maps(algebra, pseudoscalar, blade_dim, backend)
-        self.q_linear = linear(features, wide[0], scalars, wide[1])
-        self.k_linear = linear(features, shared[0], scalars, shared[1])
-        self.v_linear = linear(features, shared[0], scalars, shared[1])
-        self.out_linear = linear(wide[0], features, wide[1], scalars)
-        self.hidden = hidden
-        # of distances, which need points and hence a null vector
-        has_points = algebra.metric.count(0) == 1
-        self.log_weights = nn.Parameter(torch.zeros(heads, hidden[0])) if has_points else None
-
-    def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
-        """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes."""
-        (q, q_s), (k, k_s), (v, v_s) = (
-            self._heads(*linear(x, scalars))
-            for linear in (self.q_linear, self.k_linear, self.v_linear)
-        )
-        weights = None if self.log_weights is None else self.log_weights.exp()
-        h, t = geometric_attention(q, k, v, q_s, k_s, v_s, self.algebra, weights=weights, mask=mask)
-        # (…, heads, items, hidden) to (…, items, heads · hidden)
-        h, t = (a.transpose(-3, -2).flatten(-2) for a in (h, t))
-        out: Pair = self.out_linear(h.movedim(0, self.blade_dim), t)
-        return out
-
-    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
-        """(…, items, hidden · heads) to (…, heads, items, hidden); shared ones are expanded."""
-        split = [
-            torch.unflatten(y, -1, (hidden, -1)).movedim(-1, -3)
-            for y, hidden in zip((x.movedim(self.blade_dim, 0), scalars), self.hidden, strict=True)
-        ]
-        return [y.expand(*y.shape[:-3], self.heads, *y.shape[-2:]) for y in split]
-
-
-class LGATrAttention(SelfAttention):
-    """`SelfAttention` with `EquiLayerNorm` of the queries, keys and values of each head.
-
-    Args:
-        features: F.
-        scalars: S.
-        heads: how many.
-        multi_query: the heads share keys and values.
-        pseudoscalar: see `EquiLinear`.
-        blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
-        backend: None chooses.
-    """
-
-    def __init__(
-        self,
-        features: int,
-        scalars: int,
-        heads: int = 8,
-        multi_query: bool = False,
-        pseudoscalar: bool = True,
-        *,
-        blade_dim: int = 0,
-        backend: str | None = None,
-    ) -> None:
-        super().__init__(
-            features,
-            scalars,
-            heads,
-            multi_query,
-            SPACETIME,
-            growth=1,
-            pseudoscalar=pseudoscalar,
-            blade_dim=blade_dim,
-            backend=backend,
-        )
-        self.norm_qkv = EquiLayerNorm(SPACETIME, backend=backend)
-
-    def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
-        return list(self.norm_qkv(*super()._heads(x, scalars)))
-
-
 class GATrBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), on multivectors and scalars: see `GATr`."""
 
@@ -389,9 +241,8 @@ class GATrBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.norm = EquiLayerNorm(algebra, blade_dim=blade_dim, backend=backend)
-        self.attention = SelfAttention(
-            features, scalars, heads, multi_query, algebra, blade_dim=blade_dim, backend=backend
-        )
+        shape = (features, scalars, heads, multi_query, algebra)
+        self.attention = SelfAttention(*shape, blade_dim=blade_dim, backend=backend)
         self.mlp = GeometricMLP(features, scalars, algebra, blade_dim=blade_dim, backend=backend)
 
     def forward(
@@ -417,15 +268,8 @@ class LGATrBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.norm = EquiLayerNorm(SPACETIME, blade_dim=blade_dim, backend=backend)
-        self.attention = LGATrAttention(
-            features,
-            scalars,
-            heads,
-            multi_query,
-            pseudoscalar,
-            blade_dim=blade_dim,
-            backend=backend,
-        )
+        shape = (features, scalars, heads, multi_query, pseudoscalar)
+        self.attention = LGATrAttention(*shape, blade_dim=blade_dim, backend=backend)
         self.mlp = LGATrMLP(features, scalars, pseudoscalar, blade_dim=blade_dim, backend=backend)
 
     def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
@@ -469,7 +313,7 @@ class GATr(nn.Module):
     ) -> None:
         super().__init__()
         self.blade_dim = blade_dim
-        linear = _linear_maps(algebra, False, blade_dim, backend)
+        linear = linear_maps(algebra, False, blade_dim, backend)
         self.linear_in = linear(in_features, features, in_scalars, scalars)
         shape = (features, scalars, heads, multi_query, algebra)
         self.blocks = nn.ModuleList(
@@ -481,11 +325,7 @@ class GATr(nn.Module):
         """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
         items_features = (-2, -1) if self.blade_dim == 0 else (-3, -2)
         reference = x.mean(items_features, keepdim=True)
-        x, scalars = self.linear_in(x, scalars)
-        for block in self.blocks:
-            x, scalars = block(x, scalars, reference, mask)
-        out: Pair = self.linear_out(x, scalars)
-        return out
+        return _through_blocks(self, x, scalars, reference, mask)
 
 
 class LGATr(nn.Module):
@@ -524,7 +364,7 @@ class LGATr(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        linear = _linear_maps(SPACETIME, pseudoscalar, blade_dim, backend)
+        linear = linear_maps(SPACETIME, pseudoscalar, blade_dim, backend)
         self.linear_in = linear(in_features, features, in_scalars, scalars)
         shape = (features, scalars, heads, multi_query, pseudoscalar)
         self.blocks = nn.ModuleList(
@@ -534,24 +374,7 @@ class LGATr(nn.Module):
 
     def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
         """(B, batch…, items, F_in) and (batch…, items, S_in) to the same with F_out and S_out."""
-        x, scalars = self.linear_in(x, scalars)
-        for block in self.blocks:
-            x, scalars = block(x, scalars, mask)
-        out: Pair = self.linear_out(x, scalars)
-        return out
-
-
-def _linear_maps(
-    algebra: Algebra, pseudoscalar: bool, blade_dim: int, backend: str | None
-) -> Callable[..., MixedLinear]:
-    """(in_features, out_features, in_scalars, out_scalars=0) -> the map of a network's layers."""
-    return functools.partial(
-        MixedLinear,
-        algebra=algebra,
-        pseudoscalar=pseudoscalar,
-        blade_dim=blade_dim,
-        backend=backend,
-    )
+        return _through_blocks(self, x, scalars, mask)
 
 
 def _with_residuals(
@@ -566,3 +389,11 @@ def _with_residuals(
     x, scalars = x + dx, scalars + ds
     dx, ds = block.mlp(*block.norm(x, scalars), *reference)
     return x + dx, scalars + ds
+
+
+def _through_blocks(network: GATr | LGATr, x: Tensor, scalars: Tensor, *others: Any) -> Pair:
+    x, scalars = network.linear_in(x, scalars)
+    for block in network.blocks:
+        x, scalars = block(x, scalars, *others)
+    out: Pair = network.linear_out(x, scalars)
+    return out

@@ -6,15 +6,16 @@ First those of the fully connected product, then those of linear maps by grade.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from torchweft.clifford import kernels
 from torchweft.clifford.algebra import Algebra
-from torchweft.clifford.matrices import kernels
 from torchweft.clifford.matrices.source import (
     Norm,
     arrange_kernels,
@@ -45,6 +46,34 @@ __all__ = [
     "turned",
 ]
 
+Build = Callable[[tuple[Any, ...], tuple[int, ...]], Launcher]
+
+
+def _run(
+    build: Build,
+    variant: tuple[Any, ...],
+    numbers: tuple[int, ...],
+    operands: Sequence[Tensor],
+    workspace: int = 0,
+) -> None:
+    """Launch the kernel of a variant with its counts and strides."""
+    with current_device(operands[0]):
+        dtypes = map(operator.attrgetter("dtype"), operands)
+        _cached(build, variant, numbers, *dtypes)(operands, workspace)
+
+
+@functools.lru_cache(maxsize=2048)
+def _cached(
+    build: Build, variant: tuple[Any, ...], numbers: tuple[int, ...], *_: torch.dtype
+) -> Launcher:
+    """A launcher keeps compiled code, so dtypes are part of its key."""
+    return build(variant, numbers)
+
+
+@functools.cache
+def _gluon() -> bool:
+    return not (interpreted() or torch.version.hip)
+
 
 def pairs(
     x: Tensor,
@@ -57,15 +86,17 @@ def pairs(
 ) -> None:
     """t = the pairs of x and y, times a factor for each row.
 
-    finds: the factors, if there are any, are found: powers of two that bring the pairs below 2¹⁵.
-    A program that owns a row finds its factor on the way; longer rows are read twice.
+    finds: the factors, if there are any, are computed: powers of two that bring pairs below 2¹⁵.
+    A program that owns a row computes its factor on the way; longer rows are read twice.
     """
     finds = finds and scale is not None
     if finds and scale is not None and pair_row_tile(algebra, x.shape[2]) is None:
         row_scale(x, y, layout(algebra).most_terms, scale)
         finds = False
-    variant = (algebra, gated, scale is not None, _dialect(), "", finds)
-    _launch_pairs(variant, [x, y, t, scale], [])
+    variant = (algebra, gated, scale is not None, _gluon(), "", finds)
+    numbers = (*x.shape[1:], *x.stride(), *y.stride())
+    operands = [x, y, t] if scale is None else [x, y, t, scale]
+    _run(_pairs_launcher, variant, numbers, operands, t.nbytes)
 
 
 def turn(
@@ -80,25 +111,13 @@ def turn(
     """The gradients of x and y that are not None, from those of the pairs, times a row's factor."""
     wanted = "".join(v for v, g in zip("xy", gradients, strict=True) if g is not None)
     outputs = [g for g in gradients if g is not None]
-    variant = (algebra, gated, factor is not None, _dialect(), wanted, False)
-    _launch_pairs(variant, [x, y, dt, factor], outputs)
+    variant = (algebra, gated, factor is not None, _gluon(), wanted, False)
+    numbers = (*x.shape[1:], *x.stride(), *y.stride(), outputs[0].stride(0))
+    operands = [x, y, dt, *outputs] if factor is None else [x, y, dt, factor, *outputs]
+    _run(_pairs_launcher, variant, numbers, operands, dt.nbytes)
 
 
-def _launch_pairs(
-    variant: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs: Sequence[Tensor]
-) -> None:
-    x, y, t, *_ = operands = [t for t in tensors if t is not None]
-    numbers = (*x.shape[1:], *x.stride(), *y.stride(), *(g.stride(0) for g in outputs[:1]))
-    with current_device(x):
-        launch = _pairs_launcher(variant, numbers, x.dtype, t.dtype)
-        launch([*operands, *outputs], t.nbytes)
-
-
-@functools.lru_cache(maxsize=1024)
-def _pairs_launcher(
-    variant: tuple[Any, ...], numbers: tuple[int, ...], *dtypes: torch.dtype
-) -> Launcher:
-    """A launcher keeps compiled code, so that the dtypes are part of what it is known by."""
+def _pairs_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:
     algebra, *_, gradients, finds = variant
     module = pair_kernels(*variant)
     kernel = module.turn_kernel if gradients else module.pairs_kernel
@@ -115,22 +134,20 @@ def row_scale(x: Tensor, y: Tensor | None, terms: int, scale: Tensor) -> None:
 
     That is the numbers of x or, with y, sums of so many products of x and y.
     """
-    operands = [x] if y is None else [x, y]
-    strides = tuple(stride for operand in operands for stride in operand.stride())
-    names = "xy"[: len(operands)]
-    variant = ("scale_kernel", x.shape[0], names, terms, _dialect())
-    with current_device(x):
-        _row_launcher(variant, (*x.shape[1:], *strides), x.dtype)([*operands, scale])
+    variant = ("scale_kernel", x.shape[0], "x" if y is None else "xy", terms, _gluon())
+    if y is None:
+        _run(_row_launcher, variant, (*x.shape[1:], *x.stride()), [x, scale])
+    else:
+        numbers = (*x.shape[1:], *x.stride(), *y.stride())
+        _run(_row_launcher, variant, numbers, [x, y, scale])
 
 
 def arrange(w: Tensor, order: Tensor, scale: Tensor | None, z: Tensor) -> None:
     """z[p] = w[order[p]], times the scale if there is one; w: (P, N, F), z: contiguous."""
-    operands = [t for t in (w, order, scale, z) if t is not None]
     paths, rows, features = w.shape
-    variant = ("arrange_kernel", scale is not None, _dialect())
     numbers = (paths * rows, features, rows, *w.stride())
-    with current_device(w):
-        _row_launcher(variant, numbers, w.dtype, z.dtype)(operands)
+    operands = [w, order, z] if scale is None else [w, order, scale, z]
+    _run(_row_launcher, ("arrange_kernel", scale is not None, _gluon()), numbers, operands)
 
 
 def normalise(
@@ -142,11 +159,9 @@ def normalise(
     algebra: Algebra,
 ) -> None:
     """z = o, without the scales of its rows and of all, over its size by grade; r = 1 / size."""
-    operands = [o, *(scales or ()), z, r]
-    variant = ("norm_kernel", algebra, norm, scales is not None, _dialect())
+    variant = ("norm_kernel", algebra, norm, scales is not None, _gluon())
     numbers = (*o.shape[1:], z.stride(0), r.stride(0))
-    with current_device(o):
-        _row_launcher(variant, numbers, o.dtype, z.dtype)(operands)
+    _run(_row_launcher, variant, numbers, [o, *(scales or ()), z, r])
 
 
 def denormalise(
@@ -159,26 +174,20 @@ def denormalise(
     algebra: Algebra,
 ) -> None:
     """do = the gradient of what was normalised, times a factor for each row that goes to scale."""
-    operands = [t for t in (go, z, r, do, scale) if t is not None]
+    variant = ("denorm_kernel", algebra, norm, scale is not None, _gluon())
     numbers = (*go.shape[1:], *go.stride(), z.stride(0), r.stride(0))
-    variant = ("denorm_kernel", algebra, norm, scale is not None, _dialect())
-    with current_device(go):
-        _row_launcher(variant, numbers, go.dtype, z.dtype, do.dtype)(operands)
+    operands = [go, z, r, do] if scale is None else [go, z, r, do, scale]
+    _run(_row_launcher, variant, numbers, operands)
 
 
 ROW_KERNELS = {"scale_kernel": scale_kernels, "arrange_kernel": arrange_kernels}
 
 
-@functools.lru_cache(maxsize=1024)
-def _row_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...], *_: torch.dtype) -> Launcher:
-    name, *rest = variant
-    make = ROW_KERNELS.get(name, norm_kernels)
+def _row_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:
+    name, *options = variant
+    module = ROW_KERNELS.get(name, norm_kernels)(*options)
     rows, features = numbers[:2]
-    return Launcher(getattr(make(*rest), name), rows, (), numbers, (), row_tile(features))
-
-
-def _dialect() -> str:
-    return "triton" if interpreted() or torch.version.hip else "gluon"
+    return Launcher(getattr(module, name), rows, (), numbers, (), row_tile(features))
 
 
 MOST_LINEAR_TILES, MOST_LINEAR_FEATURES = 1024, 1024
@@ -242,40 +251,25 @@ def rows_tile(features: int) -> Tile:
 def sum_by_grade(partials: Tensor, n: int, parts: int, dtype: torch.dtype) -> Tensor:
     """(blades · parts, F_in, F_out) → (n+1, F_in, F_out), the sums of each grade in fixed order."""
     sums = partials.new_empty((n + 1, *partials.shape[1:]), dtype=dtype)
-    _launch_by_grade("sum_kernel", [partials, sums], (sums[0].numel(),), (n, parts), n + 1)
+    variant = ("sum_kernel", SUM_TILE, n + 1, n, parts)
+    _run(_grade_launcher, variant, (sums[0].numel(),), [partials, sums])
     return sums
 
 
 def turned(weight: Tensor) -> Tensor:
-    """Contiguous matrices, turned, as a view of the shape that they had."""
+    """The matrices, transposed in memory, as a view of the shape that they had."""
     grades, f_in, f_out = weight.shape
     out = weight.new_empty(grades, f_out, f_in)
-    _launch_by_grade("turn_kernel", [weight, out], (f_in, f_out), (), grades)
+    _run(_grade_launcher, ("turn_kernel", TURN_TILE, grades), (f_in, f_out), [weight, out])
     return out.mT
 
 
-def _launch_by_grade(
-    name: str,
-    operands: Sequence[Tensor],
-    numbers: tuple[int, ...],
-    constants: tuple[int, ...],
-    grades: int,
-) -> None:
-    with current_device(operands[0]):
-        _grade_launcher(name, numbers, constants, grades, *(t.dtype for t in operands))(operands)
-
-
-@functools.lru_cache(maxsize=256)
-def _grade_launcher(
-    name: str, numbers: tuple[int, ...], constants: tuple[int, ...], grades: int, *_: torch.dtype
-) -> Launcher:
-    """A launcher keeps compiled code, so that the dtypes are part of what it is known by."""
-    tile = SUM_TILE if name == "sum_kernel" else TURN_TILE
-    programs = grades
+def _grade_launcher(variant: tuple[Any, ...], numbers: tuple[int, ...]) -> Launcher:
+    name, tile, programs, *constants = variant
     for number in numbers:
         programs *= -(-number // tile.blocks[0])
     kernel = written(kernels.__name__, name)
-    return Launcher(kernel, programs, (), numbers, constants, tile)
+    return Launcher(kernel, programs, (), numbers, tuple(constants), tile)
 
 
 def _laid_out(weight: Tensor) -> Tensor | None:

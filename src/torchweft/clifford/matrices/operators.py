@@ -4,8 +4,9 @@
     z = norm(gelu(x) ∘ gelu(linear(x)))             layer: gradients meet in a GEMM's accumulator
     z_j[m] = Σ_(p,n) W[p,n,m] · pair_(p,j)[n]       pair_(p,j) = Σ sign · x_i y_k over path p
 
-On the GPU the pairs, one matrix product an out grade, and the norm around them are fused (fc.py);
-elsewhere, and for gradients of gradients, they are programs around torch's own products.
+On the GPU the pairs, one matrix product an out grade and the norm around them are fused, see
+fully_connected.py; elsewhere, and for gradients of gradients, they are programs around torch's own
+products.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.matrices.source import Norm
 from torchweft.clifford.programs.operator import forward, run
 from torchweft.clifford.programs.programs import pairs
 from torchweft.core.backend import choose
@@ -319,73 +321,51 @@ def _blocks(signature: str) -> list[tuple[list[int], int]]:
     return list(zip(pairs(algebra)[1], algebra.sizes, strict=True))
 
 
-def _plain_forward(
+def _product_forward(
     x: Tensor, y: Tensor, weight: Tensor, signature: str, gated: bool, ending: str, backend: str
 ) -> list[Tensor]:
-    from torchweft.clifford.matrices.fc import forward
-
-    return [forward(x, y, weight, Algebra.from_signature(signature), gated)]
-
-
-def _plain_backward(
-    args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
-) -> Gradients:
-    from torchweft.clifford.matrices.fc import backward
-
-    x, y, weight, signature, gated, *_ = args
-    return backward(x, y, weight, grad, Algebra.from_signature(signature), gated, needed)
-
-
-def _plain_fake(x: Tensor, y: Tensor, weight: Tensor, *_: Any) -> list[Tensor]:
-    return [x.new_empty((*x.shape[:-1], weight.shape[-1]))]
-
-
-def _normalised_forward(
-    x: Tensor, y: Tensor, weight: Tensor, signature: str, gated: bool, ending: str, backend: str
-) -> list[Tensor]:
-    from torchweft.clifford.matrices.fc import Norm, forward_normalised
+    from torchweft.clifford.matrices import fully_connected as gpu
 
     algebra = Algebra.from_signature(signature)
-    return forward_normalised(x, y, weight, algebra, gated, Norm.of_words(ending))
+    return gpu.forward(x, y, weight, algebra, gated, Norm.of_words(ending))
 
 
-def _normalised_backward(
+def _product_backward(
     args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> Gradients:
-    from torchweft.clifford.matrices.fc import Norm, backward_normalised
+    from torchweft.clifford.matrices import fully_connected as gpu
 
-    x, y, _, signature, gated, ending, _ = args
+    x, y, weight, signature, gated, ending, _ = args
     algebra, norm = Algebra.from_signature(signature), Norm.of_words(ending)
-    return backward_normalised(x, y, saved, grad, algebra, gated, norm, needed)
+    return gpu.backward(x, y, weight, saved, grad, algebra, gated, norm, needed)
 
 
-def _normalised_fake(x: Tensor, y: Tensor, weight: Tensor, signature: str, *_: Any) -> list[Tensor]:
-    from torchweft.clifford.matrices.fc import saved_shapes
+def _product_fake(
+    x: Tensor, y: Tensor, weight: Tensor, signature: str, gated: bool, ending: str, backend: str
+) -> list[Tensor]:
+    z = x.new_empty((*x.shape[:-1], weight.shape[-1]))
+    if not ending:
+        return [z]
+    from torchweft.clifford.matrices.fully_connected import saved_shapes
 
     grades = Algebra.from_signature(signature).n + 1
     kept = (x.new_empty(shape, dtype=dtype) for shape, dtype in saved_shapes(x, weight, grades))
-    return [*_plain_fake(x, y, weight), *kept]
+    return [z, *kept]
 
 
-_SCHEMA = "Tensor x, Tensor y, Tensor weight, str signature, bool gated, str ending, str backend"
-
-_plain = FusedOperator(
-    "clifford_fully_connected",
-    _SCHEMA,
-    3,
-    _plain_forward,
-    _plain_backward,
-    _plain_fake,
-    _product_composition,
-)
-
-_normalised = FusedOperator(
-    "clifford_fully_connected_norm",
-    _SCHEMA,
-    3,
-    _normalised_forward,
-    _normalised_backward,
-    _normalised_fake,
-    _product_composition,
-    keeps_result=True,
+_plain, _normalised = (
+    FusedOperator(
+        name,
+        "Tensor x, Tensor y, Tensor weight, str signature, bool gated, str ending, str backend",
+        3,
+        _product_forward,
+        _product_backward,
+        _product_fake,
+        _product_composition,
+        keeps_result,
+    )
+    for name, keeps_result in (
+        ("clifford_fully_connected", False),
+        ("clifford_fully_connected_norm", True),
+    )
 )

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from types import ModuleType
 from typing import NamedTuple
 
 from torchweft.clifford.algebra import Algebra
 from torchweft.core.gpu.launcher import Tile
+from torchweft.core.printing.kernel import Frame
 from torchweft.core.printing.modules import load
 
 __all__ = [
@@ -36,7 +38,7 @@ __all__ = [
 ]
 
 
-class Pair(NamedTuple):
+class BladePair(NamedTuple):
     """One of the pairs: where it lies, and its terms.
 
     Args:
@@ -52,7 +54,7 @@ class Pair(NamedTuple):
     terms: tuple[tuple[int, int, int], ...]
 
 
-class Layout(NamedTuple):
+class PairLayout(NamedTuple):
     """How an algebra's pairs lie in memory.
 
     Args:
@@ -63,14 +65,14 @@ class Layout(NamedTuple):
         most_terms: how many terms the longest pair has.
     """
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[BladePair, ...]
     paths: tuple[tuple[int, ...], ...]
     groups: tuple[tuple[int, ...], ...]
     most_terms: int
 
 
 @functools.cache
-def layout(algebra: Algebra) -> Layout:
+def layout(algebra: Algebra) -> PairLayout:
     """The pairs of an algebra."""
     of_pair: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for term in algebra.terms:
@@ -83,7 +85,7 @@ def layout(algebra: Algebra) -> Layout:
     )
     per_blade = [len(paths[grade]) for grade in algebra.grades]
     pairs = tuple(
-        Pair(before, per_blade[j], at, tuple(of_pair.get((j, path), ())))
+        BladePair(before, per_blade[j], at, tuple(of_pair.get((j, path), ())))
         for j, before in enumerate(itertools.accumulate(per_blade[:-1], initial=0))
         for at, path in enumerate(paths[algebra.grades[j]])
     )
@@ -92,50 +94,56 @@ def layout(algebra: Algebra) -> Layout:
         tuple(grade for grade, shape in enumerate(shapes) if shape == one)
         for one in dict.fromkeys(shapes)
     )
-    return Layout(pairs, paths, groups, max(len(pair.terms) for pair in pairs))
+    return PairLayout(pairs, paths, groups, max(len(pair.terms) for pair in pairs))
 
 
-DIALECTS = {
-    "gluon": (
-        "from triton.experimental import gluon\n"
-        "from triton.experimental.gluon import language as tl\n",
-        "@gluon.jit",
-        "    LAYOUT: tl.constexpr = tl.BlockedLayout(\n"
-        "        [BLOCK // (32 * tl.num_warps())], [32], [tl.num_warps()], [0])\n"
-        "    e = tl.arange(0, BLOCK, layout=LAYOUT)\n",
-    ),
-    "triton": (
-        "import triton\nimport triton.language as tl\n",
-        "@triton.jit",
-        "    e = tl.arange(0, BLOCK)\n",
-    ),
-}
-"""Imports, decorator, and the numbers of a program's elements.
+def _kernel(
+    gluon: bool,
+    name: str,
+    operands: str,
+    strides: str,
+    lines: list[str],
+    blocks: str = "BLOCK",
+    first: str = "z",
+) -> Iterator[str]:
+    """A kernel over rows and features.
 
-Gluon is told the layout that Triton would search for: large kernels compile in seconds instead of
-minutes.  Triton's own spelling is for the interpreter and for other vendors.
-"""
+    Args:
+        gluon: whether it is Gluon; else Triton.
+        name: of the kernel.
+        operands: names of the pointers.
+        strides: names of the numbers behind the counts of rows R and features F.
+        lines: its body, with elements `e`, type `ACC`, and `block`, the size of a blade.
+        blocks: names of the block sizes.
+        first: the operand that says which type is computed in.
+    """
+    frame, dtype = Frame(gluon), f"{first}_ptr.dtype.element_ty"
+    parameters = [f"{operand}_ptr" for operand in operands.split()]
+    parameters += [
+        "R",
+        "F",
+        *(f"stride_{name}" if len(name) > 1 else name for name in strides.split()),
+    ]
+    body = [
+        *frame.layout(
+            "tl.BlockedLayout([BLOCK // (32 * tl.num_warps())], [32], [tl.num_warps()], [0])"
+        ),
+        f"e = tl.arange(0, BLOCK{', layout=LAYOUT' * gluon})",
+        f"ACC: tl.constexpr = tl.float64 if {dtype} == tl.float64 else tl.float32",
+        "block = R.to(tl.int64) * F",
+        "wide = R.to(tl.int64) * 0 + 1  # a factor of strides: their multiples may exceed 2^31",
+        *lines,
+    ]
+    constants = (f"{block}: tl.constexpr" for block in blocks.split())
+    return frame.function(f"{name}_kernel", [*parameters, *constants], body, ["R"])
 
-ACCUMULATOR = """\
-    ACC: tl.constexpr = tl.float64 if {first}_ptr.dtype.element_ty == tl.float64 else tl.float32
-    block = R.to(tl.int64) * F
-    wide = R.to(tl.int64) * 0 + 1  # what a stride is multiplied by may pass 2^31
-"""
 
-PAIRS_HEAD = """
+def _module(name: str, gluon: bool, *kernels: Iterator[str]) -> ModuleType:
+    return load(name, Frame(gluon).module(name, *kernels))
 
-{jit}(do_not_specialize=["R"])
-def {name}_kernel(
-    x_ptr, y_ptr, t_ptr, {operands}R, F,
-    stride_xb, stride_xr, stride_xf, stride_yb, stride_yr, stride_yf, {strides}
-    BLOCK: tl.constexpr, BLOCK_F: tl.constexpr,
-):
-{arange}{accumulator}    num_f = (F + BLOCK_F - 1) // BLOCK_F
-    pid = tl.program_id(0)
-    f = pid % num_f * BLOCK_F + e % BLOCK_F
-    row = pid.to(tl.int64) // num_f * (BLOCK // BLOCK_F) + e // BLOCK_F
-    m = (f < F) & (row < R)
-"""
+
+ROW = "row = tl.program_id(0).to(tl.int64)"
+ROW_SWEEP = ("for first in range(0, F, BLOCK):", "    f = first + e", "    m = f < F")
 
 
 @functools.cache
@@ -143,7 +151,7 @@ def pair_kernels(
     algebra: Algebra,
     gated: bool,
     scaled: bool,
-    dialect: str,
+    gluon: bool,
     gradients: str = "",
     finds: bool = False,
 ) -> ModuleType:
@@ -154,29 +162,29 @@ def pair_kernels(
         gated: whether x and y are scaled by their gates.
         scaled: whether pairs, and what is computed from their gradients, have a factor for each
             row in `scale_ptr`.
-        dialect: a key of DIALECTS.
+        gluon: whether to print Gluon; else Triton, for the interpreter and other vendors.
         gradients: "x", "y" or "xy": what `turn_kernel` computes from the pairs' gradients.
         finds: whether `pairs_kernel` finds these factors, as its program owns a whole row.
     """
     name = "turn" if gradients else "pairs"
-    operands = "scale_ptr, " * scaled + "".join(f"g{v}_ptr, " for v in gradients)
-    imports, jit, arange = DIALECTS[dialect]
-    head = PAIRS_HEAD.format(
-        jit=jit,
-        arange=arange,
-        accumulator=ACCUMULATOR.format(first="x"),
-        name=name,
-        operands=operands,
-        strides="stride_gb," if gradients else "",
-    )
-    lines = _loads(algebra)
+    operands = "x y t" + " scale" * scaled + "".join(f" g{v}" for v in gradients)
+    lines = [
+        "num_f = (F + BLOCK_F - 1) // BLOCK_F",
+        "pid = tl.program_id(0)",
+        "f = pid % num_f * BLOCK_F + e % BLOCK_F",
+        "row = pid.to(tl.int64) // num_f * (BLOCK // BLOCK_F) + e // BLOCK_F",
+        "m = (f < F) & (row < R)",
+        *_loads(algebra),
+    ]
     if finds:
         lines += _found(algebra)
     elif scaled:
         lines.append("scale = tl.load(scale_ptr + row, mask=row < R, other=0.0)")
     lines += _factor(gated, scaled)
     lines += _turn(algebra, gated, scaled, gradients) if gradients else _pairs(algebra)
-    return load(f"clifford_{name}", imports + head + _body(lines))
+    strides = "xb xr xf yb yr yf" + " gb" * bool(gradients)
+    kernel = _kernel(gluon, name, operands, strides, lines, "BLOCK BLOCK_F", "x")
+    return _module(f"clifford_{name}", gluon, kernel)
 
 
 def pair_tile(algebra: Algebra, features: int, gradients: str = "") -> Tile:
@@ -281,23 +289,8 @@ def _turn(algebra: Algebra, gated: bool, scaled: bool, gradients: str) -> list[s
     return lines
 
 
-def _address(pair: Pair) -> str:
+def _address(pair: BladePair) -> str:
     return f"t_ptr + ({pair.before} * block + {pair.path} * F + row * ({pair.paths} * F)) + f"
-
-
-def _body(lines: list[str]) -> str:
-    """The lines of a function."""
-    return "".join(f"    {line}\n" for line in lines)
-
-
-ROW_HEAD = """
-
-{jit}(do_not_specialize=["R"])
-def {name}_kernel({operands}R, F, {strides}BLOCK: tl.constexpr):
-{arange}{accumulator}    row = tl.program_id(0).to(tl.int64)
-"""
-
-ROW_SWEEP = ("for first in range(0, F, BLOCK):", "    f = first + e", "    m = f < F")
 
 
 class Norm(NamedTuple):
@@ -312,8 +305,10 @@ class Norm(NamedTuple):
     eps: float
 
     @classmethod
-    def of_words(cls, words: str) -> Norm:
-        """As a program's key spells it, "euclidean 0x…"."""
+    def of_words(cls, words: str) -> Norm | None:
+        """As a program's key spells it, "euclidean 0x…"; None for ""."""
+        if not words:
+            return None
         kind, eps = words.split(" ")
         return cls(kind, float.fromhex(eps))
 
@@ -333,7 +328,7 @@ def row_tile(features: int) -> Tile:
 
 
 @functools.cache
-def norm_kernels(algebra: Algebra, norm: Norm, scaled: bool, dialect: str) -> ModuleType:
+def norm_kernels(algebra: Algebra, norm: Norm, scaled: bool, gluon: bool) -> ModuleType:
     """The module with `norm_kernel` and `denorm_kernel`.
 
     norm_kernel: z_j = r_g a o_j, r_g = (mean_f |Σ_(j∈g) q_j (a o_j)²| + eps)^-½, and r.
@@ -341,24 +336,23 @@ def norm_kernels(algebra: Algebra, norm: Norm, scaled: bool, dialect: str) -> Mo
     scaled: o has a factor 1/a for each row, one of its own times one of all; do leaves with one
     of its own, in a range that fp16 holds.
     """
-    undo, scale = ("scale_ptr, all_ptr, ", "scale_ptr, ") if scaled else ("", "")
-    forward = _head("norm", f"o_ptr, {undo}z_ptr, r_ptr, ", "stride_zb, stride_rg, ", dialect)
-    forward += _body(_norm(algebra, norm, scaled))
-    strides = "stride_gb, stride_gr, stride_gf, stride_zb, stride_rg, "
-    backward = _head("denorm", f"g_ptr, z_ptr, r_ptr, d_ptr, {scale}", strides, dialect)
-    backward += _body(_denorm(algebra, norm, scaled))
-    return load("clifford_fc_norm", DIALECTS[dialect][0] + forward + backward)
+    forward, backward = _norm(algebra, norm, scaled), _denorm(algebra, norm, scaled)
+    operands = "o scale all z r" if scaled else "o z r"
+    return _module(
+        "clifford_fc_norm",
+        gluon,
+        _kernel(gluon, "norm", operands, "zb rg", [ROW, *forward]),
+        _kernel(gluon, "denorm", "g z r d" + " scale" * scaled, "gb gr gf zb rg", [ROW, *backward]),
+    )
 
 
 @functools.cache
-def scale_kernels(blades: int, operands: str, terms: int, dialect: str) -> ModuleType:
+def scale_kernels(blades: int, operands: str, terms: int, gluon: bool) -> ModuleType:
     """The module with `scale_kernel`: of each row, the scale of sums of so many products.
 
     scale[b] terms Π max|x[:,b]| lies just below 2¹⁵; operands: "x", or "xy" for products.
     """
-    names = "".join(f"{v}_ptr, " for v in operands)
-    strides = "".join(f"stride_{v}b, stride_{v}r, stride_{v}f, " for v in operands)
-    lines = [f"most_{v} = (e * 0).to(ACC)" for v in operands] + [*ROW_SWEEP]
+    lines = [ROW, *(f"most_{v} = (e * 0).to(ACC)" for v in operands), *ROW_SWEEP]
     for v in operands:
         for i in range(blades):
             at = f"{v}_ptr + (wide * {i} * stride_{v}b + row * stride_{v}r) + f * stride_{v}f"
@@ -366,19 +360,19 @@ def scale_kernels(blades: int, operands: str, terms: int, dialect: str) -> Modul
             lines.append(f"    most_{v} = tl.maximum(most_{v}, {value})")
     largest = " * ".join(f"tl.max(most_{v}, 0)" for v in operands)
     lines += [f"bound = {terms}.0 * {largest}", *power_of_two("row")]
-    head = _head("scale", f"{names}scale_ptr, ", strides, dialect, first="x")
-    return load("clifford_fc_scale", DIALECTS[dialect][0] + head + _body(lines))
+    names, strides = " ".join(operands), " ".join(f"{v}b {v}r {v}f" for v in operands)
+    kernel = _kernel(gluon, "scale", f"{names} scale", strides, lines, first="x")
+    return _module("clifford_fc_scale", gluon, kernel)
 
 
 @functools.cache
-def arrange_kernels(scaled: bool, dialect: str) -> ModuleType:
+def arrange_kernels(scaled: bool, gluon: bool) -> ModuleType:
     """The module with `arrange_kernel`: z[p] = a w[order[p]], a = 1 or the number in `scale_ptr`.
 
     w: (P, N, F) in any strides, z: (P, N, F) contiguous; a row is one p and n.
     """
-    strides = "N, stride_wp, stride_wn, stride_wf, "
-    operands = f"w_ptr, order_ptr, {'scale_ptr, ' * scaled}z_ptr, "
     lines = [
+        ROW,
         "first_of_path = tl.load(order_ptr + row // N) * stride_wp",
         "start = first_of_path + row % N * stride_wn",
         *["scale = tl.load(scale_ptr)"] * scaled,
@@ -387,21 +381,9 @@ def arrange_kernels(scaled: bool, dialect: str) -> ModuleType:
         "    value = tl.load(at, mask=m, other=0.0).to(ACC)" + " * scale" * scaled,
         _stored("z_ptr + row * F + f", "value"),
     ]
-    head = _head("arrange", operands, strides, dialect, first="w")
-    return load("clifford_fc_arrange", DIALECTS[dialect][0] + head + _body(lines))
-
-
-def _head(name: str, operands: str, strides: str, dialect: str, first: str = "z") -> str:
-    _, jit, arange = DIALECTS[dialect]
-    accumulator = ACCUMULATOR.format(first=first)
-    return ROW_HEAD.format(
-        jit=jit,
-        arange=arange,
-        accumulator=accumulator,
-        name=name,
-        operands=operands,
-        strides=strides,
-    )
+    operands = "w order scale z" if scaled else "w order z"
+    kernel = _kernel(gluon, "arrange", operands, "N wp wn wf", lines, first="w")
+    return _module("clifford_fc_arrange", gluon, kernel)
 
 
 def _norm(algebra: Algebra, norm: Norm, scaled: bool) -> list[str]:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.clifford.kernels import sum_partials_kernel
 from torchweft.clifford.programs import source as generator
-from torchweft.clifford.programs.kernels import sum_partials_kernel
 from torchweft.clifford.programs.source import RowTiling, copied_at_once, parameters
 from torchweft.core import private
 from torchweft.core.backend import interpreted

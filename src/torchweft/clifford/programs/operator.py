@@ -14,9 +14,20 @@ import torch
 from torch import Tensor
 
 from torchweft.clifford.programs.programs import program
-from torchweft.core.explain import record_cost, recording
+from torchweft.core.cpu import loops as looped
+from torchweft.core.explain import Launch, record, record_cost, recording
 from torchweft.core.expressions.expr import reachable
-from torchweft.core.expressions.program import Operand, Program, mask
+from torchweft.core.expressions.program import (
+    CHUNK,
+    Operand,
+    Program,
+    accumulator,
+    evaluate,
+    lengths,
+    mask,
+)
+from torchweft.core.expressions.program import run as run_program
+from torchweft.core.expressions.rewrite import hoisted
 from torchweft.core.operators.operator import compiling
 from torchweft.core.operators.tensor_list import (
     CachedCall,
@@ -29,7 +40,7 @@ from torchweft.core.operators.tensor_list import (
 )
 from torchweft.core.private import any_autocast
 
-__all__ = ["bound", "forward", "run"]
+__all__ = ["bound", "forward", "run", "run_numba", "run_torch"]
 
 Runner = Callable[[Program, Sequence[Tensor]], list[Tensor]]
 
@@ -40,9 +51,44 @@ def _runner(backend: str) -> Runner:
         from torchweft.clifford.programs.launch import run as run_triton
 
         return run_triton
-    from torchweft.clifford.programs.numba_path import run_numba, run_torch
-
     return run_numba if backend == "numba" else run_torch
+
+
+COMPILED = 2**20
+"""Multiplications from which a program is worth the seconds of its first compilation."""
+
+
+def run_torch(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The results of a program, on any device: contiguous, in the dtype of the inputs."""
+    if recording():
+        size = lengths(program, inputs)
+        chunk = max(1, CHUNK // max(size["feature"], 1))
+        number = -(-size["row"] // chunk)
+        record(Launch("torch", program.key, {"rows": chunk}, number))
+    return run_program(program, inputs)
+
+
+def run_numba(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The same, by a printed loop; in torch where it is not worth compiling one."""
+    size = lengths(program, inputs)
+    positions = size["row"] * size["feature"]
+    if not positions or positions * looped.terms(program) < COMPILED:
+        return run_torch(program, inputs)
+    wide = accumulator(inputs[0].dtype)
+    found, values = hoisted(program)
+    named = zip(program.inputs, inputs, strict=True)
+    leaves = {o.name: t.detach() if "row" in o.axes else t.detach()[:, None] for o, t in named}
+    leaves = {name: t.to(wide) for name, t in leaves.items()}
+    given = list(leaves.values())
+    for expressions in values:
+        found_values = evaluate(expressions, leaves, size)
+        given += [torch.stack([torch.as_tensor(v) for v in found_values])]
+    shape = size["row"], size["feature"]
+    results = [
+        torch.empty(operand.size, *shape, dtype=wide) if "row" in operand.axes else None
+        for operand in (output.operand for output in found.outputs)
+    ]
+    return [r.to(inputs[0].dtype) for r in looped.run(found, wide, shape, given, results)]
 
 
 def _prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:

@@ -1,4 +1,4 @@
-"""Kernels of linear maps by grade: the product of 16-bit numbers, and what the library's lack.
+"""Hand-written Triton kernels: products of linear maps by grade in 16 bits, and sums of partials.
 
     z_j = x_j @ W[grade of j]        dW[g] = Σ_(j ∈ g) Σ_parts P[j, part]
 
@@ -17,7 +17,7 @@ far below the largest lose bits that TF32 keeps, and to watch for them takes 12 
 import triton
 import triton.language as tl
 
-__all__ = ["rows_kernel", "sum_kernel", "turn_kernel"]
+__all__ = ["rows_kernel", "sum_kernel", "sum_partials_kernel", "turn_kernel"]
 
 
 @triton.jit
@@ -123,3 +123,23 @@ def turn_kernel(w_ptr, t_ptr, F_IN, F_OUT, BLOCK: tl.constexpr):
     mask = (i < F_IN)[:, None] & (j < F_OUT)[None, :]
     w = tl.load(w_ptr + matrix + i[:, None] * F_OUT + j[None, :], mask=mask, other=0.0)
     tl.store(t_ptr + matrix + j[:, None] * F_IN + i[None, :], w.T, mask=mask.T)
+
+
+@triton.jit(do_not_specialize=["count"])
+def sum_partials_kernel(
+    partial_ptr, z_ptr, count, columns, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """z[c] = Σ_n partial[n, c], n < count: always in the same order.
+
+    One program sums BLOCK_C columns, BLOCK_N rows at a time, in the partials' own dtype.  Moves
+    each partial once; they were just written and lie in the L2 cache.
+    """
+    c = tl.program_id(0).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+    lanes = tl.arange(0, BLOCK_N)[:, None]
+    sums = tl.zeros([BLOCK_N, BLOCK_C], partial_ptr.dtype.element_ty)
+    for start in range(0, count, BLOCK_N):
+        n = start + lanes
+        inside = (n < count) & (c < columns)
+        sums += tl.load(partial_ptr + n.to(tl.int64) * columns + c, mask=inside, other=0.0)
+    z = tl.expand_dims(tl.sum(sums, 0), 0)
+    tl.store(z_ptr + c, z, mask=c < columns)

@@ -41,9 +41,7 @@ from torchweft.clifford.matrices.source import Norm, layout
 __all__ = [
     "Norm",
     "backward",
-    "backward_normalised",
     "forward",
-    "forward_normalised",
     "saved_shapes",
 ]
 
@@ -61,42 +59,34 @@ REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_prec
 Needed = Sequence[bool]
 
 
-def forward(x: Tensor, y: Tensor, weight: Tensor, algebra: Algebra, gated: bool) -> Tensor:
-    """o_j[m] = Σ_(p,n) W[p,n,m] · t_(p,j)[n].
+def forward(
+    x: Tensor, y: Tensor, weight: Tensor, algebra: Algebra, gated: bool, norm: Norm | None = None
+) -> list[Tensor]:
+    """[z, …]: z_j[m] = Σ_(p,n) W[p,n,m] · t_(p,j)[n], with `norm` over its size by row and grade.
 
     x, y: (D, B, F_in), any strides; weight: (P, F_in, F_out); gated: scales x and y by their GELU
-    gates.  Returns (D, B, F_out) in x's dtype.
+    gates.  z: (D, B, F_out) in x's dtype; with a norm, `backward` needs what follows it.
     """
-    source = _Source(x, y, algebra, gated, _factors(x))
-    w = _by_out_grade(weight, source)
-    scale = _row_scales(source)
-    out = x.new_empty((*x.shape[:2], weight.shape[2]))
+    source = _PairSource(x, y, algebra, gated, _factors(x))
+    (matrices, w_scale), scale = _by_out_grade(weight, source), _row_scales(source)
+    z, r = x.new_empty((*x.shape[:2], weight.shape[2])), None
+    if norm is not None:
+        r = x.new_empty((algebra.n + 1, x.shape[1]), dtype=_wide(x))
     for rows in source.parts():
-        o = _product(source, w.matrices, rows, scale)
-        out[:, rows] = o if scale is None else o.div_((scale[rows] * w.scale)[:, None])
+        o = _product(source, matrices, rows, scale)
+        if norm is not None and r is not None:
+            scales = None if scale is None else (scale[rows], w_scale)
+            launch.normalise(o, scales, z[:, rows], r[:, rows], norm, algebra)
+        else:
+            z[:, rows] = o if scale is None else o.div_((scale[rows] * w_scale)[:, None])
         del o
-    return out
-
-
-def forward_normalised(
-    x: Tensor, y: Tensor, weight: Tensor, algebra: Algebra, gated: bool, norm: Norm
-) -> list[Tensor]:
-    """[z, r, …]: z = the product over its size in each row and grade; the rest is saved."""
-    source = _Source(x, y, algebra, gated, _factors(x))
-    w = _by_out_grade(weight, source)
-    scale = _row_scales(source)
-    z = x.new_empty((*x.shape[:2], weight.shape[2]))
-    r = x.new_empty((algebra.n + 1, x.shape[1]), dtype=_wide(x))
-    for rows in source.parts():
-        o = _product(source, w.matrices, rows, scale)
-        scales = None if scale is None else (scale[rows], w.scale)
-        launch.normalise(o, scales, z[:, rows], r[:, rows], norm, algebra)
-        del o
-    return [z, r, w.matrices, w.scale, r.new_empty(0) if scale is None else scale]
+    if r is None:
+        return [z]
+    return [z, r, matrices, w_scale, r.new_empty(0) if scale is None else scale]
 
 
 def saved_shapes(x: Tensor, weight: Tensor, grades: int) -> list[tuple[Sequence[int], torch.dtype]]:
-    """The shapes and dtypes of what `forward_normalised` saves beside the result."""
+    """The shapes and dtypes of what `forward` returns behind z with a norm."""
     rows, wide, factors = x.shape[1], _wide(x), _factors(x)
     scaled = factors == torch.float16
     return [
@@ -111,55 +101,48 @@ def backward(
     x: Tensor,
     y: Tensor,
     weight: Tensor,
-    go: Tensor,
-    algebra: Algebra,
-    gated: bool,
-    needed: Needed = (True, True, True),
-) -> list[Tensor | None]:
-    """The gradients of x, y and weight where they are needed, else None; go: (D, B, F_out)."""
-    source = _Source(x, y, algebra, gated, _factors(x))
-    w, parts = _by_out_grade(weight, source), source.parts()
-    scale = _row_scales(source)
-    if scale is None:
-        lazy = (go[:, rows].contiguous() for rows in parts)
-        return _gradients(source, w.matrices, lazy, None, needed)
-    go_scale = torch.empty_like(scale)
-    launch.row_scale(x, y, layout(algebra).most_terms, scale)
-    launch.row_scale(go, None, 1, go_scale)
-    factors = (_scaled(go[:, rows], go_scale[rows, None]) for rows in parts)
-    scales = _scales(scale, go_scale, w.scale, go.shape[2])
-    return _gradients(source, w.matrices, factors, scales, needed)
-
-
-def backward_normalised(
-    x: Tensor,
-    y: Tensor,
     saved: Sequence[Tensor],
-    gz: Tensor,
+    grad: Tensor,
     algebra: Algebra,
     gated: bool,
-    norm: Norm,
+    norm: Norm | None = None,
     needed: Needed = (True, True, True),
 ) -> list[Tensor | None]:
-    """The same for `forward_normalised`, which returned `saved`; gz: the gradient of z."""
-    source = _Source(x, y, algebra, gated, _factors(x))
-    z, r, w, w_scale, scale = saved
-    go_scale = torch.empty_like(scale) if source.scaled else None
+    """The gradients of x, y and weight where they are needed, else None.
+
+    saved: the results of `forward` with a norm; grad: (D, B, F_out), the gradient of z.
+    """
+    source, grad_scale = _PairSource(x, y, algebra, gated, _factors(x)), None
+    if norm is None:
+        (matrices, w_scale), scale = _by_out_grade(weight, source), _row_scales(source)
+        if scale is not None:
+            grad_scale = torch.empty_like(scale)
+            launch.row_scale(x, y, layout(algebra).most_terms, scale)
+            launch.row_scale(grad, None, 1, grad_scale)
+    else:
+        z, r, matrices, w_scale, scale = saved
+        grad_scale = torch.empty_like(scale) if source.scaled else None
 
     def of_product(rows: slice) -> Tensor:
-        go = gz.new_empty(gz[:, rows].shape, dtype=source.factors)
-        of_rows = None if go_scale is None else go_scale[rows]
-        launch.denormalise(gz[:, rows], z[:, rows], r[:, rows], go, of_rows, norm, algebra)
+        """The gradient of the product in some rows, as factors."""
+        of_rows = None if grad_scale is None else grad_scale[rows]
+        if norm is None:
+            part = grad[:, rows]
+            return part.contiguous() if of_rows is None else _scaled(part, of_rows[:, None])
+        go = grad.new_empty(grad[:, rows].shape, dtype=source.factors)
+        launch.denormalise(grad[:, rows], z[:, rows], r[:, rows], go, of_rows, norm, algebra)
         return go
 
-    parts = map(of_product, source.parts())
-    if go_scale is None:
-        return _gradients(source, w, parts, None, needed)
-    every = list(parts)  # gw sums over all rows under one scale
-    return _gradients(source, w, every, _scales(scale, go_scale, w_scale, gz.shape[2]), needed)
+    parts: Iterable[Tensor] = map(of_product, source.parts())
+    if scale is None or grad_scale is None:
+        return _gradients(source, matrices, parts, None, needed)
+    if norm is not None:  # finds the scales of all rows, under one of which gw sums
+        parts = list(parts)
+    scales = _scales(scale, grad_scale, w_scale, grad.shape[2])
+    return _gradients(source, matrices, parts, scales, needed)
 
 
-class _Source(NamedTuple):
+class _PairSource(NamedTuple):
     """What pairs are made of; they are made, and used up, for a part of the rows at a time."""
 
     x: Tensor
@@ -201,7 +184,7 @@ class _Source(NamedTuple):
         launch.turn(x, y, factor, dt, outputs, self.algebra, self.gated)
 
 
-class _Weight(NamedTuple):
+class _ArrangedWeight(NamedTuple):
     """The matrices by out grade, as factors, and their scale: empty where factors need none."""
 
     matrices: Tensor
@@ -231,7 +214,7 @@ def _sums_in_fp32() -> Iterator[None]:
 
 
 @_sums_in_fp32()
-def _product(source: _Source, w: Tensor, rows: slice, scale: Tensor | None) -> Tensor:
+def _product(source: _PairSource, w: Tensor, rows: slice, scale: Tensor | None) -> Tensor:
     """The product of some rows (D, rows, F_out), sums as they are; finds the scale of each row."""
     x, algebra = source.x, source.algebra
     t = source.empty(rows)
@@ -245,7 +228,7 @@ def _product(source: _Source, w: Tensor, rows: slice, scale: Tensor | None) -> T
 
 @_sums_in_fp32()
 def _gradients(
-    source: _Source,
+    source: _PairSource,
     w: Tensor,
     of_product: Iterable[Tensor],
     scales: _Scales | None,
@@ -268,7 +251,7 @@ def _gradients(
 
 
 def _part_gradients(
-    source: _Source,
+    source: _PairSource,
     w: Tensor,
     rows: slice,
     go: Tensor,
@@ -325,22 +308,22 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _by_out_grade(weight: Tensor, source: _Source) -> _Weight:
+def _by_out_grade(weight: Tensor, source: _PairSource) -> _ArrangedWeight:
     """The matrices with the paths of an out grade together, as factors."""
     order = _order(source.algebra, weight.device)
     w = weight.new_empty(weight.shape, dtype=source.factors)
     if not source.scaled:
         launch.arrange(weight, order, None, w)
-        return _Weight(w, weight.new_empty(0, dtype=_wide(weight)))
+        return _ArrangedWeight(w, weight.new_empty(0, dtype=_wide(weight)))
     rows = weight.reshape(1, -1, weight.shape[2])
     of_rows = weight.new_empty(rows.shape[1], dtype=torch.float32)
     launch.row_scale(rows, None, 1, of_rows)
     scale = of_rows.amin()
     launch.arrange(weight, order, scale, w)
-    return _Weight(w, scale)
+    return _ArrangedWeight(w, scale)
 
 
-def _row_scales(source: _Source) -> Tensor | None:
+def _row_scales(source: _PairSource) -> Tensor | None:
     """Room for the scales of the rows' pairs; None where factors need none."""
     return source.x.new_empty(source.x.shape[1], dtype=torch.float32) if source.scaled else None
 
@@ -372,7 +355,7 @@ def _blades_by_grade(o: Tensor, algebra: Algebra) -> Sequence[Tensor]:
     return o.flatten(0, 1).split_with_sizes([dim * o.shape[1] for dim in algebra.sizes])
 
 
-def _pairs_by_grade(t: Tensor, source: _Source) -> Sequence[Tensor]:
+def _pairs_by_grade(t: Tensor, source: _PairSource) -> Sequence[Tensor]:
     """The pairs of each out grade, (dim·rows, paths·F_in)."""
     algebra, features = source.algebra, source.x.shape[2]
     rows = t.shape[0] // (len(layout(algebra).pairs) * features)
