@@ -75,6 +75,7 @@ CALLS = {
     ),
     "norm": (lambda: of_module(lambda: clifford.MultivectorRMSNorm(SPACE, backend="triton")), 23),
     "gate": (lambda: of_module(lambda: clifford.MVSiLU(F, SPACE, backend="triton")), 23),
+    "layer": (lambda: of_module(lambda: clifford.CliffordLayer(F, 3, backend="triton")), 45),
 }
 """Calls with gradients, and how many of torchweft's functions they call at most."""
 
@@ -97,7 +98,7 @@ def test_the_gradients_of_a_cached_call(launched):
         call().sum().backward()
     total = call().sum()
     found = calls(total.backward)
-    assert len(found) <= 28, "\n".join(found)
+    assert len(found) <= 28, found
 
 
 def test_what_changes_between_calls_is_seen():
@@ -142,6 +143,27 @@ def test_the_size_of_what_is_added_is_part_of_the_call():
     x = torch.randn(8, 4, F)
     first, second = (clifford.rms_norm(x, SPACE, eps=eps) for eps in (1e-6, 1.0))
     assert (first != second).any()
+
+
+def test_options_and_every_parameter_are_part_of_the_call():
+    x, linear, bias = torch.randn(8, 4, F), torch.randn(4, F, F), torch.randn(F)
+    weight = torch.randn(F, 20)
+
+    def call(*options, linear=linear, **more):
+        return clifford.clifford_layer(x, linear, bias, weight, SPACE, *options, **more)
+
+    normalised, plain, wide = call(True), call(False), call(True, eps=1.0)
+    assert (normalised != plain).any()
+    assert (normalised != wide).any()
+    torch.testing.assert_close(call(True), normalised, rtol=0, atol=0)
+    involutions = [getattr(clifford, name)(x, SPACE) for name in ("reverse", "conjugate", "dual")]
+    involutions += [clifford.grade_project(x, grade, SPACE) for grade in range(4)]
+    for i, one in enumerate(involutions):
+        assert all((one != other).any() for other in involutions[:i])
+    with pytest.raises(DTypeError):
+        call(True, linear=linear.double())
+    with pytest.raises(ShapeError, match="weight is"):
+        call(True, linear=linear[:3])
 
 
 def calls(function):

@@ -8,6 +8,7 @@ WORKED = "tests/contract/test_clifford_worked_vectors.py"
 VERSORS = "tests/contract/test_clifford_versors.py"
 LAYERS = "tests/contract/test_clifford_nn.py"
 CEGNN = "tests/contract/test_clifford_cegnn.py"
+HOST = "tests/contract/test_clifford_host.py"
 
 MUTANTS = [
     Mutant(
@@ -76,5 +77,29 @@ MUTANTS = [
         ".sqrt().sqrt().mean(-1, keepdim=True)",
         ".sqrt().sqrt().sum(-1, keepdim=True)",
         f"{LAYERS} {CEGNN}",
+    ),
+    Mutant(
+        "calls are cached whatever their dtypes",
+        "*ends, known[count::3], known[1::3], known[2::3]",
+        "*ends, known[count::3], known[2::3]",
+        HOST,
+    ),
+    Mutant(
+        "calls are cached whatever the shapes of their parameters",
+        "*ends, known[count::3], known[1::3]",
+        "*ends, known[1::3]",
+        HOST,
+    ),
+    Mutant(
+        "calls are cached whatever their options",
+        "called = (known, backend, options)",
+        "called = (known, backend)",
+        HOST,
+    ),
+    Mutant(
+        "a call is cached for what is no algebra",
+        "    if known is None or type(algebra) is not Algebra or blade_dim not in (0, -1):",
+        "    if known is None or blade_dim not in (0, -1):",
+        HOST,
     ),
 ]

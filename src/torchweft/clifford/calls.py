@@ -201,7 +201,7 @@ def _broadcast(names: Sequence[str], multivectors: list[Tensor]) -> list[Tensor]
 def _check_weight(weight: Tensor, needed: Sequence[tuple[str, int | None]]) -> None:
     """Raise unless the dimensions have the lengths needed; None is any length."""
     pairs = zip(weight.shape, needed, strict=False)
-    if weight.dim() != len(needed) or any(n not in (None, size) for size, (_, n) in pairs):
+    if weight.dim() != len(needed) or any(n is not None and n != size for size, (_, n) in pairs):
         shape = ", ".join(dim if length is None else f"{dim} = {length}" for dim, length in needed)
         raise ShapeError(
             f"weight is {tuple(weight.shape)}: it must be ({shape}), P the paths of the algebra in "
