@@ -15,10 +15,9 @@ from torchweft.clifford import (
     fully_connected_geometric_product,
     geometric_product,
 )
+from torchweft.clifford.layers.attention import EquiLinear, MixedLinear
 from torchweft.clifford.layers.basic import (
     CliffordLayer,
-    EquiLinear,
-    MixedLinear,
     MultivectorLinear,
 )
 from torchweft.clifford.layers.cegnn import EGCL, message_plan

@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from torchweft.clifford import PGA, SPACETIME, Algebra, dual, geometric_product, sandwich, wedge
+from torchweft.clifford.layers.attention import (
+    EquiLayerNorm,
+    EquiLinear,
+    MixedLinear,
+    SelfAttention,
+)
 from torchweft.clifford.layers.basic import (
     CliffordLayer,
-    EquiLinear,
     FullyConnectedGeometricProduct,
     GeometricProduct,
-    MixedLinear,
     MultivectorGELU,
     MultivectorLinear,
     MultivectorRMSNorm,
@@ -23,12 +27,10 @@ from torchweft.clifford.layers.basic import (
     MVSiLU,
 )
 from torchweft.clifford.layers.transformers import (
-    EquiLayerNorm,
     GATr,
     GeometricMLP,
     LGATr,
     ScalarGatedNonlinearity,
-    SelfAttention,
     join,
 )
 from torchweft.testing import assert_equivariant, random_versor

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Table(Generic[T]):
-    """A property found once, without the lock that torch.compile cannot enter (before 3.12)."""
+    """A cached property without a lock, which torch.compile cannot trace (before Python 3.12)."""
 
     def __init__(self, find: Callable[[Any], T]) -> None:
         self.find = find
@@ -100,7 +100,7 @@ class Algebra:
 
     @property
     def n(self) -> int:
-        """How many basis vectors."""
+        """Number of basis vectors."""
         return len(self.metric)
 
     @property
@@ -124,22 +124,22 @@ class Algebra:
 
     @_Table
     def positions(self) -> dict[int, int]:
-        """Where the blade with a bit mask stands."""
+        """Position of the blade with a bit mask."""
         return {blade: i for i, blade in enumerate(self.blades)}
 
     @_Table
     def grades(self) -> tuple[int, ...]:
-        """The grade of each blade: how many basis vectors it multiplies."""
+        """The grade of each blade: the number of basis vectors that it multiplies."""
         return tuple(blade.bit_count() for blade in self.blades)
 
     @_Table
     def sizes(self) -> list[int]:
-        """How many blades each grade has, 0 … n."""
+        """Number of blades of each grade, 0 … n."""
         return [math.comb(self.n, grade) for grade in range(self.n + 1)]
 
     @_Table
     def of_grade(self) -> tuple[range, ...]:
-        """The blades of each grade, 0 … n: neighbours in shortlex order."""
+        """The positions of the blades of each grade, 0 … n; they are contiguous."""
         ends = itertools.accumulate(self.sizes, initial=0)
         return tuple(range(*pair) for pair in itertools.pairwise(ends))
 
@@ -165,7 +165,7 @@ class Algebra:
 
     @_Table
     def path_of(self) -> dict[tuple[int, int, int], int]:
-        """Where the path of (left, out, right) grades stands in `paths`."""
+        """Position in `paths` of the path of (left, out, right) grades."""
         return {path: p for p, path in enumerate(self.paths)}
 
     @_Table
@@ -187,7 +187,7 @@ class Algebra:
         return table
 
     def sign(self, a: int, b: int) -> int:
-        """The factor, −1, 0 or 1, of the product of two blades given as bit masks."""
+        """The sign −1, 0 or 1 of the product of two blades, given as bit masks."""
         sign, high = 1, a >> 1
         while high:  # every vector of a moves past the smaller ones of b
             sign = -sign if (high & b).bit_count() & 1 else sign
@@ -199,7 +199,7 @@ class Algebra:
 
     @staticmethod
     def reversion(blade: int) -> int:
-        """The sign that reversing the order of a blade's vectors brings."""
+        """The sign of a blade with its vectors in reverse order."""
         grade = blade.bit_count()
         return -1 if grade * (grade - 1) // 2 % 2 else 1
 

@@ -60,7 +60,7 @@ def geometric_product(
     Args:
         x: multivectors, (B, batch…, F).
         y: the right factors, the same layout; batch and features broadcast.
-        algebra: whose product.
+        algebra: that defines the product.
         weight: (F, P), one number a feature and path, in the order of `algebra.paths`; None is 1.
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
@@ -125,7 +125,7 @@ def fully_connected_geometric_product(
         x: multivectors, (B, batch…, F_in).
         y: the right factors, the same layout.
         weight: (P, F_in, F_out), a matrix a path, in the order of `algebra.paths`.
-        algebra: whose product.
+        algebra: that defines the product.
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
 
@@ -154,7 +154,7 @@ def gelu_geometric_product_norm(
         x: multivectors, (B, batch…, F).
         y: the right factors, the same layout.
         weight: (F, P), or (P, F_in, F_out) of the fully connected product.
-        algebra: whose product.
+        algebra: that defines the product.
         normalize: whether the norm follows.
         fully_connected: which product.
         eps: as in `rms_norm`.
@@ -188,7 +188,7 @@ def grade_linear(
         x: multivectors, (B, batch…, F_in).
         weight: (n+1, F_in, F_out), a matrix a grade.
         bias: (F_out,) or None.
-        algebra: theirs.
+        algebra: of the multivectors.
         blade_dim: 0, or −1 for blades last.
         backend: None chooses; matrix products are torch's own on every backend.
 
@@ -219,7 +219,7 @@ def clifford_layer(
         linear_weight: (n+1, F, F).
         linear_bias: (F,), on the scalar.
         weight: (F, P), or (P, F, F) of the fully connected product.
-        algebra: theirs.
+        algebra: of the multivectors.
         normalize: whether the norm follows.
         fully_connected: which product.
         eps: as in `rms_norm`.
@@ -278,7 +278,7 @@ def rms_norm(
 
     Args:
         x: multivectors, (B, batch…, F).
-        algebra: theirs.
+        algebra: of the multivectors.
         eps: keeps the root away from 0.
         norm: "euclidean", or "metric": s_g = mean of |Σ_(j∈g) q_j x_j²|, q_j the product of the
             blade's metric entries, invariant under every versor; a grade without a non-null blade
@@ -294,7 +294,7 @@ def gelu(x: Tensor, algebra: Algebra, *, blade_dim: int = 0, backend: str | None
 
     Args:
         x: multivectors, (B, batch…, F).
-        algebra: theirs.
+        algebra: of the multivectors.
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
     """
@@ -316,7 +316,7 @@ def silu(
         x: multivectors, (B, batch…, F).
         a: (n+1, F), a number a grade and feature.
         b: (n+1, F), likewise.
-        algebra: whose metric gives q_j, the product of a blade's entries.
+        algebra: of the multivectors; its metric gives q_j, the product of a blade's entries.
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
     """

@@ -23,7 +23,7 @@ TAYLOR_TERMS = 14
 """Terms of exp on [−½, ½]: the next is ½¹⁵/15!, below float64's round-off."""
 
 MOST_SQUARINGS = 10
-"""exp halves its argument at most so often: up to a size of 2⁹ it is exact to rounding."""
+"""Most halvings of the argument of exp: up to a size of 2⁹ it is exact to rounding."""
 
 ROOTS = 5
 """Square roots before the series of log: a rotor's angle is below π/2⁵ then."""
@@ -40,7 +40,7 @@ def sandwich(
     Args:
         r: a versor, (B, batch…, F); batch and features broadcast with x's.
         x: multivectors, the same layout.
-        algebra: theirs.
+        algebra: of the multivectors.
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
 
@@ -58,7 +58,7 @@ def inverse(
 
     Args:
         versor: (B, batch…, F).
-        algebra: its algebra.
+        algebra: of the multivectors.
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
     """
@@ -76,7 +76,7 @@ def exp(
 
     Args:
         bivector: multivectors whose other grades are ignored, (B, batch…, F).
-        algebra: theirs.
+        algebra: of the multivectors.
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
 
@@ -106,7 +106,7 @@ def log(
 
     Args:
         rotor: (B, batch…, F), n ≤ 5; not −1, where the plane of rotation is undefined.
-        algebra: its algebra.
+        algebra: of the multivectors.
         blade_dim: 0, or −1 for blades last.
         backend: None chooses.
 
@@ -137,8 +137,8 @@ def log(
     return grade_project(bivector, 2, algebra, backend=backend).movedim(0, blade_dim)
 
 
-class _Study(NamedTuple):
-    """s + w, w² = q a scalar: numbers that commute with the rotor they come from."""
+class _StudyNumber(NamedTuple):
+    """s + w with a scalar w² = q; it commutes with the rotor that it is computed from."""
 
     scalar: Tensor
     rest: Tensor
@@ -159,13 +159,13 @@ class _Study(NamedTuple):
         return self._combined(a / size, -1 / (2 * a * size))
 
 
-def _study_square(x: Tensor, algebra: Algebra, backend: str | None) -> _Study:
+def _study_square(x: Tensor, algebra: Algebra, backend: str | None) -> _StudyNumber:
     """X x̃ of an even element up to n = 5: its grades are 0 and 4."""
     found = geometric_product(x, reverse(x, algebra, backend=backend), algebra, backend=backend)
     kept = [4] if algebra.n >= 4 else []
     rest = grade_project(found, kept, algebra, backend=backend)
     square = geometric_product(rest, rest, algebra, backend=backend)[:1]
-    return _Study(found[:1], rest, square)
+    return _StudyNumber(found[:1], rest, square)
 
 
 def _one_like(x: Tensor) -> Tensor:

@@ -179,8 +179,8 @@ class EquiLinear(MultivectorModule):
         out_features: F_out.
         algebra: of the multivectors.
         bias: whether there is one.
-        pseudoscalar: add those maps, as L-GATr does unless told otherwise: then the layer is
-            equivariant under even versors, and not under reflections.
+        pseudoscalar: add those maps, as L-GATr does by default; the layer is then equivariant
+            under even versors, and not under reflections.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: None chooses.
     """
@@ -322,10 +322,10 @@ class SelfAttention(nn.Module):
     Args:
         features: F.
         scalars: S.
-        heads: how many.
+        heads: number of heads.
         multi_query: the heads share keys and values, as in GATr by default.
         algebra: of the multivectors.
-        growth: how many times the features that come in the heads have together.
+        growth: ratio of the features of all heads to the input features.
         pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
         backend: None chooses; the attention itself is torch's own on every backend.
@@ -389,7 +389,7 @@ class LGATrAttention(SelfAttention):
     Args:
         features: F.
         scalars: S.
-        heads: how many.
+        heads: number of heads.
         multi_query: the heads share keys and values.
         pseudoscalar: see `EquiLinear`.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).

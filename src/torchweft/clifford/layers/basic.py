@@ -219,7 +219,7 @@ class MultivectorLinear(MultivectorModule):
 class MultivectorRMSNorm(MultivectorModule):
     """o_j = x_j / √(s_g + eps), s_g = mean over features of |Σ_(j∈g) q_j x_j²|.
 
-    q_j is the product of the blade's metric entries; a grade of null blades is left as it is.
+    q_j is the product of the blade's metric entries; a grade of null blades is not rescaled.
 
     Args:
         algebra: of the multivectors.

@@ -87,8 +87,8 @@ class _CliffordConv(nn.Module):
 
     Args:
         algebra: of the multivectors.
-        in_channels: multivectors that come in.
-        out_channels: multivectors that go out.
+        in_channels: number of input multivectors.
+        out_channels: number of output multivectors.
         kernel_size: one number, or one for each spatial dimension.
         stride: as in torch.
         padding: as in torch.

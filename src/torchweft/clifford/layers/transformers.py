@@ -281,14 +281,14 @@ class GATr(nn.Module):
     """The geometric algebra transformer: a linear map, blocks, a linear map.
 
     Args:
-        in_features: multivectors of an item that come in.
-        out_features: multivectors that go out.
+        in_features: input multivectors of an item.
+        out_features: output multivectors of an item.
         features: F of the blocks.
-        in_scalars: scalars of an item that come in.
-        out_scalars: scalars that go out.
+        in_scalars: input scalars of an item.
+        out_scalars: output scalars of an item.
         scalars: S of the blocks.
-        blocks: how many.
-        heads: of the attention.
+        blocks: number of blocks.
+        heads: number of attention heads.
         multi_query: see `SelfAttention`.
         algebra: of the multivectors.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
@@ -332,14 +332,14 @@ class LGATr(nn.Module):
     """The Lorentz-equivariant transformer: a linear map, blocks, a linear map.
 
     Args:
-        in_features: multivectors of an item that come in.
-        out_features: multivectors that go out.
+        in_features: input multivectors of an item.
+        out_features: output multivectors of an item.
         features: F of the blocks.
-        in_scalars: scalars of an item that come in.
-        out_scalars: scalars that go out.
+        in_scalars: input scalars of an item.
+        out_scalars: output scalars of an item.
         scalars: S of the blocks.
-        blocks: how many.
-        heads: of the attention.
+        blocks: number of blocks.
+        heads: number of attention heads.
         multi_query: see `LGATrAttention`.
         pseudoscalar: equivariant under rotations and boosts alone, as L-GATr is by default;
             False: under reflections too.

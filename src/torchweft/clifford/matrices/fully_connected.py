@@ -143,7 +143,7 @@ def backward(
 
 
 class _PairSource(NamedTuple):
-    """What pairs are made of; they are made, and used up, for a part of the rows at a time."""
+    """The operands of the pairs, which are computed for a part of the rows at a time."""
 
     x: Tensor
     y: Tensor
@@ -164,7 +164,7 @@ class _PairSource(NamedTuple):
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def empty(self, rows: slice) -> Tensor:
-        """Room for the pairs of some rows."""
+        """Memory for the pairs of some rows."""
         count = len(layout(self.algebra).pairs) * (rows.stop - rows.start) * self.x.shape[2]
         return self.x.new_empty(count, dtype=self.factors)
 
@@ -193,7 +193,7 @@ class _ArrangedWeight(NamedTuple):
 
 @contextlib.contextmanager
 def _sums_in_fp32() -> Iterator[None]:
-    """No sums in 16 bits inside of the library's products, where ours would overflow.
+    """Disable 16-bit sums inside torch's products, where the numbers here would overflow.
 
     The numbers of fp16 factors, and of what is shrunk only at the end, fill all of their range.
     """
@@ -276,10 +276,10 @@ class _Scales(NamedTuple):
     """Powers of two that keep the factors of the backward pass in fp16's range.
 
     Args:
-        shrink: of every dt: they are sums of F_out products below 2³⁰.
-        turn: of each row, what undoes it, the scale of go and the weight's.
-        pairs: of each row: times go's it is one number, since gw sums over the rows.
-        weight: that number.
+        shrink: factor of every dt: these are sums of F_out products below 2³⁰.
+        turn: for each row the inverse of `shrink`, of the scale of go and of the weight's.
+        pairs: for each row; its product with go's scale is constant, since gw sums over the rows.
+        weight: that constant.
     """
 
     shrink: float
@@ -324,7 +324,7 @@ def _by_out_grade(weight: Tensor, source: _PairSource) -> _ArrangedWeight:
 
 
 def _row_scales(source: _PairSource) -> Tensor | None:
-    """Room for the scales of the rows' pairs; None where factors need none."""
+    """Memory for the scales of the rows' pairs; None where factors need none."""
     return source.x.new_empty(source.x.shape[1], dtype=torch.float32) if source.scaled else None
 
 
@@ -341,7 +341,7 @@ def _order(algebra: Algebra, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _places(algebra: Algebra, device: torch.device) -> Tensor:
-    """Where each path stands in `_order`."""
+    """Position of each path in `_order`."""
     return torch.argsort(_order(algebra, device))
 
 

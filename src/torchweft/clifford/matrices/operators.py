@@ -122,7 +122,7 @@ class _GradePair(NamedTuple):
     Args:
         first, last: the grades.
         start: of the first one's blades.
-        size: how many each has.
+        size: number of blades of each.
         distance: blades from the first one's to the last one's.
     """
 
@@ -147,7 +147,7 @@ class _GradePair(NamedTuple):
 
 @constant_when_compiling
 def _sizes(signature: str) -> list[int]:
-    """How many blades each grade has."""
+    """Number of blades of each grade."""
     return Algebra.from_signature(signature).sizes
 
 
@@ -288,7 +288,7 @@ def fully_connected(
         x: left factors.
         y: right factors.
         weight: matrices, by path.
-        algebra: whose product.
+        algebra: that defines the product.
         backend: where the programs run.
         gated: whether x and y are gated first.
         ending: the words of the norm that follows, "euclidean 0x…"; "" for none.

@@ -39,12 +39,12 @@ __all__ = [
 
 
 class BladePair(NamedTuple):
-    """One of the pairs: where it lies, and its terms.
+    """A pair of a path and an out blade: its place in memory, and its terms.
 
     Args:
         before: pairs of earlier grades, and of earlier blades of its grade.
-        paths: how many paths lead to its grade.
-        path: which of them it belongs to.
+        paths: number of paths to its grade.
+        path: its index among them.
         terms: (sign, left blade, right blade); none where the metric's zeros cancel them.
     """
 
@@ -55,14 +55,14 @@ class BladePair(NamedTuple):
 
 
 class PairLayout(NamedTuple):
-    """How an algebra's pairs lie in memory.
+    """The layout of an algebra's pairs in memory.
 
     Args:
         pairs: by out grade, then blade, then path.
         paths: of each out grade, as places in `Algebra.paths`.
         groups: the out grades with as many blades and as many paths, g and n - g or one alone:
             their matrix products have one shape.
-        most_terms: how many terms the longest pair has.
+        most_terms: number of terms of the longest pair.
     """
 
     pairs: tuple[BladePair, ...]
@@ -158,7 +158,7 @@ def pair_kernels(
     """The module with `pairs_kernel`, or with the `turn_kernel` of some gradients.
 
     Args:
-        algebra: whose pairs.
+        algebra: that defines the pairs.
         gated: whether x and y are scaled by their gates.
         scaled: whether pairs, and what is computed from their gradients, have a factor for each
             row in `scale_ptr`.
@@ -317,7 +317,7 @@ class Norm(NamedTuple):
         return (1,) * algebra.num_blades if self.kind == "euclidean" else algebra.squares
 
     def rescaled(self, algebra: Algebra) -> list[int]:
-        """The grades that it rescales: those with a blade whose square counts."""
+        """The grades that it rescales: those with a blade whose factor is not 0."""
         signs = self.signs(algebra)
         return [g for g, blades in enumerate(algebra.of_grade) if any(signs[j] for j in blades)]
 

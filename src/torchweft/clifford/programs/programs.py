@@ -47,14 +47,14 @@ def _root(name: str) -> Program:
     return _BUILDERS[builder](name, algebra, *words)
 
 
-_KEPT: dict[str, Callable[[int, int, int], bool]] = {
+_PRODUCT_PATHS: dict[str, Callable[[int, int, int], bool]] = {
     "geometric": lambda left, out, right: True,
     "wedge": lambda left, out, right: out == left + right,
     "inner": lambda left, out, right: out == abs(left - right),
     "left_contraction": lambda left, out, right: out == right - left,
     "right_contraction": lambda left, out, right: out == left - right,
 }
-"""The products that are parts of the geometric product: which paths each keeps."""
+"""The paths that each product has, of those of the geometric product."""
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def form(algebra: Algebra, kind: str = "geometric", weighted: bool = False) -> F
         (sign, i, k, algebra.path_of[algebra.grades_of(term)], j)
         for term in algebra.terms
         for i, j, k, sign in [term]
-        if _KEPT[kind](*algebra.grades_of(term))
+        if _PRODUCT_PATHS[kind](*algebra.grades_of(term))
     ]
     size = algebra.num_blades
     return Form(kind, (size, size, len(algebra.paths) if weighted else 0, size), terms)
@@ -173,7 +173,7 @@ def _normalised(
     """(gate o)_j / √(s_g + eps), s_g the mean over features of gate² |Σ_(j∈g) q_j o_j²|.
 
     q = 1 for the euclidean norm, the blades' squares for the metric one.  The gate stays outside
-    of the sum over the blades: one value a grade is kept, not one a blade.
+    of the sum over the blades: a thread stores one value a grade, not one a blade.
     """
     found: list[Expr] = []
     for blades in algebra.of_grade:

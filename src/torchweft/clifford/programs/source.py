@@ -393,7 +393,7 @@ def _joint_sum(count: int) -> Iterable[str]:
 
 
 def _blocked(shape: tuple[int, int], vector: int, warps: int) -> str:
-    """A layout of a tile whose threads lie along the features first."""
+    """The layout of a tile whose threads are contiguous along the features."""
     along = shape[1] // vector
     lanes = max(1, min(32, along))
     groups = max(1, min(warps, math.ceil(along / lanes)))
