@@ -22,15 +22,7 @@ from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing, groups
 from torchweft.o3.mixing.source import FRAME, ROW_ACCUMULATOR, alignment, number
 from torchweft.products.tiles import power_of_two
 
-__all__ = [
-    "MIXED_PRODUCT",
-    "CoupledPath",
-    "coupled_paths",
-    "operands",
-    "reached",
-    "row_weights",
-    "source",
-]
+__all__ = ["MIXED_PRODUCT", "coupled_paths", "operands", "reached", "row_weights", "source"]
 
 MIXED_PRODUCT = "mixed_product"
 """Name of the kernels, in profiles too."""
