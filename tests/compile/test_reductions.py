@@ -17,7 +17,7 @@ if interpreted():
 from tests.compile.conftest import Check
 from torchweft.core.gpu.launcher import Tile
 from torchweft.core.printing.modules import printed
-from torchweft.reductions.call import Job
+from torchweft.reductions.call import KernelSpec
 from torchweft.reductions.engine import nearest as knn
 from torchweft.reductions.formula import kernel_forms as exponents
 from torchweft.reductions.formula.derivatives import gradient
@@ -84,7 +84,7 @@ CASES = {
 
 def build(name: str, dtype: str, ranged: bool, near: bool = False) -> Build:
     kind, f, w, k = FORMULAS[name]
-    job = recipe.kernel_jobs(Job(kind, f, w, 0, 0, wide=dtype == "fp64", kept=k))[1][0]
+    job = recipe.kernel_jobs(KernelSpec(kind, f, w, 0, 0, wide=dtype == "fp64", kept=k))[1][0]
     job = job._replace(ranged=ranged, partial=ranged, near=near)
     kernel = printed(f"reductions_{kind}", generator.source(job), f"{kind}_kernel").function()
     return made(kernel, dtype, generator.tile(job), {})

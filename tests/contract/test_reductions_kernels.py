@@ -34,7 +34,7 @@ from tests.pairs import (
 )
 from torchweft.core.gpu.launcher import launch_all
 from torchweft.errors import BackendError
-from torchweft.reductions.call import Blocks, Job, Options, ReductionData, Sizes
+from torchweft.reductions.call import Blocks, KernelSpec, Options, ReductionData, Sizes
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.node import concat, const, node, var
 from torchweft.testing.bounds import assert_as_accurate
@@ -164,7 +164,7 @@ def test_how_long_formulas_are_printed():
     """Neither the dimension nor the length of a result makes a kernel longer, or more of them."""
     x, y, w = (var(n, 500, n > 0) for n in range(3))
     f = node("exp", -node("sqdist", x, y)) * w
-    _, jobs = recipe.kernel_jobs(Job("sums", f, None, 0, 0))
+    _, jobs = recipe.kernel_jobs(KernelSpec("sums", f, None, 0, 0))
     assert len(jobs) == 1
     assert len(launch.source("sums", f).splitlines()) < 200
     assert not launch.serves(node("sum", node("concat", x - y, x - y)))

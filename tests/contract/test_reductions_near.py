@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.pairs import BLOCKS, SMALL, A, B, P, X, Y, blocks, check_sums, data, part
-from torchweft.reductions.call import Blocks, Job, Options, ReductionData, Sizes
+from torchweft.reductions.call import Blocks, KernelSpec, Options, ReductionData, Sizes
 from torchweft.reductions.formula.node import concat, node, var
 from torchweft.testing.bounds import assert_as_accurate
 from torchweft.testing.contract import assert_same_bits
@@ -190,7 +190,7 @@ def test_growing_exponentials():
     ],
 )
 def test_which_formulas(f, count):
-    job = Job("sums", f, None, 0, f.dim, near=True)
+    job = KernelSpec("sums", f, None, 0, f.dim, near=True)
     assert generator.near_registers(job) == (count and 3 + 2 * count)
     for other in ({"near": False}, {"wide": True}, {"accumulate": "kahan"}):
         assert generator.near_registers(job._replace(**other)) == 0

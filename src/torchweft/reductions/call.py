@@ -18,13 +18,13 @@ from torchweft.reductions.formula.node import Node
 __all__ = [
     "KEPT",
     "Blocks",
-    "Job",
+    "KernelSpec",
     "Kind",
-    "Layout",
     "Options",
     "ReductionData",
     "Signature",
     "Sizes",
+    "TensorLayout",
     "Wanted",
     "kept",
     "laid_out",
@@ -133,7 +133,7 @@ class _View(NamedTuple):
     shape: tuple[int, int, int] | None
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """The layout of a call's tensors, which follows from their shapes.
 
     Args:
@@ -157,7 +157,7 @@ class Layout(NamedTuple):
         return found
 
 
-def laid_out(kind: str, cats: Sequence[tuple[int, int]], given: Signature) -> Layout:
+def laid_out(kind: str, cats: Sequence[tuple[int, int]], given: Signature) -> TensorLayout:
     """The layout of tensors that are (*batch, M, D), (*batch, N, D) or (*batch, D) by category.
 
     Args:
@@ -183,7 +183,7 @@ def laid_out(kind: str, cats: Sequence[tuple[int, int]], given: Signature) -> La
                 "them are Vi and which are Vj."
             )
     views = tuple([_view(n, given[n][0], shapes[n], batch, count) for n in shapes])
-    return Layout(Sizes(count, lengths.get(0, 1), lengths.get(1, 1)), batch, views)
+    return TensorLayout(Sizes(count, lengths.get(0, 1), lengths.get(1, 1)), batch, views)
 
 
 def _view(
@@ -210,7 +210,7 @@ def _require_alike(kind: str, given: Signature) -> None:
             )
 
 
-class Job(NamedTuple):
+class KernelSpec(NamedTuple):
     """The specification of one kernel, which determines its source.
 
     Args:
@@ -279,7 +279,7 @@ class Wanted(NamedTuple):
         kind: "sums", "shifted" or "smallest".
         formulas: the formula, and its weight if any.
         k: in smallest, the number of neighbours.
-        ending: as in `Job`.
+        ending: as in `KernelSpec`.
         results: shapes and dtypes, in any dimensions that lie as (B, M, ...); None for a result
             that is not needed.
     """

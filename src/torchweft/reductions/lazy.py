@@ -82,9 +82,7 @@ class LazyTensor(Reducers):
         return object.__new__(made)  # type: ignore[return-value]
 
     def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = False) -> None:
-        self._set_variable(self._constant_or_variable(x, axis))
-
-    def _set_variable(self, found: Variable | int) -> None:
+        found = self._constant_or_variable(x, axis)
         if isinstance(found, int):
             self._set(symbolic.number(found), (), NO_EXTENT)
         else:
@@ -185,17 +183,12 @@ class LazyTensor(Reducers):
         return self.ndim
 
     @property
-    def _full_shape(self) -> tuple[int, ...]:
-        known = self._extent
-        rows = 1 if known.rows is None else known.rows
-        columns = 1 if known.columns is None else known.columns
-        return (*known.batch, rows, columns, self._components)
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """(..., M, N, D), or (..., M, N) for one component; unknown sizes are 1."""
-        full = self._full_shape
-        return full[:-1] if full[-1] == 1 else full
+        known = self._extent
+        sizes = [1 if n is None else n for n in (known.rows, known.columns)]
+        last = [] if self._components == 1 else [self._components]
+        return (*known.batch, *sizes, *last)
 
     def dim(self) -> int:
         """The number of dimensions: batch, i, j, and components even if there is one."""
@@ -476,7 +469,7 @@ class ComplexLazyTensor(LazyTensor):
     is_complex = True
 
     def __init__(self, x: Any = None, axis: int | None = None, is_complex: bool = True) -> None:
-        self._set_variable(self._constant_or_variable(self._pairs(x), axis))
+        super().__init__(self._pairs(x), axis)
 
     @classmethod
     def _pairs(cls, x: Any) -> Any:

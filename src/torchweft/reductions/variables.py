@@ -408,16 +408,21 @@ Formula = Node | str
 _STEPS: dict[str, Callable[..., Any]] = {}
 
 
-def _apply(name: str, formulas: tuple[Formula, ...], data: tuple[Any, ...]) -> Any:
-    """The step or operation `name` of formulas and of constant data."""
+def applied(
+    name: str, formulas: tuple[Formula, ...], moves: tuple[Any, ...], data: tuple[Any, ...]
+) -> Any:
+    """The operation `name` of formulas, whose variables are first `renumbered` by `moves`."""
     if compiling():
-        return _folded(name, tuple(map(text, formulas)), data)
-    return _cached(name, formulas, data)
+        return _folded(name, tuple(map(text, map(renumbered, formulas, moves))), data)
+    return _cached(name, formulas, data, moves)
 
 
 @functools.lru_cache(KEPT)
-def _cached(name: str, formulas: tuple[Node, ...], data: tuple[Any, ...]) -> Any:
-    return _function(name)(*formulas, *data)
+def _cached(
+    name: str, formulas: tuple[Node, ...], data: tuple[Any, ...], moves: tuple[Any, ...] = ()
+) -> Any:
+    moved = map(renumbered, formulas, moves) if moves else formulas
+    return _function(name)(*moved, *data)
 
 
 @constant_when_compiling
@@ -430,22 +435,6 @@ def _function(name: str) -> Callable[..., Any]:
     return _STEPS[name] if name in _STEPS else operations()[name]
 
 
-def applied(
-    name: str, formulas: tuple[Formula, ...], moves: tuple[Any, ...], data: tuple[Any, ...]
-) -> Any:
-    """The operation `name` of formulas, whose variables are first `renumbered` by `moves`."""
-    if compiling():
-        return _apply(name, tuple(map(renumbered, formulas, moves)), data)
-    return _cached_of_renumbered(name, formulas, moves, data)
-
-
-@functools.lru_cache(KEPT)
-def _cached_of_renumbered(
-    name: str, formulas: tuple[Node, ...], moves: tuple[Any, ...], data: tuple[Any, ...]
-) -> Any:
-    return _apply(name, tuple(map(renumbered, formulas, moves)), data)
-
-
 def _step(count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Turn a function of `count` nodes, and of data, into one of formulas."""
 
@@ -455,7 +444,10 @@ def _step(count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         @functools.wraps(function)
         def step(*given: Any) -> Any:
-            return _apply(name, given[:count], given[count:])
+            formulas, data = given[:count], given[count:]
+            if compiling():
+                return _folded(name, tuple(map(text, formulas)), data)
+            return _cached(name, formulas, data)
 
         return step
 

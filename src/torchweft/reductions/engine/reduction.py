@@ -21,10 +21,10 @@ from torchweft.core.operators.operator import compiling, constant_when_compiling
 from torchweft.core.operators.tensor_list import Rest
 from torchweft.errors import ShapeError
 from torchweft.reductions.call import (
-    Layout,
     Options,
     Signature,
     Sizes,
+    TensorLayout,
     kept,
     laid_out,
     signature,
@@ -84,7 +84,7 @@ class ReductionPlan(NamedTuple):
     used: tuple[int, ...]
     cats: tuple[tuple[int, int], ...]
     compared: str
-    layout: Layout
+    layout: TensorLayout
     dtype: torch.dtype
     rest: Rest
 

@@ -21,7 +21,7 @@ from torchweft.core.gpu.launcher import (
     processors,
 )
 from torchweft.errors import BackendError
-from torchweft.reductions.call import Job, Options, ReductionData, Sizes, Wanted
+from torchweft.reductions.call import KernelSpec, Options, ReductionData, Sizes, Wanted
 from torchweft.reductions.formula.kernel_forms import looped, parts
 from torchweft.reductions.formula.lowering import count
 from torchweft.reductions.formula.node import Node, const, reachable
@@ -139,7 +139,7 @@ def source(
         ranged: over lists of intervals.
     """
     weight = None if kind != "shifted" else const(1) if w is None else w
-    job = Job(kind, f, weight, 0, 0, ranged=ranged, partial=ranged, wide=wide, kept=k)
+    job = KernelSpec(kind, f, weight, 0, 0, ranged=ranged, partial=ranged, wide=wide, kept=k)
     return generator.source(kernel_jobs(job)[1][0])
 
 

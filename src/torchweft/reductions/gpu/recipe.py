@@ -33,7 +33,7 @@ from torch.nn.functional import pad
 from torchweft.core.gpu.launcher import Call, Kernel, Launches, Step, Tile, processors
 from torchweft.core.printing.modules import printed, written
 from torchweft.core.tables.tensor_cache import TensorCache
-from torchweft.reductions.call import Blocks, Job, ReductionData, Sizes, Wanted
+from torchweft.reductions.call import Blocks, KernelSpec, ReductionData, Sizes, Wanted
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.kernel_forms import BLOCK, Looped, looped
 from torchweft.reductions.formula.node import Node, variables
@@ -143,7 +143,7 @@ def recipe_of(
     dtype, device = data.like.dtype, data.like.device
     many = math.prod(sizes) >= MANY_PAIRS
     f, *w = wanted.formulas
-    job = Job(
+    job = KernelSpec(
         wanted.kind,
         f,
         w[0] if w else None,
@@ -164,7 +164,7 @@ def recipe_of(
 
 @functools.lru_cache(maxsize=4096)
 def _recipe(
-    whole: Job,
+    whole: KernelSpec,
     sizes: Sizes,
     counts: tuple[int, int] | None,
     dtype: torch.dtype,
@@ -190,7 +190,7 @@ def _recipe(
     return ReductionRecipe(Launches(steps), len(jobs), ways, partials, shape, what.blocks, size)
 
 
-def kernel_jobs(whole: Job) -> tuple[Looped, list[Job]]:
+def kernel_jobs(whole: KernelSpec) -> tuple[Looped, list[KernelSpec]]:
     """The formulas of a reduction as kernels compute them, and a job for each few components."""
     given = [f for f in (whole.formula, whole.weight) if f is not None]
     what = looped(*given, size=1 if whole.kind == "smallest" else BLOCK)
@@ -206,7 +206,7 @@ def kernel_jobs(whole: Job) -> tuple[Looped, list[Job]]:
 
 
 def _steps(
-    jobs: Sequence[Job],
+    jobs: Sequence[KernelSpec],
     values: Mapping[int, _Stored | None],
     grid: _Grid,
     shape: Tile,
@@ -284,7 +284,7 @@ def _stored(
     return _Stored(f, size, pitch, entry * any(batched[u.data[0]] for u in variables(f)))
 
 
-def _partials(job: Job, grid: _Grid, height: int) -> list[Allocation]:
+def _partials(job: KernelSpec, grid: _Grid, height: int) -> list[Allocation]:
     """The partial results of a job; none where it writes the result itself."""
     if not job.partial:
         return []
@@ -295,7 +295,7 @@ def _partials(job: Job, grid: _Grid, height: int) -> list[Allocation]:
     return [((grid.programs, outputs, height), getattr(torch, job.accumulator))]
 
 
-def _merge(job: Job, grid: _Grid, height: int, taken: Sequence[int]) -> Step:
+def _merge(job: KernelSpec, grid: _Grid, height: int, taken: Sequence[int]) -> Step:
     """What merges the partial results of a job."""
     outputs, programs = job.last - job.first, grid.merges
     constants: tuple[Any, ...] = (outputs, job.components, job.first, job.ranged)

@@ -27,7 +27,7 @@ from torchweft.core.expressions.expr import Expr, const, reachable
 from torchweft.core.gpu.launcher import Tile
 from torchweft.core.printing.dialect import Dialect, indented
 from torchweft.core.printing.kernel import Frame
-from torchweft.reductions.call import Job
+from torchweft.reductions.call import KernelSpec
 from torchweft.reductions.formula.kernel_forms import LONGEST, TILE_SHAPE, Loops
 from torchweft.reductions.formula.lowering import (
     FORMATS,
@@ -90,28 +90,28 @@ LANES = tl.constexpr({lanes})
 """
 
 
-def source(job: Job) -> str:
+def source(job: KernelSpec) -> str:
     """The module text of a job's kernel, whose name is `<kind>_kernel`."""
     return _printer(job).module()
 
 
-def operands(job: Job) -> tuple[Node, ...]:
+def operands(job: KernelSpec) -> tuple[Node, ...]:
     """The variables that its kernel reads, in the order of its pointers."""
     return _printer(job).variables
 
 
-def near_registers(job: Job) -> int:
+def near_registers(job: KernelSpec) -> int:
     """Values of a row that a tile of points near each other keeps; 0 without such tiles."""
     found = _printer(job).near
     return 0 if found is None else len(found.near.points) + 2 * len(found.near.terms)
 
 
 @functools.lru_cache(maxsize=256)
-def _printer(job: Job) -> _KernelPrinter:
+def _printer(job: KernelSpec) -> _KernelPrinter:
     return _KernelPrinter(job)
 
 
-def _registers(job: Job) -> int:
+def _registers(job: KernelSpec) -> int:
     """Least number of values that a kernel keeps for each row and lane."""
     printer = _printer(job)
     rows = [e for e in reachable(printer.parts.pairs) if e.kind == "leaf" and e.axes == {"i"}]
@@ -119,7 +119,7 @@ def _registers(job: Job) -> int:
     return len(rows) + kept + 2 * (job.kind == "shifted")
 
 
-def tile(job: Job, height: float = 64) -> Tile:
+def tile(job: KernelSpec, height: float = 64) -> Tile:
     """Rows, columns and tiles of a block; `height` is how many rows a tile can fill.
 
     A thread has one column of each LANES and R rows: it keeps what pairs read of a row R times, and
@@ -143,7 +143,7 @@ def tile(job: Job, height: float = 64) -> Tile:
     return Tile((warps * rows, LANES * columns, TILES_PER_BLOCK), warps, 1)
 
 
-def list_slots(job: Job) -> int:
+def list_slots(job: KernelSpec) -> int:
     """Slots of a list of the smallest."""
     return 1 << max(job.kept - 1, 0).bit_length()
 
@@ -151,7 +151,7 @@ def list_slots(job: Job) -> int:
 class _KernelPrinter:
     """The text of the kernel of a job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: KernelSpec) -> None:
         self.job, self.frame = job, Frame(gluon=False, wide=job.wide)
         self.kind, self.number = job.kind, self.frame.number
         self.indices = "tl.int64" if job.far else "tl.int32"
