@@ -161,7 +161,8 @@ def _evaluate(degrees: tuple[int, ...], x: Tensor, normalize: bool, normalizatio
     if highest < len(_LOWEST):
         rows = _lowest(degrees, v)
         found = torch.stack([y for degree in degrees for y in rows[degree]], -1)
-        return _as(found * _factors(v, degrees, normalization), x.dtype)
+        y = found * _factors(v, degrees, normalization)
+        return y if y.dtype == x.dtype else y.to(x.dtype)
     # of a unit vector 1 without a gradient, and 0 of the zero vector
     square = v.any(0).to(v.dtype) if normalize else v.square().sum(0)
     rows = _components(set(degrees), v, square, normalization)
