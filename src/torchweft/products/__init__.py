@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from torchweft.products import functions, tables
+from torchweft.products import functions, infos
 from torchweft.products.functions import *  # noqa: F403
-from torchweft.products.tables import *  # noqa: F403
+from torchweft.products.infos import *  # noqa: F403
 
-__all__ = [*functions.__all__, *tables.__all__]
+__all__ = [*functions.__all__, *infos.__all__]
 
 if TYPE_CHECKING:
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torchweft.core.expressions.program import accumulator
 from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import DeviceError, DTypeError, ShapeError
-from torchweft.products.tables import Sizes, Tables
+from torchweft.products.infos import Sizes, Tables
 
 __all__ = [
     "CANONICAL",

@@ -31,8 +31,8 @@ from torchweft.products.forms import (
     rows_in,
     sizes,
 )
+from torchweft.products.infos import SparseProductInfo, SparseScaleInfo, Tables, largest
 from torchweft.products.operator import product
-from torchweft.products.tables import SparseProductInfo, SparseScaleInfo, Tables, largest
 
 Function = Callable[..., Tensor]
 

@@ -23,7 +23,7 @@ from torchweft.core.operators.operator import Call, Operator
 from torchweft.core.private import any_autocast
 from torchweft.core.tables.plan import Plan
 from torchweft.products.forms import PRODUCTS, batch_of, result_channels
-from torchweft.products.tables import ROLES, product_plan
+from torchweft.products.infos import ROLES, product_plan
 
 __all__ = ["product"]
 

@@ -21,7 +21,7 @@ from torchweft.core.tables.tensor_cache import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.products import SparseProductInfo, sparse_mul, sparse_vecmat
-from torchweft.products.tables import Movable
+from torchweft.products.infos import Movable
 
 __all__ = [
     "Gating",
