@@ -21,12 +21,14 @@ from pathlib import Path
 import torch
 
 import torchweft
-from torchweft.demo.data.charges import Starts, simulate, starts
 from torchweft.demo.measure import machine, versions
 from torchweft.demo.models.forecaster import (
     DenseForecaster,
     Forecaster,
+    Starts,
     complete_graphs,
+    simulate,
+    starts,
     systems_of,
 )
 from torchweft.progress import track

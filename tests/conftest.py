@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from tests.covering import FULL, covering, requirements
-from torchweft.testing.memory import poisoned_memory as poison
+from torchweft.testing.contract import poisoned_memory as poison
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 BACKENDS = ["triton"] if INTERPRETED else ["numba", "torch"]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torchweft
-from torchweft.core import private
+from torchweft.core import versions
 
 __all__ = ["Finding", "examine"]
 
@@ -148,14 +148,14 @@ def _package(what: str, code: str, advice: str, *, needed: bool = False) -> Find
 
 def _oldest(package: str) -> str:
     """The first version that was tested."""
-    return ".".join(map(str, private.RANGES[package][0]))
+    return ".".join(map(str, versions.RANGES[package][0]))
 
 
 def _tested(package: str, version: str) -> str:
     """Whether this version was tested, in words."""
-    if private.is_tested(package, version):
+    if versions.is_tested(package, version):
         return "tested"
-    first, last = (".".join(map(str, v)) for v in private.RANGES[package])
+    first, last = (".".join(map(str, v)) for v in versions.RANGES[package])
     return f"not tested ({first} to {last} {'is' if first == last else 'are'})"
 
 
@@ -165,9 +165,9 @@ def _launches() -> Finding:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return Finding("launches", "missing", "kernels need triton")
-    if private.launches_fast(triton):
+    if versions.launches_fast(triton):
         return Finding("launches", "ok", f"fast: machine code of triton {triton} is known")
-    known = " ".join(".".join(map(str, v)) for v in private.FAST_LAUNCH)
+    known = " ".join(".".join(map(str, v)) for v in versions.FAST_LAUNCH)
     text = f"by triton {triton} itself: the same results, but a process starts its first kernel"
     return Finding(
         "launches",

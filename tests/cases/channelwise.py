@@ -25,7 +25,7 @@ from tests.cases.suite import Suite
 from torchweft.o3 import reference
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
-from torchweft.o3.edges.graph import Graph, graph_of
+from torchweft.o3.graph import Graph, graph_of
 from torchweft.testing.bounds import assert_within_bound
 from torchweft.testing.contract import Case
 

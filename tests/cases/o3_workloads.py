@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchweft.o3.channelwise.calls import Call, forward, gradient
 from torchweft.o3.channelwise.structure import Block, Path, Product, Structure
-from torchweft.o3.edges.graph import Graph, Tables
+from torchweft.o3.graph import Graph, Tables
 
 __all__ = [
     "WORKLOADS",

@@ -13,7 +13,7 @@ from tests.cases.channelwise import GRAPHS, STRUCTURES, Edges
 from tests.cases.suite import Suite
 from torchweft.o3 import reference
 from torchweft.o3.channelwise.structure import Structure
-from torchweft.o3.edges.graph import graph_of
+from torchweft.o3.graph import graph_of
 from torchweft.o3.radial_linear.operator import radial_product
 from torchweft.testing.contract import Case
 

@@ -13,7 +13,7 @@ import pytest
 import triton
 
 from tests.covering import FULL
-from torchweft.core.private import launches_fast
+from torchweft.core.versions import launches_fast
 from torchweft.testing.compiler import Build, compile_for, faults, growth, statistics
 
 Check = Callable[[Build, str, str], None]

@@ -22,7 +22,7 @@ from torchweft.o3 import reference
 from torchweft.o3.channelwise import operator, torch_path
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Structure, read
-from torchweft.o3.edges.graph import Graph, graph_of
+from torchweft.o3.graph import Graph, graph_of
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import (
     BODY_CHECKS,

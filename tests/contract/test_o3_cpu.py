@@ -13,11 +13,11 @@ import torchweft
 from tests.cases.channelwise import GRAPHS, STRUCTURES, make_case, make_structure
 from tests.cases.o3_workloads import row_by_row
 from tests.conftest import INTERPRETED
-from torchweft.core.tables.segments import Slices
+from torchweft.core.tables import Slices
 from torchweft.o3.channelwise.calls import Call, Result, forward, gradient, trimmed
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.channelwise.structure import Product, Structure
-from torchweft.o3.edges.graph import Graph, Tables
+from torchweft.o3.graph import Graph, Tables
 from torchweft.testing.contract import Setting, assert_same_bits, check_values
 
 if INTERPRETED:

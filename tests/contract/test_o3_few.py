@@ -18,7 +18,7 @@ from torchweft import o3
 from torchweft.errors import IndexRangeError
 from torchweft.o3.channelwise import numba_table as few
 from torchweft.o3.channelwise import operator
-from torchweft.o3.edges.graph import Graph, Tables
+from torchweft.o3.graph import Graph, Tables
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import Setting, assert_same_bits, check_values
 

@@ -14,10 +14,10 @@ import torch
 from tests.cases.channelwise import GRAPHS
 from tests.cases.o3_workloads import ring_graph
 from tests.conftest import INTERPRETED
-from torchweft.core.tables.segments import SLICE
+from torchweft.core.tables import SLICE
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
-from torchweft.o3.edges import graph as graph_module
-from torchweft.o3.edges.graph import Graph, graph_of, pack, repeated, unpack
+from torchweft.o3 import graph as graph_module
+from torchweft.o3.graph import Graph, graph_of, pack, repeated, unpack
 
 if INTERPRETED:
     pytest.skip("graphs do not depend on the backend", allow_module_level=True)

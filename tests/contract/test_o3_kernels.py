@@ -21,15 +21,15 @@ if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
 from tests.cases.o3_workloads import calls, conv, elementwise, row_by_row, rows
-from torchweft.core.tables.segments import cut
+from torchweft.core.tables import cut
+from torchweft.o3 import graph as edges_graph
 from torchweft.o3 import reference
 from torchweft.o3.channelwise.calls import Call, Result, forward, gradient, tangent
 from torchweft.o3.channelwise.gpu import kernel_spec, kernel_split, launch
 from torchweft.o3.channelwise.gpu.kernel_spec import RowTiling
 from torchweft.o3.channelwise.gpu.kernel_split import lend_columns
 from torchweft.o3.channelwise.structure import SLOTS, Block, Path, Product, Structure
-from torchweft.o3.edges import graph as edges_graph
-from torchweft.o3.edges.graph import Graph, Tables
+from torchweft.o3.graph import Graph, Tables
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import assert_same_bits
 

@@ -18,10 +18,10 @@ from tests.cases.o3_workloads import conv
 from tests.cases.radial_linear import make_case, suite
 from tests.conftest import BACKENDS, INTERPRETED
 from torchweft import o3
-from torchweft.core.tables.segments import cut
+from torchweft.core.tables import cut
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.channelwise.calls import read_call
-from torchweft.o3.edges.graph import graph_of
+from torchweft.o3.graph import graph_of
 from torchweft.o3.radial_linear import operator as blocks
 from torchweft.o3.radial_linear.operator import radial_product
 from torchweft.o3.radial_linear.source import RadialTiling

@@ -15,7 +15,7 @@ if not INTERPRETED:
 
 from tests.cases.channelwise import GRAPHS, STRUCTURES
 from tests.cases.radial_linear import make_case
-from torchweft.o3.edges.graph import graph_of
+from torchweft.o3.graph import graph_of
 from torchweft.o3.radial_linear import launch as parts
 from torchweft.o3.radial_linear.operator import radial_product
 from torchweft.testing import assert_within_bound

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.operators.operator import Operator
-from torchweft.core.tables.plan import Plan
+from torchweft.core.tables import Plan
 from torchweft.testing import doors
 from torchweft.testing.contract import Case, assert_contract
 

@@ -7,8 +7,8 @@ another length, a kick from half a step ahead.
 import pytest
 import torch
 
-from torchweft.demo.data import charges
-from torchweft.demo.data.charges import Starts, forces, simulate, starts
+from torchweft.demo.models import forecaster as charges
+from torchweft.demo.models.forecaster import Starts, forces, simulate, starts
 from torchweft.testing import assert_within_bound
 
 FRAMES = 3

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import indices, segments
-from torchweft.core.tables.plan import Plan
-from torchweft.core.tables.segments import cut, greedy_group, indptr_of, narrow, rows_of, sort_rows
+from torchweft.core.tables import Plan, cut, greedy_group, indptr_of, narrow, rows_of, sort_rows
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ Seen red with: no bound, as before (5000 sizes, 5000 plans kept).
 
 import torch
 
-from torchweft.core.tables import tensor_cache as cache
+from torchweft.core import tables as cache
 
 
 def test_entries_without_tensors_do_not_pile_up():

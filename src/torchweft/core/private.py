@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -21,16 +20,12 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 __all__ = [
-    "FAST_LAUNCH",
-    "RANGES",
     "any_autocast",
     "dispatch_modes",
     "eval_frame",
     "forward_level",
     "functorch",
     "get_device",
-    "is_tested",
-    "launches_fast",
     "pack_args",
     "parse_to",
     "raw_stream",
@@ -82,32 +77,3 @@ def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(NAMES[name]), name)
-
-
-RANGES = {
-    "torch": ((2, 11), (2, 13)),
-    "triton": ((3, 6), (3, 9)),
-    "numba": ((0, 68), (0, 68)),
-}
-"""First and last tested version, (major, minor).  `.ci/newest` tests the newest Triton."""
-
-FAST_LAUNCH = ((3, 6),)
-"""Triton versions whose stages and machine code core/gpu supports: kernels are compiled without
-Triton's driver, cached on disk by torchweft and launched through CUDA's driver.  Other versions of
-Triton compile, cache and launch themselves: the same results, later."""
-
-
-def is_tested(package: str, version: str) -> bool:
-    """Whether a version of a package is within the range that was tested."""
-    first, last = RANGES[package]
-    return first <= _minor(version) <= last
-
-
-def launches_fast(triton: str) -> bool:
-    """Whether kernels are launched without Triton's own launcher, for a version of Triton."""
-    return _minor(triton) in FAST_LAUNCH
-
-
-def _minor(version: str) -> tuple[int, int]:
-    major, minor = re.findall(r"\d+", version)[:2]
-    return int(major), int(minor)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchweft.device import device_of
+from torchweft.core.backend import device_of
 
 __all__ = ["Options", "parse"]
 

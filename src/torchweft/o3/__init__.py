@@ -10,7 +10,7 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
     None.
 """
 
-from torchweft.o3.edges.graph import Graph
+from torchweft.o3.graph import Graph
 from torchweft.o3.irreps import rotation
 from torchweft.o3.irreps.irreps import Irrep, Irreps
 from torchweft.o3.irreps.rotation import *  # noqa: F403

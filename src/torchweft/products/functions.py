@@ -20,7 +20,7 @@ from torchweft.core.explain import explain
 from torchweft.core.expressions.program import accumulator
 from torchweft.core.operators.operands import narrowed
 from torchweft.core.private import any_autocast
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.products.forms import (
     CANONICAL,

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.private import parse_to
-from torchweft.core.tables.plan import Plan
-from torchweft.core.tables.segments import indptr_of, rows_of, sort_rows
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import Plan, TensorCache, indptr_of, rows_of, sort_rows
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 
 __all__ = [

@@ -23,8 +23,7 @@ from torchweft.core.explain import recording
 from torchweft.core.expressions.program import accumulator
 from torchweft.core.gpu.launcher import Launcher, Tile, current_device
 from torchweft.core.printing.modules import written
-from torchweft.core.tables.plan import Plan, Table
-from torchweft.core.tables.segments import SLICE, Slices, cut
+from torchweft.core.tables import SLICE, Plan, Slices, Table, cut
 from torchweft.products import tiles
 from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.program import accumulator
-from torchweft.core.tables.plan import Plan, Table
+from torchweft.core.tables import Plan, Table
 from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 from torchweft.products.torch_path import product_torch
 

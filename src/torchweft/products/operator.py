@@ -21,7 +21,7 @@ from torchweft.core.explain import record_cost, recording
 from torchweft.core.expressions.program import accumulator
 from torchweft.core.operators.operator import Call, Operator
 from torchweft.core.private import any_autocast
-from torchweft.core.tables.plan import Plan
+from torchweft.core.tables import Plan
 from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 from torchweft.products.infos import ROLES, product_plan
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.program import accumulator
-from torchweft.core.tables.plan import Plan, Table
+from torchweft.core.tables import Plan, Table
 from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 
 __all__ = ["product_torch"]

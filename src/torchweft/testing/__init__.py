@@ -11,14 +11,13 @@ from torchweft.testing.bounds import (
     error_bound,
     plain_error,
 )
-from torchweft.testing.contract import Case, assert_contract
+from torchweft.testing.contract import Case, assert_contract, poisoned_memory
 from torchweft.testing.doors import assert_doors
 from torchweft.testing.equivariance import (
     assert_equivariant,
     assert_o3_equivariant,
     random_versor,
 )
-from torchweft.testing.memory import poisoned_memory
 
 __all__ = [
     "Case",

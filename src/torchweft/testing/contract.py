@@ -8,8 +8,10 @@ derivatives have their own S and K.  Any other operation is held against its ora
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +21,6 @@ import torch
 from torch import Tensor
 
 from torchweft.testing.bounds import assert_as_accurate, assert_within_bound, plain_error
-from torchweft.testing.memory import poisoned_memory
 
 __all__ = [
     "BODY_CHECKS",
@@ -35,6 +36,7 @@ __all__ = [
     "check_values",
     "evaluate",
     "judge",
+    "poisoned_memory",
     "pose",
 ]
 
@@ -420,3 +422,26 @@ def _with_tables(tables: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any
         name: table.to(dtype) if isinstance(table, Tensor) else table
         for name, table in tables.items()
     }
+
+
+@contextlib.contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fill new uninitialised tensors with NaN (integers: their largest value).
+
+    An output element, or an element of a workspace, that no program writes becomes NaN in the
+    result instead of a zero that happened to be there.
+    """
+    memory: Any = torch.utils.deterministic  # its attribute is set up where mypy does not look
+    was_on = torch.are_deterministic_algorithms_enabled()
+    was_warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    was_filled = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    memory.fill_uninitialized_memory = True
+    try:
+        with warnings.catch_warnings():
+            # only the filling is wanted: oracles may use operations that are not deterministic
+            warnings.filterwarnings("ignore", message=".*deterministic.*")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=was_warn_only)
+        memory.fill_uninitialized_memory = was_filled

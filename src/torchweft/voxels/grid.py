@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [

@@ -21,7 +21,7 @@ from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from torchweft.core import private
+from torchweft.core import private, versions
 from torchweft.core.gpu import binaries
 from torchweft.core.gpu.binaries import Code
 from torchweft.core.printing.modules import Jitted
@@ -74,7 +74,7 @@ def serves() -> bool:
     """Whether the installed Triton has the stages and machine code that this module expects."""
     import triton
 
-    return private.launches_fast(triton.__version__)
+    return versions.launches_fast(triton.__version__)
 
 
 def walk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Walked:

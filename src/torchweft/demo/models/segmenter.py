@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.demo.data.surface import Part
 from torchweft.demo.models.learning import gradient_step, learned
 from torchweft.voxels import (

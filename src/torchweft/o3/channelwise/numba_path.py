@@ -17,7 +17,7 @@ from torch import Tensor
 from torchweft.core.cpu.loops import share
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.printing.modules import load
-from torchweft.core.tables.segments import Slices
+from torchweft.core.tables import Slices
 from torchweft.o3.channelwise.calls import Call
 from torchweft.o3.channelwise.numba_source import LoopSpec, loop_source
 from torchweft.o3.channelwise.structure import (
@@ -28,7 +28,7 @@ from torchweft.o3.channelwise.structure import (
     entry_counts,
     stores,
 )
-from torchweft.o3.edges.graph import Tables
+from torchweft.o3.graph import Tables
 
 __all__ = ["run", "serves"]
 

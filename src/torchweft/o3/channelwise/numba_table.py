@@ -25,7 +25,7 @@ from torchweft.core.explain import Launch, record, recording
 from torchweft.core.private import cgutils
 from torchweft.o3.channelwise.calls import ROLES, Call, Term
 from torchweft.o3.channelwise.structure import SLOTS, Path, Product, Structure
-from torchweft.o3.edges.graph import Tables, check_ranges
+from torchweft.o3.graph import Tables, check_ranges
 from torchweft.o3.irreps.wigner import entries_3j
 
 __all__ = ["prepared", "run"]

@@ -26,7 +26,7 @@ from torchweft.errors import BackendError, ShapeError
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, gradient, read_call, tangent, trimmed
 from torchweft.o3.channelwise.structure import Structure, entry_counts, read
-from torchweft.o3.edges.graph import Tables, listed, pack, repeated, unpack
+from torchweft.o3.graph import Tables, listed, pack, repeated, unpack
 
 __all__ = ["ContractionRule", "cached_call", "contraction", "one_by_one"]
 

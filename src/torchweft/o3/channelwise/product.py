@@ -17,7 +17,7 @@ from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.o3.channelwise.calls import forward
 from torchweft.o3.channelwise.operator import contraction
 from torchweft.o3.channelwise.structure import Structure
-from torchweft.o3.edges.graph import Graph
+from torchweft.o3.graph import Graph
 
 __all__ = ["FORWARD", "channelwise_product"]
 

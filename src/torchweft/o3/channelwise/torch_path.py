@@ -39,7 +39,7 @@ from torchweft.o3.channelwise.structure import (
     block_view,
     stores,
 )
-from torchweft.o3.edges.graph import Tables
+from torchweft.o3.graph import Tables
 from torchweft.o3.irreps.wigner import wigner_3j
 
 __all__ = ["run"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.core.operators.operands import check_tensors
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
 from torchweft.products import SparseProductInfo, sparse_mul, sparse_vecmat

@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchweft.core.operators.operator import compiling, unwatched
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.edges.graph import Graph, graph_of
+from torchweft.o3.graph import Graph, graph_of
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.gates_and_norms import (
     Activation,

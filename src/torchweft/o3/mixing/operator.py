@@ -44,8 +44,7 @@ from torchweft.core.operators.tensor_list import (
     Tensors,
     mapped_as_rows,
 )
-from torchweft.core.tables.segments import indptr_of, sort_rows
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache, indptr_of, sort_rows
 from torchweft.errors import IndexRangeError
 from torchweft.o3.backends import executor, refuse_backend
 from torchweft.o3.channelwise.calls import forward, read_call

@@ -28,7 +28,7 @@ from torchweft.core.gpu.launcher import (
 from torchweft.core.printing.modules import printed, written
 from torchweft.o3.channelwise.calls import Call as ContractionCall
 from torchweft.o3.channelwise.structure import Product, Structure
-from torchweft.o3.edges.graph import Tables
+from torchweft.o3.graph import Tables
 from torchweft.o3.irreps.wigner import entries_3j
 from torchweft.o3.radial_linear.source import (
     RADIAL_KERNEL,

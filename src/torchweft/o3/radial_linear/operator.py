@@ -33,7 +33,7 @@ from torchweft.core.backend import choose
 from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.tensor_list import CachedCall, ListOperator, Rest, Results, Tensors
 from torchweft.core.operators.tensor_list import Call as Door
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, Result, Term, read_call
 from torchweft.o3.channelwise.operator import (
@@ -43,7 +43,7 @@ from torchweft.o3.channelwise.operator import (
     one_by_one,
 )
 from torchweft.o3.channelwise.structure import Structure, read
-from torchweft.o3.edges.graph import Graph, Tables, pack, unpack
+from torchweft.o3.graph import Graph, Tables, pack, unpack
 from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
 from torchweft.o3.radial_linear.source import TWO_PARTS_FROM
 

@@ -26,7 +26,7 @@ from torchweft.core.operators.operator import compiling, transformed, unwatched
 from torchweft.o3.backends import refuse_backend
 from torchweft.o3.channelwise.operator import LOOPS_FROM
 from torchweft.o3.channelwise.product import channelwise_product
-from torchweft.o3.edges.graph import Graph
+from torchweft.o3.graph import Graph
 from torchweft.o3.irreps.irreps import join, split, split_weight
 from torchweft.o3.irreps.wigner import constant_tensor, wigner_3j
 from torchweft.o3.mixing.operator import mix, mixed_rows, serves_mix, serves_mixed_rows

@@ -19,7 +19,7 @@ from torchweft.o3.channelwise.operator import cached_call as kept
 from torchweft.o3.channelwise.operator import contraction
 from torchweft.o3.channelwise.product import FORWARD
 from torchweft.o3.channelwise.structure import Structure
-from torchweft.o3.edges.graph import Graph
+from torchweft.o3.graph import Graph
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike, check_layout, check_rows, split_weight
 from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.operator import mix, serves_mix

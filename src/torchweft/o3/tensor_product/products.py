@@ -24,7 +24,7 @@ from torch import Tensor
 from torchweft.core.operators.operands import same_kind
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.channelwise.product import channelwise_product
-from torchweft.o3.edges.graph import Graph, graph_of
+from torchweft.o3.graph import Graph, graph_of
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr, broadcast_leads, check_rows
 from torchweft.o3.radial_linear.operator import RADIAL_PRECISIONS, radial_product
 from torchweft.o3.tensor_product.instructions import IRREP_NORMALIZATIONS, checked_choice

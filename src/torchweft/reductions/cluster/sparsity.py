@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchweft.core.tables.segments import indptr_of
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache, indptr_of
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.reductions.call import Blocks
 from torchweft.reductions.cluster.points import Ranges, cluster_ranges, from_matrix

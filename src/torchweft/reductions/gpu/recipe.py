@@ -32,7 +32,7 @@ from torch.nn.functional import pad
 
 from torchweft.core.gpu.launcher import Call, Kernel, Launches, Step, Tile, processors
 from torchweft.core.printing.modules import printed, written
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.reductions.call import Blocks, KernelSpec, ReductionData, Sizes, Wanted
 from torchweft.reductions.formula.evaluate import evaluate
 from torchweft.reductions.formula.kernel_forms import BLOCK, Looped, looped

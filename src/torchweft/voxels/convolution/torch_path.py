@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchweft.core.private import any_autocast
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
 from torchweft.voxels.grid import whole
 

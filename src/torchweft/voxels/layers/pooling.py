@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchweft.core.operators.operator import LIBRARY, Call, Operator
-from torchweft.core.tables.segments import indptr_of
+from torchweft.core.tables import indptr_of
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Size
 from torchweft.voxels.layers.convolution import SparseModule

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
-from torchweft.core.tables.segments import sort_rows
+from torchweft.core.tables import sort_rows
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.layers.pooling import (
     apart,

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.operators.operator import below_transforms, outside_graphs
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, cached_table, whole
 from torchweft.voxels.maps import launch as map_launch

@@ -20,7 +20,7 @@ from torchweft.core import private
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.printing.modules import written
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import TensorCache
 from torchweft.voxels.grid import whole
 
 __all__ = [

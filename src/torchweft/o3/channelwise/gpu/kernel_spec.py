@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torchweft.o3.channelwise.arithmetic import entries
 from torchweft.o3.channelwise.calls import Call
 from torchweft.o3.channelwise.structure import Block, Path, Product
-from torchweft.o3.edges.graph import RUNS_PER_PROGRAM
+from torchweft.o3.graph import RUNS_PER_PROGRAM
 
 __all__ = [
     "WARP",
@@ -90,7 +90,7 @@ class RowKernelSpec(NamedTuple):
     indexed: bool  # whether each edge has an index of its row in the other slot
     shared: bool  # whether w has one row
     wide: bool  # whether numbers are float64
-    runs: bool  # whether lists are runs (`o3.edges.graph`), one for each warp
+    runs: bool  # whether lists are runs (`o3.graph`), one for each warp
     tiling: RowTiling  # the tile
 
     @property

@@ -31,7 +31,7 @@ from torchweft.o3.channelwise.gpu.kernel_split import (
 )
 from torchweft.o3.channelwise.gpu.source import kernel_name, operands
 from torchweft.o3.channelwise.structure import Structure, entry_counts
-from torchweft.o3.edges.graph import FLAT, Runs, Tables, flat
+from torchweft.o3.graph import FLAT, Runs, Tables, flat
 
 __all__ = ["prepared", "run", "serves"]
 

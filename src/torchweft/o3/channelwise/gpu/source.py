@@ -8,7 +8,7 @@ A program owns a row of one slot, z or x, and a block of channels, and loops ove
         store each result of the edge after the last path that adds to it
     store the results of the row
 
-Where lists are runs of edges that share a row of x (`o3.edges.graph`), each warp takes
+Where lists are runs of edges that share a row of x (`o3.graph`), each warp takes
 one run.  Where no result is summed over the edges of a row, a program takes a range of the lists,
 and so of one row after another: many small programs end together, whatever the lengths of rows.
 Where every edge is a row of its own, a program owns a tile of rows and has no loop.  What channels

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, unwatched, watched
-from torchweft.core.tables.segments import SLICE, Slices, cut, indptr_of, narrow, sort_rows
-from torchweft.core.tables.tensor_cache import TensorCache
+from torchweft.core.tables import SLICE, Slices, TensorCache, cut, indptr_of, narrow, sort_rows
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 
 __all__ = [

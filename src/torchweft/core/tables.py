@@ -9,15 +9,26 @@ one that is summed into: no atomics, and the same order of additions every time.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from torchweft.core.tables.segments import SLICE, Slices, cut, indptr_of, narrow, sort_rows
-
-__all__ = ["Plan", "Table"]
+__all__ = [
+    "SLICE",
+    "Plan",
+    "Slices",
+    "Table",
+    "TensorCache",
+    "cut",
+    "greedy_group",
+    "indptr_of",
+    "narrow",
+    "rows_of",
+    "sort_rows",
+]
 
 T = TypeVar("T")
 
@@ -151,3 +162,135 @@ class Plan:
 
 def _longest(indptr: Tensor) -> int:
     return int(indptr.diff().max()) if indptr.numel() > 1 else 0
+
+
+SLICE = 4096
+"""Most entries that one program sums sequentially; longer segments are cut (see `cut`)."""
+
+
+def narrow(index: Tensor, limit: int) -> Tensor:
+    """The same integers as a contiguous int32 tensor where all are below 2^31, else int64."""
+    return index.to(torch.int32 if limit < 2**31 else torch.int64).contiguous()
+
+
+def sort_rows(rows: Tensor) -> Tensor:
+    """The stable permutation that sorts entries by row: the order within a row is kept."""
+    return torch.argsort(rows, stable=True)
+
+
+def indptr_of(sorted_rows: Tensor, num_rows: int) -> Tensor:
+    """indptr[m] = number of entries in rows below m; rows >= num_rows are left out."""
+    bounds = torch.arange(num_rows + 1, device=sorted_rows.device, dtype=sorted_rows.dtype)
+    return torch.searchsorted(sorted_rows, bounds)
+
+
+def rows_of(indptr: Tensor, num_entries: int) -> Tensor:
+    """The row of each of `num_entries` entries; entries no segment covers get row M."""
+    entries = torch.arange(num_entries, device=indptr.device, dtype=indptr.dtype)
+    rows = torch.searchsorted(indptr, entries, right=True) - 1
+    return torch.where(rows < 0, indptr.numel() - 1, rows)
+
+
+class Slices(NamedTuple):
+    """Segments cut into pieces of at most `SLICE` entries.
+
+    Piece p holds the entries indptr[p] .. indptr[p+1]-1 of segment owner[p]; segment m is the sum
+    of the pieces owner_indptr[m] .. owner_indptr[m+1]-1, added in this order.
+    """
+
+    indptr: Tensor  # (P + 1,)
+    owner: Tensor  # (P,)
+    owner_indptr: Tensor  # (M + 1,)
+    num_pieces: int
+
+
+def cut(indptr: Tensor, limit: int, keep_empty: bool = True) -> Slices:
+    """Segments cut into pieces of at most `limit` entries; an empty one gets a piece if kept.
+
+    One segment of 100,000 terms among segments of one becomes 25 pieces of 4096 among pieces of
+    one, so that no program walks more than `limit` entries and the order of the sum is fixed.
+    """
+    lengths = indptr.diff()
+    pieces = ((lengths + limit - 1) // limit).clamp(min=int(keep_empty))
+    owner_indptr = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])
+    total = int(owner_indptr[-1])
+    owner = torch.repeat_interleave(pieces, output_size=total)
+    rank = torch.arange(total, device=indptr.device) - owner_indptr[owner]
+    begin = indptr[owner] + rank.to(indptr.dtype) * limit
+    piece_indptr = torch.cat([begin, indptr[-1:]])
+    dtype = indptr.dtype
+    return Slices(piece_indptr.to(dtype), owner.to(dtype), owner_indptr.to(dtype), total)
+
+
+def greedy_group(sizes: list[int], alignment: int, limit: int) -> list[list[int]]:
+    """Neighbouring items packed in order into groups of at most `limit` units.
+
+    Each size counts rounded up to `alignment`; an item larger than `limit` is a group of its own.
+    """
+    groups: list[list[int]] = []
+    room = 0
+    for item, size in enumerate(sizes):
+        units = -(-size // alignment) * alignment
+        if not groups or units > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(item)
+        room -= units
+    return groups
+
+
+V = TypeVar("V")
+
+MOST_VALUES = 4096
+"""Values that a cache keeps: a value computed without tensors is not dropped with one."""
+
+
+class _Entry(NamedTuple):
+    value: Any
+    versions: tuple[int, ...]
+    references: tuple[weakref.ref[Tensor] | None, ...]  # each drops the entry with its tensor
+
+
+class TensorCache(Generic[V]):
+    """A cache keyed by the identity and the version of tensors, and by any further key.
+
+    An address alone would go stale, since the allocator reuses it.  The tensor object and its
+    `_version`, which every in-place change increments, do not.  Inference tensors have no version,
+    so nothing is cached for them.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Hashable, _Entry] = {}
+
+    def get(self, tensors: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], V]) -> V:
+        """The value of `build()`, cached for these tensor objects in their present version."""
+        full_key = (key, *map(id, tensors))
+        entry = self._entries.get(full_key)
+        if entry is not None and _unchanged(tensors, entry.versions):
+            return entry.value  # type: ignore[no-any-return]
+        value = build()
+        if not any(t is not None and t.is_inference() for t in tensors):
+            if len(self._entries) >= MOST_VALUES:
+                self._entries.pop(next(iter(self._entries)), None)  # the oldest
+            self._entries[full_key] = _Entry(
+                value,
+                tuple(0 if t is None else t._version for t in tensors),
+                tuple(None if t is None else self._watch(t, full_key) for t in tensors),
+            )
+        return value
+
+    def keeps(self, tensors: tuple[Tensor | None, ...], key: Hashable) -> bool:
+        """Whether `get` would find a cached value."""
+        entry = self._entries.get((key, *map(id, tensors)))
+        return entry is not None and _unchanged(tensors, entry.versions)
+
+    def _watch(self, tensor: Tensor, full_key: Hashable) -> weakref.ref[Tensor]:
+        entries = self._entries
+        return weakref.ref(tensor, lambda _: entries.pop(full_key, None))
+
+
+def _unchanged(tensors: tuple[Tensor | None, ...], versions: tuple[int, ...]) -> bool:
+    for i, tensor in enumerate(tensors):
+        if tensor is not None and tensor._version != versions[i]:
+            return False
+    return True

@@ -1,1 +1,0 @@
-"""Graphs: sorted edges, and runs of edges that share a source."""
