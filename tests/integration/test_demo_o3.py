@@ -14,6 +14,7 @@ import torch
 from ase.build import molecule
 
 import torchweft
+from torchweft.demo import Options
 from torchweft.demo.chapters import o3
 from torchweft.demo.data import molecules
 from torchweft.demo.models import potential as matching
@@ -29,7 +30,6 @@ from torchweft.demo.models.potential import (
     step_of,
     turned,
 )
-from torchweft.demo.options import Options
 from torchweft.testing import assert_as_accurate
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,8 @@ import torch
 
 import torchweft
 from torchweft import cli
-from torchweft.demo import layer_cost as layer
-from torchweft.demo.inspection import inspect
-from torchweft.demo.layer_cost import by_mask, layer_of, spacing_of, tile_waste
+from torchweft.demo import inspection as layer
+from torchweft.demo.inspection import by_mask, inspect, layer_of, spacing_of, tile_waste
 from torchweft.voxels import SparseTensor, kernel_map
 
 

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchweft.demo.page import make_folder, require_matplotlib
 from torchweft.progress import say
 
 if TYPE_CHECKING:
-    from torchweft.demo.options import Options
+    import torch
+
     from torchweft.demo.page import Chapter
 
-__all__ = ["main"]
+__all__ = ["Options", "main"]
+
+
+class Options(NamedTuple):
+    """The arguments of `torchweft demo`."""
+
+    points: Path | None
+    out: Path
+    device: torch.device
+    seed: int
+
+
+_WHAT = "The main job on real data, a chapter a family. Leaves a page with pictures and numbers."
+_FOLDER = "folder of the page; default: torchweft-demo"
+
+
+def _parse(arguments: Sequence[str]) -> Options:
+    """The arguments of the command line."""
+    from torchweft.core.backend import device_of
+
+    parser = argparse.ArgumentParser(prog="torchweft demo", description=_WHAT)
+    cloud = (
+        "a cloud of your own: .npy .npz .xyz .bin (KITTI) .ply .pcd; default: matplotlib's model"
+    )
+    parser.add_argument("--points", type=Path, metavar="FILE", help=cloud)
+    parser.add_argument("--out", type=Path, default=Path("torchweft-demo"), help=_FOLDER)
+    parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
+    parser.add_argument("--seed", type=int, default=0, help="of noise and learning; default: 0")
+    found = parser.parse_args(arguments)
+    return Options(found.points, found.out, device_of(found.device), found.seed)
 
 
 def main(arguments: Sequence[str] = ()) -> Path:
@@ -23,10 +54,9 @@ def main(arguments: Sequence[str] = ()) -> Path:
     require_matplotlib()
     import torchweft
     from torchweft.demo.measure import machine, versions
-    from torchweft.demo.options import parse
     from torchweft.demo.page import page
 
-    options = parse(arguments)
+    options = _parse(arguments)
     make_folder(options.out)
     chapters, seconds = _run(options)
     total = f"{sum(seconds.values()):.0f} s"

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchweft.demo import page
+from torchweft.demo import Options, page
 from torchweft.demo.measure import interleaved
 from torchweft.demo.models import forecaster
 from torchweft.demo.models.forecaster import (
@@ -26,7 +26,6 @@ from torchweft.demo.models.forecaster import (
     step_of,
     turned,
 )
-from torchweft.demo.options import Options
 from torchweft.demo.pictures import ACCENT, GREY, curve, forecasts
 
 __all__ = ["chapter"]

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from torchweft import explain
-from torchweft.demo import page
+from torchweft.demo import Options, page
 from torchweft.demo.data.molecules import Molecules, best_labels, cut, names
 from torchweft.demo.measure import interleaved
 from torchweft.demo.models import potential
@@ -27,7 +27,6 @@ from torchweft.demo.models.potential import (
     step_of,
     turned,
 )
-from torchweft.demo.options import Options
 from torchweft.demo.pictures import curve, parity
 
 __all__ = ["chapter"]

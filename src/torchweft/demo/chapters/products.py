@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchweft import explain
-from torchweft.demo import page
+from torchweft.demo import Options, page
 from torchweft.demo.data.surface import SPIKE, SPIKES, Surface, load
 from torchweft.demo.measure import OpError, interleaved, op_errors
 from torchweft.demo.models.filter import (
@@ -24,7 +24,6 @@ from torchweft.demo.models.filter import (
     step_of,
     tiles_of,
 )
-from torchweft.demo.options import Options
 from torchweft.demo.pictures import curve, panels, whole
 
 __all__ = ["chapter"]

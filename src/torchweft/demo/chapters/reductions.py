@@ -17,10 +17,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchweft.demo import page
+from torchweft.demo import Options, page
 from torchweft.demo.data.surface import Surface, load, split
 from torchweft.demo.measure import interleaved, timed
-from torchweft.demo.options import Options
 from torchweft.demo.pictures import ACCENT, GREY, height_of, png
 from torchweft.reductions import BlockSparsity, LazyTensor, SamplesLoss
 from torchweft.reductions.cluster.points import (

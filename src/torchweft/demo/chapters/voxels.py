@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchweft.demo import page
+from torchweft.demo import Options, page
 from torchweft.demo.data.surface import SHARE, Part, Surface, kinds_of, landforms, load, split
 from torchweft.demo.measure import OpError, interleaved, op_errors
 from torchweft.demo.models.segmenter import (
@@ -19,7 +19,6 @@ from torchweft.demo.models.segmenter import (
     predicted,
     step_of,
 )
-from torchweft.demo.options import Options
 from torchweft.demo.pictures import blocks, curve
 from torchweft.voxels import SparseTensor, kernel_map, sparse_conv, sparse_inverse_conv
 from torchweft.voxels.reference import dense_conv
