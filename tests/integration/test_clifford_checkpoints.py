@@ -15,7 +15,6 @@ from torchweft.clifford import (
     fully_connected_geometric_product,
     geometric_product,
 )
-from torchweft.clifford.layers.attention import EquiLinear, MixedLinear
 from torchweft.clifford.layers.basic import (
     CliffordLayer,
     MultivectorLinear,
@@ -28,6 +27,7 @@ from torchweft.clifford.layers.checkpoints import (
     from_lgatr,
 )
 from torchweft.clifford.layers.convolution import CliffordConv2d
+from torchweft.clifford.layers.equilinear import EquiLinear, MixedLinear
 from torchweft.clifford.layers.transformers import GATr, LGATr, equivariant_join
 from torchweft.errors import ShapeError
 

@@ -10,12 +10,7 @@ import pytest
 import torch
 
 from torchweft.clifford import PGA, SPACETIME, Algebra, dual, geometric_product, sandwich, wedge
-from torchweft.clifford.layers.attention import (
-    EquiLayerNorm,
-    EquiLinear,
-    MixedLinear,
-    SelfAttention,
-)
+from torchweft.clifford.layers.attention import SelfAttention
 from torchweft.clifford.layers.basic import (
     CliffordLayer,
     FullyConnectedGeometricProduct,
@@ -26,6 +21,7 @@ from torchweft.clifford.layers.basic import (
     MVLayerNorm,
     MVSiLU,
 )
+from torchweft.clifford.layers.equilinear import EquiLayerNorm, EquiLinear, MixedLinear
 from torchweft.clifford.layers.transformers import (
     GATr,
     GeometricMLP,

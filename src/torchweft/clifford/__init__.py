@@ -16,6 +16,7 @@ from torchweft.clifford.layers import (
     cegnn,
     checkpoints,
     convolution,
+    equilinear,
     transformers,
 )
 from torchweft.clifford.layers.attention import *  # noqa: F403
@@ -23,6 +24,7 @@ from torchweft.clifford.layers.basic import *  # noqa: F403
 from torchweft.clifford.layers.cegnn import *  # noqa: F403
 from torchweft.clifford.layers.checkpoints import *  # noqa: F403
 from torchweft.clifford.layers.convolution import *  # noqa: F403
+from torchweft.clifford.layers.equilinear import *  # noqa: F403
 from torchweft.clifford.layers.transformers import *  # noqa: F403
 from torchweft.clifford.versors import *  # noqa: F403
 
@@ -35,6 +37,7 @@ __all__ = [
     *cegnn.__all__,
     *checkpoints.__all__,
     *convolution.__all__,
+    *equilinear.__all__,
     *functions.__all__,
     *transformers.__all__,
     *versors.__all__,

@@ -1,4 +1,4 @@
-"""Geometric attention of GATr and L-GATr, and the equivariant linear maps and norm around it.
+"""Geometric attention of GATr and L-GATr.
 
 Attention is torch's scaled_dot_product_attention.  Multivectors are (B, batch…, F), or
 (batch…, F, B) with blade_dim=-1; the scalars beside them are (batch…, S).
@@ -6,35 +6,23 @@ Attention is torch's scaled_dot_product_attention.  Multivectors are (B, batch�
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
-from torchweft.clifford.calls import backend_for
-from torchweft.clifford.layers.basic import MultivectorModule
-from torchweft.errors import ShapeError
+from torchweft.clifford.layers.equilinear import EquiLayerNorm, linear_maps
 
 __all__ = [
-    "EquiLayerNorm",
-    "EquiLinear",
     "LGATrAttention",
-    "MixedLinear",
     "SelfAttention",
     "geometric_attention",
 ]
 
 Pair = tuple[Tensor, Tensor]
 """Multivectors and scalars."""
-
-Map = tuple[tuple[int, int, int], ...]
-"""Blades (source, target, sign) of an equivariant map that takes a grade elsewhere."""
 
 
 def geometric_attention(
@@ -132,188 +120,6 @@ def _sum_of_squares(parts: list[Tensor]) -> Tensor:
 def _four_dims(x: Tensor) -> Tensor:
     """(batch…, heads, items, E) with one batch dimension: what the fused kernels take."""
     return x[None].flatten(0, -4)
-
-
-class EquiLayerNorm(MultivectorModule):
-    """x / √max(eps, mean over features of Σ_g |Σ_(j∈g) q_j x_j²|), and layer norm of the scalars.
-
-    Args:
-        algebra: of the multivectors.
-        eps: the least mean square that is divided by.
-        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses; the norm is torch's own on every backend.
-    """
-
-    def __init__(
-        self,
-        algebra: Algebra = PGA,
-        eps: float = 0.01,
-        *,
-        blade_dim: int = 0,
-        backend: str | None = None,
-    ) -> None:
-        super().__init__(algebra, blade_dim, backend)
-        self.eps = eps
-
-    def forward(self, x: Tensor, scalars: Tensor) -> Pair:
-        """Both like what was given."""
-        self.check(x)
-        backend_for(self.backend, self.algebra, [x])
-        first = self.blades_first(x)
-        sizes = self.grade_squares(first).abs().sum(0, keepdim=True)
-        scale = sizes.mean(-1, keepdim=True).clamp(min=self.eps).rsqrt()
-        y = self.blades_back((first * scale).to(x.dtype))
-        return y, functional.layer_norm(scalars, scalars.shape[-1:])
-
-
-class EquiLinear(MultivectorModule):
-    """y = Σ_a φ_a(x) · weight[a], plus bias on the scalar, with the equivariant maps φ_a of GATr.
-
-    In order: the n+1 projections ⟨x⟩_g; for each null vector e, e⟨x⟩_g for g < n
-    (nine maps in PGA, as in GATr); with `pseudoscalar`, the n+1 products ⟨x⟩_g e_1…n.
-
-    Parameters: weight (maps, F_in, F_out), bias (F_out,).
-
-    Args:
-        in_features: F_in.
-        out_features: F_out.
-        algebra: of the multivectors.
-        bias: whether there is one.
-        pseudoscalar: add those maps, as L-GATr does by default; the layer is then equivariant
-            under even versors, and not under reflections.
-        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
-    """
-
-    bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        algebra: Algebra = PGA,
-        bias: bool = True,
-        *,
-        pseudoscalar: bool = False,
-        blade_dim: int = 0,
-        backend: str | None = None,
-    ) -> None:
-        super().__init__(algebra, blade_dim, backend)
-        if min(in_features, out_features) < 1:
-            raise ShapeError(
-                f"in_features is {in_features}, out_features {out_features}: both must be at "
-                "least 1. Give the numbers of multivectors in and out."
-            )
-        self.in_features, self.out_features = in_features, out_features
-        self.pseudoscalar = pseudoscalar
-        self._moves = [_times_vector(algebra, i) for i, m in enumerate(algebra.metric) if m == 0]
-        if pseudoscalar:
-            self._moves.append(_times_pseudoscalar(algebra))
-        for k, move in enumerate(self._moves):
-            source, target, sign = torch.tensor([term for of in move for term in of]).unbind(1)
-            self.register_buffer(f"_source{k}", source, persistent=False)
-            self.register_buffer(f"_target{k}", target, persistent=False)
-            self.register_buffer(f"_sign{k}", sign.to(torch.get_default_dtype()), persistent=False)
-        maps = algebra.n + 1 + sum(len(move) for move in self._moves)
-        self.weight = nn.Parameter(torch.empty(maps, in_features, out_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Random weights that keep the mean square of the features, no bias."""
-        moved = sum(len(of) for move in self._moves for of in move)
-        into_a_blade = 1 + moved / self.algebra.num_blades
-        nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features * into_a_blade))
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """X (B, batch…, F_in), result (B, batch…, F_out)."""
-        self.check(x, self.in_features)
-        first = self.blades_first(x)
-        grades = self.algebra.n + 1
-        out = functions.grade_linear(
-            first, self.weight[:grades], self.bias, self.algebra, backend=self.backend
-        )
-        start = grades
-        for k, move in enumerate(self._moves):
-            source, target, sign = (getattr(self, f"_{t}{k}") for t in ("source", "target", "sign"))
-            parts = torch.split(first.index_select(0, source), [len(of) for of in move])
-            weights = self.weight[start : start + len(move)]
-            moved = torch.cat([part @ w for part, w in zip(parts, weights, strict=True)])
-            signs = sign.to(moved.dtype).view(-1, *[1] * (moved.dim() - 1))
-            # the targets of one move differ, so the order of additions is fixed
-            out = out.index_add(0, target, (moved * signs).to(out.dtype))
-            start += len(move)
-        return self.blades_back(out)
-
-
-class MixedLinear(nn.Module):
-    """`EquiLinear` between multivectors, with plain scalars mixed in and out.
-
-    y = φ(x), plus s2mvs(s) on the scalar blade;  t = mvs2s(x₀) + s2s(s).  With `pseudoscalar` both
-    ends are pairs, x₀ and the last blade, interleaved as in L-GATr.
-
-    Args:
-        in_features: F_in.
-        out_features: F_out.
-        in_scalars: S_in.
-        out_scalars: S_out; 0 for none.
-        algebra: of the multivectors.
-        pseudoscalar: see `EquiLinear`.
-        blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
-        backend: None chooses.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        in_scalars: int,
-        out_scalars: int = 0,
-        algebra: Algebra = PGA,
-        *,
-        pseudoscalar: bool = False,
-        blade_dim: int = 0,
-        backend: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.in_scalars, self.out_scalars = in_scalars, out_scalars
-        self.blade_dim = blade_dim
-        self.mvs2mvs = EquiLinear(
-            in_features,
-            out_features,
-            algebra,
-            bias=False,
-            pseudoscalar=pseudoscalar,
-            blade_dim=blade_dim,
-            backend=backend,
-        )
-        self._ends = (0, -1) if pseudoscalar else (0,)
-        self.s2mvs = nn.Linear(in_scalars, len(self._ends) * out_features)
-        if out_scalars:
-            self.mvs2s = nn.Linear(len(self._ends) * in_features, out_scalars)
-            self.s2s = nn.Linear(in_scalars, out_scalars, bias=False)
-
-    def forward(self, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, batch…, F_in) and (batch…, S_in) to (B, batch…, F_out) and (batch…, S_out)."""
-        if scalars.shape[-1] != self.in_scalars:
-            raise ShapeError(
-                f"scalars is {tuple(scalars.shape)}: MixedLinear needs (batch…, "
-                f"{self.in_scalars}). Pass that many, or build it with "
-                f"in_scalars={scalars.shape[-1]}."
-            )
-        y = self.mvs2mvs(x).movedim(self.blade_dim, 0)
-        added = self.s2mvs(scalars).unflatten(-1, (-1, len(self._ends))).movedim(-1, 0)
-        y = torch.cat([y[:1] + added[:1], y[1:]])
-        if len(self._ends) == 2:
-            y = torch.cat([y[:-1], y[-1:] + added[1:]])
-        y = y.movedim(0, self.blade_dim)
-        if not self.out_scalars:
-            return y, scalars[..., :0]
-        first = x.movedim(self.blade_dim, 0)
-        ends = torch.stack([first[end] for end in self._ends], -1).flatten(-2)
-        return y, self.mvs2s(ends) + self.s2s(scalars)
 
 
 class SelfAttention(nn.Module):
@@ -414,42 +220,3 @@ class LGATrAttention(SelfAttention):
 
     def _heads(self, x: Tensor, scalars: Tensor) -> list[Tensor]:
         return list(self.norm_qkv(*super()._heads(x, scalars)))
-
-
-def _times_vector(algebra: Algebra, i: int) -> tuple[Map, ...]:
-    """e_i⟨x⟩_g for g < n: blades without e_i, grade by grade."""
-    vector = 1 << i
-    return tuple(
-        tuple(
-            (j, algebra.positions[blade | vector], algebra.sign(vector, blade))
-            for j in blades
-            if not (blade := algebra.blades[j]) & vector
-        )
-        for blades in algebra.of_grade[:-1]
-    )
-
-
-def _times_pseudoscalar(algebra: Algebra) -> tuple[Map, ...]:
-    """⟨x⟩_g e_1…n for all grades g."""
-    whole = algebra.blades[-1]
-    return tuple(
-        tuple(
-            (j, algebra.positions[blade ^ whole], sign)
-            for j in blades
-            if (sign := algebra.sign(blade := algebra.blades[j], whole))
-        )
-        for blades in algebra.of_grade
-    )
-
-
-def linear_maps(
-    algebra: Algebra, pseudoscalar: bool, blade_dim: int, backend: str | None
-) -> Callable[..., MixedLinear]:
-    """(in_features, out_features, in_scalars, out_scalars=0) -> the map of a network's layers."""
-    return functools.partial(
-        MixedLinear,
-        algebra=algebra,
-        pseudoscalar=pseudoscalar,
-        blade_dim=blade_dim,
-        backend=backend,
-    )

@@ -16,13 +16,8 @@ from torch.nn import functional
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
 from torchweft.clifford.calls import backend_on
-from torchweft.clifford.layers.attention import (
-    EquiLayerNorm,
-    LGATrAttention,
-    Pair,
-    SelfAttention,
-    linear_maps,
-)
+from torchweft.clifford.layers.attention import LGATrAttention, Pair, SelfAttention
+from torchweft.clifford.layers.equilinear import EquiLayerNorm, linear_maps
 from torchweft.errors import ShapeError
 
 __all__ = [
