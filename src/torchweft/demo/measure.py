@@ -88,7 +88,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def versions() -> str:
-    """Of what torchweft computes with."""
+    """Versions of python and of the packages that torchweft uses."""
     found = [f"python {platform.python_version()}"]
     for name in ("torch", "triton", "numba", "numpy", "matplotlib"):
         try:

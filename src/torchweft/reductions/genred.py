@@ -21,7 +21,7 @@ from torchweft.reductions.call import Options, Signature, kept, signature
 from torchweft.reductions.cluster.sparsity import check_ranges
 from torchweft.reductions.engine import direct
 from torchweft.reductions.engine.direct import Body
-from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, carried_out, settled
+from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, reduction_plan, run_plan
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.formula.parse import parse_variable
 from torchweft.reductions.variables import (
@@ -190,13 +190,13 @@ def run(
     if lost is not None:
         tensors = _with_witnesses(tensors, known, *lost)
         given = signature(tensors)
-    plan = settled(spec.kind, f, weight, spec.axis, spec.k, serves, spec.options, given)
+    plan = reduction_plan(spec.kind, f, weight, spec.axis, spec.k, serves, spec.options, given)
     if moved is not None:
         tensors = [t.to(moved) for t in tensors]
         if ranges is not None:
             to = getattr(ranges, "to", None)
             ranges = to(moved) if to else tuple(r.to(moved) for r in ranges)
-    result = carried_out(plan, tensors, ranges)
+    result = run_plan(plan, tensors, ranges)
     trailing = 3 if spec.kind in NEIGHBOUR_KINDS and dimension(spec.formula) > 1 else 2
     if isinstance(result, Tensor):
         result = _complete(result, known, trailing, moved)
@@ -222,7 +222,7 @@ def directly(
     f, weight, lost = _witnessed(spec.formula, spec.weight, known, len(tensors))
     if moved is not None or (lost is not None and (lost[1] or not lost[0])):  # needs other tensors
         return False
-    plan = settled(spec.kind, f, weight, spec.axis, spec.k, serves, spec.options, given)
+    plan = reduction_plan(spec.kind, f, weight, spec.axis, spec.k, serves, spec.options, given)
     found = direct.body(plan, tensors) if plan.layout.batch == known.batch else None
     return found or False
 

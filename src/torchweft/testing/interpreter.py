@@ -234,7 +234,7 @@ def _patch_language_once() -> None:
 
 
 def _skip_overflow_check() -> None:
-    """Its result is read in debug mode alone, and it takes a third of a kernel's time."""
+    """The result of the check is read in debug mode alone, and it takes a third of the time."""
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
     )

@@ -50,7 +50,7 @@ class _Launch:
     extents: np.ndarray = np.empty((0, 2), dtype=np.uint64)
     """[begin, end) of each tensor, sorted; tensors that overlap are one."""
     origins: np.ndarray = np.empty(0, dtype=np.uint64)
-    """Of each extent: its begin less the place of its first byte in `writer`."""
+    """For each extent, its begin minus the position of its first byte in `writer`."""
     writer: np.ndarray = np.empty(0, dtype=np.int32)
     """The number of the program that stored a cell, at the cell's first byte; 0: none did."""
     programs: ClassVar[dict[Program, int]] = {}

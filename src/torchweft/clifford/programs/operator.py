@@ -183,7 +183,7 @@ class CliffordRule(ProgramRule):
 
 @functools.cache
 def _step(needed: tuple[bool, ...], given: tuple[bool, ...]) -> str:
-    """Of a key: the derivative by the inputs that need one, along the cotangents that are given."""
+    """The last step of a key: the derivative by the needed inputs along the given cotangents."""
     return f"vjp {mask(needed)} {mask(given)}"
 
 

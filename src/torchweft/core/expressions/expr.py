@@ -304,7 +304,7 @@ class Form:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Its slots: those of SLOTS, "weight" only in forms with weights."""
+        """The slots of the form: those of SLOTS, "weight" only in forms with weights."""
         return tuple(s for s, size in zip(SLOTS, self.sizes, strict=True) if s != "weight" or size)
 
 

@@ -164,7 +164,7 @@ class _Scheduler:
         self.steps.append(Assign(self._fresh(node, "t"), text, fetched))
 
     def _named(self, node: Expr) -> str:
-        """Its name; an expression that was inlined, or a number, is assigned a name now."""
+        """The name of a node; an inlined expression or a number is assigned a name now."""
         if node not in self.names and node.kind in ("const", "count", "add", "mul", *FUNCTIONS):
             self._assign(node)
         return self._name(node)

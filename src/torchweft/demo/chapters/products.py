@@ -117,7 +117,7 @@ def _times(model: SurfaceFilter, tile: Graph, graph: Graph) -> dict[str, dict[st
 
 
 def _accuracies(model: SurfaceFilter, tile: Graph) -> list[OpError]:
-    """Of each product that the chapter uses, on its own inputs."""
+    """Errors of each product that the chapter uses, on its own inputs."""
     phi = model.kernel(tile.geometry).detach()
     x = torch.randn(len(tile.rows), model.CHANNELS, device=phi.device)
     z = model.gather(phi, x, tile)

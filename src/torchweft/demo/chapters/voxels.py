@@ -89,10 +89,10 @@ def _times(
     passes = {name: partial(predicted, m, test.tensor) for name, m in models.items()}
     device = tile.label.device
     # learned statistics move while a step is timed: the passes come first
-    told = interleaved(passes, device, ROUNDS)
+    predicting = interleaved(passes, device, ROUNDS)
     return {
         "one step of learning": interleaved(steps, device, ROUNDS),
-        "the held-out part told": told,
+        "prediction of the held-out part": predicting,
     }
 
 
@@ -114,7 +114,7 @@ def _story(
     text = (
         f"{surface.name} again, now as voxels of three kinds, told apart by {measure}: the lowest "
         f"{SHARE:.0%} of those that are learned from are “{low}”, the highest {SHARE:.0%} "
-        f"“{high}”, all others “{middle}”. The network is told neither that number nor the "
+        f"“{high}”, all others “{middle}”. The network is given neither that number nor the "
         "altitude. It sees which voxels are there, and how high the surface lies within each. "
         "Every number below is of a part that it has never seen: "
         f"{len(test.label):,} voxels in a box of {int(box):,}."
@@ -129,8 +129,8 @@ def _story(
     ]
     meaning = (
         "Submanifold convolutions keep the voxels as they are, strided ones go to a coarser level, "
-        "inverse ones back to the very voxels that they came from. Who meets whom is found once "
-        "for each set of voxels and kept with it; nothing is computed where nothing is. No sum "
+        "inverse ones back to the very voxels that they came from. The pairs are found once "
+        "for each set of voxels and cached with it; empty space costs nothing. No sum "
         "depends on the order of the rows or of threads: learning repeats bit for bit. "
         f"{len(tiles)} tiles are learned from, three in four of them mirror images."
     )
@@ -178,7 +178,7 @@ def _network_table(model: Segmenter, plain: Segmenter, tensor: SparseTensor) -> 
 
 
 def _accuracies(tensor: SparseTensor) -> list[OpError]:
-    """Of each kind of layer, against torch's dense convolution of some of the voxels."""
+    """Errors of each type of layer against torch's dense convolution of some of the voxels."""
     device = tensor.device
     places = tensor.C[split(tensor.C[:, 1:].cpu().float(), FEW)[0].to(device)]
     fine = SparseTensor(torch.randn(len(places), 16, device=device), places, tensor.spatial_shape)

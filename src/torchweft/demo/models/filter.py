@@ -116,13 +116,13 @@ class PlainFilter(SurfaceFilter):
 
     @staticmethod
     def gather(phi: Tensor, x: Tensor, graph: Graph) -> Tensor:
-        """As above, with one (F, C) block of memory for each edge."""
+        """The same sum, with one (F, C) block of memory for each edge."""
         terms = phi.unsqueeze(2) * x.index_select(0, graph.src).unsqueeze(1)
         return terms.new_zeros(len(graph.seg) - 1, *terms.shape[1:]).index_add(0, graph.dst, terms)
 
     @staticmethod
     def mix(z: Tensor, weight: Tensor, graph: Graph) -> Tensor:
-        """As above: one matrix product."""
+        """The same sum as one matrix product."""
         return z.flatten(1) @ weight.flatten(0, 1)
 
 
@@ -204,6 +204,6 @@ def _mean(graph: Graph, width: float) -> Step:
 
 
 def _median(rise: Tensor) -> Tensor:
-    """Of the neighbours and the point itself, whose rise is 0."""
+    """Median over the neighbours and the point itself, whose rise is 0."""
     rises = torch.nn.functional.pad(rise.view(-1, NEIGHBOURS), (0, 1))
     return rises.median(dim=1, keepdim=True).values

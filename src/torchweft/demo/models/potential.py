@@ -317,7 +317,7 @@ def step_of(model: nn.Module, batch: Molecules) -> Callable[[], Tensor]:
 
 
 def errors(energy: Tensor, force: Tensor, truth: Molecules) -> Errors:
-    """Of energies and forces."""
+    """Root mean square errors of energies per atom and of forces."""
     of_atom = (energy - truth.energy) / truth.size
     return Errors(*(float(e.square().mean().sqrt()) for e in (of_atom, force - truth.force)))
 

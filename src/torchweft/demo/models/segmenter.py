@@ -89,7 +89,7 @@ class PlainSegmenter(Segmenter):
     """The same network in plain torch; the kernel maps are torchweft's, and cost it nothing."""
 
     def convolve(self, layer: SparseConvolution, tensor: SparseTensor) -> SparseTensor:
-        """As above, offset by offset."""
+        """The same sum, offset by offset."""
         if isinstance(layer, SparseInverseConvolution):
             found = tensor.maps.named(str(layer.indice_key)).transpose()
         else:
@@ -136,7 +136,7 @@ def predicted(model: Segmenter, tensor: SparseTensor) -> Tensor:
 
 
 def confusion(found: Tensor, truth: Tensor) -> Tensor:
-    """(3, 3) how many voxels of a kind (row) were taken for which (column)."""
+    """(3, 3) numbers of voxels by true class (row) and predicted class (column)."""
     pairs = KINDS * truth + found
     return torch.bincount(pairs, minlength=KINDS**2).view(KINDS, KINDS).cpu()
 

@@ -143,7 +143,7 @@ def _product(fields: list[Any]) -> Product:
 
 @functools.lru_cache(maxsize=4096)
 def entry_counts(structure: Structure) -> tuple[tuple[int, int, int], ...]:
-    """Of each path: channels, entries of its 3j symbol, products by its weight per channel."""
+    """For each path: channels, entries of its 3j symbol, products by its weight per channel."""
     return tuple(
         (
             product.channels,

@@ -45,7 +45,7 @@ from torchweft.reductions.formula.node import (
     variables,
 )
 
-__all__ = ["EXPONENTIAL", "KINDS", "ReductionPlan", "carried_out", "reduce", "settled"]
+__all__ = ["EXPONENTIAL", "KINDS", "ReductionPlan", "reduce", "reduction_plan", "run_plan"]
 
 PLAIN = Options()
 ONE = str(const(1))
@@ -144,11 +144,13 @@ def reduce(
     copy in float32 of variables of 16 bits, since results are rounded once at the end.
     """
     given = signature(tensors)
-    return carried_out(settled(kind, f, weight, axis, k, backend, options, given), tensors, ranges)
+    return run_plan(
+        reduction_plan(kind, f, weight, axis, k, backend, options, given), tensors, ranges
+    )
 
 
 @kept
-def settled(
+def reduction_plan(
     kind: str,
     f: Node | str,
     weight: Node | str | None,
@@ -174,7 +176,7 @@ def settled(
     return ReductionPlan(kind, k, axis, how, key, used, cats, compared, layout, dtype, rest)
 
 
-def carried_out(
+def run_plan(
     plan: ReductionPlan, tensors: Sequence[Tensor], ranges: Ranges | BlockSparsity | None
 ) -> Result:
     """The reduction of these tensors, which have the signature of the plan."""

@@ -173,7 +173,7 @@ def _convolver_of(
 
 
 def _convolver_call(kernel: Kernel, operands: KernelOperands, table: Tensor) -> Call:
-    """Of a convolution; any int32 tensor stands for the tables, which may not exist yet."""
+    """A convolution's arguments; any int32 tensor stands for tables that may not exist yet."""
     turns = table if len(operands[2]) <= MOST_SORTED else None
     return Call(kernel, (*operands, table, table, table, turns))
 
