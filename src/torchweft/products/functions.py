@@ -11,7 +11,7 @@ segment operations, see docs/families/products.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,16 @@ from torchweft.products.infos import SparseProductInfo, SparseScaleInfo, Tables,
 from torchweft.products.operator import product
 
 Function = Callable[..., Tensor]
+
+
+class ProductFunction(Protocol):
+    """A public function of a product."""
+
+    explain: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The product."""
+
 
 _casts: TensorCache[Tensor] = TensorCache()
 
@@ -249,27 +259,28 @@ def _thin(op: str) -> Iterator[tuple[str, str, Function]]:
     yield f"accumulated_indexed_{op}_segment", what, indexed_segment(True)
 
 
-def _published(op: str) -> Iterator[tuple[str, Function]]:
-    """The seven public functions of a product by name, each with its docstring and `.explain`."""
+def _published(op: str) -> list[ProductFunction]:
+    """The seven public functions of a product, each with its docstring and `.explain`."""
     formula, result = _FORMULAS[op]
     layout1, layout2 = LAYOUTS[op]
     words = {"op": op, "formula": formula, "result": result, "layout1": layout1, "layout2": layout2}
-    functions = [
-        (f"indexed_{op}_scale_gather", _SCALE_GATHER_DOC.format(**words), _scale_gather(op)),
-        *((name, _THIN_DOC.format(what=what, **words), f) for name, what, f in _thin(op)),
-        (f"sparse_{op}", _SPARSE_DOC.format(**words), _sparse(op)),
+    return [
+        _publish(
+            _scale_gather(op), f"indexed_{op}_scale_gather", _SCALE_GATHER_DOC.format(**words)
+        ),
+        *(_publish(f, name, _THIN_DOC.format(what=what, **words)) for name, what, f in _thin(op)),
+        _publish(_sparse(op), f"sparse_{op}", _SPARSE_DOC.format(**words)),
     ]
-    for name, doc, function in functions:
-        _publish(function, name, doc)
-        yield name, function
 
 
-def _publish(function: Any, name: str, doc: str) -> None:
+def _publish(function: Any, name: str, doc: str) -> ProductFunction:
     function.__name__ = function.__qualname__ = name
     # code of its own: torch.compile counts recompilations by code object
     function.__code__ = function.__code__.replace(co_name=name)
     function.__doc__ = doc
     function.explain = lambda *args, **kwargs: explain(function, *args, **kwargs)
+    published: ProductFunction = function
+    return published
 
 
 def sparse_scale(
@@ -335,7 +346,125 @@ def _not_an_info(name: str, given: object, needed: str) -> DTypeError:
     )
 
 
-_FUNCTIONS = {name: function for op in _FORMULAS for name, function in _published(op)}
-globals().update(_FUNCTIONS)
+(
+    indexed_mul_scale_gather,
+    indexed_mul,
+    mul_segment,
+    indexed_mul_segment,
+    indexed_mul_scale_segment,
+    accumulated_indexed_mul_segment,
+    sparse_mul,
+) = _published("mul")
 
-__all__ = ["sparse_scale", *_FUNCTIONS]
+(
+    indexed_outer_scale_gather,
+    indexed_outer,
+    outer_segment,
+    indexed_outer_segment,
+    indexed_outer_scale_segment,
+    accumulated_indexed_outer_segment,
+    sparse_outer,
+) = _published("outer")
+
+(
+    indexed_inner_scale_gather,
+    indexed_inner,
+    inner_segment,
+    indexed_inner_segment,
+    indexed_inner_scale_segment,
+    accumulated_indexed_inner_segment,
+    sparse_inner,
+) = _published("inner")
+
+(
+    indexed_vecmat_scale_gather,
+    indexed_vecmat,
+    vecmat_segment,
+    indexed_vecmat_segment,
+    indexed_vecmat_scale_segment,
+    accumulated_indexed_vecmat_segment,
+    sparse_vecmat,
+) = _published("vecmat")
+
+(
+    indexed_vecsca_scale_gather,
+    indexed_vecsca,
+    vecsca_segment,
+    indexed_vecsca_segment,
+    indexed_vecsca_scale_segment,
+    accumulated_indexed_vecsca_segment,
+    sparse_vecsca,
+) = _published("vecsca")
+
+(
+    indexed_scavec_scale_gather,
+    indexed_scavec,
+    scavec_segment,
+    indexed_scavec_segment,
+    indexed_scavec_scale_segment,
+    accumulated_indexed_scavec_segment,
+    sparse_scavec,
+) = _published("scavec")
+
+(
+    indexed_mat_t_vec_scale_gather,
+    indexed_mat_t_vec,
+    mat_t_vec_segment,
+    indexed_mat_t_vec_segment,
+    indexed_mat_t_vec_scale_segment,
+    accumulated_indexed_mat_t_vec_segment,
+    sparse_mat_t_vec,
+) = _published("mat_t_vec")
+
+__all__ = [
+    "accumulated_indexed_inner_segment",
+    "accumulated_indexed_mat_t_vec_segment",
+    "accumulated_indexed_mul_segment",
+    "accumulated_indexed_outer_segment",
+    "accumulated_indexed_scavec_segment",
+    "accumulated_indexed_vecmat_segment",
+    "accumulated_indexed_vecsca_segment",
+    "indexed_inner",
+    "indexed_inner_scale_gather",
+    "indexed_inner_scale_segment",
+    "indexed_inner_segment",
+    "indexed_mat_t_vec",
+    "indexed_mat_t_vec_scale_gather",
+    "indexed_mat_t_vec_scale_segment",
+    "indexed_mat_t_vec_segment",
+    "indexed_mul",
+    "indexed_mul_scale_gather",
+    "indexed_mul_scale_segment",
+    "indexed_mul_segment",
+    "indexed_outer",
+    "indexed_outer_scale_gather",
+    "indexed_outer_scale_segment",
+    "indexed_outer_segment",
+    "indexed_scavec",
+    "indexed_scavec_scale_gather",
+    "indexed_scavec_scale_segment",
+    "indexed_scavec_segment",
+    "indexed_vecmat",
+    "indexed_vecmat_scale_gather",
+    "indexed_vecmat_scale_segment",
+    "indexed_vecmat_segment",
+    "indexed_vecsca",
+    "indexed_vecsca_scale_gather",
+    "indexed_vecsca_scale_segment",
+    "indexed_vecsca_segment",
+    "inner_segment",
+    "mat_t_vec_segment",
+    "mul_segment",
+    "outer_segment",
+    "scavec_segment",
+    "sparse_inner",
+    "sparse_mat_t_vec",
+    "sparse_mul",
+    "sparse_outer",
+    "sparse_scale",
+    "sparse_scavec",
+    "sparse_vecmat",
+    "sparse_vecsca",
+    "vecmat_segment",
+    "vecsca_segment",
+]
