@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.harness import tables
 from benchmarks.harness.record import append
-from torchweft.core.backend import device_of
+from torchweft.device import device_of
 from torchweft.errors import WeftError
 from torchweft.progress import say, track
 

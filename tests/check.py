@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.harness import FOLDER, machine
 from tests.cases import receipt
-from torchweft.core.backend import device_of
+from torchweft.device import device_of
 from torchweft.errors import WeftError
 from torchweft.progress import say
 

@@ -6,11 +6,9 @@ import functools
 import importlib.util
 import os
 
-import torch
+from torchweft.errors import BackendError
 
-from torchweft.errors import BackendError, DeviceError
-
-__all__ = ["BACKENDS", "check_torch_only", "choose", "device_of", "interpreted"]
+__all__ = ["BACKENDS", "check_torch_only", "choose", "interpreted"]
 
 BACKENDS = ("triton", "numba", "torch")
 """In the order in which backend=None tries them; `torch` serves every call."""
@@ -80,22 +78,4 @@ def check_torch_only(module: object, backend: str | None) -> None:
     raise BackendError(
         f"backend={backend!r} was asked for {name}, for which it {known}: torch's own operations "
         "compute it on every device. Leave backend out, or pass 'torch'."
-    )
-
-
-def device_of(name: str | None) -> torch.device:
-    """The device of a name; None is cuda where there is one, else cpu.
-
-    Raises:
-        DeviceError: no such device is here.
-    """
-    here = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    if name is None:
-        return torch.device(here[-1])
-    count = torch.cuda.device_count()
-    if name in here or name in [f"cuda:{number}" for number in range(count)]:
-        return torch.device(name)
-    raise DeviceError(
-        f"--device is {name}: it must be one that torch finds here, {' or '.join(here)}. "
-        "Pass one of these; `torchweft doctor` says what this machine has."
     )

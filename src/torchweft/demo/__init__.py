@@ -35,7 +35,7 @@ _FOLDER = "folder of the page; default: torchweft-demo"
 
 def _parse(arguments: Sequence[str]) -> Options:
     """The arguments of the command line."""
-    from torchweft.core.backend import device_of
+    from torchweft.device import device_of
 
     parser = argparse.ArgumentParser(prog="torchweft demo", description=_WHAT)
     cloud = (
