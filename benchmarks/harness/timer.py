@@ -122,7 +122,7 @@ class _Clock:
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._passes = 1
         flush_us = 1e3 * min(self.ms(self._buffer.zero_) for _ in range(3))
-        self._passes = math.ceil(min(2 * host_us, AHEAD_US) / flush_us) + 1
+        self._passes = math.ceil(min(3 * host_us + 500, AHEAD_US) / flush_us) + 1
 
     def ms(self, call: Call) -> float:
         begin, end = self._events
