@@ -18,7 +18,7 @@ _ERRORS = (
 )
 _NAMESPACES = ("clifford", "o3", "products", "reductions", "testing", "voxels")
 
-__all__ = [*_ERRORS, *_NAMESPACES, "explain"]
+__all__ = [*_ERRORS, *_NAMESPACES, "constant", "explain"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +27,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"torchweft.{name}")
     if name in _ERRORS:
         return getattr(importlib.import_module("torchweft.errors"), name)
+    if name == "constant":
+        return importlib.import_module("torchweft.core.table_copies").constant
     if name == "explain":
         return importlib.import_module("torchweft.core.explain").explain
     raise AttributeError(f"module 'torchweft' has no attribute {name!r}")

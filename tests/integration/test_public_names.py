@@ -162,7 +162,7 @@ def test_info_is_a_named_tuple_that_moves(name):
 
 
 def test_products_lists_these_names_and_no_others():
-    assert sorted(products.__all__) == sorted([*EXPECTED, *INFOS])
+    assert sorted(products.__all__) == sorted([*EXPECTED, *INFOS, "forget"])
 
 
 def test_reductions_has_the_names_it_lists():

@@ -5,6 +5,7 @@ from tests.mutants import Mutant
 PRODUCTS = "tests/contract/test_products.py"
 SEGMENTS = "tests/property/test_segments.py"
 CLIFFORD = "tests/contract/test_clifford.py"
+CHANGED = "tests/regressions/test_changed_tables.py"
 HARMONICS = "tests/contract/test_o3_harmonics.py"
 
 MUTANTS = [
@@ -73,5 +74,17 @@ MUTANTS = [
         "const(1 / math.sqrt(2 * math.pi)) * apply(",
         "const(1 / math.sqrt(2.1 * math.pi)) * apply(",
         CLIFFORD + " tests/contract/test_clifford_nn.py",
+    ),
+    Mutant(
+        "a changed table keeps its copy",
+        "or not torch.equal(table, kept.table):  # noqa: TID251",
+        "or table.shape != kept.table.shape:",
+        CHANGED,
+    ),
+    Mutant(
+        "a table in private copies is the caller's",
+        "copy = table.detach().clone(memory_format=torch.contiguous_format)",
+        "copy = table.detach()",
+        CHANGED,
     ),
 ]

@@ -22,13 +22,14 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, unwatched, watched
+from torchweft.core.table_copies import copies_of, mark_constant
 from torchweft.core.tables import SLICE, Slices, TensorCache, cut, indptr_of, narrow, sort_rows
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 
@@ -120,10 +121,11 @@ class Graph:
         ShapeError, DTypeError, DeviceError: src and dst do not fit each other.
         IndexRangeError: an edge is out of range; on a GPU checked only under TORCHWEFT_CHECK=1.
 
-    Holds copies of src and dst.  Cost: two sorts of E numbers and one read by the host (none inside
-    torch.compile, where rows of many thousand edges are then not cut into pieces).  Inside
-    torch.compile, create the graph once and pass it to all layers: a layer that is given src and
-    dst sorts them itself.
+    Holds copies of src and dst, which later changes of these do not reach.
+
+    Cost: two sorts of E numbers and one read by the host (none inside torch.compile, where rows of
+    many thousand edges are then not cut into pieces).  Inside torch.compile, create the graph once
+    and pass it to all layers: a layer that is given src and dst sorts them itself.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ _graphs: TensorCache[Graph] = TensorCache()
 
 
 def graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Graph:
-    """The cached graph of these tensors, by their identity and version."""
+    """The graph of these tensors, cached as long as their content stays."""
     if compiling():
         return Graph(src, dst, num_nodes, num_sources)
     return _graph_of(src, dst, num_nodes, num_sources)
@@ -196,6 +198,8 @@ def graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Grap
 def _graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Graph:
     if not isinstance(src, Tensor) or not isinstance(dst, Tensor) or not unwatched(src):
         return Graph(src, dst, num_nodes, num_sources)
+    _check_edges(src, dst)
+    src, dst = cast("tuple[Tensor, Tensor]", copies_of((src, dst)))
     sizes = (num_nodes, num_sources)
     return _graphs.get((src, dst), sizes, lambda: Graph(src, dst, *sizes))
 
@@ -319,6 +323,7 @@ def _built(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
     limit = max(num_x, num_z, src.shape[0]) + 1
     with torch.inference_mode(False):  # autograd saves tables, also those created in inference mode
         tables = _sorted_both(src, dst, num_x, num_z, limit)
+        mark_constant(tables.src, tables.dst)
         return _with_facts(tables) if src.shape[0] else tables
 
 

@@ -3,8 +3,9 @@
 Seven products in every mode, with gradients of any order; see docs/families/products.md.
 """
 
+from torchweft.core.table_copies import forget
 from torchweft.products import functions, infos
 from torchweft.products.functions import *  # noqa: F403
 from torchweft.products.infos import *  # noqa: F403
 
-__all__ = [*functions.__all__, *infos.__all__]
+__all__ = [*functions.__all__, *infos.__all__, "forget"]

@@ -20,6 +20,7 @@ from torchweft.core.explain import explain
 from torchweft.core.expressions.program import accumulator
 from torchweft.core.operators.operands import narrowed
 from torchweft.core.private import any_autocast
+from torchweft.core.table_copies import copies_of, is_constant
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.products.forms import (
@@ -69,6 +70,7 @@ def apply(
         found = sizes(op, [None if t is None else t.shape for t in tensors])
     else:
         found = admit(op, metas(tensors))
+    tables = Tables(*copies_of(tables))
     if tables.index_out is not None or out_size is not None:
         found = found._replace(z=_out_rows(found.z, tables.index_out, out_size))
     name, exchanged = CANONICAL[op]
@@ -312,13 +314,13 @@ def sparse_scale(
 
 
 def _cast(scale: Tensor | None, like: Tensor) -> Tensor | None:
-    """The scale in the dtype that sums are formed in; constants are cast once."""
+    """The scale in the dtype that sums are formed in; a constant one is cast once."""
     if scale is None or not isinstance(like, Tensor):
         return scale
     dtype = accumulator(like.dtype)
     if scale.dtype == dtype:
         return scale
-    if scale.requires_grad or torch.compiler.is_compiling():
+    if scale.requires_grad or torch.compiler.is_compiling() or not is_constant(scale):
         return scale.to(dtype)
     return _casts.get((scale,), dtype, lambda: scale.to(dtype))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.private import parse_to
+from torchweft.core.table_copies import copies_of, is_constant, mark_constant
 from torchweft.core.tables import Plan, TensorCache, indptr_of, rows_of, sort_rows
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 
@@ -43,6 +44,8 @@ class Movable:
             if isinstance(value, Tensor):
                 wanted = dtype if value.is_floating_point() else None
                 fields[name] = value.to(device=device, dtype=wanted)
+                if is_constant(value):
+                    mark_constant(fields[name])
         return type(self)(**fields)
 
     def cuda(self: I, device: int | str | torch.device | None = None) -> I:
@@ -68,6 +71,8 @@ class SparseProductInfo(Movable, _ProductFields):
     """z[n,M] = Σ_{t ∈ segment M} scale[t] · x[n,index1[t]] ∘ y[n,index2[t]] as one value.
 
     Fields are those of `indexed_{op}_scale_gather` (`seg_out` is its `seg`); None is the identity.
+    Infos that functions build hold tables of their own, which calls take as they are; tables of an
+    info built by hand are compared at each call with what its plan was made of, as all tables are.
     """
 
     __slots__ = ()
@@ -133,10 +138,12 @@ def sparse_product_info(
     if factors is not None:
         factors = factors.to(device)[order]
     if rows is None:
-        size = _out_size(out_size, terms)
-        return SparseProductInfo(factors, first, second, out_size=size)
-    size = _out_size(out_size, int(rows.max()) + 1 if terms else 0)
-    return SparseProductInfo(factors, first, second, indptr_of(rows[order], size), out_size=size)
+        size, seg = _out_size(out_size, terms), None
+    else:
+        size = _out_size(out_size, int(rows.max()) + 1 if terms else 0)
+        seg = indptr_of(rows[order], size)
+    mark_constant(factors, first, second, seg)
+    return SparseProductInfo(factors, first, second, seg, out_size=size)
 
 
 def sparse_product_infos(
@@ -242,19 +249,20 @@ _maxima: TensorCache[int] = TensorCache()
 def product_plan(
     tables: tuple[Tensor | None, ...], sizes: tuple[int, ...], device: torch.device
 ) -> Plan:
-    """The plan of `Tables` and `Sizes`: checked, built and cached.
+    """The plan of `Tables` and `Sizes`: checked, built and cached for private copies of them.
 
     Raises:
         IndexRangeError: a value points outside its rows (checked on the CPU always, on a GPU
             where the environment has TORCHWEFT_CHECK=1).
     """
+    copies = copies_of(tables)
     return _plans.get(
-        tables, (sizes, device), lambda: _build(Tables(*tables), Sizes(*sizes), device)
+        copies, (sizes, device), lambda: _build(Tables(*copies), Sizes(*sizes), device)
     )
 
 
 def largest(index_out: Tensor) -> int:
-    """max(index_out), -1 if empty; cached, so that it synchronises once."""
+    """max(index_out) of a constant, -1 if empty; cached, so that it synchronises once."""
     return _maxima.get(
         (index_out,), "max", lambda: int(index_out.max()) if index_out.numel() else -1
     )

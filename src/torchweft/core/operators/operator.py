@@ -439,8 +439,8 @@ def _plain(tensor: Tensor) -> Tensor:
         if functorch.is_batchedtensor(tensor):
             raise ShapeError(
                 f"an index tensor of shape {tuple(tensor.shape)} is mapped by torch.vmap: tables "
-                "are the same for all samples of a map. Map features and weights only, or call "
-                "once for each table."
+                "must be the same for the whole map. Pass in_dims=None for them, or call once for "
+                "each table."
             )
         tensor = functorch.get_unwrapped(tensor)
     return tensor

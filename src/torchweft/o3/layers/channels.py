@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.core.operators.operands import check_tensors
+from torchweft.core.table_copies import is_constant, mark_constant
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import Irreps, IrrepsLike
@@ -67,7 +68,9 @@ def irreps_info(irreps: IrrepsLike) -> IrrepsInfo:
     )
     index = torch.repeat_interleave(torch.arange(dims.numel()), dims)
     seg = torch.cat([dims.new_zeros(1), dims.cumsum(0)])
-    return IrrepsInfo(dims.double().rsqrt(), 1 / dims.double(), index, seg, dims.numel())
+    made = IrrepsInfo(dims.double().rsqrt(), 1 / dims.double(), index, seg, dims.numel())
+    mark_constant(*made[:4])
+    return made
 
 
 _scales: TensorCache[Tensor] = TensorCache()
@@ -145,7 +148,7 @@ def irrep_wise_linear(
 def _component_scale(info: IrrepsInfo) -> Tensor:
     """1/√(2l+1) of each component's irrep."""
     factors, index = info.rsqrt_dims, info.irrep_index
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not is_constant(factors) or not is_constant(index):
         return factors[index]
     return _scales.get((factors, index), None, lambda: factors[index])
 

@@ -16,10 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchweft.core.operators.operator import compiling, unwatched
-from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.graph import Graph, graph_of
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.gates_and_norms import (
     Activation,
@@ -253,7 +250,7 @@ class _MaceConv(TensorProductConv):
         self, x: Tensor, y: Tensor, weight: Tensor, edge_index: Tensor
     ) -> Tensor:
         """(N, D_out) of x (N, D1), y (E, D2), weight (E, W) and edge_index (2, E): src, dst."""
-        return super().forward(x, y, weight, _graph(edge_index[0], edge_index[1], x.shape[0]))
+        return super().forward(x, y, weight, edge_index[0], edge_index[1])
 
 
 class _NequipScatter(nn.Module):
@@ -271,8 +268,7 @@ class _NequipScatter(nn.Module):
         self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor
     ) -> Tensor:
         """(N, D_out) of x (N, D1) and, for each edge, harmonics, weights and nodes."""
-        graph = _graph(edge_src, edge_dst, x.shape[0])
-        found: Tensor = self.tp(x, edge_attr, edge_weight, graph)
+        found: Tensor = self.tp(x, edge_attr, edge_weight, edge_src, edge_dst)
         return found
 
 
@@ -328,16 +324,3 @@ def _coupling(part: Any, power: int, shape: tuple[int, ...]) -> Tensor:
     """U (2l+1, D, …, D, K) of a degree; MACE's lacks dimensions of size 1."""
     table: Tensor = getattr(part, f"U_matrix_{power}")
     return table.reshape(*shape, table.shape[-1])
-
-
-_graphs: TensorCache[Graph] = TensorCache()
-
-
-def _graph(src: Tensor, dst: Tensor, rows: int) -> Graph:
-    """The graph of two rows of a tensor, cached: models take the rows again in each layer."""
-    if compiling() or src._base is None or dst._base is None or not unwatched(src):
-        return graph_of(src, dst, rows, rows)
-    places = tuple((t.storage_offset(), t.stride(), t.shape) for t in (src, dst))
-    return _graphs.get(
-        (src._base, dst._base), (rows, places), lambda: graph_of(src, dst, rows, rows)
-    )

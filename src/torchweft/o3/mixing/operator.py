@@ -44,6 +44,7 @@ from torchweft.core.operators.tensor_list import (
     Tensors,
     mapped_as_rows,
 )
+from torchweft.core.table_copies import copies_of, is_constant
 from torchweft.core.tables import TensorCache, indptr_of, sort_rows
 from torchweft.errors import IndexRangeError
 from torchweft.o3.backends import executor, refuse_backend
@@ -259,7 +260,10 @@ _element_cache: TensorCache[ElementRows] = TensorCache()
 
 
 def rows_of_elements(element: Tensor, count: int) -> ElementRows:
-    """Rows sorted by `element` (rows,), once for this tensor in its present state.
+    """Rows sorted by `element` (rows,), cached as long as the content stays.
+
+    On a GPU only a `torchweft.constant` is cached: sorting takes less time than waiting for the
+    result of a comparison.
 
     Raises:
         IndexRangeError: an element is not in 0..count - 1; checked on a GPU under
@@ -270,9 +274,11 @@ def rows_of_elements(element: Tensor, count: int) -> ElementRows:
 
 @below_transforms
 def _cached_rows(element: Tensor, count: int) -> ElementRows:
-    if not unwatched(element):
-        return _sorted_rows(element, count)
-    return _element_cache.get((element,), count, lambda: _checked_rows(element, count))
+    if not unwatched(element) or (element.is_cuda and not is_constant(element)):
+        return _checked_rows(element, count)
+    (kept,) = copies_of((element,))
+    assert kept is not None
+    return _element_cache.get((kept,), count, lambda: _checked_rows(kept, count))
 
 
 def _checked_rows(element: Tensor, count: int) -> ElementRows:

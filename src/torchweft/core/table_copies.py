@@ -1,0 +1,172 @@
+"""Private copies of index tables: what is cached for a table is never stale.
+
+The content of a tensor may change unseen: through a NumPy array or a storage that it shares,
+through `.data`, or by a CUDA, Triton or Warp kernel that is given its address.  No version and no
+address tells.  So everything that is cached for a caller's table (plans, graphs, masks) is cached
+for a private copy of it, and each public call compares the table with its copy.  A table that has
+changed gets a new copy, with which the old one's plans are no longer found.
+
+On a GPU the comparison waits for the result of one small kernel.  `constant` makes a copy that the
+caller keeps and passes instead of the table: nothing is compared then.  In a CUDA graph tables are
+those of the recording.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.core.operators.operator import (
+    below_transforms,
+    compiling,
+    transformed,
+    unwatched,
+    watched,
+)
+from torchweft.core.tables import MOST_VALUES
+from torchweft.errors import DTypeError
+
+__all__ = ["constant", "copies_of", "forget", "is_constant", "mark_constant"]
+
+_MARK = "_torchweft_constant"
+
+
+class _Copy(NamedTuple):
+    table: Tensor
+    source: weakref.ref[Tensor]  # drops the copy with the caller's tensor
+
+
+_copies: dict[Hashable, _Copy] = {}
+
+
+def constant(table: Tensor) -> Tensor:
+    """A copy of an index table that never changes, to be passed instead of the table.
+
+    Calls compare a table with the copy that their cached plan was made of, since its content may
+    have changed unseen; on a GPU they wait for the result. A constant is not compared.
+
+    Args:
+        table: integers of any shape, on any device.
+
+    Returns:
+        The copy; a constant itself is returned as it is. Only torch's own operations may write to
+        it: these are noticed by its version, and plans are made anew.
+
+    Raises:
+        DTypeError: the table is not a tensor of integers.
+
+    Example:
+        >>> import torch, torchweft
+        >>> index = torchweft.constant(torch.tensor([0, 2, 2]))
+        >>> x = torch.eye(3)
+        >>> torchweft.products.indexed_mul(x, x, index1=index).sum(-1)
+        tensor([1., 0., 1.])
+    """
+    if not isinstance(table, Tensor) or table.is_floating_point() or table.is_complex():
+        given = table.dtype if isinstance(table, Tensor) else type(table).__name__
+        raise DTypeError(
+            f"table is {given}: a constant is an index table, a tensor of integers. Pass one, "
+            "e.g. torch.tensor([0, 2, 2])."
+        )
+    return table if is_constant(table) else _private(table)
+
+
+def mark_constant(*tables: Tensor | None) -> None:
+    """Declare tensors, of which no caller has an alias, constant: they are not compared."""
+    for table in tables:
+        if table is not None:
+            setattr(table, _MARK, True)
+
+
+def is_constant(table: Tensor) -> bool:
+    """Whether a tensor was made by `constant` or marked."""
+    return hasattr(table, _MARK)
+
+
+def copies_of(tables: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The private copies of a caller's tables: the same objects as long as the content is.
+
+    Constants are their own copies, and so are tensors that a tracer or a subclass watches.
+    """
+    if compiling():
+        return tuple(tables)
+    found: list[Tensor | None] = []
+    for table in tables:  # the usual call: on the CPU, and nothing has changed
+        if table is None or hasattr(table, _MARK):
+            found.append(table)
+            continue
+        kept = None if watched() or transformed() else _copies.get(_place(table))
+        if kept is None or not table.is_cpu or not torch.equal(table, kept.table):  # noqa: TID251
+            return tuple(_found(*tables))
+        found.append(kept.table)
+    return tuple(found)
+
+
+def forget(*tables: Tensor) -> None:
+    """Drop the private copies of tables, with every plan that is cached for them.
+
+    Calls notice by themselves that a table has changed; this frees memory.
+
+    Args:
+        tables: as they were given to calls; without any, everything is dropped.
+    """
+    for place in [_place(t) for t in tables] if tables else list(_copies):
+        _copies.pop(place, None)
+
+
+@below_transforms
+def _found(*tables: Tensor | None) -> list[Tensor | None]:
+    places = [
+        None if t is None or hasattr(t, _MARK) or not unwatched(t) else _place(t) for t in tables
+    ]
+    known = {p: t for p, t in zip(places, tables, strict=True) if p is not None and p in _copies}
+    if not _unchanged(known):
+        for place, table in known.items():
+            if not _unchanged({place: table}):
+                _copies.pop(place, None)
+    return [
+        t if t is None or p is None else _kept(t, p) for t, p in zip(tables, places, strict=True)
+    ]
+
+
+def _place(table: Tensor) -> Hashable:
+    """What names a table: views of one tensor that are made anew for each call are one table."""
+    base = table._base
+    owner = table if base is None else base
+    return id(owner), table.storage_offset(), table.shape, table.stride(), table.dtype
+
+
+def _unchanged(known: dict[Hashable, Any]) -> bool:
+    """Whether tables equal their copies; on a GPU one number is read, or none while recording."""
+    if not known:
+        return True
+    pairs = [(t, _copies[place].table) for place, t in known.items()]
+    table = pairs[0][0]
+    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    if table.device.type == "cpu" or len(pairs) == 1:
+        return all(torch.equal(t, c) for t, c in pairs)  # noqa: TID251 - integers
+    joined = (torch.cat([t.flatten() for t in side]) for side in zip(*pairs, strict=True))
+    return torch.equal(*joined)  # noqa: TID251 - integers
+
+
+def _kept(table: Tensor, place: Hashable) -> Tensor:
+    found = _copies.get(place)
+    if found is None:
+        if len(_copies) >= MOST_VALUES:
+            _copies.pop(next(iter(_copies)), None)  # the oldest
+        owner = table if table._base is None else table._base
+        gone = weakref.ref(owner, lambda _: _copies.pop(place, None))
+        found = _copies[place] = _Copy(_private(table), gone)
+    return found.table
+
+
+def _private(table: Tensor) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        copy = table.detach().clone(memory_format=torch.contiguous_format)
+    mark_constant(copy)
+    return copy
