@@ -14,6 +14,7 @@ from benchmarks.harness.case import Case, Workload
 from benchmarks.suites.equivariant import blocks
 from benchmarks.suites.recipes import Random
 from tests.cases.symmetric import couplings
+from torchweft import constant
 from torchweft.o3 import Irrep, Irreps, SymmetricContraction, wigner_3j
 from torchweft.o3.symmetric.program import symmetric_basis
 
@@ -40,7 +41,7 @@ def _workload(
     batch: int | None,
 ) -> Workload:
     random, rows = Random(device), batch or rows
-    element = random.index(elements, rows).long()
+    element = constant(random.index(elements, rows).long())
 
     @functools.cache
     def layer_on(backend: str | None) -> SymmetricContraction:

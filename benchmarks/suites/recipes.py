@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Workload
-from torchweft import products
+from torchweft import constant, products
 from torchweft.products.reference import indexed_product
 
 __all__ = ["DTYPE", "Random", "indptr", "product_workload"]
@@ -45,7 +46,8 @@ def indptr(lengths: list[int], device: torch.device) -> Tensor:
 
 
 def product_workload(op: str, inputs: tuple[Tensor, ...], shape: str, **tables: object) -> Workload:
-    """`indexed_{op}_scale_gather` of two inputs, and its oracle."""
+    """`indexed_{op}_scale_gather` of two inputs over constant tables, and its oracle."""
+    tables = {key: constant(t) if _is_index(t) else t for key, t in tables.items()}
     public: Callable[..., Tensor] = getattr(products, f"indexed_{op}_scale_gather")
 
     def function(*operands: Tensor, backend: str | None = None) -> Tensor:
@@ -58,6 +60,10 @@ def product_workload(op: str, inputs: tuple[Tensor, ...], shape: str, **tables: 
         output_bytes = function(*inputs).nbytes
     flops = _flops(op, inputs, tables)
     return Workload(op, inputs, tables, function, oracle, flops, output_bytes, shape)
+
+
+def _is_index(table: object) -> TypeGuard[Tensor]:
+    return isinstance(table, Tensor) and not table.is_floating_point()
 
 
 def _flops(op: str, inputs: tuple[Tensor, ...], tables: dict[str, object]) -> int:

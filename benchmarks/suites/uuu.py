@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.harness.case import Workload
 from benchmarks.suites.recipes import Random
-from torchweft import products
+from torchweft import constant, products
 from torchweft.o3 import wigner_3j
 from torchweft.products.reference import indexed_product
 
@@ -60,7 +60,7 @@ def _tables(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     bounds = np.searchsorted(np.sort(out_of_row), np.arange(17))
 
     def table_of(values: object) -> Tensor:
-        return torch.as_tensor(np.asarray(values), dtype=torch.int32, device=device)
+        return constant(torch.as_tensor(np.asarray(values), dtype=torch.int32, device=device))
 
     couple = {
         "index1": table_of(index1),
