@@ -8,6 +8,7 @@ Seen red with: plans found by identity and version, as before (every way but "in
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import torchweft
 from tests.nearness import same
 from torchweft import o3, products
 from torchweft.core import table_copies
+from torchweft.reductions import BlockSparsity, LazyTensor
 
 ROWS, COUNT = 5, 12
 OLD = torch.arange(COUNT) % ROWS
@@ -251,3 +253,39 @@ def test_only_integers_are_constants():
         torchweft.constant(torch.ones(3))
     with pytest.raises(torchweft.DTypeError, match=r"table is list"):
         torchweft.constant([0, 1])
+
+
+def _masked(x: Tensor, ranges: Any) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    distance = ((LazyTensor(x[:, None]) - LazyTensor(x[None])) ** 2).sum(-1)
+    distance.ranges = ranges
+    z = (-distance).exp().sum(1)
+    return [z.detach(), *torch.autograd.grad(z.square().sum(), x)]
+
+
+def test_a_changed_mask_is_read_again():
+    """Seen red with: blocks found by the identity of the ranges, as before."""
+    columns = np.array([[0, 3]])
+    rows, ends = torch.tensor([[0, ROWS]]), torch.tensor([1])
+    seen = torch.from_numpy(columns)
+    ranges = (rows, ends, seen, seen, ends, rows)
+    held = BlockSparsity(ranges)
+    x = _rows(ROWS, 3)
+    first = _masked(x, ranges)
+    columns[:] = [[2, ROWS]]
+    mask = torch.tensor([[2, ROWS]])
+    exact = _masked(x, (rows, ends, mask, mask, ends, rows))
+    for found, a, b, old in zip(_masked(x, ranges), exact, _masked(x, held), first, strict=True):
+        same(found, a)
+        same(b, old)
+
+
+def test_a_changed_mask_is_checked_again():
+    """Seen red with: values checked once for the same tensors, as before."""
+    columns = np.array([[0, 3]])
+    rows, ends, seen = torch.tensor([[0, ROWS]]), torch.tensor([1]), torch.from_numpy(columns)
+    ranges = (rows, ends, seen, seen, ends, rows)
+    _masked(_rows(ROWS, 3), ranges)
+    columns[:] = [[2, ROWS + 1]]
+    with pytest.raises(torchweft.IndexRangeError, match=r"there are 5 points"):
+        _masked(_rows(ROWS, 3), ranges)

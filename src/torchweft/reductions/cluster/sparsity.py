@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torchweft.core.table_copies import constant, copies_of
 from torchweft.core.tables import TensorCache, indptr_of
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.reductions.call import Blocks
@@ -39,7 +40,7 @@ class BlockSparsity:
     Points of one cluster must stand together: `sort_clusters` sees to it.
 
     Args:
-        ranges: the 6-tuple of `from_matrix`, of any integer dtype.
+        ranges: the 6-tuple of `from_matrix`, of any integer dtype; the mask holds copies.
         batch: None: one mask, which all entries of a batch share.  (B, M, N): a mask for each of B
             entries; b has the rows b·M ≤ i < (b + 1)·M and the columns b·N ≤ j < (b + 1)·N.
     """
@@ -49,7 +50,7 @@ class BlockSparsity:
 
     def __post_init__(self) -> None:
         _check_arrays(self.ranges)
-        object.__setattr__(self, "ranges", _each(self.ranges, lambda t: t.to(torch.int64)))
+        object.__setattr__(self, "ranges", _each(self.ranges, _own))
 
     def __repr__(self) -> str:
         rows, _, intervals, columns = self.ranges[:4]
@@ -189,17 +190,17 @@ class BlockSparsity:
 def blocks_of(ranges: Ranges | BlockSparsity, axis: int) -> Blocks:
     """The half of a mask that a reduction over `axis` needs, its rows being rows of the result.
 
-    Cached as long as the ranges live unchanged.
+    Cached as long as the content of the ranges stays.
 
     Args:
         ranges: a 6-tuple of integers of any dtype, or a `BlockSparsity`.
         axis: 1 for reductions over j, 0 for reductions over i.
     """
     arrays = ranges.ranges if isinstance(ranges, BlockSparsity) else ranges
-    half = arrays[:3] if axis == 1 else arrays[3:]
+    half = copies_of(arrays[:3] if axis == 1 else arrays[3:])
 
     def build() -> Blocks:
-        rows, slices, intervals = (t.to(torch.int64) for t in half)
+        rows, slices, intervals = (t.to(torch.int64) for t in half if t is not None)
         return Blocks(
             rows[:, 0].contiguous(),
             rows[:, 1].contiguous(),
@@ -221,7 +222,7 @@ def pairs_of(blocks: Blocks) -> int:
 def check_ranges(ranges: Ranges | BlockSparsity, rows: int, columns: int) -> None:
     """Raise unless `ranges` is a mask of rows × columns pairs (of a batch: of each entry).
 
-    Shapes and dtypes are looked at on every call, values once for the same tensors: on the CPU
+    Shapes and dtypes are looked at on every call, values once for the same content: on the CPU
     always, on a GPU under TORCHWEFT_CHECK=1, since that waits for it.  `BlockSparsity.check` looks
     at all, and whether both halves are one mask.
 
@@ -234,7 +235,7 @@ def check_ranges(ranges: Ranges | BlockSparsity, rows: int, columns: int) -> Non
     _check_arrays(arrays)
     sizes = _sizes(ranges, rows, columns)
     if arrays[0].device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
-        _CHECKED.get(arrays, sizes, lambda: _check_values(arrays, *sizes))
+        _CHECKED.get(copies_of(arrays), sizes, lambda: _check_values(arrays, *sizes))
 
 
 def _sizes(ranges: Ranges | BlockSparsity, rows: int, columns: int) -> tuple[int, int]:
@@ -253,6 +254,10 @@ def _sizes(ranges: Ranges | BlockSparsity, rows: int, columns: int) -> tuple[int
 def _each(ranges: Ranges, function: Callable[[Tensor], Tensor]) -> Ranges:
     a, b, c, d, e, f = map(function, ranges)
     return a, b, c, d, e, f
+
+
+def _own(table: Tensor) -> Tensor:
+    return constant(table.to(torch.int64))
 
 
 def _check_arrays(ranges: Ranges) -> None:
