@@ -52,7 +52,7 @@ class Row:
     dtype: str
     shape: str
     l2: str  # cold, warm
-    ms_p20: float | None
+    ms_p20: float | None  # of the GPU, without waiting for the processor
     ms_p50: float | None
     ms_p80: float | None
     reps: int
@@ -70,6 +70,7 @@ class Row:
     dirty: bool
     date: str
     protocol: str
+    wall_ms: float | None = None  # of one of many calls back to back; None on the CPU, in old rows
 
     @property
     def key(self) -> tuple[str, ...]:

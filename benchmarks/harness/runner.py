@@ -15,7 +15,7 @@ from benchmarks.harness.gate import expected_results, worst_ratio
 from benchmarks.harness.phases import cost, cotangents, prepare
 from benchmarks.harness.record import Machine, Row, machine
 from benchmarks.harness.roofline import floor_ms, gpu_named
-from benchmarks.harness.timer import Call, Timing, host_us, interleave, peak_mb
+from benchmarks.harness.timer import Call, Timing, host_us, interleave, peak_mb, walls_ms
 from torchweft.core.backend import choose
 
 __all__ = ["run"]
@@ -33,6 +33,7 @@ class Measured(NamedTuple):
     l2: str
     timing: Timing | None = None
     host_us: float | None = None
+    wall_ms: float | None = None
     peak_mb: float | None = None
 
 
@@ -85,11 +86,12 @@ def _run_case(
     suite: str, case: Case, peers: Sequence[Peer], device: torch.device, here: Machine, say: Say
 ) -> Iterator[Row]:
     workload = case.build(device, None)
-    candidates = _candidates(case, workload, peers)
+    candidates = _candidates(case, workload, peers, say)
     to_check, checked = workload, candidates
     if case.check_batch:
         to_check = case.build(device, case.check_batch)
-        checked = _candidates(case, to_check, peers)
+        serving = [peer for peer in peers if any(c.peer == peer.NAME for c in candidates.values())]
+        checked = _candidates(case, to_check, serving, say)
     for phase in case.phases:
         about = functools.partial(_say_of, say, case, phase)
         ratios = _check(phase, to_check, checked, case.tf32, about)
@@ -113,8 +115,8 @@ def _say_of(say: Say, case: Case, phase: str, line: str) -> None:
     say(f"{case.name} {phase} {line}")
 
 
-def _candidates(case: Case, workload: Workload, peers: Sequence[Peer]) -> Candidates:
-    """Ours on each backend of the case, and the peers that have a way, by name."""
+def _candidates(case: Case, workload: Workload, peers: Sequence[Peer], say: Say) -> Candidates:
+    """Ours on each backend of the case, and the peers that have a way and room, by name."""
     device = workload.inputs[0].device.type
     found = [
         Candidate(
@@ -126,7 +128,13 @@ def _candidates(case: Case, workload: Workload, peers: Sequence[Peer]) -> Candid
         )
         for backend in case.backends
     ]
-    found += [c for peer in peers if isinstance(c := peer.adapt(workload), Candidate)]
+    for peer in peers:
+        try:
+            adapted = peer.adapt(workload)
+        except RuntimeError as error:
+            say(f"{case.name} {peer.NAME}: left out: {str(error).splitlines()[0]}")
+        else:
+            found += [adapted] if isinstance(adapted, Candidate) else []
     return {f"{c.peer} {c.backend}": c for c in found}
 
 
@@ -177,6 +185,7 @@ def _measure(calls: Mapping[str, Call], device: torch.device) -> dict[str, list[
         times = interleave(calls, device, cold=False, budget_s=4 * BUDGET_S)
         return {name: [Measured("warm", timing)] for name, timing in times.items()}
     hosts = {name: host_us(call) for name, call in calls.items()}
+    walls = walls_ms(calls)
     peaks = {name: peak_mb(call) for name, call in calls.items()}
     found: dict[str, list[Measured]] = {name: [] for name in calls}
     for l2 in ("cold", "warm"):
@@ -185,10 +194,10 @@ def _measure(calls: Mapping[str, Call], device: torch.device) -> dict[str, list[
             device,
             cold=l2 == "cold",
             budget_s=BUDGET_S,
-            ahead_us=max(hosts.values()),
+            hosts=hosts,
         )
         for name, timing in times.items():
-            found[name].append(Measured(l2, timing, hosts[name], peaks[name]))
+            found[name].append(Measured(l2, timing, hosts[name], walls[name], peaks[name]))
     return found
 
 
@@ -209,7 +218,7 @@ def _row(
         rate = "tf32" if case.tf32 else dtype
         roofline = 100 * floor_ms(gpu, bytes_min, flops, rate, matrix=case.matrix) / timing.p50
     checked = f"checked at batch {case.check_batch}" if case.check_batch else "checked"
-    how = "graph replay" if timing and timing.graph else "calls"
+    how = timing.how if timing else "calls"
     how += ", tf32 allowed" if case.tf32 else ""
     return Row(
         suite=suite,
@@ -233,5 +242,6 @@ def _row(
         peak_mb=found.peak_mb,
         bound_ratio=ratio,
         protocol=f"{checked}, interleaved, {how}",
+        wall_ms=found.wall_ms,
         **vars(here),
     )

@@ -1,21 +1,33 @@
 """Times of calls that take turns, so that a change of clock or load meets all of them.
 
-On a GPU each call is timed by a pair of events.  Work that clears the L2 cache is queued before
-it, enough of it that the processor is always ahead: an event pair then holds no launch gaps.
+On a GPU there are two times of a call.  `Timing` is the GPU's own, without the time in which it
+waits for the processor:
+
+    calls          a pair of events around the call, behind work that clears the L2 cache, enough of
+                   it that the processor is ahead
+    graph replay   the same around a CUDA graph of the call
+    kernels        the time in which the profiler saw a kernel run
+
+A short call is replayed where it can be captured, since launches would be most of it.  CUDA's queue
+holds some thousand launches, so the processor cannot be ahead by a call of more: a call that takes
+the processor longer than `QUEUE_US` is replayed too, or its kernels are profiled.
+
+`wall_ms` is what a program waits for: calls back to back between two synchronisations.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-__all__ = ["Call", "Timing", "host_us", "interleave", "peak_mb", "seconds_of"]
+__all__ = ["Call", "Timing", "host_us", "interleave", "peak_mb", "seconds_of", "walls_ms"]
 
 Call = Callable[[], object]
 
@@ -23,7 +35,8 @@ GRAPH_BELOW_MS = 0.1  # shorter calls are replayed as CUDA graphs: launches woul
 FLUSH_BYTES = 256 * 2**20  # several times any L2
 FEWEST, MOST = 5, 200  # rounds
 HOST_CALLS, HOST_S = 20, 0.5  # so many calls of the processor's time, or so many seconds of them
-AHEAD_US = 200_000  # the processor is ahead by this at most: slower calls wait for the GPU
+QUEUE_US = 3000  # a call that takes the processor no longer has room in the queue, with its flushes
+WALL_ROUNDS, WALL_S, WALL_CALLS = 3, 0.1, 100  # rounds; of each the seconds, and the most calls
 
 
 class Timing(NamedTuple):
@@ -33,7 +46,7 @@ class Timing(NamedTuple):
     p50: float
     p80: float
     reps: int
-    graph: bool  # replayed as a CUDA graph
+    how: str  # "calls", "graph replay", "kernels"
 
 
 def interleave(
@@ -42,7 +55,7 @@ def interleave(
     *,
     cold: bool,
     budget_s: float,
-    ahead_us: float = 0,
+    hosts: Mapping[str, float] | None = None,
 ) -> dict[str, Timing]:
     """Time calls in turn: a, b, c, a, b, c, ... for about `budget_s` seconds.
 
@@ -51,26 +64,40 @@ def interleave(
         device: where they run; on the CPU, `cold` does nothing.
         cold: clear the L2 cache before each; else run the call once more just before.
         budget_s: seconds for all rounds of all calls; at least five rounds are made.
-        ahead_us: the slowest call's `host_us`, by which the processor must be ahead of a GPU.
+        hosts: each call's `host_us`, on a GPU.
     """
     if device.type != "cuda":
         return _interleave_cpu(calls, budget_s)
-    clock = _Clock(device, cold, ahead_us)
-    tries = 3 if ahead_us < AHEAD_US else 1
-    quickest = min(clock.ms(call) for call in calls.values() for _ in range(tries))
-    graphs: dict[str, Call] = {}
-    if quickest < GRAPH_BELOW_MS:
-        graphs = {name: graph for name, call in calls.items() if (graph := _captured(call))}
-    ready = {**calls, **graphs}
+    clock = _Clock(device, cold)
+    ways = _ways(calls, clock, hosts or {})
     begin = time.perf_counter()
-    for call in ready.values():
-        clock.ms(call)
+    for _, measure in ways.values():
+        measure()
     rounds = _rounds(budget_s, time.perf_counter() - begin)
-    times: dict[str, list[float]] = {name: [] for name in ready}
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, call in ready.items():
-            times[name].append(clock.ms(call))
-    return {name: _summary(ms, graph=name in graphs) for name, ms in times.items()}
+        for name, (_, measure) in ways.items():
+            times[name].append(measure())
+    return {name: _summary(ms, ways[name][0]) for name, ms in times.items()}
+
+
+def _ways(
+    calls: Mapping[str, Call], clock: _Clock, hosts: Mapping[str, float]
+) -> dict[str, tuple[str, Callable[[], float]]]:
+    """How each call is timed, and a function that does it once."""
+    slow = {name for name in calls if hosts.get(name, 0.0) > QUEUE_US}
+    rest = [call for name, call in calls.items() if name not in slow]
+    short = any(min(clock.ms(call) for _ in range(3)) < GRAPH_BELOW_MS for call in rest)
+    ways: dict[str, tuple[str, Callable[[], float]]] = {}
+    for name, call in calls.items():
+        graph = _captured(call) if short or slow else None
+        if graph is not None:
+            ways[name] = "graph replay", functools.partial(clock.ms, graph)
+        elif name in slow:
+            ways[name] = "kernels", functools.partial(clock.kernels_ms, call)
+        else:
+            ways[name] = "calls", functools.partial(clock.ms, call)
+    return ways
 
 
 def _interleave_cpu(calls: Mapping[str, Call], budget_s: float) -> dict[str, Timing]:
@@ -81,7 +108,7 @@ def _interleave_cpu(calls: Mapping[str, Call], budget_s: float) -> dict[str, Tim
         for at in range(len(names)):
             name = names[(begin + at) % len(names)]
             times[name].append(1e3 * seconds_of(calls[name]))
-    return {name: _summary(ms, graph=False) for name, ms in times.items()}
+    return {name: _summary(ms, "calls") for name, ms in times.items()}
 
 
 def seconds_of(call: Call) -> float:
@@ -102,6 +129,30 @@ def host_us(call: Call) -> float:
     return 1e6 * float(np.median(seconds))
 
 
+def walls_ms(calls: Mapping[str, Call]) -> dict[str, float]:
+    """Milliseconds that a program waits for each of many calls back to back, calls in turn."""
+    counts = {name: _count(call) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(WALL_ROUNDS):
+        for name, call in calls.items():
+            times[name].append(_back_to_back_ms(call, counts[name]))
+    return {name: float(np.median(ms)) for name, ms in times.items()}
+
+
+def _count(call: Call) -> int:
+    """Calls that take a tenth of a second."""
+    return max(1, min(WALL_CALLS, int(1e3 * WALL_S / max(_back_to_back_ms(call, 2), 1e-3))))
+
+
+def _back_to_back_ms(call: Call, count: int) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begin) / count
+
+
 def peak_mb(call: Call) -> float:
     """Megabytes of device memory that a call takes at its peak, its results included."""
     gc.collect()  # what an earlier call left in cycles would go away under this one
@@ -116,25 +167,54 @@ def peak_mb(call: Call) -> float:
 class _Clock:
     """Times one call on the GPU, with the L2 cache cold or warm."""
 
-    def __init__(self, device: torch.device, cold: bool, host_us: float) -> None:
+    def __init__(self, device: torch.device, cold: bool) -> None:
         self._buffer = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
         self._cold = cold
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._passes = 1
         flush_us = 1e3 * min(self.ms(self._buffer.zero_) for _ in range(3))
-        self._passes = math.ceil(min(3 * host_us + 500, AHEAD_US) / flush_us) + 1
+        self._passes = math.ceil(3 * QUEUE_US / flush_us) + 1
 
     def ms(self, call: Call) -> float:
+        """Between a pair of events; the processor is ahead of the GPU by three `QUEUE_US`."""
         begin, end = self._events
-        for _ in range(self._passes):
-            self._buffer.zero_()
-        if not self._cold:
-            call()
+        self._before(call, self._passes)
         begin.record()
         call()
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end))
+
+    def kernels_ms(self, call: Call) -> float:
+        """While a kernel or a copy of the call ran; needs CUPTI, which comes with torch."""
+        self._before(call, 1)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+        return (
+            busy_us(
+                (event.time_range.start, event.time_range.end)
+                for event in profile.events()
+                if event.device_type == torch.autograd.DeviceType.CUDA
+            )
+            / 1e3
+        )
+
+    def _before(self, call: Call, passes: int) -> None:
+        for _ in range(passes):
+            self._buffer.zero_()
+        if not self._cold:
+            call()
+
+
+def busy_us(intervals: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of intervals: kernels of two streams that overlap count once."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _captured(call: Call) -> Call | None:
@@ -154,6 +234,6 @@ def _rounds(budget_s: float, round_s: float) -> int:
     return min(MOST, max(FEWEST, int(budget_s / max(round_s, 1e-6))))
 
 
-def _summary(ms: list[float], *, graph: bool) -> Timing:
+def _summary(ms: list[float], how: str) -> Timing:
     p20, p50, p80 = (float(q) for q in np.percentile(ms, (20, 50, 80)))
-    return Timing(p20, p50, p80, len(ms), graph)
+    return Timing(p20, p50, p80, len(ms), how)

@@ -12,6 +12,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,13 @@ from benchmarks.harness import (
     run,
     suite_names,
     tables,
+    timer,
 )
 from benchmarks.harness.gate import exact_results, worst_ratio
 from benchmarks.harness.phases import PHASES, cost
 from benchmarks.harness.record import Row, append, read
 from benchmarks.harness.roofline import GPUS, floor_ms
-from benchmarks.harness.timer import interleave, peak_mb
+from benchmarks.harness.timer import busy_us, interleave, peak_mb, walls_ms
 from tests.cases.o3_workloads import ring_graph
 from torchweft.demo.models.potential import Settings
 from torchweft.errors import WeftError
@@ -162,6 +164,26 @@ def test_a_peer_without_room_for_the_full_size_is_left_out():
     assert said == ["dot forward peer torch: left out: no room"]
 
 
+def test_a_peer_that_has_a_way_for_the_check_alone_is_left_out():
+    """Red before: KeyError 'torch eager torch' of gaussian_1m, whose matrix is checked on 4096."""
+
+    class Dense(Peer):
+        def __init__(self, name, fail):
+            super().__init__(name)
+            self._fail = fail
+
+        def adapt(self, workload):
+            return super().adapt(workload) if len(workload.inputs[0]) <= 16 else self._fail()
+
+    def raises():
+        raise torch.OutOfMemoryError("no room\nmore")
+
+    peers = [Dense("stored", lambda: "no way"), Dense("built", raises)]
+    rows, said = measured(peers, DOT._replace(check_batch=16, phases=("forward",)))
+    assert [row.peer for row in rows] == ["torchweft"]
+    assert said == ["dot built: left out: no room"]
+
+
 def test_a_missing_peer_is_left_out_with_its_reason():
     rows, said = measured([Peer("gone", reason="not installed: pip install gone")])
     assert {row.peer for row in rows} == {"torchweft"}
@@ -224,6 +246,91 @@ def test_calls_take_turns():
     timings = interleave(calls, CPU, cold=False, budget_s=0.0)
     rounds = ("ab" if turn % 2 == 0 else "ba" for turn in range(timings["a"].reps))
     assert "".join(order) == "ab" + "".join(rounds)
+
+
+class Clock:
+    """A GPU's clock that knows a call's time, and writes down how it was asked."""
+
+    def __init__(self, device, cold):
+        pass
+
+    def ms(self, call):
+        return call.ms
+
+    def kernels_ms(self, call):
+        return call.kernels
+
+
+class GpuCall:
+    """Asynchronous: between events `ms`, of kernels `kernels`, as a graph `graph`."""
+
+    def __init__(self, ms, kernels=None, graph=None):
+        self.ms, self.kernels, self.graph = ms, kernels, graph
+
+
+@pytest.mark.parametrize(
+    ("calls", "hosts", "expected"),
+    [
+        # the processor is ahead of both
+        (
+            {"a": GpuCall(2.0, graph=GpuCall(1.9)), "b": GpuCall(3.0)},
+            {"a": 100.0, "b": 900.0},
+            {"a": ("calls", 2.0), "b": ("calls", 3.0)},
+        ),
+        # a is short: launches are most of it
+        (
+            {"a": GpuCall(0.05, graph=GpuCall(0.02)), "b": GpuCall(3.0)},
+            {"a": 100.0, "b": 900.0},
+            {"a": ("graph replay", 0.02), "b": ("calls", 3.0)},
+        ),
+        # events around b and c hold the processor's time
+        (
+            {"a": GpuCall(37.0, graph=GpuCall(36.0)), "b": GpuCall(82.3, 41.0, GpuCall(40.0)),
+             "c": GpuCall(90.0, 50.0)},
+            {"a": 500.0, "b": 86_400.0, "c": 91_000.0},
+            {"a": ("graph replay", 36.0), "b": ("graph replay", 40.0), "c": ("kernels", 50.0)},
+        ),
+    ],
+)  # fmt: skip
+def test_gpu_times_hold_no_time_of_the_processor(monkeypatch, calls, hosts, expected):
+    """Seen red with events around every call: cuEquivariance's training step had 82.3 ms."""
+    monkeypatch.setattr(timer, "_Clock", Clock)
+    monkeypatch.setattr(timer, "_captured", lambda call: call.graph)
+    cuda = torch.device("cuda")
+    timings = interleave(calls, cuda, cold=True, budget_s=0.0, hosts=hosts)
+    assert {name: (t.how, t.p50) for name, t in timings.items()} == expected
+
+
+def test_kernels_that_overlap_count_once():
+    """Seen red with a sum."""
+    assert busy_us([(5.0, 7.0), (0.0, 2.0), (1.0, 4.0), (1.5, 3.0)]) == 6.0
+    assert busy_us([]) == 0.0
+
+
+def test_walls_hold_what_the_processor_waits_for(monkeypatch):
+    """Two calls of which one returns at once and is done 2 ms later."""
+    monkeypatch.setattr(timer, "WALL_S", 0.01)
+    pending = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: [time.sleep(s) for s in pending])
+    monkeypatch.setattr(timer, "_back_to_back_ms", _counted(timer._back_to_back_ms, pending))
+    walls = walls_ms({"slow": lambda: pending.append(0.002), "quick": lambda: None})
+    assert walls["slow"] >= 2.0 > walls["quick"]
+
+
+def _counted(measure, pending):
+    def counted(call, count):
+        pending.clear()
+        return measure(call, count)
+
+    return counted
+
+
+def test_rows_of_before_walls_are_read(tmp_path):
+    rows, _ = measured()
+    fields = dataclasses.asdict(rows[0])
+    del fields["wall_ms"]
+    (tmp_path / "old.jsonl").write_text(json.dumps(fields) + "\n")
+    assert [row.wall_ms for row in read(tmp_path / "old.jsonl")] == [None]
 
 
 def test_peaks_count_what_earlier_calls_left_in_cycles(monkeypatch):
