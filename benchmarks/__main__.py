@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from benchmarks import harness
-from benchmarks.harness import tables
-from benchmarks.harness.record import append
+from benchmarks.harness import Suite, tables
+from benchmarks.harness.case import Case
+from benchmarks.harness.record import Machine, append, read
 from torchweft.device import device_of
 from torchweft.errors import WeftError
 from torchweft.progress import say, track
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure a suite; 0: all is measured, 1: a case of ours is red or the call was wrong."""
+    """Measure suites; 0: all is measured or time is up, 1: a case of ours is red, a wrong call."""
     options = _parser().parse_args(arguments)
     try:
         return _measure(options)
@@ -27,31 +31,95 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    which = "a file of benchmarks/suites; default: products (on a CPU: cpu)"
+    which = f"all, or one of {', '.join(harness.suite_names())}; default: products (on a CPU: cpu)"
     parser.add_argument("suite", nargs="?", help=which)
     parser.add_argument("--case", help="only cases with this in their name")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--out", type=Path, help="folder of rows; default: benchmarks/results")
     parser.add_argument("--no-peers", action="store_true", help="measure torchweft alone")
+    rest = "leave out cases that the folder has of this commit and machine"
+    parser.add_argument("--resume", action="store_true", help=rest)
+    parser.add_argument("--seconds", type=float, help="begin no case that may end after so long")
     return parser
 
 
 def _measure(options: argparse.Namespace) -> int:
+    deadline = _Deadline(options.seconds)
     device = device_of(options.device)
-    default = "products" if device.type == "cuda" else "cpu"
-    suite = harness.load_suite(options.suite or default, options.case)
+    here = harness.machine(device)
+    folder = (options.out or harness.FOLDER / "results") / here.folder
     peers = [] if options.no_peers else harness.load_peers()
-    out = options.out or harness.FOLDER / "results"
-    path = out / harness.machine(device).folder / f"{suite.family}.jsonl"
-    measured = harness.run(suite.name, suite.cases, peers, device, say)
-    num_red = 0  # of ours
-    for _, rows in zip(track(suite.cases, suite.name), measured, strict=True):
-        append(path, rows)
-        print(*map(tables.line, rows), sep="\n", flush=True)
-        num_red += sum(row.peer == "torchweft" and row.ms_p50 is None for row in rows)
+    num_red = 0
+    for suite in _suites(options, device.type):
+        path = folder / f"{suite.family}.jsonl"
+        cases = _missing(suite, path, here) if options.resume else suite.cases
+        num_red += _measure_suite(suite.name, cases, peers, device, path, deadline)
     if options.out is None:
         tables.update(harness.FOLDER.parent)
     return 1 if num_red else 0
+
+
+def _suites(options: argparse.Namespace, device: str) -> list[Suite]:
+    if options.suite == "all":
+        suites = [harness.load_suite(name) for name in harness.suite_names(device)]
+        return [s._replace(cases=tuple(c for c in s.cases if _named(options, c))) for s in suites]
+    default = "products" if device == "cuda" else "cpu"
+    return [harness.load_suite(options.suite or default, options.case)]
+
+
+def _named(options: argparse.Namespace, case: Case) -> bool:
+    return options.case is None or options.case in case.name
+
+
+def _measure_suite(
+    suite: str,
+    cases: Sequence[Case],
+    peers: Sequence[harness.Peer],
+    device: torch.device,
+    path: Path,
+    deadline: _Deadline,
+) -> int:
+    """Append the rows of cases to a file, case by case; how many of ours are red."""
+    num_red = 0
+    measured = harness.run(suite, cases, peers, device, say)
+    for done, _ in enumerate(track(cases, suite)):
+        if deadline.reached():
+            say(f"{suite}: {len(cases) - done} cases are left: call again with --resume")
+            break
+        rows = next(measured)
+        append(path, rows)
+        print(*map(tables.line, rows), sep="\n", flush=True)
+        ours = [row for row in rows if row.peer == "torchweft"]
+        num_red += sum(row.ms_p50 is None for row in ours) + (not ours)
+    return num_red
+
+
+def _missing(suite: Suite, path: Path, here: Machine) -> tuple[Case, ...]:
+    """The cases of a suite that have no row of ours of this commit and machine."""
+    rows = read(path) if path.exists() else []
+    done = {
+        row.case
+        for row in rows
+        if (row.suite, row.peer) == (suite.name, "torchweft")
+        and (row.commit, row.dirty, row.gpu) == (here.commit, here.dirty, here.gpu)
+    }
+    return tuple(case for case in suite.cases if case.name not in done)
+
+
+class _Deadline:
+    """Of a run: reached where a case as long as the longest so far would end too late."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._begin = self._last = time.perf_counter()
+        self._longest = 0.0
+
+    def reached(self) -> bool:
+        """To be asked before each case."""
+        now = time.perf_counter()
+        self._longest = max(self._longest, now - self._last)
+        self._last = now
+        return self._seconds is not None and now - self._begin + self._longest > self._seconds
 
 
 if __name__ == "__main__":

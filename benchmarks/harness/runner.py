@@ -40,7 +40,7 @@ class Measured(NamedTuple):
 def run(
     suite: str, cases: Sequence[Case], peers: Sequence[Peer], device: torch.device, say: Say
 ) -> Iterator[list[Row]]:
-    """Measure cases one after the other; each yields its rows.
+    """Measure cases one after the other; each yields its rows, none where ours fails.
 
     Args:
         suite: its name, for the rows.
@@ -58,8 +58,12 @@ def run(
             serving.append(peer)
     for case in cases:
         torch.compiler.reset()
-        with _stream(device), _tf32(case.tf32):
-            rows = list(_run_case(suite, case, serving, device, here, say))
+        rows: list[Row] = []
+        try:
+            with _stream(device), _tf32(case.tf32):
+                rows += _run_case(suite, case, serving, device, here, say)
+        except RuntimeError as error:
+            say(f"{case.name}: failed: {str(error).splitlines()[0]}")
         yield rows
 
 

@@ -37,10 +37,10 @@ class Suite(NamedTuple):
     cases: tuple[Case, ...]
 
 
-def suite_names() -> list[str]:
-    """The suites that there are: modules with a list CASES."""
-    files = (FOLDER / "suites").glob("*.py")
-    return sorted(path.stem for path in files if "\nCASES = " in path.read_text(encoding="utf-8"))
+def suite_names(device: str | None = None) -> list[str]:
+    """The suites that there are, or those for a type of device: files of benchmarks/suites."""
+    names = sorted(path.stem for path in (FOLDER / "suites").glob("*.py"))
+    return [n for n in names if device is None or n.endswith("cpu") == (device == "cpu")]
 
 
 def load_suite(name: str, only: str | None = None) -> Suite:
@@ -51,8 +51,8 @@ def load_suite(name: str, only: str | None = None) -> Suite:
     """
     if name not in suite_names():
         raise WeftError(
-            f"the suite is {name!r}: it must be one of {', '.join(suite_names())}. "
-            "Name one of these."
+            f"the suite is {name!r}: it must be one of {', '.join(suite_names())}, or all. "
+            "Name one of these; a part of a suite is chosen by --case."
         )
     module = importlib.import_module(f"benchmarks.suites.{name}")
     all_cases: Sequence[Case] = module.CASES

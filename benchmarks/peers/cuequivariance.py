@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Candidate, Workload
-from benchmarks.suites import contraction, training
-from benchmarks.suites.equivariant import Layer, blocks, coefficients_of
-from benchmarks.suites.training import Convolution, Library
-from benchmarks.suites.uuu import START, coefficients, paths
+from benchmarks.workloads import contraction, training
+from benchmarks.workloads.equivariant import Layer, blocks, coefficients_of
+from benchmarks.workloads.training import Convolution, Library
+from benchmarks.workloads.uuu import START, coefficients, paths
 from torchweft.o3 import Gate, Irreps, Linear, wigner_3j
 from torchweft.o3.tensor_product.instructions import weight_sizes
 

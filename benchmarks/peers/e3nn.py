@@ -10,10 +10,10 @@ from torch import Tensor
 
 from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers.layouts import from_mul_ir, to_mul_ir, to_mul_ir_rows
-from benchmarks.suites import training
-from benchmarks.suites.equivariant import Layer, tensor_product
-from benchmarks.suites.training import Convolution, Library
-from benchmarks.suites.uuu import DEGREES, paths
+from benchmarks.workloads import training
+from benchmarks.workloads.equivariant import Layer, tensor_product
+from benchmarks.workloads.training import Convolution, Library
+from benchmarks.workloads.uuu import DEGREES, paths
 from torchweft.o3 import Gate, Irreps, Linear
 from torchweft.o3.tensor_product.instructions import weight_sizes
 

@@ -7,7 +7,7 @@ import importlib.util
 from torch import Tensor
 
 from benchmarks.harness.case import Candidate, Workload
-from benchmarks.suites.transport import BLUR, SCALING
+from benchmarks.workloads.transport import BLUR, SCALING
 
 NAME = "flash-sinkhorn"
 

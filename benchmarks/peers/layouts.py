@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.suites.equivariant import blocks
-from benchmarks.suites.uuu import DEGREES, START
+from benchmarks.workloads.equivariant import blocks
+from benchmarks.workloads.uuu import DEGREES, START
 from torchweft.o3 import Irreps
 
 __all__ = ["from_mul_ir", "to_mul_ir", "to_mul_ir_rows"]

@@ -13,9 +13,9 @@ from torch import Tensor
 from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers import e3nn
 from benchmarks.peers.layouts import to_mul_ir_rows
-from benchmarks.suites import training
-from benchmarks.suites.equivariant import Layer, tensor_product
-from benchmarks.suites.training import Convolution
+from benchmarks.workloads import training
+from benchmarks.workloads.equivariant import Layer, tensor_product
+from benchmarks.workloads.training import Convolution
 
 NAME = "OpenEquivariance"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Candidate, Workload
-from benchmarks.suites.voxels_unet import NETWORK, flat, given_to, groups, parts
+from benchmarks.workloads.voxels_unet import NETWORK, flat, given_to, groups, parts
 
 NAME = "spconv"
 

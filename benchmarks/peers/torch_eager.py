@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers import clifford
-from benchmarks.suites.uuu import START, coefficients, paths
+from benchmarks.workloads.uuu import START, coefficients, paths
 
 NAME = "torch eager"
 

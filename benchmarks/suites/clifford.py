@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.suites.geometric import chain_case
+from benchmarks.workloads.geometric import chain_case
 
 FAMILY = "clifford"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.geometric import ALGEBRAS, chain_case, product_workload
+from benchmarks.workloads.geometric import ALGEBRAS, chain_case, product_workload
 
 FAMILY = "clifford"
 BACKENDS = ("numba", "torch")

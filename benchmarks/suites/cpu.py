@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.recipes import Random, product_workload
+from benchmarks.workloads.recipes import Random, product_workload
 
 FAMILY = "products"
 

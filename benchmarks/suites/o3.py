@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.suites.contraction import contraction_case
-from benchmarks.suites.equivariant import (
+from benchmarks.workloads.contraction import contraction_case
+from benchmarks.workloads.equivariant import (
     Layer,
     conv_case,
     every_path,
@@ -12,7 +12,7 @@ from benchmarks.suites.equivariant import (
     product_case,
     radial_case,
 )
-from benchmarks.suites.training import training_case
+from benchmarks.workloads.training import training_case
 from torchweft.demo.models.potential import Settings
 from torchweft.o3 import Irreps
 

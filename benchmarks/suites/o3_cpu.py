@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.equivariant import (
+from benchmarks.workloads.equivariant import (
     Layer,
     conv_case,
     every_path,
@@ -16,7 +16,7 @@ from benchmarks.suites.equivariant import (
     own_blocks,
     product_case,
 )
-from benchmarks.suites.recipes import Random
+from benchmarks.workloads.recipes import Random
 from torchweft.o3 import Irreps, SphericalHarmonics
 
 FAMILY = "o3"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.recipes import Random, indptr, product_workload
-from benchmarks.suites.uuu import uuu_seed
+from benchmarks.workloads.recipes import Random, indptr, product_workload
+from benchmarks.workloads.uuu import uuu_seed
 
 FAMILY = "products"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.suites.formulas import formula_case
-from benchmarks.suites.neighbours import neighbours_case
-from benchmarks.suites.transport import transport_case
+from benchmarks.workloads.formulas import formula_case
+from benchmarks.workloads.neighbours import neighbours_case
+from benchmarks.workloads.transport import transport_case
 
 FAMILY = "reductions"
 

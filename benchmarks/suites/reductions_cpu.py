@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.suites.formulas import formula_case
+from benchmarks.workloads.formulas import formula_case
 
 FAMILY = "reductions"
 BACKENDS = ("numba", "torch")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.recipes import Random, product_workload
+from benchmarks.workloads.recipes import Random, product_workload
 
 FAMILY = "products"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.suites.clouds import lidar_file
-from benchmarks.suites.sparse import conv_case, map_case
-from benchmarks.suites.voxels_unet import unet_case
+from benchmarks.workloads.clouds import lidar_file
+from benchmarks.workloads.sparse import conv_case, map_case
+from benchmarks.workloads.voxels_unet import unet_case
 
 FAMILY = "voxels"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.suites.sparse import conv_case
+from benchmarks.workloads.sparse import conv_case
 
 FAMILY = "voxels"
 

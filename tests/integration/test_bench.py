@@ -196,6 +196,18 @@ def test_a_large_case_is_checked_on_fewer_rows_and_says_so():
     assert rows[0].shape == "N=64 C=8"
 
 
+def test_a_case_of_ours_that_fails_leaves_the_others():
+    """Seen red with an error that ends the run."""
+
+    def fails(device, batch):
+        raise torch.OutOfMemoryError("no room\nmore")
+
+    said = []
+    found = list(run("toy", [DOT._replace(build=fails), DOT], [], CPU, said.append))
+    assert [len(rows) for rows in found] == [0, len(PHASES)]
+    assert said == ["dot: failed: no room"]
+
+
 def test_the_oracle_of_ones_counts_terms():
     workload = dot_workload(CPU, None)
     candidate = Candidate("torchweft", "torch", workload.function, workload.inputs, workload.oracle)
@@ -490,9 +502,14 @@ def test_suites_and_peers_load(monkeypatch):
     ]
     with pytest.raises(
         WeftError,
-        match="the suite is 'product': it must be one of clifford, clifford_cpu, cpu, o3, o3_cpu,",
+        match=r"the suite is 'product': it must be one of clifford, clifford_cpu, cpu, o3, o3_cpu,"
+        r".* or all\. Name one of these; a part of a suite is chosen by --case\.",
     ):
         load_suite("product")
+    for name in suite_names():  # red before: training, contraction and uuu lay among them
+        assert load_suite(name).cases
+    assert {"cpu", "o3_cpu"} <= set(suite_names("cpu")) < set(suite_names())
+    assert not set(suite_names("cpu")) & set(suite_names("cuda"))
     with pytest.raises(WeftError, match="no case of suite 'cpu' has 'W5' in its name"):
         load_suite("cpu", "W5")
 
@@ -544,8 +561,8 @@ class OtherConvolution:
         return None
 
     def adapt(self, workload):
-        from benchmarks.suites.equivariant import coefficients_of, tensor_product
-        from benchmarks.suites.training import Library, by_library
+        from benchmarks.workloads.equivariant import coefficients_of, tensor_product
+        from benchmarks.workloads.training import Library, by_library
 
         def convolution(layer, like):
             scale = torch.cat([c.flatten() for c in coefficients_of(layer)]).to(like)
@@ -562,7 +579,7 @@ class OtherConvolution:
 def test_a_training_step_takes_other_layers(monkeypatch):
     monkeypatch.chdir(ROOT)
     load_suite("o3")  # puts the clone on the path
-    from benchmarks.suites.training import training_case
+    from benchmarks.workloads.training import training_case
 
     case = training_case("step", Settings(channels=2, lmax=1, layers=3, radial=4), 2, 2)
     peers = [OtherConvolution("right", 0.0), OtherConvolution("wrong", 1e-5)]
@@ -577,7 +594,7 @@ def test_a_training_step_takes_other_layers(monkeypatch):
 def test_symmetric_contractions_are_maces(monkeypatch):
     monkeypatch.chdir(ROOT)
     load_suite("o3")  # puts the clone on the path
-    from benchmarks.suites.contraction import contraction_case
+    from benchmarks.workloads.contraction import contraction_case
 
     case = contraction_case("small", "2x0e+2x1o+2x2e", "2x0e+2x1o", 3, 4, 6)
     (rows,) = run("toy", [case], [], CPU, print)

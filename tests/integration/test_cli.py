@@ -180,6 +180,27 @@ def test_benchmarks_write_rows(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("inner 1KB") == 2
 
 
+def test_benchmarks_resume_and_stop_in_time(tmp_path, monkeypatch, capsys):
+    """Seen red with rows of another commit that count, and with a case begun after the end."""
+    monkeypatch.setattr("benchmarks.harness.runner.BUDGET_S", 0.001)
+    path = tmp_path / "cpu" / "products.jsonl"
+    words = ["sizes", "--case", "inner 1KB", "--device", "cpu", "--no-peers", "--resume"]
+
+    def lines_after(commit, *options):
+        monkeypatch.setenv("TORCHWEFT_COMMIT", commit)
+        assert benchmarks.main([*words, "--out", str(tmp_path), *options]) == 0
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    assert lines_after("aaaa", "--seconds", "0") == 0
+    assert "sizes: 1 cases are left: call again with --resume\n" in capsys.readouterr().err
+    assert lines_after("aaaa") == 2
+    assert lines_after("aaaa") == 2
+    assert lines_after("bbbb") == 4
+    monkeypatch.setenv("TORCHWEFT_COMMIT", "bbbb")
+    assert benchmarks.main(["all", *words[1:], "--out", str(tmp_path)]) == 0  # of a CPU: no sizes
+    assert len(path.read_text().splitlines()) == 4
+
+
 def test_check_leaves_a_receipt(tmp_path, monkeypatch):
     made = receipt.Receipt({}, checks=1, failures=["one"])
     monkeypatch.setattr(receipt, "check_all", lambda device, machine, family: made)

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def unet_case(monkeypatch):
     monkeypatch.chdir(ROOT)
     load_suite("voxels")  # puts the clone on the path
-    from benchmarks.suites.voxels_unet import unet_case
+    from benchmarks.workloads.voxels_unet import unet_case
 
     return unet_case
 

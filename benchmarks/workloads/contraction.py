@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.equivariant import blocks
-from benchmarks.suites.recipes import Random
+from benchmarks.workloads.equivariant import blocks
+from benchmarks.workloads.recipes import Random
 from tests.cases.symmetric import couplings
 from torchweft import constant
 from torchweft.o3 import Irrep, Irreps, SymmetricContraction, wigner_3j

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Workload
-from benchmarks.suites.recipes import Random
+from benchmarks.workloads.recipes import Random
 from torchweft import constant, products
 from torchweft.o3 import wigner_3j
 from torchweft.products.reference import indexed_product

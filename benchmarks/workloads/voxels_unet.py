@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.clouds import CLOUDS
-from benchmarks.suites.recipes import Random
+from benchmarks.workloads.clouds import CLOUDS
+from benchmarks.workloads.recipes import Random
 from examples.minkunet import MinkUNet
 from torchweft.voxels import SparseBatchNorm, SparseModule, SparseTensor
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution

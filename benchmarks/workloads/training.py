@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness.case import Candidate, Case, Workload
-from benchmarks.suites.equivariant import Layer, flops_of
-from benchmarks.suites.recipes import DTYPE, Random
+from benchmarks.workloads.equivariant import Layer, flops_of
+from benchmarks.workloads.recipes import DTYPE, Random
 from torchweft.demo.data.molecules import NUMBERS, Molecules, cut
 from torchweft.demo.models.potential import (
     PlainPotential,

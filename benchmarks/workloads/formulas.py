@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.recipes import Random
+from benchmarks.workloads.recipes import Random
 from torchweft.reductions import BlockSparsity, Genred
 from torchweft.reductions.cluster import cluster_ranges_centroids, grid_cluster, sort_clusters
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.clouds import CLOUDS
-from benchmarks.suites.recipes import Random
+from benchmarks.workloads.clouds import CLOUDS
+from benchmarks.workloads.recipes import Random
 from torchweft.voxels import SparseTensor, kernel_map, sparse_conv
 from torchweft.voxels.convolution import launch
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.recipes import Random
+from benchmarks.workloads.recipes import Random
 from tests.cases.o3_workloads import ring_graph
 from torchweft.o3 import Graph, Irreps, Linear, TensorProduct, TensorProductConv, wigner_3j
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.recipes import Random
+from benchmarks.workloads.recipes import Random
 from torchweft.reductions import SamplesLoss
 
 __all__ = ["BLUR", "SCALING", "transport_case"]

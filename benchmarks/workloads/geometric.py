@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.suites.recipes import Random
+from benchmarks.workloads.recipes import Random
 from torchweft import clifford
 from torchweft.clifford import Algebra, reference
 from torchweft.clifford.functions import clifford_layer
