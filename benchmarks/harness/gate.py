@@ -12,9 +12,24 @@ from benchmarks.harness.case import Candidate, Workload
 from benchmarks.harness.phases import cotangents, prepare
 from torchweft.testing.bounds import accuracy_ratio, bound_ratio, plain_error
 
-__all__ = ["Exact", "Noise", "exact_results", "expected_results", "worst_ratio"]
+__all__ = [
+    "Exact",
+    "Noise",
+    "Verdict",
+    "exact_results",
+    "expected_results",
+    "judge",
+    "worst_ratio",
+]
 
 Results = tuple[Tensor, ...]
+
+
+class Verdict(NamedTuple):
+    """The worst ratio of error to bound over all results, and the share of elements within it."""
+
+    ratio: float
+    right: float
 
 
 class Exact(NamedTuple):
@@ -28,10 +43,13 @@ class Exact(NamedTuple):
     counts: Results
     tf32: bool
 
-    def ratio(self, results: Results) -> float:
-        """The largest |error| / bound over all elements of all results; integers must be equal."""
+    def judge(self, results: Results) -> Verdict:
+        """By |error| / bound of all elements of all results; integers must be equal."""
         parts = zip(results, *self[:3], strict=True)
-        return max(_ratio(*of_one, self.tf32) for of_one in parts)
+        ratios = torch.cat([_ratios(*of_one, self.tf32).flatten() for of_one in parts])
+        if not ratios.numel():
+            return Verdict(0.0, 1.0)
+        return Verdict(float(ratios.max()), _share(ratios <= 1))
 
 
 class Noise(NamedTuple):
@@ -40,9 +58,14 @@ class Noise(NamedTuple):
     values: Results
     errors: Results
 
-    def ratio(self, results: Results) -> float:
-        """The largest error / twice the noise over all results, see `torchweft.testing`."""
-        return max(accuracy_ratio(*of_one) for of_one in zip(results, *self, strict=True))
+    def judge(self, results: Results) -> Verdict:
+        """By error / twice the noise of each result, see `torchweft.testing`.
+
+        An element is right whose error is at most twice the largest of plain PyTorch.
+        """
+        parts = list(zip(results, *self, strict=True))
+        right = torch.cat([_within(*of_one).flatten() for of_one in parts])
+        return Verdict(max(accuracy_ratio(*of_one) for of_one in parts), _share(right))
 
 
 def expected_results(
@@ -75,19 +98,33 @@ def _noise_of_plain(phase: str, candidate: Candidate) -> Noise:
     return Noise(values, tuple(errors))
 
 
-def worst_ratio(phase: str, candidate: Candidate, expected: Exact | Noise) -> float:
-    """The worst ratio of error to bound over all results of a phase; ≤ 1 is green."""
+def judge(phase: str, candidate: Candidate, expected: Exact | Noise) -> Verdict:
+    """What a candidate's results of a phase are worth."""
     weights = cotangents(candidate.function, candidate.inputs)
     results = prepare(phase, candidate.function, candidate.inputs, weights)()
-    return expected.ratio(tuple(result.detach() for result in results))
+    return expected.judge(tuple(result.detach() for result in results))
 
 
-def _ratio(out: Tensor, exact: Tensor, magnitude: Tensor, count: Tensor, tf32: bool) -> float:
-    if not out.numel():
-        return 0.0
+def worst_ratio(phase: str, candidate: Candidate, expected: Exact | Noise) -> float:
+    """The worst ratio of error to bound over all results of a phase; ≤ 1 is green."""
+    return judge(phase, candidate, expected).ratio
+
+
+def _ratios(out: Tensor, exact: Tensor, magnitude: Tensor, count: Tensor, tf32: bool) -> Tensor:
     if not out.is_floating_point():
-        return float("inf") if bool((out != exact).any()) else 0.0
-    return float(bound_ratio(out, exact, magnitude, count, tf32=tf32).max())
+        return torch.where(out == exact, 0.0, float("inf"))
+    return bound_ratio(out, exact, magnitude, count, tf32=tf32)
+
+
+def _within(out: Tensor, exact: Tensor, noise: Tensor) -> Tensor:
+    if not out.numel():
+        return torch.ones_like(out, dtype=torch.bool)
+    rounding = torch.finfo(out.dtype).eps / 2 * exact.abs() + torch.finfo(out.dtype).tiny
+    return (out.double() - exact).abs() <= rounding + 2 * noise.max()
+
+
+def _share(right: Tensor) -> float:
+    return float(right.double().mean()) if right.numel() else 1.0
 
 
 def _ones(a: Tensor) -> Tensor:

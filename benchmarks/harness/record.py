@@ -70,7 +70,9 @@ class Row:
     dirty: bool
     date: str
     protocol: str
-    wall_ms: float | None = None  # of one of many calls back to back; None on the CPU, in old rows
+    # of one of many calls back to back; None on the CPU, and in old rows
+    wall_ms: float | None = None
+    right: float | None = None  # share of the elements within the bound; None in old rows
 
     @property
     def key(self) -> tuple[str, ...]:

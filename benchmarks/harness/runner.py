@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness.case import Candidate, Case, Peer, Workload
-from benchmarks.harness.gate import expected_results, worst_ratio
+from benchmarks.harness.gate import Verdict, expected_results, judge
 from benchmarks.harness.phases import cost, cotangents, prepare
 from benchmarks.harness.record import Machine, Row, machine
 from benchmarks.harness.roofline import floor_ms, gpu_named
@@ -63,7 +63,7 @@ def run(
             with _stream(device), _tf32(case.tf32):
                 rows += _run_case(suite, case, serving, device, here, say)
         except RuntimeError as error:
-            say(f"{case.name}: failed: {str(error).splitlines()[0]}")
+            say(f"{case.name}: failed: {_first_line(error)}")
         yield rows
 
 
@@ -98,21 +98,21 @@ def _run_case(
         checked = _candidates(case, to_check, serving, say)
     for phase in case.phases:
         about = functools.partial(_say_of, say, case, phase)
-        ratios = _check(phase, to_check, checked, case.tf32, about)
+        verdicts = _check(phase, to_check, checked, case.tf32, about)
         timed = {
             name: candidates[name]
-            for name, ratio in ratios.items()
-            if ratio <= 1 or candidates[name].peer != "torchweft"
+            for name, verdict in verdicts.items()
+            if verdict.ratio <= 1 or candidates[name].peer != "torchweft"
         }
         calls = _calls(phase, timed, about)
         measured = _measure(calls, device) if calls else {}
-        for name, ratio in ratios.items():
+        for name, verdict in verdicts.items():
             if name in timed and name not in calls:
                 continue  # a peer that has no room for the full size
             for found in measured.get(
                 name, [Measured("cold" if device.type == "cuda" else "warm")]
             ):
-                yield _row(suite, case, phase, workload, candidates[name], ratio, found, here)
+                yield _row(suite, case, phase, workload, candidates[name], verdict, found, here)
 
 
 def _say_of(say: Say, case: Case, phase: str, line: str) -> None:
@@ -135,8 +135,8 @@ def _candidates(case: Case, workload: Workload, peers: Sequence[Peer], say: Say)
     for peer in peers:
         try:
             adapted = peer.adapt(workload)
-        except RuntimeError as error:
-            say(f"{case.name} {peer.NAME}: left out: {str(error).splitlines()[0]}")
+        except Exception as error:  # noqa: BLE001 - a peer may fail in any way
+            say(f"{case.name} {peer.NAME}: left out: {_first_line(error)}")
         else:
             found += [adapted] if isinstance(adapted, Candidate) else []
     return {f"{c.peer} {c.backend}": c for c in found}
@@ -144,9 +144,9 @@ def _candidates(case: Case, workload: Workload, peers: Sequence[Peer], say: Say)
 
 def _check(
     phase: str, workload: Workload, candidates: Candidates, tf32: bool, say: Say
-) -> dict[str, float]:
-    """The worst error over bound of each candidate; ours is infinite where it fails."""
-    ratios: dict[str, float] = {}
+) -> dict[str, Verdict]:
+    """What each candidate's results are worth; ours is infinitely wrong where it fails."""
+    verdicts: dict[str, Verdict] = {}
     shared = None
     for name, candidate in candidates.items():
         if candidate.inputs is workload.inputs:
@@ -154,16 +154,18 @@ def _check(
         else:
             expected = expected_results(phase, workload, candidate, tf32)
         try:
-            ratios[name] = worst_ratio(phase, candidate, expected)
-        except RuntimeError as error:
+            verdict = verdicts[name] = judge(phase, candidate, expected)
+        except Exception as error:
             ours = candidate.peer == "torchweft"
-            say(f"{name}: {'red' if ours else 'left out'}: {str(error).splitlines()[0]}")
+            if ours and not isinstance(error, RuntimeError):
+                raise
+            say(f"{name}: {'red' if ours else 'left out'}: {_first_line(error)}")
             if ours:
-                ratios[name] = math.inf
+                verdicts[name] = Verdict(math.inf, 0.0)
         else:
-            if ratios[name] > 1:
-                say(f"{name}: red: its error is {ratios[name]:.3g} times the bound")
-    return ratios
+            if verdict.ratio > 1:
+                say(f"{name}: red: its error is {verdict.ratio:.3g} times the bound")
+    return verdicts
 
 
 def _calls(phase: str, candidates: Candidates, say: Say) -> dict[str, Call]:
@@ -174,13 +176,17 @@ def _calls(phase: str, candidates: Candidates, say: Say) -> dict[str, Call]:
             call = prepare(phase, c.function, c.inputs, cotangents(c.function, c.inputs))
             for _ in range(2):
                 call()
-        except RuntimeError as error:
+        except Exception as error:
             if c.peer == "torchweft":
                 raise
-            say(f"{name}: left out: {str(error).splitlines()[0]}")
+            say(f"{name}: left out: {_first_line(error)}")
         else:
             calls[name] = call
     return calls
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _measure(calls: Mapping[str, Call], device: torch.device) -> dict[str, list[Measured]]:
@@ -211,7 +217,7 @@ def _row(
     phase: str,
     workload: Workload,
     candidate: Candidate,
-    ratio: float,
+    verdict: Verdict,
     found: Measured,
     here: Machine,
 ) -> Row:
@@ -244,7 +250,8 @@ def _row(
         flops=flops,
         roofline_pct=roofline,
         peak_mb=found.peak_mb,
-        bound_ratio=ratio,
+        bound_ratio=verdict.ratio,
+        right=verdict.right,
         protocol=f"{checked}, interleaved, {how}",
         wall_ms=found.wall_ms,
         **vars(here),

@@ -20,10 +20,14 @@ PEERS = (
     "torch_compile",
     "cuequivariance",
     "openequivariance",
+    "luna",
     "e3nn",
+    "flash_clifford",
     "spconv",
+    "spconv_triton",
     "flexgemm",
     "pykeops",
+    "flashlib",
     "flash_sinkhorn",
 )
 """In the order in which tables show them."""

@@ -1,10 +1,11 @@
-"""The example's MinkUNet of spconv's layers, with the same names and weights."""
+"""The example's MinkUNet in layers of spconv, or of a package with its names; weights are ours."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 from typing import Any
 
-import spconv.pytorch as spconv
 import torch
 from torch import Tensor, nn
 
@@ -17,48 +18,58 @@ __all__ = ["converted", "turned_back"]
 LEVELS = 4
 
 
-class Block(spconv.SparseModule):  # type: ignore[misc]
-    """y = relu(x' + f(x))"""
-
-    def forward(self, x: Any) -> Any:
-        total = self.shortcut(x).features + self.body(x).features
-        return x.replace_feature(torch.relu(total))
+@functools.cache
+def _layers(package: str) -> Any:
+    return importlib.import_module(f"{package}.pytorch")
 
 
-class Network(spconv.SparseModule):  # type: ignore[misc]
-    """The encoder, and the decoder beside its features."""
+@functools.cache
+def _modules(package: str) -> dict[type, type]:
+    """The modules that hold layers, by those of ours."""
+    spconv = _layers(package)
 
-    def forward(self, x: Any) -> Any:
-        x = self.stem(x)
-        skips = []
-        for shrink, encode in zip(self.shrink, self.encode, strict=True):
-            skips.append(x)
-            x = encode(shrink(x))
-        for grow, decode in zip(self.grow, self.decode, strict=True):
-            x, skip = grow(x), skips.pop()
-            x = decode(x.replace_feature(torch.cat([x.features, skip.features], 1)))
-        return x.replace_feature(self.head(x.features))
+    class Block(spconv.SparseModule):  # type: ignore[misc]
+        """y = relu(x' + f(x))"""
+
+        def forward(self, x: Any) -> Any:
+            total = self.shortcut(x).features + self.body(x).features
+            return x.replace_feature(torch.relu(total))
+
+    class Network(spconv.SparseModule):  # type: ignore[misc]
+        """The encoder, and the decoder beside its features."""
+
+        def forward(self, x: Any) -> Any:
+            x = self.stem(x)
+            skips = []
+            for shrink, encode in zip(self.shrink, self.encode, strict=True):
+                skips.append(x)
+                x = encode(shrink(x))
+            for grow, decode in zip(self.grow, self.decode, strict=True):
+                x, skip = grow(x), skips.pop()
+                x = decode(x.replace_feature(torch.cat([x.features, skip.features], 1)))
+            return x.replace_feature(self.head(x.features))
+
+    return {MinkUNet: Network, ResidualBlock: Block, SparseSequential: spconv.SparseSequential}
 
 
-def converted(module: nn.Module, path: tuple[str, ...] = ()) -> nn.Module:
+def converted(package: str, module: nn.Module, path: tuple[str, ...] = ()) -> nn.Module:
     """The module and what is in it; of other layers than those of sparse tensors, the same."""
     if isinstance(module, SparseConvolution):
-        return _layer(module, path)
+        return _layer(_layers(package), module, path)
     if isinstance(module, SparseBatchNorm):
         norm = nn.BatchNorm1d(module.num_features, module.eps, module.momentum)
         norm.load_state_dict(module.state_dict())
         return norm.to(module.weight)
-    made = {MinkUNet: Network, ResidualBlock: Block, SparseSequential: spconv.SparseSequential}
-    kind = made.get(type(module), nn.ModuleList)
+    kind = _modules(package).get(type(module), nn.ModuleList)
     if not list(module.children()) and kind is nn.ModuleList:
         return module
     result: nn.Module = kind()
     for name, child in module.named_children():
-        result.add_module(name, converted(child, (*path, name)))
+        result.add_module(name, converted(package, child, (*path, name)))
     return result
 
 
-def _layer(layer: SparseConvolution, path: tuple[str, ...]) -> nn.Module:
+def _layer(spconv: Any, layer: SparseConvolution, path: tuple[str, ...]) -> nn.Module:
     sizes = layer.in_channels, layer.out_channels, layer.kernel_size
     options = {"bias": False, "fp32_accum": True, "indice_key": layer.indice_key}
     if isinstance(layer, SparseInverseConvolution):

@@ -23,6 +23,9 @@ __all__ = ["FORMULAS", "Formula", "formula_case"]
 CHECKED = 4096
 """Rows and columns of the check, whose oracle is the dense matrix in float64."""
 
+CHECKED_NUMBERS = 2**29
+"""Differences of coordinates in the check of nearest neighbours, in float64."""
+
 CHECKED_BATCH = 4
 """Entries of a batch in the check."""
 
@@ -95,13 +98,15 @@ def formula_case(
     With tf32 the factors of products are rounded to TF32, also by torchweft.
     """
     size, precision = Size(rows, columns, dim, batch, cells), "tf32" if tf32 else None
+    kind = FORMULAS[formula].kind
+    few = max(1, CHECKED_NUMBERS // (columns * dim))  # with all columns
     return Case(
         name,
-        FORMULAS[formula].kind,
+        kind,
         functools.partial(_workload, formula, size, precision),
         phases=phases,
         tf32=tf32,
-        check_batch=CHECKED,
+        check_batch=few if kind == "KMin" else CHECKED,
         backends=backends,
     )
 
@@ -113,7 +118,9 @@ def _workload(
     device: torch.device,
     check_batch: int | None,
 ) -> Workload:
-    of, size = FORMULAS[formula], full if check_batch is None else _reduced(full, check_batch)
+    of, size = FORMULAS[formula], full
+    if check_batch is not None:
+        size = _reduced(full, check_batch, all_columns=of.kind == "KMin")
     x, y, b = _inputs(size, device)
     mask = _mask(x, y, size.cells) if size.cells else None
     aliases = [f"x = Vi(0, {size.dim})", f"y = Vj(1, {size.dim})", "b = Vj(2, 1)"]
@@ -133,7 +140,7 @@ def _workload(
     return Workload(
         "reduction",
         (x, y, b),
-        {"formula": of, "aliases": aliases, "ranges": ranges},
+        {"formula": of, "aliases": aliases, "ranges": ranges} | _neighbours(of),
         function,
         oracle,
         pairs * (3 * size.dim + 3),
@@ -143,12 +150,18 @@ def _workload(
     )
 
 
-def _reduced(size: Size, most: int) -> Size:
+def _reduced(size: Size, most: int, *, all_columns: bool) -> Size:
+    """How many neighbours are right depends on how near they lie: their columns are all there."""
     return size._replace(
         rows=min(size.rows, most),
-        columns=min(size.columns, most),
+        columns=size.columns if all_columns else min(size.columns, most),
         batch=size.batch and min(size.batch, CHECKED_BATCH),
     )
+
+
+def _neighbours(of: Formula) -> dict[str, int]:
+    """What libraries of neighbours need to know."""
+    return {"neighbours": of.k} if of.kind == "KMin" else {}
 
 
 def _inputs(size: Size, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -337,12 +337,13 @@ def _counted(measure, pending):
     return counted
 
 
-def test_rows_of_before_walls_are_read(tmp_path):
+def test_rows_of_before_walls_and_shares_are_read(tmp_path):
     rows, _ = measured()
     fields = dataclasses.asdict(rows[0])
-    del fields["wall_ms"]
+    del fields["wall_ms"], fields["right"]
     (tmp_path / "old.jsonl").write_text(json.dumps(fields) + "\n")
-    assert [row.wall_ms for row in read(tmp_path / "old.jsonl")] == [None]
+    (row,) = read(tmp_path / "old.jsonl")
+    assert (row.wall_ms, row.right) == (None, None)
 
 
 def test_peaks_count_what_earlier_calls_left_in_cycles(monkeypatch):
@@ -497,8 +498,9 @@ def test_suites_and_peers_load(monkeypatch):
     assert [case.name for case in load_suite("products", "P2").cases] == ["P2 tensor_dot"]
     names = [peer.NAME for peer in load_peers()]
     assert names == [
-        *("torch eager", "torch.compile", "cuEquivariance", "OpenEquivariance", "e3nn", "spconv"),
-        *("FlexGEMM", "pykeops", "flash-sinkhorn"),
+        *("torch eager", "torch.compile", "cuEquivariance", "OpenEquivariance", "LunaEquivariance"),
+        *("e3nn", "flash-clifford", "spconv", "spconv-triton", "FlexGEMM", "pykeops", "FlashLib"),
+        "flash-sinkhorn",
     ]
     with pytest.raises(
         WeftError,
@@ -528,7 +530,10 @@ def test_peers_refuse_what_they_do_not_compute(monkeypatch, suite, name):
     (case,) = (case for case in load_suite(suite).cases if case.name == name)
     workload = case.build(CPU, 8)
     for peer in load_peers():
-        if peer.NAME in ("torch eager", "torch.compile", "OpenEquivariance", "e3nn"):
+        if peer.NAME in (
+            *("torch eager", "torch.compile", "OpenEquivariance", "LunaEquivariance", "e3nn"),
+            *("flash-clifford", "spconv-triton"),
+        ):
             assert isinstance(peer.adapt(workload), str), peer.NAME
 
 
@@ -536,10 +541,44 @@ def test_cells_find_the_nearest(monkeypatch):
     """Seen red with neighbours of the next point."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("benchmarks.harness.runner._measure", lambda *_: {})
-    (case,) = load_suite("reductions", "by_cells").cases
-    small = case._replace(build=lambda device, _: case.build(device, 500), check_batch=None)
-    (rows,) = run("toy", [small], (), CPU, print)
-    assert [row.bound_ratio <= 1 for row in rows] == [True]
+    from benchmarks.workloads.neighbours import neighbours_case
+
+    case = neighbours_case("small", 500)
+    (rows,) = run("toy", [case], (), CPU, print)
+    assert [(row.bound_ratio <= 1, row.right) for row in rows] == [(True, 1.0)]
+
+
+class Neighbours(Peer):
+    """Finds the nearest of the first half of the points; as FlashLib, it takes the check's rows."""
+
+    def adapt(self, workload):
+        k = workload.tables["neighbours"]
+
+        def function(x, y, *rest):
+            half = y[: len(y) // 2]
+            return torch.cdist(x, half).square().sort(-1).values[:, :k]
+
+        return Candidate(self.NAME, "torch", function, workload.inputs, workload.oracle)
+
+
+@pytest.mark.parametrize("cells", [True, False])
+def test_rows_say_how_many_neighbours_are_right(monkeypatch, cells):
+    """Red before: a check against as many points as rows, where far points are told apart."""
+    monkeypatch.setattr("benchmarks.harness.runner._measure", lambda *_: {})
+    from benchmarks.workloads import formulas, neighbours
+
+    if cells:
+        case = neighbours.neighbours_case("some", 2000)
+    else:
+        monkeypatch.setattr(formulas, "CHECKED_NUMBERS", 100 * 2000 * 3)
+        case = formulas.formula_case("some", "nearest", 2000, 2000)
+        case = case._replace(backends=("torch",))
+    assert len(case.build(CPU, case.check_batch).inputs[1]) == 2000
+    assert len(case.build(CPU, case.check_batch).inputs[0]) < 2000
+    (rows,) = run("toy", [case], [Neighbours("half")], CPU, print)
+    ours, half = rows
+    assert (ours.right, ours.bound_ratio <= 1) == (1.0, True)
+    assert 0.0 < half.right < 0.5 < 1 < half.bound_ratio
 
 
 def test_first_calls_are_of_cases_and_phases_that_are_there(monkeypatch):

@@ -56,5 +56,5 @@ def test_folded_norms_give_the_same_scores(unet_case):
 def test_only_spconv_has_the_network(unet_case):
     workload = unet_case("sphere64", 14).build(CPU, 60)
     for peer in load_peers():
-        if peer.NAME != "spconv":
+        if peer.NAME not in ("spconv", "spconv-triton"):
             assert isinstance(peer.adapt(workload), str), peer.NAME

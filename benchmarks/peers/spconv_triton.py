@@ -1,0 +1,24 @@
+"""spconv-triton: spconv's layers in Triton, which tunes itself; `pip install spconv-triton`."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from benchmarks.harness.case import Candidate, Workload
+from benchmarks.peers.spconv import adapt_to
+
+NAME = "spconv-triton"
+
+
+def missing() -> str | None:
+    if importlib.util.find_spec("spconv_triton") is None:
+        return "not installed: pip install spconv-triton"
+    if not torch.cuda.is_available():
+        return "its kernels are for GPUs"
+    return None
+
+
+def adapt(workload: Workload) -> Candidate | str:
+    return adapt_to("spconv_triton", workload)
