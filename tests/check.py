@@ -1,14 +1,18 @@
-"""`python -m tests.check [FAMILY]`: run every contract on this machine, and leave a receipt of it.
+"""`python -m tests.check [FAMILY]`: run every contract on this machine, and leave receipts of it.
 
-The receipt says what was checked, the worst errors, and what failed.
+A family's receipt says what was checked, the worst errors, and what failed.  It is written after
+each block of contracts, and names the blocks that are missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from benchmarks.harness import FOLDER, machine
 from tests.cases import receipt
@@ -20,11 +24,14 @@ FAMILIES = ("products", "o3", "clifford", "reductions", "voxels")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check one family or all; 0: all promises hold, 1: one failed or the call was wrong."""
+    """Check families in turn; 0: all promises hold, 1: one failed or is missing, a wrong call."""
     parser = argparse.ArgumentParser(prog="python -m tests.check", description=__doc__)
-    parser.add_argument("family", nargs="?", choices=FAMILIES, help="default: all of them")
+    parser.add_argument("family", nargs="?", choices=FAMILIES, help="default: each of them")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--out", type=Path, help="folder of receipts; default: benchmarks/results")
+    rest = "go on with receipts of this code in the folder"
+    parser.add_argument("--resume", action="store_true", help=rest)
+    parser.add_argument("--seconds", type=float, help="begin no block after so long")
     options = parser.parse_args(arguments)
     try:
         return _check(options)
@@ -34,16 +41,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    begin, red = time.monotonic(), False
     device = device_of(options.device)
+    for family in (options.family,) if options.family else FAMILIES:
+        seconds = options.seconds and max(0.0, options.seconds - (time.monotonic() - begin))
+        made = _check_family(family, device, options, seconds)
+        red = red or bool(made.failures or made.missing)
+    return 1 if red else 0
+
+
+def _check_family(
+    family: str, device: torch.device, options: argparse.Namespace, seconds: float | None
+) -> receipt.Receipt:
     here = machine(device)
-    made = receipt.check_all(device, vars(here), options.family)
-    name = f"receipt_{options.family}" if options.family else "receipt"
-    path = (options.out or FOLDER / "results") / here.folder / f"{name}.json"
+    path = (options.out or FOLDER / "results") / here.folder / f"receipt_{family}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(made.json(), encoding="utf-8")
-    print(made)
+    begun = receipt.read(path, vars(here)) if options.resume else None
+    told = len(begun.failures) if begun else 0
+    for made in receipt.check_family(family, device, vars(here), begun, seconds):
+        path.write_text(made.json(), encoding="utf-8")
+        for failure in made.failures[told:]:
+            say(failure)
+        told = len(made.failures)
+    print(f"{family}: {made}")
     print(f"receipt: {path}")
-    return 1 if made.failures else 0
+    return made
 
 
 if __name__ == "__main__":

@@ -1,14 +1,21 @@
-"""Every contract on one device, and the receipt of it: what `make check` runs and leaves."""
+"""Every contract of a family on one device, and the receipt of it: what `make check` leaves.
+
+Contracts run in blocks.  A receipt names the blocks that are missing, so that a check that ran out
+of time goes on where it ended.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +25,7 @@ from torchweft.progress import track
 from torchweft.testing.contract import BODY_CHECKS, Case, Setting, check_values
 from torchweft.testing.doors import DOOR_CHECKS, check_autocast, check_cuda_graph, check_numerical
 
-__all__ = ["Receipt", "check_all"]
+__all__ = ["Receipt", "check_family", "read"]
 
 LARGE = "large"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -35,6 +42,7 @@ class Receipt:
     checks: int = 0
     worst: dict[str, dict[str, float]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # blocks that did not run yet
 
     def json(self) -> str:
         """The receipt as a JSON document."""
@@ -42,11 +50,12 @@ class Receipt:
 
     def __str__(self) -> str:
         largest = max((r for of in self.worst.values() for r in of.values()), default=0.0)
-        lines = [
+        first = (
             f"{self.checks} checks, {len(self.failures)} failed; "
             f"the largest error is {largest:.2f} of its bound"
-        ]
-        return "\n".join(lines + self.failures)
+        )
+        rest = f"; {len(self.missing)} blocks are missing" if self.missing else ""
+        return "\n".join([first + rest, *self.failures])
 
     def note(self, kind: str, dtype: str, ratio: float) -> None:
         """Keep the worst ratio of a kind of case."""
@@ -77,44 +86,80 @@ BLOCK = 16
 """Checks that a process takes at a time: neighbours share compiled kernels."""
 
 
-def check_all(
-    device: torch.device, machine: Mapping[str, Any], family: str | None = None
-) -> Receipt:
-    """Run the contracts of all families, or of one, on a device.
+def check_family(
+    family: str,
+    device: torch.device,
+    machine: Mapping[str, Any],
+    begun: Receipt | None = None,
+    seconds: float | None = None,
+) -> Iterator[Receipt]:
+    """Run the contracts of a family on a device; its receipt after each block.
 
-    On a GPU the checks are shared among as many processes as there are processors, since nearly
+    On a GPU the blocks are shared among as many processes as there are processors, since nearly
     all of their time is the compilation of kernels; the large ones come last, one by one.
 
     Args:
+        family: "products", "o3", ...
         device: "cuda" runs the Triton kernels, "cpu" the numba and torch bodies.
         machine: what the receipt says about where it was made.
-        family: "products", "o3", ...; None is all.
+        begun: a receipt of the same code, to go on with.
+        seconds: after which no block is begun.
     """
-    receipt = Receipt(dict(machine))
-    checks = [
-        (i, check)
-        for i, check in enumerate(_all_checks(device.type))
-        if family in (None, check.family)
-    ]
-    for results in _shared(device.type, [i for i, check in checks if check.kind != LARGE]):
+    blocks = _blocks(device.type, family)
+    receipt = begun or Receipt(dict(machine), missing=list(blocks))
+    left = {name: blocks[name] for name in receipt.missing}
+    ends = time.monotonic() + (math.inf if seconds is None else seconds)
+    yield receipt
+    for name, results in _run(device.type, family, left, ends):
         _note(receipt, results)
-    for check in track([check for _, check in checks if check.kind == LARGE], "large contracts"):
-        _note(receipt, [_result(check)])
-    return receipt
+        receipt.missing.remove(name)
+        yield receipt
 
 
-def _shared(device: str, checks: list[int]) -> Iterator[list[_Result]]:
-    """Results of checks, block by block, from several processes on a GPU."""
-    blocks = [checks[i : i + BLOCK] for i in range(0, len(checks), BLOCK)]
-    if device != "cuda":
-        for block in track(blocks, "contracts"):
-            yield _results(device, block)
-        return
+def read(path: Path, machine: Mapping[str, Any]) -> Receipt | None:
+    """The receipt in a file, if it was made there by the same code."""
+    if not path.exists():
+        return None
+    found = Receipt(**json.loads(path.read_text(encoding="utf-8")))
+    same = (found.machine.get(key) == machine[key] for key in machine if key != "date")
+    return found if all(same) else None
+
+
+def _blocks(device: str, family: str) -> dict[str, list[int]]:
+    """The numbers of checks by the name of their block; each large one is a block of its own."""
+    numbered = [(i, c) for i, c in enumerate(_all_checks(device)) if c.family == family]
+    small = [i for i, check in numbered if check.kind != LARGE]
+    blocks = {f"block {n // BLOCK}": small[n : n + BLOCK] for n in range(0, len(small), BLOCK)}
+    return blocks | {check.name: [i] for i, check in numbered if check.kind == LARGE}
+
+
+def _run(
+    device: str, family: str, blocks: Mapping[str, list[int]], ends: float
+) -> Iterator[tuple[str, list[_Result]]]:
+    """Results of blocks as they come, from several processes on a GPU; late ones do not begin."""
+    every = _all_checks(device)
+    alone = [name for name, checks in blocks.items() if every[checks[0]].kind == LARGE]
+    together = [name for name in blocks if name not in alone]
+    if device == "cuda":
+        yield from _shared(device, family, {name: blocks[name] for name in together}, ends)
+        together = []
+    for name in track(together + alone, family):
+        if time.monotonic() < ends:
+            yield name, _results(device, blocks[name])
+
+
+def _shared(
+    device: str, family: str, blocks: Mapping[str, list[int]], ends: float
+) -> Iterator[tuple[str, list[_Result]]]:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn) as pool:
-        futures = [pool.submit(_results, device, block) for block in blocks]
-        for future in track(futures, "contracts"):
-            yield future.result()
+        names = {pool.submit(_results, device, checks): name for name, checks in blocks.items()}
+        for _, future in zip(track(list(names), family), as_completed(names), strict=True):
+            if not future.cancelled():
+                yield names[future], future.result()
+            if time.monotonic() >= ends:
+                for other in names:
+                    other.cancel()  # those that run are waited for
 
 
 def _results(device: str, checks: list[int]) -> list[_Result]:

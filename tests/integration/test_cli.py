@@ -15,7 +15,6 @@ import pytest
 
 from benchmarks import __main__ as benchmarks
 from tests import check
-from tests.cases import receipt
 from torchweft import cli, doctor
 from torchweft.errors import ShapeError
 
@@ -199,11 +198,3 @@ def test_benchmarks_resume_and_stop_in_time(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHWEFT_COMMIT", "bbbb")
     assert benchmarks.main(["all", *words[1:], "--out", str(tmp_path)]) == 0  # of a CPU: no sizes
     assert len(path.read_text().splitlines()) == 4
-
-
-def test_check_leaves_a_receipt(tmp_path, monkeypatch):
-    made = receipt.Receipt({}, checks=1, failures=["one"])
-    monkeypatch.setattr(receipt, "check_all", lambda device, machine, family: made)
-    for words, name in (([], "receipt.json"), (["o3"], "receipt_o3.json")):
-        assert check.main([*words, "--device", "cpu", "--out", str(tmp_path)]) == 1
-        assert json.loads((tmp_path / "cpu" / name).read_text())["failures"] == ["one"]

@@ -8,10 +8,22 @@ from dataclasses import replace
 
 import torch
 
+from tests import check
 from tests.cases import Suite, products, receipt
 
 CASE = products.door_cases()[0]
 WRONG = replace(CASE, name="wrong: scaled", call=lambda *a, **k: 1.01 * CASE.call(*a, **k))
+
+
+CPU = torch.device("cpu")
+
+
+def few(monkeypatch):
+    """Two families of two cases and a door."""
+    suite = Suite([CASE, WRONG], [CASE], [], [CASE], ())
+    monkeypatch.setattr(receipt, "suites", lambda: {"products": suite, "o3": suite})
+    monkeypatch.setattr(receipt, "_all_checks", receipt._all_checks.__wrapped__)  # not remembered
+    monkeypatch.setattr(receipt, "DOOR_CHECKS", (no_door,))
 
 
 def no_door(case, device):
@@ -19,11 +31,8 @@ def no_door(case, device):
 
 
 def test_a_red_check_is_named_and_the_others_go_on(monkeypatch):
-    suite = Suite([CASE, WRONG], [CASE], [], [CASE], ())
-    monkeypatch.setattr(receipt, "suites", lambda: {"products": suite, "o3": suite})
-    monkeypatch.setattr(receipt, "_all_checks", receipt._all_checks.__wrapped__)  # not remembered
-    monkeypatch.setattr(receipt, "DOOR_CHECKS", (no_door,))
-    made = receipt.check_all(torch.device("cpu"), {"gpu": "none"}, "o3")
+    few(monkeypatch)
+    *_, made = receipt.check_family("o3", CPU, {"gpu": "none"})
     backends, dtypes, body_checks = 2, 4, 4
     assert made.checks == backends * (2 * dtypes + body_checks) + 1
     assert len(made.failures) == backends * dtypes + 1
@@ -34,6 +43,50 @@ def test_a_red_check_is_named_and_the_others_go_on(monkeypatch):
     assert set(read["worst"]["mul: door"]) == {"float64", "float32", "bfloat16", "float16"}
     assert all(0 < ratio <= 1 for ratio in read["worst"]["mul: door"].values())
     assert "9 failed" in str(made)
+    assert made.missing == []
+
+
+def test_a_receipt_is_written_as_it_goes_and_taken_up(monkeypatch, tmp_path):
+    """Red before: a receipt at the end alone, so that a check that ran out of time left nothing."""
+    few(monkeypatch)
+    monkeypatch.setattr(receipt, "BLOCK", 4)
+    path = tmp_path / "receipt_o3.json"
+    for made in receipt.check_family("o3", CPU, {"gpu": "none", "date": "today"}):
+        path.write_text(made.json())
+        if made.checks == 8:
+            break
+    begun = receipt.read(path, {"gpu": "none", "date": "tomorrow"})
+    assert begun.checks == 8
+    assert begun.missing == [f"block {n}" for n in range(2, 7)]
+    *_, whole = receipt.check_family("o3", CPU, {"gpu": "none"})
+    *_, resumed = receipt.check_family("o3", CPU, {"gpu": "none"}, begun)
+    assert (resumed.checks, resumed.failures) == (whole.checks, whole.failures)
+    assert (resumed.worst, resumed.missing) == (whole.worst, [])
+    assert receipt.read(path, {"gpu": "another"}) is None
+    assert receipt.read(tmp_path / "none.json", {}) is None
+
+
+def test_no_block_begins_after_the_end(monkeypatch):
+    few(monkeypatch)
+    *_, made = receipt.check_family("o3", CPU, {}, seconds=0.0)
+    assert made.checks == 0
+    assert "blocks are missing" in str(made)
+
+
+def test_families_are_checked_in_turn_and_failures_told_at_once(monkeypatch, tmp_path, capsys):
+    """Red before: one receipt of all, and failures at the end."""
+    few(monkeypatch)
+    monkeypatch.setattr(check, "FAMILIES", ("products", "o3"))
+    words = ["--device", "cpu", "--out", str(tmp_path)]
+    assert check.main(words) == 1
+    said = capsys.readouterr()
+    assert said.err.count("check_values of wrong: scaled, numba float64: Assertion") == 2
+    assert "products: 25 checks, 9 failed" in said.out
+    assert check.main([*words, "--resume"]) == 1  # nothing is left to run
+    assert "wrong: scaled" not in capsys.readouterr().err
+    for family in ("products", "o3"):
+        made = json.loads((tmp_path / "cpu" / f"receipt_{family}.json").read_text())
+        assert (made["checks"], made["missing"]) == (25, [])
 
 
 def test_every_mode_of_every_op_is_registered():
