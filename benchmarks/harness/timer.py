@@ -196,7 +196,7 @@ class _Clock:
             busy_us(
                 (event.time_range.start, event.time_range.end)
                 for event in profile.events()
-                if event.device_type == torch.autograd.DeviceType.CUDA
+                if event.device_type.name == "CUDA"
             )
             / 1e3
         )

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -456,14 +457,58 @@ def test_readme_table_stands_between_its_markers(tmp_path, monkeypatch):
     assert new.startswith("before\n")
     assert new.endswith("after\n")
     assert "old" not in new
-    assert f"| dot | {rows[0].ms_p50:.3g} · peer 7.0 7 |" in new
+    lead = f"{7.0 / rows[0].ms_p50:.3g}"
+    assert f"| dot | {rows[0].ms_p50:.3g} · peer 7.0 7 · **{lead}** |" in new
     assert tables.readme_with_table(new, tmp_path) == new
+
+
+def with_peers(tmp_path, rows, *peers):
+    """A folder of our first row and of peers: name, GPU and wall time, error."""
+    ours = dataclasses.replace(rows[0], ms_p50=2.0, wall_ms=4.0)
+    made = [ours]
+    for name, gpu, wall, error in peers:
+        fields = {"peer": name, "ms_p50": gpu, "wall_ms": wall, "bound_ratio": error, "right": 0.15}
+        made.append(dataclasses.replace(ours, **fields))
+    append(tmp_path / "cpu" / "products.jsonl", made)
+    return tmp_path
+
+
+def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
+    """Red before: the fastest peer of all, and its time on the processor as the GPU's."""
+    monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
+    rows, _ = measured()
+    peers = [("wrong", 1.0, 1.5, 57.0), ("a", 5.0, 30.0, 0.5), ("b", 8.0, 10.0, 0.5)]
+    folder = with_peers(tmp_path, rows, *peers)
+    (line,) = [x for x in tables.performance_page(folder).splitlines() if x.startswith("| dot")]
+    cells = [cell.strip() for cell in line.split("|")]
+    assert "1 / 1.5, error 57, 15 % right" in cells
+    assert cells[8:10] == ["2.5 / 2.5", "a / b"]
+    readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
+    assert "| dot | 2 / 4 · a 5 / 30 · **2.5 / 2.5** |" in readme
+    (picture,) = tables.pictures(folder).values()
+    texts = [node.text for node in ElementTree.fromstring(picture).findall("{*}text")]
+    assert texts[-3:] == ["dot, forward, torch", "2.5", "2.5"]
+
+
+def test_lines_without_a_right_peer_have_no_lead(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
+    rows, _ = measured()
+    folder = with_peers(tmp_path, rows, ("wrong", 1.0, None, 57.0))
+    page = tables.performance_page(folder)
+    assert "| lead |" not in page
+    assert "![" not in page
+    readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
+    assert "| dot | 2 / 4 · wrong 1, error 57, 15 % right |" in readme
+    assert tables.pictures(folder) == {}
 
 
 def test_pages_of_this_repository_are_those_of_its_rows():
     results, readme = ROOT / "benchmarks" / "results", (ROOT / "README.md").read_text("utf-8")
     page = (ROOT / "docs" / "performance.md").read_text("utf-8")
     assert page == tables.performance_page(results), "run python -m benchmarks.harness.tables"
+    images = (ROOT / "docs" / "images").glob(f"{tables.PICTURE}*.svg")
+    found = {path.name: path.read_text("utf-8") for path in images}
+    assert found == tables.pictures(results), "run python -m benchmarks.harness.tables"
     assert tables.BEGIN in readme
     assert readme == tables.readme_with_table(readme, results), (
         "run python -m benchmarks.harness.tables"
