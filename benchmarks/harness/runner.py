@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -64,6 +65,9 @@ def run(
                 rows += _run_case(suite, case, serving, device, here, say)
         except RuntimeError as error:
             say(f"{case.name}: failed: {_first_line(error)}")
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()  # some peers allocate by themselves
         yield rows
 
 

@@ -314,6 +314,25 @@ def test_gpu_times_hold_no_time_of_the_processor(monkeypatch, calls, hosts, expe
     assert {name: (t.how, t.p50) for name, t in timings.items()} == expected
 
 
+def test_rows_of_a_gpu_have_both_times(monkeypatch):
+    runner = importlib.import_module("benchmarks.harness.runner")
+    timing = timer.Timing(1.0, 2.0, 3.0, 5, "graph replay")
+    monkeypatch.setattr(runner, "interleave", lambda calls, *_, **__: dict.fromkeys(calls, timing))
+    monkeypatch.setattr(runner, "host_us", lambda call: 86_400.0)
+    monkeypatch.setattr(runner, "walls_ms", lambda calls: dict.fromkeys(calls, 90.0))
+    monkeypatch.setattr(runner, "peak_mb", lambda call: 7.0)
+    measure, gpu = runner._measure, torch.device("cuda")
+    monkeypatch.setattr(runner, "_measure", lambda calls, device: measure(calls, gpu))
+    rows, _ = measured([Peer()])
+    found = {(r.peer, r.l2, r.ms_p50, r.wall_ms, r.host_us, r.peak_mb) for r in rows}
+    assert found == {
+        (peer, l2, 2.0, 90.0, 86_400.0, 7.0)
+        for peer in ("torchweft", "peer")
+        for l2 in ("cold", "warm")
+    }
+    assert {row.protocol.split(", ")[-1] for row in rows} == {"graph replay"}
+
+
 def test_kernels_that_overlap_count_once():
     """Seen red with a sum."""
     assert busy_us([(5.0, 7.0), (0.0, 2.0), (1.0, 4.0), (1.5, 3.0)]) == 6.0
