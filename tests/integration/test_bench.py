@@ -1,20 +1,14 @@
-"""The benchmark's parts on the CPU: gate, timer, floor, rows, tables.
+"""The benchmark's parts on the CPU: gate, floor, cases, suites, peers.
 
-Seen red with: a gate that takes the mean ratio; times for red candidates; `read` keeping the first
-row; a transposed matrix in a peer; too few bytes for the second order; a page edited by hand; a
-peak that does not count what an earlier call left in cycles; a peer's failure at full size let out.
+Seen red with: a gate that takes the mean ratio; times for red candidates; a transposed matrix in a
+peer; too few bytes for the second order; a peer's failure at full size let out.
 """
 
-import dataclasses
-import gc
 import importlib
-import json
 import math
 import subprocess
 import sys
-import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -22,19 +16,15 @@ import torch
 from benchmarks.harness import (
     Candidate,
     Case,
-    Workload,
     load_peers,
     load_suite,
     run,
     suite_names,
-    tables,
-    timer,
 )
 from benchmarks.harness.gate import exact_results, worst_ratio
 from benchmarks.harness.phases import PHASES, cost
-from benchmarks.harness.record import Row, append, read
 from benchmarks.harness.roofline import GPUS, floor_ms
-from benchmarks.harness.timer import busy_us, interleave, peak_mb, walls_ms
+from tests.benches import CPU, DOT, Peer, dot_workload, measured
 from tests.cases.o3_workloads import ring_graph
 from torchweft.demo.models.potential import Settings
 from torchweft.errors import WeftError
@@ -43,51 +33,6 @@ from torchweft.testing.contract import assert_same_bits
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-CPU = torch.device("cpu")
-
-
-def dot_workload(device, batch):
-    """z[n] = s Σ_c x[n,c] y[n,c], by a function that needs no kernel."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(batch or 64, 8, generator=generator) for _ in range(2))
-    scale = torch.tensor(-0.5)
-
-    def function(x, y, backend=None):
-        return scale * (x * y).sum(1)
-
-    def oracle(x, y, scale):
-        return scale * (x * y).sum(1)
-
-    return Workload(
-        "dot", (x, y), {"scale": scale}, function, oracle, 2 * x.numel(), 4 * len(x), "N=64 C=8"
-    )
-
-
-class Peer:
-    """Someone else: right, or wrong by a part."""
-
-    def __init__(self, name="peer", error=0.0, reason=None):
-        self.NAME, self.error, self.reason = name, error, reason
-
-    def missing(self):
-        return self.reason
-
-    def adapt(self, workload):
-        def function(x, y):
-            z = workload.function(x, y)
-            last = torch.arange(len(z)) == len(z) - 1
-            return z * (1 + self.error * last)
-
-        return Candidate(self.NAME, "torch", function, workload.inputs, workload.oracle)
-
-
-DOT = Case("dot", "batched", dot_workload, phases=PHASES, backends=("torch",))
-
-
-def measured(peers=(), case=DOT):
-    said = []
-    (rows,) = run("toy", [case], peers, CPU, said.append)
-    return rows, said
 
 
 @pytest.fixture(autouse=True)
@@ -251,294 +196,6 @@ def test_floor_is_the_larger_of_bytes_and_flops():
     assert floor_ms(gpu, int(gpu.bandwidth), 1, "float32", matrix=False) == pytest.approx(1e3)
     flops = int(gpu.matrix["float32"])
     assert floor_ms(gpu, 1, flops, "float32", matrix=True) == pytest.approx(1e3)
-
-
-def test_calls_take_turns():
-    order = []
-    calls = {name: lambda name=name: order.append(name) for name in "ab"}
-    timings = interleave(calls, CPU, cold=False, budget_s=0.0)
-    rounds = ("ab" if turn % 2 == 0 else "ba" for turn in range(timings["a"].reps))
-    assert "".join(order) == "ab" + "".join(rounds)
-
-
-class Clock:
-    """A GPU's clock that knows a call's time, and writes down how it was asked."""
-
-    def __init__(self, device, cold):
-        pass
-
-    def ms(self, call):
-        return call.ms
-
-    def kernels_ms(self, call):
-        return call.kernels
-
-
-class GpuCall:
-    """Asynchronous: between events `ms`, of kernels `kernels`, as a graph `graph`."""
-
-    def __init__(self, ms, kernels=None, graph=None):
-        self.ms, self.kernels, self.graph = ms, kernels, graph
-
-
-@pytest.mark.parametrize(
-    ("calls", "hosts", "expected"),
-    [
-        # the processor is ahead of both
-        (
-            {"a": GpuCall(2.0, graph=GpuCall(1.9)), "b": GpuCall(3.0)},
-            {"a": 100.0, "b": 900.0},
-            {"a": ("calls", 2.0), "b": ("calls", 3.0)},
-        ),
-        # a is short: launches are most of it
-        (
-            {"a": GpuCall(0.05, graph=GpuCall(0.02)), "b": GpuCall(3.0)},
-            {"a": 100.0, "b": 900.0},
-            {"a": ("graph replay", 0.02), "b": ("calls", 3.0)},
-        ),
-        # events around b and c hold the processor's time
-        (
-            {"a": GpuCall(37.0, graph=GpuCall(36.0)), "b": GpuCall(82.3, 41.0, GpuCall(40.0)),
-             "c": GpuCall(90.0, 50.0)},
-            {"a": 500.0, "b": 86_400.0, "c": 91_000.0},
-            {"a": ("graph replay", 36.0), "b": ("graph replay", 40.0), "c": ("kernels", 50.0)},
-        ),
-    ],
-)  # fmt: skip
-def test_gpu_times_hold_no_time_of_the_processor(monkeypatch, calls, hosts, expected):
-    """Seen red with events around every call: cuEquivariance's training step had 82.3 ms."""
-    monkeypatch.setattr(timer, "_Clock", Clock)
-    monkeypatch.setattr(timer, "_captured", lambda call: call.graph)
-    cuda = torch.device("cuda")
-    timings = interleave(calls, cuda, cold=True, budget_s=0.0, hosts=hosts)
-    assert {name: (t.how, t.p50) for name, t in timings.items()} == expected
-
-
-def test_rows_of_a_gpu_have_both_times(monkeypatch):
-    runner = importlib.import_module("benchmarks.harness.runner")
-    timing = timer.Timing(1.0, 2.0, 3.0, 5, "graph replay")
-    monkeypatch.setattr(runner, "interleave", lambda calls, *_, **__: dict.fromkeys(calls, timing))
-    monkeypatch.setattr(runner, "host_us", lambda call: 86_400.0)
-    monkeypatch.setattr(runner, "walls_ms", lambda calls: dict.fromkeys(calls, 90.0))
-    monkeypatch.setattr(runner, "peak_mb", lambda call: 7.0)
-    measure, gpu = runner._measure, torch.device("cuda")
-    monkeypatch.setattr(runner, "_measure", lambda calls, device: measure(calls, gpu))
-    rows, _ = measured([Peer()])
-    found = {(r.peer, r.l2, r.ms_p50, r.wall_ms, r.host_us, r.peak_mb) for r in rows}
-    assert found == {
-        (peer, l2, 2.0, 90.0, 86_400.0, 7.0)
-        for peer in ("torchweft", "peer")
-        for l2 in ("cold", "warm")
-    }
-    assert {row.protocol.split(", ")[-1] for row in rows} == {"graph replay"}
-
-
-def test_kernels_that_overlap_count_once():
-    """Seen red with a sum."""
-    assert busy_us([(5.0, 7.0), (0.0, 2.0), (1.0, 4.0), (1.5, 3.0)]) == 6.0
-    assert busy_us([]) == 0.0
-
-
-def test_walls_hold_what_the_processor_waits_for(monkeypatch):
-    """Two calls of which one returns at once and is done 2 ms later."""
-    monkeypatch.setattr(timer, "WALL_S", 0.01)
-    pending = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: [time.sleep(s) for s in pending])
-    monkeypatch.setattr(timer, "_back_to_back_ms", _counted(timer._back_to_back_ms, pending))
-    walls = walls_ms({"slow": lambda: pending.append(0.002), "quick": lambda: None})
-    assert walls["slow"] >= 2.0 > walls["quick"]
-
-
-def _counted(measure, pending):
-    def counted(call, count):
-        pending.clear()
-        return measure(call, count)
-
-    return counted
-
-
-def test_rows_of_before_walls_and_shares_are_read(tmp_path):
-    rows, _ = measured()
-    fields = dataclasses.asdict(rows[0])
-    del fields["wall_ms"], fields["right"]
-    (tmp_path / "old.jsonl").write_text(json.dumps(fields) + "\n")
-    (row,) = read(tmp_path / "old.jsonl")
-    assert (row.wall_ms, row.right) == (None, None)
-
-
-def test_peaks_count_what_earlier_calls_left_in_cycles(monkeypatch):
-    class Megabyte:
-        alive = most = 0
-
-        def __init__(self):
-            self.cycle = self
-            Megabyte.alive += 1
-            Megabyte.most = max(Megabyte.most, Megabyte.alive)
-
-        def __del__(self):
-            Megabyte.alive -= 1
-
-    def reset():
-        Megabyte.most = Megabyte.alive
-
-    def call():
-        gc.collect()
-        Megabyte()
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: Megabyte.alive * 10**6)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: Megabyte.most * 10**6)
-    call()
-    assert peak_mb(call) == 1
-
-
-def test_rows_survive_the_file_and_the_latest_counts(tmp_path):
-    rows, _ = measured()
-    path = tmp_path / "cpu" / "toy.jsonl"
-    append(path, rows)
-    newer = dataclasses.replace(rows[0], ms_p50=123.0)
-    append(path, [newer])
-    found = read(path)
-    assert found[0].ms_p50 == 123.0
-    assert [row.key for row in found] == [row.key for row in rows]
-    assert [row.ms_p50 for row in found[1:]] == pytest.approx(
-        [row.ms_p50 for row in rows[1:]], rel=1e-5
-    )
-
-
-def test_pages_show_a_wrong_peers_error(tmp_path):
-    rows, _ = measured([Peer("torch eager", error=0.01)])
-    path = tmp_path / "cpu" / "products.jsonl"
-    append(path, rows)
-    rows = read(path)  # numbers are rounded there, and again on the page
-    page = tables.performance_page(tmp_path)
-    lines = [line for line in page.splitlines() if line.startswith("| dot")]
-    assert len(lines) == len(PHASES)
-    for line, ours in zip(lines, rows[::2], strict=True):
-        cells = [cell.strip() for cell in line.split("|")]
-        assert cells[4].startswith(f"{ours.ms_p50:.3g} [")
-        assert ", error " in cells[5]
-
-
-def test_pages_show_one_call_without_a_spread(tmp_path):
-    """Seen red with digits in powers of ten, and with a spread."""
-    rows, _ = measured()
-    once = [
-        dataclasses.replace(r, ms_p20=1983.2, ms_p50=1983.2, ms_p80=1983.2, reps=1) for r in rows
-    ]
-    append(tmp_path / "cpu" / "x.jsonl", once)
-    assert " | 1983 | " in tables.performance_page(tmp_path)
-
-
-def test_records_keep_what_ran_before(tmp_path):
-    """Of tests that a GPU alone runs.  Seen red with a file that is begun anew."""
-    path, tests = tmp_path / "tests.json", tmp_path / "test_some.py"
-    for body in ("def test_a(): pass\ndef test_b(): pass", "def test_b(): assert False"):
-        tests.write_text(body)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.record", str(tests)]
-        options = ["--record", str(path), "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-        subprocess.run([*command, *options], cwd=ROOT, capture_output=True, check=False)
-    found = {
-        name.split("::")[1]: how.split(" ")[0] for name, how in json.loads(path.read_text()).items()
-    }
-    assert found == {"test_a": "passed", "test_b": "failed"}
-
-
-def test_pages_show_red_for_ours_without_a_time(tmp_path):
-    rows, _ = measured()
-    red = [dataclasses.replace(row, ms_p50=None, bound_ratio=2.0) for row in rows]
-    append(tmp_path / "cpu" / "products.jsonl", red)
-    page = tables.performance_page(tmp_path)
-    assert page.count("| red |") == len(PHASES)
-
-
-def test_pages_have_one_section_a_machine(tmp_path):
-    """Seen red with: a section for each file."""
-    rows, _ = measured()
-    other = [dataclasses.replace(row, gpu="another machine") for row in rows]
-    for name, found in {"voxels": rows, "products": other, "o3": rows}.items():
-        append(tmp_path / "cpu" / f"{name}.jsonl", found)
-    page = tables.performance_page(tmp_path)
-    sections = [line for line in page.splitlines() if line.startswith("## ")]
-    assert sections == [f"## {rows[0].gpu}", "## another machine"]
-    assert page.count("| dot |") == 3 * len(PHASES)
-
-
-def test_readme_table_stands_between_its_markers(tmp_path, monkeypatch):
-    rows, _ = measured()
-    monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
-    append(tmp_path / "cpu" / "products.jsonl", rows)
-    slower, slowest = (dataclasses.replace(rows[0], peer=f"peer {n}", ms_p50=n) for n in (7.0, 9.0))
-    append(tmp_path / "cpu" / "products.jsonl", [slowest, slower])
-    text = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
-    new = tables.readme_with_table(text, tmp_path)
-    assert new.startswith("before\n")
-    assert new.endswith("after\n")
-    assert "old" not in new
-    lead = f"{7.0 / rows[0].ms_p50:.3g}"
-    assert f"| dot | {rows[0].ms_p50:.3g} · peer 7.0 7 · **{lead}** |" in new
-    assert tables.readme_with_table(new, tmp_path) == new
-
-
-def with_peers(tmp_path, rows, *peers):
-    """A folder of our first row and of peers: name, GPU and wall time, error."""
-    ours = dataclasses.replace(rows[0], ms_p50=2.0, wall_ms=4.0)
-    made = [ours]
-    for name, gpu, wall, error in peers:
-        fields = {"peer": name, "ms_p50": gpu, "wall_ms": wall, "bound_ratio": error, "right": 0.15}
-        made.append(dataclasses.replace(ours, **fields))
-    append(tmp_path / "cpu" / "products.jsonl", made)
-    return tmp_path
-
-
-def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
-    """Red before: the fastest peer of all, and its time on the processor as the GPU's."""
-    monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
-    rows, _ = measured()
-    peers = [("wrong", 1.0, 1.5, 57.0), ("a", 5.0, 30.0, 0.5), ("b", 8.0, 10.0, 0.5)]
-    folder = with_peers(tmp_path, rows, *peers)
-    (line,) = [x for x in tables.performance_page(folder).splitlines() if x.startswith("| dot")]
-    cells = [cell.strip() for cell in line.split("|")]
-    assert "1 / 1.5, error 57, 15 % right" in cells
-    assert cells[8:10] == ["2.5 / 2.5", "a / b"]
-    readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
-    assert "| dot | 2 / 4 · a 5 / 30 · **2.5 / 2.5** |" in readme
-    (picture,) = tables.pictures(folder).values()
-    texts = [node.text for node in ElementTree.fromstring(picture).findall("{*}text")]
-    assert texts[-3:] == ["dot, forward, torch", "2.5", "2.5"]
-
-
-def test_lines_without_a_right_peer_have_no_lead(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
-    rows, _ = measured()
-    folder = with_peers(tmp_path, rows, ("wrong", 1.0, None, 57.0))
-    page = tables.performance_page(folder)
-    assert "| lead |" not in page
-    assert "![" not in page
-    readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
-    assert "| dot | 2 / 4 · wrong 1, error 57, 15 % right |" in readme
-    assert tables.pictures(folder) == {}
-
-
-def test_pages_of_this_repository_are_those_of_its_rows():
-    results, readme = ROOT / "benchmarks" / "results", (ROOT / "README.md").read_text("utf-8")
-    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
-    assert page == tables.performance_page(results), "run python -m benchmarks.harness.tables"
-    images = (ROOT / "docs" / "images").glob(f"{tables.PICTURE}*.svg")
-    found = {path.name: path.read_text("utf-8") for path in images}
-    assert found == tables.pictures(results), "run python -m benchmarks.harness.tables"
-    assert tables.BEGIN in readme
-    assert readme == tables.readme_with_table(readme, results), (
-        "run python -m benchmarks.harness.tables"
-    )
-
-
-def test_our_rows_in_this_repository_have_no_time_without_a_green_check():
-    for path in (ROOT / "benchmarks" / "results").glob("*/*.jsonl"):
-        row: Row
-        for row in read(path):
-            assert row.bound_ratio <= 1 or row.ms_p50 is None or row.peer != "torchweft", row
 
 
 def test_every_candidate_computes_every_workload(monkeypatch):
