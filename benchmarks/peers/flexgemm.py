@@ -1,13 +1,17 @@
 """FlexGEMM's masked implicit GEMM, in Triton, on torchweft's kernel map.
 
 `git clone https://github.com/JeffreyXiang/FlexGEMM`, and put the clone on PYTHONPATH: its CUDA
-extension, which makes maps, is not needed.  It tunes for each number of channels and size of cloud.
+extension, which makes maps, is not needed.  It tunes for each number of channels and size of cloud,
+among tiles that it chooses by the GPU's name: it knows the H100, so an H200 is called one.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -33,16 +37,13 @@ def adapt(workload: Workload) -> Candidate | str:
     offsets, c_in, c_out = weight.shape
     if offsets > 32:
         return "FlexGEMM keeps a row's offsets in 32 bits"
-    os.environ.setdefault("FLEX_GEMM_AUTOSAVE_AUTOTUNE_CACHE", "0")
-    from flex_gemm.kernels.triton.spconv import config
-    from flex_gemm.ops.spconv.submanifold_conv3d import SubMConv3dFunction
-
+    config, convolution = _library()
     size, cache = workload.tables["kernel"], _neighbours(workload.tables["map"])
     bias = feats.new_zeros(c_out)  # its backward fails without one
 
     def function(feats: Tensor, weight: Tensor) -> Tensor:
         config.allow_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-        result: Tensor = SubMConv3dFunction.apply(feats, None, None, cache, weight, bias)[0]
+        result: Tensor = convolution.apply(feats, None, None, cache, weight, bias)[0]
         return result
 
     def oracle(feats: Tensor, weight: Tensor, scale: None) -> Tensor:
@@ -51,6 +52,17 @@ def adapt(workload: Workload) -> Candidate | str:
 
     own = weight.permute(2, 0, 1).reshape(c_out, size, size, size, c_in).contiguous()
     return Candidate(NAME, "triton", function, (feats, own), oracle)
+
+
+@functools.cache
+def _library() -> tuple[Any, Any]:
+    """Its switches, and its convolution."""
+    os.environ.setdefault("FLEX_GEMM_AUTOSAVE_AUTOTUNE_CACHE", "0")
+    named = torch.cuda.get_device_name().replace("H200", "H100")
+    with mock.patch.object(torch.cuda, "get_device_name", return_value=named):
+        from flex_gemm.kernels.triton.spconv import config
+        from flex_gemm.ops.spconv.submanifold_conv3d import SubMConv3dFunction
+    return config, SubMConv3dFunction
 
 
 def _neighbours(found: KernelMap) -> object:

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Candidate, load_suite
 from benchmarks.harness.gate import expected_results, judge
-from benchmarks.peers import flash_clifford, flashlib, luna, spconv, spconv_triton, torch_compile
+from benchmarks.peers import (
+    flash_clifford,
+    flashlib,
+    flexgemm,
+    luna,
+    spconv,
+    spconv_triton,
+    torch_compile,
+)
 from benchmarks.workloads.formulas import formula_case
 from benchmarks.workloads.geometric import chain_case
 from benchmarks.workloads.neighbours import neighbours_case
@@ -93,6 +101,43 @@ def test_convolutions_of_spconv_keep_their_pairs(package, peer, name):
     assert all(verdict.ratio <= 1 for verdict in verdicts(case, workload, candidate))
     assert SubM.built == 0
     assert (torch.backends.cuda.matmul.fp32_precision == "tf32") == constants.SPCONV_ALLOW_TF32
+
+
+FLEX = {
+    "kernels/triton/spconv/config.py": "import torch\nTILES_OF = torch.cuda.get_device_name()\n",
+    "ops/spconv/submanifold_conv3d.py": """
+import torch
+
+class SubMConv3dNeighborCache:
+    def __init__(self, **tables):
+        self.__dict__.update(tables)
+
+class SubMConv3dFunction:
+    @staticmethod
+    def apply(feats, coords, shape, cache, weight, bias):
+        rows = cache.neighbor_map.view(torch.int32)
+        found = torch.where(rows[..., None] >= 0, feats[rows.clamp(min=0)], 0)
+        return torch.einsum("nki,oki->no", found, weight.flatten(1, 3)) + bias, cache
+""",
+}
+
+
+def test_flexgemm_takes_our_map_and_the_tiles_of_an_h100(tmp_path, monkeypatch):
+    """Red before: on an H200, whose name it does not know, it tuned among its few default tiles."""
+    for path, text in FLEX.items():
+        file = tmp_path / "flex_gemm" / path
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    flexgemm._library.cache_clear()
+    case = conv_case("rand50k", 4, dtype=torch.float32)
+    workload = case.build(CPU, 200)
+    assert all(v.ratio <= 1 for v in verdicts(case, workload, flexgemm.adapt(workload)))
+    assert flexgemm._library()[0].TILES_OF == "NVIDIA H100"
+    flexgemm._library.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("flex_gemm")]:
+        del sys.modules[name]
 
 
 CLONE = """
