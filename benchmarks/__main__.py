@@ -53,6 +53,7 @@ def _measure(options: argparse.Namespace) -> int:
     for suite in _suites(options, device.type):
         path = folder / f"{suite.family}.jsonl"
         cases = _missing(suite, path, here) if options.resume else suite.cases
+        say(f"{suite.name}: {len(cases)} of {len(suite.cases)} cases to measure")
         num_red += _measure_suite(suite.name, cases, peers, device, path, deadline)
     if options.out is None:
         tables.update(harness.FOLDER.parent)
@@ -61,8 +62,14 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _suites(options: argparse.Namespace, device: str) -> list[Suite]:
     if options.suite == "all":
-        suites = [harness.load_suite(name) for name in harness.suite_names(device)]
-        return [s._replace(cases=tuple(c for c in s.cases if _named(options, c))) for s in suites]
+        every = [harness.load_suite(name) for name in harness.suite_names(device)]
+        suites = [s._replace(cases=tuple(c for c in s.cases if _named(options, c))) for s in every]
+        if not any(suite.cases for suite in suites):
+            raise WeftError(
+                f"no case of a suite for {device} has {options.case!r} in its name: the suites are "
+                f"{', '.join(suite.name for suite in suites)}. Name one of these, to see its cases."
+            )
+        return [suite for suite in suites if suite.cases]
     default = "products" if device == "cuda" else "cpu"
     return [harness.load_suite(options.suite or default, options.case)]
 

@@ -195,6 +195,16 @@ def test_benchmarks_resume_and_stop_in_time(tmp_path, monkeypatch, capsys):
     assert lines_after("aaaa") == 2
     assert lines_after("aaaa") == 2
     assert lines_after("bbbb") == 4
-    monkeypatch.setenv("TORCHWEFT_COMMIT", "bbbb")
-    assert benchmarks.main(["all", *words[1:], "--out", str(tmp_path)]) == 0  # of a CPU: no sizes
-    assert len(path.read_text().splitlines()) == 4
+    assert capsys.readouterr().err.count("sizes: 0 of 1 cases to measure\n") == 1
+
+
+def test_all_suites_of_a_machine_are_one_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.harness.runner.BUDGET_S", 0.001)
+    words = ["all", "--device", "cpu", "--no-peers", "--out", str(tmp_path), "--case"]
+    assert benchmarks.main([*words, "linear_scalars_200"]) == 0
+    assert {path.name for path in (tmp_path / "cpu").iterdir()} == {"o3.jsonl"}
+    assert benchmarks.main([*words, "inner 1KB"]) == 1  # which is of a GPU's suites
+    assert (
+        "no case of a suite for cpu has 'inner 1KB' in its name: the suites are clifford_cpu, "
+        "cpu, o3_cpu, reductions_cpu, voxels_cpu. Name one of these, to see its cases."
+    ) in capsys.readouterr().err
