@@ -12,25 +12,30 @@ import torch
 
 from benchmarks.harness.record import machine
 
-ENDED: dict[str, str] = {}
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="a JSON file of tests and how they ended")
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or (report.failed and report.when == "setup"):
-        ENDED[report.nodeid] = f"{report.outcome} in {report.duration:.1f} s"
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--record")
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Record(path))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    path = session.config.getoption("--record")
-    if path is None or hasattr(session.config, "workerinput"):
-        return
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    here = machine(device)
-    where = f"{here.gpu}, torch {here.torch}, triton {here.triton}, {here.commit}, {here.date[:10]}"
-    found = json.loads(path.read_text()) if path.exists() else {}
-    found |= {name: f"{ended}: {where}" for name, ended in ENDED.items()}
-    path.write_text(json.dumps(dict(sorted(found.items())), indent=0) + "\n")
+class Record:
+    """Writes the file after each test: a run that is ended leaves what it has."""
+
+    def __init__(self, path: Path) -> None:
+        here = machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        versions = f"torch {here.torch}, triton {here.triton}, {here.commit}"
+        self._where = f"{here.gpu}, {versions}, {here.date[:10]}"
+        self._path = path
+        self._ended = json.loads(path.read_text()) if path.exists() else {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or (report.failed and report.when == "setup"):
+            how = f"{report.outcome} in {report.duration:.1f} s: {self._where}"
+            self._ended[report.nodeid] = how
+            text = json.dumps(dict(sorted(self._ended.items())), indent=0)
+            self._path.write_text(text + "\n")

@@ -6,7 +6,8 @@ waits for the processor:
     calls          a pair of events around the call, behind work that clears the L2 cache, enough of
                    it that the processor is ahead
     graph replay   the same around a CUDA graph of the call
-    kernels        the time in which the profiler saw a kernel run
+    kernels        the time in which the profiler saw a kernel run; where it sees none, since CUPTI
+                   is missing, "calls with the processor's time" says what events gave
 
 A short call is replayed where it can be captured, since launches would be most of it.  CUDA's queue
 holds some thousand launches, so the processor cannot be ahead by a call of more: a call that takes
@@ -46,7 +47,7 @@ class Timing(NamedTuple):
     p50: float
     p80: float
     reps: int
-    how: str  # "calls", "graph replay", "kernels"
+    how: str  # as named above
 
 
 def interleave(
@@ -93,8 +94,10 @@ def _ways(
         graph = _captured(call) if short or slow else None
         if graph is not None:
             ways[name] = "graph replay", functools.partial(clock.ms, graph)
-        elif name in slow:
+        elif name in slow and clock.kernels_ms(call):
             ways[name] = "kernels", functools.partial(clock.kernels_ms, call)
+        elif name in slow:
+            ways[name] = "calls with the processor's time", functools.partial(clock.ms, call)
         else:
             ways[name] = "calls", functools.partial(clock.ms, call)
     return ways
@@ -186,7 +189,7 @@ class _Clock:
         return float(begin.elapsed_time(end))
 
     def kernels_ms(self, call: Call) -> float:
-        """While a kernel or a copy of the call ran; needs CUPTI, which comes with torch."""
+        """While a kernel or a copy of the call ran; 0 without CUPTI, which comes with torch."""
         self._before(call, 1)
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

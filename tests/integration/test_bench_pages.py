@@ -99,6 +99,17 @@ def test_records_keep_what_ran_before(tmp_path):
     assert found == {"test_a": "passed", "test_b": "failed"}
 
 
+def test_records_of_a_run_that_is_ended_are_there(tmp_path):
+    """Red before: the file was written when all tests were done."""
+    path, tests = tmp_path / "tests.json", tmp_path / "test_some.py"
+    tests.write_text("import os\ndef test_a(): pass\ndef test_b(): os._exit(3)")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.record", str(tests)]
+    options = ["--record", str(path), "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 3
+    assert [name.split("::")[1] for name in json.loads(path.read_text())] == ["test_a"]
+
+
 def test_pages_show_red_for_ours_without_a_time(tmp_path):
     rows, _ = measured()
     red = [dataclasses.replace(row, ms_p50=None, bound_ratio=2.0) for row in rows]

@@ -64,6 +64,12 @@ class GpuCall:
             {"a": 500.0, "b": 86_400.0, "c": 91_000.0},
             {"a": ("graph replay", 36.0), "b": ("graph replay", 40.0), "c": ("kernels", 50.0)},
         ),
+        # without CUPTI
+        (
+            {"a": GpuCall(90.0, 0.0)},
+            {"a": 91_000.0},
+            {"a": ("calls with the processor's time", 90.0)},
+        ),
     ],
 )  # fmt: skip
 def test_gpu_times_hold_no_time_of_the_processor(monkeypatch, calls, hosts, expected):
