@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness.phases import PHASES
-from benchmarks.harness.plots import Lead, picture
 from benchmarks.harness.record import Row, read
 from benchmarks.harness.suites import FOLDER
 
@@ -90,8 +90,18 @@ def performance_page(folder: Path) -> str:
     return "\n".join([_HEAD, *sections]) if sections else _HEAD + "\nNo rows yet.\n"
 
 
+class Lead(NamedTuple):
+    """How many times as long the fastest right peer takes, by GPU time and by wall time."""
+
+    label: str
+    gpu: float
+    wall: float | None
+
+
 def pictures(folder: Path) -> dict[str, str]:
     """The page's pictures of leads by name of file, one for each suite with right peers."""
+    from benchmarks.harness.plots import picture  # a machine that measures needs no matplotlib
+
     rows = [row for row in _rows(folder) if row.l2 == _state(row)]
     found = {}
     for gpu, suite in dict.fromkeys((row.gpu, row.suite) for row in rows):

@@ -146,6 +146,14 @@ def test_readme_table_stands_between_its_markers(tmp_path, monkeypatch):
     assert tables.readme_with_table(new, tmp_path) == new
 
 
+def texts(picture):
+    """All that is written in an SVG."""
+    return [
+        node.text
+        for node in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    ]
+
+
 def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
     """Red before: the fastest peer of all, and its time on the processor as the GPU's."""
     monkeypatch.setattr(tables, "HEADLINES", {"toy": ("dot",)})
@@ -159,8 +167,9 @@ def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
     readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
     assert "| dot | 2 / 4 · a 5 / 30 · **2.5 / 2.5** |" in readme
     (picture,) = tables.pictures(folder).values()
-    texts = [node.text for node in ElementTree.fromstring(picture).findall("{*}text")]
-    assert texts[-3:] == ["dot, forward, torch", "2.5", "2.5"]
+    found = texts(picture)
+    assert found.count("2.5") == 2
+    assert {"dot, forward, torch", "GPU", "wall"} <= set(found)
 
 
 def test_lines_without_a_right_peer_have_no_lead(tmp_path, monkeypatch):
@@ -180,8 +189,9 @@ def test_pages_of_this_repository_are_those_of_its_rows():
     page = (ROOT / "docs" / "performance.md").read_text("utf-8")
     assert page == tables.performance_page(results), "run python -m benchmarks.harness.tables"
     images = (ROOT / "docs" / "images").glob(f"{tables.PICTURE}*.svg")
-    found = {path.name: path.read_text("utf-8") for path in images}
-    assert found == tables.pictures(results), "run python -m benchmarks.harness.tables"
+    found = {path.name: texts(path.read_text("utf-8")) for path in images}
+    made = {name: texts(picture) for name, picture in tables.pictures(results).items()}
+    assert found == made, "run python -m benchmarks.harness.tables"
     assert tables.BEGIN in readme
     assert readme == tables.readme_with_table(readme, results), (
         "run python -m benchmarks.harness.tables"
