@@ -294,7 +294,7 @@ def _part(voxels: SparseTensor, labels: Tensor, rows: Tensor, device: torch.devi
 def _mirrored(part: Part, *columns: int) -> Part:
     """The same with some of the horizontal axes turned round: a ridge is still a ridge."""
     tensor = part.tensor
-    places = tensor.C.clone()
+    places = tensor.C
     for column in columns:
         places[:, column] = tensor.spatial_shape[column - 1] - 1 - places[:, column]
     return part._replace(tensor=SparseTensor(tensor.feats, places, tensor.spatial_shape, 1))
