@@ -6,6 +6,7 @@ POOLING = "tests/contract/test_voxels_pooling.py"
 VOXELIZE = "tests/contract/test_voxels_voxelize.py"
 NORM = "tests/contract/test_voxels_norm.py"
 MAPS = "tests/contract/test_voxels_maps.py"
+CHECKPOINTS = "tests/integration/test_voxels_checkpoints.py"
 TENSOR = "tests/contract/test_voxels_tensor.py"
 CPU = "tests/contract/test_voxels_cpu.py tests/contract/test_voxels.py"
 KERNELS = "tests/contract/test_voxels_kernels.py tests/contract/test_voxels.py"
@@ -88,6 +89,18 @@ MUTANTS = [
         "return other.feats.index_select(0, rows)",
         "return other.feats",
         TENSOR,
+    ),
+    Mutant(
+        "a loaded network takes a box that loses its last plane",
+        "any(n % s for n, s in zip(box, shape.stride, strict=True))",
+        "any(n % 1 for n, s in zip(box, shape.stride, strict=True))",
+        CHECKPOINTS,
+    ),
+    Mutant(
+        "weights that fit two versions of spconv are read as one's",
+        "if len(fitting) == 2 and both:",
+        "if len(fitting) == 3 and both:",
+        CHECKPOINTS,
     ),
     Mutant(
         "groups of channels are in the wrong order in gradients",
