@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.backends import refuse_backend
-from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
+from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, is_irrep
 from torchweft.o3.irreps.rotation import check_last, unit
 from torchweft.o3.irreps.wigner import check_degrees, constant_tensor, working_dtype
 from torchweft.o3.pointwise import (
@@ -244,7 +244,7 @@ def _read(given: Degrees, irreps_in: IrrepsLike | None) -> tuple[tuple[int, ...]
     """The degrees, and the irreps of the vector."""
     irreps: list[Irrep] = []
     degrees: tuple[Any, ...]
-    if isinstance(given, str | Irreps | Irrep | MulIr):
+    if _has_irreps(given):
         irreps = [ir for mul, ir in Irreps(given) for _ in range(mul)]
         degrees = tuple(ir.l for ir in irreps)
     else:
@@ -267,6 +267,13 @@ def _read(given: Degrees, irreps_in: IrrepsLike | None) -> tuple[tuple[int, ...]
                 f"{Irrep(ir.l, parity**ir.l)}. Change that irrep, or irreps_in."
             )
     return degrees, vector
+
+
+def _has_irreps(given: Degrees) -> TypeGuard[IrrepsLike]:
+    """Whether degrees are given as irreps: text, an Irreps, an Irrep, or a list of them."""
+    if isinstance(given, str | Irreps) or is_irrep(given):
+        return True
+    return isinstance(given, list | tuple) and any(isinstance(ir, str | tuple) for ir in given)
 
 
 _BASES = ("gaussian", "cosine", "smooth_finite", "fourier", "bessel")
