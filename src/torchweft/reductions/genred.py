@@ -388,7 +388,7 @@ class Genred:
         use_fast_math: bool = True,
         precision: str | None = None,
     ) -> None:
-        given = tuple(aliases)
+        given = _texts(formula, aliases)
         f = formula if isinstance(formula, Node) else parsed(formula, given)
         weight = None if formula2 is None else parsed(formula2, given)
         exact = accuracy(dtype_acc, use_double_acc, sum_scheme, precision)
@@ -529,6 +529,18 @@ def generic_argmin(formula: str, output: str, *aliases: str, **options: Any) -> 
 def generic_argkmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
     """The indices of the K smallest f: axis and K come from `output`, as "a = Vi(K)"."""
     return generic(Genred, "ArgKMin", formula, output, aliases, options)
+
+
+def _texts(formula: object, aliases: object) -> tuple[str, ...]:
+    """The aliases; raises DTypeError unless they are texts, and the formula is one or a Node."""
+    listed = aliases if isinstance(aliases, list | tuple) else [aliases]
+    wrong = [x for x in (formula, *listed) if not isinstance(x, str | Node)]
+    if wrong or listed is not aliases:
+        raise DTypeError(
+            f"formula is {formula!r} and aliases are {aliases!r}: they must be a text and a list "
+            "of texts. Write, for example, Genred('x * y', ['x = Vi(3)', 'y = Vj(3)'])."
+        )
+    return tuple(listed)
 
 
 def generic(

@@ -587,6 +587,8 @@ def check_layout(layout: str) -> None:
 def check_rows(name: str, x: Tensor, irreps: Irreps, module: object) -> None:
     """Raise DTypeError or ShapeError unless x is a tensor (…, D)."""
     check_tensors(**{name: x})
+    if x.is_complex():
+        raise DTypeError(f"{name} is {x.dtype}: rows of irreps are real. Pass {name}.real.")
     if x.dim() == 0 or x.shape[-1] != irreps.dim:
         raise ShapeError(
             f"{name} is {tuple(x.shape)} but {type(module).__name__} takes {irreps}: it must be "

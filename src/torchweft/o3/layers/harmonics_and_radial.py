@@ -20,6 +20,8 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
+from torchweft.core.operators.operands import check_tensors
+from torchweft.core.operators.operator import compiling
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.backends import refuse_backend
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, is_irrep
@@ -332,6 +334,7 @@ class PolynomialCutoff(torch.nn.Module):
 
     def forward(self, r: Tensor) -> Tensor:
         """f(r) for r of any shape, in its dtype; half precision computes in float32."""
+        check_tensors(r=r)
         if serves_rows(r, self.backend):
             called = "cutoff", self.r_max, self.p, self.backend
             rows = r if r.shape[-1:] == (1,) else r[..., None]
@@ -375,6 +378,9 @@ def soft_one_hot_linspace(
     Returns:
         (..., number), in x's dtype; half precision computes in float32.
     """
+    check_tensors(x=x)
+    for name, value in (("start", start), ("end", end)):
+        _check_number(name, value)
     _check_positive(number=number, width=end - start)
     if basis not in _BASES:
         raise ShapeError(
@@ -431,7 +437,13 @@ def _sinc(x: Tensor) -> Tensor:
     return torch.where(small, series, away.sin() / away)
 
 
+def _check_number(name: str, value: object) -> None:
+    if not compiling() and not hasattr(value, "__float__"):
+        raise DTypeError(f"{name} is {value!r}: it must be a number. Pass {name}=4, say.")
+
+
 def _check_positive(**numbers: float) -> None:
     for name, value in numbers.items():
+        _check_number(name, value)
         if not value > 0:
             raise ShapeError(f"{name} is {value!r}: it must be positive. Pass a larger {name}.")

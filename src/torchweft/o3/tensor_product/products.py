@@ -487,8 +487,7 @@ class TensorProductConv(InstructedModule):
                 "no weight, to a module without shared_weights."
             )
         radial, radial_weight = same_kind(radial=radial, radial_weight=radial_weight)
-        wanted = (radial.shape[-1], self.weight_numel)
-        if radial.dim() != 2 or radial_weight.shape != wanted:
+        if radial.dim() != 2 or radial_weight.shape != (radial.shape[-1], self.weight_numel):
             raise ShapeError(
                 f"radial is {tuple(radial.shape)} and radial_weight {tuple(radial_weight.shape)}: "
                 f"they must be (E, H) and (H, {self.weight_numel}). Pass such tensors."

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.formula.node import Node, node, var
@@ -258,6 +259,8 @@ def _weighted(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]
             f"{len(args)} tensors are given: x and y, or a, x, b and y are needed. Pass two "
             "clouds, or two clouds with their weights in front."
         )
+    names = ("x", "y") if len(args) == 2 else ("a", "x", "b", "y")
+    check_tensors(**dict(zip(names, args, strict=True)))
     if len(args) == 4:
         return args
     x, y = args

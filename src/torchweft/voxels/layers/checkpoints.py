@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchweft.errors import ShapeError
+from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.grid import Geometry, geometry
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
 from torchweft.voxels.layers.pooling import SparseMaxPool
@@ -65,6 +65,7 @@ def from_spconv(
         ShapeError: weights that do not fit their layer; weights that all fit both versions, such as
             (3, 3, 3) of one axis.
     """
+    _check_given(state, model)
     if version not in (None, *SPCONV_VERSIONS):
         raise ShapeError(
             f"version is {version!r}: weights are those of spconv 1 or 2. Pass version=2, or None "
@@ -109,6 +110,7 @@ def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> StateDict
     Raises:
         ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
     """
+    _check_given(state, model)
     _require_rows(model, "torchsparse", _agrees_with_torchsparse)
     return _converted(state, model, "kernel", _from_torchsparse)
 
@@ -123,6 +125,7 @@ def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     Raises:
         ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
     """
+    _check_given(state, model)
     _require_rows(model, "MinkowskiEngine", _agrees_with_minkowski)
     modules = dict(model.named_modules())
     renamed = {_outer_name(name, modules): tensor for name, tensor in state.items()}
@@ -141,6 +144,14 @@ def _converted(
         del out[name]
         out[f"{name.rpartition('.')[0]}.weight".lstrip(".")] = convert(name, tensor, layer)
     return out
+
+
+def _check_given(state: object, model: object) -> None:
+    if not isinstance(state, Mapping) or not isinstance(model, nn.Module):
+        raise DTypeError(
+            f"a {type(state).__name__} and a {type(model).__name__} were given: a loader takes a "
+            "state dictionary and the model that it is for. Pass torch.load(path), model."
+        )
 
 
 def _weights(

@@ -199,6 +199,7 @@ def kernel_map(
 
     Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches per voxel.
     """
+    check_sparse(tensor)
     mode = mode_of(submanifold, transposed)
     shape = geometry(tensor.dim, kernel_size, stride, padding, dilation, mode=mode)
     return tensor.maps.get(tensor.coordinates, shape)
