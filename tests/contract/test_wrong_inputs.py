@@ -10,7 +10,7 @@ import contextlib
 import pytest
 import torch
 
-from torchweft import clifford, o3, products, voxels
+from torchweft import clifford, o3, products, reductions, voxels
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError, WeftError
 from torchweft.reductions import Genred, KernelSolve, Pm, SamplesLoss, Vi, Vj, cluster
 
@@ -117,6 +117,10 @@ CALLS = {
     "Genred": (GENRED, (X, Y, torch.rand(9, 2))),
     "KernelSolve": (lambda x, b: SOLVE(x, x, b, alpha=1.0), (X, torch.rand(7, 2))),
     "SamplesLoss": (SamplesLoss("gaussian"), (X, Y)),
+    "sinkhorn_divergence": (
+        reductions.sinkhorn_divergence,
+        (torch.full((7,), 1 / 7), X, torch.full((9,), 1 / 9), Y),
+    ),
     "grid_cluster": (lambda x: cluster.grid_cluster(x, 0.5), (X,)),
     "sort_clusters": (cluster.sort_clusters, (X, LABELS)),
     "cluster_centroids": (cluster.cluster_centroids, (X, LABELS)),
@@ -228,12 +232,27 @@ TEXTS = {
         DTypeError,
         r"n_features is 2\.5: it must be an integer\. Give",
     ),
+    "an algebra": (
+        lambda: clifford.grade_project(MULTIVECTORS, 1, (1, 1, 1)),
+        DTypeError,
+        r"algebra is \(1, 1, 1\): it must be .* Pass Algebra",
+    ),
     "a formula": (
         lambda: Genred(None, ["x = Vi(3)"]),
         DTypeError,
         r"formula is None and aliases are .* texts\. Write",
     ),
     "aliases": (lambda: Genred("x", "x = Vi(3)"), DTypeError, r"aliases are 'x = Vi\(3\)'.*Write"),
+    "an output": (
+        lambda: reductions.generic_sum("x", 3, "x = Vi(3)"),
+        ValueError,
+        r"3 is given as a variable: it must read like .* Write",
+    ),
+    "a reduction": (
+        lambda: Genred("x", ["x = Vi(3)"], ["Sum"]),
+        ShapeError,
+        r"the reduction is \['Sum'\]: it must be one of .* Pass",
+    ),
     "labels": (
         lambda: cluster.cluster_centroids(X[:5], LABELS),
         ShapeError,

@@ -94,8 +94,8 @@ def reduction_spec(
     name: str, formula: Formula, weight: Formula | None, opt_arg: Any, axis: int, options: Options
 ) -> ReductionSpec:
     """The reduction with a name of pykeops; raises ShapeError where arguments do not fit it."""
-    kind = OTHER_NAMES.get(name, name)
-    if kind not in KINDS:
+    kind = OTHER_NAMES.get(name, name) if isinstance(name, str) else None
+    if kind is None or kind not in KINDS:
         raise ShapeError(
             f"the reduction is {name!r}: it must be one of {', '.join((*KINDS, *OTHER_NAMES))}. "
             "Pass one of them as reduction_op."

@@ -201,10 +201,11 @@ def _check_clouds(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> None:
     """Raise unless they are weights (*batch, points) and points (*batch, points, D), some of each.
 
     Raises:
-        DTypeError: the points are not floating-point numbers, x and y of different ones, or the
-            weights are computed in another dtype than the points.
+        DTypeError: one is no strided tensor, the points are not floating-point numbers, x and y of
+            different ones, or the weights are computed in another dtype than the points.
         ShapeError: a shape does not fit, or a cloud has no points.
     """
+    check_tensors(a=a, x=x, b=b, y=y)
     if x.dtype != y.dtype or not x.is_floating_point():
         raise DTypeError(
             f"x is {x.dtype} and y {y.dtype}: points must be of one floating dtype. Convert them "
