@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     page = " Leaves a page with pairs, tile waste, groups, operations and memory of a layer."
     inspect = command("inspect", "what a point cloud costs as voxels", page)
     inspect.add_argument("file", type=Path, help="points: .npy .npz .xyz .bin (KITTI) .ply .pcd")
+    array = "name of the points in an .npz of several arrays"
+    inspect.add_argument("--array", metavar="NAME", help=array)
     default = "twice the median distance of neighbouring points"
     inspect.add_argument(
         "--size", type=float, help=f"edge of a voxel, in the file's unit; default: {default}"
@@ -96,6 +98,7 @@ def _inspect(options: argparse.Namespace, rest: Sequence[str]) -> int:
     require_matplotlib()
     from torchweft.demo.inspection import inspect
 
-    path = inspect(options.file, options.size, options.kernel, options.channels, options.out)
+    given = options.file, options.size, options.kernel, options.channels, options.out
+    path = inspect(*given, options.array)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0

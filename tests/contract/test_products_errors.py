@@ -62,7 +62,7 @@ DTYPES = {
     "integer scale": ({"scale": INDEX1}, r"scale is torch.int64"),
     "list of indices": ({"index1": [0, 1]}, r"index1 is a list.*as_tensor"),
     "input None": ({"y": None}, r"input2 is (None|a NoneType)"),
-    "array": ({"x": X.numpy()}, r"input1 is an array.*as_tensor"),
+    "array": ({"x": X.numpy()}, r"input1 is a ndarray.*as_tensor"),
     "out": ({"out": torch.zeros(3, 6, 8).double()}, r"out is torch.float64"),
     "out with gradients": (
         {"x": X.clone().requires_grad_(), "out": torch.zeros(3, 6, 8)},

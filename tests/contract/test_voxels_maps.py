@@ -366,6 +366,19 @@ def test_a_voxel_outside_of_the_box_raises(column, below, place):
     check(build(boxed(cells(False)), geometry(3, 3)), cells(False), None)  # it is forgotten
 
 
+@pytest.mark.skipif(not KERNELS, reason="without kernels, coordinates are read when they are given")
+def test_a_voxel_outside_of_the_box_is_not_forgotten_when_it_is_overwritten():
+    """Red before: the keys of the first values, with the rows of the second."""
+    rows = torch.tensor(cells(False))
+    rows[5, 2] = 2**32
+    voxels = Coordinates(rows, (6, 7, 9), 3)
+    rows[5, 2] = 0
+    with pytest.raises(
+        IndexRangeError, match=r"outside of .*\(6, 7, 9\).* written to since: .* Corr"
+    ):
+        build(voxels, geometry(3, 3))
+
+
 @pytest.mark.parametrize("change", [copy.deepcopy, lambda c: c.to("cpu")])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_copies_are_made_of_what_is_known(change, wrong):

@@ -139,7 +139,7 @@ def test_gather_products_scatter_is_the_convolution():
 def test_errors():
     with pytest.raises(ShapeError, match=r"slots\[1\] is 2 after 1: counts must descend"):
         greedy_group([1, 2])
-    with pytest.raises(DTypeError, match=r"slots hold 2.5: counts are integers\. Pass counts"):
+    with pytest.raises(DTypeError, match=r"slots is 2\.5: it must be an integer\. Pass"):
         greedy_group([2.5, 1])
     with pytest.raises(DTypeError, match=r"kernel_map is a list: it must be a KernelMap.*Pass"):
         build_masks([(0, 0)], 1, 1)

@@ -6,6 +6,7 @@ several tensors rounded after each, lengths with a fraction cut off, coordinates
 comparison of.
 """
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +41,49 @@ def test_dense_keeps_every_sample_and_place():
     same(dense, expected)
 
 
+def test_dense_is_contiguous():
+    """Red before: channels lay last in memory, so that view raised."""
+    for x in (tensor(), tensor(channels=1), SparseTensor(torch.ones(1, 2), torch.ones(1, 3).int())):
+        assert x.dense().is_contiguous()
+        assert x.dense().view(-1).shape == (x.dense().numel(),)
+
+
+WRITES = {
+    "in place": lambda coords: coords[:, 1:].mul_(2),
+    "data": lambda coords: coords.data[:, 1:].mul_(2),
+    "array": lambda coords: np.multiply(coords.numpy(), [[1, 2, 2]], out=coords.numpy()),
+    "alias": lambda coords: torch.from_dlpack(coords)[:, 1:].mul_(2),
+}
+
+
+def line(coords):
+    """What a row of three voxels gives: their keys, maps, dense tensor and coordinates."""
+    x = SparseTensor(torch.eye(3), coords)
+    return x, lambda: [
+        x.coordinates.keys,
+        x.dense(),
+        voxels.sparse_conv(x, torch.ones(9, 3, 3), 3).F,
+        voxels.sparse_conv(x, torch.ones(4, 3, 3), 2, stride=2, submanifold=False).F,
+        x.C,
+    ]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("known", [False, True], ids=["before maps", "after maps"])
+@pytest.mark.parametrize("place", ["given", "C"])
+def test_what_is_written_to_coordinates_does_not_reach_a_tensor(write, dtype, known, place):
+    """Red before with int32: new coordinates beside the keys and maps of the old ones."""
+    coords = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 0, 2]], dtype=dtype)
+    _, values = line(coords.clone())
+    x, found = line(coords)
+    for _ in range(known):
+        found()
+    WRITES[write](coords if place == "given" else x.C)
+    for one, other in zip(found(), values(), strict=True):
+        same(one, other)
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3, 4])
 def test_from_dense_and_back(dim):
     dense = torch.zeros(2, 3, *range(2, 2 + dim))
@@ -67,9 +111,49 @@ def test_sums_and_channels_on_the_same_voxels():
     same((x + y).dense(), x.dense() + y.dense())
     same(voxels.cat([x, y]).dense(), torch.cat([x.dense(), y.dense()], 1))
     assert (x + y).coordinates is x.coordinates
-    for join in (lambda: x + tensor(), lambda: voxels.cat([x, tensor()])):
-        with pytest.raises(ShapeError, match=r"on different coordinates \(12 and 12 voxels\)"):
-            join()
+
+
+JOINS = {"+": lambda a, b: a + b, "cat": lambda a, b: voxels.cat([a, b])}
+
+
+@pytest.mark.parametrize("join", JOINS)
+@pytest.mark.parametrize("given", [True, False], ids=["in a box", "without a box"])
+def test_tensors_that_were_built_apart_are_joined_by_voxel(join, given):
+    """Red before: an error that the coordinates differ.  Seen red with rows matched by number."""
+    x, box = tensor(), ((3, 4, 5), 3) if given else ()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(5))
+    feats = torch.randn(len(x), 3, dtype=torch.float64, requires_grad=True)
+    apart = SparseTensor(feats[order], x.C[order], *box)
+    found, expected = JOINS[join](x, apart), JOINS[join](x, x.replace(feats))
+    same(found.F, expected.F)
+    assert found.coordinates is x.coordinates
+    weight = torch.randn_like(found.F)
+    (gradient,) = torch.autograd.grad((found.F * weight).sum(), feats)
+    same(gradient, weight[:, -3:])
+    compiled = torch.compile(lambda f: JOINS[join](x, apart.replace(f)).F, backend="eager")
+    same(compiled(feats.detach()[order]), expected.F.detach())
+    empty = [SparseTensor(torch.ones(0, 3), torch.zeros(0, 4).int()) for _ in range(2)]
+    assert len(JOINS[join](*empty)) == 0
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_tensors_on_other_voxels_are_not_joined(join):
+    x = tensor()
+    for other in (tensor(1), tensor(count=11)):
+        with pytest.raises(ShapeError, match=rf"different voxels \(12 and {len(other)}\).* union"):
+            JOINS[join](x, other)
+    for name, options in {
+        "stride": (x.spatial_shape, 3, 2),
+        "spatial_shape": ((3, 4, 6), 3),
+        "batch_size": (x.spatial_shape, 4),
+    }.items():
+        with pytest.raises(ShapeError, match=rf"with {name} .* one grid\. Build"):
+            JOINS[join](x, SparseTensor(x.F, x.C, *options))
+    with pytest.raises(DeviceError, match=r"on cpu and meta: .* Move"):
+        JOINS[join](x, tensor().to("meta"))
+    twice = SparseTensor(torch.ones(2, 1), torch.zeros(2, 3).int())
+    with pytest.raises(ShapeError, match="stands in rows 0 and 1"):
+        JOINS[join](twice, SparseTensor(torch.ones(2, 1), torch.tensor([[0, 0, 0], [0, 0, 1]])))
 
 
 def test_union_adds_on_any_voxels():

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torchweft
-from torchweft import demo
+from torchweft import cli, demo
 from torchweft.demo import pictures
 from torchweft.demo.chapters import CHAPTERS
 from torchweft.demo.data import surface as landforms
@@ -80,6 +80,50 @@ def test_reads_numpy_and_drops_what_is_not_finite(tmp_path, capsys):
     for name in ("a.npy", "a.npz"):
         assert read_points(tmp_path / name).tolist() == POINTS.tolist()
         assert f"{name}: 2 of 5 points are not finite: left out" in capsys.readouterr().err
+
+
+def test_the_array_of_an_npz_is_asked_for_by_name(tmp_path):
+    """Red before: the first array with three columns was read, whatever it was."""
+    path = tmp_path / "a.npz"
+    rotation, colours = np.eye(3), np.ones_like(POINTS)
+    np.savez(path, rotation=rotation, colours=colours, pc=POINTS)
+    assert read_points(path).tolist() == POINTS.tolist()
+    np.savez(path, rotation=rotation, scan=POINTS)
+    assert read_points(path, "scan").tolist() == POINTS.tolist()
+    for name, text in ((None, "several arrays"), ("scans", "no array 'scans'")):
+        match = rf"{text}: rotation \(3, 3\), scan \(3, 3\)\. .* Pass --array"
+        with pytest.raises(torchweft.ShapeError, match=match):
+            read_points(path, name)
+    np.savez(path, points=POINTS, xyz=POINTS)
+    with pytest.raises(torchweft.ShapeError, match=r"several arrays: points .*, xyz"):
+        read_points(path)
+    np.savez(path, scan=POINTS)
+    assert read_points(path).tolist() == POINTS.tolist()
+    np.save(tmp_path / "a.npy", POINTS)
+    with pytest.raises(torchweft.ShapeError, match=r"the array 'scan': only an \.npz .* Leave"):
+        read_points(tmp_path / "a.npy", "scan")
+
+
+@pytest.mark.parametrize("shape", [(3, 9), (4, 9), (3, 4)])
+def test_points_in_columns_are_refused(tmp_path, shape):
+    """Red before: (3, N) was read as three points."""
+    np.save(tmp_path / "a.npy", np.ones(shape))
+    np.savez(tmp_path / "a.npz", points=np.ones(shape))
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(
+            torchweft.ShapeError, match=rf"{shape[0]} rows of {shape[1]} .*points\.T"
+        ):
+            read_points(tmp_path / name)
+
+
+@pytest.mark.parametrize("command", ["inspect", "demo"])
+def test_the_commands_take_the_name_of_an_array(tmp_path, command, capsys):
+    path = tmp_path / "a.npz"
+    np.savez(path, rotation=np.eye(3), scan=np.ones((2, 2)))
+    arguments = [str(path)] if command == "inspect" else ["--points", str(path)]
+    arguments += ["--array", "scan", "--out", str(tmp_path / "page")]
+    assert cli.main([command, *arguments]) == 1
+    assert "holds an array of shape (2, 2)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,21 @@ SEGMENTS = "tests/property/test_segments.py"
 CLIFFORD = "tests/contract/test_clifford.py"
 CHANGED = "tests/regressions/test_changed_tables.py"
 HARMONICS = "tests/contract/test_o3_harmonics.py"
+WRONG_INPUTS = "tests/contract/test_wrong_inputs.py"
 
 MUTANTS = [
+    Mutant(
+        "a cached call takes sparse tensors",
+        "if type(tensor) not in PLAIN or tensor.layout is not strided:",
+        "if type(tensor) not in PLAIN:",
+        WRONG_INPUTS,
+    ),
+    Mutant(
+        "sparse tensors are of one kind with dense ones",
+        "if value.layout is not torch.strided or value.is_nested:\n            return False",
+        "if value.is_nested:\n            return False",
+        WRONG_INPUTS,
+    ),
     Mutant(
         "rows are sorted without keeping their order",
         "return torch.argsort(rows, stable=True)",

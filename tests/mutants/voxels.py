@@ -6,6 +6,8 @@ POOLING = "tests/contract/test_voxels_pooling.py"
 VOXELIZE = "tests/contract/test_voxels_voxelize.py"
 NORM = "tests/contract/test_voxels_norm.py"
 MAPS = "tests/contract/test_voxels_maps.py"
+CHECKPOINTS = "tests/integration/test_voxels_checkpoints.py"
+TENSOR = "tests/contract/test_voxels_tensor.py"
 CPU = "tests/contract/test_voxels_cpu.py tests/contract/test_voxels.py"
 KERNELS = "tests/contract/test_voxels_kernels.py tests/contract/test_voxels.py"
 
@@ -69,6 +71,36 @@ MUTANTS = [
         "return self.sources.flip(0) if self.back is None",
         "return self.sources if self.back is None",
         MAPS + " tests/contract/test_voxels_tensor.py",
+    ),
+    Mutant(
+        "coordinates are kept by reference",
+        "return rows.to(torch.int32, copy=True, memory_format=torch.contiguous_format)",
+        "return rows.to(torch.int32).contiguous()",
+        TENSOR,
+    ),
+    Mutant(
+        "coordinates are handed out by reference",
+        "return self.coordinates.rows.clone()",
+        "return self.coordinates.rows",
+        TENSOR,
+    ),
+    Mutant(
+        "tensors that were built apart are added row by row",
+        "return other.feats.index_select(0, rows)",
+        "return other.feats",
+        TENSOR,
+    ),
+    Mutant(
+        "a loaded network takes a box that loses its last plane",
+        "any(n % s for n, s in zip(box, shape.stride, strict=True))",
+        "any(n % 1 for n, s in zip(box, shape.stride, strict=True))",
+        CHECKPOINTS,
+    ),
+    Mutant(
+        "weights that fit two versions of spconv are read as one's",
+        "if len(fitting) == 2 and both:",
+        "if len(fitting) == 3 and both:",
+        CHECKPOINTS,
     ),
     Mutant(
         "groups of channels are in the wrong order in gradients",

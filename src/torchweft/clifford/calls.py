@@ -13,7 +13,7 @@ from torchweft.clifford.programs.operator import bound
 from torchweft.clifford.programs.programs import key
 from torchweft.core.backend import choose
 from torchweft.core.operators.call_cache import CallCache, signature
-from torchweft.core.operators.operands import same_kind
+from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
 
@@ -70,7 +70,8 @@ class RowFunction:
             options: what else the result depends on.
         """
         count = len(self._multivectors)
-        given: Any = tensors if tensors[-1] is not None else tensors[:-1]
+        without = tensors[-1] is None and len(tensors) > count
+        given: Any = tensors[:-1] if without else tensors
         multivectors, parameters = given[:count], given[count:]
         known = _signature(given, count, algebra, blade_dim)
         called = (known, backend, options)
@@ -97,7 +98,9 @@ class RowFunction:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The multivectors (B, batch…, F) of one shape, and the parameters, all of one dtype."""
         count, names = len(self._multivectors), (*self._multivectors, *self._parameters)
-        tensors = same_kind(**dict(zip(names, given, strict=False)))
+        named = dict(zip(names, given, strict=False))
+        check_tensors(**named)  # None too is no tensor
+        tensors = same_kind(**named)
         named = dict(zip(names[:count], tensors, strict=False))
         multivectors, parameters = blades_first(algebra, blade_dim, **named), tensors[count:]
         multivectors = _broadcast(names, multivectors)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.calls import RowFunction, norm_words, program_rows
 from torchweft.clifford.matrices import operators
+from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [
@@ -132,6 +133,8 @@ def fully_connected_geometric_product(
     Returns:
         (B, batch…, F_out) in x's dtype.  float32 matrix products follow torch's TF32 setting.
     """
+    if weight is None:
+        check_tensors(weight=weight)
     return _fully_connected((x, y, weight), algebra, blade_dim, backend, False, False)
 
 
@@ -169,6 +172,8 @@ def gelu_geometric_product_norm(
     """
     call = _fully_connected if fully_connected else _chain
     gated = (True,) if fully_connected else ()
+    if weight is None:
+        check_tensors(weight=weight)
     tensors = (x, y, weight)
     return call(tensors, algebra, blade_dim, backend, *gated, normalize, norm, float(eps))
 
@@ -359,7 +364,7 @@ def grade_project(
             "Use grade_project(x, grades, algebra), say with grades=(0, 2)."
         )
     kept = {grades} if isinstance(grades, int) else set(grades)
-    if not kept <= set(range(algebra.n + 1)):
+    if isinstance(algebra, Algebra) and not kept <= set(range(algebra.n + 1)):
         raise ShapeError(
             f"grades are {sorted(kept)}: {algebra} has grades 0 to {algebra.n}. "
             "Leave out the others."

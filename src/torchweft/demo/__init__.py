@@ -27,6 +27,7 @@ class Options(NamedTuple):
     out: Path
     device: torch.device
     seed: int
+    array: str | None = None
 
 
 _WHAT = "The main job on real data, a chapter a family. Leaves a page with pictures and numbers."
@@ -42,11 +43,14 @@ def _parse(arguments: Sequence[str]) -> Options:
         "a cloud of your own: .npy .npz .xyz .bin (KITTI) .ply .pcd; default: matplotlib's model"
     )
     parser.add_argument("--points", type=Path, metavar="FILE", help=cloud)
+    parser.add_argument(
+        "--array", metavar="NAME", help="of the points in an .npz of several arrays"
+    )
     parser.add_argument("--out", type=Path, default=Path("torchweft-demo"), help=_FOLDER)
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--seed", type=int, default=0, help="of noise and learning; default: 0")
     found = parser.parse_args(arguments)
-    return Options(found.points, found.out, device_of(found.device), found.seed)
+    return Options(found.points, found.out, device_of(found.device), found.seed, found.array)
 
 
 def main(arguments: Sequence[str] = ()) -> Path:

@@ -43,7 +43,14 @@ ALIGNMENTS = (4, 64, 128)
 LETTERS = 7  # numbers are written into squares of at most so many places a side
 
 
-def inspect(file: Path, size: float | None, kernel: int, channels: int, out: Path) -> Path:
+def inspect(
+    file: Path,
+    size: float | None,
+    kernel: int,
+    channels: int,
+    out: Path,
+    array: str | None = None,
+) -> Path:
     """Voxelize a cloud at a few sizes, write `out/index.html`, and return its path.
 
     Args:
@@ -52,6 +59,7 @@ def inspect(file: Path, size: float | None, kernel: int, channels: int, out: Pat
         kernel: of every axis; 3 and 5 are shown beside it.
         channels: C, in and out.
         out: folder of the page.
+        array: name of the points in an .npz of several arrays.
 
     Raises:
         ShapeError, DTypeError, FileNotFoundError: what cannot be inspected.
@@ -59,7 +67,7 @@ def inspect(file: Path, size: float | None, kernel: int, channels: int, out: Pat
     """
     _check(size, kernel, channels)
     page.make_folder(out)
-    points = read_points(file)
+    points = read_points(file, array)
     if len(points) < 2:
         raise ShapeError(
             f"{file} holds {len(points)} finite points: at least 2 are needed. "

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.expressions.program import accumulator
-from torchweft.core.operators.operands import check_tensors
+from torchweft.core.operators.operands import check_tensors, not_strided
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.products.infos import Sizes, Tables
 
@@ -114,7 +114,7 @@ _CHANNELS = {"mul": (-1, -1), "inner": (-1, -1), "vecmat": (-1, -2), "mat_t_vec"
 
 
 Shape = tuple[int, ...]
-Meta = tuple[Shape, torch.dtype, torch.device]
+Meta = tuple[Shape, torch.dtype, torch.device, torch.layout]
 Metas = tuple[Meta | None, ...]
 """The metadata of all tensors of a call, in the order of `NAMES`."""
 
@@ -122,10 +122,12 @@ NAMES = ("input1", "input2", "scale", *Tables._fields)
 
 
 def metas(tensors: Sequence[Tensor | None]) -> Metas:
-    """(shape, dtype, device) of each tensor of a call."""
+    """(shape, dtype, device, layout) of each tensor of a call."""
     try:
-        return tuple([None if t is None else (t.shape, t.dtype, t.device) for t in tensors])
-    except AttributeError:
+        return tuple(
+            [None if t is None else (t.shape, t.dtype, t.device, t.layout) for t in tensors]
+        )
+    except (AttributeError, RuntimeError):  # no tensor, or a nested one, which has no shape
         for name, tensor in zip(NAMES, tensors, strict=True):
             if tensor is not None:
                 check_tensors(**{name: tensor})
@@ -140,11 +142,8 @@ def admit(op: str, metas: Metas) -> Sizes:
         ShapeError, DTypeError, DeviceError: an argument is not valid.
     """
     for name, given in zip(NAMES, metas, strict=True):
-        if given is not None and not isinstance(given[1], torch.dtype):  # a NumPy array
-            raise DTypeError(
-                f"{name} is an array of {given[1]}: it must be a torch.Tensor. "
-                f"Pass torch.as_tensor({name})."
-            )
+        if given is not None and given[3] is not torch.strided:
+            raise not_strided(name, given[3])
     input1, input2, scale, *tables = metas
     first = _check_input(op, "input1", input1, LAYOUTS[op][0])
     if op != "scale":
@@ -219,7 +218,7 @@ def _rank(layout: str) -> int:
 def _check_input(op: str, name: str, given: Meta | None, layout: str) -> Meta:
     if given is None:
         raise DTypeError(f"{name} is None: {op} needs a tensor {layout}. Pass one.")
-    shape, dtype, _ = given
+    shape, dtype, *_ = given
     full = _rank(layout)
     if len(shape) not in (full, full - 1):
         raise ShapeError(
@@ -235,7 +234,7 @@ def _check_input(op: str, name: str, given: Meta | None, layout: str) -> Meta:
 
 
 def _check_pair(op: str, first: Meta, second: Meta) -> None:
-    (shape1, dtype1, device1), (shape2, dtype2, device2) = first, second
+    (shape1, dtype1, device1, _), (shape2, dtype2, device2, _) = first, second
     layout1, layout2 = LAYOUTS[op]
     if dtype1 != dtype2:
         raise DTypeError(
@@ -268,7 +267,7 @@ def _check_device(name: str, device: torch.device, needed: torch.device) -> None
 
 
 def _check_scale(first: Meta, scale: Meta) -> None:
-    shape, dtype, device = scale
+    shape, dtype, device, _ = scale
     if dtype not in (first[1], accumulator(first[1])):
         raise DTypeError(
             f"scale is {dtype} and input1 is {first[1]}: scale must be {first[1]} or "
@@ -282,7 +281,7 @@ def _check_scale(first: Meta, scale: Meta) -> None:
 def _check_table(name: str, table: Meta | None, needed: torch.device) -> None:
     if table is None:
         return
-    shape, dtype, device = table
+    shape, dtype, device, _ = table
     if dtype not in _INTEGERS:
         raise DTypeError(
             f"{name} is {dtype}: indices must be int32 or int64. Convert it, e.g. {name}.long()."

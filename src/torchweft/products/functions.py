@@ -315,8 +315,8 @@ def sparse_scale(
 
 def _cast(scale: Tensor | None, like: Tensor) -> Tensor | None:
     """The scale in the dtype that sums are formed in; a constant one is cast once."""
-    if scale is None or not isinstance(like, Tensor):
-        return scale
+    if not isinstance(scale, Tensor) or not isinstance(like, Tensor):
+        return scale  # the checks of the call raise
     dtype = accumulator(like.dtype)
     if scale.dtype == dtype:
         return scale

@@ -94,8 +94,8 @@ def reduction_spec(
     name: str, formula: Formula, weight: Formula | None, opt_arg: Any, axis: int, options: Options
 ) -> ReductionSpec:
     """The reduction with a name of pykeops; raises ShapeError where arguments do not fit it."""
-    kind = OTHER_NAMES.get(name, name)
-    if kind not in KINDS:
+    kind = OTHER_NAMES.get(name, name) if isinstance(name, str) else None
+    if kind is None or kind not in KINDS:
         raise ShapeError(
             f"the reduction is {name!r}: it must be one of {', '.join((*KINDS, *OTHER_NAMES))}. "
             "Pass one of them as reduction_op."
@@ -388,7 +388,7 @@ class Genred:
         use_fast_math: bool = True,
         precision: str | None = None,
     ) -> None:
-        given = tuple(aliases)
+        given = _texts(formula, aliases)
         f = formula if isinstance(formula, Node) else parsed(formula, given)
         weight = None if formula2 is None else parsed(formula2, given)
         exact = accuracy(dtype_acc, use_double_acc, sum_scheme, precision)
@@ -529,6 +529,18 @@ def generic_argmin(formula: str, output: str, *aliases: str, **options: Any) -> 
 def generic_argkmin(formula: str, output: str, *aliases: str, **options: Any) -> Genred:
     """The indices of the K smallest f: axis and K come from `output`, as "a = Vi(K)"."""
     return generic(Genred, "ArgKMin", formula, output, aliases, options)
+
+
+def _texts(formula: object, aliases: object) -> tuple[str, ...]:
+    """The aliases; raises DTypeError unless they are texts, and the formula is one or a Node."""
+    listed = aliases if isinstance(aliases, list | tuple) else [aliases]
+    wrong = [x for x in (formula, *listed) if not isinstance(x, str | Node)]
+    if wrong or listed is not aliases:
+        raise DTypeError(
+            f"formula is {formula!r} and aliases are {aliases!r}: they must be a text and a list "
+            "of texts. Write, for example, Genred('x * y', ['x = Vi(3)', 'y = Vj(3)'])."
+        )
+    return tuple(listed)
 
 
 def generic(

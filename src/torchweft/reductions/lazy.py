@@ -37,6 +37,7 @@ from torchweft.reductions.variables import (
     join,
     places,
     require_strided,
+    require_tensors,
     symbol,
     variable_of,
 )
@@ -347,6 +348,7 @@ class LazyTensor(Reducers):
                 "component. Take one with elem, or reduce the components with sum(-1)."
             )
         data = self._tensor(v)
+        require_tensors([data])
         vector = data.dim() == 1
         product = self * self._of_category(data[:, None] if vector else data, None, 1)
         result = product.sum(product.dim() - 2, **options)

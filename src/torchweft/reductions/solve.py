@@ -20,7 +20,14 @@ from torch import Tensor
 
 from torchweft.errors import DTypeError, ShapeError, WeftError
 from torchweft.reductions.genred import ACCURACY_KEYWORDS, Genred
-from torchweft.reductions.variables import Variable, extent, places, require_count, values
+from torchweft.reductions.variables import (
+    Variable,
+    extent,
+    places,
+    require_count,
+    require_tensors,
+    values,
+)
 
 __all__ = ["ConvergenceError", "KernelSolve", "Solved", "conjugate_gradient"]
 
@@ -148,6 +155,7 @@ class KernelSolve:
                 f"{self._unknown} of the formula's, counted from 0. Pass one tensor for each, with "
                 "b in its place."
             )
+        require_tensors(args)
         dtype = args[self._unknown].dtype
         wide = torch.promote_types(dtype, torch.float32)
         tensors = [a.to(wide) for a in args]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core.operators.operands import not_strided
 from torchweft.core.operators.operator import (
     compiling,
     constant_when_compiling,
@@ -128,6 +129,7 @@ def variable_of(x: Tensor, axis: int | None) -> Variable:
     0-D and 1-D: a parameter.  2-D: needs axis 0 (i), 1 (j) or 2.  More: (..., M, 1, D) varies with
     i, (..., 1, N, D) with j, (..., 1, 1, D) is a parameter.
     """
+    require_strided(x)
     if x.dim() < 2:
         if axis not in (None, 2):
             raise ShapeError(
@@ -161,7 +163,6 @@ def variable_of(x: Tensor, axis: int | None) -> Variable:
 
 
 def _tensor_variable(x: Tensor, cat: int) -> Variable:
-    require_strided(x)
     return Variable(x, None, components(cat, x.shape, x.dtype), cat)
 
 
@@ -237,11 +238,8 @@ def require_count(name: str, given: int, places: int) -> None:
 
 def require_strided(x: Tensor) -> None:
     """Raise DTypeError if a tensor is not strided."""
-    if x.layout != torch.strided:
-        raise DTypeError(
-            f"x is {tuple(x.shape)} of layout {x.layout}: formulas read strided tensors. Convert "
-            "it with .to_dense()."
-        )
+    if x.layout is not torch.strided or x.is_nested:
+        raise not_strided("x", x.layout)
 
 
 def require_declared(

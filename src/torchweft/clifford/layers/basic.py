@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.calls import backend_for
+from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [
@@ -64,6 +65,8 @@ class MultivectorModule(nn.Module):
 
     def check(self, x: Tensor, features: int | None = None, name: str = "x") -> None:
         """Raise ShapeError unless x has the algebra's blades and, if given, the features."""
+        if not isinstance(x, Tensor) or x.is_nested:  # what else is wrong is found by the call
+            check_tensors(**{name: x})
         blades = len(self.algebra.grades)
         feature_dim = -1 if self.blade_dim == 0 else -2
         fits = x.dim() >= 2 and x.shape[self.blade_dim] == blades
@@ -403,6 +406,10 @@ def _chosen(dims: int | None, algebra: Algebra | None) -> Algebra:
 
 
 def _positive(name: str, count: int) -> int:
+    if not hasattr(count, "__index__"):
+        raise DTypeError(
+            f"{name} is {count!r}: it must be an integer. Give the number of features."
+        )
     if count < 1:
         raise ShapeError(f"{name} is {count}: it must be at least 1. Give the number of features.")
     return count

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from torchweft.core.operators.operator import PLAIN, compiling, watched
 from torchweft.core.private import any_autocast
@@ -27,16 +27,19 @@ ENTRIES_PER_CACHE = 256
 def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
     """The signature of a call with these tensors; None where a call must not be cached.
 
-    Calls that torch traces, that a dispatch mode watches, under autocast, or of tensor subclasses
-    are not cached.
+    Calls that torch traces, that a dispatch mode watches, under autocast, of tensor subclasses, or
+    of sparse or nested tensors are not cached.
     """
     if compiling() or watched() or any_autocast():
         return None
     found: list[Any] = []
-    for tensor in tensors:
-        if type(tensor) not in PLAIN:
-            return None
-        found += tensor.shape, tensor.dtype, tensor.device
+    try:
+        for tensor in tensors:
+            if type(tensor) not in PLAIN or tensor.layout is not strided:
+                return None
+            found += tensor.shape, tensor.dtype, tensor.device
+    except RuntimeError:  # a nested tensor has no shape
+        return None
     return tuple(found)
 
 

@@ -8,16 +8,17 @@ from torch import Tensor
 from torchweft.core.private import any_autocast
 from torchweft.errors import DeviceError, DTypeError
 
-__all__ = ["check_tensors", "narrowed", "same_kind"]
+__all__ = ["check_tensors", "narrowed", "not_strided", "same_kind"]
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensors(**values: object) -> None:
-    """Raise unless each is a tensor.
+    """Raise unless each is a strided tensor.
 
     Raises:
-        DTypeError: one is not, such as an array or a list; the message has its keyword here.
+        DTypeError: one is not, such as an array, a list, a sparse or a nested tensor; the message
+            has its keyword here.
     """
     for name, value in values.items():
         if not isinstance(value, Tensor):
@@ -25,6 +26,18 @@ def check_tensors(**values: object) -> None:
                 f"{name} is a {type(value).__name__}: it must be a torch.Tensor. "
                 f"Pass torch.as_tensor({name})."
             )
+        if value.layout is not torch.strided or value.is_nested:
+            raise not_strided(name, value.layout)
+
+
+def not_strided(name: str, layout: torch.layout) -> DTypeError:
+    """The error of a sparse or nested tensor; nested ones are strided or jagged."""
+    if layout in (torch.strided, torch.jagged):
+        given, needed, remedy = "a nested tensor", "one shape", "torch.nested.to_padded_tensor"
+        return DTypeError(f"{name} is {given}: it must have {needed}. Pass {remedy}({name}, 0.0).")
+    return DTypeError(
+        f"{name} has the layout {layout}: it must be a strided tensor. Pass {name}.to_dense()."
+    )
 
 
 def narrowed(a: Tensor) -> Tensor:
@@ -65,12 +78,14 @@ def same_kind(**tensors: Tensor | None) -> list[Tensor]:
 
 
 def _are_alike(values: list[Tensor]) -> bool:
-    """Whether values are tensors of one floating dtype on one device."""
+    """Whether values are strided tensors of one floating dtype on one device."""
     first = values[0]
     if not isinstance(first, Tensor) or first.dtype not in _FLOATS:
         return False
     dtype, device = first.dtype, first.device
-    for value in values[1:]:
+    for value in values:
         if not isinstance(value, Tensor) or value.dtype != dtype or value.device != device:
+            return False
+        if value.layout is not torch.strided or value.is_nested:
             return False
     return True

@@ -20,10 +20,19 @@ __all__ = ["read_points"]
 Array = np.ndarray[Any, Any]
 
 
-def read_points(path: Path) -> Tensor:
+POINT_NAMES = ("points", "point", "pc", "xyz", "pos", "positions", "position", "coords")
+"""Names of the points in an .npz of several arrays, where one of them alone is there."""
+
+
+def read_points(path: Path, array: str | None = None) -> Tensor:
     """The first three columns of the points in a file.
 
     Points that are not finite in float32 are left out, and standard error hears how many.
+
+    Args:
+        path: the file.
+        array: name of the array in an .npz; None is its only array, or the one with a name of
+            POINT_NAMES.
     """
     suffix = path.suffix.lower()
     if suffix not in _READERS:
@@ -36,7 +45,12 @@ def read_points(path: Path) -> Tensor:
             f"{path} is not a file: a readable file of points is needed. Give its path; "
             "`torchweft demo` without --points takes matplotlib's elevation model."
         )
-    points = _contents(path, suffix)
+    if array is not None and suffix != ".npz":
+        raise ShapeError(
+            f"{path} was given with the array {array!r}: only an .npz has arrays with names. "
+            "Leave --array out."
+        )
+    points = _contents(path, suffix, array)
     if points.dtype.kind not in "iuf":
         raise DTypeError(
             f"{path} holds {points.dtype}: coordinates are real numbers. Save an array of float32."
@@ -53,10 +67,11 @@ def read_points(path: Path) -> Tensor:
     return torch.from_numpy(points[finite])
 
 
-def _contents(path: Path, suffix: str) -> Array:
+def _contents(path: Path, suffix: str, array: str | None) -> Array:
     """What the reader of a suffix finds; libraries have many words for a file that is cut off."""
     try:
-        return np.asarray(_READERS[suffix](path))
+        found = _npz(path, array) if suffix == ".npz" else _READERS[suffix](path)
+        return np.asarray(found)
     except WeftError:
         raise
     except (ValueError, LookupError, StopIteration, EOFError, BadZipFile) as error:
@@ -67,13 +82,34 @@ def _contents(path: Path, suffix: str) -> Array:
         ) from error
 
 
-def _npz(path: Path) -> Array:
+def _npy(path: Path) -> Array:
+    return _in_rows(path, np.load(path))
+
+
+def _in_rows(path: Path, points: Array) -> Array:
+    """The array, unless its points are columns."""
+    if points.ndim == 2 and len(points) in (3, 4) and points.shape[1] > len(points):
+        raise ShapeError(
+            f"{path} holds an array of shape {points.shape}, {len(points)} rows of "
+            f"{points.shape[1]} numbers: points are rows of x, y, z, and these look like columns. "
+            "Save the transposed array, points.T; or, if they are rows, save points[:, :3]."
+        )
+    return points
+
+
+def _npz(path: Path, name: str | None) -> Array:
     with np.load(path) as arrays:
-        for array in arrays.values():
-            if array.ndim == 2 and array.shape[1] >= 3:
-                return np.asarray(array)
-        names = {name: array.shape for name, array in arrays.items()}
-    raise ShapeError(f"{path} holds {names}: one array must be (N, 3). Save one, under any name.")
+        known = [one for one in arrays if one in POINT_NAMES]
+        if name is None:
+            name = (list(arrays) if len(arrays) == 1 else known if len(known) == 1 else [None])[0]
+        if name in arrays:
+            return _in_rows(path, arrays[name])
+        shapes = ", ".join(f"{one} {array.shape}" for one, array in arrays.items())
+    given = "several arrays" if name is None else f"no array {name!r}"
+    raise ShapeError(
+        f"{path} holds {given}: {shapes or 'nothing'}. Which of them are the points must be known. "
+        "Pass --array with its name."
+    )
 
 
 def _xyz(path: Path) -> Array:
@@ -194,8 +230,8 @@ def _table(
     return rows
 
 
-_READERS: dict[str, Callable[[Path], Array]] = {
-    ".npy": np.load,
+_READERS: dict[str, Callable[..., Array]] = {
+    ".npy": _npy,
     ".npz": _npz,
     ".xyz": _xyz,
     ".bin": _bin,

@@ -70,12 +70,12 @@ class Surface:
         return float(error.square().sum(1).mean().sqrt())
 
 
-def load(path: Path | None, seed: int) -> Surface:
+def load(path: Path | None, seed: int, array: str | None = None) -> Surface:
     """The user's cloud, or the elevation model that comes with matplotlib."""
     generator = torch.Generator().manual_seed(seed)
     if path is None:
         return _elevation_model(generator)
-    return _cloud(read_points(path), path.name, generator)
+    return _cloud(read_points(path, array), path.name, generator)
 
 
 def _elevation_model(generator: torch.Generator) -> Surface:
@@ -294,7 +294,7 @@ def _part(voxels: SparseTensor, labels: Tensor, rows: Tensor, device: torch.devi
 def _mirrored(part: Part, *columns: int) -> Part:
     """The same with some of the horizontal axes turned round: a ridge is still a ridge."""
     tensor = part.tensor
-    places = tensor.C.clone()
+    places = tensor.C
     for column in columns:
         places[:, column] = tensor.spatial_shape[column - 1] - 1 - places[:, column]
     return part._replace(tensor=SparseTensor(tensor.feats, places, tensor.spatial_shape, 1))

@@ -41,6 +41,7 @@ __all__ = [
     "broadcast_leads",
     "check_layout",
     "check_rows",
+    "is_irrep",
     "join",
     "parts_of",
     "side_by_side",
@@ -62,7 +63,8 @@ class Irrep(_Fields):
     """The irrep of degree l and parity p (1 even, -1 odd); its dimension is 2l + 1.
 
     Args:
-        l: the degree; or, without p, "1o", "2y" (of parity (-1)^l), an Irrep or a pair (l, p).
+        l: the degree; or, without p, "1o", "2y" (of parity (-1)^l), an Irrep (e3nn's too) or a
+            pair (l, p).
         p: the parity.
 
     Raises:
@@ -74,7 +76,9 @@ class Irrep(_Fields):
 
     def __new__(cls, l: int | str | tuple[int, int], p: int | None = None) -> Irrep:  # noqa: E741
         """Read an irrep; see the class."""
-        if p is None and isinstance(l, tuple) and len(l) == 2:
+        if p is None and is_irrep(l):
+            l, p = l.l, l.p  # type: ignore[union-attr]  # noqa: E741
+        elif p is None and isinstance(l, tuple) and len(l) == 2:
             l, p = l  # noqa: E741
         elif p is None and isinstance(l, str):
             match = _TERM.fullmatch(l)
@@ -138,6 +142,14 @@ class Irrep(_Fields):
         return Irreps(self).D_from_axis_angle(axis, angle)
 
 
+def is_irrep(given: object) -> bool:
+    """Whether it is an Irrep, of this module or of e3nn, whose class has the same properties.
+
+    e3nn's is a tuple that has no length.
+    """
+    return hasattr(given, "l") and hasattr(given, "p")
+
+
 class MulIr(NamedTuple):
     """`mul` copies of one irrep."""
 
@@ -172,7 +184,7 @@ class Irreps:
 
     Args:
         irreps: "2x0e+1o", an Irreps, an Irrep, or a list of irreps as "1o" or Irrep and of pairs
-            (mul, irrep), there also as (l, p).
+            (mul, irrep), there also as (l, p).  Irreps and Irrep may be e3nn's, and equal ours.
 
     Raises:
         ShapeError: the argument does not read as irreps.
@@ -187,7 +199,7 @@ class Irreps:
             self._items = irreps._items
         elif isinstance(irreps, str):
             self._items = tuple(_read(irreps))
-        elif isinstance(irreps, Irrep | MulIr):
+        elif is_irrep(irreps) or hasattr(irreps, "ir"):
             self._items = (_item(irreps),)
         elif isinstance(irreps, Iterable):
             self._items = tuple(map(_item, irreps))
@@ -222,6 +234,8 @@ class Irreps:
                 other = Irreps(other)
             except ShapeError:  # the text is not irreps
                 return False
+        elif isinstance(other, tuple) and hasattr(other, "num_irreps"):  # e3nn's, a tuple of ours
+            return tuple.__eq__(self._items, other)
         return self._items == other._items if isinstance(other, Irreps) else NotImplemented
 
     def __hash__(self) -> int:
@@ -451,7 +465,11 @@ def _inverted(matrix: Tensor, k: Tensor | None) -> Tensor:
 
 
 def _item(given: object) -> MulIr:
-    """(2, "1o"), (2, (1, -1)), "1o" or Irrep("1o") as copies of an irrep."""
+    """(2, "1o"), (2, (1, -1)), "1o" or Irrep("1o") as copies of an irrep; e3nn's too."""
+    if is_irrep(given):
+        given = Irrep(given)  # type: ignore[arg-type]
+    elif isinstance(given, list | tuple) and len(given) == 2 and is_irrep(given[1]):
+        given = given[0], Irrep(given[1])
     match given:
         case Irrep():
             return MulIr(1, given)
@@ -569,6 +587,8 @@ def check_layout(layout: str) -> None:
 def check_rows(name: str, x: Tensor, irreps: Irreps, module: object) -> None:
     """Raise DTypeError or ShapeError unless x is a tensor (…, D)."""
     check_tensors(**{name: x})
+    if x.is_complex():
+        raise DTypeError(f"{name} is {x.dtype}: rows of irreps are real. Pass {name}.real.")
     if x.dim() == 0 or x.shape[-1] != irreps.dim:
         raise ShapeError(
             f"{name} is {tuple(x.shape)} but {type(module).__name__} takes {irreps}: it must be "

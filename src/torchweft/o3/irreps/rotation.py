@@ -315,12 +315,35 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
     if torch.compiler.is_compiling():
         return  # sizes may be symbols
     check_tensors(**tensors)
+    _check_real(tensors)
     aligned = itertools.zip_longest(*(reversed(t.shape) for t in tensors.values()), fillvalue=1)
     if any(len({*sizes} - {1}) > 1 for sizes in aligned):
         given = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
         raise ShapeError(
             f"the shapes {given} do not broadcast: from the last on, sizes must be equal or 1. "
             "Reshape them, such as with unsqueeze."
+        )
+
+
+def _check_floating(**tensors: Tensor) -> None:
+    """Raise DTypeError unless all are floating-point tensors."""
+    check_tensors(**tensors)
+    for name, a in tensors.items():
+        if not a.is_floating_point():
+            raise DTypeError(
+                f"{name} is {a.dtype}: it must be floating-point. Pass {name}.float()."
+            )
+
+
+def _check_real(tensors: dict[str, Tensor]) -> None:
+    """Raise DTypeError where a tensor is complex, or floating-point ones have several dtypes."""
+    given = {name: a.dtype for name, a in tensors.items()}
+    floating = {dtype for dtype in given.values() if dtype.is_floating_point}
+    if len(floating) > 1 or any(dtype.is_complex for dtype in given.values()):
+        found = ", ".join(f"{name} {dtype}" for name, dtype in given.items())
+        raise DTypeError(
+            f"the dtypes are {found}: they must be one real dtype. Convert them, such as with "
+            ".float()."
         )
 
 
@@ -339,7 +362,7 @@ def _check_sizes(shape: tuple[int, ...]) -> None:
 
 def check_last(name: str, a: Tensor, size: int) -> None:
     """Raise DTypeError or ShapeError unless `a` is a tensor (..., size)."""
-    check_tensors(**{name: a})
+    _check_floating(**{name: a})
     if a.dim() == 0 or a.shape[-1] != size:
         raise ShapeError(
             f"{name} is {tuple(a.shape)}: it must be (..., {size}). Move the components last."
@@ -348,7 +371,7 @@ def check_last(name: str, a: Tensor, size: int) -> None:
 
 def check_matrix(name: str, matrix: Tensor) -> None:
     """Raise DTypeError or ShapeError unless `matrix` is a tensor (..., 3, 3)."""
-    check_tensors(**{name: matrix})
+    _check_floating(**{name: matrix})
     if matrix.shape[-2:] != (3, 3):
         raise ShapeError(
             f"{name} is {tuple(matrix.shape)}: it must be (..., 3, 3). "

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.core.operators.operands import check_tensors
-from torchweft.errors import ShapeError
+from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import (
     Irrep,
     Irreps,
@@ -93,6 +93,11 @@ class Activation(RowLayer):
     ) -> None:
         super().__init__(backend=backend)
         self.irreps_in = Irreps(irreps_in)
+        if not isinstance(acts, list | tuple) or not all(f is None or callable(f) for f in acts):
+            raise DTypeError(
+                f"the functions are {acts!r}: they must be a list of functions of a tensor, or "
+                "None. Pass, for example, [torch.tanh]."
+            )
         if len(acts) != len(self.irreps_in):
             raise ShapeError(
                 f"there are {len(acts)} functions but {self.irreps_in or 'no irreps'} has "

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
+from torchweft.core.operators.operands import check_tensors
+from torchweft.core.operators.operator import compiling
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.backends import refuse_backend
-from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr
+from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, is_irrep
 from torchweft.o3.irreps.rotation import check_last, unit
 from torchweft.o3.irreps.wigner import check_degrees, constant_tensor, working_dtype
 from torchweft.o3.pointwise import (
@@ -244,7 +246,7 @@ def _read(given: Degrees, irreps_in: IrrepsLike | None) -> tuple[tuple[int, ...]
     """The degrees, and the irreps of the vector."""
     irreps: list[Irrep] = []
     degrees: tuple[Any, ...]
-    if isinstance(given, str | Irreps | Irrep | MulIr):
+    if _has_irreps(given):
         irreps = [ir for mul, ir in Irreps(given) for _ in range(mul)]
         degrees = tuple(ir.l for ir in irreps)
     else:
@@ -267,6 +269,13 @@ def _read(given: Degrees, irreps_in: IrrepsLike | None) -> tuple[tuple[int, ...]
                 f"{Irrep(ir.l, parity**ir.l)}. Change that irrep, or irreps_in."
             )
     return degrees, vector
+
+
+def _has_irreps(given: Degrees) -> TypeGuard[IrrepsLike]:
+    """Whether degrees are given as irreps: text, an Irreps, an Irrep, or a list of them."""
+    if isinstance(given, str | Irreps) or is_irrep(given):
+        return True
+    return isinstance(given, list | tuple) and any(isinstance(ir, str | tuple) for ir in given)
 
 
 _BASES = ("gaussian", "cosine", "smooth_finite", "fourier", "bessel")
@@ -325,6 +334,7 @@ class PolynomialCutoff(torch.nn.Module):
 
     def forward(self, r: Tensor) -> Tensor:
         """f(r) for r of any shape, in its dtype; half precision computes in float32."""
+        check_tensors(r=r)
         if serves_rows(r, self.backend):
             called = "cutoff", self.r_max, self.p, self.backend
             rows = r if r.shape[-1:] == (1,) else r[..., None]
@@ -368,6 +378,9 @@ def soft_one_hot_linspace(
     Returns:
         (..., number), in x's dtype; half precision computes in float32.
     """
+    check_tensors(x=x)
+    for name, value in (("start", start), ("end", end)):
+        _check_number(name, value)
     _check_positive(number=number, width=end - start)
     if basis not in _BASES:
         raise ShapeError(
@@ -424,7 +437,13 @@ def _sinc(x: Tensor) -> Tensor:
     return torch.where(small, series, away.sin() / away)
 
 
+def _check_number(name: str, value: object) -> None:
+    if not compiling() and not hasattr(value, "__float__"):
+        raise DTypeError(f"{name} is {value!r}: it must be a number. Pass {name}=4, say.")
+
+
 def _check_positive(**numbers: float) -> None:
     for name, value in numbers.items():
+        _check_number(name, value)
         if not value > 0:
             raise ShapeError(f"{name} is {value!r}: it must be positive. Pass a larger {name}.")

@@ -212,6 +212,11 @@ def instructions_of(
         IndexRangeError: an instruction names an item that the irreps lack.
         DTypeError: an element of `given` is not an instruction.
     """
+    if not isinstance(given, Iterable):
+        raise DTypeError(
+            f"instructions is a {type(given).__name__}: it must be a list of them. "
+            "Write, for example, [(0, 0, 0, 'uvu', True)]."
+        )
     raw = tuple(_read(n, item, operands) for n, item in enumerate(given))
     in1 = _variances("in1_var", in1_var, operands.in1)
     in2 = _variances("in2_var", in2_var, operands.in2)
@@ -234,7 +239,7 @@ def instructions_of(
 
 def _read(n: int, item: Sequence[Any], operands: Operands) -> Instruction:
     """The instruction as it was given, checked."""
-    match tuple(item):
+    match tuple(item) if isinstance(item, Iterable) else item:
         case (int(i), int(j), int(k), str(mode), bool(weighted), *rest) if len(rest) < 2:
             path_weight = float(rest[0]) if rest else 1.0
         case other:

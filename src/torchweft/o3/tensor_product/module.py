@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.call_cache import CallCache, signature
-from torchweft.core.operators.operands import same_kind
+from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.tensor_list import CachedCall
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.channelwise.operator import cached_call as kept
@@ -177,6 +177,7 @@ class WeightedModule(RowLayer):
             return self.weight if self.weight_numel else None
         if not isinstance(weight, Tensor):
             weight = self._flattened(weight)
+        check_tensors(weight=weight)
         own = (*self.dims, self.weight_numel)
         fits = weight.dim() > 0 and weight.shape[-1] == self.weight_numel
         if not fits or (weight.shape != own if self.shared_weights else weight.dim() < 2):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -25,7 +25,15 @@ from torchweft.core.operators.operands import same_kind
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.channelwise.product import channelwise_product
 from torchweft.o3.graph import Graph, graph_of
-from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, MulIr, broadcast_leads, check_rows
+from torchweft.o3.irreps.irreps import (
+    Irrep,
+    Irreps,
+    IrrepsLike,
+    MulIr,
+    broadcast_leads,
+    check_rows,
+    is_irrep,
+)
 from torchweft.o3.radial_linear.operator import RADIAL_PRECISIONS, radial_product
 from torchweft.o3.tensor_product.instructions import IRREP_NORMALIZATIONS, checked_choice
 from torchweft.o3.tensor_product.module import InstructedModule
@@ -165,7 +173,7 @@ class ElementwiseTensorProduct(TensorProduct):
         self,
         irreps_in1: IrrepsLike,
         irreps_in2: IrrepsLike,
-        filter_ir_out: Iterable[Irrep | str] | None = None,
+        filter_ir_out: IrrepsLike | None = None,
         irrep_normalization: str | None = None,
         **options: Any,
     ) -> None:
@@ -199,7 +207,7 @@ class FullTensorProduct(TensorProduct):
         self,
         irreps_in1: IrrepsLike,
         irreps_in2: IrrepsLike,
-        filter_ir_out: Iterable[Irrep | str] | None = None,
+        filter_ir_out: IrrepsLike | None = None,
         irrep_normalization: str | None = None,
         **options: Any,
     ) -> None:
@@ -240,7 +248,7 @@ class TensorSquare(TensorProduct):
         self,
         irreps_in: IrrepsLike,
         irreps_out: IrrepsLike | None = None,
-        filter_ir_out: Iterable[Irrep | str] | None = None,
+        filter_ir_out: IrrepsLike | None = None,
         irrep_normalization: str | None = None,
         **options: Any,
     ) -> None:
@@ -289,8 +297,13 @@ def paired(first: Irreps, second: Irreps) -> Iterator[tuple[MulIr, MulIr]]:
         yield MulIr(count, a.ir), MulIr(count, b.ir)
 
 
-def _filter(given: Iterable[Irrep | str] | None) -> frozenset[Irrep] | None:
-    return None if given is None else frozenset(Irrep(ir) for ir in given)
+def _filter(given: IrrepsLike | None) -> frozenset[Irrep] | None:
+    """The irreps to keep, without multiplicities."""
+    if given is None:
+        return None
+    items = Irreps(given) if isinstance(given, str) or is_irrep(given) else given
+    found: list[Any] = [getattr(item, "ir", item) for item in items]
+    return frozenset(map(Irrep, found))
 
 
 _MODES_OF_ALL = {"uv": "uvuv", "u<v": "uvu<v", "uu": "uuu"}
@@ -474,8 +487,7 @@ class TensorProductConv(InstructedModule):
                 "no weight, to a module without shared_weights."
             )
         radial, radial_weight = same_kind(radial=radial, radial_weight=radial_weight)
-        wanted = (radial.shape[-1], self.weight_numel)
-        if radial.dim() != 2 or radial_weight.shape != wanted:
+        if radial.dim() != 2 or radial_weight.shape != (radial.shape[-1], self.weight_numel):
             raise ShapeError(
                 f"radial is {tuple(radial.shape)} and radial_weight {tuple(radial_weight.shape)}: "
                 f"they must be (E, H) and (H, {self.weight_numel}). Pass such tensors."

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 
 __all__ = [
@@ -85,6 +86,7 @@ def grid_cluster(x: Tensor, size: float | Tensor) -> Tensor:
     Raises:
         ShapeError: x is no matrix, or size neither a positive number nor (D,) of them.
     """
+    check_tensors(x=x)
     if x.ndim != 2:
         raise ShapeError(
             f"x is {tuple(x.shape)}: points are (M, D). Pass x.view(-1, 1) for points of a line."
@@ -127,10 +129,13 @@ def sort_clusters(x: Any, lab: Tensor) -> tuple[Any, Tensor]:
     Raises:
         ShapeError: there are not as many labels as points.
     """
-    labels, perm = lab.reshape(-1).sort(stable=True)
     parts = x if isinstance(x, tuple | list) else [x]
     for part in parts:
-        if len(part) != len(labels):
+        check_tensors(x=part)
+    check_tensors(lab=lab)
+    labels, perm = lab.reshape(-1).sort(stable=True)
+    for part in parts:
+        if part.shape[:1] != labels.shape:
             raise ShapeError(
                 f"x is {tuple(part.shape)} but there are {len(labels)} labels: each point has one. "
                 "Pass the labels of these very points."
@@ -177,6 +182,7 @@ def cluster_centroids(
     Returns:
         (C, D) in the dtype of x; NaN for an unused label, which has no centre.
     """
+    _check_points(x, lab)
     counts = _counts(lab) if Nlab is None else Nlab.to(torch.int64)
     if weights is None:
         return (_sums(x.double(), lab, counts) / counts.unsqueeze(1)).to(x.dtype)
@@ -201,6 +207,7 @@ def cluster_ranges_centroids(
         (C, 2) int64, (C, D) in the dtype of x, and (C,) total weights: numbers of points, if no
         weights are given.
     """
+    _check_points(x, lab)
     counts = _counts(lab)
     ranges = cluster_ranges(lab, counts)
     if weights is None:
@@ -230,6 +237,7 @@ def from_matrix(ranges_i: Tensor, ranges_j: Tensor, keep: Tensor) -> Ranges:
     Raises:
         ShapeError: keep is not (Ci, Cj), or ranges are not (C, 2).
     """
+    check_tensors(ranges_i=ranges_i, ranges_j=ranges_j, keep=keep)
     for name, ranges in (("ranges_i", ranges_i), ("ranges_j", ranges_j)):
         if ranges.ndim != 2 or ranges.shape[1] != 2:
             raise ShapeError(
@@ -266,16 +274,31 @@ def _half(rows: Tensor, columns: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, 
 
 def _counts(lab: Tensor) -> Tensor:
     """(C,) points of each label."""
-    if lab.is_floating_point() or lab.is_complex() or lab.dtype == torch.bool:
-        raise DTypeError(
-            f"lab is {lab.dtype}: labels are integers. Pass lab.long(), or labels of grid_cluster."
-        )
+    _check_labels(lab)
     labels = lab.reshape(-1)
     if len(labels) and (least := int(labels.amin())) < 0:
         raise IndexRangeError(
             f"lab holds {least}: labels are 0 … C − 1. Take points without a cluster out first."
         )
     return torch.bincount(labels)
+
+
+def _check_points(x: Tensor, lab: Tensor) -> None:
+    check_tensors(x=x)
+    _check_labels(lab)
+    if x.dim() != 2 or len(x) != lab.numel():
+        raise ShapeError(
+            f"x is {tuple(x.shape)} but there are {lab.numel()} labels: points are (M, D), and "
+            "each has a label. Pass the labels of these very points."
+        )
+
+
+def _check_labels(lab: Tensor) -> None:
+    check_tensors(lab=lab)
+    if lab.is_floating_point() or lab.is_complex() or lab.dtype == torch.bool:
+        raise DTypeError(
+            f"lab is {lab.dtype}: labels are integers. Pass lab.long(), or labels of grid_cluster."
+        )
 
 
 def _sums(values: Tensor, lab: Tensor, counts: Tensor) -> Tensor:

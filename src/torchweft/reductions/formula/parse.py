@@ -53,7 +53,7 @@ _ALIAS = re.compile(
 
 def parse_variable(text: str) -> Declaration:
     """The variable of "x = Vi(3)", "x = Vi(0, 3)", "Vi(3)" or "Var(0, 3, 0)"."""
-    found = _ALIAS.fullmatch(text)
+    found = _ALIAS.fullmatch(text) if isinstance(text, str) else None
     numbers = [int(n) for n in found["numbers"].split(",")] if found else []
     if found and found["kind"] == "Var" and len(numbers) == 3:
         return Declaration(found["name"], *numbers)

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.reductions.engine.reduction import reduce
 from torchweft.reductions.formula.node import Node, node, var
@@ -200,10 +201,11 @@ def _check_clouds(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> None:
     """Raise unless they are weights (*batch, points) and points (*batch, points, D), some of each.
 
     Raises:
-        DTypeError: the points are not floating-point numbers, x and y of different ones, or the
-            weights are computed in another dtype than the points.
+        DTypeError: one is no strided tensor, the points are not floating-point numbers, x and y of
+            different ones, or the weights are computed in another dtype than the points.
         ShapeError: a shape does not fit, or a cloud has no points.
     """
+    check_tensors(a=a, x=x, b=b, y=y)
     if x.dtype != y.dtype or not x.is_floating_point():
         raise DTypeError(
             f"x is {x.dtype} and y {y.dtype}: points must be of one floating dtype. Convert them "
@@ -258,6 +260,8 @@ def _weighted(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]
             f"{len(args)} tensors are given: x and y, or a, x, b and y are needed. Pass two "
             "clouds, or two clouds with their weights in front."
         )
+    names = ("x", "y") if len(args) == 2 else ("a", "x", "b", "y")
+    check_tensors(**dict(zip(names, args, strict=True)))
     if len(args) == 4:
         return args
     x, y = args

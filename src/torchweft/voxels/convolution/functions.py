@@ -93,6 +93,8 @@ def sparse_conv(
     pairs of voxels; the map is built once and cached.
     """
     check_sparse(tensor)
+    steps = {"scale": scale, "shift": shift, "residual": residual}
+    check_tensors(**{name: step for name, step in steps.items() if step is not None})
     shape = geometry(
         tensor.dim, kernel_size, stride, padding, dilation, mode=mode_of(submanifold, transposed)
     )

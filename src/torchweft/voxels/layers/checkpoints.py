@@ -8,53 +8,110 @@ j the position in a kernel of size k along one axis, and dil its dilation:
     project            weights             fastest axis   submanifold offset at j
     torchweft          (K, C_in, C_out)    last           j·dil − ⌊(k − 1)·dil / 2⌋
     spconv 2           (C_out, k…, C_in)   last           (j − ⌊k / 2⌋)·dil
+    spconv 1           (k…, C_in, C_out)   last           j·dil − ⌊k / 2⌋
     torchsparse        (K, C_in, C_out)    first          (j − ⌊k / 2⌋)·dil
         of even K                          last           j, where k ≤ 2; else it depends
     MinkowskiEngine    (K, C_in, C_out)    first          (j − ⌊k / 2⌋)·dil
         of even k                          first          j·dil
 
-Odd kernels differ only in their order.  spconv reads the memory of a kernel of one position as
+Odd kernels differ only in their order.  spconv 2 reads the memory of a kernel of one position as
 (C_in, C_out), unless the layer has a stride.  Its even submanifold kernels reach one voxel lower
 than torch's: load them into a layer whose kernel is larger by one, where the other weights are 0.
-MinkowskiEngine gives strided and transposed kernels the offsets of submanifold ones, so that the
-padding of a torchweft layer must be ⌊k / 2⌋·dil for odd k, 0 for even k.
+MinkowskiEngine gives strided and transposed kernels the offsets of submanifold ones.
+
+Which voxels a strided layer writes differs too.  torchweft, as torch, writes every voxel that the
+kernel reaches from within the box; MinkowskiEngine, and torchsparse where each stride is 1 or the
+kernel's size, write ⌊c / stride⌋ for every input voxel c.  These are the same voxels where the
+kernel's size is the stride, nothing is padded, and the box is a multiple of the stride.  The
+loaders refuse layers of other kernels.  To the others, pools included, they add a hook that raises
+at a box that is no multiple: its last plane would be left out.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchweft.errors import ShapeError
-from torchweft.voxels.grid import Geometry
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.voxels.grid import Geometry, geometry
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
+from torchweft.voxels.layers.pooling import SparseMaxPool
+from torchweft.voxels.maps.tensor import SparseTensor
 
 __all__ = ["from_minkowski", "from_spconv", "from_torchsparse"]
 
 StateDict = dict[str, Tensor]
 Convert = Callable[[str, Tensor, SparseConvolution], Tensor]
 
+SPCONV_VERSIONS = (1, 2)
 
-def from_spconv(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
-    """spconv 2's state for a model of the same layers: weights (C_out, k…, C_in).
+
+def from_spconv(
+    state: Mapping[str, Tensor], model: nn.Module, *, version: int | None = None
+) -> StateDict:
+    """spconv's state for a model of the same layers.
+
+    Args:
+        state: weights (C_out, k…, C_in) of spconv 2, or (k…, C_in, C_out) of spconv 1.
+        model: whose modules have the names of the state's.
+        version: 1 or 2; None is the one that fits every weight.
 
     Raises:
-        ShapeError: weights that do not fit their layer.
+        ShapeError: weights that do not fit their layer; weights that all fit both versions, such as
+            (3, 3, 3) of one axis.
     """
-    return _converted(state, model, "weight", _from_spconv)
+    _check_given(state, model)
+    if version not in (None, *SPCONV_VERSIONS):
+        raise ShapeError(
+            f"version is {version!r}: weights are those of spconv 1 or 2. Pass version=2, or None "
+            "for the one that fits."
+        )
+    found = _spconv_version(state, model) if version is None else version
+    return _converted(state, model, "weight", functools.partial(_from_spconv, version=found))
+
+
+def _spconv_version(state: Mapping[str, Tensor], model: nn.Module) -> int:
+    """The version whose layout fits all weights; 2 where none does, which then says why."""
+    fitting, both = list(SPCONV_VERSIONS), None
+    for name, tensor, layer in _weights(state, model, "weight"):
+        own = [v for v in fitting if _fits_spconv(name, tensor, layer, v)]
+        if not own:
+            return 2
+        both = (name, tensor) if len(own) == 2 and tensor.numel() > 1 else both
+        fitting = own
+    if len(fitting) == 2 and both:
+        raise ShapeError(
+            f"{both[0]} is {tuple(both[1].shape)}, which may be spconv 2's (C_out, k…, C_in) as "
+            "well as spconv 1's (k…, C_in, C_out), and so is every other weight: its version must "
+            "be known. Pass version=2, or version=1."
+        )
+    return fitting[-1]
+
+
+def _fits_spconv(name: str, tensor: Tensor, layer: SparseConvolution, version: int) -> bool:
+    try:
+        _from_spconv(name, tensor, layer, version)
+    except ShapeError:
+        return False
+    return True
 
 
 def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     """torchsparse's state: `kernel` (K, C_in, C_out), or (C_in, C_out) of one position.
 
-    Its transposed layers are SparseInverseConv here.
+    Its transposed layers are SparseInverseConv here.  Where its strides are its kernel's sizes, the
+    layer gets a hook that raises at a box that is no multiple of them; see above.
 
     Raises:
-        ShapeError: weights that do not fit their layer.
+        ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
     """
+    _check_given(state, model)
+    _require_rows(model, "torchsparse", _agrees_with_torchsparse)
     return _converted(state, model, "kernel", _from_torchsparse)
 
 
@@ -62,10 +119,14 @@ def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     """MinkowskiEngine's state: `kernel` (K, C_in, C_out) of hypercubes, biases (1, C_out).
 
     Batch norms and linear layers lose their inner name: `norm.bn.weight` is `norm.weight`.
+    Strided layers and pools get a hook that raises at a box that is no multiple of the stride; see
+    above.
 
     Raises:
-        ShapeError: weights, or a padding, that do not fit their layer.
+        ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
     """
+    _check_given(state, model)
+    _require_rows(model, "MinkowskiEngine", _agrees_with_minkowski)
     modules = dict(model.named_modules())
     renamed = {_outer_name(name, modules): tensor for name, tensor in state.items()}
     flat = {
@@ -78,15 +139,111 @@ def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
 def _converted(
     state: Mapping[str, Tensor], model: nn.Module, leaf: str, convert: Convert
 ) -> StateDict:
+    out = dict(state)
+    for name, tensor, layer in _weights(state, model, leaf):
+        del out[name]
+        out[f"{name.rpartition('.')[0]}.weight".lstrip(".")] = convert(name, tensor, layer)
+    return out
+
+
+def _check_given(state: object, model: object) -> None:
+    if not isinstance(state, Mapping) or not isinstance(model, nn.Module):
+        raise DTypeError(
+            f"a {type(state).__name__} and a {type(model).__name__} were given: a loader takes a "
+            "state dictionary and the model that it is for. Pass torch.load(path), model."
+        )
+
+
+def _weights(
+    state: Mapping[str, Tensor], model: nn.Module, leaf: str
+) -> Iterator[tuple[str, Tensor, SparseConvolution]]:
+    """(name, weight, layer) of the convolutions of a model."""
     modules = dict(model.named_modules())
-    out: StateDict = {}
     for name, tensor in state.items():
         owner, _, last = name.rpartition(".")
         module = modules.get(owner)
         if last == leaf and isinstance(module, SparseConvolution):
-            name, tensor = f"{owner}.weight".lstrip("."), convert(name, tensor, module)
-        out[name] = tensor
-    return out
+            yield name, tensor, module
+
+
+def _require_rows(model: nn.Module, project: str, agrees: Callable[[Geometry], bool]) -> None:
+    """Raise where a resampling layer writes other voxels than in its project.
+
+    What a box decides is checked by hooks, and so are pools, which do not know their axes before.
+
+    Args:
+        model: whose layers are examined.
+        project: that the weights come from.
+        agrees: whether a geometry writes the same voxels there, in a box that its stride divides.
+    """
+    for name, module in model.named_modules():
+        check = functools.partial(_check_call, project, name or type(module).__name__, agrees)
+        if isinstance(module, SparseMaxPool):
+            module.register_forward_pre_hook(check, with_kwargs=True)
+        elif isinstance(module, SparseConvolution) and _resamples(module):
+            _check_kernel(project, name or type(module).__name__, agrees, module.geometry)
+            if module.geometry.kernel_size == module.geometry.stride:
+                module.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def _resamples(layer: SparseConvolution) -> bool:
+    """Whether a layer has outputs of its own: neither its inputs nor those of an earlier layer."""
+    return layer.mode != "submanifold" and not isinstance(layer, SparseInverseConvolution)
+
+
+def _check_kernel(
+    project: str, name: str, agrees: Callable[[Geometry], bool], shape: Geometry
+) -> None:
+    if not agrees(shape):
+        raise ShapeError(
+            f"{name} has kernel {shape.kernel_size}, stride {shape.stride} and padding "
+            f"{shape.padding}: {project} writes the voxels floor(c / stride) of all inputs c, "
+            "torchweft all that the kernel reaches, which are the same for even kernels of the "
+            "stride's size without padding. Use such a layer, or SubMConv where every stride is 1."
+        )
+
+
+def _check_call(
+    project: str,
+    name: str,
+    agrees: Callable[[Geometry], bool],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """A hook before a layer's forward: raise where its box ends within a step of its stride."""
+    tensor = args[0] if args else kwargs.get("tensor")
+    if not isinstance(tensor, SparseTensor):
+        return  # the layer itself says so
+    if isinstance(module, SparseMaxPool):
+        sizes = module.kernel_size, module.stride or module.kernel_size, module.padding
+        shape = geometry(tensor.dim, *sizes, module.dilation, mode="strided")
+        _check_kernel(project, name, agrees, shape)
+    else:
+        shape = module.geometry  # type: ignore[assignment]
+    box = tensor.spatial_shape
+    if shape.mode == "strided" and any(n % s for n, s in zip(box, shape.stride, strict=True)):
+        raise ShapeError(
+            f"{name} was given a box {box}, stride {shape.stride}: {project} writes the voxels "
+            "floor(c / stride) of all inputs c, torchweft none beyond the last whole step. Build "
+            "SparseTensor(…, spatial_shape=…) with multiples of the product of all strides."
+        )
+
+
+def _agrees_with_minkowski(shape: Geometry) -> bool:
+    even = all(k % 2 == 0 or k == 1 for k in shape.kernel_size)  # odd ones are centred
+    return even and _is_partition(shape)
+
+
+def _agrees_with_torchsparse(shape: Geometry) -> bool:
+    floors = all(s in (1, k) for k, s in zip(shape.kernel_size, shape.stride, strict=True))
+    return _is_partition(shape) or (shape.mode == "strided" and not floors)
+
+
+def _is_partition(shape: Geometry) -> bool:
+    """Whether every voxel is read once, by ⌊c / stride⌋."""
+    dilated = any(k > 1 and d > 1 for k, d in zip(shape.kernel_size, shape.dilation, strict=True))
+    return shape.kernel_size == shape.stride and not any(shape.padding) and not dilated
 
 
 def _outer_name(name: str, modules: Mapping[str, nn.Module]) -> str:
@@ -97,18 +254,20 @@ def _outer_name(name: str, modules: Mapping[str, nn.Module]) -> str:
     return name
 
 
-def _from_spconv(name: str, tensor: Tensor, layer: SparseConvolution) -> Tensor:
+def _from_spconv(name: str, tensor: Tensor, layer: SparseConvolution, version: int) -> Tensor:
     if tensor.dim() != layer.dim + 2:
         raise ShapeError(
             f"{name} is {tuple(tensor.shape)}: spconv's weight of {layer.dim} axes is (C_out, k…, "
-            "C_in). Convert spconv 1 weights (k…, C_in, C_out) by movedim(-1, 0) first."
+            "C_in), of spconv 1 (k…, C_in, C_out). Build the layer with the saved number of axes."
         )
-    sizes, shape = tuple(tensor.shape[1:-1]), layer.geometry
+    own = tensor if version == 1 else tensor.movedim(0, -1)
+    sizes, shape = tuple(own.shape[:-2]), layer.geometry
     begin = shape.begin
     if shape.mode == "submanifold":
-        begin = tuple(k // 2 * d for k, d in zip(sizes, shape.dilation, strict=True))
-    matrices = tensor.movedim(0, -1).flatten(0, -3)
-    if math.prod(sizes) == math.prod(shape.stride) == 1:
+        dilation = shape.dilation if version == 2 else (1,) * layer.dim  # 1 does not dilate it
+        begin = tuple(k // 2 * d for k, d in zip(sizes, dilation, strict=True))
+    matrices = own.flatten(0, -3)
+    if version == 2 and math.prod(sizes) == math.prod(shape.stride) == 1:
         matrices = tensor.reshape(matrices.shape)
     return _placed(name, matrices, layer, sizes, begin)
 

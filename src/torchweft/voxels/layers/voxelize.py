@@ -260,7 +260,9 @@ def _check_points(
             f"batch is {tuple(batch.shape)} but there are {len(points)} points: batch must be "
             f"({len(points)},). Pass the sample of each point."
         )
-    if batch is not None and (batch.is_floating_point() or batch.dtype == torch.bool):
+    if batch is not None and (
+        batch.dtype == torch.bool or batch.dtype.is_floating_point or batch.is_complex()
+    ):
         raise DTypeError(f"batch is {batch.dtype}: it must hold integers. Pass batch.long().")
     for name, other in (("feats", feats), ("batch", batch)):
         if other is not None and other.device != points.device:

@@ -41,6 +41,9 @@ Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 class Coordinates:
     """N distinct voxels, immutable; derived tensors are computed when first needed, and cached.
 
+    The rows are a copy: keys and maps stay right when the caller writes to the tensor, the array or
+    the memory that coordinates came from.
+
     On a GPU, a kernel finds out whether rows lie in a given box, and whether they ascend.  The host
     does not wait for its answer: it assumes that rows lie in the box, and that they ascend if the
     last rows in the same box did.  It checks these assumptions before it returns any result, see
@@ -81,7 +84,7 @@ class Coordinates:
         self.dim = rows.shape[1] - 1
         box = spatial_shape
         self.given_shape = None if box is None else self._axes("spatial_shape", box)
-        self._batch = None if batch_size is None else _checked_batch_size(batch_size)
+        self.given_batch_size = None if batch_size is None else _checked_batch_size(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
         if not self._assume_fit(rows):
             self._survey(rows)
@@ -100,7 +103,7 @@ class Coordinates:
         """The voxels of ascending distinct keys, without checks; their rows may be known."""
         found = cls.__new__(cls)
         found.dim = len(spatial_shape)
-        found.given_shape, found._batch = tuple(spatial_shape), batch_size
+        found.given_shape, found.given_batch_size = tuple(spatial_shape), batch_size
         found.stride = tuple(stride)
         found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
         found._rows = packing.rows(keys) if rows is None else rows
@@ -126,14 +129,16 @@ class Coordinates:
 
     @property
     def rows(self) -> Tensor:
-        """(N, 1 + d) int32."""
+        """(N, 1 + d) int32, which nobody may write to: keys and maps belong to them."""
         self._holds()
         return self._rows
 
     @property
     def batch_size(self) -> int:
         """The number of samples, including empty ones."""
-        return self._batch if self._batch is not None else self._bounds[1][0] + 1
+        return (
+            self.given_batch_size if self.given_batch_size is not None else self._bounds[1][0] + 1
+        )
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
@@ -229,9 +234,8 @@ class Coordinates:
         self._words = None
         if outside:
             assert self._given is not None  # kept while its keys are unchecked
-            self._survey(self._given)  # raises, unless the rows were changed since
-            self._packing = self._keys = self._sorted = self._flags = self._given = None
-            return False
+            self._survey(self._given)
+            raise _written_since(self)
         if repeats and self._keys is not None:
             raise _repeated_voxel(self._rows, self._keys)
         guessed, self._flags, self._given = self._given is not None, None, None
@@ -269,15 +273,17 @@ class Coordinates:
 
     def _assume_fit(self, rows: Tensor) -> bool:
         """Whether rows are assumed to lie in the box that was given."""
-        if self.given_shape is None or self._batch is None or not len(rows):
+        if self.given_shape is None or self.given_batch_size is None or not len(rows):
             return False
-        box = _box((self._batch, *self.given_shape))
+        box = _box((self.given_batch_size, *self.given_shape))
         if box is None or not kernels_serve(rows.device.type):
             return False
         self._packing, self._ascends = box, box.ascended
         self._bounds = box.lows, tuple(n - 1 for n in box.sizes)
-        self._given, self._rows = rows, _as_int32(rows)
-        if rows.dtype != torch.int32:
+        self._rows = _as_int32(rows)
+        narrow = rows.dtype == torch.int32
+        self._given = self._rows if narrow else rows  # wider integers may be out of int32
+        if not narrow:
             self._pack_given()  # the caller may write to these rows again
         return True
 
@@ -318,7 +324,7 @@ class Coordinates:
     def _survey(self, rows: Tensor) -> None:
         """Read the columns' bounds and whether rows ascend; raise if values are out of range."""
         self._bounds, self._ascends, self._rows = _read(rows)
-        given = (self._batch, *(self.given_shape or (None,) * self.dim))
+        given = (self.given_batch_size, *(self.given_shape or (None,) * self.dim))
         for column, (low, high, size) in enumerate(zip(*self._bounds, given, strict=True)):
             name = f"axis {column - 1}" if column else "the batch column"
             if low < LOW or high > HIGH:
@@ -361,6 +367,14 @@ def _repeated_voxel(rows: Tensor, keys: Tensor) -> ShapeError:
     )
 
 
+def _written_since(coordinates: Coordinates) -> IndexRangeError:
+    return IndexRangeError(
+        f"coords had a voxel outside of spatial_shape {coordinates.given_shape} and batch_size "
+        f"{coordinates.batch_size}, and were written to since: values must be in range when a "
+        "SparseTensor is built. Correct coords before."
+    )
+
+
 def _checked_batch_size(batch_size: int) -> int:
     try:
         found = operator.index(batch_size)
@@ -391,7 +405,8 @@ def _check_rows(rows: Tensor) -> None:
 
 @below_transforms
 def _as_int32(rows: Tensor) -> Tensor:
-    return rows.int().contiguous()
+    """A copy, contiguous."""
+    return rows.to(torch.int32, copy=True, memory_format=torch.contiguous_format)
 
 
 @below_transforms

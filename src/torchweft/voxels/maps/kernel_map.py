@@ -106,6 +106,12 @@ class KernelMap(NamedTuple):
 
     def pairs(self, k: int) -> tuple[Tensor, Tensor]:
         """(input rows, output rows) that meet at offset k, output rows ascending."""
+        k, offsets = _integer("k", k), self.geometry.num_offsets
+        if not -offsets <= k < offsets:
+            raise IndexRangeError(
+                f"k is {k} but the map has {offsets} offsets: it must lie in 0..{offsets - 1}. "
+                "Pass the number of an offset, see offsets."
+            )
         sources = self.sources[k]
         out_rows = (sources >= 0).nonzero().squeeze(1)
         return sources.index_select(0, out_rows).long(), out_rows
@@ -404,10 +410,16 @@ def greedy_group(
     Raises:
         ShapeError, DTypeError: counts that do not descend or are no integers, a limit below 1.
     """
-    counts = [_count(n) for n in slots]
-    limits = {"alignment": alignment, "max_group": max_group, "max_slots": max_slots}
+    if not isinstance(slots, Sequence | Tensor):
+        raise DTypeError(
+            f"slots is a {type(slots).__name__}: it must be a list of counts, descending. "
+            "Pass counts[offsets_active] of a map."
+        )
+    counts = [_integer("an entry of slots", n) for n in slots]
+    limits = {"alignment": alignment, "max_group": max_group}
+    limits |= {} if max_slots is None else {"max_slots": max_slots}
     for name, value in limits.items():
-        if value is not None and value < 1:
+        if _integer(name, value) < 1:
             raise ShapeError(f"{name} is {value}: it must be at least 1. Pass {name}=4, say.")
     for place, (before, after) in enumerate(itertools.pairwise(counts)):
         if before < after:
@@ -489,16 +501,15 @@ def _entries(kernel_map: KernelMap | PairLists) -> tuple[Tensor, Tensor, Tensor]
     return offset, in_row, out_row
 
 
-def _count(value: int) -> int:
+def _integer(name: str, value: int) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise DTypeError(
-            f"slots hold {value!r}: counts are integers. Pass counts[offsets_active] of a map."
-        ) from None
+        raise DTypeError(f"{name} is {value!r}: it must be an integer. Pass 4, say.") from None
 
 
 def _check_entries(values: Tensor, limit: int, what: str, name: str) -> None:
+    _integer(name, limit)
     if not values.numel():
         return
     low, high = (int(v) for v in values.aminmax())

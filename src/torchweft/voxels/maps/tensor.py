@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.operators.operands import check_tensors
-from torchweft.core.operators.operator import compiling
+from torchweft.core.operators.operator import compiling, outside_graphs
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.voxels.grid import Size, axes_of, geometry
 from torchweft.voxels.maps.coordinates import Coordinates
@@ -28,7 +28,8 @@ class SparseTensor:
 
     Args:
         feats: (N, C) floating-point features.
-        coords: (N, 1 + d) integers, d = 1 to 4, distinct, on the device of feats.
+        coords: (N, 1 + d) integers, d = 1 to 4, distinct, on the device of feats.  They are copied:
+            what is written to coords later does not change the tensor.
         spatial_shape: d lengths; None is the box [0, max + 1), computed when first needed.
             Submanifold layers and maps then accept negative coordinates.
         batch_size: number of samples; None is the largest batch number + 1.
@@ -90,8 +91,12 @@ class SparseTensor:
 
     @property
     def C(self) -> Tensor:  # noqa: N802 - the field's name
-        """The coordinates, (N, 1 + d) int32."""
-        return self.coordinates.rows
+        """The coordinates, (N, 1 + d) int32, as a copy.
+
+        The voxels of a tensor do not change.  Build another for other voxels: `c = x.C`, write to
+        c, `SparseTensor(x.F, c)`.
+        """
+        return self.coordinates.rows.clone()
 
     @property
     def dim(self) -> int:
@@ -152,20 +157,24 @@ class SparseTensor:
         return self.to("cpu")
 
     def dense(self) -> Tensor:
-        """(batch, C, *spatial_shape), 0 where there is no voxel, with gradients.
+        """(batch, C, *spatial_shape), contiguous, 0 where there is no voxel, with gradients.
 
         Raises:
             IndexRangeError: no spatial_shape was given and a coordinate is negative.
             ShapeError: a voxel occurs twice.
         """
         _check_distinct(self)
-        grid = self.feats.new_zeros(self.batch_size, *self.spatial_shape, self.feats.shape[1])
-        return grid.index_put(tuple(self.C.long().T), self.feats).movedim(-1, 1)
+        grid = self.feats.new_zeros(self.batch_size, self.feats.shape[1], *self.spatial_shape)
+        places = tuple(self.coordinates.rows.long().T)
+        return grid.movedim(1, -1).index_put(places, self.feats).movedim(-1, 1).contiguous()
 
     def __add__(self, other: SparseTensor) -> SparseTensor:
-        """Sums of features on the same voxels; `union` adds tensors on any voxels."""
-        _check_same(self, other, "+", "Add tensors on different voxels with union([a, b]).")
-        return self.replace(self.feats + other.feats)
+        """Sums of features on the same voxels, in this tensor's order; see `cat`.
+
+        `union` adds tensors on any voxels.
+        """
+        remedy = "Add tensors on different voxels with union([a, b])."
+        return self.replace(self.feats + _feats_on(self, other, "+", remedy))
 
 
 def kernel_map(
@@ -190,18 +199,27 @@ def kernel_map(
 
     Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches per voxel.
     """
+    check_sparse(tensor)
     mode = mode_of(submanifold, transposed)
     shape = geometry(tensor.dim, kernel_size, stride, padding, dilation, mode=mode)
     return tensor.maps.get(tensor.coordinates, shape)
 
 
 def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """The channels of tensors on the same voxels, concatenated to (N, ΣC)."""
+    """The channels of tensors on the same voxels, concatenated to (N, ΣC).
+
+    The rows, the box and the maps are those of the first tensor.  Tensors that come from the same
+    layers or from `replace` share their coordinates; of others, the rows are matched by a search,
+    for which the host waits.
+
+    Raises:
+        ShapeError: they do not have the same voxels, box, batch size and stride.
+    """
     _check_listed(tensors, "cat")
     first, *others = tensors
-    for other in others:
-        _check_same(first, other, "cat", "Put them on the same voxels first, with union.")
-    return first.replace(torch.cat([t.feats for t in tensors], 1))
+    remedy = "Put them on the same voxels first, with union."
+    feats = [first.feats, *(_feats_on(first, other, "cat", remedy) for other in others)]
+    return first.replace(torch.cat(feats, 1))
 
 
 def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
@@ -213,7 +231,8 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
     first = _check_alike(tensors, "union", "tensors", "Resample one of them first.")
     for tensor in tensors:
         _check_distinct(tensor)
-    rows, place = torch.unique(torch.cat([t.C for t in tensors]), dim=0, return_inverse=True)
+    every = torch.cat([t.coordinates.rows for t in tensors])
+    rows, place = torch.unique(every, dim=0, return_inverse=True)
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
     wide = torch.promote_types(dtype, torch.float32)
     total = torch.zeros(len(rows), first.feats.shape[1], dtype=wide, device=first.device)
@@ -231,7 +250,7 @@ def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
     first = _check_alike(samples, "sparse_collate", "samples", "Collate them apart.")
     rows, start = [], 0
     for sample in samples:
-        rows.append(sample.C.clone())
+        rows.append(sample.C)
         rows[-1][:, 0] += start
         start += sample.batch_size
     feats = torch.cat([s.feats for s in samples])
@@ -295,17 +314,54 @@ def check_sparse(tensor: object) -> None:
         )
 
 
-def _check_same(a: SparseTensor, b: object, name: str, remedy: str) -> None:
-    if not isinstance(b, SparseTensor):
+def _feats_on(first: SparseTensor, other: object, name: str, remedy: str) -> Tensor:
+    """The features of a tensor on the same voxels, in the order of the first tensor's rows."""
+    if not isinstance(other, SparseTensor):
         raise DTypeError(
-            f"{name} was given a {type(b).__name__}: it takes a torchweft.voxels.SparseTensor. "
+            f"{name} was given a {type(other).__name__}: it takes a torchweft.voxels.SparseTensor. "
             "Use tensor.replace(tensor.F + other) for features alone."
         )
-    if a.coordinates is not b.coordinates:
+    if other.coordinates is first.coordinates:
+        return other.feats
+    _check_grids(first, other, name)
+    rows = _matched(first.coordinates, other.coordinates)
+    if rows is None:
         raise ShapeError(
-            f"{name} was given tensors on different coordinates ({len(a)} and {len(b)} voxels): "
-            f"they must come from the same layers, or from replace(). {remedy}"
+            f"{name} was given tensors on different voxels ({len(first)} and {len(other)}): they "
+            f"must have the same voxels, in any order. {remedy}"
         )
+    return other.feats.index_select(0, rows)
+
+
+@outside_graphs
+def _matched(first: Coordinates, other: Coordinates) -> Tensor | None:
+    """(N,) the row of each voxel among other coordinates; None if they are not the same voxels."""
+    if len(first) != len(other):
+        return None
+    first.valid(first.unchecked)  # raises if a voxel occurs twice
+    rows = other.find(first.rows)
+    return None if bool((rows < 0).any()) else rows
+
+
+def _check_grids(first: SparseTensor, other: SparseTensor, name: str) -> None:
+    """Raise unless tensors are on one device and their voxels on one grid."""
+    if first.device != other.device:
+        raise DeviceError(
+            f"{name} was given tensors on {first.device} and {other.device}: both must be on one "
+            "device. Move one of them with .to(device)."
+        )
+    a, b = first.coordinates, other.coordinates
+    grids = {
+        "stride": (a.stride, b.stride),
+        "spatial_shape": (a.given_shape, b.given_shape),
+        "batch_size": (a.given_batch_size, b.given_batch_size),
+    }
+    for what, (one, another) in grids.items():
+        if one != another and None not in (one, another):
+            raise ShapeError(
+                f"{name} was given tensors with {what} {one} and {another}: both must be on one "
+                f"grid. Build them with the same {what}."
+            )
 
 
 def _check_distinct(tensor: SparseTensor) -> None:
