@@ -244,3 +244,9 @@ class TestErrors:
         compiled = torch.compile(rows, fullgraph=True, backend="eager")
         with pytest.raises(RuntimeError, match=r"num_nodes was left out inside torch\.compile"):
             compiled(SRC, DST)
+
+
+def test_a_list_as_the_number_of_nodes():
+    """Seen red with: a bare TypeError of the cache, as before."""
+    with pytest.raises(torchweft.ShapeError, match=r"num_nodes is \[4\]: it must be an integer"):
+        graph_of(SRC, DST, [4], 3)

@@ -201,3 +201,26 @@ def test_tables_cannot_be_mapped(backend):
     index = torch.tensor([[0, 1], [2, 2]])
     with raises(torchweft.ShapeError, ValueError, r"torch\.vmap.*Pass in_dims=None"):
         torch.vmap(lambda i: products.indexed_mul(x, x, i, i, backend=backend))(index)
+
+
+INFOS = {
+    "text": ({"index1": "ab"}, torchweft.DTypeError, r"index1 is 'ab': it must be a tensor"),
+    "sparse index": (
+        {"index1": INDEX1.to_sparse()},
+        torchweft.DTypeError,
+        r"index1 has the layout",
+    ),
+    "matrix scale": ({"scale": torch.ones(6, 1)}, torchweft.ShapeError, r"scale is \(6, 1\) of"),
+    "complex scale": ({"scale": [1j] * 6}, torchweft.ShapeError, r"complex128: .* real numbers"),
+    "sparse scale": ({"scale": torch.ones(6).to_sparse()}, torchweft.DTypeError, r"scale has the"),
+    "text scale": ({"scale": "ab"}, torchweft.DTypeError, r"scale is .*a list of numbers"),
+    "text size": ({"out_size": "6"}, torchweft.DTypeError, r"out_size .* is '6': .* an integer"),
+}
+
+
+@pytest.mark.parametrize("name", INFOS)
+def test_wrong_tables_of_an_info(backend, name):
+    """Seen red with: bare errors of torch, and complex scales taken, as before."""
+    options, error, match = INFOS[name]
+    with pytest.raises(error, match=match):
+        products.sparse_product_info(**(TABLES | {"index": INDEX1} | options))

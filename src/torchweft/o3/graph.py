@@ -199,6 +199,7 @@ def _graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Gra
     if not isinstance(src, Tensor) or not isinstance(dst, Tensor) or not unwatched(src):
         return Graph(src, dst, num_nodes, num_sources)
     _check_edges(src, dst)
+    _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
     src, dst = cast("tuple[Tensor, Tensor]", copies_of((src, dst)))
     sizes = (num_nodes, num_sources)
     return _graphs.get((src, dst), sizes, lambda: Graph(src, dst, *sizes))

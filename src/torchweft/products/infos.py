@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core.operators.operands import check_tensors
 from torchweft.core.private import parse_to
 from torchweft.core.table_copies import copies_of, is_constant, mark_constant
 from torchweft.core.tables import Plan, TensorCache, indptr_of, rows_of, sort_rows
@@ -183,7 +184,7 @@ def sparse_scale_infos(
 
 
 def _index(name: str, index: Index) -> Tensor:
-    table = torch.as_tensor(list(index) if isinstance(index, range) else index)
+    table = _tensor(name, list(index) if isinstance(index, range) else index)
     if not table.numel():
         table = table.long()
     if table.dtype not in (torch.int64, torch.int32):
@@ -205,12 +206,36 @@ def _index(name: str, index: Index) -> Tensor:
 
 def _scale(scale: Scale | None) -> Tensor | None:
     """(T,) factors; Python numbers and float64 arrays stay float64."""
-    if scale is None or isinstance(scale, Tensor):
-        return scale
-    return torch.as_tensor(np.asarray(scale))
+    if scale is None:
+        return None
+    factors = _tensor("scale", scale if isinstance(scale, Tensor) else np.asarray(scale))
+    if factors.dim() != 1 or factors.is_complex():
+        raise ShapeError(
+            f"scale is {tuple(factors.shape)} of {factors.dtype}: it must be (T,) real numbers, "
+            "one for each term. Pass such factors."
+        )
+    return factors
+
+
+def _tensor(name: str, given: Any) -> Tensor:
+    """A strided tensor of what was given."""
+    try:
+        table = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise DTypeError(
+            f"{name} is {given!r:.50}: it must be a tensor, an array or a list of numbers. "
+            f"Convert {name}."
+        ) from None
+    check_tensors(**{name: table})
+    return table
 
 
 def _out_size(given: int | None, needed: int) -> int:
+    if given is not None and not hasattr(given, "__index__"):
+        raise DTypeError(
+            f"out_size (or in1_size, in2_size) is {given!r}: it must be an integer. Pass the "
+            "number of rows."
+        )
     if given is not None and given < needed:
         raise IndexRangeError(
             f"out_size (or in1_size, in2_size) is {given} but the largest output row is "
