@@ -248,5 +248,5 @@ class TestErrors:
 
 def test_a_list_as_the_number_of_nodes():
     """Seen red with: a bare TypeError of the cache, as before."""
-    with pytest.raises(torchweft.ShapeError, match=r"num_nodes is \[4\]: it must be an integer"):
+    with pytest.raises(ShapeError, match=r"num_nodes is \[4\]: it must be an integer"):
         graph_of(SRC, DST, [4], 3)
