@@ -13,7 +13,7 @@ from torchweft.clifford.programs.operator import bound
 from torchweft.clifford.programs.programs import key
 from torchweft.core.backend import choose
 from torchweft.core.operators.call_cache import CallCache, signature
-from torchweft.core.operators.operands import same_kind
+from torchweft.core.operators.operands import narrowed, same_kind
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
 
@@ -44,11 +44,17 @@ class RowFunction:
         multivectors: their names.
         parameters: the dimensions of each parameter by its name, as in weight="F P"; a dimension
             F_out may have any length, and a parameter without dimensions is not checked.
+        cast: of each tensor under autocast.
     """
 
     def __init__(
-        self, prepare: Callable[..., Compute], multivectors: Sequence[str], **parameters: str
+        self,
+        prepare: Callable[..., Compute],
+        multivectors: Sequence[str],
+        cast: Callable[[Tensor], Tensor] = narrowed,
+        **parameters: str,
     ) -> None:
+        self._cast = cast
         self._prepare, self._multivectors, self._parameters = prepare, multivectors, parameters
         self._calls: CallCache[Compute] = CallCache()
 
@@ -97,7 +103,7 @@ class RowFunction:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The multivectors (B, batch…, F) of one shape, and the parameters, all of one dtype."""
         count, names = len(self._multivectors), (*self._multivectors, *self._parameters)
-        tensors = same_kind(**dict(zip(names, given, strict=False)))
+        tensors = same_kind(self._cast, **dict(zip(names, given, strict=False)))
         named = dict(zip(names[:count], tensors, strict=False))
         multivectors, parameters = blades_first(algebra, blade_dim, **named), tensors[count:]
         multivectors = _broadcast(names, multivectors)
