@@ -293,11 +293,12 @@ def fully_connected(
         gated: whether x and y are gated first.
         ending: the words of the norm that follows, "euclidean 0x…"; "" for none.
     """
-    args = (x, y, weight, algebra.signature, gated, ending, backend)
+    options = (algebra.signature, gated, ending, backend)
     if backend != "triton":  # sums in float32: pairs and partial sums are not rounded to 16 bits
-        wide = (t.to(accumulator(x.dtype)) for t in (x, y, weight))
+        left, right, matrices = (t.to(accumulator(x.dtype)) for t in (x, y, weight))
         with torch.autocast(x.device.type, enabled=False):
-            return _product_composition(*wide, *args[3:]).to(x.dtype)
+            return _product_composition(left, right, matrices, *options).to(x.dtype)
+    args = (x, y, weight, *options)
     return _normalised(*args) if ending else _plain(*args)
 
 

@@ -13,12 +13,12 @@ __all__ = ["TILE", "add", "clear", "finish", "load", "store", "totals", "walk"]
 TILE = 256
 """Positions of a tile: long enough for vector lanes; two dozen slots fit in the first cache."""
 
-_OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
-
-jit = numba.njit(**_OPTIONS, fastmath={"contract", "nsz"})
+jit = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
 """Products stay in the order in which a program multiplies, so that none leaves the range."""
 
-jit_sums = numba.njit(**_OPTIONS, fastmath={"reassoc", "contract", "nsz"})
+jit_sums = numba.njit(
+    cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
+)
 
 
 @jit
