@@ -411,3 +411,14 @@ def test_a_backend_that_cannot_serve_is_refused(name):
         module(*inputs)
     module, *inputs = networks("torch")[name]
     module(*inputs)
+
+
+def test_attention_needs_a_dimension_of_heads():
+    """Red before: IndexError, from a flatten inside."""
+    x, scalars = torch.zeros(16, 5, 2), torch.zeros(5, 3)
+    with pytest.raises(ShapeError, match=r"q 2, .*at least 3.*For one head, insert.*unsqueeze"):
+        geometric_attention(x, x, x, scalars, scalars, scalars)
+    heads = [t.unsqueeze(-3) for t in (x, x, x, scalars, scalars, scalars)]
+    assert [t.shape for t in geometric_attention(*heads)] == [(16, 1, 5, 2), (1, 5, 3)]
+    with pytest.raises(ShapeError, match=r"q_scalars 2, .*the same number"):
+        geometric_attention(*heads[:3], scalars, scalars, scalars)

@@ -3,13 +3,17 @@
 exp is held against the exponential of the matrix b ↦ (x ↦ b x), by plain PyTorch's own error.
 """
 
+import functools
+
 import pytest
 import torch
 
 from tests.conftest import BACKENDS, INTERPRETED
 from torchweft import clifford
 from torchweft.clifford import Algebra, reference
+from torchweft.errors import ShapeError
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
+from torchweft.testing.contract import assert_same_bits
 
 EVERY = [(1, 1), (1, 1, 1), (1, -1, -1, -1), (0, 1, 1, 1), (1, 1, 1, 1, -1)]
 METRICS = [(0, 1, -1)] if INTERPRETED else EVERY
@@ -72,6 +76,58 @@ def test_inverse(metric, backend):
     size = reference.product(versor.abs(), inverse.abs(), Algebra((1,) * algebra.n))
     size = size.abs() + clifford.norm(versor, algebra) * inverse.abs().sum(0)
     assert_within_bound(product, one, size, terms=algebra.num_blades, stored=2)
+
+
+@pytest.mark.parametrize("metric", [(1,), *METRICS, (1, 1, 1, 1, 1), (0, 1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_inverse_of_what_is_no_versor(metric, dtype, backend):
+    """As accurate as a solution by the multivector's matrix.  Red before: reverse(x)/⟨x x̃⟩₀."""
+    algebra, generator = Algebra(metric), torch.Generator().manual_seed(0)
+    x = torch.randn(algebra.num_blades, 61, 3, dtype=torch.float64, generator=generator).to(dtype)
+    x[0] += 4 * algebra.num_blades**0.5  # none is nearly singular: errors are alike
+
+    def solved(given):
+        matrices = torch.einsum("i...,ijk->...jk", given, algebra.cayley(given.dtype))
+        one = torch.eye(algebra.num_blades, dtype=given.dtype)[0]
+        return torch.linalg.solve(matrices, one.expand(matrices.shape[:-1])).movedim(-1, 0)
+
+    exact = solved(x.double())
+    narrow = x.float() if dtype == torch.float32 else (x * (1 + torch.finfo(dtype).eps)).float()
+    noise = plain_error(solved(narrow), exact, dtype)
+    assert_as_accurate(clifford.inverse(x, algebra, backend=backend), exact, noise)
+
+
+def test_gradients_of_an_inverse(backend):
+    x = torch.tensor([[1.0], [0.5], [-0.3], [0.2]], dtype=torch.float64)[..., None]
+    for metric in ((1, 1), (1, -1)):
+        function = functools.partial(clifford.inverse, algebra=Algebra(metric), backend=backend)
+        leaf = x.clone().requires_grad_()
+        assert torch.autograd.gradcheck(function, leaf)
+        assert torch.autograd.gradgradcheck(function, leaf)
+
+
+def test_inverse_of_what_has_none_is_not_a_number(backend):
+    x = torch.zeros(8, 1, 2)
+    x[0, 0, 1] = x[1, 0, 1] = 1  # 0, and 1 + e1
+    assert not clifford.inverse(x, Algebra((1, 1, 1)), backend=backend).isfinite().any()
+
+
+def test_inverse_needs_five_dimensions_or_fewer(backend):
+    with pytest.raises(ShapeError, match=r"n = 6: it needs n ≤ 5.*reverse\(v\)"):
+        clifford.inverse(torch.ones(64, 1, 1), Algebra((1,) * 6), backend=backend)
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "inverse", "norm", "rms_norm", "gelu", "reverse"])
+def test_autocast_keeps_float32(name, backend):
+    """As torch keeps exp, log, norm and reciprocal.  Red before: bfloat16."""
+    algebra = Algebra((1, 1))
+    x = clifford.exp(bivectors(algebra).float(), algebra, backend=backend)
+    expected = getattr(clifford, name)(x, algebra, backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = getattr(clifford, name)(x, algebra, backend=backend)
+        narrow = getattr(clifford, name)(x.bfloat16(), algebra, backend=backend)
+    assert_same_bits(found, expected, name)
+    assert narrow.dtype == (torch.bfloat16 if name in ("gelu", "reverse") else torch.float32)
 
 
 def test_gradients_at_zero_and_at_a_plane(backend):

@@ -226,3 +226,18 @@ def test_errors():
 def test_batches_are_tensors():
     with pytest.raises(DTypeError, match=r"x is a ndarray: it must be a torch\.Tensor"):
         o3.BatchNorm("1x1o")(torch.ones(2, 3).numpy())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast_keeps_float32(name):
+    """As torch keeps norm and layer_norm; batch norms return what they are given.
+
+    Red before: 16 bits stayed 16 bits in all of them.
+    """
+    layer, x = built(name).eval(), IRREPS.randn(7, -1)
+    expected = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same_bits(layer(x), expected, name)
+        narrow = layer(x.bfloat16())
+    norms = isinstance(layer, o3.Norm | o3.LayerNorm)
+    assert narrow.dtype == (torch.float32 if norms else torch.bfloat16)

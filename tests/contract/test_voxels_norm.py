@@ -267,3 +267,17 @@ def test_two_ranks_are_one(name, ranks):
         noise = plain_error(plain_norm.state_dict()[key], exact, torch.float32)
         assert_as_accurate(state[key], exact, noise + noise.max())
     same(state["num_batches_tracked"], torch.tensor(2))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_autocast_keeps_float32(name):
+    """As torch keeps layer_norm and group_norm; a batch norm returns what it is given.
+
+    Red before: 16 bits stayed 16 bits in all of them.
+    """
+    norm, tensor = built(name).eval(), cloud(channels=C, dtype=torch.float32)
+    expected = norm(tensor).feats
+    with torch.autocast(DEVICE, torch.bfloat16):
+        same(norm(tensor).feats, expected)
+        narrow = norm(tensor.replace(tensor.feats.bfloat16()))
+    assert narrow.dtype == (torch.bfloat16 if name == "batch" else torch.float32)

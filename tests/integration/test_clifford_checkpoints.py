@@ -34,6 +34,9 @@ from torchweft.errors import ShapeError
 X = torch.arange(1.0, 17, dtype=torch.float64)
 
 
+TWO_HEADS = {"attention": {"num_heads": 2}}
+
+
 def same(found, expected, digits=6):
     """Equal to the last printed digit."""
     exact = torch.tensor(expected, dtype=torch.float64)
@@ -119,7 +122,7 @@ def test_cegnn_message_passing():
                 f"{at}.3.a": (1, 2),
             }
     state = filled(shapes) | {"edge_model.algebra.cayley": torch.zeros(8, 8, 8)}
-    layer = loaded(EGCL(2, algebra, 1), from_cegnn(state, algebra))
+    layer = loaded(EGCL(2, algebra, 1), from_cegnn(state, algebra, configuration={}))
     plan = message_plan(torch.tensor([1, 2, 0, 1]), torch.tensor([0, 0, 1, 2]), 3)
     h, edges = waves(3, 2, 8), waves(4, 1, 8, phase=0.5)
     out = layer(h.movedim(-1, 0), plan, edges.movedim(-1, 0)).movedim(0, -1)
@@ -195,7 +198,7 @@ GATR = {
 
 @pytest.mark.parametrize("multi_query", GATR)
 def test_gatr_network(multi_query):
-    state = from_gatr(filled(gatr_shapes(multi_query)))
+    state = from_gatr(filled(gatr_shapes(multi_query)), configuration=TWO_HEADS)
     network = GATr(2, 1, 2, 1, 1, 2, 1, 2, multi_query, blade_dim=-1)
     x, scalars = loaded(network, state)(waves(1, 3, 2, 16), waves(1, 3, 1, phase=0.5))
     for found, text in zip((x[0, 0], scalars), GATR[multi_query], strict=True):
@@ -219,7 +222,7 @@ LGATR = {
 @pytest.mark.parametrize("maps", LGATR)
 def test_lgatr_network(maps):
     pseudoscalar = maps == 10
-    state = from_lgatr(filled(lgatr_shapes(not pseudoscalar, maps)))
+    state = from_lgatr(filled(lgatr_shapes(not pseudoscalar, maps)), configuration=TWO_HEADS)
     network = LGATr(2, 1, 2, 1, 1, 2, 1, 2, not pseudoscalar, pseudoscalar, blade_dim=-1)
     x, scalars = loaded(network, state)(waves(1, 3, 2, 16), waves(1, 3, 1, phase=0.5))
     for found, text in zip((x[0, 0], scalars), LGATR[maps], strict=True):
@@ -277,8 +280,132 @@ def test_cliffordlayers_convolution():
     algebra = Algebra((1, -1))
     state = {f"weight.{k}": X[:2].view(1, 1, 1, 2) + k for k in range(4)}
     state |= {"g": torch.tensor([1.0, -1]), "bias": X[:4].view(4, 1)}
-    conv = loaded(CliffordConv2d(algebra, 1, 1, (1, 2)), from_cliffordlayers(state))
+    state = from_cliffordlayers(state, configuration={})
+    conv = loaded(CliffordConv2d(algebra, 1, 1, (1, 2)), state)
     same(conv(X[:8].view(1, 1, 1, 2, 4)), [53, 36, 49, 56])
+
+
+def lgatr_2_shapes():
+    """L-GATr 2: gains behind the norms of a block, no biases before the attention."""
+    shapes = lgatr_shapes(False, 10)
+    before = "qkv_module.in_linear."
+    shapes = {k: v for k, v in shapes.items() if before not in k or not k.endswith(".bias")}
+    gains = {f"blocks.0.norm{i}.weight_mv": (2, 5) for i in (1, 2)}
+    return shapes | gains | {f"blocks.0.norm{i}.weight_s": (2,) for i in (1, 2)}
+
+
+LGATR_2 = {
+    "gelu": (
+        ".378627 .005839 -.127516 .273636 .028066 -.327089 1.139209 -.024765 "
+        "-.372168 .347218 -.827103 .119674 .159631 .332552 -.080328 1.884209",
+        "-.492501 -1.159862 -2.490053",
+    ),
+    "tanh": (
+        ".962610 -.013335 -.066725 .304528 .100759 -.389197 1.230485 -.042132 "
+        "-.407544 .422976 -.887696 .094309 .169250 .309774 -.072981 2.078891",
+        ".194687 -.469229 -1.896708",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LGATR_2)
+def test_lgatr_2_network(name):
+    """Red before: it did not load."""
+    options = TWO_HEADS | {"mlp": {"nonlinearity": name}}
+    state = from_lgatr(filled(lgatr_2_shapes()), configuration=options)
+    ours = {"gelu": "gelu_tanh"}.get(name, name)
+    network = LGATr(2, 1, 2, 1, 1, 2, 1, 2, False, True, activation=ours, blade_dim=-1)
+    x, scalars = loaded(network, state)(waves(1, 3, 2, 16), waves(1, 3, 1, phase=0.5))
+    for found, text in zip((x[0, 0], scalars), LGATR_2[name], strict=True):
+        same(found, [float(v) for v in text.split()])
+
+
+SIGMOID = {
+    "gatr": (
+        "1.677773 .234215 -.017763 -.025273 -.009542 -.066905 -.120485 -.063210 "
+        ".008632 .028163 .021798 .028441 .174858 .160563 .007248 -.160004",
+        "2.220069 1.658744 1.152707",
+    ),
+    "lgatr": (
+        "1.290921 -.039222 -.176668 .107775 .014221 -.382216 .816549 .172963 "
+        "-.814647 .234232 -.136890 .079134 .139563 .431650 -.006009 .441678",
+        ".503814 -.277007 -.824769",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIGMOID)
+def test_another_activation(name):
+    """Red before: the checkpoint loaded, as gelu."""
+    options = TWO_HEADS | {"mlp": {"activation": "sigmoid"}}
+    if name == "gatr":
+        state = from_gatr(filled(gatr_shapes(True)), configuration=options)
+        build = functools.partial(GATr, 2, 1, 2, 1, 1, 2, 1, 2, blade_dim=-1)
+    else:
+        state = from_lgatr(filled(lgatr_shapes(False, 10)), configuration=options)
+        build = functools.partial(LGATr, 2, 1, 2, 1, 1, 2, 1, 2, blade_dim=-1)
+    network = loaded(build(activation="sigmoid"), state)
+    x, scalars = network(waves(1, 3, 2, 16), waves(1, 3, 1, phase=0.5))
+    for found, text in zip((x[0, 0], scalars), SIGMOID[name], strict=True):
+        same(found, [float(v) for v in text.split()])
+    with pytest.raises(ShapeError, match=r"activation is 'sigmoid' in the checkpoint.*has 'gelu'"):
+        loaded(build(), state)
+
+
+def test_another_number_of_heads_is_refused():
+    state = from_lgatr(filled(lgatr_shapes(False, 10)), configuration=TWO_HEADS)
+    with pytest.raises(ShapeError, match=r"heads is 2 in the checkpoint.*has 1.*heads=2"):
+        LGATr(2, 1, 2, 1, 1, 2, 1, 1, blade_dim=-1).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("load", "options", "match"),
+    [
+        (from_gatr, {"attention": {"pos_encoding": True}}, r"pos_encoding is True.*must be False"),
+        (from_lgatr, {"attention": {"head_scale": True}}, r"head_scale is True.*must be False"),
+        (from_lgatr, {"reinsert_mv_channels": (0,)}, r"reinsert_mv_channels is \(0,\).*None"),
+        (from_lgatr, {"primitives": {"bivector": False}}, r"bivector is False.*must be True"),
+        (from_lgatr, {"mlp": {"shape": 3}}, r"mlp shape is 3.*not known"),
+        (from_cegnn, {"invariant": "norm"}, r"invariant is 'norm'.*must be 'mag2'"),
+        (from_cegnn, {"residual": False}, r"residual is False.*must be True"),
+        (from_cliffordlayers, {"groups": 2}, r"groups is 2.*must be 1.*Keep the original"),
+    ],
+)
+def test_options_without_a_counterpart_are_refused(load, options, match):
+    """Red before: the checkpoints loaded, and computed another function."""
+    algebra = [Algebra.cl(3)] if load is from_cegnn else []
+    with pytest.raises(ShapeError, match=match):
+        load({}, *algebra, configuration=options)
+
+
+def test_options_are_read_off_the_original():
+    """From attributes of its modules, which are named as in CEGNN, L-GATr and cliffordlayers."""
+
+    class MVSiLU(torch.nn.Module):
+        invariant = "norm"
+
+    class CliffordConv2d(torch.nn.Module):
+        groups, rotation, padding_mode = 2, False, "zeros"
+
+    class ScalarGatedNonlinearity(torch.nn.Module):
+        nonlinearity = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+        _reinsert_s_channels = (1,)
+
+    for load, module, match in (
+        (functools.partial(from_cegnn, algebra=Algebra.cl(3)), MVSiLU(), "invariant is 'norm'"),
+        (from_cliffordlayers, CliffordConv2d(), "groups is 2"),
+        (from_lgatr, ScalarGatedNonlinearity(), r"reinsert_s_channels is \(1,\)"),
+    ):
+        with pytest.raises(ShapeError, match=match):
+            load(torch.nn.Sequential(module))
+
+
+@pytest.mark.parametrize("load", [from_gatr, from_lgatr, from_cegnn, from_cliffordlayers])
+def test_a_state_dict_needs_its_configuration(load):
+    algebra = [Algebra.cl(3)] if load is from_cegnn else []
+    state = {"blocks.0.mlp.layers.2.b": torch.ones(1)}
+    with pytest.raises(ShapeError, match=r"without its configuration.*Pass the module itself"):
+        load(state, *algebra)
 
 
 def test_maps_of_another_algebra_are_refused():
@@ -287,7 +414,7 @@ def test_maps_of_another_algebra_are_refused():
 
 
 def test_layouts_share_their_parameters():
-    state = from_gatr(filled(gatr_shapes(True)))
+    state = from_gatr(filled(gatr_shapes(True)), configuration=TWO_HEADS)
     first, last = (loaded(GATr(2, 1, 2, 1, 1, 2, 1, 2, blade_dim=dim), state) for dim in (0, -1))
     x, scalars = waves(2, 3, 2, 16), waves(2, 3, 1)
     found = first(x.movedim(-1, 0), scalars)[0].movedim(0, -1)

@@ -56,9 +56,27 @@ MUTANTS = [
     ),
     Mutant(
         "an inverse divides by the wrong blade",
-        "return turned / square.narrow(blade_dim, 0, 1)",
-        "return turned / square.narrow(blade_dim, 1, 1)",
-        f"{VERSORS} tests/property/test_clifford_identities.py",
+        "y = adjugate / product(wide, adjugate)[:1]",
+        "y = adjugate / product(wide, adjugate)[1:2]",
+        VERSORS,
+    ),
+    Mutant(
+        "an inverse is right of versors alone",
+        "for negative in [{1, 4}, {5}]",
+        "for negative in [{5}, {5}]",
+        VERSORS,
+    ),
+    Mutant(
+        "norms narrow under autocast",
+        'program_rows("rms_norm", norm_words), "x", widened)',
+        'program_rows("rms_norm", norm_words), "x")',
+        VERSORS,
+    ),
+    Mutant(
+        "a norm squares what it was given",
+        "shrinks = epsilon >= LEAST_EPS",
+        "shrinks = False",
+        "tests/regressions/test_clifford_range.py",
     ),
     Mutant(
         "the sandwich is not turned",

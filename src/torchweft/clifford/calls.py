@@ -13,7 +13,7 @@ from torchweft.clifford.programs.operator import bound
 from torchweft.clifford.programs.programs import key
 from torchweft.core.backend import choose
 from torchweft.core.operators.call_cache import CallCache, signature
-from torchweft.core.operators.operands import check_tensors, same_kind
+from torchweft.core.operators.operands import check_tensors, narrowed, same_kind
 from torchweft.core.operators.operator import constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
 
@@ -44,11 +44,17 @@ class RowFunction:
         multivectors: their names.
         parameters: the dimensions of each parameter by its name, as in weight="F P"; a dimension
             F_out may have any length, and a parameter without dimensions is not checked.
+        cast: of each tensor under autocast.
     """
 
     def __init__(
-        self, prepare: Callable[..., Compute], multivectors: Sequence[str], **parameters: str
+        self,
+        prepare: Callable[..., Compute],
+        multivectors: Sequence[str],
+        cast: Callable[[Tensor], Tensor] = narrowed,
+        **parameters: str,
     ) -> None:
+        self._cast = cast
         self._prepare, self._multivectors, self._parameters = prepare, multivectors, parameters
         self._calls: CallCache[Compute] = CallCache()
 
@@ -100,7 +106,7 @@ class RowFunction:
         count, names = len(self._multivectors), (*self._multivectors, *self._parameters)
         named = dict(zip(names, given, strict=False))
         check_tensors(**named)  # None too is no tensor
-        tensors = same_kind(**named)
+        tensors = same_kind(self._cast, **named)
         named = dict(zip(names[:count], tensors, strict=False))
         multivectors, parameters = blades_first(algebra, blade_dim, **named), tensors[count:]
         multivectors = _broadcast(names, multivectors)

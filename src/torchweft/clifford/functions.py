@@ -17,7 +17,7 @@ from torch import Tensor
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.calls import RowFunction, norm_words, program_rows
 from torchweft.clifford.matrices import operators
-from torchweft.core.operators.operands import check_tensors
+from torchweft.core.operators.operands import as_given, check_tensors, widened
 from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [
@@ -447,8 +447,8 @@ _fully_connected_layer = RowFunction(
     linear_bias="F",
     weight="P F F_out",
 )
-_norm = RowFunction(program_rows("magnitude"), "x")
-_rms_norm = RowFunction(program_rows("rms_norm", norm_words), "x")
-_gelu = RowFunction(program_rows("gelu"), "x")
-_silu = RowFunction(program_rows("silu"), "x", a="n+1 F", b="n+1 F")
-_turned = RowFunction(program_rows("turned", _turned_words), "x")
+_norm = RowFunction(program_rows("magnitude"), "x", widened)
+_rms_norm = RowFunction(program_rows("rms_norm", norm_words), "x", widened)
+_gelu = RowFunction(program_rows("gelu"), "x", as_given)
+_silu = RowFunction(program_rows("silu"), "x", widened, a="n+1 F", b="n+1 F")
+_turned = RowFunction(program_rows("turned", _turned_words), "x", as_given)

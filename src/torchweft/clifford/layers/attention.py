@@ -6,6 +6,7 @@ Attention is torch's scaled_dot_product_attention.  Multivectors are (B, batch�
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
 from torchweft.clifford.layers.equilinear import EquiLayerNorm, linear_maps
+from torchweft.errors import ShapeError
 
 __all__ = [
     "LGATrAttention",
@@ -63,6 +65,7 @@ def geometric_attention(
         (B, batch…, heads, items_q, F_v) and (batch…, heads, items_q, S_v).
     """
     q, k, v = (x.movedim(blade_dim, 0) for x in (q, k, v))
+    _check_heads(q, k, v, q_scalars, k_scalars, v_scalars)
     queries, keys = [q_scalars], [k_scalars]
     has_points = algebra.metric.count(0) == 1
     for j, square in enumerate(algebra.squares):
@@ -86,6 +89,20 @@ def geometric_attention(
     blades, out_scalars = torch.split(out, [out.shape[-1] - width, width], -1)
     out_blades = torch.unflatten(blades, -1, (algebra.num_blades, -1))
     return out_blades.movedim(-2, blade_dim), out_scalars
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, *scalars: Tensor) -> None:
+    """Raise unless each has dimensions of heads and items, in one number of dimensions."""
+    names = ("q_scalars", "k_scalars", "v_scalars")
+    dims = {"q": q.dim() - 1, "k": k.dim() - 1, "v": v.dim() - 1}
+    dims |= {name: t.dim() for name, t in zip(names, scalars, strict=True)}
+    if min(dims.values()) < 3 or len(set(dims.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in dims.items())
+        raise ShapeError(
+            f"dimensions beside the blades are {shown}: each needs (batch…, heads, items, "
+            "features), at least 3 and the same number. For one head, insert a dimension of "
+            "length 1 before the items: q.unsqueeze(-3), q_scalars.unsqueeze(-3)."
+        )
 
 
 def _points(x: Tensor, algebra: Algebra, eps: float) -> tuple[list[Tensor], Tensor]:
@@ -120,6 +137,17 @@ def _sum_of_squares(parts: list[Tensor]) -> Tensor:
 def _four_dims(x: Tensor) -> Tensor:
     """(batch…, heads, items, E) with one batch dimension: what the fused kernels take."""
     return x[None].flatten(0, -4)
+
+
+def check_origin(module: nn.Module, metadata: Mapping[str, Any], **own: Any) -> None:
+    """Raise unless a checkpoint of another project was of the module's options."""
+    for name, value in own.items():
+        if metadata.get(name, value) != value:
+            raise ShapeError(
+                f"{name} is {metadata[name]!r} in the checkpoint: this {type(module).__name__} has "
+                f"{value!r}, another function of the same weights. Build the network with "
+                f"{name}={metadata[name]!r}."
+            )
 
 
 class SelfAttention(nn.Module):
@@ -166,6 +194,12 @@ class SelfAttention(nn.Module):
         # of distances, which need points and hence a null vector
         has_points = algebra.metric.count(0) == 1
         self.log_weights = nn.Parameter(torch.zeros(heads, hidden[0])) if has_points else None
+
+    def _load_from_state_dict(
+        self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any
+    ) -> None:
+        check_origin(self, metadata, heads=self.heads)
+        super()._load_from_state_dict(state, prefix, metadata, *args)
 
     def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
         """(B, batch…, items, F) and (batch…, items, S), and back to the same shapes."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.calls import backend_for
-from torchweft.core.operators.operands import check_tensors
+from torchweft.core.operators.operands import check_tensors, widened
 from torchweft.errors import DTypeError, ShapeError
 
 __all__ = [
@@ -386,7 +386,7 @@ class MVLayerNorm(MultivectorModule):
         """X and the result: (B, batch…, F)."""
         self.check(x, self.features)
         backend_for(self.backend, self.algebra, [x])
-        first = self.blades_first(x)
+        first = self.blades_first(x := widened(x))
         square = self.grade_squares(first).sum(0, keepdim=True)
         size = (square * square + 1e-16).sqrt().sqrt().mean(-1, keepdim=True)
         return self.blades_back(self.a * first / (size + 1e-6)).to(x.dtype)

@@ -24,6 +24,7 @@ from torchweft.clifford.layers.basic import (
     MVLayerNorm,
     MVSiLU,
 )
+from torchweft.core.operators.operands import widened
 from torchweft.errors import ShapeError
 from torchweft.products import SparseScaleInfo, sparse_scale, sparse_scale_infos
 
@@ -123,7 +124,7 @@ class SteerableGeometricProduct(MultivectorModule):
         return _steerable(tensors, self.algebra, 0, self.backend, *words)
 
 
-_grade_normalization = RowFunction(program_rows("grade_normalization"), "x", a="n+1 F")
+_grade_normalization = RowFunction(program_rows("grade_normalization"), "x", widened, a="n+1 F")
 _steerable = RowFunction(
     program_rows("steerable"), ("x", "left", "right"), weight="P F", scale="n+1 F", a="1 F"
 )

@@ -7,6 +7,8 @@ products are normalised.  `from_gatr` and `from_lgatr` convert the originals' ch
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch.nn import functional
 from torchweft.clifford import functions
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
 from torchweft.clifford.calls import backend_on
-from torchweft.clifford.layers.attention import LGATrAttention, Pair, SelfAttention
+from torchweft.clifford.layers.attention import LGATrAttention, Pair, SelfAttention, check_origin
 from torchweft.clifford.layers.equilinear import EquiLayerNorm, linear_maps
 from torchweft.errors import ShapeError
 
@@ -67,23 +69,51 @@ def equivariant_join(
     return orientation * join(x, y, algebra, blade_dim=blade_dim, backend=backend)
 
 
+_GELU_TANH = functools.partial(functional.gelu, approximate="tanh")
+
+_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "gelu": (_GELU_TANH, functional.gelu),
+    "gelu_tanh": (_GELU_TANH, _GELU_TANH),
+    "relu": (functional.relu, functional.relu),
+    "sigmoid": (torch.sigmoid, torch.sigmoid),
+    "silu": (functional.silu, functional.silu),
+    "tanh": (torch.tanh, torch.tanh),
+}
+"""The function of the gates and that of the scalars, by the name of an activation."""
+
+
 class ScalarGatedNonlinearity(nn.Module):
-    """gelu(x₀) · x by the tanh formula, and gelu of the scalars by the exact one, as in GATr.
+    """f(x₀) · x, and f of the scalars.
 
     Args:
+        activation: f: "gelu" as in GATr and L-GATr 1 (tanh formula for the gates, the exact one for
+            scalars), "gelu_tanh" as in L-GATr 2 (for both), "relu", "sigmoid", "silu" or "tanh".
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: None chooses; gates are torch's own on every backend.
     """
 
-    def __init__(self, *, blade_dim: int = 0, backend: str | None = None) -> None:
+    def __init__(
+        self, activation: str = "gelu", *, blade_dim: int = 0, backend: str | None = None
+    ) -> None:
         super().__init__()
-        self.blade_dim, self.backend = blade_dim, backend
+        if activation not in _ACTIVATIONS:
+            raise ShapeError(
+                f"activation is {activation!r}: it must be one of {', '.join(_ACTIVATIONS)}. "
+                "Pass activation='gelu', as GATr has by default."
+            )
+        self.activation, self.blade_dim, self.backend = activation, blade_dim, backend
 
     def forward(self, x: Tensor, scalars: Tensor) -> Pair:
         """Both like what was given."""
         backend_on(self.backend, x.device.type)
-        gates = functional.gelu(x.narrow(self.blade_dim, 0, 1), approximate="tanh")
-        return gates * x, functional.gelu(scalars)
+        of_gates, of_scalars = _ACTIVATIONS[self.activation]
+        return of_gates(x.narrow(self.blade_dim, 0, 1)) * x, of_scalars(scalars)
+
+    def _load_from_state_dict(
+        self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any
+    ) -> None:
+        check_origin(self, metadata, activation=self.activation)
+        super()._load_from_state_dict(state, prefix, metadata, *args)
 
 
 class GeometricBilinear(nn.Module):
@@ -148,6 +178,7 @@ class GeometricMLP(nn.Module):
         features: F.
         scalars: S.
         algebra: of the multivectors.
+        activation: see `ScalarGatedNonlinearity`.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: None chooses.
     """
@@ -158,6 +189,7 @@ class GeometricMLP(nn.Module):
         scalars: int,
         algebra: Algebra = PGA,
         *,
+        activation: str = "gelu",
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
@@ -166,7 +198,7 @@ class GeometricMLP(nn.Module):
         self.bilinear = GeometricBilinear(
             features, wide[0], scalars, wide[1], algebra, blade_dim=blade_dim, backend=backend
         )
-        self.gate = ScalarGatedNonlinearity(blade_dim=blade_dim, backend=backend)
+        self.gate = ScalarGatedNonlinearity(activation, blade_dim=blade_dim, backend=backend)
         linear = linear_maps(algebra, False, blade_dim, backend)
         self.linear = linear(wide[0], features, wide[1], scalars)
 
@@ -183,6 +215,7 @@ class LGATrMLP(nn.Module):
         features: F.
         scalars: S.
         pseudoscalar: see `EquiLinear`.
+        activation: see `ScalarGatedNonlinearity`.
         blade_dim: 0 for (B, batch…, F), −1 for (batch…, F, B).
         backend: None chooses.
     """
@@ -193,6 +226,7 @@ class LGATrMLP(nn.Module):
         scalars: int,
         pseudoscalar: bool = True,
         *,
+        activation: str = "gelu",
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
@@ -204,7 +238,7 @@ class LGATrMLP(nn.Module):
         self.linear_right = linear(features, wide[0], scalars)
         self.linear_out = linear(wide[0], wide[0], scalars, wide[1])
         self.norm = EquiLayerNorm(SPACETIME, blade_dim=blade_dim, backend=backend)
-        self.gate = ScalarGatedNonlinearity(blade_dim=blade_dim, backend=backend)
+        self.gate = ScalarGatedNonlinearity(activation, blade_dim=blade_dim, backend=backend)
         self.linear = linear(wide[0], features, wide[1], scalars)
         # the product starts near a · 1: gradients reach a from the first step
         with torch.no_grad():
@@ -231,6 +265,7 @@ class GATrBlock(nn.Module):
         multi_query: bool = True,
         algebra: Algebra = PGA,
         *,
+        activation: str = "gelu",
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
@@ -238,7 +273,8 @@ class GATrBlock(nn.Module):
         self.norm = EquiLayerNorm(algebra, blade_dim=blade_dim, backend=backend)
         shape = (features, scalars, heads, multi_query, algebra)
         self.attention = SelfAttention(*shape, blade_dim=blade_dim, backend=backend)
-        self.mlp = GeometricMLP(features, scalars, algebra, blade_dim=blade_dim, backend=backend)
+        options: dict[str, Any] = {"blade_dim": blade_dim, "backend": backend}
+        self.mlp = GeometricMLP(features, scalars, algebra, activation=activation, **options)
 
     def forward(
         self, x: Tensor, scalars: Tensor, reference: Tensor, mask: Tensor | None = None
@@ -258,6 +294,7 @@ class LGATrBlock(nn.Module):
         multi_query: bool = False,
         pseudoscalar: bool = True,
         *,
+        activation: str = "gelu",
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
@@ -265,7 +302,8 @@ class LGATrBlock(nn.Module):
         self.norm = EquiLayerNorm(SPACETIME, blade_dim=blade_dim, backend=backend)
         shape = (features, scalars, heads, multi_query, pseudoscalar)
         self.attention = LGATrAttention(*shape, blade_dim=blade_dim, backend=backend)
-        self.mlp = LGATrMLP(features, scalars, pseudoscalar, blade_dim=blade_dim, backend=backend)
+        options: dict[str, Any] = {"blade_dim": blade_dim, "backend": backend}
+        self.mlp = LGATrMLP(features, scalars, pseudoscalar, activation=activation, **options)
 
     def forward(self, x: Tensor, scalars: Tensor, mask: Tensor | None = None) -> Pair:
         """Both like what was given."""
@@ -286,6 +324,7 @@ class GATr(nn.Module):
         heads: number of attention heads.
         multi_query: see `SelfAttention`.
         algebra: of the multivectors.
+        activation: see `ScalarGatedNonlinearity`.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
         backend: None chooses.
     """
@@ -303,6 +342,7 @@ class GATr(nn.Module):
         multi_query: bool = True,
         algebra: Algebra = PGA,
         *,
+        activation: str = "gelu",
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
@@ -312,7 +352,8 @@ class GATr(nn.Module):
         self.linear_in = linear(in_features, features, in_scalars, scalars)
         shape = (features, scalars, heads, multi_query, algebra)
         self.blocks = nn.ModuleList(
-            GATrBlock(*shape, blade_dim=blade_dim, backend=backend) for _ in range(blocks)
+            GATrBlock(*shape, activation=activation, blade_dim=blade_dim, backend=backend)
+            for _ in range(blocks)
         )
         self.linear_out = linear(features, out_features, scalars, out_scalars)
 
@@ -338,6 +379,7 @@ class LGATr(nn.Module):
         multi_query: see `LGATrAttention`.
         pseudoscalar: equivariant under rotations and boosts alone, as L-GATr is by default;
             False: under reflections too.
+        activation: see `ScalarGatedNonlinearity`.
         blade_dim: 0 for (B, batch…, items, F), −1 for (batch…, items, F, B).
         backend: None chooses.
     """
@@ -355,6 +397,7 @@ class LGATr(nn.Module):
         multi_query: bool = False,
         pseudoscalar: bool = True,
         *,
+        activation: str = "gelu",
         blade_dim: int = 0,
         backend: str | None = None,
     ) -> None:
@@ -363,7 +406,8 @@ class LGATr(nn.Module):
         self.linear_in = linear(in_features, features, in_scalars, scalars)
         shape = (features, scalars, heads, multi_query, pseudoscalar)
         self.blocks = nn.ModuleList(
-            LGATrBlock(*shape, blade_dim=blade_dim, backend=backend) for _ in range(blocks)
+            LGATrBlock(*shape, activation=activation, blade_dim=blade_dim, backend=backend)
+            for _ in range(blocks)
         )
         self.linear_out = linear(features, out_features, scalars, out_scalars)
 

@@ -23,7 +23,7 @@ from torchweft.clifford.matrices.source import Norm
 from torchweft.clifford.programs.operator import forward, run
 from torchweft.clifford.programs.programs import pairs
 from torchweft.core.backend import choose
-from torchweft.core.expressions.program import mask
+from torchweft.core.expressions.program import accumulator, mask
 from torchweft.core.operators.operator import FusedOperator, Gradients, constant_when_compiling
 
 __all__ = ["fully_connected", "layer", "linear", "weight_gradient"]
@@ -293,9 +293,12 @@ def fully_connected(
         gated: whether x and y are gated first.
         ending: the words of the norm that follows, "euclidean 0x…"; "" for none.
     """
-    args = (x, y, weight, algebra.signature, gated, ending, backend)
-    if backend != "triton":
-        return _product_composition(*args)
+    options = (algebra.signature, gated, ending, backend)
+    if backend != "triton":  # sums in float32: pairs and partial sums are not rounded to 16 bits
+        left, right, matrices = (t.to(accumulator(x.dtype)) for t in (x, y, weight))
+        with torch.autocast(x.device.type, enabled=False):
+            return _product_composition(left, right, matrices, *options).to(x.dtype)
+    args = (x, y, weight, *options)
     return _normalised(*args) if ending else _plain(*args)
 
 

@@ -21,6 +21,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 from torchweft.clifford.algebra import Algebra
+from torchweft.clifford.programs.programs import LEAST_EPS
+from torchweft.core.expressions.expr import SHRINK
 from torchweft.core.gpu.launcher import Tile
 from torchweft.core.printing.kernel import Frame
 from torchweft.core.printing.modules import load
@@ -316,6 +318,11 @@ class Norm(NamedTuple):
         """The factor of each blade's square: 1, or what the metric makes of it."""
         return (1,) * algebra.num_blades if self.kind == "euclidean" else algebra.squares
 
+    def shrunk(self) -> tuple[float, float]:
+        """A factor κ for what is squared, and κ² eps."""
+        kappa = SHRINK if self.eps >= LEAST_EPS else 1.0
+        return kappa, kappa * kappa * self.eps
+
     def rescaled(self, algebra: Algebra) -> list[int]:
         """The grades that it rescales: those with a blade whose factor is not 0."""
         signs = self.signs(algebra)
@@ -395,9 +402,11 @@ def _norm(algebra: Algebra, norm: Norm, scaled: bool) -> list[str]:
     lines = ["undo = 1.0 / (tl.load(scale_ptr + row) * tl.load(all_ptr))"] * scaled
     lines += [f"n{g} = (e * 0).to(ACC)" for g in rescaled]
     lines += sweep
-    lines += [f"    n{g} += tl.abs({_size(algebra, norm, g, 'o')})" for g in rescaled]
+    shrink, least = norm.shrunk()
+    lines += [f"    s{j} = o{j} * {shrink!r}" for j in blades if algebra.grades[j] in rescaled]
+    lines += [f"    n{g} += tl.abs({_size(algebra, norm, g, 's')})" for g in rescaled]
     for g in rescaled:
-        lines.append(f"r{g} = 1.0 / tl.sqrt(tl.sum(n{g}, 0) / F + {norm.eps!r})")
+        lines.append(f"r{g} = {shrink!r} / tl.sqrt(tl.sum(n{g}, 0) / F + {least!r})")
         lines.append(f"tl.store(r_ptr + (wide * {g} * stride_rg + row), r{g})")
     lines += sweep
     for j, g in zip(blades, algebra.grades, strict=True):

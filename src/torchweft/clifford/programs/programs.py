@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from torchweft.clifford.algebra import Algebra
 from torchweft.core.expressions.expr import (
+    SHRINK,
     Expr,
     Form,
     add,
@@ -24,10 +25,16 @@ from torchweft.core.expressions.expr import (
 )
 from torchweft.core.expressions.program import Operand, Output, Program, derive
 
-__all__ = ["form", "key", "pairs", "program"]
+__all__ = ["LEAST_EPS", "form", "key", "pairs", "program"]
 
 ROWS = ("row", "feature")
 FEATURES = ("feature",)
+
+LEAST_EPS = 2.0**-125 / SHRINK**2
+"""The smallest eps of a norm that shrinks numbers before it squares them: 2.8e-14.
+
+(2⁻⁴⁰)² times this is a normal float32 number.
+"""
 
 
 def key(builder: str, algebra: Algebra, *words: object) -> str:
@@ -173,19 +180,26 @@ def _normalised(
     """(gate o)_j / √(s_g + eps), s_g the mean over features of gate² |Σ_(j∈g) q_j o_j²|.
 
     q = 1 for the euclidean norm, the blades' squares for the metric one.  The gate stays outside
-    of the sum over the blades: a thread stores one value a grade, not one a blade.
+    of the sum over the blades: a thread stores one value a grade, not one a blade.  Squares are
+    shrunk where eps allows it, √(s + eps) = √(κ²s + κ²eps) / κ: those of 10³¹ are finite, so that
+    a gate of 0 meets no infinite one.
     """
     found: list[Expr] = []
+    epsilon = float.fromhex(eps)
+    shrinks = epsilon >= LEAST_EPS
+    least = const(SHRINK**2 * epsilon if shrinks else epsilon)
     for blades in algebra.of_grade:
         signs = [1 if norm == "euclidean" else algebra.squares[j] for j in blades]
         if not any(signs):  # nothing to rescale by
             found += [gate * o[j] for j in blades]
             continue
-        squares = add(*(multiply(const(q), o[j], o[j]) for q, j in zip(signs, blades, strict=True)))
+        parts = [apply("shrunk_square", o[j]) if shrinks else o[j] * o[j] for j in blades]
+        squares = add(*(const(q) * part for q, part in zip(signs, parts, strict=True)))
         if norm == "metric":
             squares = apply("abs", squares)
         mean = apply("reciprocal", count("feature")) * total(gate * gate * squares, FEATURES)
-        scale = apply("rsqrt", mean + const(float.fromhex(eps))) * gate
+        root = apply("rsqrt", mean + least)
+        scale = (apply("shrunk", root) if shrinks else root) * gate
         found += [scale * o[j] for j in blades]
     return tuple(found)
 

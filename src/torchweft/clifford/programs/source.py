@@ -23,6 +23,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from torchweft.core.expressions.expr import SHRINK
 from torchweft.core.expressions.program import Operand, Program
 from torchweft.core.printing.dialect import Dialect, Schedule, indented
 from torchweft.core.printing.kernel import Frame
@@ -91,7 +92,10 @@ _FUNCTIONS = {
     "reciprocal": "(1.0 / ({0}))",
     "sqrt": "tl.sqrt({0})",
     "rsqrt": "tl.rsqrt(tl.where(({0}) == 0, float('inf'), {0}))",
+    "shrunk_square": f"(({{0}} * {SHRINK!r}) * ({{0}} * {SHRINK!r}))",
     "abs": "tl.abs({0})",
+    "shrunk": f"({{0}} * {SHRINK!r})",
+    "twice_shrunk": f"({{0}} * {2 * SHRINK**2!r})",
     "sign": "((({0}) > 0).to(tl.int8) - (({0}) < 0).to(tl.int8))",
 }
 _FLAT = "tl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])"

@@ -13,7 +13,10 @@ __all__ = ["TILE", "add", "clear", "finish", "load", "store", "totals", "walk"]
 TILE = 256
 """Positions of a tile: long enough for vector lanes; two dozen slots fit in the first cache."""
 
-jit = numba.njit(
+jit = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
+"""Products stay in the order in which a program multiplies, so that none leaves the range."""
+
+jit_sums = numba.njit(
     cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
 )
 
@@ -117,7 +120,7 @@ def walk(block, terms, coefficients, span, count):  # type: ignore[no-untyped-de
                 values[q] += c * w[q] * (a[q] * b[q])
 
 
-@jit
+@jit_sums
 def totals(tile, size, blocks, pairs, span, rows, features):  # type: ignore[no-untyped-def]
     """Sums over the features of each row, at each of its positions; span: first, last pair."""
     for n in range(span[0], span[1]):

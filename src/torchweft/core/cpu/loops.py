@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.explain import Launch, record, recording
-from torchweft.core.expressions.expr import SLOTS, reachable
+from torchweft.core.expressions.expr import SHRINK, SLOTS, reachable
 from torchweft.core.expressions.program import Program
 from torchweft.core.printing.dialect import Contract, Dialect, Step, Sums, indented
 from torchweft.core.printing.modules import load
@@ -91,7 +91,14 @@ def sign(x):
 """
 
 _FUNCTIONS = ("exp", "normal_cdf", "sigmoid", "reciprocal", "sqrt", "rsqrt", "abs", "sign")
-_DIALECT = Dialect({f: f"{f}({{}})" for f in _FUNCTIONS}, lambda of: [], lambda name, component: [])
+_SHRUNK = {
+    "shrunk": f"({{0}} * {SHRINK!r})",
+    "twice_shrunk": f"({{0}} * {2 * SHRINK**2!r})",
+    "shrunk_square": f"(({{0}} * {SHRINK!r}) * ({{0}} * {SHRINK!r}))",
+}
+_DIALECT = Dialect(
+    _SHRUNK | {f: f"{f}({{}})" for f in _FUNCTIONS}, lambda of: [], lambda name, component: []
+)
 
 
 class Loop(NamedTuple):

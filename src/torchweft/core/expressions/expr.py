@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "FUNCTIONS",
+    "SHRINK",
     "SLOTS",
     "WAVES",
     "Expr",
@@ -182,12 +183,14 @@ def apply(function: str, *args: Expr) -> Expr:
 class Function(NamedTuple):
     """A scalar function: its value in Python, its derivative, its number of arguments.
 
-    The derivative takes the argument and the function's value; it is None where a family
-    differentiates formulas before it lowers them to scalars.
+    The derivative takes an adjoint of the value, the argument and the value, and returns the
+    argument's adjoint; it is None where a family differentiates formulas before it lowers them to
+    scalars.  It multiplies by factors one after the other: 1/√x³ alone leaves float32's range where
+    its product with an adjoint does not.
     """
 
     value: Callable[..., float]
-    derivative: Callable[[Expr, Expr], Expr] | None = None
+    derivative: Callable[[Expr, Expr, Expr], Expr] | None = None
     arity: int = 1
 
 
@@ -195,9 +198,12 @@ def _sign(x: float) -> float:
     return float((x > 0) - (x < 0))
 
 
-def _normal_pdf(x: Expr, _: Expr) -> Expr:
+def _normal_pdf(x: Expr) -> Expr:
     return const(1 / math.sqrt(2 * math.pi)) * apply("exp", const(-0.5) * x * x)
 
+
+SHRINK = 2.0**-40
+"""By what `shrunk` multiplies: a square of 10³¹ fits into float32, shrunk twice."""
 
 WAVES = 8
 """Functions in the sequence cos √x, sin √x / √x, …, which limits the order of derivatives."""
@@ -216,7 +222,9 @@ def _wave(n: int) -> Function:
 
     following = f"wave{n + 1}"
     known = n + 1 < WAVES
-    return Function(value, (lambda x, w: const(-0.5) * apply(following, x)) if known else None)
+    return Function(
+        value, (lambda a, x, w: a * (const(-0.5) * apply(following, x))) if known else None
+    )
 
 
 def wave_series(n: int, terms: int) -> list[float]:
@@ -229,14 +237,25 @@ def wave_series(n: int, terms: int) -> list[float]:
 
 
 FUNCTIONS: dict[str, Function] = {
-    "exp": Function(math.exp, lambda x, e: e),
-    "normal_cdf": Function(lambda x: math.erfc(-x / math.sqrt(2)) / 2, _normal_pdf),
-    "sigmoid": Function(lambda x: (1 + math.tanh(x / 2)) / 2, lambda x, s: s * (const(1) - s)),
-    "reciprocal": Function(lambda x: 1 / x, lambda x, r: const(-1) * r * r),
-    "sqrt": Function(math.sqrt, lambda x, s: const(0.5) * apply("rsqrt", x)),
-    "rsqrt": Function(lambda x: x**-0.5 if x else 0.0, lambda x, r: const(-0.5) * r * r * r),
-    "abs": Function(abs, lambda x, a: apply("sign", x)),
-    "sign": Function(_sign, lambda x, s: const(0)),
+    "exp": Function(math.exp, lambda a, x, e: a * e),
+    "normal_cdf": Function(
+        lambda x: math.erfc(-x / math.sqrt(2)) / 2, lambda a, x, c: a * _normal_pdf(x)
+    ),
+    "sigmoid": Function(
+        lambda x: (1 + math.tanh(x / 2)) / 2, lambda a, x, s: a * (s * (const(1) - s))
+    ),
+    "reciprocal": Function(lambda x: 1 / x, lambda a, x, r: a * (const(-1) * r * r)),
+    "sqrt": Function(math.sqrt, lambda a, x, s: a * (const(0.5) * apply("rsqrt", x))),
+    "rsqrt": Function(
+        lambda x: x**-0.5 if x else 0.0, lambda a, x, r: multiply(const(-0.5), a, r, r, r)
+    ),
+    "shrunk": Function(lambda x: SHRINK * x, lambda a, x, s: apply("shrunk", a)),
+    "twice_shrunk": Function(lambda x: 2 * SHRINK**2 * x, lambda a, x, s: apply("twice_shrunk", a)),
+    "shrunk_square": Function(
+        lambda x: (SHRINK * x) ** 2, lambda a, x, s: apply("twice_shrunk", a * x)
+    ),
+    "abs": Function(abs, lambda a, x, s: a * apply("sign", x)),
+    "sign": Function(_sign, lambda a, x, s: const(0)),
     "same": Function(lambda x: x),
     "plus": Function(lambda a, b: a + b, arity=2),
     "exp2": Function(lambda x: 2.0**x),
@@ -248,8 +267,8 @@ FUNCTIONS: dict[str, Function] = {
     "atan": Function(math.atan),
     "floor": Function(math.floor),
     "round": Function(round),
-    "step": Function(lambda x: float(x >= 0), lambda x, s: const(0)),
-    "ramp": Function(lambda x: max(x, 0.0), lambda x, r: apply("step", x)),
+    "step": Function(lambda x: float(x >= 0), lambda a, x, s: const(0)),
+    "ramp": Function(lambda x: max(x, 0.0), lambda a, x, r: a * apply("step", x)),
     **{f"wave{n}": _wave(n) for n in range(WAVES)},
     "xlogx": Function(lambda x: x * math.log(x) if x else 0.0),
     "sinxdivx": Function(lambda x: math.sin(x) / x if x else 1.0),
@@ -264,9 +283,10 @@ FUNCTIONS: dict[str, Function] = {
 """Scalar functions by name.
 
 normal_cdf is Φ(x) = ½ (1 + erf(x/√2)).  rsqrt(0) is 0, so that a norm's derivatives at 0 are 0.
-round is to the nearest even, step is 1 at 0, ramp its integral, xlogx 0 and sinxdivx 1; comparisons
-are 1 or 0; ifelse(c, a, b) is a where c ≥ 0, else b; same keeps a product together, plus the two
-sides of a sum apart.
+shrunk is κx, κ = SHRINK, twice_shrunk 2κ²x, shrunk_square κ²x²: these factors stay where they are,
+as constants do not.  round is to the nearest even, step is 1 at 0, ramp its integral, xlogx 0 and
+sinxdivx 1; comparisons are 1 or 0; ifelse(c, a, b) is a where c ≥ 0, else b; same keeps a product
+together, plus the two sides of a sum apart.
 """
 
 
@@ -437,7 +457,7 @@ def _scalar_rule(node: Expr, adjoint: Expr, adjoints: _Adjoints) -> None:
         (arg,), derivative = node.args, FUNCTIONS[node.kind].derivative
         if derivative is None:
             raise TypeError(f"{node.kind} has no derivative among scalars")
-        adjoints.give(arg, axes, adjoint * derivative(arg, node))
+        adjoints.give(arg, axes, derivative(adjoint, arg, node))
 
 
 def _form_rule(node: Expr, adjoint: dict[int, Expr], adjoints: _Adjoints) -> None:

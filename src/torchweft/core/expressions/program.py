@@ -27,6 +27,7 @@ from torch import Tensor
 
 from torchweft.core.expressions.expr import (
     FUNCTIONS,
+    SHRINK,
     SLOTS,
     Expr,
     Form,
@@ -193,7 +194,10 @@ _TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "reciprocal": torch.reciprocal,
     "sqrt": torch.sqrt,
     "rsqrt": lambda x: torch.where(x == 0, 0, x.rsqrt()),
+    "shrunk_square": lambda x: (x * SHRINK).square(),
     "abs": torch.abs,
+    "shrunk": lambda x: x * SHRINK,
+    "twice_shrunk": lambda x: x * (2 * SHRINK**2),
     "sign": torch.sign,
 }
 

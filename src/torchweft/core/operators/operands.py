@@ -1,6 +1,12 @@
-"""Checks and casts of operands: tensors of one dtype, on one device, in autocast's dtype."""
+"""Checks and casts of operands: tensors of one dtype, on one device, in autocast's dtype.
+
+Under autocast an operation does as torch's own of its kind: products and linear maps narrow their
+operands, norms and transcendental functions take 16 bits as float32, all others take what comes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,7 +14,7 @@ from torch import Tensor
 from torchweft.core.private import any_autocast
 from torchweft.errors import DeviceError, DTypeError
 
-__all__ = ["check_tensors", "narrowed", "not_strided", "same_kind"]
+__all__ = ["as_given", "check_tensors", "narrowed", "not_strided", "same_kind", "widened"]
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -48,15 +54,29 @@ def narrowed(a: Tensor) -> Tensor:
     return a if wide else a.to(torch.get_autocast_dtype(a.device.type))
 
 
-def same_kind(**tensors: Tensor | None) -> list[Tensor]:
-    """The tensors, of one floating dtype on one device; in autocast's dtype if that is on."""
+def as_given(a: Tensor) -> Tensor:
+    """The input, whatever autocast says."""
+    return a
+
+
+def widened(a: Tensor) -> Tensor:
+    """The input in float32 if it has 16 bits and autocast is on for its device."""
+    if not isinstance(a, Tensor) or not torch.is_autocast_enabled(a.device.type):
+        return a
+    return a.float() if a.dtype in (torch.bfloat16, torch.float16) else a
+
+
+def same_kind(
+    cast: Callable[[Tensor], Tensor] = narrowed, /, **tensors: Tensor | None
+) -> list[Tensor]:
+    """The tensors, of one floating dtype on one device; `cast` if autocast is on."""
     values = [t for t in tensors.values() if t is not None]
     if not any_autocast() and _are_alike(values):
         return values
     given = {name: t for name, t in tensors.items() if t is not None}
     check_tensors(**given)
     if any_autocast():
-        given = {name: narrowed(t) for name, t in given.items()}
+        given = {name: cast(t) for name, t in given.items()}
     (first, reference), *rest = given.items()
     if reference.dtype not in _FLOATS:
         raise DTypeError(

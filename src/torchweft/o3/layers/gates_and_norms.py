@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchweft.core.operators.operands import check_tensors
+from torchweft.core.operators.operands import check_tensors, widened
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import (
     Irrep,
@@ -343,6 +343,7 @@ class Norm(_Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, num_irreps) of x (…, D)."""
+        x = widened(x)
         squares = [block.square().sum(-1) for block in self._blocks(x)]
         if not squares:
             return x
@@ -542,6 +543,7 @@ class LayerNorm(_Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, D) of x (…, D)."""
+        x = widened(x)
         found, *_ = self._divided(
             self._blocks(x),
             lambda block, _: block.mean(-2, keepdim=True),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from torchweft.core.operators.operands import widened
 from torchweft.errors import ShapeError
 from torchweft.voxels.layers.convolution import SparseModule
 from torchweft.voxels.layers.pooling import apart, lengths, samples_of, together, wide
@@ -147,7 +148,7 @@ class SparseLayerNorm(SparseModule, nn.LayerNorm):
     def forward(self, tensor: SparseTensor) -> SparseTensor:  # type: ignore[override]
         """The normalised tensor, in its dtype."""
         self.check(tensor, self.normalized_shape[0])
-        return tensor.replace(super().forward(tensor.feats))
+        return tensor.replace(super().forward(widened(tensor.feats)))
 
 
 class SparseGroupNorm(SparseModule, nn.GroupNorm):
@@ -185,7 +186,8 @@ class SparseGroupNorm(SparseModule, nn.GroupNorm):
         """The normalised tensor, in its dtype."""
         self.check(tensor, self.num_channels)
         feats = _sample_norm(tensor, self.num_groups, self.eps)
-        return tensor.replace(_affine(feats, self.weight, self.bias).to(tensor.dtype))
+        dtype = widened(tensor.feats).dtype
+        return tensor.replace(_affine(feats, self.weight, self.bias).to(dtype))
 
 
 class SparseInstanceNorm(SparseGroupNorm):
