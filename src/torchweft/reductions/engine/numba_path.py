@@ -7,8 +7,7 @@
             add the tile's sum to the row's total, in float64
 
 shifted stores a tile's exponents, moves the row's maximum once, then takes exponentials.  smallest
-stores a tile's values, NaN as +∞, and looks through them only where the smallest comes before the
-row's worst.
+stores a tile's values, and looks through them only where the smallest comes before the row's worst.
 
 Tasks have a fixed size and are shared among threads, so bits do not depend on their number.
 Numbers of 16 bits are computed in float32.
@@ -138,14 +137,16 @@ def shifted(f: Node, w: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
 
 
 def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
-    """Indices of the k smallest values, (B, M, k, f.dim), ascending; −1 where there are fewer."""
-    like, shape = _wide(data.like), (*data.sizes[:2], k)
+    """Indices of the k smallest values, see `operator.smallest`."""
+    like, shape = _wide(data.like), (*data.sizes[:2], max(k, 1))
     last = torch.iinfo(torch.int64).max
+    instead_of_nan = np.dtype(str(like.dtype).removeprefix("torch.")).type(np.inf if k else -np.inf)
     found = []
     for component in range(f.dim):
         best, index = like.new_full(shape, float("inf")), torch.full(shape, last)
-        _run("smallest", f, None, component, data, [best, index])
-        found.append(index.masked_fill_(index == last, -1))
+        _run("smallest", f, None, component, data, [best, index], instead_of_nan)
+        index.masked_fill_(index == last, -1)
+        found.append(index if k else torch.where(index < -1, index & last, index))
     return torch.stack(found, 3)
 
 
@@ -160,6 +161,7 @@ def _run(
     component: int,
     data: ReductionData,
     results: Sequence[Tensor],
+    *more: Any,
 ) -> None:
     """Fill results in; where there is nothing they stay as they are."""
     values, sizes, blocks, options = data
@@ -182,7 +184,7 @@ def _run(
             batch * sizes.columns * loop.work,
             SERIAL_PAIRS * loop.work,
         )
-    arguments = [arrays[v.data[0]] for v in loop.rows] + [r.numpy() for r in results]
+    arguments = [arrays[v.data[0]] for v in loop.rows] + [r.numpy() for r in results] + [*more]
 
     def run(first: int, last: int) -> None:
         module.kernel(first, last, tasks, intervals, columns, *arguments)
@@ -343,7 +345,11 @@ class LoopPrinter:
 
     def _kernel(self, rows: tuple[Node, ...]) -> Iterator[str]:
         names = [f"v{v.data[0]}" for v in rows]
-        results = {"sums": ["out"], "shifted": ["top_out", "out"], "smallest": ["best", "index"]}
+        results = {
+            "sums": ["out"],
+            "shifted": ["top_out", "out"],
+            "smallest": ["best", "index", "instead"],
+        }
         arguments = ["first", "last", "tasks", "intervals", "columns", *names, *results[self.kind]]
         yield "@jit"
         yield f"def kernel({', '.join(arguments)}):"
@@ -398,10 +404,10 @@ class LoopPrinter:
         yield "for j in range(width):"
         yield from indented(lines)
         if self.kind == "smallest":
-            yield f"    value = {name}"
-            yield "    values[j] = value if value == value else infinity"
-            yield "if lowest(values, scratch, width) <= best[batch, i, len(best[batch, i]) - 1]:"
-            yield "    insert(best[batch, i], index[batch, i], values, start, width)"
+            yield f"    values[j] = {name}"
+            yield "least = lowest(values, scratch, width, instead)"
+            yield "if least <= best[batch, i, len(best[batch, i]) - 1]:"
+            yield "    insert(best[batch, i], index[batch, i], values, start, width, instead)"
             return
         yield f"    values[j] = {name}"
         yield "top = largest(values, scratch, width)"
