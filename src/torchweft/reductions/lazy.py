@@ -68,7 +68,7 @@ class LazyTensor(Reducers):
 
     is_complex = False
     real_class: ClassVar[type[LazyTensor]]
-    complex_class: ClassVar[type[LazyTensor]]
+    complex_class: ClassVar[type[ComplexLazyTensor]]
 
     _formula: Formula
     _variables: tuple[Variable, ...]
