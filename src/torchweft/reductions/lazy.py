@@ -386,9 +386,7 @@ class LazyTensor(Reducers):
         linear = self
         if var is None:
             place = places(self._variables) if rhs.place is None else rhs.place
-            var = (self.complex_class if lazy.is_complex else self.real_class)(
-                (place, rhs.dim, axis)
-            )
+            var = self.real_class((place, rhs.dim, axis), is_complex=lazy.is_complex)
             linear = self * var
         if var.is_complex != lazy.is_complex:
             kinds = ["real", "complex"]
