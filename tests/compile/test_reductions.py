@@ -51,6 +51,7 @@ FORMULAS: dict[str, tuple[str, Node, Node | None, int]] = {
     "gradient in y": ("sums", OTHER, None, 0),
     "logsumexp": ("shifted", SCORE, const(1), 0),
     "softmax": ("shifted", SCORE, var(4, 3, 1), 0),
+    "minimum": ("smallest", DISTANCE, None, 0),
     "nearest": ("smallest", DISTANCE, None, 1),
     "ten nearest": ("smallest", DISTANCE, None, 10),
     "sixteen dimensions": ("sums", gaussian_of(16), None, 0),
@@ -84,7 +85,8 @@ CASES = {
 
 def build(name: str, dtype: str, ranged: bool, near: bool = False) -> Build:
     kind, f, w, k = FORMULAS[name]
-    job = recipe.kernel_jobs(KernelSpec(kind, f, w, 0, 0, wide=dtype == "fp64", kept=k))[1][0]
+    spec = KernelSpec(kind, f, w, 0, 0, wide=dtype == "fp64", kept=max(k, 1), nan_first=not k)
+    job = recipe.kernel_jobs(spec)[1][0]
     job = job._replace(ranged=ranged, partial=ranged, near=near)
     kernel = printed(f"reductions_{kind}", generator.source(job), f"{kind}_kernel").function()
     return made(kernel, dtype, generator.tile(job), {})

@@ -1,10 +1,11 @@
 """What a row with nothing gives, ties, missing candidates: values exact, gradients exactly 0.
 
 Seen red with: a logarithm of 0 left in the graph, the last index of a tie, a score of −inf that
-made the shift −inf, candidates that wrap to index 0, values read as if they were contiguous, and
-one derivative's launches in the place of another's.
+made the shift −inf, candidates that wrap to index 0, values read as if they were contiguous, one
+derivative's launches in the place of another's, and NaN that a minimum passes over.
 """
 
+import itertools
 import math
 
 import pytest
@@ -201,6 +202,56 @@ def test_scores_that_are_no_number_say_so(score, at, backend):
     y[at] = score
     found = reduce("LogSumExp", X + Y, [torch.zeros(2, 1), y], 1, backend=backend)
     assert (found.isnan() if math.isnan(score) else found == score).all()
+
+
+def rows_of_scores(columns):
+    """(rows, columns): pairs of NaN, infinities and numbers, repeated."""
+    scores = [math.nan, -math.inf, math.inf, 0.0]
+    rows = torch.tensor(list(itertools.product(scores, repeat=2)))
+    return rows.repeat_interleave(columns // 2, 1)
+
+
+MASK = tuple(torch.tensor(t) for t in ([[0, 1]], [2], [[1, 2], [0, 1]], [[0, 2]], [1], [[0, 1]]))
+
+
+@both
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize(
+    ("columns", "step", "ranges"), [(2, 1, None), (2, 2, MASK), (1400, 2, None)]
+)
+def test_nan_is_where_torch_has_it(columns, step, ranges, backend):
+    """First in Min and Max, at its own index; among the K smallest it counts as +∞.
+
+    Red before: the minimum of NaN alone was +inf, beside its index, and NaN beside a number was
+    passed over, which torch.min does not do.
+    """
+    y = rows_of_scores(columns)[::step]
+    given = torch.zeros(len(y), 1, 1), y[..., None]
+
+    def found(kind, **options):
+        out = reduce(kind, X + Y, given, 1, backend=backend, ranges=ranges, **options)
+        return [o[:, 0] for o in (out if isinstance(out, tuple) else (out,))]
+
+    for kind, sign in (("Min", 1), ("Max", -1)):
+        best = (-sign * y).sort(dim=1, stable=True, descending=True)
+        value, index = (best.values[:, :1] * -sign, best.indices[:, :1])
+        assert_equal(found(kind), [value])
+        assert_equal([value], [y.amin(1, True) if sign == 1 else y.amax(1, True)])
+        assert_equal(found(f"Arg{kind}"), [index])
+        assert_equal(found(f"{kind}_Arg{kind}"), [value, index])
+    several = y.nan_to_num(math.inf, math.inf, -math.inf).sort(dim=1, stable=True)
+    assert_equal(found("KMin_ArgKMin", k=2), [several.values[:, :2], several.indices[:, :2]])
+    assert_equal(found("KMin", k=2), [several.values[:, :2]])
+    assert_equal(found("ArgKMin", k=2), [several.indices[:, :2]])
+    (both_parts,), (logarithm,) = found("Max_SumShiftExp"), found("LogSumExp")
+    with_nan = y.isnan().any(1)
+    assert (both_parts.isnan() == with_nan[:, None]).all()
+    assert (logarithm[:, 0].isnan() == with_nan).all()
+
+
+def assert_equal(found, expected):
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
 
 
 @both

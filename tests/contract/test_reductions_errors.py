@@ -210,6 +210,26 @@ CASES = {
         torchweft.DTypeError,
         r"ReLU is applied to a ComplexLazyTensor.*Take real",
     ),
+    "complex beside real": (
+        lambda: Vi(X).concat(Vj(Y * 1j)),
+        torchweft.DTypeError,
+        r"Concat is given a ComplexLazyTensor beside a real one.*Take real",
+    ),
+    "complex weight": (
+        lambda: KERNEL.logsumexp(1, weight=Vj(B * 1j)),
+        torchweft.DTypeError,
+        r"LogSumExp is given a ComplexLazyTensor beside a real one.*Take real",
+    ),
+    "complex sum into real memory": (
+        lambda: (Vi(X) * 1j).sum(1, out=torch.empty(5, 3)),
+        torchweft.ShapeError,
+        r"out is \(5, 3\) of torch.float32.*contiguous complex memory.*Pass torch.empty",
+    ),
+    "complex unknown": (
+        lambda: KERNEL.solve(B[:5] * 1j, var=Vj(0, 2)),
+        torchweft.DTypeError,
+        r"var is real but the right-hand side is complex.*is_complex=True",
+    ),
     "complex minimum": (
         lambda: LazyTensor(X[:, None] * 1j).min_argmin(dim=0),
         torchweft.DTypeError,

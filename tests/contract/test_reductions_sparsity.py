@@ -4,14 +4,14 @@ Seen red with: gaps of boxes that overlap, and gaps rounded up; a band one pair 
 narrow; the second half of a causal mask made as the first; a short last block taken for a whole
 one; entries of a batch shifted by the wrong size or not checked; an interval beyond the data let
 through; blocks compared in the order given, with tolerance, or empty ones too; corners without
-signs; one cached half for both.
+signs; one cached half for both; halves that are not compared.
 """
 
 import pytest
 import torch
 
 import torchweft
-from torchweft.reductions import cluster
+from torchweft.reductions import Vi, Vj, cluster
 from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of, check_ranges
 
 
@@ -265,6 +265,15 @@ ERRORS = {
         torchweft.ShapeError,
         r"two different masks, first at row 4, column 4",
     ),
+    "two masks in a reduction": (  # silent before: the gradient of y saw other pairs
+        lambda: (
+            Vi(torch.zeros(12, 1))
+            .sqdist(Vj(torch.zeros(30, 1)))
+            .sum(1, ranges=ranges(redranges_i=[[2, 5], [2, 4], [7, 12]]))
+        ),
+        torchweft.ShapeError,
+        r"two different masks, first at row 4, column 4.*must list the pairs.*from_matrix",
+    ),
     "labels in no order": (
         lambda: BlockSparsity.from_batch(torch.tensor([1, 0]), torch.tensor([0])),
         torchweft.ShapeError,
@@ -290,6 +299,33 @@ def test_errors(name):
     call, error, text = ERRORS[name]
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_halves_are_compared_by_their_pairs(seed):
+    """Halves that are cut elsewhere are one mask; an interval shortened or moved is not."""
+    g = torch.Generator().manual_seed(seed)
+    bounds = [torch.arange(0, size + 1, size // 6) for size in (12, 30)]
+    rows, columns = (torch.stack([b[:-1], b[1:]], 1) for b in bounds)
+    keep = torch.rand(len(rows), len(columns), generator=g) < 0.5
+    keep[0, 0] = True
+    whole = BlockSparsity.from_matrix(rows, columns, keep).ranges
+    fine = torch.arange(30)
+    second = BlockSparsity.from_matrix(
+        rows, torch.stack([fine, fine + 1], 1), keep.repeat_interleave(5, 1)
+    ).ranges[3:]
+    check_ranges((*whole[:3], *second), 12, 30)
+    place = int(torch.randint(len(whole[2]), (1,), generator=g))
+    lost, moved = whole[2].clone(), whole[2].clone()
+    lost[place, 1] -= 1
+    moved[place] = 30 - moved[place].flip(0)
+    for other in (lost, moved):
+        given = (*whole[:2], other, *whole[3:])
+        if (dense(given, 12, 30) == dense(given, 12, 30, axis=0).T).all():
+            check_ranges(given, 12, 30)
+        else:
+            with pytest.raises(torchweft.ShapeError, match="two different masks"):
+                check_ranges(given, 12, 30)
 
 
 def test_right_ranges_raise_nothing():

@@ -1,6 +1,8 @@
 """The seed's metadata: the document's vectors, and masks against the definition.
 
-Seen red: with groups closed at one member more, and with slots counted within an offset.
+Seen red: with groups closed at one member more, with slots counted within an offset, with [0, 0]
+for the range of each group of one member (which these tests once asked for; the design document's
+own program prints ([4, 4], 12, 1, 4)), and with masks of one size for both sides of a strided map.
 """
 
 import itertools
@@ -20,6 +22,7 @@ PAIRS = {
     14: [(3, 1)],
     15: [(2, 1)],
 }
+LAST_ALONE = [([0, 0], 0, 4, 4), ([1, 1], 4, 4, 4), ([2, 3], 8, 4, 4), ([4, 4], 12, 1, 4)]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ PAIRS = {
             [0, 12, 20, 27, 32, 35, 38, 40, 41],
             [
                 ([0, 0], 0, 10, 12),
-                ([0, 0], 12, 7, 8),
+                ([1, 1], 12, 7, 8),
                 ([2, 3], 20, 12, 12),
                 ([4, 6], 32, 8, 8),
                 ([7, 8], 40, 2, 4),
@@ -48,11 +51,23 @@ PAIRS = {
             [5, 5, 4],
             (4, 2, 8),
             [0, 8, 16],
-            [([0, 0], 0, 5, 8), ([0, 0], 8, 5, 8), ([0, 0], 16, 4, 4)],
+            [([0, 0], 0, 5, 8), ([1, 1], 8, 5, 8), ([2, 2], 16, 4, 4)],
         ),
         ([9], (4, 2, 4), [0], [([0, 0], 0, 9, 12)]),
         ([], (4, 2, 4), [], []),
-        ([3, 0, 0], (4, 2, 4), [0, 3, 4], [([0, 1], 0, 3, 4), ([0, 0], 4, 0, 0)]),
+        ([3, 0, 0], (4, 2, 4), [0, 3, 4], [([0, 1], 0, 3, 4), ([2, 2], 4, 0, 0)]),
+        (
+            [4, 4, 4, 2, 1],
+            (4, 2, 4),
+            [0, 4, 8, 12, 14],
+            [
+                ([0, 0], 0, 4, 4),
+                ([1, 1], 4, 4, 4),
+                ([2, 2], 8, 4, 4),
+                ([3, 4], 12, 3, 4),
+            ],
+        ),
+        ([4, 4, 2, 2, 1], (4, 2, 4), [0, 4, 8, 10, 12], LAST_ALONE),
     ],
 )
 def test_greedy_group(counts, limits, positions, ranges):
@@ -61,6 +76,7 @@ def test_greedy_group(counts, limits, positions, ranges):
     assert found.as_ranges() == ranges
     assert found.total_slots == sum(alloc for *_, alloc in ranges)
     assert [m for members in found.membership for m in members] == list(range(len(counts)))
+    assert found[2] == found.membership  # red before: unpacked as the design document's five
     for gemm, group in zip(found.gemm_list, found.groups, strict=True):
         assert gemm == {
             "num_offsets": len(group.members),
@@ -86,6 +102,20 @@ def test_masks_of_the_document():
         of_input, of_output = rows.get(offset, ([-1] * 4, [-1] * 4))
         assert found.in_mask.view(27, 4)[offset].tolist() == of_input
         assert found.out_mask.view(27, 4)[offset].tolist() == of_output
+
+
+def test_masks_of_two_sizes():
+    """A strided map has fewer outputs than inputs: each mask has the rows of its side."""
+    coords = torch.tensor([(0, *c) for c in COORDS])
+    found = kernel_map(SparseTensor(torch.ones(4, 1), coords, (2, 6, 4)), 2, 2, submanifold=False)
+    inputs, outputs = len(coords), found.sources.shape[1]
+    assert outputs < inputs
+    one, two = build_masks(found, 8, inputs), build_masks(found, 8, (inputs, outputs))
+    assert (len(two.in_mask), len(two.out_mask)) == (8 * inputs, 8 * outputs)
+    torch.testing.assert_close(two.in_mask, one.in_mask, rtol=0, atol=0)
+    kept = one.out_mask.view(8, inputs)[:, :outputs]
+    torch.testing.assert_close(two.out_mask.view(8, outputs), kept, rtol=0, atol=0)
+    assert int((two.out_mask >= 0).sum()) == int(found.counts.sum())
 
 
 def test_prefix_sums_of_the_document():
@@ -149,3 +179,5 @@ def test_errors():
         build_masks({27: [(0, 0)]}, 27, 4)
     with pytest.raises(IndexRangeError, match="the input row 4 but num_points is 4"):
         build_masks({0: [(4, 0)]}, 27, 4)
+    with pytest.raises(IndexRangeError, match=r"the output row 3 but num_points\[1\] is 3"):
+        build_masks({0: [(3, 3)]}, 27, (4, 3))

@@ -68,7 +68,8 @@ BEGIN = {
         **dict.fromkeys(("cat", "sparse_collate", "SparseSequential", "devoxelize"), ""),
         **dict.fromkeys(("SparseBatchNorm", "SparseLayerNorm"), "num_features"),
         **dict.fromkeys(("SparseMaxPool", "SparseAvgPool"), "kernel_size stride"),
-        **dict.fromkeys(("GlobalPool", "SparseUpsample", "GemmGroups"), ""),
+        **dict.fromkeys(("GlobalPool", "SparseUpsample"), ""),
+        "GemmGroups": "pos_indices groups membership gemm_list total_slots",
         "SubMConv3D": LAYER,
     },
     o3: {

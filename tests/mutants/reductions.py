@@ -3,8 +3,30 @@
 from tests.mutants import Mutant
 
 FORMULA = "tests/contract/test_reductions_formula.py"
+EDGES = "tests/contract/test_reductions_edges.py -k nan"
+SPARSITY = "tests/contract/test_reductions_sparsity.py"
+LAZY = "tests/contract/test_reductions_lazy.py"
 
 MUTANTS = [
+    Mutant(
+        "a minimum passes over NaN",
+        "found = -found if first else found.where(found == found, torch.inf)",
+        "found = -found.where(found == found, torch.inf) if first else "
+        "found.where(found == found, torch.inf)",
+        EDGES,
+    ),
+    Mutant(
+        "halves of ranges are not compared",
+        "    if not _are_one_mask(ranges, rows, columns):\n",
+        "    if False:\n",
+        SPARSITY,
+    ),
+    Mutant(
+        "a complex kernel reads a real vector as parts",
+        "        made = cls.real_class\n",
+        "        made = cls\n",
+        LAZY,
+    ),
     Mutant(
         "d(a / b) / db has the wrong sign",
         "return share, -(share * n)",

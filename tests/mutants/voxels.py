@@ -11,7 +11,15 @@ TENSOR = "tests/contract/test_voxels_tensor.py"
 CPU = "tests/contract/test_voxels_cpu.py tests/contract/test_voxels.py"
 KERNELS = "tests/contract/test_voxels_kernels.py tests/contract/test_voxels.py"
 
+METADATA = "tests/contract/test_voxels_metadata.py"
+
 MUTANTS = [
+    Mutant(
+        "the range of a group of one member is that of the first",
+        "([g.members[0], g.members[-1]], *g[1:])",
+        "([g.members[0], g.members[-1]] if len(g.members) > 1 else [0, 0], *g[1:])",
+        METADATA,
+    ),
     Mutant(
         "an average counts empty places",
         "count = (found.sources >= 0).sum(0).unsqueeze(1)",

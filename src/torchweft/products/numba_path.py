@@ -28,6 +28,9 @@ from torchweft.products.torch_path import product_torch
 
 __all__ = ["loop", "product_numba"]
 
+WORK_OF_A_RUN = 2**28
+"""Multiplications of a run of rows: a tenth of a second or two."""
+
 SERIAL = 100_000
 """Multiplications below which one thread is faster: a parallel call costs about 50 µs."""
 
@@ -145,14 +148,21 @@ def _arrays(table: Table) -> tuple[Array, Array, Array, Array]:
 
 
 def _run(work: int, op: str, *arguments: Any) -> None:
+    """Fill the last argument in; Python looks for signals, as Ctrl-C, between runs of its rows."""
+    rows = math.prod(arguments[-1].shape[:2])
+    runs = max(1, min(rows, work // WORK_OF_A_RUN))
     threads = torch.get_num_threads()
     if work < SERIAL or _Forked.here or threads == 1:
-        loop(op, parallel=False)(*arguments)
+        rows_of_op = loop(op, parallel=False)
+        for i in range(runs):
+            rows_of_op(rows * i // runs, rows * (i + 1) // runs, *arguments)
         return
     with _one_at_a_time:
         most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         numba.set_num_threads(min(threads, most))
-        loop(op, parallel=True)(*arguments)
+        rows_of_op = loop(op, parallel=True)
+        for i in range(runs):
+            rows_of_op(rows * i // runs, rows * (i + 1) // runs, *arguments)
 
 
 def _sum_pieces(rows: Tensor, indptr: Tensor, num_rows: int) -> Tensor:
@@ -216,11 +226,14 @@ _ADD = {
 """z += s · x ∘ y for one entry."""
 
 
-def _rows(x, y, s, indptr, index1, index2, term, batch, part, z):  # type: ignore[no-untyped-def]
-    """z[b,m] = Σ_{n ∈ part b} Σ_{k ∈ segment m} s[t] · x[n,i] ∘ y[n,j]; s of length 0 is 1."""
+def _rows(first, last, x, y, s, indptr, index1, index2, term, batch, part, z):  # type: ignore[no-untyped-def]
+    """z[b,m] = Σ_{n ∈ part b} Σ_{k ∈ segment m} s[t] · x[n,i] ∘ y[n,j]; s of length 0 is 1.
+
+    Of the rows of all parts, those numbered first .. last-1.
+    """
     num_rows = z.shape[1]
     one = z.dtype.type(1)
-    for r in numba.prange(z.shape[0] * num_rows):
+    for r in numba.prange(first, last):
         b, m = r // num_rows, r % num_rows
         z_row = z[b, m]
         z_row[:] = 0

@@ -224,6 +224,7 @@ class KernelSpec(NamedTuple):
         wide: whether the formula is in float64.
         accumulate: "auto", "kahan" (sums) or "float64".
         kept: in smallest, K.
+        nan_first: in smallest, whether NaN comes before all numbers; else it counts as +∞.
         far: in smallest, whether indices need 64 bits.
         guarded: whether a guard in memory tells that tensor cores have done the work.
         inner: sums over components, by the numbers that the formulas use.
@@ -245,6 +246,7 @@ class KernelSpec(NamedTuple):
     wide: bool = False
     accumulate: str = "auto"
     kept: int = 0
+    nan_first: bool = False
     far: bool = False
     guarded: bool = False
     inner: tuple[Inner, ...] = ()
@@ -278,7 +280,7 @@ class Wanted(NamedTuple):
     Args:
         kind: "sums", "shifted" or "smallest".
         formulas: the formula, and its weight if any.
-        k: in smallest, the number of neighbours.
+        k: in smallest, the number of neighbours, or 0, see `operator.smallest`.
         ending: as in `KernelSpec`.
         results: shapes and dtypes, in any dimensions that lie as (B, M, ...); None for a result
             that is not needed.

@@ -69,7 +69,7 @@ class LazyTensor(Reducers):
 
     is_complex = False
     real_class: ClassVar[type[LazyTensor]]
-    complex_class: ClassVar[type[LazyTensor]]
+    complex_class: ClassVar[type[ComplexLazyTensor]]
 
     _formula: Formula
     _variables: tuple[Variable, ...]
@@ -153,14 +153,17 @@ class LazyTensor(Reducers):
     def _of_category(cls, x_or_ind: Any, dim: int | None, cat: int | None) -> LazyTensor:
         """Var, Vi, Vj and Pm: symbolic with `dim`, else of data (..., M or N, D) or (..., D)."""
         if dim is not None:
-            return cls((x_or_ind, dim, cat))
+            return cls.real_class((x_or_ind, dim, cat))
         data = cls._tensor(x_or_ind)
-        if not isinstance(data, Tensor) or cat is None or data.is_complex():
-            return cls(x_or_ind, axis=cat)
+        if not isinstance(data, Tensor) or cat is None:
+            return cls.real_class(x_or_ind, axis=cat)
         require_strided(data)
         data = data.reshape(1) if data.dim() == 0 and cat == 2 else data
+        made = cls.real_class
+        if data.is_complex():
+            made, data = cls.complex_class, cls.complex_class._pairs(data)
         formula, dim, known = _leaf(cat, data.shape, data.dtype, data.device)
-        return object.__new__(cls)._set(formula, (Variable(data, None, dim, cat),), known)
+        return object.__new__(made)._set(formula, (Variable(data, None, dim, cat),), known)
 
     def _wrap(self, value: Any) -> LazyTensor:
         if isinstance(value, LazyTensor):
@@ -218,6 +221,8 @@ class LazyTensor(Reducers):
 
     def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
         operands = [o if isinstance(o, LazyTensor) else self._wrap(o) for o in others]
+        if not self.is_complex:
+            _require_real(name, operands)
         formulas, moves, *joined = self._join(name, operands)
         try:
             formula = symbolic.applied(name, formulas, moves, data)
@@ -314,7 +319,9 @@ class LazyTensor(Reducers):
         variables, known, weight = self._variables, self._extent, None
         ranges, backend = self.ranges, self.backend
         if other is not None:
-            joined = self._join(reduction_op, [self._wrap(other)])
+            other = self._wrap(other)
+            _require_real(reduction_op, [other])
+            joined = self._join(reduction_op, [other])
             (_, weight), (_, renumbering), variables, known, ranges, backend = joined
             weight = symbolic.renumbered(weight, renumbering)
         arguments = reduction_op, self._formula, weight, opt_arg, axis - batch
@@ -365,6 +372,8 @@ class LazyTensor(Reducers):
     ) -> Any:
         """a with (α + K) a = b, by conjugate gradients; see `KernelSolve`.
 
+        A complex K is Hermitian.
+
         Args:
             other: b, a tensor (M, E), or a lazy tensor of one variable.
             var: the symbolic variable a in which self is linear; without it K a is Σ self · a.
@@ -373,25 +382,37 @@ class LazyTensor(Reducers):
             eps: bound of the norm of the residual, relative to the norm of b.
             options: the keywords of `Genred`, its call and `KernelSolve`.
         """
-        rhs = self._wrap_rhs(other)
+        lazy = self._wrap_rhs(other)
+        rhs = lazy._variables[0]
         axis = 1 - rhs.cat
         linear = self
         if var is None:
             place = places(self._variables) if rhs.place is None else rhs.place
-            var = self.real_class((place, rhs.dim, axis))
+            var = self.real_class((place, rhs.dim, axis), is_complex=lazy.is_complex)
             linear = self * var
+        if var.is_complex != lazy.is_complex:
+            kinds = ["real", "complex"]
+            raise DTypeError(
+                f"var is {kinds[var.is_complex]} but the right-hand side is "
+                f"{kinds[lazy.is_complex]}: they hold the same kind of numbers. Make complex "
+                "symbols with LazyTensor((index, 2 D, category), is_complex=True)."
+            )
         own = {"ranges": self.ranges, "backend": self.backend, "alpha": alpha, "eps": eps}
         solved = Solved(linear, var._variables[0], rhs, axis, own | options)
         return solved() if call and not solved.places else solved
 
-    def _wrap_rhs(self, other: Any) -> Variable:
+    def _wrap_rhs(self, other: Any) -> LazyTensor:
+        """The right-hand side, one variable; complex beside a complex K."""
         lazy = other if isinstance(other, LazyTensor) else self._of_category(other, None, 0)
         if len(lazy._variables) != 1 or lazy._variables[0].cat == 2:
             raise ShapeError(
                 f"solve is given {other!r}: the right-hand side is one variable of i or of j. Pass "
                 "a tensor (M, E), Vi(b) or Vj(b)."
             )
-        return lazy._variables[0]
+        value, _, _, cat = lazy._variables[0]
+        if self.is_complex and not lazy.is_complex and isinstance(value, Tensor):
+            return self._of_category(self._array(_with_imaginary_part(value)), None, cat)
+        return lazy
 
     def matvec(self, v: Any) -> Any:
         """K @ v, for scipy."""
@@ -409,6 +430,19 @@ def _leaf(
     """Formula, dimension and extent of a tensor of a category."""
     dim = components(cat, shape, dtype)
     return symbolic.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
+
+
+def _require_real(name: str, operands: Sequence[LazyTensor]) -> None:
+    """Raise DTypeError if an operand is complex: its formula has two components for a number."""
+    if any(operand.is_complex for operand in operands):
+        raise DTypeError(
+            f"{name} is given a ComplexLazyTensor beside a real one: it needs real ones. Take "
+            "real, imag, abs or angle first."
+        )
+
+
+def _with_imaginary_part(x: Tensor) -> Tensor:
+    return torch.complex(x, torch.zeros_like(x))
 
 
 def _joined(name: str, a: LazyTensor, b: LazyTensor) -> str:
@@ -478,8 +512,9 @@ class ComplexLazyTensor(LazyTensor):
         """Real and imaginary parts as alternating components."""
         x = cls._tensor(x)
         if isinstance(x, Tensor):
-            x = x if x.is_complex() else torch.complex(x, torch.zeros_like(x))
-            return torch.view_as_real(x).flatten(-2)
+            require_strided(x)
+            x = x.resolve_conj() if x.is_complex() else _with_imaginary_part(x)
+            return torch.view_as_real(x.reshape(1) if x.dim() == 0 else x).flatten(-2)
         if isinstance(x, list | int | float | complex):
             numbers = map(complex, x if isinstance(x, list) else [x])
             return [part for z in numbers for part in (z.real, z.imag)]
@@ -487,6 +522,13 @@ class ComplexLazyTensor(LazyTensor):
 
     @classmethod
     def _target(cls, out: Any) -> Any:
+        out = cls._tensor(out)
+        if not out.is_complex() or out.is_conj() or not out.is_contiguous():
+            raise ShapeError(
+                f"out is {tuple(out.shape)} of {out.dtype} with strides {out.stride()}: a sum of "
+                "complex numbers is written to contiguous complex memory. Pass torch.empty of "
+                "that shape and a complex dtype."
+            )
         return cls._pairs(out)
 
     @property
@@ -544,6 +586,10 @@ class ComplexLazyTensor(LazyTensor):
                 "Take real, imag, abs or angle first."
             )
         return super().reduction(reduction_op, *args, **options)
+
+    def rmatvec(self, v: Any) -> Any:
+        """The conjugate of K, transposed, @ v, for scipy."""
+        return self.conj().T @ v
 
     def _finished(self, result: Any) -> Any:
         return self._array(torch.view_as_complex(result.unflatten(-1, (-1, 2)).contiguous()))

@@ -216,7 +216,7 @@ class Solved:
         )
         exact["ranges"] = origin._tensor(exact["ranges"])
         known = extent(self._rhs) if self._rhs.place is None else origin._extent
-        return origin._array(system(*values(bound, known, given), **exact))
+        return origin._finished(system(*values(bound, known, given), **exact))
 
 
 def _position(name: str, aliases: Sequence[str]) -> int:

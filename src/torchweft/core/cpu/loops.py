@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import os
 import pathlib
 import re
@@ -432,9 +431,8 @@ def run(
     layout = _layout(loop, flat or operands)
     arrays = [_storage(t) for t in flat or [*given, *outputs]]
     tasks = parts * (1 if loop.whole_rows else -(-width // TILE))
-    work = rows * features * terms(program)
-    threads = 1 if work < SERIAL_WORK else torch.get_num_threads()
-    share(_bound(loop, shape, layout, arrays), tasks, threads)
+    work = rows * features * max(terms(program), 1)
+    share(_bound(loop, shape, layout, arrays), tasks, work, SERIAL_WORK)
     summed = [r is None for r in results]
     if recording():
         partial = sum(o.nbytes for o, flag in zip(outputs, summed, strict=True) if flag)
@@ -495,7 +493,11 @@ def _storage(t: Tensor) -> Array:
 
 
 RUNS_PER_THREAD = 4
-"""Runs of tasks per thread: a thread that starts late leaves its runs to the others."""
+"""Least runs of tasks per thread: a thread that starts late leaves its runs to the others."""
+
+WORK_OF_A_RUN = 2**25
+"""Multiplications of a run: some milliseconds, a few tenths of a second at the slowest.  Python
+looks for signals between runs, so Ctrl-C ends a loop there."""
 
 
 class _Threads:
@@ -508,26 +510,40 @@ class _Threads:
 os.register_at_fork(after_in_child=lambda: setattr(_Threads, "pool", None))
 
 
-def share(run: TaskRange, tasks: int, threads: int) -> None:
+def share(run: TaskRange, tasks: int, work: int, serial: int) -> None:
     """Run tasks in runs; the caller and the pool's threads take the next run until none is left.
 
-    So a thread that starts late, as when torch occupies its core, delays no other.
+    So a thread that starts late, as when torch occupies its core, delays no other; and an
+    interrupt ends all of them after the runs that they are in.
+
+    Args:
+        run: executes tasks first .. last-1.
+        tasks: number of tasks.
+        work: multiplications of all tasks.
+        serial: multiplications below which one thread is faster.
     """
-    if threads == 1 or tasks == 1:
+    threads = 1 if work < serial or tasks == 1 else torch.get_num_threads()
+    least = 1 if threads == 1 else RUNS_PER_THREAD * threads
+    number = min(tasks, max(least, work // WORK_OF_A_RUN))
+    if number <= 1:
         run(0, tasks)
+        return
+    runs = iter(range(number))  # atomic under Python's lock
+
+    def take() -> None:
+        for i in runs:
+            run(tasks * i // number, tasks * (i + 1) // number)
+
+    if threads == 1:
+        take()
         return
     if _Threads.pool is None or _Threads.size < threads:
         _Threads.pool, _Threads.size = ThreadPoolExecutor(threads), threads
-    number = min(tasks, RUNS_PER_THREAD * threads)
-    ends = [tasks * i // number for i in range(number + 1)]
-    counter = itertools.count()  # atomic under Python's lock
-
-    def work() -> None:
-        while (i := next(counter)) < number:
-            run(ends[i], ends[i + 1])
-
-    others = [_Threads.pool.submit(work) for _ in range(threads - 1)]
-    work()
-    for other in others:
-        if not other.cancel():
-            other.result()
+    others = [_Threads.pool.submit(take) for _ in range(threads - 1)]
+    try:
+        take()
+    finally:
+        tuple(runs)  # after an interrupt, no other run begins
+        for other in others:
+            if not other.cancel():
+                other.result()

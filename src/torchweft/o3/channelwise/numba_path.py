@@ -150,7 +150,7 @@ def _walked(
         arrays = [t.numpy() for t in given]
         run = functools.partial(_run, kernel, (walk.tasks, *walk.tables, *arrays, *outs))
         work = walk.num_edges * _terms(structure, call, channels=True)
-        share(run, tasks, 1 if work < SERIAL_MULTIPLICATIONS else torch.get_num_threads())
+        share(run, tasks, work, SERIAL_MULTIPLICATIONS)
         if recording():
             what = "contract_" + "".join(slot for slot, _ in call.results)
             room = sum(t.nbytes for t, v in zip(given, values, strict=True) if t is not v)

@@ -87,11 +87,12 @@ def _sum(plan: ReductionPlan, formulas: tuple[Node, ...]) -> Wanted:
 
 def _smallest(plan: ReductionPlan, formulas: tuple[Node, ...]) -> Wanted:
     (f,) = formulas
-    several = (plan.k,) if "K" in plan.kind else ()
+    k = operator.number_wanted(plan.kind, plan.k)
+    several = (k,) if k else ()
     components = () if several and f.dim == 1 else (f.dim,)
     shape = (*plan.layout.batch, plan.layout.sizes.rows, *several, *components)
     indices = shape, torch.int64
     if plan.kind.startswith("Arg"):
-        return Wanted("smallest", formulas, plan.k, "", (None, indices))
+        return Wanted("smallest", formulas, k, "", (None, indices))
     ending = "negated" if plan.kind.startswith("Max") else "values"
-    return Wanted("smallest", formulas, plan.k, ending, ((shape, plan.dtype), indices))
+    return Wanted("smallest", formulas, k, ending, ((shape, plan.dtype), indices))

@@ -76,13 +76,19 @@ def largest(values, scratch, width):  # type: ignore[no-untyped-def]
 
 
 @jit
-def lowest(values, scratch, width):  # type: ignore[no-untyped-def]
-    """The smallest of the first values, by halves; scratch is overwritten."""
+def lowest(values, scratch, width, instead):  # type: ignore[no-untyped-def]
+    """The smallest of the first values, by halves; `instead` takes the place of NaN.
+
+    scratch is overwritten.
+    """
     half = (width + 1) // 2
-    scratch[half - 1] = values[half - 1]
+    middle = values[half - 1]
+    scratch[half - 1] = middle if middle == middle else instead
     for j in range(width - half):
-        other = values[half + j]
-        scratch[j] = other if other < values[j] else values[j]
+        one, other = values[j], values[half + j]
+        one = one if one == one else instead
+        other = other if other == other else instead
+        scratch[j] = other if other < one else one
     while half > 1:
         width, half = half, (half + 1) // 2
         for j in range(width - half):
@@ -92,11 +98,18 @@ def lowest(values, scratch, width):  # type: ignore[no-untyped-def]
 
 
 @jit
-def insert(best, index, values, first, width):  # type: ignore[no-untyped-def]
-    """Keep, in (value, index) order, the smallest of a list and of values numbered from `first`."""
+def insert(best, index, values, first, width, instead):  # type: ignore[no-untyped-def]
+    """Keep, in (value, index) order, the smallest of a list and of values numbered from `first`.
+
+    `instead`, −∞ or +∞, takes the place of NaN.  In that of −∞ it has an index less 2⁶³, so that
+    it comes first.
+    """
     last = len(best) - 1
     for n in range(width):
-        value, j = values[n], first + n
+        value, j = values[n], np.int64(first + n)
+        if value != value:
+            value = instead
+            j += np.int64(-(2**63)) if instead < 0 else np.int64(0)
         if value < best[last] or (value == best[last] and j < index[last]):
             place = last
             while place > 0 and (

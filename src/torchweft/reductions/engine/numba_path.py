@@ -7,8 +7,7 @@
             add the tile's sum to the row's total, in float64
 
 shifted stores a tile's exponents, moves the row's maximum once, then takes exponentials.  smallest
-stores a tile's values, NaN as +∞, and looks through them only where the smallest comes before the
-row's worst.
+stores a tile's values, and looks through them only where the smallest comes before the row's worst.
 
 Tasks have a fixed size and are shared among threads, so bits do not depend on their number.
 Numbers of 16 bits are computed in float32.
@@ -53,6 +52,13 @@ SERIAL_PAIRS = 100_000
 """Pairs below which one thread is faster."""
 
 ROWS_PER_TASK = 64
+
+WORK_OF_A_TASK = 2**29
+"""Most operations of a task of several rows, as an interrupt waits for its end: a tenth of a
+second where they fill vector lanes."""
+
+WORK_OF_A_CALL = 64
+"""Operations that a function of the library of mathematics counts as."""
 
 COLUMNS_PER_TILE = 1024
 """Columns of a tile: some rows of them stay in a core's first cache."""
@@ -131,14 +137,16 @@ def shifted(f: Node, w: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
 
 
 def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
-    """Indices of the k smallest values, (B, M, k, f.dim), ascending; −1 where there are fewer."""
-    like, shape = _wide(data.like), (*data.sizes[:2], k)
+    """Indices of the k smallest values, see `operator.smallest`."""
+    like, shape = _wide(data.like), (*data.sizes[:2], max(k, 1))
     last = torch.iinfo(torch.int64).max
+    instead_of_nan = np.dtype(str(like.dtype).removeprefix("torch.")).type(np.inf if k else -np.inf)
     found = []
     for component in range(f.dim):
         best, index = like.new_full(shape, float("inf")), torch.full(shape, last)
-        _run("smallest", f, None, component, data, [best, index])
-        found.append(index.masked_fill_(index == last, -1))
+        _run("smallest", f, None, component, data, [best, index], instead_of_nan)
+        index.masked_fill_(index == last, -1)
+        found.append(index if k else torch.where(index < -1, index & last, index))
     return torch.stack(found, 3)
 
 
@@ -153,48 +161,60 @@ def _run(
     component: int,
     data: ReductionData,
     results: Sequence[Tensor],
+    *more: Any,
 ) -> None:
     """Fill results in; where there is nothing they stay as they are."""
     values, sizes, blocks, options = data
-    tasks, intervals = _tasks(sizes, blocks)
-    if not len(tasks) or not sizes.columns or not results[0].numel():
+    if not sizes.columns or not results[0].numel():
         return
     dtype = str(results[0].dtype).removeprefix("torch.")
     loop, module = _loop(kind, f, w, component, dtype, options.accumulate != "auto")
+    work_of_a_pair = loop.work + (results[0].shape[2] if kind == "smallest" else 0)
+    tasks, intervals, pairs = _tasks(sizes, blocks, work_of_a_pair)
+    if not pairs:
+        return
     arrays = {n: _wide(t.detach()).contiguous().numpy() for n, t in values.items()}
     given = [arrays[v.data[0]] for v in loop.columns]
     batch = max((len(a) for a in given), default=1)
     columns = np.empty((batch, loop.width, sizes.columns), results[0].numpy().dtype)
     if loop.width:
-        module.columns_of(0, sizes.columns, *given, columns)
-    arguments = [arrays[v.data[0]] for v in loop.rows] + [r.numpy() for r in results]
+        share(
+            lambda first, last: module.columns_of(first, last, *given, columns),
+            sizes.columns,
+            batch * sizes.columns * loop.work,
+            SERIAL_PAIRS * loop.work,
+        )
+    arguments = [arrays[v.data[0]] for v in loop.rows] + [r.numpy() for r in results] + [*more]
 
     def run(first: int, last: int) -> None:
         module.kernel(first, last, tasks, intervals, columns, *arguments)
 
-    pairs = sizes.batch * sizes.rows * sizes.columns
-    share(run, len(tasks), 1 if pairs < SERIAL_PAIRS else torch.get_num_threads())
+    share(run, len(tasks), pairs * work_of_a_pair, SERIAL_PAIRS * work_of_a_pair)
     if recording():
         tile: dict[str, int | str] = {"rows": ROWS_PER_TASK, "columns": COLUMNS_PER_TILE}
         record(Launch("numba", kind, tile, len(tasks), columns.nbytes))
 
 
-def _tasks(sizes: Sizes, blocks: Blocks | None) -> tuple[Any, Any]:
-    """(batch entry, first and last row, first and last interval), and intervals of columns."""
+def _tasks(sizes: Sizes, blocks: Blocks | None, work_of_a_pair: int) -> tuple[Any, Any, int]:
+    """(batch entry, first and last row, first and last interval), intervals of columns, pairs."""
     if blocks is None:
         listed, intervals = [(0, sizes.rows, 0, 1)], np.array([[0, sizes.columns]])
     else:
         starts, ends, indptr = (t.tolist() for t in blocks[:3])
         listed = [*zip(starts, ends, indptr[:-1], indptr[1:], strict=True)]
         intervals = torch.stack((blocks.j_starts, blocks.j_ends), 1).numpy()
-    found = [
-        (row, min(row + ROWS_PER_TASK, end), first, last)
-        for start, end, first, last in listed
-        for row in range(start, end, ROWS_PER_TASK)
-    ]
+    before = [0, *(intervals[:, 1] - intervals[:, 0]).cumsum().tolist()]
+    found, pairs = [], 0
+    for start, end, first, last in listed:
+        columns = before[last] - before[first]
+        pairs += (end - start) * columns
+        rows = WORK_OF_A_TASK // max(columns * work_of_a_pair, 1)
+        rows = max(1, min(ROWS_PER_TASK, rows))
+        found += [(i, min(i + rows, end), first, last) for i in range(start, end, rows)]
     each = np.array(found, np.int64).reshape(-1, 4)
     entries = np.repeat(np.arange(sizes.batch), len(each))[:, None]
-    return np.hstack((entries, np.tile(each, (sizes.batch, 1)))), np.ascontiguousarray(intervals)
+    tasks = np.hstack((entries, np.tile(each, (sizes.batch, 1))))
+    return tasks, np.ascontiguousarray(intervals), pairs * sizes.batch
 
 
 # printed loops
@@ -209,12 +229,14 @@ class Loop(NamedTuple):
         columns: the variables that columns_of reads.
         rows: the variables that the kernel reads.
         width: number of rows that columns_of writes.
+        work: operations of a pair.
     """
 
     source: str
     columns: tuple[Node, ...]
     rows: tuple[Node, ...]
     width: int
+    work: int
 
 
 @functools.cache
@@ -277,7 +299,9 @@ class LoopPrinter:
         read = self._read([*constant, *rows, *self.parts.pairs, *self.outer], (0, 2))
         before = self._columns_of(columns) if self.table else ()
         body = [header, *before, "", "", *self._kernel(read)]
-        return Loop("\n".join(body) + "\n", columns, read, len(self.table))
+        kinds = [e.kind for e in reachable(self.parts.pairs)]
+        work = sum(WORK_OF_A_CALL if kind in _CALLS else 1 for kind in kinds)
+        return Loop("\n".join(body) + "\n", columns, read, len(self.table), work)
 
     def _read(self, expressions: Iterable[Expr], cats: tuple[int, int]) -> tuple[Node, ...]:
         """The variables of some categories that expressions read, by index."""
@@ -321,7 +345,11 @@ class LoopPrinter:
 
     def _kernel(self, rows: tuple[Node, ...]) -> Iterator[str]:
         names = [f"v{v.data[0]}" for v in rows]
-        results = {"sums": ["out"], "shifted": ["top_out", "out"], "smallest": ["best", "index"]}
+        results = {
+            "sums": ["out"],
+            "shifted": ["top_out", "out"],
+            "smallest": ["best", "index", "instead"],
+        }
         arguments = ["first", "last", "tasks", "intervals", "columns", *names, *results[self.kind]]
         yield "@jit"
         yield f"def kernel({', '.join(arguments)}):"
@@ -376,10 +404,10 @@ class LoopPrinter:
         yield "for j in range(width):"
         yield from indented(lines)
         if self.kind == "smallest":
-            yield f"    value = {name}"
-            yield "    values[j] = value if value == value else infinity"
-            yield "if lowest(values, scratch, width) <= best[batch, i, len(best[batch, i]) - 1]:"
-            yield "    insert(best[batch, i], index[batch, i], values, start, width)"
+            yield f"    values[j] = {name}"
+            yield "least = lowest(values, scratch, width, instead)"
+            yield "if least <= best[batch, i, len(best[batch, i]) - 1]:"
+            yield "    insert(best[batch, i], index[batch, i], values, start, width, instead)"
             return
         yield f"    values[j] = {name}"
         yield "top = largest(values, scratch, width)"

@@ -43,7 +43,16 @@ from torchweft.reductions.engine import formula_keys as keys
 from torchweft.reductions.engine.formula_keys import Key
 from torchweft.reductions.formula.node import Node, reachable
 
-__all__ = ["KERNELS", "arguments", "cached_arguments", "opened", "shifted_sums", "smallest", "sums"]
+__all__ = [
+    "KERNELS",
+    "arguments",
+    "cached_arguments",
+    "number_wanted",
+    "opened",
+    "shifted_sums",
+    "smallest",
+    "sums",
+]
 
 TABLES = len(Blocks._fields)
 
@@ -89,11 +98,20 @@ def shifted_sums(tensors: Tensors, rest: Rest) -> tuple[Tensor, Tensor]:
 
 
 def smallest(tensors: Tensors, k: int, rest: Rest) -> Tensor:
-    """(B, M, k, f.dim) int64: the indices of the k smallest values, ascending; −1 for none."""
+    """(B, M, k, f.dim) int64: the indices of the k smallest values, ascending; −1 for none.
+
+    NaN counts as +∞.  k = 0 stands for the one value that torch.min takes: NaN comes before −∞.
+    Equal values come in the order of their indices.
+    """
     key, *others = rest
     tensors = [t.detach() for t in tensors]
     found: Tensor = torch.ops.torchweft.reductions_smallest(tensors, key, k, *others)
     return found
+
+
+def number_wanted(kind: str, k: int) -> int:
+    """k of `smallest` for a reduction of this name."""
+    return k if "K" in kind else 0
 
 
 def _reduced(name: str, tensors: Tensors, rest: Rest, k: int = 1) -> list[Tensor]:
@@ -375,7 +393,7 @@ def _smallest_body(tensors: Tensors, key: Key, k: int, *rest: Any) -> Tensor:
 
 def _smallest_fake(tensors: Tensors, key: Key, k: int, batch: Any, rows: Any, *_: Any) -> Tensor:
     (f,) = keys.formulas(key)
-    return tensors[0].new_empty(batch, rows, k, f.dim, dtype=torch.int64)
+    return tensors[0].new_empty(batch, rows, max(k, 1), f.dim, dtype=torch.int64)
 
 
 def _smallest_mapped(

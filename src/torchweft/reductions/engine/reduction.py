@@ -6,6 +6,9 @@ SumSoftMaxWeight   Σ_j exp(f) w / Σ_j exp(f)
 Max_SumShiftExp    [m, s]
 Min, KMin          f at the smallest values' indices, so they have gradients of any order
 Max                −Min(−f)
+
+A row with NaN has torch's results: sums and exponentials are NaN, and so are Min and Max, at the
+first NaN's index.  Among the K smallest NaN counts as +∞: it comes behind every number.
 """
 
 from __future__ import annotations
@@ -252,7 +255,8 @@ def _exponential(call: _Call) -> Tensor:
     kind = call.plan.kind
     m, s = operator.shifted_sums(call.operands, call.rest)
     if kind == "Max_SumShiftExp":
-        return _shaped(call, torch.cat([m.expand(*s.shape[:2], 1), s], -1))
+        m = torch.where(s.isnan().any(-1, keepdim=True), torch.nan, m)  # kernels pass over NaN
+        return _shaped(call, torch.cat([m, s], -1))
     if kind == "SumSoftMaxWeight":
         # the largest of all terms is 1, or there is none
         return _shaped(call, s[..., :-1] / s[..., -1:].clamp(min=0.5))
@@ -261,9 +265,10 @@ def _exponential(call: _Call) -> Tensor:
 
 
 def _ranked(call: _Call) -> Result:
-    kind, k = call.plan.kind, call.plan.k
+    kind = call.plan.kind
     largest = kind.startswith(("Max", "ArgMax"))
-    index = operator.smallest(call.operands, k, call.rest)
+    wanted = operator.number_wanted(kind, call.plan.k)
+    index = operator.smallest(call.operands, wanted, call.rest)
     if kind.startswith("Arg"):
         return _listed(call, _own(call, index))
     found = _at(call, index)
@@ -291,8 +296,9 @@ def _listed(call: _Call, found: Tensor) -> Tensor:
 
 
 def _at(call: _Call, index: Tensor) -> Tensor:
-    """(B, M, k, D): the formula at the column of each component, +inf for none, and for NaN.
+    """(B, M, k, D): the formula at the column of each component, +inf for none.
 
+    Among the K smallest NaN is +inf, as which it was compared.
     With the columns gathered, their values vary with i: a sum over one column.
     """
     batch, rows, k, _ = index.shape
@@ -311,7 +317,8 @@ def _at(call: _Call, index: Tensor) -> Tensor:
         found = operator.sums(values, operator.arguments(key, sizes, plan.how))
         parts.append(found.view(batch, rows, k))
     found = torch.stack(parts, -1)
-    return torch.where((index < 0) | found.isnan(), torch.inf, found)
+    nothing = (index < 0) | found.isnan() if "K" in plan.kind else index < 0
+    return torch.where(nothing, torch.inf, found)
 
 
 @constant_when_compiling

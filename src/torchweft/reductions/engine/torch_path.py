@@ -73,8 +73,9 @@ def shifted(f: Node, w: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
 
 
 def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
-    """(B, M, k, f.dim) int64: the indices of the k smallest values, ascending; −1 for none."""
+    """Indices of the k smallest values, see `operator.smallest`."""
     batch, rows, _ = data.sizes
+    first, k = k == 0, max(k, 1)
     out = torch.full((batch, rows, k, f.dim), -1, device=data.like.device)
     for strip in _strips([f], data):
         best = known = torch.empty(0)
@@ -82,10 +83,11 @@ def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
             at = columns.expand(batch, strip.end - strip.begin, f.dim, -1)
             found = _found(f, tile).expand(-1, -1, columns.numel(), -1)
             found = found.transpose(2, 3).expand_as(at)
-            found = found.where(found == found, torch.inf)  # NaN ties with +∞
+            # sorts have NaN as the largest
+            found = -found if first else found.where(found == found, torch.inf)
             if best.numel():  # the earlier ones stand first, so ties go to them
                 found, at = torch.cat([best, found], -1), torch.cat([known, at], -1)
-            best, order = found.sort(stable=True, dim=-1)
+            best, order = found.sort(stable=True, dim=-1, descending=first)
             best, known = best[..., :k], at.gather(-1, order[..., :k])
         if known.numel():
             out[:, strip.begin : strip.end, : known.shape[-1]] = known.transpose(2, 3)

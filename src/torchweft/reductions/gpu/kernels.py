@@ -122,6 +122,21 @@ def insert(best, index, f, j):
 
 
 @triton.jit
+def insert_nan_first(best, index, f, j):
+    """`insert` into lists of one entry, where NaN comes before −∞ with the index j − 2³¹ or − 2⁶³.
+
+    The value of such an entry is −∞ and its index negative, so entries are still in (value, index)
+    order.
+    """
+    lowest: tl.constexpr = -2147483648 if index.dtype == tl.int32 else -9223372036854775808
+    at = tl.where(f == f, 0, j | lowest)
+    nan = tl.min(tl.min(at, 0), 1)[:, None]
+    best, index = insert(best, index, f, j)
+    replaced = nan < tl.minimum(index, 0)
+    return tl.where(replaced, float("-inf"), best), tl.where(replaced, nan, index)
+
+
+@triton.jit
 def empty_lists(
     BLOCK_M: tl.constexpr,
     KEPT: tl.constexpr,
@@ -138,11 +153,13 @@ def empty_lists(
 
 @triton.jit
 def store_sorted(
-    best, index, values_ptr, indices_ptr, at, mask, stride, K: tl.constexpr, SIGN: tl.constexpr
-):
+    best, index, values_ptr, indices_ptr, at, mask, stride, K: tl.constexpr, SIGN: tl.constexpr,
+    NAN_FIRST: tl.constexpr, PARTIAL: tl.constexpr,
+):  # fmt: skip
     """The K entries of each list in (value, index) order; empty entries have index −1.
 
-    Values are multiplied by the sign, and not stored if it is 0.
+    Values are multiplied by the sign, and not stored if it is 0.  Where NaN comes first, see
+    `insert_nan_first`, results say so; partial ones keep its negative index, in int64.
     """
     last: tl.constexpr = 2147483647 if index.dtype == tl.int32 else 9223372036854775807
     slots = tl.arange(0, best.shape[1])[None, :]
@@ -154,9 +171,17 @@ def store_sorted(
             :, None
         ]
         waiting = waiting & (slots != place)
+        shown = found.to(tl.int64)
+        if NAN_FIRST:
+            nan = found < 0
+            shown = tl.where(nan, (found & last).to(tl.int64), shown)
+            if PARTIAL:
+                shown = tl.where(nan, shown | -9223372036854775808, shown)
+            else:
+                value = tl.where(nan, float("nan"), value)
         if SIGN:
             tl.store(values_ptr + at + k * stride, SIGN * value, mask=mask)
-        shown = tl.where(found == last, -1, found.to(tl.int64))
+        shown = tl.where(found == last, -1, shown)
         tl.store(indices_ptr + at + k * stride, shown, mask=mask)
 
 
@@ -257,7 +282,7 @@ def merge_shifted_kernel(
 def merge_smallest_kernel(
     values_ptr, indices_ptr, best_ptr, out_ptr, tiles_ptr, guard_ptr, tiles, parts, rows,
     K: tl.constexpr, KEPT: tl.constexpr, TOTAL: tl.constexpr, FIRST: tl.constexpr,
-    RANGED: tl.constexpr, SIGN: tl.constexpr, BLOCK_M: tl.constexpr,
+    RANGED: tl.constexpr, SIGN: tl.constexpr, NAN_FIRST: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """The K smallest of the K smallest of each task, ascending; index −1 where there are fewer."""
     if guard_ptr is not None and tl.load(guard_ptr) != 0:
@@ -272,8 +297,9 @@ def merge_smallest_kernel(
         for k in range(K):  # one at a time: a list may hold an index twice
             at = (t * BLOCK_M + lanes) * K + k
             f, j = tl.load(values_ptr + at), tl.load(indices_ptr + at)
-            j = tl.where(j < 0, 9223372036854775807, j)
+            j = tl.where(j == -1, 9223372036854775807, j)
             best, index = insert(best, index, f[None, :, :], j[None, :, :])
     i = row + lanes
     at = (batch * rows + i) * (K * TOTAL) + FIRST
-    store_sorted(best, index, best_ptr, out_ptr, at, i < last_row, TOTAL, K, SIGN)
+    present = i < last_row
+    store_sorted(best, index, best_ptr, out_ptr, at, present, TOTAL, K, SIGN, NAN_FIRST, False)

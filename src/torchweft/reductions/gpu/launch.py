@@ -95,17 +95,18 @@ def shifted(f: Node, w: Node, data: ReductionData) -> tuple[Tensor, Tensor]:
 
 
 def smallest(f: Node, k: int, data: ReductionData) -> Tensor:
-    """Indices of the k smallest values, (B, M, k, f.dim), ascending; −1 where there are fewer."""
+    """Indices of the k smallest values, see `operator.smallest`."""
     if k > MOST_SMALLEST:
         raise BackendError(
             f"{k} smallest values are asked for: kernels keep up to {MOST_SMALLEST}. Pass "
             'backend="torch", or ask for fewer.'
         )
-    out = _filled(data, (k, f.dim), -1, torch.int64)
+    several = max(k, 1)
+    out = _filled(data, (several, f.dim), -1, torch.int64)
     if out.numel() and data.sizes.columns:
-        points, guard = neighbours.bounded(f, k, data), None
+        points, guard = neighbours.bounded(f, several, data), None
         if points is not None:
-            guard = neighbours.nearest_by_bounds(points, k, data, out, processors(out.device))
+            guard = neighbours.nearest_by_bounds(points, several, data, out, processors(out.device))
         _run("smallest", (f,), data, [None, out], guard, k=k)
     return out
 
@@ -224,7 +225,7 @@ def prepared(
     if kind != "smallest":
         apart = len(parts(formulas[-1])) > 1 or gaussians.may_serve(data)
     else:
-        apart = neighbours.bounded(formulas[0], k, data) is not None
+        apart = neighbours.bounded(formulas[0], max(k, 1), data) is not None
     if apart or not all(data.sizes):
         return None
     recipe = recipe_of(wanted, data)

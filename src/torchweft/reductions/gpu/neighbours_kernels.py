@@ -111,7 +111,7 @@ def nearest_kernel(
             bound = tl.minimum(bound, tl.max(tl.max(best, 1), 0) * scale - above)
             waiting = (low <= bound) & (lanes > place)
     at = row * K + tl.zeros([1, 1], tl.int64)
-    store_sorted(best, index, out_ptr, out_ptr, at, at >= 0, 1, K, False)
+    store_sorted(best, index, out_ptr, out_ptr, at, at >= 0, 1, K, 0, False, False)
 
 
 @triton.jit(do_not_specialize=["points", "runs"])
@@ -145,7 +145,7 @@ def look_kernel(
             j = tl.where(inside, j, last)
             best, index = insert(best, index, f[None, None, :], j[None, None, :])
     at = row * K + tl.zeros([1, 1], tl.int64)
-    store_sorted(best, index, near_ptr, near_ptr, at, at >= 0, 1, K, False)
+    store_sorted(best, index, near_ptr, near_ptr, at, at >= 0, 1, K, 0, False, False)
     tl.store(far_ptr + row, tl.max(tl.max(best, 1), 0))
 
 

@@ -152,7 +152,8 @@ def recipe_of(
         ranged=counts is not None,
         wide=dtype == torch.float64,
         accumulate=options.accumulate,
-        kept=wanted.k,
+        kept=max(wanted.k, 1),
+        nan_first=wanted.kind == "smallest" and not wanted.k,
         far=sizes.columns >= 2**31,
         guarded=guarded,
         near=many and not guarded and options.precision != "ieee",
@@ -304,7 +305,7 @@ def _merge(job: KernelSpec, grid: _Grid, height: int, taken: Sequence[int]) -> S
     elif job.kind == "shifted":
         constants = (*constants, job.ending)
     else:
-        constants = (job.kept, list_slots(job), *constants[1:], job.sign)
+        constants = (job.kept, list_slots(job), *constants[1:], job.sign, job.nan_first)
     function = written("torchweft.reductions.gpu.kernels", f"merge_{job.kind}_kernel")
     tables = () if job.ranged or job.guarded else (None, None)
     kernel = Kernel(function, (*tables, *grid.merged), constants, Tile((height,), 4, 1))

@@ -80,8 +80,8 @@ TASK_NUMBERS = {
 
 _HEADER = """
 from torchweft.reductions.gpu.kernels import (
-    LOG2E, acos, asin, atan, atan2, empty_lists, ended, insert, nearest, power, sinxdivx,
-    store_sorted, xlogx,
+    LOG2E, acos, asin, atan, atan2, empty_lists, ended, insert, insert_nan_first, nearest, power,
+    sinxdivx, store_sorted, xlogx,
 )
 
 NUMBER = {number}
@@ -399,10 +399,14 @@ class _KernelPrinter:
     def _add(self, target: str) -> Iterator[str]:
         """Add a tile's terms to the sums of a block, or to the totals."""
         if self.kind == "smallest":
-            yield "f0 = tl.where(f0 == f0, f0, float('inf'))"
-            yield "lowest = tl.min(f0, 0)"
+            if self.job.nan_first:
+                yield "lowest = tl.min(tl.where(f0 == f0, f0, float('-inf')), 0)"
+            else:
+                yield "f0 = tl.where(f0 == f0, f0, float('inf'))"
+                yield "lowest = tl.min(f0, 0)"
             yield "if tl.max((lowest <= worst).to(tl.int32)) > 0:"
-            yield "    best, index = insert(best, index, f0, j)"
+            insert = "insert_nan_first" if self.job.nan_first else "insert"
+            yield f"    best, index = {insert}(best, index, f0, j)"
             yield "    worst = tl.max(best, 1)[:, None]"
         elif self.kind == "sums":
             for n in range(len(self.summed)):
@@ -490,4 +494,5 @@ class _KernelPrinter:
         else:
             yield f"at = (batch * rows + first_row + row) * {kept * size} + {job.first}"
             where, sign = f"at, first_row + row < last_row, {size}", job.sign
-        yield f"store_sorted(best, index, values_ptr, indices_ptr, {where}, {kept}, {sign})"
+        how = f"{kept}, {sign}, {job.nan_first}, {job.partial}"
+        yield f"store_sorted(best, index, values_ptr, indices_ptr, {where}, {how})"

@@ -345,40 +345,30 @@ class GemmGroups(NamedTuple):
     Args:
         pos_indices: the first slot of each count.
         groups: in order.
+        membership: the members of each group.
+        gemm_list: for each product the number of its offsets `num_offsets`, its rows `gemm_M`, and
+            how many of them are used, `slots`, and not used, `padding`.
         total_slots: of the padded buffer.
     """
 
     pos_indices: list[int]
     groups: list[Group]
+    membership: list[list[int]]
+    gemm_list: list[dict[str, int]]
     total_slots: int
 
-    @property
-    def membership(self) -> list[list[int]]:
-        """The members of each group."""
-        return [list(group.members) for group in self.groups]
-
-    @property
-    def gemm_list(self) -> list[dict[str, int]]:
-        """For each product the number of its offsets, its rows, and how many of them are used."""
-        names = ("num_offsets", "gemm_M", "slots", "padding")
-        numbers = [(len(g.members), g.alloc, g.req, g.alloc - g.req) for g in self.groups]
-        return [dict(zip(names, group, strict=True)) for group in numbers]
-
     def as_ranges(self) -> list[tuple[list[int], int, int, int]]:
-        """(range, base, req, alloc) as the seed prints them: [first, last], [0, 0] for one."""
-        return [
-            ([g.members[0], g.members[-1]] if len(g.members) > 1 else [0, 0], *g[1:])
-            for g in self.groups
-        ]
+        """([first, last], base, req, alloc) of each group; [i, i] where i is alone."""
+        return [([g.members[0], g.members[-1]], *g[1:]) for g in self.groups]
 
 
 class KernelMapMasks(NamedTuple):
     """The slots of a map's pairs.
 
     Args:
-        in_mask: (num_offsets · num_points,) int32, entry (o, t): the slot of point t as an input
-            of offset o, −1 for none.
-        out_mask: the same of point t as an output.
+        in_mask: (num_offsets · inputs,) int32, entry (o, t): the slot of point t as an input of
+            offset o, −1 for none.
+        out_mask: (num_offsets · outputs,), the same of point t as an output.
         offsets_active: offsets with a pair, most pairs first, ties by number.
         slot_array: (num_offsets + 1,), the number of pairs of the offsets before.
         counts: (num_offsets,), pairs of each offset.
@@ -441,13 +431,17 @@ def greedy_group(
         alloc = -(-req // alignment) * alignment
         groups[-1] = Group((*last.members, place), last.base, req, alloc)
         end = last.base + alloc
-    return GemmGroups(pos_indices, groups, end)
+    products = [
+        {"num_offsets": len(members), "gemm_M": alloc, "slots": req, "padding": alloc - req}
+        for members, _, req, alloc in groups
+    ]
+    return GemmGroups(pos_indices, groups, [list(g.members) for g in groups], products, end)
 
 
 def build_masks(
     kernel_map: KernelMap | PairLists,
     num_offsets: int,
-    num_points: int,
+    num_points: int | tuple[int, int],
     *,
     alignment: int = 4,
     max_group: int = 6,
@@ -459,7 +453,8 @@ def build_masks(
         kernel_map: a map, or offset → [(input row, output row), …]; pairs keep their order in the
             slots, which in a map is that of the output rows.
         num_offsets: K.
-        num_points: at least the number of rows of each side.
+        num_points: at least the number of rows of each side, or of inputs and of outputs: the
+            entries of an offset in in_mask and in out_mask.
         alignment: see `greedy_group`.
         max_group: offsets in a product.
         max_slots: pairs in a product, None for any number.
@@ -469,8 +464,10 @@ def build_masks(
     """
     offset, in_row, out_row = _entries(kernel_map)
     _check_entries(offset, num_offsets, "offset", "num_offsets")
-    for rows, name in ((in_row, "input row"), (out_row, "output row")):
-        _check_entries(rows, num_points, name, "num_points")
+    points = num_points if isinstance(num_points, tuple) else (num_points, num_points)
+    names = ("num_points",) * 2 if points[0] == points[1] else ("num_points[0]", "num_points[1]")
+    _check_entries(in_row, points[0], "input row", names[0])
+    _check_entries(out_row, points[1], "output row", names[1])
     counts = torch.bincount(offset, minlength=num_offsets)
     order = torch.sort(counts, descending=True, stable=True).indices
     active = order[counts[order] > 0]
@@ -480,10 +477,10 @@ def build_masks(
     slot_array = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     rank = torch.arange(len(offset), device=offset.device) - slot_array[offset]
     slot = (slots[offset] + rank).int()
-    masks = slot.new_full((2, num_offsets * num_points), -1)
-    for mask, rows in zip(masks, (in_row, out_row), strict=True):
-        mask[offset * num_points + rows] = slot
-    return KernelMapMasks(masks[0], masks[1], active, slot_array, counts, slots)
+    in_mask, out_mask = (slot.new_full((num_offsets * n,), -1) for n in points)
+    in_mask[offset * points[0] + in_row] = slot
+    out_mask[offset * points[1] + out_row] = slot
+    return KernelMapMasks(in_mask, out_mask, active, slot_array, counts, slots)
 
 
 def _entries(kernel_map: KernelMap | PairLists) -> tuple[Tensor, Tensor, Tensor]:
