@@ -274,7 +274,9 @@ def rows_of_elements(element: Tensor, count: int) -> ElementRows:
 
 @below_transforms
 def _cached_rows(element: Tensor, count: int) -> ElementRows:
-    if not unwatched(element) or (element.is_cuda and not is_constant(element)):
+    if not unwatched(element):
+        return _sorted_rows(element, count)
+    if element.is_cuda and not is_constant(element):
         return _checked_rows(element, count)
     (kept,) = copies_of((element,))
     assert kept is not None
