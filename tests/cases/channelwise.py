@@ -321,6 +321,7 @@ def check_runs(device: str) -> None:
         assert_within_bound(result, value, size, terms)
 
 
+@functools.cache
 def suite() -> Suite:
     """The channelwise products' part of `make check`."""
     small = GRAPHS["unsorted"]

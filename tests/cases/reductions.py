@@ -320,6 +320,7 @@ def check_far_clouds(device: str) -> None:
         assert_as_accurate(out, exact, noise)
 
 
+@functools.cache
 def suite() -> Suite:
     """The reductions' part of `make check`."""
     cases = reduction_cases() + formula_cases() + size_cases()
