@@ -181,6 +181,7 @@ def check_large_offsets(device: str) -> None:
     assert_same_bits(large[:, -4:].contiguous(), call(tail, y.expand(-1, 4, -1)), "the last rows")
 
 
+@functools.cache
 def suite() -> Suite:
     """The clifford part of `make check`."""
     full = [

@@ -285,6 +285,7 @@ def _randn(name: str) -> Callable[..., Tensor]:
     return functools.partial(torch.randn, dtype=torch.float64, generator=generator)
 
 
+@functools.cache
 def suite() -> Suite:
     """The instructed products' part of `make check`."""
     settings = [(True, "mul_ir"), (False, "ir_mul"), (False, "mul_ir"), (True, "ir_mul")]

@@ -74,6 +74,7 @@ def _cases(name: str, channels: tuple[int, ...], batch: int = 3) -> Iterator[Cas
             yield Case(label, call, oracle, (x, y), tables)
 
 
+@functools.cache
 def suite() -> Suite:
     """The o3 layers' part of `make check`."""
     found = [case for name in SHAPES for case in _cases(name, (1, 8, 31, 64, 65))]

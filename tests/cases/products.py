@@ -377,6 +377,7 @@ def check_large_shared_rows(device: str) -> None:
     assert_same_bits(back, x, "the rows scattered back")
 
 
+@functools.cache
 def suite() -> Suite:
     """The products' part of `make check`."""
     per_op: Iterable[Callable[[str], list[Case]]] = (op_cases, thin_cases, sparse_cases)

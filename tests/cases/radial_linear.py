@@ -77,6 +77,7 @@ def make_case(name: str, structure: Structure, edges: Edges, hidden: int = HIDDE
     )
 
 
+@functools.cache
 def suite() -> Suite:
     """The part of `make check` of weights that are h A."""
     graphs = {name: edges for name, edges in GRAPHS.items() if edges is not None}

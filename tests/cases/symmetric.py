@@ -108,6 +108,7 @@ def make_case(
     )  # fmt: skip
 
 
+@functools.cache
 def suite() -> Suite:
     """The part of `make check` of symmetric contractions."""
     cases = [

@@ -277,6 +277,7 @@ def check_large_offsets(device: str) -> None:
     assert_within_bound(dw, exact, magnitude, last)
 
 
+@functools.cache
 def suite() -> Suite:
     """The voxels' part of `make check`."""
     layers, groups = layer_cases(), group_cases()

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS, INTERPRETED
+from tests.covering import FULL
 from tests.e3nns import THEIRS, Forced, Twin, alike, case
 from torchweft import o3
 from torchweft.testing.contract import Setting, check_values
@@ -366,4 +367,5 @@ def test_layer(name):
 def test_backends(backend):
     """Few rows go by operators of torch; these do not."""
     twin = conv_twin(UVU[1:3], False, 6, Forced(backend))
-    check_values(case("convolution", twin), SETTING)
+    order = SETTING.order if FULL or backend != "numba" else 1  # loops compile for seconds
+    check_values(case("convolution", twin), SETTING._replace(order=order))

@@ -56,8 +56,8 @@ def graph(name):
     ("name", "edges", "shared", "dtype"),
     [
         ("uvu", "hub", True, torch.float64),
-        ("uvu ragged", "two sets", False, torch.float64),
-        ("uvv", "unsorted", False, torch.float64),
+        ("uvu ragged", "two sets", False, torch.float32),  # the contract's loops
+        ("uvv", "unsorted", False, torch.float32),
         ("uuu", "rows", False, torch.float32),
         ("11w", "self loops", True, torch.bfloat16),
         ("unweighted", "empty rows", False, torch.float16),

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import torchweft
-from tests.cases.channelwise import GRAPHS, STRUCTURES, Edges
+from tests.cases.channelwise import GRAPHS, STRUCTURES, Edges, make_structure
 from tests.cases.o3_workloads import conv
 from tests.cases.radial_linear import make_case, suite
 from tests.conftest import BACKENDS, INTERPRETED
@@ -154,7 +154,12 @@ class TestKernels:
 
     def test_frozen_inputs(self):
         """Some derivatives of derivatives are forward calls whose tensors come in another order."""
-        (case,) = (case for case in SUITE.full if case.name.endswith("full uvu"))
+        structure = make_structure([(3, 0)], [(1, 0), (1, 1)], lmax=1)
+        case = make_case(
+            "frozen",
+            structure,
+            Edges(*torch.randint(4, (2, 9), generator=torch.Generator().manual_seed(0)), 4, 4),
+        )
         check_subsets(case, Setting(backend="triton"))
 
     def test_parts_and_one_kernel_for_a_group_and_nothing_else(self):
@@ -167,7 +172,8 @@ class TestKernels:
 
     def test_precision(self):
         """In one part h and A have 11 bits."""
-        case = make_case("p", UVU, GRAPHS["sorted"])
+        structure = make_structure([(5, 0), (5, 1)], [(1, 0), (1, 1)])
+        case = make_case("p", structure, GRAPHS["sorted"])
         x, y, h, a = (t.float() for t in case.inputs)
         edges = GRAPHS["sorted"]
         graph = graph_of(edges.src, edges.dst, edges.num_nodes, edges.num_sources)
@@ -176,7 +182,9 @@ class TestKernels:
         size = case.magnitude(*(t.abs() for t in wide), **case.tables)
         worst = {}
         for precision in ("tf32x3", "tf32"):
-            found = radial_product(UVU, x, y, h, a, graph, backend="triton", precision=precision)
+            found = radial_product(
+                structure, x, y, h, a, graph, backend="triton", precision=precision
+            )
             worst[precision] = float(((found - exact).abs() / size.clamp_min(1e-9)).max())
         assert worst["tf32x3"] < 2**-21 < 2**-15 < worst["tf32"] < 2**-11
 
@@ -204,12 +212,12 @@ def test_weights_of_all_edges_are_never_in_memory(backend, monkeypatch):
     """Nothing that torch allocates, in bodies too, is as large; forward and both derivatives."""
     monkeypatch.setitem(blocks.BLOCK_BYTES, "cpu", 2**20)
     conv = o3.TensorProductConv(
-        "64x0e", "0e+1o", "64x0e+64x1o", [(0, 0, 0, "uvu", True), (0, 1, 1, "uvu", True)] * 5,
+        "160x0e", "0e+1o", "160x0e+160x1o", [(0, 0, 0, "uvu", True), (0, 1, 1, "uvu", True)] * 2,
         backend=backend,
     )  # fmt: skip
     edges, generator = 4000, torch.Generator().manual_seed(0)
     src, dst = torch.randint(40, (2, edges), generator=generator)
-    sizes = ((40, 64), (edges, 4), (edges, 8), (8, conv.weight_numel))
+    sizes = ((40, 160), (edges, 4), (edges, 8), (8, conv.weight_numel))
     leaves = [torch.randn(s, generator=generator).requires_grad_() for s in sizes]
     x, y, h, a = leaves
     graph = o3.Graph(src, dst, 40)

@@ -106,6 +106,7 @@ def test_values(chosen, dtype):
 
 @pytest.mark.parametrize("check", BODY_CHECKS[1:], ids=lambda check: check.__name__)
 @pytest.mark.parametrize("chosen", CASES[:3:2], ids=named)
+@pytest.mark.singly  # seconds an item
 def test_promises(chosen, check):
     check(chosen, Setting())
 

@@ -38,7 +38,7 @@ def test_structures_differ_by_what_they_hold():
     )
     assert read(text).products[0].paths == paths
     assert read(text) != structure
-    assert repr(structure) == "Structure(6 paths, widths (20, 4, 86, 30))"
+    assert repr(structure) == "Structure(5 paths, widths (20, 4, 61, 25))"
 
 
 def test_calls_are_written_and_read():

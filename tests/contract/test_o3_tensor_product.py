@@ -16,6 +16,7 @@ import torch
 
 from tests.cases.instructed import linear_case, suite
 from tests.conftest import INTERPRETED
+from tests.covering import FULL
 from torchweft import o3
 from torchweft.core.explain import explain
 from torchweft.errors import DTypeError, ShapeError
@@ -52,7 +53,11 @@ def test_values_by_operators(case, dtype, operators):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", SUITE.cases, ids=named)
 def test_values(case, dtype):
-    check_values(case, Setting(dtype=dtype, order=2 if dtype == torch.float32 else 1))
+    """Second order in float32; with many edges, by loops, it is the contract of the operator."""
+    looped = "hub" in case.name and not FULL
+    check_values(
+        case, Setting(dtype=dtype, order=2 if dtype == torch.float32 and not looped else 1)
+    )
 
 
 @pytest.mark.parametrize("check", BODY_CHECKS[1:], ids=lambda check: check.__name__)

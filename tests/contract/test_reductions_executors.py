@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
+from tests.covering import FULL
 from tests.pairs import (
     BLOCKS,
     COMPARED,
@@ -110,7 +111,7 @@ OF_COMPONENTS = {
 }
 
 
-@pytest.mark.parametrize("dim", [16, 100, 300] if INTERPRETED else [16, 100])
+@pytest.mark.parametrize("dim", [16, 100, 300] if INTERPRETED else [16, 100 if FULL else 48])
 @pytest.mark.parametrize("name", OF_COMPONENTS)
 @pytest.mark.singly  # each item compiles for seconds
 def test_sums_of_components(name, dim):

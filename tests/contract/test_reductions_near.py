@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
+from tests.covering import FULL
 from tests.pairs import BLOCKS, SMALL, A, B, P, X, Y, blocks, check_sums, data, part
 from torchweft.reductions.call import Blocks, KernelSpec, Options, ReductionData, Sizes
 from torchweft.reductions.formula.node import concat, node, var
@@ -103,7 +104,7 @@ def test_blocks(name, formula):
     check_sums(launch.sums, FORMULAS[formula], wide_data(SMALL, 0.25, 64), SMALL, blocks(name))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3 if FULL else 1))
 def test_gradients_of_small_cells(seed):
     """Cells two widths of the kernel wide, of few points: sums of many short intervals."""
     generator_, few, cells = torch.Generator().manual_seed(seed), 4, 64
