@@ -191,13 +191,13 @@ def test_no_product_of_e3nns_stays(kind, adapt):
 
 
 def test_a_graph_is_sorted_once_for_all_layers(monkeypatch):
-    model, made = o3.from_mace(MaceModel()), []
+    model, made, graph = o3.from_mace(MaceModel()), [], o3.Graph
 
-    def graph(src, dst, *sizes):
-        made.append(o3.Graph(src, dst, *sizes))
+    def counted(src, dst, *sizes):
+        made.append(graph(src, dst, *sizes))
         return made[-1]
 
-    monkeypatch.setattr("torchweft.o3.layers.loaders.graph_of", graph)
+    monkeypatch.setattr("torchweft.o3.graph.Graph", counted)
     x, y, weight = inputs()
     edges = EDGES.clone()
     for _ in range(2):

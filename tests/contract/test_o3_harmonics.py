@@ -303,7 +303,7 @@ def test_errors():
         o3.spherical_harmonics(1, torch.ones(4, 3).numpy(), True)
     with pytest.raises(ShapeError, match=r"x is \(4, 2\): it must be \(\.\.\., 3\)"):
         call(1, x[:, :2], True)
-    with pytest.raises(DTypeError, match="coordinates and angles must be real"):
+    with pytest.raises(DTypeError, match=r"x is torch\.int64: it must be floating-point"):
         call(1, x.long(), True)
     with pytest.raises(ShapeError, match="normalization is 'unit': it must be one of integral"):
         call(1, x, True, "unit")
