@@ -80,6 +80,7 @@ PROGRAM = """
     import os, signal, threading, time
     import torch
     torch.set_num_threads({threads})
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     LARGE = {large}
     {call}
 
