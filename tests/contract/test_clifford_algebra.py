@@ -112,3 +112,16 @@ def test_counts_that_are_none(counts):
 def test_a_number_is_no_metric():
     with pytest.raises(DTypeError, match=r"metric is 3: .* each basis vector\. Pass .*cl\(3\)"):
         Algebra(3)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_squares_are_of_the_reverse_times_the_blade(metric):
+    """Vector by vector, descending and then ascending; seen red with e_j e_j."""
+    algebra = Algebra(metric)
+    for mask, square in zip(algebra.blades, algebra.squares, strict=True):
+        vectors = [1 << i for i in range(algebra.n) if mask >> i & 1]
+        blade, sign = 0, 1
+        for vector in [*reversed(vectors), *vectors]:
+            sign *= algebra.sign(blade, vector)
+            blade ^= vector
+        assert (blade, sign) == (0, square)

@@ -5,6 +5,7 @@ from tests.mutants import Mutant
 PRODUCTS = "tests/contract/test_products.py"
 SEGMENTS = "tests/property/test_segments.py"
 CLIFFORD = "tests/contract/test_clifford.py"
+DOORS = "tests/contract/test_clifford_doors.py"
 CHANGED = "tests/regressions/test_changed_tables.py"
 HARMONICS = "tests/contract/test_o3_harmonics.py"
 WRONG_INPUTS = "tests/contract/test_wrong_inputs.py"
@@ -80,7 +81,7 @@ MUTANTS = [
         "a tangent's program is the gradient's",
         'turned = vjp(program, given, "1" * len(program.outputs))',
         'turned = vjp(program, given[::-1], "1" * len(program.outputs))',
-        CLIFFORD,
+        DOORS,
     ),
     Mutant(
         "the derivative of the normal distribution has another constant",
