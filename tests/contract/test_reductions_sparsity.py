@@ -12,7 +12,7 @@ import torch
 
 import torchweft
 from torchweft.reductions import Vi, Vj, cluster
-from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of, check_ranges
+from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of, checked_ranges
 
 
 def dense(ranges, rows, columns, axis=1):
@@ -148,9 +148,9 @@ def test_entries_of_a_batch():
     same(dense(stacked, 15, 21), expected)
     same(dense(stacked.t(), 21, 15), expected.T)
     stacked.check(5, 7)
-    check_ranges(stacked, 5, 7)
+    checked_ranges(stacked, 5, 7)
     with pytest.raises(torchweft.ShapeError, match="3 entries of 5 × 7 pairs but the data 4 × 7"):
-        check_ranges(stacked, 4, 7)
+        checked_ranges(stacked, 4, 7)
     with pytest.raises(torchweft.IndexRangeError):  # it would see the next entry
         BlockSparsity.stack(masks, 5, 6)
 
@@ -200,63 +200,63 @@ def test_ranges_in_any_order_with_gaps_and_repeats():
 
 ERRORS = {
     "five": (
-        lambda: check_ranges(ranges()[:5], 12, 30),
+        lambda: checked_ranges(ranges()[:5], 12, 30),
         torchweft.ShapeError,
         r"ranges is 5 arrays: it must be six, \(ranges_i, slices_i, redranges_j.*from_matrix",
     ),
-    "none": (lambda: check_ranges(3, 12, 30), torchweft.ShapeError, r"ranges is <class 'int'>"),
+    "none": (lambda: checked_ranges(3, 12, 30), torchweft.ShapeError, r"ranges is <class 'int'>"),
     "floats": (
-        lambda: check_ranges(ranges(slices_i=[2.0, 3.0]), 12, 30),
+        lambda: checked_ranges(ranges(slices_i=[2.0, 3.0]), 12, 30),
         torchweft.DTypeError,
         r"slices_i is torch.float32: ranges are tensors of integers",
     ),
     "lists": (
-        lambda: check_ranges(V3, 12, 30),
+        lambda: checked_ranges(V3, 12, 30),
         torchweft.DTypeError,
         r"ranges_i is list: ranges are tensors",
     ),
     "flat": (
-        lambda: check_ranges(ranges(redranges_j=[1, 4]), 12, 30),
+        lambda: checked_ranges(ranges(redranges_j=[1, 4]), 12, 30),
         torchweft.ShapeError,
         r"redranges_j is \(2,\): it must be \(number, 2\)",
     ),
     "slices too short": (
-        lambda: check_ranges(ranges(slices_j=[1, 3]), 12, 30),
+        lambda: checked_ranges(ranges(slices_j=[1, 3]), 12, 30),
         torchweft.ShapeError,
         r"slices_j is \(2,\) but ranges_j is \(3, 2\).*must be \(3,\)",
     ),
     "slices with a zero in front": (
-        lambda: check_ranges(ranges(slices_i=[0, 2]), 12, 30),
+        lambda: checked_ranges(ranges(slices_i=[0, 2]), 12, 30),
         torchweft.ShapeError,
         r"slices_i ends at 2 and falls 0 times, but redranges_j has 3 rows",
     ),
     "slices that fall": (
-        lambda: check_ranges(ranges(slices_j=[1, 0, 3]), 12, 30),
+        lambda: checked_ranges(ranges(slices_j=[1, 0, 3]), 12, 30),
         torchweft.ShapeError,
         r"slices_j ends at 3 and falls 1 times",
     ),
     "rows outside": (
-        lambda: check_ranges(ranges(), 11, 30),
+        lambda: checked_ranges(ranges(), 11, 30),
         torchweft.IndexRangeError,
         r"ranges_i\[1\] is \[7, 12\) but there are 11 points: 0 ≤ start ≤ end ≤ 11",
     ),
     "columns outside": (
-        lambda: check_ranges(ranges(redranges_j=[[1, 4], [4, 9], [4, 31]]), 12, 30),
+        lambda: checked_ranges(ranges(redranges_j=[[1, 4], [4, 9], [4, 31]]), 12, 30),
         torchweft.IndexRangeError,
         r"redranges_j\[2\] is \[4, 31\) but there are 30 points",
     ),
     "negative": (
-        lambda: check_ranges(ranges(ranges_i=[[-1, 5], [7, 12]]), 12, 30),
+        lambda: checked_ranges(ranges(ranges_i=[[-1, 5], [7, 12]]), 12, 30),
         torchweft.IndexRangeError,
         r"ranges_i\[0\] is \[-1, 5\)",
     ),
     "backwards": (
-        lambda: check_ranges(ranges(redranges_i=[[2, 5], [5, 2], [7, 12]]), 12, 30),
+        lambda: checked_ranges(ranges(redranges_i=[[2, 5], [5, 2], [7, 12]]), 12, 30),
         torchweft.IndexRangeError,
         r"redranges_i\[1\] is \[5, 2\)",
     ),
     "overlap": (
-        lambda: check_ranges(ranges(ranges_i=[[7, 12], [2, 8]]), 12, 30),
+        lambda: checked_ranges(ranges(ranges_i=[[7, 12], [2, 8]]), 12, 30),
         torchweft.ShapeError,
         r"ranges_i holds the blocks \[2, 8\) and \[7, 12\), which overlap",
     ),
@@ -314,7 +314,7 @@ def test_halves_are_compared_by_their_pairs(seed):
     second = BlockSparsity.from_matrix(
         rows, torch.stack([fine, fine + 1], 1), keep.repeat_interleave(5, 1)
     ).ranges[3:]
-    check_ranges((*whole[:3], *second), 12, 30)
+    checked_ranges((*whole[:3], *second), 12, 30)
     place = int(torch.randint(len(whole[2]), (1,), generator=g))
     lost, moved = whole[2].clone(), whole[2].clone()
     lost[place, 1] -= 1
@@ -322,12 +322,12 @@ def test_halves_are_compared_by_their_pairs(seed):
     for other in (lost, moved):
         given = (*whole[:2], other, *whole[3:])
         if (dense(given, 12, 30) == dense(given, 12, 30, axis=0).T).all():
-            check_ranges(given, 12, 30)
+            checked_ranges(given, 12, 30)
         else:
             with pytest.raises(torchweft.ShapeError, match="two different masks"):
-                check_ranges(given, 12, 30)
+                checked_ranges(given, 12, 30)
 
 
 def test_right_ranges_raise_nothing():
-    check_ranges(ranges(), 12, 30)
+    checked_ranges(ranges(), 12, 30)
     BlockSparsity(ranges()).check(12, 30)

@@ -289,3 +289,15 @@ def test_a_changed_mask_is_checked_again():
     columns[:] = [[2, ROWS + 1]]
     with pytest.raises(torchweft.IndexRangeError, match=r"there are 5 points"):
         _masked(_rows(ROWS, 3), ranges)
+
+
+def test_a_mask_is_compared_once_a_call(monkeypatch):
+    """Seen red with: compared when it is checked, and for each half of its blocks."""
+    rows, columns = (torch.tensor([[0, n]]) for n in (ROWS, 3))
+    ranges = tuple(t.clone() for t in (rows, torch.tensor([1]), columns) * 2)
+    ranges = (*ranges[:3], columns.clone(), ranges[4], rows.clone())
+    _masked(_rows(ROWS, 3), ranges)
+    place, seen = table_copies._place, []
+    monkeypatch.setattr(table_copies, "_place", lambda table: seen.append(table) or place(table))
+    _masked(_rows(ROWS, 3), ranges)
+    assert len(seen) == len(ranges)

@@ -123,10 +123,14 @@ def _found(*tables: Tensor | None) -> list[Tensor | None]:
     places = [
         None if t is None or hasattr(t, _MARK) or not unwatched(t) else _place(t) for t in tables
     ]
-    known = {p: t for p, t in zip(places, tables, strict=True) if p is not None and p in _copies}
-    if not _unchanged(known):
-        for place, table in known.items():
-            if not _unchanged({place: table}):
+    pairs = {
+        place: (table, kept.table)
+        for place, table in zip(places, tables, strict=True)
+        if place is not None and (kept := _copies.get(place))
+    }
+    if not _are_equal([*pairs.values()]):
+        for place, pair in pairs.items():
+            if not _are_equal([pair]):
                 _copies.pop(place, None)
     return [
         t if t is None or p is None else _kept(t, p) for t, p in zip(tables, places, strict=True)
@@ -140,11 +144,10 @@ def _place(table: Tensor) -> Hashable:
     return id(owner), table.storage_offset(), table.shape, table.stride(), table.dtype
 
 
-def _unchanged(known: dict[Hashable, Any]) -> bool:
+def _are_equal(pairs: list[Any]) -> bool:
     """Whether tables equal their copies; on a GPU one number is read, or none while recording."""
-    if not known:
+    if not pairs:
         return True
-    pairs = [(t, _copies[place].table) for place, t in known.items()]
     table = pairs[0][0]
     if table.is_cuda and torch.cuda.is_current_stream_capturing():
         return True
@@ -160,7 +163,8 @@ def _kept(table: Tensor, place: Hashable) -> Tensor:
         if len(_copies) >= MOST_VALUES:
             _copies.pop(next(iter(_copies)), None)  # the oldest
         owner = table if table._base is None else table._base
-        gone = weakref.ref(owner, lambda _: _copies.pop(place, None))
+        copies = _copies  # at exit, globals are gone before the last tables
+        gone = weakref.ref(owner, lambda _: copies.pop(place, None))
         found = _copies[place] = _Copy(_private(table), gone)
     return found.table
 

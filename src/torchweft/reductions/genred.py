@@ -18,7 +18,7 @@ from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.operators.operator import compiling, constant_when_compiling
 from torchweft.errors import BackendError, DeviceError, DTypeError, ShapeError
 from torchweft.reductions.call import Options, Signature, kept, signature
-from torchweft.reductions.cluster.sparsity import check_ranges
+from torchweft.reductions.cluster.sparsity import checked_ranges
 from torchweft.reductions.engine import direct
 from torchweft.reductions.engine.direct import Body
 from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, reduction_plan, run_plan
@@ -185,7 +185,8 @@ def run(
     """The reduction of the tensors, which are ordered by variable; `given` is their signature."""
     serves, moved = _placed(backend, device_id, known.device)
     if ranges is not None and not compiling():
-        check_ranges(ranges, *(1 if n is None else n for n in (known.rows, known.columns)))
+        sizes = (1 if n is None else n for n in (known.rows, known.columns))
+        ranges = checked_ranges(ranges, *sizes)
     f, weight, lost = _witnessed(spec.formula, spec.weight, known, len(tensors))
     if lost is not None:
         tensors = _with_witnesses(tensors, known, *lost)

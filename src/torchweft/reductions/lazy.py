@@ -36,6 +36,7 @@ from torchweft.reductions.variables import (
     extent_of,
     join,
     places,
+    require_real,
     require_strided,
     require_tensors,
     symbol,
@@ -222,7 +223,7 @@ class LazyTensor(Reducers):
     def _apply(self, name: str, *others: Any, data: tuple[Any, ...] = ()) -> Any:
         operands = [o if isinstance(o, LazyTensor) else self._wrap(o) for o in others]
         if not self.is_complex:
-            _require_real(name, operands)
+            require_real(name, operands)
         formulas, moves, *joined = self._join(name, operands)
         try:
             formula = symbolic.applied(name, formulas, moves, data)
@@ -320,7 +321,7 @@ class LazyTensor(Reducers):
         ranges, backend = self.ranges, self.backend
         if other is not None:
             other = self._wrap(other)
-            _require_real(reduction_op, [other])
+            require_real(reduction_op, [other])
             joined = self._join(reduction_op, [other])
             (_, weight), (_, renumbering), variables, known, ranges, backend = joined
             weight = symbolic.renumbered(weight, renumbering)
@@ -430,15 +431,6 @@ def _leaf(
     """Formula, dimension and extent of a tensor of a category."""
     dim = components(cat, shape, dtype)
     return symbolic.leaf(0, dim, cat), dim, extent_of(cat, shape, dtype, device)
-
-
-def _require_real(name: str, operands: Sequence[LazyTensor]) -> None:
-    """Raise DTypeError if an operand is complex: its formula has two components for a number."""
-    if any(operand.is_complex for operand in operands):
-        raise DTypeError(
-            f"{name} is given a ComplexLazyTensor beside a real one: it needs real ones. Take "
-            "real, imag, abs or angle first."
-        )
 
 
 def _with_imaginary_part(x: Tensor) -> Tensor:

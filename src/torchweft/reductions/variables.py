@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +62,7 @@ __all__ = [
     "renumbered",
     "require_count",
     "require_declared",
+    "require_real",
     "require_strided",
     "require_tensors",
     "shown",
@@ -240,6 +241,15 @@ def require_strided(x: Tensor) -> None:
     """Raise DTypeError if a tensor is not strided."""
     if x.layout is not torch.strided or x.is_nested:
         raise not_strided("x", x.layout)
+
+
+def require_real(name: str, operands: Iterable[Any]) -> None:
+    """Raise DTypeError if an operand is complex: its formula has two components for a number."""
+    if any(operand.is_complex for operand in operands):
+        raise DTypeError(
+            f"{name} is given a ComplexLazyTensor beside a real one: it needs real ones. Take "
+            "real, imag, abs or angle first."
+        )
 
 
 def require_declared(

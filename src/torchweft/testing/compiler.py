@@ -22,11 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from torchweft.core.gpu.launcher import CONTRACTED
+from torchweft.core.private import ASTSource, GluonASTSource, GPUTarget
 from torchweft.errors import BackendError
 
 __all__ = ["SHARED_LIMIT", "TARGETS", "Build", "compile_for", "faults", "growth", "statistics"]

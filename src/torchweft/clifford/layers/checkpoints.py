@@ -52,7 +52,7 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
     weighted product (F, P) is the same.  Linear maps without a weight for each grade get n+1 equal
     ones.  Gates and norms by grade (…, F, n+1) become (n+1, F).
     """
-    state, given = _read(source, configuration, lambda name: name.endswith((".b", "b")), CEGNN)
+    state, given = _read(source, configuration, _of_a_gate, CEGNN)
     checked(given, CEGNN)
     return {
         name: _cegnn_tensor(name, tensor, state, algebra)
@@ -142,6 +142,11 @@ def _read(
     return source, [configuration or {}]
 
 
+def _of_a_gate(name: str) -> bool:
+    """Whether a parameter is an MVSiLU's."""
+    return name.rpartition(".")[2] == "b"
+
+
 def _of_a_network(name: str) -> bool:
     """Whether a parameter belongs to attention or to an MLP."""
     return "attention." in name or "mlp." in name or "qkv_module." in name
@@ -153,7 +158,7 @@ def _with_options(state: State, options: Mapping[str, Any]) -> State:
     metadata: dict[str, dict[str, Any]] = {}
     for name in state:
         for owner, option in (("attention.", "heads"), ("mlp.", "activation")):
-            before, owned, _ = name.rpartition(f".{owner}") if f".{owner}" in name else ("", "", "")
+            before, owned, _ = name.rpartition(f".{owner}")
             if owned and option in options:
                 place = f"{before}.{owner}" + ("gate" if option == "activation" else "")
                 metadata[place.rstrip(".")] = {option: options[option]}
@@ -174,15 +179,13 @@ def _first_from_second(state: Mapping[str, Tensor]) -> State:
         if "qkv_module." in name and name.endswith((".s2mvs.weight", ".mvs2s.weight")):
             out[name.removesuffix("weight") + "bias"] = tensor.new_zeros(len(tensor))
     for name in list(out):
-        for norm, readers in (
-            ("norm1", ("attention.qkv_module.",)),
-            ("norm2", ("mlp.layers.0.linear_",)),
+        for norm, reader in (
+            ("norm1", ".attention.qkv_module."),
+            ("norm2", ".mlp.layers.0.linear_"),
         ):
-            block, reader, rest = name.partition(
-                next((f".{r}" for r in readers if f".{r}" in name), "\0")
-            )
+            block, read, rest = name.partition(reader)
             gains = state.get(f"{block}.{norm}.weight_mv"), state.get(f"{block}.{norm}.weight_s")
-            if reader and gains[0] is not None and gains[1] is not None:
+            if read and gains[0] is not None and gains[1] is not None:
                 only_scalars = rest.startswith("out.")  # its multivectors are a product
                 out[name] = _after_gains(rest, out[name], gains[0], gains[1], only_scalars)
     return out

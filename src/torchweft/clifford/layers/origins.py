@@ -35,18 +35,18 @@ class Origin(NamedTuple):
     shown: frozenset[str]
 
 
-_SIZES = (
+_SHOWN = (
     "mv_channels s_channels in_mv_channels out_mv_channels in_s_channels out_s_channels "
     "hidden_mv_channels hidden_s_channels num_blocks multi_query output_init dropout_prob "
     "checkpoint checkpoint_blocks pos_enc_base naive_amp compile compile_kwargs "
     "activation_memory_budget norm_elementwise_affine sparse_gp sparse_linear subgroup "
     "use_fully_connected_subgroup geometric_product use_geometric_product"
 )
-_CEGNN_SIZES = (
+_CEGNN_SHOWN = (
     "in_features hidden_features out_features edge_attr_features node_attr_features channels "
     "features exclude_dual include_first_order normalization_init n_layers subspaces"
 )
-_CONVOLUTION_SIZES = "in_channels out_channels kernel_size stride padding dilation bias g"
+_CONVOLUTION_SHOWN = "in_channels out_channels kernel_size stride padding dilation bias g"
 _TRANSFORMER = {
     "additional_qk_mv_channels": 0,
     "additional_qk_s_channels": 0,
@@ -60,7 +60,7 @@ GATR = Origin(
     "the activation, the number of heads and what enters attention",
     _TRANSFORMER | {"normalizer_eps": 1e-3, "pos_encoding": False, "increase_hidden_channels": 2},
     _KEPT,
-    frozenset(_SIZES.split()),
+    frozenset(_SHOWN.split()),
 )
 LGATR = Origin(
     "L-GATr",
@@ -70,21 +70,21 @@ LGATR = Origin(
     | {"mlp_ratio": 4, "bivector": True, "use_bivector": True}
     | {"attention increase_hidden_channels": 1, "mlp increase_hidden_channels": 4},
     {**_KEPT, "nonlinearity": ("activation", "gelu")},
-    frozenset(_SIZES.split()),
+    frozenset(_SHOWN.split()),
 )
 CEGNN = Origin(
     "CEGNN",
     "the invariant of its gates",
     {"invariant": "mag2", "residual": True},
     {},
-    frozenset(_CEGNN_SIZES.split()),
+    frozenset(_CEGNN_SHOWN.split()),
 )
 CLIFFORDLAYERS = Origin(
     "cliffordlayers",
     "groups, whose channels it groups otherwise",
     {"groups": 1, "rotation": False, "padding_mode": "zeros"},
     {},
-    frozenset(_CONVOLUTION_SIZES.split()),
+    frozenset(_CONVOLUTION_SHOWN.split()),
 )
 
 _READ = {

@@ -99,9 +99,9 @@ def _in_rows(path: Path, points: Array) -> Array:
 
 def _npz(path: Path, name: str | None) -> Array:
     with np.load(path) as arrays:
-        known = [one for one in arrays if one in POINT_NAMES]
         if name is None:
-            name = (list(arrays) if len(arrays) == 1 else known if len(known) == 1 else [None])[0]
+            usual = [one for one in arrays if one in POINT_NAMES or len(arrays) == 1]
+            name = usual[0] if len(usual) == 1 else None
         if name in arrays:
             return _in_rows(path, arrays[name])
         shapes = ", ".join(f"{one} {array.shape}" for one, array in arrays.items())

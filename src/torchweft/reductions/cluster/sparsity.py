@@ -1,7 +1,7 @@
 """Block-sparse masks: which pairs (i, j) a reduction sees, as blocks of rows and of columns.
 
 A mask is the 6-tuple of `reductions.cluster.from_matrix`: one half for reductions over j, one
-for reductions over i.  `BlockSparsity` makes it from labels, radii or sizes; `check_ranges`
+for reductions over i.  `BlockSparsity` makes it from labels, radii or sizes; `checked_ranges`
 validates one; `blocks_of` gives executors the half that they need.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.reductions.call import Blocks
 from torchweft.reductions.cluster.points import Ranges, cluster_ranges, from_matrix
 
-__all__ = ["BlockSparsity", "blocks_of", "check_ranges", "pairs_of"]
+__all__ = ["BlockSparsity", "blocks_of", "checked_ranges", "pairs_of"]
 
 NAMES = ("ranges_i", "slices_i", "redranges_j", "ranges_j", "slices_j", "redranges_i")
 Half = tuple[Tensor, Tensor, Tensor]
@@ -217,8 +218,10 @@ def pairs_of(blocks: Blocks) -> int:
     return int(((ends - starts) * columns[indptr].diff()).sum())
 
 
-def check_ranges(ranges: Ranges | BlockSparsity, rows: int, columns: int) -> None:
-    """Raise unless `ranges` is a mask of rows × columns pairs (of a batch: of each entry).
+def checked_ranges(
+    ranges: Ranges | BlockSparsity, rows: int, columns: int
+) -> Ranges | BlockSparsity:
+    """The mask of rows × columns pairs (of a batch: of each entry), over private copies.
 
     Shapes and dtypes are looked at on every call, values once for the same content: on the CPU
     always, on a GPU under TORCHWEFT_CHECK=1, since that waits for it.  `BlockSparsity.check` looks
@@ -233,8 +236,10 @@ def check_ranges(ranges: Ranges | BlockSparsity, rows: int, columns: int) -> Non
     arrays = ranges.ranges if isinstance(ranges, BlockSparsity) else ranges
     _check_arrays(arrays)
     sizes = _sizes(ranges, rows, columns)
+    copies = cast("Ranges", copies_of(arrays))
     if arrays[0].device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
-        _CHECKED.get(copies_of(arrays), sizes, lambda: _check_values(arrays, *sizes))
+        _CHECKED.get(copies, sizes, lambda: _check_values(copies, *sizes))
+    return ranges if isinstance(ranges, BlockSparsity) else copies
 
 
 def _sizes(ranges: Ranges | BlockSparsity, rows: int, columns: int) -> tuple[int, int]:
