@@ -19,6 +19,8 @@ from benchmarks.workloads.voxels_unet import NETWORK, flat, given_to, groups, pa
 __all__ = ["NAME", "adapt", "adapt_to", "missing"]
 
 NAME = "spconv"
+PACKAGES = {"spconv": (NAME, "cuda"), "spconv_triton": ("spconv-triton", "triton")}
+"""The name and backend in rows of each package that has spconv's names."""
 
 
 def missing() -> str | None:
@@ -49,11 +51,6 @@ def adapt_to(package: str, workload: Workload) -> Candidate | str:
     return f"{workload.op} is no layer of spconv"
 
 
-def _candidate(package: str, *rest: Any) -> Candidate:
-    name, backend = {"spconv": (NAME, "cuda")}.get(package, ("spconv-triton", "triton"))
-    return Candidate(name, backend, *rest)
-
-
 def _convolution(package: str, workload: Workload) -> Candidate:
     feats, weight = workload.inputs
     offsets, c_in, c_out = weight.shape
@@ -76,7 +73,7 @@ def _convolution(package: str, workload: Workload) -> Candidate:
         return workload.oracle(feats, matrices, scale=scale)
 
     own = weight.permute(2, 0, 1).reshape(c_out, size, size, size, c_in).contiguous()
-    return _candidate(package, function, (feats, own), oracle)
+    return Candidate(*PACKAGES[package], function, (feats, own), oracle)
 
 
 def _pairs(package: str, workload: Workload) -> Candidate:
@@ -101,7 +98,7 @@ def _pairs(package: str, workload: Workload) -> Candidate:
         )
         return found[2][: workload.tables["kept"]]
 
-    return _candidate(package, function, workload.inputs, workload.oracle)
+    return Candidate(*PACKAGES[package], function, workload.inputs, workload.oracle)
 
 
 def _network(package: str, workload: Workload) -> Candidate | str:
@@ -123,7 +120,7 @@ def _network(package: str, workload: Workload) -> Candidate | str:
         return workload.oracle(feats, flat(turned), norms)
 
     given = (flat(p.detach() for p in group.values()) for group in (weights, norms))
-    return _candidate(package, function, (workload.inputs[0], *given), oracle)
+    return Candidate(*PACKAGES[package], function, (workload.inputs[0], *given), oracle)
 
 
 def _tensor(package: str, workload: Workload, feats: Tensor) -> Any:

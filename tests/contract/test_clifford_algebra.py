@@ -116,7 +116,7 @@ def test_a_number_is_no_metric():
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_squares_are_of_the_reverse_times_the_blade(metric):
-    """Vector by vector, descending and then ascending; seen red with e_j e_j."""
+    """Vector by vector, descending and then ascending; seen red with the sign of conjugation."""
     algebra = Algebra(metric)
     for mask, square in zip(algebra.blades, algebra.squares, strict=True):
         vectors = [1 << i for i in range(algebra.n) if mask >> i & 1]

@@ -19,9 +19,9 @@ MUTANTS = [
     ),
     Mutant("a metric's null vectors square to 1", "sign *= square", "sign *= square or 1", ALGEBRA),
     Mutant(
-        "a blade times itself in place of its reverse",
-        "math.prod(square for i, square in enumerate(self.metric) if blade & (1 << i))",
-        "self.sign(blade, blade)",
+        "reversion has the period of conjugation",
+        "return -1 if grade * (grade - 1) // 2 % 2 else 1",
+        "return -1 if grade * (grade + 1) // 2 % 2 else 1",
         ALGEBRA,
     ),
     Mutant(

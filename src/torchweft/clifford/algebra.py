@@ -146,10 +146,7 @@ class Algebra:
     @_Table
     def squares(self) -> tuple[int, ...]:
         """The product of the metric's entries over each blade: ⟨ẽ_j e_j⟩₀."""
-        return tuple(
-            math.prod(square for i, square in enumerate(self.metric) if blade & (1 << i))
-            for blade in self.blades
-        )
+        return tuple(self.sign(blade, blade) * self.reversion(blade) for blade in self.blades)
 
     @_Table
     def terms(self) -> tuple[Term, ...]:
@@ -199,6 +196,12 @@ class Algebra:
             if a & b & (1 << i):
                 sign *= square
         return sign
+
+    @staticmethod
+    def reversion(blade: int) -> int:
+        """The sign of a blade with its vectors in reverse order."""
+        grade = blade.bit_count()
+        return -1 if grade * (grade - 1) // 2 % 2 else 1
 
 
 PGA = Algebra.cl(3, 0, 1)

@@ -1,14 +1,14 @@
 """Private copies of index tables: what is cached for a table is never stale.
 
-The content of a tensor may change unseen: through a NumPy array or a storage that it shares,
-through `.data`, or by a CUDA, Triton or Warp kernel that is given its address.  No version and no
-address tells.  So everything that is cached for a caller's table (plans, graphs, masks) is cached
-for a private copy of it, and each public call compares the table with its copy.  A table that has
-changed gets a new copy, with which the old one's plans are no longer found.
+The content of a tensor can change while its version and address stay the same: through a NumPy
+array or a storage that it shares, through `.data`, or by a CUDA, Triton or Warp kernel that writes
+to its address.  So plans, graphs and masks are cached for a private copy of the caller's table, and
+each public call compares the table with its copy.  A table that has changed gets a new copy, for
+which plans are built anew.
 
-On a GPU the comparison waits for the result of one small kernel.  `constant` makes a copy that the
-caller keeps and passes instead of the table: nothing is compared then.  In a CUDA graph tables are
-those of the recording.
+On a GPU the host waits for the result of the comparison.  `constant` makes a copy that the caller
+passes instead of the table, and that is not compared.  A CUDA graph uses the tables of its
+recording.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _copies: dict[Hashable, _Copy] = {}
 def constant(table: Tensor) -> Tensor:
     """A copy of an index table that never changes, to be passed instead of the table.
 
-    Calls compare a table with the copy that their cached plan was made of, since its content may
-    have changed unseen; on a GPU they wait for the result. A constant is not compared.
+    A call compares a table with the copy that its cached plan was built from; on a GPU it waits for
+    the result. A constant is not compared.
 
     Args:
         table: integers of any shape, on any device.
 
     Returns:
-        The copy; a constant itself is returned as it is. Only torch's own operations may write to
-        it: these are noticed by its version, and plans are made anew.
+        The copy, or the table itself if it is a constant. In-place operations of torch on it are
+        noticed by its version; nothing else may write to it.
 
     Raises:
         DTypeError: the table is not a tensor of integers.
@@ -76,7 +76,7 @@ def constant(table: Tensor) -> Tensor:
 
 
 def mark_constant(*tables: Tensor | None) -> None:
-    """Declare tensors, of which no caller has an alias, constant: they are not compared."""
+    """Mark tensors as constant, so that they are not compared; callers must hold no alias."""
     for table in tables:
         if table is not None:
             setattr(table, _MARK, True)
@@ -88,9 +88,9 @@ def is_constant(table: Tensor) -> bool:
 
 
 def copies_of(tables: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """The private copies of a caller's tables: the same objects as long as the content is.
+    """The private copies of a caller's tables: the same objects as long as the content is the same.
 
-    Constants are their own copies, and so are tensors that a tracer or a subclass watches.
+    Constants are returned as they are, and so are traced tensors and tensor subclasses.
     """
     if compiling():
         return tuple(tables)
@@ -138,7 +138,7 @@ def _found(*tables: Tensor | None) -> list[Tensor | None]:
 
 
 def _place(table: Tensor) -> Hashable:
-    """What names a table: views of one tensor that are made anew for each call are one table."""
+    """The key of a table: equal views of one tensor have the same key."""
     base = table._base
     owner = table if base is None else base
     return id(owner), table.storage_offset(), table.shape, table.stride(), table.dtype
