@@ -4,9 +4,7 @@ Seen red with: all tasks in a few runs, as it was, where a reduction of 150,000 
 for 45 seconds; the other threads' runs going on after an interrupt.
 """
 
-import subprocess
-import sys
-import textwrap
+import signal
 import threading
 import time
 
@@ -14,117 +12,119 @@ import pytest
 import torch
 
 from tests.conftest import INTERPRETED
+from torchweft import clifford, o3, products
 from torchweft.core.cpu import loops
+from torchweft.o3.channelwise import numba_path as o3_path
+from torchweft.products import numba_path as products_path
+from torchweft.reductions import Vi, Vj
+from torchweft.reductions.engine import numba_path as reductions_path
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="loops do not depend on the interpreter")
 
-CALLS = {
-    "sums": """
-        from torchweft.reductions import Vi, Vj
-        x, y = torch.rand(LARGE * 1000, 3), torch.rand(100_000, 3)
-
-        def call(size):
-            (-Vi(x[: size * 1000]).sqdist(Vj(y))).exp().sum(1, backend="numba")
-        """,
-    "logsumexp of long rows": """
-        from torchweft.reductions import Vi, Vj
-        x, y = torch.rand(LARGE, 3), torch.rand(10_000_000, 3)
-
-        def call(size):
-            (-Vi(x[:size]).sqdist(Vj(y)).atan()).logsumexp(1, backend="numba")
-        """,
-    "smallest": """
-        from torchweft.reductions import Vi, Vj
-        x, y = torch.rand(LARGE * 1000, 3), torch.rand(100_000, 3)
-
-        def call(size):
-            Vi(x[: size * 1000]).sqdist(Vj(y)).exp().argKmin(10, 1, backend="numba")
-        """,
-    "products": """
-        from torchweft import products
-        rows = torch.randint(0, 1000, (3, 100_000))
-        infos = products.sparse_product_infos(*rows, in1_size=1000, in2_size=1000, out_size=1000)
-        x = torch.rand(LARGE, 1000, 512)
-
-        def call(size):
-            products.sparse_mul(x[:size], x[:size], *infos)
-        """,
-    "multivectors": """
-        from torchweft import clifford
-        algebra = clifford.Algebra.cl(4, 1)
-        x = torch.rand(32, LARGE * 100, 256)
-
-        def call(size):
-            given = x[:, : size * 100]
-            clifford.geometric_product(given, given, algebra, backend="numba")
-        """,
-    "edges": """
-        from torchweft import o3
-        conv = o3.TensorProductConv(
-            "64x0e+64x1o", "0e+1o+2e", "64x0e+64x1o+64x2e",
-            [(0, 0, 0, "uvu", False), (1, 1, 2, "uvu", False), (1, 2, 1, "uvu", False)],
-            backend="numba",
-        )
-        edges = LARGE * 20_000
-        x, y = torch.rand(1000, conv.irreps_in1.dim), torch.rand(edges, 9)
-        src, dst = torch.randint(0, 1000, (2, edges))
-
-        def call(size):
-            n = size * 20_000
-            conv(x, y[:n], src=src[:n], dst=dst[:n])
-        """,
-}
-"""Calls whose work grows with their size, which is LARGE at most."""
-
-PROGRAM = """
-    import os, signal, threading, time
-    import torch
-    torch.set_num_threads({threads})
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
-    LARGE = {large}
-    {call}
-
-    def seconds(size):
-        start = time.perf_counter()
-        call(size)
-        return time.perf_counter() - start
-
-    seconds(1)  # compiles
-    expected, sent = LARGE * seconds(1), []
-
-    def interrupt():
-        sent.append(time.perf_counter())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Timer(expected / 20, interrupt).start()
-    try:
-        call(LARGE)
-    except KeyboardInterrupt:
-        print((time.perf_counter() - sent[0]) / expected)
-"""
+RUNS = 20
+"""Least runs of the calls below, so that one run is at most a twentieth of the work."""
 
 
-SHORT = ("sums", 2), ("products", 2)
+def sums():
+    x, y = torch.rand(40_000, 3), torch.rand(100_000, 3)
+    return lambda: (-Vi(x).sqdist(Vj(y))).exp().sum(1, backend="numba")
 
 
-@pytest.mark.parametrize(
-    ("name", "threads"),
-    [
-        pytest.param(name, threads, marks=() if (name, threads) in SHORT else pytest.mark.slow)
-        for name in CALLS
-        for threads in (1, 2)
-    ],
-)
-def test_an_interrupt_ends_a_loop(name, threads):
-    """It arrives after a twentieth of the work; a tenth of the work later the call has ended."""
-    call = textwrap.dedent(CALLS[name])
-    program = textwrap.dedent(PROGRAM).replace("{call}", call)
-    program = program.replace("{threads}", str(threads)).replace("{large}", "40")
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300
+def logsumexp_of_long_rows():
+    x, y = torch.rand(40, 3), torch.rand(10_000_000, 3)
+    return lambda: (-Vi(x).sqdist(Vj(y)).atan()).logsumexp(1, backend="numba")
+
+
+def smallest():
+    x, y = torch.rand(40_000, 3), torch.rand(100_000, 3)
+    return lambda: Vi(x).sqdist(Vj(y)).exp().argKmin(10, 1, backend="numba")
+
+
+def multivectors():
+    algebra = clifford.Algebra.cl(4, 1)
+    x = torch.rand(32, 10_000, 256)
+    return lambda: clifford.geometric_product(x, x, algebra, backend="numba")
+
+
+def edges():
+    conv = o3.TensorProductConv(
+        "64x0e+64x1o",
+        "0e+1o+2e",
+        "64x0e+64x1o+64x2e",
+        [(0, 0, 0, "uvu", False), (1, 1, 2, "uvu", False), (1, 2, 1, "uvu", False)],
+        backend="numba",
     )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.1
+    x, y = torch.rand(1000, conv.irreps_in1.dim), torch.rand(800_000, 9)
+    graph = o3.Graph(*torch.randint(0, 1000, (2, 800_000)), 1000)
+    return lambda: conv(x, y, None, graph)
+
+
+@pytest.fixture
+def threads(request):
+    before, handler = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
+    torch.set_num_threads(request.param)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    yield request.param
+    torch.set_num_threads(before)
+    signal.signal(signal.SIGINT, handler)
+
+
+class Interrupter:
+    """Adds the parts of long work; the caller's first step after another gets a Ctrl-C."""
+
+    def __init__(self):
+        self.steps, self.begun = 0, 0.0
+
+    def step(self, part):
+        self.steps += 1
+        self.begun += part
+        if self.steps > 1 and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+
+
+def watched_share(interrupter, share=loops.share):
+    def watched(run, tasks, work, serial):
+        def step(first, last):
+            if min(tasks, work // loops.WORK_OF_A_RUN) >= RUNS:
+                interrupter.step((last - first) / tasks)
+            run(first, last)
+
+        share(step, tasks, work, serial)
+
+    return watched
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+@pytest.mark.parametrize("call", [sums, logsumexp_of_long_rows, smallest, multivectors, edges])
+def test_an_interrupt_ends_a_loop(call, threads, monkeypatch):
+    """It arrives with the second run, so three quarters of the work never begin."""
+    interrupter = Interrupter()
+    for module in (loops, o3_path, reductions_path):
+        monkeypatch.setattr(module, "share", watched_share(interrupter))
+    long = call()
+    with pytest.raises(KeyboardInterrupt):
+        long()
+    assert interrupter.begun < 1 / 4
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+def test_an_interrupt_ends_products(threads, monkeypatch):
+    interrupter, loop = Interrupter(), products_path.loop
+
+    def watched(op, parallel):
+        def rows_of_op(first, last, *arguments):
+            interrupter.step((last - first) / x.shape[:2].numel())
+            loop(op, parallel)(first, last, *arguments)
+
+        return rows_of_op
+
+    monkeypatch.setattr(products_path, "loop", watched)
+    rows = torch.randint(0, 1000, (3, 1_000_000))
+    infos = products.sparse_product_infos(*rows, in1_size=1000, in2_size=1000, out_size=1000)
+    x = torch.rand(RUNS, 1000, 512)
+    with pytest.raises(KeyboardInterrupt):
+        products.sparse_mul(x, x, *infos)
+    assert interrupter.begun < 1 / 4
 
 
 @pytest.fixture

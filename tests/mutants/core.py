@@ -72,6 +72,12 @@ MUTANTS = [
         CLIFFORD,
     ),
     Mutant(
+        "loops: all tasks are a few runs, which no interrupt ends",
+        "number = min(tasks, max(least, work // WORK_OF_A_RUN))",
+        "number = min(tasks, least)",
+        "tests/integration/test_interrupts.py -k 'sums or runs'",
+    ),
+    Mutant(
         "loops: a part's rows but the first are lost",
         "for k in range(1, height):",
         "for k in range(2, height):",
