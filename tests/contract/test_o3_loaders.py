@@ -12,7 +12,7 @@ import torch
 
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.layers.loaders import from_e3nn
+from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.testing.contract import assert_same_bits
 
 pytestmark = pytest.mark.kernels

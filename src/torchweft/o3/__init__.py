@@ -10,6 +10,9 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
     None.
 """
 
+from torchweft.o3.adapters.e3nn import from_e3nn
+from torchweft.o3.adapters.mace import from_mace
+from torchweft.o3.adapters.nequip import from_nequip
 from torchweft.o3.graph import Graph
 from torchweft.o3.irreps import rotation
 from torchweft.o3.irreps.irreps import Irrep, Irreps
@@ -42,7 +45,6 @@ from torchweft.o3.layers.harmonics_and_radial import (
     spherical_harmonics,
 )
 from torchweft.o3.layers.linear import Identity, Linear
-from torchweft.o3.layers.loaders import from_e3nn, from_mace, from_nequip
 from torchweft.o3.layers.so2 import SO2Linear, edge_rotation
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
 from torchweft.o3.tensor_product.products import (

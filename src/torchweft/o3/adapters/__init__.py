@@ -1,0 +1,1 @@
+"""Models of other libraries as modules of torchweft, with their weights."""
