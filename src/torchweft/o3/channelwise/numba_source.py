@@ -15,10 +15,13 @@ which compiles in a tenth of numba's time.
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import torchweft.core.cpu
+from torchweft.core.files import source_hash
 from torchweft.core.printing.dialect import indented
 from torchweft.o3.channelwise.arithmetic import Arithmetic
 from torchweft.o3.channelwise.calls import Call
@@ -30,7 +33,10 @@ _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
 _VALUE = re.compile(r"([xyzw])(\d+)_(\d+)_(\d+)")
 _ARRAY = re.compile(r"\b(\w+)\[")
 
-_HEADER = """import numba
+_STRAIGHT_LINE = pathlib.Path(torchweft.core.cpu.__file__).with_name("straight_line.py")
+
+_HEADER = """# with straight_line {called}
+import numba
 import numpy as np
 
 from torchweft.core.cpu.straight_line import straight_line
@@ -222,7 +228,7 @@ class _LoopPrinter:
             "end_task": self._end("task"),
         }
         texts = {name: text for name, lines in parts.items() if (text := "\n".join(lines))}
-        yield _HEADER
+        yield _HEADER.format(called=source_hash(_STRAIGHT_LINE))
         for name, text in texts.items():
             yield f'{name} = straight_line("""\n{text}\n""", "{", ".join(_arrays(text))}")\n'
         names = ["first", "last", "tasks", "rows", "indptr", "edges", "others"]
