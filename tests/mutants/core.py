@@ -72,6 +72,12 @@ MUTANTS = [
         CLIFFORD,
     ),
     Mutant(
+        "straight-line code: differences are turned round",
+        "return kinds[type(operator)](self._value(left), self._value(right))",
+        "return kinds[type(operator)](self._value(right), self._value(left))",
+        "tests/contract/test_straight_line.py",
+    ),
+    Mutant(
         "loops: all tasks are a few runs, which no interrupt ends",
         "number = min(tasks, max(least, work // WORK_OF_A_RUN))",
         "number = min(tasks, least)",

@@ -67,6 +67,7 @@ NAMES = {
     "cgutils": "numba.core",
     "driver": "triton.runtime",
     "ir": "triton._C.libtriton",
+    "make_array": "numba.np.arrayobj",
     "make_backend": "triton.compiler.compiler",
 }
 """The module of each name of Triton or numba: `from torchweft.core.private import ASTSource`."""
