@@ -394,6 +394,9 @@ CONSTANTS |= {
 CONSTANTS |= {
     "so3_generators": lambda library: library.so3_generators(4),
     "su2_generators": lambda library: torch.view_as_real(library.su2_generators(2.5)),
+    "change_basis_real_to_complex": lambda library: torch.view_as_real(
+        library.change_basis_real_to_complex(5)
+    ),
     "irreps_info": segments,
 }  # fmt: skip
 
@@ -412,6 +415,7 @@ def test_constant(name):
 
 UNLIKE = {
     "Graph": "edges sorted once: e3nn takes src and dst; test_o3_graph",
+    "Instruction": "what instructions hold, see test_o3_names",
     "IrrepsInfo": "what irreps_info gives",
     "LayerNorm": "e3nn has none; test_o3_norms",
     "PolynomialCutoff": "e3nn has none; test_o3_radial",

@@ -38,7 +38,33 @@ NETWORKS |= {
     "normalize2mom": alike(lambda library: library.normalize2mom(SILU), (7,)),
     "moment": alike(lambda library: lambda x: x * library.moment(TANH, 4, x.dtype, "cpu"), (7,)),
 }
-NAMES = NETWORKS
+
+
+class Together(torch.nn.Module):
+    """Several results side by side."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.irreps_in = layer, layer.irreps_in
+
+    def forward(self, x):
+        return torch.cat(self.layer(x), -1)
+
+
+ITEMS = "2x0e+1x1o+3x0e+1x2e+2x1o"
+EXTRACTS = {
+    "Extract": alike(
+        lambda library: Together(
+            library.Extract(ITEMS, ["3x0e+2x1o", "", "1x2e"], [(2, 4), (), (3,)])
+        )
+    ),
+    "Extract, all": alike(
+        lambda library: library.Extract(ITEMS, [ITEMS], [(0, 1, 2, 3, 4)], squeeze_out=True)
+    ),
+    "ExtractIr": alike(lambda library: library.ExtractIr(ITEMS, "1o")),
+}
+STEPS = {"soft_unit_step": alike(lambda library: library.soft_unit_step, (60,))}
+NAMES = NETWORKS | EXTRACTS | STEPS
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,9 +5,8 @@ Options that layers and functions share:
 layout: the order of each item in a row, "mul_ir" (e3nn's: the components of a copy are contiguous)
     or "ir_mul" (the copies of a component are contiguous).  Weights have one order.
 backend: "triton", "numba", "torch", or None for the fastest that can serve.  A backend without
-    kernels for a call raises BackendError.  Activation, BatchNorm, Dropout, Gate, Identity,
-    LayerNorm, Norm, NormActivation and SO2Linear are torch's own operations: they take "torch" or
-    None.
+    kernels for a call raises BackendError.  Activations, norms, Dropout, Extract, Gate, Identity,
+    SO2Linear, networks and grids are torch's own operations: they take "torch" or None.
 """
 
 from torchweft.o3.adapters.e3nn import from_e3nn
@@ -17,7 +16,13 @@ from torchweft.o3.graph import Graph
 from torchweft.o3.irreps import rotation
 from torchweft.o3.irreps.irreps import Irrep, Irreps
 from torchweft.o3.irreps.rotation import *  # noqa: F403
-from torchweft.o3.irreps.wigner import so3_generators, su2_generators, wigner_3j, wigner_D
+from torchweft.o3.irreps.wigner import (
+    change_basis_real_to_complex,
+    so3_generators,
+    su2_generators,
+    wigner_3j,
+    wigner_D,
+)
 from torchweft.o3.layers.channels import (
     Gating,
     IrrepsInfo,
@@ -28,6 +33,7 @@ from torchweft.o3.layers.channels import (
     irreps_info,
     tensor_dot_uu,
 )
+from torchweft.o3.layers.extract import Extract, ExtractIr
 from torchweft.o3.layers.gates_and_norms import (
     Activation,
     BatchNorm,
@@ -42,12 +48,14 @@ from torchweft.o3.layers.harmonics_and_radial import (
     PolynomialCutoff,
     SphericalHarmonics,
     soft_one_hot_linspace,
+    soft_unit_step,
     spherical_harmonics,
 )
 from torchweft.o3.layers.linear import Identity, Linear
 from torchweft.o3.layers.networks import FullyConnectedNet, moment, normalize2mom
 from torchweft.o3.layers.so2 import SO2Linear, edge_rotation
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
+from torchweft.o3.tensor_product.instructions import Instruction
 from torchweft.o3.tensor_product.products import (
     ElementwiseTensorProduct,
     FullTensorProduct,
@@ -63,6 +71,8 @@ __all__ = [
     "BesselBasis",
     "Dropout",
     "ElementwiseTensorProduct",
+    "Extract",
+    "ExtractIr",
     "FullTensorProduct",
     "FullyConnectedNet",
     "FullyConnectedTensorProduct",
@@ -70,6 +80,7 @@ __all__ = [
     "Gating",
     "Graph",
     "Identity",
+    "Instruction",
     "Irrep",
     "IrrepWiseLinear",
     "Irreps",
@@ -86,6 +97,7 @@ __all__ = [
     "TensorProduct",
     "TensorProductConv",
     "TensorSquare",
+    "change_basis_real_to_complex",
     "edge_rotation",
     "from_e3nn",
     "from_mace",
@@ -97,6 +109,7 @@ __all__ = [
     "normalize2mom",
     "so3_generators",
     "soft_one_hot_linspace",
+    "soft_unit_step",
     "spherical_harmonics",
     "su2_generators",
     "tensor_dot_uu",

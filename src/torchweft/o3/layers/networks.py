@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.operands import same_kind
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.rotation import check_last
@@ -146,6 +147,7 @@ class FullyConnectedNet(nn.Sequential):
         variance_in: of each number of x; the first matrix is divided by its root.
         variance_out: wanted of each number of the result, which is multiplied by its root.
         out_act: whether the last layer has f too.
+        backend: see `torchweft.o3`.
 
     Raises:
         ShapeError: a negative width, or a variance that is not positive.
@@ -167,8 +169,11 @@ class FullyConnectedNet(nn.Sequential):
         variance_in: float = 1,
         variance_out: float = 1,
         out_act: bool = False,
+        *,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
+        check_torch_only(self, backend)
         self.hs = _widths(hs)
         for name, variance in (("variance_in", variance_in), ("variance_out", variance_out)):
             if not variance > 0:

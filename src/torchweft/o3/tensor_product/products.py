@@ -64,6 +64,8 @@ class TensorProduct(InstructedModule):
         path_normalization: "element" (None), "path" or "none".
         internal_weights: whether the module owns its weight; None: where it is shared.
         shared_weights: one weight for all rows (None), or one a row.
+        normalization: e3nn's old name of irrep_normalization.
+        compile_left_right, compile_right: without effect, both calls always exist.
         layout, backend: see `torchweft.o3`; numba serves channelwise modes only.
 
     Raises:
