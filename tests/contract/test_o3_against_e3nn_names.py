@@ -64,7 +64,29 @@ EXTRACTS = {
     "ExtractIr": alike(lambda library: library.ExtractIr(ITEMS, "1o")),
 }
 STEPS = {"soft_unit_step": alike(lambda library: library.soft_unit_step, (60,))}
-NAMES = NETWORKS | EXTRACTS | STEPS
+
+
+def reduced(formula, options, library):
+    return library.ReducedTensorProducts(formula, **options)
+
+
+REDUCED = {
+    f"ReducedTensorProducts, {formula}, {options}": alike(
+        functools.partial(reduced, formula, options), *((4, width) for width in widths)
+    )
+    for formula, options, widths in (
+        ("i", {"i": "1o+0e+1o"}, [7]),
+        ("ij", {"i": "1o", "j": "0e+2x1o"}, [3, 7]),
+        ("ij=ji", {"i": "2x0e+1o+2e"}, [10, 10]),
+        ("ij=-ji", {"i": "5x0e+1e"}, [8, 8]),
+        ("ijk=jki", {"i": "1o"}, [3] * 3),
+        ("ijk=jik=ikj", {"i": "0e+1o+2e", "filter_ir_mid": ["0e", "1o"]}, [9] * 3),
+        ("ijk=-jik=-ikj", {"i": "1o"}, [3] * 3),
+        ("ijk=jik", {"k": "1o+0o", "j": "0e+1o", "filter_ir_out": ["1o", "2e"]}, [4, 4, 4]),
+        ("ijkl=-jikl=-ijlk=klij", {"l": "1o"}, [3] * 4),
+    )
+}
+NAMES = NETWORKS | EXTRACTS | STEPS | REDUCED
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -53,6 +53,7 @@ from torchweft.o3.layers.harmonics_and_radial import (
 )
 from torchweft.o3.layers.linear import Identity, Linear
 from torchweft.o3.layers.networks import FullyConnectedNet, moment, normalize2mom
+from torchweft.o3.layers.reduced_products import ReducedTensorProducts
 from torchweft.o3.layers.so2 import SO2Linear, edge_rotation
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
 from torchweft.o3.tensor_product.instructions import Instruction
@@ -90,6 +91,7 @@ __all__ = [
     "Norm",
     "NormActivation",
     "PolynomialCutoff",
+    "ReducedTensorProducts",
     "SO2Linear",
     "SphericalHarmonics",
     "SymmetricContraction",

@@ -45,6 +45,7 @@ __all__ = [
     "TensorProduct",
     "TensorProductConv",
     "TensorSquare",
+    "kept_irreps",
     "paired",
 ]
 
@@ -180,7 +181,7 @@ class ElementwiseTensorProduct(TensorProduct):
         **options: Any,
     ) -> None:
         pairs = list(paired(Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()))
-        keep = _filter(filter_ir_out)
+        keep = kept_irreps(filter_ir_out)
         out: list[MulIr] = []
         instructions = []
         for n, (a, b) in enumerate(pairs):
@@ -214,7 +215,7 @@ class FullTensorProduct(TensorProduct):
         **options: Any,
     ) -> None:
         first, second = Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()
-        keep = _filter(filter_ir_out)
+        keep = kept_irreps(filter_ir_out)
         found = [
             ((i, j), MulIr(a.mul * b.mul, ir))
             for i, a in enumerate(first)
@@ -259,7 +260,7 @@ class TensorSquare(TensorProduct):
             "irrep_normalization", irrep_normalization, IRREP_NORMALIZATIONS
         )
         if irreps_out is None:
-            out, instructions = _all_squares(irreps, _filter(filter_ir_out), normalization)
+            out, instructions = _all_squares(irreps, kept_irreps(filter_ir_out), normalization)
         elif filter_ir_out is None:
             out = Irreps(irreps_out).simplify()
             instructions = list(_mixed_squares(irreps, out, normalization))
@@ -299,7 +300,7 @@ def paired(first: Irreps, second: Irreps) -> Iterator[tuple[MulIr, MulIr]]:
         yield MulIr(count, a.ir), MulIr(count, b.ir)
 
 
-def _filter(given: IrrepsLike | None) -> frozenset[Irrep] | None:
+def kept_irreps(given: IrrepsLike | None) -> frozenset[Irrep] | None:
     """The irreps to keep, without multiplicities."""
     if given is None:
         return None
