@@ -15,7 +15,10 @@ from torchweft.testing.contract import Setting, check_values
 if INTERPRETED:
     pytest.skip("what is no kernel is the same natively", allow_module_level=True)
 
-SETTING = Setting(dtype=torch.float64)
+SETTINGS = {
+    "float64": Setting(dtype=torch.float64),
+    "float32": Setting(dtype=torch.float32, order=1),
+}
 SILU, TANH = torch.nn.functional.silu, torch.tanh
 
 
@@ -86,9 +89,109 @@ REDUCED = {
         ("ijkl=-jikl=-ijlk=klij", {"l": "1o"}, [3] * 4),
     )
 }
-NAMES = NETWORKS | EXTRACTS | STEPS | REDUCED
 
 
+def legendre(library):
+    """On the circle, where e3nn's polynomials of two variables are those of one."""
+    of = library.Legendre([2, 0, 3, 7])
+    return lambda beta: of(beta.cos(), beta.sin())
+
+
+def angular(degrees, kind, library):
+    return lambda alpha, beta: library.spherical_harmonics_alpha_beta(
+        degrees, alpha, beta, normalization=kind
+    )
+
+
+ANGLES = {
+    "spherical_harmonics_alpha": alike(
+        lambda library: functools.partial(library.spherical_harmonics_alpha, 3), (12,)
+    ),
+    "Legendre": alike(legendre, (12,)),
+    "SphericalHarmonicsAlphaBeta": alike(
+        lambda library: library.SphericalHarmonicsAlphaBeta([0, 2, 1]), (12,), (12,)
+    ),
+    "spherical_harmonics_alpha_beta, of irreps": alike(
+        lambda library: angular(library.Irreps("0e+1e+2x3o"), "norm", library), (12,), (12,)
+    ),
+} | {
+    f"spherical_harmonics_alpha_beta, {degrees}, {kind}": alike(
+        functools.partial(angular, degrees, kind), (12,), (12,)
+    )
+    for degrees in (range(4), [7], 2)
+    for kind in ("component", "norm", "integral")
+}  # fmt: skip
+
+
+def factors(library):
+    return library.FromS2Grid((8, 9), 2, torch.tensor([1.0, 2.0, 4.0]))
+
+
+GRIDS = {
+    f"ToS2Grid, {name}": alike(lambda library, given=given: library.ToS2Grid(*given), (4, width))
+    for name, (given, width) in {
+        "component": ((3, None), 16),
+        "norm": ((2, 10, "norm"), 9),
+        "integral, even angles": ((2, (6, 8), "integral"), 9),
+        "fewer angles than orders": ((3, (8, 5)), 16),
+        "of a resolution": ((None, 8), 16),
+        "of angles": ((None, (None, 7)), 16),
+    }.items()
+}
+GRIDS |= {
+    f"FromS2Grid, {name}": alike(lambda library, given=given: library.FromS2Grid(*given), shape)
+    for name, (given, shape) in {
+        "component": ((None, 3), (4, 8, 7)),
+        "norm, of a higher degree": (((8, 9), 2, "norm", 3), (4, 8, 9)),
+        "integral, even angles": (((6, 8), 2, "integral"), (2, 3, 6, 8)),
+    }.items()
+}
+GRIDS |= {
+    "FromS2Grid, factors": alike(factors, (4, 8, 9)),
+    "s2_grid": alike(lambda library: lambda x: x * library.s2_grid(4, 5, x.dtype)[0], (4,)),
+    "spherical_harmonics_s2_grid": alike(
+        lambda library: lambda x: x @ library.spherical_harmonics_s2_grid(3, 8, 5, x.dtype)[2],
+        (4, 8),
+    ),
+    "SO3Grid, there": alike(lambda library: library.SO3Grid(2, 3).to_grid, (3, 35)),
+    "SO3Grid, back": alike(
+        lambda library: library.SO3Grid(2, 3, aspect_ratio=1.5).from_grid, (3, 9, 6, 9)
+    ),
+}
+
+
+def on_sphere(irreps, act, library, **options):
+    return library.S2Activation(irreps, act, 12, **options)
+
+
+def seeded(library):
+    layer = on_sphere("0e+1o+2e", SILU, library, random_rot=True)
+
+    def function(x):
+        torch.manual_seed(0)
+        return layer(x)
+
+    return function
+
+
+ACTIVATIONS = {
+    f"S2Activation, {irreps}, {name}": alike(functools.partial(on_sphere, irreps, act, **options))
+    for name, (irreps, act, options) in {
+        "component": ("0e+1o+2e", SILU, {}),
+        "one parity": ("0e+1e+2e", SILU, {"normalization": "norm", "lmax_out": 1}),
+        "odd": ("0o+1e+2o", TANH, {"lmax_out": 3}),
+        "even of odd": ("0o+1o", torch.cos, {"normalization": "integral"}),
+        "scalar": ("0e", SILU, {}),
+    }.items()
+}
+ACTIVATIONS |= {
+    "S2Activation, a random rotation": alike(seeded, (5, 9)),
+    "SO3Activation": alike(lambda library: library.SO3Activation(1, 2, TANH, 3), (4, 10)),
+}
+NAMES = NETWORKS | EXTRACTS | STEPS | REDUCED | ANGLES | GRIDS | ACTIVATIONS
+
+
+@pytest.mark.parametrize("dtype", SETTINGS)
 @pytest.mark.parametrize("name", NAMES)
-def test_name(name):
-    check_values(case(name, NAMES[name]), SETTING)
+def test_name(name, dtype):
+    check_values(case(name, NAMES[name]), SETTINGS[dtype])

@@ -13,6 +13,15 @@ from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
 from torchweft.o3.graph import Graph
+from torchweft.o3.grids.activations import S2Activation, SO3Activation
+from torchweft.o3.grids.angles import (
+    Legendre,
+    SphericalHarmonicsAlphaBeta,
+    spherical_harmonics_alpha,
+    spherical_harmonics_alpha_beta,
+)
+from torchweft.o3.grids.rotations import SO3Grid
+from torchweft.o3.grids.sphere import FromS2Grid, ToS2Grid, s2_grid, spherical_harmonics_s2_grid
 from torchweft.o3.irreps import rotation
 from torchweft.o3.irreps.irreps import Irrep, Irreps
 from torchweft.o3.irreps.rotation import *  # noqa: F403
@@ -74,6 +83,7 @@ __all__ = [
     "ElementwiseTensorProduct",
     "Extract",
     "ExtractIr",
+    "FromS2Grid",
     "FullTensorProduct",
     "FullyConnectedNet",
     "FullyConnectedTensorProduct",
@@ -87,18 +97,24 @@ __all__ = [
     "Irreps",
     "IrrepsInfo",
     "LayerNorm",
+    "Legendre",
     "Linear",
     "Norm",
     "NormActivation",
     "PolynomialCutoff",
     "ReducedTensorProducts",
+    "S2Activation",
     "SO2Linear",
+    "SO3Activation",
+    "SO3Grid",
     "SphericalHarmonics",
+    "SphericalHarmonicsAlphaBeta",
     "SymmetricContraction",
     "TensorDot",
     "TensorProduct",
     "TensorProductConv",
     "TensorSquare",
+    "ToS2Grid",
     "change_basis_real_to_complex",
     "edge_rotation",
     "from_e3nn",
@@ -109,10 +125,14 @@ __all__ = [
     "irreps_info",
     "moment",
     "normalize2mom",
+    "s2_grid",
     "so3_generators",
     "soft_one_hot_linspace",
     "soft_unit_step",
     "spherical_harmonics",
+    "spherical_harmonics_alpha",
+    "spherical_harmonics_alpha_beta",
+    "spherical_harmonics_s2_grid",
     "su2_generators",
     "tensor_dot_uu",
     "wigner_3j",

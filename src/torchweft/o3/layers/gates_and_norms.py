@@ -41,6 +41,7 @@ __all__ = [
     "LayerNorm",
     "Norm",
     "NormActivation",
+    "irrep_of",
 ]
 
 
@@ -75,7 +76,7 @@ class Activation(RowLayer):
                 f"{len(self.irreps_in)} items: each needs its own, or None. Pass one an item."
             )
         pairs = list(zip(self.irreps_in, acts, strict=True))
-        self.irreps_out = Irreps([(item.mul, _irrep_of(item, f)) for item, f in pairs])
+        self.irreps_out = Irreps([(item.mul, irrep_of(item, f)) for item, f in pairs])
         self.acts = nn.ModuleList([None if f is None else normalize2mom(f) for f in acts])  # type: ignore[misc]
 
     def __repr__(self) -> str:
@@ -172,7 +173,7 @@ def _scalars(pieces: list[Tensor], numbers: Sequence[int], like: Tensor) -> Tens
     return side_by_side(parts, -1) if parts else like.narrow(-1, 0, 0)
 
 
-def _irrep_of(item: MulIr, f: Function | None) -> Irrep:
+def irrep_of(item: MulIr, f: Function | None) -> Irrep:
     """The irrep of f of these scalars."""
     if f is None:
         return item.ir

@@ -112,8 +112,7 @@ class ReducedTensorProducts(TableLayer):
         outer = first
         for x in others:
             outer = (outer.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
-        z = outer @ self.change_of_basis.flatten(1).mT
-        return z if xs[0].dtype == first.dtype else z.to(xs[0].dtype)
+        return self.as_input(outer @ self.change_of_basis.flatten(1).mT, xs[0])
 
 
 def _read(formula: str) -> tuple[str, Symmetries]:

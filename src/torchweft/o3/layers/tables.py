@@ -45,25 +45,30 @@ class TableLayer(RowLayer):
             )
         return x.to(dtype)
 
+    def as_input(self, z: Tensor, x: Tensor) -> Tensor:
+        """A result in the dtype of the input, where that was widened."""
+        return z if working_dtype(x.dtype) == x.dtype else z.to(x.dtype)
+
     def _apply(self, *args: Any, **options: Any) -> Any:
         super()._apply(*args, **options)  # type: ignore[no-untyped-call]
-        self._fill()
+        self._fill(self.tables())
         return self
 
-    def _fill(self) -> None:
-        for name, table in self.tables().items():
+    def _fill(self, tables: Mapping[str, Tensor]) -> None:
+        for name, table in tables.items():
             setattr(self, name, _rounded(table, getattr(self, name)))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
-        for name, table in self.tables().items():
+        tables = self.tables()
+        for name, table in tables.items():
             given = state_dict.get(prefix + name)
             if given is not None and given.shape == table.shape and not _alike(given, table):
                 args[-1].append(
                     f"{prefix}{name} of the checkpoint is another table than {self!r} has: it was "
                     "saved by a layer with other arguments. Build the layer with those."
                 )
-        self._fill()
+        self._fill(tables)
 
 
 def _rounded(table: Tensor, like: Tensor) -> Tensor:
