@@ -188,7 +188,54 @@ ACTIVATIONS |= {
     "S2Activation, a random rotation": alike(seeded, (5, 9)),
     "SO3Activation": alike(lambda library: library.SO3Activation(1, 2, TANH, 3), (4, 10)),
 }
+
+
+def signal(call, library):
+    """Of a signal to degree 3."""
+    irreps = library.SphericalTensor(3, 1, -1)
+    return lambda *given: call(irreps, *given)
+
+
+def cartesian(formula, method, library):
+    return getattr(library.CartesianTensor(formula), method)
+
+
+CENTER = (1.0, 2.0, 3.0)
+POINTS = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+SIGNALS = {
+    f"SphericalTensor, {name}": alike(functools.partial(signal, call), *shapes)
+    for name, (call, *shapes) in {
+        "values": (lambda s, a, r: s.signal_xyz(a, r), (2, 16), (3, 4, 3)),
+        "norms": (lambda s, a: s.norms(a), (2, 16)),
+        "diracs": (lambda s, r, v: s.sum_of_diracs(r, v), (2, 5, 3), (2, 5)),
+        "diracs of shared points": (lambda s, r, v: s.sum_of_diracs(r, v), (5, 3), (2, 5)),
+        "peaks": (lambda s, r: s.with_peaks_at(r), (4, 3)),
+        "peaks of values": (lambda s, r, v: s.with_peaks_at(r, v), (4, 3), (4,)),
+        "samples": (lambda s, v: s.from_samples_on_s2(POINTS.to(v.dtype), v, 12), (2, 7)),
+        "surface": (
+            lambda s, a: s.plot(a, torch.tensor(CENTER, dtype=a.dtype), 10)[0].contiguous(),
+            (16,),
+        ),
+        "values on a surface": (
+            lambda s, a: s.plot(a, None, 10, radius=False)[1].contiguous(),
+            (16,),
+        ),
+    }.items()
+}
+CARTESIAN = {
+    f"CartesianTensor, {formula}, {method}": alike(
+        functools.partial(cartesian, formula, method), *shapes
+    )
+    for formula, method, *shapes in (
+        ("ij=ji", "from_cartesian", (2, 4, 3, 3)),
+        ("ij=ji", "to_cartesian", (2, 4, 6)),
+        ("ij=ji", "from_vectors", (4, 3), (4, 3)),
+        ("ijk=jik", "from_cartesian", (4, 3, 3, 3)),
+        ("ijk=-jik", "to_cartesian", (4, 9)),
+    )
+}
 NAMES = NETWORKS | EXTRACTS | STEPS | REDUCED | ANGLES | GRIDS | ACTIVATIONS
+NAMES |= SIGNALS | CARTESIAN
 
 
 @pytest.mark.parametrize("dtype", SETTINGS)

@@ -7,6 +7,8 @@ Seen red with: an item too few, an old name that is dropped, a step whose slope 
 import copy
 import pickle
 
+import e3nn.io
+import e3nn.math
 import e3nn.nn
 import e3nn.o3
 import pytest
@@ -95,3 +97,16 @@ def test_steps_of_tiny_numbers():
             (value,) = torch.autograd.grad(value.sum(), x, create_graph=True)
             assert value.isfinite().all()
     assert o3.soft_unit_step(torch.ones(2, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_every_name_of_e3nn_is_here_or_says_what_is():
+    """But e3nn.o3.irrep, a module that e3nn lists and does not have."""
+    lacking = set()
+    for module in (e3nn.o3, e3nn.nn, e3nn.math, e3nn.io):
+        for name in set(module.__all__) - {"irrep"} - set(o3.__all__):
+            with pytest.raises(AttributeError, match=f"has no {name}, a name of e3nn.* Use "):
+                getattr(o3, name)
+            lacking.add(name)
+    assert lacking == set(o3._INSTEAD)
+    with pytest.raises(AttributeError, match=r"module 'torchweft.o3' has no attribute 'nothing'"):
+        o3.nothing  # noqa: B018

@@ -9,6 +9,8 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
     SO2Linear, networks and grids are torch's own operations: they take "torch" or None.
 """
 
+from typing import TYPE_CHECKING
+
 from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
@@ -74,11 +76,13 @@ from torchweft.o3.tensor_product.products import (
     TensorProductConv,
     TensorSquare,
 )
+from torchweft.o3.tensors import CartesianTensor, SphericalTensor
 
 __all__ = [
     "Activation",
     "BatchNorm",
     "BesselBasis",
+    "CartesianTensor",
     "Dropout",
     "ElementwiseTensorProduct",
     "Extract",
@@ -109,6 +113,7 @@ __all__ = [
     "SO3Grid",
     "SphericalHarmonics",
     "SphericalHarmonicsAlphaBeta",
+    "SphericalTensor",
     "SymmetricContraction",
     "TensorDot",
     "TensorProduct",
@@ -139,3 +144,27 @@ __all__ = [
     "wigner_D",
 ]
 __all__ += rotation.__all__
+
+_INSTEAD = {
+    "FullTensorProductv2": "FullTensorProduct, which torch.compile takes whole",
+    "bessel": "BesselBasis(x_max, n)(x[..., None])",
+    "complete_basis": "torch.linalg.qr",
+    "direct_sum": "torch.block_diag",
+    "germinate_formulas": "ReducedTensorProducts, which reads formulas",
+    "irfft": "torch.fft.irfft; ToS2Grid needs none",
+    "orthonormalize": "torch.linalg.qr",
+    "reduce_permutation": "ReducedTensorProducts, whose change_of_basis has the symmetries",
+    "rfft": "torch.fft.rfft; FromS2Grid needs none",
+}
+"""Names of e3nn that are not here, and what does their work."""
+
+
+if not TYPE_CHECKING:  # for checkers, only names that are here exist
+
+    def __getattr__(name: str) -> object:
+        if name in _INSTEAD:
+            raise AttributeError(
+                f"torchweft.o3 has no {name}, a name of e3nn: something else does its work. Use "
+                f"{_INSTEAD[name]}."
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
