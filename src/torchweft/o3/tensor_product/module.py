@@ -230,9 +230,14 @@ class InstructedModule(WeightedModule):
         internal_weights: bool | None = None,
         shared_weights: bool | None = None,
         *,
+        normalization: str | None = None,
+        compile_left_right: bool = True,
+        compile_right: bool = False,
         layout: str = "mul_ir",
         backend: str | None = None,
     ) -> None:
+        if normalization is not None:
+            irrep_normalization = _one_normalization(irrep_normalization, normalization)
         operands = Operands(Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
         variances = (in1_var, in2_var, out_var)
         normalizations = (irrep_normalization, path_normalization)
@@ -314,3 +319,13 @@ class InstructedModule(WeightedModule):
             f"{type(self).__name__}({self.irreps_in1.simplify()} x {self.irreps_in2.simplify()} "
             f"-> {self.irreps_out.simplify()} | {paths} paths | {self.weight_numel} weights)"
         )
+
+
+def _one_normalization(irrep_normalization: str | None, normalization: str) -> str:
+    """The value of two names of one argument."""
+    if irrep_normalization not in (None, normalization):
+        raise ShapeError(
+            f"irrep_normalization is {irrep_normalization!r} and normalization {normalization!r}: "
+            "they are two names of one argument. Pass one of both."
+        )
+    return normalization
