@@ -13,6 +13,7 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
 from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
+from torchweft.o3.dynamics.neighbours import NeighbourList, neighbour_list
 from torchweft.o3.graph import Graph
 from torchweft.o3.irreps import rotation
 from torchweft.o3.irreps.irreps import Irrep, Irreps
@@ -74,6 +75,7 @@ __all__ = [
     "IrrepsInfo",
     "LayerNorm",
     "Linear",
+    "NeighbourList",
     "Norm",
     "NormActivation",
     "PolynomialCutoff",
@@ -91,6 +93,7 @@ __all__ = [
     "gating",
     "irrep_wise_linear",
     "irreps_info",
+    "neighbour_list",
     "so3_generators",
     "soft_one_hot_linspace",
     "spherical_harmonics",
