@@ -5,6 +5,7 @@ from tests.mutants import Mutant
 RADIAL = "tests/contract/test_o3_radial.py"
 NORMS = "tests/contract/test_o3_norms.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
+CALCULATOR = "tests/contract/test_o3_calculator.py"
 
 MUTANTS = [
     Mutant(
@@ -108,5 +109,17 @@ MUTANTS = [
         "flip(1) + start, shift",
         "flip(1), shift",
         NEIGHBOURS,
+    ),
+    Mutant(
+        "a calculator's forces on dst have the sign of those on src",
+        "forces.index_add(0, s.dst, -slope)",
+        "forces.index_add(0, s.dst, slope)",
+        CALCULATOR,
+    ),
+    Mutant(
+        "a calculator's stress is of half the volume",
+        "(2 * s.cell.det().abs())",
+        "s.cell.det().abs()",
+        CALCULATOR,
     ),
 ]

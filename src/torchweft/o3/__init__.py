@@ -13,6 +13,7 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
 from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
+from torchweft.o3.dynamics.calculator import calculator
 from torchweft.o3.dynamics.neighbours import NeighbourList, neighbour_list
 from torchweft.o3.graph import Graph
 from torchweft.o3.irreps import rotation
@@ -86,6 +87,7 @@ __all__ = [
     "TensorProduct",
     "TensorProductConv",
     "TensorSquare",
+    "calculator",
     "edge_rotation",
     "from_e3nn",
     "from_mace",
