@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
+from torchweft.o3.dynamics.calculator import calculator
+from torchweft.o3.dynamics.neighbours import NeighbourList, neighbour_list
 from torchweft.o3.graph import Graph
 from torchweft.o3.grids.activations import S2Activation, SO3Activation
 from torchweft.o3.grids.angles import (
@@ -103,6 +105,7 @@ __all__ = [
     "LayerNorm",
     "Legendre",
     "Linear",
+    "NeighbourList",
     "Norm",
     "NormActivation",
     "PolynomialCutoff",
@@ -120,6 +123,7 @@ __all__ = [
     "TensorProductConv",
     "TensorSquare",
     "ToS2Grid",
+    "calculator",
     "change_basis_real_to_complex",
     "edge_rotation",
     "from_e3nn",
@@ -129,6 +133,7 @@ __all__ = [
     "irrep_wise_linear",
     "irreps_info",
     "moment",
+    "neighbour_list",
     "normalize2mom",
     "s2_grid",
     "so3_generators",
