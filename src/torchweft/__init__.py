@@ -10,6 +10,7 @@ __version__ = "0.1.0.dev0"
 
 _ERRORS = (
     "BackendError",
+    "CaptureError",
     "DTypeError",
     "DeviceError",
     "IndexRangeError",
