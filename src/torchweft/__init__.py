@@ -19,7 +19,7 @@ _ERRORS = (
 )
 _NAMESPACES = ("clifford", "o3", "products", "reductions", "testing", "voxels")
 
-__all__ = [*_ERRORS, *_NAMESPACES, "constant", "explain"]
+__all__ = [*_ERRORS, *_NAMESPACES, "capture", "constant", "explain"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +28,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"torchweft.{name}")
     if name in _ERRORS:
         return getattr(importlib.import_module("torchweft.errors"), name)
+    if name == "capture":
+        return importlib.import_module("torchweft.capturing.functions").capture
     if name == "constant":
         return importlib.import_module("torchweft.core.table_copies").constant
     if name == "explain":
