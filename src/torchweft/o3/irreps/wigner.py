@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
 from torchweft.core.operators.operator import (
     compiling,
     constant_when_compiling,
@@ -224,7 +225,9 @@ def constant_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(make)
     def found(like: Tensor, *key: Any) -> Tensor:
         plain = not compiling() and not transformed() and unwatched(like)
-        return (cached if plain else make)(*key, like.dtype, like.device)
+        if not plain:
+            return make(*key, like.dtype, like.device)
+        return recorded.keep(cached(*key, like.dtype, like.device))
 
     return found
 
