@@ -10,18 +10,19 @@ import sys
 import pytest
 import torch
 
-mace_cli = pytest.importorskip("mace.cli.run_train")
+pytest.importorskip("mace")
 
-from ase.build import molecule  # noqa: E402
-from ase.calculators.lj import LennardJones  # noqa: E402
-from ase.io import write  # noqa: E402
-from mace.calculators import MACECalculator  # noqa: E402
+from ase.build import molecule
+from ase.calculators.lj import LennardJones
+from ase.io import write
+from mace.calculators import MACECalculator
+from mace.cli import run_train
 
-from tests.clients.maces import mace, rattled  # noqa: E402
-from torchweft import o3  # noqa: E402
-from torchweft.errors import BackendError, WeftError  # noqa: E402
-from torchweft.o3.adapters import mace_run_train  # noqa: E402
-from torchweft.testing import assert_as_accurate, plain_error  # noqa: E402
+from tests.clients.maces import mace, rattled
+from torchweft import o3
+from torchweft.errors import BackendError, WeftError
+from torchweft.o3.adapters import mace_run_train
+from torchweft.testing import assert_as_accurate, plain_error
 
 TRAINING = [
     "--name=tiny",
@@ -99,7 +100,7 @@ def trained(run, folder):
 
 
 def run_of_mace(arguments):
-    mace_cli.run(mace_cli.tools.build_default_arg_parser().parse_args(arguments))
+    run_train.run(run_train.tools.build_default_arg_parser().parse_args(arguments))
 
 
 @pytest.mark.usefixtures("molecules")
@@ -129,7 +130,7 @@ def test_other_conversions_are_refused(flag):
 
 
 def test_an_old_mace_is_refused(monkeypatch):
-    monkeypatch.delattr(mace_cli, "run_oeq_to_e3nn")
+    monkeypatch.delattr(run_train, "run_oeq_to_e3nn")
     with pytest.raises(BackendError, match=r"does not convert .*mace-torch>=0\.3\.16"):
         mace_run_train.main(TRAINING)
 

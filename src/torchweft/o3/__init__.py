@@ -10,6 +10,7 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
     None.
 """
 
+from torchweft.o3.adapters.check import check
 from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
@@ -84,6 +85,7 @@ __all__ = [
     "TensorProduct",
     "TensorProductConv",
     "TensorSquare",
+    "check",
     "edge_rotation",
     "from_e3nn",
     "from_mace",
