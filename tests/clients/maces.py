@@ -29,8 +29,10 @@ def mace(dtype: torch.dtype = torch.float64, **settings: Any) -> torch.nn.Module
         dtype: of its weights, which are those of float64 rounded to it.
         **settings: arguments of the class that are to be others.
     """
+    from mace import modules  # it lets e3nn 0.4.4 load its constants
+
+    # isort: split
     from e3nn import o3
-    from mace import modules
 
     block = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
     hidden = settings.pop("hidden_irreps", "4x0e+4x1o")
