@@ -28,8 +28,10 @@ def adapt(workload: Workload) -> Candidate | list[Candidate] | str:
     if workload.op.startswith("tensor product"):
         return _of_layer(workload)
     if workload.op in potential.OPS:
-        plain = potential.by_model(NAME, workload, lambda model: model)
-        return plain + potential.by_model(f"{NAME} compiled", workload, potential.compiled())
+        found = potential.by_model(NAME, workload, lambda model: model)
+        if workload.inputs[0].is_cuda:
+            found += potential.by_model(f"{NAME} compiled", workload, potential.compiled())
+        return found
     if workload.op == training.OP:
         return training.by_library(NAME, "torch", workload, library(convolution))
     if workload.op == "linear of irreps":
