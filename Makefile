@@ -59,6 +59,9 @@ docs: $(DOCS_READY)  ## docs/_build/html, with every example run
 wheel: $(READY)  ## the wheel, built and tried in a venv of its own
 	.ci/try-wheel $(lastword $(RUN))
 
+clients:  ## tests with mace-torch, nequip, nequip-allegro and sevenn, in environments of their own
+	.ci/try-clients $(PYTHON)
+
 check: $(READY)  ## every contract on this machine's GPU, with a receipt
 	$(RUN) -m tests.check
 
@@ -77,4 +80,4 @@ help:  ## this list
 	$(RUN) -m pip install -q -e '.[docs]'
 	touch $@
 
-.PHONY: setup demo test slow mutants compile lint types doctest docs wheel check bench help
+.PHONY: setup demo test slow mutants compile lint types doctest docs wheel clients check bench help

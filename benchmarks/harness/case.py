@@ -16,7 +16,8 @@ class Workload(NamedTuple):
 
     `function(*inputs, backend=None)` is ours.  `oracle(*inputs, scale)` is the same formula in
     plain torch for any dtype; `scale` holds the coefficients that are no input, if there are any,
-    so that their absolute values, or ones, can be put in their place.
+    so that their absolute values, or ones, can be put in their place.  `ways` are more functions
+    of ours, by the name that stands as their backend: compiled, captured.
     """
 
     op: str  # as peers know it: a product, or the name of a layer
@@ -29,6 +30,7 @@ class Workload(NamedTuple):
     shape: str
     polynomial: bool = True  # else plain PyTorch tells how large an error may be
     gradients: float | None = None  # backward's operations, in forward passes; None: one an input
+    ways: Mapping[str, Callable[..., Tensor]] = {}
 
     @property
     def scale(self) -> Tensor | None:
@@ -80,5 +82,5 @@ class Peer(Protocol):
     def missing(self) -> str | None:
         """Why the peer cannot serve on this machine, None if it can."""
 
-    def adapt(self, workload: Workload) -> Candidate | str:
-        """The peer's way to compute a workload, or why it has none."""
+    def adapt(self, workload: Workload) -> Candidate | list[Candidate] | str:
+        """The peer's way to compute a workload, or ways, or why it has none."""

@@ -59,7 +59,7 @@ class Row:
     host_us: float | None  # time until an asynchronous call returns; None on the CPU
     bytes_min: int
     flops: int
-    roofline_pct: float | None  # floor / ms_p50; None where the machine's rates are not known
+    roofline_pct: float | None  # floor / ms_p50; None where rates or operations are not known
     peak_mb: float | None  # device memory above the inputs; None on the CPU
     bound_ratio: float  # error / bound against the float64 oracle
     gpu: str
@@ -73,6 +73,7 @@ class Row:
     # of one of many calls back to back; None on the CPU, and in old rows
     wall_ms: float | None = None
     right: float | None = None  # share of the elements within the bound; None in old rows
+    kernels: int | None = None  # that a call runs; None on the CPU, without CUPTI, in old rows
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -16,7 +16,15 @@ from benchmarks.harness.gate import Verdict, expected_results, judge
 from benchmarks.harness.phases import cost, cotangents, prepare
 from benchmarks.harness.record import Machine, Row, machine
 from benchmarks.harness.roofline import floor_ms, gpu_named
-from benchmarks.harness.timer import Call, Timing, host_us, interleave, peak_mb, walls_ms
+from benchmarks.harness.timer import (
+    Call,
+    Timing,
+    host_us,
+    interleave,
+    num_kernels,
+    peak_mb,
+    walls_ms,
+)
 from torchweft.core.backend import choose
 
 __all__ = ["run"]
@@ -36,6 +44,7 @@ class Measured(NamedTuple):
     host_us: float | None = None
     wall_ms: float | None = None
     peak_mb: float | None = None
+    kernels: int | None = None
 
 
 def run(
@@ -98,7 +107,8 @@ def _run_case(
     to_check, checked = workload, candidates
     if case.check_batch:
         to_check = case.build(device, case.check_batch)
-        serving = [peer for peer in peers if any(c.peer == peer.NAME for c in candidates.values())]
+        found = {f"{c.peer} " for c in candidates.values()}
+        serving = [p for p in peers if any(name.startswith(f"{p.NAME} ") for name in found)]
         checked = _candidates(case, to_check, serving, say)
     for phase in case.phases:
         about = functools.partial(_say_of, say, case, phase)
@@ -124,17 +134,15 @@ def _say_of(say: Say, case: Case, phase: str, line: str) -> None:
 
 
 def _candidates(case: Case, workload: Workload, peers: Sequence[Peer], say: Say) -> Candidates:
-    """Ours on each backend of the case, and the peers that have a way and room, by name."""
+    """Ours on each backend and in each way, and the peers that have a way and room, by name."""
     device = workload.inputs[0].device.type
-    found = [
-        Candidate(
-            "torchweft",
-            choose(backend, device),
-            lambda *inputs, b=backend: workload.function(*inputs, backend=b),
-            workload.inputs,
-            workload.oracle,
-        )
+    functions = {
+        choose(backend, device): lambda *inputs, b=backend: workload.function(*inputs, backend=b)
         for backend in case.backends
+    }
+    found = [
+        Candidate("torchweft", name, function, workload.inputs, workload.oracle)
+        for name, function in {**functions, **workload.ways}.items()
     ]
     for peer in peers:
         try:
@@ -142,7 +150,8 @@ def _candidates(case: Case, workload: Workload, peers: Sequence[Peer], say: Say)
         except Exception as error:  # noqa: BLE001 - a peer may fail in any way
             say(f"{case.name} {peer.NAME}: left out: {_first_line(error)}")
         else:
-            found += [adapted] if isinstance(adapted, Candidate) else []
+            several = [] if isinstance(adapted, str) else adapted
+            found += [several] if isinstance(several, Candidate) else several
     return {f"{c.peer} {c.backend}": c for c in found}
 
 
@@ -201,6 +210,7 @@ def _measure(calls: Mapping[str, Call], device: torch.device) -> dict[str, list[
     hosts = {name: host_us(call) for name, call in calls.items()}
     walls = walls_ms(calls)
     peaks = {name: peak_mb(call) for name, call in calls.items()}
+    kernels = {name: num_kernels(call) for name, call in calls.items()}
     found: dict[str, list[Measured]] = {name: [] for name in calls}
     for l2 in ("cold", "warm"):
         times = interleave(
@@ -211,7 +221,8 @@ def _measure(calls: Mapping[str, Call], device: torch.device) -> dict[str, list[
             hosts=hosts,
         )
         for name, timing in times.items():
-            found[name].append(Measured(l2, timing, hosts[name], walls[name], peaks[name]))
+            of_call = (hosts[name], walls[name], peaks[name], kernels[name])
+            found[name].append(Measured(l2, timing, *of_call))
     return found
 
 
@@ -228,7 +239,7 @@ def _row(
     bytes_min, flops = cost(phase, workload)
     dtype = str(case.dtype).removeprefix("torch.")
     timing, gpu, roofline = found.timing, gpu_named(here.gpu), None
-    if gpu and timing:
+    if gpu and timing and flops:
         rate = "tf32" if case.tf32 else dtype
         roofline = 100 * floor_ms(gpu, bytes_min, flops, rate, matrix=case.matrix) / timing.p50
     checked = f"checked at batch {case.check_batch}" if case.check_batch else "checked"
@@ -258,5 +269,6 @@ def _row(
         right=verdict.right,
         protocol=f"{checked}, interleaved, {how}",
         wall_ms=found.wall_ms,
+        kernels=found.kernels,
         **vars(here),
     )

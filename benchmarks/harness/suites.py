@@ -21,6 +21,7 @@ PEERS = (
     "cuequivariance",
     "openequivariance",
     "luna",
+    "fastmace",
     "e3nn",
     "flash_clifford",
     "spconv",

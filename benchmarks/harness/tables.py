@@ -42,6 +42,7 @@ HEADLINES = {
         *("gaussian_1m", "logsumexp_1m", "nearest_1m", "gaussian_d64", "gaussian_8k_cells"),
         "sinkhorn_100k",
     ),
+    "potential": ("512 atoms forces", "512 atoms training"),
     "cpu": ("edge_mul",),
     "o3_cpu": ("conv_l2_20k",),
     "clifford_cpu": ("op-sgp-cl30-fp32-B1024-F512",),
@@ -74,6 +75,7 @@ Generated from the rows in `benchmarks/results` by `make bench`; every number is
   each derivative by itself: one kernel that shares them between derivatives may need fewer.
 - On a GPU the L2 cache is cleared before each call, and calls under 0.1 ms are replayed as CUDA
   graphs; *host* is the time until the call returns, without replay. Rows hold warm times too.
+- *potential*: whole models of MACE; *kernels* is how many a call runs.
 - *second* is the gradient of the gradients alone, with a retained graph.
 - *first_calls* are single calls in fresh processes (`benchmarks/first_calls.py`), with empty caches
   and with code from disk. Those of gradients at commit 5f28c42 hold torch's own import of sympy
@@ -192,7 +194,16 @@ def _table(rows: Sequence[Row]) -> str:
         cells = [ours.case, ours.phase, ours.backend, _times(ours, spread=True)]
         cells += [_times(theirs[name]) if name in theirs else "" for name in peers]
         lines.append([*cells, *_lead_of(ours, rows), *_details(ours)])
-    details = ["lead", "fastest right", "floor", "of floor", "host µs", "peak MB", "error"]
+    details = [
+        "lead",
+        "fastest right",
+        "floor",
+        "of floor",
+        "host µs",
+        "kernels",
+        "peak MB",
+        "error",
+    ]
     return _markdown(["case", "phase", "backend", "torchweft", *peers, *details], lines)
 
 
@@ -280,6 +291,7 @@ def _details(row: Row) -> list[str]:
         floor,
         part,
         "" if row.host_us is None else f"{row.host_us:.0f}",
+        "" if row.kernels is None else str(row.kernels),
         "" if row.peak_mb is None else f"{row.peak_mb:.0f}",
         f"{row.bound_ratio:.2g}",
     ]

@@ -23,12 +23,21 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-__all__ = ["Call", "Timing", "host_us", "interleave", "peak_mb", "seconds_of", "walls_ms"]
+__all__ = [
+    "Call",
+    "Timing",
+    "host_us",
+    "interleave",
+    "num_kernels",
+    "peak_mb",
+    "seconds_of",
+    "walls_ms",
+]
 
 Call = Callable[[], object]
 
@@ -167,6 +176,21 @@ def peak_mb(call: Call) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
+def num_kernels(call: Call) -> int | None:
+    """Kernels that a call runs, copies and fills not counted; None where CUPTI sees none."""
+    kernels = [e for e in _on_gpu(call) if not e.name.startswith(("Memcpy", "Memset"))]
+    return len(kernels) or None
+
+
+def _on_gpu(call: Call) -> list[Any]:
+    """What the profiler saw on the GPU in a call: kernels, copies and fills; CUPTI sees them."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return [event for event in profile.events() if event.device_type.name == "CUDA"]
+
+
 class _Clock:
     """Times one call on the GPU, with the L2 cache cold or warm."""
 
@@ -191,18 +215,8 @@ class _Clock:
     def kernels_ms(self, call: Call) -> float:
         """While a kernel or a copy of the call ran; 0 without CUPTI, which comes with torch."""
         self._before(call, 1)
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            call()
-            torch.cuda.synchronize()
-        return (
-            busy_us(
-                (event.time_range.start, event.time_range.end)
-                for event in profile.events()
-                if event.device_type.name == "CUDA"
-            )
-            / 1e3
-        )
+        events = _on_gpu(call)
+        return busy_us((e.time_range.start, e.time_range.end) for e in events) / 1e3
 
     def _before(self, call: Call, passes: int) -> None:
         for _ in range(passes):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Candidate, Workload
-from benchmarks.workloads import contraction, training
+from benchmarks.workloads import contraction, potential, training
 from benchmarks.workloads.equivariant import Layer, blocks, coefficients_of
 from benchmarks.workloads.training import Convolution, Library
 from benchmarks.workloads.uuu import START, coefficients, paths
@@ -32,9 +32,11 @@ def missing() -> str | None:
     return None
 
 
-def adapt(workload: Workload) -> Candidate | str:
+def adapt(workload: Workload) -> Candidate | list[Candidate] | str:
     if workload.op.startswith("tensor product"):
         return _of_layer(workload)
+    if workload.op in potential.OPS:  # the weights of its contractions are of another basis
+        return potential.by_model(NAME, workload, _potential, own_parameters=False)
     if workload.op == training.OP:
         backend = "cuda" if workload.inputs[0].is_cuda else "torch"
         return training.by_library(NAME, backend, workload, library())
@@ -67,6 +69,14 @@ def adapt(workload: Workload) -> Candidate | str:
 
     inputs = (x.flatten(1), y.flatten(1), w.flatten().unsqueeze(0))
     return Candidate(NAME, "cuda" if x.is_cuda else "torch", function, inputs, oracle)
+
+
+def _potential(model: torch.nn.Module) -> torch.nn.Module:
+    """As MACE turns it."""
+    from mace.cli.convert_e3nn_cueq import run
+
+    turned: torch.nn.Module = run(model, device=next(model.parameters()).device.type)
+    return turned
 
 
 def _of_layer(workload: Workload) -> Candidate | str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers.layouts import from_mul_ir, to_mul_ir, to_mul_ir_rows
-from benchmarks.workloads import training
+from benchmarks.workloads import potential, training
 from benchmarks.workloads.equivariant import Layer, tensor_product
 from benchmarks.workloads.training import Convolution, Library
 from benchmarks.workloads.uuu import DEGREES, paths
@@ -24,9 +24,14 @@ def missing() -> str | None:
     return None if importlib.util.find_spec("e3nn") else "not installed: pip install e3nn"
 
 
-def adapt(workload: Workload) -> Candidate | str:
+def adapt(workload: Workload) -> Candidate | list[Candidate] | str:
     if workload.op.startswith("tensor product"):
         return _of_layer(workload)
+    if workload.op in potential.OPS:
+        found = potential.by_model(NAME, workload, lambda model: model)
+        if workload.inputs[0].is_cuda:
+            found += potential.by_model(f"{NAME} compiled", workload, potential.compiled())
+        return found
     if workload.op == training.OP:
         return training.by_library(NAME, "torch", workload, library(convolution))
     if workload.op == "linear of irreps":

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers import e3nn
 from benchmarks.peers.layouts import to_mul_ir_rows
-from benchmarks.workloads import training
+from benchmarks.workloads import potential, training
 from benchmarks.workloads.equivariant import Layer, tensor_product
 from benchmarks.workloads.training import Convolution, Library
 from torchweft.o3 import Gate, Irreps, Linear
@@ -38,7 +38,9 @@ def missing() -> str | None:
     return e3nn.missing()
 
 
-def adapt(workload: Workload) -> Candidate | str:
+def adapt(workload: Workload) -> Candidate | list[Candidate] | str:
+    if workload.op in potential.OPS:
+        return potential.by_model(NAME, workload, _potential)
     if workload.op == training.OP:
         return training.by_library(NAME, "cuda", workload, library())
     if not workload.op.startswith("tensor product"):
@@ -65,6 +67,36 @@ def adapt(workload: Workload) -> Candidate | str:
 
     inputs = (to_mul_ir_rows(layer.x, x), to_mul_ir_rows(layer.y, y), w)
     return Candidate(NAME, "cuda", function, inputs, oracle)
+
+
+def _potential(model: Any) -> torch.nn.Module:
+    """Its convolutions in MACE's model; it has no other layers that MACE's take the place of."""
+    like = next(model.parameters())
+    for block in model.interactions:
+        tp = block.conv_tp
+        irreps = (Irreps(str(i)) for i in (tp.irreps_in1, tp.irreps_in2, tp.irreps_out))
+        block.conv_tp = _Fused(Layer(*irreps, tuple(i[:5] for i in tp.instructions)), like)
+        block.conv_fusion = True
+    return model
+
+
+class _Fused(torch.nn.Module):
+    """A convolution as MACE calls it where it is fused."""
+
+    def __init__(self, layer: Layer, like: Tensor) -> None:
+        super().__init__()
+        self._conv = convolution(layer, like)
+
+    def forward(self, x: Tensor, y: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
+        """Of nodes, edges and their weights."""
+        return self._conv(x, y, w, *_ends(edge_index))
+
+
+@functools.lru_cache(maxsize=1)
+def _ends(edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    """The same two tensors at every call: its graph is kept by their identity."""
+    src, dst = edge_index.unbind(0)
+    return src, dst
 
 
 def convolution(layer: Layer, like: Tensor) -> Convolution:

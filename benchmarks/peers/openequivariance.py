@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.harness.case import Candidate, Workload
 from benchmarks.peers import e3nn
 from benchmarks.peers.layouts import to_mul_ir_rows
-from benchmarks.workloads import training
+from benchmarks.workloads import potential, training
 from benchmarks.workloads.equivariant import Layer, tensor_product
 from benchmarks.workloads.training import Convolution
 
@@ -34,7 +34,9 @@ def missing() -> str | None:
     return None
 
 
-def adapt(workload: Workload) -> Candidate | str:
+def adapt(workload: Workload) -> Candidate | list[Candidate] | str:
+    if workload.op in potential.OPS:
+        return potential.by_model(NAME, workload, _potential)
     if workload.op == training.OP:
         if reason := e3nn.missing():
             return f"a model takes all layers but the convolution from e3nn, which is {reason}"
@@ -54,6 +56,14 @@ def adapt(workload: Workload) -> Candidate | str:
     return Candidate(
         NAME, "cuda", lambda x, y, w: conv(x, y, w, src, dst), workload.inputs, workload.oracle
     )
+
+
+def _potential(model: torch.nn.Module) -> torch.nn.Module:
+    """As MACE turns it: convolutions, with atomic sums."""
+    from mace.cli.convert_e3nn_oeq import run
+
+    turned: torch.nn.Module = run(model, device=next(model.parameters()).device.type)
+    return turned
 
 
 def convolution(layer: Layer, like: Tensor, layout: str = "ir_mul") -> Convolution:

@@ -220,7 +220,16 @@ def test_suites_and_peers_load(monkeypatch):
     names = [peer.NAME for peer in load_peers()]
     assert names == [
         *("torch eager", "torch.compile", "cuEquivariance", "OpenEquivariance", "LunaEquivariance"),
-        *("e3nn", "flash-clifford", "spconv", "spconv-triton", "FlexGEMM", "pykeops", "FlashLib"),
+        *(
+            "FastMACE",
+            "e3nn",
+            "flash-clifford",
+            "spconv",
+            "spconv-triton",
+            "FlexGEMM",
+            "pykeops",
+            "FlashLib",
+        ),
         "flash-sinkhorn",
     ]
     with pytest.raises(
@@ -253,9 +262,19 @@ def test_peers_refuse_what_they_do_not_compute(monkeypatch, suite, name):
     for peer in load_peers():
         if peer.NAME in (
             *("torch eager", "torch.compile", "OpenEquivariance", "LunaEquivariance", "e3nn"),
-            *("flash-clifford", "spconv-triton"),
+            *("FastMACE", "flash-clifford", "spconv-triton"),
         ):
             assert isinstance(peer.adapt(workload), str), peer.NAME
+
+
+def test_models_of_mace_say_what_to_install(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sys.modules, "mace", None)
+    said = []
+    assert list(run("toy", load_suite("potential", "tiny").cases, [], CPU, said.append)) == [[], []]
+    for line in said:
+        assert "failed: cases of whole potentials are models of MACE" in line
+        assert "pip install mace-torch==0.3.16" in line
 
 
 def test_cells_find_the_nearest(monkeypatch):

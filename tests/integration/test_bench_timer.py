@@ -88,12 +88,13 @@ def test_rows_of_a_gpu_have_both_times(monkeypatch):
     monkeypatch.setattr(runner, "host_us", lambda call: 86_400.0)
     monkeypatch.setattr(runner, "walls_ms", lambda calls: dict.fromkeys(calls, 90.0))
     monkeypatch.setattr(runner, "peak_mb", lambda call: 7.0)
+    monkeypatch.setattr(runner, "num_kernels", lambda call: 11)
     measure, gpu = runner._measure, torch.device("cuda")
     monkeypatch.setattr(runner, "_measure", lambda calls, device: measure(calls, gpu))
     rows, _ = measured([Peer()])
-    found = {(r.peer, r.l2, r.ms_p50, r.wall_ms, r.host_us, r.peak_mb) for r in rows}
+    found = {(r.peer, r.l2, r.ms_p50, r.wall_ms, r.host_us, r.peak_mb, r.kernels) for r in rows}
     assert found == {
-        (peer, l2, 2.0, 90.0, 86_400.0, 7.0)
+        (peer, l2, 2.0, 90.0, 86_400.0, 7.0, 11)
         for peer in ("torchweft", "peer")
         for l2 in ("cold", "warm")
     }

@@ -11,6 +11,7 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
 
 from typing import TYPE_CHECKING
 
+from torchweft.o3.adapters.check import check
 from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
@@ -125,6 +126,7 @@ __all__ = [
     "ToS2Grid",
     "calculator",
     "change_basis_real_to_complex",
+    "check",
     "edge_rotation",
     "from_e3nn",
     "from_mace",
