@@ -19,6 +19,7 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.contract.test_o3_against_e3nn import LAYERS, SETTING
+from tests.contract.test_o3_against_e3nn_names import NAMES
 from tests.e3nns import OURS, THEIRS, Twin, alike, case, default_dtype
 from tests.maces import contraction
 from torchweft import o3
@@ -421,6 +422,6 @@ UNLIKE = {
 
 
 def test_every_public_name_is_compared():
-    compared = {name.partition(",")[0] for name in (*LAYERS, *FUNCTIONS, *CONSTANTS)}
+    compared = {name.partition(",")[0] for name in (*LAYERS, *NAMES, *FUNCTIONS, *CONSTANTS)}
     assert not compared & set(UNLIKE)
     assert compared | set(UNLIKE) == set(o3.__all__)

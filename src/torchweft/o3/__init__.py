@@ -45,6 +45,7 @@ from torchweft.o3.layers.harmonics_and_radial import (
     spherical_harmonics,
 )
 from torchweft.o3.layers.linear import Identity, Linear
+from torchweft.o3.layers.networks import FullyConnectedNet, moment, normalize2mom
 from torchweft.o3.layers.so2 import SO2Linear, edge_rotation
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
 from torchweft.o3.tensor_product.products import (
@@ -63,6 +64,7 @@ __all__ = [
     "Dropout",
     "ElementwiseTensorProduct",
     "FullTensorProduct",
+    "FullyConnectedNet",
     "FullyConnectedTensorProduct",
     "Gate",
     "Gating",
@@ -91,6 +93,8 @@ __all__ = [
     "gating",
     "irrep_wise_linear",
     "irreps_info",
+    "moment",
+    "normalize2mom",
     "so3_generators",
     "soft_one_hot_linspace",
     "spherical_harmonics",
