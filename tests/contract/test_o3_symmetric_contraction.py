@@ -148,8 +148,10 @@ def test_couplings_may_cancel(irreps, out, degree):
     tables = [[dense(irreps, item.ir, n).float() for item in out] for n in powers]
     exact = module.table.clone()
     module.take_couplings(tables)
-    # couplings rounded to float32 are those of MACE that are meant
+    # couplings rounded to float32 are those of MACE that are meant, also with other signs
     assert module.table.tolist() == exact.tolist()
+    module.take_couplings([[-table for table in of_degree] for of_degree in tables])
+    assert module.table.tolist() == (-exact).tolist()
 
 
 def test_elements_may_be_one_hot():

@@ -10,7 +10,7 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
     None.
 """
 
-from torchweft.o3.adapters.e3nn import from_e3nn
+from torchweft.o3.adapters.e3nn import from_e3nn, to_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
 from torchweft.o3.graph import Graph
@@ -100,6 +100,7 @@ __all__ = [
     "spherical_harmonics",
     "su2_generators",
     "tensor_dot_uu",
+    "to_e3nn",
     "wigner_3j",
     "wigner_D",
 ]

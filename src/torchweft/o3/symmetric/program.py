@@ -188,9 +188,7 @@ def expressed(basis: Basis, items: Sequence[Irrep], couplings: Sequence[Sequence
             values = np.einsum("sn,mnk->ksm", monomials, flat, optimize=True)
             size = np.abs(monomials[:MEASURED_POINTS]) @ np.abs(flat)
             found = _fitted(values, functions, size.max(initial=0))
-            fitted.append(
-                output if _agree(found, output.weights) else output._replace(weights=found)
-            )
+            fitted.append(output._replace(weights=_exact(found, output.weights)))
         outputs.append(tuple(fitted))
         below = x if degree == 1 else _values(basis.level(degree), x, below)
     return basis._replace(outputs=tuple(outputs))
@@ -209,15 +207,16 @@ def _fitted(values: Array, functions: Sequence[_Function], size: float) -> Array
             "basis: weights would mean something else here. Pass a model whose couplings are "
             "e3nn's."
         )
-    # where there is no coupling, MACE has a parameter that is not used
-    return found if functions or size else np.zeros((0, 0))
+    return found
 
 
-def _agree(found: Array, exact: Array) -> bool:
-    """Whether T is an exact one but for rounding."""
-    if found.shape != exact.shape:
-        return False
-    return bool(np.abs(found - exact).max(initial=0) <= ROUNDED * np.abs(exact).max(initial=0))
+def _exact(found: Array, meant: Array) -> Array:
+    """T of MACE's own couplings, where T is that but for rounding and the signs of couplings."""
+    if found.shape != meant.shape:
+        return found
+    signed = meant * np.where((found * meant).sum(0) < 0, -1.0, 1.0)
+    near = np.abs(found - signed).max(initial=0) <= ROUNDED * np.abs(meant).max(initial=0)
+    return signed if near else found
 
 
 def _points(items: Iterable[Irrep]) -> list[_Function]:
