@@ -421,6 +421,7 @@ UNLIKE = {
     "PolynomialCutoff": "e3nn has none; test_o3_radial",
     "from_mace": "of models of MACE; test_o3_loaders",
     "from_nequip": "of models of NequIP; test_o3_loaders",
+    "to_e3nn": "states of converted models; test_o3_states",
 }
 """Public names that e3nn has nothing for."""
 

@@ -12,7 +12,7 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
 from typing import TYPE_CHECKING
 
 from torchweft.o3.adapters.check import check
-from torchweft.o3.adapters.e3nn import from_e3nn
+from torchweft.o3.adapters.e3nn import from_e3nn, to_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
 from torchweft.o3.dynamics.calculator import calculator
@@ -147,6 +147,7 @@ __all__ = [
     "spherical_harmonics_s2_grid",
     "su2_generators",
     "tensor_dot_uu",
+    "to_e3nn",
     "wigner_3j",
     "wigner_D",
 ]
