@@ -61,6 +61,20 @@ def test_tables_are_exact_in_any_dtype(name):
         layer(x)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", LAYERS)
+def test_tables_follow_to_a_gpu(name):
+    build, shape = LAYERS[name]
+    layer, x = build(o3).double(), torch.randn(shape, dtype=DOUBLE)
+    there = copy.deepcopy(layer).cuda()
+    for (key, table), own in zip(there.state_dict().items(), layer.buffers(), strict=True):
+        assert_same_bits(table.cpu(), own, key)
+    exact = layer(x)
+    size = exact.abs().max().expand_as(exact)
+    terms = sum(table.numel() for table in layer.buffers())
+    assert_within_bound(there(x.cuda()).cpu(), exact, size, terms)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_copied_and_compiled(name):
     build, shape = LAYERS[name]
