@@ -27,25 +27,45 @@ from torchweft import o3
 from torchweft.errors import ShapeError
 
 FILES = (
+    "o3/angular_spherical_harmonics_test.py",
     "o3/cartesian_spherical_harmonics_test.py",
     "o3/irreps_test.py",
     "o3/linear_test.py",
     "o3/norm_test.py",
+    "o3/reduce_tensor_test.py",
     "o3/rotation_test.py",
+    "o3/s2_test.py",
     "o3/tensor_product_sub_test.py",
     "o3/tensor_product_test.py",
     "o3/wigner_test.py",
     "math/normalize_activation_test.py",
     "math/soft_one_hot_test.py",
+    "math/soft_unit_step_test.py",
     "nn/activation_test.py",
     "nn/batchnorm_test.py",
     "nn/dropout_test.py",
+    "nn/extract_test.py",
+    "nn/fc_test.py",
     "nn/gate_test.py",
     "nn/normact_test.py",
+    "nn/s2act_test.py",
+    "nn/so3act_test.py",
 )
 """Below e3nn's tests/."""
 
-MODULES = ("Activation", "BatchNorm", "Dropout", "Gate", "Identity", "NormActivation")
+MODULES = (
+    "Activation",
+    "BatchNorm",
+    "Dropout",
+    "Extract",
+    "ExtractIr",
+    "FullyConnectedNet",
+    "Gate",
+    "Identity",
+    "NormActivation",
+    "S2Activation",
+    "SO3Activation",
+)
 """Those of e3nn.nn."""
 
 COMPILED = (
@@ -114,8 +134,10 @@ def install(package: Path) -> None:
     functions = module(
         "e3nn.math",
         soft_one_hot_linspace=o3.soft_one_hot_linspace,
+        soft_unit_step=o3.soft_unit_step,
         normalize2mom=o3.normalize2mom,
     )
+    tensors = module("e3nn.io", SphericalTensor=o3.SphericalTensor)
     own = {name: getattr(o3, name) for name in MODULES}
     modules = module("e3nn.nn", **own)
     modules.__path__ = []
@@ -125,6 +147,7 @@ def install(package: Path) -> None:
         o3=layers,
         math=functions,
         nn=modules,
+        io=tensors,
         get_optimization_defaults=lambda: dict(DEFAULTS),
         set_optimization_defaults=DEFAULTS.update,
     )

@@ -1,6 +1,8 @@
 """torchweft.o3's other names of e3nn, against e3nn 0.6 in float64, as in test_o3_against_e3nn.
 
-Seen red with a factor or a sign in each.
+Seen red with: a network without the factor of its last function, variances by their squares, paths
+sorted after the last factor alone, a sign of an exchange left out, a scale of another degree, a
+grid that is not turned back.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Signals on grids of the sphere and of rotations: states, tables in any dtype, inverses, errors.
 
-Numbers: test_o3_against_e3nn_names.  Seen red with: tables of float32 cast to float64, a factor of
-one direction alone, weights of another quadrature, a checkpoint of another normalization taken.
+Numbers: test_o3_against_e3nn_names.  Seen red with: tables of float32 cast to float64,
+weights of another quadrature, tables of a checkpoint taken, those of other arguments not refused.
 """
 
 import copy
@@ -39,8 +39,11 @@ def test_states(name):
     assert list(ours.state_dict()) == list(theirs.state_dict())
     ours.load_state_dict(theirs.state_dict(), strict=True)
     theirs.load_state_dict(ours.state_dict(), strict=True)
-    for key, table in ours.double().state_dict().items():
-        assert_same_bits(table, exact[key], f"{key}, of a checkpoint in float32")
+    wide = build(o3).double()
+    wide.load_state_dict(theirs.state_dict())
+    for layer in (ours.double(), wide):
+        for key, table in layer.state_dict().items():
+            assert_same_bits(table, exact[key], f"{key}, of a checkpoint in float32")
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -56,6 +59,20 @@ def test_tables_are_exact_in_any_dtype(name):
     assert half(x.bfloat16()).dtype == torch.bfloat16
     with pytest.raises(DTypeError, match=r"x is torch.float64 but .* has tables in torch.float32"):
         layer(x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", LAYERS)
+def test_tables_follow_to_a_gpu(name):
+    build, shape = LAYERS[name]
+    layer, x = build(o3).double(), torch.randn(shape, dtype=DOUBLE)
+    there = copy.deepcopy(layer).cuda()
+    for (key, table), own in zip(there.state_dict().items(), layer.buffers(), strict=True):
+        assert_same_bits(table.cpu(), own, key)
+    exact = layer(x)
+    size = exact.abs().max().expand_as(exact)
+    terms = sum(table.numel() for table in layer.buffers())
+    assert_within_bound(there(x.cuda()).cpu(), exact, size, terms)
 
 
 @pytest.mark.parametrize("name", LAYERS)

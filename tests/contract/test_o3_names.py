@@ -1,7 +1,7 @@
 """e3nn's smaller names: items of a row, instructions, arguments, steps; numbers are compared in
 test_o3_against_e3nn_names.
 
-Seen red with: an item too few, an old name that is dropped, a step whose slope is 0 · ∞.
+Seen red with: an old name that is dropped, a step whose slope is 0 · ∞.
 """
 
 import copy
@@ -70,7 +70,7 @@ def test_instructions_are_e3nns():
 
 def test_arguments_of_e3nn():
     """compile_left_right and compile_right change nothing; two normalizations must agree."""
-    given = "2x0e+1x1o", "1x1o", "2x1o"
+    given = "2x0e+1x1o", "1x1o", "2x1o+2x0e"
     plain = o3.FullyConnectedTensorProduct(*given, irrep_normalization="norm")
     for options in (
         {"normalization": "norm"},

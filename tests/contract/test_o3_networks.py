@@ -1,7 +1,6 @@
 """FullyConnectedNet and normalize2mom: e3nn's numbers, first weights and states; parts; errors.
 
-Seen red with: var_out's root left out, a factor of a function that goes into no matrix, the last
-layer with a function, a constant rounded to the dtype of the module.
+Seen red with: a last matrix without the factor of the function before it.
 """
 
 import copy

@@ -1,8 +1,6 @@
 """ReducedTensorProducts: e3nn's basis and state, equivariance, dtypes, errors.
 
-Its numbers: test_o3_against_e3nn_names.  Seen red with: irreps sorted after the last factor only,
-a symmetry without its sign, a table that keeps the rounding of float32, a checkpoint of another
-basis that is taken.
+Its numbers, and what they were seen red with: test_o3_against_e3nn_names.
 """
 
 import copy

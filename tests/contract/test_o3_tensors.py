@@ -1,7 +1,6 @@
 """SphericalTensor and CartesianTensor: irreps, peaks, surfaces, inverses, errors.
 
-Numbers: test_o3_against_e3nn_names.  Seen red with: a parity of the argument for that of the value,
-peaks of one grid alone, an inverse that is not orthogonal.
+Numbers: test_o3_against_e3nn_names.  Seen red with: a second grid of peaks that is not turned.
 """
 
 import copy

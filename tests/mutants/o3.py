@@ -6,6 +6,10 @@ RADIAL = "tests/contract/test_o3_radial.py"
 NORMS = "tests/contract/test_o3_norms.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
 CALCULATOR = "tests/contract/test_o3_calculator.py"
+NETWORKS = "tests/contract/test_o3_networks.py"
+NAMES = "tests/contract/test_o3_against_e3nn_names.py"
+GRIDS = "tests/contract/test_o3_grids.py"
+REDUCED = "tests/contract/test_o3_reduced_products.py"
 
 MUTANTS = [
     Mutant(
@@ -121,5 +125,95 @@ MUTANTS = [
         "(2 * s.cell.det().abs())",
         "s.cell.det().abs()",
         CALCULATOR,
+    ),
+    Mutant(
+        "a network leaves out the factor of its last function",
+        "return x if factor == 1.0 else x * factor",
+        "return x",
+        f"{NAMES} -k FullyConnectedNet",
+    ),
+    Mutant(
+        "the last matrix lacks the factor of the function before",
+        "factor = layers[-2].after if len(layers) > 1 else 1.0",
+        "factor = 1.0",
+        f"{NETWORKS} -k hidden",
+    ),
+    Mutant(
+        "a network's variance_out scales the standard deviation",
+        "root = math.sqrt(var_out)",
+        "root = var_out",
+        f"{NAMES} -k FullyConnectedNet",
+    ),
+    Mutant(
+        "an old name of irrep_normalization is dropped",
+        "irrep_normalization = _one_normalization(irrep_normalization, normalization)",
+        "_one_normalization(irrep_normalization, normalization)",
+        "tests/contract/test_o3_names.py -k arguments",
+    ),
+    Mutant(
+        "tables are cast, not computed, in another dtype",
+        "        self._fill(self.tables())\n        return self",
+        "        return self",
+        f"{GRIDS} -k dtype",
+    ),
+    Mutant(
+        "tables of a checkpoint are taken",
+        "                )\n        self._fill(tables)",
+        "                )",
+        f"{GRIDS} -k states",
+    ),
+    Mutant(
+        "a checkpoint of other tables is not refused",
+        "if given is not None and given.shape == table.shape and not _alike(given, table):",
+        "if False:",
+        f"{GRIDS} -k refused",
+    ),
+    Mutant(
+        "couplings are sorted after the last factor only",
+        "        found = sorted(coupled, key=lambda coupling: coupling[0])\n    return found",
+        "        found = coupled\n    return sorted(found, key=lambda coupling: coupling[0])",
+        f"{NAMES} -k ReducedTensorProducts",
+    ),
+    Mutant(
+        "an exchange of indices loses its sign",
+        "average += sign * tensors",
+        "average += tensors",
+        f"{NAMES} -k ReducedTensorProducts",
+    ),
+    Mutant(
+        "quadrature on the sphere has other weights",
+        "return 2 / half * torch.sin(odd",
+        "return 2 / half * torch.cos(odd",
+        f"{GRIDS} -k back",
+    ),
+    Mutant(
+        "a signal comes back by the degrees of the result, not of the input",
+        "_factors(normalization, lmax, lmax if lmax_in is None else lmax_in)",
+        "_factors(normalization, lmax, lmax)",
+        f"{NAMES} -k FromS2Grid",
+    ),
+    Mutant(
+        "a random rotation of a grid is not turned back",
+        "return self._activated(turned) @ self.irreps_out.D_from_angles(*angles)",
+        "return self._activated(turned) @ self.irreps_out.D_from_angles(*angles).mT",
+        f"{NAMES} -k random",
+    ),
+    Mutant(
+        "both grids of peaks have their poles in one place",
+        "self.D_from_matrix(turn) @ signal",
+        "signal",
+        "tests/contract/test_o3_tensors.py -k peaks",
+    ),
+    Mutant(
+        "the step's slope is 0 times infinity near 0",
+        "positive = v > 1 / 746",
+        "positive = v > 0",
+        "tests/contract/test_o3_names.py -k tiny",
+    ),
+    Mutant(
+        "a Linear without paths refuses rows without numbers",
+        "if not self.weight_numel and isinstance(x, Tensor) and x.shape[-1:] == (0,):",
+        "if False:",
+        "tests/contract/test_o3_linear.py -k without_numbers",
     ),
 ]
