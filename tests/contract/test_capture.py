@@ -258,9 +258,9 @@ def batch(count, owners, seed=0):
 BATCH_SIZES = {"x": (1.2, {"owner": "target"}), "target": (1.0, {"weight": 0})}
 
 
-def trainer(optimizer_of):
+def trainer(optimizer_of, device="cpu"):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double().to(device)
     optimizer = optimizer_of(model.parameters())
 
     def step(batch):

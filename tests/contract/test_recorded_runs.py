@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torchweft
+from tests.conftest import BACKENDS
 from tests.nearness import same
 from tests.regressions import test_changed_tables as changed
 from torchweft import o3, products
@@ -158,6 +159,58 @@ def test_long_segments_are_cut_in_a_run():
     exact = summed(index)
     with recorded.Run():
         same(summed(index), exact)
+
+
+KERNEL_CALLS = {
+    "mul": ((600, 3), (600, 3)),
+    "inner": ((600, 3), (600, 3)),
+    "outer": ((600, 3), (600, 2)),
+    "vecmat": ((600, 3), (600, 3, 2)),
+}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("op", KERNEL_CALLS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kernels_of_plans_that_are_not_read(op, backend):
+    """Rows of 300 terms are cut: the last of the pieces are empty, and in no sum.
+
+    Sums of small integers are exact, in any order.
+    """
+    x, y = (changed._rows(*shape).round() for shape in KERNEL_CALLS[op])
+    table = torch.arange(600) % 2
+    function = getattr(products, f"indexed_{op}_scale_gather")
+
+    def values():
+        given = x.clone().requires_grad_(), y.clone().requires_grad_()
+        tables = {"index1": table.flip(0), "index_out": table, "out_size": 2}
+        z = function(*given, None, **tables, backend=backend)
+        return [z.detach(), *torch.autograd.grad(z.square().sum(), given)]
+
+    exact = values()
+    with recorded.Run():
+        found = values()
+    for a, b in zip(found, exact, strict=True):
+        same(a, b)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kernels_of_graphs_that_are_not_read(backend):
+    """The edges of a run have an order, whether they are sorted or not."""
+    conv = o3.TensorProductConv("2x0e", "0e", "2x0e", [(0, 0, 0, "uvu", True)], backend=backend)
+    x = changed._rows(changed.ROWS, 2)
+
+    def values():
+        given = [t.clone().requires_grad_() for t in (x, *changed.EDGES)]
+        z = conv(*given, changed.NEW, changed.OLD.sort().values, changed.ROWS)
+        return [z.detach(), *torch.autograd.grad(z.square().sum(), given)]
+
+    exact = values()
+    with recorded.Run():
+        found = values()
+    for a, b in zip(found, exact, strict=True):
+        same(a, b)
 
 
 def test_blocks_of_formed_weights(monkeypatch, host_reads):

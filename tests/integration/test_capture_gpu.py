@@ -1,0 +1,282 @@
+"""`torchweft.capture` on a GPU: replays give the bits of calls, in every family.
+
+Values change between replays and are changed unseen in index tables; sizes vary and pass the room.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+import torchweft
+from tests.contract.test_capture import (
+    BATCH_SIZES,
+    SIZES,
+    Potential,
+    atoms,
+    batch,
+    forces_of,
+    trainer,
+)
+from torchweft import clifford, o3, products, voxels
+from torchweft.reductions import LazyTensor
+from torchweft.testing.contract import assert_same_bits
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+]
+
+CALLS = 6
+"""The first, the rehearsal, and four replays."""
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
+
+
+def near(found, exact):
+    """Nearer to the rounding of the results than to half of their digits."""
+    for a, b in zip(found, exact, strict=True):
+        u = torch.finfo(b.dtype).eps
+        assert (a - b).abs().max() <= b.abs().max() * (u * u**0.5) ** 0.5
+
+
+def check(function, *calls):
+    """Each call of the captured function gives the bits of the call without."""
+    run = torchweft.capture(function, *calls[0])
+    assert run is not function
+    for call in calls:
+        expected, found = function(*call), run(*call)
+        for name, (a, b) in enumerate(zip(found, expected, strict=True)):
+            assert_same_bits(a, b.detach(), f"result {name}")
+            assert not a.requires_grad
+
+
+def test_products():
+    """Tables and bounds of segments are arguments, and others at each replay."""
+
+    def function(x, y, index1, index2, index_out, seg):
+        x = x.detach().requires_grad_()
+        z = products.indexed_mul_scale_gather(
+            x, y, None, index1, index2, index_out=index_out, out_size=50
+        )
+        w = products.indexed_vecsca_scale_gather(x, y[..., 0], None, index1, index2, seg=seg)
+        (gradient,) = torch.autograd.grad(z.square().sum() + w.square().sum(), x)
+        return z, w, gradient
+
+    def call(seed):
+        generator = torch.Generator().manual_seed(seed)
+        tables = [torch.randint(0, 50, (3000,), generator=generator).cuda() for _ in range(3)]
+        seg = torch.randint(0, 3000, (41,), generator=generator).sort().values.cuda()
+        return draw(4, 50, 16, seed=seed), draw(4, 50, 16, seed=seed + 9), *tables, seg
+
+    check(function, *map(call, range(CALLS)))
+
+
+def test_a_table_that_the_function_closes_over():
+    """Its content changes without a version; seen red with: the plan of the recording."""
+    table = torch.arange(64, device="cuda") % 8
+    run = torchweft.capture(lambda x: products.indexed_mul(x, x, table, table), draw(1, 8, 4))
+    for seed in range(CALLS):
+        table.data.copy_((torch.arange(64, device="cuda") * (seed + 1)) % 8)
+        x = draw(1, 8, 4, seed=seed)
+        assert_same_bits(run(x), x[:, table] * x[:, table], "product")
+
+
+@pytest.mark.parametrize("radial", [False, True])
+def test_a_convolution_with_forces(radial):
+    instructions = [(0, i, i, "uvu", True) for i in range(3)]
+    conv = o3.TensorProductConv("32x0e", "0e+1o+2e", "32x0e+32x1o+32x2e", instructions).cuda()
+    matrix = draw(8, conv.weight_numel)
+    harmonics = o3.SphericalHarmonics(range(3), True, "component").cuda()
+
+    def function(positions, x, hidden, src, dst):
+        positions = positions.detach().requires_grad_()
+        y = harmonics(positions[dst] - positions[src])
+        if radial:
+            ends = {"src": src, "dst": dst, "num_nodes": len(positions)}
+            out = conv(x, y, radial=hidden, radial_weight=matrix, **ends)
+        else:
+            out = conv(x, y, hidden @ matrix, src, dst, len(positions))
+        energies = out.square().sum(1)
+        return energies, torch.autograd.grad(energies.sum(), positions)[0]
+
+    def call(seed):
+        src, dst = torch.randint(
+            0, 200, (2, 4000), generator=torch.Generator().manual_seed(seed)
+        ).cuda()
+        shapes = (200, 3), (200, 32), (4000, 8)
+        return *(draw(*s, seed=seed + n) for n, s in enumerate(shapes)), src, dst
+
+    calls = [call(seed) for seed in range(CALLS)]
+    run = torchweft.capture(function, *calls[0])
+    for given in calls:  # the record cuts no row and knows no order, so bits may differ
+        near(run(*given), function(*given))
+
+
+def test_a_training_step_of_a_clifford_layer():
+    """The bits of the parameters after each step."""
+
+    def trained():
+        torch.manual_seed(0)
+        layer = clifford.CliffordLayer(8, algebra=clifford.Algebra((1, 1, 1))).cuda()
+        optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2, capturable=True)
+
+        def step(x, target):
+            optimizer.zero_grad()
+            loss = (layer(x) - target).square().mean()
+            loss.backward()
+            optimizer.step()
+            return (loss,)
+
+        return layer, step
+
+    (layer, step), (exact, plain) = trained(), trained()
+    run = torchweft.capture(step, draw(8, 64, 8), draw(8, 64, 8))
+    for seed in range(CALLS):
+        given = draw(8, 64, 8, seed=seed), draw(8, 64, 8, seed=seed + 50)
+        assert_same_bits(run(*given)[0], plain(*given)[0].detach(), "loss")
+        for a, b in zip(layer.parameters(), exact.parameters(), strict=True):
+            assert_same_bits(a.detach(), b.detach(), "parameter")
+
+
+def test_a_reduction_over_clouds_that_vary():
+    """Sums over padded points have weight 0."""
+
+    def function(x, y, b):
+        x = x.detach().requires_grad_()
+        distance = ((LazyTensor(x[:, None]) - LazyTensor(y[None])) ** 2).sum(-1)
+        z = (-distance).exp() @ b
+        return z, torch.autograd.grad(z.sum(), x)[0]
+
+    sizes = {"x": 1.1, "y": (1.1, {"b": 0})}
+    run = torchweft.capture(function, draw(900, 3), draw(1100, 3), draw(1100, 1), sizes=sizes)
+    for seed in range(CALLS):
+        n, m = 900 - 10 * seed, 1100 + 20 * seed
+        given = draw(n, 3, seed=seed), draw(m, 3, seed=seed + 9), draw(m, 1, seed=seed + 8)
+        near(run(*given), function(*given))
+
+
+def cloud():
+    coords = torch.randint(0, 16, (1500, 3), generator=torch.Generator().manual_seed(0))
+    coords = nn.functional.pad(torch.unique(coords, dim=0), (1, 0)).cuda()
+    return voxels.SparseTensor(draw(len(coords), 4), coords, (16, 16, 16), 1)
+
+
+def test_a_network_on_voxels():
+    torch.manual_seed(0)
+    network = voxels.SparseSequential(
+        voxels.SubMConv3d(4, 16, 3), nn.ReLU(), voxels.SparseConv3d(16, 8, 2, stride=2)
+    ).cuda()
+    tensor = cloud()
+    network(tensor)
+
+    def function(feats):
+        feats = feats.detach().requires_grad_()
+        out = network(tensor.replace(feats)).feats
+        return out, torch.autograd.grad(out.square().sum(), feats)[0]
+
+    check(function, *[(draw(*tensor.feats.shape, seed=seed),) for seed in range(CALLS)])
+
+
+def test_a_map_that_would_be_built():
+    coords = cloud().C.long()
+    layer = voxels.SubMConv3d(4, 16, 3).cuda()
+
+    def function(feats, coords):
+        return layer(voxels.SparseTensor(feats, coords, (16, 16, 16), 1)).feats
+
+    run = torchweft.capture(function, draw(len(coords), 4), coords)
+    feats = draw(len(coords), 4)
+    run(feats, coords)
+    run(feats, coords)
+    with pytest.raises(torchweft.CaptureError, match=r"kernel map|cannot be recorded"):
+        run(feats, coords)
+    layer(cloud())  # the stream and the allocator are as before
+    torch.cuda.synchronize()
+
+
+def test_forces_of_atoms_whose_numbers_vary():
+    model = Potential().cuda()
+
+    def given(n, e, seed=0):
+        return [t.cuda() for t in atoms(n, e, seed)]
+
+    def compare(run, *call):
+        found, exact = run(*given(*call)), forces_of(model)(*given(*call))
+        near(found.values(), exact.values())
+
+    run = torchweft.capture(forces_of(model), *given(20, 90), sizes=SIZES)
+    for seed, (n, e) in enumerate([(20, 90), (19, 80), (18, 93), (20, 91), (20, 90), (3, 0)]):
+        compare(run, n, e, seed)
+    with pytest.warns(UserWarning, match="do not fit the room"):
+        run(*given(30, 200))
+    for seed in range(3):
+        compare(run, 25, 150, seed)
+
+
+def test_training_on_batches_that_vary():
+    def trained():
+        return trainer(lambda p: torch.optim.Adam(p, lr=0.01, capturable=True), "cuda")
+
+    (model, step), (exact, plain) = trained(), trained()
+
+    def given(seed):
+        return {k: t.cuda() for k, t in batch(60 - seed % 7, 4 + seed % 2, seed).items()}
+
+    run = torchweft.capture(step, given(0), sizes=BATCH_SIZES)
+    for seed in range(8):
+        run(given(seed))
+        plain(given(seed))
+    for a, b in zip(model.parameters(), exact.parameters(), strict=True):
+        assert (a - b).abs().max() <= b.abs().max() * torch.finfo(b.dtype).eps ** 0.5
+
+
+def test_a_line_that_waits_is_named():
+    def function(x):
+        if x.sum() > 0:  # waits
+            return x + 1
+        return x
+
+    x = draw(10).abs()
+    run = torchweft.capture(function, x)
+    run(x)
+    with pytest.raises(torchweft.CaptureError, match=r"test_capture_gpu\.py, line .*# waits"):
+        run(x)
+    assert_same_bits(torchweft.capture(torch.sin, x)(x), x.sin(), "after the error")
+
+
+def test_what_fails_while_it_is_recorded():
+    """What waits at the third call only, unseen by the rehearsal: the stream is as before."""
+    calls = []
+
+    def function(x):
+        calls.append(x)
+        if len(calls) == 3:
+            torch.cuda.synchronize()
+        return 2 * x
+
+    x, stream = draw(10), torch.cuda.current_stream()
+    run = torchweft.capture(function, x)
+    run(x)
+    run(x)
+    with pytest.raises(torchweft.CaptureError, match=r"cannot be recorded"):
+        run(x)
+    assert torch.cuda.current_stream() == stream
+    for _ in range(2):
+        assert_same_bits(run(x), 2 * x, "recorded after an error")
+
+
+def test_constants_outlive_their_caches():
+    """Eviction frees memory that is read by replays; seen red with: values that are not kept."""
+    table = torchweft.constant(torch.arange(4096, device="cuda").flip(0))
+    run = torchweft.capture(lambda x: products.indexed_mul(x, x, table, table), draw(1, 4096, 4))
+    x = draw(1, 4096, 4)
+    for _ in range(3):
+        run(x)
+    products.forget()
+    products.infos._plans._entries.clear()
+    torch.cuda.empty_cache()
+    full = [torch.full((4096,), 7, device="cuda", dtype=torch.int32) for _ in range(64)]
+    assert_same_bits(run(x), x.flip(1).square(), "after eviction")
+    assert full
