@@ -99,8 +99,8 @@ MUTANTS = [
     ),
     Mutant(
         "pieces of long segments overlap",
-        "begin = indptr[owner] + rank.to(indptr.dtype) * limit",
-        "begin = indptr[owner] + rank.to(indptr.dtype) * (limit - 1)",
+        "indptr[owner] + rank.to(indptr.dtype) * limit, indptr[-1]",
+        "indptr[owner] + rank.to(indptr.dtype) * (limit - 1), indptr[-1]",
         SEGMENTS,
     ),
     Mutant(
@@ -123,8 +123,8 @@ MUTANTS = [
     ),
     Mutant(
         "entries that belong to no sum are kept in gradients",
-        "kept = (index < self._sizes[self._partial]).nonzero().squeeze(1)",
-        "kept = (index <= self._sizes[self._partial]).nonzero().squeeze(1)",
+        "rows.masked_fill(index >= self._sizes[self._partial], size)",
+        "rows.masked_fill(index > self._sizes[self._partial], size)",
         PRODUCTS,
     ),
     Mutant(
