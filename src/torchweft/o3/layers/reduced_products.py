@@ -49,7 +49,8 @@ class ReducedTensorProducts(TableLayer):
     Attributes:
         irreps_in: a list, of each factor.
         irreps_out: of z.
-        change_of_basis: Q, (irreps_out.dim, D1, D2, …), e3nn's basis; |Q_k| = 1.
+        change_of_basis: Q, (irreps_out.dim, D1, D2, …), e3nn 0.6's basis; |Q_k| = 1.  e3nn 0.4 has
+            another where an irrep occurs several times: its states are refused.
 
     Raises:
         ShapeError: the formula does not read, or an index has no irreps, or two.

@@ -65,8 +65,9 @@ class TableLayer(RowLayer):
             given = state_dict.get(prefix + name)
             if given is not None and given.shape == table.shape and not _alike(given, table):
                 args[-1].append(
-                    f"{prefix}{name} of the checkpoint is another table than {self!r} has: it was "
-                    "saved by a layer with other arguments. Build the layer with those."
+                    f"{prefix}{name} of the checkpoint is another table than {self!r} has: weights "
+                    "beside it are for a layer with other arguments, or of an e3nn with another "
+                    "basis. Build the layer with those, or convert the weights with e3nn 0.6."
                 )
         self._fill(tables)
 
