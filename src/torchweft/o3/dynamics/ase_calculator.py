@@ -18,12 +18,10 @@ __all__ = ["PotentialCalculator"]
 class PotentialCalculator(Calculator):
     """Energy in eV, forces in eV/Å and stress in eV/Å³ of one structure after another."""
 
-    def __init__(
-        self, potential: Potential, skin: float, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, potential: Potential, skin: float, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.implemented_properties = ["energy", "free_energy", "forces", "stress"]
-        self.potential, self.dtype, self.device = potential, dtype, device
+        self.potential, self.device = potential, device
         self.neighbours = NeighbourList(potential.cutoff, skin)
 
     def calculate(
@@ -46,7 +44,7 @@ class PotentialCalculator(Calculator):
             self.results["stress"] = stress[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]  # Voigt's order
 
     def _structure(self, atoms: Any) -> Structure:
-        known = self.potential.numbers
+        known, dtype = self.potential.numbers, self.potential.dtype
         unknown = {s for s, z in zip(atoms.symbols, atoms.numbers, strict=True) if z not in known}
         if known and unknown:
             raise ShapeError(
@@ -58,10 +56,10 @@ class PotentialCalculator(Calculator):
         src, dst, shift = self.neighbours(positions, cell, atoms.pbc)
         return Structure(
             torch.as_tensor(atoms.numbers, device=self.device).long(),
-            positions.to(self.dtype, copy=True),
-            cell.to(self.dtype),
+            positions.to(dtype, copy=True),
+            cell.to(dtype),
             src,
             dst,
-            shift.to(self.dtype),
+            shift.to(dtype),
             atoms.cell.rank == 3,
         )

@@ -43,7 +43,8 @@ def calculator(
         skin: by how much the neighbour list exceeds the cutoff, in Å, so that it is searched anew
             only where an atom has moved by half of it.
         head: of a model of MACE with several; one is used as it is.
-        dtype: in which the model computes; as None, in that of its parameters, or torch's default.
+        dtype: to which the model is turned; as None, that of its parameters, or torch's default.
+            NequIP's models keep the one they were built in, SevenNet's are of float32.
         device: where it computes; as None, where its parameters are, or on the CPU.
 
     Returns:
@@ -53,7 +54,8 @@ def calculator(
 
     Raises:
         BackendError: ase or vesin is not installed.
-        DTypeError: a model of a kind without an energy, or a cutoff that is missing or too many.
+        DTypeError: a model of a kind without an energy, a cutoff that is missing or too many, a
+            dtype that the model cannot have.
         ShapeError: no such head; from a calculation, atoms of an unknown element, positions that
             are NaN, a periodic cell without a volume.
 
@@ -83,9 +85,11 @@ def calculator(
             "or a function of (numbers, vectors, graph). Load it first, e.g. by torch.load."
         )
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    dtype = dtype or (torch.get_default_dtype() if first is None else first.dtype)
     device = torch.device(device or ("cpu" if first is None else first.device))
+    turned = dtype or (torch.get_default_dtype() if first is None else first.dtype)
+    potential = potential_of(model, cutoff, head, turned)
     if isinstance(model, nn.Module):
-        model.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    potential = potential_of(model, cutoff, head)
-    return PotentialCalculator(potential, skin, dtype, device)
+        model.to(device).eval().requires_grad_(False)
+        if dtype is not None:
+            model.to(dtype)
+    return PotentialCalculator(potential, skin, device)

@@ -40,11 +40,14 @@ class Potential(NamedTuple):
 
     cutoff: float
     numbers: tuple[int, ...]  # atomic numbers that it knows; none where it takes any
+    dtype: torch.dtype  # of positions, cells and shifts
     call: Callable[[Structure], Results]
 
 
-def potential_of(model: Any, cutoff: float | None, head: str | None) -> Potential:
-    """The potential of a model of MACE, NequIP or SevenNet, or of a function."""
+def potential_of(
+    model: Any, cutoff: float | None, head: str | None, dtype: torch.dtype
+) -> Potential:
+    """The potential of a model of MACE, NequIP or SevenNet, or of a function, in a dtype."""
     makers = {
         ("mace", "MACE"): _mace,
         ("nequip", "GraphModel"): _nequip,
@@ -57,7 +60,7 @@ def potential_of(model: Any, cutoff: float | None, head: str | None) -> Potentia
                     f"cutoff={cutoff} was given with a {type(model).__name__}, which has its own: "
                     "it is for functions. Leave it out."
                 )
-            return make(model, head)
+            return make(model, head, dtype)
     if any(is_of(package, type(model).__name__, model) for package, _ in makers):
         known = ", ".join(f"{package}'s {name}" for package, name in makers)
         raise DTypeError(
@@ -69,7 +72,7 @@ def potential_of(model: Any, cutoff: float | None, head: str | None) -> Potentia
             "there is no cutoff: a model of one's own needs it for its edges. Pass cutoff=5.0, say."
         )
     _check_no_head(head, model)
-    return Potential(float(cutoff), (), lambda structure: _of_energy(model, structure))
+    return Potential(float(cutoff), (), dtype, lambda structure: _of_energy(model, structure))
 
 
 def _of_energy(model: Callable[[Tensor, Tensor, Graph], Tensor], s: Structure) -> Results:
@@ -96,7 +99,7 @@ def _of_energy(model: Callable[[Tensor, Tensor, Graph], Tensor], s: Structure) -
     return Results(energy.detach(), forces, stress)
 
 
-def _mace(model: Any, head: str | None) -> Potential:
+def _mace(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
     heads = list(getattr(model, "heads", None) or ["Default"])
     if head is None and len(heads) > 1:
         raise ShapeError(
@@ -128,10 +131,10 @@ def _mace(model: Any, head: str | None) -> Potential:
         out = model(data, compute_force=True, compute_stress=s.solid)
         return _results(out, "energy", "forces", out["stress"] if s.solid else None)
 
-    return Potential(float(model.r_max), numbers, call)
+    return Potential(float(model.r_max), numbers, dtype, call)
 
 
-def _nequip(model: Any, head: str | None) -> Potential:
+def _nequip(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
     from ase.data import atomic_numbers
 
     _check_no_head(head, model)
@@ -141,6 +144,11 @@ def _nequip(model: Any, head: str | None) -> Potential:
         raise DTypeError(
             f"the model's types are {names}: the calculator needs chemical symbols, to know them "
             "by atomic numbers. Use NequIPCalculator with the converted model and its transforms."
+        )
+    if dtype != model.model_dtype:
+        raise DTypeError(
+            f"dtype is {dtype} and the model was built in {model.model_dtype}, which NequIP fixes "
+            "then. Leave dtype out, or build the model with another model_dtype."
         )
     numbers = tuple(atomic_numbers[name] for name in names)
 
@@ -155,15 +163,20 @@ def _nequip(model: Any, head: str | None) -> Potential:
         out = model(data)
         return _results(out, "total_energy", "forces", out["stress"] if s.solid else None)
 
-    return Potential(float(model.metadata["r_max"]), numbers, call)
+    return Potential(float(model.metadata["r_max"]), numbers, torch.float64, call)
 
 
-def _sevennet(model: Any, head: str | None) -> Potential:
+def _sevennet(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
     _check_no_head(head, model)
     if model.modal_map:
         raise DTypeError(
             f"the model has the modalities {sorted(model.modal_map)}: the calculator takes models "
             "with one. Use SevenNetCalculator with the converted model."
+        )
+    if dtype != torch.float32:
+        raise DTypeError(
+            f"dtype is {dtype}: SevenNet embeds elements in float32, so its models compute in it "
+            "alone. Leave dtype out."
         )
     model.set_is_batch_data(False)
 
@@ -186,7 +199,7 @@ def _sevennet(model: Any, head: str | None) -> Potential:
             stress = torch.stack([xx, xy, zx, xy, yy, yz, zx, yz, zz])
         return _results(out, "inferred_total_energy", "inferred_force", stress)
 
-    return Potential(float(model.cutoff), tuple(model.type_map), call)
+    return Potential(float(model.cutoff), tuple(model.type_map), dtype, call)
 
 
 def _results(out: Mapping[str, Tensor], energy: str, forces: str, stress: Tensor | None) -> Results:

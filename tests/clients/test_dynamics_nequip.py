@@ -1,0 +1,99 @@
+"""o3.calculator with models of the real NequIP, Allegro and SevenNet: the numbers of their own.
+
+Errors are measured by those that their calculators have in float32 against float64.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("nequip")
+pytest.importorskip("vesin")
+
+from ase.build import molecule
+from nequip.ase import NequIPCalculator
+from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+from nequip.model import NequIPGNNModel
+from nequip.utils.global_state import set_global_state
+
+from tests.clients.maces import rattled
+from torchweft import o3
+from torchweft.errors import DTypeError, ShapeError
+
+ELEMENTS = ["O", "Si"]
+R_MAX = 4.0
+
+
+def structures():
+    sheared = rattled()
+    sheared.set_cell(sheared.cell.array @ [[1, 0.1, 0], [0, 1, 0.05], [0, 0, 0.95]], True)
+    return {"solid": sheared, "molecule": molecule("SiO")}
+
+
+def properties(atoms, calculator):
+    atoms = atoms.copy()
+    atoms.calc = calculator
+    found = [np.array(atoms.get_potential_energy()), atoms.get_forces()]
+    if atoms.pbc.all():
+        found.append(atoms.get_stress())
+    return [torch.as_tensor(t, dtype=torch.float64) for t in found]
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype():
+    """NequIP's models compute where it is float64, which NequIP sets for the process, once."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def nequip(dtype="float64", names=tuple(ELEMENTS)):
+    set_global_state()
+    return NequIPGNNModel(
+        seed=0,
+        model_dtype=dtype,
+        type_names=list(names),
+        r_max=R_MAX,
+        num_layers=2,
+        l_max=1,
+        num_features=4,
+        radial_mlp_depth=1,
+        radial_mlp_width=8,
+        avg_num_neighbors=20.0,
+    ).eval()
+
+
+def nequips_own(dtype):
+    transforms = [ChemicalSpeciesToAtomTypeMapper(ELEMENTS), NeighborListTransform(r_max=R_MAX)]
+    return NequIPCalculator(nequip(dtype), "cpu", transforms=transforms)
+
+
+@pytest.mark.parametrize("name", ["solid", "molecule"])
+@pytest.mark.parametrize("convert", [True, False], ids=["converted", "as it is"])
+def test_numbers_are_those_of_nequips_calculator(name, convert):
+    atoms = structures()[name]
+    exact, plain = (properties(atoms, nequips_own(dtype)) for dtype in ("float64", "float32"))
+    for dtype, precision in (("float64", 2.0**-29), ("float32", 1.0)):
+        model = nequip(dtype)
+        ours = o3.calculator(o3.from_nequip(model) if convert else model)
+        for value, noisy, best in zip(properties(atoms, ours), plain, exact, strict=True):
+            noise = float((noisy - best).abs().max())
+            assert float((value - best).abs().max()) <= 4 * precision * noise
+
+
+def test_another_dtype_than_it_was_built_in():
+    with pytest.raises(DTypeError, match=r"dtype is torch.float32 and the model was built in .*64"):
+        o3.calculator(nequip(), dtype=torch.float32)
+
+
+def test_types_that_are_no_elements():
+    with pytest.raises(DTypeError, match=r"types are \['water', 'salt'\]: .* chemical symbols"):
+        o3.calculator(nequip(names=("water", "salt")))
+
+
+def test_atoms_of_another_element():
+    atoms = molecule("H2O")
+    atoms.calc = o3.calculator(nequip())
+    with pytest.raises(ShapeError, match="the atoms have H: the model knows"):
+        atoms.get_potential_energy()
