@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import e3nn.io
 import e3nn.math
 import e3nn.nn
 import e3nn.o3
@@ -45,7 +46,7 @@ class Forced:
         return functools.partial(getattr(o3, name), backend=self.backend)
 
 
-OURS, THEIRS = Names(o3), Names(e3nn.o3, e3nn.nn, e3nn.math)
+OURS, THEIRS = Names(o3), Names(e3nn.o3, e3nn.nn, e3nn.math, e3nn.io)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ import torch
 from benchmarks.peers.foreign_tests import module, options_of, run_tests
 from torchweft import o3
 from torchweft.errors import ShapeError
-from torchweft.o3.layers.gates_and_norms import NormalizedActivation
 
 FILES = (
     "o3/cartesian_spherical_harmonics_test.py",
@@ -115,7 +114,7 @@ def install(package: Path) -> None:
     functions = module(
         "e3nn.math",
         soft_one_hot_linspace=o3.soft_one_hot_linspace,
-        normalize2mom=NormalizedActivation,
+        normalize2mom=o3.normalize2mom,
     )
     own = {name: getattr(o3, name) for name in MODULES}
     modules = module("e3nn.nn", **own)

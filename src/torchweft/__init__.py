@@ -10,6 +10,7 @@ __version__ = "0.1.0.dev0"
 
 _ERRORS = (
     "BackendError",
+    "CaptureError",
     "DTypeError",
     "DeviceError",
     "IndexRangeError",
@@ -18,7 +19,7 @@ _ERRORS = (
 )
 _NAMESPACES = ("clifford", "o3", "products", "reductions", "testing", "voxels")
 
-__all__ = [*_ERRORS, *_NAMESPACES, "constant", "explain"]
+__all__ = [*_ERRORS, *_NAMESPACES, "capture", "constant", "explain"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +28,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"torchweft.{name}")
     if name in _ERRORS:
         return getattr(importlib.import_module("torchweft.errors"), name)
+    if name == "capture":
+        return importlib.import_module("torchweft.capturing.functions").capture
     if name == "constant":
         return importlib.import_module("torchweft.core.table_copies").constant
     if name == "explain":

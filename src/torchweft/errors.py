@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "BackendError",
+    "CaptureError",
     "DTypeError",
     "DeviceError",
     "IndexRangeError",
@@ -37,3 +38,7 @@ class IndexRangeError(WeftError, IndexError):
 
 class BackendError(WeftError, RuntimeError):
     """A backend that was asked for and cannot serve the call here."""
+
+
+class CaptureError(WeftError, RuntimeError):
+    """A function whose launches cannot be recorded, or whose record would give other results."""

@@ -14,7 +14,7 @@ from tests.conftest import INTERPRETED
 from tests.maces import dense
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.testing import assert_as_accurate
+from torchweft.testing import assert_as_accurate, assert_within_bound
 
 if INTERPRETED:
     pytest.skip("the CPU's own executors compute these", allow_module_level=True)
@@ -212,6 +212,77 @@ def test_what_is_no_such_model():
         o3.from_nequip(MaceModel())
     with pytest.raises(ShapeError, match=r"the degrees \[1, 2\] for different irreps"):
         o3.from_mace(MaceModel((1, 2)))
+
+
+class PolynomialCutoff(torch.nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.register_buffer("p", torch.tensor(p))
+        self.register_buffer("r_max", torch.tensor(4.0))
+
+
+def test_a_state_with_other_constants():
+    """Constants of a state that fit by their shapes, but not by their values."""
+    model = MaceModel()
+    model.cutoff = named("mace", PolynomialCutoff)(6)
+    state = model.state_dict()
+    model = o3.from_mace(model)
+    assert model.cutoff.p == 6
+    model.load_state_dict({k: v.half() if k == "cutoff.r_max" else v for k, v in state.items()})
+    assert o3.to_e3nn(model).keys() == state.keys()
+    for other in (torch.tensor(5), torch.tensor([6])):
+        with pytest.raises(
+            RuntimeError, match=r"cutoff\.p is another table than that of the model"
+        ):
+            model.load_state_dict({**state, "cutoff.p": other})
+    table = 2 * state["contraction.contractions.0.U_matrix_2"]
+    with pytest.raises(RuntimeError, match="Load the state into a model of the original class"):
+        model.load_state_dict({**state, "contraction.contractions.0.U_matrix_2": table})
+
+
+class Skip(torch.nn.Module):
+    """An interaction with weights by element, in a model whose forward is MACE's."""
+
+    def __init__(self, elements):
+        super().__init__()
+        self.conv_tp = product()
+        self.linear = E3nnLinear(OUT, X)
+        kind = named("e3nn", o3.FullyConnectedTensorProduct)
+        self.skip_tp = kind(X, f"{elements}x0e", X)
+
+    def forward(self, x, y, weight, edge_index, attributes):
+        return self.skip_tp(self.linear(self.conv_tp(x, y, weight, edge_index)), attributes)
+
+
+def test_elements_are_chosen_where_they_are_one_hot():
+    """Seen red with: mixtures taken for one-hot rows, no gradient of attributes that need one."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(named("mace", Skip, "InteractionBlock")(6))
+    model = o3.from_mace(model)[0].double()
+    product, chosen = model.skip_tp, []
+    product.call.element = lambda attributes, find=product.call.element: (
+        chosen.append(find(attributes)) or chosen[-1]
+    )
+    x, element = torch.randn(7, 16, dtype=torch.float64), torch.tensor([0, 5, 2, 2, 1, 0, 5])
+    attributes = torch.nn.functional.one_hot(element, 6).double()
+    plain = o3.FullyConnectedTensorProduct(X, "6x0e", X).double()
+    plain.load_state_dict(product.state_dict())
+    attributes_ = attributes.clone()
+    mixed = attributes + 0.25
+    for given, one_hot in ((attributes_, True), (attributes_, True), (mixed, False)):
+        exact = plain(x, given).detach()
+        size = plain(x.abs(), given.abs()).detach().abs().max().expand_as(exact)
+        assert_within_bound(product(x, given), exact, size, 24)
+        assert (chosen[-1] is not None) == one_hot
+    attributes_.copy_(attributes.flip(0))  # in place
+    exact = plain(x, attributes_).detach()
+    assert_within_bound(product(x, attributes_), exact, size, 24)
+    assert chosen[-1].tolist() == element.flip(0).tolist()
+    leaf = attributes.requires_grad_()
+    (found,) = torch.autograd.grad(product(x, leaf).sum(), leaf)
+    (exact,) = torch.autograd.grad(plain(x, leaf).sum(), leaf)
+    assert chosen[-1] is None
+    assert_within_bound(found, exact, exact.abs().max().expand_as(exact), 24)
 
 
 @pytest.mark.parametrize(

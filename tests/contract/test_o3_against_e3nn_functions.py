@@ -19,6 +19,7 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.contract.test_o3_against_e3nn import LAYERS, SETTING
+from tests.contract.test_o3_against_e3nn_names import NAMES
 from tests.e3nns import OURS, THEIRS, Twin, alike, case, default_dtype
 from tests.maces import contraction
 from torchweft import o3
@@ -393,6 +394,9 @@ CONSTANTS |= {
 CONSTANTS |= {
     "so3_generators": lambda library: library.so3_generators(4),
     "su2_generators": lambda library: torch.view_as_real(library.su2_generators(2.5)),
+    "change_basis_real_to_complex": lambda library: torch.view_as_real(
+        library.change_basis_real_to_complex(5)
+    ),
     "irreps_info": segments,
 }  # fmt: skip
 
@@ -411,16 +415,18 @@ def test_constant(name):
 
 UNLIKE = {
     "Graph": "edges sorted once: e3nn takes src and dst; test_o3_graph",
+    "Instruction": "what instructions hold, see test_o3_names",
     "IrrepsInfo": "what irreps_info gives",
     "LayerNorm": "e3nn has none; test_o3_norms",
     "PolynomialCutoff": "e3nn has none; test_o3_radial",
     "from_mace": "of models of MACE; test_o3_loaders",
     "from_nequip": "of models of NequIP; test_o3_loaders",
+    "to_e3nn": "states of converted models; test_o3_states",
 }
 """Public names that e3nn has nothing for."""
 
 
 def test_every_public_name_is_compared():
-    compared = {name.partition(",")[0] for name in (*LAYERS, *FUNCTIONS, *CONSTANTS)}
+    compared = {name.partition(",")[0] for name in (*LAYERS, *NAMES, *FUNCTIONS, *CONSTANTS)}
     assert not compared & set(UNLIKE)
     assert compared | set(UNLIKE) == set(o3.__all__)

@@ -12,7 +12,7 @@ import torch
 from torchweft import o3
 from torchweft.errors import ShapeError
 from torchweft.o3.irreps.irreps import join, split
-from torchweft.o3.layers.gates_and_norms import MOMENT_SAMPLES, NormalizedActivation
+from torchweft.o3.layers.networks import MOMENT_SAMPLES
 from torchweft.testing import assert_o3_equivariant, assert_within_bound
 from torchweft.testing.contract import assert_same_bits
 
@@ -41,28 +41,26 @@ def gate(layout="mul_ir"):
 
 @pytest.mark.parametrize("f", CONSTANTS, ids=lambda f: f.__name__)
 def test_constants(f):
-    found, value = (
-        torch.tensor(c, dtype=DOUBLE) for c in (NormalizedActivation(f).cst, CONSTANTS[f])
-    )
+    found, value = (torch.tensor(c, dtype=DOUBLE) for c in (o3.normalize2mom(f).cst, CONSTANTS[f]))
     assert_within_bound(found, value, value, MOMENT_SAMPLES)
 
 
 def test_constants_near_one_are_left_out():
     x = torch.randn(5)
-    assert NormalizedActivation(torch.square).cst != 1
-    assert NormalizedActivation(lambda t: t).cst != 1.0  # off by 3e-4, as e3nn finds
-    assert NormalizedActivation(lambda t: torch.full_like(t, 1.00005)).cst == 1.0
-    assert_same_bits(NormalizedActivation(torch.sin)(x), x.sin() * _cst(torch.sin), "scaled")
+    assert o3.normalize2mom(torch.square).cst != 1
+    assert o3.normalize2mom(lambda t: t).cst != 1.0  # off by 3e-4, as e3nn finds
+    assert o3.normalize2mom(lambda t: torch.full_like(t, 1.00005)).cst == 1.0
+    assert_same_bits(o3.normalize2mom(torch.sin)(x), x.sin() * _cst(torch.sin), "scaled")
 
 
 def _cst(f):
-    return NormalizedActivation(f).cst
+    return o3.normalize2mom(f).cst
 
 
 def test_modules_as_functions():
-    assert NormalizedActivation(torch.nn.SiLU()).cst == CONSTANTS[torch.nn.functional.silu]
+    assert o3.normalize2mom(torch.nn.SiLU()).cst == CONSTANTS[torch.nn.functional.silu]
     half = torch.nn.PReLU(dtype=torch.float16)
-    assert NormalizedActivation(half)(torch.ones(2).half()).dtype == torch.float16
+    assert o3.normalize2mom(half)(torch.ones(2).half()).dtype == torch.float16
 
 
 def test_activation_parities():

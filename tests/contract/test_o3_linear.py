@@ -5,12 +5,14 @@ of elements by the matrices of the next one, gradients of one element's weights 
 every item with the bias of the first.
 """
 
+import e3nn.o3
 import pytest
 import torch
 
 from torchweft import o3
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.testing import assert_within_bound
+from torchweft.testing.contract import assert_same_bits
 
 pytestmark = pytest.mark.kernels
 
@@ -105,6 +107,25 @@ def test_errors_of_linear_by_element():
     for more in ({"f_in": 2, "f_out": 2}, {"shared_weights": False}, {"biases": True}):
         with pytest.raises(ShapeError, match=r"1 or more elements have shared weights"):
             o3.Linear("2x0e", "2x0e", num_elements=3, **more)
+
+
+def test_rows_without_numbers_where_no_path_reads_them():
+    """MACE's dipole readouts give (N, 0) to a Linear from 16x0e to 1x1o; e3nn's is zero.
+
+    Red before: a ShapeError, for (6, 16) was wanted.
+    """
+    none, kept = torch.randn(6, 0), torch.randn(6, 16)
+    for out, biases in (("1x1o", False), ("1x1o+2x0e", True)):
+        layer = o3.Linear("16x0e", out, instructions=[], biases=biases)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter)
+        assert_same_bits(layer(none), layer(kept), out)
+    theirs = e3nn.o3.Linear("16x0e", "1x1o")
+    assert_same_bits(o3.Linear("16x0e", "1x1o")(none), theirs(none), "e3nn's")
+    with pytest.raises(ShapeError, match=r"x is \(6, 0\) but Linear takes 16x0e"):
+        o3.Linear("16x0e", "1x0e")(none)
+    with pytest.raises(ShapeError, match=r"x is \(6, 7\) but Linear takes 16x0e"):
+        o3.Linear("16x0e", "1x1o")(torch.randn(6, 7))
 
 
 def test_errors_of_linear():

@@ -133,6 +133,27 @@ def test_couplings_that_turn_with_nothing():
         module.take_couplings([[tables[0][0], tables[0][0]]])  # 1e of 1o
 
 
+@pytest.mark.parametrize(
+    ("irreps", "out", "degree"),
+    [("0e+1o", "0e+1e", 2), ("0e+1o+2e", "0e+1e+1o", 2), ("0e+0o+1o+1e", "0o+1o", 3)],
+)
+def test_couplings_may_cancel(irreps, out, degree):
+    """Couplings that change their sign when two factors are exchanged are 0: MACE has some.
+
+    Seen red: magnitudes of the functions, not of their terms, as the size of rounding errors.
+    """
+    irreps, out = o3.Irreps(irreps), o3.Irreps(out)
+    module = o3.SymmetricContraction(irreps, out, degree, 2)
+    powers = range(1, degree + 1)
+    tables = [[dense(irreps, item.ir, n).float() for item in out] for n in powers]
+    exact = module.table.clone()
+    module.take_couplings(tables)
+    # couplings rounded to float32 are those of MACE that are meant, also with other signs
+    assert module.table.tolist() == exact.tolist()
+    module.take_couplings([[-table for table in of_degree] for of_degree in tables])
+    assert module.table.tolist() == (-exact).tolist()
+
+
 def test_elements_may_be_one_hot():
     module = layer("cubic").double()
     x = torch.randn(6, module.irreps_in.dim, dtype=DOUBLE)

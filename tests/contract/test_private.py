@@ -46,6 +46,32 @@ def test_transforms_and_their_wrappers():
     assert seen == [(True, True), False, False], f"torch._C._functorch {ADVICE}"
 
 
+def test_trees():
+    """Paths name the keys of dicts and the numbers of items."""
+    leaves, structure = private.flatten(({"a": 1}, [2, 3]))
+    assert private.unflatten(leaves, structure) == ({"a": 1}, [2, 3]), f"tree_flatten {ADVICE}"
+    paths = [path for path, _ in private.flatten_with_path(({"a": 1}, [2, 3]))[0]]
+    keys = [[getattr(key, "key", getattr(key, "idx", None)) for key in path] for path in paths]
+    assert keys == [[0, "a"], [1, 0], [1, 1]], f"tree_flatten_with_path {ADVICE}"
+
+
+def test_dispatch_mode():
+    """It sees operations that write, with the schema that says so."""
+    seen = []
+
+    class Watch(private.DispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            aliases = [argument.alias_info for argument in function._schema.arguments]
+            seen.append([alias is not None and alias.is_write for alias in aliases])
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        torch.ones(2).add_(1)
+        torch._foreach_add_([torch.ones(2)], 1)
+    assert seen[1] == [True, False, False], f"TorchDispatchMode {ADVICE}"
+    assert seen[3][0], f"TorchDispatchMode {ADVICE}"
+
+
 def test_will_execute():
     seen = []
 
@@ -86,6 +112,9 @@ def test_names_that_are_imported(name):
         assert "active" in dir(type(found)), f"{name} {ADVICE}"
     elif name == "cgutils":
         assert str(found.voidptr_t) == "i8*", f"{name} {ADVICE}"
+    elif name == "make_array":
+        types = pytest.importorskip("numba").types
+        assert found(types.float64[::1])._fe_type.ndim == 1, f"{name} {ADVICE}"
     else:
         assert callable(found.make_ir), f"{name} {ADVICE}"
 

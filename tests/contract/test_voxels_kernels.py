@@ -13,6 +13,7 @@ if not interpreted() and not torch.cuda.is_available():
 from torchweft.testing import assert_as_accurate, assert_within_bound, plain_error
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
+from torchweft.voxels.convolution.launch import LEAST_UNITS, PAIRS_PER_UNIT, REDUCED
 from torchweft.voxels.maps import tiles as preparation
 
 DEVICE = "cpu" if interpreted() else "cuda"
@@ -175,6 +176,12 @@ def test_strides():
     for one in (x, wide):
         check_convolve("fp32", one, weight, sources, None)
         check_gradient("fp32", one, g, sources, None)
+
+
+def test_a_gradient_of_more_shares_than_one_step_adds():
+    """Two thirds of the pairs belong to one offset, whose shares fill two steps of the sum."""
+    n = REDUCED.blocks[0] * LEAST_UNITS * PAIRS_PER_UNIT
+    check_gradient("fp32", draw("fp32", n, 16), draw("fp32", n, 16), tables(3, n, n), None)
 
 
 def test_nothing_to_sum():

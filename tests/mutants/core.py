@@ -9,8 +9,76 @@ DOORS = "tests/contract/test_clifford_doors.py"
 CHANGED = "tests/regressions/test_changed_tables.py"
 HARMONICS = "tests/contract/test_o3_harmonics.py"
 WRONG_INPUTS = "tests/contract/test_wrong_inputs.py"
+RUNS = "tests/contract/test_recorded_runs.py"
+CAPTURE = "tests/contract/test_capture.py"
 
 MUTANTS = [
+    Mutant(
+        "a recorded run compares tables with copies of before",
+        "    if (run := recorded.running()) is not None:\n        every = zip(",
+        "    if False:\n        every = zip(",
+        RUNS,
+    ),
+    Mutant(
+        "the host reads the facts of a graph that a replay changes",
+        "        if unreadable(src, dst):\n            return tables",
+        "        if False:\n            return tables",
+        RUNS,
+    ),
+    Mutant(
+        "a record does not keep what caches may drop",
+        "return recorded.keep(entry.value)  # type",
+        "return entry.value  # type",
+        RUNS,
+    ),
+    Mutant(
+        "padding is zero, so that padded edges have no length",
+        "for begin in range(0, count, rows) if rows else ():",
+        "for begin in ():",
+        CAPTURE,
+    ),
+    Mutant(
+        "padding of before stays where sizes have changed",
+        "if self.rooms and lengths != self._filled:",
+        "if self.rooms and self._filled is None:",
+        CAPTURE,
+    ),
+    Mutant(
+        "padded ends of an edge are one row",
+        "numbers = first + (entries + lines + fill.table) % count",
+        "numbers = first + (entries + lines) % count",
+        CAPTURE,
+    ),
+    Mutant(
+        "padding in a result is not seen",
+        "if isinstance(b, Tensor) and not _agree(a, b, largest):",
+        "if False:",
+        CAPTURE,
+    ),
+    Mutant(
+        "comparing with padding is a step of training",
+        "            storage.copy_(before)",
+        "            pass",
+        CAPTURE,
+    ),
+    Mutant(
+        "a fixed dimension is cut where it has the length of a room",
+        "found.append(None if n == shape[dim] else size)",
+        "found.append(size)",
+        CAPTURE,
+    ),
+    Mutant(
+        "results are memory of the record",
+        "copies = [t.clone() if isinstance(t, Tensor) else t for t in results]",
+        "copies = list(results)",
+        CAPTURE,
+    ),
+    Mutant(
+        "gradients of buffers add up",
+        "            t.grad = None",
+        "            pass",
+        CAPTURE,
+    ),
     Mutant(
         "a cached call takes sparse tensors",
         "if type(tensor) not in PLAIN or tensor.layout is not strided:",
@@ -70,6 +138,12 @@ MUTANTS = [
         "        return operator.mul\n",
         "        return lambda a, b: a * abs(b)\n",
         CLIFFORD,
+    ),
+    Mutant(
+        "straight-line code: differences are turned round",
+        "return kinds[type(operator)](self._value(left), self._value(right))",
+        "return kinds[type(operator)](self._value(right), self._value(left))",
+        "tests/contract/test_straight_line.py",
     ),
     Mutant(
         "loops: all tasks are a few runs, which no interrupt ends",

@@ -4,6 +4,8 @@ from tests.mutants import Mutant
 
 RADIAL = "tests/contract/test_o3_radial.py"
 NORMS = "tests/contract/test_o3_norms.py"
+NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
+CALCULATOR = "tests/contract/test_o3_calculator.py"
 
 MUTANTS = [
     Mutant(
@@ -77,5 +79,47 @@ MUTANTS = [
         "parity = {1: right - left, -1: right + left}",
         "parity = {1: right + left, -1: right + left}",
         "tests/contract/test_o3_gate.py tests/contract/test_o3_nn.py",
+    ),
+    Mutant(
+        "a neighbour list serves until an atom has moved by the whole skin",
+        "moved <= (self.skin / 2) ** 2",
+        "moved <= self.skin**2",
+        NEIGHBOURS,
+    ),
+    Mutant(
+        "a neighbour list does not notice another cell",
+        "same &= (system.cells == old.cells).all() &",
+        "same &=",
+        NEIGHBOURS,
+    ),
+    Mutant(
+        "edges as long as the cutoff",
+        "< self.cutoff**2",
+        "<= self.cutoff**2",
+        NEIGHBOURS,
+    ),
+    Mutant(
+        "images along what does not repeat are within reach",
+        "extent[:, None] + 1.5 * reach",
+        "extent[:, None] + 0.5 * reach",
+        NEIGHBOURS,
+    ),
+    Mutant(
+        "edges of a batch have the numbers of their structure",
+        "flip(1) + start, shift",
+        "flip(1), shift",
+        NEIGHBOURS,
+    ),
+    Mutant(
+        "a calculator's forces on dst have the sign of those on src",
+        "forces.index_add(0, s.dst, -slope)",
+        "forces.index_add(0, s.dst, slope)",
+        CALCULATOR,
+    ),
+    Mutant(
+        "a calculator's stress is of half the volume",
+        "(2 * s.cell.det().abs())",
+        "s.cell.det().abs()",
+        CALCULATOR,
     ),
 ]

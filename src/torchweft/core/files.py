@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import pathlib
 import tempfile
 
-__all__ = ["home", "write"]
+__all__ = ["home", "source_hash", "write"]
 
 
 def home() -> pathlib.Path:
@@ -22,3 +24,10 @@ def write(path: pathlib.Path, data: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(data)
     pathlib.Path(file.name).replace(path)
+
+
+@functools.cache
+def source_hash(*paths: pathlib.Path) -> str:
+    """Hash of source files: a compiled loop on disk holds the functions that it calls."""
+    text = b"".join(path.read_bytes() for path in paths)
+    return hashlib.sha256(text).hexdigest()[:16]

@@ -18,11 +18,16 @@ from torch._C import _functorch as functorch
 from torch._C._dynamo import eval_frame
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
+    "DispatchMode",
     "any_autocast",
     "dispatch_modes",
     "eval_frame",
+    "flatten",
+    "flatten_with_path",
     "forward_level",
     "functorch",
     "get_device",
@@ -31,6 +36,7 @@ __all__ = [
     "raw_stream",
     "temporarily_clear_interpreter_stack",
     "transforms_active",
+    "unflatten",
     "will_execute",
 ]
 
@@ -39,6 +45,10 @@ any_autocast = torch._C._is_any_autocast_enabled
 dispatch_modes = torch._C._len_torch_dispatch_stack
 forward_level: Callable[[], int] = functools.partial(attrgetter("_current_level"), forward_ad)
 """The level of forward-mode AD, -1 outside; not a Python function, since it is called often."""
+flatten = _pytree.tree_flatten
+"""Nested tuples, lists and dicts -> (leaves, structure)."""
+flatten_with_path = _pytree.tree_flatten_with_path
+unflatten = _pytree.tree_unflatten
 get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 """The index of the current GPU, without a check that CUDA is initialized."""
 raw_stream: Callable[[int], Any] = getattr(
@@ -67,6 +77,7 @@ NAMES = {
     "cgutils": "numba.core",
     "driver": "triton.runtime",
     "ir": "triton._C.libtriton",
+    "make_array": "numba.np.arrayobj",
     "make_backend": "triton.compiler.compiler",
 }
 """The module of each name of Triton or numba: `from torchweft.core.private import ASTSource`."""

@@ -7,8 +7,11 @@ each public call compares the table with its copy.  A table that has changed get
 which plans are built anew.
 
 On a GPU the host waits for the result of the comparison.  `constant` makes a copy that the caller
-passes instead of the table, and that is not compared.  A CUDA graph uses the tables of its
-recording.
+passes instead of the table, and that is not compared.
+
+In a function of `torchweft.capture` a table has another content at each replay.  There a copy is
+part of the run, is read by no host (`unreadable`), and lives as long as the run.  A CUDA graph that
+is recorded otherwise uses the plans of the tables that the last call before it had.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
 from torchweft.core.operators.operator import (
     below_transforms,
     compiling,
@@ -30,7 +34,7 @@ from torchweft.core.operators.operator import (
 from torchweft.core.tables import MOST_VALUES
 from torchweft.errors import DTypeError
 
-__all__ = ["constant", "copies_of", "forget", "is_constant", "mark_constant"]
+__all__ = ["constant", "copies_of", "forget", "is_constant", "mark_constant", "unreadable"]
 
 _MARK = "_torchweft_constant"
 
@@ -94,6 +98,8 @@ def copies_of(tables: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """
     if compiling():
         return tuple(tables)
+    if recorded.running() is not None:
+        return tuple(_found(*tables))
     found: list[Tensor | None] = []
     for table in tables:  # the usual call: on the CPU, and nothing has changed
         if table is None or hasattr(table, _MARK):
@@ -104,6 +110,15 @@ def copies_of(tables: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
             return tuple(_found(*tables))
         found.append(kept.table)
     return tuple(found)
+
+
+def unreadable(*tables: Tensor | None) -> bool:
+    """Whether a run is under way in which the content of one of the tables may not be read."""
+    run = recorded.running()
+    if run is None:
+        return False
+    own = {id(copy) for copy, _ in run.copies.values()}
+    return any(t is not None and (not is_constant(t) or id(t) in own) for t in tables)
 
 
 def forget(*tables: Tensor) -> None:
@@ -123,6 +138,9 @@ def _found(*tables: Tensor | None) -> list[Tensor | None]:
     places = [
         None if t is None or hasattr(t, _MARK) or not unwatched(t) else _place(t) for t in tables
     ]
+    if (run := recorded.running()) is not None:
+        every = zip(tables, places, strict=True)
+        return [t if t is None or p is None else _of_run(run, t, p) for t, p in every]
     pairs = {
         place: (table, kept.table)
         for place, table in zip(places, tables, strict=True)
@@ -135,6 +153,15 @@ def _found(*tables: Tensor | None) -> list[Tensor | None]:
     return [
         t if t is None or p is None else _kept(t, p) for t, p in zip(tables, places, strict=True)
     ]
+
+
+def _of_run(run: recorded.Run, table: Tensor, place: Hashable) -> Tensor:
+    """The copy of a table in its present version; the run holds the table, so no id returns."""
+    key = place, 0 if table.is_inference() else table._version
+    if key not in run.copies:
+        run.copies[key] = _private(table), table
+    copy: Tensor = run.copies[key][0]
+    return copy
 
 
 def _place(table: Tensor) -> Hashable:

@@ -16,6 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
+
 __all__ = [
     "SLICE",
     "Plan",
@@ -63,6 +65,8 @@ class Plan:
         device: device of the tables.
         sorted_by: the role by which the entries are already sorted, and its (M + 1,) indptr.
         partial: a role in which some entries have a row past the last; these belong to no sum.
+        unread: whether the host must not read the rows, which other rows replace at each replay of
+            a CUDA graph: lengths of segments are then estimates.
     """
 
     __slots__ = (
@@ -72,6 +76,7 @@ class Plan:
         "_rows",
         "_sizes",
         "_sorted_by",
+        "_unread",
         "device",
         "num_entries",
     )
@@ -84,12 +89,14 @@ class Plan:
         device: torch.device,
         sorted_by: tuple[str, Tensor] | None = None,
         partial: str | None = None,
+        unread: bool = False,
     ) -> None:
         self._sizes = dict(sizes)
         self._limit = max(num_entries, *sizes.values()) + 1
         self._rows = {role: None if i is None else self._narrow(i) for role, i in rows.items()}
         self._sorted_by = (sorted_by[0], self._narrow(sorted_by[1])) if sorted_by else None
         self._partial = partial
+        self._unread = unread
         self._derived: dict[Hashable, Any] = {}
         self.num_entries = num_entries
         self.device = device
@@ -129,26 +136,34 @@ class Plan:
                 return index
             return entries if index is None else index.index_select(0, entries)
 
-        num_rows = self._sizes[result]
-        num_entries = self.num_entries if entries is None else entries.numel()
-        longest = min(1, num_entries) if indptr is None else _longest(indptr)
-        if indptr is not None and longest == 1 and num_rows == num_entries:
-            covered = int(indptr[-1] - indptr[0])  # less than num_entries if some row has no entry
-            indptr = None if covered == num_entries else indptr
-        slices = cut(indptr, SLICE) if indptr is not None and longest > SLICE else None
-        return Table(
-            indptr, read(first), read(second), read("t"), num_rows, num_entries, longest, slices
-        )
+        num_rows, count = self._sizes[result], self.num_entries
+        longest = min(1, count) if indptr is None else self._longest(indptr, num_rows)
+        if indptr is not None and longest == 1 and num_rows == count:
+            covered = int(indptr[-1] - indptr[0])  # less than the count if some row has no entry
+            indptr = None if covered == count else indptr
+        slices = self.pieces(indptr, SLICE) if indptr is not None and longest > SLICE else None
+        return Table(indptr, read(first), read(second), read("t"), num_rows, count, longest, slices)
+
+    def pieces(self, indptr: Tensor, limit: int, keep_empty: bool = True) -> Slices:
+        """Segments of this plan cut into pieces, see `cut`."""
+        most = indptr.numel() + self.num_entries // limit if self._unread else None
+        return cut(indptr, limit, keep_empty, most)
+
+    def _longest(self, indptr: Tensor, num_rows: int) -> int:
+        """Entries of the longest segment; twice the mean where the host may not read them."""
+        if self._unread:
+            return min(self.num_entries, max(2, -(-2 * self.num_entries // max(num_rows, 1))))
+        return int(indptr.diff().max()) if indptr.numel() > 1 else 0
 
     def _order(self, role: str) -> tuple[Tensor | None, Tensor | None]:
         """(indptr, entries in the order of the role's rows); None stands for the identity."""
         if self._sorted_by and role == self._sorted_by[0]:
             return self._sorted_by[1], None
         rows, size = self._rows.get(role), self._sizes[role]
-        kept = None
         if self._partial and (index := self._rows[self._partial]) is not None:
-            kept = (index < self._sizes[self._partial]).nonzero().squeeze(1)
-            rows = kept if rows is None else rows.index_select(0, kept)
+            if rows is None:
+                rows = self._narrow(torch.arange(self.num_entries, device=self.device))
+            rows = rows.masked_fill(index >= self._sizes[self._partial], size)  # sorted to the end
         if rows is None:
             if size == self.num_entries:
                 return None, None
@@ -156,12 +171,7 @@ class Plan:
             return self._narrow(bounds), None
         order = sort_rows(rows)
         indptr = indptr_of(rows.index_select(0, order), size)
-        entries = order if kept is None else kept.index_select(0, order)
-        return self._narrow(indptr), self._narrow(entries)
-
-
-def _longest(indptr: Tensor) -> int:
-    return int(indptr.diff().max()) if indptr.numel() > 1 else 0
+        return self._narrow(indptr), self._narrow(order)
 
 
 SLICE = 4096
@@ -204,8 +214,11 @@ class Slices(NamedTuple):
     num_pieces: int
 
 
-def cut(indptr: Tensor, limit: int, keep_empty: bool = True) -> Slices:
+def cut(indptr: Tensor, limit: int, keep_empty: bool = True, most: int | None = None) -> Slices:
     """Segments cut into pieces of at most `limit` entries; an empty one gets a piece if kept.
+
+    With `most`, no less than their number, the host does not read it: the last pieces are empty and
+    belong to no segment.
 
     One segment of 100,000 terms among segments of one becomes 25 pieces of 4096 among pieces of
     one, so that no program walks more than `limit` entries and the order of the sum is fixed.
@@ -213,10 +226,11 @@ def cut(indptr: Tensor, limit: int, keep_empty: bool = True) -> Slices:
     lengths = indptr.diff()
     pieces = ((lengths + limit - 1) // limit).clamp(min=int(keep_empty))
     owner_indptr = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])
-    total = int(owner_indptr[-1])
-    owner = torch.repeat_interleave(pieces, output_size=total)
-    rank = torch.arange(total, device=indptr.device) - owner_indptr[owner]
-    begin = indptr[owner] + rank.to(indptr.dtype) * limit
+    total = int(owner_indptr[-1]) if most is None else most
+    numbers = torch.arange(total, device=indptr.device)
+    owner = torch.searchsorted(owner_indptr[1:], numbers, right=True).clamp(max=len(lengths) - 1)
+    rank = numbers - owner_indptr[owner]
+    begin = torch.minimum(indptr[owner] + rank.to(indptr.dtype) * limit, indptr[-1])
     piece_indptr = torch.cat([begin, indptr[-1:]])
     dtype = indptr.dtype
     return Slices(piece_indptr.to(dtype), owner.to(dtype), owner_indptr.to(dtype), total)
@@ -267,8 +281,10 @@ class TensorCache(Generic[V]):
         full_key = (key, *map(id, tensors))
         entry = self._entries.get(full_key)
         if entry is not None and _unchanged(tensors, entry.versions):
-            return entry.value  # type: ignore[no-any-return]
-        value = build()
+            return recorded.keep(entry.value)  # type: ignore[no-any-return]
+        value = recorded.keep(build())
+        if (run := recorded.running()) is not None and run.recording:
+            return value
         if not any(t is not None and t.is_inference() for t in tensors):
             if len(self._entries) >= MOST_VALUES:
                 self._entries.pop(next(iter(self._entries)), None)  # the oldest

@@ -27,9 +27,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, unwatched, watched
-from torchweft.core.table_copies import copies_of, mark_constant
+from torchweft.core.table_copies import copies_of, mark_constant, unreadable
 from torchweft.core.tables import SLICE, Slices, TensorCache, cut, indptr_of, narrow, sort_rows
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 
@@ -123,9 +124,10 @@ class Graph:
 
     Holds copies of src and dst, which later changes of these do not reach.
 
-    Cost: two sorts of E numbers and one read by the host (none inside torch.compile, where rows of
-    many thousand edges are then not cut into pieces).  Inside torch.compile, create the graph once
-    and pass it to all layers: a layer that is given src and dst sorts them itself.
+    Cost: two sorts of E numbers and one read by the host (none inside torch.compile and in a
+    function of `torchweft.capture`, where rows of many thousand edges are then not cut into
+    pieces).  Inside torch.compile, create the graph once and pass it to all layers: a layer that is
+    given src and dst sorts them itself.
     """
 
     def __init__(
@@ -145,7 +147,8 @@ class Graph:
         sources = num_nodes if num_sources is None else num_sources
         self.reused = reused
         tables = _tables(src, dst, sources, num_nodes)
-        self.tables = _with_runs(tables) if reused and not traced else tables
+        read = reused and not traced and not unreadable(src, dst)
+        self.tables = _with_runs(tables) if read else tables
         self.packed, self.present = pack(self.tables)
         facts = None if traced else (self.present, *self.tables[:3], *map(_of, self.packed))
         self.kind = facts and _kind(*facts)
@@ -202,6 +205,8 @@ def _graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Gra
     _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
     src, dst = cast("tuple[Tensor, Tensor]", copies_of((src, dst)))
     sizes = (num_nodes, num_sources)
+    if (run := recorded.running()) is not None and unreadable(src, dst):
+        return run.value((sizes, id(src), id(dst)), lambda: Graph(src, dst, *sizes))
     return _graphs.get((src, dst), sizes, lambda: Graph(src, dst, *sizes))
 
 
@@ -324,6 +329,8 @@ def _built(src: Tensor, dst: Tensor, num_x: int, num_z: int) -> Tables:
     limit = max(num_x, num_z, src.shape[0]) + 1
     with torch.inference_mode(False):  # autograd saves tables, also those created in inference mode
         tables = _sorted_both(src, dst, num_x, num_z, limit)
+        if unreadable(src, dst):
+            return tables
         mark_constant(tables.src, tables.dst)
         return _with_facts(tables) if src.shape[0] else tables
 
@@ -378,10 +385,11 @@ def _with_runs(tables: Tables) -> Tables:
 
 
 def _largest(src: Tensor, dst: Tensor) -> int:
-    if compiling():
+    if compiling() or unreadable(src, dst):
         raise ShapeError(
-            "num_nodes was left out inside torch.compile or export: the number of rows must not "
-            "depend on values there. Pass num_nodes."
+            "num_nodes was left out inside torch.compile, export or a function of "
+            "torchweft.capture: the number of rows must not depend on values there. Pass "
+            "num_nodes."
         )
     return max((int(index.max()) for index in (src, dst) if index.numel()), default=-1)
 

@@ -20,7 +20,7 @@ from torchweft.core.explain import explain
 from torchweft.core.expressions.program import accumulator
 from torchweft.core.operators.operands import narrowed
 from torchweft.core.private import any_autocast
-from torchweft.core.table_copies import copies_of, is_constant
+from torchweft.core.table_copies import copies_of, is_constant, unreadable
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.products.forms import (
@@ -86,10 +86,11 @@ def _out_rows(results: int, index_out: Tensor | None, out_size: int | None) -> i
     """M: out_size, or max(index_out) + 1."""
     if out_size is None:
         assert index_out is not None
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or unreadable(index_out):
             raise ShapeError(
-                "index_out was given without out_size inside torch.compile or export: the number "
-                "of output rows must not depend on values there. Pass out_size."
+                "index_out was given without out_size inside torch.compile, export or a function "
+                "of torchweft.capture: the number of output rows must not depend on values there. "
+                "Pass out_size."
             )
         return largest(index_out) + 1
     if out_size < 0:

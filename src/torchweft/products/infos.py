@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.private import parse_to
-from torchweft.core.table_copies import copies_of, is_constant, mark_constant
+from torchweft.core.table_copies import copies_of, is_constant, mark_constant, unreadable
 from torchweft.core.tables import Plan, TensorCache, indptr_of, rows_of, sort_rows
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 
@@ -281,9 +282,13 @@ def product_plan(
             where the environment has TORCHWEFT_CHECK=1).
     """
     copies = copies_of(tables)
-    return _plans.get(
-        copies, (sizes, device), lambda: _build(Tables(*copies), Sizes(*sizes), device)
-    )
+
+    def build() -> Plan:
+        return _build(Tables(*copies), Sizes(*sizes), device)
+
+    if (run := recorded.running()) is not None and unreadable(*copies):
+        return run.value((sizes, device, *map(id, copies)), build)
+    return _plans.get(copies, (sizes, device), build)
 
 
 def largest(index_out: Tensor) -> int:
@@ -305,9 +310,10 @@ def _build(tables: Tables, sizes: Sizes, device: torch.device) -> Plan:
         "k": None,
     }
     sorted_by = partial = None
+    unread = unreadable(*tables)
     if seg is not None:
         owner = rows_of(seg.contiguous(), sizes.k)
-        if int(seg[-1]) - int(seg[0]) < sizes.k:
+        if unread or int(seg[-1]) - int(seg[0]) < sizes.k:
             partial = "z"
         if index_out is None:
             rows["z"] = owner
@@ -315,8 +321,8 @@ def _build(tables: Tables, sizes: Sizes, device: torch.device) -> Plan:
             sorted_by = ("z", torch.cat([seg, seg[-1:].expand(num_more)]))
             owner[owner == seg.numel() - 1] = sizes.z
         else:
-            rows["z"] = torch.cat([index_out, index_out.new_tensor([sizes.z])])[owner]
-    return Plan(rows, sizes._asdict(), sizes.k, device, sorted_by, partial)
+            rows["z"] = torch.cat([index_out, index_out.new_full((1,), sizes.z)])[owner]
+    return Plan(rows, sizes._asdict(), sizes.k, device, sorted_by, partial, unread)
 
 
 def _through(index: Tensor | None, gather: Tensor | None) -> Tensor | None:

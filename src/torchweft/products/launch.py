@@ -23,7 +23,7 @@ from torchweft.core.explain import recording
 from torchweft.core.expressions.program import accumulator
 from torchweft.core.gpu.launcher import Launcher, Tile, current_device
 from torchweft.core.printing.modules import written
-from torchweft.core.tables import SLICE, Plan, Slices, Table, cut
+from torchweft.core.tables import SLICE, Plan, Slices, Table
 from torchweft.products import tiles
 from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 
@@ -259,7 +259,7 @@ def _pieces(plan: Plan, roles: str, batch: int | None, least: int = 256) -> Slic
     if table.longest <= limit:
         return None
     indptr = table.indptr
-    return plan.derived((roles, "pieces", limit), lambda: cut(indptr, limit))
+    return plan.derived((roles, "pieces", limit), lambda: plan.pieces(indptr, limit))
 
 
 class _Split(NamedTuple):
@@ -451,7 +451,7 @@ def _vecmat_group(steps: list[ProductStep], call: ProductCall, plan: Plan, roles
     if indptr is not None:
         bounds = indptr
         groups = plan.derived(
-            (b, "groups", block_r), lambda: cut(bounds, block_r, keep_empty=False)
+            (b, "groups", block_r), lambda: plan.pieces(bounds, block_r, keep_empty=False)
         )
         indptr, owner, num_tiles = groups.indptr, groups.owner, groups.num_pieces
     rows = result.num_rows if direct else plan.num_entries

@@ -386,8 +386,8 @@ def numbers(given: tuple[float, ...], known: Extent) -> Tensor:
         return _tensor_of(given, known.dtype, device)
     if device.type != "cuda":
         stream = 0
-    elif torch.cuda.is_current_stream_capturing():  # a graph needs memory of its own
-        return _tensor_of(given, known.dtype, device)
+    elif torch.cuda.is_current_stream_capturing():  # a graph needs memory of its own, and no copy
+        return torch.cat([_tensor_of((value,), known.dtype, device) for value in given])
     else:
         stream = torch.cuda.current_stream(device).cuda_stream
     # the key holds their bits: 0.0 equals -0.0

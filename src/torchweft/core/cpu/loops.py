@@ -15,7 +15,6 @@ the rows, so the bits do not depend on the number of threads.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import pathlib
 import re
@@ -30,6 +29,7 @@ from torch import Tensor
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.expr import SHRINK, SLOTS, reachable
 from torchweft.core.expressions.program import Program
+from torchweft.core.files import source_hash
 from torchweft.core.printing.dialect import Contract, Dialect, Step, Sums, indented
 from torchweft.core.printing.modules import load
 from torchweft.core.printing.schedule import schedule
@@ -41,15 +41,15 @@ STRAIGHT = 200
 """Most terms of a program that are printed one by one; more would compile long for little gain."""
 
 _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 _HEADER = """
-# with loop_parts {parts}
+# with loop_parts and straight_line {parts}
 import math
 
 import numpy as np
 
 from torchweft.core.cpu.loop_parts import TILE, add, clear, finish, jit, load, store, totals, walk
+from torchweft.core.cpu.straight_line import straight_line
 
 real = np.{dtype}
 
@@ -89,6 +89,9 @@ def sign(x):
 
 """
 
+_CALLED = [
+    pathlib.Path(__file__).with_name(f"{name}.py") for name in ("loop_parts", "straight_line")
+]
 _FUNCTIONS = ("exp", "normal_cdf", "sigmoid", "reciprocal", "sqrt", "rsqrt", "abs", "sign")
 _SHRUNK = {
     "shrunk": f"({{0}} * {SHRINK!r})",
@@ -133,13 +136,6 @@ class _Phase(NamedTuple):
     lines: list[str]
     defined: set[str]
     read: set[str]
-
-
-@functools.cache
-def _parts_version() -> str:
-    """Hash of the functions that a loop calls: its compiled form on disk contains them."""
-    text = pathlib.Path(__file__).with_name("loop_parts.py").read_bytes()
-    return hashlib.sha256(text).hexdigest()[:16]
 
 
 @functools.lru_cache(maxsize=256)
@@ -207,8 +203,10 @@ class _LoopPrinter:
             span = self._span(len(self.places), len(result.names), slot)
             self.outputs[result.operand] = span
             self.places += [self.slots[name] if name else -1 for name in result.names]
-        body = "\n".join(self._kernel())
-        source = _HEADER.format(dtype=dtype, parts=_parts_version()).lstrip() + body + "\n"
+        self.straight: list[str] = []
+        kernel = list(self._kernel())
+        body = "\n".join([*self.straight, *kernel])
+        source = _HEADER.format(dtype=dtype, parts=source_hash(*_CALLED)).lstrip() + body + "\n"
         tables = self.layout, self.places, self.pairs, self.terms, self.coefficients
         return Loop(source, tuple(self.used), self.whole_rows, *tables)
 
@@ -296,14 +294,23 @@ class _LoopPrinter:
         yield from _of_blocks(lines)
 
     def _positions(self, phase: _Phase) -> Iterator[str]:
-        yield "for q in range(count):"
+        """The call of a phase, whose loop over positions is straight-line code."""
+        given, lines = [], []
         for name in sorted(phase.read):
             slot = self.slots.get(name)
+            given += [f"given_{name}"] * (slot is None)
             value = f"given_{name}[q]" if slot is None else f"block[{slot} * TILE + q]"
-            yield f"    {name} = {value}"
-        yield from indented(phase.lines, 1)
+            lines.append(f"{name} = {value}")
+        lines += phase.lines
         for name in sorted(phase.defined & self.slots.keys()):
-            yield f"    block[{self.slots[name]} * TILE + q] = {name}"
+            lines.append(f"block[{self.slots[name]} * TILE + q] = {name}")
+        text = "\n".join(["for q in range(count):", *indented(lines, 1)])
+        function = f"phase_{len(self.straight)}"
+        names = ", ".join(["block", *given, "count", "num_row", "num_feature"])
+        self.straight.append(
+            f'{function} = straight_line("""\n{text}\n""", "{names}", globals())\n'
+        )
+        yield f"{function}(({names}))"
 
     def _walk(self, step: Contract) -> str:
         begin = len(self.terms)
@@ -370,9 +377,7 @@ def _phase(steps: list[Step], alone: StepTypes) -> _Phase:
     defined = {line.partition(" ")[0] for line in lines}
     read = {name for line in lines for name in _IDENTIFIER.findall(line)}
     known = {"num_row", "num_feature", *_DIALECT.functions}
-    # numba types a literal as a double
-    typed = [_NUMBER.sub(lambda found: f"real({found[0]})", line) for line in lines]
-    return _Phase(steps, typed, defined, read - defined - known)
+    return _Phase(steps, lines, defined, read - defined - known)
 
 
 SERIAL_WORK = 2**20

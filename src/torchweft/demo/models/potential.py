@@ -31,7 +31,6 @@ from torchweft.o3 import (
     TensorProductConv,
     wigner_3j,
 )
-from torchweft.o3.tensor_product.instructions import Instruction
 
 __all__ = [
     "Data",
@@ -184,7 +183,7 @@ class PlainLayer(Layer):
         firsts, seconds = conv.irreps_in1.slices(), conv.irreps_in2.slices()
         messages = []
         for number in sorted(range(len(conv.instructions)), key=self._place):
-            met = cast(Instruction, conv.instructions[number])
+            met = conv.instructions[number]
             first, second = conv.irreps_in1[met.i_in1].ir, conv.irreps_in2[met.i_in2].ir
             out = conv.irreps_out[met.i_out].ir
             table = wigner_3j(first.l, second.l, out.l, dtype=x.dtype, device=x.device)

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.o3.adapters.e3nn import made_layer, tensor_product
+from torchweft.o3.adapters.e3nn import made_layer, network, tensor_product
+from torchweft.o3.adapters.mace_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
+from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff
+from torchweft.o3.layers.linear import Linear
+from torchweft.o3.layers.networks import FullyConnectedNet
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
-from torchweft.o3.tensor_product.products import TensorProductConv
+from torchweft.o3.tensor_product.products import TensorProduct, TensorProductConv
 
 __all__ = ["from_mace"]
+
+MODELS = (
+    "MACE",
+    "ScaleShiftMACE",
+    "AtomicDipolesMACE",
+    "AtomicDielectricMACE",
+    "EnergyDipolesMACE",
+)
+"""Models in which no layer but those that are replaced reads components: rows are ir_mul there."""
+
+FEW_ELEMENTS = 4
+"""Elements up to which, on the CPU, one product with one-hot rows takes the least time."""
 
 
 def from_mace(model: nn.Module) -> nn.Module:
@@ -23,7 +42,8 @@ def from_mace(model: nn.Module) -> nn.Module:
         model: not scripted, with e3nn's products; changed in place.
 
     Returns:
-        The model.  Parameters are the same tensors, and have the same names.
+        The model.  Parameters are the same tensors, and have the same names.  Where attributes of
+        nodes are one-hot and need no gradient, weights by element are chosen, not multiplied.
 
     Raises:
         DTypeError: it has no interaction of MACE with a product of e3nn.
@@ -31,50 +51,226 @@ def from_mace(model: nn.Module) -> nn.Module:
             are not equivariant in e3nn's basis.
 
     An interaction's `conv_tp` then takes nodes, edges, weights and edge_index, as MACE calls it
-    where a convolution is fused.  A SymmetricContraction keeps the couplings that the model has.
+    where a convolution is fused; its `conv_tp_weights` gives what the last matrix of the network is
+    applied to, and on a GPU the weights of all edges are never stored.  Rows inside the model are
+    ir_mul; results of the model are as before.  A SymmetricContraction keeps the couplings that the
+    model has.
+
+    The model is compiled by torch.compile, or torch.export and AOTInductor.  Where a program asks
+    for TorchScript, script a model of the original class after
+    `load_state_dict(torchweft.o3.to_e3nn(model))`.
     """
-    blocks: list[Any] = [
-        block
-        for block in (model.modules() if isinstance(model, nn.Module) else ())
-        if is_of("mace", "InteractionBlock", block)
-        and is_of("e3nn", "TensorProduct", getattr(block, "conv_tp", None))
-    ]
-    if not blocks:
+    if not any(map(_is_unconverted, model.modules() if isinstance(model, nn.Module) else ())):
         raise DTypeError(
             f"from_mace was given a {type(model).__name__}: it must hold interactions of MACE with "
             "products of e3nn. Pass the model before it is scripted or turned to another library."
         )
-    for block in blocks:
-        conv = block.conv_tp
-        block.conv_tp = holding(tensor_product(conv, _MaceConv), conv)
-        block.conv_fusion = True
-    replace_layers(model, _mace_contraction)
-    replace_layers(model, made_layer)
+    for part in list(model.modules()):
+        if is_of("mace", type(part).__name__, part) and hasattr(part, "interactions"):
+            _convert(part, "ir_mul" if type(part).__name__ in MODELS else "mul_ir")
+    _convert(model, "mul_ir")  # interactions without such a model around them
     return model
+
+
+def _is_unconverted(block: nn.Module) -> bool:
+    """Whether a module is an interaction of MACE with a product of e3nn."""
+    return is_of("mace", "InteractionBlock", block) and is_of(
+        "e3nn", "TensorProduct", getattr(block, "conv_tp", None)
+    )
+
+
+def _convert(model: Any, layout: str) -> None:
+    """Replace the layers of a model, which then has rows of this layout."""
+    blocks: list[Any] = [block for block in model.modules() if _is_unconverted(block)]
+    if not blocks:
+        return
+    call = Call()
+    for block in blocks:
+        _convert_interaction(block, layout, call)
+    replace_layers(model, functools.partial(_mace_layer, layout=layout, call=call))
+    replace_layers(model, functools.partial(made_layer, layout=layout))
+    if hasattr(model, "interactions"):
+        model.register_forward_pre_hook(call.begin, with_kwargs=True)
+        model.register_forward_hook(call.end, always_call=True)
+    if layout == "ir_mul" and hasattr(model, "products"):
+        made = [item for product in model.products for item in product.linear.irreps_out]
+        model.register_forward_hook(_Described(Irreps(made)))
+
+
+class _Described:
+    """A hook that gives the rows of nodes in a model's output as e3nn orders them.
+
+    Args:
+        irreps: of the rows.
+    """
+
+    def __init__(self, irreps: Irreps) -> None:
+        self.irreps = irreps
+
+    def __call__(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Change the output in place."""
+        rows = output.get("node_feats") if isinstance(output, dict) else None
+        if rows is not None:
+            output["node_feats"] = join(split(rows, self.irreps, "ir_mul"), "mul_ir")
+
+
+def _convert_interaction(block: Any, layout: str, call: Call) -> None:
+    conv = block.conv_tp
+    made: Any = holding(tensor_product(conv, _MaceConv, layout), conv)
+    made.call = call
+    weights: Any = getattr(block, "conv_tp_weights", None)
+    if is_of("e3nn", "FullyConnectedNet", weights) and list(weights.children())[-1].act is None:
+        block.conv_tp_weights = holding(network(weights, _Hidden), weights)
+        made.networks = (block.conv_tp_weights,)  # in a tuple: it is the block's module
+    block.conv_tp, block.conv_fusion = made, True
+    skip: Any = getattr(block, "skip_tp", None)
+    if is_of("e3nn", "FullyConnectedTensorProduct", skip):
+        own: Any = holding(tensor_product(skip, _ByElement, layout), skip)
+        own.call = call
+        block.skip_tp = own
+
+
+class _Hidden(FullyConnectedNet):
+    """A radial network without its last matrix, which the convolution applies."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(E, H) of x (E, num_basis)."""
+        return self.hidden(x)
 
 
 class _MaceConv(TensorProductConv):
     """Called as MACE calls a convolution that is fused."""
 
+    call: Call
+    networks: tuple[FullyConnectedNet, ...] = ()
+
     def forward(  # type: ignore[override]
         self, x: Tensor, y: Tensor, weight: Tensor, edge_index: Tensor
     ) -> Tensor:
-        """(N, D_out) of x (N, D1), y (E, D2), weight (E, W) and edge_index (2, E): src, dst."""
-        return super().forward(x, y, weight, edge_index[0], edge_index[1])
+        """The sums over the edges of each node.
+
+        Args:
+            x: (N, D1).
+            y: (E, D2).
+            weight: (E, W), or (E, H) of a network without its last matrix.
+            edge_index: (2, E), src and dst.
+
+        Returns:
+            (N, D_out).
+        """
+        graph = self.call.graph(edge_index, x.shape[0])
+        if not self.networks:
+            return super().forward(x, y, weight, graph)
+        matrix = self.networks[0].last_matrix()
+        if _fuses(x):
+            return super().forward(x, y, src=graph, radial=weight, radial_weight=matrix)
+        return super().forward(x, y, weight @ matrix, graph)
+
+
+def _fuses(x: Tensor) -> bool:
+    """Whether weights of edges are made inside of the convolution: on a GPU.
+
+    There the first layer of MACE with 128 channels takes .59 ms where the product of matrices alone
+    takes 1, and the weights are most of the memory.  On the CPU weights that are stored take a
+    third of the time.
+    """
+    return x.is_cuda
+
+
+class _ByElement(TensorProduct):
+    """Irreps times the one-hot element of their node: a linear map for each element."""
+
+    call: Call
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, attributes: Tensor
+    ) -> Tensor:
+        """(N, D_out) of x (N, D) and attributes (N, num_elements)."""
+        count = self.irreps_in2.dim
+        few = x.is_cpu and count <= FEW_ELEMENTS
+        element = None if few or self._linear is None else self.call.element(attributes)
+        if element is None or self._linear is None:
+            return super().forward(x, attributes)
+        linear, factor = self._linear
+        matrices = [view.transpose(0, 1).flatten(1) for view in self.weight_views()]
+        found: Tensor = linear(x, torch.cat(matrices, 1) * factor, element=element)
+        return found
+
+    @functools.cached_property
+    def _linear(self) -> tuple[Linear, float] | None:
+        """The map of x with a weight for each element, and what its weight is multiplied by."""
+        items = [(i.i_in1, i.i_out) for i in self.instructions]
+        made = Linear(
+            self.irreps_in1,
+            self.irreps_out,
+            num_elements=self.irreps_in2.dim,
+            internal_weights=False,
+            instructions=items,
+            layout=self.layout,
+        )
+        factors = [
+            i.path_weight / math.sqrt(self.irreps_out[i.i_out].ir.dim) / own.path_weight
+            for i, own in zip(self.instructions, made.instructions, strict=True)
+        ]
+        scalars = len(self.irreps_in2) == 1 and self.irreps_in2[0].ir.is_scalar()
+        alike = all(math.isclose(factor, factors[0], rel_tol=1e-12) for factor in factors)
+        return (made, factors[0]) if scalars and factors and alike else None
+
+
+def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
+    """torchweft's layer for one of MACE's own."""
+    if is_of("mace", "SymmetricContraction", module):
+        return _mace_contraction(module, layout, call)
+    if is_of("mace", "BesselBasis", module):
+        return _bessel(module)
+    if is_of("mace", "PolynomialCutoff", module):
+        return holding(PolynomialCutoff(float(module.r_max), int(module.p)), module)
+    if layout == "ir_mul" and is_of("mace", "reshape_irreps", module):
+        return _Channels(module.irreps[0].mul)
+    if layout == "ir_mul" and is_of("mace", "GatedEquivariantBlock", module):
+        module._layout_is_ir_mul = True
+    return None
+
+
+def _bessel(module: Any) -> nn.Module | None:
+    """MACE's Bessel functions, where the frequencies are no parameters that were trained."""
+    given, r_max = module.bessel_weights, float(module.r_max)
+    if isinstance(given, nn.Parameter):
+        return None
+    return holding(BesselBasis(r_max, given.shape[0]), module)
+
+
+class _Channels(nn.Module):
+    """(N, D · C) as (N, D, C).
+
+    Args:
+        channels: C.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A view of x."""
+        return x.view(x.shape[0], -1, self.channels)
 
 
 class _MaceContraction(SymmetricContraction):
-    """Called as MACE's: x is (N, C, D), elements are (N, num_elements), z is mul_ir."""
+    """Called as MACE's: x is (N, C, D) and z mul_ir, or x (N, D, C) and z ir_mul."""
 
-    def forward(self, x: Tensor, element: Tensor) -> Tensor:
-        """(N, C · D_out)."""
-        z = super().forward(x.transpose(1, 2).flatten(1), element)
-        return join(split(z, self.irreps_out, "ir_mul"), "mul_ir")
+    call: Call
+    rows_are_mul_ir = True
+
+    def forward(self, x: Tensor, attributes: Tensor) -> Tensor:
+        """(N, C · D_out) of x and attributes (N, num_elements)."""
+        element = self.call.element(attributes)
+        rows = (x.transpose(1, 2) if self.rows_are_mul_ir else x).flatten(1)
+        z = super().forward(rows, attributes if element is None else element)
+        return join(split(z, self.irreps_out, "ir_mul"), "mul_ir") if self.rows_are_mul_ir else z
 
 
-def _mace_contraction(module: Any) -> nn.Module | None:
-    if not is_of("mace", "SymmetricContraction", module):
-        return None
+def _mace_contraction(module: Any, layout: str, call: Call) -> nn.Module:
     parts = list(module.contractions)
     degrees = {part.correlation for part in parts}
     if len(degrees) > 1:
@@ -102,6 +298,7 @@ def _mace_contraction(module: Any) -> nn.Module | None:
             for power in range(1, degree + 1)
         ]
     )
+    made.call, made.rows_are_mul_ir = call, layout == "mul_ir"
     return holding(made, module)
 
 

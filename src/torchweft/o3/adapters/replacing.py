@@ -1,4 +1,10 @@
-"""How a layer of another library is found, and another put in its place with its weights."""
+"""How a layer of another library is found, and another put in its place with its weights.
+
+A layer of torchweft has the parameters and statistics of the layer that it replaces.  The rest of
+that layer's state (tables of couplings, masks, radii) follows from how it was built.  It is kept on
+the CPU: `to_e3nn` gives it back, and a state that is loaded must agree with it, but for tables that
+follow from irreps, which layers of torchweft take no notice of.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,13 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-__all__ = ["Maker", "holding", "is_of", "replace_layers"]
+__all__ = ["holding", "is_of", "replace_layers", "rest_of_state"]
 
-Maker = Callable[[Any], nn.Module]
-"""Makes torchweft's layer of one of another library."""
+ROUNDED = 2.0**-12
+"""Fraction by which constants of a state may be off that was saved in another precision."""
 
 
 def replace_layers(module: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
@@ -42,4 +49,44 @@ def holding(made: nn.Module, module: nn.Module) -> nn.Module:
     for name in ("running_mean", "running_var"):
         if getattr(module, name, None) is not None:
             made.register_buffer(name, getattr(module, name))
+    own = made.state_dict()
+    rest = {name: t.cpu() for name, t in module.state_dict().items() if name not in own}
+    if rest:
+        made._rest_of_state = rest  # type: ignore[assignment]
+        made.register_load_state_dict_pre_hook(_take_rest)  # type: ignore[no-untyped-call]
     return made.train(module.training)
+
+
+def rest_of_state(module: nn.Module) -> dict[str, Tensor]:
+    """What the state of a layer lacks of that of the layer which it has replaced."""
+    rest: dict[str, Tensor] = getattr(module, "_rest_of_state", {})
+    return rest
+
+
+def _take_rest(
+    module: Any,
+    state: dict[str, Tensor],
+    prefix: str,
+    local_metadata: object,
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    errors: list[str],
+) -> None:
+    """Take what the layer does not hold out of a state, if it is what was kept."""
+    for name, kept in module._rest_of_state.items():
+        given = state.pop(prefix + name, None)
+        if given is not None and not _agree(given, kept):
+            errors.append(
+                f"{prefix}{name} is another table than that of the model that was converted: its "
+                "parameters would mean something else here. Load the state into a model of the "
+                "original class, and convert that."
+            )
+
+
+def _agree(given: Tensor, kept: Tensor) -> bool:
+    if given.shape != kept.shape:
+        return False
+    a, b = given.detach().cpu().double(), kept.double()
+    size = torch.cat([a.flatten(), b.flatten()]).abs().max() if kept.numel() else 0.0
+    return not bool(((a - b).abs() > ROUNDED * size).any())

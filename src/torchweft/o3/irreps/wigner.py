@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
 from torchweft.core.operators.operator import (
     compiling,
     constant_when_compiling,
@@ -29,6 +30,7 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.rotation import broadcast_named
 
 __all__ = [
+    "change_basis_real_to_complex",
     "check_degrees",
     "constant_tensor",
     "entries_3j",
@@ -164,6 +166,34 @@ def su2_generators(j: float) -> Tensor:
     return torch.stack([lower - lower.mT, 2j * m.diag(), 1j * (lower + lower.mT)]) / 2
 
 
+def change_basis_real_to_complex(
+    l: int,  # noqa: E741
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Q (2l+1, 2l+1), unitary: Q x has the components m = -l … l of complex harmonics.
+
+    (Q x)_{-m} = (-i)^l (x_m - i x_{-m}) / √2,  (Q x)_m = (-i)^l (-1)^m (x_m + i x_{-m}) / √2,
+    (Q x)_0 = (-i)^l x_0,  for m > 0; the phase makes Clebsch-Gordan coefficients real.
+
+    Args:
+        l: the degree, 0 or more.
+        dtype: of the real numbers, float32 or float64; torch's default dtype if None.
+        device: of the result; torch's default device if None.
+
+    >>> change_basis_real_to_complex(0)
+    tensor([[1.+0.j]])
+    """
+    check_degrees(l=l)
+    found = np.zeros((2 * l + 1, 2 * l + 1), dtype=np.complex128)
+    found[l, l] = 1
+    for m in range(1, l + 1):
+        found[l - m, [l + m, l - m]] = np.array([1, -1j]) / math.sqrt(2)
+        found[l + m, [l + m, l - m]] = (-1) ** m * np.array([1, 1j]) / math.sqrt(2)
+    table = torch.from_numpy((-1j) ** l * found)
+    return table.to(dtype=(dtype or torch.get_default_dtype()).to_complex(), device=device)
+
+
 def _turn(angle: Tensor, matrix: Tensor) -> Tensor:
     """Z(angle) M: component m becomes cos(mα) M_m - sin(mα) M_-m."""
     size = matrix.shape[-1]
@@ -195,7 +225,9 @@ def constant_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(make)
     def found(like: Tensor, *key: Any) -> Tensor:
         plain = not compiling() and not transformed() and unwatched(like)
-        return (cached if plain else make)(*key, like.dtype, like.device)
+        if not plain:
+            return make(*key, like.dtype, like.device)
+        return recorded.keep(cached(*key, like.dtype, like.device))
 
     return found
 

@@ -7,8 +7,6 @@ Norm         n_u = √(Σ_m x_um²)
 
 from __future__ import annotations
 
-import copy
-import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -30,6 +28,7 @@ from torchweft.o3.irreps.irreps import (
     side_by_side,
     split,
 )
+from torchweft.o3.layers.networks import Function, normalize2mom, on_host
 from torchweft.o3.tensor_product.instructions import checked_choice
 from torchweft.o3.tensor_product.module import RowLayer
 from torchweft.o3.tensor_product.products import paired
@@ -42,35 +41,8 @@ __all__ = [
     "LayerNorm",
     "Norm",
     "NormActivation",
-    "NormalizedActivation",
+    "irrep_of",
 ]
-
-Function = Callable[[Tensor], Tensor]
-
-MOMENT_SAMPLES = 1_000_000
-"""Normal numbers that a second moment is estimated from; e3nn's, so that checkpoints agree."""
-
-FACTOR_TOLERANCE = 1e-4
-"""Factors this near to 1 are left out, as e3nn does."""
-
-
-class NormalizedActivation(nn.Module):
-    """c f(x), c = <f(t)²>^(-1/2) over the same million normal numbers as e3nn's.
-
-    Args:
-        f: a function of each number by itself.
-    """
-
-    def __init__(self, f: Function) -> None:
-        super().__init__()
-        self.f = f
-        factor = _factor(_on_host(f)) if isinstance(f, nn.Module) else _cached_factor(f)
-        self.cst = 1.0 if abs(factor - 1) < FACTOR_TOLERANCE else factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """c f(x), in the shape of x."""
-        value = self.f(x)
-        return value if self.cst == 1.0 else value * self.cst
 
 
 class Activation(RowLayer):
@@ -104,8 +76,8 @@ class Activation(RowLayer):
                 f"{len(self.irreps_in)} items: each needs its own, or None. Pass one an item."
             )
         pairs = list(zip(self.irreps_in, acts, strict=True))
-        self.irreps_out = Irreps([(item.mul, _irrep_of(item, f)) for item, f in pairs])
-        self.acts = nn.ModuleList([None if f is None else NormalizedActivation(f) for f in acts])  # type: ignore[misc]
+        self.irreps_out = Irreps([(item.mul, irrep_of(item, f)) for item, f in pairs])
+        self.acts = nn.ModuleList([None if f is None else normalize2mom(f) for f in acts])  # type: ignore[misc]
 
     def __repr__(self) -> str:
         marks = "".join(" " if act is None else "x" for act in self.acts)
@@ -201,7 +173,7 @@ def _scalars(pieces: list[Tensor], numbers: Sequence[int], like: Tensor) -> Tens
     return side_by_side(parts, -1) if parts else like.narrow(-1, 0, 0)
 
 
-def _irrep_of(item: MulIr, f: Function | None) -> Irrep:
+def irrep_of(item: MulIr, f: Function | None) -> Irrep:
     """The irrep of f of these scalars."""
     if f is None:
         return item.ir
@@ -213,7 +185,7 @@ def _irrep_of(item: MulIr, f: Function | None) -> Irrep:
     if item.ir.p == 1:
         return item.ir
     t = torch.linspace(0, 10, 256, dtype=torch.float64)
-    g = _on_host(f) if isinstance(f, nn.Module) else f
+    g = on_host(f) if isinstance(f, nn.Module) else f
     with torch.no_grad():
         right, left = g(t), g(-t)
     parity = {1: right - left, -1: right + left}
@@ -232,22 +204,6 @@ def _check_scalars(name: str, irreps: Irreps) -> None:
         raise ShapeError(
             f"{name} is {irreps}: it must be scalars, 0e or 0o. Put other irreps into irreps_gated."
         )
-
-
-def _on_host(f: nn.Module) -> nn.Module:
-    """A copy on the CPU, in float64."""
-    return copy.deepcopy(f).to("cpu", torch.float64)
-
-
-def _factor(f: Function) -> float:
-    """<f(t)²>^(-1/2)."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    t = torch.randn(MOMENT_SAMPLES, generator=generator, dtype=torch.float64, device="cpu")
-    with torch.no_grad():
-        return float(f(t).square().mean().pow(-0.5))
-
-
-_cached_factor = functools.lru_cache(maxsize=256)(_factor)
 
 
 class _Layer(RowLayer):

@@ -45,6 +45,7 @@ __all__ = [
     "PolynomialCutoff",
     "SphericalHarmonics",
     "soft_one_hot_linspace",
+    "soft_unit_step",
     "spherical_harmonics",
 ]
 
@@ -394,6 +395,25 @@ def soft_one_hot_linspace(
         places = torch.arange(number, dtype=v.dtype, device=v.device) + bool(cutoff)
         found = _bump((v - start) / step - places, basis)
     return found.to(x.dtype)
+
+
+def soft_unit_step(x: Tensor) -> Tensor:
+    """exp(-1/x) where x > 0, else 0: smooth, all derivatives vanish at 0.
+
+    Args:
+        x: (...).
+
+    Returns:
+        (...) in x's dtype; half precision computes in float32.  Differentiable to any order.
+
+    >>> soft_unit_step(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([0.0000, 0.0000, 0.3679])
+    """
+    check_tensors(x=x)
+    v = x.to(working_dtype(x.dtype))
+    positive = v > 1 / 746  # below, exp(-1/x) is 0 in float64, and derivatives would be 0 · ∞
+    step = (-1 / torch.where(positive, v, 1)).exp()
+    return torch.where(positive, step, 0).to(x.dtype)
 
 
 def _bump(t: Tensor, basis: str) -> Tensor:

@@ -151,7 +151,8 @@ class Linear(WeightedModule):
         """The map.
 
         Args:
-            x: (…, D), or (…, f_in, D); with num_elements (N, D).
+            x: (…, D), or (…, f_in, D); with num_elements (N, D).  Where no path reads x, D may be
+                0, as in e3nn.
             weight: (weight_numel,), or (…, weight_numel) without shared_weights; with f_in, f_out
                 or num_elements in front of weight_numel; None: the module's.
             bias: (bias_numel,), or (…, bias_numel); with f_out in front; None: the module's.
@@ -165,6 +166,8 @@ class Linear(WeightedModule):
         z = self._cached(x, weight, element) if maybe_cached else None
         if z is not None:
             return z
+        if not self.weight_numel and isinstance(x, Tensor) and x.shape[-1:] == (0,):
+            x = x.new_zeros(*x.shape[:-1], self.irreps_in.dim)
         check_rows("x", x, self.irreps_in, self)
         self._check_element(x, element)
         flat = self.checked_weight(weight)

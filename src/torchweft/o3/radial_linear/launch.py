@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import record_cost, recording
 from torchweft.core.gpu.launcher import (
@@ -145,7 +146,7 @@ def run(
     assert indptr is not None
     assert src is not None
     edges, shape = tables.num_edges, (tables.num_z, structure.width("z"))
-    recipe = _recipe(structure, hidden, precision, indptr.dtype, x.device)
+    recipe = recorded.keep(_recipe(structure, hidden, precision, indptr.dtype, x.device))
     z = (x.new_empty if recipe.covered and edges else x.new_zeros)(shape)
     if not edges or not recipe.steps:
         return [z]

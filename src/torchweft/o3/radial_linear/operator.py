@@ -29,10 +29,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
 from torchweft.core.backend import choose
 from torchweft.core.operators.operands import same_kind
 from torchweft.core.operators.tensor_list import CachedCall, ListOperator, Rest, Results, Tensors
 from torchweft.core.operators.tensor_list import Call as Door
+from torchweft.core.table_copies import unreadable
 from torchweft.core.tables import TensorCache
 from torchweft.o3.backends import executor
 from torchweft.o3.channelwise.calls import Call, Result, Term, read_call
@@ -300,7 +302,10 @@ def _blocks(tables: Tables, step: int) -> tuple[_EdgeBlock, ...]:
     if tables.num_edges <= step:
         return (_EdgeBlock({}, *pack(tables), sizes, {}),)
     step = -(-tables.num_edges // -(-tables.num_edges // step))
-    return _block_cache.get((tables.src, tables.dst), (sizes, step), lambda: _cut(tables, step))
+    ends = tables.src, tables.dst
+    if (run := recorded.running()) is not None and unreadable(*ends):
+        return run.value((*map(id, ends), sizes, step), lambda: _cut(tables, step))
+    return _block_cache.get(ends, (sizes, step), lambda: _cut(tables, step))
 
 
 def _cut(tables: Tables, step: int) -> tuple[_EdgeBlock, ...]:
@@ -312,13 +317,17 @@ def _cut(tables: Tables, step: int) -> tuple[_EdgeBlock, ...]:
         ends = slice(begin, begin + step)
         edges = None if order is None else order[ends]
         to, places = (t[ends] if edges is None else t.index_select(0, edges) for t in (dst, src))
-        first, last = (int(row) for row in to[[0, -1]])
-        sources, places = torch.unique(places, return_inverse=True)
-        graph = Graph(places, to - first, last - first + 1, sources.shape[0])
         own = (begin, to.shape[0]) if edges is None else edges
-        rows = {"y": own, "w": own, "z": (first, graph.num_nodes)}
-        if sources.shape[0] != tables.num_x:
-            rows["x"] = sources
+        rows: dict[str, Any] = {"y": own, "w": own}
+        if unreadable(src, dst):  # every block has all rows
+            graph = Graph(places, to, tables.num_z, tables.num_x)
+        else:
+            first, last = (int(row) for row in to[[0, -1]])
+            sources, places = torch.unique(places, return_inverse=True)
+            graph = Graph(places, to - first, last - first + 1, sources.shape[0])
+            rows["z"] = first, graph.num_nodes
+            if sources.shape[0] != tables.num_x:
+                rows["x"] = sources
         found.append(_EdgeBlock(rows, graph.packed, graph.present, graph.tables[:3], {}))
     return tuple(found)
 

@@ -65,7 +65,10 @@ DEPENDENT = 1e-9
 """Fraction of a function's size that is rounding error; functions are of the size of 1 or more."""
 
 ROUNDED = 2.0**-12
-"""Fraction of a function's size by which couplings in float32 may be off."""
+"""Fraction of the summed magnitudes, and of T, by which couplings in float32 may be off."""
+
+MEASURED_POINTS = 16
+"""Points at which magnitudes are summed."""
 
 SYMMETRIC_AXES = ("row", "feature")
 
@@ -168,6 +171,8 @@ def expressed(basis: Basis, items: Sequence[Irrep], couplings: Sequence[Sequence
         couplings: U (2l+1, D, …, D, K) for each degree and irrep of the output: K functions
             Σ U x … x.
 
+    Where these are MACE's own, also rounded to float32, T is the basis' exact one.
+
     Raises:
         ShapeError: the couplings are no equivariant polynomials of x.
     """
@@ -179,27 +184,39 @@ def expressed(basis: Basis, items: Sequence[Irrep], couplings: Sequence[Sequence
         fitted = []
         for output, table in zip(adds, given, strict=True):
             functions = _values(output.products, x, below)
-            values = np.einsum(
-                "sn,mnk->ksm", monomials, table.reshape(len(table), monomials.shape[1], -1),
-                optimize=True,
-            )  # fmt: skip
-            fitted.append(output._replace(weights=_fitted(values, functions)))
+            flat = table.reshape(len(table), monomials.shape[1], -1)
+            values = np.einsum("sn,mnk->ksm", monomials, flat, optimize=True)
+            size = np.abs(monomials[:MEASURED_POINTS]) @ np.abs(flat)
+            found = _fitted(values, functions, size.max(initial=0))
+            fitted.append(output._replace(weights=_exact(found, output.weights)))
         outputs.append(tuple(fitted))
         below = x if degree == 1 else _values(basis.level(degree), x, below)
     return basis._replace(outputs=tuple(outputs))
 
 
-def _fitted(values: Array, functions: Sequence[_Function]) -> Array:
-    """T of functions (K, points, 2l+1)."""
+def _fitted(values: Array, functions: Sequence[_Function], size: float) -> Array:
+    """T of functions (K, points, 2l+1), whose terms have magnitudes of a summed size.
+
+    Terms may cancel: couplings that exchange two factors with a minus sign give 0.
+    """
     found = _expanded(values, functions)
     made = np.tensordot(found.T, [f.values for f in functions], 1) if functions else 0
-    if np.abs(values - made).max(initial=0) > ROUNDED * np.abs(values).max(initial=0):
+    if np.abs(values - made).max(initial=0) > ROUNDED * size:
         raise ShapeError(
             "the couplings of a symmetric contraction are no equivariant polynomials in e3nn's "
             "basis: weights would mean something else here. Pass a model whose couplings are "
             "e3nn's."
         )
-    return found if functions else np.zeros((0, 0))
+    return found
+
+
+def _exact(found: Array, meant: Array) -> Array:
+    """T of MACE's own couplings, where T is that but for rounding and the signs of couplings."""
+    if found.shape != meant.shape:
+        return found
+    signed = meant * np.where((found * meant).sum(0) < 0, -1.0, 1.0)
+    near = np.abs(found - signed).max(initial=0) <= ROUNDED * np.abs(meant).max(initial=0)
+    return signed if near else found
 
 
 def _points(items: Iterable[Irrep]) -> list[_Function]:

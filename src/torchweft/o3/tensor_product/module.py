@@ -14,7 +14,7 @@ from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.tensor_list import CachedCall
-from torchweft.errors import DTypeError, ShapeError
+from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.o3.channelwise.operator import cached_call as kept
 from torchweft.o3.channelwise.operator import contraction
 from torchweft.o3.channelwise.product import FORWARD
@@ -25,6 +25,7 @@ from torchweft.o3.mixing.blocks import Mixing
 from torchweft.o3.mixing.operator import mix, serves_mix
 from torchweft.o3.tensor_product.evaluation import ProductRecipe
 from torchweft.o3.tensor_product.instructions import (
+    Instruction,
     Operands,
     WeightedInstruction,
     instructions_of,
@@ -57,6 +58,14 @@ class RowLayer(nn.Module):
         if self._torch_only:
             check_torch_only(self, backend)
         self.layout, self.backend = layout, backend
+
+    def __prepare_scriptable__(self) -> RowLayer:
+        """Called by torch.jit.script, whose own error would not say what to do."""
+        raise BackendError(
+            f"torch.jit.script was given {self!r}, or a model with it: TorchScript cannot read "
+            "torchweft's layers. Use torch.compile, or torch.export and AOTInductor for C++; or "
+            "script a model of the original class after load_state_dict(o3.to_e3nn(model))."
+        )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if self._e3nn_parts is not None:
@@ -215,6 +224,7 @@ class InstructedModule(WeightedModule):
 
     shares: ClassVar[bool] = True
     _torch_only = False
+    instructions: Sequence[Instruction]
 
     def __init__(
         self,
@@ -230,9 +240,14 @@ class InstructedModule(WeightedModule):
         internal_weights: bool | None = None,
         shared_weights: bool | None = None,
         *,
+        normalization: str | None = None,
+        compile_left_right: bool = True,
+        compile_right: bool = False,
         layout: str = "mul_ir",
         backend: str | None = None,
     ) -> None:
+        if normalization is not None:
+            irrep_normalization = _one_normalization(irrep_normalization, normalization)
         operands = Operands(Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
         variances = (in1_var, in2_var, out_var)
         normalizations = (irrep_normalization, path_normalization)
@@ -240,8 +255,21 @@ class InstructedModule(WeightedModule):
         shared = self.shares or bool(internal_weights) if shared_weights is None else shared_weights
         super().__init__(found, operands.out, internal_weights, shared, layout, backend)
         self.irreps_in1, self.irreps_in2 = operands.in1, operands.in2
-        parts = structures_of(found, operands, layout)
-        self.recipe = ProductRecipe(operands, found, parts, layout, shared, backend)
+        self._plan(found)
+
+    def take_signs(self, signs: Sequence[float]) -> None:
+        """Multiply the factor of each instruction by 1 or -1, for 3j symbols of another sign."""
+        self.instructions = [
+            i._replace(path_weight=sign * i.path_weight)
+            for i, sign in zip(self.instructions, signs, strict=True)
+        ]
+        self._plan(tuple(self.instructions))
+
+    def _plan(self, instructions: tuple[Instruction, ...]) -> None:
+        operands = Operands(self.irreps_in1, self.irreps_in2, self.irreps_out)
+        parts = structures_of(instructions, operands, self.layout)
+        how = self.layout, self.shared_weights, self.backend
+        self.recipe = ProductRecipe(operands, instructions, parts, *how)
         self._calls: CallCache[tuple[CachedCall, Mixing | None]] = CallCache()
 
     def _checked(
@@ -314,3 +342,13 @@ class InstructedModule(WeightedModule):
             f"{type(self).__name__}({self.irreps_in1.simplify()} x {self.irreps_in2.simplify()} "
             f"-> {self.irreps_out.simplify()} | {paths} paths | {self.weight_numel} weights)"
         )
+
+
+def _one_normalization(irrep_normalization: str | None, normalization: str) -> str:
+    """The value of two names of one argument."""
+    if irrep_normalization not in (None, normalization):
+        raise ShapeError(
+            f"irrep_normalization is {irrep_normalization!r} and normalization {normalization!r}: "
+            "they are two names of one argument. Pass one of both."
+        )
+    return normalization

@@ -45,6 +45,7 @@ __all__ = [
     "TensorProduct",
     "TensorProductConv",
     "TensorSquare",
+    "kept_irreps",
     "paired",
 ]
 
@@ -64,6 +65,8 @@ class TensorProduct(InstructedModule):
         path_normalization: "element" (None), "path" or "none".
         internal_weights: whether the module owns its weight; None: where it is shared.
         shared_weights: one weight for all rows (None), or one a row.
+        normalization: e3nn's old name of irrep_normalization.
+        compile_left_right, compile_right: without effect, both calls always exist.
         layout, backend: see `torchweft.o3`; numba serves channelwise modes only.
 
     Raises:
@@ -178,7 +181,7 @@ class ElementwiseTensorProduct(TensorProduct):
         **options: Any,
     ) -> None:
         pairs = list(paired(Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()))
-        keep = _filter(filter_ir_out)
+        keep = kept_irreps(filter_ir_out)
         out: list[MulIr] = []
         instructions = []
         for n, (a, b) in enumerate(pairs):
@@ -212,7 +215,7 @@ class FullTensorProduct(TensorProduct):
         **options: Any,
     ) -> None:
         first, second = Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()
-        keep = _filter(filter_ir_out)
+        keep = kept_irreps(filter_ir_out)
         found = [
             ((i, j), MulIr(a.mul * b.mul, ir))
             for i, a in enumerate(first)
@@ -257,7 +260,7 @@ class TensorSquare(TensorProduct):
             "irrep_normalization", irrep_normalization, IRREP_NORMALIZATIONS
         )
         if irreps_out is None:
-            out, instructions = _all_squares(irreps, _filter(filter_ir_out), normalization)
+            out, instructions = _all_squares(irreps, kept_irreps(filter_ir_out), normalization)
         elif filter_ir_out is None:
             out = Irreps(irreps_out).simplify()
             instructions = list(_mixed_squares(irreps, out, normalization))
@@ -297,7 +300,7 @@ def paired(first: Irreps, second: Irreps) -> Iterator[tuple[MulIr, MulIr]]:
         yield MulIr(count, a.ir), MulIr(count, b.ir)
 
 
-def _filter(given: IrrepsLike | None) -> frozenset[Irrep] | None:
+def kept_irreps(given: IrrepsLike | None) -> frozenset[Irrep] | None:
     """The irreps to keep, without multiplicities."""
     if given is None:
         return None

@@ -16,7 +16,6 @@ Numbers of 16 bits are computed in float32.
 from __future__ import annotations
 
 import functools
-import hashlib
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +28,7 @@ from torch import Tensor
 from torchweft.core.cpu.loops import share
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.expr import Expr, const, reachable
+from torchweft.core.files import source_hash
 from torchweft.core.printing.dialect import Dialect, indented
 from torchweft.core.printing.modules import load
 from torchweft.reductions.call import Blocks, ReductionData, Sizes
@@ -95,6 +95,8 @@ _FUNCTIONS = {
 }
 _CALLS = {name for name, form in _FUNCTIONS.items() if "math." in form and "sqrt" not in form}
 _DIALECT = Dialect(_FUNCTIONS, lambda of: [], lambda name, component: [])
+
+_CALLED = pathlib.Path(__file__).with_name("numba_functions.py")
 
 _HEADER = """# {title}
 # with numba_functions {version}
@@ -239,20 +241,13 @@ class Loop(NamedTuple):
     work: int
 
 
-@functools.cache
-def _version_of_functions() -> str:
-    """Hash of the functions that a loop calls: its compiled form on disk holds theirs."""
-    code = pathlib.Path(__file__).with_name("numba_functions.py").read_bytes()
-    return hashlib.sha256(code).hexdigest()[:16]
-
-
 @functools.lru_cache(maxsize=256)
 def _loop(
     kind: str, f: Node, w: Node | None, component: int, dtype: str, exact: bool
 ) -> tuple[Loop, Any]:
     """A printed loop and its module."""
     wide = "float64" if exact else dtype
-    found = LoopPrinter(kind, f, w, component).loop(dtype, wide, _version_of_functions())
+    found = LoopPrinter(kind, f, w, component).loop(dtype, wide, source_hash(_CALLED))
     return found, load(f"reductions_{kind}_loop", found.source)
 
 

@@ -21,6 +21,7 @@ from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.printing.modules import written
 from torchweft.core.tables import TensorCache
+from torchweft.errors import CaptureError
 from torchweft.voxels.grid import whole
 
 __all__ = [
@@ -439,6 +440,13 @@ class Flags:
 
     def _wait(self) -> None:
         if not self._waited and self._event is not None:
+            if _captured(self.tensor):
+                raise CaptureError(
+                    "coordinates or a kernel map are built while a CUDA graph is recorded: the "
+                    "host must wait for their numbers of rows. Build the SparseTensor outside of "
+                    "the function, call the network on it once, and let the function take the "
+                    "features: network(tensor.replace(feats))."
+                )
             self._event.synchronize()
         self._waited = True
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.core import private
+from torchweft.core import private, recorded
 from torchweft.core.backend import interpreted
 from torchweft.core.gpu import launcher
 from torchweft.core.gpu.launcher import Kernel, Launches, Step, Tile, current_device, processors
@@ -142,7 +142,7 @@ def _recipe(
             _recipes.clear()
         recipe = _recipes[key] = _prepare(structure, call, tables, shared, like)
         _compile(recipe, tensors, lists)
-    return recipe
+    return recorded.keep(recipe)
 
 
 def _execute(

@@ -1,0 +1,51 @@
+"""The memory that a record reads: the arguments of each call are copied there, and padded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweft.capturing.layout import Layout
+
+__all__ = ["Buffers"]
+
+
+class Buffers:
+    """Tensors with room for the arguments of one kind of call; other arguments are constants.
+
+    Args:
+        layout: what varies.
+        leaves: of a call of the kind.
+        rooms: rows that there is room for, of each size.
+    """
+
+    def __init__(self, layout: Layout, leaves: Sequence[Any], rooms: tuple[int, ...]) -> None:
+        self._layout, self.rooms = layout, rooms
+        self._filled: tuple[int, ...] | None = None
+        with torch.inference_mode(False):
+            self.leaves = [
+                self._buffer(i, leaf) if isinstance(leaf, Tensor) else leaf
+                for i, leaf in enumerate(leaves)
+            ]
+
+    def _buffer(self, i: int, leaf: Tensor) -> Tensor:
+        shape = self._layout.shape(i, leaf.shape, self.rooms)
+        buffer = torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
+        return buffer.requires_grad_(leaf.requires_grad)
+
+    def write(self, leaves: Sequence[Any], lengths: tuple[int, ...]) -> None:
+        """Copy the arguments of a call; where sizes have changed, fill the padding anew."""
+        with torch.no_grad():
+            for i, leaf in enumerate(leaves):
+                if not isinstance(leaf, Tensor):
+                    continue
+                part = buffer = self.leaves[i].detach()
+                for dim, n in enumerate(leaf.shape):
+                    part = part.narrow(dim, 0, n)
+                part.copy_(leaf)
+                if self.rooms and lengths != self._filled:
+                    self._layout.fill(i, buffer, lengths, self.rooms)
+        self._filled = lengths

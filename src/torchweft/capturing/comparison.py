@@ -1,0 +1,109 @@
+"""Whether padding is in a result: a call with padding against the same call without."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweft.core import private
+from torchweft.errors import CaptureError
+
+__all__ = ["Written", "check_agreement"]
+
+
+# torch's dispatch modes and storages have no types
+class Written(private.DispatchMode):  # type: ignore[no-untyped-call]
+    """Notes memory that operations write and did not make: parameters, states of optimizers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: set[int] = set()
+        self._before: dict[int, tuple[Any, Any]] = {}  # a storage, and its copy
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        for argument, value in itertools.zip_longest(function._schema.arguments, args):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._note(given.get(argument.name, value))
+        results = function(*args, **(kwargs or {}))
+        if all(result.alias_info is None for result in function._schema.returns):
+            for tensor in _tensors(results):
+                self._made.add(tensor.untyped_storage()._cdata)
+        return results
+
+    def _note(self, value: Any) -> None:
+        for tensor in _tensors(value):
+            storage: Any = tensor.untyped_storage()
+            if storage._cdata not in self._made and storage._cdata not in self._before:
+                self._before[storage._cdata] = storage, storage.clone()
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """What was written is as before inside, and as it is now afterwards."""
+        now = [(storage, storage.clone()) for storage, _ in self._before.values()]
+        for storage, before in self._before.values():
+            storage.copy_(before)
+        try:
+            yield
+        finally:
+            for storage, after in now:
+                storage.copy_(after)
+
+
+def check_agreement(
+    padded: Sequence[Any], plain: Sequence[Any], arguments: Sequence[Any], factor: str
+) -> None:
+    """Raise CaptureError unless results with padding are those without, up to rounding.
+
+    They agree to half of the digits: |padded − plain| ≤ √u·max|plain| + 64 u·max|any value of the
+    call|, u the unit round-off; other numbers than real ones are equal.
+    """
+    pairs = list(zip(padded, plain, strict=True))
+    if not any(isinstance(b, Tensor) for _, b in pairs):
+        raise CaptureError(
+            "the function returns no tensor, so nothing shows that padding is in no result. Return "
+            "one, e.g. the loss, or leave out sizes."
+        )
+    largest = max(_magnitude(t) for t in (*plain, *arguments))
+    for i, (a, b) in enumerate(pairs):
+        if isinstance(b, Tensor) and not _agree(a, b, largest):
+            raise CaptureError(
+                f"result {i} differs with padding: {_shown(a)} where it is {_shown(b)} without. "
+                f"Padding ({factor}) must be in no result. Leave it out of sums and means, "
+                "e.g. by weights that sizes fills with 0, or by owners of rows that sizes fills "
+                "with a padding row, and draw no random numbers in the function."
+            )
+
+
+def _agree(padded: Tensor, plain: Tensor, largest: float) -> bool:
+    if not plain.is_floating_point() and not plain.is_complex():
+        return bool((padded == plain).all())
+    u = torch.finfo(plain.dtype).eps
+    bound = u**0.5 * _magnitude(plain) + 64 * u * largest
+    off = (padded - plain).abs()
+    return bool(((off <= bound) | (padded == plain) | (padded.isnan() & plain.isnan())).all())
+
+
+def _magnitude(value: Any) -> float:
+    """The largest finite number of a tensor."""
+    if not isinstance(value, Tensor) or not value.numel() or value.dtype == torch.bool:
+        return 0.0
+    wide = value.detach().abs().to(torch.float64)
+    return float(torch.where(wide.isfinite(), wide, 0).max())
+
+
+def _shown(value: Tensor) -> str:
+    numbers = value.flatten()[:3].tolist()
+    more = ", …" if value.numel() > 3 else ""
+    return "[" + ", ".join(f"{n:.6g}" for n in numbers) + more + "]"
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [t for t in private.flatten(value)[0] if isinstance(t, Tensor)]

@@ -1,0 +1,171 @@
+"""Calls of one kind: the first runs as it is, the second is rehearsed, the third is recorded.
+
+Each call has the effects of one call of the function.  The first makes what is made once (states of
+optimizers, plans of constants, compiled kernels) and tells the shapes of the results.  The second
+runs in the memory of the record, where waiting for the device is an error; with sizes it runs
+without padding too, and the results must agree.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchweft.capturing.buffers import Buffers
+from torchweft.capturing.comparison import Written, check_agreement
+from torchweft.capturing.graphs import Recorder
+from torchweft.capturing.layout import Layout
+from torchweft.core import private
+from torchweft.core.recorded import Run
+from torchweft.errors import CaptureError
+
+__all__ = ["Kind"]
+
+Function = Callable[..., Any]
+
+
+class Kind:
+    """The record of a function for arguments of one kind.
+
+    Args:
+        function: what is recorded.
+        structure: how leaves form the arguments.
+        layout: what varies in the leaves.
+        recorder: makes records.
+        least: rows that each size has room for at least.
+    """
+
+    def __init__(
+        self, function: Function, structure: Any, layout: Layout, recorder: Recorder, least: Any
+    ) -> None:
+        self._function, self._structure = function, structure
+        self._layout, self._recorder, self._least = layout, recorder, least
+        self._buffers: Buffers | None = None
+        self._replay: Callable[[], list[Any]] | None = None
+        self._kept: list[Any] = []
+        self._results: Any = None  # their structure
+        self._first: tuple[tuple[int, ...], list[Any]] | None = None  # lengths, shapes of results
+        self._cuts: list[tuple[int | None, ...]] = []
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """The results, as copies."""
+        lengths = self._layout.lengths(leaves)
+        if self._first is None:
+            found = self._run(_copies(leaves))
+            self._first = lengths, [getattr(t, "shape", None) for t in found]
+            return self._handed_out(found)
+        if self._buffers is None or not self._layout.fits(lengths, self._buffers.rooms):
+            return self._rehearsed(leaves, lengths)
+        self._buffers.write(leaves, lengths)
+        if self._replay is None:
+            buffers = self._buffers.leaves
+            self._replay = self._recorder.record(lambda: self._run(buffers, recording=True))
+        return self._handed_out(self._cut(self._replay(), lengths))
+
+    def _rehearsed(self, leaves: Sequence[Any], lengths: tuple[int, ...]) -> Any:
+        before = self._least if self._buffers is None else self._buffers.rooms
+        rooms = self._layout.rooms(lengths, before)
+        if self._buffers is not None:
+            warnings.warn(
+                f"{self._layout.shown(lengths)} do not fit the room for "
+                f"{self._layout.shown(before)}: recorded anew with room for "
+                f"{self._layout.shown(rooms)}. Pass larger examples or factors.",
+                stacklevel=4,
+            )
+        self._replay = self._buffers = None  # frees the memory of the record
+        buffers = Buffers(self._layout, leaves, rooms)
+        buffers.write(leaves, lengths)
+        if not rooms:
+            found = self._recorder.rehearse(lambda: self._run(buffers.leaves))
+        else:
+            with Written() as written:
+                found = self._run(_copies(leaves))
+            with written.undone():
+                padded = self._recorder.rehearse(lambda: self._run(buffers.leaves))
+            self._cuts = self._cuts_of(padded, rooms)
+            check_agreement(self._cut(padded, lengths), found, leaves, self._layout.shown(rooms))
+        self._buffers = buffers
+        return self._handed_out(found)
+
+    def _run(self, leaves: Sequence[Any], recording: bool = False) -> list[Any]:
+        """The leaves of the results, detached."""
+        arguments = private.unflatten(leaves, self._structure)
+        with Run(recording) as run, self._only_read(leaves):
+            results = self._function(*arguments)
+        found, self._results = private.flatten(results)
+        self._kept = run.kept
+        device = next(t.device for t in leaves if isinstance(t, Tensor))
+        for i, t in enumerate(found):
+            if isinstance(t, Tensor) and t.device != device:
+                raise CaptureError(
+                    f"result {i} is on {t.device} but the arguments are on {device}: a record "
+                    "holds launches alone. Return tensors on the arguments' device."
+                )
+        return [t.detach() if isinstance(t, Tensor) else t for t in found]
+
+    @contextmanager
+    def _only_read(self, leaves: Sequence[Any]) -> Iterator[None]:
+        tensors = {n: t for n, t in enumerate(leaves) if isinstance(t, Tensor)}
+        versions = {}
+        for n, t in tensors.items():
+            t.grad = None
+            versions[n] = t._version
+        yield
+        for n, t in tensors.items():
+            if t._version != versions[n]:
+                raise CaptureError(
+                    f"the function writes to its argument {self._layout.names[n]} in place: a "
+                    "record has a copy of each argument, so the caller's would stay as it is. "
+                    "Return the new values, or write to a tensor that is no argument."
+                )
+
+    def _cuts_of(self, padded: Sequence[Any], rooms: Sequence[int]) -> list[tuple[int | None, ...]]:
+        """The size of each dimension of each result that varies."""
+        assert self._first is not None
+        lengths, shapes = self._first
+        cuts = []
+        for i, (t, shape) in enumerate(zip(padded, shapes, strict=True)):
+            found: list[int | None] = []
+            for dim, n in enumerate(t.shape if isinstance(t, Tensor) else ()):
+                size = rooms.index(n) if n in rooms else None
+                if n != shape[dim] and (size is None or shape[dim] != lengths[size]):
+                    raise CaptureError(
+                        f"dimension {dim} of result {i} has {shape[dim]} rows without padding and "
+                        f"{n} with ({self._layout.shown(rooms)}): it must be a size, so that "
+                        "padding can be cut off. Return such a result, e.g. (atoms, 3) instead of "
+                        "(3 · atoms,)."
+                    )
+                found.append(None if n == shape[dim] else size)
+            cuts.append(tuple(found))
+        return cuts
+
+    def _cut(self, results: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
+        """Results without padding."""
+        if not lengths:
+            return list(results)
+        found = []
+        for t, cut in zip(results, self._cuts, strict=True):
+            for dim, size in enumerate(cut):
+                t = t if size is None else t.narrow(dim, 0, lengths[size])
+            found.append(t)
+        return found
+
+    def _handed_out(self, results: Sequence[Any]) -> Any:
+        copies = [t.clone() if isinstance(t, Tensor) else t for t in results]
+        return private.unflatten(copies, self._results)
+
+
+def _copies(leaves: Sequence[Any]) -> list[Any]:
+    """Arguments that the function may keep."""
+    with torch.inference_mode(False):
+        return [
+            leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            if isinstance(leaf, Tensor)
+            else leaf
+            for leaf in leaves
+        ]

@@ -1,0 +1,78 @@
+"""Runs of a function whose launches a CUDA graph replays, with other numbers in the same memory.
+
+In such a run the content of an index table is nobody's to read or to cache: it is another one at
+each replay.  So plans of tables are made of launches alone, once in a run, and dropped after it
+(`Run.value`).  What was cached before and is read by the run is kept as long as the record is
+(`keep`): a cache that drops it must not free memory that replays read.
+
+`torchweft.capture` makes such runs.  The flag belongs to the process, since autograd computes
+gradients in threads of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from types import TracebackType
+from typing import Any, TypeVar
+
+__all__ = ["Run", "keep", "running"]
+
+T = TypeVar("T")
+
+
+class Run:
+    """A run, as a context manager; there is one at a time.
+
+    Args:
+        recording: whether launches are recorded, not executed: tensors that are made hold nothing
+            yet, and their memory belongs to the graph, so no cache may keep them.
+
+    Attributes:
+        copies: private copies of index tables, by their place, see `core/table_copies.py`.
+        kept: what the record needs beside its own memory.
+    """
+
+    def __init__(self, recording: bool = False) -> None:
+        self.recording = recording
+        self.copies: dict[Hashable, Any] = {}
+        self.kept: list[Any] = []
+        self._values: dict[Hashable, Any] = {}
+
+    def __enter__(self) -> Run:
+        _Running.run = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _Running.run = None
+        self._values.clear()
+        self.copies.clear()
+
+    def value(self, key: Hashable, build: Callable[[], T]) -> T:
+        """The value of `build()`, made once in the run."""
+        if key not in self._values:
+            self._values[key] = build()
+        found: T = self._values[key]
+        return found
+
+
+class _Running:
+    """The run of this process, if any."""
+
+    run: Run | None = None
+
+
+def running() -> Run | None:
+    """The run that is under way."""
+    return _Running.run
+
+
+def keep(value: T) -> T:
+    """The value, kept with the record if there is a run; for values of caches that drop some."""
+    if _Running.run is not None:
+        _Running.run.kept.append(value)
+    return value

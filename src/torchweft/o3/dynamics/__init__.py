@@ -1,0 +1,1 @@
+"""Potentials in motion: neighbour lists, and calculators for molecular dynamics."""

@@ -1,0 +1,91 @@
+"""Potentials as ASE calculators: models of MACE, NequIP and SevenNet, and a user's own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from torchweft.errors import BackendError, DTypeError
+from torchweft.o3.dynamics.potentials import potential_of
+from torchweft.o3.graph import Graph
+
+if TYPE_CHECKING:
+    from torchweft.o3.dynamics.ase_calculator import PotentialCalculator
+
+__all__ = ["calculator"]
+
+Energy = Callable[[Tensor, Tensor, Graph], Tensor]
+"""The energy of atomic numbers (N,), vectors of edges (E, 3) and their graph."""
+
+
+def calculator(
+    model: nn.Module | Energy,
+    *,
+    cutoff: float | None = None,
+    skin: float = 0.5,
+    head: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> PotentialCalculator:
+    """An ASE calculator of energy, forces -∂E/∂positions and stress (∂E/∂strain) / volume.
+
+    Args:
+        model: a model of MACE (MACE or ScaleShiftMACE), NequIP, Allegro or SevenNet, converted by
+            `from_mace` and its kin or as it is; or a function or module of one's own,
+            `model(numbers, vectors, graph) -> energy` with the atomic numbers (N,), the vectors of
+            the edges (E, 3) from dst to the image of src, in Å, the `Graph` of the edges, one for
+            all layers, and an energy of one element, in eV.
+        cutoff: of a model of one's own, in Å; others have theirs.
+        skin: by how much the neighbour list exceeds the cutoff, in Å, so that it is searched anew
+            only where an atom has moved by half of it.
+        head: of a model of MACE with several; one is used as it is.
+        dtype: in which the model computes; as None, in that of its parameters, or torch's default.
+        device: where it computes; as None, where its parameters are, or on the CPU.
+
+    Returns:
+        An `ase.calculators.calculator.Calculator` with energy, free_energy, forces, and stress
+        where the cell has a volume.  Its `neighbours` is the `NeighbourList`.  The model is moved
+        to dtype and device, set to evaluate, and its parameters ask for no gradients any more.
+
+    Raises:
+        BackendError: ase or vesin is not installed.
+        DTypeError: a model of a kind without an energy, or a cutoff that is missing or too many.
+        ShapeError: no such head; from a calculation, atoms of an unknown element, positions that
+            are NaN, a periodic cell without a volume.
+
+    Example:
+        >>> import torch
+        >>> from ase.build import molecule
+        >>> from torchweft import o3
+        >>> def springs(numbers, vectors, graph):
+        ...     return (vectors.norm(dim=1) - 1).square().sum() / 2
+        >>> atoms = molecule("H2O")
+        >>> atoms.calc = o3.calculator(springs, cutoff=1.2, dtype=torch.float64)
+        >>> round(float(atoms.get_potential_energy()), 6)
+        0.001976
+        >>> bool(abs(atoms.get_forces().sum(0)).max() < 1e-12)
+        True
+    """
+    if importlib.util.find_spec("ase") is None:
+        raise BackendError(
+            "ase is not installed: a calculator is a class of it. Run pip install "
+            "'torchweft[md]', which has vesin too."
+        )
+    from torchweft.o3.dynamics.ase_calculator import PotentialCalculator
+
+    if not callable(model):
+        raise DTypeError(
+            f"model is a {type(model).__name__}: it must be a model of MACE, NequIP or SevenNet, "
+            "or a function of (numbers, vectors, graph). Load it first, e.g. by torch.load."
+        )
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    dtype = dtype or (torch.get_default_dtype() if first is None else first.dtype)
+    device = torch.device(device or ("cpu" if first is None else first.device))
+    if isinstance(model, nn.Module):
+        model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    potential = potential_of(model, cutoff, head)
+    return PotentialCalculator(potential, skin, dtype, device)

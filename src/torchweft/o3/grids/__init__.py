@@ -1,0 +1,1 @@
+"""Functions on the sphere and on rotations: by their coefficients, and on grids."""

@@ -1,0 +1,246 @@
+"""Networks of numbers, and functions scaled to second moment 1.
+
+normalize2mom       c f(x),  c = <f(t)²>^(-1/2) over normal t
+FullyConnectedNet   x_{k+1} = √v c f(x_k W_k / √(h_k v_k)),  the last layer without f
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchweft.core.backend import check_torch_only
+from torchweft.core.operators.operands import same_kind
+from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.irreps.rotation import check_last
+
+__all__ = ["FullyConnectedNet", "Function", "moment", "normalize2mom", "on_host"]
+
+Function = Callable[[Tensor], Tensor]
+"""A function of each number by itself."""
+
+MOMENT_SAMPLES = 1_000_000
+"""Normal numbers that a moment is estimated from; e3nn's, so that checkpoints agree."""
+
+FACTOR_TOLERANCE = 1e-4
+"""Factors this near to 1 are left out, as e3nn does."""
+
+
+def moment(f: Function, n: int, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+    """<f(t)^n> over normal t: the mean over e3nn's million float64 numbers.
+
+    Args:
+        f: a function of each number by itself.
+        n: the power.
+        dtype: in which f is evaluated; None: torch's default dtype.
+        device: where, and whose random numbers; None: torch's default device.
+
+    Returns:
+        A tensor without dimensions.
+
+    >>> bool((moment(torch.square, 1, torch.float64) - 1).abs() < 0.01)
+    True
+    """
+    device = torch.get_default_device() if device is None else device
+    generator = torch.Generator(device).manual_seed(0)
+    t = torch.randn(MOMENT_SAMPLES, generator=generator, dtype=torch.float64, device=device)
+    return f(t.to(dtype or torch.get_default_dtype())).pow(n).mean()
+
+
+def on_host(f: nn.Module) -> nn.Module:
+    """A copy on the CPU, in float64."""
+    return copy.deepcopy(f).to("cpu", torch.float64)
+
+
+def _factor(f: Function) -> float:
+    """<f(t)²>^(-1/2)."""
+    with torch.no_grad():
+        return float(moment(f, 2, torch.float64, "cpu").pow(-0.5))
+
+
+_cached_factor = functools.lru_cache(maxsize=256)(_factor)
+
+
+class normalize2mom(nn.Module):  # noqa: N801 - e3nn's name
+    """c f(x), c = <f(t)²>^(-1/2) over the same million normal numbers as e3nn's.
+
+    Args:
+        f: a function of each number by itself.
+        dtype: without effect, as in e3nn: the mean is taken in float64.
+        device: without effect: the random numbers are those of the CPU, wherever f is used.
+
+    Attributes:
+        f: the function.
+        cst: c; 1.0 if c is that to 1e-4.
+
+    >>> f = normalize2mom(torch.tanh)
+    >>> round(f.cst, 6)
+    1.593733
+    """
+
+    def __init__(self, f: Function, dtype: torch.dtype | None = None, device: Any = None) -> None:
+        super().__init__()
+        self.f = f
+        factor = _factor(on_host(f)) if isinstance(f, nn.Module) else _cached_factor(f)
+        self.cst = 1.0 if abs(factor - 1) < FACTOR_TOLERANCE else factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """c f(x), in the shape of x."""
+        value = self.f(x)
+        return value if self.cst == 1.0 else value * self.cst
+
+
+def _name_of(f: Function) -> str:
+    return getattr(f, "__name__", type(f).__name__)
+
+
+class _Layer(nn.Module):
+    """√v_out c f(x W / √(h_in v_in)), or x W √v_out / √(h_in v_in) without f.
+
+    Attributes:
+        weight: W, (h_in, h_out).
+        act: c f, or None.
+        before: what W is multiplied by.
+        after: √v_out c of a layer with f, else 1; numbers, so that no dtype rounds them.
+    """
+
+    def __init__(
+        self, h_in: int, h_out: int, act: normalize2mom | None, var_in: float, var_out: float
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(h_in, h_out))
+        self.act = act
+        self.h_in, self.h_out, self.var_in, self.var_out = h_in, h_out, var_in, var_out
+        root = math.sqrt(var_out)
+        self.before = (root if act is None else 1.0) / math.sqrt(max(h_in, 1) * var_in)
+        self.after = 1.0 if act is None else root * act.cst
+
+    def __repr__(self) -> str:
+        return f"Layer({self.h_in}->{self.h_out}, act={self.act and _name_of(self.act.f)})"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, h_out) of x (…, h_in)."""
+        z = self.unscaled(x, 1.0)
+        return z if self.after == 1.0 else z * self.after
+
+    def unscaled(self, x: Tensor, factor: float) -> Tensor:
+        """The layer of `factor` x, without the factor `after`."""
+        x, weight = same_kind(x=x, weight=self.weight)
+        z = x @ (weight * (self.before * factor))
+        return z if self.act is None else self.act.f(z)
+
+
+class FullyConnectedNet(nn.Sequential):
+    """x_{k+1} = c f(x_k W_k / √h_k), and the last layer x W / √h: for normal x of variance 1.
+
+    Factors of functions are multiplied into the next matrix, where they are few.
+
+    Args:
+        hs: widths of x, of the hidden layers, and of the result.
+        act: f, a function of each number, scaled by c to second moment 1; None: linear.
+        variance_in: of each number of x; the first matrix is divided by its root.
+        variance_out: wanted of each number of the result, which is multiplied by its root.
+        out_act: whether the last layer has f too.
+        backend: see `torchweft.o3`.
+
+    Raises:
+        ShapeError: a negative width, or a variance that is not positive.
+        DTypeError: a width that is no integer.
+
+    Parameters are `layer0.weight` (hs[0], hs[1]), `layer1.weight`, …, as e3nn's.
+
+    >>> net = FullyConnectedNet([8, 64, 64, 128], torch.nn.functional.silu)
+    >>> net
+    FullyConnectedNet[8, 64, 64, 128]
+    >>> net(torch.randn(10, 8)).shape
+    torch.Size([10, 128])
+    """
+
+    def __init__(
+        self,
+        hs: Iterable[int],
+        act: Function | None = None,
+        variance_in: float = 1,
+        variance_out: float = 1,
+        out_act: bool = False,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        check_torch_only(self, backend)
+        self.hs = _widths(hs)
+        for name, variance in (("variance_in", variance_in), ("variance_out", variance_out)):
+            if not variance > 0:
+                raise ShapeError(
+                    f"{name} is {variance!r}: a variance must be positive. Pass {name}=1."
+                )
+        f = None if act is None else normalize2mom(act)
+        last = len(self.hs) - 2
+        for n, (h_in, h_out) in enumerate(zip(self.hs, self.hs[1:], strict=False)):
+            own = f if n < last or out_act else None
+            var_in, var_out = (variance_in if n == 0 else 1), (variance_out if n == last else 1)
+            self.add_module(f"layer{n}", _Layer(h_in, h_out, own, var_in, var_out))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self.hs}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, hs[-1]) of x (…, hs[0])."""
+        x, factor = self._through(x, len(self))
+        return x if factor == 1.0 else x * factor
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """(…, hs[-2]) of x (…, hs[0]): what the last matrix is applied to.
+
+        `net.hidden(x) @ net.last_matrix()` is `net(x)`: the factor of the last function is in the
+        matrix.  So a convolution takes `radial=net.hidden(x), radial_weight=net.last_matrix()`.
+        """
+        return self._through(x, len(self) - 1)[0]
+
+    def last_matrix(self) -> Tensor:
+        """(hs[-2], hs[-1]): the last matrix with all factors, see `hidden`.
+
+        Raises:
+            ShapeError: there are no layers, or the last one has a function.
+        """
+        layers = self._layers()
+        if not layers or layers[-1].act is not None:
+            raise ShapeError(
+                f"{self!r} ends {'with a function' if layers else 'without a layer'}: the last "
+                "layer must be a matrix. Build it with two widths or more and out_act=False."
+            )
+        factor = layers[-2].after if len(layers) > 1 else 1.0
+        matrix: Tensor = layers[-1].weight * (layers[-1].before * factor)
+        return matrix
+
+    def _layers(self) -> list[Any]:
+        return list(self.children())
+
+    def _through(self, x: Tensor, count: int) -> tuple[Tensor, float]:
+        """x after some layers, up to a factor, and that factor."""
+        check_last("x", x, self.hs[0])
+        factor = 1.0
+        for layer in self._layers()[:count]:
+            x, factor = layer.unscaled(x, factor), layer.after
+        return x, factor
+
+
+def _widths(hs: Iterable[int]) -> list[int]:
+    found = list(hs)
+    for h in found:
+        if not hasattr(h, "__index__"):
+            raise DTypeError(
+                f"hs is {found}: widths must be integers. Pass, for example, hs=[8, 64, 64, 128]."
+            )
+    if not found or min(found) < 0:
+        raise ShapeError(
+            f"hs is {found}: it must be one width or more, none negative. Pass, for example, "
+            "hs=[8, 64, 64, 128]."
+        )
+    return found

@@ -1,0 +1,197 @@
+"""Runs that a CUDA graph replays: plans of tables are made in the run, and the host reads nothing.
+
+Here the CPU computes each run; what only a GPU shows is in tests/integration/test_capture_gpu.py.
+"""
+
+import sys
+
+import pytest
+import torch
+
+import torchweft
+from tests.nearness import same
+from tests.regressions import test_changed_tables as changed
+from torchweft import o3, products
+from torchweft.core import recorded, table_copies
+from torchweft.core.tables import cut
+from torchweft.o3.radial_linear import operator as radial_linear
+from torchweft.voxels.maps import tiles
+
+CALLS = [call for call in changed.CALLS if call is not changed._largest]
+READS = ("item", "tolist", "__int__", "__bool__", "__float__", "nonzero", "cpu", "numpy")
+ALLOWED = ("_check", "_check_segments", "check_ranges", "_checked_rows")
+"""Functions that read tables of a CPU on purpose."""
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__[1:])
+@pytest.mark.parametrize("way", changed.WAYS)
+def test_a_run_uses_the_tables_of_now(call, way):
+    """Seen red with: plans that a run finds in the caches of the run before."""
+    table, change = changed.WAYS[way]()
+    for content in (changed.OLD, changed.NEW):
+        fresh = changed._values(call, content.clone())
+        for _ in range(2):
+            with recorded.Run():
+                found = changed._values(call, table)
+            for a, b in zip(found, fresh, strict=True):
+                same(a, b)
+        change()
+
+
+@pytest.fixture
+def host_reads(monkeypatch):
+    """Names of the functions of plans and graphs that read a tensor's values."""
+    seen: list[str] = []
+
+    def watch(name):
+        method = getattr(torch.Tensor, name)
+
+        def spied(self, *args, **kwargs):
+            frame, names = sys._getframe(1), []
+            while frame is not None and "torchweft" in frame.f_code.co_filename:
+                names.append(frame.f_code.co_name)
+                frame = frame.f_back
+            readers = ("_tables", "_build", "_sort", "_order", "cut", "pieces", "_longest", "_cut")
+            if set(names) & set(readers) and not set(names) & set(ALLOWED):
+                seen.append(names[0])
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, spied)
+
+    for name in READS:
+        watch(name)
+    return seen
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__[1:])
+def test_a_run_reads_no_table(call, host_reads):
+    """Seen red with: the facts of a graph, and the longest segment of a plan."""
+    changed._values(call, changed.OLD.clone())
+    assert host_reads or call in (changed._by_element, changed._contracted)
+    host_reads.clear()
+    with recorded.Run():
+        changed._values(call, changed.OLD.clone())
+    assert not host_reads
+
+
+def _segments(x, seg):
+    """Terms before the first and after the last segment belong to none."""
+    rows = x[:1].repeat(changed.COUNT, 1) * torch.arange(changed.COUNT)[:, None]
+    return products.indexed_mul_scale_gather(rows, rows, None, seg=seg)
+
+
+def test_segments_that_leave_terms_out(host_reads):
+    x = changed._rows(changed.ROWS, 3)
+    for seg in (torch.tensor([2, 5, 5, 9]), torch.tensor([0, 1, 2, 12])):
+        exact = changed._values(_segments, seg)
+        host_reads.clear()
+        with recorded.Run():
+            found = changed._values(_segments, seg.clone())
+        assert not host_reads
+        for a, b in zip(found, exact, strict=True):
+            same(a, b)
+    assert len(_segments(x, seg)) == 3
+
+
+def test_layers_of_a_run_share_a_graph(monkeypatch):
+    """Seen red with: edges sorted by each layer, as inside torch.compile."""
+    sorts = []
+    sort = o3.graph.sort_rows
+    monkeypatch.setattr(o3.graph, "sort_rows", lambda rows: sorts.append(rows) or sort(rows))
+    with recorded.Run():
+        for _ in range(3):
+            changed._values(changed._convolved, changed.NEW)
+    assert len(sorts) == 2  # by src, and by dst
+
+
+def test_nothing_of_a_run_stays():
+    before = len(table_copies._copies), len(o3.graph._graphs._entries)
+    table = changed.NEW.clone()
+    with recorded.Run() as run:
+        changed._values(changed._convolved, table)
+    assert (len(table_copies._copies), len(o3.graph._graphs._entries)) == before
+    assert not run.copies
+
+
+def test_a_table_written_in_a_run_is_read_again():
+    table, x = changed.OLD.clone(), changed._rows(changed.ROWS, 3)
+    with recorded.Run():
+        before = changed._gathered(x, table)
+        after = changed._gathered(x, table.copy_(changed.NEW))
+    same(before, changed._gathered(x, changed.OLD.clone()))
+    same(after, changed._gathered(x, changed.NEW.clone()))
+
+
+def test_constants_keep_their_plan_and_the_record_keeps_it():
+    table = torchweft.constant(changed.OLD)
+    x = changed._rows(changed.ROWS, 3)
+    plain = products.indexed_mul(x, x, index1=table, index2=table)
+    with recorded.Run() as run:
+        same(products.indexed_mul(x, x, index1=table, index2=table), plain)
+        assert not run.copies
+    products.forget()
+    assert any(isinstance(value, torchweft.core.tables.Plan) for value in run.kept)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 50])
+@pytest.mark.parametrize("keep_empty", [True, False])
+def test_segments_cut_without_a_read(limit, keep_empty):
+    indptr = torch.tensor([2, 2, 9, 10, 10, 31], dtype=torch.int32)
+    exact = cut(indptr, limit, keep_empty)
+    most = exact.num_pieces + 4
+    found = cut(indptr, limit, keep_empty, most)
+    assert found.num_pieces == most
+    same(found.owner_indptr, exact.owner_indptr)
+    same(found.owner[:-4], exact.owner)
+    same(found.indptr[: exact.num_pieces + 1], exact.indptr)
+    same(found.indptr.diff()[exact.num_pieces :], torch.zeros(4, dtype=torch.int32))
+
+
+def test_long_segments_are_cut_in_a_run():
+    """More terms than one program sums: their pieces are bounded, not counted."""
+    x = torch.ones(20_000, 1, dtype=torch.float64).cumsum(0)
+    index = torch.arange(20_000) // 19_000
+
+    def summed(table):
+        return products.indexed_mul_scale_gather(x, x, None, index_out=table, out_size=2)
+
+    exact = summed(index)
+    with recorded.Run():
+        same(summed(index), exact)
+
+
+def test_blocks_of_formed_weights(monkeypatch, host_reads):
+    """Weights of all edges pass the memory of a block: blocks have all rows."""
+    monkeypatch.setitem(radial_linear.BLOCK_BYTES, "cpu", 64)
+    x, y, h = (changed._rows(changed.ROWS, 2), *changed.EDGES)
+    matrix = changed._rows(2, 2)
+
+    def convolved(dst):
+        ends = {"src": changed.OLD, "dst": dst, "num_nodes": changed.ROWS}
+        return changed.CONV(x, y, **ends, radial=h, radial_weight=matrix)
+
+    exact = convolved(changed.NEW)
+    host_reads.clear()
+    with recorded.Run():
+        found = convolved(changed.NEW)
+    assert not host_reads
+    same(found, exact)
+
+
+def test_sizes_that_depend_on_values():
+    with recorded.Run():
+        with pytest.raises(torchweft.ShapeError, match=r"num_nodes was left out inside.*capture"):
+            o3.Graph(changed.OLD, changed.NEW)
+        with pytest.raises(torchweft.ShapeError, match=r"without out_size inside.*capture"):
+            changed._largest(changed._rows(changed.ROWS, 3), changed.OLD)
+
+
+def test_a_map_is_not_built_while_a_graph_is_recorded(monkeypatch):
+    """Its numbers of rows are read by the host: the flags would be those of no launch."""
+    flags = tiles.Flags(torch.device("cpu"))
+    flags.written()
+    flags._event = object()
+    monkeypatch.setattr(tiles, "_captured", lambda tensor: True)
+    with pytest.raises(torchweft.CaptureError, match=r"kernel map are built.*wait.*replace\(feats"):
+        flags.read()
+    flags._event = None
