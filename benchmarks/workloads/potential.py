@@ -29,7 +29,18 @@ from benchmarks.workloads.recipes import DTYPE, Random
 from torchweft import o3
 from torchweft.errors import BackendError
 
-__all__ = ["FORCES", "OPS", "TRAINING", "Structures", "by_model", "compiled", "potential_cases"]
+__all__ = [
+    "FORCES",
+    "OPS",
+    "TRAINING",
+    "Settings",
+    "Structures",
+    "as_given",
+    "by_model",
+    "compiled",
+    "mace_model",
+    "potential_cases",
+]
 
 FORCES, TRAINING = "forces", "training step with Adam"
 OPS = (FORCES, TRAINING)
@@ -142,8 +153,8 @@ def _workload(
         some = structures._fields[0 if structures.side else 1]
         structures = structures._replace(**{some: batch})
     atoms = _atoms(structures)
-    given = _given(atoms, structures.elements, device)
-    exact = copy.deepcopy(_model(settings, structures.elements)).to(device)
+    given = as_given(atoms, structures.elements, device)
+    exact = copy.deepcopy(mace_model(settings, structures.elements)).to(device)
     model = copy.deepcopy(exact).to(DTYPE)
     positions = given.pop("positions")
     labels = Random(device)
@@ -193,7 +204,7 @@ def _needed(error: ImportError) -> str:
     )
 
 
-def _given(atoms: list[Any], elements: tuple[int, ...], device: torch.device) -> Given:
+def as_given(atoms: list[Any], elements: tuple[int, ...], device: torch.device) -> Given:
     """What MACE's models take, edges by the atom that they add to."""
     try:
         from mace import data
@@ -215,7 +226,7 @@ def _given(atoms: list[Any], elements: tuple[int, ...], device: torch.device) ->
 
 
 @functools.lru_cache
-def _model(settings: Settings, elements: tuple[int, ...]) -> nn.Module:
+def mace_model(settings: Settings, elements: tuple[int, ...]) -> nn.Module:
     """In float64, with weights that float32 holds; seed 0."""
     import numpy as np
     from mace import modules

@@ -4,6 +4,7 @@ Seen red with: a weight that is another by a thousandth, forces of the wrong sig
 shifts stayed in the old order.
 """
 
+import json
 import sys
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import torch
 
 pytest.importorskip("mace")
 
+from benchmarks import train_mace
 from benchmarks.harness import load_suite, run
 from benchmarks.peers import e3nn, luna
 from benchmarks.workloads import potential
@@ -103,3 +105,16 @@ def test_luna_takes_the_convolutions(monkeypatch):
     rows, _ = measured(case, luna)
     assert rows["LunaEquivariance torch"].bound_ratio <= 1
     assert made == [8]  # once for all layers and calls
+
+
+def test_a_training_run_is_that_of_e3nn(monkeypatch, capsys):
+    """Losses of all epochs agree to the square root of float32's round-off."""
+    monkeypatch.setattr(train_mace, "SETTINGS", Settings("2x0e+2x1o", 1, 2))
+    monkeypatch.setattr(sys, "argv", ["train_mace", "--epochs=3", "--molecules=4"])
+    train_mace.main()
+    _, *epochs = map(json.loads, capsys.readouterr().out.strip().splitlines()[-4:])
+    assert [row["epoch"] for row in epochs] == [0, 1, 2]
+    for row in epochs:
+        theirs, ours = row["loss"]["e3nn"], row["loss"]["torchweft"]
+        assert abs(ours - theirs) < torch.finfo(torch.float32).eps ** 0.5 * theirs
+    assert epochs[-1]["loss"]["torchweft"] < epochs[0]["loss"]["torchweft"]

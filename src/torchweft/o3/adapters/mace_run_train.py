@@ -47,9 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     args.enable_oeq = True
     conversion = _Conversion()
-    with (
-        mock.patch.object(run_train, "run_e3nn_to_oeq", conversion.there),
-        mock.patch.object(run_train, "run_oeq_to_e3nn", conversion.back),
+    settings = run_train.extract_config_mace_model  # reads attributes of e3nn's layers
+    with mock.patch.multiple(
+        run_train,
+        run_e3nn_to_oeq=conversion.there,
+        run_oeq_to_e3nn=conversion.back,
+        extract_config_mace_model=lambda model: settings(conversion.back(model)),
     ):
         run_train.run(args)
 
@@ -78,7 +81,7 @@ class _Conversion:
         self._original = model
         return from_mace(copy.deepcopy(model))
 
-    def back(self, model: nn.Module, device: object) -> nn.Module:
+    def back(self, model: nn.Module, device: object = None) -> nn.Module:
         """The original with the parameters of a converted model, which have the same names."""
         values = dict(model.named_parameters())
         with torch.no_grad():
