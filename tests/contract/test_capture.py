@@ -3,6 +3,7 @@
 Replays are those of tests/recorders.py; tests/integration/test_capture_gpu.py has graphs of CUDA.
 """
 
+import inspect
 import itertools
 import warnings
 
@@ -21,6 +22,9 @@ from torchweft.testing import assert_as_accurate
 
 SIZES = {"positions": 1.1, "shift": (1.1, {"src": "positions", "dst": "positions"})}
 CELL = 4.0
+
+
+X, E = torch.ones(5, 3), torch.zeros(8, dtype=torch.int64)
 
 
 class Potential(nn.Module):
@@ -120,6 +124,7 @@ def test_each_kind_has_a_record_of_its_own():
         (torch.ones(4), 2),
         (torch.ones(3, 1), 2),
         (leaf, 2),
+        (torch.ones(3), float("inf")),
     ]
     for _ in range(4):
         for x, factor in kinds:
@@ -458,6 +463,17 @@ def test_devices():
         run(torch.ones(2))
 
 
+VALUES = (None, "sum", torch.float64, torch.channels_last, inspect.Parameter.KEYWORD_ONLY, 1.5)
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_arguments_that_are_values(value):
+    run, recorder = captured(lambda x, y: (x, y), X, value)
+    for _ in range(4):
+        assert run(X, value)[1] is value
+    assert recorder.records == 1
+
+
 @pytest.mark.parametrize("given", [nn.Linear(1, 1), object(), bytearray(2)])
 def test_arguments_that_are_objects(given):
     run, _ = captured(lambda x, y: x, torch.ones(2), 0)
@@ -465,7 +481,6 @@ def test_arguments_that_are_objects(given):
         run(torch.ones(2), given)
 
 
-X, E = torch.ones(5, 3), torch.zeros(8, dtype=torch.int64)
 WRONG = [
     ({"z": 1.1}, torchweft.ShapeError, r"'z', which is 0 of the arguments x, e.*name of a par"),
     ({("x", 2): 1.1}, torchweft.ShapeError, r"dimension 2 of x, which is \(5, 3\).*rows"),
