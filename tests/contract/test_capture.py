@@ -3,6 +3,7 @@
 Replays are those of tests/recorders.py; tests/integration/test_capture_gpu.py has graphs of CUDA.
 """
 
+import inspect
 import itertools
 import warnings
 
@@ -16,11 +17,15 @@ from tests.recorders import captured
 from torchweft import o3
 from torchweft.capturing import functions
 from torchweft.capturing.comparison import Written
+from torchweft.capturing.gradients import Gradients, leaves_of
 from torchweft.capturing.layout import SPARE, Layout
 from torchweft.testing import assert_as_accurate
 
 SIZES = {"positions": 1.1, "shift": (1.1, {"src": "positions", "dst": "positions"})}
 CELL = 4.0
+
+
+X, E = torch.ones(5, 3), torch.zeros(8, dtype=torch.int64)
 
 
 class Potential(nn.Module):
@@ -120,6 +125,7 @@ def test_each_kind_has_a_record_of_its_own():
         (torch.ones(4), 2),
         (torch.ones(3, 1), 2),
         (leaf, 2),
+        (torch.ones(3), float("inf")),
     ]
     for _ in range(4):
         for x, factor in kinds:
@@ -303,6 +309,29 @@ def test_a_training_step(optimizer_of, padded):
     assert recorder.records == 1
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_gradients_for_a_step_outside(padded):
+    """Seen red with: the gradients of a call with padding, added to those of the call."""
+
+    def slope_of(weight):
+        def slope(x, share):
+            loss = (share * (x * weight).square().sum(1)).sum()
+            loss.backward()
+            return loss
+
+        return slope
+
+    first, second = (torch.ones(3, requires_grad=True) for _ in range(2))
+    sizes = {"x": (1.2, {"share": 0})} if padded else None
+    run, _ = captured(slope_of(first), X, torch.ones(5), sizes=sizes)
+    for seed in range(7):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed)).round()
+        same(run(x, torch.ones(5)), slope_of(second)(x, torch.ones(5)).detach())
+        same(first.grad, second.grad)
+        if seed % 2:
+            first.grad = second.grad = None
+
+
 def test_a_training_step_on_forces():
     """Weights see padded edges too; seen red with: padded edges of length 0, which are NaN."""
     wanted = atoms(20, 90, 5)[0]
@@ -424,6 +453,48 @@ def test_gradients_of_arguments_do_not_add_up():
         assert x.grad is None
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_gradients_are_put_where_the_caller_reads_them(inside):
+    """A record writes to the same memory; seen red with: `.grad` that the caller has emptied."""
+    weight, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    x = torch.tensor([1.0, 2.0])
+
+    def function():
+        if inside:
+            weight.grad = None
+        loss = (weight * x).square().sum() + torch.autograd.grad(unused.sum(), unused)[0].sum()
+        loss.backward()
+        return loss
+
+    leaves = leaves_of([function()])
+    assert [leaf is weight for leaf in leaves] == [True]
+    weight.grad = None
+    gradients = Gradients([*leaves, unused])
+    with gradients.noted():
+        function()
+    assert unused.grad is None
+    memory = weight.grad
+
+    def replay():
+        gradients.put_in_place()
+        if inside:
+            memory.zero_()
+        memory.add_(2 * x.square())
+
+    if not inside:
+        same(memory, 2 * x.square())
+        memory.zero_()  # a graph is recorded without being run
+    replay()
+    for emptied in (True, True, False):
+        if emptied:
+            weight.grad = None
+        replay()
+        same(weight.grad, 2 * x.square() * (1 if emptied or inside else 2))
+    weight.grad = torch.ones(2)  # of a call that is not captured
+    replay()
+    same(weight.grad, 2 * x.square() + (not inside))
+
+
 def test_a_line_that_waits_is_named():
     def waits(x):
         if x.dtype == torch.float32 and calls:
@@ -458,6 +529,17 @@ def test_devices():
         run(torch.ones(2))
 
 
+VALUES = (None, "sum", torch.float64, torch.channels_last, inspect.Parameter.KEYWORD_ONLY, 1.5)
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_arguments_that_are_values(value):
+    run, recorder = captured(lambda x, y: (x, y), X, value)
+    for _ in range(4):
+        assert run(X, value)[1] is value
+    assert recorder.records == 1
+
+
 @pytest.mark.parametrize("given", [nn.Linear(1, 1), object(), bytearray(2)])
 def test_arguments_that_are_objects(given):
     run, _ = captured(lambda x, y: x, torch.ones(2), 0)
@@ -465,7 +547,6 @@ def test_arguments_that_are_objects(given):
         run(torch.ones(2), given)
 
 
-X, E = torch.ones(5, 3), torch.zeros(8, dtype=torch.int64)
 WRONG = [
     ({"z": 1.1}, torchweft.ShapeError, r"'z', which is 0 of the arguments x, e.*name of a par"),
     ({("x", 2): 1.1}, torchweft.ShapeError, r"dimension 2 of x, which is \(5, 3\).*rows"),

@@ -248,3 +248,20 @@ def test_a_map_is_not_built_while_a_graph_is_recorded(monkeypatch):
     with pytest.raises(torchweft.CaptureError, match=r"kernel map are built.*wait.*replace\(feats"):
         flags.read()
     flags._event = None
+
+
+def test_tables_that_die_in_a_run():
+    """Another table may get the identity of one; seen red with: plans found by identity alone."""
+    x = changed._rows(changed.ROWS, 3)
+    with recorded.Run(), Watch():
+        for seed in range(40):
+            index = torch.randperm(changed.ROWS, generator=torch.Generator().manual_seed(seed))
+            same(products.indexed_mul(x, x, index, index), x[index] * x[index])
+            del index
+
+
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    """Calls that are watched find no private copies."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))

@@ -140,6 +140,33 @@ def test_a_training_step_of_a_clifford_layer():
             assert_same_bits(a.detach(), b.detach(), "parameter")
 
 
+def test_gradients_that_the_caller_empties():
+    """zero_grad and step outside; seen red with: `.grad` that stays None after a replay."""
+
+    def trained():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def slope(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        return model, optimizer, slope
+
+    (model, optimizer, slope), (exact, other, plain) = trained(), trained()
+    run = torchweft.capture(slope, draw(5, 3))
+    for seed in range(CALLS + 2):
+        for function, stepped in ((run, optimizer), (plain, other)):
+            stepped.zero_grad(set_to_none=seed % 3 != 2)
+            function(draw(5, 3, seed=seed))
+            if seed % 2:  # two batches a step
+                function(draw(5, 3, seed=seed + 50))
+            stepped.step()
+        near(model.parameters(), [p.detach() for p in exact.parameters()])
+
+
 def test_a_reduction_over_clouds_that_vary():
     """Sums over padded points have weight 0."""
 

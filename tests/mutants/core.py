@@ -74,6 +74,18 @@ MUTANTS = [
         CAPTURE,
     ),
     Mutant(
+        "a record adds to gradients that the caller has emptied",
+        "grad.zero_() if leaf.grad is None else grad.copy_(leaf.grad)",
+        "pass",
+        CAPTURE,
+    ),
+    Mutant(
+        "a call with padding adds to the gradients of the call",
+        "with written.undone(), self._gradients.aside():",
+        "with written.undone():",
+        CAPTURE,
+    ),
+    Mutant(
         "gradients of buffers add up",
         "            t.grad = None",
         "            pass",

@@ -58,7 +58,7 @@ class Written(private.DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def check_agreement(
-    padded: Sequence[Any], plain: Sequence[Any], arguments: Sequence[Any], factor: str
+    padded: Sequence[Any], plain: Sequence[Any], arguments: Sequence[Any], rooms: str
 ) -> None:
     """Raise CaptureError unless results with padding are those without, up to rounding.
 
@@ -76,7 +76,7 @@ def check_agreement(
         if isinstance(b, Tensor) and not _agree(a, b, largest):
             raise CaptureError(
                 f"result {i} differs with padding: {_shown(a)} where it is {_shown(b)} without. "
-                f"Padding ({factor}) must be in no result. Leave it out of sums and means, "
+                f"Padding (room for {rooms}) must be in no result. Leave it out of sums and means, "
                 "e.g. by weights that sizes fills with 0, or by owners of rows that sizes fills "
                 "with a padding row, and draw no random numbers in the function."
             )

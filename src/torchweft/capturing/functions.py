@@ -20,7 +20,9 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -42,6 +44,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_KINDS = 16
 """Records of one function."""
+
+_SINGLE = types.NoneType, enum.Enum, torch.dtype, torch.layout, torch.memory_format
+"""Types whose objects are values, although they are compared by identity."""
 
 
 def capture(function: F, *examples: Any, sizes: Sizes | None = None) -> F:
@@ -189,6 +194,8 @@ def _device(names: Sequence[str], leaves: Sequence[Any]) -> torch.device:
 def _constant(leaf: Any) -> Hashable:
     """An argument that is no tensor, compared by its value."""
     own: Any = type(leaf)
+    if isinstance(leaf, _SINGLE):
+        return leaf
     if own.__eq__ is object.__eq__ or own.__hash__ is None:
         raise DTypeError(
             f"an argument is a {type(leaf).__name__}: what is no tensor must be a value, such as a "

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchweft.capturing.buffers import Buffers
 from torchweft.capturing.comparison import Written, check_agreement
+from torchweft.capturing.gradients import Gradients, leaves_of
 from torchweft.capturing.graphs import Recorder
 from torchweft.capturing.layout import Layout
 from torchweft.core import private
@@ -48,6 +49,7 @@ class Kind:
         self._buffers: Buffers | None = None
         self._replay: Callable[[], list[Any]] | None = None
         self._kept: list[Any] = []
+        self._gradients = Gradients(())
         self._results: Any = None  # their structure
         self._first: tuple[tuple[int, ...], list[Any]] | None = None  # lengths, shapes of results
         self._cuts: list[tuple[int | None, ...]] = []
@@ -64,7 +66,9 @@ class Kind:
         self._buffers.write(leaves, lengths)
         if self._replay is None:
             buffers = self._buffers.leaves
-            self._replay = self._recorder.record(lambda: self._run(buffers, recording=True))
+            with self._gradients.noted():
+                self._replay = self._recorder.record(lambda: self._run(buffers, recording=True))
+        self._gradients.put_in_place()
         return self._handed_out(self._cut(self._replay(), lengths))
 
     def _rehearsed(self, leaves: Sequence[Any], lengths: tuple[int, ...]) -> Any:
@@ -85,7 +89,7 @@ class Kind:
         else:
             with Written() as written:
                 found = self._run(_copies(leaves))
-            with written.undone():
+            with written.undone(), self._gradients.aside():
                 padded = self._recorder.rehearse(lambda: self._run(buffers.leaves))
             self._cuts = self._cuts_of(padded, rooms)
             check_agreement(self._cut(padded, lengths), found, leaves, self._layout.shown(rooms))
@@ -99,6 +103,9 @@ class Kind:
             results = self._function(*arguments)
         found, self._results = private.flatten(results)
         self._kept = run.kept
+        if not recording:
+            own = {id(t) for t in leaves}
+            self._gradients = Gradients([t for t in leaves_of(found) if id(t) not in own])
         device = next(t.device for t in leaves if isinstance(t, Tensor))
         for i, t in enumerate(found):
             if isinstance(t, Tensor) and t.device != device:

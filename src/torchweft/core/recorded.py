@@ -15,7 +15,9 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["Run", "keep", "running"]
+from torch import Tensor
+
+__all__ = ["Run", "keep", "running", "version"]
 
 T = TypeVar("T")
 
@@ -52,12 +54,21 @@ class Run:
         self._values.clear()
         self.copies.clear()
 
-    def value(self, key: Hashable, build: Callable[[], T]) -> T:
-        """The value of `build()`, made once in the run."""
-        if key not in self._values:
-            self._values[key] = build()
-        found: T = self._values[key]
+    def value(self, tensors: tuple[Tensor | None, ...], key: Hashable, build: Callable[[], T]) -> T:
+        """The value of `build()`, made once in the run for these tensors in their versions.
+
+        The run holds the tensors, so that no other gets the identity of one.
+        """
+        full_key = (key, *((id(t), version(t)) for t in tensors))
+        if full_key not in self._values:
+            self._values[full_key] = tensors, build()
+        found: T = self._values[full_key][1]
         return found
+
+
+def version(tensor: Tensor | None) -> int:
+    """The number of changes in place; inference tensors do not count them."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 class _Running:

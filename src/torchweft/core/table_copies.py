@@ -157,7 +157,7 @@ def _found(*tables: Tensor | None) -> list[Tensor | None]:
 
 def _of_run(run: recorded.Run, table: Tensor, place: Hashable) -> Tensor:
     """The copy of a table in its present version; the run holds the table, so no id returns."""
-    key = place, 0 if table.is_inference() else table._version
+    key = place, recorded.version(table)
     if key not in run.copies:
         run.copies[key] = _private(table), table
     copy: Tensor = run.copies[key][0]

@@ -287,7 +287,7 @@ def product_plan(
         return _build(Tables(*copies), Sizes(*sizes), device)
 
     if (run := recorded.running()) is not None and unreadable(*copies):
-        return run.value((sizes, device, *map(id, copies)), build)
+        return run.value(copies, (sizes, device), build)
     return _plans.get(copies, (sizes, device), build)
 
 

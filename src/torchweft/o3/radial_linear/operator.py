@@ -304,7 +304,7 @@ def _blocks(tables: Tables, step: int) -> tuple[_EdgeBlock, ...]:
     step = -(-tables.num_edges // -(-tables.num_edges // step))
     ends = tables.src, tables.dst
     if (run := recorded.running()) is not None and unreadable(*ends):
-        return run.value((*map(id, ends), sizes, step), lambda: _cut(tables, step))
+        return run.value(ends, (sizes, step), lambda: _cut(tables, step))
     return _block_cache.get(ends, (sizes, step), lambda: _cut(tables, step))
 
 
