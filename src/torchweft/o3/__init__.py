@@ -10,9 +10,11 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
     None.
 """
 
+from torchweft.o3.adapters.allegro import from_allegro
 from torchweft.o3.adapters.e3nn import from_e3nn, to_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
+from torchweft.o3.adapters.sevennet import from_sevennet
 from torchweft.o3.graph import Graph
 from torchweft.o3.irreps import rotation
 from torchweft.o3.irreps.irreps import Irrep, Irreps
@@ -87,9 +89,11 @@ __all__ = [
     "TensorProductConv",
     "TensorSquare",
     "edge_rotation",
+    "from_allegro",
     "from_e3nn",
     "from_mace",
     "from_nequip",
+    "from_sevennet",
     "gating",
     "irrep_wise_linear",
     "irreps_info",
