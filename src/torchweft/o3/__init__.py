@@ -11,10 +11,12 @@ backend: "triton", "numba", "torch", or None for the fastest that can serve.  A 
 
 from typing import TYPE_CHECKING
 
+from torchweft.o3.adapters.allegro import from_allegro
 from torchweft.o3.adapters.check import check
 from torchweft.o3.adapters.e3nn import from_e3nn, to_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
+from torchweft.o3.adapters.sevennet import from_sevennet
 from torchweft.o3.dynamics.calculator import calculator
 from torchweft.o3.dynamics.neighbours import NeighbourList, neighbour_list
 from torchweft.o3.graph import Graph
@@ -128,9 +130,11 @@ __all__ = [
     "change_basis_real_to_complex",
     "check",
     "edge_rotation",
+    "from_allegro",
     "from_e3nn",
     "from_mace",
     "from_nequip",
+    "from_sevennet",
     "gating",
     "irrep_wise_linear",
     "irreps_info",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.adapters.e3nn import made_layer, network, tensor_product
-from torchweft.o3.adapters.mace_call import Call
+from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff

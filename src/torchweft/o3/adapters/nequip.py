@@ -1,21 +1,40 @@
-"""Models of NequIP with products, sums and layers of torchweft."""
+"""Models of NequIP with products, sums, networks and layers of torchweft."""
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from torchweft.core.operators.operator import compiling
 from torchweft.errors import DTypeError
 from torchweft.o3.adapters.e3nn import made_layer, tensor_product
+from torchweft.o3.adapters.interactions import (
+    RadialWeight,
+    SelfConnection,
+    by_types,
+    convolved,
+    layout_in,
+    linear_of_items,
+    radial_weight,
+)
+from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
+from torchweft.o3.graph import Graph, graph_of
+from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.tensor_product.products import TensorProductConv
 
 __all__ = ["from_nequip"]
 
 
 def from_nequip(model: nn.Module) -> nn.Module:
-    """A model of NequIP with its tensor products and sums by torchweft, and from_e3nn's layers.
+    """A model of NequIP whose interactions torchweft computes, and from_e3nn's layers.
+
+    Each layer's gather, product and sum are one convolution, which takes the radial network's last
+    matrix by itself where that is faster; self-connections are linear maps by the type of an atom.
 
     Args:
         model: not scripted or compiled; changed in place.
@@ -25,15 +44,75 @@ def from_nequip(model: nn.Module) -> nn.Module:
 
     Raises:
         DTypeError: it has no TensorProductScatter of NequIP.
+
+    Note:
+        With self-connections by type, `node_attrs` in the data are the types (N,), not their
+        embedding.
     """
-    if not isinstance(model, nn.Module) or not replace_layers(model, _nequip_scatter):
-        raise DTypeError(
-            f"from_nequip was given a {type(model).__name__}: it must hold layers "
-            "TensorProductScatter of NequIP. Pass the model before it is scripted or compiled; "
-            "where products and sums are apart, as in older versions, use from_e3nn."
-        )
-    replace_layers(model, made_layer)
+    _check(model)
+    blocks: list[Any] = [b for b in model.modules() if is_of("nequip", "InteractionBlock", b)]
+    features = [x for b in blocks for x in (b.linear_1.irreps_in, b.linear_2.irreps_out)]
+    layout, call = layout_in(model, "nequip", features), Call()
+    if any(is_of("nequip", "NodeTensorEmbed", module) for module in model.modules()):
+        layout = "mul_ir"  # it appends tensors to the first features
+    else:
+        _connect_by_type(model, blocks, layout)
+    for block in blocks:
+        if _is_radial(getattr(block, "edge_mlp", None)):
+            block.edge_mlp = _RadialNetwork(block.edge_mlp).train(block.training)
+        if layout == "ir_mul":
+            items = Irreps(block.tp_scatter.tp.irreps_out)
+            block.linear_2 = linear_of_items(block.linear_2, items, layout)
+        edges = _Edges(call)
+        block.register_forward_pre_hook(edges)
+        replace_layers(block, functools.partial(_nequip_scatter, layout=layout, edges=edges))
+    replace_layers(model, functools.partial(_nequip_scatter, layout=layout, edges=_Edges(call)))
+    replace_layers(model, functools.partial(made_layer, layout=layout))
+    if blocks:
+        model.register_forward_pre_hook(call.begin, with_kwargs=True)
+        model.register_forward_hook(call.end, always_call=True)
     return model
+
+
+def _check(model: Any) -> None:
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    if any(is_of("nequip", "TensorProductScatter", module) for module in modules):
+        return
+    named = type(model).__name__
+    if any(is_of("allegro", "Contracter", module) for module in modules):
+        raise DTypeError(
+            f"from_nequip was given a {named} with products of Allegro: it must hold layers "
+            "TensorProductScatter of NequIP. Pass it to from_allegro."
+        )
+    raise DTypeError(
+        f"from_nequip was given a {named}: it must hold layers TensorProductScatter of NequIP. "
+        "Pass the model before it is scripted or compiled; a model whose products and sums are "
+        "apart, as in NequIP before 0.7, goes to from_e3nn."
+    )
+
+
+class _Edges:
+    """A hook of an interaction: the graph of its data, which layers of a call share.
+
+    Args:
+        call: of the model.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.edge_index: Tensor | None = None
+
+    def __call__(self, block: nn.Module, args: Any) -> None:
+        """Before the forward pass of the interaction; compiled code sorts equal edges once."""
+        if not compiling():
+            self.edge_index = args[0]["edge_index"]
+
+    def graph(self, edge_src: Tensor, edge_dst: Tensor, num_nodes: int) -> Graph:
+        """The graph of the interaction's edges; of these ones where it was not called."""
+        edge_index, self.edge_index = self.edge_index, None
+        if edge_index is None:
+            return graph_of(edge_src, edge_dst, num_nodes, num_nodes)
+        return self.call.graph(edge_index, num_nodes, src=1)
 
 
 class _NequipScatter(nn.Module):
@@ -41,21 +120,115 @@ class _NequipScatter(nn.Module):
 
     Args:
         tp: the convolution.
+        edges: of the interaction that calls it.
     """
 
-    def __init__(self, tp: nn.Module) -> None:
+    def __init__(self, tp: TensorProductConv, edges: _Edges) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.edges = tp, edges
 
     def forward(
-        self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor
+        self,
+        x: Tensor,
+        edge_attr: Tensor,
+        edge_weight: Tensor | RadialWeight,
+        edge_dst: Tensor,
+        edge_src: Tensor,
     ) -> Tensor:
         """(N, D_out) of x (N, D1) and, for each edge, harmonics, weights and nodes."""
-        found: Tensor = self.tp(x, edge_attr, edge_weight, edge_src, edge_dst)
-        return found
+        graph = self.edges.graph(edge_src, edge_dst, x.shape[0])
+        return convolved(self.tp, x, edge_attr, edge_weight, graph)
 
 
-def _nequip_scatter(module: Any) -> nn.Module | None:
+def _nequip_scatter(module: Any, layout: str, edges: _Edges) -> nn.Module | None:
     if not is_of("nequip", "TensorProductScatter", module):
         return None
-    return _NequipScatter(holding(tensor_product(module.tp, TensorProductConv), module.tp))
+    conv = tensor_product(module.tp, TensorProductConv, layout)
+    assert isinstance(conv, TensorProductConv)
+    holding(conv, module.tp)
+    return _NequipScatter(conv, edges).train(module.training)
+
+
+class _RadialNetwork(nn.Module):
+    """NequIP's ScalarMLPFunction, with the last matrix apart.
+
+    Args:
+        network: the original; its layers are kept.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.mlp = network.mlp
+        self._factors = [_factor(layer) for layer in self.mlp if hasattr(layer, "alpha")]
+
+    def forward(self, x: Tensor) -> Tensor | RadialWeight:
+        """Weights of the edges, of radial functions x (E, basis)."""
+        return radial_weight(self, x)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """(E, H): what the last matrix is applied to."""
+        factors = iter(self._factors)
+        for layer in self.mlp[:-1]:
+            x = x @ (layer.weight * next(factors)) if hasattr(layer, "alpha") else layer(x)
+        return x
+
+    def last_matrix(self) -> Tensor:
+        """(H, weight_numel)."""
+        matrix: Tensor = self.mlp[-1].weight * self._factors[-1]
+        return matrix
+
+
+def _is_radial(network: Any) -> bool:
+    """Whether it is a network of matrices without biases that ends in one."""
+    if not is_of("nequip", "ScalarMLPFunction", network) or network.bias:
+        return False
+    return isinstance(network.mlp, nn.Sequential) and hasattr(network.mlp[-1], "alpha")
+
+
+def _factor(layer: Any) -> float:
+    """The number by which a layer's weight is multiplied, which its buffer holds rounded."""
+    rounded = float(layer.alpha)
+    for gain in (1.0, math.sqrt(2)):
+        for width in (layer.in_features, layer.out_features):
+            exact = gain / math.sqrt(width)
+            if abs(exact - rounded) <= torch.finfo(torch.float32).eps * exact:
+                return exact
+    return rounded
+
+
+def _connect_by_type(model: nn.Module, blocks: list[Any], layout: str) -> None:
+    """Replace self-connections where all attributes of the nodes are embedded types."""
+    embeddings: list[Any] = [m for m in model.modules() if is_of("nequip", "NodeTypeEmbed", m)]
+    connected = [block for block in blocks if getattr(block, "sc", None) is not None]
+    if len(embeddings) != 1 or not connected:
+        return
+    (embed,) = embeddings
+    if getattr(embed, "do_categorical_graph_field_embed", False):
+        return
+    width = Irreps(f"{embed.embed_module.weight.shape[1]}x0e")
+    if not all(by_types(b.sc) and Irreps(b.sc.irreps_in2) == width for b in connected):
+        return
+    for block in connected:
+        block.sc = holding(SelfConnection(block.sc, embed.embed_module, layout), block.sc)
+    replace_layers(model, lambda m: _TypeEmbed(m).train(m.training) if m is embed else None)
+
+
+class _TypeEmbed(nn.Module):
+    """NequIP's NodeTypeEmbed, with the types themselves as attributes of the nodes.
+
+    Args:
+        embed: the original; its embedding is kept.
+    """
+
+    def __init__(self, embed: Any) -> None:
+        super().__init__()
+        self.embed_module, self.set_features = embed.embed_module, embed.set_features
+        self.irreps_in, self.irreps_out = embed.irreps_in, embed.irreps_out
+
+    def forward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The data with `node_attrs` (N,), and `node_features` (N, width)."""
+        types = data["atom_types"].view(-1)
+        data["node_attrs"] = types
+        if self.set_features:
+            data["node_features"] = self.embed_module(types)
+        return data

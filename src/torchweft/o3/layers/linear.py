@@ -268,7 +268,10 @@ class Linear(WeightedModule):
             if self._into[k]:
                 items = [self.instructions[n].i_in for n in self._into[k]]
                 rows = [self._rows(parts[i], self.irreps_in[i]) for i in items]
-                z = torch.matmul(*self._factors(k, rows, matrices))
+                together, matrix = self._factors(k, rows, matrices)
+                if self.shared_weights and not self.features:
+                    together = together.reshape(-1, together.shape[-1])
+                z = torch.matmul(together, matrix)
                 if self.features:
                     z = z.view(-1, ir.dim, *f_out, mul).movedim(-2, 1)
                 if ir.dim > 1 and self.layout == "mul_ir":
@@ -282,15 +285,18 @@ class Linear(WeightedModule):
         return side_by_side(found, -1) if found else x.new_zeros(*lead, *f_out, 0)
 
     def _rows(self, part: Tensor, item: MulIr) -> Tensor:
-        """An item of x: (rows · (2l+1), copies) for one matrix, (…, 2l+1, copies) for one a row."""
+        """An item of x: (…, copies), with 2l+1 rows for each of x's; all in one if mul_ir."""
         mul, ir = item
         if self.features or not self.shared_weights:
             block = as_block(part, item, self.layout)
             rows = (block.flatten(-3, -2) if self.features else block).mT
             return rows.flatten(0, -2) if self.shared_weights else rows
-        if ir.dim > 1 and self.layout == "mul_ir":
-            part = part.reshape(-1, mul, ir.dim).mT
-        return part.reshape(-1, mul)
+        if ir.dim == 1:
+            return part.reshape(-1, mul)
+        if self.layout == "mul_ir":
+            return part.reshape(-1, mul, ir.dim).mT.reshape(-1, mul)
+        # a view: side by side with others it is copied
+        return part.view(*part.shape[:-1], ir.dim, mul)
 
     def _factors(self, k: int, rows: list[Tensor], matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The rows that go into one item of the output, side by side, and their matrix.

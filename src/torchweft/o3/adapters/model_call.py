@@ -1,4 +1,4 @@
-"""What layers of a model of MACE share in a call: the graph, and the element of each node."""
+"""What layers of a model share in a call: the graph, and the element of each node."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Call:
         self.running = False
         self._graph = self._element = None
 
-    def graph(self, edge_index: Tensor, num_nodes: int) -> Graph:
-        """The graph of edge_index (2, E), src and dst."""
+    def graph(self, edge_index: Tensor, num_nodes: int, src: int = 0) -> Graph:
+        """The graph of edge_index (2, E), whose row `src` has the sources in every call."""
         kept = self._graph
         if kept is not None and kept[0] is edge_index and kept[1] == num_nodes:
             return kept[2]
-        made = graph_of(edge_index[0], edge_index[1], num_nodes, num_nodes)
+        made = graph_of(edge_index[src], edge_index[1 - src], num_nodes, num_nodes)
         if self.running:
             self._graph = edge_index, num_nodes, made
         return made

@@ -1,0 +1,163 @@
+"""Parts that interactions of NequIP and SevenNet share.
+
+RadialWeight     weights of edges as radial @ matrix, for a convolution that does not store them
+SelfConnection   z[n, w] = Σ_u x[n, u] M[type n, u, w]: linear maps by the type of a node
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchweft.o3.adapters.replacing import holding, is_of
+from torchweft.o3.graph import Graph
+from torchweft.o3.irreps.irreps import Irreps, split_weight
+from torchweft.o3.layers.linear import Linear
+from torchweft.o3.tensor_product.products import TensorProductConv
+
+__all__ = [
+    "RadialWeight",
+    "SelfConnection",
+    "by_types",
+    "convolved",
+    "layout_in",
+    "linear_of_items",
+    "radial_weight",
+]
+
+
+class RadialWeight(NamedTuple):
+    """Weights of edges that are not formed: radial @ matrix."""
+
+    radial: Tensor  # (E, H)
+    matrix: Tensor  # (H, weight_numel)
+
+
+def radial_weight(network: Any, x: Tensor) -> Tensor | RadialWeight:
+    """The weights (E, weight_numel) of edges, or their two factors where these are faster.
+
+    Args:
+        network: with `hidden` and `last_matrix`, as FullyConnectedNet.
+        x: (E, basis), radial functions of the edges.
+    """
+    radial, matrix = network.hidden(x), network.last_matrix()
+    return RadialWeight(radial, matrix) if leaves_factors(radial) else radial @ matrix
+
+
+def leaves_factors(radial: Tensor) -> bool:
+    """Whether a convolution takes radial and matrix, for tensors like these.
+
+    On a GPU one kernel then forms the weights in registers: forces and training take a fifth to a
+    third less time, and never store the weights.  On the CPU forces take 1.1 to 1.5 times as long.
+    """
+    return radial.is_cuda
+
+
+def convolved(
+    conv: TensorProductConv, x: Tensor, y: Tensor, weight: Tensor | RadialWeight, graph: Graph
+) -> Tensor:
+    """(N, D_out): the convolution by either form of weights."""
+    if isinstance(weight, RadialWeight):
+        return conv.forward(x, y, src=graph, radial=weight.radial, radial_weight=weight.matrix)
+    return conv.forward(x, y, weight, graph)
+
+
+def layout_in(model: nn.Module, package: str, features: Iterable[Any]) -> str:
+    """The layout of features inside a model: "ir_mul" if nothing but replaced layers reads them.
+
+    It saves a copy before and after each linear map.  Layers of other packages than the model's own
+    may read components, and items of one irrep may be joined: then rows stay as e3nn has them.
+
+    Args:
+        model: with layers of e3nn.
+        package: the model's own.
+        features: irreps of the rows between layers.
+    """
+    known = {package, "e3nn", "torch", "torchweft"}
+    found = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    items = [[item.ir for item in Irreps(irreps)] for irreps in features]
+    distinct = all(len(set(irreps)) == len(irreps) for irreps in items)
+    return "ir_mul" if found <= known and distinct else "mul_ir"
+
+
+def linear_of_items(linear: Any, irreps: Irreps, layout: str) -> Linear:
+    """e3nn's Linear of joined items, for rows that have these items apart; its output has no two.
+
+    The weight is the same: the rows of a matrix are those of the items one after the other.
+    """
+    biased = {i.i_out for i in linear.instructions if i.i_in < 0}
+    out = Irreps(linear.irreps_out)
+    made = Linear(irreps, out, biases=[k in biased for k in range(len(out))], layout=layout)
+    holding(made, linear)
+    return made
+
+
+class SelfConnection(nn.Module):
+    """z = Σ_uv W[u, v, w] x[n, u] a[type n, v]: an e3nn product with attributes of types.
+
+    The matrices M[t, u, w] = Σ_v a[t, v] W[u, v, w] of all types are formed once a call, and one
+    linear map by type replaces a product of (copies × attributes) pairs for each node.
+
+    Args:
+        product: e3nn's, one of `by_types`; its weight is kept.
+        embedding: the module whose weight (types, attributes) is a; None: a is the unit matrix, the
+            attributes are one-hot rows.
+        layout: of the rows.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self, product: Any, embedding: nn.Module | None = None, layout: str = "mul_ir"
+    ) -> None:
+        super().__init__()
+        instructions = product.instructions
+        types = product.irreps_in2.dim if embedding is None else _table(embedding).shape[0]
+        self.linear = Linear(
+            Irreps(product.irreps_in1),
+            Irreps(product.irreps_out),
+            num_elements=types,
+            internal_weights=False,
+            instructions=[(i.i_in1, i.i_out) for i in instructions],
+            layout=layout,
+        )
+        self._shapes = [i.path_shape for i in instructions]
+        self._factors = [
+            i.path_weight / math.sqrt(self.linear.irreps_out[i.i_out].ir.dim) / own.path_weight
+            for i, own in zip(instructions, self.linear.instructions, strict=True)
+        ]
+        self._embedding = (embedding,)  # no child: the parameter is the other module's
+
+    def forward(self, x: Tensor, types: Tensor) -> Tensor:
+        """(N, D_out) of x (N, D) and types (N,), integers."""
+        return self.linear.forward(x, self._matrices(), element=types)
+
+    def _matrices(self) -> Tensor:
+        """(types, Σ copies in · copies out)."""
+        (embedding,) = self._embedding
+        views = split_weight(self.weight, self._shapes)
+        found = [
+            (w if f == 1 else w * f).transpose(0, 1).flatten(1)
+            for w, f in zip(views, self._factors, strict=True)
+            if w is not None
+        ]
+        matrices = torch.cat(found, 1)
+        return matrices if embedding is None else _table(embedding) @ matrices
+
+
+def by_types(product: Any) -> bool:
+    """Whether a product is one that SelfConnection computes."""
+    if not is_of("e3nn", "FullyConnectedTensorProduct", product):
+        return False
+    items = Irreps(product.irreps_in2)
+    mixed = all(i.connection_mode == "uvw" and i.has_weight for i in product.instructions)
+    return len(items) == 1 and items[0].ir.l == 0 and items[0].ir.p == 1 and mixed
+
+
+def _table(embedding: Any) -> Tensor:
+    table: Tensor = embedding.weight
+    return table

@@ -1,0 +1,79 @@
+"""A converted model beside its original: the same numbers, in fewer operations."""
+
+import collections
+import contextlib
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["assert_agree", "default_dtype", "names_of", "operations", "trained"]
+
+VIEWS = {"view", "_unsafe_view", "expand", "select", "slice", "unsqueeze", "squeeze", "permute"}
+VIEWS |= {"transpose", "t", "unbind", "split", "split_with_sizes", "alias", "detach", "as_strided"}
+VIEWS |= {"unfold", "diagonal"}
+
+
+def assert_agree(found, exact, rounded, dtype=torch.float64, multiple=16):
+    """Errors at most a few times those of the original's float32 results, by the precision.
+
+    Args:
+        found: results by name, of the model under test.
+        exact: of the original in float64.
+        rounded: of the original in float32.
+        dtype: that the model under test computes in.
+        multiple: of the errors.
+    """
+    assert found.keys() == exact.keys()
+    eps = torch.finfo(dtype).eps
+    for name, value in exact.items():
+        noise = (rounded[name] - value).abs().max() * eps / torch.finfo(torch.float32).eps
+        error = (found[name] - value).abs().max()
+        bound = multiple * (noise + eps * value.abs().max())
+        assert error <= bound, (name, float(error), float(bound))
+
+
+def trained(model, energy, forces):
+    """Energies, forces, and gradients of a loss of forces.
+
+    Args:
+        model: in training mode.
+        energy: a function of positions.
+        forces: of positions that need a gradient.
+    """
+    found = {"energy": energy.detach(), "forces": forces.detach()}
+    names = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    loss = forces.sin().sum() + energy.sum()
+    grads = torch.autograd.grad(loss, list(names.values()), allow_unused=True)
+    return found | {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+
+
+def operations(function):
+    """The number of torch's operations of a call, without views."""
+    counts = collections.Counter()
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            name = operation._schema.name.partition("::")[2]
+            if name not in VIEWS:
+                counts[name] += 1
+            return operation(*args, **(kwargs or {}))
+
+    function()  # tables are made once
+    with Counting():
+        function()
+    return counts.total()
+
+
+def names_of(model, package):
+    """The modules of a package in a model."""
+    return [n for n, m in model.named_modules() if type(m).__module__.startswith(package)]
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
