@@ -13,7 +13,7 @@ import torch
 
 from tests.conftest import INTERPRETED
 from torchweft import o3
-from torchweft.errors import BackendError
+from torchweft.errors import BackendError, DTypeError
 from torchweft.testing import assert_as_accurate, assert_within_bound
 
 if INTERPRETED:
@@ -91,6 +91,13 @@ def test_signs_of_symbols_are_those_of_the_model():
         found = o3.from_e3nn(copy.deepcopy(tp))(*given)
         size = exact.abs().max().expand_as(exact)
         assert_within_bound(found, exact, size, 30)
+
+
+def test_a_network_whose_layers_are_wrapped():
+    model = built(Layers)
+    model.network.layer1 = torch.nn.Sequential(model.network.layer1)
+    with pytest.raises(DTypeError, match="FullyConnectedNet of the model holds a Sequential: its"):
+        o3.from_e3nn(model)
 
 
 def test_torchscript():

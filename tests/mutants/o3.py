@@ -3,6 +3,8 @@
 from tests.mutants import Mutant
 
 RADIAL = "tests/contract/test_o3_radial.py"
+STATES = "tests/contract/test_o3_states.py"
+ADAPTERS = "tests/contract/test_o3_adapters.py -k"
 NORMS = "tests/contract/test_o3_norms.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
 CALCULATOR = "tests/contract/test_o3_calculator.py"
@@ -44,8 +46,8 @@ MUTANTS = [
     ),
     Mutant(
         "sin x / x by a series without signs",
-        "series = 1 - series * square / (2 * k * (2 * k + 1))",
-        "series = 1 - series * square / (2 * k * (2 * k + 2))",
+        "series = torch.addcmul(one, series, square, value=-1 / (2 * k * (2 * k + 1)))",
+        "series = torch.addcmul(one, series, square, value=-1 / (2 * k * (2 * k + 2)))",
         RADIAL,
     ),
     Mutant(
@@ -215,5 +217,41 @@ MUTANTS = [
         "if not self.weight_numel and isinstance(x, Tensor) and x.shape[-1:] == (0,):",
         "if False:",
         "tests/contract/test_o3_linear.py -k without_numbers",
+    ),
+    Mutant(
+        "3j symbols have our sign whatever the model has",
+        "math.copysign(1.0, float((found[0].cpu().double() * own).sum()))",
+        "1.0",
+        f"{STATES} -k signs",
+    ),
+    Mutant(
+        "a converted layer forgets the tables of the original",
+        "for name, t in module.state_dict().items() if name not in own",
+        "for name, t in module.state_dict().items() if name in own",
+        f"{STATES} -k own_layers",
+    ),
+    Mutant(
+        "constants of a state are not compared",
+        "return not bool(((a - b).abs() > ROUNDED * size).any())",
+        "return True",
+        f"{ADAPTERS} other_constants",
+    ),
+    Mutant(
+        "mixtures of elements are taken for one-hot rows",
+        "if not bool((one_hot == attributes).all()):",
+        "if bool((one_hot != one_hot).any()):",
+        f"{ADAPTERS} one_hot",
+    ),
+    Mutant(
+        "elements are chosen where attributes need a gradient",
+        "transformed() or attributes.requires_grad or not",
+        "transformed() or not",
+        f"{ADAPTERS} one_hot",
+    ),
+    Mutant(
+        "couplings that cancel are measured by themselves",
+        "_fitted(values, functions, size.max(initial=0))",
+        "_fitted(values, functions, np.abs(values).max(initial=0))",
+        "tests/contract/test_o3_symmetric_contraction.py -k cancel",
     ),
 ]

@@ -134,6 +134,12 @@ def _sign(made: InstructedModule, module: Any, n: int) -> float:
 def network(module: Any, kind: type[FullyConnectedNet] = FullyConnectedNet) -> FullyConnectedNet:
     """A network with the widths, functions, factors and parameters of e3nn's."""
     layers = list(module.children())
+    for layer in layers:
+        if not is_of("e3nn", "_Layer", layer):
+            raise DTypeError(
+                f"a FullyConnectedNet of the model holds a {type(layer).__name__}: its layers must "
+                "be e3nn's own. Merge what wraps them, such as LoRA, before the model is converted."
+            )
     acts = [layer.act.f for layer in layers if layer.act is not None]
     made = kind(
         module.hs,

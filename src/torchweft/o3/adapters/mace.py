@@ -31,9 +31,6 @@ MODELS = (
 )
 """Models in which no layer but those that are replaced reads components: rows are ir_mul there."""
 
-FEW_ELEMENTS = 4
-"""Elements up to which, on the CPU, one product with one-hot rows takes the least time."""
-
 
 def from_mace(model: nn.Module) -> nn.Module:
     """A model of MACE with its interactions and products by torchweft, and from_e3nn's layers.
@@ -186,9 +183,7 @@ class _ByElement(TensorProduct):
         self, x: Tensor, attributes: Tensor
     ) -> Tensor:
         """(N, D_out) of x (N, D) and attributes (N, num_elements)."""
-        count = self.irreps_in2.dim
-        few = x.is_cpu and count <= FEW_ELEMENTS
-        element = None if few or self._linear is None else self.call.element(attributes)
+        element = self.call.element(attributes)
         if element is None or self._linear is None:
             return super().forward(x, attributes)
         linear, factor = self._linear

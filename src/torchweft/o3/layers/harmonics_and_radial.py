@@ -448,11 +448,11 @@ def _sinc(x: Tensor) -> Tensor:
     """sin x / x, by its series where |x| < 1: derivatives of the quotient cancel there."""
     small = x.abs() < 1
     square = torch.where(small, x, 0).square()
-    series = torch.ones_like(x)
+    series = one = torch.ones_like(x)
     # further terms are below the precision, also of two derivatives
     terms = 8 if x.dtype == torch.float32 else 12
     for k in reversed(range(1, terms)):
-        series = 1 - series * square / (2 * k * (2 * k + 1))
+        series = torch.addcmul(one, series, square, value=-1 / (2 * k * (2 * k + 1)))
     away = torch.where(small, 1, x)
     return torch.where(small, series, away.sin() / away)
 
