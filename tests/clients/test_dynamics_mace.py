@@ -1,7 +1,6 @@
 """o3.calculator with models of the real MACE: MACECalculator's numbers, and its dynamics.
 
 Errors are measured by those that MACE's own float32 has against its float64.
-Seen red with: edges in the other direction, shifts of the cell before, the first head for all.
 """
 
 import copy

@@ -1,7 +1,6 @@
 """o3.calculator of functions: ASE's own Lennard-Jones, dynamics, errors (models: tests/clients).
 
-Seen red with: forces of the wrong sign at dst, a stress that is not divided by the volume, edges of
-the positions before.
+Seen red with: forces of the wrong sign at dst, a stress of half the volume.
 """
 
 import numpy as np

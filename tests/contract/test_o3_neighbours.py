@@ -1,7 +1,7 @@
 """Neighbour lists: every image of every pair, in one order; lists with a skin are the same lists.
 
-Seen red with: candidates within the cutoff and no skin, movement compared with the whole skin,
-candidates kept where the cell has changed, a search for each structure that forgets its first atom.
+Seen red with: movement compared with the whole skin, another cell not noticed, edges as long as the
+cutoff, images within reach along what does not repeat, numbers of a structure in place of a batch.
 """
 
 import pytest
