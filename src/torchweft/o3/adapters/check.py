@@ -16,17 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.errors import DTypeError
+from torchweft.o3.adapters.allegro import from_allegro
 from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
 from torchweft.o3.adapters.nequip import from_nequip
 from torchweft.o3.adapters.replacing import is_of
+from torchweft.o3.adapters.sevennet import from_sevennet
 
 __all__ = ["Comparison", "Report", "Turned", "check"]
 
 CALLS = 5  # of each model, in turn
 _CONVERTERS = {
     ("mace", "InteractionBlock"): from_mace,
+    ("allegro", "Contracter"): from_allegro,
     ("nequip", "TensorProductScatter"): from_nequip,
+    ("sevenn", "AtomGraphSequential"): from_sevennet,
 }
 _RESULTS = {
     "energy": ("energy", "total_energy", "inferred_total_energy"),
@@ -106,11 +110,11 @@ class Report:
 
 
 def check(model: nn.Module, batch: Any) -> Report:
-    """Compare a model of e3nn, MACE or NequIP with its conversion, on a structure of your own.
+    """Compare a model with its conversion, on a structure of your own.
 
     Args:
-        model: as for from_mace, from_nequip or from_e3nn, of which the one that fits converts a
-            copy; left as it is.
+        model: of MACE, NequIP, Allegro, SevenNet or e3nn; the `from_…` that fits converts a copy,
+            and the model is left as it is.
         batch: what the model takes: a dictionary or another object, or a tuple of arguments; its
             tensors are copied for each call.
 
@@ -135,8 +139,8 @@ def check(model: nn.Module, batch: Any) -> Report:
     >>> report.left
     ()
     """
-    converted = _converter(model)(copy.deepcopy(model))
-    original = copy.deepcopy(model)
+    converted = _converter(model)(_copy(model))
+    original = _copy(model)
     exact = _call(_doubled(model), batch, torch.float64)
     theirs, ours = _call(original, batch), _call(converted, batch)
     times = _times_ms({"original": original, "torchweft": converted}, batch)
@@ -160,9 +164,16 @@ def _converter(model: nn.Module) -> Callable[[nn.Module], nn.Module]:
     return from_e3nn
 
 
+def _copy(model: nn.Module) -> nn.Module:
+    """A deep copy but for scripted functions, as SevenNet has some: these cannot be copied."""
+    values = (value for module in model.modules() for value in vars(module).values())
+    shared = {id(value): value for value in values if isinstance(value, torch.jit.ScriptFunction)}
+    return copy.deepcopy(model, shared)
+
+
 def _doubled(model: nn.Module) -> nn.Module:
     """A copy in float64, with the dtypes that its modules have written down."""
-    doubled = copy.deepcopy(model).double()
+    doubled = _copy(model).double()
     for module in doubled.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, torch.dtype) and value.is_floating_point:
@@ -187,7 +198,8 @@ def _copied(batch: Any, dtype: torch.dtype | None) -> Any:
     """The batch with new tensors, so that a model may write into it, or set requires_grad."""
     if isinstance(batch, Tensor):
         kept = dtype is None or not batch.is_floating_point()
-        return batch.detach().to(batch.dtype if kept else dtype, copy=True)
+        copied = batch.detach().to(batch.dtype if kept else dtype, copy=True)
+        return copied.requires_grad_(batch.requires_grad)
     if isinstance(batch, Mapping):
         return {key: _copied(value, dtype) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
