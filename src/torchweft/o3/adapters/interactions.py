@@ -133,7 +133,8 @@ class SelfConnection(nn.Module):
         self._embedding = (embedding,)  # no child: the parameter is the other module's
 
     def forward(self, x: Tensor, types: Tensor) -> Tensor:
-        """(N, D_out) of x (N, D) and types (N,), integers."""
+        """(N, D_out) of x (N, D) and types (N,), integers; (N, any) of equal columns."""
+        types = types if types.dim() == 1 else types.select(1, 0)
         return self.linear.forward(x, self._matrices(), element=types)
 
     def _matrices(self) -> Tensor:

@@ -46,8 +46,8 @@ def from_nequip(model: nn.Module) -> nn.Module:
         DTypeError: it has no TensorProductScatter of NequIP.
 
     Note:
-        With self-connections by type, `node_attrs` in the data are the types (N,), not their
-        embedding.
+        With self-connections by type, columns of `node_attrs` in the data are the types, integers,
+        not their embedding.
     """
     _check(model)
     blocks: list[Any] = [b for b in model.modules() if is_of("nequip", "InteractionBlock", b)]
@@ -226,9 +226,10 @@ class _TypeEmbed(nn.Module):
         self.irreps_in, self.irreps_out = embed.irreps_in, embed.irreps_out
 
     def forward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The data with `node_attrs` (N,), and `node_features` (N, width)."""
+        """The data with `node_attrs` (N, width), columns of types, and `node_features`."""
         types = data["atom_types"].view(-1)
-        data["node_attrs"] = types
+        width = self.embed_module.weight.shape[1]
+        data["node_attrs"] = types.unsqueeze(1).expand(-1, width)  # of the shape that NequIP checks
         if self.set_features:
             data["node_features"] = self.embed_module(types)
         return data
