@@ -1,8 +1,4 @@
-"""from_allegro on models of the real Allegro.
-
-Seen red with: factors exchanged, weights of paths in the order of channels, one irrep's weight on
-another's components.
-"""
+"""from_allegro on models of the real Allegro."""
 
 import functools
 

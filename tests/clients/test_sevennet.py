@@ -1,7 +1,7 @@
 """from_sevennet on models of the real SevenNet.
 
 SevenNet computes in float32 alone: for exact results its one-hot rows are cast to float64.
-Seen red with: a denominator left out, items of products joined in ir_mul rows, a bias left out.
+Seen red with: items of products joined in ir_mul rows.
 """
 
 import copy
