@@ -37,7 +37,7 @@ def calculator(
         model: a model of MACE (MACE or ScaleShiftMACE), NequIP, Allegro or SevenNet, converted by
             `from_mace` and its kin or as it is; or a function or module of one's own,
             `model(numbers, vectors, graph) -> energy` with the atomic numbers (N,), the vectors of
-            the edges (E, 3) from dst to the image of src, in Å, the `Graph` of the edges, one for
+            the edges (E, 3) from src to the image of dst, in Å, the `Graph` of the edges, one for
             all layers, and an energy of one element, in eV.
         cutoff: of a model of one's own, in Å; others have theirs.
         skin: by how much the neighbour list exceeds the cutoff, in Å, so that it is searched anew
