@@ -215,8 +215,8 @@ def test_the_graph_is_made_once_a_call(monkeypatch):
     monkeypatch.setattr("torchweft.o3.graph.Graph", lambda *args: made.append(args) or graph(*args))
     compared = []
     monkeypatch.setattr(
-        "torchweft.o3.adapters.mace_call.graph_of",
-        lambda *args, own=o3.adapters.mace_call.graph_of: compared.append(args) or own(*args),
+        "torchweft.o3.adapters.model_call.graph_of",
+        lambda *args, own=o3.adapters.model_call.graph_of: compared.append(args) or own(*args),
     )
     for _ in range(2):
         model(batch())
