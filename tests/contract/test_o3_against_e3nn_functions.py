@@ -418,9 +418,15 @@ UNLIKE = {
     "Instruction": "what instructions hold, see test_o3_names",
     "IrrepsInfo": "what irreps_info gives",
     "LayerNorm": "e3nn has none; test_o3_norms",
+    "NeighbourList": "e3nn takes edges; test_o3_neighbours",
     "PolynomialCutoff": "e3nn has none; test_o3_radial",
+    "calculator": "of whole potentials; test_o3_calculator",
+    "check": "of converted models; tests/clients/test_check",
+    "from_allegro": "of models of Allegro; tests/clients/test_allegro",
     "from_mace": "of models of MACE; test_o3_loaders",
     "from_nequip": "of models of NequIP; test_o3_loaders",
+    "from_sevennet": "of models of SevenNet; tests/clients/test_sevennet",
+    "neighbour_list": "e3nn takes edges; test_o3_neighbours",
     "to_e3nn": "states of converted models; test_o3_states",
 }
 """Public names that e3nn has nothing for."""

@@ -66,6 +66,8 @@ LAYERS = {
     "ElementwiseTensorProduct": lambda i: o3.ElementwiseTensorProduct(
         i("2x1o"), i("2x1o"), i("0e", True)
     ),
+    "Extract": lambda i: o3.Extract(i("2x0e+1o"), [i("1o"), i("2x0e")], [(1,), (0,)]),
+    "ExtractIr": lambda i: o3.ExtractIr(i("2x0e+1o"), i("1o", True)),
     "FullTensorProduct": lambda i: o3.FullTensorProduct(i("2x1o"), i("2x1o"), i("0e+1e", True)),
     "FullyConnectedTensorProduct": lambda i: o3.FullyConnectedTensorProduct(
         i("2x1o"), i("1o"), i("3x0e+2e")
@@ -78,6 +80,8 @@ LAYERS = {
     "Linear": lambda i: o3.Linear(i("2x0e+1o"), i("3x0e+2x1o")),
     "Norm": lambda i: o3.Norm(i("2x0e+1o")),
     "NormActivation": lambda i: o3.NormActivation(i("2x0e+1o"), torch.tanh),
+    "ReducedTensorProducts": lambda i: o3.ReducedTensorProducts("ij=ji", i=i("1o")),
+    "S2Activation": lambda i: o3.S2Activation(i("0e+1o+2e"), torch.tanh, 6),
     "SO2Linear": lambda i: o3.SO2Linear(i("2x0e+2x1o"), i("3x1o"), irreps_edge=i("1o", True)),
     "SphericalHarmonics": lambda i: o3.SphericalHarmonics(i("0e+1o+2e"), True, irreps_in=i("1o")),
     "SymmetricContraction": lambda i: o3.SymmetricContraction(i("4x0e+4x1o"), i("4x0e"), 2, 3),
@@ -93,7 +97,18 @@ LAYERS = {
 
 
 def test_no_layer_of_irreps_is_left_out():
-    without = {"BesselBasis", "Graph", "Irrep", "Irreps", "IrrepsInfo", "PolynomialCutoff"}
+    irreps = {"CartesianTensor", "Irrep", "Irreps", "IrrepsInfo", "SphericalTensor"}
+    of_degrees = {
+        "FromS2Grid",
+        "SO3Activation",
+        "SO3Grid",
+        "SphericalHarmonicsAlphaBeta",
+        "ToS2Grid",
+    }
+    of_numbers = {"BesselBasis", "FullyConnectedNet", "Legendre", "PolynomialCutoff"}
+    of_numbers |= {"SphericalHarmonicsAlphaBeta"}
+    others = {"Graph", "Instruction", "NeighbourList"}
+    without = irreps | of_degrees | of_numbers | others
     assert LAYERS.keys() | without == {name for name in o3.__all__ if name[0].isupper()}
 
 

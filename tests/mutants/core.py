@@ -15,7 +15,7 @@ CAPTURE = "tests/contract/test_capture.py"
 MUTANTS = [
     Mutant(
         "a recorded run compares tables with copies of before",
-        "    if (run := recorded.running()) is not None:\n        every = zip(",
+        "    if (run := recorded.Current.run) is not None:\n        every = zip(",
         "    if False:\n        every = zip(",
         RUNS,
     ),

@@ -35,7 +35,7 @@ from torchweft.capturing.graphs import CudaGraphs, Recorder
 from torchweft.capturing.kinds import Kind
 from torchweft.capturing.layout import Layout, Sizes, named_leaves
 from torchweft.core import private
-from torchweft.core.recorded import running
+from torchweft.core.recorded import Current
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 
 __all__ = ["CapturedFunction", "capture"]
@@ -128,7 +128,7 @@ class CapturedFunction:
 
     def __call__(self, *arguments: Any) -> Any:
         """The results of a replay, or of the calls before there is a record."""
-        if running() is not None:  # part of another record
+        if Current.run is not None:  # part of another record
             return self._function(*arguments)
         leaves, structure = private.flatten(arguments)
         key = (structure, *self._key(leaves, structure), *_modes(self._function))

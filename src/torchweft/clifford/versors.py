@@ -5,7 +5,6 @@ Built of geometric products alone, so gradients of any order exist, also at 0 an
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from typing import NamedTuple
@@ -16,8 +15,7 @@ from torch import Tensor
 from torchweft.clifford.algebra import Algebra
 from torchweft.clifford.calls import LARGEST_DIMENSION, blades_first
 from torchweft.clifford.functions import geometric_product, grade_project, reverse
-from torchweft.core.operators.operands import same_kind, widened
-from torchweft.core.private import any_autocast
+from torchweft.core.operators.operands import same_kind, widened, without_autocast
 from torchweft.errors import ShapeError
 
 __all__ = ["exp", "inverse", "log", "sandwich"]
@@ -81,7 +79,7 @@ def inverse(
         )
     (first,) = blades_first(algebra, blade_dim, x=same_kind(widened, x=x)[0])
     product = functools.partial(geometric_product, algebra=algebra, backend=backend)
-    with _without_autocast(first):
+    with without_autocast(first):
         wide = first.to(torch.promote_types(first.dtype, torch.float32))
         largest = wide.detach().abs().amax(0, keepdim=True)
         size = torch.where(largest > 0, largest, 1)  # so that products stay in range
@@ -114,7 +112,7 @@ def exp(
     Cost: 24 geometric products.
     """
     (b,) = blades_first(algebra, blade_dim, bivector=same_kind(widened, bivector=bivector)[0])
-    with _without_autocast(b):
+    with without_autocast(b):
         return _series(b, algebra, backend).movedim(0, blade_dim)
 
 
@@ -154,7 +152,7 @@ def log(
             "where a bivector's square has a scalar and one commuting part. Use a smaller algebra."
         )
     (r,) = blades_first(algebra, blade_dim, rotor=same_kind(widened, rotor=rotor)[0])
-    with _without_autocast(r):
+    with without_autocast(r):
         return _roots_and_series(r, algebra, backend).movedim(0, blade_dim)
 
 
@@ -214,10 +212,3 @@ def _one_like(x: Tensor) -> Tensor:
     one = torch.zeros_like(x)
     one[0] = 1
     return one
-
-
-def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
-    """A context in which products do not narrow what an inverse, exp or log is made of."""
-    if any_autocast():
-        return torch.autocast(x.device.type, enabled=False)
-    return contextlib.nullcontext()

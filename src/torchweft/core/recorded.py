@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-__all__ = ["Run", "keep", "running", "version"]
+__all__ = ["Current", "Run", "keep", "version"]
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Run:
         self._values: dict[Hashable, Any] = {}
 
     def __enter__(self) -> Run:
-        _Running.run = self
+        Current.run = self
         return self
 
     def __exit__(
@@ -50,7 +50,7 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _Running.run = None
+        Current.run = None
         self._values.clear()
         self.copies.clear()
 
@@ -71,19 +71,14 @@ def version(tensor: Tensor | None) -> int:
     return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
-class _Running:
-    """The run of this process, if any."""
+class Current:
+    """The run of this process, if any; hot paths read it without a call."""
 
     run: Run | None = None
 
 
-def running() -> Run | None:
-    """The run that is under way."""
-    return _Running.run
-
-
 def keep(value: T) -> T:
     """The value, kept with the record if there is a run; for values of caches that drop some."""
-    if _Running.run is not None:
-        _Running.run.kept.append(value)
+    if Current.run is not None:
+        Current.run.kept.append(value)
     return value

@@ -98,7 +98,7 @@ def copies_of(tables: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """
     if compiling():
         return tuple(tables)
-    if recorded.running() is not None:
+    if recorded.Current.run is not None:
         return tuple(_found(*tables))
     found: list[Tensor | None] = []
     for table in tables:  # the usual call: on the CPU, and nothing has changed
@@ -114,7 +114,7 @@ def copies_of(tables: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
 
 def unreadable(*tables: Tensor | None) -> bool:
     """Whether a run is under way in which the content of one of the tables may not be read."""
-    run = recorded.running()
+    run = recorded.Current.run
     if run is None:
         return False
     own = {id(copy) for copy, _ in run.copies.values()}
@@ -138,7 +138,7 @@ def _found(*tables: Tensor | None) -> list[Tensor | None]:
     places = [
         None if t is None or hasattr(t, _MARK) or not unwatched(t) else _place(t) for t in tables
     ]
-    if (run := recorded.running()) is not None:
+    if (run := recorded.Current.run) is not None:
         every = zip(tables, places, strict=True)
         return [t if t is None or p is None else _of_run(run, t, p) for t, p in every]
     pairs = {

@@ -281,9 +281,10 @@ class TensorCache(Generic[V]):
         full_key = (key, *map(id, tensors))
         entry = self._entries.get(full_key)
         if entry is not None and _unchanged(tensors, entry.versions):
-            return recorded.keep(entry.value)  # type: ignore[no-any-return]
+            found: V = entry.value
+            return found if recorded.Current.run is None else recorded.keep(found)
         value = recorded.keep(build())
-        if (run := recorded.running()) is not None and run.recording:
+        if (run := recorded.Current.run) is not None and run.recording:
             return value
         if not any(t is not None and t.is_inference() for t in tensors):
             if len(self._entries) >= MOST_VALUES:

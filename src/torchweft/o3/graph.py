@@ -205,7 +205,7 @@ def _graph_of(src: Tensor, dst: Tensor, num_nodes: int, num_sources: int) -> Gra
     _check_sizes(num_nodes=num_nodes, num_sources=num_sources)
     src, dst = cast("tuple[Tensor, Tensor]", copies_of((src, dst)))
     sizes = (num_nodes, num_sources)
-    if (run := recorded.running()) is not None and unreadable(src, dst):
+    if (run := recorded.Current.run) is not None and unreadable(src, dst):
         return run.value((src, dst), sizes, lambda: Graph(src, dst, *sizes))
     return _graphs.get((src, dst), sizes, lambda: Graph(src, dst, *sizes))
 

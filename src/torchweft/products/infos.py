@@ -286,7 +286,7 @@ def product_plan(
     def build() -> Plan:
         return _build(Tables(*copies), Sizes(*sizes), device)
 
-    if (run := recorded.running()) is not None and unreadable(*copies):
+    if (run := recorded.Current.run) is not None and unreadable(*copies):
         return run.value(copies, (sizes, device), build)
     return _plans.get(copies, (sizes, device), build)
 

@@ -24,6 +24,7 @@ from torchweft.clifford.programs.operator import forward, run
 from torchweft.clifford.programs.programs import pairs
 from torchweft.core.backend import choose
 from torchweft.core.expressions.program import accumulator, mask
+from torchweft.core.operators.operands import without_autocast
 from torchweft.core.operators.operator import FusedOperator, Gradients, constant_when_compiling
 
 __all__ = ["fully_connected", "layer", "linear", "weight_gradient"]
@@ -296,7 +297,7 @@ def fully_connected(
     options = (algebra.signature, gated, ending, backend)
     if backend != "triton":  # sums in float32: pairs and partial sums are not rounded to 16 bits
         left, right, matrices = (t.to(accumulator(x.dtype)) for t in (x, y, weight))
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return _product_composition(left, right, matrices, *options).to(x.dtype)
     args = (x, y, weight, *options)
     return _normalised(*args) if ending else _plain(*args)

@@ -7,6 +7,7 @@ operands, norms and transcendental functions take 16 bits as float32, all others
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -14,7 +15,15 @@ from torch import Tensor
 from torchweft.core.private import any_autocast
 from torchweft.errors import DeviceError, DTypeError
 
-__all__ = ["as_given", "check_tensors", "narrowed", "not_strided", "same_kind", "widened"]
+__all__ = [
+    "as_given",
+    "check_tensors",
+    "narrowed",
+    "not_strided",
+    "same_kind",
+    "widened",
+    "without_autocast",
+]
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -109,3 +118,8 @@ def _are_alike(values: list[Tensor]) -> bool:
         if value.layout is not torch.strided or value.is_nested:
             return False
     return True
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which autocast does not narrow torch's own products on the device of x."""
+    return torch.autocast(x.device.type, enabled=False) if any_autocast() else nullcontext()

@@ -18,15 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operands import check_tensors, same_kind
-from torchweft.core.private import any_autocast
+from torchweft.core.operators.operands import check_tensors, same_kind, without_autocast
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.irreps import (
     Irrep,
@@ -141,7 +139,7 @@ class SO2Linear(WeightedModule):
         flat = self.checked_weight(weight)
         x, *given = same_kind(x=x, weight=flat)
         flat, work = given[0] if given else None, working_dtype(x.dtype)
-        with _full_precision(x):
+        with without_autocast(x):
             matrix = self._rotation(edge, rotation, work)
             own = [] if flat is None or self.shared_weights else [flat.shape[:-1]]
             batch = broadcast_leads([x.shape[:-1], matrix.shape[:-2], *own])
@@ -196,13 +194,6 @@ class SO2Linear(WeightedModule):
         middle, *pairs = (found.get((k, m), none if m else none[..., :1, :]) for m in orders)
         low, high = ([pair.narrow(-2, n, 1) for pair in pairs] for n in (0, 1))
         return rows.mT @ torch.cat([*reversed(low), middle, *high], -2)
-
-
-def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast, which must not narrow rotations."""
-    if any_autocast():
-        return torch.autocast(x.device.type, enabled=False)
-    return nullcontext()
 
 
 def edge_rotation(edge: Tensor) -> Tensor:

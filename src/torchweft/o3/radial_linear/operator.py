@@ -303,7 +303,7 @@ def _blocks(tables: Tables, step: int) -> tuple[_EdgeBlock, ...]:
         return (_EdgeBlock({}, *pack(tables), sizes, {}),)
     step = -(-tables.num_edges // -(-tables.num_edges // step))
     ends = tables.src, tables.dst
-    if (run := recorded.running()) is not None and unreadable(*ends):
+    if (run := recorded.Current.run) is not None and unreadable(*ends):
         return run.value(ends, (sizes, step), lambda: _cut(tables, step))
     return _block_cache.get(ends, (sizes, step), lambda: _cut(tables, step))
 
