@@ -27,8 +27,8 @@ MUTANTS = [
     ),
     Mutant(
         "a record does not keep what caches may drop",
-        "return recorded.keep(entry.value)  # type",
-        "return entry.value  # type",
+        "return found if recorded.Current.run is None else recorded.keep(found)",
+        "return found",
         RUNS,
     ),
     Mutant(
