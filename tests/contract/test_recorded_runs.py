@@ -18,6 +18,8 @@ from torchweft.core.tables import cut
 from torchweft.o3.radial_linear import operator as radial_linear
 from torchweft.voxels.maps import tiles
 
+pytestmark = pytest.mark.kernels
+
 CALLS = [call for call in changed.CALLS if call is not changed._largest]
 READS = ("item", "tolist", "__int__", "__bool__", "__float__", "nonzero", "cpu", "numpy")
 ALLOWED = ("_check", "_check_segments", "check_ranges", "_checked_rows")
@@ -169,7 +171,6 @@ KERNEL_CALLS = {
 }
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("op", KERNEL_CALLS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_kernels_of_plans_that_are_not_read(op, backend):
@@ -194,7 +195,6 @@ def test_kernels_of_plans_that_are_not_read(op, backend):
         same(a, b)
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_kernels_of_graphs_that_are_not_read(backend):
     """The edges of a run have an order, whether they are sorted or not."""

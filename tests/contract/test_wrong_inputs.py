@@ -14,7 +14,10 @@ from torchweft import clifford, o3, products, reductions, voxels
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError, WeftError
 from torchweft.reductions import Genred, KernelSolve, Pm, SamplesLoss, Vi, Vj, cluster
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+]
 
 NOT_STRIDED = {
     "sparse": (torch.Tensor.to_sparse, r"layout torch\.sparse_coo: .* strided .*to_dense"),
