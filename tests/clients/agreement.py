@@ -3,10 +3,11 @@
 import collections
 import contextlib
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["assert_agree", "default_dtype", "names_of", "operations", "trained"]
+__all__ = ["assert_agree", "default_dtype", "names_of", "operations", "properties", "trained"]
 
 VIEWS = {"view", "_unsafe_view", "expand", "select", "slice", "unsqueeze", "squeeze", "permute"}
 VIEWS |= {"transpose", "t", "unbind", "split", "split_with_sizes", "alias", "detach", "as_strided"}
@@ -45,6 +46,16 @@ def trained(model, energy, forces):
     loss = forces.sin().sum() + energy.sum()
     grads = torch.autograd.grad(loss, list(names.values()), allow_unused=True)
     return found | {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+
+
+def properties(atoms, calculator):
+    """Energy, forces and, of a solid, stress by a calculator of ASE."""
+    atoms = atoms.copy()
+    atoms.calc = calculator
+    found = [np.array(atoms.get_potential_energy()), atoms.get_forces()]
+    if atoms.pbc.all():
+        found.append(atoms.get_stress())
+    return [torch.as_tensor(t, dtype=torch.float64) for t in found]
 
 
 def operations(function):

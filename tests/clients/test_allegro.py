@@ -7,13 +7,13 @@ import torch
 
 pytest.importorskip("allegro")
 from allegro.model import AllegroModel
-from nequip.utils.global_state import set_global_state
 
 from tests.clients import test_nequip as nequip
 from tests.clients.agreement import assert_agree, names_of
 from torchweft import o3
 from torchweft.errors import DTypeError
 
+state = nequip.state
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 VARIANTS = {
@@ -24,14 +24,6 @@ VARIANTS = {
     "diagonal": {"num_layers": 1},
     "one weight": {"weight_individual_irreps": False},
 }
-
-
-@pytest.fixture(autouse=True)
-def state():
-    before = torch.get_default_dtype()
-    set_global_state(allow_tf32=False)  # sets the default dtype
-    yield
-    torch.set_default_dtype(before)
 
 
 def original(dtype="float64", **settings):

@@ -19,6 +19,7 @@ from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
 from mace.calculators import MACECalculator
 
+from tests.clients.agreement import properties
 from tests.clients.maces import mace, rattled
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
@@ -39,15 +40,6 @@ def structures():
     film = rattled((1, 1, 2))
     film.pbc = (True, True, False)
     return {"solid": solid, "sheared": sheared, "film": film, "molecule": molecule("SiO")}
-
-
-def properties(atoms, calculator):
-    atoms = atoms.copy()
-    atoms.calc = calculator
-    found = [np.array(atoms.get_potential_energy()), atoms.get_forces()]
-    if atoms.pbc.all():
-        found.append(atoms.get_stress())
-    return [torch.as_tensor(t, dtype=torch.float64) for t in found]
 
 
 @functools.cache

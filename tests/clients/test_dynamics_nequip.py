@@ -3,7 +3,6 @@
 Errors are measured by those that their calculators have in float32 against float64.
 """
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborList
 from nequip.model import NequIPGNNModel
 from nequip.utils.global_state import set_global_state
 
+from tests.clients.agreement import properties
 from tests.clients.maces import rattled
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
@@ -28,15 +28,6 @@ def structures():
     sheared = rattled()
     sheared.set_cell(sheared.cell.array @ [[1, 0.1, 0], [0, 1, 0.05], [0, 0, 0.95]], True)
     return {"solid": sheared, "molecule": molecule("SiO")}
-
-
-def properties(atoms, calculator):
-    atoms = atoms.copy()
-    atoms.calc = calculator
-    found = [np.array(atoms.get_potential_energy()), atoms.get_forces()]
-    if atoms.pbc.all():
-        found.append(atoms.get_stress())
-    return [torch.as_tensor(t, dtype=torch.float64) for t in found]
 
 
 @pytest.fixture(autouse=True)

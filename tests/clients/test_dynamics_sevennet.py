@@ -4,7 +4,6 @@ Its models compute in float32: how far its numbers change where atoms are moved 
 the difference from ours.
 """
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,6 +16,7 @@ from sevenn._const import DEFAULT_E3_EQUIVARIANT_MODEL_CONFIG
 from sevenn.calculator import SevenNetCalculator
 from sevenn.model_build import build_E3_equivariant_model
 
+from tests.clients.agreement import properties
 from tests.clients.maces import rattled
 from torchweft import o3
 from torchweft.errors import DTypeError
@@ -44,15 +44,6 @@ def structures():
     sheared = rattled()
     sheared.set_cell(sheared.cell.array @ [[1, 0.1, 0], [0, 1, 0.05], [0, 0, 0.95]], True)
     return {"solid": sheared, "cluster": Atoms(sheared.symbols, sheared.positions)}
-
-
-def properties(atoms, calculator):
-    atoms = atoms.copy()
-    atoms.calc = calculator
-    found = [np.array(atoms.get_potential_energy()), atoms.get_forces()]
-    if atoms.pbc.all():
-        found.append(atoms.get_stress())
-    return [torch.as_tensor(t, dtype=torch.float64) for t in found]
 
 
 @pytest.mark.parametrize("name", ["solid", "cluster"])

@@ -13,7 +13,9 @@ import torch
 from tests.conftest import INTERPRETED
 from tests.maces import dense
 from torchweft import o3
+from torchweft.core.recorded import Run
 from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.adapters.model_call import Call
 from torchweft.testing import assert_as_accurate, assert_within_bound
 
 if INTERPRETED:
@@ -295,3 +297,11 @@ def test_compiled(kind, adapt):
     exact = copy.deepcopy(model).double()(*(a.double() for a in inputs()), EDGES)
     noise = (model(*inputs(), EDGES) - exact).detach().abs()
     assert_as_accurate(compiled(*inputs(), EDGES), exact, noise + noise.max())
+
+
+def test_elements_are_not_read_in_a_run_that_a_graph_replays():
+    attributes = torch.eye(3, dtype=torch.float64)
+    call = Call()
+    assert call.element(attributes) is not None
+    with Run():
+        assert call.element(attributes) is None

@@ -1,6 +1,6 @@
 """Straight-line code as numba's functions run it: each form against Python's own exec.
 
-Seen red with: a counter that starts at 1, differences exchanged, an element added to the wrong one.
+Seen red with: a counter that starts at 1, differences turned round.
 """
 
 import numpy as np

@@ -254,4 +254,10 @@ MUTANTS = [
         "_fitted(values, functions, np.abs(values).max(initial=0))",
         "tests/contract/test_o3_symmetric_contraction.py -k cancel",
     ),
+    Mutant(
+        "elements are read in a run that a graph replays",
+        "    if unreadable(attributes):\n        return None\n",
+        "",
+        f"{ADAPTERS} replays",
+    ),
 ]

@@ -2,8 +2,8 @@
 
 numba spends some milliseconds on each statement, most of them on what is known beforehand: that all
 numbers have one dtype, and all indices are integers.  Loops of hundreds of statements would compile
-for seconds.  Here a text of assignments and loops becomes LLVM's instructions directly, some
-twenty microseconds a statement, inside of the numba function that calls it.
+for seconds.  Here a text of assignments and loops becomes LLVM's instructions directly, inside of
+the numba function that calls it.
 """
 
 from __future__ import annotations

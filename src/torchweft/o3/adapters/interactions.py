@@ -1,4 +1,4 @@
-"""Parts that interactions of NequIP and SevenNet share.
+"""Parts that interactions of MACE, NequIP and SevenNet share.
 
 RadialWeight     weights of edges as radial @ matrix, for a convolution that does not store them
 SelfConnection   z[n, w] = Σ_u x[n, u] M[type n, u, w]: linear maps by the type of a node
@@ -25,6 +25,7 @@ __all__ = [
     "by_types",
     "convolved",
     "layout_in",
+    "leaves_factors",
     "linear_of_items",
     "radial_weight",
 ]
@@ -51,8 +52,8 @@ def radial_weight(network: Any, x: Tensor) -> Tensor | RadialWeight:
 def leaves_factors(radial: Tensor) -> bool:
     """Whether a convolution takes radial and matrix, for tensors like these.
 
-    On a GPU one kernel then forms the weights in registers: forces and training take a fifth to a
-    third less time, and never store the weights.  On the CPU forces take 1.1 to 1.5 times as long.
+    On a GPU one kernel then forms the weights in registers, and the array of all of them, the
+    largest of a layer, is never stored.  On the CPU forces take longer with factors.
     """
     return radial.is_cuda
 

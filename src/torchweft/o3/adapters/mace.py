@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.adapters.e3nn import made_layer, network, tensor_product
+from torchweft.o3.adapters.interactions import leaves_factors
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
@@ -159,19 +160,9 @@ class _MaceConv(TensorProductConv):
         if not self.networks:
             return super().forward(x, y, weight, graph)
         matrix = self.networks[0].last_matrix()
-        if _fuses(x):
+        if leaves_factors(weight):
             return super().forward(x, y, src=graph, radial=weight, radial_weight=matrix)
         return super().forward(x, y, weight @ matrix, graph)
-
-
-def _fuses(x: Tensor) -> bool:
-    """Whether weights of edges are made inside of the convolution: on a GPU.
-
-    There the first layer of MACE with 128 channels takes .59 ms where the product of matrices alone
-    takes 1, and the weights are most of the memory.  On the CPU weights that are stored take a
-    third of the time.
-    """
-    return x.is_cuda
 
 
 class _ByElement(TensorProduct):
