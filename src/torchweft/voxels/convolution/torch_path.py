@@ -13,7 +13,6 @@ rounded once.  What a call derives from its table is cached with the table.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchweft.core.private import any_autocast
+from torchweft.core.operators.operands import without_autocast
 from torchweft.core.tables import TensorCache
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
 from torchweft.voxels.grid import whole
@@ -71,7 +70,7 @@ def convolve(
     if len(table) != len(weight):
         table = whole(table, order, len(weight))
     weight = weight.flip(0) if flip else weight
-    with _without_autocast(x) if any_autocast() else _nothing:
+    with without_autocast(x):
         data = _data_of(table)
         sums = _folded_sums if _is_folded(x, weight.shape, data, groups) else _sums
         for begin, total in sums(x, weight, table, data, groups):
@@ -99,7 +98,7 @@ def weight_gradient(
     if offsets is not None and len(table) != offsets:
         table = whole(table, order, offsets)
     shape = (table.shape[0], x.shape[1] // groups, g.shape[1])
-    with _without_autocast(x) if any_autocast() else _nothing:
+    with without_autocast(x):
         data = _data_of(table)
         gradient = _folded_gradient if _is_folded(x, shape, data, groups) else _gradient
         return gradient(x, g, table, data, order, groups).to(x.dtype)
@@ -345,11 +344,3 @@ def _lanes(channels: int) -> int:
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Autocast must not narrow the products of a body again."""
-    return torch.autocast(x.device.type, enabled=False)
-
-
-_nothing = contextlib.nullcontext()
