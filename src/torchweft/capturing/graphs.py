@@ -73,6 +73,7 @@ class CudaGraphs:
                     raise
         except RuntimeError as error:
             torch.cuda.set_stream(current)
+            self._pool = torch.cuda.graph_pool_handle()  # torch leaves the other in use
             cause = cause or error
             raise cause if isinstance(cause, WeftError) else _not_recorded(cause) from cause
 
