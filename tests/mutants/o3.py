@@ -260,4 +260,18 @@ MUTANTS = [
         "",
         f"{ADAPTERS} replays",
     ),
+    Mutant(
+        "the launches of a contraction keep the tensors of their first call",
+        "        if not steps:",
+        "        if not plan.steps:",
+        "tests/contract/test_o3_symmetric_kernels.py -k linear",
+        kernels=True,
+    ),
+    Mutant(
+        "a chunk of edges keeps its rows in a cycle",
+        "self._packed = [plan and _PackedProduct(plan, self._rows) for plan in given.plans]",
+        "self._packed = [plan and _PackedProduct(plan, self._rows) for plan in given.plans]; "
+        "self._self = self",
+        "tests/contract/test_o3_channelwise.py -k chunks_change",
+    ),
 ]
