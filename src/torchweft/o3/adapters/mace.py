@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.adapters.e3nn import made_layer, network, tensor_product
 from torchweft.o3.adapters.interactions import leaves_factors
+from torchweft.o3.adapters.mace_forward import MaceForward, forward_serves, rows_of_e3nn
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
@@ -91,8 +92,11 @@ def _convert(model: Any, layout: str) -> None:
         model.register_forward_pre_hook(call.begin, with_kwargs=True)
         model.register_forward_hook(call.end, always_call=True)
     if layout == "ir_mul" and hasattr(model, "products"):
-        made = [item for product in model.products for item in product.linear.irreps_out]
-        model.register_forward_hook(_Described(Irreps(made)))
+        if forward_serves(model):
+            model.forward = MaceForward(model, call)
+        else:
+            made = [item for product in model.products for item in product.linear.irreps_out]
+            model.register_forward_hook(_Described(Irreps(made)))
 
 
 class _Described:
@@ -109,7 +113,7 @@ class _Described:
         """Change the output in place."""
         rows = output.get("node_feats") if isinstance(output, dict) else None
         if rows is not None:
-            output["node_feats"] = join(split(rows, self.irreps, "ir_mul"), "mul_ir")
+            output["node_feats"] = rows_of_e3nn([rows], [self.irreps])
 
 
 def _convert_interaction(block: Any, layout: str, call: Call) -> None:
