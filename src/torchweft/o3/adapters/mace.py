@@ -55,6 +55,11 @@ def from_mace(model: nn.Module) -> nn.Module:
     ir_mul; results of the model are as before.  A SymmetricContraction keeps the couplings that the
     model has.
 
+    MACE and ScaleShiftMACE models get a forward pass in few operations, the attribute
+    `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
+    stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
+    more features go by the forward pass of MACE.
+
     The model is compiled by torch.compile, or torch.export and AOTInductor.  Where a program asks
     for TorchScript, script a model of the original class after
     `load_state_dict(torchweft.o3.to_e3nn(model))`.

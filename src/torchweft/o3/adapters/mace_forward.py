@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchweft.core.operators.operator import compiling
 from torchweft.o3.adapters.model_call import Call
@@ -53,10 +53,12 @@ class MaceForward:
         call: of its layers.
     """
 
-    def __init__(self, model: nn.Module, call: Call) -> None:
-        self._model: Any = model
+    def __init__(self, model: Any, call: Call) -> None:
+        self._model = model
         self._call = call
-        self._irreps = [Irreps(product.linear.irreps_out) for product in self._model.products]
+        self._irreps = [Irreps(product.linear.irreps_out) for product in model.products]
+        energies = model.atomic_energies_fn.atomic_energies
+        self._num_heads = 1 if energies.dim() < 2 else energies.shape[0]
 
     def __call__(
         self,
@@ -126,7 +128,7 @@ class MaceForward:
 
     def _heads(self, data: Given) -> Tensor | None:
         """(N,): the head of each node; None where there is one."""
-        if len(self._model.heads) == 1:
+        if self._num_heads == 1:
             return None
         batch = data["batch"]
         return data["head"].index_select(0, batch) if "head" in data else torch.zeros_like(batch)
@@ -143,7 +145,11 @@ class MaceForward:
             rows = torch.stack([alone, pair, *every], -1)
             contributions = _graph_sums(rows, data)
             energy = contributions.sum(-1)
-            found = {"energy": energy, "node_energy": rows.sum(-1), "contributions": contributions}
+            found: Results = {
+                "energy": energy,
+                "node_energy": rows.sum(-1),
+                "contributions": contributions,
+            }
             return found, energy
         nodes = _of_head(sum(readouts[1:], readouts[0]), heads)
         nodes = _scaled(model.scale_shift, nodes if pair is None else nodes + pair, heads)
@@ -232,7 +238,7 @@ def _scaled(block: Any, x: Tensor, heads: Tensor | None) -> Tensor:
     if heads is not None or block.scale.dtype != x.dtype:
         found: Tensor = block(x, torch.zeros_like(x, dtype=torch.int64) if heads is None else heads)
         return found
-    return torch.addcmul(torch.atleast_1d(block.shift), torch.atleast_1d(block.scale), x)
+    return torch.addcmul(block.shift.view(-1), block.scale.view(-1), x)
 
 
 def _slopes(
@@ -245,12 +251,12 @@ def _slopes(
     inputs += [displacement] if wanted.strain else []
     if not inputs:
         return found
-    slopes = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         [energy], inputs, [torch.full_like(energy, -1)],
         retain_graph=training, create_graph=training, allow_unused=True,
     )  # fmt: skip
     slopes = [
-        torch.zeros_like(of) if g is None else g for g, of in zip(slopes, inputs, strict=True)
+        torch.zeros_like(of) if g is None else g for g, of in zip(gradients, inputs, strict=True)
     ]
     found["forces"] = slopes[0]
     if wanted.strain:
