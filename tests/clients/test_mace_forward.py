@@ -18,7 +18,7 @@ pytest.importorskip("mace")
 from tests.clients.agreement import assert_agree, counted
 from tests.clients.test_mace import DOUBLE, REPULSION, RESIDUAL, batch, original
 from torchweft import o3
-from torchweft.o3.adapters.mace_forward import MaceForward
+from torchweft.o3.adapters.mace_forward import MaceForward, MaceInteraction
 
 VARIANTS = {
     "MACE": {"kind": "MACE", **REPULSION},
@@ -163,3 +163,18 @@ def test_a_force_call_has_no_gradient_by_index(variant, indices):
     assert (ours["index"], ours["index_put"]) == (indices, 0)
     assert theirs["index_put"] >= 3
     assert ours.total() <= theirs.total() - 20
+
+
+def test_a_mean_of_neighbours_that_is_changed_later():
+    """The division is in the radial network, which is made with the first value."""
+
+    def changed(model):
+        for block in model.interactions:
+            block.avg_num_neighbors = 7.0
+        return model
+
+    late, early = changed(o3.from_mace(original())), o3.from_mace(changed(original()))
+    narrow = changed(o3.from_mace(original(torch.float32)))
+    assert {type(block.forward) for block in late.interactions} == {MaceInteraction}
+    found, exact = (tensors(model(given("residual"))) for model in (late, early))
+    assert_agree(found, exact, tensors(narrow(given("residual", torch.float32))))

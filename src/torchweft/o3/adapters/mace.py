@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.adapters.e3nn import made_layer, network, tensor_product
 from torchweft.o3.adapters.interactions import leaves_factors
-from torchweft.o3.adapters.mace_forward import MaceForward, forward_serves, rows_of_e3nn
+from torchweft.o3.adapters.mace_forward import (
+    DIVIDED,
+    MaceForward,
+    MaceInteraction,
+    forward_serves,
+    rows_of_e3nn,
+)
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
@@ -129,6 +135,8 @@ def _convert_interaction(block: Any, layout: str, call: Call) -> None:
     if is_of("e3nn", "FullyConnectedNet", weights) and list(weights.children())[-1].act is None:
         block.conv_tp_weights = holding(network(weights, _Hidden), weights)
         made.networks = (block.conv_tp_weights,)  # in a tuple: it is the block's module
+        if type(block).__name__ in DIVIDED and isinstance(block.avg_num_neighbors, float | int):
+            block.forward = MaceInteraction(block)
     block.conv_tp, block.conv_fusion = made, True
     skip: Any = getattr(block, "skip_tp", None)
     if is_of("e3nn", "FullyConnectedTensorProduct", skip):

@@ -22,13 +22,18 @@ from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors
 from torchweft.o3.irreps.irreps import Irreps, join, split
 
-__all__ = ["MaceForward", "forward_serves", "rows_of_e3nn"]
+__all__ = ["DIVIDED", "MaceForward", "MaceInteraction", "forward_serves", "rows_of_e3nn"]
 
 Given = dict[str, Tensor]
 Results = dict[str, Tensor | None]
 
 MODELS = ("MACE", "ScaleShiftMACE")
 """Classes, by name: a class that is derived from them keeps its own forward pass."""
+
+RESIDUAL = "RealAgnosticResidualInteractionBlock"
+
+DIVIDED = ("RealAgnosticInteractionBlock", RESIDUAL)
+"""Classes of interactions, by name."""
 
 LARGEST_STRESS = 1e10
 """Where MACE takes the cell for none, and gives 0."""
@@ -159,6 +164,53 @@ class MaceForward:
             "node_energy": alone.double() + nodes,
             "interaction_energy": interaction,
         }, interaction
+
+
+class MaceInteraction:
+    """`forward` of a converted interaction that divides messages by the mean number of neighbours.
+
+    The last matrix of its radial network is divided instead, a number of the host.  Where the mean
+    has another value since, messages are multiplied by the quotient.
+
+    Args:
+        block: of a class of DIVIDED, with its converted `conv_tp_weights`.
+    """
+
+    def __init__(self, block: Any) -> None:
+        self._block, self._divisor = block, block.avg_num_neighbors
+        last = list(block.conv_tp_weights.children())[-1]
+        last.before /= self._divisor
+
+    def __call__(
+        self,
+        node_attrs: Tensor,
+        node_feats: Tensor,
+        edge_attrs: Tensor,
+        edge_feats: Tensor,
+        edge_index: Tensor,
+        cutoff: Tensor | None = None,
+        lammps_class: Any = None,
+        lammps_natoms: tuple[int, int] = (0, 0),
+        first_layer: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What MACE's own forward pass takes and returns."""
+        block, given = self._block, (edge_attrs, edge_feats, edge_index, cutoff)
+        if lammps_class is not None:
+            message, skipped = type(block).forward(
+                block, node_attrs, node_feats, *given, lammps_class=lammps_class,
+                lammps_natoms=lammps_natoms, first_layer=first_layer,
+            )  # fmt: skip
+            return message * self._divisor, skipped
+        residual = type(block).__name__ == RESIDUAL
+        skipped = block.skip_tp(node_feats, node_attrs) if residual else None
+        weights = block.conv_tp_weights(edge_feats)
+        weights = weights if cutoff is None else weights * cutoff
+        message = block.conv_tp(block.linear_up(node_feats), edge_attrs, weights, edge_index)
+        message = block.linear(message)
+        if block.avg_num_neighbors != self._divisor:
+            message = message * (self._divisor / block.avg_num_neighbors)
+        message = message if residual else block.skip_tp(message, node_attrs)
+        return block.reshape(message), skipped
 
 
 class _Wanted(NamedTuple):
