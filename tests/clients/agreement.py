@@ -7,7 +7,15 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["assert_agree", "default_dtype", "names_of", "operations", "properties", "trained"]
+__all__ = [
+    "assert_agree",
+    "counted",
+    "default_dtype",
+    "names_of",
+    "operations",
+    "properties",
+    "trained",
+]
 
 VIEWS = {"view", "_unsafe_view", "expand", "select", "slice", "unsqueeze", "squeeze", "permute"}
 VIEWS |= {"transpose", "t", "unbind", "split", "split_with_sizes", "alias", "detach", "as_strided"}
@@ -60,6 +68,11 @@ def properties(atoms, calculator):
 
 def operations(function):
     """The number of torch's operations of a call, without views."""
+    return counted(function).total()
+
+
+def counted(function):
+    """How often a call uses each of torch's operations but views."""
     counts = collections.Counter()
 
     class Counting(TorchDispatchMode):
@@ -72,7 +85,7 @@ def operations(function):
     function()  # tables are made once
     with Counting():
         function()
-    return counts.total()
+    return counts
 
 
 def names_of(model, package):

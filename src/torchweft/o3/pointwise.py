@@ -7,6 +7,7 @@ A function is a program, known by its key, and its derivatives of every order ar
 harmonics  u = x s, s = 1/|x| (0 where x is 0), or u = x;  Y_l^m(u) as in layers.harmonics
 bessel     √(2/R) sin(nθ) / r = √(2/R) (π/R) u_n,  θ = π r/R,  u_n = 2 cos θ u_{n-1} - u_{n-2}
 cutoff     a³ Σ_{k<p} (k+1)(k+2)/2 (1-a)^k,  a = max(1 - r/R, 0)
+length     √(x²+y²+z²), with gradients 0 at 0
 
 On the unit sphere r² is 1 and needs no derivative; at x = 0 only the first step of the ladder m = 0
 depends on it, and it alone takes r² from s.  cos θ and u_1 = sin θ / θ are functions of θ², smooth
@@ -204,10 +205,17 @@ def _cutoff(name: str, given: str, p: str) -> Program:
     return Program(name, (operand,), (Output(Operand("y", 1, ("row",)), (a * a * a * total,)),))
 
 
+def _length(name: str) -> Program:
+    x = Operand("x", 3, ("row",))
+    length = apply("sqrt", add(*(a * a for a in x.leaves())))
+    return Program(name, (x,), (Output(Operand("y", 1, ("row",)), (length,)),))
+
+
 _ROOTS: dict[str, Callable[..., Program]] = {
     "harmonics": _harmonics,
     "bessel": _bessel,
     "cutoff": _cutoff,
+    "length": _length,
 }
 
 
@@ -313,6 +321,7 @@ def _addresses(operand: Operand, channels: int) -> list[str]:
 
 def _dialect(dtype: str) -> Dialect:
     functions = {
+        "sqrt": "tl.sqrt({0})",
         "rsqrt": f'tl.rsqrt(tl.where({{0}} < {SMALLEST_NORMAL[dtype]!r}, float("inf"), {{0}}))',
         "ramp": "tl.where({0} < 0, 0.0, {0})",
         "step": f"tl.where({{0}} < 0, 0.0, 1.0).to({dtype})",

@@ -12,6 +12,13 @@ from torch import Tensor, nn
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.adapters.e3nn import made_layer, network, tensor_product
 from torchweft.o3.adapters.interactions import leaves_factors
+from torchweft.o3.adapters.mace_forward import (
+    DIVIDED,
+    MaceForward,
+    MaceInteraction,
+    forward_serves,
+    rows_of_e3nn,
+)
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
@@ -54,6 +61,11 @@ def from_mace(model: nn.Module) -> nn.Module:
     ir_mul; results of the model are as before.  A SymmetricContraction keeps the couplings that the
     model has.
 
+    MACE and ScaleShiftMACE models get a forward pass in few operations, the attribute
+    `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
+    stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
+    more features go by the forward pass of MACE.
+
     The model is compiled by torch.compile, or torch.export and AOTInductor.  Where a program asks
     for TorchScript, script a model of the original class after
     `load_state_dict(torchweft.o3.to_e3nn(model))`.
@@ -91,8 +103,11 @@ def _convert(model: Any, layout: str) -> None:
         model.register_forward_pre_hook(call.begin, with_kwargs=True)
         model.register_forward_hook(call.end, always_call=True)
     if layout == "ir_mul" and hasattr(model, "products"):
-        made = [item for product in model.products for item in product.linear.irreps_out]
-        model.register_forward_hook(_Described(Irreps(made)))
+        if forward_serves(model):
+            model.forward = MaceForward(model, call)
+        else:
+            made = [item for product in model.products for item in product.linear.irreps_out]
+            model.register_forward_hook(_Described(Irreps(made)))
 
 
 class _Described:
@@ -109,7 +124,7 @@ class _Described:
         """Change the output in place."""
         rows = output.get("node_feats") if isinstance(output, dict) else None
         if rows is not None:
-            output["node_feats"] = join(split(rows, self.irreps, "ir_mul"), "mul_ir")
+            output["node_feats"] = rows_of_e3nn([rows], [self.irreps])
 
 
 def _convert_interaction(block: Any, layout: str, call: Call) -> None:
@@ -120,6 +135,8 @@ def _convert_interaction(block: Any, layout: str, call: Call) -> None:
     if is_of("e3nn", "FullyConnectedNet", weights) and list(weights.children())[-1].act is None:
         block.conv_tp_weights = holding(network(weights, _Hidden), weights)
         made.networks = (block.conv_tp_weights,)  # in a tuple: it is the block's module
+        if type(block).__name__ in DIVIDED and isinstance(block.avg_num_neighbors, float | int):
+            block.forward = MaceInteraction(block)
     block.conv_tp, block.conv_fusion = made, True
     skip: Any = getattr(block, "skip_tp", None)
     if is_of("e3nn", "FullyConnectedTensorProduct", skip):
