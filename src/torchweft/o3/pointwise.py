@@ -1,4 +1,4 @@
-"""Functions of a row, each one kernel: harmonics, Bessel functions, cutoffs, and derivatives.
+"""Functions of a row, each one kernel: harmonics, radial functions, activations, and derivatives.
 
     torchweft::o3_rows(Tensor[] tensors, str program) -> Tensor[]
 
@@ -7,14 +7,17 @@ A function is a program, known by its key, and its derivatives of every order ar
 harmonics  u = x s, s = 1/|x| (0 where x is 0), or u = x;  Y_l^m(u) as in layers.harmonics
 bessel     √(2/R) sin(nθ) / r = √(2/R) (π/R) u_n,  θ = π r/R,  u_n = 2 cos θ u_{n-1} - u_{n-2}
 cutoff     a³ Σ_{k<p} (k+1)(k+2)/2 (1-a)^k,  a = max(1 - r/R, 0)
+radial     each Bessel function times the cutoff
+silu       c t σ(t),  t = a x,  for numbers a and c;  likewise c σ(t) and c tanh t
 
 On the unit sphere r² is 1 and needs no derivative; at x = 0 only the first step of the ladder m = 0
 depends on it, and it alone takes r² from s.  cos θ and u_1 = sin θ / θ are functions of θ², smooth
 at 0, and so are all their derivatives.
 
 On a GPU a thread computes one channel of one row: result[row, component, c] is the component's
-expression of inputs[row, :, c], for rows of (components, channels).  Bound: memory, each number
-read and written once.  On the CPU a loop serves many rows.
+expression of inputs[row, :, c], for rows of (components, channels).  Where all operands have one
+component it computes four of them, and a row may have any number.  Bound: memory, each number read
+and written once.  On the CPU a loop serves many rows.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ from torchweft.o3.backends import chosen_backend, refuse_backend
 
 __all__ = [
     "MOST_HARMONICS_DEGREE",
+    "activation_key",
     "bessel_key",
     "cached_rows",
     "cutoff_key",
@@ -65,6 +69,7 @@ __all__ = [
     "ladder_factors",
     "ladder_seed",
     "prints_gluon",
+    "radial_basis_key",
     "row_kernel",
     "row_program",
     "row_programs",
@@ -76,6 +81,9 @@ MOST_HARMONICS_DEGREE = 6
 
 ROW_WARPS = 4
 """Warps of a kernel program; a thread computes one channel of one row."""
+
+SCALARS_PER_THREAD = 4
+"""Numbers that a thread computes where operands have one component: more loads are under way."""
 
 SERIES_BELOW = 4.0
 """Arguments below which w_n is its series: the recursion above loses digits at 0."""
@@ -91,7 +99,7 @@ LOOP_FROM_NUMBERS = 2**15
 
 _INTERPRETED = interpreted()
 
-# programs
+# programs; torch.compile takes an attribute of a module as a constant only after float()
 
 
 def harmonics_key(degrees: Sequence[int], normalize: bool, normalization: str) -> str:
@@ -99,17 +107,17 @@ def harmonics_key(degrees: Sequence[int], normalize: bool, normalization: str) -
     return f"harmonics {','.join(map(str, degrees))} {int(normalize)} {normalization}"
 
 
-def _harmonics(name: str, listed: str, normalize: str, normalization: str) -> Program:
+def _harmonics(
+    x: Expr, y: Expr, z: Expr, listed: str, normalize: str, normalization: str
+) -> list[Expr]:
     degrees = [int(degree) for degree in listed.split(",")]
-    x = Operand("x", 3, ("row",))
-    u: Sequence[Expr] = x.leaves()
-    square = add(*(a * a for a in u))
-    if int(normalize):
+    u = [x, y, z]
+    square, unit = add(*(a * a for a in u)), normalize == "1"
+    if unit:
         s = apply("rsqrt", square)
         u, square = [a * s for a in u], apply("sign", s)
-    rows = _components(max(degrees), u, square, bool(int(normalize)), normalization)
-    components = tuple(y for degree in degrees for y in rows[degree])
-    return Program(name, (x,), (Output(Operand("y", len(components), ("row",)), components),))
+    rows = _components(max(degrees), u, square, unit, normalization)
+    return [y for degree in degrees for y in rows[degree]]
 
 
 def _components(
@@ -171,18 +179,26 @@ def harmonics_scale(normalization: str, degree: int) -> float:
 
 def bessel_key(r_max: float, number: int) -> str:
     """The key of the first `number` Bessel functions."""
-    return f"bessel {r_max!r} {number}"
+    return f"bessel {float(r_max)!r} {number}"
 
 
 def cutoff_key(r_max: float, p: int) -> str:
     """The key of a cutoff of degree p + 2."""
-    return f"cutoff {r_max!r} {p}"
+    return f"cutoff {float(r_max)!r} {p}"
 
 
-def _bessel(name: str, r_max: str, number: str) -> Program:
+def radial_basis_key(r_max: float, number: int, p: int) -> str:
+    """The key of the first `number` Bessel functions, each times a cutoff of degree p + 2."""
+    return f"radial {float(r_max)!r} {number} {p}"
+
+
+def activation_key(function: str, before: float, after: float) -> str:
+    """The key of after f(before x), f one of silu, sigmoid and tanh."""
+    return f"{function} {float(before)!r} {float(after)!r}"
+
+
+def _bessel(r: Expr, r_max: str, number: str) -> list[Expr]:
     root = math.pi / float(r_max)
-    operand = Operand("r", 1, ("row",))
-    (r,) = operand.leaves()
     square = const(root * root) * r * r
     twice = const(2) * apply("wave0", square)
     before, now = const(0), apply("wave1", square)
@@ -190,24 +206,37 @@ def _bessel(name: str, r_max: str, number: str) -> Program:
     for _ in range(int(number)):
         found.append(const(math.sqrt(2 / float(r_max)) * root) * now)
         before, now = now, twice * now - before
-    return Program(name, (operand,), (Output(Operand("y", len(found), ("row",)), tuple(found)),))
+    return found
 
 
-def _cutoff(name: str, given: str, p: str) -> Program:
-    r_max = float(given)
-    operand = Operand("r", 1, ("row",))
-    (r,) = operand.leaves()
-    a = apply("ramp", const(1 / r_max) * (const(r_max) - r))
+def _cutoff(r: Expr, r_max: str, p: str) -> list[Expr]:
+    a = apply("ramp", const(1 / float(r_max)) * (const(float(r_max)) - r))
     t, total = const(1) - a, const(int(p) * (int(p) + 1) / 2)
     for k in reversed(range(int(p) - 1)):
         total = total * t + const((k + 1) * (k + 2) / 2)
-    return Program(name, (operand,), (Output(Operand("y", 1, ("row",)), (a * a * a * total,)),))
+    return [a * a * a * total]
 
 
-_ROOTS: dict[str, Callable[..., Program]] = {
-    "harmonics": _harmonics,
-    "bessel": _bessel,
-    "cutoff": _cutoff,
+def _radial_basis(r: Expr, r_max: str, number: str, p: str) -> list[Expr]:
+    (cutoff,) = _cutoff(r, r_max, p)
+    return [function * cutoff for function in _bessel(r, r_max, number)]
+
+
+def _activation(function: str, x: Expr, before: str, after: str) -> list[Expr]:
+    t = const(float(before)) * x
+    value = t * apply("sigmoid", t) if function == "silu" else apply(function, t)
+    return [const(float(after)) * value]
+
+
+_ROOTS: dict[str, tuple[Operand, Callable[..., list[Expr]]]] = {
+    "harmonics": (Operand("x", 3, ("row",)), _harmonics),
+    "bessel": (Operand("r", 1, ("row",)), _bessel),
+    "cutoff": (Operand("r", 1, ("row",)), _cutoff),
+    "radial": (Operand("r", 1, ("row",)), _radial_basis),
+    **{
+        name: (Operand("x", 1, ("row",)), functools.partial(_activation, name))
+        for name in ("silu", "sigmoid", "tanh")
+    },
 }
 
 
@@ -217,7 +246,9 @@ def row_program(name: str) -> Program:
 
     def root(key: str) -> Program:
         function, *arguments = key.split(" ")
-        return _ROOTS[function](key, *arguments)
+        operand, components = _ROOTS[function]
+        found = tuple(components(*operand.leaves(), *arguments))
+        return Program(key, (operand,), (Output(Operand("y", len(found), ("row",)), found),))
 
     return derive(name, root)
 
@@ -245,14 +276,16 @@ def source(spec: PointwiseKernelSpec) -> str:
     pointers = [operand.name for operand in spec.program.inputs if operand.name in used]
     pointers += [output.operand.name for output in spec.program.outputs]
     body = list(_body(spec))
-    waves = [
-        frame.function(f"wave{n}", ["x"], _wave(n, frame.wide))
-        for n in range(WAVES)
-        if any(f"wave{n}(" in line for line in body)
+    helpers = {f"wave{n}": _wave(n, frame.wide) for n in range(WAVES)}
+    helpers |= {"sigmoid": _sigmoid(), "tanh": _tanh(frame.wide)}
+    called = [
+        frame.function(name, ["x"], lines)
+        for name, lines in helpers.items()
+        if any(f"{name}(" in line for line in body)
     ]
     parameters = [*(f"{name}_ptr" for name in pointers), "rows"]
     kernel = frame.function("rows", parameters, body, free=["rows"])
-    return frame.module(spec.program.key, *waves, kernel)
+    return frame.module(spec.program.key, *called, kernel)
 
 
 def _wave(n: int, wide: bool) -> Iterator[str]:
@@ -270,12 +303,34 @@ def _wave(n: int, wide: bool) -> Iterator[str]:
     yield f"return tl.where(x < {SERIES_BELOW}, series, now)"
 
 
+def _sigmoid() -> Iterator[str]:
+    """By exp(-|x|), which does not overflow."""
+    yield "fallen = tl.exp(tl.where(x < 0, x, -x))"
+    yield "return tl.where(x < 0, fallen, 1.0) / (1.0 + fallen)"
+
+
+def _tanh(wide: bool) -> Iterator[str]:
+    """sinh x / √(1 + sinh² x), sinh by its series, below 1; from there on by exp(-2|x|)."""
+    yield "size = tl.where(x < 0, -x, x)"
+    yield "near = tl.where(size < 1.0, x, 0.0)"
+    yield "square = near * near"
+    *first, last = [1 / math.factorial(2 * j + 1) for j in range(10 if wide else 6)]
+    yield f"series = square * {last!r} + {first[-1]!r}"
+    for coefficient in reversed(first[:-1]):
+        yield f"series = series * square + {coefficient!r}"
+    yield "sinh = near * series"
+    yield "fallen = tl.exp(-2.0 * size)"
+    yield "far = (1.0 - fallen) / (1.0 + fallen)"
+    yield "far = tl.where(x < 0, -far, far)"
+    yield "return tl.where(size < 1.0, sinh / tl.sqrt(1.0 + sinh * sinh), far)"
+
+
 def _body(spec: PointwiseKernelSpec) -> Iterator[str]:
     frame = spec.frame
     layout = f", tl.BlockedLayout([1], [32], [{ROW_WARPS}], [0])" if frame.gluon else ""
-    threads = 32 * ROW_WARPS
+    numbers = _numbers(spec.program)
     program = frame.cast("tl.program_id(0)")
-    yield f"place = {program} * {threads} + tl.arange(0, {threads}{layout})"
+    yield f"place = {program} * {numbers} + tl.arange(0, {numbers}{layout})"
     yield f"row = place // {spec.channels}"
     yield f"c = place % {spec.channels}"
     yield "live = row < rows"
@@ -317,6 +372,8 @@ def _dialect(dtype: str) -> Dialect:
         "ramp": "tl.where({0} < 0, 0.0, {0})",
         "step": f"tl.where({{0}} < 0, 0.0, 1.0).to({dtype})",
         **{f"wave{n}": f"wave{n}({{0}})" for n in range(WAVES)},
+        "sigmoid": "sigmoid({0})",
+        "tanh": "tanh({0})",
         "sign": f"tl.where({{0}} > 0, 1.0, 0.0).to({dtype})",  # of what is not negative
     }
     return Dialect(functions, lambda of: [], lambda name, component: [])
@@ -340,9 +397,23 @@ def prints_gluon() -> bool:
     return not (interpreted() or torch.version.hip)
 
 
-def row_programs(numbers: int) -> int:
-    """Number of kernel programs for a number of rows and channels."""
-    return -(-numbers // (32 * ROW_WARPS))
+def row_programs(program: Program, numbers: int) -> int:
+    """Number of kernel programs that run a program for a number of rows and channels."""
+    return -(-numbers // _numbers(program))
+
+
+@functools.lru_cache(maxsize=1024)
+def _numbers(program: Program) -> int:
+    """Rows and channels of one kernel program: a thread has four where it keeps few values."""
+    sizes = {operand.size for operand in (*program.inputs, *[o for o, _ in program.outputs])}
+    return 32 * ROW_WARPS * (SCALARS_PER_THREAD if sizes == {1} else 1)
+
+
+def _shapes(program: Program, first: Tensor) -> list[tuple[int, int]]:
+    """The shape of each result: (rows, components), or (rows, any) where all have one component."""
+    rows, width = first.shape
+    here = width // program.inputs[0].size
+    return [(rows, here * output.operand.size) for output in program.outputs]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -352,19 +423,18 @@ def _kernel_body(
     """The body on a GPU, for any number of rows (rows, components)."""
     used = program.used()
     taken = [n for n, operand in enumerate(program.inputs) if operand.name in used]
-    sizes = [output.operand.size for output in program.outputs]
+    size = program.inputs[0].size
     kernel, index = row_kernel(program, 1, (dtype,), device), device.index
 
     def body(given: Tensors) -> Results:
-        first = given[0]
-        rows = first.shape[0]
-        results = tuple([first.new_empty((rows, size)) for size in sizes])
+        first, rows = given[0], given[0].numel() // size
+        results = tuple([first.new_empty(shape) for shape in _shapes(program, first)])
         tensors = (*[given[n].contiguous() for n in taken], *results)
         if index is None or index == private.get_device():
-            kernel(row_programs(rows), tensors, (rows,))
+            kernel(row_programs(program, rows), tensors, (rows,))
         else:
             with current_device(first):
-                kernel(row_programs(rows), tensors, (rows,))
+                kernel(row_programs(program, rows), tensors, (rows,))
         return results
 
     return body
@@ -375,7 +445,7 @@ def _loop_body(program: Program) -> Callable[[Tensors], Results]:
 
     In float32 the powers of 1/|x| in derivatives would overflow for x shorter than 1e-13.
     """
-    sizes, printed = [output.operand.size for output in program.outputs], _varying(program)
+    printed = _varying(program)
     numbers = [
         (n, component, e.data)
         for n, output in enumerate(program.outputs)
@@ -384,20 +454,19 @@ def _loop_body(program: Program) -> Callable[[Tensors], Results]:
     ]
 
     def body(given: Tensors) -> Results:
-        rows = given[0].shape[0]
-        results = tuple([given[0].new_empty((rows, size)) for size in sizes])
+        rows = given[0].numel() // program.inputs[0].size
+        results = tuple([given[0].new_empty(shape) for shape in _shapes(program, given[0])])
         if rows:
-            inputs = [_components_first(t.resolve_neg()) for t in given]
-            run(printed, torch.float64, (rows, 1), inputs, [_components_first(r) for r in results])
-        for n, component, value in numbers:  # the loop stores zeros in their place
-            results[n][:, component] = value
+            inputs, outputs = (
+                [t.reshape(rows, -1).T[:, :, None] for t in tensors]
+                for tensors in ([t.resolve_neg() for t in given], results)
+            )
+            run(printed, torch.float64, (rows, 1), inputs, outputs)
+            for n, component, value in numbers:  # the loop stores zeros in their place
+                outputs[n][component] = value
         return results
 
     return body
-
-
-def _components_first(t: Tensor) -> Tensor:
-    return t.T[:, :, None]
 
 
 # the operator
@@ -414,8 +483,8 @@ class _RowFunctionRule(ProgramRule):
         return list(results)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        sizes = [output.operand.size for output in row_program(rest[0]).outputs]
-        return [tensors[0].new_empty(tensors[0].shape[0], size) for size in sizes]
+        shapes = _shapes(row_program(rest[0]), tensors[0])
+        return [tensors[0].new_empty(shape) for shape in shapes]
 
     def batch(
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
