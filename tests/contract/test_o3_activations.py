@@ -10,6 +10,7 @@ import torch
 from tests.conftest import INTERPRETED
 from torchweft import explain, o3
 from torchweft.errors import BackendError
+from torchweft.o3.layers.networks import between
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import assert_same_bits
 
@@ -51,7 +52,7 @@ def derivatives(function, x):
 
 def scaled(name):
     function = o3.normalize2mom(FUNCTIONS[name])
-    return lambda x: function.between(BEFORE, x, AFTER)
+    return lambda x: between(function, BEFORE, x, AFTER)
 
 
 def arguments(dtype):

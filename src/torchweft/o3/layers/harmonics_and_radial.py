@@ -28,18 +28,16 @@ from torchweft.o3.backends import refuse_backend
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, is_irrep
 from torchweft.o3.irreps.rotation import check_last, unit
 from torchweft.o3.irreps.wigner import check_degrees, constant_tensor, working_dtype
-from torchweft.o3.pointwise import (
+from torchweft.o3.pointwise import cached_rows, first_rows, serves_rows
+from torchweft.o3.row_programs import (
     MOST_HARMONICS_DEGREE,
     bessel_key,
-    cached_rows,
     cutoff_key,
-    first_rows,
     harmonics_key,
     harmonics_scale,
     ladder_factors,
     ladder_seed,
     radial_basis_key,
-    serves_rows,
 )
 
 __all__ = [

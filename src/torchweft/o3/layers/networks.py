@@ -25,9 +25,18 @@ from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.operands import same_kind
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.rotation import check_last
-from torchweft.o3.pointwise import activation_key, cached_rows, first_rows, serves_rows
+from torchweft.o3.pointwise import cached_rows, first_rows, serves_rows
+from torchweft.o3.row_programs import activation_key
 
-__all__ = ["PRINTED", "FullyConnectedNet", "Function", "moment", "normalize2mom", "on_host"]
+__all__ = [
+    "PRINTED",
+    "FullyConnectedNet",
+    "Function",
+    "between",
+    "moment",
+    "normalize2mom",
+    "on_host",
+]
 
 Function = Callable[[Tensor], Tensor]
 """A function of each number by itself."""
@@ -98,6 +107,7 @@ class normalize2mom(nn.Module):  # noqa: N801 - e3nn's name
     Attributes:
         f: the function.
         cst: c; 1.0 if c is that to 1e-4.
+        printed: the name of f in kernels; None: torch computes it.
 
     >>> f = normalize2mom(torch.tanh)
     >>> round(f.cst, 6)
@@ -116,22 +126,23 @@ class normalize2mom(nn.Module):  # noqa: N801 - e3nn's name
         check_torch_only(self, backend)
         self.f = f
         kind = type(f) if isinstance(f, nn.Module) else f
-        self._printed = None if backend == "torch" else PRINTED.get(kind)
+        self.printed = None if backend == "torch" else PRINTED.get(kind)
         factor = _factor(on_host(f)) if isinstance(f, nn.Module) else _cached_factor(f)
         self.cst = 1.0 if abs(factor - 1) < FACTOR_TOLERANCE else factor
 
     def forward(self, x: Tensor) -> Tensor:
         """c f(x), in the shape of x."""
-        return self.between(1.0, x, self.cst)
+        return between(self, 1.0, x, self.cst)
 
-    def between(self, before: float, x: Tensor, after: float) -> Tensor:
-        """after f(before x), in the shape of x: one kernel where f is of PRINTED, on a GPU."""
-        if self._printed and x.dim() and x.shape[-1] and serves_rows(x):
-            called, x = (self._printed, before, after), x.contiguous()
-            y = cached_rows(called, x)
-            return first_rows(called, activation_key(*called), x) if y is None else y
-        value = self.f(x if before == 1.0 else x * before)
-        return value if after == 1.0 else value * after
+
+def between(act: normalize2mom, before: float, x: Tensor, after: float) -> Tensor:
+    """after f(before x), f of `act`, in the shape of x: on a GPU one kernel if f is of PRINTED."""
+    if act.printed and x.dim() and x.shape[-1] and serves_rows(x):
+        called, x = (act.printed, before, after), x.contiguous()
+        y = cached_rows(called, x)
+        return first_rows(called, activation_key(*called), x) if y is None else y
+    value = act.f(x if before == 1.0 else x * before)
+    return value if after == 1.0 else value * after
 
 
 def _name_of(f: Function) -> str:
@@ -170,7 +181,7 @@ class _Layer(nn.Module):
         """after f(before x W)."""
         x, weight = same_kind(x=x, weight=self.weight)
         if self.act is not None:
-            return self.act.between(before, x @ weight, after)
+            return between(self.act, before, x @ weight, after)
         factor = before * after
         return x @ (weight if factor == 1.0 else weight * factor)
 
