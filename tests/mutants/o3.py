@@ -8,7 +8,7 @@ ADAPTERS = "tests/contract/test_o3_adapters.py -k"
 NORMS = "tests/contract/test_o3_norms.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
 CALCULATOR = "tests/contract/test_o3_calculator.py"
-NETWORKS = "tests/contract/test_o3_networks.py"
+ACTIVATIONS = "tests/contract/test_o3_activations.py"
 NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
@@ -130,15 +130,36 @@ MUTANTS = [
     ),
     Mutant(
         "a network leaves out the factor of its last function",
-        "return x if factor == 1.0 else x * factor",
-        "return x",
+        "return layers[-1].between(1.0, x, layers[-1].after) if layers else x",
+        "return layers[-1].between(1.0, x, 1.0) if layers else x",
         f"{NAMES} -k FullyConnectedNet",
     ),
     Mutant(
-        "the last matrix lacks the factor of the function before",
-        "factor = layers[-2].after if len(layers) > 1 else 1.0",
-        "factor = 1.0",
-        f"{NETWORKS} -k hidden",
+        "a function lacks the factor of the matrix behind it",
+        "x, before = layer.between(before, x, layer.after * following.before), 1.0",
+        "x, before = layer.between(before, x, layer.after), 1.0",
+        f"{NAMES} -k FullyConnectedNet",
+    ),
+    Mutant(
+        "the kernel of an activation lacks the factor of its argument",
+        "t = const(float(before)) * x",
+        "t = x",
+        f"{ACTIVATIONS} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "tanh by the exponential in both directions",
+        "far = tl.where(x < 0, -far, far)",
+        "far = tl.where(x < 0, far, far)",
+        f"{ACTIVATIONS} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "the kernel of a radial basis has no cutoff",
+        "return [function * cutoff for function in _bessel(r, r_max, number)]",
+        "return _bessel(r, r_max, number)",
+        RADIAL,
+        kernels=True,
     ),
     Mutant(
         "a network's variance_out scales the standard deviation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from typing import Any
 
@@ -22,7 +23,7 @@ from torchweft.o3.adapters.mace_forward import (
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
-from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff
+from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff, RadialBasis
 from torchweft.o3.layers.linear import Linear
 from torchweft.o3.layers.networks import FullyConnectedNet
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
@@ -224,8 +225,10 @@ def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     """torchweft's layer for one of MACE's own."""
     if is_of("mace", "SymmetricContraction", module):
         return _mace_contraction(module, layout, call)
-    if is_of("mace", "BesselBasis", module):
-        return _bessel(module)
+    if is_of("mace", "RadialEmbeddingBlock", module):
+        return _radial_embedding(module)
+    if (bessel := _bessel(module)) is not None:
+        return holding(bessel, module)
     if is_of("mace", "PolynomialCutoff", module):
         return holding(PolynomialCutoff(float(module.r_max), int(module.p)), module)
     if layout == "ir_mul" and is_of("mace", "reshape_irreps", module):
@@ -235,12 +238,42 @@ def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     return None
 
 
-def _bessel(module: Any) -> nn.Module | None:
-    """MACE's Bessel functions, where the frequencies are no parameters that were trained."""
-    given, r_max = module.bessel_weights, float(module.r_max)
-    if isinstance(given, nn.Parameter):
+class _RadialEmbedding(nn.Module):
+    """MACE's RadialEmbeddingBlock of Bessel functions times a cutoff.
+
+    Args:
+        basis: the product.
+    """
+
+    def __init__(self, basis: RadialBasis) -> None:
+        super().__init__()
+        self.basis, self.out_dim = basis, basis.num_basis
+
+    def forward(
+        self, edge_lengths: Tensor, node_attrs: Tensor, edge_index: Tensor, atomic_numbers: Tensor
+    ) -> tuple[Tensor, None]:
+        """(E, num_basis) of lengths (E, 1), and no cutoff for the weights of edges."""
+        return self.basis(edge_lengths), None
+
+
+def _radial_embedding(module: Any) -> nn.Module | None:
+    """The block as one function, where it is a product of known factors and lengths stay as is."""
+    bessel, cutoff = _bessel(module.bessel_fn), module.cutoff_fn
+    # before this argument, the block returned no pair
+    pair = "apply_cutoff" in inspect.signature(type(module).__init__).parameters
+    multiplies = pair and getattr(module, "apply_cutoff", True)
+    if not multiplies or bessel is None or hasattr(module, "distance_transform"):
         return None
-    return holding(BesselBasis(r_max, given.shape[0]), module)
+    basis = RadialBasis(float(cutoff.r_max), bessel.num_basis, int(cutoff.p))
+    return holding(_RadialEmbedding(basis), module)
+
+
+def _bessel(module: Any) -> BesselBasis | None:
+    """MACE's Bessel functions, where the frequencies are no parameters that were trained."""
+    given = getattr(module, "bessel_weights", None)
+    if not is_of("mace", "BesselBasis", module) or isinstance(given, nn.Parameter):
+        return None
+    return BesselBasis(float(module.r_max), given.shape[0])
 
 
 class _Channels(nn.Module):
