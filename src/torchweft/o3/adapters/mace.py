@@ -41,7 +41,8 @@ def from_mace(model: nn.Module) -> nn.Module:
 
     Returns:
         The model.  Parameters are the same tensors, and have the same names.  Where attributes of
-        nodes are one-hot and need no gradient, weights by element are chosen, not multiplied.
+        nodes are one-hot and need no gradient, weights by element are chosen, not multiplied; a
+        record of torchweft.capture made with such attributes has NaN for atoms of mixed elements.
 
     Raises:
         DTypeError: it has no interaction of MACE with a product of e3nn.
@@ -174,13 +175,13 @@ class _ByElement(TensorProduct):
         self, x: Tensor, attributes: Tensor
     ) -> Tensor:
         """(N, D_out) of x (N, D) and attributes (N, num_elements)."""
-        element = self.call.element(attributes)
-        if element is None or self._linear is None:
+        nodes = self.call.elements(attributes)
+        if nodes is None or self._linear is None:
             return super().forward(x, attributes)
         linear, factor = self._linear
         matrices = [view.transpose(0, 1).flatten(1) for view in self.weight_views()]
-        found: Tensor = linear(x, torch.cat(matrices, 1) * factor, element=element)
-        return found
+        z: Tensor = linear(x, torch.cat(matrices, 1) * factor, element=nodes.element)
+        return nodes.scaled(z)
 
     @functools.cached_property
     def _linear(self) -> tuple[Linear, float] | None:
@@ -250,9 +251,12 @@ class _MaceContraction(SymmetricContraction):
 
     def forward(self, x: Tensor, attributes: Tensor) -> Tensor:
         """(N, C · D_out) of x and attributes (N, num_elements)."""
-        element = self.call.element(attributes)
+        nodes = self.call.elements(attributes)
         rows = (x.transpose(1, 2) if self.rows_are_mul_ir else x).flatten(1)
-        z = super().forward(rows, attributes if element is None else element)
+        if nodes is None:
+            z = super().forward(rows, attributes)
+        else:
+            z = nodes.scaled(super().forward(rows, nodes.element))
         return join(split(z, self.irreps_out, "ir_mul"), "mul_ir") if self.rows_are_mul_ir else z
 
 

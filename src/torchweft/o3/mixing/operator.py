@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
 from torchweft.core.backend import interpreted
 from torchweft.core.operators.operator import (
     Operator,
@@ -45,7 +46,7 @@ from torchweft.core.operators.tensor_list import (
     mapped_as_rows,
 )
 from torchweft.core.table_copies import copies_of, is_constant
-from torchweft.core.tables import TensorCache, indptr_of, sort_rows
+from torchweft.core.tables import TensorCache
 from torchweft.errors import IndexRangeError
 from torchweft.o3.backends import executor, refuse_backend
 from torchweft.o3.channelwise.calls import forward, read_call
@@ -263,7 +264,7 @@ def rows_of_elements(element: Tensor, count: int) -> ElementRows:
     """Rows sorted by `element` (rows,), cached as long as the content stays.
 
     On a GPU only a `torchweft.constant` is cached: sorting takes less time than waiting for the
-    result of a comparison.
+    result of a comparison.  A function of torchweft.capture sorts once in its record.
 
     Raises:
         IndexRangeError: an element is not in 0..count - 1; checked on a GPU under
@@ -276,6 +277,8 @@ def rows_of_elements(element: Tensor, count: int) -> ElementRows:
 def _cached_rows(element: Tensor, count: int) -> ElementRows:
     if not unwatched(element):
         return _sorted_rows(element, count)
+    if (run := recorded.Current.run) is not None and not is_constant(element):
+        return run.value((element,), ("rows", count), lambda: _checked_rows(element, count))
     if element.is_cuda and not is_constant(element):
         return _checked_rows(element, count)
     (kept,) = copies_of((element,))
@@ -284,7 +287,8 @@ def _cached_rows(element: Tensor, count: int) -> ElementRows:
 
 
 def _checked_rows(element: Tensor, count: int) -> ElementRows:
-    if element.device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
+    checked = os.environ.get("TORCHWEFT_CHECK") == "1" and recorded.Current.run is None
+    if element.device.type == "cpu" or checked:
         wrong = ((element < 0) | (element >= count)).nonzero().flatten()
         if wrong.numel():
             row = int(wrong[0])
@@ -298,8 +302,9 @@ def _checked_rows(element: Tensor, count: int) -> ElementRows:
 
 
 def _sorted_rows(element: Tensor, count: int) -> ElementRows:
-    order = sort_rows(element)
-    return ElementRows(order.int(), indptr_of(element.index_select(0, order), count).int())
+    values, order = torch.sort(element.int(), stable=True)
+    bounds = torch.arange(count + 1, dtype=torch.int32, device=element.device)
+    return ElementRows(order.int(), torch.searchsorted(values, bounds, out_int32=True))
 
 
 def by_torch(mixing: Mixing, result: str, a: Tensor, b: Tensor, elements: ElementRows) -> Tensor:
