@@ -15,6 +15,7 @@ from tests.maces import dense
 from torchweft import o3
 from torchweft.core.recorded import Run
 from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.adapters import interactions
 from torchweft.o3.adapters.model_call import Call
 from torchweft.testing import assert_as_accurate, assert_within_bound
 
@@ -318,26 +319,45 @@ def test_elements_are_not_read_in_a_run_that_a_graph_replays(monkeypatch):
         assert call.elements(attributes) is None  # mixtures may come again
 
 
-@pytest.mark.parametrize("layer", ["skip_tp", "contraction"])
-def test_a_record_of_one_hot_rows_scales_rows_of_one_number_and_has_nan_for_mixtures(layer):
-    """Seen red with: the first of two numbers taken alone, the number left out, NaN in all rows."""
+def mapped_by_element():
+    made = o3.from_mace(torch.nn.Sequential(named("mace", Skip, "InteractionBlock")(2)))
+    return made[0].skip_tp, torch.randn(6, 16)
+
+
+def contracted_by_element():
+    return o3.from_mace(MaceModel()).contraction, torch.randn(6, 4, 4)
+
+
+@pytest.mark.parametrize("make", [mapped_by_element, contracted_by_element])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_record_of_one_hot_rows_scales_rows_of_one_number_and_has_nan_for_mixtures(make, dtype):
+    """Seen red with: the first of two numbers taken alone, the number left out, NaN in all rows.
+
+    Where no kernel maps by element, as on the CPU, a record multiplies by the attributes.
+    """
     torch.manual_seed(0)
-    if layer == "skip_tp":
-        model = o3.from_mace(torch.nn.Sequential(named("mace", Skip, "InteractionBlock")(2)))
-        made, irreps = model[0].skip_tp.double(), X
-    else:
-        made, irreps = o3.from_mace(MaceModel()).contraction.double(), X
-    x = torch.randn(6, o3.Irreps(irreps).dim, dtype=torch.float64)
-    x = x if layer == "skip_tp" else x.view(6, 4, 4)
-    attributes = torch.eye(2, dtype=torch.float64)[[0, 1, 1, 0, 1, 0]]
-    made(x, attributes)
-    rows = attributes * torch.tensor([1.0, 1, 0, 3, -1, 1])[:, None]
+    layer, x = make()
+    layer, x = layer.to(dtype), x.to(dtype)
+    attributes = torch.eye(2, dtype=dtype)[[0, 1, 1, 0, 1, 0]]
+    layer(x, attributes)
+    rows = attributes * torch.tensor([1, 1, 0, 3, -1, 1], dtype=dtype)[:, None]
     rows[5] = 0.5
-    fresh = copy.deepcopy(made)
-    fresh.call = Call()
-    exact = fresh(x, rows)
+    exact = copy.deepcopy(layer).double()
+    exact.call = Call()
+    exact = exact(x.double(), rows.double()).detach()
     with Run():
-        found = made(x, rows)
-    assert found[4:].isnan().all()
-    size = exact.abs().max().expand_as(exact[:4])
-    assert_within_bound(found[:4], exact[:4], size, 24)
+        found = layer(x, rows).detach()
+    chosen = make is contracted_by_element  # test_o3_mixing.py tells of maps on a GPU
+    assert found[4:].isnan().all() == chosen
+    known = slice(4 if chosen else None)
+    assert_within_bound(found[known], exact[known], exact.abs().max().expand_as(exact[known]), 24)
+
+
+def test_weights_by_element_are_read_as_they_are(monkeypatch):
+    """Seen red with: matrices of the elements that are copied and scaled in every call."""
+    layer, x = mapped_by_element()
+    given, mix = [], interactions.mix
+    monkeypatch.setattr(interactions, "mix", lambda *a, **k: given.append(a[2]) or mix(*a, **k))
+    layer(x, torch.eye(2)[[0, 1, 1, 0, 1, 0]])
+    assert len(given) == 1
+    assert given[0] is layer.weight

@@ -16,6 +16,9 @@ if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
 from torchweft import explain, o3
+from torchweft.core.recorded import Run
+from torchweft.o3.adapters.mace import _ByElement
+from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.mixing import launch as mixing_launch
 from torchweft.o3.mixing import operator as mixing
 from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
@@ -392,3 +395,43 @@ def test_modules_give_what_torch_gives(name, layout, shared, monkeypatch):
     assert_within_bound(
         found.detach(), value.detach(), value.detach().abs() + value.detach().abs().max(), 64
     )
+
+
+def by_element(layout):
+    """A layer of converted models of MACE, and e3nn's product with its weight."""
+    irreps, paths = "5x0e+3x1o", [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True)]
+    layer = _ByElement(irreps, "3x0e", irreps, paths, layout=layout)
+    layer.call = Call()
+    plain = o3.TensorProduct(irreps, "3x0e", irreps, paths, layout=layout, backend="torch")
+    plain.load_state_dict(layer.state_dict())
+    return layer, plain.double(), torch.randn(7, 14)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_record_scales_rows_of_one_number_and_has_nan_for_mixtures(layout):
+    """Seen red with: NaN in all rows, the number left out, elements of the call before."""
+    layer, plain, x = by_element(layout)
+    attributes = torch.eye(3)[[0, 2, 2, 1, 0, 1, 1]]
+    layer(x, attributes)
+    rows = attributes.flip(0) * torch.tensor([1.0, 1, 0, 3, 1, -1, 1])[:, None]
+    rows[6] = 0.5
+    exact = plain(x.double(), rows.double()).detach()
+    with Run():
+        found = layer(x, rows).detach()
+    assert found[5:].isnan().all()
+    near(found[:5], exact[:5])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_of_a_product_are_read_as_they_are(layout, weights):
+    """In both directions, and where the gradient is summed."""
+    layer, plain, x = by_element(layout)
+    attributes, found = torch.eye(3)[[0, 2, 2, 1, 0, 1, 1]], []
+    for module, dtype in ((layer, torch.float32), (plain, torch.float64)):
+        leaf = x.to(dtype).requires_grad_()
+        z = module(leaf, attributes.to(dtype))
+        first = torch.autograd.grad(z.square().sum(), (leaf, module.weight), create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), (leaf, module.weight))
+        found.append([v.detach() for v in (z, *first, *second)])
+    for ours, exact in zip(*found, strict=True):
+        near(ours, exact)

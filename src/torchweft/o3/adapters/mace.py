@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.adapters.e3nn import made_layer, network, tensor_product
-from torchweft.o3.adapters.interactions import leaves_factors
+from torchweft.o3.adapters.interactions import MapByElement, by_elements, leaves_factors
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff
-from torchweft.o3.layers.linear import Linear
 from torchweft.o3.layers.networks import FullyConnectedNet
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
 from torchweft.o3.tensor_product.products import TensorProduct, TensorProductConv
@@ -175,33 +172,14 @@ class _ByElement(TensorProduct):
         self, x: Tensor, attributes: Tensor
     ) -> Tensor:
         """(N, D_out) of x (N, D) and attributes (N, num_elements)."""
-        nodes = self.call.elements(attributes)
-        if nodes is None or self._linear is None:
+        nodes, by_element = self.call.elements(attributes), self._map
+        if nodes is None or by_element is None or not by_element.serves(x):
             return super().forward(x, attributes)
-        linear, factor = self._linear
-        matrices = [view.transpose(0, 1).flatten(1) for view in self.weight_views()]
-        z: Tensor = linear(x, torch.cat(matrices, 1) * factor, element=nodes.element)
-        return nodes.scaled(z)
+        return nodes.scaled(by_element(x, self.weight, nodes.element, self.irreps_in2.dim))
 
     @functools.cached_property
-    def _linear(self) -> tuple[Linear, float] | None:
-        """The map of x with a weight for each element, and what its weight is multiplied by."""
-        items = [(i.i_in1, i.i_out) for i in self.instructions]
-        made = Linear(
-            self.irreps_in1,
-            self.irreps_out,
-            num_elements=self.irreps_in2.dim,
-            internal_weights=False,
-            instructions=items,
-            layout=self.layout,
-        )
-        factors = [
-            i.path_weight / math.sqrt(self.irreps_out[i.i_out].ir.dim) / own.path_weight
-            for i, own in zip(self.instructions, made.instructions, strict=True)
-        ]
-        scalars = len(self.irreps_in2) == 1 and self.irreps_in2[0].ir.is_scalar()
-        alike = all(math.isclose(factor, factors[0], rel_tol=1e-12) for factor in factors)
-        return (made, factors[0]) if scalars and factors and alike else None
+    def _map(self) -> MapByElement | None:
+        return MapByElement(self, self.layout) if by_elements(self) else None
 
 
 def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
