@@ -8,6 +8,7 @@ ADAPTERS = "tests/contract/test_o3_adapters.py -k"
 NORMS = "tests/contract/test_o3_norms.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
 CALCULATOR = "tests/contract/test_o3_calculator.py"
+RECORDED = "tests/contract/test_o3_calculator_recorded.py"
 NETWORKS = "tests/contract/test_o3_networks.py"
 NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
@@ -259,5 +260,23 @@ MUTANTS = [
         "    if unreadable(attributes):\n        return None\n",
         "",
         f"{ADAPTERS} replays",
+    ),
+    Mutant(
+        "what fills the room of a calculator's record is within the cutoff",
+        "padding * (3 * potential.cutoff / cell[0].norm())",
+        "padding * (0 * potential.cutoff / cell[0].norm())",
+        f"{RECORDED} -k share",
+    ),
+    Mutant(
+        "nobody looks at the slopes of what fills the room",
+        "(padding * found.slope.abs().amax(1)).any()",
+        "(0 * padding).any()",
+        f"{RECORDED} -k beyond",
+    ),
+    Mutant(
+        "a calculator's record outlives the memory of the weights",
+        "tuple(t.data_ptr() for t in tensors if t is not None)",
+        "()",
+        f"{RECORDED} -k turned",
     ),
 ]
