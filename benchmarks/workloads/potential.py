@@ -40,6 +40,7 @@ __all__ = [
     "compiled",
     "mace_model",
     "potential_cases",
+    "structures_of",
 ]
 
 FORCES, TRAINING = "forces", "training step with Adam"
@@ -68,6 +69,7 @@ class Settings(NamedTuple):
     hidden: str = "128x0e+128x1o"
     lmax: int = 3
     correlation: int = 3
+    pair_repulsion: bool = False
 
 
 TABLE = Settings()
@@ -152,7 +154,7 @@ def _workload(
     if batch:
         some = structures._fields[0 if structures.side else 1]
         structures = structures._replace(**{some: batch})
-    atoms = _atoms(structures)
+    atoms = structures_of(structures)
     given = as_given(atoms, structures.elements, device)
     exact = copy.deepcopy(mace_model(settings, structures.elements)).to(device)
     model = copy.deepcopy(exact).to(DTYPE)
@@ -180,8 +182,8 @@ def _workload(
     )  # fmt: skip
 
 
-def _atoms(structures: Structures) -> list[Any]:
-    """ASE's, always the same."""
+def structures_of(structures: Structures) -> list[Any]:
+    """Of ASE, always the same."""
     try:
         from ase.build import bulk, molecule
     except ImportError as error:
@@ -245,6 +247,7 @@ def mace_model(settings: Settings, elements: tuple[int, ...]) -> nn.Module:
             atomic_energies=np.zeros(len(elements)), avg_num_neighbors=28.0,
             atomic_numbers=list(elements), correlation=settings.correlation,
             atomic_inter_scale=1.0, atomic_inter_shift=0.0,
+            pair_repulsion=settings.pair_repulsion,
         )  # fmt: skip
     with torch.no_grad():
         for parameter in model.parameters():
