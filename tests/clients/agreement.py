@@ -1,11 +1,12 @@
 """A converted model beside its original: the same numbers, in fewer operations."""
 
 import collections
-import contextlib
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchweft.core.default_dtype import default_dtype
 
 __all__ = [
     "assert_agree",
@@ -91,13 +92,3 @@ def counted(function):
 def names_of(model, package):
     """The modules of a package in a model."""
     return [n for n, m in model.named_modules() if type(m).__module__.startswith(package)]
-
-
-@contextlib.contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

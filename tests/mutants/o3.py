@@ -9,6 +9,7 @@ NORMS = "tests/contract/test_o3_norms.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
 CALCULATOR = "tests/contract/test_o3_calculator.py"
 ACTIVATIONS = "tests/contract/test_o3_activations.py"
+RECORDED = "tests/contract/test_o3_calculator_recorded.py"
 NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
@@ -294,5 +295,23 @@ MUTANTS = [
         "self._packed = [plan and _PackedProduct(plan, self._rows) for plan in given.plans]; "
         "self._self = self",
         "tests/contract/test_o3_channelwise.py -k chunks_change",
+    ),
+    Mutant(
+        "what fills the room of a calculator's record is within the cutoff",
+        "padding * (3 * potential.cutoff / cell[0].norm())",
+        "padding * (0 * potential.cutoff / cell[0].norm())",
+        f"{RECORDED} -k share",
+    ),
+    Mutant(
+        "nobody looks at the slopes of what fills the room",
+        "(padding * found.slope.abs().amax(1)).any()",
+        "(0 * padding).any()",
+        f"{RECORDED} -k beyond",
+    ),
+    Mutant(
+        "a calculator's record outlives the memory of the weights",
+        "tuple(t.data_ptr() for t in tensors if t is not None)",
+        "()",
+        f"{RECORDED} -k turned",
     ),
 ]
