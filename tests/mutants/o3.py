@@ -6,6 +6,7 @@ RADIAL = "tests/contract/test_o3_radial.py"
 STATES = "tests/contract/test_o3_states.py"
 ADAPTERS = "tests/contract/test_o3_adapters.py -k"
 NORMS = "tests/contract/test_o3_norms.py"
+EDGES = "tests/contract/test_o3_edge_vectors.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
 CALCULATOR = "tests/contract/test_o3_calculator.py"
 ACTIVATIONS = "tests/contract/test_o3_activations.py"
@@ -313,5 +314,24 @@ MUTANTS = [
         "tuple(t.data_ptr() for t in tensors if t is not None)",
         "()",
         f"{RECORDED} -k turned",
+    ),
+    Mutant(
+        "edges that leave a node are added to those that reach it",
+        "(added - taken)",
+        "(added + taken)",
+        f"{EDGES} -k values",
+    ),
+    Mutant(
+        "a kernel adds edges that leave a node to those that reach it",
+        "total -= _sum_of_node",
+        "total += _sum_of_node",
+        f"{EDGES} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "the gradient of an edge's shift is left out",
+        'if rest[0] == "shifted" and needed[1]:',
+        'if rest[0] == "shifted" and False:',
+        f"{EDGES} -k values",
     ),
 ]
