@@ -119,7 +119,7 @@ def radial_basis():
 
 
 LAYERS = {
-    "network": (network, ["rows", "rows"], 59),
+    "network": (network, ["rows", "rows"], 61),
     "radial basis": (radial_basis, ["rows"], 18),
     "harmonics": (harmonics, ["rows"], 18),
     "harmonics by name": (harmonics_by_name, ["rows"], 18),

@@ -132,14 +132,14 @@ MUTANTS = [
     ),
     Mutant(
         "a network leaves out the factor of its last function",
-        "return layers[-1].between(1.0, x, layers[-1].after) if layers else x",
-        "return layers[-1].between(1.0, x, 1.0) if layers else x",
+        "x, factor = layer.between(1.0, x, layer.after)",
+        "x, factor = layer.between(1.0, x, 1.0)",
         f"{NAMES} -k FullyConnectedNet",
     ),
     Mutant(
         "a function lacks the factor of the matrix behind it",
-        "x, before = layer.between(before, x, layer.after * following.before), 1.0",
-        "x, before = layer.between(before, x, layer.after), 1.0",
+        "x, factor = layer.between(factor, x, layer.after * following.before)",
+        "x, factor = layer.between(factor, x, layer.after)",
         f"{NAMES} -k FullyConnectedNet",
     ),
     Mutant(

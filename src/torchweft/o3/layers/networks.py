@@ -132,17 +132,23 @@ class normalize2mom(nn.Module):  # noqa: N801 - e3nn's name
 
     def forward(self, x: Tensor) -> Tensor:
         """c f(x), in the shape of x."""
-        return between(self, 1.0, x, self.cst)
+        if self.serves(x):
+            return between(self, 1.0, x, self.cst)
+        value = self.f(x)
+        return value if self.cst == 1.0 else value * self.cst
+
+    def serves(self, x: Tensor) -> bool:
+        """Whether a kernel computes f of tensors like x."""
+        return self.printed is not None and x.dim() > 0 and serves_rows(x)
 
 
 def between(act: normalize2mom, before: float, x: Tensor, after: float) -> Tensor:
-    """after f(before x), f of `act`, in the shape of x: on a GPU one kernel if f is of PRINTED."""
-    if act.printed and x.dim() and x.shape[-1] and serves_rows(x):
-        called, x = (act.printed, before, after), x.contiguous()
-        y = cached_rows(called, x)
-        return first_rows(called, activation_key(*called), x) if y is None else y
-    value = act.f(x if before == 1.0 else x * before)
-    return value if after == 1.0 else value * after
+    """after f(before x), in the shape of x, by one kernel; f is of `act`, which serves x."""
+    if not x.shape[-1]:
+        return x
+    called, x = (act.printed, before, after), x.contiguous()
+    y = cached_rows(called, x)
+    return first_rows(called, activation_key(*called), x) if y is None else y
 
 
 def _name_of(f: Function) -> str:
@@ -175,21 +181,26 @@ class _Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, h_out) of x (…, h_in)."""
-        return self.between(self.before, x, self.after)
+        z, factor = self.between(self.before, x, self.after)
+        return z if factor == 1.0 else z * factor
 
-    def between(self, before: float, x: Tensor, after: float) -> Tensor:
-        """after f(before x W)."""
+    def between(self, before: float, x: Tensor, after: float) -> tuple[Tensor, float]:
+        """after f(before x W), but for the factor that is returned beside it.
+
+        A kernel of f multiplies by both; else `before` is a factor of the matrix, the smallest
+        tensor, and `after` is left to the next one.
+        """
         x, weight = same_kind(x=x, weight=self.weight)
-        if self.act is not None:
-            return between(self.act, before, x @ weight, after)
-        factor = before * after
-        return x @ (weight if factor == 1.0 else weight * factor)
+        if self.act is not None and self.act.serves(x):
+            return between(self.act, before, x @ weight, after), 1.0
+        z = x @ (weight if before == 1.0 else weight * before)
+        return (z if self.act is None else self.act.f(z)), after
 
 
 class FullyConnectedNet(nn.Sequential):
     """x_{k+1} = c f(x_k W_k / √h_k), and the last layer x W / √h: for normal x of variance 1.
 
-    A matrix is multiplied by no number: its factor is that of the function before it.
+    Factors are those of functions where these are kernels, else of matrices.
 
     Args:
         hs: widths of x, of the hidden layers, and of the result.
@@ -242,9 +253,10 @@ class FullyConnectedNet(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, hs[-1]) of x (…, hs[0])."""
-        x = self.hidden(x)
-        layers = self._layers()
-        return layers[-1].between(1.0, x, layers[-1].after) if layers else x
+        x, factor = self.hidden(x), 1.0
+        for layer in self._layers()[-1:]:
+            x, factor = layer.between(1.0, x, layer.after)
+        return x if factor == 1.0 else x * factor
 
     def hidden(self, x: Tensor) -> Tensor:
         """(…, hs[-2]) of x (…, hs[0]): what the last matrix is applied to.
@@ -254,10 +266,10 @@ class FullyConnectedNet(nn.Sequential):
         """
         check_last("x", x, self.hs[0])
         layers = self._layers()
-        before = layers[0].before if layers else 1.0
+        factor = layers[0].before if layers else 1.0
         for layer, following in itertools.pairwise(layers):
-            x, before = layer.between(before, x, layer.after * following.before), 1.0
-        return x if before == 1.0 else x * before
+            x, factor = layer.between(factor, x, layer.after * following.before)
+        return x if factor == 1.0 else x * factor
 
     def last_matrix(self) -> Tensor:
         """(hs[-2], hs[-1]): the last matrix, which is a parameter, see `hidden`.
