@@ -87,6 +87,15 @@ def test_shared_weights_as_they_are(name: str, result: str, tile: Tile, check: C
     check(build("direct", source, tile, "fp32", cores=True), case, "sm_90")
 
 
+@pytest.mark.parametrize("name", MIXINGS)
+@pytest.mark.parametrize("elements", [None, 5])
+def test_gradients_of_few_rows(name: str, elements: int | None, check: Check) -> None:
+    source = generator.whole_outer_source(MIXINGS[name](), 2, elements)
+    kinds = f", {elements} kinds" if elements else ""
+    built = build("whole_outer", source, launch.WHOLE_OUTER_TILE, "fp32", cores=True)
+    check(built, f"{name}, w, few rows{kinds}", "sm_90")
+
+
 @pytest.mark.parametrize("result", ["z", "t"])
 def test_weights_inside_as_they_are(result: str, check: Check) -> None:
     source = generator.direct_source(linear("ir_mul"), result, 2, 5, True)

@@ -35,9 +35,13 @@ RESULTS = {"z": "tw", "t": "zw", "w": "tz"}
 
 @pytest.fixture(params=["prepared", "as they are"])
 def weights(request, monkeypatch):
-    """How products read weights: rows of tests are many for one processor, and few for 10,000."""
-    count = 1 if request.param == "prepared" else 10_000
-    monkeypatch.setattr(mixing_launch, "processors", lambda device: count)
+    """How products read weights: rows of tests are many for one processor, and few for 10,000.
+
+    Gradients of weights are sums of parts, or whole.
+    """
+    few = request.param == "as they are"
+    monkeypatch.setattr(mixing_launch, "processors", lambda device: 10_000 if few else 1)
+    monkeypatch.setattr(mixing_launch, "WHOLE_OUTER_ROWS", 10_000 if few else 0)
     mixing_launch._recipe.cache_clear()
     yield request.param
     mixing_launch._recipe.cache_clear()
@@ -134,6 +138,7 @@ def test_weights_by_kind(inside, rows, result):
 
 
 @pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.usefixtures("weights")
 def test_weights_by_kind_of_blocks_that_follow_each_other(result):
     check_kinds(following("ir_mul"), 40, 4, torch.float32, result)
 
@@ -269,17 +274,20 @@ def check(m, rows, shared, dtype, result):
     assert_same_bits(found, mixing_launch.run_mix(m, result, *operands, shared), result)
 
 
-def test_few_rows_take_one_launch_forward_and_one_by_x(weights):
+def test_few_rows_take_one_launch_in_each_direction(weights):
     linear = o3.Linear("9x0e+5x1o", "4x0e+7x1o", num_elements=3)
     x, element = torch.randn(6, 24).requires_grad_(), torch.arange(6) % 3
 
     def names(function):
         return [launch.kernel for launch in explain(function).launches]
 
-    wanted = ["mixing_direct"] if weights == "as they are" else ["mixing_prepare", "mixing_product"]
+    few = weights == "as they are"
+    wanted = ["mixing_direct"] if few else ["mixing_prepare", "mixing_product"]
     z = linear(x, element=element).sum()
     assert names(lambda: linear(x, element=element)) == wanted
-    assert names(lambda: torch.autograd.grad(z, x)) == wanted
+    assert names(lambda: torch.autograd.grad(z, x, retain_graph=True)) == wanted
+    summed = ["mixing_whole_outer"] if few else ["mixing_outer", "mixing_fold"]
+    assert names(lambda: torch.autograd.grad(z, linear.weight)) == summed
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -13,6 +13,7 @@ ACTIVATIONS = "tests/contract/test_o3_activations.py"
 RECORDED = "tests/contract/test_o3_calculator_recorded.py"
 NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
+MIXING = "tests/contract/test_o3_mixing.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
 
 MUTANTS = [
@@ -279,8 +280,8 @@ MUTANTS = [
     ),
     Mutant(
         "elements are read in a run that a graph replays",
-        "    if unreadable(attributes):\n        return None\n",
-        "",
+        "return _in_record(attributes) if self._were_one_hot else None",
+        "pass",
         f"{ADAPTERS} replays",
     ),
     Mutant(
@@ -333,5 +334,32 @@ MUTANTS = [
         'if rest[0] == "shifted" and needed[1]:',
         'if rest[0] == "shifted" and False:',
         f"{EDGES} -k values",
+    ),
+    Mutant(
+        "a record takes a mixture of elements for its largest",
+        "torch.where(largest == total, largest, math.nan)",
+        "largest",
+        f"{ADAPTERS} 'has_nan_for_mixtures'",
+    ),
+    Mutant(
+        "matrices with elements inside are read in rows that follow each other",
+        '+ {_behind(n)}", n * elements',
+        '+ {_behind(n)}", n',
+        MIXING,
+        kernels=True,
+    ),
+    Mutant(
+        "weights that are read as they are lose their low parts",
+        "w_low = whole - w if LOW == 0",
+        "w_low = w - w if LOW == 0",
+        f"{MIXING} -k 'shared_weights'",
+        kernels=True,
+    ),
+    Mutant(
+        "a gradient of few rows lacks the factor of its path",
+        "w = (acc * FACTOR).to(",
+        "w = acc.to(",
+        MIXING,
+        kernels=True,
     ),
 ]

@@ -159,13 +159,13 @@ def prepare(
 
 @triton.jit
 def outer(
-    t_ptr, z_ptr, part_ptr, order_ptr, first_row, last_row, part, tile,
-    NUMBERS: tl.constexpr, C: tl.constexpr,
+    t_ptr, z_ptr, w_ptr, order_ptr, first_row, last_row, tile, C: tl.constexpr,
     T_WIDTH: tl.constexpr, T_STEP: tl.constexpr, T_COPY: tl.constexpr, U: tl.constexpr,
     Z_WIDTH: tl.constexpr, Z_STEP: tl.constexpr, Z_COPY: tl.constexpr, N: tl.constexpr,
+    ROW: tl.constexpr, FACTOR: tl.constexpr,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """part[u, n] = Σ_r t[r, u] z[r, n], components r of some rows; parts are NUMBERS apart."""
+    """w[u, n] = factor Σ_r t[r, u] z[r, n], components r of some rows; rows of w are ROW apart."""
     ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     TILES: tl.constexpr = (U + BLOCK_M - 1) // BLOCK_M * ACROSS
     u = tile % TILES // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -196,8 +196,9 @@ def outer(
             some = tl.dot(t - t_high, z_high, input_precision="tf32")
             some = tl.dot(t_high, z - z_high, some, input_precision="tf32")
             acc += tl.dot(t_high, z_high, some, input_precision="tf32")
-    to = part_ptr + part.to(tl.int64) * NUMBERS + u[:, None] * N + n[None, :]
-    tl.store(to, acc, mask=(u < U)[:, None] & (n < N)[None, :])
+    to = w_ptr + u[:, None] * ROW + n[None, :]
+    w = (acc * FACTOR).to(w_ptr.dtype.element_ty)
+    tl.store(to, w, mask=(u < U)[:, None] & (n < N)[None, :])
 
 
 @triton.jit

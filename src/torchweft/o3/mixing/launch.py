@@ -41,6 +41,7 @@ from torchweft.o3.mixing.source import (
     own_source,
     prepare_source,
     product_source,
+    whole_outer_source,
 )
 
 __all__ = ["run_mix", "run_mixed_rows"]
@@ -62,6 +63,9 @@ OUTER_TILE = Tile((128, 128, 32), 8, 3)
 EXACT_OUTER_TILE = Tile((64, 64, 16), 2, 4)
 """The same for float32.  Four warps would get the instruction whose right factor lies in shared
 memory with rows fastest: 32-bit numbers are transposed there one by one, in 16 conflicts."""
+
+WHOLE_OUTER_TILE, WHOLE_OUTER_ROWS = Tile((32, 32, 32), 4, 3), 128
+"""The same where one program sums all rows of a weight, and the most rows of which it does."""
 
 PREPARE_TILE, FOLD_TILE = Tile((32,), 4, 1), Tile((16, 128), 4, 1)
 
@@ -154,6 +158,8 @@ def _recipe(call: _MixSignature) -> _MixRecipe:
         return _MixRecipe(shape, zero, Launches(()))
     if not shared and elements is None:
         return _MixRecipe(shape, zero, Launches([_own(mixing, result, rows)]))
+    if result == "w" and rows <= WHOLE_OUTER_ROWS:
+        return _MixRecipe(shape, zero, Launches([_whole_outer(call)]))
     if result == "w":
         count, steps = _outer(call)
         scratch = (count, mixing.num_weights)
@@ -236,6 +242,17 @@ def _programs(found: Sequence[CopySum], call: _MixSignature, tile: Tile) -> int:
         * -(-group.block.copies // n)
         for group in found
     )
+
+
+def _whole_outer(call: _MixSignature) -> Step:
+    """The kernel of the weights' gradient of few rows."""
+    mixing, _, rows, parts, _, _, shared, elements = call
+    m, n, _ = WHOLE_OUTER_TILE.blocks
+    tiles = sum(-(-t // m) * -(-z // n) for t, z in mixing.shapes)
+    source = whole_outer_source(mixing, parts, elements, shared)
+    taken = (*(() if elements is None else (ORDER, STARTS)), A, B, OUT)
+    kernel = _kernel("whole_outer", source, (rows,), WHOLE_OUTER_TILE)
+    return Step(kernel, (elements or 1) * tiles, taken)
 
 
 def _outer(call: _MixSignature) -> tuple[int, list[Step]]:

@@ -38,6 +38,7 @@ __all__ = [
     "own_source",
     "prepare_source",
     "product_source",
+    "whole_outer_source",
 ]
 
 FRAME = Frame(gluon=False)
@@ -163,16 +164,46 @@ def outer_source(mixing: Mixing, parts: int, elements: int | None = None) -> str
                 rows = "order_ptr, first_row, last_row"
                 piece = f"part, starts_ptr, chunk, 1, {_sides(elements)}"
                 code.append(f"_, first_row, last_row = piece({piece})")
-            to = f"part_ptr + {begin + first * z.copies}"
-            read = f"t_ptr + {t.offset}", f"z_ptr + {z.offset}", to, rows, "part", "tile"
-            of_t = mixing.width("t"), t.step, t.copy_step, t.copies
-            of_z = mixing.width("z"), z.step, z.copy_step, z.copies
-            blocks = "BLOCK_M", "BLOCK_N", "BLOCK_K"
-            code.append(_call("outer", *read, mixing.num_weights, c, *of_t, *of_z, parts, *blocks))
+            behind = _behind(mixing.num_weights, "part")
+            to = f"part_ptr + {begin + first * z.copies} + {behind}", rows, "tile"
+            code.append(_outer(mixing, t, z, to, z.copies, 1.0, parts))
             lines += _next_tiles(f"{size} * {tiles}", code)
         begin += group.columns * z.copies
     free = ["R", "CHUNK"]
     return _module("outer", "t_ptr z_ptr part_ptr", free, "BLOCK_M BLOCK_N BLOCK_K", lines)
+
+
+def whole_outer_source(
+    mixing: Mixing, parts: int, elements: int | None = None, inside: bool = False
+) -> str:
+    """The weights' gradient of few rows, which one program sums."""
+    lines = list[str]()
+    for path in mixing.paths:
+        t, z = mixing.t[path.t], mixing.z[path.z]
+        tiles = f"tl.cdiv({t.copies}, BLOCK_M) * tl.cdiv({z.copies}, BLOCK_N)"
+        code, rows = [_own_tile(elements, tiles)], "None, 0, R"
+        if elements is not None:
+            rows = "order_ptr, tl.load(starts_ptr + kind), tl.load(starts_ptr + kind + 1)"
+        place, row = _matrix("w_ptr", mixing, path, elements, inside)
+        code.append(_outer(mixing, t, z, (place, rows, "own"), row, path.factor, parts))
+        lines += _next_tiles(tiles, code, elements)
+    return _module("whole_outer", "t_ptr z_ptr w_ptr", ["R"], " ".join(_BLOCKS), lines)
+
+
+def _outer(
+    mixing: Mixing,
+    t: CopyBlock,
+    z: CopyBlock,
+    to: tuple[str, str, str],
+    row: int,
+    factor: float,
+    parts: int,
+) -> str:
+    """The sum over rows of two blocks' products; `to` has its place, the rows and the tile."""
+    of_t = mixing.width("t"), t.step, t.copy_step, t.copies
+    of_z = mixing.width("z"), z.step, z.copy_step, z.copies
+    read = f"t_ptr + {t.offset}", f"z_ptr + {z.offset}", *to, z.components
+    return _call("outer", *read, *of_t, *of_z, row, repr(factor), parts, *_BLOCKS)
 
 
 def fold_source(mixing: Mixing, elements: int | None = None, inside: bool = False) -> str:
@@ -222,9 +253,9 @@ def _matrix(
     return f"{pointer} + {_behind(mixing.width('w'))} + {path.weight}", n
 
 
-def _behind(stride: int) -> str:
-    """Offset of the weights of an element, in 64 bits."""
-    return f"kind * tl.full((), {stride}, tl.int64)"
+def _behind(stride: int, name: str = "kind") -> str:
+    """Offset of the weights of an element or a part, in 64 bits."""
+    return f"{name} * tl.full((), {stride}, tl.int64)"
 
 
 def _sides(elements: int) -> str:
