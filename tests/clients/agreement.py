@@ -1,12 +1,11 @@
 """A converted model beside its original: the same numbers, in fewer operations."""
 
 import collections
+import contextlib
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from torchweft.core.default_dtype import default_dtype
 
 __all__ = ["assert_agree", "default_dtype", "names_of", "operations", "properties", "trained"]
 
@@ -79,3 +78,13 @@ def operations(function):
 def names_of(model, package):
     """The modules of a package in a model."""
     return [n for n, m in model.named_modules() if type(m).__module__.startswith(package)]
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -130,6 +130,24 @@ MUTANTS = [
         CALCULATOR,
     ),
     Mutant(
+        "what fills the room of a calculator's record is within the cutoff",
+        "padding * (3 * potential.cutoff / cell[0].norm())",
+        "padding * (0 * potential.cutoff / cell[0].norm())",
+        f"{RECORDED} -k share",
+    ),
+    Mutant(
+        "nobody looks at the slopes of what fills the room",
+        "(padding * found.slope.abs().amax(1)).any()",
+        "(0 * padding).any()",
+        f"{RECORDED} -k beyond",
+    ),
+    Mutant(
+        "a calculator's record outlives the memory of the weights",
+        "tuple(t.data_ptr() for t in tensors if t is not None)",
+        "()",
+        f"{RECORDED} -k turned",
+    ),
+    Mutant(
         "a network leaves out the factor of its last function",
         "return x if factor == 1.0 else x * factor",
         "return x",
@@ -260,23 +278,5 @@ MUTANTS = [
         "    if unreadable(attributes):\n        return None\n",
         "",
         f"{ADAPTERS} replays",
-    ),
-    Mutant(
-        "what fills the room of a calculator's record is within the cutoff",
-        "padding * (3 * potential.cutoff / cell[0].norm())",
-        "padding * (0 * potential.cutoff / cell[0].norm())",
-        f"{RECORDED} -k share",
-    ),
-    Mutant(
-        "nobody looks at the slopes of what fills the room",
-        "(padding * found.slope.abs().amax(1)).any()",
-        "(0 * padding).any()",
-        f"{RECORDED} -k beyond",
-    ),
-    Mutant(
-        "a calculator's record outlives the memory of the weights",
-        "tuple(t.data_ptr() for t in tensors if t is not None)",
-        "()",
-        f"{RECORDED} -k turned",
     ),
 ]
