@@ -421,6 +421,7 @@ UNLIKE = {
     "LayerNorm": "e3nn has none; test_o3_norms",
     "NeighbourList": "e3nn takes edges; test_o3_neighbours",
     "PolynomialCutoff": "e3nn has none; test_o3_radial",
+    "RadialBasis": "e3nn has none; test_o3_radial",
     "calculator": "of whole potentials; test_o3_calculator",
     "check": "of converted models; tests/clients/test_check",
     "from_allegro": "of models of Allegro; tests/clients/test_allegro",
