@@ -127,8 +127,8 @@ MUTANTS = [
     ),
     Mutant(
         "a calculator's stress is of half the volume",
-        "(2 * s.cell.det().abs())",
-        "s.cell.det().abs()",
+        "(2 * _volume(s.cell))",
+        "_volume(s.cell)",
         CALCULATOR,
     ),
     Mutant(
