@@ -77,9 +77,31 @@ CASES = [(name, True) for name in ("solid", "sheared", "film", "molecule")] + [(
 @pytest.mark.parametrize(("name", "convert"), CASES)
 def test_numbers_are_those_of_maces_calculator(name, convert):
     atoms = structures()[name]
-    exact = properties(atoms, theirs())
-    for dtype in (torch.float32, torch.float64):
-        agree(properties(atoms, ours(dtype, convert)), exact, atoms, dtype)
+    exact, noises = properties(atoms, theirs()), noise(atoms)
+    for dtype, precision in ((torch.float32, 1.0), (torch.float64, 2.0**-29)):
+        found = properties(atoms, ours(dtype, convert))
+        for value, of_float32, best in zip(found, noises, exact, strict=True):
+            assert float((value - best).abs().max()) <= 4 * precision * of_float32, dtype
+
+
+def noise(atoms):
+    """The largest error of MACE's float32 results, at the positions and at some beside them.
+
+    Of a molecule of two atoms, the error at one place is that of one number: a matter of luck.
+    """
+    errors = []
+    for seed in range(4):
+        exact, plain = (properties(atoms, theirs(dtype)) for dtype in ("float64", "float32"))
+        rounding = torch.finfo(torch.float32).eps  # of the last sums
+        errors.append(
+            [
+                max(float((noisy - best).abs().max()), rounding * float(best.abs().max()))
+                for noisy, best in zip(plain, exact, strict=True)
+            ]
+        )
+        atoms = atoms.copy()
+        atoms.rattle(1e-3, seed=seed)
+    return [max(of_property) for of_property in zip(*errors, strict=True)]
 
 
 def test_dtype_turns_the_model_in_place():
