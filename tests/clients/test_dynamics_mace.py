@@ -19,9 +19,11 @@ from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
 from mace.calculators import MACECalculator
 
-from tests.clients.agreement import properties
+from tests.clients.agreement import assert_agree, properties
 from tests.clients.maces import mace, rattled
+from tests.recorders import structures_recorded
 from torchweft import o3
+from torchweft.capturing.graphs import CudaGraphs
 from torchweft.errors import DTypeError, ShapeError
 
 
@@ -157,3 +159,41 @@ def test_dynamics_search_neighbours_rarely():
     calculator = o3.calculator(model_copy(True), skin=1.0)
     trajectory(calculator, 10)
     assert calculator.neighbours.builds == 1
+
+
+@pytest.mark.parametrize("convert", [False, True])
+def test_steps_of_a_recorded_model(convert):
+    """As on a GPU, with room for edges: the numbers of the model without, and one record."""
+    calculator, plain = (o3.calculator(model_copy(convert)) for _ in range(2))
+    for name in ("sheared", "molecule"):
+        with structures_recorded() as made:
+            for seed in range(4):
+                atoms = structures()[name]
+                atoms.rattle(0.02, seed=seed)
+                found = properties(atoms, calculator)
+                with structures_recorded(False):
+                    agree(found, properties(atoms, plain), atoms)
+        assert [(r.rehearsals, r.records, r.replays) for r in made] == [(1, 1, 2)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.filterwarnings("error:the model runs without a CUDA graph")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("convert", [False, True])
+def test_steps_on_a_gpu(convert, dtype, monkeypatch):
+    records, record = [], CudaGraphs.record
+    monkeypatch.setattr(CudaGraphs, "record", lambda *a: records.append(1) or record(*a))
+    calculator = o3.calculator(model_copy(convert), dtype=dtype, device="cuda")
+    for name in ("sheared", "molecule"):
+        for seed in range(5):
+            atoms = structures()[name]
+            atoms.rattle(0.02, seed=seed)
+            agree(properties(atoms, calculator), properties(atoms, theirs()), atoms, dtype)
+    assert len(records) == 2
+
+
+def agree(found, exact, atoms, dtype=torch.float64):
+    rounded = properties(atoms, theirs("float32"))
+    names = ("energy", "forces", "stress")[: len(found)]
+    named = (dict(zip(names, t, strict=True)) for t in (found, exact, rounded))
+    assert_agree(*named, dtype)

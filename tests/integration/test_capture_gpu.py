@@ -176,6 +176,42 @@ def test_a_training_step_of_a_clifford_layer():
             assert_same_bits(a.detach(), b.detach(), "parameter")
 
 
+def contraction_step():
+    torch.manual_seed(0)
+    layer = o3.SymmetricContraction("4x0e+4x1o", "4x0e", 3, 2, layout="ir_mul").cuda()
+
+    def step(x, element):
+        layer.zero_grad()
+        loss = layer(x, element).square().mean()
+        loss.backward()
+        return loss, layer.contractions[0].weights_max.grad
+
+    return step, (draw(40, 16), torch.arange(40, device="cuda") % 2)
+
+
+def test_a_training_step_that_ran_before():
+    """Nothing of a call of the default stream is left; seen red with: a plan that keeps tensors."""
+    step, given = contraction_step()
+    loss, gradient = step(*given)
+    expected = loss.detach(), gradient
+    del loss
+    run = torchweft.capture(step, *given)
+    for _ in range(CALLS):
+        for a, b in zip(run(*given), expected, strict=True):
+            assert_same_bits(a, b, "a step that was recorded")
+
+
+def test_a_graph_of_an_earlier_call_is_named():
+    step, given = contraction_step()
+    loss, _ = step(*given)
+    run = torchweft.capture(step, *given)
+    for _ in range(2):
+        run(*given)
+    with pytest.raises(torchweft.CaptureError, match=r"Delete it, or keep loss.detach"):
+        run(*given)
+    assert loss.requires_grad
+
+
 def test_gradients_that_the_caller_empties():
     """zero_grad and step outside; seen red with: `.grad` that stays None after a replay."""
 

@@ -8,7 +8,8 @@ ADAPTERS = "tests/contract/test_o3_adapters.py -k"
 NORMS = "tests/contract/test_o3_norms.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
 CALCULATOR = "tests/contract/test_o3_calculator.py"
-NETWORKS = "tests/contract/test_o3_networks.py"
+ACTIVATIONS = "tests/contract/test_o3_activations.py"
+RECORDED = "tests/contract/test_o3_calculator_recorded.py"
 NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
 MIXING = "tests/contract/test_o3_mixing.py"
@@ -131,15 +132,36 @@ MUTANTS = [
     ),
     Mutant(
         "a network leaves out the factor of its last function",
-        "return x if factor == 1.0 else x * factor",
-        "return x",
+        "return layers[-1].between(1.0, x, layers[-1].after) if layers else x",
+        "return layers[-1].between(1.0, x, 1.0) if layers else x",
         f"{NAMES} -k FullyConnectedNet",
     ),
     Mutant(
-        "the last matrix lacks the factor of the function before",
-        "factor = layers[-2].after if len(layers) > 1 else 1.0",
-        "factor = 1.0",
-        f"{NETWORKS} -k hidden",
+        "a function lacks the factor of the matrix behind it",
+        "x, before = layer.between(before, x, layer.after * following.before), 1.0",
+        "x, before = layer.between(before, x, layer.after), 1.0",
+        f"{NAMES} -k FullyConnectedNet",
+    ),
+    Mutant(
+        "the kernel of an activation lacks the factor of its argument",
+        "t = const(float(before)) * x",
+        "t = x",
+        f"{ACTIVATIONS} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "tanh by the exponential in both directions",
+        "far = tl.where(x < 0, -far, far)",
+        "far = tl.where(x < 0, far, far)",
+        f"{ACTIVATIONS} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "the kernel of a radial basis has no cutoff",
+        "return [function * cutoff for function in _bessel(r, r_max, number)]",
+        "return _bessel(r, r_max, number)",
+        RADIAL,
+        kernels=True,
     ),
     Mutant(
         "a network's variance_out scales the standard deviation",
@@ -287,5 +309,37 @@ MUTANTS = [
         "w = acc.to(",
         MIXING,
         kernels=True,
+    ),
+    Mutant(
+        "the launches of a contraction keep the tensors of their first call",
+        "        if not steps:",
+        "        if not plan.steps:",
+        "tests/contract/test_o3_symmetric_kernels.py -k linear",
+        kernels=True,
+    ),
+    Mutant(
+        "a chunk of edges keeps its rows in a cycle",
+        "self._packed = [plan and _PackedProduct(plan, self._rows) for plan in given.plans]",
+        "self._packed = [plan and _PackedProduct(plan, self._rows) for plan in given.plans]; "
+        "self._self = self",
+        "tests/contract/test_o3_channelwise.py -k chunks_change",
+    ),
+    Mutant(
+        "what fills the room of a calculator's record is within the cutoff",
+        "padding * (3 * potential.cutoff / cell[0].norm())",
+        "padding * (0 * potential.cutoff / cell[0].norm())",
+        f"{RECORDED} -k share",
+    ),
+    Mutant(
+        "nobody looks at the slopes of what fills the room",
+        "(padding * found.slope.abs().amax(1)).any()",
+        "(0 * padding).any()",
+        f"{RECORDED} -k beyond",
+    ),
+    Mutant(
+        "a calculator's record outlives the memory of the weights",
+        "tuple(t.data_ptr() for t in tensors if t is not None)",
+        "()",
+        f"{RECORDED} -k turned",
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,10 +11,17 @@ from torch import Tensor, nn
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.adapters.e3nn import made_layer, network, tensor_product
 from torchweft.o3.adapters.interactions import MapByElement, by_elements, leaves_factors
+from torchweft.o3.adapters.mace_forward import (
+    DIVIDED,
+    MaceForward,
+    MaceInteraction,
+    forward_serves,
+    rows_of_e3nn,
+)
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
-from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff
+from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff, RadialBasis
 from torchweft.o3.layers.networks import FullyConnectedNet
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
 from torchweft.o3.tensor_product.products import TensorProduct, TensorProductConv
@@ -52,6 +60,11 @@ def from_mace(model: nn.Module) -> nn.Module:
     ir_mul; results of the model are as before.  A SymmetricContraction keeps the couplings that the
     model has.
 
+    MACE and ScaleShiftMACE models get a forward pass in few operations, the attribute
+    `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
+    stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
+    more features go by the forward pass of MACE.
+
     The model is compiled by torch.compile, or torch.export and AOTInductor.  Where a program asks
     for TorchScript, script a model of the original class after
     `load_state_dict(torchweft.o3.to_e3nn(model))`.
@@ -89,8 +102,11 @@ def _convert(model: Any, layout: str) -> None:
         model.register_forward_pre_hook(call.begin, with_kwargs=True)
         model.register_forward_hook(call.end, always_call=True)
     if layout == "ir_mul" and hasattr(model, "products"):
-        made = [item for product in model.products for item in product.linear.irreps_out]
-        model.register_forward_hook(_Described(Irreps(made)))
+        if forward_serves(model):
+            model.forward = MaceForward(model, call)
+        else:
+            made = [item for product in model.products for item in product.linear.irreps_out]
+            model.register_forward_hook(_Described(Irreps(made)))
 
 
 class _Described:
@@ -107,7 +123,7 @@ class _Described:
         """Change the output in place."""
         rows = output.get("node_feats") if isinstance(output, dict) else None
         if rows is not None:
-            output["node_feats"] = join(split(rows, self.irreps, "ir_mul"), "mul_ir")
+            output["node_feats"] = rows_of_e3nn([rows], [self.irreps])
 
 
 def _convert_interaction(block: Any, layout: str, call: Call) -> None:
@@ -118,6 +134,8 @@ def _convert_interaction(block: Any, layout: str, call: Call) -> None:
     if is_of("e3nn", "FullyConnectedNet", weights) and list(weights.children())[-1].act is None:
         block.conv_tp_weights = holding(network(weights, _Hidden), weights)
         made.networks = (block.conv_tp_weights,)  # in a tuple: it is the block's module
+        if type(block).__name__ in DIVIDED and isinstance(block.avg_num_neighbors, float | int):
+            block.forward = MaceInteraction(block)
     block.conv_tp, block.conv_fusion = made, True
     skip: Any = getattr(block, "skip_tp", None)
     if is_of("e3nn", "FullyConnectedTensorProduct", skip):
@@ -186,8 +204,10 @@ def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     """torchweft's layer for one of MACE's own."""
     if is_of("mace", "SymmetricContraction", module):
         return _mace_contraction(module, layout, call)
-    if is_of("mace", "BesselBasis", module):
-        return _bessel(module)
+    if is_of("mace", "RadialEmbeddingBlock", module):
+        return _radial_embedding(module)
+    if (bessel := _bessel(module)) is not None:
+        return holding(bessel, module)
     if is_of("mace", "PolynomialCutoff", module):
         return holding(PolynomialCutoff(float(module.r_max), int(module.p)), module)
     if layout == "ir_mul" and is_of("mace", "reshape_irreps", module):
@@ -197,12 +217,42 @@ def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     return None
 
 
-def _bessel(module: Any) -> nn.Module | None:
-    """MACE's Bessel functions, where the frequencies are no parameters that were trained."""
-    given, r_max = module.bessel_weights, float(module.r_max)
-    if isinstance(given, nn.Parameter):
+class _RadialEmbedding(nn.Module):
+    """MACE's RadialEmbeddingBlock of Bessel functions times a cutoff.
+
+    Args:
+        basis: the product.
+    """
+
+    def __init__(self, basis: RadialBasis) -> None:
+        super().__init__()
+        self.basis, self.out_dim = basis, basis.num_basis
+
+    def forward(
+        self, edge_lengths: Tensor, node_attrs: Tensor, edge_index: Tensor, atomic_numbers: Tensor
+    ) -> tuple[Tensor, None]:
+        """(E, num_basis) of lengths (E, 1), and no cutoff for the weights of edges."""
+        return self.basis(edge_lengths), None
+
+
+def _radial_embedding(module: Any) -> nn.Module | None:
+    """The block as one function, where it is a product of known factors and lengths stay as is."""
+    bessel, cutoff = _bessel(module.bessel_fn), module.cutoff_fn
+    # before this argument, the block returned no pair
+    pair = "apply_cutoff" in inspect.signature(type(module).__init__).parameters
+    multiplies = pair and getattr(module, "apply_cutoff", True)
+    if not multiplies or bessel is None or hasattr(module, "distance_transform"):
         return None
-    return holding(BesselBasis(r_max, given.shape[0]), module)
+    basis = RadialBasis(float(cutoff.r_max), bessel.num_basis, int(cutoff.p))
+    return holding(_RadialEmbedding(basis), module)
+
+
+def _bessel(module: Any) -> BesselBasis | None:
+    """MACE's Bessel functions, where the frequencies are no parameters that were trained."""
+    given = getattr(module, "bessel_weights", None)
+    if not is_of("mace", "BesselBasis", module) or isinstance(given, nn.Parameter):
+        return None
+    return BesselBasis(float(module.r_max), given.shape[0])
 
 
 class _Channels(nn.Module):
