@@ -9,6 +9,7 @@ import json
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from benchmarks.workloads import potential
 from benchmarks.workloads.potential import Settings, Structures, potential_cases
 from tests.recorders import captured
 from torchweft import o3
+from torchweft.errors import CaptureError
 from torchweft.o3 import TensorProductConv
 
 CPU = torch.device("cpu")
@@ -134,6 +136,26 @@ def test_a_training_run_is_that_of_e3nn(monkeypatch, capsys, tmp_path):
         assert abs(ours - theirs) < near * theirs
         theirs, ours = (found["loaded_back"][f"{name}, {error}"] for name in losses)
         assert ours <= 4 * theirs
+
+
+def test_a_model_that_cannot_be_recorded_is_left_out(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(g2_labels, "best_labels", lambda: "EMT")
+    labels, out = tmp_path / "labels.npz", tmp_path / "training.json"
+    np.savez(labels, **g2_labels.made(12)._asdict())
+    monkeypatch.setattr(train_mace, "SETTINGS", Settings("2x0e+2x1o", 1, 2))
+    epoch, refused = train_mace.epoch, []
+
+    def refusing(run, given):
+        if refused:
+            return epoch(run, given)
+        refused.append(run)
+        raise CaptureError("a line waits")
+
+    monkeypatch.setattr(train_mace, "epoch", refusing)
+    monkeypatch.setattr(sys, "argv", ["train_mace", str(labels), "--epochs=1", f"--out={out}"])
+    train_mace.main()
+    assert "e3nn is left out: a line waits" in capsys.readouterr().out
+    assert [*json.loads(out.read_text())["loss"]] == ["torchweft"]
 
 
 def test_a_captured_training_step_is_the_step(monkeypatch, tmp_path):

@@ -51,19 +51,12 @@ class PotentialCalculator(Calculator):
             self.results["stress"] = stress[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]  # Voigt's order
 
     def _structure(self, atoms: Any) -> Structure:
-        known = self.potential.numbers
-        unknown = {s for s, z in zip(atoms.symbols, atoms.numbers, strict=True) if z not in known}
-        if known and unknown:
-            raise ShapeError(
-                f"the atoms have {', '.join(sorted(unknown))}: the model knows the atomic numbers "
-                f"{sorted(known)} alone. Take these atoms out, or a model of their elements."
-            )
         dtype, device = self._dtype_and_device()
         positions = torch.as_tensor(atoms.positions, device=device)
         cell = torch.as_tensor(atoms.cell.array, device=device)
         src, dst, shift = self.neighbours(positions, cell, atoms.pbc)
         return Structure(
-            self._species_of(atoms.numbers, dtype, device),
+            self._species_of(atoms, dtype, device),
             positions.to(dtype, copy=True),
             torch.as_tensor(atoms.cell.complete().array, device=device).to(dtype),
             src,
@@ -72,15 +65,25 @@ class PotentialCalculator(Calculator):
             atoms.cell.rank == 3,
         )
 
-    def _species_of(self, numbers: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _species_of(self, atoms: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """One tensor for all steps, which a record may know."""
-        key = numbers.tobytes(), dtype, device
+        key = atoms.numbers.tobytes(), dtype, device
         if self._species is None or self._species[0] != key:
-            species = self.potential.species(torch.tensor(numbers, dtype=torch.int64), dtype)
-            species = species.to(device)
+            self._check_elements(atoms)
+            numbers = torch.tensor(atoms.numbers, dtype=torch.int64)
+            species = self.potential.species(numbers, dtype).to(device)
             mark_constant(species)
             self._species = key, species
         return self._species[1]
+
+    def _check_elements(self, atoms: Any) -> None:
+        known = self.potential.numbers
+        unknown = {s for s, z in zip(atoms.symbols, atoms.numbers, strict=True) if z not in known}
+        if known and unknown:
+            raise ShapeError(
+                f"the atoms have {', '.join(sorted(unknown))}: the model knows the atomic numbers "
+                f"{sorted(known)} alone. Take these atoms out, or a model of their elements."
+            )
 
     def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
         """Those that the model has now."""
