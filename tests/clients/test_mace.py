@@ -5,7 +5,6 @@ Seen red with: rows that are read in the other order of components, elements of 
 cutoff of another degree, one couplings' table rounded, a network with its last matrix left out.
 """
 
-import contextlib
 import copy
 import io
 
@@ -21,6 +20,7 @@ from mace import data, modules
 from mace.tools import AtomicNumberTable, torch_geometric
 
 from torchweft import o3
+from torchweft.core.default_dtype import default_dtype
 from torchweft.errors import BackendError
 
 DOUBLE = torch.float64
@@ -93,14 +93,6 @@ def original(
     torch.manual_seed(0)
     with default_dtype(built):
         return getattr(modules, kind)(**own).to(dtype)
-
-
-@contextlib.contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    yield
-    torch.set_default_dtype(before)
 
 
 def batch(dtype=DOUBLE, heads=1):

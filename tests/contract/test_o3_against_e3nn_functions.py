@@ -20,9 +20,10 @@ import torch
 from tests.conftest import INTERPRETED
 from tests.contract.test_o3_against_e3nn import LAYERS, SETTING
 from tests.contract.test_o3_against_e3nn_names import NAMES
-from tests.e3nns import OURS, THEIRS, Twin, alike, case, default_dtype
+from tests.e3nns import OURS, THEIRS, Twin, alike, case
 from tests.maces import contraction
 from torchweft import o3
+from torchweft.core.default_dtype import default_dtype
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import check_values
 

@@ -6,11 +6,14 @@ RADIAL = "tests/contract/test_o3_radial.py"
 STATES = "tests/contract/test_o3_states.py"
 ADAPTERS = "tests/contract/test_o3_adapters.py -k"
 NORMS = "tests/contract/test_o3_norms.py"
+EDGES = "tests/contract/test_o3_edge_vectors.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
 CALCULATOR = "tests/contract/test_o3_calculator.py"
 ACTIVATIONS = "tests/contract/test_o3_activations.py"
+RECORDED = "tests/contract/test_o3_calculator_recorded.py"
 NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
+MIXING = "tests/contract/test_o3_mixing.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
 
 MUTANTS = [
@@ -124,8 +127,8 @@ MUTANTS = [
     ),
     Mutant(
         "a calculator's stress is of half the volume",
-        "(2 * s.cell.det().abs())",
-        "s.cell.det().abs()",
+        "(2 * _volume(s.cell))",
+        "_volume(s.cell)",
         CALCULATOR,
     ),
     Mutant(
@@ -277,8 +280,86 @@ MUTANTS = [
     ),
     Mutant(
         "elements are read in a run that a graph replays",
-        "    if unreadable(attributes):\n        return None\n",
-        "",
+        "return _in_record(attributes) if self._were_one_hot else None",
+        "pass",
         f"{ADAPTERS} replays",
+    ),
+    Mutant(
+        "the launches of a contraction keep the tensors of their first call",
+        "        if not steps:",
+        "        if not plan.steps:",
+        "tests/contract/test_o3_symmetric_kernels.py -k linear",
+        kernels=True,
+    ),
+    Mutant(
+        "a chunk of edges keeps its rows in a cycle",
+        "self._packed = [plan and _PackedProduct(plan, self._rows) for plan in given.plans]",
+        "self._packed = [plan and _PackedProduct(plan, self._rows) for plan in given.plans]; "
+        "self._self = self",
+        "tests/contract/test_o3_channelwise.py -k chunks_change",
+    ),
+    Mutant(
+        "what fills the room of a calculator's record is within the cutoff",
+        "padding * (3 * potential.cutoff / cell[0].norm())",
+        "padding * (0 * potential.cutoff / cell[0].norm())",
+        f"{RECORDED} -k share",
+    ),
+    Mutant(
+        "nobody looks at the slopes of what fills the room",
+        "(padding * found.slope.abs().amax(1)).any()",
+        "(0 * padding).any()",
+        f"{RECORDED} -k beyond",
+    ),
+    Mutant(
+        "a calculator's record outlives the memory of the weights",
+        "tuple(t.data_ptr() for t in tensors if t is not None)",
+        "()",
+        f"{RECORDED} -k turned",
+    ),
+    Mutant(
+        "edges that leave a node are added to those that reach it",
+        "(added - taken)",
+        "(added + taken)",
+        f"{EDGES} -k values",
+    ),
+    Mutant(
+        "a kernel adds edges that leave a node to those that reach it",
+        "total -= _sum_of_node",
+        "total += _sum_of_node",
+        f"{EDGES} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "the gradient of an edge's shift is left out",
+        'if rest[0] == "shifted" and needed[1]:',
+        'if rest[0] == "shifted" and False:',
+        f"{EDGES} -k values",
+    ),
+    Mutant(
+        "a record takes a mixture of elements for its largest",
+        "torch.where(largest == total, largest, math.nan)",
+        "largest",
+        f"{ADAPTERS} 'has_nan_for_mixtures'",
+    ),
+    Mutant(
+        "matrices with elements inside are read in rows that follow each other",
+        '+ {_behind(n)}", n * elements',
+        '+ {_behind(n)}", n',
+        MIXING,
+        kernels=True,
+    ),
+    Mutant(
+        "weights that are read as they are lose their low parts",
+        "w_low = whole - w if LOW == 0",
+        "w_low = w - w if LOW == 0",
+        f"{MIXING} -k 'shared_weights'",
+        kernels=True,
+    ),
+    Mutant(
+        "a gradient of few rows lacks the factor of its path",
+        "w = (acc * FACTOR).to(",
+        "w = acc.to(",
+        MIXING,
+        kernels=True,
     ),
 ]

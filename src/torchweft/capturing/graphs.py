@@ -114,12 +114,21 @@ def _not_recorded(error: BaseException) -> CaptureError:
     own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
     frame = (own or frames)[-1]
     said = (str(error).splitlines() or [type(error).__name__])[0]
-    return CaptureError(
-        f'{frame.filename}, line {frame.lineno}, "{frame.line}" cannot be recorded: {said}. A '
-        "record holds launches alone, and the host must not wait for their results. Move the line "
-        "out of the function, or compute with tensors: torch.where instead of if, sizes as "
-        "arguments instead of .item(), nonzero() or a boolean mask."
-    )
+    advice = _GRAPH_ALIVE if "capturing" in said and "stream" in said else _WAITS
+    where = f'{frame.filename}, line {frame.lineno}, "{frame.line}"'
+    return CaptureError(f"{where} cannot be recorded: {said}. {advice}")
+
+
+_WAITS = (
+    "A record holds launches alone, and the host must not wait for their results. Move the line "
+    "out of the function, or compute with tensors: torch.where instead of if, sizes as arguments "
+    "instead of .item(), nonzero() or a boolean mask."
+)
+_GRAPH_ALIVE = (
+    "The gradients of a parameter belong to the stream of an earlier call whose autograd graph is "
+    "still alive: something keeps a result of it, such as the loss. Delete it, or keep "
+    "loss.detach()."
+)
 
 
 def _folder(package: str) -> str:

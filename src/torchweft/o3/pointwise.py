@@ -191,6 +191,7 @@ def _addresses(operand: Operand, channels: int) -> list[str]:
 
 def _dialect(dtype: str) -> Dialect:
     functions = {
+        "sqrt": "tl.sqrt({0})",
         "rsqrt": f'tl.rsqrt(tl.where({{0}} < {SMALLEST_NORMAL[dtype]!r}, float("inf"), {{0}}))',
         "ramp": "tl.where({0} < 0, 0.0, {0})",
         "step": f"tl.where({{0}} < 0, 0.0, 1.0).to({dtype})",

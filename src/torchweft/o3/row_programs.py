@@ -6,6 +6,7 @@ harmonics  u = x s, s = 1/|x| (0 where x is 0), or u = x;  Y_l^m(u) as in layers
 bessel     √(2/R) sin(nθ) / r = √(2/R) (π/R) u_n,  θ = π r/R,  u_n = 2 cos θ u_{n-1} - u_{n-2}
 cutoff     a³ Σ_{k<p} (k+1)(k+2)/2 (1-a)^k,  a = max(1 - r/R, 0)
 radial     each Bessel function times the cutoff
+length     √(x²+y²+z²), with gradients 0 at 0
 silu       c t σ(t),  t = a x,  for numbers a and c;  likewise sigmoid, c σ(t), and tanh, c tanh t
 
 On the unit sphere r² is 1 and needs no derivative; at x = 0 only the first step of the ladder m = 0
@@ -162,6 +163,10 @@ def _radial_basis(r: Expr, r_max: str, number: str, p: str) -> list[Expr]:
     return [function * cutoff for function in _bessel(r, r_max, number)]
 
 
+def _length(*x: Expr) -> list[Expr]:
+    return [apply("sqrt", add(*(a * a for a in x)))]
+
+
 def _activation(function: str, x: Expr, before: str, after: str) -> list[Expr]:
     t = const(float(before)) * x
     value = t * apply("sigmoid", t) if function == "silu" else apply(function, t)
@@ -173,6 +178,7 @@ _ROOTS: dict[str, tuple[Operand, Callable[..., list[Expr]]]] = {
     "bessel": (Operand("r", 1, ("row",)), _bessel),
     "cutoff": (Operand("r", 1, ("row",)), _cutoff),
     "radial": (Operand("r", 1, ("row",)), _radial_basis),
+    "length": (Operand("x", 3, ("row",)), _length),
     **{
         name: (Operand("x", 1, ("row",)), functools.partial(_activation, name))
         for name in ("silu", "sigmoid", "tanh")

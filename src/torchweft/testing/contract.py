@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import warnings
+import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -198,9 +199,18 @@ class Setting(NamedTuple):
     order: int = 2
 
     def run(self, case: Case, problem: Problem, wanted: Collection[int] | None = None) -> Results:
-        """What the public function of the case gives on this backend."""
-        call = functools.partial(case.call, backend=self.backend)
-        return evaluate(call, problem, wanted, self.order)
+        """What the public function of the case gives on this backend, which keeps no input."""
+        leaves = list[weakref.ref[Tensor]]()
+
+        def call(*inputs: Tensor | None, **tables: Any) -> Tensor:
+            leaves.extend(weakref.ref(a) for a in inputs if a is not None)
+            return case.call(*inputs, backend=self.backend, **tables)
+
+        results = evaluate(call, problem, wanted, self.order)
+        kept = [n + 1 for n, leaf in enumerate(leaves) if leaf() is not None]
+        if kept:  # by a result with a history, perhaps
+            raise AssertionError(f"{case.name}, {_words(self)}: inputs {kept} are kept by a call")
+        return results
 
     def pose(self, case: Case, layout: str = "") -> Problem:
         """The case here."""

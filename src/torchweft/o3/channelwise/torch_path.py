@@ -159,20 +159,49 @@ def _segments(messages: Tensor, indptr: Tensor) -> Tensor:
     return torch.segment_reduce(messages, "sum", lengths=lengths, axis=0, unsafe=True)
 
 
-class _Edges:
-    """A chunk of edges: the rows that they read, gathered on first use, and their messages."""
+class _Rows:
+    """The rows that a chunk of edges reads, gathered on first use."""
 
     def __init__(self, given: _Given, edges: Tensor | None, begin: int, end: int) -> None:
         self._given, self._range = given, (begin, end - begin)
         self._edges = None if edges is None else edges[begin:end]
-        self._rows: dict[tuple[str, int], Tensor] = {}
-        self._packed = [plan and _PackedProduct(plan, self.rows) for plan in given.plans]
+        self._gathered: dict[tuple[str, int], Tensor] = {}
+
+    def __call__(self, slot: str, tensor: int) -> Tensor:
+        """(edges, width), or one row that all share."""
+        found = self._gathered.get((slot, tensor))
+        if found is None:
+            found = self._gather(slot, self._given.tensors[tensor]).to(self._given.wide)
+            self._gathered[slot, tensor] = found
+        return found
+
+    def _gather(self, slot: str, tensor: Tensor) -> Tensor:
+        given = self._given
+        if slot == "w" and given.shared:
+            return tensor
+        table = {"x": given.tables.src, "z": given.tables.dst}.get(slot)
+        index = self._edges
+        if table is not None:
+            index = table.narrow(0, *self._range) if index is None else table.index_select(0, index)
+        if index is not None:
+            return tensor.index_select(0, index)
+        whole = self._range == (0, tensor.shape[0])
+        return tensor if whole else tensor.narrow(0, *self._range)
+
+
+class _Edges:
+    """A chunk of edges and their messages."""
+
+    def __init__(self, given: _Given, edges: Tensor | None, begin: int, end: int) -> None:
+        self._given, self._count = given, end - begin
+        self._rows = _Rows(given, edges, begin, end)
+        self._packed = [plan and _PackedProduct(plan, self._rows) for plan in given.plans]
 
     def messages(self, result: Result) -> Tensor:
         """(edges, width): what each adds to its row; (1, width) of weights that all share."""
         given, slot = self._given, result.slot
         total = slot == "w" and given.shared
-        rows, width = 1 if total else self._range[1], given.structure.width(slot)
+        rows, width = 1 if total else self._count, given.structure.width(slot)
         once = None not in given.plans and stores(given.structure, slot) == (1, 1)
         like = given.tensors[0]
         make = like.new_empty if once else like.new_zeros
@@ -194,32 +223,11 @@ class _Edges:
         for s, tensor in zip((s for s in SLOTS if s != slot), term, strict=False):
             if s != "w" or path.w >= 0:
                 block = product.blocks(s)[getattr(path, s)]
-                given[s] = block_view(self.rows(s, tensor), block, channels)
+                given[s] = block_view(self._rows(s, tensor), block, channels)
         target = block_view(messages, product.blocks(slot)[getattr(path, slot)], channels)
         degrees, summed = product.degrees(path), target.shape[2] == 1 < channels
         message = _message(slot, given, degrees, path.factor, summed)
         target += message.sum(0, keepdim=True) if len(target) == 1 else message
-
-    def rows(self, slot: str, tensor: int) -> Tensor:
-        """(edges, width), or one row that all share."""
-        found = self._rows.get((slot, tensor))
-        if found is None:
-            found = self._gathered(slot, self._given.tensors[tensor]).to(self._given.wide)
-            self._rows[slot, tensor] = found
-        return found
-
-    def _gathered(self, slot: str, tensor: Tensor) -> Tensor:
-        given = self._given
-        if slot == "w" and given.shared:
-            return tensor
-        table = {"x": given.tables.src, "z": given.tables.dst}.get(slot)
-        index = self._edges
-        if table is not None:
-            index = table.narrow(0, *self._range) if index is None else table.index_select(0, index)
-        if index is not None:
-            return tensor.index_select(0, index)
-        whole = self._range == (0, tensor.shape[0])
-        return tensor if whole else tensor.narrow(0, *self._range)
 
 
 # path by path

@@ -145,18 +145,19 @@ def prepared(tensors: Tensors, rest: Rest) -> Callable[[Tensors], Results]:
     """The body of a call for one signature of its tensors."""
     name, layout, mixed = rest
     plan, floats = _SymmetricPlan(name, layout, mixed, tensors), len(tensors) - ELEMENT_TABLES
-    launches, results, wide = Launches(plan.steps), plan.results, _wide(tensors[0].dtype)
+    steps, results, shapes = plan.steps, plan.results, plan.scratch  # the plan holds tensors
+    launches, wide = Launches(steps), _wide(tensors[0].dtype)
     with current_device(tensors[0]):
-        scratch = [tensors[0].new_empty(1, dtype=wide)] * len(plan.scratch)
+        scratch = [tensors[0].new_empty(1, dtype=wide)] * len(shapes)
         every = [*tensors, *(tensors[like] for like, _ in results), *scratch]
-        compile_together([Call(s.kernel, [every[n] for n in s.taken], s.free) for s in plan.steps])
+        compile_together([Call(s.kernel, [every[n] for n in s.taken], s.free) for s in steps])
 
     def body(given: Tensors) -> Results:
         values = [t.contiguous() for t in given[:floats]]
-        if not plan.steps:
+        if not steps:
             return tuple([values[like].new_zeros(shape) for like, shape in results])
         found = tuple([values[like].new_empty(shape) for like, shape in results])
-        scratch = [values[0].new_empty(shape, dtype=wide) for shape in plan.scratch]
+        scratch = [values[0].new_empty(shape, dtype=wide) for shape in shapes]
         with current_device(values[0]):
             launches((*values, *given[floats:], *found, *scratch))
         return found
