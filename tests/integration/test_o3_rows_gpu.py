@@ -9,7 +9,7 @@ import torch
 from tests.contract import test_o3_activations as activations
 from tests.contract import test_o3_radial as radial
 from torchweft import o3
-from torchweft.o3.layers.networks import between
+from torchweft.o3.layers.networks import between, is_printed
 from torchweft.testing import assert_within_bound
 
 if not torch.cuda.is_available():
@@ -26,7 +26,7 @@ def test_activations(name, dtype, rows):
     act = o3.normalize2mom(activations.FUNCTIONS[name])
     ends = activations.arguments(dtype)
     for x in (10 * torch.randn(rows, dtype=dtype), ends):
-        assert act.serves(x.cuda())
+        assert is_printed(act, x.cuda())
         found = activations.derivatives(lambda x: between(act, before, x, after), x.cuda())
         t = before * x.double()
         for order, (y, formula) in enumerate(

@@ -249,10 +249,9 @@ def _radial_embedding(module: Any) -> nn.Module | None:
 
 def _bessel(module: Any) -> BesselBasis | None:
     """MACE's Bessel functions, where the frequencies are no parameters that were trained."""
-    given: Any = getattr(module, "bessel_weights", None)
-    if not is_of("mace", "BesselBasis", module) or isinstance(given, nn.Parameter):
+    if not is_of("mace", "BesselBasis", module) or isinstance(module.bessel_weights, nn.Parameter):
         return None
-    return BesselBasis(float(module.r_max), given.shape[0])
+    return BesselBasis(float(module.r_max), module.bessel_weights.shape[0])
 
 
 class _Channels(nn.Module):

@@ -33,6 +33,7 @@ __all__ = [
     "FullyConnectedNet",
     "Function",
     "between",
+    "is_printed",
     "moment",
     "normalize2mom",
     "on_host",
@@ -132,22 +133,22 @@ class normalize2mom(nn.Module):  # noqa: N801 - e3nn's name
 
     def forward(self, x: Tensor) -> Tensor:
         """c f(x), in the shape of x."""
-        if self.serves(x):
+        if is_printed(self, x):
             return between(self, 1.0, x, self.cst)
         value = self.f(x)
         return value if self.cst == 1.0 else value * self.cst
 
-    def serves(self, x: Tensor) -> bool:
-        """Whether a kernel computes f of tensors like x."""
-        return self.printed is not None and x.dim() > 0 and serves_rows(x)
+
+def is_printed(act: normalize2mom, x: Tensor) -> bool:
+    """Whether a kernel computes f of `act`, for tensors like x."""
+    return act.printed is not None and x.dim() > 0 and serves_rows(x)
 
 
 def between(act: normalize2mom, before: float, x: Tensor, after: float) -> Tensor:
-    """after f(before x), in the shape of x, by one kernel; f is of `act`, which serves x."""
+    """after f(before x), in the shape of x, by one kernel; f is of `act`, and printed for x."""
     if not x.shape[-1]:
         return x
-    assert act.printed is not None
-    called, x = (act.printed, before, after), x.contiguous()
+    called, x = (str(act.printed), before, after), x.contiguous()
     y = cached_rows(called, x)
     return first_rows(called, activation_key(*called), x) if y is None else y
 
@@ -192,7 +193,7 @@ class _Layer(nn.Module):
         tensor, and `after` is left to the next one.
         """
         x, weight = same_kind(x=x, weight=self.weight)
-        if self.act is not None and self.act.serves(x):
+        if self.act is not None and is_printed(self.act, x):
             return between(self.act, before, x @ weight, after), 1.0
         z = x @ (weight if before == 1.0 else weight * before)
         return (z if self.act is None else self.act.f(z)), after
