@@ -50,9 +50,9 @@ def check(function, *calls):
     run = torchweft.capture(function, *calls[0])
     assert run is not function
     for call in calls:
-        expected, found = function(*call), run(*call)
-        for name, (a, b) in enumerate(zip(found, expected, strict=True)):
-            assert_same_bits(a, b.detach(), f"result {name}")
+        expected = [result.detach() for result in function(*call)]
+        for name, (a, b) in enumerate(zip(run(*call), expected, strict=True)):
+            assert_same_bits(a, b, f"result {name}")
             assert not a.requires_grad
 
 

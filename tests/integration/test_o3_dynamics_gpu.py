@@ -16,6 +16,8 @@ from torchweft.testing import assert_within_bound
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array")  # by ASE
+
 TRICLINIC = torch.tensor([[5.0, 0.0, 0.0], [1.5, 4.5, 0.0], [-1.0, 0.5, 4.0]], dtype=torch.float64)
 
 
@@ -40,7 +42,8 @@ def test_a_step_within_the_skin_reads_two_numbers():
     positions, cell = torch.randn(100, 3, device="cuda") * 4, 3 * TRICLINIC.float().cuda()
     near = o3.NeighbourList(2.0)
     near(positions, cell, True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         near(positions + 0.01, cell, True)
     copies = [event for event in profile.events() if "Memcpy DtoH" in event.name]
     assert near.builds == 1

@@ -63,7 +63,8 @@ def test_kernels_of_each_order():
     for _ in range(2):
         run()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         run()
         torch.cuda.synchronize()
     on_gpu = torch.autograd.DeviceType.CUDA

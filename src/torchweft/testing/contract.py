@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import time
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -207,7 +208,7 @@ class Setting(NamedTuple):
             return case.call(*inputs, backend=self.backend, **tables)
 
         results = evaluate(call, problem, wanted, self.order)
-        kept = [n + 1 for n, leaf in enumerate(leaves) if leaf() is not None]
+        kept = _still_alive(leaves)
         if kept:  # by a result with a history, perhaps
             raise AssertionError(f"{case.name}, {_words(self)}: inputs {kept} are kept by a call")
         return results
@@ -215,6 +216,16 @@ class Setting(NamedTuple):
     def pose(self, case: Case, layout: str = "") -> Problem:
         """The case here."""
         return pose(case, device=self.device, dtype=self.dtype, layout=layout)
+
+
+def _still_alive(leaves: Sequence[weakref.ref[Tensor]]) -> list[int]:
+    """Numbers of those that are alive, once torch's threads of gradients have let go of theirs."""
+    for _ in range(100):
+        kept = [n + 1 for n, leaf in enumerate(leaves) if leaf() is not None]
+        if not kept:
+            break
+        time.sleep(0.01)
+    return kept
 
 
 def check_values(case: Case, setting: Setting, layout: str = "") -> dict[str, float]:
