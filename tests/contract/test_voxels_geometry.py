@@ -294,6 +294,19 @@ def test_copies_have_the_maps_of_their_geometry():
         )
 
 
+def test_networks_compile_to_one_graph_once_their_maps_are_there():
+    tensor = signed()
+    down = floor_layer("k3 s2")
+    up = floor_layer("k3 s2", nn.SparseConvTranspose2d, channels=(4, 2))
+
+    def run(x):
+        coarse = down(x)
+        return up(coarse, x.coordinates).F
+
+    exact = run(tensor)
+    same(torch.compile(run, fullgraph=True, backend="eager")(tensor), exact)
+
+
 @pytest.mark.parametrize("rows", [0, 4])
 def test_empty_clouds(rows):
     tensor = SparseTensor(torch.zeros(0, 3, device=DEVICE), torch.zeros(0, 3, device=DEVICE).int())
