@@ -199,6 +199,11 @@ def test_transposed_layers_write_an_earlier_level(name):
     agree(out, exact.detach(), coarse, up, transposed=True, **given(name))
     with pytest.raises(ShapeError, match=r"outputs='floor' was given no coord.*coordinates="):
         up(coarse)
+    padding = up.geometry.begin  # torch's transposed layer has the same pairs
+    rule = {"padding": padding, "transposed": True, "submanifold": False}
+    steps = {"stride": up.stride, "dilation": up.dilation, "coordinates": tensor.C}
+    plain = voxels.sparse_conv(coarse, up.weight, up.kernel_size, up.bias, **steps, **rule)
+    same(plain.F, out.F)
 
 
 FUNCTION = {
