@@ -24,25 +24,29 @@ from torch import Tensor
 from torchweft.core.backend import choose
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, outside_graphs
-from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps.checks import (
+    check_rows,
+    check_same_device,
+    checked_batch_size,
+    repeated_voxel,
+    written_since,
+)
 from torchweft.voxels.maps.tiles import Flags
 
 __all__ = [
     "HIGH",
     "LOW",
-    "MOST_DIMENSIONS",
     "Coordinates",
     "Packing",
-    "check_rows",
-    "check_same_device",
     "kernels_serve",
     "rank",
 ]
 
 T = TypeVar("T")
-LOW, HIGH, MOST_DIMENSIONS = -(2**31), 2**31 - 1, 4
+LOW, HIGH = -(2**31), 2**31 - 1
 _UNSIGNED = torch.uint16, torch.uint32, torch.uint64
 """Dtypes that torch cannot compare."""
 
@@ -99,7 +103,7 @@ class Coordinates:
         self.dim = rows.shape[1] - 1
         box = spatial_shape
         self.given_shape = None if box is None else self._axes("spatial_shape", box)
-        self.given_batch_size = None if batch_size is None else _checked_batch_size(batch_size)
+        self.given_batch_size = None if batch_size is None else checked_batch_size(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
         if not self._assume_fit(rows):
             self._survey(rows)
@@ -241,7 +245,7 @@ class Coordinates:
             return keys, order
         placed, places = torch.sort(keys)
         if bool((placed[1:] == placed[:-1]).any()):
-            raise _repeated_voxel(self._rows, keys)
+            raise repeated_voxel(self._rows, keys)
         return placed, places.int()
 
     def _holds(self) -> bool:
@@ -255,9 +259,9 @@ class Coordinates:
         if outside:
             assert self._given is not None  # kept while its keys are unchecked
             self._survey(self._given)
-            raise _written_since(self)
+            raise written_since(self.given_shape, self.batch_size)
         if repeats and self._keys is not None:
-            raise _repeated_voxel(self._rows, self._keys)
+            raise repeated_voxel(self._rows, self._keys)
         guessed, self._flags, self._given = self._given is not None, None, None
         if guessed and (box := _box(self.packing.sizes)) is not None:
             box.ascended = not descends
@@ -284,7 +288,7 @@ class Coordinates:
         """
         check_tensors(queries=queries)
         check_rows(queries, "queries", self.dim)
-        check_same_device(self, "queries", queries.device)
+        check_same_device(self.device, "queries", queries.device)
         rows = queries.long() if queries.dtype in _UNSIGNED else queries
         place, absent = self.place_keys(self.packing.keys(rows))
         order = self.order
@@ -430,74 +434,6 @@ def _box(sizes: tuple[int, ...]) -> Packing | None:
     if not 0 < math.prod(sizes) < 2**63 or max(sizes) > HIGH or sizes[0] < 1:
         return None
     return Packing(torch.empty(0, len(sizes)), (0,) * len(sizes), sizes)
-
-
-def _repeated_voxel(rows: Tensor, keys: Tensor) -> ShapeError:
-    keys, order = torch.sort(keys, stable=True)
-    twice = keys[1:] == keys[:-1]
-    at = int(twice.nonzero()[0, 0])
-    first, second = order[at : at + 2].tolist()
-    return ShapeError(
-        f"voxel {tuple(rows[first].tolist())} stands in rows {first} and {second} of coords "
-        f"({int(twice.sum())} rows repeat another): voxels must be distinct. Merge them: "
-        'voxelize(points, size, reduce="mean"), or drop repeats.'
-    )
-
-
-def _written_since(coordinates: Coordinates) -> IndexRangeError:
-    return IndexRangeError(
-        f"coords had a voxel outside of spatial_shape {coordinates.given_shape} and batch_size "
-        f"{coordinates.batch_size}, and were written to since: values must be in range when a "
-        "SparseTensor is built. Correct coords before."
-    )
-
-
-def _checked_batch_size(batch_size: int) -> int:
-    try:
-        found = operator.index(batch_size)
-    except TypeError:
-        raise DTypeError(
-            f"batch_size is {batch_size}: it must be an integer. Pass batch_size=1, say."
-        ) from None
-    if found < 0:
-        raise ShapeError(
-            f"batch_size is {found}: it must be at least 0. Pass the number of samples, empty ones "
-            "too, or None."
-        )
-    return found
-
-
-def check_rows(rows: Tensor, name: str = "coords", dim: int | None = None) -> None:
-    """Raise unless a tensor holds rows (batch, s0, s1, …), of `dim` axes if given.
-
-    Raises:
-        DTypeError, ShapeError: not integers, other columns.
-    """
-    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
-        raise DTypeError(
-            f"{name} are {rows.dtype}: they must be integers. Use voxelize(points, size) for "
-            f"points, or {name}.int()."
-        )
-    dims = range(1, MOST_DIMENSIONS + 1) if dim is None else [dim]
-    if rows.dim() != 2 or rows.shape[1] - 1 not in dims:
-        axes = f"1 to {MOST_DIMENSIONS}" if dim is None else str(dim)
-        raise ShapeError(
-            f"{name} are {tuple(rows.shape)}: they must be (N, 1 + d), batch number first, then "
-            f"d = {axes} axes. Add the batch column, or use sparse_collate."
-        )
-
-
-def check_same_device(coordinates: Coordinates, name: str, device: torch.device) -> None:
-    """Raise unless a device is that of the voxels.
-
-    Raises:
-        DeviceError: it is another one.
-    """
-    if device != coordinates.device:
-        raise DeviceError(
-            f"the device of {name} is {device}, that of the voxels {coordinates.device}: they must "
-            f"be the same. Move {name} with .to({str(coordinates.device)!r})."
-        )
 
 
 @below_transforms

@@ -13,7 +13,8 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import compiling, outside_graphs
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.voxels.grid import Size, axes_of, geometry
-from torchweft.voxels.maps.coordinates import Coordinates, check_same_device
+from torchweft.voxels.maps.checks import check_same_device
+from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps, given_outputs, mode_of
 
 __all__ = ["SparseTensor", "cat", "check_sparse", "kernel_map", "sparse_collate", "union"]
@@ -193,7 +194,7 @@ class SparseTensor:
                 f"mask is {tuple(mask.shape)} but there are {len(self)} voxels: it must be "
                 f"({len(self)},). Pass one truth value a voxel, mask.squeeze(1) of a column."
             )
-        check_same_device(self.coordinates, "mask", mask.device)
+        check_same_device(self.device, "mask", mask.device)
         rows = mask.nonzero().squeeze(1)
         kept = self.coordinates.select(rows)
         return SparseTensor.on(self.feats.index_select(0, rows), kept, Maps())
