@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
-from torchweft.voxels.maps.kernel_map import build_masks, greedy_group
+from torchweft.voxels.maps.metadata import build_masks, greedy_group
 from torchweft.voxels.maps.tensor import SparseTensor, kernel_map
 
 COORDS = [(1, 5, 0), (0, 0, 2), (0, 1, 1), (0, 0, 3)]

@@ -11,21 +11,12 @@ to the input the second.  Stored tables have their columns in canonical order, a
 
 which is the order in which a search finds them and in which sums over rows run.  A map is built
 once for its coordinates and cached with them.
-
-The Minuet metadata of a map serves gather → grouped products → scatter.  A padded buffer has one
-slot per pair, offset by offset, the offsets with most pairs first:
-
-    buf[in_mask] = x;   one product per group;   y += buf[out_mask]
-
-Every input and every output row occurs at most once per offset, so that no two writes collide.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,18 +25,15 @@ from torch import Tensor
 from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
-from torchweft.voxels.grid import Geometry, cached_table, whole
+from torchweft.voxels.grid import Geometry, cached_table, integer, whole
 from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps.checks import check_rows, check_same_device
 from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
 
 __all__ = [
-    "GemmGroups",
-    "Group",
     "KernelMap",
-    "KernelMapMasks",
     "Maps",
-    "build_masks",
-    "greedy_group",
+    "given_outputs",
     "mode_of",
 ]
 
@@ -106,7 +94,7 @@ class KernelMap(NamedTuple):
 
     def pairs(self, k: int) -> tuple[Tensor, Tensor]:
         """(input rows, output rows) that meet at offset k, output rows ascending."""
-        k, offsets = _integer("k", k), self.geometry.num_offsets
+        k, offsets = integer("k is", k, ". Pass 4, say."), self.geometry.num_offsets
         if not -offsets <= k < offsets:
             raise IndexRangeError(
                 f"k is {k} but the map has {offsets} offsets: it must lie in 0..{offsets - 1}. "
@@ -148,8 +136,21 @@ class Maps:
     def __init__(self) -> None:
         self._named: dict[str, KernelMap] = {}
 
-    def get(self, inputs: Coordinates, shape: Geometry, name: str | None = None) -> KernelMap:
-        """The map of coordinates for a geometry, built at the first call; may get a name."""
+    def get(
+        self,
+        inputs: Coordinates,
+        shape: Geometry,
+        name: str | None = None,
+        onto: Coordinates | None = None,
+    ) -> KernelMap:
+        """The map of coordinates for a geometry, built at the first call; may get a name.
+
+        Args:
+            inputs: the voxels that are read.
+            shape: the geometry.
+            name: a name for the map.
+            onto: given outputs; None are those of the geometry.
+        """
         named = None if name is None else self._named.get(name)
         if named is not None and (named.inputs is not inputs or named.geometry != shape):
             raise ShapeError(
@@ -158,10 +159,7 @@ class Maps:
                 f"{'the same' if named.inputs is inputs else f'{len(inputs)} other'} voxels: a "
                 "key names one map. Give this layer another indice_key, or none."
             )
-        tables = inputs.tables.get(shape)
-        if tables is None:
-            tables = inputs.tables[shape] = _build(inputs, shape)
-        table, back, outputs = tables
+        table, back, outputs = _tables(inputs, shape, onto)
         found = KernelMap(table, back, inputs, inputs if outputs is None else outputs, shape)
         if name is not None:
             self._named[name] = found
@@ -182,29 +180,118 @@ class Maps:
         return self._named[name]
 
 
-def mode_of(submanifold: bool, transposed: bool) -> str:
-    """The mode of a geometry from two flags.
+def mode_of(submanifold: bool, transposed: bool, outputs: str = "torch") -> str:
+    """The mode of a geometry from two flags and the rule of its outputs.
 
     Raises:
-        ShapeError: both are set.
+        ShapeError: arguments that contradict each other.
     """
+    if outputs not in ("torch", "floor"):
+        raise ShapeError(
+            f'outputs is {outputs!r}: it must be "torch" or "floor". Pass one of them.'
+        )
     if submanifold and transposed:
         raise ShapeError(
             "transposed=True was given with submanifold=True: a submanifold layer keeps its voxels "
             "and has no transpose of its own. Pass submanifold=False for a transposed layer."
         )
-    return "submanifold" if submanifold else "transposed" if transposed else "strided"
+    if outputs == "torch":
+        return "submanifold" if submanifold else "transposed" if transposed else "strided"
+    if submanifold:
+        raise ShapeError(
+            "outputs='floor' was given to a submanifold layer, whose outputs are its inputs: only "
+            "strided and transposed layers have it. Use SparseConv, or pass submanifold=False."
+        )
+    return "floor-transposed" if transposed else "floor"
+
+
+def given_outputs(
+    inputs: Coordinates, coordinates: Tensor | Coordinates | None, shape: Geometry
+) -> Coordinates | None:
+    """The voxels that a caller gives a layer as outputs, checked; None: those of the geometry.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: voxels that are none of this layer's level.
+    """
+    if coordinates is None:
+        return None
+    stride = _output_stride(inputs.stride, shape)
+    if isinstance(coordinates, Tensor):
+        check_rows(coordinates, "coordinates", inputs.dim)
+        check_same_device(inputs.device, "coordinates", coordinates.device)
+        outputs = Coordinates(coordinates, None, inputs.given_batch_size, stride)
+    elif isinstance(coordinates, Coordinates):
+        check_same_device(inputs.device, "coordinates", coordinates.device)
+        outputs = coordinates
+    else:
+        raise DTypeError(
+            f"coordinates is a {type(coordinates).__name__}: it must be a tensor (N_out, 1 + d) or "
+            "the coordinates of a SparseTensor. Pass other.coordinates."
+        )
+    if outputs.dim != inputs.dim:
+        raise ShapeError(
+            f"coordinates have {outputs.dim} axes but the tensor has {inputs.dim}: both must have "
+            "the same. Pass the coordinates of a tensor with as many axes."
+        )
+    if outputs.stride != stride:
+        raise ShapeError(
+            f"coordinates have stride {outputs.stride} but {_described(shape)} turns stride "
+            f"{inputs.stride} into {stride}: they must be of the output's level. Pass the "
+            "coordinates of a tensor of that level, or their rows as a tensor."
+        )
+    return outputs
 
 
 MapTables = tuple[Tensor, Tensor | None, Coordinates | None]
 """`kept` and `back` of a map, and its outputs; None where they are the inputs."""
 
 
+def _tables(inputs: Coordinates, shape: Geometry, onto: Coordinates | None) -> MapTables:
+    """The tables of a map: kept with the inputs, and with the outputs where these are given."""
+    if onto is None:
+        tables: MapTables | None = inputs.tables.get(shape)
+        if tables is None:
+            tables = inputs.tables[shape] = _build(inputs, shape)
+        return tables
+    kept = inputs.onto.get(onto)
+    if kept is None:
+        kept = inputs.onto[onto] = {}
+    if shape not in kept:
+        kept[shape] = _met(inputs, onto, shape)
+    return *kept[shape], onto
+
+
 @below_transforms
 @outside_graphs
 def _build(inputs: Coordinates, shape: Geometry) -> MapTables:
-    build = _submanifold if shape.mode == "submanifold" else _resampled
+    build = {"submanifold": _submanifold, "floor": _floored}.get(shape.mode, _resampled)
     return inputs.valid(lambda: build(inputs, shape))
+
+
+def _floored(inputs: Coordinates, shape: Geometry) -> MapTables:
+    outputs = inputs.coarse(shape)
+    return *_met(inputs, outputs, shape), None if outputs is inputs else outputs
+
+
+@below_transforms
+@outside_graphs
+def _met(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
+    """The tables of a map between known voxels: one search for each offset and coarse voxel.
+
+    Torch's operations on every device; their number does not depend on what the voxels are.
+    """
+    coarse, fine = (inputs, outputs) if shape.transposed else (outputs, inputs)
+    (rows, own), (_, owner) = _in_order(coarse), _in_order(fine)
+    offsets = torch.tensor([(0, *offset) for offset in shape.offsets()], device=rows.device)
+    corners = rows.long() * torch.tensor((1, *shape.stride), device=rows.device)
+    table = rows.new_full((len(offsets), len(coarse)), -1)
+    back = rows.new_full((len(offsets), len(fine) + 1), -1)  # the last column is for none
+    for k, offset in enumerate(offsets if len(coarse) and len(fine) else ()):
+        place, absent = fine.place_keys(fine.packing.keys(corners + offset))
+        table[k] = owner[place].masked_fill_(absent, -1)
+        back[k].index_copy_(0, place.masked_fill(absent, len(fine)), own)
+    back = back[:, :-1].contiguous()
+    return (back, table) if shape.transposed else (table, back)
 
 
 def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
@@ -253,6 +340,12 @@ def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> tup
 
 def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
     """Strided and transposed maps: the outputs are all voxels with a pair, ascending."""
+    if shape.outputs == "floor":
+        raise ShapeError(
+            "a transposed layer with outputs='floor' was given no coordinates: it writes the "
+            "voxels of an earlier level. Pass coordinates=tensor.coordinates of that level, or use "
+            "SparseInverseConv with the indice_key of the layer that left it."
+        )
     spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
     if max(spatial) > 2**31:
         raise IndexRangeError(
@@ -261,11 +354,12 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         )
     lows, sizes = (0,) * (1 + inputs.dim), tuple(max(n, 1) for n in (size, *spatial))
     packing = Packing(inputs.rows[:0], lows, sizes)
-    stride = _output_stride(inputs.stride, shape)
+    bounds = lows, tuple(n - 1 for n in (size, *spatial))
+    grid = spatial, size, _output_stride(inputs.stride, shape), bounds
     if 0 not in spatial and _kernels_serve(inputs, packing, shape):
         voxels = inputs.rows, inputs.order  # distinct, or two candidates would be one pair
         table, back, rows, keys = map_launch.resample(*voxels, sizes, packing.dtype, shape)
-        return table, back, Coordinates.ascending(packing, keys, spatial, size, stride, rows)
+        return table, back, Coordinates.ascending(packing, keys, *grid, rows)
     met, reached = zip(
         *[_outputs(inputs, shape, spatial, offset) for offset in shape.offsets()], strict=True
     )
@@ -273,7 +367,7 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         packing = Packing(torch.cat(reached), lows, sizes)
     pieces = [packing.keys(voxels) for voxels in reached]
     keys = torch.unique(torch.cat(pieces))
-    outputs = Coordinates.ascending(packing, keys, spatial, size, stride)
+    outputs = Coordinates.ascending(packing, keys, *grid)
     table = inputs.rows.new_full((shape.num_offsets, len(outputs)), -1)
     back = inputs.rows.new_full((shape.num_offsets, len(inputs)), -1)
     _, own = _in_order(inputs)
@@ -287,7 +381,7 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
 def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:
     """Voxels of the finest level that an output spans; at least 1 after a transposed layer."""
     pairs = zip(stride, shape.stride, strict=True)
-    if shape.mode == "transposed":
+    if shape.transposed:
         return tuple(max(1, a // s) for a, s in pairs)
     return tuple(a * s for a, s in pairs)
 
@@ -317,201 +411,3 @@ def _described(shape: Geometry) -> str:
         f"a {shape.mode} layer with kernel {shape.kernel_size}, stride {shape.stride}, padding "
         f"{shape.padding}, dilation {shape.dilation}"
     )
-
-
-PairLists = Mapping[int, Sequence[tuple[int, int]]]
-"""Offset → (input row, output row) of its pairs."""
-
-
-class Group(NamedTuple):
-    """Offsets that share one product.
-
-    Args:
-        members: places in the list of counts.
-        base: first slot.
-        req: slots that are used.
-        alloc: the same rounded up to the alignment.
-    """
-
-    members: tuple[int, ...]
-    base: int
-    req: int
-    alloc: int
-
-
-class GemmGroups(NamedTuple):
-    """Counts packed into groups.
-
-    Args:
-        pos_indices: the first slot of each count.
-        groups: in order.
-        membership: the members of each group.
-        gemm_list: for each product the number of its offsets `num_offsets`, its rows `gemm_M`, and
-            how many of them are used, `slots`, and not used, `padding`.
-        total_slots: of the padded buffer.
-    """
-
-    pos_indices: list[int]
-    groups: list[Group]
-    membership: list[list[int]]
-    gemm_list: list[dict[str, int]]
-    total_slots: int
-
-    def as_ranges(self) -> list[tuple[list[int], int, int, int]]:
-        """([first, last], base, req, alloc) of each group; [i, i] where i is alone."""
-        return [([g.members[0], g.members[-1]], *g[1:]) for g in self.groups]
-
-
-class KernelMapMasks(NamedTuple):
-    """The slots of a map's pairs.
-
-    Args:
-        in_mask: (num_offsets · inputs,) int32, entry (o, t): the slot of point t as an input of
-            offset o, −1 for none.
-        out_mask: (num_offsets · outputs,), the same of point t as an output.
-        offsets_active: offsets with a pair, most pairs first, ties by number.
-        slot_array: (num_offsets + 1,), the number of pairs of the offsets before.
-        counts: (num_offsets,), pairs of each offset.
-        slots: (num_offsets,), the first slot of each offset, −1 where it has no pair.
-    """
-
-    in_mask: Tensor
-    out_mask: Tensor
-    offsets_active: Tensor
-    slot_array: Tensor
-    counts: Tensor
-    slots: Tensor
-
-
-def greedy_group(
-    slots: Sequence[int], alignment: int = 4, max_group: int = 6, max_slots: int | None = None
-) -> GemmGroups:
-    """Counts packed in order into groups whose rows are multiples of `alignment`.
-
-    A group is closed when it has `max_group` members, or when the next count would pass
-    `max_slots`; a count above that is a group of its own.
-
-    Args:
-        slots: counts, descending.
-        alignment: unit of a group's rows.
-        max_group: most members of a group.
-        max_slots: most rows of a group; None: any number.
-
-    Raises:
-        ShapeError, DTypeError: counts that do not descend or are no integers, a limit below 1.
-    """
-    if not isinstance(slots, Sequence | Tensor):
-        raise DTypeError(
-            f"slots is a {type(slots).__name__}: it must be a list of counts, descending. "
-            "Pass counts[offsets_active] of a map."
-        )
-    counts = [_integer("an entry of slots", n) for n in slots]
-    limits = {"alignment": alignment, "max_group": max_group}
-    limits |= {} if max_slots is None else {"max_slots": max_slots}
-    for name, value in limits.items():
-        if _integer(name, value) < 1:
-            raise ShapeError(f"{name} is {value}: it must be at least 1. Pass {name}=4, say.")
-    for place, (before, after) in enumerate(itertools.pairwise(counts)):
-        if before < after:
-            raise ShapeError(
-                f"slots[{place + 1}] is {after} after {before}: counts must descend. "
-                "Sort them, as counts[offsets_active] of build_masks are."
-            )
-    pos_indices: list[int] = []
-    groups: list[Group] = []
-    end = 0  # of the groups before
-    for place, count in enumerate(counts):
-        last = groups[-1] if groups else None
-        full = last is None or len(last.members) == max_group
-        if last is None or full or (max_slots is not None and last.req + count > max_slots):
-            last = Group((), end, 0, 0)
-            groups.append(last)
-        pos_indices.append(last.base + last.req)
-        req = last.req + count
-        alloc = -(-req // alignment) * alignment
-        groups[-1] = Group((*last.members, place), last.base, req, alloc)
-        end = last.base + alloc
-    products = [
-        {"num_offsets": len(members), "gemm_M": alloc, "slots": req, "padding": alloc - req}
-        for members, _, req, alloc in groups
-    ]
-    return GemmGroups(pos_indices, groups, [list(g.members) for g in groups], products, end)
-
-
-def build_masks(
-    kernel_map: KernelMap | PairLists,
-    num_offsets: int,
-    num_points: int | tuple[int, int],
-    *,
-    alignment: int = 4,
-    max_group: int = 6,
-    max_slots: int | None = None,
-) -> KernelMapMasks:
-    """The slots of every pair of a map in the padded buffer of `greedy_group`.
-
-    Args:
-        kernel_map: a map, or offset → [(input row, output row), …]; pairs keep their order in the
-            slots, which in a map is that of the output rows.
-        num_offsets: K.
-        num_points: at least the number of rows of each side, or of inputs and of outputs: the
-            entries of an offset in in_mask and in out_mask.
-        alignment: see `greedy_group`.
-        max_group: offsets in a product.
-        max_slots: pairs in a product, None for any number.
-
-    Raises:
-        IndexRangeError: an offset or a row past the given numbers.
-    """
-    offset, in_row, out_row = _entries(kernel_map)
-    _check_entries(offset, num_offsets, "offset", "num_offsets")
-    points = num_points if isinstance(num_points, tuple) else (num_points, num_points)
-    names = ("num_points",) * 2 if points[0] == points[1] else ("num_points[0]", "num_points[1]")
-    _check_entries(in_row, points[0], "input row", names[0])
-    _check_entries(out_row, points[1], "output row", names[1])
-    counts = torch.bincount(offset, minlength=num_offsets)
-    order = torch.sort(counts, descending=True, stable=True).indices
-    active = order[counts[order] > 0]
-    grouped = greedy_group(counts[active].tolist(), alignment, max_group, max_slots)
-    slots = torch.full_like(counts, -1)
-    slots[active] = slots.new_tensor(grouped.pos_indices)
-    slot_array = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    rank = torch.arange(len(offset), device=offset.device) - slot_array[offset]
-    slot = (slots[offset] + rank).int()
-    in_mask, out_mask = (slot.new_full((num_offsets * n,), -1) for n in points)
-    in_mask[offset * points[0] + in_row] = slot
-    out_mask[offset * points[1] + out_row] = slot
-    return KernelMapMasks(in_mask, out_mask, active, slot_array, counts, slots)
-
-
-def _entries(kernel_map: KernelMap | PairLists) -> tuple[Tensor, Tensor, Tensor]:
-    """(offset, input row, output row) of each pair, offsets ascending."""
-    if isinstance(kernel_map, KernelMap):
-        offset, out_row = (kernel_map.sources >= 0).nonzero().unbind(1)
-        return offset, kernel_map.sources[offset, out_row].long(), out_row
-    if not isinstance(kernel_map, Mapping):
-        raise DTypeError(
-            f"kernel_map is a {type(kernel_map).__name__}: it must be a KernelMap, or a dictionary "
-            "of the pairs of each offset. Pass kernel_map(tensor, kernel_size)."
-        )
-    listed = [(k, q, o) for k in sorted(kernel_map) for q, o in kernel_map[k]]
-    offset, in_row, out_row = torch.tensor(listed, dtype=torch.int64).reshape(-1, 3).unbind(1)
-    return offset, in_row, out_row
-
-
-def _integer(name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise DTypeError(f"{name} is {value!r}: it must be an integer. Pass 4, say.") from None
-
-
-def _check_entries(values: Tensor, limit: int, what: str, name: str) -> None:
-    _integer(name, limit)
-    if not values.numel():
-        return
-    low, high = (int(v) for v in values.aminmax())
-    if low < 0 or high >= limit:
-        raise IndexRangeError(
-            f"the map has the {what} {low if low < 0 else high} but {name} is {limit}: every one "
-            f"must lie in 0..{limit - 1}. Pass the {name} of the map."
-        )
