@@ -1,0 +1,69 @@
+"""The voxels of an `indices` tensor: sorted once, found by the tensor's identity and version.
+
+Programs assign `.indices` and write to them in place.  Tables are therefore kept with the tensor
+object, and only while its version counter, which every write increments, stays the same.  A tensor
+made in inference mode has no counter: its rows are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from torchweft.voxels.maps.coordinates import Coordinates
+
+__all__ = ["are_rows_of", "rows_of", "same_rows", "voxels_of"]
+
+
+class _Kept(NamedTuple):
+    """The voxels of a tensor at one version, in one box."""
+
+    version: int | None
+    box: tuple[int, ...]
+    coordinates: Coordinates
+
+
+_kept = WeakTensorKeyDictionary()
+
+
+def voxels_of(indices: Tensor, batch_size: int, spatial_shape: Sequence[int]) -> Coordinates:
+    """The voxels of (N, 1 + d) indices in a box; those of before while nothing was written."""
+    box, kept = (batch_size, *spatial_shape), _kept_of(indices)
+    if kept is not None and kept.box == box and are_rows_of(kept.coordinates, indices):
+        return kept.coordinates
+    found = Coordinates(indices, spatial_shape, batch_size)
+    _kept[indices] = _Kept(_version(indices), box, found)
+    return found
+
+
+def rows_of(coordinates: Coordinates) -> Tensor:
+    """A copy of the voxels as indices, whose `voxels_of` are these until they are written to."""
+    indices = coordinates.rows.clone()
+    box = (coordinates.batch_size, *coordinates.spatial_shape)
+    _kept[indices] = _Kept(_version(indices), box, coordinates)
+    return indices
+
+
+def are_rows_of(coordinates: Coordinates, indices: Tensor) -> bool:
+    """Whether indices are these voxels, row by row; the host waits unless it knows."""
+    kept, version = _kept_of(indices), _version(indices)
+    if version is not None and kept is not None and kept.coordinates is coordinates:
+        return kept.version == version
+    return same_rows(coordinates.rows, indices)
+
+
+def same_rows(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors hold the same rows; the host waits unless they are one object."""
+    return a is b or (a.shape == b.shape and a.device == b.device and bool((a == b).all()))
+
+
+def _kept_of(indices: Tensor) -> _Kept | None:
+    found: _Kept | None = _kept.get(indices)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
