@@ -335,3 +335,96 @@ def test_empty():
 def test_errors(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+QUERIES = torch.tensor([[0, 2, -1], [0, 2, 0], [7, 0, 0], [0, 2, -1], [0, -5, 2**31 - 1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint32])
+def test_voxels_are_found(dtype):
+    """Red before: queries were not checked, and only `coordinates` had the look-up."""
+    rows = torch.tensor([[0, 5, 5], [0, 2, -1], [1, -3, 0], [0, -5, 2**31 - 1]])
+    x = SparseTensor(torch.randn(4, 2), rows)
+    if dtype in (torch.int16, torch.uint32):
+        queries = QUERIES[1:3].to(dtype)
+        assert x.find(queries).tolist() == [-1, -1]
+        return
+    found = x.find(QUERIES.to(dtype))
+    assert found.tolist() == [1, -1, -1, 1, 3]
+    assert found.dtype == torch.int32
+    assert x.coordinates.find(x.C.flip(0)).tolist() == [3, 2, 1, 0]
+    assert x.find(QUERIES[:0]).shape == (0,)
+    none = SparseTensor(torch.zeros(0, 2), rows[:0])
+    assert none.find(QUERIES).tolist() == [-1] * 5
+    wide = SparseTensor(torch.randn(2, 1), torch.tensor([[0, 0, 0], [9, 2**31 - 1, -(2**31)]]))
+    assert wide.find(torch.tensor([[9, 2**31 - 1, -(2**31)], [9, 0, 0]])).tolist() == [1, -1]
+
+
+@pytest.mark.parametrize(
+    ("queries", "error", "match"),
+    [
+        (QUERIES.float(), DTypeError, r"queries are torch.float32: they must be integers"),
+        (QUERIES[:, :2], ShapeError, r"queries are \(5, 2\): .* then d = 2 axes"),
+        (QUERIES[0], ShapeError, r"queries are \(3,\): "),
+        ([[0, 0, 0]], DTypeError, r"queries is a list"),
+        (
+            QUERIES.to("meta"),
+            DeviceError,
+            r"device of queries is meta, that of the voxels cpu: .*Move",
+        ),
+    ],
+)
+def test_queries_that_are_no_voxels_are_refused(queries, error, match):
+    x = SparseTensor(torch.randn(2, 1), torch.tensor([[0, 0, 0], [0, 1, 1]]))
+    with pytest.raises(error, match=match):
+        x.find(queries)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("boxed", [False, True])
+def test_pruned_tensors_keep_rows_in_order(boxed, ordered):
+    """Red before: there was no such method."""
+    torch.manual_seed(0)
+    rows = (torch.rand(3, 6, 5) < 0.5).nonzero() - torch.tensor([0, 0, 0 if boxed else 2])
+    rows = rows if ordered else rows[torch.randperm(len(rows))]
+    feats = torch.randn(len(rows), 2, dtype=torch.float64, requires_grad=True)
+    x = SparseTensor(feats, rows, *(((6, 5), 3) if boxed else ()), stride=2)
+    voxels.kernel_map(x, 3)  # keys are sorted before
+    mask = (feats[:, 0] > 0) & (rows[:, 0] < 2)  # no voxel of the last sample
+    y = x.prune(mask)
+    assert y.C.tolist() == rows[mask].tolist()
+    torch.testing.assert_close(y.F, feats[mask], rtol=0, atol=0)
+    assert (y.stride, y.batch_size) == (x.stride, x.batch_size)
+    assert y.coordinates.given_shape == x.coordinates.given_shape
+    fresh = SparseTensor(feats[mask], rows[mask])
+    assert voxels.kernel_map(y, 3).sources.tolist() == voxels.kernel_map(fresh, 3).sources.tolist()
+    (gradient,) = torch.autograd.grad(y.F.sum(), feats)
+    assert gradient[:, 0].tolist() == mask.double().tolist()
+    if boxed:
+        assert y.dense().shape == x.dense().shape
+        masked = x.replace(feats * mask[:, None]).dense()
+        assert bool((y.dense() == masked).all())
+    assert len(x.prune(torch.zeros_like(mask))) == 0
+    whole = x.prune(torch.ones_like(mask))
+    assert whole.C.tolist() == x.C.tolist()
+    assert len(SparseTensor(feats[:0], rows[:0]).prune(mask[:0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "match"),
+    [
+        (torch.ones(2), DTypeError, r"mask is torch.float32: .* Pass mask.bool\(\)"),
+        (torch.ones(2, 1).bool(), ShapeError, r"mask is \(2, 1\) but there are 2 .*squeeze"),
+        (torch.ones(3).bool(), ShapeError, r"mask is \(3,\) but there are 2"),
+        ([True, False], DTypeError, r"mask is a list"),
+        (
+            torch.ones(2, device="meta").bool(),
+            DeviceError,
+            r"device of mask is meta, that of the voxels cpu: .*Move",
+        ),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(mask, error, match):
+    x = SparseTensor(torch.randn(2, 1), torch.tensor([[0, 0, 0], [0, 1, 1]]))
+    with pytest.raises(error, match=match):
+        x.prune(mask)

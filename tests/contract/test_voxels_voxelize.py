@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from tests.clouds import at, cloud, occupied, permuted, same
+from tests.clouds import DEVICE, at, cloud, occupied, permuted, same
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.testing import assert_within_bound
 from torchweft.voxels.layers import pooling as segments
 from torchweft.voxels.layers.pooling import sparse_max_pool
-from torchweft.voxels.layers.voxelize import devoxelize, voxelize
+from torchweft.voxels.layers.voxelize import devoxelize, point_to_voxel, voxelize
 from torchweft.voxels.maps.tensor import SparseTensor
 
 REDUCTIONS = ["mean", "sum", "max", "first"]
@@ -363,3 +363,112 @@ def test_corners_are_all_of_them():
     for a, b in itertools.product((0, 1), repeat=2):
         one = SparseTensor(torch.ones(1, 1), torch.tensor([[0, a, b]]))
         same(devoxelize(one, point, 1.0, mode="trilinear"), torch.ones(1, 1))
+
+
+def hard_voxels(points, size, box, max_points, max_voxels):
+    """Point by point: {cell: rows} in the order of first appearance, with exact quotients."""
+    dim, found = len(box) // 2, {}
+    low, high = box[:dim], box[dim:]
+    counts = [round((b - a) / s) for a, b, s in zip(low, high, size, strict=True)]
+    for row, point in enumerate(points.tolist()):
+        place = point[:dim]
+        if not all(a <= p < b for p, a, b in zip(place, low, high, strict=True)):
+            continue
+        differences = (Fraction(p - a) for p, a in zip(place, low, strict=True))
+        cell = tuple(math.floor(p / Fraction(s)) for p, s in zip(differences, size, strict=True))
+        if any(c >= n for c, n in zip(cell, counts, strict=True)):
+            continue
+        if cell not in found and len(found) < max_voxels:
+            found[cell] = []
+        if len(found.get(cell, range(max_points))) < max_points:
+            found[cell].append(row)
+    return found
+
+
+BOXES = [
+    ((0.5,), (-2.0, 2.0)),
+    ((0.3, 0.7), (-1.0, 0.0, 1.1, 2.1)),  # the first axis is no multiple
+    ((0.5, 0.25, 4.0), (-1.0, -1.0, -2.0, 1.0, 1.0, 2.0)),
+    ((1.0, 1.0, 0.5, 0.5), (-2.0, -2.0, -1.0, -1.0, 2.0, 2.0, 1.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("max_points", "max_voxels"), [(1, 1), (3, 5), (100, 7), (2, 1000)])
+@pytest.mark.parametrize(("size", "box"), BOXES)
+def test_hard_voxels_are_those_of_a_loop(size, box, max_points, max_voxels, dtype):
+    torch.manual_seed(0)
+    dim = len(size)
+    points = torch.randn(300, dim + 2).to(dtype)
+    points[::7] = (points[::7] * 4).round() / 4  # edges too
+    points[5, 0], points[6, dim - 1], points[8, 0] = torch.nan, torch.inf, -torch.inf
+    points[9, dim] = torch.nan  # a feature may be
+    points = points.to(DEVICE).requires_grad_()
+    kept, coords, counts = point_to_voxel(points, size, box, max_points, max_voxels)
+    exact = hard_voxels(points, size, box, max_points, max_voxels)
+    assert coords.tolist() == [[0, *cell] for cell in exact]
+    assert counts.tolist() == [len(rows) for rows in exact.values()]
+    assert (kept.dtype, coords.dtype, counts.dtype) == (dtype, torch.int32, torch.int64)
+    expected = points.new_zeros(len(exact), max_points, dim + 2)
+    for place, rows in enumerate(exact.values()):
+        expected[place, : len(rows)] = points[rows]
+    same(kept, expected)
+    (gradient,) = torch.autograd.grad(kept.sum(), points)
+    chosen = torch.zeros(300, 1, dtype=dtype, device=DEVICE)
+    chosen[[row for rows in exact.values() for row in rows]] = 1
+    same(gradient, chosen.expand_as(gradient))
+    if dim == 3 and dtype == torch.float32:  # one number, and a box on the device
+        one = point_to_voxel(points, 0.5, torch.tensor(box, device=DEVICE), max_points, max_voxels)
+        again = point_to_voxel(points, (0.5,) * 3, list(box), max_points, max_voxels)
+        for a, b in zip(one, again, strict=True):
+            same(a, b)
+
+
+def test_later_points_join_voxels_that_exist():
+    """After max_voxels new voxels are left out, while points join those that exist."""
+    points = torch.tensor([[0.5], [1.5], [2.5], [0.6], [2.6], [1.6], [0.7]])
+    kept, coords, counts = point_to_voxel(points, 1.0, (0.0, 4.0), 2, 2)
+    assert coords.tolist() == [[0, 0], [0, 1]]
+    assert counts.tolist() == [2, 2]
+    same(kept, torch.tensor([[[0.5], [0.6]], [[1.5], [1.6]]]))
+
+
+@pytest.mark.parametrize("points", [torch.zeros(0, 4), torch.full((3, 4), torch.nan)])
+def test_no_point_is_no_hard_voxel(points):
+    kept, coords, counts = point_to_voxel(points, 1.0, (0, 0, 0, 4, 4, 4), 5, 9)
+    assert (kept.shape, coords.shape, counts.shape) == ((0, 5, 4), (0, 4), (0,))
+
+
+def test_hard_voxels_of_a_box_past_one_key():
+    box = (0.0, 0.0, 0.0, 0.0, *(2.0**30,) * 4)
+    points = torch.tensor([[2.0**29, 3, 1, 0], [1, 2, 3, 2.0**29], [2.0**29, 3, 1, 0]])
+    _, coords, counts = point_to_voxel(points, 1.0, box, 5, 9)
+    assert coords[:, 1:].tolist() == points[:2].int().tolist()
+    assert counts.tolist() == [2, 1]
+
+
+HARD_REFUSED = [
+    ({"points": torch.zeros(2, 3).int()}, DTypeError, r"points are torch.int32: .*float\(\)"),
+    ({"points": [[0.0]]}, DTypeError, r"points is a list"),
+    ({"points": torch.zeros(2, 2)}, ShapeError, r"points are \(2, 2\) but box has 3 axes"),
+    ({"box": (0, 0, 0, 4, 4)}, ShapeError, r"box has 5 numbers: .*Pass box="),
+    ({"box": (0, 0, 0, 4, 0, 4)}, ShapeError, r"voxels of size .* 1 to \d+\. Correct box"),
+    ({"box": (0, 0, 0, math.nan, 4, 4)}, ShapeError, r"Correct box"),
+    ({"voxel_size": 0.0}, ShapeError, r"voxel_size is \[0.0, 0.0, 0.0\]: .*positive"),
+    ({"voxel_size": (1, 1)}, ShapeError, r"voxel_size is \(2,\) but points have 3 axes"),
+    ({"max_points": 0}, ShapeError, r"max_points is 0 and max_voxels 9: .*at least 1"),
+    ({"max_voxels": 2.5}, DTypeError, r"max_voxels is 2\.5: it must be an integer\. Pass"),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "match"), HARD_REFUSED)
+def test_errors_of_hard_voxels(changed, error, match):
+    given = {
+        "points": torch.zeros(2, 4),
+        "voxel_size": 1.0,
+        "box": (0, 0, 0, 4, 4, 4),
+        "max_points": 5,
+        "max_voxels": 9,
+    }
+    with pytest.raises(error, match=match):
+        point_to_voxel(**given | changed)

@@ -178,58 +178,53 @@ def test_weights_that_fit_two_versions_of_spconv_need_the_version():
         from_spconv({"weight": weight}, layer, version=3)
 
 
-def down(project, box):
-    """A loaded network with a strided layer, and a cloud that ends with its box."""
-    layer = SparseSequential(SparseConv3d(3, 4, 2, 2, bias=False)).double()
-    convert = {"torchsparse": from_torchsparse, "minkowski": from_minkowski}[project]
-    state = convert({"0.kernel": torch.ones(8, 3, 4, dtype=torch.float64)}, layer)
-    return loaded(layer, state), cloud(shape=box, density=0.9)
+CONVERT = {"torchsparse": from_torchsparse, "minkowski": from_minkowski}
 
 
-@pytest.mark.parametrize("project", ["torchsparse", "minkowski"])
-def test_outputs_are_at_floor_of_every_input_or_it_raises(project):
-    """Red before: the last plane of an odd box was left out in silence."""
-    layer, tensor = down(project, (6, 4, 2))
-    floors = torch.cat([tensor.C[:, :1], tensor.C[:, 1:] // 2], 1).unique(dim=0)
-    same(layer(tensor).C, floors)
-    same(torch.compile(layer, backend="eager")(tensor).C, floors)
-    for box in ((5, 4, 2), (6, 4, 3)):
-        layer, tensor = down(project, box)
-        for network in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-            match = rf"^0 was given a box .*{box[0]}, {box[1]}, {box[2]}.*floor.*spatial_shape="
-            with pytest.raises(ShapeError, match=match):
-                network(tensor)
-        wider = SparseTensor(tensor.F, tensor.C, [n + n % 2 for n in box], 2)
-        floors = torch.cat([tensor.C[:, :1], tensor.C[:, 1:] // 2], 1).unique(dim=0)
-        same(layer(wider).C, floors)
+@pytest.mark.parametrize("project", CONVERT)
+def test_outputs_are_at_floor_of_every_input(project):
+    """Red before: kernels of three were refused, and boxes that the stride does not divide."""
+    size, stride = (2, 2) if project == "torchsparse" else (3, 2)
+    layer = SparseSequential(SparseConv3d(3, 4, size, stride, bias=False, outputs="floor")).double()
+    weight = torch.randn(size**3, 3, 4, dtype=torch.float64)
+    loaded(layer, CONVERT[project]({"0.kernel": weight}, layer))
+    terms = {"torchsparse": torchsparse_terms, "minkowski": minkowski_terms}[project]
+    matrices = list(terms(weight, (size,) * 3))
+    for box in ((6, 4, 2), (5, 4, 3), None):
+        tensor = cloud(shape=(5, 4, 2), density=0.9)
+        shift = torch.tensor([0, 0, 0, 0 if box else 3], dtype=torch.int32)
+        tensor = SparseTensor(tensor.F, tensor.C - shift, box, 2)
+        out = layer(tensor)
+        floors = torch.cat([tensor.C[:, :1], tensor.C[:, 1:] // stride], 1).unique(dim=0)
+        same(out.C, floors)
+        agree(out, strided(tensor, out, matrices, stride))
+        for network in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            same(network(tensor).F, out.F)
+        same(torch.compile(layer, backend="eager")(tensor).C, floors)
     with pytest.raises(DTypeError, match="SparseConv3d was given a Tensor"):
         layer[0](tensor.F)
 
 
-@pytest.mark.parametrize("kwargs", [{"kernel_size": 2}, {"kernel_size": (2, 2, 2), "stride": 2}])
+@pytest.mark.parametrize("kwargs", [{"kernel_size": 2}, {"kernel_size": (3, 3, 3), "stride": 2}])
 def test_pools_of_minkowski_too(kwargs):
-    pools = [voxels.SparseMaxPool(**kwargs), voxels.SparseAvgPool(**kwargs)]
-    even, odd = cloud(shape=(4, 4, 4)), cloud(shape=(4, 4, 5))
-    for pool in pools:
+    tensor = cloud(shape=(4, 4, 5))
+    for kind in (voxels.SparseMaxPool, voxels.SparseAvgPool):
+        pool = kind(**kwargs, outputs="floor")
         from_minkowski({}, pool)
-        assert len(pool(tensor=even))
-        with pytest.raises(
-            ShapeError, match=r"Pool was given a box \(4, 4, 5\), stride \(2, 2, 2\)"
-        ):
-            pool(odd)
-    wide = voxels.SparseMaxPool(3, 2, 1)
-    from_minkowski({}, wide)
-    with pytest.raises(ShapeError, match=r"SparseMaxPool has kernel \(3, 3, 3\), .* Use such"):
-        wide(even)
+        floors = torch.cat([tensor.C[:, :1], tensor.C[:, 1:] // 2], 1).unique(dim=0)
+        same(pool(tensor=tensor).C, floors)
+        match = rf"^{kind.__name__} is a {kind.__name__}\(.* Build it with outputs="
+        with pytest.raises(ShapeError, match=match):
+            from_minkowski({}, kind(**kwargs))
 
 
 REFUSED = {
+    "cells": (SparseConv3d(3, 4, 2, 2), "minkowski"),
     "wide": (SparseConv3d(3, 4, 3, 2, 1), "minkowski"),
-    "odd": (SparseConv3d(3, 4, 3, 3), "minkowski"),
     "stride 1": (SparseConv3d(3, 4, 2), "minkowski"),
-    "dilated": (SparseConv3d(3, 4, 2, 2, 0, 2), "minkowski"),
     "wide, transposed": (SparseConvTranspose3d(3, 4, 3, 2, 1), "minkowski"),
     "wide axis": (SparseConv3d(3, 4, (2, 3, 1), (2, 1, 1), (0, 1, 0)), "torchsparse"),
+    "torchsparse's cells": (SparseConv3d(3, 4, 2, 2), "torchsparse"),
     "torchsparse's stride 1": (SparseConv3d(3, 4, 3, 1, 1), "torchsparse"),
     "torchsparse's transposed": (SparseConvTranspose3d(3, 4, 3, 2, 1), "torchsparse"),
 }
@@ -239,28 +234,32 @@ REFUSED = {
 def test_layers_that_write_other_voxels_are_refused(name):
     """Red before: they were loaded."""
     layer, project = REFUSED[name]
-    convert = {"torchsparse": from_torchsparse, "minkowski": from_minkowski}[project]
     saved = torch.ones(math.prod(layer.kernel_size), 3, 4)
     with pytest.raises(
-        ShapeError, match=r"^1 has kernel .* floor\(c / stride\) .* Use such a layer"
+        ShapeError, match=r"^1 is a Sparse.* floor\(c / stride\) .* Build it with outputs="
     ):
-        convert({"1.kernel": saved}, SparseSequential(torch.nn.ReLU(), layer))
+        CONVERT[project]({"1.kernel": saved}, SparseSequential(torch.nn.ReLU(), layer))
 
 
-@pytest.mark.parametrize(
-    ("project", "size", "padding"),
-    [("torchsparse", 3, 1), ("torchsparse", 2, 0), ("minkowski", 2, 0)],
-)
-def test_strided_kernels_of_the_others(project, size, padding):
-    tensor, sizes = cloud(shape=(6, 6, 4)), (size,) * 3
-    weight = torch.randn(size**3, 3, 4, dtype=torch.float64)
-    layer = SparseConv3d(3, 4, size, 2, padding, bias=False).double()
-    convert, terms = {
-        "torchsparse": (from_torchsparse, torchsparse_terms),
-        "minkowski": (from_minkowski, minkowski_terms),
-    }[project]
-    out = loaded(layer, convert({"kernel": weight}, layer))(tensor)
-    agree(out, strided(tensor, out, terms(weight, sizes), 2))
+def test_strided_kernels_that_reach():
+    """torchsparse writes all that a kernel of three reaches at stride two, unless told not to."""
+    tensor = cloud(shape=(6, 6, 4), density=0.1)
+    weight = torch.randn(27, 3, 4, dtype=torch.float64)
+    layer = SparseConv3d(3, 4, 3, 2, 1, bias=False).double()
+    out = loaded(layer, from_torchsparse({"kernel": weight}, layer))(tensor)
+    agree(out, strided(tensor, out, torchsparse_terms(weight, (3,) * 3), 2))
+    floors = SparseConv3d(3, 4, 3, 2, bias=False, outputs="floor").double()
+    some = loaded(floors, from_torchsparse({"kernel": weight}, floors))(tensor)
+    assert len(some) < len(out)
+    rows = out.find(some.C).long()
+    assert int(rows.min()) >= 0
+    agree(some, out.F[rows].detach())
+
+
+def test_even_kernels_of_torchsparse_that_begin_elsewhere_are_refused():
+    layer = SparseConv3d(3, 4, 4, 4, outputs="floor")
+    with pytest.raises(ShapeError, match=r"begins \(1, 1, 1\) below its voxel, the layer one"):
+        from_torchsparse({"kernel": torch.ones(64, 3, 4)}, layer)
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (1, 3, 5), (2, 2, 2), (3, 2, 1)], ids=str)
@@ -287,7 +286,8 @@ def test_transposed_kernels_write_where_strided_ones_read(project, size, padding
     }[project]
     state = {"weight" if project == "spconv" else "kernel": saved}
     matrices = list(terms(saved, (size,) * 3))
-    down = SparseConv3d(3, 3, size, 2, padding, indice_key="down").double()
+    rule = {"padding": padding} if project == "spconv" else {"outputs": "floor"}
+    down = SparseConv3d(3, 3, size, 2, **rule, indice_key="down").double()
     up = SparseInverseConv3d(3, 4, size, bias=False, indice_key="down").double()
     coarse = down(tensor)
     out = loaded(up, convert(state, up))(coarse)
@@ -299,6 +299,10 @@ def test_transposed_kernels_write_where_strided_ones_read(project, size, padding
             if there in rows:
                 exact[rows[there]] += coarse.feats[row].detach() @ matrix
     agree(out, exact)
+    if project != "spconv":
+        floor = SparseConvTranspose3d(3, 4, size, 2, bias=False, outputs="floor").double()
+        onto = loaded(floor, convert(state, floor))(coarse, tensor.coordinates)
+        same(onto.F, out.F)
     if project != "spconv" and size == 3:
         return  # the other projects write other voxels
     turned = SparseConvTranspose3d(3, 4, size, 2, padding, bias=False).double()

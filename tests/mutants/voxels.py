@@ -12,6 +12,7 @@ CPU = "tests/contract/test_voxels_cpu.py tests/contract/test_voxels.py"
 KERNELS = "tests/contract/test_voxels_kernels.py tests/contract/test_voxels.py"
 
 METADATA = "tests/contract/test_voxels_metadata.py"
+GEOMETRY = "tests/contract/test_voxels_geometry.py"
 
 MUTANTS = [
     Mutant(
@@ -22,8 +23,8 @@ MUTANTS = [
     ),
     Mutant(
         "an average counts empty places",
-        "count = (found.sources >= 0).sum(0).unsqueeze(1)",
-        "count = (found.sources >= -1).sum(0).unsqueeze(1)",
+        "count = (found.sources >= 0).sum(0).clamp",
+        "count = (found.sources >= -1).sum(0).clamp",
         POOLING,
     ),
     Mutant(
@@ -31,6 +32,66 @@ MUTANTS = [
         "total = total / lengths(*samples).clamp(min=1).unsqueeze(1)",
         "total = total * 1",
         POOLING,
+    ),
+    Mutant(
+        "floors are rounded towards zero",
+        'cells = torch.div(rows, divisors, rounding_mode="floor")',
+        'cells = torch.div(rows, divisors, rounding_mode="trunc")',
+        GEOMETRY,
+    ),
+    Mutant(
+        "an even kernel of a floor layer is centred",
+        "(k - 1) // 2 * d if k % 2 else 0 for k, d in axes",
+        "k // 2 * d for k, d in axes",
+        GEOMETRY,
+    ),
+    Mutant(
+        "layers of one stride have outputs of their own",
+        "found = self.tables[shape.stride] = self._divided(shape)",
+        "found = self._divided(shape)",
+        GEOMETRY,
+    ),
+    Mutant(
+        "a transposed map onto given voxels has its sides exchanged",
+        "return (back, table) if shape.transposed else (table, back)",
+        "return table, back",
+        GEOMETRY,
+    ),
+    Mutant(
+        "a map onto given coordinates is kept by geometry alone",
+        "    kept = inputs.onto.get(onto)\n",
+        "    kept = next(iter(inputs.onto.values()), None)\n",
+        GEOMETRY,
+    ),
+    Mutant(
+        "coordinates of another level are taken",
+        "if outputs.stride != stride:",
+        "if False:",
+        GEOMETRY,
+    ),
+    Mutant(
+        "a pruned tensor keeps its sorted keys",
+        "found._keys = found._sorted = None",
+        "found._keys = None",
+        TENSOR,
+    ),
+    Mutant(
+        "queries of other dtypes are looked up",
+        'check_rows(queries, "queries", self.dim)',
+        "pass",
+        TENSOR,
+    ),
+    Mutant(
+        "hard voxels are numbered by their keys",
+        "rank[by_first] = torch.arange",
+        "rank[:] = torch.arange",
+        VOXELIZE,
+    ),
+    Mutant(
+        "after max_voxels no point joins a voxel",
+        "    kept = number < most\n",
+        "    kept = (number < most) & (point <= first[:most].max())\n",
+        VOXELIZE,
     ),
     Mutant(
         "points below zero are rounded towards it",
@@ -99,9 +160,9 @@ MUTANTS = [
         TENSOR,
     ),
     Mutant(
-        "a loaded network takes a box that loses its last plane",
-        "any(n % s for n, s in zip(box, shape.stride, strict=True))",
-        "any(n % 1 for n, s in zip(box, shape.stride, strict=True))",
+        "a loaded network writes all that its kernels reach",
+        "        if not same:",
+        "        if False:",
         CHECKPOINTS,
     ),
     Mutant(

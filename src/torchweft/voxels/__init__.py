@@ -11,7 +11,7 @@ from torchweft.voxels.layers.checkpoints import *  # noqa: F403
 from torchweft.voxels.layers.convolution import *  # noqa: F403
 from torchweft.voxels.layers.norm import *  # noqa: F403
 from torchweft.voxels.layers.pooling import *  # noqa: F403
-from torchweft.voxels.layers.voxelize import devoxelize, voxelize
+from torchweft.voxels.layers.voxelize import devoxelize, point_to_voxel, voxelize
 from torchweft.voxels.maps.kernel_map import (
     GemmGroups,
     Group,
@@ -35,6 +35,7 @@ __all__ = [
     "hilbert_keys",
     "hilbert_order",
     "kernel_map",
+    "point_to_voxel",
     "sparse_collate",
     "sparse_conv",
     "sparse_conv3d",

@@ -3,9 +3,12 @@
     submanifold   q = o + j·dil − (k − 1)·dil // 2      outputs are the inputs
     strided       q = o·s − p + j·dil                   o in 0 … ⌊(S + 2p − dil (k − 1) − 1) / s⌋
     transposed    o = q·s − p + j·dil                   o in 0 … (S − 1) s − 2p + dil (k − 1)
+    floor         q = o·s − c + j·dil                   o = ⌊q / s⌋ of every input q
+    floor-transposed   o = q·s − c + j·dil              the outputs are given
 
 q is an input voxel, o an output voxel, j = 0 … k − 1 a position in the kernel.  The number of an
-offset counts the positions (j0, j1, …) in row-major order, as torch stores its weights.
+offset counts the positions (j0, j1, …) in row-major order, as torch stores its weights.  The floor
+modes centre an odd kernel, c = dil·(k − 1)/2, and begin an even one at its voxel, c = 0.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -32,15 +36,16 @@ __all__ = [
     "geometry",
     "hilbert_keys",
     "hilbert_order",
+    "integer",
     "whole",
     "z_keys",
     "z_order",
 ]
 
-CONV_MODES = ("submanifold", "strided", "transposed")
+CONV_MODES = ("submanifold", "strided", "transposed", "floor", "floor-transposed")
 
-Size = int | Sequence[int]
-"""One number for all axes, or one per axis."""
+Size = SupportsIndex | Sequence[SupportsIndex]
+"""One integer for all axes, or one per axis, of Python, NumPy or torch."""
 
 
 class Geometry(NamedTuple):
@@ -63,11 +68,24 @@ class Geometry(NamedTuple):
         return all(k % 2 == 1 for k in self.kernel_size)
 
     @property
+    def transposed(self) -> bool:
+        """Whether an input meets the outputs around input·stride, not the other way round."""
+        return self.mode in ("transposed", "floor-transposed")
+
+    @property
+    def outputs(self) -> str:
+        """The rule of the output's voxels: "floor", or "torch" in all other modes."""
+        return "floor" if self.mode.startswith("floor") else "torch"
+
+    @property
     def begin(self) -> tuple[int, ...]:
-        """Subtracted from j·dil: the padding; of a submanifold kernel that of torch's "same"."""
-        if self.mode != "submanifold":
-            return self.padding
-        return tuple((k - 1) * d // 2 for k, d in zip(self.kernel_size, self.dilation, strict=True))
+        """Subtracted from j·dil: the padding; what centres the kernel where there is none."""
+        axes = zip(self.kernel_size, self.dilation, strict=True)
+        if self.mode == "submanifold":  # as torch's "same"
+            return tuple((k - 1) * d // 2 for k, d in axes)
+        if self.outputs == "floor":
+            return tuple((k - 1) // 2 * d if k % 2 else 0 for k, d in axes)
+        return self.padding
 
     def offsets(self) -> list[tuple[int, ...]]:
         """(K, d): j·dil − begin, row-major."""
@@ -81,6 +99,9 @@ class Geometry(NamedTuple):
         """The spatial shape of the output; an axis shorter than the kernel has no output."""
         if self.mode == "submanifold":
             return tuple(shape)
+        if self.outputs == "floor":
+            steps = zip(shape, self.stride, strict=True)
+            return tuple(n * s if self.transposed else -(-n // s) for n, s in steps)
         found = []
         for n, k, s, p, d in zip(shape, *self[1:], strict=True):
             last = (n + 2 * p - d * (k - 1) - 1) // s
@@ -103,11 +124,11 @@ def geometry(
 
     Raises:
         ShapeError: a number of axes that is not `dim`, a size or a step below 1, a negative
-            padding, or a submanifold layer with a stride.
+            padding, a submanifold layer with a stride, or a floor layer with a padding.
     """
     numbers = type(kernel_size) is type(stride) is type(padding) is type(dilation) is int
     if numbers and not compiling():  # dynamo warns of look-ups
-        return _cached(dim, kernel_size, stride, padding, dilation, mode)
+        return _cached(dim, kernel_size, stride, padding, dilation, mode)  # type: ignore[arg-type]
     return _checked(dim, kernel_size, stride, padding, dilation, mode)
 
 
@@ -131,6 +152,11 @@ def _checked(
                 "inputs: it must be 1. Use SparseConv, or pass submanifold=False, to stride."
             )
         sizes["padding"] = (0,) * dim  # the kernel is centred, whatever was given
+    if mode.startswith("floor") and any(sizes["padding"]):
+        raise ShapeError(
+            f"padding is {sizes['padding']} in a layer with outputs='floor', which centres its "
+            "kernel: it must be 0. Leave padding out, or pass outputs='torch'."
+        )
     return Geometry(mode, **sizes)
 
 
@@ -140,13 +166,16 @@ _cached = functools.lru_cache(maxsize=1024)(_checked)
 
 def axes_of(name: str, value: Size, dim: int, least: int) -> tuple[int, ...]:
     """One number for each axis, checked."""
-    numbers = tuple(value) if isinstance(value, Sequence) else (value,) * dim
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise DTypeError(
-                f"{name} holds {number!r}: it must be an integer, or {dim} of them. "
-                f"Pass {name}=(…) with integers."
-            )
+    if isinstance(value, str):
+        raise DTypeError(
+            f"{name} is {value!r}: it must be an integer, or {dim} of them. Pass the name of a map "
+            f"by its keyword: indice_key={value!r}."
+        )
+    given: tuple[object, ...] = (value,) * dim
+    if isinstance(value, Iterable) and getattr(value, "ndim", None) != 0:  # an array may be one
+        given = tuple(value)
+    remedy = f", or {dim} of them. Pass {name}=(…) with integers."
+    numbers = tuple([integer(f"{name} holds", number, remedy) for number in given])
     if len(numbers) != dim:
         raise ShapeError(
             f"{name} has {len(numbers)} numbers but the coordinates have {dim} axes: "
@@ -157,6 +186,24 @@ def axes_of(name: str, value: Size, dim: int, least: int) -> tuple[int, ...]:
             f"{name} is {numbers}: every number must be at least {least}. Correct {name}."
         )
     return numbers
+
+
+def integer(begin: str, value: object, remedy: str) -> int:
+    """An integer of Python, NumPy or torch as Python's; no truth value.
+
+    Raises:
+        DTypeError: it is something else; begin and remedy are the ends of the text.
+    """
+    if type(value) is int:
+        return value
+    truth = isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool
+    try:
+        found = None if truth else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        found = None
+    if found is None:
+        raise DTypeError(f"{begin} {value!r}: it must be an integer{remedy}")
+    return found
 
 
 _whole_cache: TensorCache[Tensor] = TensorCache()

@@ -25,8 +25,9 @@ from torchweft.voxels.convolution.operator import (
     compile_before,
     convolution,
 )
-from torchweft.voxels.grid import Geometry, Size, geometry
-from torchweft.voxels.maps.kernel_map import KernelMap, mode_of
+from torchweft.voxels.grid import Geometry, Size, geometry, integer
+from torchweft.voxels.maps.coordinates import Coordinates
+from torchweft.voxels.maps.kernel_map import KernelMap, given_outputs, mode_of
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
 __all__ = ["conv_of_geometry", "sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
@@ -47,6 +48,8 @@ def sparse_conv(
     *,
     groups: int = 1,
     indice_key: str | None = None,
+    outputs: str = "torch",
+    coordinates: Tensor | Coordinates | None = None,
     precision: str = "ieee",
     scale: Tensor | None = None,
     shift: Tensor | None = None,
@@ -73,6 +76,14 @@ def sparse_conv(
             ascending.
         groups: number of groups of channels that do not mix.
         indice_key: names the map, for layers of the same geometry and for an inverse layer.
+        outputs: "floor" puts an output at ⌊c / stride⌋ of every input voxel c, whatever the kernel,
+            as MinkowskiEngine and torchsparse do.  The kernel is centred: its offsets from
+            stride · o are −(k // 2) … k // 2 for odd k, 0 … k − 1 for even k, times the dilation.
+            Coordinates may be negative, and need no spatial_shape; where every stride is 1 the
+            outputs are the inputs.  A transposed layer needs coordinates as well.
+        coordinates: (N_out, 1 + d) distinct integers, the output's voxels, in their order: only
+            their pairs are summed, and one without a pair is the bias.  The coordinates of another
+            tensor keep the map; that to a tensor is built at every call.
         precision: of float32 products: "ieee", "tf32" (mantissas of 10 bits), "tf32x3".
         scale: (C_out,).
         shift: (C_out,).
@@ -86,21 +97,22 @@ def sparse_conv(
     Raises:
         ShapeError, DTypeError, DeviceError: arguments that do not fit each other; an indice_key
             that names another map; a voxel that occurs twice.
-        IndexRangeError: negative coordinates without a spatial_shape in a strided layer.
+        IndexRangeError: negative coordinates without a spatial_shape in a strided layer, unless
+            its outputs are "floor" or given.
 
     Error: one rounding of sums in float32 (float64).  Gradients of any order; the same bits at
     every call, and for every order of the rows.  Cost: 2 L C_in C_out / groups operations for L
-    pairs of voxels; the map is built once and cached.
+    pairs of voxels; the map is built once and cached, by kernels on a GPU; those to "floor" and to
+    given coordinates by torch's operations, K searches an output.
     """
     check_sparse(tensor)
     steps = {"scale": scale, "shift": shift, "residual": residual}
     check_tensors(**{name: step for name, step in steps.items() if step is not None})
-    shape = geometry(
-        tensor.dim, kernel_size, stride, padding, dilation, mode=mode_of(submanifold, transposed)
-    )
+    mode = mode_of(submanifold, transposed, outputs)
+    shape = geometry(tensor.dim, kernel_size, stride, padding, dilation, mode=mode)
     operands = tensor.feats, weight, bias, Epilogue(scale, shift, residual, activation)
     requested = groups, precision, backend
-    return conv_of_geometry(tensor, operands, shape, requested, indice_key)
+    return conv_of_geometry(tensor, operands, shape, requested, indice_key, coordinates)
 
 
 def conv_of_geometry(
@@ -109,12 +121,14 @@ def conv_of_geometry(
     shape: Geometry,
     requested: ConvRequest,
     indice_key: str | None,
+    coordinates: Tensor | Coordinates | None = None,
 ) -> SparseTensor:
     """`sparse_conv` for a geometry that was checked before, with as many axes as the tensor."""
     operands, options = _checked(operands, shape, requested)
-    if shape not in tensor.coordinates.tables and options[2] == "triton":
+    onto = given_outputs(tensor.coordinates, coordinates, shape)
+    if onto is None and shape not in tensor.coordinates.tables and options[2] == "triton":
         compile_before(operands, tensor.coordinates, shape, options)
-    found = tensor.maps.get(tensor.coordinates, shape, indice_key)
+    found = tensor.maps.get(tensor.coordinates, shape, indice_key, onto)
     return _convolved(tensor, operands, found, options)
 
 
@@ -206,6 +220,7 @@ def _checked(
             if options is not None:
                 return (feats, weight, bias, NO_EPILOGUE), options
     groups, precision, backend = requested
+    groups = integer("groups is", groups, ". Pass groups=1, say.")
     if precision not in CONV_PRECISIONS:
         raise DTypeError(
             f"precision is {precision!r}: it must be one of {', '.join(CONV_PRECISIONS)}. "

@@ -17,14 +17,13 @@ j the position in a kernel of size k along one axis, and dil its dilation:
 Odd kernels differ only in their order.  spconv 2 reads the memory of a kernel of one position as
 (C_in, C_out), unless the layer has a stride.  Its even submanifold kernels reach one voxel lower
 than torch's: load them into a layer whose kernel is larger by one, where the other weights are 0.
-MinkowskiEngine gives strided and transposed kernels the offsets of submanifold ones.
+MinkowskiEngine gives strided and transposed kernels the offsets of submanifold ones, and so does
+torchsparse.
 
 Which voxels a strided layer writes differs too.  torchweft, as torch, writes every voxel that the
 kernel reaches from within the box; MinkowskiEngine, and torchsparse where each stride is 1 or the
-kernel's size, write ⌊c / stride⌋ for every input voxel c.  These are the same voxels where the
-kernel's size is the stride, nothing is padded, and the box is a multiple of the stride.  The
-loaders refuse layers of other kernels.  To the others, pools included, they add a hook that raises
-at a box that is no multiple: its last plane would be left out.
+kernel's size, write ⌊c / stride⌋ for every input voxel c.  Build the model's strided layers, pools
+included, with outputs="floor": the loaders refuse others.
 """
 
 from __future__ import annotations
@@ -32,16 +31,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.voxels.grid import Geometry, geometry
+from torchweft.voxels.grid import Geometry
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
 from torchweft.voxels.layers.pooling import SparseMaxPool
-from torchweft.voxels.maps.tensor import SparseTensor
 
 __all__ = ["from_minkowski", "from_spconv", "from_torchsparse"]
 
@@ -104,14 +101,15 @@ def _fits_spconv(name: str, tensor: Tensor, layer: SparseConvolution, version: i
 def from_torchsparse(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     """torchsparse's state: `kernel` (K, C_in, C_out), or (C_in, C_out) of one position.
 
-    Its transposed layers are SparseInverseConv here.  Where its strides are its kernel's sizes, the
-    layer gets a hook that raises at a box that is no multiple of them; see above.
+    Its transposed layers are SparseInverseConv here, its strided ones have outputs="floor".  With
+    `downsample_mode="spconv"`, its default, layers of a stride that is neither 1 nor the kernel's
+    size are SparseConv without it.
 
     Raises:
         ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
     """
     _check_given(state, model)
-    _require_rows(model, "torchsparse", _agrees_with_torchsparse)
+    _require_rows(model, "torchsparse", reaches=True)
     return _converted(state, model, "kernel", _from_torchsparse)
 
 
@@ -119,14 +117,14 @@ def from_minkowski(state: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     """MinkowskiEngine's state: `kernel` (K, C_in, C_out) of hypercubes, biases (1, C_out).
 
     Batch norms and linear layers lose their inner name: `norm.bn.weight` is `norm.weight`.
-    Strided layers and pools get a hook that raises at a box that is no multiple of the stride; see
-    above.
+    Strided layers and pools have outputs="floor"; a transposed layer is a SparseInverseConv, or has
+    outputs="floor" and is called with the coordinates of the level that it returns to.
 
     Raises:
         ShapeError: weights that do not fit their layer; a layer that writes other voxels here.
     """
     _check_given(state, model)
-    _require_rows(model, "MinkowskiEngine", _agrees_with_minkowski)
+    _require_rows(model, "MinkowskiEngine", reaches=False)
     modules = dict(model.named_modules())
     renamed = {_outer_name(name, modules): tensor for name, tensor in state.items()}
     flat = {
@@ -166,24 +164,31 @@ def _weights(
             yield name, tensor, module
 
 
-def _require_rows(model: nn.Module, project: str, agrees: Callable[[Geometry], bool]) -> None:
+def _require_rows(model: nn.Module, project: str, reaches: bool) -> None:
     """Raise where a resampling layer writes other voxels than in its project.
-
-    What a box decides is checked by hooks, and so are pools, which do not know their axes before.
 
     Args:
         model: whose layers are examined.
         project: that the weights come from.
-        agrees: whether a geometry writes the same voxels there, in a box that its stride divides.
+        reaches: whether layers of a stride that is neither 1 nor the kernel's size may write all
+            voxels that the kernel reaches.
     """
     for name, module in model.named_modules():
-        check = functools.partial(_check_call, project, name or type(module).__name__, agrees)
         if isinstance(module, SparseMaxPool):
-            module.register_forward_pre_hook(check, with_kwargs=True)
+            same = module.outputs == "floor"
         elif isinstance(module, SparseConvolution) and _resamples(module):
-            _check_kernel(project, name or type(module).__name__, agrees, module.geometry)
-            if module.geometry.kernel_size == module.geometry.stride:
-                module.register_forward_pre_hook(check, with_kwargs=True)
+            shape = module.geometry
+            same = shape.outputs == "floor" or (shape.transposed and _is_partition(shape))
+            same |= reaches and shape.mode == "strided" and not _has_floors(shape)
+        else:
+            continue
+        if not same:
+            raise ShapeError(
+                f"{name or type(module).__name__} is a {module}: {project} writes the voxels "
+                "floor(c / stride) of all inputs c, this layer all that the kernel reaches. Build "
+                'it with outputs="floor" and without padding, or as SubMConv where every stride is '
+                "1."
+            )
 
 
 def _resamples(layer: SparseConvolution) -> bool:
@@ -191,57 +196,13 @@ def _resamples(layer: SparseConvolution) -> bool:
     return layer.mode != "submanifold" and not isinstance(layer, SparseInverseConvolution)
 
 
-def _check_kernel(
-    project: str, name: str, agrees: Callable[[Geometry], bool], shape: Geometry
-) -> None:
-    if not agrees(shape):
-        raise ShapeError(
-            f"{name} has kernel {shape.kernel_size}, stride {shape.stride} and padding "
-            f"{shape.padding}: {project} writes the voxels floor(c / stride) of all inputs c, "
-            "torchweft all that the kernel reaches, which are the same for even kernels of the "
-            "stride's size without padding. Use such a layer, or SubMConv where every stride is 1."
-        )
-
-
-def _check_call(
-    project: str,
-    name: str,
-    agrees: Callable[[Geometry], bool],
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    """A hook before a layer's forward: raise where its box ends within a step of its stride."""
-    tensor = args[0] if args else kwargs.get("tensor")
-    if not isinstance(tensor, SparseTensor):
-        return  # the layer itself says so
-    if isinstance(module, SparseMaxPool):
-        sizes = module.kernel_size, module.stride or module.kernel_size, module.padding
-        shape = geometry(tensor.dim, *sizes, module.dilation, mode="strided")
-        _check_kernel(project, name, agrees, shape)
-    else:
-        shape = module.geometry  # type: ignore[assignment]
-    box = tensor.spatial_shape
-    if shape.mode == "strided" and any(n % s for n, s in zip(box, shape.stride, strict=True)):
-        raise ShapeError(
-            f"{name} was given a box {box}, stride {shape.stride}: {project} writes the voxels "
-            "floor(c / stride) of all inputs c, torchweft none beyond the last whole step. Build "
-            "SparseTensor(…, spatial_shape=…) with multiples of the product of all strides."
-        )
-
-
-def _agrees_with_minkowski(shape: Geometry) -> bool:
-    even = all(k % 2 == 0 or k == 1 for k in shape.kernel_size)  # odd ones are centred
-    return even and _is_partition(shape)
-
-
-def _agrees_with_torchsparse(shape: Geometry) -> bool:
-    floors = all(s in (1, k) for k, s in zip(shape.kernel_size, shape.stride, strict=True))
-    return _is_partition(shape) or (shape.mode == "strided" and not floors)
+def _has_floors(shape: Geometry) -> bool:
+    """Whether torchsparse always writes the floors of the inputs."""
+    return all(s in (1, k) for k, s in zip(shape.kernel_size, shape.stride, strict=True))
 
 
 def _is_partition(shape: Geometry) -> bool:
-    """Whether every voxel is read once, by ⌊c / stride⌋."""
+    """Whether every voxel is written once, by its ⌊o / stride⌋."""
     dilated = any(k > 1 and d > 1 for k, d in zip(shape.kernel_size, shape.dilation, strict=True))
     return shape.kernel_size == shape.stride and not any(shape.padding) and not dilated
 
@@ -282,7 +243,10 @@ def _from_torchsparse(name: str, tensor: Tensor, layer: SparseConvolution) -> Te
             f"{name} is of an even submanifold kernel {sizes}: where it begins depends on the "
             "mode that torchsparse ran in. Only sizes 1 and 2 convert; retrain with an odd kernel."
         )
-    return _placed(name, weight, layer, sizes, shape.begin)
+    begin = shape.begin
+    if shape.mode == "floor":
+        begin = tuple((k - 1) // 2 * d for k, d in zip(sizes, shape.dilation, strict=True))
+    return _placed(name, weight, layer, sizes, begin)
 
 
 def _from_minkowski(name: str, tensor: Tensor, layer: SparseConvolution) -> Tensor:

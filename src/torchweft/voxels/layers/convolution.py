@@ -13,16 +13,18 @@ weight is (K, C_in / groups, C_out), K row-major over the kernel's axes, bias (C
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchweft.core.backend import check_torch_only
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE
 from torchweft.voxels.convolution.functions import conv_of_geometry, sparse_inverse_conv
-from torchweft.voxels.grid import Geometry, Size, geometry
+from torchweft.voxels.grid import Geometry, Size, geometry, integer
+from torchweft.voxels.maps.coordinates import Coordinates
+from torchweft.voxels.maps.kernel_map import mode_of
 from torchweft.voxels.maps.tensor import SparseTensor
 
 __all__ = [
@@ -121,6 +123,7 @@ class SparseConvolution(SparseModule):
         groups: number of groups of channels that do not mix.
         bias: whether there is a bias.
         indice_key: names the map, for layers of the same geometry and for an inverse layer.
+        outputs: "floor" puts them at ⌊c / stride⌋ of every input voxel c; see `sparse_conv`.
         precision: of float32 products: "ieee", "tf32" or "tf32x3".
         backend: "triton", "torch", or None for the fastest one available.
 
@@ -146,12 +149,16 @@ class SparseConvolution(SparseModule):
         bias: bool = True,
         indice_key: str | None = None,
         *,
+        outputs: str = "torch",
         precision: str = "ieee",
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        self.geometry = geometry(self.dim, kernel_size, stride, padding, dilation, mode=self.mode)
-        _check_channels(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        mode = mode_of(self.mode == "submanifold", self.mode == "transposed", outputs)
+        self.geometry = geometry(self.dim, kernel_size, stride, padding, dilation, mode=mode)
+        in_channels, out_channels, groups = _channels(
+            in_channels=in_channels, out_channels=out_channels, groups=groups
+        )
         if indice_key is None and self._needs_key:
             raise ShapeError(
                 f"{type(self).__name__} was given no indice_key: it undoes the layer that has the "
@@ -169,6 +176,21 @@ class SparseConvolution(SparseModule):
         """One number per axis."""
         return self.geometry.kernel_size
 
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """One number per axis."""
+        return self.geometry.stride
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """One number per axis; 0 where the kernel is centred."""
+        return self.geometry.padding
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        """One number per axis."""
+        return self.geometry.dilation
+
     def reset_parameters(self) -> None:
         """torch's default: Kaiming's uniform with a = √5."""
         fan_in = self.weight.shape[0] * self.weight.shape[1]
@@ -176,8 +198,10 @@ class SparseConvolution(SparseModule):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, tensor: SparseTensor) -> SparseTensor:
-        """The output's voxels with C_out channels."""
+    def forward(
+        self, tensor: SparseTensor, coordinates: Tensor | Coordinates | None = None
+    ) -> SparseTensor:
+        """The output's voxels with C_out channels; coordinates give them, see `sparse_conv`."""
         if (
             type(tensor) is not SparseTensor
             or tensor.coordinates.dim != self.dim
@@ -186,7 +210,8 @@ class SparseConvolution(SparseModule):
             self.check(tensor, self.in_channels)  # raises, unless the type is a subclass
         operands = tensor.feats, self.weight, self.bias, NO_EPILOGUE
         requested = self.groups, self.precision, self.backend
-        return conv_of_geometry(tensor, operands, self.geometry, requested, self.indice_key)
+        key = self.indice_key
+        return conv_of_geometry(tensor, operands, self.geometry, requested, key, coordinates)
 
     def check(self, tensor: SparseTensor, channels: int | None = None) -> None:
         """As for other modules; checks the number of axes too."""
@@ -203,6 +228,7 @@ class SparseConvolution(SparseModule):
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
             value = getattr(self.geometry, name)
             parts += [f"{name}={value}"] if any(n != default for n in value) else []
+        parts += [f"outputs={o!r}"] if (o := self.geometry.outputs) != "torch" else []
         defaults = {"groups": 1, "indice_key": None, "precision": "ieee", "backend": None}
         options = {name: getattr(self, name) for name in defaults}
         parts += [f"{n}={v!r}" for n, v in options.items() if v != defaults[n]]
@@ -290,7 +316,7 @@ class SparseInverseConvolution(SparseConvolution):
 
     mode, _needs_key = "strided", True
 
-    def forward(self, tensor: SparseTensor) -> SparseTensor:
+    def forward(self, tensor: SparseTensor) -> SparseTensor:  # type: ignore[override]
         """The voxels that the named layer read, with C_out channels."""
         self.check(tensor, self.in_channels)
         key = str(self.indice_key)
@@ -302,13 +328,13 @@ class SparseInverseConvolution(SparseConvolution):
 
     def _check_named(self, named: Geometry) -> None:
         default = geometry(self.dim, 1, mode=self.mode)
-        for name in ("kernel_size", "stride", "padding", "dilation"):
+        for name in ("kernel_size", "stride", "padding", "dilation", "outputs"):
             given, theirs = getattr(self.geometry, name), getattr(named, name)
             if given != theirs and (name == "kernel_size" or given != getattr(default, name)):
                 raise ShapeError(
-                    f"{name} is {given} but the layer of indice_key={self.indice_key!r} has "
-                    f"{theirs}: an inverse layer has the geometry of the layer it undoes. Pass "
-                    f"{name}={theirs}."
+                    f"{name} is {given!r} but the layer of indice_key={self.indice_key!r} has "
+                    f"{theirs!r}: an inverse layer has the geometry of the layer it undoes. Pass "
+                    f"{name}={theirs!r}."
                 )
 
 
@@ -342,10 +368,11 @@ SparseConvTranspose3D = SparseConvTransposed3D = SparseConvTranspose3d
 SparseInverseConv3D = SparseInverseConv3d
 
 
-def _check_channels(**numbers: int) -> None:
+def _channels(**given: SupportsIndex) -> tuple[int, ...]:
+    """The numbers of channels and groups as Python's integers, checked."""
+    numbers = {n: integer(f"{n} is", v, f". Pass {n}=16, say.") for n, v in given.items()}
+    found = tuple(numbers.values())
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise DTypeError(f"{name} is {value!r}: it must be an integer. Pass {name}=16, say.")
         if value < 1:
             raise ShapeError(f"{name} is {value}: it must be at least 1. Correct {name}.")
     groups = numbers.pop("groups")
@@ -355,3 +382,4 @@ def _check_channels(**numbers: int) -> None:
                 f"{name} is {value} but groups is {groups}: groups must divide it. Pass groups=1, "
                 "or another number of channels."
             )
+    return found

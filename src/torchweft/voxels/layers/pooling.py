@@ -55,6 +55,8 @@ def sparse_max_pool(
     stride: Size | None = None,
     padding: Size = 0,
     dilation: Size = 1,
+    *,
+    outputs: str = "torch",
 ) -> SparseTensor:
     """y[o] = max_k x[in(o, k)] over existing voxels.
 
@@ -64,13 +66,16 @@ def sparse_max_pool(
         stride: None is the kernel size.
         padding: as in torch.
         dilation: distance of neighbouring window positions.
+        outputs: "torch" writes every voxel whose window contains a voxel; "floor" ⌊c / stride⌋ of
+            every voxel c, with centred windows, see `sparse_conv`.
 
     Returns:
-        Every output voxel whose window contains a voxel.  NaN is larger than every number.
+        The output voxels; 0 where a "floor" window contains no voxel.  NaN is larger than every
+        number.
 
     Gradient: to the largest; of equals, to the one at the first position of the window.
     """
-    found = _windows(tensor, kernel_size, stride, padding, dilation)
+    found = _windows(tensor, kernel_size, stride, padding, dilation, outputs)
     choice = torch.ops.torchweft.voxels_choice(tensor.feats.detach(), found.sources)
     y = _table_op(tensor.feats, found.sources, found.targets, choice, False)
     return SparseTensor.on(y, found.outputs, tensor.maps)
@@ -82,11 +87,13 @@ def sparse_avg_pool(
     stride: Size | None = None,
     padding: Size = 0,
     dilation: Size = 1,
+    *,
+    outputs: str = "torch",
 ) -> SparseTensor:
     """y[o] = Σ_k x[in(o, k)] / (number of voxels in the window); see `sparse_max_pool`."""
-    found = _windows(tensor, kernel_size, stride, padding, dilation)
+    found = _windows(tensor, kernel_size, stride, padding, dilation, outputs)
     total = _table_op(wide(tensor.feats), found.sources, found.targets, None, False)
-    count = (found.sources >= 0).sum(0).unsqueeze(1)
+    count = (found.sources >= 0).sum(0).clamp(min=1).unsqueeze(1)  # a window may be empty
     return SparseTensor.on((total / count).to(tensor.dtype), found.outputs, tensor.maps)
 
 
@@ -132,24 +139,29 @@ class SparseMaxPool(SparseModule):
         padding: Size = 0,
         dilation: Size = 1,
         *,
+        outputs: str = "torch",
         backend: str | None = None,
     ) -> None:
         super().__init__()
         self._use_torch(backend)
         self.kernel_size, self.stride = kernel_size, stride
-        self.padding, self.dilation = padding, dilation
+        self.padding, self.dilation, self.outputs = padding, dilation, outputs
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         """The pooled tensor."""
         self.check(tensor)
-        return sparse_max_pool(tensor, self.kernel_size, self.stride, self.padding, self.dilation)
+        return sparse_max_pool(tensor, *self._window(), outputs=self.outputs)
+
+    def _window(self) -> tuple[Size, Size | None, Size, Size]:
+        return self.kernel_size, self.stride, self.padding, self.dilation
 
     def extra_repr(self) -> str:
         """The window."""
         stride = self.kernel_size if self.stride is None else self.stride
+        rule = f", outputs={self.outputs!r}" if self.outputs != "torch" else ""
         return (
             f"kernel_size={self.kernel_size}, stride={stride}, padding={self.padding}, "
-            f"dilation={self.dilation}"
+            f"dilation={self.dilation}{rule}"
         )
 
 
@@ -159,7 +171,7 @@ class SparseAvgPool(SparseMaxPool):
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         """The pooled tensor."""
         self.check(tensor)
-        return sparse_avg_pool(tensor, self.kernel_size, self.stride, self.padding, self.dilation)
+        return sparse_avg_pool(tensor, *self._window(), outputs=self.outputs)
 
 
 class GlobalPool(SparseModule):
@@ -213,11 +225,16 @@ def wide(x: Tensor) -> Tensor:
 
 
 def _windows(
-    tensor: SparseTensor, kernel_size: Size, stride: Size | None, padding: Size, dilation: Size
+    tensor: SparseTensor,
+    kernel_size: Size,
+    stride: Size | None,
+    padding: Size,
+    dilation: Size,
+    outputs: str,
 ) -> KernelMap:
     check_sparse(tensor)
-    steps = kernel_size if stride is None else stride
-    return kernel_map(tensor, kernel_size, steps, padding, dilation, submanifold=False)
+    window = kernel_size, kernel_size if stride is None else stride, padding, dilation
+    return kernel_map(tensor, *window, submanifold=False, outputs=outputs)
 
 
 def together(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -> Tensor:
@@ -373,7 +390,8 @@ def _table_sum(
     in order, so its bits do not depend on the order of the rows.
     """
     if choice is not None and not turned:
-        return x.gather(0, sources.T.gather(1, choice.long()).long())
+        rows = sources.T.gather(1, choice.long()).long()
+        return x.gather(0, rows.clamp(min=0)).masked_fill_(rows < 0, 0)  # a window may be empty
     table = targets if turned else sources
     total = wide(x.new_zeros(table.shape[1], x.shape[1]))
     padded = pad(x, (0, 0, 0, 1))

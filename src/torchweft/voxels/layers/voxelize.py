@@ -1,7 +1,8 @@
 """From points to voxels and back.
 
-    voxelize     voxel = ⌊(point − origin) / size⌋; features of a voxel's points become its own
-    devoxelize   each point reads its voxel, or interpolates between the centres of 2^d voxels
+    voxelize         voxel = ⌊(point − origin) / size⌋; features of a voxel's points become its own
+    devoxelize       each point reads its voxel, or interpolates between the centres of 2^d voxels
+    point_to_voxel   the first points of each voxel in a box, as they are
 
 The floor is that of the exact quotient of the float64 numbers, so that a point on an edge belongs
 to the same voxel on every device.
@@ -18,6 +19,7 @@ from torch import Tensor
 from torchweft.core.operators.operands import check_tensors
 from torchweft.core.tables import sort_rows
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
+from torchweft.voxels.grid import integer
 from torchweft.voxels.layers.pooling import (
     apart,
     largest,
@@ -29,7 +31,7 @@ from torchweft.voxels.layers.pooling import (
 from torchweft.voxels.maps.coordinates import HIGH, LOW, MOST_DIMENSIONS, Packing
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
-__all__ = ["Numbers", "devoxelize", "voxelize"]
+__all__ = ["Numbers", "devoxelize", "point_to_voxel", "voxelize"]
 
 Numbers = float | Sequence[float] | Tensor
 """One number for all axes, or one per axis."""
@@ -141,6 +143,122 @@ def devoxelize(
     return _weighted(tensor, torch.cat([sample, cells], 2), shares)
 
 
+def point_to_voxel(
+    points: Tensor,
+    voxel_size: Numbers,
+    box: Sequence[float] | Tensor,
+    max_points: int,
+    max_voxels: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The points of each voxel in a box: hard voxelization, as of LiDAR detectors.
+
+    >>> points = torch.tensor([[0.7, 0.1, 5.0], [0.2, 0.3, 6.0], [0.9, 0.4, 7.0], [9.0, 9.0, 8.0]])
+    >>> kept, coords, counts = point_to_voxel(points, 0.5, (0, 0, 1, 1), max_points=2, max_voxels=9)
+    >>> coords.tolist(), counts.tolist(), kept[..., 2].tolist()
+    ([[0, 1, 0], [0, 0, 0]], [2, 1], [[5.0, 7.0], [6.0, 0.0]])
+
+    Voxels are numbered by their first point.  The first `max_voxels` are kept, with their first
+    `max_points` points in the order of the rows; later points still join voxels that are kept.
+    Points outside of the box, half-open on every axis, and points with a coordinate that is NaN are
+    dropped.  The box is divided into round((max − min) / size) voxels an axis; what lies beyond the
+    last is dropped too.
+
+    Args:
+        points: (N, C) floating-point rows: d positions, then features.
+        voxel_size: edge of a voxel, one number or d.
+        box: 2d numbers (min…, max…), d = 1 to 4, in the order of the points' columns.
+        max_points: P, the most points of a voxel.
+        max_voxels: the most voxels.
+
+    Returns:
+        voxels (V, P, C) in points' dtype, 0 past the last point; coords (V, 1 + d) int32 (batch 0,
+        s0, s1, …) in the order of the points' columns; counts (V,) int64, 1 to P.
+
+    Raises:
+        ShapeError, DTypeError: arguments that do not fit each other, a box without voxels.
+
+    Gradients with respect to the points that are kept.  The same bits at every call and on every
+    device.  Cost: one sort of the points; the host waits for a GPU.
+    """
+    low, high, edges, sizes = _grid_of_box(points, voxel_size, box)
+    most = [
+        integer(f"{name} is", number, f". Pass {name}=32, say.")
+        for name, number in (("max_points", max_points), ("max_voxels", max_voxels))
+    ]
+    if min(most) < 1:
+        raise ShapeError(
+            f"max_points is {most[0]} and max_voxels {most[1]}: both must be at least 1. Correct "
+            "them."
+        )
+    places = points[:, : len(sizes)].detach().double()
+    cells = torch.div(places - low, edges, rounding_mode="floor")
+    limits = torch.tensor(sizes, device=points.device)
+    inside = (places >= low) & (places < high) & (cells < limits)  # False for NaN
+    rows = inside.all(1).nonzero().squeeze(1)
+    cells = cells.index_select(0, rows).long()
+    point, number, slot, first = _in_first_order(cells, sizes, most[1])
+    kept = slot < most[0]
+    place = (number * most[0] + slot)[kept]
+    chosen = points.index_select(0, rows[point[kept]])
+    voxels = points.new_zeros(len(first) * most[0], points.shape[1]).index_copy(0, place, chosen)
+    counts = torch.bincount(number, minlength=len(first)).clamp(max=most[0])
+    coords = torch.nn.functional.pad(cells.index_select(0, first), (1, 0)).int()
+    return voxels.view(len(first), most[0], points.shape[1]), coords, counts
+
+
+def _in_first_order(
+    cells: Tensor, sizes: Sequence[int], most: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Points by voxel: their rows, voxels and places in these; and the first point of each voxel.
+
+    Voxels are numbered by their first points; those from `most` on are left out.
+    """
+    packing = Packing(cells, (0,) * len(sizes), sizes)
+    keys, point = torch.sort(packing.keys(cells), stable=True)
+    new = torch.ones_like(keys, dtype=torch.bool)
+    new[1:] = keys[1:] != keys[:-1]
+    begin, group = new.nonzero().squeeze(1), new.cumsum(0) - 1
+    first, by_first = torch.sort(point.index_select(0, begin))
+    rank = torch.empty_like(by_first)
+    rank[by_first] = torch.arange(len(rank), device=rank.device)
+    number = rank.index_select(0, group)
+    slot = torch.arange(len(group), device=group.device) - begin.index_select(0, group)
+    kept = number < most
+    return point[kept], number[kept], slot[kept], first[:most]
+
+
+def _grid_of_box(
+    points: Tensor, voxel_size: Numbers, box: Sequence[float] | Tensor
+) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+    """The corners of a box, the edges of its voxels, and their number by axis."""
+    check_tensors(points=points)
+    if not points.is_floating_point():
+        raise DTypeError(
+            f"points are {points.dtype}: they must be floating-point. Pass points.float()."
+        )
+    corners = torch.as_tensor(box, dtype=torch.float64, device=points.device).flatten()
+    dim = corners.numel() // 2
+    if corners.numel() % 2 or not 1 <= dim <= MOST_DIMENSIONS:
+        raise ShapeError(
+            f"box has {corners.numel()} numbers: it must have the least and the greatest corner "
+            "of 1 to 4 axes. Pass box=(x0, y0, z0, x1, y1, z1), say."
+        )
+    if points.dim() != 2 or points.shape[1] < dim:
+        raise ShapeError(
+            f"points are {tuple(points.shape)} but box has {dim} axes: points must be (N, C) with "
+            f"C ≥ {dim}. Pass positions in the first {dim} columns, without a batch column."
+        )
+    low, high = corners[:dim], corners[dim:]
+    edges = _edges(points[:, :dim], voxel_size, "voxel_size")
+    sizes = ((high - low) / edges).round()
+    if not bool(((sizes >= 1) & (sizes <= HIGH)).all()):
+        raise ShapeError(
+            f"box {tuple(corners.tolist())} has {sizes.tolist()} voxels of size {edges.tolist()} "
+            f"an axis: each must have 1 to {HIGH}. Correct box (min…, max…) or voxel_size."
+        )
+    return low, high, edges, tuple(int(n) for n in sizes.tolist())
+
+
 def _corners(points: Tensor, edges: Tensor, corner: Tensor) -> tuple[Tensor, Tensor]:
     """(P, 2^d, d) the voxels whose centres are around a point, and (P, 2^d) their shares."""
     low = _cells(points, edges, corner + edges / 2)  # by the next lower centre on every axis
@@ -206,12 +324,12 @@ def _ranges(rows: Tensor) -> tuple[list[int], list[int]]:
     return low, [h - v + 1 for v, h in zip(low, high, strict=True)]
 
 
-def _edges(points: Tensor, size: Numbers) -> Tensor:
-    edges = _axes(points, "size", size)
+def _edges(points: Tensor, size: Numbers, name: str = "size") -> Tensor:
+    edges = _axes(points, name, size)
     if not bool((edges > 0).all()) or not bool(edges.isfinite().all()):
         raise ShapeError(
-            f"size is {edges.tolist()}: the edge of a voxel must be positive and finite. "
-            "Pass size=0.05, say."
+            f"{name} is {edges.tolist()}: the edge of a voxel must be positive and finite. "
+            f"Pass {name}=0.05, say."
         )
     return edges
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -21,13 +22,24 @@ import torch
 from torch import Tensor
 
 from torchweft.core.backend import choose
+from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, outside_graphs
-from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.tiles import Flags
 
-__all__ = ["HIGH", "LOW", "MOST_DIMENSIONS", "Coordinates", "Packing", "kernels_serve", "rank"]
+__all__ = [
+    "HIGH",
+    "LOW",
+    "MOST_DIMENSIONS",
+    "Coordinates",
+    "Packing",
+    "check_rows",
+    "check_same_device",
+    "kernels_serve",
+    "rank",
+]
 
 T = TypeVar("T")
 LOW, HIGH, MOST_DIMENSIONS = -(2**31), 2**31 - 1, 4
@@ -62,6 +74,9 @@ class Coordinates:
         ShapeError: a voxel that occurs twice, on the first sort.
     """
 
+    tables: dict[Any, Any]  # of kernel maps, by geometry, and the coarse voxels: see kernel_map.py
+    onto: weakref.WeakKeyDictionary[Coordinates, dict[Geometry, Any]]
+    """Tables of maps to given outputs, by these: whoever keeps the outputs keeps the tables."""
     _rows: Tensor
     _ascends: bool
     _bounds: Bounds
@@ -79,7 +94,7 @@ class Coordinates:
         batch_size: int | None = None,
         stride: Sequence[int] | None = None,
     ) -> None:
-        _check_rows(rows)
+        check_rows(rows)
         rows = rows.long() if rows.dtype in _UNSIGNED else rows
         self.dim = rows.shape[1] - 1
         box = spatial_shape
@@ -88,32 +103,37 @@ class Coordinates:
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
         if not self._assume_fit(rows):
             self._survey(rows)
-        self.tables: dict[Any, Any] = {}  # of kernel maps, by geometry: see kernel_map.py
+        self._without_maps()
 
     @classmethod
     def ascending(
         cls,
         packing: Packing,
         keys: Tensor,
-        spatial_shape: Sequence[int],
-        batch_size: int,
+        spatial_shape: tuple[int, ...] | None,
+        batch_size: int | None,
         stride: Sequence[int],
+        bounds: Bounds,
         rows: Tensor | None = None,
     ) -> Coordinates:
         """The voxels of ascending distinct keys, without checks; their rows may be known."""
         found = cls.__new__(cls)
-        found.dim = len(spatial_shape)
-        found.given_shape, found.given_batch_size = tuple(spatial_shape), batch_size
-        found.stride = tuple(stride)
-        found._bounds = (0,) * (1 + found.dim), tuple(n - 1 for n in (batch_size, *spatial_shape))
+        found.dim, found.stride, found._bounds = len(stride), tuple(stride), bounds
+        found.given_shape, found.given_batch_size = spatial_shape, batch_size
         found._rows = packing.rows(keys) if rows is None else rows
         found._packing, found._sorted, found._ascends = packing, (keys, None), True
-        found.tables = {}
-        return found
+        return found._without_maps()
+
+    def _without_maps(self) -> Coordinates:
+        self.tables, self.onto = {}, weakref.WeakKeyDictionary()
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         self._holds()  # a copy has no flags to wait for
-        return self.__dict__
+        return {name: value for name, value in self.__dict__.items() if name != "onto"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, onto=weakref.WeakKeyDictionary())
 
     def __len__(self) -> int:
         return self._rows.shape[0]
@@ -154,8 +174,8 @@ class Coordinates:
             axis = next(a for a, low in enumerate(lows[1:]) if low < 0)
             raise IndexRangeError(
                 f"axis {axis} has the coordinate {lows[1 + axis]} and no spatial_shape was "
-                "given: the box [0, max + 1) needs coordinates ≥ 0. Shift the coordinates, or "
-                "use submanifold layers, which need no box."
+                "given: the box [0, max + 1) needs coordinates ≥ 0. Shift the coordinates, or use "
+                "submanifold layers or outputs='floor', which need no box."
             )
         return tuple(high + 1 for high in highs[1:])
 
@@ -247,12 +267,64 @@ class Coordinates:
         self._keys = None
         return True
 
-    def find(self, rows: Tensor) -> Tensor:
-        """(M,) int32, the row of each of (M, 1 + d) voxels; −1 for one that does not exist."""
+    def find(self, queries: Tensor) -> Tensor:
+        """(M,) int32: the row of each voxel, −1 for one that does not exist.
+
+        >>> voxels = Coordinates(torch.tensor([[0, 5, 5], [0, 2, -1]]))
+        >>> voxels.find(torch.tensor([[0, 2, -1], [0, 2, 0]])).tolist()
+        [1, -1]
+
+        Args:
+            queries: (M, 1 + d) integers (batch, s0, s1, …), in any order; they may repeat.
+
+        Raises:
+            DTypeError, ShapeError, DeviceError: queries that are not such rows on this device.
+
+        Cost: one search for each query in the sorted keys.
+        """
+        check_tensors(queries=queries)
+        check_rows(queries, "queries", self.dim)
+        check_same_device(self, "queries", queries.device)
+        rows = queries.long() if queries.dtype in _UNSIGNED else queries
         place, absent = self.place_keys(self.packing.keys(rows))
         order = self.order
         found = place.int() if order is None or not len(self) else order.index_select(0, place)
         return found.masked_fill_(absent, -1)
+
+    @below_transforms
+    def select(self, rows: Tensor) -> Coordinates:
+        """The voxels of some (M,) ascending rows, with the same box, batch size and stride."""
+        found = self._copied()
+        found._rows = self._rows.index_select(0, rows)
+        found._keys = found._sorted = None
+        return found
+
+    def coarse(self, shape: Geometry) -> Coordinates:
+        """The voxels ⌊c / stride⌋ of all voxels c, ascending; itself where every stride is 1.
+
+        They are kept: all layers of one stride share them.
+        """
+        if all(s == 1 for s in shape.stride):
+            return self
+        found: Coordinates | None = self.tables.get(shape.stride)
+        if found is None:
+            found = self.tables[shape.stride] = self._divided(shape)
+        return found
+
+    def _divided(self, shape: Geometry) -> Coordinates:
+        rows, steps = self.rows, (1, *shape.stride)
+        lows, highs = (
+            tuple(n // s for n, s in zip(bound, steps, strict=True)) for bound in self._bounds
+        )
+        divisors = torch.tensor(steps, device=rows.device)
+        cells = torch.div(rows, divisors, rounding_mode="floor")
+        sizes = [max(high - low + 1, 1) for low, high in zip(lows, highs, strict=True)]
+        packing = Packing(cells, lows, sizes)
+        keys = torch.unique(packing.keys(cells))
+        box = None if self.given_shape is None else shape.output_shape(self.given_shape)
+        stride = [a * s for a, s in zip(self.stride, shape.stride, strict=True)]
+        grid = box, self.given_batch_size, stride, (lows, highs)
+        return Coordinates.ascending(packing, keys, *grid)
 
     def place_keys(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The place of each key among the ascending keys, and whether it is absent."""
@@ -260,16 +332,21 @@ class Coordinates:
 
     def to(self, device: torch.device | str) -> Coordinates:
         """The same voxels on another device, sorted if they were."""
-        self._holds()
-        found = object.__new__(Coordinates)
-        found.__dict__.update(self.__dict__)
-        found._rows, found.tables = self._rows.to(device), {}
+        found = self._copied()
+        found._rows = self._rows.to(device)
         found._packing = None if self._packing is None else self._packing.to(device)
         found._keys = None if self._keys is None else self._keys.to(device)
         if self._sorted is not None:
             keys, order = self._sorted
             found._sorted = keys.to(device), None if order is None else order.to(device)
         return found
+
+    def _copied(self) -> Coordinates:
+        """The same voxels, checked, without maps."""
+        self._holds()
+        found = object.__new__(Coordinates)
+        found.__dict__.update(self.__dict__)
+        return found._without_maps()
 
     def _assume_fit(self, rows: Tensor) -> bool:
         """Whether rows are assumed to lie in the box that was given."""
@@ -390,16 +467,36 @@ def _checked_batch_size(batch_size: int) -> int:
     return found
 
 
-def _check_rows(rows: Tensor) -> None:
+def check_rows(rows: Tensor, name: str = "coords", dim: int | None = None) -> None:
+    """Raise unless a tensor holds rows (batch, s0, s1, …), of `dim` axes if given.
+
+    Raises:
+        DTypeError, ShapeError: not integers, other columns.
+    """
     if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
         raise DTypeError(
-            f"coords are {rows.dtype}: they must be integers. Use voxelize(points, size) for "
-            "points, or coords.int()."
+            f"{name} are {rows.dtype}: they must be integers. Use voxelize(points, size) for "
+            f"points, or {name}.int()."
         )
-    if rows.dim() != 2 or not 2 <= rows.shape[1] <= 1 + MOST_DIMENSIONS:
+    dims = range(1, MOST_DIMENSIONS + 1) if dim is None else [dim]
+    if rows.dim() != 2 or rows.shape[1] - 1 not in dims:
+        axes = f"1 to {MOST_DIMENSIONS}" if dim is None else str(dim)
         raise ShapeError(
-            f"coords are {tuple(rows.shape)}: they must be (N, 1 + d), batch number first, then "
-            f"d = 1 to {MOST_DIMENSIONS} axes. Add the batch column, or use sparse_collate."
+            f"{name} are {tuple(rows.shape)}: they must be (N, 1 + d), batch number first, then "
+            f"d = {axes} axes. Add the batch column, or use sparse_collate."
+        )
+
+
+def check_same_device(coordinates: Coordinates, name: str, device: torch.device) -> None:
+    """Raise unless a device is that of the voxels.
+
+    Raises:
+        DeviceError: it is another one.
+    """
+    if device != coordinates.device:
+        raise DeviceError(
+            f"the device of {name} is {device}, that of the voxels {coordinates.device}: they must "
+            f"be the same. Move {name} with .to({str(coordinates.device)!r})."
         )
 
 

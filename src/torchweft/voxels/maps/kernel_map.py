@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,9 +33,15 @@ from torch import Tensor
 from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
-from torchweft.voxels.grid import Geometry, cached_table, whole
+from torchweft.voxels.grid import Geometry, cached_table, integer, whole
 from torchweft.voxels.maps import launch as map_launch
-from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
+from torchweft.voxels.maps.coordinates import (
+    Coordinates,
+    Packing,
+    check_rows,
+    check_same_device,
+    kernels_serve,
+)
 
 __all__ = [
     "GemmGroups",
@@ -45,6 +50,7 @@ __all__ = [
     "KernelMapMasks",
     "Maps",
     "build_masks",
+    "given_outputs",
     "greedy_group",
     "mode_of",
 ]
@@ -106,7 +112,7 @@ class KernelMap(NamedTuple):
 
     def pairs(self, k: int) -> tuple[Tensor, Tensor]:
         """(input rows, output rows) that meet at offset k, output rows ascending."""
-        k, offsets = _integer("k", k), self.geometry.num_offsets
+        k, offsets = integer("k is", k, ". Pass 4, say."), self.geometry.num_offsets
         if not -offsets <= k < offsets:
             raise IndexRangeError(
                 f"k is {k} but the map has {offsets} offsets: it must lie in 0..{offsets - 1}. "
@@ -148,8 +154,21 @@ class Maps:
     def __init__(self) -> None:
         self._named: dict[str, KernelMap] = {}
 
-    def get(self, inputs: Coordinates, shape: Geometry, name: str | None = None) -> KernelMap:
-        """The map of coordinates for a geometry, built at the first call; may get a name."""
+    def get(
+        self,
+        inputs: Coordinates,
+        shape: Geometry,
+        name: str | None = None,
+        onto: Coordinates | None = None,
+    ) -> KernelMap:
+        """The map of coordinates for a geometry, built at the first call; may get a name.
+
+        Args:
+            inputs: the voxels that are read.
+            shape: the geometry.
+            name: a name for the map.
+            onto: given outputs; None are those of the geometry.
+        """
         named = None if name is None else self._named.get(name)
         if named is not None and (named.inputs is not inputs or named.geometry != shape):
             raise ShapeError(
@@ -158,10 +177,7 @@ class Maps:
                 f"{'the same' if named.inputs is inputs else f'{len(inputs)} other'} voxels: a "
                 "key names one map. Give this layer another indice_key, or none."
             )
-        tables = inputs.tables.get(shape)
-        if tables is None:
-            tables = inputs.tables[shape] = _build(inputs, shape)
-        table, back, outputs = tables
+        table, back, outputs = _tables(inputs, shape, onto)
         found = KernelMap(table, back, inputs, inputs if outputs is None else outputs, shape)
         if name is not None:
             self._named[name] = found
@@ -182,29 +198,118 @@ class Maps:
         return self._named[name]
 
 
-def mode_of(submanifold: bool, transposed: bool) -> str:
-    """The mode of a geometry from two flags.
+def mode_of(submanifold: bool, transposed: bool, outputs: str = "torch") -> str:
+    """The mode of a geometry from two flags and the rule of its outputs.
 
     Raises:
-        ShapeError: both are set.
+        ShapeError: arguments that contradict each other.
     """
+    if outputs not in ("torch", "floor"):
+        raise ShapeError(
+            f'outputs is {outputs!r}: it must be "torch" or "floor". Pass one of them.'
+        )
     if submanifold and transposed:
         raise ShapeError(
             "transposed=True was given with submanifold=True: a submanifold layer keeps its voxels "
             "and has no transpose of its own. Pass submanifold=False for a transposed layer."
         )
-    return "submanifold" if submanifold else "transposed" if transposed else "strided"
+    if outputs == "torch":
+        return "submanifold" if submanifold else "transposed" if transposed else "strided"
+    if submanifold:
+        raise ShapeError(
+            "outputs='floor' was given to a submanifold layer, whose outputs are its inputs: only "
+            "strided and transposed layers have it. Use SparseConv, or pass submanifold=False."
+        )
+    return "floor-transposed" if transposed else "floor"
+
+
+def given_outputs(
+    inputs: Coordinates, coordinates: Tensor | Coordinates | None, shape: Geometry
+) -> Coordinates | None:
+    """The voxels that a caller gives a layer as outputs, checked; None: those of the geometry.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: voxels that are none of this layer's level.
+    """
+    if coordinates is None:
+        return None
+    stride = _output_stride(inputs.stride, shape)
+    if isinstance(coordinates, Tensor):
+        check_rows(coordinates, "coordinates", inputs.dim)
+        check_same_device(inputs, "coordinates", coordinates.device)
+        outputs = Coordinates(coordinates, None, inputs.given_batch_size, stride)
+    elif isinstance(coordinates, Coordinates):
+        check_same_device(inputs, "coordinates", coordinates.device)
+        outputs = coordinates
+    else:
+        raise DTypeError(
+            f"coordinates is a {type(coordinates).__name__}: it must be a tensor (N_out, 1 + d) or "
+            "the coordinates of a SparseTensor. Pass other.coordinates."
+        )
+    if outputs.dim != inputs.dim:
+        raise ShapeError(
+            f"coordinates have {outputs.dim} axes but the tensor has {inputs.dim}: both must have "
+            "the same. Pass the coordinates of a tensor with as many axes."
+        )
+    if outputs.stride != stride:
+        raise ShapeError(
+            f"coordinates have stride {outputs.stride} but {_described(shape)} turns stride "
+            f"{inputs.stride} into {stride}: they must be of the output's level. Pass the "
+            "coordinates of a tensor of that level, or their rows as a tensor."
+        )
+    return outputs
 
 
 MapTables = tuple[Tensor, Tensor | None, Coordinates | None]
 """`kept` and `back` of a map, and its outputs; None where they are the inputs."""
 
 
+def _tables(inputs: Coordinates, shape: Geometry, onto: Coordinates | None) -> MapTables:
+    """The tables of a map: kept with the inputs, and with the outputs where these are given."""
+    if onto is None:
+        tables: MapTables | None = inputs.tables.get(shape)
+        if tables is None:
+            tables = inputs.tables[shape] = _build(inputs, shape)
+        return tables
+    kept = inputs.onto.get(onto)
+    if kept is None:
+        kept = inputs.onto[onto] = {}
+    if shape not in kept:
+        kept[shape] = _met(inputs, onto, shape)
+    return *kept[shape], onto
+
+
 @below_transforms
 @outside_graphs
 def _build(inputs: Coordinates, shape: Geometry) -> MapTables:
-    build = _submanifold if shape.mode == "submanifold" else _resampled
+    build = {"submanifold": _submanifold, "floor": _floored}.get(shape.mode, _resampled)
     return inputs.valid(lambda: build(inputs, shape))
+
+
+def _floored(inputs: Coordinates, shape: Geometry) -> MapTables:
+    outputs = inputs.coarse(shape)
+    return *_met(inputs, outputs, shape), None if outputs is inputs else outputs
+
+
+@below_transforms
+@outside_graphs
+def _met(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
+    """The tables of a map between known voxels: one search for each offset and coarse voxel.
+
+    Torch's operations on every device; on a GPU the host waits for nothing.
+    """
+    coarse, fine = (inputs, outputs) if shape.transposed else (outputs, inputs)
+    (rows, own), (_, owner) = _in_order(coarse), _in_order(fine)
+    offsets = torch.tensor([(0, *offset) for offset in shape.offsets()], device=rows.device)
+    corners = rows.long() * torch.tensor((1, *shape.stride), device=rows.device)
+    table = rows.new_full((len(offsets), len(coarse)), -1)
+    back = rows.new_full((len(offsets), len(fine) + 1), -1)  # the last column is for none
+    for k, offset in enumerate(offsets if len(coarse) and len(fine) else ()):
+        place, absent = fine.place_keys(fine.packing.keys(corners + offset))
+        table[k] = owner[place].masked_fill_(absent, -1)
+        back[k].index_copy_(0, place.masked_fill(absent, len(fine)), own)
+    back = back[:, :-1].contiguous()
+    return (back, table) if shape.transposed else (table, back)
 
 
 def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
@@ -253,6 +358,12 @@ def _neighbours(inputs: Coordinates, rows: Tensor, offset: Sequence[int]) -> tup
 
 def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
     """Strided and transposed maps: the outputs are all voxels with a pair, ascending."""
+    if shape.outputs == "floor":
+        raise ShapeError(
+            "a transposed layer with outputs='floor' was given no coordinates: it writes the "
+            "voxels of an earlier level. Pass coordinates=tensor.coordinates of that level, or use "
+            "SparseInverseConv with the indice_key of the layer that left it."
+        )
     spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
     if max(spatial) > 2**31:
         raise IndexRangeError(
@@ -261,11 +372,12 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         )
     lows, sizes = (0,) * (1 + inputs.dim), tuple(max(n, 1) for n in (size, *spatial))
     packing = Packing(inputs.rows[:0], lows, sizes)
-    stride = _output_stride(inputs.stride, shape)
+    bounds = lows, tuple(n - 1 for n in (size, *spatial))
+    grid = spatial, size, _output_stride(inputs.stride, shape), bounds
     if 0 not in spatial and _kernels_serve(inputs, packing, shape):
         voxels = inputs.rows, inputs.order  # distinct, or two candidates would be one pair
         table, back, rows, keys = map_launch.resample(*voxels, sizes, packing.dtype, shape)
-        return table, back, Coordinates.ascending(packing, keys, spatial, size, stride, rows)
+        return table, back, Coordinates.ascending(packing, keys, *grid, rows)
     met, reached = zip(
         *[_outputs(inputs, shape, spatial, offset) for offset in shape.offsets()], strict=True
     )
@@ -273,7 +385,7 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         packing = Packing(torch.cat(reached), lows, sizes)
     pieces = [packing.keys(voxels) for voxels in reached]
     keys = torch.unique(torch.cat(pieces))
-    outputs = Coordinates.ascending(packing, keys, spatial, size, stride)
+    outputs = Coordinates.ascending(packing, keys, *grid)
     table = inputs.rows.new_full((shape.num_offsets, len(outputs)), -1)
     back = inputs.rows.new_full((shape.num_offsets, len(inputs)), -1)
     _, own = _in_order(inputs)
@@ -287,7 +399,7 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
 def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:
     """Voxels of the finest level that an output spans; at least 1 after a transposed layer."""
     pairs = zip(stride, shape.stride, strict=True)
-    if shape.mode == "transposed":
+    if shape.transposed:
         return tuple(max(1, a // s) for a, s in pairs)
     return tuple(a * s for a, s in pairs)
 
@@ -405,11 +517,11 @@ def greedy_group(
             f"slots is a {type(slots).__name__}: it must be a list of counts, descending. "
             "Pass counts[offsets_active] of a map."
         )
-    counts = [_integer("an entry of slots", n) for n in slots]
+    counts = [integer("an entry of slots is", n, ". Pass 4, say.") for n in slots]
     limits = {"alignment": alignment, "max_group": max_group}
     limits |= {} if max_slots is None else {"max_slots": max_slots}
     for name, value in limits.items():
-        if _integer(name, value) < 1:
+        if integer(f"{name} is", value, ". Pass 4, say.") < 1:
             raise ShapeError(f"{name} is {value}: it must be at least 1. Pass {name}=4, say.")
     for place, (before, after) in enumerate(itertools.pairwise(counts)):
         if before < after:
@@ -498,15 +610,8 @@ def _entries(kernel_map: KernelMap | PairLists) -> tuple[Tensor, Tensor, Tensor]
     return offset, in_row, out_row
 
 
-def _integer(name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise DTypeError(f"{name} is {value!r}: it must be an integer. Pass 4, say.") from None
-
-
 def _check_entries(values: Tensor, limit: int, what: str, name: str) -> None:
-    _integer(name, limit)
+    integer(f"{name} is", limit, ". Pass 4, say.")
     if not values.numel():
         return
     low, high = (int(v) for v in values.aminmax())

@@ -13,8 +13,8 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import compiling, outside_graphs
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.voxels.grid import Size, axes_of, geometry
-from torchweft.voxels.maps.coordinates import Coordinates
-from torchweft.voxels.maps.kernel_map import KernelMap, Maps, mode_of
+from torchweft.voxels.maps.coordinates import Coordinates, check_same_device
+from torchweft.voxels.maps.kernel_map import KernelMap, Maps, given_outputs, mode_of
 
 __all__ = ["SparseTensor", "cat", "check_sparse", "kernel_map", "sparse_collate", "union"]
 
@@ -156,6 +156,48 @@ class SparseTensor:
         """On the CPU."""
         return self.to("cpu")
 
+    def find(self, queries: Tensor) -> Tensor:
+        """(M,) int32: the row of each voxel (M, 1 + d), −1 for one that does not exist.
+
+        The features of others: `tensor.F[tensor.find(other.C)]` where all exist.
+
+        Raises:
+            DTypeError, ShapeError, DeviceError: queries that are not integer rows (batch, s0, …) on
+                the tensor's device.
+        """
+        return self.coordinates.find(queries)
+
+    def prune(self, mask: Tensor) -> SparseTensor:
+        """The voxels where the mask is True, with their features, in the same order.
+
+        >>> x = SparseTensor(torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 4], [0, 7]]))
+        >>> x.prune(x.F[:, 0] > 1).C.tolist()
+        [[0, 7]]
+
+        Box, batch size and stride stay; maps are built anew.  Gradients flow to the kept rows.
+
+        Args:
+            mask: (N,) bool, on the tensor's device.
+
+        Raises:
+            DTypeError, ShapeError, DeviceError: a mask that is not so.
+        """
+        check_tensors(mask=mask)
+        if mask.dtype != torch.bool:
+            raise DTypeError(
+                f"mask is {mask.dtype}: it must be torch.bool, True where a voxel stays. Pass "
+                "mask.bool(), or scores > 0."
+            )
+        if tuple(mask.shape) != (len(self),):
+            raise ShapeError(
+                f"mask is {tuple(mask.shape)} but there are {len(self)} voxels: it must be "
+                f"({len(self)},). Pass one truth value a voxel, mask.squeeze(1) of a column."
+            )
+        check_same_device(self.coordinates, "mask", mask.device)
+        rows = mask.nonzero().squeeze(1)
+        kept = self.coordinates.select(rows)
+        return SparseTensor.on(self.feats.index_select(0, rows), kept, Maps())
+
     def dense(self) -> Tensor:
         """(batch, C, *spatial_shape), contiguous, 0 where there is no voxel, with gradients.
 
@@ -185,6 +227,9 @@ def kernel_map(
     dilation: Size = 1,
     submanifold: bool = True,
     transposed: bool = False,
+    *,
+    outputs: str = "torch",
+    coordinates: Tensor | Coordinates | None = None,
 ) -> KernelMap:
     """The map of a layer on a tensor's voxels, built once and cached with them.
 
@@ -196,13 +241,16 @@ def kernel_map(
         dilation: distance of neighbouring kernel positions.
         submanifold: whether the outputs are the inputs; else every voxel that a pair reaches.
         transposed: whether the map is that of torch's transposed convolution.
+        outputs: "torch" or "floor"; see `sparse_conv`.
+        coordinates: the output's voxels; see `sparse_conv`.
 
     Cost: one sort of the voxels, and ⌈K/2⌉ (submanifold, odd kernel) or K searches per voxel.
     """
     check_sparse(tensor)
-    mode = mode_of(submanifold, transposed)
+    mode = mode_of(submanifold, transposed, outputs)
     shape = geometry(tensor.dim, kernel_size, stride, padding, dilation, mode=mode)
-    return tensor.maps.get(tensor.coordinates, shape)
+    onto = given_outputs(tensor.coordinates, coordinates, shape)
+    return tensor.maps.get(tensor.coordinates, shape, onto=onto)
 
 
 def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
