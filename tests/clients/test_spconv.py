@@ -14,6 +14,7 @@ from torch import nn
 
 pytest.importorskip("spconv")
 from spconv import pytorch as original
+from spconv.pytorch.utils import PointToVoxel
 
 from tests import spconvs
 from tests.clients.agreement import assert_agree
@@ -146,3 +147,20 @@ def test_every_public_name_is_there():
                 continue
             with contextlib.suppress(NotImplementedError):  # which says the nearest way
                 getattr(ours, name)
+
+
+@pytest.mark.parametrize("max_voxels", [20, 4000])
+def test_points_to_voxels(max_voxels):
+    torch.manual_seed(0)
+    size = torch.tensor([0.5, 0.25, 1.0])
+    cells = torch.randint(-2, 12, (3000, 3))  # some are outside
+    places = (cells + 0.1 + 0.8 * torch.rand(3000, 3)) * size  # none is near a face
+    pc = torch.cat([places, torch.rand(3000, 2)], 1)
+    box = [0.0, 0.0, 0.0, 5.0, 2.5, 10.0]
+    given = size.tolist(), box, 5, max_voxels, 3
+    theirs, ours = PointToVoxel(*given), spconv.utils.PointToVoxel(*given)
+    results = zip(theirs.generate_voxel_with_id(pc), ours.generate_voxel_with_id(pc), strict=True)
+    for a, b in results:
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(b, a, rtol=0, atol=0)
+    assert list(theirs.grid_size) == ours.grid_size

@@ -17,10 +17,12 @@ from tests import spconvs
 from tests.clients.agreement import assert_agree
 from tests.clouds import DEVICE, same
 from tests.spconvs import dense_weight
+from torchweft.compat.cumm import tensorview
 from torchweft.compat.spconv import constants
 from torchweft.compat.spconv import pytorch as spconv
 from torchweft.compat.spconv.core import ConvAlgo
-from torchweft.errors import DTypeError, IndexRangeError, ShapeError
+from torchweft.compat.spconv.utils import Point2VoxelCPU3d
+from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.testing import assert_as_accurate, plain_error
 
 
@@ -560,3 +562,76 @@ def test_what_the_original_lacks_too_is_an_attribute_error():
         _ = spconv.Nothing
     with pytest.raises(ImportError):
         from torchweft.compat.spconv.utils import VoxelGeneratorV2  # noqa: F401 - of spconv 1
+
+
+BOX = {"vsize_xyz": [0.5, 0.25, 1.0], "coors_range_xyz": [-2, -1, 0, 2, 1, 3]}
+
+
+def points(count=400, seed=0):
+    torch.manual_seed(seed)
+    found = torch.rand(count, 4) * torch.tensor([5.0, 3.0, 4.0, 1.0]) - torch.tensor(
+        [2.5, 1.5, 0.5, 0.0]
+    )
+    found[7] = float("nan")
+    return found.to(DEVICE)
+
+
+def test_points_to_voxels_in_the_order_z_y_x():
+    cloud = points()
+    made = spconv.utils.PointToVoxel(
+        **BOX,
+        num_point_features=4,
+        max_num_voxels=100,
+        max_num_points_per_voxel=3,
+        device=torch.device(DEVICE),
+    )
+    assert made.grid_size == [3, 8, 8]
+    found, indices, counts, ids = made.generate_voxel_with_id(cloud)
+    assert found.shape == (100, 3, 4)
+    assert (indices.dtype, counts.dtype, ids.dtype) == (torch.int32, torch.int32, torch.int64)
+    filled = [0] * 100
+    for point, voxel in zip(cloud.tolist(), ids.tolist(), strict=True):
+        if voxel < 0:
+            continue
+        x, y, z = (point[0] + 2) // 0.5, (point[1] + 1) // 0.25, point[2] // 1
+        assert indices[voxel].tolist() == [z, y, x]
+        if filled[voxel] < 3:
+            assert found[voxel, filled[voxel]].tolist() == point
+            filled[voxel] += 1
+    assert counts.tolist() == filled
+    assert ids[7] == -1
+    for a, b in zip(made(cloud), (found, indices, counts), strict=True):
+        same(a, b)
+
+
+def test_generators_of_data_pipelines():
+    """As OpenPCDet's VoxelGeneratorWrapper builds and calls it."""
+    cloud = points().cpu()
+    sizes = {"max_num_points_per_voxel": 5, "max_num_voxels": 60}
+    made = Point2VoxelCPU3d(**BOX, num_point_features=4, **sizes)
+    found = made.point_to_voxel(tensorview.from_numpy(cloud.numpy()))
+    kept, indices, counts = (t.numpy() for t in found)
+    assert kept.shape == (60, 5, 4)
+    assert indices.max(0).tolist() == [2, 7, 7]
+    assert counts.min() >= 1
+
+
+POINT_ERRORS = {
+    r"empty_mean=True was given": (points, {"empty_mean": True}, NotImplementedError),
+    r"pc is \(400, 3\) but num_point_features is 4": (lambda: points()[:, :3], {}, ShapeError),
+    r"pc is on meta but PointToVoxel": (lambda: points().to("meta"), {}, DeviceError),
+}
+
+
+@pytest.mark.parametrize("text", POINT_ERRORS)
+def test_errors_of_points(text):
+    cloud, options, error = POINT_ERRORS[text]
+    made = spconv.utils.PointToVoxel(
+        **BOX,
+        num_point_features=4,
+        max_num_voxels=9,
+        max_num_points_per_voxel=3,
+        device=torch.device(DEVICE),
+    )
+    with pytest.raises(error, match=text):
+        made(cloud(), **options)
