@@ -6,6 +6,7 @@ written to, an inverse layer on the voxels of its input, the dense tensor not co
 
 import copy
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -334,6 +335,23 @@ def test_sequences():
     assert not spconv.modules.is_spconv_module(nn.ReLU())
     assert spconv.SparseSequential(spconv.ToDense())(x).shape == (2, 3, *spconvs.SHAPE)
     assert spconv.RemoveGrid()(x).grid is None
+
+
+def test_networks_are_copied_and_pickled():
+    net, x = seeded(spconvs.detector).eval(), sample()
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        same(other(x), net(x))
+    again = copy.deepcopy(x.replace_feature(x.features.detach()))
+    same(net(again), net(x))
+
+
+def test_autocast_computes_in_its_dtype():
+    net, x = spconvs.unet(spconv).to(DEVICE), sample(dtype=torch.float32)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        y = net(x)
+    assert y.features.dtype == torch.bfloat16
+    y.features.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in net.parameters())
 
 
 def test_norms_on_tensors_and_on_features():
