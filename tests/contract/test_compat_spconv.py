@@ -167,6 +167,19 @@ def test_indices_may_be_assigned(mode):
         assert len(layer(x).features) == 10
 
 
+def test_levels_count_their_versions_in_inference_mode():
+    """Else the host would compare the rows of every level at every layer."""
+    down = spconv.SparseConv3d(3, 2, 2, 2, indice_key="down").double().to(DEVICE)
+    with torch.inference_mode():
+        y = down(sample())
+        assert not y.indices.is_inference()
+        before = y.sparse().coordinates
+        assert y.sparse().coordinates is before is y.find_indice_pair("down").pairs.outputs
+        y.indices[:, 1:] += 1
+        y.spatial_shape = [n + 1 for n in y.spatial_shape]
+        assert y.sparse().coordinates is not before
+
+
 def test_layers_share_maps_of_one_indices_tensor():
     """Also where programs build a second tensor on it; with other voxels they share none."""
     x = sample()

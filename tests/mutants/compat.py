@@ -26,14 +26,14 @@ MUTANTS = [
     ),
     Mutant(
         "maps are kept though indices were written to",
-        "        return kept.version == version",
+        "        return self.version == indices._version",
         "        return True",
         SPCONV,
     ),
     Mutant(
         "rows of tensors of inference mode are not compared",
-        "if version is not None and kept is not None and kept.coordinates is coordinates:",
-        "if kept is not None and kept.coordinates is coordinates:",
+        "            return same_rows(self.coordinates.rows, indices)",
+        "            return True",
         SPCONV,
     ),
     Mutant(

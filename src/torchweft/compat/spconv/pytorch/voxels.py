@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -25,6 +26,12 @@ class _Kept(NamedTuple):
     box: tuple[int, ...]
     coordinates: Coordinates
 
+    def holds(self, indices: Tensor) -> bool:
+        """Whether nothing was written to the tensor since."""
+        if self.version is None:
+            return same_rows(self.coordinates.rows, indices)
+        return self.version == indices._version
+
 
 _kept = WeakTensorKeyDictionary()
 
@@ -32,7 +39,7 @@ _kept = WeakTensorKeyDictionary()
 def voxels_of(indices: Tensor, batch_size: int, spatial_shape: Sequence[int]) -> Coordinates:
     """The voxels of (N, 1 + d) indices in a box; those of before while nothing was written."""
     box, kept = (batch_size, *spatial_shape), _kept_of(indices)
-    if kept is not None and kept.box == box and are_rows_of(kept.coordinates, indices):
+    if kept is not None and kept.box == box and kept.holds(indices):
         return kept.coordinates
     found = Coordinates(indices, spatial_shape, batch_size)
     _kept[indices] = _Kept(_version(indices), box, found)
@@ -41,7 +48,8 @@ def voxels_of(indices: Tensor, batch_size: int, spatial_shape: Sequence[int]) ->
 
 def rows_of(coordinates: Coordinates) -> Tensor:
     """A copy of the voxels as indices, whose `voxels_of` are these until they are written to."""
-    indices = coordinates.rows.clone()
+    with torch.inference_mode(False):  # a tensor that counts its versions
+        indices = coordinates.rows.clone()
     box = (coordinates.batch_size, *coordinates.spatial_shape)
     _kept[indices] = _Kept(_version(indices), box, coordinates)
     return indices
@@ -49,9 +57,9 @@ def rows_of(coordinates: Coordinates) -> Tensor:
 
 def are_rows_of(coordinates: Coordinates, indices: Tensor) -> bool:
     """Whether indices are these voxels, row by row; the host waits unless it knows."""
-    kept, version = _kept_of(indices), _version(indices)
-    if version is not None and kept is not None and kept.coordinates is coordinates:
-        return kept.version == version
+    kept = _kept_of(indices)
+    if kept is not None and kept.coordinates is coordinates:
+        return kept.holds(indices)
     return same_rows(coordinates.rows, indices)
 
 
