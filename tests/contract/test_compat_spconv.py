@@ -7,6 +7,7 @@ written to, an inverse layer on the voxels of its input, the dense tensor not co
 import copy
 import io
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -185,10 +186,21 @@ def test_layers_share_maps_of_one_indices_tensor():
     x = sample()
     again = spconv.SparseConvTensor(x.features, x.indices, x.spatial_shape, x.batch_size)
     wider = spconv.SparseConvTensor(x.features, x.indices, [16, 16, 16], x.batch_size)
-    assert again.sparse().coordinates is x.sparse().coordinates
+    assert x.sparse().coordinates is again.sparse().coordinates
     assert wider.sparse().coordinates is not x.sparse().coordinates
     y = spconv.SparseConv3d(3, 2, 2, 2, indice_key="down").double().to(DEVICE)(x)
     assert y.sparse().coordinates is y.find_indice_pair("down").pairs.outputs
+
+
+def test_indices_that_a_program_collects_keep_no_maps():
+    x = sample()
+    y = spconv.SparseConv3d(3, 2, 2, 2).double().to(DEVICE)(x)
+    assert y.sparse().coordinates is y.replace_feature(y.features).sparse().coordinates
+    collected = [x.indices, y.indices]
+    kept = [weakref.ref(t.sparse().coordinates) for t in (x, y)]
+    del x, y
+    assert [reference() for reference in kept] == [None, None]
+    assert len(collected[0]) > len(collected[1])
 
 
 def test_an_inverse_layer_writes_the_inputs_voxels():
@@ -348,6 +360,19 @@ def test_sequences():
     assert not spconv.modules.is_spconv_module(nn.ReLU())
     assert spconv.SparseSequential(spconv.ToDense())(x).shape == (2, 3, *spconvs.SHAPE)
     assert spconv.RemoveGrid()(x).grid is None
+
+
+def test_a_programs_own_loader_sees_versions(monkeypatch):
+    """As mmdet3d sets them, so that it permutes weights of older checkpoints only."""
+    monkeypatch.setattr(spconv.SparseModule, "_version", 2, raising=False)
+    state = spconvs.unet(spconv).state_dict()
+    assert state._metadata["conv_input.0"] == {"version": 2}
+    seen = []
+    monkeypatch.setattr(
+        spconv.SparseModule, "_load_from_state_dict", lambda self, *args: seen.append(args[2])
+    )
+    spconvs.unet(spconv).load_state_dict(state)
+    assert all(metadata["version"] == 2 for metadata in seen)
 
 
 def test_networks_are_copied_and_pickled():

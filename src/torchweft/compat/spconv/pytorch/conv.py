@@ -189,6 +189,7 @@ class SparseConvolution(WindowModule):
         )
         outputs = input.replace_feature(found.feats)
         outputs.indices, outputs.spatial_shape = data.indices, list(data.spatial_shape)
+        outputs.kept = data.pairs.inputs
         outputs.indice_dict = input.indice_dict.copy()
         return outputs
 

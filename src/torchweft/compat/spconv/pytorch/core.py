@@ -14,6 +14,7 @@ from torchweft.compat.lacking import lacking
 from torchweft.compat.spconv.core import ConvAlgo
 from torchweft.compat.spconv.pytorch.voxels import rows_of, same_rows, voxels_of
 from torchweft.errors import DTypeError, ShapeError
+from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 
 __all__ = [
@@ -118,6 +119,7 @@ class SparseConvTensor:
         self.indice_dict = {} if indice_dict is None else indice_dict
         self.grid, self.voxel_num, self.force_algo = grid, voxel_num, force_algo
         self.benchmark, self.benchmark_record = benchmark, dict[str, Any]()
+        self.kept: Coordinates | None = None  # the voxels of indices, with their maps
 
     def __repr__(self) -> str:
         return f"SparseConvTensor[shape={self._features.shape}]"
@@ -158,8 +160,8 @@ class SparseConvTensor:
             ShapeError: features and indices have different numbers of rows.
             IndexRangeError: a voxel outside of the box.
         """
-        coordinates = voxels_of(self.indices, self.batch_size, self.spatial_shape)
-        return voxels.SparseTensor.on(self._features, coordinates, Maps())
+        self.kept = voxels_of(self.indices, self.batch_size, self.spatial_shape)
+        return voxels.SparseTensor.on(self._features, self.kept, Maps())
 
     def dense(self, channels_first: bool = True) -> Tensor:
         """(batch, C, *spatial_shape), or the channels last; contiguous."""
@@ -218,6 +220,7 @@ def written(
     data = IndiceData(layer, inputs, pairs)
     if not data.is_subm:
         outputs.indices = data.out_indices = rows_of(found.coordinates)
+        outputs.kept = found.coordinates
         outputs.spatial_shape = data.out_spatial_shape = list(found.spatial_shape)
     if layer.indice_key is not None:
         outputs.indice_dict[layer.indice_key] = data

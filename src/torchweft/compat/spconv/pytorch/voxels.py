@@ -1,12 +1,16 @@
 """The voxels of an `indices` tensor: sorted once, found by the tensor's identity and version.
 
-Programs assign `.indices` and write to them in place.  Tables are therefore kept with the tensor
+Programs assign `.indices` and write to them in place.  Voxels are therefore those of a tensor
 object, and only while its version counter, which every write increments, stays the same.  A tensor
 made in inference mode has no counter: its rows are compared.
+
+SparseConvTensor and IndiceData keep voxels, and with these their maps; an `indices` tensor does
+not: a program that collects the indices of many frames keeps no maps.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,12 +28,17 @@ class _Kept(NamedTuple):
 
     version: int | None
     box: tuple[int, ...]
-    coordinates: Coordinates
+    weak: weakref.ref[Coordinates]
 
-    def holds(self, indices: Tensor) -> bool:
+    def coordinates_for(self, indices: Tensor) -> Coordinates | None:
+        """The voxels, if somebody keeps them and nothing was written to the tensor since."""
+        found = self.weak()
+        return found if found is not None and self.holds(found, indices) else None
+
+    def holds(self, coordinates: Coordinates, indices: Tensor) -> bool:
         """Whether nothing was written to the tensor since."""
         if self.version is None:
-            return same_rows(self.coordinates.rows, indices)
+            return same_rows(coordinates.rows, indices)
         return self.version == indices._version
 
 
@@ -39,10 +48,11 @@ _kept = WeakTensorKeyDictionary()
 def voxels_of(indices: Tensor, batch_size: int, spatial_shape: Sequence[int]) -> Coordinates:
     """The voxels of (N, 1 + d) indices in a box; those of before while nothing was written."""
     box, kept = (batch_size, *spatial_shape), _kept_of(indices)
-    if kept is not None and kept.box == box and kept.holds(indices):
-        return kept.coordinates
+    known = None if kept is None or kept.box != box else kept.coordinates_for(indices)
+    if known is not None:
+        return known
     found = Coordinates(indices, spatial_shape, batch_size)
-    _kept[indices] = _Kept(_version(indices), box, found)
+    _kept[indices] = _Kept(_version(indices), box, weakref.ref(found))
     return found
 
 
@@ -51,15 +61,15 @@ def rows_of(coordinates: Coordinates) -> Tensor:
     with torch.inference_mode(False):  # a tensor that counts its versions
         indices = coordinates.rows.clone()
     box = (coordinates.batch_size, *coordinates.spatial_shape)
-    _kept[indices] = _Kept(_version(indices), box, coordinates)
+    _kept[indices] = _Kept(_version(indices), box, weakref.ref(coordinates))
     return indices
 
 
 def are_rows_of(coordinates: Coordinates, indices: Tensor) -> bool:
     """Whether indices are these voxels, row by row; the host waits unless it knows."""
     kept = _kept_of(indices)
-    if kept is not None and kept.coordinates is coordinates:
-        return kept.holds(indices)
+    if kept is not None and kept.weak() is coordinates:
+        return kept.holds(coordinates, indices)
     return same_rows(coordinates.rows, indices)
 
 
