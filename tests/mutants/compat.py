@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     Mutant(
         "rows of tensors of inference mode are not compared",
-        "            return same_rows(self.coordinates.rows, indices)",
+        "            return same_rows(coordinates.rows, indices)",
         "            return True",
         SPCONV,
     ),
