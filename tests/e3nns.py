@@ -3,9 +3,8 @@
 e3nn's constants have the default dtype of the moment of building, so it is set while it builds.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from torchweft import o3
+from torchweft.core.default_dtype import default_dtype
 from torchweft.testing.contract import Case
 
-__all__ = ["OURS", "THEIRS", "Forced", "Names", "Twin", "alike", "case", "default_dtype"]
+__all__ = ["OURS", "THEIRS", "Forced", "Names", "Twin", "alike", "case"]
 
 Shape = tuple[int, ...]
 FACTORS = 8
@@ -92,17 +92,6 @@ def case(name: str, twin: Twin) -> Case:
     )
     bounded = {"polynomial": twin.magnitude is not None, "magnitude": twin.magnitude}
     return Case(name, ours.call, theirs.call, inputs, factors=FACTORS, neighbours=256, **bounded)
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """As torch's default dtype."""
-    old = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(old)
 
 
 class _Built:

@@ -1,12 +1,15 @@
 """A recorder for tests without a GPU: a replay runs the function again in the same memory."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from torchweft.capturing.functions import CapturedFunction
 from torchweft.capturing.graphs import waits_are_named
+from torchweft.o3.dynamics import recording
 
 
 class Executed:
@@ -43,3 +46,19 @@ def captured(
     """What `torchweft.capture` returns on a GPU, and its recorder."""
     recorder = Executed()
     return CapturedFunction(function, examples, sizes, recorder), recorder
+
+
+@contextlib.contextmanager
+def structures_recorded(recorded: bool = True) -> Iterator[list[Executed]]:
+    """Inside, calculators record potentials as on a GPU, or none; the recorders, as they come."""
+    made: list[Executed] = []
+
+    def capture(function: Any, *examples: Any, sizes: Any) -> CapturedFunction:
+        run, recorder = captured(function, *examples, sizes=sizes)
+        made.append(recorder)
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording, "capture", capture)
+        patch.setattr(recording, "_is_recorded", lambda s: recorded and len(s.species) > 0)
+        yield made

@@ -14,10 +14,9 @@ MACE's own are compiled by Inductor too, which takes many minutes on a processor
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ import torchweft
 from benchmarks.harness.case import Candidate, Case, Workload
 from benchmarks.workloads.recipes import DTYPE, Random
 from torchweft import o3
+from torchweft.core.default_dtype import default_dtype
 from torchweft.errors import BackendError
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "compiled",
     "mace_model",
     "potential_cases",
+    "structures_of",
 ]
 
 FORCES, TRAINING = "forces", "training step with Adam"
@@ -68,6 +69,7 @@ class Settings(NamedTuple):
     hidden: str = "128x0e+128x1o"
     lmax: int = 3
     correlation: int = 3
+    pair_repulsion: bool = False
 
 
 TABLE = Settings()
@@ -138,7 +140,7 @@ def compiled(convert: Convert = lambda model: model) -> Convert:
 
         device = next(model.parameters()).device
         preparing.configure_autograd_for_compile()
-        with preparing.disable_e3nn_codegen(), _default_dtype(torch.float64):
+        with preparing.disable_e3nn_codegen(), default_dtype(torch.float64):
             plain = extract_model(model.double(), map_location=device)
         simple = preparing.simplify(convert(plain.to(DTYPE)))
         return torch.compile(simple)  # type: ignore[no-any-return]
@@ -152,7 +154,7 @@ def _workload(
     if batch:
         some = structures._fields[0 if structures.side else 1]
         structures = structures._replace(**{some: batch})
-    atoms = _atoms(structures)
+    atoms = structures_of(structures)
     given = as_given(atoms, structures.elements, device)
     exact = copy.deepcopy(mace_model(settings, structures.elements)).to(device)
     model = copy.deepcopy(exact).to(DTYPE)
@@ -180,8 +182,8 @@ def _workload(
     )  # fmt: skip
 
 
-def _atoms(structures: Structures) -> list[Any]:
-    """ASE's, always the same."""
+def structures_of(structures: Structures) -> list[Any]:
+    """Of ASE, always the same."""
     try:
         from ase.build import bulk, molecule
     except ImportError as error:
@@ -236,7 +238,7 @@ def mace_model(settings: Settings, elements: tuple[int, ...]) -> nn.Module:
 
     block = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
     torch.manual_seed(0)
-    with _default_dtype(torch.float64):
+    with default_dtype(torch.float64):
         model: nn.Module = modules.ScaleShiftMACE(
             r_max=R_MAX, num_bessel=8, num_polynomial_cutoff=5, max_ell=settings.lmax,
             interaction_cls=block, interaction_cls_first=block, num_interactions=2,
@@ -245,21 +247,12 @@ def mace_model(settings: Settings, elements: tuple[int, ...]) -> nn.Module:
             atomic_energies=np.zeros(len(elements)), avg_num_neighbors=28.0,
             atomic_numbers=list(elements), correlation=settings.correlation,
             atomic_inter_scale=1.0, atomic_inter_shift=0.0,
+            pair_repulsion=settings.pair_repulsion,
         )  # fmt: skip
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(DTYPE))
     return model
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _as(given: Given, dtype: torch.dtype) -> Given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.cases import (
     channelwise,
     clifford,
+    edge_vectors,
     instructed,
     o3,
     products,
@@ -26,6 +27,7 @@ def suites() -> dict[str, Suite]:
             o3.suite(),
             channelwise.suite(),
             instructed.suite(),
+            edge_vectors.suite(),
             radial_linear.suite(),
             symmetric.suite(),
         ),

@@ -1,13 +1,22 @@
 """A converted model beside its original: the same numbers, in fewer operations."""
 
 import collections
-import contextlib
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["assert_agree", "default_dtype", "names_of", "operations", "properties", "trained"]
+from torchweft.core.default_dtype import default_dtype
+
+__all__ = [
+    "assert_agree",
+    "counted",
+    "default_dtype",
+    "names_of",
+    "operations",
+    "properties",
+    "trained",
+]
 
 VIEWS = {"view", "_unsafe_view", "expand", "select", "slice", "unsqueeze", "squeeze", "permute"}
 VIEWS |= {"transpose", "t", "unbind", "split", "split_with_sizes", "alias", "detach", "as_strided"}
@@ -60,6 +69,11 @@ def properties(atoms, calculator):
 
 def operations(function):
     """The number of torch's operations of a call, without views."""
+    return counted(function).total()
+
+
+def counted(function):
+    """How often a call uses each of torch's operations but views."""
     counts = collections.Counter()
 
     class Counting(TorchDispatchMode):
@@ -72,19 +86,9 @@ def operations(function):
     function()  # tables are made once
     with Counting():
         function()
-    return counts.total()
+    return counts
 
 
 def names_of(model, package):
     """The modules of a package in a model."""
     return [n for n, m in model.named_modules() if type(m).__module__.startswith(package)]
-
-
-@contextlib.contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -15,8 +15,9 @@ from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborList
 from nequip.model import NequIPGNNModel
 from nequip.utils.global_state import set_global_state
 
-from tests.clients.agreement import properties
+from tests.clients.agreement import assert_agree, properties
 from tests.clients.maces import rattled
+from tests.recorders import structures_recorded
 from torchweft import o3
 from torchweft.errors import DTypeError, ShapeError
 
@@ -71,6 +72,25 @@ def test_numbers_are_those_of_nequips_calculator(name, convert):
         for value, noisy, best in zip(properties(atoms, ours), plain, exact, strict=True):
             noise = float((noisy - best).abs().max())
             assert float((value - best).abs().max()) <= 4 * precision * noise
+
+
+@pytest.mark.parametrize("convert", [True, False], ids=["converted", "as it is"])
+def test_steps_of_a_recorded_model(convert):
+    """As on a GPU, with room for edges: the numbers of the model without, and one record."""
+    calculator, plain = (
+        o3.calculator(o3.from_nequip(nequip()) if convert else nequip()) for _ in range(2)
+    )
+    with structures_recorded() as made:
+        for seed in range(4):
+            atoms = structures()["solid"]
+            atoms.rattle(0.02, seed=seed)
+            found = properties(atoms, calculator)
+            with structures_recorded(False):
+                exact = properties(atoms, plain)
+            rounded = properties(atoms, nequips_own("float32"))
+            names = ("energy", "forces", "stress")
+            assert_agree(*(dict(zip(names, t, strict=True)) for t in (found, exact, rounded)))
+    assert [(r.rehearsals, r.records, r.replays) for r in made] == [(1, 1, 2)]
 
 
 def test_another_dtype_than_it_was_built_in():

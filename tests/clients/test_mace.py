@@ -5,7 +5,6 @@ Seen red with: rows that are read in the other order of components, elements of 
 cutoff of another degree, one couplings' table rounded, a network with its last matrix left out.
 """
 
-import contextlib
 import copy
 import io
 
@@ -21,6 +20,7 @@ from mace import data, modules
 from mace.tools import AtomicNumberTable, torch_geometric
 
 from torchweft import o3
+from torchweft.core.default_dtype import default_dtype
 from torchweft.errors import BackendError
 
 DOUBLE = torch.float64
@@ -95,14 +95,6 @@ def original(
         return getattr(modules, kind)(**own).to(dtype)
 
 
-@contextlib.contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    yield
-    torch.set_default_dtype(before)
-
-
 def batch(dtype=DOUBLE, heads=1):
     """A rattled crystal and a molecule."""
     crystal = bulk("Si", "diamond", a=5.43, cubic=True)
@@ -144,7 +136,7 @@ def assert_agree(found, exact, rounded, dtype=DOUBLE):
     """
     assert found.keys() == exact.keys()
     unit = torch.finfo(dtype).eps
-    largest = max(float(v.abs().max()) for k, v in exact.items() if "." in k)
+    largest = max((float(v.abs().max()) for k, v in exact.items() if "." in k), default=0.0)
     for name, value in exact.items():
         if value.numel():
             noise = unit / torch.finfo(torch.float32).eps * (rounded[name] - value).abs().max()
@@ -207,6 +199,45 @@ def test_a_force_call_takes_two_fifths_of_the_operations():
             model(given)
         counts.append(counted.count)
     assert counts[1] <= 0.4 * counts[0]
+
+
+RADIAL = {
+    "as it is": ({}, "RadialBasis"),
+    "cutoff apart": ({"apply_cutoff": False}, None),
+    "other lengths": (REPULSION, None),
+    "other functions": (GAUSSIANS, None),
+    "trained frequencies": ({}, None),
+}
+
+
+@pytest.mark.parametrize("name", RADIAL)
+def test_a_radial_embedding_is_one_function_where_it_is_a_product(name):
+    """Seen red with: a cutoff of another degree, lengths that are transformed taken as they are."""
+    settings, kind = RADIAL[name]
+    model = original(**settings)
+    if name == "trained frequencies":
+        bessel = model.radial_embedding.bessel_fn
+        bessel.register_parameter(
+            "bessel_weights", torch.nn.Parameter(bessel._buffers.pop("bessel_weights"))
+        )
+    given = batch()
+    lengths = torch.linspace(0.5, 1.1 * R_MAX, given["edge_index"].shape[1], dtype=DOUBLE)[:, None]
+    rest = given["node_attrs"], given["edge_index"], model.atomic_numbers
+    exact = model.radial_embedding(lengths, *rest)
+    single = (t.float() if t.is_floating_point() else t for t in (lengths, *rest))
+    rounded = copy.deepcopy(model.radial_embedding).float()(*single)
+    state = model.state_dict()
+    o3.from_mace(model)
+    found = model.radial_embedding(lengths, *rest)
+    names = [
+        name for name, value in zip(("radial", "cutoff"), exact, strict=True) if value is not None
+    ]
+    assert [value is None for value in found] == [value is None for value in exact]
+    assert_agree(*(dict(zip(names, values, strict=False)) for values in (found, exact, rounded)))
+    basis = getattr(model.radial_embedding, "basis", None)
+    assert (type(basis).__name__ if basis else None) == kind
+    assert o3.to_e3nn(model).keys() == state.keys()
+    model.load_state_dict(state, strict=True)
 
 
 def test_the_graph_is_made_once_a_call(monkeypatch):

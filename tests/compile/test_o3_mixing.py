@@ -78,6 +78,31 @@ def test_shared_weights(name: str, result: str, check: Check) -> None:
     check(build(*of, "fp32", cores=True), f"{name}, {result}", "sm_90")
 
 
+@pytest.mark.parametrize("tile", launch.DIRECT_TILES)
+@pytest.mark.parametrize("result", ["z", "t"])
+@pytest.mark.parametrize("name", MIXINGS)
+def test_shared_weights_as_they_are(name: str, result: str, tile: Tile, check: Check) -> None:
+    source = generator.direct_source(MIXINGS[name](), result, 2)
+    case = f"{name}, {result}, as they are, {tile.blocks[0]} rows"
+    check(build("direct", source, tile, "fp32", cores=True), case, "sm_90")
+
+
+@pytest.mark.parametrize("name", MIXINGS)
+@pytest.mark.parametrize("elements", [None, 5])
+def test_gradients_of_few_rows(name: str, elements: int | None, check: Check) -> None:
+    source = generator.whole_outer_source(MIXINGS[name](), 2, elements)
+    kinds = f", {elements} kinds" if elements else ""
+    built = build("whole_outer", source, launch.WHOLE_OUTER_TILE, "fp32", cores=True)
+    check(built, f"{name}, w, few rows{kinds}", "sm_90")
+
+
+@pytest.mark.parametrize("result", ["z", "t"])
+def test_weights_inside_as_they_are(result: str, check: Check) -> None:
+    source = generator.direct_source(linear("ir_mul"), result, 2, 5, True)
+    built = build("direct", source, launch.DIRECT_TILES[0], "fp32", cores=True)
+    check(built, f"kinds inside, {result}, as they are", "sm_90")
+
+
 @pytest.mark.parametrize("result", ["z", "t", "w"])
 def test_weights_by_kind(result: str, check: Check) -> None:
     mixing = linear("ir_mul")

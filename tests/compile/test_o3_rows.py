@@ -16,14 +16,14 @@ from torchweft import o3
 from torchweft.core.expressions.program import Program
 from torchweft.core.printing.kernel import Frame
 from torchweft.core.printing.modules import printed
-from torchweft.o3.pointwise import (
-    ROW_WARPS,
-    PointwiseKernelSpec,
+from torchweft.o3.pointwise import ROW_WARPS, PointwiseKernelSpec, source
+from torchweft.o3.row_programs import (
+    activation_key,
     bessel_key,
     cutoff_key,
     harmonics_key,
+    radial_basis_key,
     row_program,
-    source,
 )
 from torchweft.o3.symmetric.program import weight_gradients, weight_program
 from torchweft.testing.compiler import Build, compile_for
@@ -33,7 +33,10 @@ FUNCTIONS = {
     "harmonics to 3": harmonics_key(range(4), True, "component"),
     "harmonics to 6": harmonics_key(range(7), True, "component"),
     "cutoff": cutoff_key(5.0, 6),
+    "silu": activation_key("silu", 0.35, 0.21),
+    "tanh": activation_key("tanh", 0.35, 0.21),
 }
+WAVES = {"bessel": bessel_key(5.0, 8), "radial basis": radial_basis_key(5.0, 8, 5)}
 CASES = {
     f"{function}, {order}, {dtype}, {target}": (function, order, dtype, target)
     for function, orders, dtype, target in (
@@ -43,6 +46,10 @@ CASES = {
         ("harmonics to 6", tuple(ORDERS), "fp32", "sm_90"),
         ("cutoff", tuple(ORDERS), "fp32", "sm_90"),
         ("cutoff", ("backward",), "bf16", "sm_80"),
+        ("silu", tuple(ORDERS), "fp32", "sm_90"),
+        ("silu", ("backward",), "bf16", "gfx942"),
+        ("tanh", ("forward",), "fp64", "sm_90"),
+        ("tanh", ("second order",), "fp32", "sm_90"),
     )
     for order in orders
 }
@@ -57,9 +64,10 @@ def test_functions(name: str, check: Check) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_waves_compile(order: str, dtype: str) -> None:
+@pytest.mark.parametrize("function", WAVES)
+def test_waves_compile(function: str, order: str, dtype: str) -> None:
     """Without a snapshot: for huge angles sin and cos have an array, which counts as spills."""
-    program = row_program(bessel_key(5.0, 8) + ORDERS[order])
+    program = row_program(WAVES[function] + ORDERS[order])
     compile_for(build(program, 1, dtype, "sm_90"), "sm_90")
 
 

@@ -155,6 +155,8 @@ LAYERS = {
     "harmonics": lambda: (o3.SphericalHarmonics("0e+1o+2e", True), (rows(3, 0),)),
     "bessel": lambda: (o3.BesselBasis(2.0, 3), (rows(1, 0).abs(),)),
     "cutoff": lambda: (o3.PolynomialCutoff(2.0), (rows(1, 0)[:, 0].abs(),)),
+    "radial basis": lambda: (o3.RadialBasis(2.0, 3), (rows(1, 0).abs(),)),
+    "activation": lambda: (o3.normalize2mom(torch.tanh), (rows(3, 0),)),
     "contraction": contraction,
 }
 

@@ -15,6 +15,7 @@ from tests.maces import dense
 from torchweft import o3
 from torchweft.core.recorded import Run
 from torchweft.errors import DTypeError, ShapeError
+from torchweft.o3.adapters import interactions
 from torchweft.o3.adapters.model_call import Call
 from torchweft.testing import assert_as_accurate, assert_within_bound
 
@@ -262,7 +263,7 @@ def test_elements_are_chosen_where_they_are_one_hot():
     model = torch.nn.Sequential(named("mace", Skip, "InteractionBlock")(6))
     model = o3.from_mace(model)[0].double()
     product, chosen = model.skip_tp, []
-    product.call.element = lambda attributes, find=product.call.element: (
+    product.call.elements = lambda attributes, find=product.call.elements: (
         chosen.append(find(attributes)) or chosen[-1]
     )
     x, element = torch.randn(7, 16, dtype=torch.float64), torch.tensor([0, 5, 2, 2, 1, 0, 5])
@@ -279,7 +280,7 @@ def test_elements_are_chosen_where_they_are_one_hot():
     attributes_.copy_(attributes.flip(0))  # in place
     exact = plain(x, attributes_).detach()
     assert_within_bound(product(x, attributes_), exact, size, 24)
-    assert chosen[-1].tolist() == element.flip(0).tolist()
+    assert chosen[-1].element.tolist() == element.flip(0).tolist()
     leaf = attributes.requires_grad_()
     (found,) = torch.autograd.grad(product(x, leaf).sum(), leaf)
     (exact,) = torch.autograd.grad(plain(x, leaf).sum(), leaf)
@@ -299,9 +300,64 @@ def test_compiled(kind, adapt):
     assert_as_accurate(compiled(*inputs(), EDGES), exact, noise + noise.max())
 
 
-def test_elements_are_not_read_in_a_run_that_a_graph_replays():
-    attributes = torch.eye(3, dtype=torch.float64)
-    call = Call()
-    assert call.element(attributes) is not None
+def test_elements_are_not_read_in_a_run_that_a_graph_replays(monkeypatch):
+    """Seen red with: the content of the last call taken for that of the replay."""
+    call, attributes = Call(), torch.eye(3, dtype=torch.float64)
     with Run():
-        assert call.element(attributes) is None
+        assert call.elements(attributes) is None  # nothing is known of them
+    assert call.elements(attributes).element.tolist() == [0, 1, 2]
+    shown = monkeypatch.setattr
+    for name in ("item", "tolist", "__bool__", "__int__", "nonzero", "cpu"):
+        shown(torch.Tensor, name, lambda *args, name=name: pytest.fail(f"the run reads: {name}"))
+    with Run():
+        nodes = call.elements(attributes.flip(0))
+    monkeypatch.undo()
+    assert nodes.element.tolist() == [2, 1, 0]
+    assert nodes.scale.flatten().tolist() == [1, 1, 1]
+    call.elements(attributes + 1)
+    with Run():
+        assert call.elements(attributes) is None  # mixtures may come again
+
+
+def mapped_by_element():
+    made = o3.from_mace(torch.nn.Sequential(named("mace", Skip, "InteractionBlock")(2)))
+    return made[0].skip_tp, torch.randn(6, 16)
+
+
+def contracted_by_element():
+    return o3.from_mace(MaceModel()).contraction, torch.randn(6, 4, 4)
+
+
+@pytest.mark.parametrize("make", [mapped_by_element, contracted_by_element])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_record_of_one_hot_rows_scales_rows_of_one_number_and_has_nan_for_mixtures(make, dtype):
+    """Seen red with: the first of two numbers taken alone, the number left out, NaN in all rows.
+
+    Where no kernel maps by element, as on the CPU, a record multiplies by the attributes.
+    """
+    torch.manual_seed(0)
+    layer, x = make()
+    layer, x = layer.to(dtype), x.to(dtype)
+    attributes = torch.eye(2, dtype=dtype)[[0, 1, 1, 0, 1, 0]]
+    layer(x, attributes)
+    rows = attributes * torch.tensor([1, 1, 0, 3, -1, 1], dtype=dtype)[:, None]
+    rows[5] = 0.5
+    exact = copy.deepcopy(layer).double()
+    exact.call = Call()
+    exact = exact(x.double(), rows.double()).detach()
+    with Run():
+        found = layer(x, rows).detach()
+    chosen = make is contracted_by_element  # test_o3_mixing.py tells of maps on a GPU
+    assert found[4:].isnan().all() == chosen
+    known = slice(4 if chosen else None)
+    assert_within_bound(found[known], exact[known], exact.abs().max().expand_as(exact[known]), 24)
+
+
+def test_weights_by_element_are_read_as_they_are(monkeypatch):
+    """Seen red with: matrices of the elements that are copied and scaled in every call."""
+    layer, x = mapped_by_element()
+    given, mix = [], interactions.mix
+    monkeypatch.setattr(interactions, "mix", lambda *a, **k: given.append(a[2]) or mix(*a, **k))
+    layer(x, torch.eye(2)[[0, 1, 1, 0, 1, 0]])
+    assert len(given) == 1
+    assert given[0] is layer.weight

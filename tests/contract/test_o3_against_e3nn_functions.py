@@ -20,9 +20,10 @@ import torch
 from tests.conftest import INTERPRETED
 from tests.contract.test_o3_against_e3nn import LAYERS, SETTING
 from tests.contract.test_o3_against_e3nn_names import NAMES
-from tests.e3nns import OURS, THEIRS, Twin, alike, case, default_dtype
+from tests.e3nns import OURS, THEIRS, Twin, alike, case
 from tests.maces import contraction
 from torchweft import o3
+from torchweft.core.default_dtype import default_dtype
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import check_values
 
@@ -420,6 +421,7 @@ UNLIKE = {
     "LayerNorm": "e3nn has none; test_o3_norms",
     "NeighbourList": "e3nn takes edges; test_o3_neighbours",
     "PolynomialCutoff": "e3nn has none; test_o3_radial",
+    "RadialBasis": "e3nn has none; test_o3_radial",
     "calculator": "of whole potentials; test_o3_calculator",
     "check": "of converted models; tests/clients/test_check",
     "from_allegro": "of models of Allegro; tests/clients/test_allegro",

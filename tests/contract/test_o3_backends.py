@@ -210,6 +210,7 @@ ROWS = {
     ),
     "BesselBasis": (lambda **o: o3.BesselBasis(5.0, **o), 1),
     "PolynomialCutoff": (lambda **o: o3.PolynomialCutoff(5.0, **o), 1),
+    "RadialBasis": (lambda **o: o3.RadialBasis(5.0, **o), 1),
 }
 
 

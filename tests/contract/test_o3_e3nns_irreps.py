@@ -110,7 +110,7 @@ def test_no_layer_of_irreps_is_left_out():
         "ToS2Grid",
     }
     of_numbers = {"BesselBasis", "FullyConnectedNet", "Legendre", "PolynomialCutoff"}
-    of_numbers |= {"SphericalHarmonicsAlphaBeta"}
+    of_numbers |= {"RadialBasis", "SphericalHarmonicsAlphaBeta"}
     others = {"Graph", "Instruction", "NeighbourList"}
     without = irreps | of_degrees | of_numbers | others
     assert LAYERS.keys() | without == {name for name in o3.__all__ if name[0].isupper()}

@@ -16,6 +16,8 @@ from torchweft.o3.layers.networks import MOMENT_SAMPLES
 from torchweft.testing import assert_o3_equivariant, assert_within_bound
 from torchweft.testing.contract import assert_same_bits
 
+pytestmark = pytest.mark.kernels
+
 DOUBLE = torch.float64
 
 CONSTANTS = {

@@ -194,5 +194,5 @@ def test_no_rows():
 def test_radial_functions_stay_in_torch():
     """Loops know no waves."""
     r = vectors(SINGLE).norm(dim=-1, keepdim=True)
-    for function in (o3.BesselBasis(5.0), o3.PolynomialCutoff(5.0)):
+    for function in (o3.BesselBasis(5.0), o3.PolynomialCutoff(5.0), o3.RadialBasis(5.0)):
         assert launched(function, r) == []

@@ -2,12 +2,14 @@
 
 Counted are calls of torchweft's own functions, which no other process disturbs; nothing runs on a
 GPU. Seen red with: harmonics, contractions and linear maps that are not settled, weights of
-couplings made by torch, kernels looked up one by one.  Of gradients' kernels: begun by the
+couplings made by torch, kernels looked up one by one; matrices multiplied by a number, activations
+by torch.  Of gradients' kernels: begun by the
 gradients, and in a call that nobody differentiates.
 """
 
 import os
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -106,12 +108,24 @@ def convolution():
     return lambda: layer(x, y, weight, graph)
 
 
+def network():
+    net, x = o3.FullyConnectedNet([8, 16, 16, 5], torch.nn.functional.silu), torch.randn(EDGES, 8)
+    return lambda: net(x)
+
+
+def radial_basis():
+    basis, r = o3.RadialBasis(5.0), torch.rand(EDGES, 1)
+    return lambda: basis(r)
+
+
 LAYERS = {
+    "network": (network, ["rows", "rows"], 61),
+    "radial basis": (radial_basis, ["rows"], 18),
     "harmonics": (harmonics, ["rows"], 18),
     "harmonics by name": (harmonics_by_name, ["rows"], 18),
     "harmonics of many sizes": (harmonics_of_many_sizes, ["rows"], 18),
-    "linear": (linear, ["mixing_prepare", "mixing_product"], 22),
-    "by element": (by_element, ["mixing_prepare", "mixing_product"], 28),
+    "linear": (linear, ["mixing_direct"], 22),
+    "by element": (by_element, ["mixing_direct"], 28),
     "contraction": (contraction, ["rows", "symmetric_z"], 26),
     "product": (lambda: product("uvu"), None, 18),
     "mixed product": (lambda: product("uvw"), None, 34),
@@ -132,6 +146,76 @@ def test_a_settled_call(name, launched):
     assert launched
     assert kernels is None or launched == kernels
     assert len(found) <= most, found
+
+
+ORDERS = {
+    "network": (
+        lambda: o3.FullyConnectedNet([8, 12, 12, 5], torch.nn.functional.silu, variance_out=3.0),
+        torch.randn(EDGES, 8),
+        [
+            (2, {"mm": 3}),
+            (2, {"mm": 3}),
+            # sums: a matrix has two gradients where it is used twice, and so has its product with x
+            (3, {"mm": 9, "add": 3}),
+        ],
+    ),
+    "radial basis": (
+        lambda: o3.RadialBasis(4.0),
+        torch.rand(EDGES, 1),
+        [(1, {}), (1, {}), (1, {})],
+    ),
+}
+"""A function, its argument, and of each order: launches, and operations of torch that compute.
+
+Programs are not those of LAYERS: a kernel is loaded once.
+"""
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_kernels_of_each_order(name, launched):
+    """A value, its gradient by the argument, and the gradients of that by all there is."""
+    make, argument, expected = ORDERS[name]
+    function = make()
+    x = argument.clone().requires_grad_()
+    grad, turn = torch.randn_like(function(x)), torch.randn_like(x)
+    y, slope = [None], [None]
+
+    def value():
+        y[0] = function(x)
+
+    def gradient():
+        slope[0] = torch.autograd.grad(y[0], x, grad, create_graph=True)[0]
+
+    def second():
+        torch.autograd.grad(slope[0], (x, *function.parameters()), turn)
+
+    for run, (launches, operations) in zip((value, gradient, second), expected, strict=True):
+        launched.clear()
+        assert computing(run) == operations
+        assert launched == ["rows"] * launches
+
+
+PASSED_ON = {
+    "as_strided",
+    "detach",
+    "empty",
+    "matmul",
+    "new_empty",
+    "resolve_conj",
+    "t",
+    "transpose",
+}
+"""Operations that compute nothing by themselves."""
+
+
+def computing(function):
+    """How often each operation of torch that computes is called."""
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], acc_events=True) as profile:
+        function()
+    names = [event.name for event in profile.events() if event.name.startswith("aten::")]
+    named = Counter(name.removeprefix("aten::").rstrip("_") for name in names)
+    return {name: count for name, count in named.items() if name not in PASSED_ON}
 
 
 @pytest.fixture

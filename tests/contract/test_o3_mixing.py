@@ -2,7 +2,9 @@
 
 Seen red with: parts of a sum dropped, the factor of a path left out of the gradient of weights,
 low parts of float32 left out, blocks that follow each other joined in the wrong order; rows of a
-kind that end in the next one's tile, a kind's first part left out, weights of the kind before.
+kind that end in the next one's tile, a kind's first part left out, weights of the kind before;
+steps of a matrix with kinds inside taken for those of one without, low parts left out where weights
+are read as they are.
 """
 
 import pytest
@@ -13,7 +15,10 @@ from tests.conftest import INTERPRETED
 if not INTERPRETED:
     pytest.skip("kernels run here in the interpreter alone", allow_module_level=True)
 
-from torchweft import o3
+from torchweft import explain, o3
+from torchweft.core.recorded import Run
+from torchweft.o3.adapters.mace import _ByElement
+from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.mixing import launch as mixing_launch
 from torchweft.o3.mixing import operator as mixing
 from torchweft.o3.mixing.blocks import CopyBlock, MatrixPath, Mixing
@@ -26,6 +31,20 @@ pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned_memory")]
 LAYOUTS = ["mul_ir", "ir_mul"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 RESULTS = {"z": "tw", "t": "zw", "w": "tz"}
+
+
+@pytest.fixture(params=["prepared", "as they are"])
+def weights(request, monkeypatch):
+    """How products read weights: rows of tests are many for one processor, and few for 10,000.
+
+    Gradients of weights are sums of parts, or whole.
+    """
+    few = request.param == "as they are"
+    monkeypatch.setattr(mixing_launch, "processors", lambda device: 10_000 if few else 1)
+    monkeypatch.setattr(mixing_launch, "WHOLE_OUTER_ROWS", 10_000 if few else 0)
+    mixing_launch._recipe.cache_clear()
+    yield request.param
+    mixing_launch._recipe.cache_clear()
 
 
 def blocks(items, layout):
@@ -96,6 +115,7 @@ def exact(m, values, result, sign=torch.positive):
 @pytest.mark.parametrize("rows", [0, 1, 150])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", [ragged, following, plain])
+@pytest.mark.usefixtures("weights")
 def test_shared_weights(make, layout, rows, result):
     check(make(layout), rows, True, torch.float32, result)
 
@@ -110,45 +130,81 @@ def of_kinds(m, rows, kinds, dtype):
 
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("rows", [0, 1, 150])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.usefixtures("weights")
 @pytest.mark.singly  # seconds an item in the interpreter
-def test_weights_by_kind(rows, result):
-    check_kinds(ragged("ir_mul"), rows, 5, torch.float32, result)
+def test_weights_by_kind(inside, rows, result):
+    check_kinds(ragged("ir_mul"), rows, 5, torch.float32, result, inside=inside)
 
 
 @pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.usefixtures("weights")
 def test_weights_by_kind_of_blocks_that_follow_each_other(result):
     check_kinds(following("ir_mul"), 40, 4, torch.float32, result)
 
 
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.usefixtures("weights")
 @pytest.mark.singly  # seconds an item in the interpreter
 def test_weights_by_kind_of_16_bits(dtype, result):
     check_kinds(following("mul_ir"), 20, 3, dtype, result)  # factors are powers of two
 
 
 @pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_by_kind_of_torch(dtype, result):
-    check_kinds(ragged("mul_ir"), 40, 6, dtype, result, by_torch)
+def test_weights_by_kind_of_torch(dtype, inside, result):
+    check_kinds(ragged("mul_ir"), 40, 6, dtype, result, by_torch, inside)
 
 
-def check_kinds(m, rows, kinds, dtype, result, other=None):
+def check_kinds(m, rows, kinds, dtype, result, other=None, inside=False):
     values, kind = of_kinds(m, rows, kinds, dtype)
     table = rows_of_elements(kind, kinds)
     assert rows_of_elements(kind, kinds) is table
-    operands = [values[slot].clone() for slot in RESULTS[result]]
+    given = values | ({"w": with_kinds_inside(m, values["w"])} if inside else {})
+    operands = [given[slot].clone() for slot in RESULTS[result]]
 
     def run():
         if other is None:
-            return mixing_launch.run_mix(m, result, *operands, False, table)
-        return other(m, result, *operands, table).to(dtype)
+            return mixing_launch.run_mix(m, result, *operands, inside, table)
+        return other(m, result, *operands, table, inside).to(dtype)
 
     found = run()
+    assert_same_bits(found, run(), result)
+    if inside and result == "w":
+        flat, found = found, by_kind(m, found, kinds)
+        assert_same_bits(with_kinds_inside(m, found), flat, "order")
     wide, size = (exact_by_kind(m, values, kind, result, s) for s in (torch.positive, torch.abs))
     assert found.dtype == dtype
     assert_within_bound(found, wide, size, max(rows, m.width("t"), m.width("z")))
-    assert_same_bits(found, run(), result)
+
+
+def pieces(m):
+    """Begin, end and shape of each matrix, and of what lies between them."""
+    at = 0
+    for path in m.paths:
+        u, n = m.t[path.t].copies, m.z[path.z].copies
+        if path.weight > at:
+            yield at, path.weight, (1, path.weight - at)
+        yield path.weight, (at := path.weight + u * n), (u, n)
+    if m.width("w") > at:
+        yield at, m.width("w"), (1, m.width("w") - at)
+
+
+def with_kinds_inside(m, rows):
+    """Weights (kinds, width) as matrices (copies of t, kinds, copies of z), side by side."""
+    found = [rows[:, a:b].view(-1, *shape).transpose(0, 1).flatten() for a, b, shape in pieces(m)]
+    return torch.cat(found)
+
+
+def by_kind(m, flat, kinds):
+    """The weights (kinds, width) of such matrices."""
+    found = [
+        flat[kinds * a : kinds * b].view(u, kinds, n).transpose(0, 1).flatten(1)
+        for a, b, (u, n) in pieces(m)
+    ]
+    return torch.cat(found, 1)
 
 
 def exact_by_kind(m, values, kind, result, sign):
@@ -161,6 +217,7 @@ def exact_by_kind(m, values, kind, result, sign):
 
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.usefixtures("weights")
 def test_shared_weights_of_16_bits(dtype, result):
     check(following("mul_ir"), 40, True, dtype, result)  # factors are powers of two
 
@@ -175,7 +232,7 @@ def tf32():
 
 
 @pytest.mark.parametrize("result", RESULTS)
-def test_tf32_where_torch_allows_it(result, tf32):
+def test_tf32_where_torch_allows_it(result, tf32, weights):
     m = following("ir_mul")
     values = tensors(m, 5, True, torch.float32)
     operands = [values[slot] for slot in RESULTS[result]]
@@ -215,6 +272,22 @@ def check(m, rows, shared, dtype, result):
     size = exact(m, values, result, torch.abs)
     assert_within_bound(found, wide, size, max(rows, m.width("t"), m.width("z")))
     assert_same_bits(found, mixing_launch.run_mix(m, result, *operands, shared), result)
+
+
+def test_few_rows_take_one_launch_in_each_direction(weights):
+    linear = o3.Linear("9x0e+5x1o", "4x0e+7x1o", num_elements=3)
+    x, element = torch.randn(6, 24).requires_grad_(), torch.arange(6) % 3
+
+    def names(function):
+        return [launch.kernel for launch in explain(function).launches]
+
+    few = weights == "as they are"
+    wanted = ["mixing_direct"] if few else ["mixing_prepare", "mixing_product"]
+    z = linear(x, element=element).sum()
+    assert names(lambda: linear(x, element=element)) == wanted
+    assert names(lambda: torch.autograd.grad(z, x, retain_graph=True)) == wanted
+    summed = ["mixing_whole_outer"] if few else ["mixing_outer", "mixing_fold"]
+    assert names(lambda: torch.autograd.grad(z, linear.weight)) == summed
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -330,3 +403,43 @@ def test_modules_give_what_torch_gives(name, layout, shared, monkeypatch):
     assert_within_bound(
         found.detach(), value.detach(), value.detach().abs() + value.detach().abs().max(), 64
     )
+
+
+def by_element(layout):
+    """A layer of converted models of MACE, and e3nn's product with its weight."""
+    irreps, paths = "5x0e+3x1o", [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True)]
+    layer = _ByElement(irreps, "3x0e", irreps, paths, layout=layout)
+    layer.call = Call()
+    plain = o3.TensorProduct(irreps, "3x0e", irreps, paths, layout=layout, backend="torch")
+    plain.load_state_dict(layer.state_dict())
+    return layer, plain.double(), torch.randn(7, 14)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_record_scales_rows_of_one_number_and_has_nan_for_mixtures(layout):
+    """Seen red with: NaN in all rows, the number left out, elements of the call before."""
+    layer, plain, x = by_element(layout)
+    attributes = torch.eye(3)[[0, 2, 2, 1, 0, 1, 1]]
+    layer(x, attributes)
+    rows = attributes.flip(0) * torch.tensor([1.0, 1, 0, 3, 1, -1, 1])[:, None]
+    rows[6] = 0.5
+    exact = plain(x.double(), rows.double()).detach()
+    with Run():
+        found = layer(x, rows).detach()
+    assert found[5:].isnan().all()
+    near(found[:5], exact[:5])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_of_a_product_are_read_as_they_are(layout, weights):
+    """In both directions, and where the gradient is summed."""
+    layer, plain, x = by_element(layout)
+    attributes, found = torch.eye(3)[[0, 2, 2, 1, 0, 1, 1]], []
+    for module, dtype in ((layer, torch.float32), (plain, torch.float64)):
+        leaf = x.to(dtype).requires_grad_()
+        z = module(leaf, attributes.to(dtype))
+        first = torch.autograd.grad(z.square().sum(), (leaf, module.weight), create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), (leaf, module.weight))
+        found.append([v.detach() for v in (z, *first, *second)])
+    for ours, exact in zip(*found, strict=True):
+        near(ours, exact)

@@ -16,6 +16,8 @@ from torchweft.errors import DTypeError, ShapeError
 from torchweft.testing import assert_as_accurate
 from torchweft.testing.contract import assert_same_bits
 
+pytestmark = pytest.mark.kernels
+
 DOUBLE = torch.float64
 SILU = torch.nn.functional.silu
 WIDTHS = [8, 16, 16, 5]

@@ -1,4 +1,4 @@
-"""BesselBasis, PolynomialCutoff, soft_one_hot_linspace: closed forms, both ends, derivatives.
+"""BesselBasis, PolynomialCutoff, RadialBasis, soft_one_hot_linspace: formulas, ends, derivatives.
 
 Seen red with: √(2/r_max) without its root; the series of sin x / x after two terms, or below 1e-3
 only; a cutoff one term short; r not held at r_max; centres off by one; exp(2) left out.
@@ -100,6 +100,41 @@ def test_cutoff_ends():
         assert (cutoff(near).diff() <= 0).all()
 
 
+@pytest.mark.parametrize("p", [1, 6])
+@pytest.mark.parametrize("dtype", [FLOAT, torch.float32])
+def test_radial_basis_is_a_product(p, dtype):
+    """Of Bessel functions and a cutoff, with three orders of derivatives; zero from r_max on."""
+    ends = torch.tensor([[0.0], [1e-9], [R_MAX], [1.0001 * R_MAX], [1e3]])
+    r = torch.cat([ends, lengths()[:-4:4]]).to(dtype)
+    basis, bessel, cutoff = (
+        o3.RadialBasis(R_MAX, 5, p),
+        o3.BesselBasis(R_MAX, 5, backend="torch"),
+        o3.PolynomialCutoff(R_MAX, p, backend="torch"),
+    )
+    found = derivatives(basis, r)
+    exact = derivatives(lambda r: bessel(r) * cutoff(r), r.double())
+    for order, (y, expected) in enumerate(zip(found, exact, strict=True)):
+        close(y, expected, slope_size(order, p), terms=64)
+        assert not y[3:5].any()
+        assert order == 3 or not y[2].any()
+
+
+def slope_size(order, p=6):
+    """Of a derivative: five functions, each of terms with as many factors."""
+    return (5 * math.pi + p) ** (order + 2)
+
+
+def derivatives(function, r):
+    """Of Σ_n (n + 1) f_n(r), orders 1 to 3, after the functions."""
+    r = r.clone().requires_grad_()
+    found = [function(r)]
+    total = (found[0] * torch.arange(1, 6, dtype=r.dtype, device=r.device)).sum()
+    for _ in range(3):
+        found += torch.autograd.grad(total, r, create_graph=True)
+        total = found[-1].sum()
+    return found
+
+
 FORMULAS = {
     "gaussian": lambda t: (-t * t).exp() / 1.12,
     "cosine": lambda t: (math.pi / 2 * t).cos() * (t.abs() < 1),
@@ -153,9 +188,10 @@ def test_one_hot_squares_sum_to_about_one(basis):
 
 
 def radial(r):
-    """All of them: (...) to (..., 49)."""
+    """All of them: (...) to (..., 52)."""
     column = r[..., None]
     found = [o3.BesselBasis(R_MAX)(column), o3.PolynomialCutoff(R_MAX)(column)]
+    found += [o3.RadialBasis(R_MAX, 3)(column)]
     for each in itertools.product(BASES, (True, False)):
         found += [o3.soft_one_hot_linspace(r, 0, R_MAX, 4, *each)]
     return torch.cat(found, -1)
@@ -177,7 +213,7 @@ def test_gradients():
 def test_narrow_types(dtype):
     r = lengths()[:, 0].to(dtype)
     assert radial(r).dtype == dtype
-    assert_within_bound(radial(r), radial(r.double()), torch.full((200, 49), 32.0).double(), 16)
+    assert_within_bound(radial(r), radial(r.double()), torch.full((200, 52), 32.0).double(), 16)
 
 
 def test_compile_export_and_vmap():
@@ -191,15 +227,25 @@ def test_compile_export_and_vmap():
     assert_same_bits(compiled(r), radial(r), "compiled")
     assert_same_bits(torch.export.export(Module(), (r,)).module()(r), radial(r), "exported")
     assert_same_bits(torch.func.vmap(radial)(r), radial(r), "mapped")
-    assert radial(r[:0]).shape == (0, 49)
+    for layer in (o3.BesselBasis(3.7), o3.PolynomialCutoff(3.7), o3.RadialBasis(3.7)):
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+        assert_same_bits(compiled(r[:, None]), layer(r[:, None]), "a radius of a module, compiled")
+    assert radial(r[:0]).shape == (0, 52)
     assert not o3.BesselBasis(5.0).state_dict()
     assert str(o3.PolynomialCutoff(5, 4)) == "PolynomialCutoff(r_max=5.0, p=4)"
     assert str(o3.BesselBasis(5, 4)) == "BesselBasis(r_max=5.0, num_basis=4)"
+    assert str(o3.RadialBasis(5, 4)) == "RadialBasis(r_max=5.0, num_basis=4, p=6)"
 
 
 def test_errors():
     with pytest.raises(ShapeError, match=r"r is \(4,\): it must be \(\.\.\., 1\)"):
         o3.BesselBasis(5.0)(torch.ones(4))
+    with pytest.raises(ShapeError, match=r"r is \(4, 2\): it must be \(\.\.\., 1\)"):
+        o3.RadialBasis(5.0)(torch.ones(4, 2))
+    with pytest.raises(ShapeError, match="num_basis is 0: it must be positive"):
+        o3.RadialBasis(5.0, 0)
+    with pytest.raises(DTypeError, match=r"p is 2\.5: it must be an integer"):
+        o3.RadialBasis(5.0, p=2.5)
     with pytest.raises(ShapeError, match="r_max is 0: it must be positive"):
         o3.BesselBasis(0)
     with pytest.raises(ShapeError, match="p is 0: it must be positive"):

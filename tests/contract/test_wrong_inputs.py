@@ -91,6 +91,7 @@ CALLS = {
     ),
     "BesselBasis": (o3.BesselBasis(5.0), (torch.rand(5, 1),)),
     "PolynomialCutoff": (o3.PolynomialCutoff(5.0), (torch.rand(5, 1),)),
+    "RadialBasis": (o3.RadialBasis(5.0), (torch.rand(5, 1),)),
     "soft_one_hot_linspace": (
         lambda x: o3.soft_one_hot_linspace(x, 0.0, 1.0, 4, "gaussian", True),
         (torch.rand(5),),

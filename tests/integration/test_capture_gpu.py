@@ -3,6 +3,8 @@
 Values change between replays and are changed unseen in index tables; sizes vary and pass the room.
 """
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,8 @@ from tests.contract.test_capture import (
     trainer,
 )
 from torchweft import clifford, o3, products, voxels
+from torchweft.o3.adapters.mace import _ByElement
+from torchweft.o3.adapters.model_call import Call
 from torchweft.reductions import LazyTensor
 from torchweft.testing.contract import assert_same_bits
 
@@ -112,6 +116,38 @@ def test_a_convolution_with_forces(radial):
     run = torchweft.capture(function, *calls[0])
     for given in calls:  # the record cuts no row and knows no order, so bits may differ
         near(run(*given), function(*given))
+
+
+@pytest.mark.parametrize("rows", [5, 64, 20_000])
+def test_maps_by_element(rows):
+    """The elements are others at each replay; few rows and many have kernels of their own."""
+    irreps, paths = "48x0e+32x1o", [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True)]
+    linear = o3.Linear(irreps, irreps, num_elements=3)
+    layer = _ByElement(irreps, "3x0e", irreps, paths)
+
+    def function(x, element, attributes):
+        here = x.is_cuda
+        first, second = modules if here else exact
+        second.call = call if here else Call()
+        x = x.detach().requires_grad_()
+        results = first(x, element=element), second(x, attributes)
+        loss = sum(z.square().sum() for z in results)
+        return *results, *torch.autograd.grad(loss, (x, first.weight, second.weight))
+
+    def given(seed):
+        element = torch.randint(0, 3, (rows,), generator=torch.Generator().manual_seed(seed)).cuda()
+        return (
+            draw(rows, 144, seed=seed),
+            element,
+            nn.functional.one_hot(element.flip(0), 3).float(),
+        )
+
+    exact = [copy.deepcopy(module).double() for module in (linear, layer)]
+    modules, call = (linear.cuda(), layer.cuda()), Call()
+    check(function, *map(given, range(CALLS)))
+    x, element, attributes = (t.cpu() for t in given(0))
+    wide = function(x.double(), element, attributes.double())
+    near([z.cpu() for z in function(*given(0))], [z.float() for z in wide])
 
 
 def test_a_training_step_of_a_clifford_layer():

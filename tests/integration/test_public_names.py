@@ -93,6 +93,7 @@ BEGIN = {
         **dict.fromkeys(("SphericalHarmonics", "TensorProductConv", "Gate", "BatchNorm"), ""),
         **dict.fromkeys(("NormActivation", "LayerNorm", "Dropout", "SO2Linear"), ""),
         **dict.fromkeys(("IrrepWiseLinear", "TensorDot", "BesselBasis", "PolynomialCutoff"), ""),
+        "RadialBasis": "r_max num_basis p",
         "irreps_info": "irreps",
     },
     clifford: {

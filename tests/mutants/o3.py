@@ -6,11 +6,14 @@ RADIAL = "tests/contract/test_o3_radial.py"
 STATES = "tests/contract/test_o3_states.py"
 ADAPTERS = "tests/contract/test_o3_adapters.py -k"
 NORMS = "tests/contract/test_o3_norms.py"
+EDGES = "tests/contract/test_o3_edge_vectors.py"
 NEIGHBOURS = "tests/contract/test_o3_neighbours.py"
 CALCULATOR = "tests/contract/test_o3_calculator.py"
-NETWORKS = "tests/contract/test_o3_networks.py"
+ACTIVATIONS = "tests/contract/test_o3_activations.py"
+RECORDED = "tests/contract/test_o3_calculator_recorded.py"
 NAMES = "tests/contract/test_o3_against_e3nn_names.py"
 GRIDS = "tests/contract/test_o3_grids.py"
+MIXING = "tests/contract/test_o3_mixing.py"
 REDUCED = "tests/contract/test_o3_reduced_products.py"
 
 MUTANTS = [
@@ -124,21 +127,42 @@ MUTANTS = [
     ),
     Mutant(
         "a calculator's stress is of half the volume",
-        "(2 * s.cell.det().abs())",
-        "s.cell.det().abs()",
+        "(2 * _volume(s.cell))",
+        "_volume(s.cell)",
         CALCULATOR,
     ),
     Mutant(
         "a network leaves out the factor of its last function",
-        "return x if factor == 1.0 else x * factor",
-        "return x",
+        "x, factor = layer.between(1.0, x, layer.after)",
+        "x, factor = layer.between(1.0, x, 1.0)",
         f"{NAMES} -k FullyConnectedNet",
     ),
     Mutant(
-        "the last matrix lacks the factor of the function before",
-        "factor = layers[-2].after if len(layers) > 1 else 1.0",
-        "factor = 1.0",
-        f"{NETWORKS} -k hidden",
+        "a function lacks the factor of the matrix behind it",
+        "x, factor = layer.between(factor, x, layer.after * following.before)",
+        "x, factor = layer.between(factor, x, layer.after)",
+        f"{NAMES} -k FullyConnectedNet",
+    ),
+    Mutant(
+        "the kernel of an activation lacks the factor of its argument",
+        "t = const(float(before)) * x",
+        "t = x",
+        f"{ACTIVATIONS} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "tanh by the exponential in both directions",
+        "far = tl.where(x < 0, -far, far)",
+        "far = tl.where(x < 0, far, far)",
+        f"{ACTIVATIONS} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "the kernel of a radial basis has no cutoff",
+        "return [function * cutoff for function in _bessel(r, r_max, number)]",
+        "return _bessel(r, r_max, number)",
+        RADIAL,
+        kernels=True,
     ),
     Mutant(
         "a network's variance_out scales the standard deviation",
@@ -256,8 +280,8 @@ MUTANTS = [
     ),
     Mutant(
         "elements are read in a run that a graph replays",
-        "    if unreadable(attributes):\n        return None\n",
-        "",
+        "return _in_record(attributes) if self._were_one_hot else None",
+        "pass",
         f"{ADAPTERS} replays",
     ),
     Mutant(
@@ -273,5 +297,69 @@ MUTANTS = [
         "self._packed = [plan and _PackedProduct(plan, self._rows) for plan in given.plans]; "
         "self._self = self",
         "tests/contract/test_o3_channelwise.py -k chunks_change",
+    ),
+    Mutant(
+        "what fills the room of a calculator's record is within the cutoff",
+        "padding * (3 * potential.cutoff / cell[0].norm())",
+        "padding * (0 * potential.cutoff / cell[0].norm())",
+        f"{RECORDED} -k share",
+    ),
+    Mutant(
+        "nobody looks at the slopes of what fills the room",
+        "(padding * found.slope.abs().amax(1)).any()",
+        "(0 * padding).any()",
+        f"{RECORDED} -k beyond",
+    ),
+    Mutant(
+        "a calculator's record outlives the memory of the weights",
+        "tuple(t.data_ptr() for t in tensors if t is not None)",
+        "()",
+        f"{RECORDED} -k turned",
+    ),
+    Mutant(
+        "edges that leave a node are added to those that reach it",
+        "(added - taken)",
+        "(added + taken)",
+        f"{EDGES} -k values",
+    ),
+    Mutant(
+        "a kernel adds edges that leave a node to those that reach it",
+        "total -= _sum_of_node",
+        "total += _sum_of_node",
+        f"{EDGES} -k values",
+        kernels=True,
+    ),
+    Mutant(
+        "the gradient of an edge's shift is left out",
+        'if rest[0] == "shifted" and needed[1]:',
+        'if rest[0] == "shifted" and False:',
+        f"{EDGES} -k values",
+    ),
+    Mutant(
+        "a record takes a mixture of elements for its largest",
+        "torch.where(largest == total, largest, math.nan)",
+        "largest",
+        f"{ADAPTERS} 'has_nan_for_mixtures'",
+    ),
+    Mutant(
+        "matrices with elements inside are read in rows that follow each other",
+        '+ {_behind(n)}", n * elements',
+        '+ {_behind(n)}", n',
+        MIXING,
+        kernels=True,
+    ),
+    Mutant(
+        "weights that are read as they are lose their low parts",
+        "w_low = whole - w if LOW == 0",
+        "w_low = w - w if LOW == 0",
+        f"{MIXING} -k 'shared_weights'",
+        kernels=True,
+    ),
+    Mutant(
+        "a gradient of few rows lacks the factor of its path",
+        "w = (acc * FACTOR).to(",
+        "w = acc.to(",
+        MIXING,
+        kernels=True,
     ),
 ]

@@ -62,6 +62,7 @@ from torchweft.o3.layers.gates_and_norms import (
 from torchweft.o3.layers.harmonics_and_radial import (
     BesselBasis,
     PolynomialCutoff,
+    RadialBasis,
     SphericalHarmonics,
     soft_one_hot_linspace,
     soft_unit_step,
@@ -112,6 +113,7 @@ __all__ = [
     "Norm",
     "NormActivation",
     "PolynomialCutoff",
+    "RadialBasis",
     "ReducedTensorProducts",
     "S2Activation",
     "SO2Linear",

@@ -1,20 +1,13 @@
-"""Functions of a row, each one kernel: harmonics, Bessel functions, cutoffs, and derivatives.
+"""Functions of a row, each one kernel, and derivatives of every order.
 
     torchweft::o3_rows(Tensor[] tensors, str program) -> Tensor[]
 
-A function is a program, known by its key, and its derivatives of every order are programs too:
-
-harmonics  u = x s, s = 1/|x| (0 where x is 0), or u = x;  Y_l^m(u) as in layers.harmonics
-bessel     √(2/R) sin(nθ) / r = √(2/R) (π/R) u_n,  θ = π r/R,  u_n = 2 cos θ u_{n-1} - u_{n-2}
-cutoff     a³ Σ_{k<p} (k+1)(k+2)/2 (1-a)^k,  a = max(1 - r/R, 0)
-
-On the unit sphere r² is 1 and needs no derivative; at x = 0 only the first step of the ladder m = 0
-depends on it, and it alone takes r² from s.  cos θ and u_1 = sin θ / θ are functions of θ², smooth
-at 0, and so are all their derivatives.
+A function is a program of `row_programs`, known by its key.
 
 On a GPU a thread computes one channel of one row: result[row, component, c] is the component's
-expression of inputs[row, :, c], for rows of (components, channels).  Bound: memory, each number
-read and written once.  On the CPU a loop serves many rows.
+expression of inputs[row, :, c], for rows of (components, channels).  Where all operands have one
+component it computes four of them, and a row may have any number.  Bound: memory, each number read
+and written once.  On the CPU a loop serves many rows.
 """
 
 from __future__ import annotations
@@ -32,8 +25,8 @@ from torchweft.core import private
 from torchweft.core.backend import choose, interpreted
 from torchweft.core.cpu.loops import run
 from torchweft.core.explain import record_cost, recording
-from torchweft.core.expressions.expr import WAVES, Expr, add, apply, const, wave_series
-from torchweft.core.expressions.program import Operand, Output, Program, derive
+from torchweft.core.expressions.expr import WAVES, const, wave_series
+from torchweft.core.expressions.program import Operand, Output, Program
 from torchweft.core.gpu.launcher import Kernel, Tile, current_device
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operator import compiling, unwatched
@@ -51,31 +44,23 @@ from torchweft.core.printing.dialect import Dialect
 from torchweft.core.printing.kernel import Frame, load_before_use
 from torchweft.core.printing.modules import printed
 from torchweft.core.printing.schedule import schedule
-from torchweft.errors import ShapeError
 from torchweft.o3.backends import chosen_backend, refuse_backend
+from torchweft.o3.row_programs import row_program
 
 __all__ = [
-    "MOST_HARMONICS_DEGREE",
-    "bessel_key",
     "cached_rows",
-    "cutoff_key",
     "first_rows",
-    "harmonics_key",
-    "harmonics_scale",
-    "ladder_factors",
-    "ladder_seed",
     "prints_gluon",
     "row_kernel",
-    "row_program",
     "row_programs",
     "serves_rows",
 ]
 
-MOST_HARMONICS_DEGREE = 6
-"""Highest degree of one program."""
-
 ROW_WARPS = 4
 """Warps of a kernel program; a thread computes one channel of one row."""
+
+SCALARS_PER_THREAD = 4
+"""Numbers that a thread computes where operands have one component: more loads are under way."""
 
 SERIES_BELOW = 4.0
 """Arguments below which w_n is its series: the recursion above loses digits at 0."""
@@ -90,137 +75,6 @@ LOOP_FROM_NUMBERS = 2**15
 """Numbers of a result from which on a loop is worth the seconds of its compilation."""
 
 _INTERPRETED = interpreted()
-
-# programs
-
-
-def harmonics_key(degrees: Sequence[int], normalize: bool, normalization: str) -> str:
-    """The key of spherical harmonics."""
-    return f"harmonics {','.join(map(str, degrees))} {int(normalize)} {normalization}"
-
-
-def _harmonics(name: str, listed: str, normalize: str, normalization: str) -> Program:
-    degrees = [int(degree) for degree in listed.split(",")]
-    x = Operand("x", 3, ("row",))
-    u: Sequence[Expr] = x.leaves()
-    square = add(*(a * a for a in u))
-    if int(normalize):
-        s = apply("rsqrt", square)
-        u, square = [a * s for a in u], apply("sign", s)
-    rows = _components(max(degrees), u, square, bool(int(normalize)), normalization)
-    components = tuple(y for degree in degrees for y in rows[degree])
-    return Program(name, (x,), (Output(Operand("y", len(components), ("row",)), components),))
-
-
-def _components(
-    lmax: int, u: Sequence[Expr], square: Expr, unit: bool, normalization: str
-) -> list[list[Expr]]:
-    """Y_l^-l … Y_l^l of each degree."""
-    x, y, z = u
-    rows = [[y] * (2 * degree + 1) for degree in range(lmax + 1)]
-    cos, sin = const(1), const(0)  # of z + ix to the power m
-    for m in range(lmax + 1):
-        if m:
-            cos, sin = z * cos - x * sin, z * sin + x * cos
-        before, q = const(0), const(ladder_seed(m, normalization))
-        for degree in range(m, lmax + 1):
-            if degree > m:
-                a, b = ladder_factors(degree, m, normalization)
-                length = const(1) if unit and degree > 2 else square
-                before, q = q, const(a) * y * q - const(b) * length * before
-            rows[degree][degree - m] = q * sin
-            rows[degree][degree + m] = q * cos
-    return rows
-
-
-def ladder_seed(m: int, normalization: str) -> float:
-    """q_mm, where the ladder of m begins."""
-    root = math.sqrt((2 if m else 1) * (2 * m + 1) * math.comb(2 * m, m))
-    return math.ldexp(root, -m) * harmonics_scale(normalization, m)
-
-
-def ladder_factors(degree: int, m: int, normalization: str) -> tuple[float, float]:
-    """a_lm = √((4l²-1) / (l²-m²)) and b_lm = a_lm / a_{l-1,m}, for the scales of degrees."""
-    width, old = degree * degree - m * m, (degree - 1) ** 2 - m * m
-    here = harmonics_scale(normalization, degree)
-    a = (
-        math.sqrt((4 * degree * degree - 1) / width)
-        * here
-        / harmonics_scale(normalization, degree - 1)
-    )
-    if not old:
-        return a, 0.0
-    b = math.sqrt((2 * degree + 1) * old / ((2 * degree - 3) * width)) * here
-    return a, b / harmonics_scale(normalization, degree - 2)
-
-
-def harmonics_scale(normalization: str, degree: int) -> float:
-    """|Y_l| / √(2l+1) on the unit sphere."""
-    match normalization:
-        case "component":
-            return 1.0
-        case "norm":
-            return 1 / math.sqrt(2 * degree + 1)
-        case "integral":
-            return 1 / math.sqrt(4 * math.pi)
-    raise ShapeError(
-        f"normalization is {normalization!r}: it must be one of integral, component, norm. "
-        'Pass normalization="component".'
-    )
-
-
-def bessel_key(r_max: float, number: int) -> str:
-    """The key of the first `number` Bessel functions."""
-    return f"bessel {r_max!r} {number}"
-
-
-def cutoff_key(r_max: float, p: int) -> str:
-    """The key of a cutoff of degree p + 2."""
-    return f"cutoff {r_max!r} {p}"
-
-
-def _bessel(name: str, r_max: str, number: str) -> Program:
-    root = math.pi / float(r_max)
-    operand = Operand("r", 1, ("row",))
-    (r,) = operand.leaves()
-    square = const(root * root) * r * r
-    twice = const(2) * apply("wave0", square)
-    before, now = const(0), apply("wave1", square)
-    found = []
-    for _ in range(int(number)):
-        found.append(const(math.sqrt(2 / float(r_max)) * root) * now)
-        before, now = now, twice * now - before
-    return Program(name, (operand,), (Output(Operand("y", len(found), ("row",)), tuple(found)),))
-
-
-def _cutoff(name: str, given: str, p: str) -> Program:
-    r_max = float(given)
-    operand = Operand("r", 1, ("row",))
-    (r,) = operand.leaves()
-    a = apply("ramp", const(1 / r_max) * (const(r_max) - r))
-    t, total = const(1) - a, const(int(p) * (int(p) + 1) / 2)
-    for k in reversed(range(int(p) - 1)):
-        total = total * t + const((k + 1) * (k + 2) / 2)
-    return Program(name, (operand,), (Output(Operand("y", 1, ("row",)), (a * a * a * total,)),))
-
-
-_ROOTS: dict[str, Callable[..., Program]] = {
-    "harmonics": _harmonics,
-    "bessel": _bessel,
-    "cutoff": _cutoff,
-}
-
-
-@functools.lru_cache(maxsize=1024)
-def row_program(name: str) -> Program:
-    """The program with a key, or derived from it."""
-
-    def root(key: str) -> Program:
-        function, *arguments = key.split(" ")
-        return _ROOTS[function](key, *arguments)
-
-    return derive(name, root)
-
 
 # kernels
 
@@ -245,14 +99,16 @@ def source(spec: PointwiseKernelSpec) -> str:
     pointers = [operand.name for operand in spec.program.inputs if operand.name in used]
     pointers += [output.operand.name for output in spec.program.outputs]
     body = list(_body(spec))
-    waves = [
-        frame.function(f"wave{n}", ["x"], _wave(n, frame.wide))
-        for n in range(WAVES)
-        if any(f"wave{n}(" in line for line in body)
+    helpers = {f"wave{n}": _wave(n, frame.wide) for n in range(WAVES)}
+    helpers |= {"sigmoid": _sigmoid(), "tanh": _tanh(frame.wide)}
+    called = [
+        frame.function(name, ["x"], lines)
+        for name, lines in helpers.items()
+        if any(f"{name}(" in line for line in body)
     ]
     parameters = [*(f"{name}_ptr" for name in pointers), "rows"]
     kernel = frame.function("rows", parameters, body, free=["rows"])
-    return frame.module(spec.program.key, *waves, kernel)
+    return frame.module(spec.program.key, *called, kernel)
 
 
 def _wave(n: int, wide: bool) -> Iterator[str]:
@@ -270,12 +126,34 @@ def _wave(n: int, wide: bool) -> Iterator[str]:
     yield f"return tl.where(x < {SERIES_BELOW}, series, now)"
 
 
+def _sigmoid() -> Iterator[str]:
+    """By exp(-|x|), which does not overflow."""
+    yield "fallen = tl.exp(tl.where(x < 0, x, -x))"
+    yield "return tl.where(x < 0, fallen, 1.0) / (1.0 + fallen)"
+
+
+def _tanh(wide: bool) -> Iterator[str]:
+    """sinh x / √(1 + sinh² x), sinh by its series, below 1; from there on by exp(-2|x|)."""
+    yield "size = tl.where(x < 0, -x, x)"
+    yield "near = tl.where(size < 1.0, x, 0.0)"
+    yield "square = near * near"
+    *first, last = [1 / math.factorial(2 * j + 1) for j in range(10 if wide else 6)]
+    yield f"series = square * {last!r} + {first[-1]!r}"
+    for coefficient in reversed(first[:-1]):
+        yield f"series = series * square + {coefficient!r}"
+    yield "sinh = near * series"
+    yield "fallen = tl.exp(-2.0 * size)"
+    yield "far = (1.0 - fallen) / (1.0 + fallen)"
+    yield "far = tl.where(x < 0, -far, far)"
+    yield "return tl.where(size < 1.0, sinh / tl.sqrt(1.0 + sinh * sinh), far)"
+
+
 def _body(spec: PointwiseKernelSpec) -> Iterator[str]:
     frame = spec.frame
     layout = f", tl.BlockedLayout([1], [32], [{ROW_WARPS}], [0])" if frame.gluon else ""
-    threads = 32 * ROW_WARPS
+    numbers = _numbers(spec.program)
     program = frame.cast("tl.program_id(0)")
-    yield f"place = {program} * {threads} + tl.arange(0, {threads}{layout})"
+    yield f"place = {program} * {numbers} + tl.arange(0, {numbers}{layout})"
     yield f"row = place // {spec.channels}"
     yield f"c = place % {spec.channels}"
     yield "live = row < rows"
@@ -313,10 +191,13 @@ def _addresses(operand: Operand, channels: int) -> list[str]:
 
 def _dialect(dtype: str) -> Dialect:
     functions = {
+        "sqrt": "tl.sqrt({0})",
         "rsqrt": f'tl.rsqrt(tl.where({{0}} < {SMALLEST_NORMAL[dtype]!r}, float("inf"), {{0}}))',
         "ramp": "tl.where({0} < 0, 0.0, {0})",
         "step": f"tl.where({{0}} < 0, 0.0, 1.0).to({dtype})",
         **{f"wave{n}": f"wave{n}({{0}})" for n in range(WAVES)},
+        "sigmoid": "sigmoid({0})",
+        "tanh": "tanh({0})",
         "sign": f"tl.where({{0}} > 0, 1.0, 0.0).to({dtype})",  # of what is not negative
     }
     return Dialect(functions, lambda of: [], lambda name, component: [])
@@ -340,9 +221,23 @@ def prints_gluon() -> bool:
     return not (interpreted() or torch.version.hip)
 
 
-def row_programs(numbers: int) -> int:
-    """Number of kernel programs for a number of rows and channels."""
-    return -(-numbers // (32 * ROW_WARPS))
+def row_programs(program: Program, numbers: int) -> int:
+    """Number of kernel programs that run a program for a number of rows and channels."""
+    return -(-numbers // _numbers(program))
+
+
+@functools.lru_cache(maxsize=1024)
+def _numbers(program: Program) -> int:
+    """Rows and channels of one kernel program: a thread has four where it keeps few values."""
+    sizes = {operand.size for operand in (*program.inputs, *[o for o, _ in program.outputs])}
+    return 32 * ROW_WARPS * (SCALARS_PER_THREAD if sizes == {1} else 1)
+
+
+def _shapes(program: Program, first: Tensor) -> list[tuple[int, int]]:
+    """The shape of each result: (rows, components), or (rows, any) where all have one component."""
+    rows, width = first.shape
+    here = width // program.inputs[0].size
+    return [(rows, here * output.operand.size) for output in program.outputs]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -352,19 +247,18 @@ def _kernel_body(
     """The body on a GPU, for any number of rows (rows, components)."""
     used = program.used()
     taken = [n for n, operand in enumerate(program.inputs) if operand.name in used]
-    sizes = [output.operand.size for output in program.outputs]
+    size = program.inputs[0].size
     kernel, index = row_kernel(program, 1, (dtype,), device), device.index
 
     def body(given: Tensors) -> Results:
-        first = given[0]
-        rows = first.shape[0]
-        results = tuple([first.new_empty((rows, size)) for size in sizes])
+        first, rows = given[0], given[0].numel() // size
+        results = tuple([first.new_empty(shape) for shape in _shapes(program, first)])
         tensors = (*[given[n].contiguous() for n in taken], *results)
         if index is None or index == private.get_device():
-            kernel(row_programs(rows), tensors, (rows,))
+            kernel(row_programs(program, rows), tensors, (rows,))
         else:
             with current_device(first):
-                kernel(row_programs(rows), tensors, (rows,))
+                kernel(row_programs(program, rows), tensors, (rows,))
         return results
 
     return body
@@ -375,7 +269,7 @@ def _loop_body(program: Program) -> Callable[[Tensors], Results]:
 
     In float32 the powers of 1/|x| in derivatives would overflow for x shorter than 1e-13.
     """
-    sizes, printed = [output.operand.size for output in program.outputs], _varying(program)
+    printed = _varying(program)
     numbers = [
         (n, component, e.data)
         for n, output in enumerate(program.outputs)
@@ -384,20 +278,19 @@ def _loop_body(program: Program) -> Callable[[Tensors], Results]:
     ]
 
     def body(given: Tensors) -> Results:
-        rows = given[0].shape[0]
-        results = tuple([given[0].new_empty((rows, size)) for size in sizes])
+        rows = given[0].numel() // program.inputs[0].size
+        results = tuple([given[0].new_empty(shape) for shape in _shapes(program, given[0])])
         if rows:
-            inputs = [_components_first(t.resolve_neg()) for t in given]
-            run(printed, torch.float64, (rows, 1), inputs, [_components_first(r) for r in results])
-        for n, component, value in numbers:  # the loop stores zeros in their place
-            results[n][:, component] = value
+            inputs, outputs = (
+                [t.reshape(rows, -1).T[:, :, None] for t in tensors]
+                for tensors in ([t.resolve_neg() for t in given], results)
+            )
+            run(printed, torch.float64, (rows, 1), inputs, outputs)
+            for n, component, value in numbers:  # the loop stores zeros in their place
+                outputs[n][component] = value
         return results
 
     return body
-
-
-def _components_first(t: Tensor) -> Tensor:
-    return t.T[:, :, None]
 
 
 # the operator
@@ -414,8 +307,8 @@ class _RowFunctionRule(ProgramRule):
         return list(results)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        sizes = [output.operand.size for output in row_program(rest[0]).outputs]
-        return [tensors[0].new_empty(tensors[0].shape[0], size) for size in sizes]
+        shapes = _shapes(row_program(rest[0]), tensors[0])
+        return [tensors[0].new_empty(shape) for shape in shapes]
 
     def batch(
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest

@@ -244,6 +244,7 @@ FUNCTIONS: dict[str, Function] = {
     "sigmoid": Function(
         lambda x: (1 + math.tanh(x / 2)) / 2, lambda a, x, s: a * (s * (const(1) - s))
     ),
+    "tanh": Function(math.tanh, lambda a, x, t: a * (const(1) - t * t)),
     "reciprocal": Function(lambda x: 1 / x, lambda a, x, r: a * (const(-1) * r * r)),
     "sqrt": Function(math.sqrt, lambda a, x, s: a * (const(0.5) * apply("rsqrt", x))),
     "rsqrt": Function(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import statistics
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchweft.core.default_dtype import default_dtype
 from torchweft.errors import DTypeError
 from torchweft.o3.adapters.allegro import from_allegro
 from torchweft.o3.adapters.e3nn import from_e3nn
@@ -185,7 +185,7 @@ def _call(model: nn.Module, batch: Any, dtype: torch.dtype | None = None) -> dic
     """Results of a copy of the batch; `dtype` is of its floating tensors, and the default one."""
     given = _copied(batch, dtype)
     asked = {"compute_stress": True} if _takes(model, "compute_stress") else {}
-    with _default_dtype(dtype or torch.get_default_dtype()):
+    with default_dtype(dtype or torch.get_default_dtype()):
         output = model(*given, **asked) if isinstance(given, tuple) else model(given, **asked)
     return _results(output)
 
@@ -207,16 +207,6 @@ def _copied(batch: Any, dtype: torch.dtype | None) -> Any:
     if hasattr(batch, "apply"):  # data of torch_geometric
         return copy.copy(batch).apply(lambda tensor: _copied(tensor, dtype))
     return batch
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _results(output: Any) -> dict[str, Tensor]:

@@ -1,11 +1,13 @@
 """Parts that interactions of MACE, NequIP and SevenNet share.
 
 RadialWeight     weights of edges as radial @ matrix, for a convolution that does not store them
-SelfConnection   z[n, w] = Σ_u x[n, u] M[type n, u, w]: linear maps by the type of a node
+MapByElement     z[n, w] = Σ_u x[n, u] W[u, element n, w]: linear maps by the element of a node
+SelfConnection   the same by types, whose matrices an embedding makes
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -13,15 +15,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchweft.core import recorded
+from torchweft.core.operators.operands import same_kind
 from torchweft.o3.adapters.replacing import holding, is_of
 from torchweft.o3.graph import Graph
-from torchweft.o3.irreps.irreps import Irreps, split_weight
-from torchweft.o3.layers.linear import Linear
+from torchweft.o3.irreps.irreps import Irreps, check_rows, split_weight
+from torchweft.o3.layers.linear import Linear, LinearInstruction, linear_mixing
+from torchweft.o3.mixing.operator import mix, rows_of_elements, serves_mix
 from torchweft.o3.tensor_product.products import TensorProductConv
 
 __all__ = [
+    "MapByElement",
     "RadialWeight",
     "SelfConnection",
+    "by_elements",
     "by_types",
     "convolved",
     "layout_in",
@@ -97,10 +104,48 @@ def linear_of_items(linear: Any, irreps: Irreps, layout: str) -> Linear:
     return made
 
 
+class MapByElement:
+    """z[n, w] = Σ_u x[n, u] W[u, element n, w], a product with one-hot rows of elements.
+
+    W is read as e3nn keeps it.
+
+    Args:
+        product: one of `by_elements`, of e3nn or torchweft.
+        layout: of the rows.
+    """
+
+    def __init__(self, product: Any, layout: str) -> None:
+        irreps, out = Irreps(product.irreps_in1), Irreps(product.irreps_out)
+        instructions = [
+            LinearInstruction(
+                i.i_in1,
+                i.i_out,
+                (irreps[i.i_in1].mul, out[i.i_out].mul),
+                i.path_weight / math.sqrt(out[i.i_out].ir.dim),
+            )
+            for i in product.instructions
+        ]
+        sizes = [math.prod(i.path_shape) for i in instructions]
+        offsets = list(itertools.accumulate(sizes, initial=0))
+        self._mixing = linear_mixing(instructions, offsets, irreps, out, layout)
+        self._irreps = irreps
+
+    def serves(self, x: Tensor) -> bool:
+        """Whether a record may hold it: without a kernel, the host counts the rows of elements."""
+        return recorded.Current.run is None or serves_mix(self._mixing, x, True)
+
+    def __call__(self, x: Tensor, weight: Tensor, element: Tensor, count: int) -> Tensor:
+        """(N, D_out) of x (N, D), all W in one row, and element (N,), integers below count."""
+        check_rows("x", x, self._irreps, self)
+        x, weight = same_kind(x=x, weight=weight)
+        kernels = serves_mix(self._mixing, x, True)
+        return mix(self._mixing, x, weight, rows_of_elements(element, count), kernels=kernels)
+
+
 class SelfConnection(nn.Module):
     """z = Σ_uv W[u, v, w] x[n, u] a[type n, v]: an e3nn product with attributes of types.
 
-    The matrices M[t, u, w] = Σ_v a[t, v] W[u, v, w] of all types are formed once a call, and one
+    The matrices M[u, t, w] = Σ_v a[t, v] W[u, v, w] of all types are formed once a call, and one
     linear map by type replaces a product of (copies × attributes) pairs for each node.
 
     Args:
@@ -116,48 +161,32 @@ class SelfConnection(nn.Module):
         self, product: Any, embedding: nn.Module | None = None, layout: str = "mul_ir"
     ) -> None:
         super().__init__()
-        instructions = product.instructions
-        types = product.irreps_in2.dim if embedding is None else _table(embedding).shape[0]
-        self.linear = Linear(
-            Irreps(product.irreps_in1),
-            Irreps(product.irreps_out),
-            num_elements=types,
-            internal_weights=False,
-            instructions=[(i.i_in1, i.i_out) for i in instructions],
-            layout=layout,
-        )
-        self._shapes = [i.path_shape for i in instructions]
-        self._factors = [
-            i.path_weight / math.sqrt(self.linear.irreps_out[i.i_out].ir.dim) / own.path_weight
-            for i, own in zip(instructions, self.linear.instructions, strict=True)
-        ]
+        self._map, self._width = MapByElement(product, layout), product.irreps_in2.dim
+        self._shapes = [i.path_shape for i in product.instructions]
         self._embedding = (embedding,)  # no child: the parameter is the other module's
 
     def forward(self, x: Tensor, types: Tensor) -> Tensor:
         """(N, D_out) of x (N, D) and types (N,), integers; (N, any) of equal columns."""
         types = types if types.dim() == 1 else types.select(1, 0)
-        return self.linear.forward(x, self._matrices(), element=types)
-
-    def _matrices(self) -> Tensor:
-        """(types, Σ copies in · copies out)."""
         (embedding,) = self._embedding
-        views = split_weight(self.weight, self._shapes)
-        found = [
-            (w if f == 1 else w * f).transpose(0, 1).flatten(1)
-            for w, f in zip(views, self._factors, strict=True)
-            if w is not None
-        ]
-        matrices = torch.cat(found, 1)
-        return matrices if embedding is None else _table(embedding) @ matrices
+        if embedding is None:
+            return self._map(x, self.weight, types, self._width)
+        table = _table(embedding)
+        views = [view for view in split_weight(self.weight, self._shapes) if view is not None]
+        matrices = torch.cat([(table @ view).flatten() for view in views])
+        return self._map(x, matrices, types, table.shape[0])
 
 
 def by_types(product: Any) -> bool:
-    """Whether a product is one that SelfConnection computes."""
-    if not is_of("e3nn", "FullyConnectedTensorProduct", product):
-        return False
+    """Whether a product is one of e3nn that SelfConnection computes."""
+    return is_of("e3nn", "FullyConnectedTensorProduct", product) and by_elements(product)
+
+
+def by_elements(product: Any) -> bool:
+    """Whether a product is one of weights for all copies with one item of scalars."""
     items = Irreps(product.irreps_in2)
     mixed = all(i.connection_mode == "uvw" and i.has_weight for i in product.instructions)
-    return len(items) == 1 and items[0].ir.l == 0 and items[0].ir.p == 1 and mixed
+    return len(items) == 1 and items[0].ir.is_scalar() and mixed
 
 
 def _table(embedding: Any) -> Tensor:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import functools
-import math
+import inspect
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.adapters.e3nn import made_layer, network, tensor_product
-from torchweft.o3.adapters.interactions import leaves_factors
+from torchweft.o3.adapters.interactions import MapByElement, by_elements, leaves_factors
+from torchweft.o3.adapters.mace_forward import (
+    DIVIDED,
+    MaceForward,
+    MaceInteraction,
+    forward_serves,
+    rows_of_e3nn,
+)
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
-from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff
-from torchweft.o3.layers.linear import Linear
+from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff, RadialBasis
 from torchweft.o3.layers.networks import FullyConnectedNet
 from torchweft.o3.layers.symmetric_contraction import SymmetricContraction
 from torchweft.o3.tensor_product.products import TensorProduct, TensorProductConv
@@ -41,7 +46,8 @@ def from_mace(model: nn.Module) -> nn.Module:
 
     Returns:
         The model.  Parameters are the same tensors, and have the same names.  Where attributes of
-        nodes are one-hot and need no gradient, weights by element are chosen, not multiplied.
+        nodes are one-hot and need no gradient, weights by element are chosen, not multiplied; a
+        record of torchweft.capture made with such attributes has NaN for atoms of mixed elements.
 
     Raises:
         DTypeError: it has no interaction of MACE with a product of e3nn.
@@ -53,6 +59,11 @@ def from_mace(model: nn.Module) -> nn.Module:
     applied to, and on a GPU the weights of all edges are never stored.  Rows inside the model are
     ir_mul; results of the model are as before.  A SymmetricContraction keeps the couplings that the
     model has.
+
+    MACE and ScaleShiftMACE models get a forward pass in few operations, the attribute
+    `model.forward`, which leaves positions and shifts in the data as they are.  Hessians, forces or
+    stresses of edges and atoms, LAMMPS, a displacement in the data, and models with embeddings of
+    more features go by the forward pass of MACE.
 
     The model is compiled by torch.compile, or torch.export and AOTInductor.  Where a program asks
     for TorchScript, script a model of the original class after
@@ -91,8 +102,11 @@ def _convert(model: Any, layout: str) -> None:
         model.register_forward_pre_hook(call.begin, with_kwargs=True)
         model.register_forward_hook(call.end, always_call=True)
     if layout == "ir_mul" and hasattr(model, "products"):
-        made = [item for product in model.products for item in product.linear.irreps_out]
-        model.register_forward_hook(_Described(Irreps(made)))
+        if forward_serves(model):
+            model.forward = MaceForward(model, call)
+        else:
+            made = [item for product in model.products for item in product.linear.irreps_out]
+            model.register_forward_hook(_Described(Irreps(made)))
 
 
 class _Described:
@@ -109,7 +123,7 @@ class _Described:
         """Change the output in place."""
         rows = output.get("node_feats") if isinstance(output, dict) else None
         if rows is not None:
-            output["node_feats"] = join(split(rows, self.irreps, "ir_mul"), "mul_ir")
+            output["node_feats"] = rows_of_e3nn([rows], [self.irreps])
 
 
 def _convert_interaction(block: Any, layout: str, call: Call) -> None:
@@ -120,6 +134,8 @@ def _convert_interaction(block: Any, layout: str, call: Call) -> None:
     if is_of("e3nn", "FullyConnectedNet", weights) and list(weights.children())[-1].act is None:
         block.conv_tp_weights = holding(network(weights, _Hidden), weights)
         made.networks = (block.conv_tp_weights,)  # in a tuple: it is the block's module
+        if type(block).__name__ in DIVIDED and isinstance(block.avg_num_neighbors, float | int):
+            block.forward = MaceInteraction(block)
     block.conv_tp, block.conv_fusion = made, True
     skip: Any = getattr(block, "skip_tp", None)
     if is_of("e3nn", "FullyConnectedTensorProduct", skip):
@@ -174,41 +190,24 @@ class _ByElement(TensorProduct):
         self, x: Tensor, attributes: Tensor
     ) -> Tensor:
         """(N, D_out) of x (N, D) and attributes (N, num_elements)."""
-        element = self.call.element(attributes)
-        if element is None or self._linear is None:
+        nodes, by_element = self.call.elements(attributes), self._map
+        if nodes is None or by_element is None or not by_element.serves(x):
             return super().forward(x, attributes)
-        linear, factor = self._linear
-        matrices = [view.transpose(0, 1).flatten(1) for view in self.weight_views()]
-        found: Tensor = linear(x, torch.cat(matrices, 1) * factor, element=element)
-        return found
+        return nodes.scaled(by_element(x, self.weight, nodes.element, self.irreps_in2.dim))
 
     @functools.cached_property
-    def _linear(self) -> tuple[Linear, float] | None:
-        """The map of x with a weight for each element, and what its weight is multiplied by."""
-        items = [(i.i_in1, i.i_out) for i in self.instructions]
-        made = Linear(
-            self.irreps_in1,
-            self.irreps_out,
-            num_elements=self.irreps_in2.dim,
-            internal_weights=False,
-            instructions=items,
-            layout=self.layout,
-        )
-        factors = [
-            i.path_weight / math.sqrt(self.irreps_out[i.i_out].ir.dim) / own.path_weight
-            for i, own in zip(self.instructions, made.instructions, strict=True)
-        ]
-        scalars = len(self.irreps_in2) == 1 and self.irreps_in2[0].ir.is_scalar()
-        alike = all(math.isclose(factor, factors[0], rel_tol=1e-12) for factor in factors)
-        return (made, factors[0]) if scalars and factors and alike else None
+    def _map(self) -> MapByElement | None:
+        return MapByElement(self, self.layout) if by_elements(self) else None
 
 
 def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     """torchweft's layer for one of MACE's own."""
     if is_of("mace", "SymmetricContraction", module):
         return _mace_contraction(module, layout, call)
-    if is_of("mace", "BesselBasis", module):
-        return _bessel(module)
+    if is_of("mace", "RadialEmbeddingBlock", module):
+        return _radial_embedding(module)
+    if (bessel := _bessel(module)) is not None:
+        return holding(bessel, module)
     if is_of("mace", "PolynomialCutoff", module):
         return holding(PolynomialCutoff(float(module.r_max), int(module.p)), module)
     if layout == "ir_mul" and is_of("mace", "reshape_irreps", module):
@@ -218,12 +217,42 @@ def _mace_layer(module: Any, layout: str, call: Call) -> nn.Module | None:
     return None
 
 
-def _bessel(module: Any) -> nn.Module | None:
-    """MACE's Bessel functions, where the frequencies are no parameters that were trained."""
-    given, r_max = module.bessel_weights, float(module.r_max)
-    if isinstance(given, nn.Parameter):
+class _RadialEmbedding(nn.Module):
+    """MACE's RadialEmbeddingBlock of Bessel functions times a cutoff.
+
+    Args:
+        basis: the product.
+    """
+
+    def __init__(self, basis: RadialBasis) -> None:
+        super().__init__()
+        self.basis, self.out_dim = basis, basis.num_basis
+
+    def forward(
+        self, edge_lengths: Tensor, node_attrs: Tensor, edge_index: Tensor, atomic_numbers: Tensor
+    ) -> tuple[Tensor, None]:
+        """(E, num_basis) of lengths (E, 1), and no cutoff for the weights of edges."""
+        return self.basis(edge_lengths), None
+
+
+def _radial_embedding(module: Any) -> nn.Module | None:
+    """The block as one function, where it is a product of known factors and lengths stay as is."""
+    bessel, cutoff = _bessel(module.bessel_fn), module.cutoff_fn
+    # before this argument, the block returned no pair
+    pair = "apply_cutoff" in inspect.signature(type(module).__init__).parameters
+    multiplies = pair and getattr(module, "apply_cutoff", True)
+    if not multiplies or bessel is None or hasattr(module, "distance_transform"):
         return None
-    return holding(BesselBasis(r_max, given.shape[0]), module)
+    basis = RadialBasis(float(cutoff.r_max), bessel.num_basis, int(cutoff.p))
+    return holding(_RadialEmbedding(basis), module)
+
+
+def _bessel(module: Any) -> BesselBasis | None:
+    """MACE's Bessel functions, where the frequencies are no parameters that were trained."""
+    given: Any = getattr(module, "bessel_weights", None)
+    if not is_of("mace", "BesselBasis", module) or isinstance(given, nn.Parameter):
+        return None
+    return BesselBasis(float(module.r_max), given.shape[0])
 
 
 class _Channels(nn.Module):
@@ -250,9 +279,12 @@ class _MaceContraction(SymmetricContraction):
 
     def forward(self, x: Tensor, attributes: Tensor) -> Tensor:
         """(N, C · D_out) of x and attributes (N, num_elements)."""
-        element = self.call.element(attributes)
+        nodes = self.call.elements(attributes)
         rows = (x.transpose(1, 2) if self.rows_are_mul_ir else x).flatten(1)
-        z = super().forward(rows, attributes if element is None else element)
+        if nodes is None:
+            z = super().forward(rows, attributes)
+        else:
+            z = nodes.scaled(super().forward(rows, nodes.element))
         return join(split(z, self.irreps_out, "ir_mul"), "mul_ir") if self.rows_are_mul_ir else z
 
 

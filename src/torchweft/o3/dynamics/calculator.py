@@ -50,7 +50,14 @@ def calculator(
     Returns:
         An `ase.calculators.calculator.Calculator` with energy, free_energy, forces, and stress
         where the cell has a volume.  Its `neighbours` is the `NeighbourList`.  The model is moved
-        to dtype and device, set to evaluate, and its parameters ask for no gradients any more.
+        to dtype and device, set to evaluate, and its parameters ask for no gradients any more.  It
+        may be moved again, and its weights changed, between calculations.
+
+    On a GPU a calculation is a replay of a CUDA graph, made by `torchweft.capture` in the third for
+    the same atoms, with room for a tenth more edges, which are beyond the cutoff.  A function,
+    or a module, must be zero there, e.g. by a smooth cutoff and `torch.where`, must not wait for
+    the GPU, and not depend on Python values that change.  One that waits or is not zero runs
+    launch by launch, and a warning says why; SevenNet's models run so without one.
 
     Raises:
         BackendError: ase or vesin is not installed.
@@ -88,8 +95,9 @@ def calculator(
     device = torch.device(device or ("cpu" if first is None else first.device))
     turned = dtype or (torch.get_default_dtype() if first is None else first.dtype)
     potential = potential_of(model, cutoff, head, turned)
-    if isinstance(model, nn.Module):
-        model.to(device).eval().requires_grad_(False)
-        if dtype is not None:
-            model.to(dtype)
-    return PotentialCalculator(potential, skin, device)
+    if not isinstance(model, nn.Module):
+        return PotentialCalculator(potential, None, skin, device)
+    model.to(device).eval().requires_grad_(False)
+    if dtype is not None:
+        model.to(dtype)
+    return PotentialCalculator(potential, model, skin, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,9 +19,9 @@ __all__ = ["Potential", "Results", "Structure", "potential_of"]
 class Structure(NamedTuple):
     """Atoms and their edges on the model's device, in its dtype."""
 
-    numbers: Tensor  # (N,) int64, atomic numbers
+    species: Tensor  # (N, ...), the same tensor as long as the atoms are of the same elements
     positions: Tensor  # (N, 3)
-    cell: Tensor  # (3, 3), zeros where there is none
+    cell: Tensor  # (3, 3), vectors that do not repeat are those of a unit cell where there are none
     src: Tensor  # (E,)
     dst: Tensor  # (E,)
     shift: Tensor  # (E, 3)
@@ -33,6 +34,7 @@ class Results(NamedTuple):
     energy: Tensor  # one element
     forces: Tensor  # (N, 3)
     stress: Tensor | None  # (3, 3), None where the cell has no volume
+    slope: Tensor | None = None  # (E, 3), ∂E/∂vectors, of functions of these
 
 
 class Potential(NamedTuple):
@@ -40,8 +42,10 @@ class Potential(NamedTuple):
 
     cutoff: float
     numbers: tuple[int, ...]  # atomic numbers that it knows; none where it takes any
-    dtype: torch.dtype  # of positions, cells and shifts
+    dtype: torch.dtype | None  # of positions, cells and shifts; None: that of the parameters
+    species: Callable[[Tensor, torch.dtype], Tensor]  # of atomic numbers (N,), in this dtype
     call: Callable[[Structure], Results]
+    recordable: bool = True  # edges beyond the cutoff change nothing, and the host reads no value
 
 
 def potential_of(
@@ -72,7 +76,9 @@ def potential_of(
             "there is no cutoff: a model of one's own needs it for its edges. Pass cutoff=5.0, say."
         )
     _check_no_head(head, model)
-    return Potential(float(cutoff), (), dtype, lambda structure: _of_energy(model, structure))
+    own = isinstance(model, nn.Module) and next(model.parameters(), None) is not None
+    call = functools.partial(_of_energy, model)
+    return Potential(float(cutoff), (), None if own else dtype, _as_they_are, call)
 
 
 def _of_energy(model: Callable[[Tensor, Tensor, Graph], Tensor], s: Structure) -> Results:
@@ -80,7 +86,7 @@ def _of_energy(model: Callable[[Tensor, Tensor, Graph], Tensor], s: Structure) -
     with torch.enable_grad():
         vectors = s.positions[s.dst] - s.positions[s.src] + s.shift @ s.cell
         vectors = vectors.requires_grad_()
-        energy = model(s.numbers, vectors, Graph(s.src, s.dst, len(s.numbers)))
+        energy = model(s.species, vectors, Graph(s.src, s.dst, len(s.species)))
         if not isinstance(energy, Tensor) or energy.numel() != 1:
             given = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
             raise ShapeError(
@@ -95,8 +101,14 @@ def _of_energy(model: Callable[[Tensor, Tensor, Graph], Tensor], s: Structure) -
     forces = torch.zeros_like(s.positions).index_add(0, s.src, slope)
     forces = forces.index_add(0, s.dst, -slope)
     virial = vectors.detach().T @ slope
-    stress = (virial + virial.T) / (2 * s.cell.det().abs()) if s.solid else None
-    return Results(energy.detach(), forces, stress)
+    stress = (virial + virial.T) / (2 * _volume(s.cell)) if s.solid else None
+    return Results(energy.detach(), forces, stress, slope)
+
+
+def _volume(cell: Tensor) -> Tensor:
+    """By products, which a CUDA graph holds; `det` factors the matrix."""
+    volume: Tensor = (cell[0] * torch.linalg.cross(cell[1], cell[2])).sum()
+    return volume.abs()
 
 
 def _mace(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
@@ -115,23 +127,27 @@ def _mace(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
     numbers = tuple(int(z) for z in model.atomic_numbers)
     chosen = heads.index(head) if head else 0
 
+    def one_hot(found: Tensor, dtype: torch.dtype) -> Tensor:
+        return nn.functional.one_hot(_places(found, numbers), len(numbers)).to(dtype)
+
     def call(s: Structure) -> Results:
         zero = s.src.new_zeros
         data = {
             "positions": s.positions,
-            "node_attrs": _one_hot(s.numbers, numbers, s.positions.dtype),
+            "node_attrs": s.species,
             "edge_index": torch.stack([s.src, s.dst]),
             "unit_shifts": s.shift,
             "shifts": s.shift @ s.cell,
             "cell": s.cell,
-            "batch": zero(len(s.numbers)),
-            "ptr": torch.tensor([0, len(s.numbers)], device=s.src.device),
+            "batch": zero(len(s.species)),
+            "ptr": torch.arange(2, device=s.src.device) * len(s.species),
             "head": zero(1) + chosen,
         }
-        out = model(data, compute_force=True, compute_stress=s.solid)
-        return _results(out, "energy", "forces", out["stress"] if s.solid else None)
+        out = model(data, compute_force=True, compute_virials=s.solid)
+        stress = -out["virials"] / _volume(s.cell) if s.solid else None
+        return _results(out, "energy", "forces", stress)
 
-    return Potential(float(model.r_max), numbers, dtype, call)
+    return Potential(float(model.r_max), numbers, None, one_hot, call)
 
 
 def _nequip(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
@@ -155,7 +171,7 @@ def _nequip(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
     def call(s: Structure) -> Results:
         data = {
             "pos": s.positions,
-            "atom_types": _places(s.numbers, numbers),
+            "atom_types": s.species,
             "edge_index": torch.stack([s.src, s.dst]),
             "edge_cell_shift": s.shift,
             "cell": s.cell[None],
@@ -163,7 +179,8 @@ def _nequip(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
         out = model(data)
         return _results(out, "total_energy", "forces", out["stress"] if s.solid else None)
 
-    return Potential(float(model.metadata["r_max"]), numbers, torch.float64, call)
+    cutoff = float(model.metadata["r_max"])
+    return Potential(cutoff, numbers, torch.float64, lambda found, _: _places(found, numbers), call)
 
 
 def _sevennet(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
@@ -182,15 +199,15 @@ def _sevennet(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
 
     def call(s: Structure) -> Results:
         data = {
-            "x": s.numbers,
-            "atomic_numbers": s.numbers,
+            "x": s.species,
+            "atomic_numbers": s.species,
             "pos": s.positions,
             "edge_index": torch.stack([s.src, s.dst]),
             "edge_vec": s.positions[s.dst] - s.positions[s.src] + s.shift @ s.cell,
             "cell_lattice_vectors": s.cell,
             "pbc_shift": s.shift,
-            "cell_volume": s.cell.det().abs(),
-            "num_atoms": torch.tensor(len(s.numbers), device=s.src.device),
+            "cell_volume": _volume(s.cell),
+            "num_atoms": torch.tensor(len(s.species), device=s.src.device),
         }
         out = model(data)
         stress = None
@@ -199,7 +216,9 @@ def _sevennet(model: Any, head: str | None, dtype: torch.dtype) -> Potential:
             stress = torch.stack([xx, xy, zx, xy, yy, yz, zx, yz, zz])
         return _results(out, "inferred_total_energy", "inferred_force", stress)
 
-    return Potential(float(model.cutoff), tuple(model.type_map), dtype, call)
+    # its polynomial cutoff is not zero beyond, and the host reads the elements of atoms
+    cutoff, known = float(model.cutoff), tuple(model.type_map)
+    return Potential(cutoff, known, dtype, _as_they_are, call, recordable=False)
 
 
 def _results(out: Mapping[str, Tensor], energy: str, forces: str, stress: Tensor | None) -> Results:
@@ -207,15 +226,15 @@ def _results(out: Mapping[str, Tensor], energy: str, forces: str, stress: Tensor
     return Results(out[energy].detach(), out[forces].detach(), reshaped)
 
 
+def _as_they_are(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    return numbers
+
+
 def _places(numbers: Tensor, known: tuple[int, ...]) -> Tensor:
     """The place of each atomic number among those that a model knows."""
     places = numbers.new_zeros(max(known) + 1)
-    places[list(known)] = torch.arange(len(known), device=numbers.device)
+    places[list(known)] = torch.arange(len(known))
     return places[numbers]
-
-
-def _one_hot(numbers: Tensor, known: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return nn.functional.one_hot(_places(numbers, known), len(known)).to(dtype)
 
 
 def _check_no_head(head: str | None, model: object) -> None:

@@ -77,7 +77,8 @@ class Activation(RowLayer):
             )
         pairs = list(zip(self.irreps_in, acts, strict=True))
         self.irreps_out = Irreps([(item.mul, irrep_of(item, f)) for item, f in pairs])
-        self.acts = nn.ModuleList([None if f is None else normalize2mom(f) for f in acts])  # type: ignore[misc]
+        scaled = [None if f is None else normalize2mom(f, backend=backend) for f in acts]
+        self.acts = nn.ModuleList(scaled)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         marks = "".join(" " if act is None else "x" for act in self.acts)
@@ -135,8 +136,8 @@ class Gate(RowLayer):
             )
         self.irreps_scalars, self.irreps_gates = scalars.simplify(), gates.simplify()
         self.irreps_gated = gated.simplify()
-        self.act_scalars = Activation(scalars, act_scalars)
-        self.act_gates = Activation(gates, act_gates)
+        self.act_scalars = Activation(scalars, act_scalars, backend=backend)
+        self.act_gates = Activation(gates, act_gates, backend=backend)
         pieces = list(paired(self.irreps_gated, self.act_gates.irreps_out.simplify()))
         products = [(y.mul, Irrep(y.ir.l, y.ir.p * g.ir.p)) for y, g in pieces]
         self.irreps_out = self.act_scalars.irreps_out + Irreps(products)

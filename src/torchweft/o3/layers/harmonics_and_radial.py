@@ -5,6 +5,7 @@ q_lm = a_lm y q_{l-1,m} - b_lm r² q_{l-2,m},  y the polar axis
 
 BesselBasis:       b_n(r) = √(2/r_max) sin(nπ r/r_max) / r,  n = 1 … num_basis
 PolynomialCutoff:  f(r) = (1-t)³ Σ_{k<p} (k+1)(k+2)/2 t^k,  t = min(r/r_max, 1)
+RadialBasis:       b_n(r) f(r)
 
 Harmonics are polynomials of (x, y, z), without angles and divisions: every gradient is right
 everywhere, at the poles and at zero too.  On a GPU each function is one kernel, and so are its
@@ -27,22 +28,22 @@ from torchweft.o3.backends import refuse_backend
 from torchweft.o3.irreps.irreps import Irrep, Irreps, IrrepsLike, is_irrep
 from torchweft.o3.irreps.rotation import check_last, unit
 from torchweft.o3.irreps.wigner import check_degrees, constant_tensor, working_dtype
-from torchweft.o3.pointwise import (
+from torchweft.o3.pointwise import cached_rows, first_rows, serves_rows
+from torchweft.o3.row_programs import (
     MOST_HARMONICS_DEGREE,
     bessel_key,
-    cached_rows,
     cutoff_key,
-    first_rows,
     harmonics_key,
     harmonics_scale,
     ladder_factors,
     ladder_seed,
-    serves_rows,
+    radial_basis_key,
 )
 
 __all__ = [
     "BesselBasis",
     "PolynomialCutoff",
+    "RadialBasis",
     "SphericalHarmonics",
     "soft_one_hot_linspace",
     "soft_unit_step",
@@ -352,6 +353,60 @@ class PolynomialCutoff(torch.nn.Module):
     def extra_repr(self) -> str:
         """The arguments."""
         return f"r_max={self.r_max}, p={self.p}"
+
+
+class RadialBasis(torch.nn.Module):
+    """b_n(r) f(r), Bessel functions times a cutoff: what potentials know of the length of an edge.
+
+    `BesselBasis(r_max, num_basis)(r) * PolynomialCutoff(r_max, p)(r)`: zero from r_max on, with its
+    gradients (Gasteiger, Groß, Günnemann: Directional message passing, ICLR 2020).  On a GPU one
+    kernel, and one for each gradient.
+
+    Args:
+        r_max: the radius from which on all functions are zero.
+        num_basis: number of functions.
+        p: of the cutoff, 1 or more.
+        backend: see `torchweft.o3`.
+
+    Raises:
+        ShapeError: a number that is not positive.
+        DTypeError: what is no number, or a p that is no integer.
+
+    >>> basis = RadialBasis(5.0, num_basis=4)
+    >>> basis
+    RadialBasis(r_max=5.0, num_basis=4, p=6)
+    >>> basis(torch.tensor([[1.0], [5.0], [6.0]]))[1:].any()
+    tensor(False)
+    """
+
+    def __init__(
+        self, r_max: float, num_basis: int = 8, p: int = 6, *, backend: str | None = None
+    ) -> None:
+        super().__init__()
+        # no children: the text names them as arguments
+        self._factors = (
+            BesselBasis(r_max, num_basis, backend=backend),
+            PolynomialCutoff(r_max, p, backend=backend),
+        )
+        self.r_max, self.num_basis, self.p, self.backend = float(r_max), num_basis, int(p), backend
+
+    def forward(self, r: Tensor) -> Tensor:
+        """(..., 1) to (..., num_basis), in r's dtype; half precision computes in float32."""
+        called = "radial", self.r_max, self.num_basis, self.p, self.backend
+        y = cached_rows(called, r)
+        if y is not None:
+            return y
+        check_last("r", r, 1)
+        if serves_rows(r, self.backend):
+            key = radial_basis_key(self.r_max, self.num_basis, self.p)
+            return first_rows(called, key, r, self.backend)
+        wide, (bessel, cutoff) = r.to(working_dtype(r.dtype)), self._factors
+        found: Tensor = (bessel(wide) * cutoff(wide)).to(r.dtype)
+        return found
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"r_max={self.r_max}, num_basis={self.num_basis}, p={self.p}"
 
 
 def soft_one_hot_linspace(

@@ -37,7 +37,7 @@ from torchweft.o3.mixing.operator import mix, rows_of_elements, serves_mix
 from torchweft.o3.tensor_product.instructions import check_item, checked_choice
 from torchweft.o3.tensor_product.module import RowLayer, WeightedModule
 
-__all__ = ["Identity", "Linear", "LinearInstruction"]
+__all__ = ["Identity", "Linear", "LinearInstruction", "linear_mixing"]
 
 
 class LinearInstruction(NamedTuple):
@@ -122,7 +122,7 @@ class Linear(WeightedModule):
         super().__init__(found, out, internal_weights, shared_weights, layout, backend, dims)
         self.irreps_in, self.features, self.num_elements = irreps, features, num_elements
         self._calls: CallCache[bool] = CallCache()  # whether kernels serve a call by one operator
-        self.mixing = None if features else _mixing(found, self.offsets, irreps, out, layout)
+        self.mixing = None if features else linear_mixing(found, self.offsets, irreps, out, layout)
         self._into = [
             [
                 n
@@ -375,13 +375,15 @@ def _paths(
     return paths
 
 
-def _mixing(
+def linear_mixing(
     instructions: Sequence[LinearInstruction],
     offsets: Sequence[int],
     irreps: Irreps,
     out: Irreps,
     layout: str,
 ) -> Mixing:
+    """The matrices of instructions, which begin at these numbers of a row of weights."""
+
     def blocks(items: Irreps) -> tuple[Block, ...]:
         return tuple(
             Block(place.start, item.ir.dim, *steps(item, layout), item.mul)

@@ -2,28 +2,56 @@
 
 normalize2mom       c f(x),  c = <f(t)²>^(-1/2) over normal t
 FullyConnectedNet   x_{k+1} = √v c f(x_k W_k / √(h_k v_k)),  the last layer without f
+
+On a GPU a function of PRINTED is one kernel, with the factors before and behind it, and so is each
+of its derivatives; torch's own takes up to a dozen for a second derivative.  Other functions, and
+all on a CPU, are torch's: its loops over numbers need no compilation there.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from torchweft.core.backend import check_torch_only
 from torchweft.core.operators.operands import same_kind
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.irreps.rotation import check_last
+from torchweft.o3.pointwise import cached_rows, first_rows, serves_rows
+from torchweft.o3.row_programs import activation_key
 
-__all__ = ["FullyConnectedNet", "Function", "moment", "normalize2mom", "on_host"]
+__all__ = [
+    "PRINTED",
+    "FullyConnectedNet",
+    "Function",
+    "between",
+    "moment",
+    "normalize2mom",
+    "on_host",
+]
 
 Function = Callable[[Tensor], Tensor]
 """A function of each number by itself."""
+
+PRINTED: dict[Any, str] = {
+    functional.silu: "silu",
+    nn.SiLU: "silu",
+    torch.sigmoid: "sigmoid",
+    functional.sigmoid: "sigmoid",
+    nn.Sigmoid: "sigmoid",
+    torch.tanh: "tanh",
+    functional.tanh: "tanh",
+    nn.Tanh: "tanh",
+}
+"""Functions, and classes of modules, that kernels compute on a GPU; torch computes all others."""
 
 MOMENT_SAMPLES = 1_000_000
 """Normal numbers that a moment is estimated from; e3nn's, so that checkpoints agree."""
@@ -74,26 +102,54 @@ class normalize2mom(nn.Module):  # noqa: N801 - e3nn's name
         f: a function of each number by itself.
         dtype: without effect, as in e3nn: the mean is taken in float64.
         device: without effect: the random numbers are those of the CPU, wherever f is used.
+        backend: None, or "torch": no kernel on a GPU either.
 
     Attributes:
         f: the function.
         cst: c; 1.0 if c is that to 1e-4.
+        printed: the name of f in kernels; None: torch computes it.
 
     >>> f = normalize2mom(torch.tanh)
     >>> round(f.cst, 6)
     1.593733
     """
 
-    def __init__(self, f: Function, dtype: torch.dtype | None = None, device: Any = None) -> None:
+    def __init__(
+        self,
+        f: Function,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        *,
+        backend: str | None = None,
+    ) -> None:
         super().__init__()
+        check_torch_only(self, backend)
         self.f = f
+        kind = type(f) if isinstance(f, nn.Module) else f
+        self.printed = None if backend == "torch" else PRINTED.get(kind)
         factor = _factor(on_host(f)) if isinstance(f, nn.Module) else _cached_factor(f)
         self.cst = 1.0 if abs(factor - 1) < FACTOR_TOLERANCE else factor
 
     def forward(self, x: Tensor) -> Tensor:
         """c f(x), in the shape of x."""
+        if self.serves(x):
+            return between(self, 1.0, x, self.cst)
         value = self.f(x)
         return value if self.cst == 1.0 else value * self.cst
+
+    def serves(self, x: Tensor) -> bool:
+        """Whether a kernel computes f of tensors like x."""
+        return self.printed is not None and x.dim() > 0 and serves_rows(x)
+
+
+def between(act: normalize2mom, before: float, x: Tensor, after: float) -> Tensor:
+    """after f(before x), in the shape of x, by one kernel; f is of `act`, which serves x."""
+    if not x.shape[-1]:
+        return x
+    assert act.printed is not None
+    called, x = (act.printed, before, after), x.contiguous()
+    y = cached_rows(called, x)
+    return first_rows(called, activation_key(*called), x) if y is None else y
 
 
 def _name_of(f: Function) -> str:
@@ -106,7 +162,7 @@ class _Layer(nn.Module):
     Attributes:
         weight: W, (h_in, h_out).
         act: c f, or None.
-        before: what W is multiplied by.
+        before: the factor of x W.
         after: √v_out c of a layer with f, else 1; numbers, so that no dtype rounds them.
     """
 
@@ -126,20 +182,26 @@ class _Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, h_out) of x (…, h_in)."""
-        z = self.unscaled(x, 1.0)
-        return z if self.after == 1.0 else z * self.after
+        z, factor = self.between(self.before, x, self.after)
+        return z if factor == 1.0 else z * factor
 
-    def unscaled(self, x: Tensor, factor: float) -> Tensor:
-        """The layer of `factor` x, without the factor `after`."""
+    def between(self, before: float, x: Tensor, after: float) -> tuple[Tensor, float]:
+        """after f(before x W), but for the factor that is returned beside it.
+
+        A kernel of f multiplies by both; else `before` is a factor of the matrix, the smallest
+        tensor, and `after` is left to the next one.
+        """
         x, weight = same_kind(x=x, weight=self.weight)
-        z = x @ (weight * (self.before * factor))
-        return z if self.act is None else self.act.f(z)
+        if self.act is not None and self.act.serves(x):
+            return between(self.act, before, x @ weight, after), 1.0
+        z = x @ (weight if before == 1.0 else weight * before)
+        return (z if self.act is None else self.act.f(z)), after
 
 
 class FullyConnectedNet(nn.Sequential):
     """x_{k+1} = c f(x_k W_k / √h_k), and the last layer x W / √h: for normal x of variance 1.
 
-    Factors of functions are multiplied into the next matrix, where they are few.
+    Factors are those of functions where these are kernels, else of matrices.
 
     Args:
         hs: widths of x, of the hidden layers, and of the result.
@@ -180,7 +242,7 @@ class FullyConnectedNet(nn.Sequential):
                 raise ShapeError(
                     f"{name} is {variance!r}: a variance must be positive. Pass {name}=1."
                 )
-        f = None if act is None else normalize2mom(act)
+        f = None if act is None else normalize2mom(act, backend=backend)
         last = len(self.hs) - 2
         for n, (h_in, h_out) in enumerate(zip(self.hs, self.hs[1:], strict=False)):
             own = f if n < last or out_act else None
@@ -192,19 +254,26 @@ class FullyConnectedNet(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, hs[-1]) of x (…, hs[0])."""
-        x, factor = self._through(x, len(self))
+        x, factor = self.hidden(x), 1.0
+        for layer in self._layers()[-1:]:
+            x, factor = layer.between(1.0, x, layer.after)
         return x if factor == 1.0 else x * factor
 
     def hidden(self, x: Tensor) -> Tensor:
         """(…, hs[-2]) of x (…, hs[0]): what the last matrix is applied to.
 
-        `net.hidden(x) @ net.last_matrix()` is `net(x)`: the factor of the last function is in the
-        matrix.  So a convolution takes `radial=net.hidden(x), radial_weight=net.last_matrix()`.
+        `net.hidden(x) @ net.last_matrix()` is `net(x)`: the factor of the last matrix is in it.  So
+        a convolution takes `radial=net.hidden(x), radial_weight=net.last_matrix()`.
         """
-        return self._through(x, len(self) - 1)[0]
+        check_last("x", x, self.hs[0])
+        layers = self._layers()
+        factor = layers[0].before if layers else 1.0
+        for layer, following in itertools.pairwise(layers):
+            x, factor = layer.between(factor, x, layer.after * following.before)
+        return x if factor == 1.0 else x * factor
 
     def last_matrix(self) -> Tensor:
-        """(hs[-2], hs[-1]): the last matrix with all factors, see `hidden`.
+        """(hs[-2], hs[-1]): the last matrix, which is a parameter, see `hidden`.
 
         Raises:
             ShapeError: there are no layers, or the last one has a function.
@@ -215,20 +284,11 @@ class FullyConnectedNet(nn.Sequential):
                 f"{self!r} ends {'with a function' if layers else 'without a layer'}: the last "
                 "layer must be a matrix. Build it with two widths or more and out_act=False."
             )
-        factor = layers[-2].after if len(layers) > 1 else 1.0
-        matrix: Tensor = layers[-1].weight * (layers[-1].before * factor)
+        matrix: Tensor = layers[-1].weight
         return matrix
 
     def _layers(self) -> list[Any]:
         return list(self.children())
-
-    def _through(self, x: Tensor, count: int) -> tuple[Tensor, float]:
-        """x after some layers, up to a factor, and that factor."""
-        check_last("x", x, self.hs[0])
-        factor = 1.0
-        for layer in self._layers()[:count]:
-            x, factor = layer.unscaled(x, factor), layer.after
-        return x, factor
 
 
 def _widths(hs: Iterable[int]) -> list[int]:

@@ -99,11 +99,15 @@ class Mixing:
         return self.widths["tzw".index(slot)]
 
     def shape(self, result: str, rows: int, shared: bool, elements: int | None) -> tuple[int, ...]:
-        """Shape of t, z or w, of weights that all rows share or that elements have."""
+        """Shape of t, z or w, of weights that all rows share or that elements have.
+
+        With both, elements are inside each matrix, (copies of t, elements, copies of z).
+        """
         width = self.width(result)
         if result != "w" or not (shared or elements is not None):
             return rows, width
-        return (width,) if elements is None else (elements, width)
+        count = 1 if elements is None else elements
+        return (count * width,) if shared else (count, width)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -68,13 +68,14 @@ def pieces(kind, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: 
 def accumulate(
     acc, a_ptr, w_ptr, order_ptr, first_r, last_r, tile,
     C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, K: tl.constexpr,
-    N: tl.constexpr, LENGTH: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr,
+    N: tl.constexpr, STEP_K: tl.constexpr, STEP_N: tl.constexpr, FACTOR: tl.constexpr,
+    LOW: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """acc[r, n] += Σ_k a[r, k] w[n, k]: rows r of components, w prepared, its rows LENGTH apart.
+    """acc[r, n] += Σ_k a[r, k] FACTOR w[k, n]: rows r of components, one step of w is 1.
 
     r begins at first_r and ends before last_r, n is a tile's.
-    The low parts of w lie LOW numbers behind the high ones.
+    w is prepared, and its low parts lie LOW numbers behind the high ones; LOW is 0: it is not.
     """
     ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     r = first_r + tl.arange(0, BLOCK_M)
@@ -82,23 +83,34 @@ def accumulate(
     n = tile % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
     for first in range(0, K, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
-        here, there = live[:, None], (n < N)[:, None]
+        here, there = live[:, None], (n < N)[None, :]
         if K % BLOCK_K != 0:
-            here, there = here & (k < K)[None, :], there & (k < K)[None, :]
+            here, there = here & (k < K)[None, :], there & (k < K)[:, None]
         a = tl.load(a_ptr + begin[:, None] + (k * COPY)[None, :], mask=here, other=0.0)
-        at = w_ptr + n[:, None] * LENGTH + k[None, :]
-        w = tl.load(at, mask=there, other=0.0).T
+        w = _matrix(w_ptr, k, n, there, STEP_K, STEP_N)
+        if LOW == 0:
+            whole = w.to(tl.float32) * FACTOR
+            w = whole.to(a.dtype) if PARTS == 0 else _rounded(whole)
         if PARTS == 0:
             acc = tl.dot(a, w, acc)
         elif PARTS == 1:
             acc = tl.dot(_rounded(a), w, acc, input_precision="tf32")
         else:
+            w_low = whole - w if LOW == 0 else _matrix(w_ptr + LOW, k, n, there, STEP_K, STEP_N)
             high = _rounded(a)
-            w_low = tl.load(at + LOW, mask=there, other=0.0).T
             part = tl.dot(a - high, w, input_precision="tf32")
             part = tl.dot(high, w_low, part, input_precision="tf32")
             acc += tl.dot(high, w, part, input_precision="tf32")
     return acc
+
+
+@triton.jit
+def _matrix(w_ptr, k, n, mask, STEP_K: tl.constexpr, STEP_N: tl.constexpr):
+    """w[k, n], read along the numbers that follow each other."""
+    if STEP_K == 1:
+        at = w_ptr + n[:, None] * STEP_N + k[None, :]
+        return tl.load(at, mask=mask.T, other=0.0).T
+    return tl.load(w_ptr + k[:, None] * STEP_K + n[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -120,15 +132,16 @@ def store(
 @triton.jit
 def prepare(
     w_ptr, p_ptr, tile,
-    U: tl.constexpr, N: tl.constexpr, STEP_U: tl.constexpr, STEP_N: tl.constexpr,
+    U: tl.constexpr, N: tl.constexpr, ROW: tl.constexpr, STEP_U: tl.constexpr, STEP_N: tl.constexpr,
     FACTOR: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Parts of factor · w (U, N), at u · STEP_U + n · STEP_N."""
+    """Parts of factor · w (U, N), in rows ROW apart, at u · STEP_U + n · STEP_N."""
     ACROSS: tl.constexpr = (N + BLOCK - 1) // BLOCK
     u = tile // ACROSS * BLOCK + tl.arange(0, BLOCK)
     n = tile % ACROSS * BLOCK + tl.arange(0, BLOCK)
     mask = (u < U)[:, None] & (n < N)[None, :]
-    w = tl.load(w_ptr + u[:, None] * N + n[None, :], mask=mask, other=0.0).to(tl.float32) * FACTOR
+    w = tl.load(w_ptr + u[:, None] * ROW + n[None, :], mask=mask, other=0.0)
+    w = w.to(tl.float32) * FACTOR
     if STEP_U == 1:
         w, mask = w.T, mask.T
         to = p_ptr + n[:, None] * STEP_N + u[None, :]
@@ -146,13 +159,13 @@ def prepare(
 
 @triton.jit
 def outer(
-    t_ptr, z_ptr, part_ptr, order_ptr, first_row, last_row, part, tile,
-    NUMBERS: tl.constexpr, C: tl.constexpr,
+    t_ptr, z_ptr, w_ptr, order_ptr, first_row, last_row, tile, C: tl.constexpr,
     T_WIDTH: tl.constexpr, T_STEP: tl.constexpr, T_COPY: tl.constexpr, U: tl.constexpr,
     Z_WIDTH: tl.constexpr, Z_STEP: tl.constexpr, Z_COPY: tl.constexpr, N: tl.constexpr,
+    ROW: tl.constexpr, FACTOR: tl.constexpr,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """part[u, n] = Σ_r t[r, u] z[r, n], components r of some rows; parts are NUMBERS apart."""
+    """w[u, n] = factor Σ_r t[r, u] z[r, n], components r of some rows; rows of w are ROW apart."""
     ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     TILES: tl.constexpr = (U + BLOCK_M - 1) // BLOCK_M * ACROSS
     u = tile % TILES // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -183,17 +196,21 @@ def outer(
             some = tl.dot(t - t_high, z_high, input_precision="tf32")
             some = tl.dot(t_high, z - z_high, some, input_precision="tf32")
             acc += tl.dot(t_high, z_high, some, input_precision="tf32")
-    to = part_ptr + part.to(tl.int64) * NUMBERS + u[:, None] * N + n[None, :]
-    tl.store(to, acc, mask=(u < U)[:, None] & (n < N)[None, :])
+    to = w_ptr + u[:, None] * ROW + n[None, :]
+    w = (acc * FACTOR).to(w_ptr.dtype.element_ty)
+    tl.store(to, w, mask=(u < U)[:, None] & (n < N)[None, :])
 
 
 @triton.jit
 def fold(
     part_ptr, w_ptr, first_part, last_part, tile, NUMBERS: tl.constexpr, COUNT: tl.constexpr,
-    N: tl.constexpr, LENGTH: tl.constexpr, FACTOR: tl.constexpr,
+    N: tl.constexpr, LENGTH: tl.constexpr, ROW: tl.constexpr, FACTOR: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """w = factor Σ some parts, in fixed order, w (u, N) in rows LENGTH apart; bound: memory."""
+    """w = factor Σ some parts, in fixed order, bound: memory.
+
+    Rows (u, N) of w are ROW apart, those of parts LENGTH.
+    """
     i = tile * BLOCK + tl.arange(0, BLOCK)
     place = i // N * LENGTH + i % N
     total = tl.zeros((BLOCK_P, BLOCK), tl.float32)
@@ -202,4 +219,5 @@ def fold(
         at = part_ptr + part.to(tl.int64)[:, None] * NUMBERS + place[None, :]
         total += tl.load(at, mask=(part < last_part)[:, None] & (i < COUNT)[None, :], other=0.0)
     w = tl.sum(total, 0) * FACTOR
-    tl.store(w_ptr + i, w.to(w_ptr.dtype.element_ty), mask=i < COUNT)
+    to = w_ptr + (i if ROW == N else i // N * ROW + i % N)
+    tl.store(to, w.to(w_ptr.dtype.element_ty), mask=i < COUNT)

@@ -32,14 +32,16 @@ from torchweft.core.printing.modules import printed
 from torchweft.o3.channelwise.calls import Call as ContractionCall
 from torchweft.o3.channelwise.structure import Structure
 from torchweft.o3.mixing import rows_source
-from torchweft.o3.mixing.blocks import Mixing, merged, prepared, uncovered
+from torchweft.o3.mixing.blocks import CopySum, Mixing, groups, merged, prepared, uncovered
 from torchweft.o3.mixing.operator import ElementRows
 from torchweft.o3.mixing.source import (
+    direct_source,
     fold_source,
     outer_source,
     own_source,
     prepare_source,
     product_source,
+    whole_outer_source,
 )
 
 __all__ = ["run_mix", "run_mixed_rows"]
@@ -52,12 +54,18 @@ EXACT_TILE = Tile((64, 128, 32), 4, 3)
 alone on a processor, where nothing hides the begin and the end of a tile (H200: .47 ms in place of
 .40, the linear map of 100,000 rows of 128 copies)."""
 
+DIRECT_TILES = (Tile((32, 64, 32), 4, 3), Tile((16, 32, 32), 4, 4))
+"""The same for few rows, where programs read weights as they are: one launch, and more programs."""
+
 OUTER_TILE = Tile((128, 128, 32), 8, 3)
 """Copies of t, copies of z, rows that are summed at a time."""
 
 EXACT_OUTER_TILE = Tile((64, 64, 16), 2, 4)
 """The same for float32.  Four warps would get the instruction whose right factor lies in shared
 memory with rows fastest: 32-bit numbers are transposed there one by one, in 16 conflicts."""
+
+WHOLE_OUTER_TILE, WHOLE_OUTER_ROWS = Tile((32, 32, 32), 4, 3), 128
+"""The same where one program sums all rows of a weight, and the most rows of which it does."""
 
 PREPARE_TILE, FOLD_TILE = Tile((32,), 4, 1), Tile((16, 128), 4, 1)
 
@@ -75,7 +83,7 @@ class _MixSignature(NamedTuple):
     """All that the launches of a call depend on.
 
     `elements` is the number of elements that have weights; None: all rows share one weight, or each
-    has its own.
+    has its own.  With elements, `shared` means that they are inside each matrix.
     """
 
     mixing: Mixing
@@ -123,7 +131,8 @@ def run_mix(
         between = None if scratch is None else a.new_empty(scratch, dtype=dtype)
         every = (a, b, *(elements or (None, None)), out, between)
         with current_device(a):
-            if scratch is not None and not launches.steps[-1].kernel.compiled:
+            own = not shared and elements is None
+            if not own and not launches.steps[-1].kernel.compiled:
                 trained = result != "w" and (a.requires_grad or b.requires_grad)
                 _compile(call, "tzw" if trained else result, every)
             launches(every)
@@ -149,10 +158,15 @@ def _recipe(call: _MixSignature) -> _MixRecipe:
         return _MixRecipe(shape, zero, Launches(()))
     if not shared and elements is None:
         return _MixRecipe(shape, zero, Launches([_own(mixing, result, rows)]))
+    if result == "w" and rows <= WHOLE_OUTER_ROWS:
+        return _MixRecipe(shape, zero, Launches([_whole_outer(call)]))
     if result == "w":
         count, steps = _outer(call)
         scratch = (count, mixing.num_weights)
         return _MixRecipe(shape, zero, Launches(steps), scratch, torch.float32)
+    tile = _direct_tile(call)
+    if tile is not None:
+        return _MixRecipe(shape, zero, Launches([_direct(call, tile)]))
     numbers = (elements or 1) * prepared(mixing, result) * max(1, parts)
     return _MixRecipe(shape, zero, Launches(_product(call, numbers * dtype.itemsize)), (numbers,))
 
@@ -165,36 +179,85 @@ def _own(mixing: Mixing, result: str, rows: int) -> Step:
     return Step(kernel, rows, [places[slot] for slot in "tzw"])
 
 
+def _direct_tile(call: _MixSignature) -> Tile | None:
+    """The largest tile of which half of the processors get one, or the smallest.
+
+    None where the tile for prepared weights is so.
+    """
+    found, least = merged(call.mixing, call.result), processors(call.device) / 2
+    tiles = [_product_tile(call.parts), *DIRECT_TILES]
+    enough = [_programs(found, call, _fitted(tile, found)) >= least for tile in tiles]
+    best = enough.index(True) if any(enough) else -1
+    return tiles[best] if best else None
+
+
+def _direct(call: _MixSignature, tile: Tile) -> Step:
+    """The kernel of a product that reads weights as they are."""
+    mixing, result, rows, parts, _, _, shared, elements = call
+    found = groups(mixing, result)
+    tile = _fitted(tile, found)
+    source = direct_source(mixing, result, parts, elements, shared)
+    taken = (*(() if elements is None else (ORDER, STARTS)), A, B, OUT)
+    return Step(_kernel("direct", source, (rows,), tile), _programs(found, call, tile), taken)
+
+
 def _product(call: _MixSignature, workspace_bytes: int) -> list[Step]:
     """Kernels of a product; the first prepares its weights."""
-    mixing, result, rows, parts, *_, elements = call
-    found, more = merged(mixing, result), elements or 0
-    tile = EXACT_TILE if parts == 2 else PRODUCT_TILE
-    m, n, k = tile.blocks
-    n = _block(max(group.block.copies for group in found), n)
-    k = _block(max(block.copies for group in found for block, _ in group.runs), k)
-    programs = sum(
-        (-(-rows * group.block.components // m) + more) * -(-group.block.copies // n)
-        for group in found
-    )
+    mixing, result, rows, parts, _, _, shared, elements = call
+    found = merged(mixing, result)
+    tile = _fitted(_product_tile(parts), found)
     (side,) = PREPARE_TILE.blocks
     tiles = sum(-(-u // side) * -(-n // side) for u, n in mixing.shapes)
-    prepare = prepare_source(mixing, result, parts, elements)
+    prepare = prepare_source(mixing, result, parts, elements, shared)
     product = product_source(mixing, result, parts, elements)
     kernels = (
         _kernel("prepare", prepare, (), PREPARE_TILE),
-        _kernel("product", product, (rows,), tile._replace(blocks=(m, n, k))),
+        _kernel("product", product, (rows,), tile),
     )
     taken = (*(() if elements is None else (ORDER, STARTS)), A, BETWEEN, OUT)
+    programs = _programs(found, call, tile)
     return [
         Step(kernels[0], (elements or 1) * tiles, (B, BETWEEN)),
         Step(kernels[1], programs, taken, workspace_bytes=workspace_bytes),
     ]
 
 
+def _product_tile(parts: int) -> Tile:
+    return EXACT_TILE if parts == 2 else PRODUCT_TILE
+
+
+def _fitted(tile: Tile, found: Sequence[CopySum]) -> Tile:
+    """A tile of no more copies than there are."""
+    m, n, k = tile.blocks
+    n = _block(max(group.block.copies for group in found), n)
+    k = _block(max(block.copies for group in found for block, _ in group.runs), k)
+    return tile._replace(blocks=(m, n, k))
+
+
+def _programs(found: Sequence[CopySum], call: _MixSignature, tile: Tile) -> int:
+    """Tiles of all rows and copies; the last one of an element may not be full."""
+    m, n, _ = tile.blocks
+    return sum(
+        (-(-call.rows * group.block.components // m) + (call.elements or 0))
+        * -(-group.block.copies // n)
+        for group in found
+    )
+
+
+def _whole_outer(call: _MixSignature) -> Step:
+    """The kernel of the weights' gradient of few rows."""
+    mixing, _, rows, parts, _, _, shared, elements = call
+    m, n, _ = WHOLE_OUTER_TILE.blocks
+    tiles = sum(-(-t // m) * -(-z // n) for t, z in mixing.shapes)
+    source = whole_outer_source(mixing, parts, elements, shared)
+    taken = (*(() if elements is None else (ORDER, STARTS)), A, B, OUT)
+    kernel = _kernel("whole_outer", source, (rows,), WHOLE_OUTER_TILE)
+    return Step(kernel, (elements or 1) * tiles, taken)
+
+
 def _outer(call: _MixSignature) -> tuple[int, list[Step]]:
     """Number of partial sums, and kernels; the last part of an element may not be full."""
-    mixing, _, rows, parts, _, device, _, elements = call
+    mixing, _, rows, parts, _, device, shared, elements = call
     found = [(group.block, block) for group in merged(mixing, "z") for block, _ in group.runs]
     tile, most = (EXACT_OUTER_TILE, EXACT_OUTER_PROGRAMS) if parts else (OUTER_TILE, OUTER_PROGRAMS)
     m, n, k = tile.blocks
@@ -210,7 +273,7 @@ def _outer(call: _MixSignature) -> tuple[int, list[Step]]:
     folds = (elements or 1) * sum(-(-u * n // FOLD_TILE.blocks[1]) for u, n in mixing.shapes)
     outer = outer_source(mixing, parts, elements)
     kernel = _kernel("outer", outer, numbers, tile._replace(blocks=(m, n, k)))
-    fold = _kernel("fold", fold_source(mixing, elements), numbers, FOLD_TILE)
+    fold = _kernel("fold", fold_source(mixing, elements, shared), numbers, FOLD_TILE)
     tables = () if elements is None else (ORDER, STARTS)
     workspace_bytes = 4 * count * mixing.num_weights
     return count, [

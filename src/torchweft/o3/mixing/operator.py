@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
+from torchweft.core import recorded
 from torchweft.core.backend import interpreted
 from torchweft.core.operators.operator import (
     Operator,
@@ -45,7 +46,7 @@ from torchweft.core.operators.tensor_list import (
     mapped_as_rows,
 )
 from torchweft.core.table_copies import copies_of, is_constant
-from torchweft.core.tables import TensorCache, indptr_of, sort_rows
+from torchweft.core.tables import TensorCache
 from torchweft.errors import IndexRangeError
 from torchweft.o3.backends import executor, refuse_backend
 from torchweft.o3.channelwise.calls import forward, read_call
@@ -104,7 +105,8 @@ def mix(
 ) -> Tensor:
     """z (rows, width) of t (rows, width) and weights: (width,) for all rows, or (rows, width).
 
-    With the rows of each element, weights are (elements, width).  `kernels` is what `serves_mix`
+    With the rows of each element, weights are (elements, width), or matrices (copies of t,
+    elements, copies of z) one after the other, (elements · width,).  `kernels` is what `serves_mix`
     returned; without kernels torch multiplies element after element.
 
     Error: |z − z*| ≤ u|z*| + 4√K·u_acc·Σ|factor t W|, K terms a number; with weights that are not
@@ -120,7 +122,7 @@ def _mix_body(a: Tensor, b: Tensor, *others: Any) -> Tensor:
     elements = None if order is None or starts is None else ElementRows(order, starts)
     mixing, a, b = read(text), a.contiguous(), b.contiguous()
     if elements is not None and not kernels:
-        return by_torch(mixing, result, a, b, elements).to(a.dtype)
+        return by_torch(mixing, result, a, b, elements, shared).to(a.dtype)
     found: Tensor = executor("mixing", "triton").run_mix(mixing, result, a, b, shared, elements)
     return found
 
@@ -263,7 +265,7 @@ def rows_of_elements(element: Tensor, count: int) -> ElementRows:
     """Rows sorted by `element` (rows,), cached as long as the content stays.
 
     On a GPU only a `torchweft.constant` is cached: sorting takes less time than waiting for the
-    result of a comparison.
+    result of a comparison.  A function of torchweft.capture sorts once in its record.
 
     Raises:
         IndexRangeError: an element is not in 0..count - 1; checked on a GPU under
@@ -276,6 +278,8 @@ def rows_of_elements(element: Tensor, count: int) -> ElementRows:
 def _cached_rows(element: Tensor, count: int) -> ElementRows:
     if not unwatched(element):
         return _sorted_rows(element, count)
+    if (run := recorded.Current.run) is not None and not is_constant(element):
+        return run.value((element,), ("rows", count), lambda: _checked_rows(element, count))
     if element.is_cuda and not is_constant(element):
         return _checked_rows(element, count)
     (kept,) = copies_of((element,))
@@ -284,7 +288,8 @@ def _cached_rows(element: Tensor, count: int) -> ElementRows:
 
 
 def _checked_rows(element: Tensor, count: int) -> ElementRows:
-    if element.device.type == "cpu" or os.environ.get("TORCHWEFT_CHECK") == "1":
+    checked = os.environ.get("TORCHWEFT_CHECK") == "1" and recorded.Current.run is None
+    if element.device.type == "cpu" or checked:
         wrong = ((element < 0) | (element >= count)).nonzero().flatten()
         if wrong.numel():
             row = int(wrong[0])
@@ -298,17 +303,23 @@ def _checked_rows(element: Tensor, count: int) -> ElementRows:
 
 
 def _sorted_rows(element: Tensor, count: int) -> ElementRows:
-    order = sort_rows(element)
-    return ElementRows(order.int(), indptr_of(element.index_select(0, order), count).int())
+    values, order = torch.sort(element.int(), stable=True)
+    bounds = torch.arange(count + 1, dtype=torch.int32, device=element.device)
+    return ElementRows(order.int(), torch.searchsorted(values, bounds, out_int32=True))
 
 
-def by_torch(mixing: Mixing, result: str, a: Tensor, b: Tensor, elements: ElementRows) -> Tensor:
-    """z of (t, w), t of (z, w) or w (elements, width) of (t, z), element after element."""
+def by_torch(
+    mixing: Mixing, result: str, a: Tensor, b: Tensor, elements: ElementRows, shared: bool = False
+) -> Tensor:
+    """z of (t, w), t of (z, w) or w of (t, z), element after element.
+
+    Weights are as those of `mix`; `shared`: elements are inside each matrix.
+    """
     starts = elements.starts.tolist()
     rows, count = a.shape[0], len(starts) - 1
     wide = torch.promote_types(a.dtype, torch.float32)
     a, b = a.to(wide), b.to(wide)
-    out = a.new_zeros(count if result == "w" else rows, mixing.width(result))
+    out = a.new_zeros(mixing.shape(result, rows, shared, count))
     for element, (begin, end) in enumerate(itertools.pairwise(starts)):
         if begin == end:
             continue
@@ -316,22 +327,22 @@ def by_torch(mixing: Mixing, result: str, a: Tensor, b: Tensor, elements: Elemen
         first = a.index_select(0, own)
         if result == "w":
             second = b.index_select(0, own)
-            for t, z, matrix, factor in _matrices(mixing, out[element]):
+            for t, z, matrix, factor in _matrices(mixing, out, element):
                 left, right = _copies(first, t).flatten(0, 1), _copies(second, z).flatten(0, 1)
                 torch.mul(left.T @ right, factor, out=matrix)
         else:
-            out.index_copy_(0, own, _product(mixing, result, first, b[element]))
+            out.index_copy_(0, own, _product(mixing, result, first, b, element))
     return out
 
 
-def _product(mixing: Mixing, result: str, a: Tensor, weight: Tensor) -> Tensor:
-    """z of t, or t of z; all rows by one matrix product of each path.
+def _product(mixing: Mixing, result: str, a: Tensor, weight: Tensor, element: int) -> Tensor:
+    """z of t, or t of z; all rows, of one element, by one matrix product of each path.
 
     torch folds rows and components by itself only where the matrix requires a gradient, so that
     the last bits of eager and of compiled calls would differ.
     """
     out = a.new_zeros(a.shape[0], mixing.width(result))
-    for t, z, matrix, factor in _matrices(mixing, weight):
+    for t, z, matrix, factor in _matrices(mixing, weight, element):
         source, to, matrix = (t, z, matrix) if result == "z" else (z, t, matrix.T)
         copies = _copies(a, source)
         rows = (copies.flatten(0, 1) @ matrix).view(*copies.shape[:2], matrix.shape[1])
@@ -340,13 +351,18 @@ def _product(mixing: Mixing, result: str, a: Tensor, weight: Tensor) -> Tensor:
 
 
 def _matrices(
-    mixing: Mixing, weight: Tensor
+    mixing: Mixing, weight: Tensor, element: int
 ) -> Iterator[tuple[CopyBlock, CopyBlock, Tensor, float]]:
     """Each path's blocks, its matrix (copies of t, copies of z) as a view, and its factor."""
     for path in mixing.paths:
         t, z = mixing.t[path.t], mixing.z[path.z]
-        matrix = weight[path.weight : path.weight + t.copies * z.copies]
-        yield t, z, matrix.view(t.copies, z.copies), path.factor
+        begin, end = path.weight, path.weight + t.copies * z.copies
+        if weight.dim() == 2:
+            matrix = weight[element, begin:end].view(t.copies, z.copies)
+        else:
+            count = len(weight) // mixing.width("w")
+            matrix = weight[begin * count : end * count].view(t.copies, count, z.copies)[:, element]
+        yield t, z, matrix, path.factor
 
 
 def _copies(rows: Tensor, block: CopyBlock) -> Tensor:

@@ -4,26 +4,41 @@ shared weights   programs take tiles of matrix products, block of the result aft
 own weights      a program takes a row and reads its weights once, 16 bytes at a time; bound: memory
 
 Shared weights may be those of an element: tiles then take rows of one element, by the order and
-starts of rows sorted by it.
+starts of rows sorted by it.  Elements have rows of weights each, or are `inside` each matrix,
+(copies of t, elements, copies of z).
+
+A product of shared weights reads them as they are, or prepared: scaled, cut in parts, side by side
+in the order of the sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from torchweft.core.printing.dialect import indented
 from torchweft.core.printing.kernel import Frame
-from torchweft.o3.mixing.blocks import CopyBlock, CopySum, Mixing, groups, merged, prepared
+from torchweft.o3.mixing.blocks import (
+    CopyBlock,
+    CopySum,
+    MatrixPath,
+    Mixing,
+    groups,
+    merged,
+    prepared,
+)
 from torchweft.products.tiles import power_of_two
 
 __all__ = [
     "alignment",
+    "direct_source",
     "fold_source",
     "number",
     "outer_source",
     "own_source",
     "prepare_source",
     "product_source",
+    "whole_outer_source",
 ]
 
 FRAME = Frame(gluon=False)
@@ -33,49 +48,99 @@ CARRIED_NUMBERS = 48
 weights read before the first sum, fewer programs run together and take a quarter longer (H200)."""
 
 
+class _Factor(NamedTuple):
+    """A matrix w[k, n] of a product, and the copies k that it is multiplied by."""
+
+    block: CopyBlock
+    place: str
+    step_k: int
+    step_n: int
+    factor: float
+    low: int
+
+
 def product_source(mixing: Mixing, result: str, parts: int, elements: int | None = None) -> str:
     """z = a @ prepared weights, for every block of the result."""
-    numbers, begin, lines = prepared(mixing, result), 0, list[str]()
-    a, z = mixing.width("z" if result == "t" else "t"), mixing.width(result)
-    rows = None if elements is None else "order_ptr", "first_r", "last_r", "tile"
+    numbers, begin, found = prepared(mixing, result), 0, list[tuple[CopyBlock, list[_Factor]]]()
+    own = "w_ptr" if elements is None else f"w_ptr + {_behind(numbers * max(1, parts))}"
     for group in merged(mixing, result):
-        offset, c, *steps, n = group.block
+        factors = [
+            _Factor(block, f"{own} + {begin + first}", 1, group.length, 1.0, numbers)
+            for block, first in group.runs
+        ]
+        found.append((group.block, factors))
+        begin += group.block.copies * group.length
+    return _product("product", mixing, result, parts, elements, found)
+
+
+def direct_source(
+    mixing: Mixing, result: str, parts: int, elements: int | None = None, inside: bool = False
+) -> str:
+    """z = a @ weights as they are, for every block of the result."""
+    found = []
+    for group in sorted(groups(mixing, result), key=lambda group: -group.columns):
+        factors = []
+        for path, *_ in group.paths:
+            place, row = _matrix("w_ptr", mixing, path, elements, inside)
+            block = mixing.t[path.t] if result == "z" else mixing.z[path.z]
+            steps = (row, 1) if result == "z" else (1, row)
+            factors.append(_Factor(block, place, *steps, path.factor, 0))
+        found.append((group.block, factors))
+    return _product("direct", mixing, result, parts, elements, found)
+
+
+def _product(
+    name: str,
+    mixing: Mixing,
+    result: str,
+    parts: int,
+    elements: int | None,
+    found: list[tuple[CopyBlock, list[_Factor]]],
+) -> str:
+    """Tiles of the blocks of the result, each a sum of products."""
+    a, z = mixing.width("z" if result == "t" else "t"), mixing.width(result)
+    rows, lines = (None if elements is None else "order_ptr", *_ROWS), list[str]()
+    for (offset, c, *steps, n), factors in found:
         across = f"tl.cdiv({n}, BLOCK_N)"
         size, code = f"tl.cdiv(R * {c}, BLOCK_M)", list[str]()
         if elements is None:
             code.append(f"first_r, last_r = tile // {across} * BLOCK_M, R * {c}")
-            code.append("own_w_ptr = w_ptr")
         else:
             size = f"({size} + {elements})"
             piece = f"tile // {across}, starts_ptr, BLOCK_M, {c}, {_sides(elements)}"
             code.append(f"kind, first_r, last_r = piece({piece})")
-            code.append(f"own_w_ptr = w_ptr + {_behind(numbers * max(1, parts))}")
         code.append("acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)")
-        for block, first in group.runs:
-            read = f"a_ptr + {block.offset}", f"own_w_ptr + {begin + first}"
-            of = c, a, block.step, block.copy_step, block.copies, n, group.length, numbers, parts
-            blocks = "BLOCK_M", "BLOCK_N", "BLOCK_K"
-            code.append(f"acc = {_call('accumulate', 'acc', *read, *rows, *of, *blocks)}")
+        for block, place, step_k, step_n, factor, low in factors:
+            read = f"a_ptr + {block.offset}", place
+            of = c, a, block.step, block.copy_step, block.copies, n, step_k, step_n
+            how = repr(factor), low, parts, *_BLOCKS
+            code.append(f"acc = {_call('accumulate', 'acc', *read, *rows, *of, *how)}")
         to = f"z_ptr + {offset}"
-        code.append(_call("store", "acc", to, *rows, c, z, *steps, n, "BLOCK_M", "BLOCK_N"))
+        code.append(_call("store", "acc", to, *rows, c, z, *steps, n, *_BLOCKS[:2]))
         lines += _next_tiles(f"{size} * {across}", code)
-        begin += n * group.length
-    return _module("product", "a_ptr w_ptr z_ptr", ["R"], "BLOCK_M BLOCK_N BLOCK_K", lines)
+    return _module(name, "a_ptr w_ptr z_ptr", ["R"], " ".join(_BLOCKS), lines)
 
 
-def prepare_source(mixing: Mixing, result: str, parts: int, elements: int | None = None) -> str:
+_ROWS = "first_r", "last_r", "tile"
+_BLOCKS = "BLOCK_M", "BLOCK_N", "BLOCK_K"
+
+
+def prepare_source(
+    mixing: Mixing, result: str, parts: int, elements: int | None = None, inside: bool = False
+) -> str:
     """The weights of every block, in the order in which the product reads them."""
     numbers, begin, lines = prepared(mixing, result), 0, list[str]()
-    strides = {"w_ptr": mixing.width("w"), "p_ptr": numbers * max(1, parts)}
+    own = "p_ptr" if elements is None else f"p_ptr + {_behind(numbers * max(1, parts))}"
     for group in merged(mixing, result):
-        for path, column, row in group.paths:
+        for path, column, n_first in group.paths:
             u, n = mixing.t[path.t].copies, mixing.z[path.z].copies
             steps = (1, group.length) if result == "z" else (group.length, 1)
-            to = f"own_p_ptr + {begin + row * group.length + column}"
+            to = f"{own} + {begin + n_first * group.length + column}"
             tiles = f"tl.cdiv({u}, BLOCK) * tl.cdiv({n}, BLOCK)"
-            of = u, n, *steps, repr(path.factor), numbers, parts, "BLOCK"
-            call = _call("prepare", f"own_w_ptr + {path.weight}", to, "own", *of)
-            lines += _next_tiles(tiles, [*_own_weights(elements, tiles, strides), call], elements)
+            place, row = _matrix("w_ptr", mixing, path, elements, inside)
+            of = u, n, row, *steps, repr(path.factor), numbers, parts, "BLOCK"
+            code = [_own_tile(elements, tiles), _call("prepare", place, to, "own", *of)]
+            lines += _next_tiles(tiles, code, elements)
         begin += group.block.copies * group.length
     return _module("prepare", "w_ptr p_ptr", [], "BLOCK", lines)
 
@@ -99,35 +164,66 @@ def outer_source(mixing: Mixing, parts: int, elements: int | None = None) -> str
                 rows = "order_ptr, first_row, last_row"
                 piece = f"part, starts_ptr, chunk, 1, {_sides(elements)}"
                 code.append(f"_, first_row, last_row = piece({piece})")
-            to = f"part_ptr + {begin + first * z.copies}"
-            read = f"t_ptr + {t.offset}", f"z_ptr + {z.offset}", to, rows, "part", "tile"
-            of_t = mixing.width("t"), t.step, t.copy_step, t.copies
-            of_z = mixing.width("z"), z.step, z.copy_step, z.copies
-            blocks = "BLOCK_M", "BLOCK_N", "BLOCK_K"
-            code.append(_call("outer", *read, mixing.num_weights, c, *of_t, *of_z, parts, *blocks))
+            behind = _behind(mixing.num_weights, "part")
+            to = f"part_ptr + {begin + first * z.copies} + {behind}", rows, "tile"
+            code.append(_outer(mixing, t, z, to, z.copies, 1.0, parts))
             lines += _next_tiles(f"{size} * {tiles}", code)
         begin += group.columns * z.copies
     free = ["R", "CHUNK"]
     return _module("outer", "t_ptr z_ptr part_ptr", free, "BLOCK_M BLOCK_N BLOCK_K", lines)
 
 
-def fold_source(mixing: Mixing, elements: int | None = None) -> str:
+def whole_outer_source(
+    mixing: Mixing, parts: int, elements: int | None = None, inside: bool = False
+) -> str:
+    """The weights' gradient of few rows, which one program sums."""
+    lines = list[str]()
+    for path in mixing.paths:
+        t, z = mixing.t[path.t], mixing.z[path.z]
+        tiles = f"tl.cdiv({t.copies}, BLOCK_M) * tl.cdiv({z.copies}, BLOCK_N)"
+        code, rows = [_own_tile(elements, tiles)], "None, 0, R"
+        if elements is not None:
+            rows = "order_ptr, tl.load(starts_ptr + kind), tl.load(starts_ptr + kind + 1)"
+        place, row = _matrix("w_ptr", mixing, path, elements, inside)
+        code.append(_outer(mixing, t, z, (place, rows, "own"), row, path.factor, parts))
+        lines += _next_tiles(tiles, code, elements)
+    return _module("whole_outer", "t_ptr z_ptr w_ptr", ["R"], " ".join(_BLOCKS), lines)
+
+
+def _outer(
+    mixing: Mixing,
+    t: CopyBlock,
+    z: CopyBlock,
+    to: tuple[str, str, str],
+    row: int,
+    factor: float,
+    parts: int,
+) -> str:
+    """The sum over rows of two blocks' products; `to` has its place, the rows and the tile."""
+    of_t = mixing.width("t"), t.step, t.copy_step, t.copies
+    of_z = mixing.width("z"), z.step, z.copy_step, z.copies
+    read = f"t_ptr + {t.offset}", f"z_ptr + {z.offset}", *to, z.components
+    return _call("outer", *read, *of_t, *of_z, row, repr(factor), parts, *_BLOCKS)
+
+
+def fold_source(mixing: Mixing, elements: int | None = None, inside: bool = False) -> str:
     """The weights' gradient, added up from its partial sums."""
     begin, lines = 0, list[str]()
     for group in merged(mixing, "z"):
         z = group.block
-        for path, column, row in group.paths:
+        for path, column, n_first in group.paths:
             n = mixing.z[path.z].copies
             count = mixing.t[path.t].copies * n
             tiles, chunk = f"tl.cdiv({count}, BLOCK)", f"CHUNK // {z.components}"
-            code = _own_weights(elements, tiles, {"w_ptr": mixing.width("w")})
+            code = [_own_tile(elements, tiles)]
             some = f"0, tl.cdiv(R, {chunk})"
             if elements is not None:
                 some = "first, last"
                 pieces = f"kind, starts_ptr, {chunk}, 1, {_sides(elements)}"
                 code.append(f"first, last = pieces({pieces})")
-            read = f"part_ptr + {begin + column * z.copies + row}", f"own_w_ptr + {path.weight}"
-            of = mixing.num_weights, count, n, z.copies, repr(path.factor), "BLOCK_P", "BLOCK"
+            place, row = _matrix("w_ptr", mixing, path, elements, inside)
+            read = f"part_ptr + {begin + column * z.copies + n_first}", place
+            of = mixing.num_weights, count, n, z.copies, row, repr(path.factor), "BLOCK_P", "BLOCK"
             code.append(_call("fold", *read, some, "own", *of))
             lines += _next_tiles(tiles, code, elements)
         begin += group.columns * z.copies
@@ -138,17 +234,28 @@ def _call(function: str, *arguments: object) -> str:
     return f"{function}({', '.join(map(str, arguments))})"
 
 
-def _own_weights(elements: int | None, tiles: str, strides: dict[str, int]) -> list[str]:
-    """Find the tile of a program's element, and where the numbers of this element begin."""
+def _own_tile(elements: int | None, tiles: str) -> str:
+    """Find the tile of a program's element."""
     if elements is None:
-        return ["own = tile", *(f"own_{name} = {name}" for name in strides)]
-    own = [f"own_{name} = {name} + {_behind(stride)}" for name, stride in strides.items()]
-    return [f"kind, own = tile // ({tiles}), tile % ({tiles})", *own]
+        return "own = tile"
+    return f"kind, own = tile // ({tiles}), tile % ({tiles})"
 
 
-def _behind(stride: int) -> str:
-    """Offset of the weights of an element, in 64 bits."""
-    return f"kind * tl.full((), {stride}, tl.int64)"
+def _matrix(
+    pointer: str, mixing: Mixing, path: MatrixPath, elements: int | None, inside: bool
+) -> tuple[str, int]:
+    """Where a path's matrix begins, of the element `kind`, and the step between its rows."""
+    n = mixing.z[path.z].copies
+    if elements is None:
+        return f"{pointer} + {path.weight}", n
+    if inside:
+        return f"{pointer} + {path.weight * elements} + {_behind(n)}", n * elements
+    return f"{pointer} + {_behind(mixing.width('w'))} + {path.weight}", n
+
+
+def _behind(stride: int, name: str = "kind") -> str:
+    """Offset of the weights of an element or a part, in 64 bits."""
+    return f"{name} * tl.full((), {stride}, tl.int64)"
 
 
 def _sides(elements: int) -> str:

@@ -228,8 +228,9 @@ class _SymmetricPlan:
         """A program on parameters."""
         x, parameter = self._tensors[:2]
         dtypes = parameter.dtype, _wide(x.dtype)
-        kernel = row_kernel(weight_program(name), self._channels, dtypes, x.device)
-        programs = row_programs(self._elements * self._channels)
+        program = weight_program(name)
+        kernel = row_kernel(program, self._channels, dtypes, x.device)
+        programs = row_programs(program, self._elements * self._channels)
         self.steps.append(Step(kernel, programs, (*read, *written), (self._elements,)))
 
     def _part(self, name: str, read: Sequence[int], written: Sequence[int]) -> None:

@@ -1,0 +1,1 @@
+"""Vectors of edges from positions of nodes, and their lengths."""
