@@ -111,6 +111,7 @@ def _call(
         layer.padding,
         layer.mode == "transposed",
         layer.mode == "submanifold",
+        outputs="floor" if layer.mode == "floor" else "torch",
         groups=groups,
         backend=backend,
     ).feats
@@ -186,6 +187,8 @@ def layer_cases() -> list[Case]:
         make_case("padded and dilated", Layer((3, 2, 3), "strided", 1, 2, 2), BOX),
         make_case("transposed", Layer(CUBE, "transposed", 2, 1), (4, 3, 4), channels=(16, 8)),
         make_case("transposed even", Layer((2, 3, 1), "transposed", 1, 0, 2), (4, 3, 4)),
+        make_case("floors", Layer((3, 2, 1), "floor", 2), BOX, channels=(16, 8)),
+        make_case("floors dilated", Layer((3, 3), "floor", 3, 0, 2), (9, 8)),
         make_case("one axis", Layer((5,), dilation=3), (60,)),
         make_case("one axis transposed", Layer((4,), "transposed", 3, 1), (30,)),
         make_case("two axes", Layer((3, 3), "strided", 2, 1), (12, 11)),
@@ -215,6 +218,7 @@ def edge_cases() -> list[Case]:
         make_case("no voxels", Layer(CUBE), BOX, share=0),
         make_case("no voxels strided", Layer(CUBE, "strided", 2, 1), BOX, share=0),
         make_case("no voxels transposed", Layer(CUBE, "transposed", 2, 1), BOX, share=0),
+        make_case("no voxels floor", Layer(CUBE, "floor", 2), BOX, share=0),
         make_case("one voxel", Layer(CUBE), (1, 1, 1), batch=1, share=1),
         make_case("lone voxels", Layer((3, 3, 3), dilation=7), BOX),
         make_case("no pair", Layer((2, 2, 2)), (1, 1, 1), share=1),
@@ -232,6 +236,7 @@ def door_cases() -> list[Case]:
         make("door even", Layer((2, 2)), bias=False),
         make("door strided", Layer((3, 3), "strided", 2, 1), groups=2),
         make("door transposed", Layer((2, 2), "transposed", 2)),
+        make("door floor", Layer((3, 2), "floor", 2)),
     ]
 
 
@@ -243,6 +248,7 @@ def small_cases() -> list[Case]:
         make("small even", Layer((2, 2)), bias=False),
         make("small strided", Layer((3, 2), "strided", 2, 1), groups=2),
         make("small transposed", Layer((3, 3), "transposed", 2, 1)),
+        make("small floor", Layer((3, 2), "floor", 2)),
         make("small depthwise", Layer((3, 3)), channels=(3, 3), groups=3),
         make("small without outputs", Layer((5, 5), "strided")),
     ]
@@ -282,6 +288,6 @@ def suite() -> Suite:
     """The voxels' part of `make check`."""
     layers, groups = layer_cases(), group_cases()
     cases = channel_cases() + layers + groups + edge_cases()
-    full = [layers[1], layers[6], layers[9], layers[16], groups[0], groups[2], groups[3]]
+    full = [layers[1], layers[6], layers[9], layers[18], groups[0], groups[2], groups[3]]
     large = (check_large_offsets,)
     return Suite(cases, full, small_cases(), door_cases(), large, backends=("torch",))

@@ -199,6 +199,11 @@ def test_transposed_layers_write_an_earlier_level(name):
     agree(out, exact.detach(), coarse, up, transposed=True, **given(name))
     with pytest.raises(ShapeError, match=r"outputs='floor' was given no coord.*coordinates="):
         up(coarse)
+    padding = up.geometry.begin  # torch's transposed layer has the same pairs
+    rule = {"padding": padding, "transposed": True, "submanifold": False}
+    steps = {"stride": up.stride, "dilation": up.dilation, "coordinates": tensor.C}
+    plain = voxels.sparse_conv(coarse, up.weight, up.kernel_size, up.bias, **steps, **rule)
+    same(plain.F, out.F)
 
 
 FUNCTION = {
@@ -292,6 +297,19 @@ def test_copies_have_the_maps_of_their_geometry():
             voxels.kernel_map(twin, 3, coordinates=twin.coordinates).counts.sum(),
             voxels.kernel_map(tensor, 3).counts.sum(),
         )
+
+
+def test_networks_compile_to_one_graph_once_their_maps_are_there():
+    tensor = signed()
+    down = floor_layer("k3 s2")
+    up = floor_layer("k3 s2", nn.SparseConvTranspose2d, channels=(4, 2))
+
+    def run(x):
+        coarse = down(x)
+        return up(coarse, x.coordinates).F
+
+    exact = run(tensor)
+    same(torch.compile(run, fullgraph=True, backend="eager")(tensor), exact)
 
 
 @pytest.mark.parametrize("rows", [0, 4])

@@ -108,6 +108,46 @@ def test_a_training_step_does_not_wait_for_the_gpu():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("boxed", [False, True])
+def test_floors_and_given_voxels_are_those_of_the_cpu(boxed):
+    """Maps, look-ups and pruned voxels have the same bits, with negative coordinates too."""
+    base = cloud(20000, 3)
+    mixed = torch.randperm(len(base), generator=torch.Generator().manual_seed(0)).cuda()
+    low = torch.tensor([0, 0, 0, 0] if boxed else [0, 7, 33, 64], device="cuda")
+    coords = base.C[mixed] - low
+    x = voxels.SparseTensor(base.F, coords, *(((64, 64, 64), 2) if boxed else ()))
+    host = voxels.SparseTensor(x.F.cpu(), coords.cpu(), *(((64, 64, 64), 2) if boxed else ()))
+    rows = torch.unique(coords[::3] + torch.tensor([0, 1, 0, 0], device="cuda"), dim=0).flip(0)
+    mask = x.F[:, 0] > 0
+    pairs = [(x.prune(mask), host.prune(mask.cpu()))]
+    for a, b in [(x, host), *pairs]:
+        floor = {"submanifold": False, "outputs": "floor"}
+        calls = [((kernel, stride), floor) for kernel, stride in ((3, 2), (2, 2), ((4, 1, 3), 3))]
+        for args, options in [*calls, ((3,), {"coordinates": rows})]:
+            there = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+            ours, exact = (
+                voxels.kernel_map(a, *args, **options),
+                voxels.kernel_map(b, *args, **there),
+            )
+            found = ours.outputs.rows, ours.sources, ours.targets
+            expected = exact.outputs.rows, exact.sources, exact.targets
+            for one, another in zip(found, expected, strict=True):
+                assert_same_bits(one.cpu(), another, str(args))
+        assert_same_bits(a.find(rows).cpu(), b.find(rows.cpu()), "found")
+        assert_same_bits(a.C.cpu(), b.C, "rows")
+
+
+def test_hard_voxels_are_those_of_the_cpu():
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(200000, 5, generator=generator)
+    box = (-1.0, -2.0, -0.5, 1.0, 2.0, 0.5)
+    for limits in ((5, 4000), (1, 10**6), (32, 100)):
+        ours = voxels.point_to_voxel(points.cuda(), (0.1, 0.05, 0.25), box, *limits)
+        exact = voxels.point_to_voxel(points, (0.1, 0.05, 0.25), box, *limits)
+        for one, another in zip(ours, exact, strict=True):
+            assert_same_bits(one.cpu(), another, str(limits))
+
+
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_memory_of_a_map(shuffled):
     """A table and lists of 27 offsets, and what sorting leaves; half of the table then goes.

@@ -174,8 +174,7 @@ def axes_of(name: str, value: Size, dim: int, least: int) -> tuple[int, ...]:
     given: tuple[object, ...] = (value,) * dim
     if isinstance(value, Iterable) and getattr(value, "ndim", None) != 0:  # an array may be one
         given = tuple(value)
-    remedy = f", or {dim} of them. Pass {name}=(…) with integers."
-    numbers = tuple([integer(f"{name} holds", number, remedy) for number in given])
+    numbers = tuple([n if type(n) is int else _axis_of(name, n, dim) for n in given])
     if len(numbers) != dim:
         raise ShapeError(
             f"{name} has {len(numbers)} numbers but the coordinates have {dim} axes: "
@@ -186,6 +185,11 @@ def axes_of(name: str, value: Size, dim: int, least: int) -> tuple[int, ...]:
             f"{name} is {numbers}: every number must be at least {least}. Correct {name}."
         )
     return numbers
+
+
+def _axis_of(name: str, number: object, dim: int) -> int:
+    remedy = f", or {dim} of them. Pass {name}=(…) with integers."
+    return integer(f"{name} holds", number, remedy)
 
 
 def integer(begin: str, value: object, remedy: str) -> int:

@@ -104,9 +104,9 @@ def pairs_of(
         coords: distinct (batch, s0, s1, …).
         kernel_size: of the layer, see `dense_conv`.
         stride: of the layer.
-        padding: of the layer.
+        padding: of the layer; unused in mode "floor", which centres odd kernels.
         dilation: of the layer.
-        mode: of the layer.
+        mode: "submanifold", "strided", "transposed" or "floor".
         spatial_shape: of the input; None is the box [0, max + 1).
     """
     voxels = [tuple(c) for c in coords]
@@ -122,6 +122,12 @@ def pairs_of(
             if mode == "submanifold":
                 found.append(q - j * dil + (k - 1) * dil // 2)
                 continue
+            if mode == "floor":
+                o, rest = divmod(q + (k // 2 * dil if k % 2 else 0) - j * dil, s)
+                if rest:
+                    return None
+                found.append(o)
+                continue
             if mode == "strided":
                 o, rest = divmod(q + p - j * dil, s)
                 last = (size + 2 * p - dil * (k - 1) - 1) // s
@@ -135,6 +141,9 @@ def pairs_of(
 
     met = [[(q, output(voxel, place)) for q, voxel in enumerate(voxels)] for place in places]
     reached = sorted({o for pairs in met for _, o in pairs if o is not None})
+    if mode == "floor":
+        steps = (1, *stride)
+        reached = sorted({tuple(c // s for c, s in zip(v, steps, strict=True)) for v in voxels})
     outputs = voxels if mode == "submanifold" else reached
     row = {voxel: o for o, voxel in enumerate(outputs)}
     pairs = [sorted(((q, row[o]) for q, o in of if o in row), key=lambda p: p[1]) for of in met]

@@ -296,7 +296,7 @@ def _floored(inputs: Coordinates, shape: Geometry) -> MapTables:
 def _met(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
     """The tables of a map between known voxels: one search for each offset and coarse voxel.
 
-    Torch's operations on every device; on a GPU the host waits for nothing.
+    Torch's operations on every device; their number does not depend on what the voxels are.
     """
     coarse, fine = (inputs, outputs) if shape.transposed else (outputs, inputs)
     (rows, own), (_, owner) = _in_order(coarse), _in_order(fine)
