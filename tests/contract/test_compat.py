@@ -50,6 +50,8 @@ def test_installed_names_are_the_same_modules():
         assert sp.__name__ == sp.__spec__.name == "torchweft.compat.spconv.pytorch"
         assert sys.modules["spconv.pytorch"] is sys.modules["torchweft.compat.spconv.pytorch"]
         assert sp.SubMConv3d is own.conv.SubMConv3d
+        torchweft.compat.install("spconv")  # again changes nothing
+        assert len([f for f in sys.meta_path if type(f).__module__.startswith("torchweft")]) == 1
         import numpy
         assert tv.from_numpy(numpy.ones(3)).numpy().sum() == 3
         try:
