@@ -17,7 +17,7 @@ _ERRORS = (
     "ShapeError",
     "WeftError",
 )
-_NAMESPACES = ("clifford", "o3", "products", "reductions", "testing", "voxels")
+_NAMESPACES = ("clifford", "compat", "o3", "products", "reductions", "testing", "voxels")
 
 __all__ = [*_ERRORS, *_NAMESPACES, "capture", "constant", "explain"]
 

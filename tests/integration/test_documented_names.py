@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from torchweft import clifford, o3, products, reductions, testing, voxels
+from torchweft import clifford, compat, o3, products, reductions, testing, voxels
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "api"
-SPACES = (clifford, o3, products, reductions, testing, voxels)
+SPACES = (clifford, compat, o3, products, reductions, testing, voxels)
 SHOWN = re.compile(r"^\.\. auto(\w+):: (\S+)$", re.MULTILINE)
 
 

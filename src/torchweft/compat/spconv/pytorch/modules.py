@@ -1,0 +1,147 @@
+"""Containers and modules on features, with spconv's names."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from torch import nn
+
+from torchweft.compat.lacking import lacking
+from torchweft.compat.spconv.pytorch.core import SparseConvTensor
+from torchweft.errors import ShapeError
+
+__all__ = [
+    "RemoveGrid",
+    "SparseBatchNorm",
+    "SparseIdentity",
+    "SparseModule",
+    "SparseReLU",
+    "SparseSequential",
+    "SparseSyncBatchNorm",
+    "ToDense",
+    "assign_name_for_sparse_modules",
+    "is_sparse_conv",
+    "is_spconv_module",
+]
+
+
+class SparseModule(nn.Module):
+    """A module that takes a SparseConvTensor; in SparseSequential others act on its features."""
+
+    convolves = False
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self._sparse_unique_name = ""
+
+
+class SparseSequential(SparseModule):
+    """Modules one after the other: sparse ones take the tensor, all others its features.
+
+    Args:
+        *args: modules, or one OrderedDict of them.
+        **kwargs: modules by name.
+
+    Raises:
+        ShapeError: a name that is taken.
+    """
+
+    def __init__(self, *args: Any, **kwargs: nn.Module) -> None:
+        super().__init__()
+        ordered = len(args) == 1 and isinstance(args[0], OrderedDict)
+        named = args[0] if ordered else {str(i): module for i, module in enumerate(args)}
+        for name, module in [*named.items(), *kwargs.items()]:
+            self.add(module, name)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return list(self._modules.values())[index]  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def add(self, module: nn.Module, name: str | None = None) -> None:
+        """Append a module; None names it by its place."""
+        name = str(len(self)) if name is None else name
+        if name in self._modules:
+            raise ShapeError(
+                f"a second module was named {name!r}: names in SparseSequential must be distinct. "
+                "Pass another name."
+            )
+        self.add_module(name, module)
+
+    def forward(self, input: Any) -> Any:
+        """The result of the last module; modules on features are left out where there is none."""
+        for module in self._modules.values():
+            assert module is not None  # add takes modules
+            if is_spconv_module(module) or not isinstance(input, SparseConvTensor):
+                input = module(input)
+            elif len(input.indices):
+                input = input.replace_feature(module(input.features))
+        return input
+
+
+class _OnFeatures:
+    """Makes a module of torch take a SparseConvTensor as well."""
+
+    def forward(self, input: Any) -> Any:
+        if isinstance(input, SparseConvTensor):
+            return input.replace_feature(super().forward(input.features))  # type: ignore[misc]
+        return super().forward(input)  # type: ignore[misc]
+
+
+class SparseBatchNorm(_OnFeatures, nn.BatchNorm1d):
+    """torch's BatchNorm1d over all voxels, on a tensor or on features."""
+
+
+class SparseSyncBatchNorm(_OnFeatures, nn.SyncBatchNorm):
+    """torch's SyncBatchNorm, on a tensor or on features."""
+
+
+class SparseReLU(_OnFeatures, nn.ReLU):
+    """torch's ReLU, on a tensor or on features."""
+
+
+class SparseIdentity(_OnFeatures, nn.Identity):
+    """torch's Identity, on a tensor or on features."""
+
+
+class ToDense(SparseModule):
+    """(batch, C, *spatial_shape)."""
+
+    def forward(self, x: SparseConvTensor) -> Any:
+        """The dense tensor."""
+        return x.dense()
+
+
+class RemoveGrid(SparseModule):
+    """Sets the tensor's grid to None."""
+
+    def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        """The same tensor."""
+        x.grid = None
+        return x
+
+
+def is_spconv_module(module: object) -> bool:
+    """Whether SparseSequential gives it the tensor rather than the features."""
+    return isinstance(module, SparseModule | SparseBatchNorm | SparseReLU)
+
+
+def is_sparse_conv(module: object) -> bool:
+    """Whether it is a convolution of this stand-in."""
+    return isinstance(module, SparseModule) and module.convolves
+
+
+def assign_name_for_sparse_modules(module: nn.Module) -> None:
+    """Give every SparseModule its name in the network."""
+    for name, found in module.named_modules():
+        if isinstance(found, SparseModule):
+            found._sparse_unique_name = name
+
+
+__getattr__ = lacking(
+    __name__,
+    dict.fromkeys(("PrintCurrentTime", "PrintTensorMeta"), "Print from a hook of the module."),
+)

@@ -1,0 +1,87 @@
+"""The voxels of an `indices` tensor: sorted once, found by the tensor's identity and version.
+
+Programs assign `.indices` and write to them in place.  Voxels are therefore those of a tensor
+object, and only while its version counter, which every write increments, stays the same.  A tensor
+made in inference mode has no counter: its rows are compared.
+
+SparseConvTensor and IndiceData keep voxels, and with these their maps; an `indices` tensor does
+not: a program that collects the indices of many frames keeps no maps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from torchweft.voxels.maps.coordinates import Coordinates
+
+__all__ = ["are_rows_of", "rows_of", "same_rows", "voxels_of"]
+
+
+class _Kept(NamedTuple):
+    """The voxels of a tensor at one version, in one box."""
+
+    version: int | None
+    box: tuple[int, ...]
+    weak: weakref.ref[Coordinates]
+
+    def coordinates_for(self, indices: Tensor) -> Coordinates | None:
+        """The voxels, if somebody keeps them and nothing was written to the tensor since."""
+        found = self.weak()
+        return found if found is not None and self.holds(found, indices) else None
+
+    def holds(self, coordinates: Coordinates, indices: Tensor) -> bool:
+        """Whether nothing was written to the tensor since."""
+        if self.version is None:
+            return same_rows(coordinates.rows, indices)
+        return self.version == indices._version
+
+
+_kept = WeakTensorKeyDictionary()
+
+
+def voxels_of(indices: Tensor, batch_size: int, spatial_shape: Sequence[int]) -> Coordinates:
+    """The voxels of (N, 1 + d) indices in a box; those of before while nothing was written."""
+    box, kept = (batch_size, *spatial_shape), _kept_of(indices)
+    known = None if kept is None or kept.box != box else kept.coordinates_for(indices)
+    if known is not None:
+        return known
+    found = Coordinates(indices, spatial_shape, batch_size)
+    _kept[indices] = _Kept(_version(indices), box, weakref.ref(found))
+    return found
+
+
+def rows_of(coordinates: Coordinates) -> Tensor:
+    """A copy of the voxels as indices, whose `voxels_of` are these until they are written to."""
+    with torch.inference_mode(False):  # a tensor that counts its versions
+        indices = coordinates.rows.clone()
+    box = (coordinates.batch_size, *coordinates.spatial_shape)
+    _kept[indices] = _Kept(_version(indices), box, weakref.ref(coordinates))
+    return indices
+
+
+def are_rows_of(coordinates: Coordinates, indices: Tensor) -> bool:
+    """Whether indices are these voxels, row by row; the host waits unless it knows."""
+    kept = _kept_of(indices)
+    if kept is not None and kept.weak() is coordinates:
+        return kept.holds(coordinates, indices)
+    return same_rows(coordinates.rows, indices)
+
+
+def same_rows(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors hold the same rows; the host waits unless they are one object."""
+    return a is b or (a.shape == b.shape and a.device == b.device and bool((a == b).all()))
+
+
+def _kept_of(indices: Tensor) -> _Kept | None:
+    found: _Kept | None = _kept.get(indices)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

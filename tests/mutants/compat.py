@@ -1,0 +1,63 @@
+"""Planted bugs of the stand-ins: the hook, conventions of spconv, voxels that were written to."""
+
+from tests.mutants import Mutant
+
+HOOK = "tests/contract/test_compat.py"
+SPCONV = "tests/contract/test_compat_spconv.py"
+
+MUTANTS = [
+    Mutant(
+        "the hook stands behind the path's",
+        "sys.meta_path.insert(0, _finder)",
+        "sys.meta_path.append(_finder)",
+        HOOK,
+    ),
+    Mutant(
+        "a module keeps the hook's description",
+        "module.__spec__ = spec.loader_state",
+        "pass",
+        HOOK,
+    ),
+    Mutant(
+        "a kernel of one position is read as (C_out, C_in)",
+        "weight = self.weight.view(self.in_channels, self.out_channels)  # the memory, see above",
+        "weight = self.weight.view(self.out_channels, self.in_channels).T",
+        SPCONV,
+    ),
+    Mutant(
+        "maps are kept though indices were written to",
+        "        return self.version == indices._version",
+        "        return True",
+        SPCONV,
+    ),
+    Mutant(
+        "rows of tensors of inference mode are not compared",
+        "            return same_rows(coordinates.rows, indices)",
+        "            return True",
+        SPCONV,
+    ),
+    Mutant(
+        "an inverse layer writes the voxels of its input",
+        "outputs.indices, outputs.spatial_shape = data.indices, list(data.spatial_shape)",
+        "outputs.spatial_shape = list(data.spatial_shape)",
+        SPCONV,
+    ),
+    Mutant(
+        "pairs are left in the dictionary of the input",
+        "outputs.indice_dict = inputs.indice_dict.copy()",
+        "outputs.indice_dict = inputs.indice_dict",
+        SPCONV,
+    ),
+    Mutant(
+        "rows are added whatever their voxels",
+        "if a != b or not same_rows(first.indices, other.indices):",
+        "if a != b:",
+        SPCONV,
+    ),
+    Mutant(
+        "indices of points stay in the order x, y, z",
+        "return found, coords[:, 1:].flip(1), counts.int()",
+        "return found, coords[:, 1:], counts.int()",
+        SPCONV,
+    ),
+]
