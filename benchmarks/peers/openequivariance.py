@@ -23,18 +23,15 @@ NAME = "OpenEquivariance"
 def missing() -> str | None:
     if importlib.util.find_spec("openequivariance") is None:
         return "not installed: pip install openequivariance"
-    if not torch.cuda.is_available():
-        return "its kernels are for GPUs"
-    try:
-        openequivariance = importlib.import_module("openequivariance")
-    except (ImportError, OSError) as error:
-        return f"it does not load ({error})"
-    if not openequivariance.BUILT_EXTENSION:
-        return f"its extension does not load ({openequivariance.BUILT_EXTENSION_ERROR})"
-    return None
+    return None if torch.cuda.is_available() else "its kernels are for GPUs"
 
 
 def adapt(workload: Workload) -> Candidate | list[Candidate] | str:
+    served = *potential.OPS, training.OP
+    if workload.op not in served and not workload.op.startswith("tensor product"):
+        return f"{workload.op} is no layer of OpenEquivariance"
+    if reason := _unloadable():
+        return reason
     if workload.op in potential.OPS:
         return potential.by_model(NAME, workload, _potential)
     if workload.op == training.OP:
@@ -42,8 +39,6 @@ def adapt(workload: Workload) -> Candidate | list[Candidate] | str:
             return f"a model takes all layers but the convolution from e3nn, which is {reason}"
         conv = functools.partial(convolution, layout="mul_ir")
         return training.by_library(NAME, "cuda", workload, e3nn.library(conv))
-    if not workload.op.startswith("tensor product"):
-        return f"{workload.op} is no layer of OpenEquivariance"
     layer: Layer = workload.tables["layer"]
     if reason := _refused(layer):
         return reason
@@ -56,6 +51,17 @@ def adapt(workload: Workload) -> Candidate | list[Candidate] | str:
     return Candidate(
         NAME, "cuda", lambda x, y, w: conv(x, y, w, src, dst), workload.inputs, workload.oracle
     )
+
+
+def _unloadable() -> str | None:
+    """Why it cannot be used.  Its first import in a fresh folder compiles for a minute."""
+    try:
+        openequivariance = importlib.import_module("openequivariance")
+    except (ImportError, OSError) as error:
+        return f"it does not load ({error})"
+    if not openequivariance.BUILT_EXTENSION:
+        return f"its extension does not load ({openequivariance.BUILT_EXTENSION_ERROR})"
+    return None
 
 
 def _potential(model: torch.nn.Module) -> torch.nn.Module:

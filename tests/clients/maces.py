@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from ase.build import bulk
 
+from torchweft.core.default_dtype import default_dtype
+
 __all__ = ["R_MAX", "as_batch", "mace", "rattled"]
 
 R_MAX = 5.0  # Å
@@ -36,32 +38,30 @@ def mace(dtype: torch.dtype = torch.float64, **settings: Any) -> torch.nn.Module
 
     block = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
     hidden = settings.pop("hidden_irreps", "4x0e+4x1o")
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    model = modules.ScaleShiftMACE(
-        **{
-            "r_max": R_MAX,
-            "num_bessel": 8,
-            "num_polynomial_cutoff": 5,
-            "max_ell": 2,
-            "interaction_cls": block,
-            "interaction_cls_first": block,
-            "num_interactions": 2,
-            "num_elements": len(ELEMENTS),
-            "hidden_irreps": o3.Irreps(hidden),
-            "MLP_irreps": o3.Irreps("16x0e"),
-            "gate": torch.nn.functional.silu,
-            "atomic_energies": np.array([-1.0, -2.0]),
-            "avg_num_neighbors": 28.0,
-            "atomic_numbers": list(ELEMENTS),
-            "correlation": 2,
-            "atomic_inter_scale": 1.0,
-            "atomic_inter_shift": 0.0,
-            **settings,
-        }
-    )
-    torch.set_default_dtype(default)
+    with default_dtype(torch.float64):
+        torch.manual_seed(0)
+        model = modules.ScaleShiftMACE(
+            **{
+                "r_max": R_MAX,
+                "num_bessel": 8,
+                "num_polynomial_cutoff": 5,
+                "max_ell": 2,
+                "interaction_cls": block,
+                "interaction_cls_first": block,
+                "num_interactions": 2,
+                "num_elements": len(ELEMENTS),
+                "hidden_irreps": o3.Irreps(hidden),
+                "MLP_irreps": o3.Irreps("16x0e"),
+                "gate": torch.nn.functional.silu,
+                "atomic_energies": np.array([-1.0, -2.0]),
+                "avg_num_neighbors": 28.0,
+                "atomic_numbers": list(ELEMENTS),
+                "correlation": 2,
+                "atomic_inter_scale": 1.0,
+                "atomic_inter_shift": 0.0,
+                **settings,
+            }
+        )
     return model.to(dtype)
 
 
@@ -71,11 +71,9 @@ def as_batch(*structures: ase.Atoms, dtype: torch.dtype = torch.float64) -> dict
     from mace.tools import AtomicNumberTable, torch_geometric
 
     table = AtomicNumberTable(ELEMENTS)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    rows = [
-        data.AtomicData.from_config(data.config_from_atoms(atoms), z_table=table, cutoff=R_MAX)
-        for atoms in structures
-    ]
-    torch.set_default_dtype(default)
+    with default_dtype(dtype):
+        rows = [
+            data.AtomicData.from_config(data.config_from_atoms(atoms), z_table=table, cutoff=R_MAX)
+            for atoms in structures
+        ]
     return torch_geometric.Batch.from_data_list(rows).to_dict()

@@ -15,14 +15,6 @@ from benchmarks import nve
 from benchmarks.workloads.potential import Settings
 
 
-@pytest.fixture(autouse=True)
-def _default_dtype():
-    """MACE sets it for the process."""
-    before = torch.get_default_dtype()
-    yield
-    torch.set_default_dtype(before)
-
-
 def test_runs_begin_alike_and_their_drifts_are_written(monkeypatch, tmp_path):
     out = tmp_path / "nve.json"
     monkeypatch.setattr(nve, "SETTINGS", Settings("2x0e+2x1o", 1, 2, pair_repulsion=True))

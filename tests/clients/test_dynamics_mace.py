@@ -27,14 +27,6 @@ from torchweft.capturing.graphs import CudaGraphs
 from torchweft.errors import DTypeError, ShapeError
 
 
-@pytest.fixture(autouse=True)
-def _default_dtype():
-    """MACE sets it for the process."""
-    before = torch.get_default_dtype()
-    yield
-    torch.set_default_dtype(before)
-
-
 def structures():
     solid = rattled()
     sheared = solid.copy()

@@ -32,12 +32,9 @@ def structures():
 
 
 @pytest.fixture(autouse=True)
-def _default_dtype():
-    """NequIP's models compute where it is float64, which NequIP sets for the process, once."""
-    before = torch.get_default_dtype()
+def _float64():
+    """NequIP's models compute where it is the default, which NequIP sets for the process, once."""
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def nequip(dtype="float64", names=tuple(ELEMENTS)):

@@ -45,14 +45,6 @@ TRAINING = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _default_dtype():
-    """MACE sets it for the process."""
-    before = torch.get_default_dtype()
-    yield
-    torch.set_default_dtype(before)
-
-
 def properties(model, dtype, convert):
     """Energy, forces and stress of a structure by MACECalculator."""
     calc = MACECalculator(models=[model], default_dtype=dtype)

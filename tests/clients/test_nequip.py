@@ -52,10 +52,7 @@ VARIANTS = {
 
 @pytest.fixture(autouse=True)
 def state():
-    before = torch.get_default_dtype()
-    set_global_state(allow_tf32=False)  # sets the default dtype
-    yield
-    torch.set_default_dtype(before)
+    set_global_state(allow_tf32=False)
 
 
 def original(dtype="float64", **settings):
