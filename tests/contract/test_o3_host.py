@@ -3,8 +3,7 @@
 Counted are calls of torchweft's own functions, which no other process disturbs; nothing runs on a
 GPU. Seen red with: harmonics, contractions and linear maps that are not settled, weights of
 couplings made by torch, kernels looked up one by one; matrices multiplied by a number, activations
-by torch.  Of gradients' kernels: begun by the
-gradients, and in a call that nobody differentiates.
+by torch.  Of gradients' kernels: begun by the gradients, and in a call that nobody differentiates.
 """
 
 import os
@@ -20,6 +19,7 @@ from torchweft import o3
 from torchweft.core import private
 from torchweft.core.gpu import launcher
 from torchweft.core.operators import tensor_list as list_op
+from torchweft.core.operators.call_cache import CallCache
 from torchweft.o3 import pointwise
 from torchweft.o3.channelwise import operator
 from torchweft.o3.channelwise.gpu import launch
@@ -54,6 +54,7 @@ def launched(monkeypatch):
         monkeypatch.setattr(executor, "processors", lambda device: 132)
     for asked in (pointwise, mixing):
         monkeypatch.setattr(asked, "_INTERPRETED", True)
+    monkeypatch.setattr(pointwise, "_row_calls", CallCache())  # that no other test finds these
     monkeypatch.setattr(evaluation.ProductRecipe, "by_torch", lambda recipe, x: False)
     monkeypatch.setattr(operator, "_chosen", lambda *given: launch)
     monkeypatch.setattr(symmetric_contraction, "chosen_backend", lambda *given: "triton")
