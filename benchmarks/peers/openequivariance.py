@@ -27,21 +27,19 @@ def missing() -> str | None:
 
 
 def adapt(workload: Workload) -> Candidate | list[Candidate] | str:
-    served = *potential.OPS, training.OP
-    if workload.op not in served and not workload.op.startswith("tensor product"):
+    model = workload.op in (*potential.OPS, training.OP)
+    if not model and not workload.op.startswith("tensor product"):
         return f"{workload.op} is no layer of OpenEquivariance"
-    if reason := _unloadable():
+    layer: Layer | None = None if model else workload.tables["layer"]
+    if reason := (layer and _refused(layer)) or _unloadable():
         return reason
     if workload.op in potential.OPS:
         return potential.by_model(NAME, workload, _potential)
-    if workload.op == training.OP:
+    if layer is None:
         if reason := e3nn.missing():
             return f"a model takes all layers but the convolution from e3nn, which is {reason}"
         conv = functools.partial(convolution, layout="mul_ir")
         return training.by_library(NAME, "cuda", workload, e3nn.library(conv))
-    layer: Layer = workload.tables["layer"]
-    if reason := _refused(layer):
-        return reason
     if "src" not in workload.tables:
         return _rows(workload, layer)
     if layer.instructions[0][3] != "uvu":
