@@ -5,6 +5,7 @@ Replays are those of tests/recorders.py; tests/integration/test_capture_gpu.py h
 
 import inspect
 import itertools
+import re
 import warnings
 
 import pytest
@@ -15,7 +16,7 @@ import torchweft
 from tests.nearness import same
 from tests.recorders import captured
 from torchweft import o3
-from torchweft.capturing import functions
+from torchweft.capturing import functions, graphs
 from torchweft.capturing.comparison import Written
 from torchweft.capturing.gradients import Gradients, leaves_of
 from torchweft.capturing.layout import SPARE, Layout
@@ -603,3 +604,22 @@ def test_under_inference_mode():
     with torch.inference_mode():
         for n in (5, 4, 5, 3):
             same(run(X[:n]), 2 * X[:n])
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (
+            "CUDA error: operation would make the legacy stream depend on a capturing stream",
+            r"graph is still alive.* Delete it, or keep loss\.detach",
+        ),
+        ("CUDA error: dependency created on uncaptured work in another stream", r"Delete it"),
+        ("CUDA error: operation not permitted when stream is capturing", r"Move the line out of"),
+        ("called a synchronizing CUDA operation", r"Move the line out of the function"),
+    ],
+)
+def test_what_stopped_a_record_is_told(said, advice):
+    """Torch's words are those of a GPU; seen red with: any error of a stream."""
+    with pytest.raises(RuntimeError) as raised:
+        raise RuntimeError(said)
+    assert re.search(advice, str(graphs._not_recorded(raised.value)))

@@ -199,4 +199,10 @@ MUTANTS = [
         "torch.autocast(x.device.type, enabled=False)",
         "tests/contract/test_clifford_doors.py -k of_meta",
     ),
+    Mutant(
+        "every error of a stream is taken for a graph that is alive",
+        '"legacy stream", "uncaptured work in another stream"',
+        '"stream",',
+        "tests/contract/test_capture.py -k what_stopped",
+    ),
 ]

@@ -114,7 +114,7 @@ def _not_recorded(error: BaseException) -> CaptureError:
     own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
     frame = (own or frames)[-1]
     said = (str(error).splitlines() or [type(error).__name__])[0]
-    advice = _GRAPH_ALIVE if "capturing" in said and "stream" in said else _WAITS
+    advice = _GRAPH_ALIVE if any(words in said for words in _OTHER_STREAM) else _WAITS
     where = f'{frame.filename}, line {frame.lineno}, "{frame.line}"'
     return CaptureError(f"{where} cannot be recorded: {said}. {advice}")
 
@@ -124,6 +124,9 @@ _WAITS = (
     "out of the function, or compute with tensors: torch.where instead of if, sizes as arguments "
     "instead of .item(), nonzero() or a boolean mask."
 )
+_OTHER_STREAM = "legacy stream", "uncaptured work in another stream"
+"""CUDA's words for a launch that would wait for a stream which is not recorded."""
+
 _GRAPH_ALIVE = (
     "The gradients of a parameter belong to the stream of an earlier call whose autograd graph is "
     "still alive: something keeps a result of it, such as the loss. Delete it, or keep "
