@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import torch
 
 from benchmarks import harness
 from benchmarks.harness import Suite, tables
 from benchmarks.harness.case import Case
 from benchmarks.harness.record import Machine, append, read
+from benchmarks.harness.turns import ALONE, Beside, Turns
 from torchweft.device import device_of
 from torchweft.errors import WeftError
 from torchweft.progress import say, track
@@ -39,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-peers", action="store_true", help="measure torchweft alone")
     rest = "leave out cases that the folder has of this commit and machine"
     parser.add_argument("--resume", action="store_true", help=rest)
+    beside = "share the cases with other runs that name the same new folder, and time in turn"
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help=beside)
     parser.add_argument("--seconds", type=float, help="begin no case that may end after so long")
     return parser
 
@@ -49,12 +50,18 @@ def _measure(options: argparse.Namespace) -> int:
     here = harness.machine(device)
     folder = (options.out or harness.FOLDER / "results") / here.folder
     peers = [] if options.no_peers else harness.load_peers()
+    turns = Beside(options.beside) if options.beside else ALONE
     num_red = 0
     for suite in _suites(options, device.type):
         path = folder / f"{suite.family}.jsonl"
         cases = _missing(suite, path, here) if options.resume else suite.cases
         say(f"{suite.name}: {len(cases)} of {len(suite.cases)} cases to measure")
-        num_red += _measure_suite(suite.name, cases, peers, device, path, deadline)
+        queue = _queue(suite._replace(cases=tuple(cases)), turns, deadline)
+        for rows in harness.run(suite.name, queue, peers, device, say, turns):
+            append(path, rows)
+            print(*map(tables.line, rows), sep="\n", flush=True)
+            ours = [row for row in rows if row.peer == "torchweft"]
+            num_red += sum(row.ms_p50 is None for row in ours) + (not ours)
     if options.out is None:
         tables.update(harness.FOLDER.parent)
     return 1 if num_red else 0
@@ -78,27 +85,15 @@ def _named(options: argparse.Namespace, case: Case) -> bool:
     return options.case is None or options.case in case.name
 
 
-def _measure_suite(
-    suite: str,
-    cases: Sequence[Case],
-    peers: Sequence[harness.Peer],
-    device: torch.device,
-    path: Path,
-    deadline: _Deadline,
-) -> int:
-    """Append the rows of cases to a file, case by case; how many of ours are red."""
-    num_red = 0
-    measured = harness.run(suite, cases, peers, device, say)
-    for done, _ in enumerate(track(cases, suite)):
+def _queue(suite: Suite, turns: Turns, deadline: _Deadline) -> Iterator[Case]:
+    """The cases that this run measures, each when the one before is done."""
+    for done, case in enumerate(track(suite.cases, suite.name)):
         if deadline.reached():
-            say(f"{suite}: {len(cases) - done} cases are left: call again with --resume")
-            break
-        rows = next(measured)
-        append(path, rows)
-        print(*map(tables.line, rows), sep="\n", flush=True)
-        ours = [row for row in rows if row.peer == "torchweft"]
-        num_red += sum(row.ms_p50 is None for row in ours) + (not ours)
-    return num_red
+            left = len(suite.cases) - done
+            say(f"{suite.name}: {left} cases are left: call again with --resume")
+            return
+        if turns.takes(f"{suite.name} {case.name}"):
+            yield case
 
 
 def _missing(suite: Suite, path: Path, here: Machine) -> tuple[Case, ...]:

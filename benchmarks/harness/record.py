@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -84,12 +85,13 @@ class Row:
 def append(path: Path, rows: Iterable[Row]) -> None:
     """Add rows to a file, one line each, numbers to six digits."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        for row in rows:
-            fields = asdict(row)
-            for name, value in fields.items():
-                fields[name] = float(f"{value:.6g}") if isinstance(value, float) else value
-            file.write(json.dumps(fields) + "\n")
+    lines = "".join(f"{json.dumps(_rounded(asdict(row)))}\n" for row in rows)
+    with path.open("ab", buffering=0) as file:
+        file.write(lines.encode())  # in one piece: other runs may append to the same file
+
+
+def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
+    return {n: float(f"{v:.6g}") if isinstance(v, float) else v for n, v in fields.items()}
 
 
 def read(path: Path) -> list[Row]:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from benchmarks.harness.timer import (
     peak_mb,
     walls_ms,
 )
+from benchmarks.harness.turns import ALONE, Turns
 from torchweft.core.backend import choose
 
 __all__ = ["run"]
@@ -48,7 +49,12 @@ class Measured(NamedTuple):
 
 
 def run(
-    suite: str, cases: Sequence[Case], peers: Sequence[Peer], device: torch.device, say: Say
+    suite: str,
+    cases: Iterable[Case],
+    peers: Sequence[Peer],
+    device: torch.device,
+    say: Say,
+    turns: Turns = ALONE,
 ) -> Iterator[list[Row]]:
     """Measure cases one after the other; each yields its rows, none where ours fails.
 
@@ -58,6 +64,7 @@ def run(
         peers: who else is measured, where they can.
         device: where.
         say: takes one line about each peer that is left out, and each red check.
+        turns: when calls are checked and timed.
     """
     here = machine(device)
     serving = []
@@ -71,13 +78,18 @@ def run(
         rows: list[Row] = []
         try:
             with _stream(device), _tf32(case.tf32):
-                rows += _run_case(suite, case, serving, device, here, say)
+                rows += _run_case(suite, case, serving, device, here, say, turns)
         except RuntimeError as error:
             say(f"{case.name}: failed: {_first_line(error)}")
-        if device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()  # some peers allocate by themselves
+        _give_back(device)
         yield rows
+
+
+def _give_back(device: torch.device) -> None:
+    """Memory that is not used: some peers, and other runs, allocate by themselves."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -99,34 +111,72 @@ def _tf32(allowed: bool) -> Iterator[None]:
         matmul.fp32_precision = before
 
 
+class _Ready(NamedTuple):
+    """A phase that is checked, with calls that have been made before."""
+
+    phase: str
+    verdicts: dict[str, Verdict]
+    calls: dict[str, Call]
+
+
 def _run_case(
-    suite: str, case: Case, peers: Sequence[Peer], device: torch.device, here: Machine, say: Say
+    suite: str,
+    case: Case,
+    peers: Sequence[Peer],
+    device: torch.device,
+    here: Machine,
+    say: Say,
+    turns: Turns,
 ) -> Iterator[Row]:
-    workload = case.build(device, None)
-    candidates = _candidates(case, workload, peers, say)
-    to_check, checked = workload, candidates
-    if case.check_batch:
-        to_check = case.build(device, case.check_batch)
-        found = {f"{c.peer} " for c in candidates.values()}
-        serving = [p for p in peers if any(name.startswith(f"{p.NAME} ") for name in found)]
-        checked = _candidates(case, to_check, serving, say)
-    for phase in case.phases:
-        about = functools.partial(_say_of, say, case, phase)
-        verdicts = _check(phase, to_check, checked, case.tf32, about)
-        timed = {
-            name: candidates[name]
-            for name, verdict in verdicts.items()
-            if verdict.ratio <= 1 or candidates[name].peer != "torchweft"
-        }
-        calls = _calls(phase, timed, about)
-        measured = _measure(calls, device) if calls else {}
+    with turns.checking():
+        workload = case.build(device, None)
+        candidates = _candidates(case, workload, peers, say)
+        checks = _checks(case, workload, candidates, peers, device, say)
+        ready = [_ready(phase, case, checks, candidates, say) for phase in case.phases]
+        _give_back(device)
+    with turns.timing():
+        times = [_measure(of_phase.calls, device) if of_phase.calls else {} for of_phase in ready]
+    for (phase, verdicts, calls), measured in zip(ready, times, strict=True):
+        unmeasured = [Measured("cold" if device.type == "cuda" else "warm")]
         for name, verdict in verdicts.items():
-            if name in timed and name not in calls:
+            if name not in calls and candidates[name].peer != "torchweft":
                 continue  # a peer that has no room for the full size
-            for found in measured.get(
-                name, [Measured("cold" if device.type == "cuda" else "warm")]
-            ):
+            for found in measured.get(name, unmeasured):
                 yield _row(suite, case, phase, workload, candidates[name], verdict, found, here)
+
+
+def _checks(
+    case: Case,
+    workload: Workload,
+    candidates: Candidates,
+    peers: Sequence[Peer],
+    device: torch.device,
+    say: Say,
+) -> tuple[Workload, Candidates]:
+    """What is checked: the case itself, or a smaller one with the peers that serve it."""
+    if not case.check_batch:
+        return workload, candidates
+    smaller = case.build(device, case.check_batch)
+    found = {f"{c.peer} " for c in candidates.values()}
+    serving = [p for p in peers if any(name.startswith(f"{p.NAME} ") for name in found)]
+    return smaller, _candidates(case, smaller, serving, say)
+
+
+def _ready(
+    phase: str,
+    case: Case,
+    checks: tuple[Workload, Candidates],
+    candidates: Candidates,
+    say: Say,
+) -> _Ready:
+    about = functools.partial(_say_of, say, case, phase)
+    verdicts = _check(phase, *checks, case.tf32, about)
+    timed = {
+        name: candidates[name]
+        for name, verdict in verdicts.items()
+        if verdict.ratio <= 1 or candidates[name].peer != "torchweft"
+    }
+    return _Ready(phase, verdicts, _calls(phase, timed, about))
 
 
 def _say_of(say: Say, case: Case, phase: str, line: str) -> None:
