@@ -29,6 +29,7 @@ class Workload(NamedTuple):
     output_bytes: int
     shape: str
     polynomial: bool = True  # else plain PyTorch tells how large an error may be
+    draws: int = 1  # of inputs near the given ones, at which its errors are taken
     gradients: float | None = None  # backward's operations, in forward passes; None: one an input
     ways: Mapping[str, Callable[..., Tensor]] = {}
 

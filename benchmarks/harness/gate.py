@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,9 @@ __all__ = [
 ]
 
 Results = tuple[Tensor, ...]
+
+NEAR = 2**-10
+"""How far inputs near others are, as a part of them."""
 
 
 class Verdict(NamedTuple):
@@ -53,7 +56,7 @@ class Exact(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """What a phase must give: per result the value, and the error of plain PyTorch."""
+    """What a phase must give: per result the value, and errors of plain PyTorch, by draw."""
 
     values: Results
     errors: Results
@@ -74,7 +77,7 @@ def expected_results(
     """What a candidate is held against: the computed bound, or plain PyTorch."""
     if workload.polynomial:
         return exact_results(phase, candidate, workload.scale, tf32)
-    return _noise_of_plain(phase, candidate)
+    return _noise_of_plain(phase, candidate, workload.draws)
 
 
 def exact_results(
@@ -89,13 +92,35 @@ def exact_results(
     return Exact(values, magnitudes, counts, tf32)
 
 
-def _noise_of_plain(phase: str, candidate: Candidate) -> Noise:
-    """The oracle in float64, and its error in the inputs' own dtype."""
+def _noise_of_plain(phase: str, candidate: Candidate, draws: int) -> Noise:
+    """The oracle in float64, and its errors in the inputs' own dtype, at the inputs and near them.
+
+    One error of a number says little of how large its errors are: results with few elements, such
+    as energies, need several.
+    """
+    first, *others = (_with_errors(phase, near) for near in _near(candidate, draws))
+    errors = zip(first[1], *(e for _, e in others), strict=True)
+    return Noise(first[0], tuple(torch.stack(of_one) for of_one in errors))
+
+
+def _near(candidate: Candidate, draws: int) -> Iterator[Candidate]:
+    yield candidate
+    generator = torch.Generator(candidate.inputs[0].device).manual_seed(2)
+    for _ in range(draws - 1):
+        factors = (
+            1 + NEAR * torch.randn(a.shape, generator=generator, device=a.device, dtype=a.dtype)
+            for a in candidate.inputs
+        )
+        inputs = (a * factor for a, factor in zip(candidate.inputs, factors, strict=True))
+        yield candidate._replace(inputs=tuple(inputs))
+
+
+def _with_errors(phase: str, candidate: Candidate) -> tuple[Results, Results]:
     dtype = candidate.inputs[0].dtype
     values = _oracle(phase, candidate, None, torch.Tensor.double)
     plain = _oracle(phase, candidate, None, torch.clone)
     errors = (plain_error(p, e, dtype) for p, e in zip(plain, values, strict=True))
-    return Noise(values, tuple(errors))
+    return values, tuple(errors)
 
 
 def judge(phase: str, candidate: Candidate, expected: Exact | Noise) -> Verdict:

@@ -21,7 +21,7 @@ from benchmarks.harness import (
     run,
     suite_names,
 )
-from benchmarks.harness.gate import exact_results, worst_ratio
+from benchmarks.harness.gate import exact_results, expected_results, worst_ratio
 from benchmarks.harness.phases import PHASES, cost
 from benchmarks.harness.roofline import GPUS, floor_ms
 from tests.benches import CPU, DOT, Peer, dot_workload, measured
@@ -406,3 +406,20 @@ def test_suites_and_peers_load_without_ase():
     lines = ["import sys", "sys.modules['ase'] = None", "from benchmarks.harness import suites"]
     lines += ["[suites.load_suite(name) for name in suites.suite_names()]", "suites.load_peers()"]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)
+
+
+def test_errors_of_plain_torch_are_taken_at_every_draw():
+    """Of one element the error of one draw may be 0, and then no result is right."""
+    workload = dot_workload(CPU, 1)._replace(polynomial=False)
+    function = workload.function
+
+    def oracle(x, y, scale):
+        return function(x, y)
+
+    candidate = Candidate("torchweft", "torch", function, workload.inputs, oracle)
+    some = [workload._replace(draws=draws) for draws in (1, 8)]
+    one, many = (expected_results("forward", w, candidate, False) for w in some)
+    assert many.errors[0].shape == (8, *one.errors[0][0].shape)
+    assert_same_bits(many.errors[0][0], one.errors[0][0])
+    assert_same_bits(many.values[0], one.values[0])
+    assert len(many.errors[0].unique()) > 2
