@@ -420,6 +420,6 @@ def test_errors_of_plain_torch_are_taken_at_every_draw():
     some = [workload._replace(draws=draws) for draws in (1, 8)]
     one, many = (expected_results("forward", w, candidate, False) for w in some)
     assert many.errors[0].shape == (8, *one.errors[0][0].shape)
-    assert_same_bits(many.errors[0][0], one.errors[0][0])
-    assert_same_bits(many.values[0], one.values[0])
+    assert_same_bits(many.errors[0][0], one.errors[0][0], "errors at the inputs")
+    assert_same_bits(many.values[0], one.values[0], "values")
     assert len(many.errors[0].unique()) > 2
