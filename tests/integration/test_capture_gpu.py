@@ -201,6 +201,7 @@ def test_a_training_step_that_ran_before():
             assert_same_bits(a, b, "a step that was recorded")
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # torch says it first
 def test_a_graph_of_an_earlier_call_is_named():
     step, given = contraction_step()
     loss, _ = step(*given)
