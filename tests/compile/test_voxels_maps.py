@@ -17,6 +17,7 @@ from tests.compile.conftest import Check
 from torchweft.testing.compiler import Build
 from torchweft.voxels.maps import kernels as map_kernels
 from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps import resample_kernels
 
 CONSTANTS = {
     "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},
@@ -31,12 +32,15 @@ CONSTANTS = {
     "arrange_kernel": {"BLOCK": map_launch.PACK.blocks[0]},
     "look_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "BLOCK": map_launch.LOOK.blocks[0]},
     "candidates_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PLACE.blocks[0]},
-    "outputs_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PLACE.blocks[0]},
+    "fresh_kernel": {"BLOCK": map_launch.PLACE.blocks[0]},
+    "level_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PLACE.blocks[0]},
+    "outputs_kernel": {"BLOCK": map_launch.PLACE.blocks[0]},
 }
 ROWS = ("pack_kernel", "settle_kernel", "take_kernel", "arrange_kernel")
 WARPS = dict.fromkeys(ROWS, map_launch.PACK.num_warps)
 WARPS |= dict.fromkeys(("count_kernel", "number_kernel"), map_launch.WORDS.num_warps)
 WARPS |= {"search_kernel": map_launch.SEARCH.num_warps, "mark_kernel": map_launch.MARK.num_warps}
+RESAMPLING = ("candidates_kernel", "fresh_kernel", "level_kernel", "outputs_kernel")
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "pack_kernel": {"checked": {}, "unchecked": {"flags_ptr": None}},
     "search_kernel": {
@@ -61,7 +65,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 def build(name: str, keys: str, variant: str) -> Build:
     """A kernel for keys of a type."""
-    kernel = getattr(map_kernels, name)
+    kernel = getattr(resample_kernels if name in RESAMPLING else map_kernels, name)
     constants = CONSTANTS[name] | VARIANTS.get(name, {"": {}})[variant]
     if "MOST" in kernel.arg_names:
         constants |= {"MOST": 2**31 - 1 if keys == "i32" else 2**63 - 1}
