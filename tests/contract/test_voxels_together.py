@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.contract.test_voxels_jobs import reach
 from torchweft import voxels
 from torchweft.core.backend import interpreted
+from torchweft.core.gpu.launcher import Kernel
 from torchweft.errors import ShapeError
 from torchweft.testing.contract import assert_same_bits
+from torchweft.testing.sanitizer import reaching
+from torchweft.voxels.convolution.launch import prepare
 from torchweft.voxels.grid import whole
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps import together
@@ -35,6 +39,9 @@ MODULES = [
 def kernels(monkeypatch):
     """In the interpreter the kernels serve CPU tensors, as they serve a GPU's."""
     serve(monkeypatch, True)
+    with reaching() as tensors:
+        reach(monkeypatch, tensors)
+        yield
 
 
 def serve(monkeypatch, kernels):
@@ -181,6 +188,41 @@ def test_a_known_network_waits_once_for_all_levels(waits):
         network(cloud(30, 1))
     assert first == ["read", "resample", "resample"]
     assert waits == ["read", "read"]
+
+
+def test_a_known_network_needs_few_launches(monkeypatch):
+    """Its tiles share launches; what a layer of the first cloud launches is not counted."""
+    launched, plain = [], Kernel.__call__
+
+    def call(kernel, *args):
+        launched.append(kernel)
+        return plain(kernel, *args)
+
+    monkeypatch.setattr(Kernel, "__call__", call)
+    torch.manual_seed(0)
+    network, numbers = unet(), []
+    with torch.no_grad():
+        for seed in range(2):
+            del launched[:]
+            tensor = cloud(20, seed)
+            network(tensor)
+            for name in ("one", "two"):  # as convolutions of a GPU do, of both sides
+                for found in (tensor.maps.named(name), tensor.maps.named(name).transpose()):
+                    prepare(found, gradient=False)
+            numbers.append(len(launched))
+    assert numbers[1] <= numbers[0] * 2 // 3
+
+
+def test_inference_mode_keeps_tables_and_tiles():
+    """Of its tensors nothing can be cached."""
+    network = unet()
+    for seed in range(2):
+        with torch.inference_mode():
+            tensor = cloud(20, seed, shuffled=True)
+            network(tensor)
+        for table, back, outputs in tensor.coordinates.tables.values():
+            order = (outputs or tensor.coordinates).order
+            assert not any(t.is_inference() for t in (table, back, order) if t is not None)
 
 
 def test_more_voxels_than_expected_are_found_when_they_are_asked_for(waits, monkeypatch):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchweft.core.backend import choose
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import check_tensors, same_kind
-from torchweft.core.operators.operator import constant_when_compiling
+from torchweft.core.operators.operator import compiling, constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue, check
 from torchweft.voxels.convolution.operator import (
@@ -28,6 +28,7 @@ from torchweft.voxels.convolution.operator import (
 from torchweft.voxels.grid import Geometry, Size, geometry, integer
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, given_outputs, mode_of
+from torchweft.voxels.maps.recipes import note_inverse
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 from torchweft.voxels.maps.together import foresee
 
@@ -174,6 +175,8 @@ def sparse_inverse_conv(
             f"has {len(tensor)} others: an inverse layer reads what the named layer wrote. Give "
             "it a tensor of that level."
         )
+    if not compiling():
+        note_inverse(named.inputs, named.geometry)
     given, requested = (tensor.feats, weight, bias, NO_EPILOGUE), (groups, precision, backend)
     operands, options = _checked(given, named.geometry, requested)
     return _convolved(tensor, operands, named.transpose(), options)

@@ -29,6 +29,7 @@ from torchweft.voxels.grid import Geometry, cached_table, integer, whole
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.checks import check_rows, check_same_device
 from torchweft.voxels.maps.coordinates import Bounds, Coordinates, Packing, kernels_serve
+from torchweft.voxels.maps.jobs import Job
 from torchweft.voxels.maps.recipes import note
 
 __all__ = [
@@ -314,12 +315,17 @@ def map_kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) ->
     return packing.single and all(number < 2**31 for axis in shape[1:] for number in axis)
 
 
-def submanifold_tables(inputs: Coordinates, shape: Geometry) -> MapTables:
-    """The tables of a submanifold map; on a GPU the host does not wait, see `Coordinates.valid`."""
+def submanifold_tables(
+    inputs: Coordinates, shape: Geometry, later: list[Job] | None = None
+) -> MapTables:
+    """The tables of a submanifold map; on a GPU the host does not wait, see `Coordinates.valid`.
+
+    With a list, the tiles that kernels build from the table are left to it.
+    """
     if map_kernels_serve(inputs, inputs.packing, shape):
         inputs.compile_ahead(shape)
-        box = inputs.packing.box
-        return *map_launch.submanifold(inputs.unchecked(), inputs.cells, box, shape), None
+        given = inputs.unchecked(), inputs.cells, inputs.packing.box, shape
+        return *map_launch.submanifold(*given, later), None
     offsets = shape.offsets()
     num, count = len(offsets), len(inputs)
     empty = functools.partial(torch.full, dtype=torch.int32, device=inputs.device)

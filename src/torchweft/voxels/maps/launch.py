@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchweft.core.gpu.launcher import Call, Tile, compile_together, current_device
 from torchweft.voxels.grid import Geometry
+from torchweft.voxels.maps.jobs import Job
 from torchweft.voxels.maps.tiles import (
     MASK_BITS,
     Flags,
@@ -157,19 +158,24 @@ def _arranged(keys: Tensor, cells: int, flags: Flags) -> tuple[Tensor, Tensor, T
 
 
 def submanifold(
-    voxels: Voxels, words: Words, box: Box, shape: Geometry
+    voxels: Voxels, words: Words, box: Box, shape: Geometry, later: list[Job] | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The tables `kept` and `back` of a submanifold map, see `KernelMap`.
 
-    The tiles of the table, which every layer needs, are built from what the search leaves.  Where
-    keys do not ascend the tables are built, but have no meaning.
+    The tiles of the table, which every layer needs, are built from what the search leaves; with a
+    list, that is appended to it instead.  Where keys do not ascend the tables are built, but have
+    no meaning.
     """
     marked = _marked(voxels[0], words(), box[1], shape)
     table, left = _search(voxels, marked, box, shape, mirrored=False)
     back = None if shape.symmetric else _search(voxels, marked, box, shape, mirrored=True)[0]
     del marked  # before memory for tiles is allocated
+    job = Job(table, voxels[1], shape.num_offsets, left)
+    if later is not None:
+        later.append(job)
+        return table, back
     with current_device(table):
-        tiles_of(table, voxels[1], shape.num_offsets, left)
+        tiles_of(*job)
     return table, back
 
 

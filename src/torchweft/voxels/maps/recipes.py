@@ -17,7 +17,7 @@ from torchweft.voxels.grid import Geometry
 if TYPE_CHECKING:
     from torchweft.voxels.maps.coordinates import Coordinates
 
-__all__ = ["Step", "note", "recipe_of"]
+__all__ = ["Step", "note", "note_inverse", "recipe_of"]
 
 
 class Step(NamedTuple):
@@ -28,12 +28,14 @@ class Step(NamedTuple):
         shape: its geometry.
         outputs: the level that it writes.
         growth: outputs for each input.
+        inverse: whether an inverse layer reads it too.
     """
 
     inputs: int
     shape: Geometry
     outputs: int
     growth: float
+    inverse: bool = False
 
 
 _recipes: weakref.WeakKeyDictionary[nn.Module, list[Step]] = weakref.WeakKeyDictionary()
@@ -46,6 +48,13 @@ def note(inputs: Coordinates, shape: Geometry, outputs: Coordinates) -> None:
         outputs.asked, outputs.level = inputs.asked, newest + 1
     growth = len(outputs) / max(len(inputs), 1)
     inputs.asked.append(Step(inputs.level, shape, outputs.level, growth))
+
+
+def note_inverse(inputs: Coordinates, shape: Geometry) -> None:
+    """Note that a map was asked for by an inverse layer."""
+    for n, step in enumerate(inputs.asked):
+        if step.inputs == inputs.level and step.shape == shape:
+            inputs.asked[n] = step._replace(inverse=True)
 
 
 def recipe_of(module: nn.Module, voxels: Coordinates) -> list[Step]:

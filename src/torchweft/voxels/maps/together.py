@@ -13,10 +13,16 @@ from typing import NamedTuple
 
 from torch import nn
 
-from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
+from torchweft.core.operators.operator import (
+    below_transforms,
+    compiling,
+    outside_graphs,
+    recording,
+)
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
+from torchweft.voxels.maps.jobs import Job, tiles_together
 from torchweft.voxels.maps.kernel_map import (
     Grid,
     MapTables,
@@ -26,7 +32,7 @@ from torchweft.voxels.maps.kernel_map import (
     tables_of,
 )
 from torchweft.voxels.maps.recipes import Step, recipe_of
-from torchweft.voxels.maps.tiles import Flags
+from torchweft.voxels.maps.tiles import Flags, SearchRemains
 
 __all__ = ["ask", "foresee"]
 
@@ -83,27 +89,39 @@ def _build(cloud: Coordinates, recipe: Sequence[Step]) -> None:
     centred = [step for step in recipe if step.shape.mode == "submanifold"]
     seen = Flags(cloud.device, max(len(new) + -len(new) % 4, Flags.WIDTH))
 
-    def launched() -> tuple[list[_Level], dict[Geometry, MapTables]]:
-        levels = _levels(cloud, new, seen)
+    def launched() -> tuple[list[_Level], dict[Geometry, MapTables], list[Job]]:
+        levels, later = _levels(cloud, new, seen), list[Job]()
         seen.written()
-        return levels, {
-            s.shape: submanifold_tables(cloud, s.shape) for s in centred if not s.inputs
-        }
+        own = [step.shape for step in centred if not step.inputs]
+        return levels, {shape: submanifold_tables(cloud, shape, later) for shape in own}, later
 
-    levels, tables = cloud.valid(launched)
+    levels, tables, later = cloud.valid(launched)
     cloud.foreseen.update(tables)
+    known = _known(cloud, levels, seen.read() if levels else [], later)
+    for step in centred:
+        inputs = known.get(step.inputs)
+        if inputs is not None and inputs is not cloud:
+            inputs.foreseen[step.shape] = submanifold_tables(inputs, step.shape, later)
+    tiles_together(later)
+
+
+def _known(
+    cloud: Coordinates, levels: Sequence[_Level], counts: Sequence[int], later: list[Job]
+) -> dict[int, Coordinates]:
+    """The voxels of all levels whose numbers were read, with the maps onto them."""
     known = {0: cloud}
-    for level, count in zip(levels, seen.read() if levels else (), strict=False):
+    for level, count in zip(levels, counts, strict=False):
         step, inputs = level.step, known.get(level.step.inputs)
         if inputs is None or count > len(level.voxels):
             continue  # it was expected to be smaller: built when it is asked for
         known[step.outputs] = outputs = _shortened(level, count)
-        cells = level.found, inputs.order, len(inputs), count, step.shape
-        inputs.foreseen[step.shape] = *map_launch.meet(*cells), outputs
-    for step in centred:
-        inputs = known.get(step.inputs)
-        if inputs is not None and inputs is not cloud:
-            inputs.foreseen[step.shape] = submanifold_tables(inputs, step.shape)
+        of = level.found, inputs.order, len(inputs), count, step.shape
+        table, back = map_launch.meet(*of)
+        inputs.foreseen[step.shape] = table, back, outputs
+        later.append(Job(table, None, len(table), SearchRemains()))
+        if step.inverse or recording():
+            later.append(Job(back, inputs.order, len(back), SearchRemains()))
+    return known
 
 
 def _levels(cloud: Coordinates, steps: Sequence[Step], seen: Flags) -> list[_Level]:
