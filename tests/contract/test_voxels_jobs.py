@@ -10,7 +10,7 @@ import torch
 from torchweft.core.backend import interpreted
 from torchweft.testing.contract import assert_same_bits
 from torchweft.testing.sanitizer import reaching
-from torchweft.voxels.maps import jobs
+from torchweft.voxels.maps import jobs, tiles
 from torchweft.voxels.maps.jobs import Job
 from torchweft.voxels.maps.tiles import PANEL, SearchRemains, Tiles, tiles_of
 
@@ -95,5 +95,8 @@ def test_kinds_are_kept_apart_and_a_launch_has_eight_tables_at_most(reached, mon
     monkeypatch.setattr(jobs, "_make", lambda group: made.append(len(group)))
     tables = [job(3, 4, False, False, 0) for _ in range(9)]
     others = [job(3, 4, False, True, 0), job(1, 4, False, True, 0), job(1, 4, False, True, 1)]
-    jobs.tiles_together([*tables, *others, job(3, 0, False, False, 0)])
+    wide = [job(60, 4, False, True, 0) for _ in range(2)]  # more offsets than bits of a key
+    jobs.tiles_together([*tables, *others, *wide, job(3, 0, False, False, 0)])
     assert made == [8]
+    for table, order, *_ in (tables[-1], *others, *wide):
+        assert tiles._tile_cache.keeps((table, order), None)

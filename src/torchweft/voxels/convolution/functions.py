@@ -133,10 +133,10 @@ def conv_of_geometry(
     operands, options = _checked(operands, shape, requested)
     onto = given_outputs(tensor.coordinates, coordinates, shape)
     if onto is None and shape not in tensor.coordinates.tables:
-        if options[2] == "triton":
-            compile_before(operands, tensor.coordinates, shape, options)
         if layer is not None:
             foresee(layer, tensor.coordinates)
+        if options[2] == "triton" and shape not in tensor.coordinates.foreseen:
+            compile_before(operands, tensor.coordinates, shape, options)
     found = tensor.maps.get(tensor.coordinates, shape, indice_key, onto)
     return _convolved(tensor, operands, found, options)
 

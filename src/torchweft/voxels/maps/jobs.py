@@ -35,8 +35,8 @@ from torchweft.voxels.maps.tiles import (
 
 __all__ = ["Job", "tiles_together"]
 
-MOST_JOBS, WIDTH = 8, 16
-"""See `job_kernels`."""
+MOST_JOBS, WIDTH, MOST_OFFSETS = 8, 16, 59
+"""See `job_kernels`, as for the fields of a job."""
 
 BLOCK = KEYED.blocks[0]
 """Each table's columns are laid out from the beginning of a block."""
@@ -63,6 +63,11 @@ class Job(NamedTuple):
         return 0 if self.left.parts is None else len(self.left.parts)
 
     @property
+    def shares(self) -> bool:
+        """Whether it may share launches: the key of a column holds a job, a bit and all offsets."""
+        return self.table.shape[1] <= ROWS_PER_SORT and self.offsets <= MOST_OFFSETS
+
+    @property
     def kind(self) -> tuple[int, int, bool, bool]:
         """What code depends on."""
         return self.offsets, self.parts, self.left.rest is None, self.order is None
@@ -70,20 +75,18 @@ class Job(NamedTuple):
 
 def tiles_together(jobs: Sequence[Job]) -> None:
     """Build and keep the tiles of tables on one device; tables of one kind share launches."""
-    many = [job for job in jobs if job.table.shape[1] > ROWS_PER_SORT]
-    rest = [job for job in jobs if 0 < job.table.shape[1] <= ROWS_PER_SORT]
-    for kind in dict.fromkeys(job.kind for job in rest):
-        same = [job for job in rest if job.kind == kind]
-        groups = (same[n : n + MOST_JOBS] for n in range(0, len(same), MOST_JOBS))
-        for group in groups:
-            if len(group) == 1:
-                many += group
-            else:
-                with current_device(group[0].table):
+    kinds: dict[object, list[Job]] = {}
+    for n, job in enumerate(jobs):
+        if job.table.shape[1]:
+            kinds.setdefault(job.kind if job.shares else n, []).append(job)
+    for same in kinds.values():
+        for n in range(0, len(same), MOST_JOBS):
+            group = same[n : n + MOST_JOBS]
+            with current_device(group[0].table):
+                if len(group) > 1:
                     _make(group)
-    for table, order, offsets, left in many:
-        with current_device(table):
-            tiles_of(table, order, offsets, left)
+                else:
+                    tiles_of(*group[0])
 
 
 class _Kernels(NamedTuple):

@@ -312,7 +312,12 @@ def map_kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) ->
     """Whether Triton kernels build a map: their integers must hold all intermediate numbers."""
     if not kernels_serve(inputs.device.type) or not 0 < len(inputs) < 2**30:
         return False
-    return packing.single and all(number < 2**31 for axis in shape[1:] for number in axis)
+    return packing.single and _is_narrow(shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_narrow(shape: Geometry) -> bool:
+    return all(number < 2**31 for axis in shape[1:] for number in axis)
 
 
 def submanifold_tables(
