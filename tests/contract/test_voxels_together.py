@@ -19,7 +19,7 @@ from torchweft.testing.sanitizer import reaching
 from torchweft.voxels.convolution.launch import prepare
 from torchweft.voxels.grid import whole
 from torchweft.voxels.maps import launch as map_launch
-from torchweft.voxels.maps import together
+from torchweft.voxels.maps import tiles, together
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.tiles import Flags
 
@@ -211,6 +211,28 @@ def test_a_known_network_needs_few_launches(monkeypatch):
                     prepare(found, gradient=False)
             numbers.append(len(launched))
     assert numbers[1] <= numbers[0] * 2 // 3
+
+
+def test_prepared_maps_have_the_tiles_of_the_sides_that_are_read(waits):
+    """Of both sides for an inverse layer, and where gradients are recorded."""
+    network = voxels.SparseSequential(
+        voxels.SparseConv3d(2, 2, 2, 2, indice_key="one"),
+        voxels.SparseConv3d(2, 2, 2, 2),
+        voxels.SparseConv3d(2, 2, (1, 1, 2), (1, 1, 2), indice_key="three"),
+        voxels.SparseInverseConv3d(2, 2, (1, 1, 2), indice_key="three"),
+    )
+    voxels.prepare(network, cloud(20, 0))
+    for recorded in (False, True):
+        del waits[:]
+        with torch.set_grad_enabled(recorded):
+            level = voxels.prepare(network, cloud(30, 1)).coordinates
+        assert waits == ["read", "read"]
+        for inverse in (False, False, True):
+            ((table, back, outputs),) = level.tables.values()
+            assert not level.foreseen
+            assert tiles._tile_cache.keeps((table, None), None)
+            assert tiles._tile_cache.keeps((back, level.order), None) == (inverse or recorded)
+            level = outputs
 
 
 def test_inference_mode_keeps_tables_and_tiles():
