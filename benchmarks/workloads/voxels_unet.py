@@ -31,7 +31,17 @@ from torchweft.voxels import SparseBatchNorm, SparseModule, SparseTensor
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
 from torchweft.voxels.maps.kernel_map import KernelMap
 
-__all__ = ["NETWORK", "flat", "given_to", "groups", "parts", "unet_case"]
+__all__ = [
+    "CLASSES",
+    "FEATURES",
+    "NETWORK",
+    "flat",
+    "given_to",
+    "groups",
+    "half",
+    "parts",
+    "unet_case",
+]
 
 NETWORK = "MinkUNet"
 FEATURES, CLASSES = 4, 19
@@ -117,7 +127,7 @@ def _network(
     coords = torch.cat([torch.zeros_like(voxels[:, :1]), voxels], 1)
     feats = Random(device).normal(len(coords), FEATURES).half()
     torch.manual_seed(0)
-    model = _half(MinkUNet(FEATURES, CLASSES, layers)).to(device)
+    model = half(MinkUNet(FEATURES, CLASSES, layers)).to(device)
     tensor = SparseTensor(feats, coords, shape, 1)
     flops = sum(_flops(model, tensor))
     if inference:
@@ -144,8 +154,8 @@ def _network(
     )  # fmt: skip
 
 
-def _half(model: nn.Module) -> nn.Module:
-    """Norms stay in float32."""
+def half(model: nn.Module) -> nn.Module:
+    """A network in half precision, whose norms stay in float32."""
     model.half()
     for module in model.modules():
         if isinstance(module, SparseBatchNorm):

@@ -15,6 +15,7 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from torchweft.testing.compiler import Build
+from torchweft.voxels.maps import job_kernels, jobs, resample_kernels, tiles
 from torchweft.voxels.maps import kernels as map_kernels
 from torchweft.voxels.maps import launch as map_launch
 
@@ -31,13 +32,27 @@ CONSTANTS = {
     "arrange_kernel": {"BLOCK": map_launch.PACK.blocks[0]},
     "look_kernel": {"COLUMNS": 4, "LAST": 3, "GAP": 1, "BLOCK": map_launch.LOOK.blocks[0]},
     "candidates_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PLACE.blocks[0]},
-    "outputs_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PLACE.blocks[0]},
+    "fresh_kernel": {"BLOCK": map_launch.PLACE.blocks[0]},
+    "level_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PLACE.blocks[0]},
+    "outputs_kernel": {"BLOCK": map_launch.PLACE.blocks[0]},
+    "mask_kernel": {"K": 27, "NEAR": jobs.BLOCK, "BLOCK": tiles.MASKED.blocks[0]},
+    "key_kernel": {"K": 27, "OFFSETS": 32, "SAMPLES": 256, "BLOCK": jobs.BLOCK},
+    "scan_kernel": {"K": 27, "BLOCK": tiles.SCANNED.blocks[0]},
+    "list_kernel": {"K": 27, "NEAR": jobs.BLOCK},
+    "turn_kernel": {"K": 27, "BLOCK": tiles.SCANNED.blocks[0]},
 }
 ROWS = ("pack_kernel", "settle_kernel", "take_kernel", "arrange_kernel")
 WARPS = dict.fromkeys(ROWS, map_launch.PACK.num_warps)
 WARPS |= dict.fromkeys(("count_kernel", "number_kernel"), map_launch.WORDS.num_warps)
 WARPS |= {"search_kernel": map_launch.SEARCH.num_warps, "mark_kernel": map_launch.MARK.num_warps}
+WARPS |= {"scan_kernel": 8, "turn_kernel": 8, "list_kernel": 1}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "mask_kernel": {"half": {"HALVED": True}, "whole": {"HALVED": False}},
+    "key_kernel": {"masks": {"PARTS": 1}, "parts": {"PARTS": 4}},
+    "list_kernel": {
+        "half in any order": {"HALVED": True, "ORDERED": True},
+        "whole in order": {"HALVED": False, "ORDERED": False},
+    },
     "pack_kernel": {"checked": {}, "unchecked": {"flags_ptr": None}},
     "search_kernel": {
         "symmetric": {"SYMMETRIC": True, "MIRRORED": False},
@@ -61,12 +76,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 def build(name: str, keys: str, variant: str) -> Build:
     """A kernel for keys of a type."""
-    kernel = getattr(map_kernels, name)
+    modules = map_kernels, resample_kernels, job_kernels
+    kernel = next(getattr(module, name) for module in modules if name in vars(module))
     constants = CONSTANTS[name] | VARIANTS.get(name, {"": {}})[variant]
     if "MOST" in kernel.arg_names:
         constants |= {"MOST": 2**31 - 1 if keys == "i32" else 2**63 - 1}
     of = {"found_ptr": "i64", "source_ptr": "i64", "places_ptr": "i64", "words_ptr": "i64"}
     of |= dict.fromkeys(("keys_ptr", "out_keys_ptr", "sorted_ptr"), keys)
+    of |= {"jobs_ptr": "i64"} | ({"sorted_ptr": "i64"} if name == "list_kernel" else {})
     types = {
         p.name: f"*{of.get(p.name, 'i32')}" if p.name.endswith("_ptr") else p.annotation_type
         for p in kernel.params

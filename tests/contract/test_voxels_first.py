@@ -23,7 +23,8 @@ from torchweft.voxels.grid import geometry
 from torchweft.voxels.maps import coordinates
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps import tiles as preparation
-from torchweft.voxels.maps.tiles import Flags
+from torchweft.voxels.maps.jobs import Job, tiles_together
+from torchweft.voxels.maps.tiles import Flags, SearchRemains
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -136,6 +137,33 @@ def test_a_map_is_compiled_at_once(kernel, dtype, shuffled, count, seen, monkeyp
     missing = {made[0].__name__ for made in compiled if made not in announced}
     assert missing <= ({"pack_kernel"} if dtype == torch.int64 else set())
     assert all(made in compiled for made in announced)
+
+
+@pytest.mark.parametrize("order", [None, "shuffled"])
+def test_a_strided_map_is_compiled_at_once(order, seen):
+    """All four kernels, before the first of them runs."""
+    announced, compiled = seen
+    rows = cloud(500, 1, False)[1]
+    own = None if order is None else torch.arange(500).int()
+    shape = geometry(3, 3, 2, 1, 1, mode="strided")
+    found = map_launch.candidates(rows, own, (1, 32, 32, 32), torch.int32, shape)
+    ahead = [made[0].__name__ for made in announced]
+    map_launch.level(found, (1, 32, 32, 32), 100)
+    map_launch.meet(found, own, 500, 100, shape)
+    assert ahead == [made[0].__name__ for made in announced]
+    assert sorted(ahead) == sorted(made[0].__name__ for made in compiled)
+    assert len(ahead) == 4
+
+
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_tiles_of_several_tables_are_compiled_at_once(parts, seen):
+    announced, compiled = seen
+    tables = [torch.full((27, count), -1, dtype=torch.int32) for count in (500, 20_000)]
+    given = [torch.zeros(parts, t.shape[1], dtype=torch.int32) if parts else None for t in tables]
+    lefts = [SearchRemains(None, part) for part in given]
+    tiles_together([Job(t, None, 27, left) for t, left in zip(tables, lefts, strict=True)])
+    assert len(announced) == (4 if parts else 5)
+    assert set(map(str, announced)) == set(map(str, compiled))
 
 
 def cloud(count, channels, shuffled):

@@ -4,12 +4,16 @@ Seen red with: tables of maps that somebody keeps.  A map takes less than 249 by
 are those of spconv: seen at 450 with pairs of all offsets and room for all of them.
 """
 
+import copy
+
 import pytest
 import torch
 
 from torchweft import voxels
 from torchweft.testing.contract import assert_same_bits
 from torchweft.voxels.convolution import launch
+from torchweft.voxels.grid import whole
+from torchweft.voxels.maps.tiles import Flags
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -106,6 +110,78 @@ def test_a_training_step_does_not_wait_for_the_gpu():
         model(tensor).feats.square().mean().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def tables_of(tensor, network):
+    """The maps that the layers of a network read, of both sides."""
+    voxels.prepare(network, tensor)
+    found, level = [], [tensor.coordinates]
+    while level:
+        at = level.pop()
+        for shape, (table, back, outputs) in at.tables.items():
+            written = outputs or at
+            found += [whole(table, written.order, shape.num_offsets), written.rows]
+            found += [] if back is None else [back]
+            level += [] if outputs is None else [outputs]
+    return found
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_maps_built_at_once_are_those_of_the_cpu(shuffled):
+    """Of clouds of changing size: more than one launch of each kernel, and levels without room."""
+    model = network()
+    host = network().cpu()
+    for seed, count in enumerate((3000, 20000, 200, 30000)):
+        tensor = cloud(count, seed)
+        rows = torch.arange(len(tensor), device="cuda")
+        if shuffled:
+            rows = rows[torch.randperm(len(rows), device="cuda")]
+        tensor = voxels.SparseTensor(tensor.F[rows], tensor.C[rows], (64, 64, 64), 2)
+        other = voxels.SparseTensor(tensor.F.cpu(), tensor.C.cpu(), (64, 64, 64), 2)
+        pairs = zip(tables_of(tensor, model), tables_of(other, host), strict=True)
+        for ours, exact in pairs:
+            assert_same_bits(ours.cpu(), exact, f"cloud {seed}")
+
+
+def test_a_known_network_gives_the_bits_of_a_new_one():
+    """Values and gradients, through tiles that several tables shared launches for."""
+    torch.manual_seed(0)
+    model = network()
+    for seed, count in enumerate((3000, 20000, 200, 30000)):
+        found, new = [], copy.deepcopy(model)  # which knows no cloud
+        for net in (model, new):
+            tensor = cloud(count, seed)
+            tensor.feats.requires_grad_()
+            y = net(tensor).feats
+            y.square().sum().backward()
+            found.append([y, tensor.feats.grad, *(p.grad for p in net.parameters())])
+            net.zero_grad(set_to_none=True)
+        for n, (ours, exact) in enumerate(zip(*found, strict=True)):
+            assert_same_bits(ours, exact, f"cloud {seed}, tensor {n}")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_fresh_cloud_waits_once_for_all_levels(monkeypatch):
+    """And for what was assumed of its rows; torch itself never waits."""
+    waits, plain = [], Flags.read
+
+    def read(flags):
+        waits.append(flags)
+        return plain(flags)
+
+    monkeypatch.setattr(Flags, "read", read)
+    model = network().eval()
+    clouds = [cloud(20000, seed) for seed in range(3)]
+    with torch.no_grad():
+        for tensor in clouds[:2]:
+            model(tensor)
+        del waits[:]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            model(clouds[2])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 2
 
 
 @pytest.mark.parametrize("boxed", [False, True])

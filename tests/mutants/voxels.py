@@ -13,6 +13,9 @@ KERNELS = "tests/contract/test_voxels_kernels.py tests/contract/test_voxels.py"
 
 METADATA = "tests/contract/test_voxels_metadata.py"
 GEOMETRY = "tests/contract/test_voxels_geometry.py"
+PREPARE = "tests/contract/test_voxels_prepare.py"
+JOBS = "tests/contract/test_voxels_jobs.py"
+TOGETHER = "tests/contract/test_voxels_together.py"
 
 MUTANTS = [
     Mutant(
@@ -217,5 +220,53 @@ MUTANTS = [
         "acc = tl.dot(tl.abs(tl.trans(x)), g, acc, input_precision=PRECISION, out_dtype=ACC)",
         KERNELS,
         kernels=True,
+    ),
+    Mutant(
+        "a level with more voxels than there is room for is taken as it is",
+        "if inputs is None or count > len(level.voxels):",
+        "if inputs is None:",
+        f"{TOGETHER} -k more_voxels",
+        kernels=True,
+    ),
+    Mutant(
+        "rows past the last voxel of a level are voxels",
+        "    met &= key >= 0\n",
+        "    met &= key >= -1\n",
+        f"{TOGETHER} -k unet-boxed",
+        kernels=True,
+    ),
+    Mutant(
+        "a network keeps the recipe of its first cloud",
+        "_recipes[module] = voxels.asked",
+        "_recipes.setdefault(module, voxels.asked)",
+        f"{TOGETHER} -k forgotten",
+        kernels=True,
+    ),
+    Mutant(
+        "tables that inference mode builds are its tensors",
+        "if torch.is_inference_mode_enabled():",
+        "if torch.is_inference_mode_enabled() is None:",
+        f"{TOGETHER} -k inference",
+        kernels=True,
+    ),
+    Mutant(
+        "columns past the last of a table are sorted before others",
+        "tl.where(i < N, gray, past)",
+        "tl.where(i < N, gray, 0)",
+        JOBS,
+        kernels=True,
+    ),
+    Mutant(
+        "a panel of a table is counted among those of all",
+        "panel -= first * (NEAR // PANEL)",
+        "panel -= 0 * first",
+        JOBS,
+        kernels=True,
+    ),
+    Mutant(
+        "preparing a network moves its statistics",
+        "torch.func.functional_call(network, buffers, (tensor,))",
+        "network(tensor)",
+        PREPARE,
     ),
 ]

@@ -1,7 +1,8 @@
 """A memory and race checker for interpreted kernels: call `install()` after the interpreter's.
 
 A launch then raises `MemoryFaultError` when
-- an active lane loads, stores or updates outside every tensor that the launch was given,
+- an active lane loads, stores or updates outside every tensor that the launch was given, and
+  outside of those that it reaches by addresses in a table (`reaching`),
 - two lanes of one store hit the same address,
 - two programs store to the same cell,
 - a program loads a cell that another program stored: its result depends on their order.
@@ -13,7 +14,8 @@ in another dtype, and anything inside a tensor that is legal but wrong.  About 2
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +23,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-__all__ = ["MemoryFaultError", "install"]
+__all__ = ["MemoryFaultError", "install", "reaching"]
 
 Builder: Any = interpreter.InterpreterBuilder
 Executor: Any = interpreter.GridExecutor
@@ -43,6 +45,13 @@ def install() -> None:
     _watch_atomics()
 
 
+@contextlib.contextmanager
+def reaching() -> Iterator[list[torch.Tensor]]:
+    """A list of further tensors that launches may touch: kernels read their addresses."""
+    yield _Launch.reached
+    _Launch.reached.clear()
+
+
 class _Launch:
     """What the running launch may touch, and which program stored which cell."""
 
@@ -54,6 +63,7 @@ class _Launch:
     writer: np.ndarray = np.empty(0, dtype=np.int32)
     """The number of the program that stored a cell, at the cell's first byte; 0: none did."""
     programs: ClassVar[dict[Program, int]] = {}
+    reached: ClassVar[list[torch.Tensor]] = []
 
     @classmethod
     def start(cls, name: str, arguments: Iterable[object]) -> None:
@@ -126,7 +136,7 @@ def _watch_launches() -> None:
 
     def start(self: Any, args: Any, kwargs: Any) -> Any:
         host_args, host_kwargs = plain(self, args, kwargs)
-        _Launch.start(self.fn.__name__, [*host_args, *host_kwargs.values()])
+        _Launch.start(self.fn.__name__, [*host_args, *host_kwargs.values(), _Launch.reached])
         return host_args, host_kwargs
 
     Executor._init_args_hst = start

@@ -21,6 +21,7 @@ from torchweft.voxels.maps.metadata import (
     greedy_group,
 )
 from torchweft.voxels.maps.tensor import SparseTensor, cat, kernel_map, sparse_collate, union
+from torchweft.voxels.preparing import prepare
 
 __all__ = [
     "GemmGroups",
@@ -36,6 +37,7 @@ __all__ = [
     "hilbert_order",
     "kernel_map",
     "point_to_voxel",
+    "prepare",
     "sparse_collate",
     "sparse_conv",
     "sparse_conv3d",

@@ -413,10 +413,11 @@ R = TypeVar("R")
 
 
 def below_transforms(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function that builds index tables as if no transform were active.
+    """Run a function that builds index tables as if no transform and no inference mode were active.
 
     A tensor that is made under `torch.func.grad` is a wrapper that dies with the transform.  A
     table that outlives the transform, or that a kernel reads by its address, must not be one.
+    Tensors of inference mode have no version: nothing is cached for such a table.
 
     Raises:
         ShapeError: a tensor among the arguments is mapped by `torch.vmap`.
@@ -424,6 +425,9 @@ def below_transforms(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return run(*args, **kwargs)
         if not transforms_active():
             return function(*args, **kwargs)
         plain = [_plain(a) if isinstance(a, Tensor) else a for a in args]

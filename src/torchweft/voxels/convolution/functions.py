@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchweft.core.backend import choose
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import check_tensors, same_kind
-from torchweft.core.operators.operator import constant_when_compiling
+from torchweft.core.operators.operator import compiling, constant_when_compiling
 from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue, check
 from torchweft.voxels.convolution.operator import (
@@ -28,7 +28,9 @@ from torchweft.voxels.convolution.operator import (
 from torchweft.voxels.grid import Geometry, Size, geometry, integer
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, given_outputs, mode_of
+from torchweft.voxels.maps.recipes import note_inverse
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
+from torchweft.voxels.maps.together import foresee
 
 __all__ = ["conv_of_geometry", "sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
 
@@ -122,12 +124,19 @@ def conv_of_geometry(
     requested: ConvRequest,
     indice_key: str | None,
     coordinates: Tensor | Coordinates | None = None,
+    layer: nn.Module | None = None,
 ) -> SparseTensor:
-    """`sparse_conv` for a geometry that was checked before, with as many axes as the tensor."""
+    """`sparse_conv` for a geometry that was checked before, with as many axes as the tensor.
+
+    With a layer, the first one on a cloud builds all maps that those after it asked for last time.
+    """
     operands, options = _checked(operands, shape, requested)
     onto = given_outputs(tensor.coordinates, coordinates, shape)
-    if onto is None and shape not in tensor.coordinates.tables and options[2] == "triton":
-        compile_before(operands, tensor.coordinates, shape, options)
+    if onto is None and shape not in tensor.coordinates.tables:
+        if layer is not None:
+            foresee(layer, tensor.coordinates)
+        if options[2] == "triton" and shape not in tensor.coordinates.foreseen:
+            compile_before(operands, tensor.coordinates, shape, options)
     found = tensor.maps.get(tensor.coordinates, shape, indice_key, onto)
     return _convolved(tensor, operands, found, options)
 
@@ -166,6 +175,8 @@ def sparse_inverse_conv(
             f"has {len(tensor)} others: an inverse layer reads what the named layer wrote. Give "
             "it a tensor of that level."
         )
+    if not compiling():
+        note_inverse(named.inputs, named.geometry)
     given, requested = (tensor.feats, weight, bias, NO_EPILOGUE), (groups, precision, backend)
     operands, options = _checked(given, named.geometry, requested)
     return _convolved(tensor, operands, named.transpose(), options)

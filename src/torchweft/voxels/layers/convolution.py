@@ -210,8 +210,8 @@ class SparseConvolution(SparseModule):
             self.check(tensor, self.in_channels)  # raises, unless the type is a subclass
         operands = tensor.feats, self.weight, self.bias, NO_EPILOGUE
         requested = self.groups, self.precision, self.backend
-        key = self.indice_key
-        return conv_of_geometry(tensor, operands, self.geometry, requested, key, coordinates)
+        rest = self.indice_key, coordinates, self
+        return conv_of_geometry(tensor, operands, self.geometry, requested, *rest)
 
     def check(self, tensor: SparseTensor, channels: int | None = None) -> None:
         """As for other modules; checks the number of axes too."""

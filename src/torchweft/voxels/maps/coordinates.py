@@ -34,6 +34,7 @@ from torchweft.voxels.maps.checks import (
     repeated_voxel,
     written_since,
 )
+from torchweft.voxels.maps.recipes import Step
 from torchweft.voxels.maps.tiles import Flags
 
 __all__ = [
@@ -79,6 +80,9 @@ class Coordinates:
     """
 
     tables: dict[Any, Any]  # of kernel maps, by geometry, and the coarse voxels: see kernel_map.py
+    foreseen: dict[Geometry, Any]  # tables that nobody has asked for yet: see together.py
+    asked: list[Step]  # what was asked of these voxels and of all derived from them
+    level: int  # the number of these voxels among them
     onto: weakref.WeakKeyDictionary[Coordinates, dict[Geometry, Any]]
     """Tables of maps to given outputs, by these: whoever keeps the outputs keeps the tables."""
     _rows: Tensor
@@ -130,6 +134,7 @@ class Coordinates:
 
     def _without_maps(self) -> Coordinates:
         self.tables, self.onto = {}, weakref.WeakKeyDictionary()
+        self.foreseen, self.asked, self.level = {}, [], 0
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,6 +170,11 @@ class Coordinates:
         )
 
     @property
+    def boxed(self) -> bool:
+        """Whether the voxels have a box: one was given, or no coordinate is negative."""
+        return self.given_shape is not None or min(self._bounds[0][1:]) >= 0
+
+    @property
     def spatial_shape(self) -> tuple[int, ...]:
         """The box of the voxels.
 
@@ -174,7 +184,7 @@ class Coordinates:
         if self.given_shape is not None:
             return self.given_shape
         lows, highs = self._bounds
-        if min(lows[1:]) < 0:
+        if not self.boxed:
             axis = next(a for a, low in enumerate(lows[1:]) if low < 0)
             raise IndexRangeError(
                 f"axis {axis} has the coordinate {lows[1 + axis]} and no spatial_shape was "

@@ -28,13 +28,20 @@ from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, cached_table, integer, whole
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.checks import check_rows, check_same_device
-from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
+from torchweft.voxels.maps.coordinates import Bounds, Coordinates, Packing, kernels_serve
+from torchweft.voxels.maps.jobs import Job
+from torchweft.voxels.maps.recipes import note
 
 __all__ = [
     "KernelMap",
+    "MapTables",
     "Maps",
     "given_outputs",
+    "grid_after",
+    "map_kernels_serve",
     "mode_of",
+    "submanifold_tables",
+    "tables_of",
 ]
 
 
@@ -159,7 +166,7 @@ class Maps:
                 f"{'the same' if named.inputs is inputs else f'{len(inputs)} other'} voxels: a "
                 "key names one map. Give this layer another indice_key, or none."
             )
-        table, back, outputs = _tables(inputs, shape, onto)
+        table, back, outputs = tables_of(inputs, shape, onto)
         found = KernelMap(table, back, inputs, inputs if outputs is None else outputs, shape)
         if name is not None:
             self._named[name] = found
@@ -246,13 +253,11 @@ MapTables = tuple[Tensor, Tensor | None, Coordinates | None]
 """`kept` and `back` of a map, and its outputs; None where they are the inputs."""
 
 
-def _tables(inputs: Coordinates, shape: Geometry, onto: Coordinates | None) -> MapTables:
+def tables_of(inputs: Coordinates, shape: Geometry, onto: Coordinates | None = None) -> MapTables:
     """The tables of a map: kept with the inputs, and with the outputs where these are given."""
     if onto is None:
         tables: MapTables | None = inputs.tables.get(shape)
-        if tables is None:
-            tables = inputs.tables[shape] = _build(inputs, shape)
-        return tables
+        return _first_asked(inputs, shape) if tables is None else tables
     kept = inputs.onto.get(onto)
     if kept is None:
         kept = inputs.onto[onto] = {}
@@ -261,10 +266,19 @@ def _tables(inputs: Coordinates, shape: Geometry, onto: Coordinates | None) -> M
     return *kept[shape], onto
 
 
+@outside_graphs
+def _first_asked(inputs: Coordinates, shape: Geometry) -> MapTables:
+    """Tables that were foreseen, or are built now."""
+    tables: MapTables = inputs.foreseen.pop(shape, None) or _build(inputs, shape)
+    inputs.tables[shape] = tables
+    note(inputs, shape, tables[2] or inputs)
+    return tables
+
+
 @below_transforms
 @outside_graphs
 def _build(inputs: Coordinates, shape: Geometry) -> MapTables:
-    build = {"submanifold": _submanifold, "floor": _floored}.get(shape.mode, _resampled)
+    build = {"submanifold": submanifold_tables, "floor": _floored}.get(shape.mode, _resampled)
     return inputs.valid(lambda: build(inputs, shape))
 
 
@@ -294,18 +308,29 @@ def _met(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Te
     return (back, table) if shape.transposed else (table, back)
 
 
-def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
+def map_kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
     """Whether Triton kernels build a map: their integers must hold all intermediate numbers."""
     if not kernels_serve(inputs.device.type) or not 0 < len(inputs) < 2**30:
         return False
-    return packing.single and all(number < 2**31 for axis in shape[1:] for number in axis)
+    return packing.single and _is_narrow(shape)
 
 
-def _submanifold(inputs: Coordinates, shape: Geometry) -> MapTables:
-    if _kernels_serve(inputs, inputs.packing, shape):
+@functools.lru_cache(maxsize=1024)
+def _is_narrow(shape: Geometry) -> bool:
+    return all(number < 2**31 for axis in shape[1:] for number in axis)
+
+
+def submanifold_tables(
+    inputs: Coordinates, shape: Geometry, later: list[Job] | None = None
+) -> MapTables:
+    """The tables of a submanifold map; on a GPU the host does not wait, see `Coordinates.valid`.
+
+    With a list, the tiles that kernels build from the table are left to it.
+    """
+    if map_kernels_serve(inputs, inputs.packing, shape):
         inputs.compile_ahead(shape)
-        box = inputs.packing.box
-        return *map_launch.submanifold(inputs.unchecked(), inputs.cells, box, shape), None
+        given = inputs.unchecked(), inputs.cells, inputs.packing.box, shape
+        return *map_launch.submanifold(*given, later), None
     offsets = shape.offsets()
     num, count = len(offsets), len(inputs)
     empty = functools.partial(torch.full, dtype=torch.int32, device=inputs.device)
@@ -346,17 +371,9 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
             "voxels of an earlier level. Pass coordinates=tensor.coordinates of that level, or use "
             "SparseInverseConv with the indice_key of the layer that left it."
         )
-    spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
-    if max(spatial) > 2**31:
-        raise IndexRangeError(
-            f"the output of {_described(shape)} would have the shape {tuple(spatial)}: an axis "
-            f"has at most {2**31} voxels. Pass a smaller spatial_shape, or shift the cloud to 0."
-        )
-    lows, sizes = (0,) * (1 + inputs.dim), tuple(max(n, 1) for n in (size, *spatial))
-    packing = Packing(inputs.rows[:0], lows, sizes)
-    bounds = lows, tuple(n - 1 for n in (size, *spatial))
-    grid = spatial, size, _output_stride(inputs.stride, shape), bounds
-    if 0 not in spatial and _kernels_serve(inputs, packing, shape):
+    packing, grid = grid_after(inputs, shape)
+    spatial, lows, sizes = grid[0], packing.lows, packing.sizes
+    if 0 not in spatial and map_kernels_serve(inputs, packing, shape):
         voxels = inputs.rows, inputs.order  # distinct, or two candidates would be one pair
         table, back, rows, keys = map_launch.resample(*voxels, sizes, packing.dtype, shape)
         return table, back, Coordinates.ascending(packing, keys, *grid, rows)
@@ -376,6 +393,28 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         table[k].index_copy_(0, places, own[rows])
         back[k].index_copy_(0, rows, places.int())
     return table, back, outputs
+
+
+Grid = tuple[tuple[int, ...], int, tuple[int, ...], Bounds]
+"""Spatial shape, batch size, stride and bounds of voxels."""
+
+
+def grid_after(inputs: Coordinates, shape: Geometry) -> tuple[Packing, Grid]:
+    """The box of the outputs of a strided or transposed layer, as a packing and as a grid.
+
+    Raises:
+        IndexRangeError: the inputs have no box, or the output's is too long.
+    """
+    spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
+    if max(spatial) > 2**31:
+        raise IndexRangeError(
+            f"the output of {_described(shape)} would have the shape {tuple(spatial)}: an axis "
+            f"has at most {2**31} voxels. Pass a smaller spatial_shape, or shift the cloud to 0."
+        )
+    lows, sizes = (0,) * (1 + inputs.dim), tuple(max(n, 1) for n in (size, *spatial))
+    bounds = lows, tuple(n - 1 for n in (size, *spatial))
+    stride = _output_stride(inputs.stride, shape)
+    return Packing(inputs.unchecked()[2][:0], lows, sizes), (spatial, size, stride, bounds)
 
 
 def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchweft.core.gpu.launcher import Call, Tile, compile_together, current_device
 from torchweft.voxels.grid import Geometry
+from torchweft.voxels.maps.jobs import Job
 from torchweft.voxels.maps.tiles import (
     MASK_BITS,
     Flags,
@@ -27,7 +28,19 @@ from torchweft.voxels.maps.tiles import (
     tiles_of,
 )
 
-__all__ = ["ascending", "compile_ahead", "pack", "resample", "submanifold", "survey"]
+__all__ = [
+    "Candidates",
+    "ascending",
+    "candidates",
+    "candidates_of_an_input",
+    "compile_ahead",
+    "level",
+    "meet",
+    "pack",
+    "resample",
+    "submanifold",
+    "survey",
+]
 
 LONGEST_WALK = 8
 """Longest stretch of the last axis that a search walks over; longer ones are searched by offset."""
@@ -74,7 +87,7 @@ def survey(rows: Tensor) -> tuple[Box, bool]:
     count, columns = rows.shape
     found = rows.new_empty((_programs(count, SURVEY), 2 * columns + 1), dtype=torch.int64)
     operands = [rows.contiguous(), found]
-    _launch((len(found), _call("survey", operands, (count,), (columns,), SURVEY)))
+    _launch((len(found), _call("kernels.survey", operands, (count,), (columns,), SURVEY)))
     numbers = found.amax(0).tolist()
     lows, highs = (~low for low in numbers[:columns]), numbers[columns:-1]
     return (tuple(lows), tuple(highs)), not numbers[-1]
@@ -94,7 +107,7 @@ def pack(rows: Tensor, box: Box, dtype: torch.dtype, flags: Flags | None = None)
 def _pack_call(rows: Tensor, keys: Tensor, flags: Tensor | None, box: Box) -> Call:
     lows, sizes = box
     numbers = len(rows), lows[0], *_front(lows[1:], 0), sizes[0], *_front(sizes[1:], 1)
-    return _call("pack", [rows, keys, flags], numbers, (rows.shape[1],), PACK)
+    return _call("kernels.pack", [rows, keys, flags], numbers, (rows.shape[1],), PACK)
 
 
 def ascending(keys: Tensor, sizes: Ints, flags: Flags) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -113,7 +126,7 @@ def ascending(keys: Tensor, sizes: Ints, flags: Flags) -> tuple[Tensor, Tensor, 
 
 
 def _settle_call(keys: Tensor, places: Tensor, order: Tensor, flags: Tensor) -> Call:
-    return _call("settle", [keys, places, order, flags], (order.shape[-1],), (), PACK)
+    return _call("kernels.settle", [keys, places, order, flags], (order.shape[-1],), (), PACK)
 
 
 def _crowded(count: int, cells: int) -> bool:
@@ -136,28 +149,33 @@ def _arranged(keys: Tensor, cells: int, flags: Flags) -> tuple[Tensor, Tensor, T
     rows, row_programs = (count,), _programs(count, PACK)
     arranged = [keys, words, total, placed, order, flags.tensor]
     _launch(
-        (row_programs, _call("take", [keys, bits], rows, (), PACK)),
-        (programs, _call("count", [bits, counts], (), (), WORDS)),
-        (programs, _call("number", [bits, counts, words, total], (), (), WORDS)),
-        (row_programs, _call("arrange", arranged, rows, (), PACK)),
+        (row_programs, _call("kernels.take", [keys, bits], rows, (), PACK)),
+        (programs, _call("kernels.count", [bits, counts], (), (), WORDS)),
+        (programs, _call("kernels.number", [bits, counts, words, total], (), (), WORDS)),
+        (row_programs, _call("kernels.arrange", arranged, rows, (), PACK)),
     )
     return placed, order, words
 
 
 def submanifold(
-    voxels: Voxels, words: Words, box: Box, shape: Geometry
+    voxels: Voxels, words: Words, box: Box, shape: Geometry, later: list[Job] | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The tables `kept` and `back` of a submanifold map, see `KernelMap`.
 
-    The tiles of the table, which every layer needs, are built from what the search leaves.  Where
-    keys do not ascend the tables are built, but have no meaning.
+    The tiles of the table, which every layer needs, are built from what the search leaves; with a
+    list, that is appended to it instead.  Where keys do not ascend the tables are built, but have
+    no meaning.
     """
     marked = _marked(voxels[0], words(), box[1], shape)
     table, left = _search(voxels, marked, box, shape, mirrored=False)
     back = None if shape.symmetric else _search(voxels, marked, box, shape, mirrored=True)[0]
     del marked  # before memory for tiles is allocated
+    job = Job(table, voxels[1], shape.num_offsets, left)
+    if later is not None:
+        later.append(job)
+        return table, back
     with current_device(table):
-        tiles_of(table, voxels[1], shape.num_offsets, left)
+        tiles_of(*job)
     return table, back
 
 
@@ -172,7 +190,7 @@ def _marked(keys: Tensor, words: Tensor | None, sizes: Ints, shape: Geometry) ->
         return None
     if words is None:
         words = keys.new_zeros(_num_words(math.prod(sizes)), dtype=torch.int64)
-        call = _call("mark", [keys, words], (len(keys),), (), MARK)
+        call = _call("kernels.mark", [keys, words], (len(keys),), (), MARK)
         _launch((_programs(len(keys), MARK), call))
     return words
 
@@ -221,7 +239,7 @@ def compile_ahead(
         end = _finder(count, dtype, marked, box, shape, mirrored=True)
         calls.append(_find_call(end, *given, None))
     if marked and ordered:
-        calls.append(_call("mark", [keys, words], (count,), (), MARK))
+        calls.append(_call("kernels.mark", [keys, words], (count,), (), MARK))
     if not (ordered or marked):
         calls.append(_settle_call(keys, words, table, table))
     with current_device(rows):
@@ -274,7 +292,7 @@ def _find_call(
     parts: Tensor | None,
 ) -> Call:
     operands = [*voxels, *([] if words is None else [words]), table, rest, parts]
-    return _call(found.name, operands, found.numbers, found.constants, found.tile)
+    return _call(f"kernels.{found.name}", operands, found.numbers, found.constants, found.tile)
 
 
 def _finder(
@@ -335,45 +353,141 @@ def _axis(kernel: int, stride: int, padding: int, dilation: int, mode: str) -> I
     return stride, padding, dilation, kernel, common, inverse, period, -(-kernel // period)
 
 
-def resample(
-    rows: Tensor, order: Tensor | None, sizes: Ints, dtype: torch.dtype, shape: Geometry
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """table, back, output rows and their ascending keys of a strided or transposed layer.
-
-    Each row lists the outputs that it meets; their keys are sorted and counted: one read.
+class Candidates(NamedTuple):
+    """The outputs that inputs may meet in a strided or transposed layer, sorted by their keys.
 
     Args:
-        rows: (N, 1 + d) int32, not negative.
+        keys: (M,) ascending, past the last output the largest number of the dtype.
+        source: (M,) the position m · N + i of each before the sort.
+        counts: (M,) the number of different keys up to each.
+        offsets: (M,) the offset k of the pair at each position.
+        inputs: N.
+    """
+
+    keys: Tensor
+    source: Tensor
+    counts: Tensor
+    offsets: Tensor
+    inputs: int
+
+    @property
+    def most(self) -> int:
+        """The key that no output has."""
+        return torch.iinfo(self.keys.dtype).max
+
+
+@functools.lru_cache(maxsize=256)
+def _axes_of(shape: Geometry) -> tuple[int, Ints, Ints]:
+    """(candidates of an input, the numbers of the axes, positions that one input meets)."""
+    axes = [_axis(*axis, shape.mode) for axis in zip(*shape[1:], strict=True)]
+    axes = [(1, 0, 1, 1, 1, 0, 1, 1)] * (KERNEL_AXES - len(axes)) + axes
+    *given, places = zip(*axes, strict=True)
+    return math.prod(places), tuple(itertools.chain(*given)), places
+
+
+def candidates_of_an_input(shape: Geometry) -> int:
+    """The most outputs that one input of a strided or transposed layer meets."""
+    return _axes_of(shape)[0]
+
+
+def candidates(
+    rows: Tensor, order: Tensor | None, sizes: Ints, dtype: torch.dtype, shape: Geometry
+) -> Candidates:
+    """The outputs that rows may meet; the host does not wait.
+
+    Args:
+        rows: (N, 1 + d) int32, not negative, or voxels that do not exist, with batch number −1.
         order: (N,) the rows in canonical order; None: in row order.
         sizes: batch size and output shape.
         dtype: of keys; it holds one number more than the box has cells.
         shape: the geometry.
     """
     count, columns = rows.shape
-    axes = [_axis(*axis, shape.mode) for axis in zip(*shape[1:], strict=True)]
-    axes = [(1, 0, 1, 1, 1, 0, 1, 1)] * (KERNEL_AXES - len(axes)) + axes
-    *given, places = zip(*axes, strict=True)
-    chances, box, most = math.prod(places), _front(sizes[1:], 1), torch.iinfo(dtype).max
+    chances, given, places = _axes_of(shape)
     keys = rows.new_empty(chances * count, dtype=dtype)
-    offsets = rows.new_empty(chances * count)
-    numbers = (count, *box, *itertools.chain(*given), *places[1:])
-    constants = (columns, shape.mode == "transposed", most)
-    call = _call("candidates", [rows, order, keys, offsets], numbers, constants, PLACE)
+    offsets, fresh = rows.new_empty(chances * count), rows.new_empty(chances * count)
+    numbers = (count, *_front(sizes[1:], 1), *given, *places[1:])
+    constants = (columns, shape.mode == "transposed", torch.iinfo(dtype).max)
+    name, operands = "resample_kernels.candidates", [rows, order, keys, offsets]
+    call = _call(name, operands, numbers, constants, PLACE)
+    found = Candidates(keys, keys.new_empty(1, dtype=torch.int64), fresh, offsets, count)
+    if not call.kernel.compiled:
+        later = _level_call(found, keys, rows, sizes), _outputs_call(found, order, rows, rows)
+        with current_device(rows):
+            compile_together([call, _fresh_call(keys, fresh), *later])
     _launch((_programs(count, PLACE) * chances, call))
-
-    keys, standing = torch.sort(keys)
-    fresh = keys != most
-    fresh[1:] &= keys[1:] != keys[:-1]
+    keys, source = torch.sort(keys)
+    _launch((_programs(len(keys), PLACE), _fresh_call(keys, fresh)))
     counts = fresh.cumsum(0, dtype=torch.int32)
-    outputs = int(counts[-1])
+    return Candidates(keys, source, counts, offsets, count)
 
-    table = rows.new_full((shape.num_offsets, outputs), -1)
-    back = rows.new_full((shape.num_offsets, count), -1)
-    out_keys, out_rows = keys.new_empty(outputs), rows.new_empty((outputs, columns))
-    operands = [keys, standing, counts, offsets, order, table, back, out_keys, out_rows]
-    call = _call("outputs", operands, (len(keys), count, outputs, *box), (columns, most), PLACE)
-    _launch((_programs(len(keys), PLACE), call))
-    return table, back, out_rows, out_keys
+
+def _fresh_call(keys: Tensor, fresh: Tensor) -> Call:
+    most = torch.iinfo(keys.dtype).max
+    return _call("resample_kernels.fresh", [keys, fresh], (len(keys),), (most,), PLACE)
+
+
+def level(
+    found: Candidates, sizes: Ints, room: int, seen: Flags | None = None, place: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(rows, ascending keys) of the outputs of candidates.
+
+    Args:
+        found: the candidates.
+        sizes: batch size and output shape.
+        room: outputs that there is room for; past the last one, rows have the batch number −1.
+        seen: numbers in host memory, of which that at `place` becomes the number of outputs.
+        place: of the number.
+    """
+    rows, keys = found.offsets.new_empty((room, len(sizes))), found.keys.new_empty(room)
+    call = _level_call(found, keys, rows, sizes, seen, place)
+    _launch((_programs(len(found.keys), PLACE), call))
+    return rows, keys
+
+
+def _level_call(
+    found: Candidates,
+    keys: Tensor,
+    rows: Tensor,
+    sizes: Ints,
+    seen: Flags | None = None,
+    place: int = 0,
+) -> Call:
+    operands = [found.keys, found.counts, keys, rows, None if seen is None else seen.tensor]
+    numbers = len(found.keys), len(rows), place, *_front(sizes[1:], 1)
+    constants = len(sizes), found.most
+    return _call("resample_kernels.level", operands, numbers, constants, PLACE)
+
+
+def meet(
+    found: Candidates, order: Tensor | None, inputs: int, outputs: int, shape: Geometry
+) -> tuple[Tensor, Tensor]:
+    """`kept` and `back` of a map from its candidates, of which the first inputs are voxels."""
+    table = found.offsets.new_full((shape.num_offsets, outputs), -1)
+    back = found.offsets.new_full((shape.num_offsets, inputs), -1)
+    call = _outputs_call(found, order, table, back)
+    _launch((_programs(len(found.keys), PLACE), call))
+    return table, back
+
+
+def _outputs_call(found: Candidates, order: Tensor | None, table: Tensor, back: Tensor) -> Call:
+    operands = [found.keys, found.source, found.counts, found.offsets, order, table, back]
+    numbers = len(found.keys), found.inputs, back.shape[1], table.shape[1]
+    return _call("resample_kernels.outputs", operands, numbers, (found.most,), PLACE)
+
+
+def resample(
+    rows: Tensor, order: Tensor | None, sizes: Ints, dtype: torch.dtype, shape: Geometry
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """table, back, output rows and their ascending keys of a strided or transposed layer.
+
+    Each row lists the outputs that it meets; their keys are sorted and counted: one read.  See
+    `candidates` for the arguments.
+    """
+    found = candidates(rows, order, sizes, dtype, shape)
+    outputs = int(found.counts[-1])
+    out_rows, out_keys = level(found, sizes, outputs)
+    return *meet(found, order, len(rows), outputs, shape), out_rows, out_keys
 
 
 def _front(numbers: Sequence[int], missing: int) -> list[int]:
@@ -403,11 +517,9 @@ def _call(
     tile: Tile,
 ) -> Call:
     """A call of a kernel by its name; numbers have declared types and are not specialised."""
-    function, dtypes = (
-        f"maps.kernels.{name}_kernel",
-        [t if t is None else t.dtype for t in operands],
-    )
-    kernel = kernel_for(function, (), constants, tile, _first(operands).device, *dtypes)
+    dtypes = [None if t is None else t.dtype for t in operands]
+    device = _first(operands).device
+    kernel = kernel_for(f"maps.{name}_kernel", (), constants, tile, device, *dtypes)
     return Call(kernel, operands, numbers)
 
 

@@ -83,15 +83,19 @@ def mask_kernel(table_ptr, rest_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.co
 
     A program reads 32 offsets of BLOCK consecutive columns.  Bound: memory, 4 K N bytes.
     """
+    _mask(tl.program_id(0), table_ptr, rest_ptr, masks_ptr, N, K, BLOCK)
+
+
+@triton.jit
+def _mask(program, table_ptr, rest_ptr, masks_ptr, N, K: tl.constexpr, BLOCK: tl.constexpr):
     WORDS: tl.constexpr = (K + 31) // 32
-    pid = tl.program_id(0)
     bit = tl.arange(0, 32)[:, None]
-    k = pid % WORDS * 32 + bit  # [32, 1]
-    i = pid.to(tl.int64) // WORDS * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    k = program % WORDS * 32 + bit  # [32, 1]
+    i = program.to(tl.int64) // WORDS * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     at = entries_of(table_ptr, rest_ptr, k, K, N.to(tl.int64)) + i[None, :]
     source = tl.load(at, mask=(k < K) & (i < N)[None, :], other=-1)
     mask = tl.sum((source >= 0).to(tl.int32) << bit, axis=0)
-    tl.store(masks_ptr + pid % WORDS * N.to(tl.int64) + i, mask, mask=i < N)
+    tl.store(masks_ptr + program % WORDS * N.to(tl.int64) + i, mask, mask=i < N)
 
 
 @triton.jit
@@ -143,6 +147,19 @@ def key_kernel(
     KEY: tl.constexpr = keys_ptr.dtype.element_ty
     block = tl.program_id(0)
     i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    gray = _gray(
+        block, i, parts_ptr, masks_ptr, counts_ptr, N, blocks,
+        KEY, K, PARTS, BITS, OFFSETS, SAMPLES, BLOCK)
+    tl.store(keys_ptr + i, ((i // NEAR).to(KEY) << BITS) | gray, mask=i < N)
+
+
+@triton.jit
+def _gray(
+    block, i, parts_ptr, masks_ptr, counts_ptr, N, blocks, KEY: tl.constexpr,
+    K: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr,
+    SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """The Gray codes of a block of columns, see `key_kernel`; writes their masks and counts."""
     part = block * (BLOCK // PANEL) + tl.arange(0, BLOCK // PANEL)
     bit = tl.arange(0, 32)
     other = tl.arange(0, OFFSETS)[None, :]
@@ -165,7 +182,7 @@ def key_kernel(
             gray ^= tl.where(there != 0, tl.sum(tl.where(bit == b, flips, 0)), 0)
             count = tl.sum(tl.reshape(there, (BLOCK // PANEL, PANEL)), axis=1)
             tl.store(counts_ptr + (word * 32 + b) * blocks + part, count, mask=part < blocks)
-    tl.store(keys_ptr + i, ((i // NEAR).to(KEY) << BITS) | gray, mask=i < N)
+    return gray
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -217,11 +234,20 @@ def list_kernel(
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     WORDS: tl.constexpr = (K + 31) // 32
     panel = tl.program_id(0).to(INT) // WORDS
-    word = tl.program_id(0) % WORDS
-    lane = tl.arange(0, PANEL)
-    slot = panel * PANEL + lane  # [PANEL]
+    slot = panel * PANEL + tl.arange(0, PANEL)  # [PANEL]
+    i = tl.load(sorted_ptr + slot, mask=slot < N, other=0).to(INT)
+    _list(
+        panel, tl.program_id(0) % WORDS, slot, i, table_ptr, rest_ptr, masks_ptr, order_ptr,
+        rows_ptr, lists_ptr, halves_ptr, N, K, INT)
+
+
+@triton.jit
+def _list(
+    panel, word, slot, i, table_ptr, rest_ptr, masks_ptr, order_ptr, rows_ptr, lists_ptr,
+    halves_ptr, N, K: tl.constexpr, INT: tl.constexpr,
+):
+    WORDS: tl.constexpr = (K + 31) // 32
     live = slot < N
-    i = tl.load(sorted_ptr + slot, mask=live, other=0).to(INT)
     mask = tl.load(masks_ptr + word * N.to(tl.int64) + i, mask=live, other=0)
     if word == 0:
         row = _row_of(order_ptr, i, live)
@@ -229,7 +255,7 @@ def list_kernel(
     halves = tl.reduce(tl.reshape(mask, (2, HALF)), 1, _joined)
     tl.store(halves_ptr + (2 * panel + tl.arange(0, 2)) * WORDS + word, halves)
     rest = tl.reduce(halves, 0, _joined).to(tl.int64) & 0xFFFFFFFF
-    lists_ptr += (panel * K + word * 32) * PANEL + lane
+    lists_ptr += (panel * K + word * 32) * PANEL + tl.arange(0, PANEL)
     k = lowest_bit(rest)
     entry_ptr = entries_of(table_ptr, rest_ptr, word * 32 + k, K, N.to(INT)) + i
     source = tl.load(entry_ptr, mask=((mask >> k) & 1) != 0, other=-1)
@@ -278,7 +304,11 @@ def scan_kernel(starts_ptr, totals_ptr, seen_ptr, blocks, BLOCK: tl.constexpr):
 
     seen: the totals in host memory.  A program owns an offset.
     """
-    k = tl.program_id(0)
+    _scan(tl.program_id(0), starts_ptr, totals_ptr, seen_ptr, blocks, BLOCK)
+
+
+@triton.jit
+def _scan(k, starts_ptr, totals_ptr, seen_ptr, blocks, BLOCK: tl.constexpr):
     total = 0
     for first in range(0, blocks, BLOCK):
         b = first + tl.arange(0, BLOCK)
@@ -298,8 +328,12 @@ def turn_kernel(
 
     A program owns one such number for one size of tiles.
     """
+    _turn(tl.program_id(0), halves_ptr, turns_ptr, long_ptr, panels, K, BLOCK)
+
+
+@triton.jit
+def _turn(needed, halves_ptr, turns_ptr, long_ptr, panels, K: tl.constexpr, BLOCK: tl.constexpr):
     WORDS: tl.constexpr = (K + 31) // 32
-    needed = tl.program_id(0)
     parts = 1 + needed // (K + 1)
     if parts == 2:
         turns_ptr = long_ptr

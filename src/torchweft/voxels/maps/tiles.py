@@ -34,10 +34,14 @@ __all__ = [
     "call_for_pairs",
     "call_for_shares",
     "calls_for_tiles",
+    "has_turns",
+    "keep_tiles",
     "kernel_for",
     "padded",
     "pair_dtype",
     "pairs_of",
+    "samples",
+    "split_ints",
     "tiles_of",
     "turns_of",
 ]
@@ -167,6 +171,11 @@ def tiles_of(
     return _tile_cache.get((table, order), None, make)
 
 
+def keep_tiles(table: Tensor, order: Tensor | None, tiles: Tiles) -> None:
+    """Keep tiles that were built elsewhere."""
+    _tile_cache.get((table, order), None, lambda: tiles)
+
+
 def pairs_of(table: Tensor, order: Tensor | None, offsets: int, mirrored: bool) -> OffsetPairs:
     """The pairs of a table by offset, on the current device.
 
@@ -209,7 +218,7 @@ def _kernels_of(table: Tensor, order: Tensor | None, k: int, parts: int) -> _Til
         keys = torch.int64 if k + near_bits > 31 else torch.int32
         most, offsets, kind = torch.iinfo(keys).max, padded(k), signature[:3]
         bits = min(k, most.bit_length() - near_bits)
-        key_constants = (k, parts, bits, offsets, max(16, 8192 // offsets), ROWS_PER_SORT)
+        key_constants = (k, parts, bits, offsets, samples(offsets), ROWS_PER_SORT)
         found = _TileKernels(
             _kernel("mask", (k,), MASKED, device, halved),
             _kernel("key", key_constants, KEYED, *kind),
@@ -225,6 +234,11 @@ def _kernels_of(table: Tensor, order: Tensor | None, k: int, parts: int) -> _Til
 
 def _kernel(name: str, constants: tuple[Any, ...], tile: Tile, *kind: Hashable) -> Kernel:
     return kernel_for(f"maps.tile_kernels.{name}_kernel", (), constants, tile, *kind)
+
+
+def samples(offsets: int) -> int:
+    """Columns of a sample that finds how often each of the (padded) offsets has a row."""
+    return max(16, 8192 // offsets)
 
 
 def _wide(k: int, count: int) -> bool:
@@ -254,7 +268,7 @@ def calls_for_tiles(
         Call(made.scan, (table,) * 3, (2,)),
         Call(made.panel, (table, rest, table, order, by_mask, *(table,) * 3), (2,)),
     ]
-    if _turned(table.shape[1]):
+    if has_turns(table.shape[1]):
         calls.append(Call(made.turn, (table,) * 3, (2,)))
     if few:
         calls.append(Call(made.rank, (keys, table), (2,)))
@@ -263,7 +277,7 @@ def calls_for_tiles(
     return calls
 
 
-def _turned(count: int) -> bool:
+def has_turns(count: int) -> bool:
     """Whether tiles with most offsets run first."""
     return -(-count // PANEL) * PANEL <= MOST_SORTED
 
@@ -302,15 +316,17 @@ def _make_tiles(table: Tensor, order: Tensor | None, k: int, left: SearchRemains
     if not made.panel.compiled:
         compile_together(calls_for_tiles(table, order, k, parts))
     own = 0 if parts == 1 else words * count  # a single part is the masks
-    masks, starts, totals = _ints(table, (own, k * panels, k))
+    masks, starts, totals = split_ints(table, (own, k * panels, k))
     if left.parts is None:
         made.mask(words * -(-count // MASKED.blocks[0]), (table, left.rest, masks), (count,))
     elif parts == 1:
         masks = left.parts
     by_mask, seen = _sorted(made, table, k, left, (masks, starts, totals))
-    turned = _turned(count)
+    turned = has_turns(count)
     sizes = [panels * PANEL, 2 * panels * words, panels * k * PANEL]
-    slots, halves, lists, *turns = _ints(table, [*sizes, 2 * panels, panels] if turned else sizes)
+    slots, halves, lists, *turns = split_ints(
+        table, [*sizes, 2 * panels, panels] if turned else sizes
+    )
     tensors = (table, left.rest, masks, order, by_mask, slots, lists, halves)
     made.panel(words * panels, tensors, (count,))
     orders: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -356,7 +372,7 @@ def _captured(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _ints(
+def split_ints(
     like: Tensor, sizes: Sequence[int], dtype: torch.dtype = torch.int32
 ) -> tuple[Tensor, ...]:
     """Tensors of one allocation, each aligned to 16 bytes and at least as long as its size."""
@@ -372,7 +388,7 @@ def _make_pairs(
     panels, room = -(-count // PANEL), listed * count
     if made.seen is not None and not _captured(table):
         room = sum(made.seen.read()[:listed])
-    inputs, outputs = _ints(table, (room, room), pair_dtype(count, mirrored))
+    inputs, outputs = split_ints(table, (room, room), pair_dtype(count, mirrored))
     tensors = (table, made.masks, order, made.starts, made.totals, inputs, outputs)
     kernel(panels * -(-listed // 16), tensors, (count, panels))
     return OffsetPairs(inputs, outputs, made.totals, {})

@@ -175,7 +175,7 @@ class SparseConvolution(WindowModule):
         tensor = input.sparse()
         operands = tensor.feats, self._matrices(), self.bias, NO_EPILOGUE
         requested = 1, _precision(), None
-        found = conv_of_geometry(tensor, operands, self.geometry, requested, None)
+        found = conv_of_geometry(tensor, operands, self.geometry, requested, None, None, self)
         pairs = tensor.maps.get(tensor.coordinates, self.geometry)  # kept since the call
         return written(self, input, found, pairs)
 

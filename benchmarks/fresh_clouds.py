@@ -1,0 +1,106 @@
+"""A network on fresh clouds, on a GPU: `TORCHWEFT_LIDAR=FILE python -m benchmarks.fresh_clouds`.
+
+For MinkUNet42 in half precision, whose maps are those of a cloud that it has not seen: the median
+wall time in milliseconds of the maps alone, of inference, and of forward and backward; beside them
+the same with maps kept.  Of one fresh inference also the kernels on the GPU, and how often the host
+waits: for what kernels write into its memory, and in torch (0, or an error).
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.workloads.clouds import CLOUDS
+from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, half
+from examples.minkunet import MinkUNet
+from torchweft.voxels import SparseTensor, prepare
+from torchweft.voxels.maps.tiles import Flags
+
+WARM, REPEATS = 5, 30
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """The median wall time of a call and of all that it launched."""
+    times = []
+    for n in range(WARM + REPEATS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times += [time.perf_counter() - begin] if n >= WARM else []
+    return 1000 * statistics.median(times)
+
+
+def waits(call: Callable[[], object]) -> int:
+    """How often the host waits for kernels; an error where torch does."""
+    counted, plain = [], Flags.read
+
+    def read(flags: Flags) -> list[int]:
+        counted.append(flags)
+        return plain(flags)
+
+    Flags.read = read  # type: ignore[method-assign]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        Flags.read = plain  # type: ignore[method-assign]
+    return len(counted)
+
+
+def kernels(call: Callable[[], object]) -> int:
+    """Kernels that a call launches, torch's included."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    copies = ("Memcpy", "Memset")
+    return sum(not event.name.startswith(copies) for event in profile.events())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cloud", default="lidar05", choices=CLOUDS)
+    parser.add_argument("--layers", type=int, default=42)
+    options = parser.parse_args()
+    voxels, shape = CLOUDS[options.cloud]()
+    coords = torch.cat([torch.zeros_like(voxels[:, :1]), voxels], 1).cuda()
+    feats = torch.randn(len(coords), FEATURES, device="cuda").half()
+    torch.manual_seed(0)
+    model = half(MinkUNet(FEATURES, CLASSES, options.layers)).cuda()
+    kept = SparseTensor(feats, coords, shape, 1)
+
+    def fresh() -> SparseTensor:
+        return SparseTensor(feats, coords, shape, 1)
+
+    def inference(tensor: SparseTensor) -> Tensor:
+        with torch.no_grad():
+            return model(tensor).feats
+
+    def step(tensor: SparseTensor) -> None:
+        model.zero_grad(set_to_none=True)
+        model(tensor).feats.float().square().mean().backward()
+
+    model.eval()
+    row: dict[str, float | str] = {"gpu": torch.cuda.get_device_name(), "N": len(coords)}
+    with torch.no_grad():
+        prepare(model, kept)
+        row["maps"] = milliseconds(lambda: prepare(model, fresh()))
+    row["forward"] = milliseconds(lambda: inference(fresh()))
+    row["forward, maps kept"] = milliseconds(lambda: inference(kept))
+    row["kernels"] = kernels(lambda: inference(fresh()))
+    row["kernels, maps kept"] = kernels(lambda: inference(kept))
+    row["waits"] = waits(lambda: inference(fresh()))
+    model.train()
+    row["forward+backward"] = milliseconds(lambda: step(fresh()))
+    row["forward+backward, maps kept"] = milliseconds(lambda: step(kept))
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""All maps of a recipe at once: the host waits for the GPU once, for the voxels of all levels.
+
+The coarse levels are found one from the other without their numbers of voxels, in memory for as
+many as the last cloud of the network lets expect.  The numbers are read back together, and tables
+and tiles are built for exactly as many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from torchweft.core.operators.operator import (
+    below_transforms,
+    compiling,
+    outside_graphs,
+    recording,
+)
+from torchweft.voxels.grid import Geometry
+from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
+from torchweft.voxels.maps.jobs import Job, tiles_together
+from torchweft.voxels.maps.kernel_map import (
+    Grid,
+    MapTables,
+    grid_after,
+    map_kernels_serve,
+    submanifold_tables,
+    tables_of,
+)
+from torchweft.voxels.maps.recipes import Step, recipe_of
+from torchweft.voxels.maps.tiles import Flags, SearchRemains
+
+__all__ = ["ask", "foresee"]
+
+SPARE, LEAST_SPARE = 1.25, 1024
+"""Room for voxels of a level, over those expected: a factor, and a number."""
+
+
+def foresee(module: nn.Module, voxels: Coordinates) -> None:
+    """Build what a network asked of the last cloud, if kernels build maps.
+
+    Args:
+        module: the network's first layer.
+        voxels: of the cloud; nothing happens unless they are asked for their first map.
+    """
+    if not (compiling() or voxels.asked or voxels.level):
+        _begun(module, voxels)
+
+
+def ask(network: nn.Module, voxels: Coordinates) -> bool:
+    """Ask for all maps that a network asked of the last cloud; whether that is known."""
+    if voxels.level:
+        return False
+    recipe, known = list(_begun(network, voxels)), {0: voxels}
+    for step in recipe:
+        inputs = known.get(step.inputs)
+        if inputs is not None:
+            _, _, outputs = tables_of(inputs, step.shape)
+            known.setdefault(step.outputs, outputs or inputs)
+    return bool(recipe)
+
+
+def _begun(module: nn.Module, voxels: Coordinates) -> Sequence[Step]:
+    """The recipe of a module, whose maps are built at once where kernels build them."""
+    recipe = recipe_of(module, voxels)
+    if recipe and not voxels.asked and len(voxels) and kernels_serve(voxels.device.type):
+        _build(voxels, recipe)
+    return recipe
+
+
+class _Level(NamedTuple):
+    """The outputs of a step before the host knows their number: the first of the rows."""
+
+    step: Step
+    found: map_launch.Candidates
+    voxels: Coordinates
+    packing: Packing
+    grid: Grid
+
+
+@below_transforms
+@outside_graphs
+def _build(cloud: Coordinates, recipe: Sequence[Step]) -> None:
+    new = [step for step in recipe if step.inputs != step.outputs]
+    centred = [step for step in recipe if step.shape.mode == "submanifold"]
+    seen = Flags(cloud.device, max(len(new) + -len(new) % 4, Flags.WIDTH))
+
+    def launched() -> tuple[list[_Level], dict[Geometry, MapTables], list[Job]]:
+        levels, later = _levels(cloud, new, seen), list[Job]()
+        seen.written()
+        own = [step.shape for step in centred if not step.inputs]
+        return levels, {shape: submanifold_tables(cloud, shape, later) for shape in own}, later
+
+    levels, tables, later = cloud.valid(launched)
+    cloud.foreseen.update(tables)
+    known = _known(cloud, levels, seen.read() if levels else [], later)
+    for step in centred:
+        inputs = known.get(step.inputs)
+        if inputs is not None and inputs is not cloud:
+            inputs.foreseen[step.shape] = submanifold_tables(inputs, step.shape, later)
+    tiles_together(later)
+
+
+def _known(
+    cloud: Coordinates, levels: Sequence[_Level], counts: Sequence[int], later: list[Job]
+) -> dict[int, Coordinates]:
+    """The voxels of all levels whose numbers were read, with the maps onto them."""
+    known = {0: cloud}
+    for level, count in zip(levels, counts, strict=False):
+        step, inputs = level.step, known.get(level.step.inputs)
+        if inputs is None or count > len(level.voxels):
+            continue  # it was expected to be smaller: built when it is asked for
+        known[step.outputs] = outputs = _shortened(level, count)
+        of = level.found, inputs.order, len(inputs), count, step.shape
+        table, back = map_launch.meet(*of)
+        inputs.foreseen[step.shape] = table, back, outputs
+        later.append(Job(table, None, len(table), SearchRemains()))
+        if step.inverse or recording():
+            later.append(Job(back, inputs.order, len(back), SearchRemains()))
+    return known
+
+
+def _levels(cloud: Coordinates, steps: Sequence[Step], seen: Flags) -> list[_Level]:
+    """The levels that derive from a cloud, each from the one that its step reads."""
+    found: list[_Level] = []
+    voxels, expected = {0: cloud}, {0: float(len(cloud))}
+    for step in steps:
+        inputs = voxels.get(step.inputs)
+        box = None if inputs is None else _served(inputs, step.shape)
+        if inputs is None or box is None:
+            continue
+        packing, grid = box
+        number = expected[step.outputs] = expected[step.inputs] * step.growth
+        _, order, rows = inputs.unchecked()
+        sizes, chances = packing.sizes, map_launch.candidates_of_an_input(step.shape)
+        room = min(chances * len(inputs), math.prod(sizes), int(SPARE * number) + LEAST_SPARE)
+        met = map_launch.candidates(rows, order, sizes, packing.dtype, step.shape)
+        rows, keys = map_launch.level(met, sizes, room, seen, len(found))
+        level = Coordinates.ascending(packing, keys, *grid, rows)
+        voxels[step.outputs] = level
+        found.append(_Level(step, met, level, packing, grid))
+    return found
+
+
+def _served(inputs: Coordinates, shape: Geometry) -> tuple[Packing, Grid] | None:
+    """The box of a layer's outputs if kernels find them; None: they are found when asked for."""
+    if shape.mode not in ("strided", "transposed") or not inputs.boxed:
+        return None
+    if not all(0 < n <= 2**31 for n in shape.output_shape(inputs.spatial_shape)):
+        return None
+    packing, grid = grid_after(inputs, shape)
+    return (packing, grid) if map_kernels_serve(inputs, packing, shape) else None
+
+
+def _shortened(level: _Level, count: int) -> Coordinates:
+    """The outputs of a step, now that their number is known."""
+    keys, _, rows = level.voxels.unchecked()
+    return Coordinates.ascending(level.packing, keys[:count], *level.grid, rows[:count])

@@ -1,0 +1,58 @@
+"""All maps of a network on a cloud, before the network runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from torchweft.errors import DTypeError
+from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
+from torchweft.voxels.maps.together import ask
+
+__all__ = ["prepare"]
+
+
+def prepare(network: nn.Module, tensor: SparseTensor) -> SparseTensor:
+    """The tensor, with all maps that a network will ask for.
+
+    >>> from torchweft.voxels import SparseConv3d, SparseSequential, SubMConv3d
+    >>> network = SparseSequential(SubMConv3d(1, 4, 3), SparseConv3d(4, 8, 2, 2))
+    >>> x = SparseTensor(torch.ones(2, 1), torch.tensor([[0, 1, 1, 1], [0, 1, 1, 2]]), (4, 4, 4), 1)
+    >>> len(network(prepare(network, x)))
+    2
+
+    The first time, the network runs on the tensor, without gradients, to show what it asks for.
+    For every further tensor the maps are built at once: on a GPU with one wait for the voxels of
+    all levels.  Buffers, such as the statistics of batch norm, torch's random state and the
+    training mode stay as they are; hooks run.  Maps that depend on features, after `prune`, and
+    those that the network did not ask for the first time, are built when it asks for them.
+
+    Layers do the same unasked on a GPU: the first one on a cloud builds what was asked for last
+    time.  Prepare a tensor to compile or to capture the network, or in a loader's own thread.
+
+    Args:
+        network: takes a SparseTensor as its only argument.
+        tensor: on the network's device.
+
+    Raises:
+        DTypeError: no module, no SparseTensor.
+
+    Cost: once a forward pass; then that of the maps.
+    """
+    check_sparse(tensor)
+    if not isinstance(network, nn.Module):
+        raise DTypeError(
+            f"network is a {type(network).__name__}: it must be a torch.nn.Module that takes a "
+            "SparseTensor. Wrap a function in a SparseModule with a forward."
+        )
+    if not ask(network, tensor.coordinates):
+        _run(network, tensor)
+    return tensor
+
+
+def _run(network: nn.Module, tensor: SparseTensor) -> None:
+    """Run a network without gradients, on copies of its buffers, and put random states back."""
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    devices = [tensor.device] if tensor.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        torch.func.functional_call(network, buffers, (tensor,))
