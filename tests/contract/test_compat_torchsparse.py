@@ -77,8 +77,7 @@ def wide(**options):
     return functools.partial(sample, 4, (33, 34, 36), 0.006, **options)
 
 
-@pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("name", ["SparseResUNet42", "SparseResNet21D"])
+@pytest.mark.parametrize(("name", "given"), [("SparseResUNet42", False), ("SparseResNet21D", True)])
 def test_networks(name, given):
     net = seeded(lambda: getattr(backbones, name)(width_multiplier=0.125))
     assert_by_the_rules(net, wide(given=given))

@@ -1,4 +1,4 @@
-"""Planted bugs of the stand-ins: the hook, conventions of the originals, voxels that were written to."""
+"""Planted bugs of the stand-ins: the hook, the originals' conventions, voxels written to."""
 
 from tests.mutants import Mutant
 
