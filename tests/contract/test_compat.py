@@ -29,8 +29,10 @@ def run_code(code, returncode=0):
 
 
 def test_the_names_that_there_are():
-    assert torchweft.compat.names() == ["spconv"]
-    with pytest.raises(WeftError, match=r"'spcnov' has no stand-in: there are spconv\. Pass"):
+    names = torchweft.compat.names()
+    assert {"spconv", "torchsparse"} <= set(names)
+    listed = re.escape(", ".join(names))
+    with pytest.raises(WeftError, match=rf"'spcnov' has no stand-in: there are {listed}\. Pass"):
         torchweft.compat.install("spcnov")
     with pytest.raises(WeftError, match="'torch' has no stand-in"):
         torchweft.compat.uninstall("torch")
@@ -67,6 +69,32 @@ def test_installed_names_are_the_same_modules():
     )
     assert "has no module spconv.pytorch.hash" in printed
     assert "uninstall('spconv') for the original" in printed
+
+
+def test_torchsparses_paths():
+    """By which programs import; names below them are the modules'."""
+    run_code(
+        """
+        import torchweft
+        torchweft.compat.install("torchsparse")
+        import torchsparse, torchsparse.nn as spnn, torchsparse.nn.functional as F
+        from torchsparse import PointTensor, SparseTensor, backends
+        from torchsparse.backbones import SparseResNet21D, SparseResUNet42
+        from torchsparse.nn.functional.devoxelize import calc_ti_weights
+        from torchsparse.nn.utils import fapply, get_kernel_offsets
+        from torchsparse.tensor import SparseTensor as same
+        from torchsparse.utils import make_ntuple, make_tensor
+        from torchsparse.utils.collate import sparse_collate, sparse_collate_fn
+        from torchsparse.utils.quantize import sparse_quantize
+        from torchsparse.utils.tensor_cache import TensorCache, clear_global_tensor_cache
+        import torchweft.compat.torchsparse.nn as own
+        assert same is SparseTensor is torchsparse.SparseTensor
+        assert spnn.Conv3d is own.Conv3d and F.calc_ti_weights is calc_ti_weights
+        assert F.conv_config.get_default_conv_config() is F.get_default_conv_config()
+        assert isinstance(SparseTensor(None, None)._caches, TensorCache)
+        assert torchsparse.__version__ == "2.1.0"
+        """
+    )
 
 
 def test_an_original_that_was_imported_is_not_replaced(tmp_path):
@@ -111,7 +139,7 @@ def test_programs_run_unmodified(module, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "nothing was given: a library (spconv) and a program are needed. Usage:"),
+        ([], f"nothing was given: a library ({', '.join(torchweft.compat.names())}) and a program"),
         (["spconv"], "spconv was given"),
         (["--", "script.py"], "-- script.py was given"),
         (["spcnov", "--", "script.py"], "'spcnov' has no stand-in"),

@@ -1,9 +1,10 @@
-"""Planted bugs of the stand-ins: the hook, conventions of spconv, voxels that were written to."""
+"""Planted bugs of the stand-ins: the hook, the originals' conventions, voxels written to."""
 
 from tests.mutants import Mutant
 
 HOOK = "tests/contract/test_compat.py"
 SPCONV = "tests/contract/test_compat_spconv.py"
+TORCHSPARSE = "tests/contract/test_compat_torchsparse.py"
 
 MUTANTS = [
     Mutant(
@@ -59,5 +60,41 @@ MUTANTS = [
         "return found, coords[:, 1:].flip(1), counts.int()",
         "return found, coords[:, 1:], counts.int()",
         SPCONV,
+    ),
+    Mutant(
+        "offsets of torchsparse's odd kernels have the last axis fastest",
+        "    if math.prod(kernel) % 2:\n        weight = row_major(weight, kernel)\n",
+        "",
+        TORCHSPARSE,
+    ),
+    Mutant(
+        "torchsparse's even submanifold kernels are centred",
+        'if mode == "hashmap" or math.prod(kernel) % 2 or max(kernel) == 2:',
+        "if True:",
+        TORCHSPARSE,
+    ),
+    Mutant(
+        "a level of torchsparse has the box of the level above",
+        "        outputs = Coordinates(pairs.outputs.rows)  # whose box is that of its own voxels",
+        "        outputs = pairs.outputs",
+        TORCHSPARSE,
+    ),
+    Mutant(
+        "a transposed layer of torchsparse takes any voxels",
+        "    if level is None or not level.unwritten(input.coords):",
+        "    if level is None:",
+        TORCHSPARSE,
+    ),
+    Mutant(
+        "torchsparse's coords that were written to are handed out again",
+        "known.pairs.kept is pairs.kept and known.unwritten(known.coords):",
+        "known.pairs.kept is pairs.kept:",
+        TORCHSPARSE,
+    ),
+    Mutant(
+        "the corners of torchsparse's voxels count x fastest",
+        'torch.einsum("ni,nj,nk->nijk", x, y, z)',
+        'torch.einsum("ni,nj,nk->nkji", x, y, z)',
+        TORCHSPARSE,
     ),
 ]

@@ -237,7 +237,7 @@ def _from_torchsparse(name: str, tensor: Tensor, layer: SparseConvolution) -> Te
     sizes, shape = layer.kernel_size, layer.geometry
     weight = _offsets_first(name, tensor, sizes)
     if math.prod(sizes) % 2:
-        weight = _row_major(weight, sizes)
+        weight = row_major(weight, sizes)
     elif shape.mode == "submanifold" and max(sizes) > 2:
         raise ShapeError(
             f"{name} is of an even submanifold kernel {sizes}: where it begins depends on the "
@@ -251,7 +251,7 @@ def _from_torchsparse(name: str, tensor: Tensor, layer: SparseConvolution) -> Te
 
 def _from_minkowski(name: str, tensor: Tensor, layer: SparseConvolution) -> Tensor:
     sizes, shape = layer.kernel_size, layer.geometry
-    weight = _row_major(_offsets_first(name, tensor, sizes), sizes)
+    weight = row_major(_offsets_first(name, tensor, sizes), sizes)
     begin = shape.begin
     if not isinstance(layer, SparseInverseConvolution):  # whose offsets are the named layer's
         begin = tuple(k // 2 * d * (k % 2) for k, d in zip(sizes, shape.dilation, strict=True))
@@ -269,7 +269,7 @@ def _offsets_first(name: str, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
     return weight
 
 
-def _row_major(weight: Tensor, sizes: Sequence[int]) -> Tensor:
+def row_major(weight: Tensor, sizes: Sequence[int]) -> Tensor:
     """Offsets in row-major order, from an order whose first axis is fastest."""
     places = weight.reshape(*sizes[::-1], *weight.shape[1:])
     axes = range(len(sizes))

@@ -32,7 +32,7 @@ from torchweft.voxels.maps.checks import MOST_DIMENSIONS
 from torchweft.voxels.maps.coordinates import HIGH, LOW, Packing
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
-__all__ = ["Numbers", "devoxelize", "point_to_voxel", "voxelize"]
+__all__ = ["Numbers", "devoxelize", "point_to_voxel", "voxelize", "weighted_rows"]
 
 Numbers = float | Sequence[float] | Tensor
 """One number for all axes, or one per axis."""
@@ -273,12 +273,23 @@ def _weighted(tensor: SparseTensor, voxels: Tensor, shares: Tensor) -> Tensor:
     """Σ_v s_v x[v] / Σ_v s_v over the voxels (P, Q, 1 + d) that exist, 0 where none exists."""
     rows = tensor.coordinates.find(voxels.flatten(0, 1)).view(shares.shape)
     shares = shares.masked_fill(rows < 0, 0)
-    point, place = (shares > 0).nonzero().unbind(1)
+    total = shares.sum(1, keepdim=True)
+    return weighted_rows(tensor.feats, rows, shares / total.masked_fill(total == 0, 1))
+
+
+def weighted_rows(feats: Tensor, rows: Tensor, shares: Tensor) -> Tensor:
+    """(P, C) Σ_v s_v x[v] in feats' dtype, without the rows that are −1 or have no share.
+
+    Args:
+        feats: (N, C).
+        rows: (P, Q) integers below N.
+        shares: (P, Q).
+    """
+    point, place = ((rows >= 0) & (shares != 0)).nonzero().unbind(1)
     rows = rows[point, place]
-    share = (shares / shares.sum(1, keepdim=True))[point, place].unsqueeze(1)
-    terms = wide(apart(tensor.feats, rows, sort_rows(rows)))
-    terms = terms * share.to(terms.dtype)
-    return together(terms, point, None, len(voxels)).to(tensor.dtype)
+    terms = wide(apart(feats, rows, sort_rows(rows)))
+    terms = terms * shares[point, place].unsqueeze(1).to(terms.dtype)
+    return together(terms, point, None, len(shares)).to(feats.dtype)
 
 
 def _reduced(feats: Tensor, voxel: Tensor, order: Tensor, begin: Tensor, reduce: str) -> Tensor:

@@ -19,8 +19,8 @@ from torchweft import voxels
 from torchweft.compat.spconv import constants
 from torchweft.compat.spconv.core import ConvAlgo
 from torchweft.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, expand_nd, written
-from torchweft.compat.spconv.pytorch.voxels import are_rows_of
 from torchweft.compat.spconv.pytorch.windows import WindowModule
+from torchweft.compat.voxels import are_rows_of
 from torchweft.errors import ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE
 from torchweft.voxels.convolution.functions import conv_of_geometry

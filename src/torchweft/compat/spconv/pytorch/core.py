@@ -12,7 +12,7 @@ from torch import Tensor
 from torchweft import voxels
 from torchweft.compat.lacking import lacking
 from torchweft.compat.spconv.core import ConvAlgo
-from torchweft.compat.spconv.pytorch.voxels import rows_of, same_rows, voxels_of
+from torchweft.compat.voxels import rows_of, same_rows, voxels_of
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps

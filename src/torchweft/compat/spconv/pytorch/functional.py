@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchweft import voxels
 from torchweft.compat.lacking import lacking
 from torchweft.compat.spconv.pytorch.core import SparseConvTensor
-from torchweft.compat.spconv.pytorch.voxels import rows_of
+from torchweft.compat.voxels import rows_of
 from torchweft.errors import ShapeError
 
 __all__ = ["sparse_add", "sparse_add_hash_based"]

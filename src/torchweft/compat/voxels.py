@@ -1,11 +1,11 @@
-"""The voxels of an `indices` tensor: sorted once, found by the tensor's identity and version.
+"""The voxels of a tensor of indices: sorted once, found by the tensor's identity and version.
 
-Programs assign `.indices` and write to them in place.  Voxels are therefore those of a tensor
-object, and only while its version counter, which every write increments, stays the same.  A tensor
-made in inference mode has no counter: its rows are compared.
+Programs assign `.indices` or `.coords` and write to them in place.  Voxels are therefore those of a
+tensor object, and only while its version counter, which every write increments, stays the same.  A
+tensor made in inference mode has no counter: its rows are compared.
 
-SparseConvTensor and IndiceData keep voxels, and with these their maps; an `indices` tensor does
-not: a program that collects the indices of many frames keeps no maps.
+What stands for a library's sparse tensor keeps voxels, and with these their maps; an `indices`
+tensor does not: a program that collects the indices of many frames keeps no maps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from torchweft.voxels.maps.coordinates import Coordinates
 __all__ = ["are_rows_of", "rows_of", "same_rows", "voxels_of"]
 
 
+Box = tuple[int | None, tuple[int, ...] | None]
+"""The batch size and the spatial shape; None is that of the voxels."""
+
+
 class _Kept(NamedTuple):
     """The voxels of a tensor at one version, in one box."""
 
     version: int | None
-    box: tuple[int, ...]
+    box: Box
     weak: weakref.ref[Coordinates]
 
     def coordinates_for(self, indices: Tensor) -> Coordinates | None:
@@ -45,9 +49,12 @@ class _Kept(NamedTuple):
 _kept = WeakTensorKeyDictionary()
 
 
-def voxels_of(indices: Tensor, batch_size: int, spatial_shape: Sequence[int]) -> Coordinates:
+def voxels_of(
+    indices: Tensor, batch_size: int | None = None, spatial_shape: Sequence[int] | None = None
+) -> Coordinates:
     """The voxels of (N, 1 + d) indices in a box; those of before while nothing was written."""
-    box, kept = (batch_size, *spatial_shape), _kept_of(indices)
+    box: Box = batch_size, None if spatial_shape is None else tuple(spatial_shape)
+    kept = _kept_of(indices)
     known = None if kept is None or kept.box != box else kept.coordinates_for(indices)
     if known is not None:
         return known
@@ -60,7 +67,7 @@ def rows_of(coordinates: Coordinates) -> Tensor:
     """A copy of the voxels as indices, whose `voxels_of` are these until they are written to."""
     with torch.inference_mode(False):  # a tensor that counts its versions
         indices = coordinates.rows.clone()
-    box = (coordinates.batch_size, *coordinates.spatial_shape)
+    box = coordinates.given_batch_size, coordinates.given_shape
     _kept[indices] = _Kept(_version(indices), box, weakref.ref(coordinates))
     return indices
 
