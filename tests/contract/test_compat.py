@@ -29,8 +29,10 @@ def run_code(code, returncode=0):
 
 
 def test_the_names_that_there_are():
-    assert torchweft.compat.names() == ["spconv"]
-    with pytest.raises(WeftError, match=r"'spcnov' has no stand-in: there are spconv\. Pass"):
+    assert torchweft.compat.names() == ["MinkowskiEngine", "spconv"]
+    with pytest.raises(
+        WeftError, match=r"'spcnov' has no stand-in: there are MinkowskiEngine, spconv\. Pass"
+    ):
         torchweft.compat.install("spcnov")
     with pytest.raises(WeftError, match="'torch' has no stand-in"):
         torchweft.compat.uninstall("torch")
@@ -111,7 +113,10 @@ def test_programs_run_unmodified(module, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "nothing was given: a library (spconv) and a program are needed. Usage:"),
+        (
+            [],
+            "nothing was given: a library (MinkowskiEngine, spconv) and a program are needed.",
+        ),
         (["spconv"], "spconv was given"),
         (["--", "script.py"], "-- script.py was given"),
         (["spcnov", "--", "script.py"], "'spcnov' has no stand-in"),

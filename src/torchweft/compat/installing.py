@@ -16,7 +16,7 @@ __all__ = ["install", "names", "uninstall"]
 
 PACKAGE = __name__.rpartition(".")[0]
 
-STAND_INS = {"spconv": ("spconv", "cumm")}
+STAND_INS = {"MinkowskiEngine": ("MinkowskiEngine",), "spconv": ("spconv", "cumm")}
 """By the name to install, the top-level modules that it stands in for."""
 
 
@@ -25,7 +25,7 @@ def names() -> list[str]:
 
     >>> import torchweft
     >>> torchweft.compat.names()
-    ['spconv']
+    ['MinkowskiEngine', 'spconv']
     """
     return sorted(STAND_INS)
 
