@@ -165,14 +165,12 @@ class SparseTensor:
             return self.on(function(self.F, other.F))
         stride = [min(n) for n in zip(self.tensor_stride, other.tensor_stride, strict=True)]
         key = self.coordinate_manager.insert(self.places + other.places, stride, "merge")
-        ours = dict(zip(self.places, self.F, strict=True))
-        theirs = dict(zip(other.places, other.F, strict=True))
-        zero = torch.zeros_like(self.F[0])
-        rows = []
-        for place in self.coordinate_manager.maps[key]:
-            own = ours.get(place, zero)
-            rows.append(function(own, theirs[place]) if place in theirs else own)
-        return self.on(torch.stack(rows), key)
+        number = {place: n for n, place in enumerate(self.coordinate_manager.maps[key])}
+        own, others = ([number[p] for p in x.places] for x in (self, other))
+        empty = self.F.new_zeros(len(number), self.shape[1])
+        total = empty.index_copy(0, torch.tensor(own), self.F)
+        met = function(total[others], other.F)
+        return self.on(total.index_copy(0, torch.tensor(others), met), key)
 
     def __add__(self, other):
         return self.combined(other, torch.add)

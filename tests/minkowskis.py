@@ -6,55 +6,80 @@ Each takes the module to build from: the stand-in, or `minkowski_reference.packa
 import torch
 from torch import nn
 
-__all__ = ["Run", "completion", "detector", "resnet", "rows_of", "sample", "seeded", "unet"]
+from tests.minkowski_reference import package
+
+REFERENCE = package()
+
+__all__ = [
+    "REFERENCE",
+    "Run",
+    "completion",
+    "detector",
+    "resnet",
+    "rows_of",
+    "sample",
+    "seeded",
+    "unet",
+]
 
 
-def sample(engine, dim=3, channels=3, seed=0, dtype=torch.float64, length=7, share=0.2, stride=1):
+def sample(
+    engine,
+    dim=3,
+    channels=3,
+    seed=0,
+    dtype=torch.float64,
+    length=7,
+    share=0.2,
+    stride=1,
+    device="cpu",
+):
     """A tensor of two samples on random voxels in random order, negative ones too."""
     generator = torch.Generator().manual_seed(seed)
     voxels = (torch.rand(2, *[length] * dim, generator=generator) < share).nonzero()
     voxels = voxels[torch.randperm(len(voxels), generator=generator)]
     voxels[:, 1:] = (voxels[:, 1:] - length // 2) * stride
     features = torch.randn(len(voxels), channels, generator=generator, dtype=torch.float64)
-    features = features.to(dtype).requires_grad_()
-    return engine.SparseTensor(features, voxels.int(), tensor_stride=stride)
+    features = features.to(device, dtype).requires_grad_()
+    return engine.SparseTensor(features, voxels.int().to(device), tensor_stride=stride)
 
 
-def seeded(engine, build, reference=None, dtype=torch.float64):
+def seeded(engine, build, reference=None, dtype=torch.float64, device="cpu"):
     """A network; its parameters are those of the reference if one is given."""
     torch.manual_seed(0)
     network = build(engine)
     if reference is not None:
         network.load_state_dict(reference.state_dict())
-    return network.to(dtype)
+    return network.to(device, dtype)
 
 
 def rows_of(x):
     """The features by coordinates, ascending."""
-    order = sorted(range(len(x.F)), key=lambda n: x.C[n].tolist())
-    return x.C[order].tolist(), x.F[order]
+    places = x.C.tolist()
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return [places[n] for n in order], x.F[order]
 
 
 class Run:
     """What a network computes for a sample: outputs by coordinates, and all gradients."""
 
-    def __init__(self, engine, build, reference=None, dtype=torch.float64, **options):
-        self.network = seeded(engine, build, reference, dtype)
-        x = sample(engine, dtype=dtype, **options)
+    def __init__(self, engine, build, reference=None, dtype=torch.float64, device="cpu", **options):
+        self.network = seeded(engine, build, reference, dtype, device)
+        x = sample(engine, dtype=dtype, device=device, **options)
         outputs = self.network(x)
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
         self.places, rows = zip(*map(rows_of, outputs), strict=True)
         self.strides = [list(y.tensor_stride) for y in outputs]
         generator = torch.Generator().manual_seed(1)
         loss = sum(
-            (torch.randn(r.shape, generator=generator, dtype=torch.float64).to(dtype) * r).sum()
+            (torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r) * r).sum()
             for r in rows
         )
         named = dict(self.network.named_parameters())
         grads = torch.autograd.grad(loss, [x.F, *named.values()])
-        self.found = {f"output {n}": r.detach().double() for n, r in enumerate(rows)}
+        self.found = {f"output {n}": r.detach().double().cpu() for n, r in enumerate(rows)}
         names = ["input", *named]
-        self.found |= {n: g.double() for n, g in zip(names, grads, strict=True)}
+        self.found |= {n: g.double().cpu() for n, g in zip(names, grads, strict=True)}
 
 
 def block(engine, inner, outer, stride=1, dim=3):
@@ -192,7 +217,7 @@ class _Detector(nn.Module):
     def _kept(x, score):
         with torch.no_grad():
             values = score.features_at_coordinates(x.C.to(score.F.dtype))[:, 0]
-            mask = torch.zeros(len(values), dtype=torch.bool)
+            mask = torch.zeros_like(values, dtype=torch.bool)
             for rows in x.decomposition_permutations:
                 best = values[rows]
                 mask[rows[best > best.mean()]] = True

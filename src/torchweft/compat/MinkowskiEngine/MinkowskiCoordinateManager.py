@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchweft.compat.lacking import lacking
 from torchweft.compat.MinkowskiEngine.coordinate_maps import (
     CoordinateMap,
     Region,
@@ -142,6 +141,7 @@ class CoordinateManager:
         self._maps: dict[Key, CoordinateMap] = {}
         self._fields: dict[Key, Tensor] = {}
         self._batches: list[Tensor] = []  # the batch columns that were given
+        self._cells: dict[tuple[Key, Key], Segments] = {}  # of fine and coarse maps
         self._numbers = itertools.count()
 
     def __repr__(self) -> str:
@@ -337,19 +337,24 @@ class CoordinateManager:
         Raises:
             ShapeError: one that the coarse map does not have.
         """
+        known = self._cells.get((fine.pair, coarse.pair))
+        if known is not None:
+            return known
         inner, outer = self.map_of(fine), self.map_of(coarse)
-        rows = torch.tensor(outer.units, device=inner.level.device)
-        cells = torch.div(inner.finest.rows, rows, rounding_mode="floor")
+        units = torch.tensor(outer.units, device=inner.level.device)
+        cells = torch.div(inner.finest.rows, units, rounding_mode="floor")
         if 0 in outer.tensor_stride:
             cells[:, 1:] = 0
-        return self._segments(outer.level.find(cells), len(outer), coarse)
+        found = _segments(outer.level.find(cells), len(outer), coarse)
+        self._cells[fine.pair, coarse.pair] = found
+        return found
 
     def field_samples(self, key: CoordinateMapKey, origin: CoordinateMapKey) -> Segments:
         """The sample's row in the origin map of each point of a field."""
         rows = _cells(self.get_coordinate_field(key), [0] * self.D)
         rows[:, 1:] = 0
         outer = self.map_of(origin)
-        return self._segments(outer.level.find(rows), len(outer), origin)
+        return _segments(outer.level.find(rows), len(outer), origin)
 
     def origin_map(self, key: CoordinateMapKey) -> tuple[Tensor, list[Tensor]]:
         """The samples' numbers, and the rows of each number from 0 to the largest."""
@@ -431,15 +436,6 @@ class CoordinateManager:
             key = CoordinateMapKey(stride, f"{string_id}-{next(self._numbers)}")
         return key
 
-    def _segments(self, owner: Tensor, count: int, key: CoordinateMapKey) -> Segments:
-        if bool((owner < 0).any()):
-            raise ShapeError(
-                f"{int((owner < 0).sum())} of {len(owner)} rows have no voxel in {key}, which has "
-                f"{count}: every row must have one. Insert all samples before the first global "
-                "pool, and pool onto a map that was strided from this one."
-            )
-        return Segments(owner.long(), sort_rows(owner), count)
-
     def _by_sample(self, batch: Tensor) -> tuple[Tensor, list[Tensor]]:
         samples = self.map_of(self.origin()).level.rows[:, 0].long()
         count = int(samples.max()) + 1 if len(samples) else 0
@@ -459,6 +455,16 @@ def _found(kept: dict[Key, T], key: CoordinateMapKey, what: str) -> T:
             "must be one of these. Pass the key of a tensor with the same coordinate_manager."
         )
     return kept[key.pair]
+
+
+def _segments(owner: Tensor, count: int, key: CoordinateMapKey) -> Segments:
+    if bool((owner < 0).any()):
+        raise ShapeError(
+            f"{int((owner < 0).sum())} of {len(owner)} rows have no voxel in {key}, which has "
+            f"{count}: every row must have one. Insert all samples before the first global "
+            "pool, and pool onto a map that was strided from this one."
+        )
+    return Segments(owner.long(), sort_rows(owner), count)
 
 
 def _check_coordinates(coordinates: Tensor, dim: int) -> None:
@@ -491,12 +497,3 @@ def _cells(field: Tensor, stride: Sequence[int]) -> Tensor:
     """(N, 1 + D) int64 turned rows of the voxels that hold the points of a field."""
     steps = torch.tensor([max(t, 1) for t in stride], device=field.device)
     return turned(torch.cat((field[:, :1].round(), (field[:, 1:] / steps).floor()), 1)).long()
-
-
-__getattr__ = lacking(
-    __name__,
-    dict.fromkeys(
-        ("set_coordinate_map_type", "set_memory_manager_backend"),
-        "Leave the call out: maps are where the coordinates are, and torch allocates.",
-    ),
-)

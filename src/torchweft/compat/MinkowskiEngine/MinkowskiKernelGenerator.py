@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchweft.compat.lacking import lacking
 from torchweft.compat.MinkowskiEngine.coordinate_maps import Window
 from torchweft.compat.MinkowskiEngine.MinkowskiCommon import RegionType, convert_to_int_list
 from torchweft.errors import ShapeError
@@ -137,11 +136,3 @@ class KernelGenerator:
                 f"kernel_size is {self.kernel_size} of a HYPER_CROSS: it must be odd on every "
                 "axis. Pass 3, say, or RegionType.HYPER_CUBE."
             )
-
-
-_OFFSETS = "Use KernelGenerator(…).offsets(), or the layer itself."
-
-__getattr__ = lacking(
-    __name__,
-    dict.fromkeys(("KernelRegion", "convert_region_type", "get_kernel_volume"), _OFFSETS),
-)

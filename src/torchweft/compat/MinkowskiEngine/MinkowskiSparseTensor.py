@@ -151,7 +151,7 @@ class SparseTensor(Tensor):
         rows = torch.cat((self.C[:, :1], places // step - low), 1).long().T
         batch = len(self.decomposition_permutations)
         size = (batch, *(high - low + 1).flatten().tolist(), self._F.shape[1])
-        found = torch.sparse_coo_tensor(rows, self._F, size)
+        found = torch.sparse_coo_tensor(rows, self._F, size, check_invariants=True)
         return found, low.view(1, -1), stride.cpu()
 
     def dense(

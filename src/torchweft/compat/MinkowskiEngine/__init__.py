@@ -22,9 +22,10 @@ lacks too), `spmm` and the autograd functions below the layers, `utils.summary`,
 MinkowskiAdaptiveLogSoftmaxWithLoss.  MinkowskiEngine 0.4 (coords=, has_bias=) is not served.
 """
 
+from typing import Any
+
 import torch
 
-from torchweft.compat.lacking import lacking
 from torchweft.compat.MinkowskiEngine import MinkowskiBroadcast as _broadcast
 from torchweft.compat.MinkowskiEngine import MinkowskiCommon as _common
 from torchweft.compat.MinkowskiEngine import MinkowskiConvolution as _convolution
@@ -75,41 +76,47 @@ def is_cuda_available() -> bool:
     return torch.cuda.is_available()
 
 
-_LAYER = "Call the layer: it is differentiable to any order."
-_SPMM = "Use torch.sparse.mm, or features.index_select and index_add."
+class _Lacking:
+    """A name of the original that programs import, and may not call.
 
-__getattr__ = lacking(
-    __name__,
-    {
-        **dict.fromkeys(
-            (
-                "MinkowskiBroadcastFunction",
-                "MinkowskiConvolutionFunction",
-                "MinkowskiConvolutionTransposeFunction",
-                "MinkowskiDirectMaxPoolingFunction",
-                "MinkowskiGlobalPoolingFunction",
-                "MinkowskiInstanceNormFunction",
-                "MinkowskiInterpolationFunction",
-                "MinkowskiLocalPoolingFunction",
-                "MinkowskiLocalPoolingTransposeFunction",
-                "MinkowskiPruningFunction",
-                "MinkowskiUnionFunction",
-            ),
-            _LAYER,
-        ),
-        **dict.fromkeys(("MinkowskiSPMMAverageFunction", "MinkowskiSPMMFunction", "spmm"), _SPMM),
-        "MinkowskiAdaptiveLogSoftmaxWithLoss": (
-            "Use torch.nn.AdaptiveLogSoftmaxWithLoss on tensor.F and the targets."
-        ),
-        **dict.fromkeys(
-            ("KernelRegion", "convert_region_type", "get_kernel_volume"),
-            "Use KernelGenerator(…).offsets(), or the layer itself.",
-        ),
-        "CoordsManager": "It is of MinkowskiEngine 0.4: use CoordinateManager.",
-        **dict.fromkeys(
-            ("cuda_version", "cudart_version", "get_gpu_memory_info", "print_diagnostics"),
-            "Use torch.version.cuda and torch.cuda.",
-        ),
-        "set_memory_manager_backend": "Leave the call out: torch allocates.",
-    },
+    Raises:
+        NotImplementedError: by a call, and by `apply` of an autograd function.
+    """
+
+    def __init__(self, name: str, way: str) -> None:
+        self.name, self.way = name, way
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"MinkowskiEngine.{self.name} was called: torchweft's stand-in does not have it. "
+            f"{self.way}"
+        )
+
+    apply = __call__
+
+
+_SPMM = "Use torch.sparse.mm, or features.index_select and index_add."
+_OFFSETS = "Use KernelGenerator(…).offsets(), or the layer itself."
+_LAYERS = (
+    *("Broadcast", "Convolution", "ConvolutionTranspose", "DirectMaxPooling", "GlobalPooling"),
+    *("InstanceNorm", "Interpolation", "LocalPooling", "LocalPoolingTranspose", "Pruning", "Union"),
 )
+_WAYS = {
+    **{
+        f"Minkowski{name}Function": "Call the layer: it is differentiable to any order."
+        for name in _LAYERS
+    },
+    **dict.fromkeys(("MinkowskiSPMMAverageFunction", "MinkowskiSPMMFunction", "spmm"), _SPMM),
+    **dict.fromkeys(("KernelRegion", "convert_region_type", "get_kernel_volume"), _OFFSETS),
+    "MinkowskiAdaptiveLogSoftmaxWithLoss": (
+        "Use torch.nn.AdaptiveLogSoftmaxWithLoss on tensor.F and the targets."
+    ),
+    "CoordsManager": "It is of MinkowskiEngine 0.4: use CoordinateManager.",
+    "set_coordinate_map_type": "Leave the call out: maps are where the coordinates are.",
+    **dict.fromkeys(
+        ("cuda_version", "cudart_version", "get_gpu_memory_info", "print_diagnostics"),
+        "Use torch.version.cuda and torch.cuda.",
+    ),
+    "set_memory_manager_backend": "Leave the call out: torch allocates.",
+}
+globals().update({name: _Lacking(name, way) for name, way in _WAYS.items()})
