@@ -249,7 +249,9 @@ class Window(nn.Module):
         unit = new if self.transposed else key.stride
         unit = [d * t for d, t in zip(steps.kernel_dilation, unit, strict=True)]
         places = [moved(p, o, unit) for p in x.places for o in steps.offsets()]
-        return manager.insert([p for p in places if floored(p, new) == p], new)
+        if not self.transposed:
+            places = [p for p in places if floored(p, new) == p]
+        return manager.insert(places, new)
 
     def met(self, x, key):
         """By offset, (input rows, output rows)."""
@@ -452,6 +454,6 @@ def package():
     found.__dict__.update({f"Minkowski{name}": part for name, part in names.items()})
     found.SparseTensor, found.KernelGenerator = SparseTensor, KernelGenerator
     found.CoordinateMapKey, found.RegionType = CoordinateMapKey, types.SimpleNamespace()
-    found.RegionType.HYPER_CUBE, found.RegionType.HYPER_CROSS = 0, 1
+    found.RegionType.__dict__.update(HYPER_CUBE=0, HYPER_CROSS=1, CUSTOM=2)
     found.cat = lambda *xs: xs[0].on(torch.cat([x.F for x in xs], 1))
     return found

@@ -224,6 +224,34 @@ def test_convolutions_onto_given_voxels(size, stride):
     on_level(build, 3, 2)
 
 
+OFF_GRID = [
+    lambda e: e.MinkowskiConvolution(3, 4, kernel_size=3, bias=True, dimension=3),
+    lambda e: e.MinkowskiConvolution(3, 4, kernel_size=3, stride=2, dimension=3),
+    lambda e: e.MinkowskiConvolution(3, 4, kernel_size=2, expand_coordinates=True, dimension=3),
+    lambda e: e.MinkowskiConvolutionTranspose(3, 4, kernel_size=3, stride=2, dimension=3),
+    lambda e: _Affine(e.MinkowskiMaxPooling(kernel_size=2, stride=2, dimension=3)),
+    lambda e: _Affine(e.MinkowskiGlobalAvgPooling()),
+    lambda e: _Pair(e, lambda a, b: a + b),
+]
+
+
+@pytest.mark.parametrize("number", range(len(OFF_GRID)))
+def test_voxels_that_are_no_multiples_of_their_tensor_stride(number):
+    """As in the original's examples/convolution.py."""
+    on_level(lambda e: nn.Sequential(_OffGrid(e), OFF_GRID[number](e)), 3)
+
+
+class _OffGrid(nn.Module):
+    """The features of a tensor on its own voxels, at tensor stride 4."""
+
+    def __init__(self, engine):
+        super().__init__()
+        self.engine = engine
+
+    def forward(self, x):
+        return self.engine.SparseTensor(x.F, x.C.contiguous(), tensor_stride=4)
+
+
 def test_given_voxels_as_rows_and_as_a_key():
     x = minkowskis.sample(ME)
     layer = ME.MinkowskiConvolution(3, 2, kernel_size=3, stride=2, dimension=3).double()

@@ -70,8 +70,8 @@ MUTANTS = [
     ),
     Mutant(
         "voxels of different strides are joined as those of neighbouring levels",
-        "    if all(a * s == b for a, s, b in joined):",
-        "    if True:",
+        "    if counted and all(a * s == b for a, s, b in joined):",
+        "    if counted:",
         MINKOWSKI,
     ),
     Mutant(

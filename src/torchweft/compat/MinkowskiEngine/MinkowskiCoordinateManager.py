@@ -16,6 +16,7 @@ from torchweft.compat.MinkowskiEngine.coordinate_maps import (
     distinct,
     expanded,
     region,
+    steps_of,
     turned,
 )
 from torchweft.compat.MinkowskiEngine.MinkowskiCommon import (
@@ -27,7 +28,6 @@ from torchweft.compat.MinkowskiEngine.MinkowskiCommon import (
 from torchweft.compat.MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator
 from torchweft.core.tables import sort_rows
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.voxels.grid import geometry
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 
 __all__ = ["CoordinateManager", "CoordinateMapKey", "Segments", "set_gpu_allocator"]
@@ -160,7 +160,8 @@ class CoordinateManager:
         ([0, 1], [0, 1, 0], [[0, 7], [0, 3]])
 
         Args:
-            coordinates: (N, 1 + D) integers (batch, x0, …), multiples of the tensor stride.
+            coordinates: (N, 1 + D) integers (batch, x0, …); multiples of the tensor stride are
+                faster.
             tensor_stride: voxels of the finest level that a voxel spans.
             string_id: of the key; another one is made where the key exists.
 
@@ -170,8 +171,6 @@ class CoordinateManager:
         stride = convert_to_int_list(tensor_stride, self.D)
         _check_coordinates(coordinates, self.D)
         rows = turned(coordinates)
-        if any(t > 1 for t in stride):
-            rows = _divided(rows, stride)
         unique, inverse = distinct(rows)
         if len(unique) < len(rows):
             rows = rows.index_select(0, unique)
@@ -192,6 +191,7 @@ class CoordinateManager:
         """The voxels of a tensor stride that hold a point; see `insert_and_map`."""
         stride = convert_to_int_list(sparse_tensor_stride, self.D)
         rows = _cells(self.get_coordinate_field(field_map_key), stride)
+        rows = rows * torch.tensor(steps_of(stride), device=rows.device)
         unique, inverse = distinct(rows)
         key = self._insert(rows.index_select(0, unique), stride, string_id)
         return key, (unique, inverse)
@@ -202,7 +202,7 @@ class CoordinateManager:
         """(rows of the map, rows of the field): the points whose voxel is in the map."""
         found = self.map_of(sparse_map_key)
         rows = _cells(self.get_coordinate_field(field_map_key), found.tensor_stride)
-        voxel = found.level.find(rows)
+        voxel = found.find(rows)
         points = (voxel >= 0).nonzero().squeeze(1)
         return voxel.index_select(0, points).long(), points
 
@@ -215,9 +215,7 @@ class CoordinateManager:
         new = [t * s for t, s in zip(old, steps, strict=True)]
         key = CoordinateMapKey(new, string_id or name)
         if key.pair not in self._maps:
-            shape = geometry(self.D, steps[::-1], steps[::-1], mode="floor")
-            coarse = self.map_of(coordinate_map_key).level.coarse(shape)
-            self._maps[key.pair] = CoordinateMap(coarse, new)
+            self._maps[key.pair] = self.map_of(coordinate_map_key).strided(steps)
         return key
 
     def origin(self) -> CoordinateMapKey:
@@ -233,9 +231,10 @@ class CoordinateManager:
 
     def prune(self, key: CoordinateMapKey, mask: Tensor) -> CoordinateMapKey:
         """The map of the voxels where the mask (N,) is True, in their order."""
-        kept = self.map_of(key).level.select(mask.nonzero().squeeze(1))
+        whole = self.map_of(key)
+        kept = whole.level.select(mask.nonzero().squeeze(1))
         found = self._free(key.get_tensor_stride(), "pruned")
-        self._maps[found.pair] = CoordinateMap(kept, key.get_tensor_stride())
+        self._maps[found.pair] = CoordinateMap(kept, whole.tensor_stride, whole.units)
         return found
 
     def union_map(
@@ -248,7 +247,7 @@ class CoordinateManager:
         unique, inverse = distinct(rows)
         rows = rows.index_select(0, unique)
         out_key.set_key(self._free(stride, "merge").get_key())
-        self._maps[out_key.pair] = CoordinateMap.of(_divided(rows, stride), stride)
+        self._maps[out_key.pair] = CoordinateMap.of(rows, stride)
         parts = torch.split(inverse, [len(m) for m in maps])
         return [torch.stack((torch.arange(len(p), device=p.device), p)) for p in parts]
 
@@ -341,11 +340,11 @@ class CoordinateManager:
         if known is not None:
             return known
         inner, outer = self.map_of(fine), self.map_of(coarse)
-        units = torch.tensor(outer.units, device=inner.level.device)
-        cells = torch.div(inner.finest.rows, units, rounding_mode="floor")
+        steps = torch.tensor(steps_of(outer.tensor_stride), device=inner.level.device)
+        cells = torch.div(inner.finest.rows, steps, rounding_mode="floor")
         if 0 in outer.tensor_stride:
             cells[:, 1:] = 0
-        found = _segments(outer.level.find(cells), len(outer), coarse)
+        found = _segments(outer.find(cells), len(outer), coarse)
         self._cells[fine.pair, coarse.pair] = found
         return found
 
@@ -376,12 +375,14 @@ class CoordinateManager:
         found = self.map_of(key)
         corners = torch.cartesian_prod(*[torch.arange(2)] * self.D).view(-1, self.D)
         corners = corners.to(samples.device)
-        places = turned(samples) / torch.tensor(found.units, device=samples.device)
+        places = turned(samples) / torch.tensor(
+            steps_of(found.tensor_stride), device=samples.device
+        )
         low = places[:, 1:].floor().unsqueeze(1) + corners
         weights = (1 - (places[:, 1:].unsqueeze(1) - low).abs()).prod(2)
         batch = places[:, :1].round().unsqueeze(1).expand(-1, len(corners), 1)
         rows = torch.cat((batch, low), 2).flatten(0, 1).long()
-        voxel = found.level.find(rows).view(weights.shape)
+        voxel = found.find(rows).view(weights.shape)
         point, corner = (voxel >= 0).nonzero().unbind(1)
         return voxel[point, corner].long(), point, weights[point, corner].to(samples.dtype)
 
@@ -480,20 +481,7 @@ def _check_coordinates(coordinates: Tensor, dim: int) -> None:
         )
 
 
-def _divided(rows: Tensor, stride: Sequence[int]) -> Tensor:
-    """Turned rows in units of a tensor stride, whose multiples they must be."""
-    steps = torch.tensor((1, *(max(t, 1) for t in stride[::-1])), device=rows.device)
-    if bool((rows % steps).any()):
-        row = turned(rows[(rows % steps).any(1)][:1]).tolist()[0]
-        raise ShapeError(
-            f"coordinates hold {row} at tensor_stride {list(stride)}: they are counted in voxels "
-            "of the finest level, and must be multiples of the tensor stride. Multiply them by it, "
-            "or pass a SparseTensor of the tensor stride that they have."
-        )
-    return torch.div(rows, steps, rounding_mode="floor")
-
-
 def _cells(field: Tensor, stride: Sequence[int]) -> Tensor:
     """(N, 1 + D) int64 turned rows of the voxels that hold the points of a field."""
-    steps = torch.tensor([max(t, 1) for t in stride], device=field.device)
-    return turned(torch.cat((field[:, :1].round(), (field[:, 1:] / steps).floor()), 1)).long()
+    places = turned(field) / torch.tensor(steps_of(stride), device=field.device)
+    return torch.cat((places[:, :1].round(), places[:, 1:].floor()), 1).long()

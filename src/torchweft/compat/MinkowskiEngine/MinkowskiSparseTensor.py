@@ -33,8 +33,8 @@ Mode = SparseTensorQuantizationMode
 class SparseTensor(Tensor):
     """features[n] is the row of the voxel coordinates[n] = (batch, x0, x1, …).
 
-    Coordinates are counted in voxels of the finest level: those of tensor stride t are multiples of
-    t.  The order of the rows of a layer's output has no meaning.
+    Coordinates are counted in voxels of the finest level: those that layers make at tensor stride t
+    are multiples of t.  The order of the rows of a layer's output has no meaning.
 
     Args:
         features: (N, C).

@@ -19,6 +19,7 @@ from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.voxels.layers.pooling import largest, lengths, together, wide
 
 __all__ = [
+    "OtherRowsError",
     "SparseTensorOperationMode",
     "SparseTensorQuantizationMode",
     "Tensor",
@@ -79,6 +80,10 @@ def set_global_coordinate_manager(coordinate_manager: CoordinateManager | None) 
 def clear_global_coordinate_manager() -> None:
     """Drop the shared manager: call it after each step, or maps of all clouds are kept."""
     _Shared.manager = None
+
+
+class OtherRowsError(ShapeError, AssertionError):
+    """Tensors of two coordinate managers or keys; the original asserts that they are of one."""
 
 
 class Tensor:
@@ -288,10 +293,10 @@ class Tensor:
         """Raise unless both tensors have one manager.
 
         Raises:
-            ShapeError: they do not.
+            OtherRowsError: they do not.
         """
         if self._manager is not other._manager:
-            raise ShapeError(
+            raise OtherRowsError(
                 f"{name} was given tensors of two coordinate managers: they must have one, which "
                 "knows the rows of both. Build the second with coordinate_manager="
                 "first.coordinate_manager, or set SHARE_COORDINATE_MANAGER."
@@ -301,7 +306,7 @@ class Tensor:
         """The features of a tensor on the same rows."""
         self.check_manager(other, name)
         if self.coordinate_key != other.coordinate_key:
-            raise ShapeError(
+            raise OtherRowsError(
                 f"{name} was given tensors on {self.coordinate_key} and {other.coordinate_key}: "
                 "they must have one key. Add tensors on different voxels with a + b."
             )

@@ -12,7 +12,6 @@ It differs where the original would give a wrong or no number, or another one at
 - coordinates given to a layer as a tensor have the layer's output stride (the original's: 0 or 1),
   and each voxel once;
 - tensors of two coordinate managers are refused, also as `coordinates` of a layer;
-- coordinates that are no multiples of their tensor stride are refused;
 - `a += b` gives a new features, and other tensors keep theirs;
 - one-dimensional layers of kernel size 1 have their stride; global sums and means take TensorFields
   too; MinkowskiStableInstanceNorm and the blocks of `modules.senet_block` run.
