@@ -30,7 +30,7 @@ def run_code(code, returncode=0):
 
 def test_the_names_that_there_are():
     names = torchweft.compat.names()
-    assert {"spconv", "torchsparse"} <= set(names)
+    assert {"MinkowskiEngine", "spconv", "torchsparse"} <= set(names)
     listed = re.escape(", ".join(names))
     with pytest.raises(WeftError, match=rf"'spcnov' has no stand-in: there are {listed}\. Pass"):
         torchweft.compat.install("spcnov")

@@ -6,7 +6,9 @@ Seen red with: rows compared at every layer.
 import pytest
 import torch
 
-from tests import spconvs
+from tests import minkowskis, spconvs
+from tests.clients.agreement import assert_agree
+from torchweft.compat import MinkowskiEngine as ME  # noqa: N817 - its users' own habit
 from torchweft.compat.spconv import pytorch as spconv
 from torchweft.compat.torchsparse import SparseTensor, backbones
 
@@ -36,3 +38,30 @@ def test_the_host_does_not_wait_once_maps_are_kept(mode, build):
             net(x)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("build", [minkowskis.unet, minkowskis.resnet])
+def test_no_wait_in_networks_of_minkowski_engine(build, mode):
+    net = build(ME).cuda()
+    x = minkowskis.sample(ME, dtype=torch.float32, device="cuda")
+    with mode():
+        net(x)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            net(x)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    "build", [minkowskis.unet, minkowskis.resnet, minkowskis.completion, minkowskis.detector]
+)
+def test_networks_of_minkowski_engine_agree_with_the_cpu(build):
+    exact = minkowskis.Run(ME, build)
+    rounded = minkowskis.Run(ME, build, exact.network, torch.float32)
+    found = minkowskis.Run(ME, build, exact.network, device="cuda")
+    assert found.places == exact.places
+    if rounded.places != exact.places:  # a score near its threshold, rounded
+        rounded = exact
+    assert_agree(found.found, exact.found, rounded.found)

@@ -5,6 +5,8 @@ from tests.mutants import Mutant
 HOOK = "tests/contract/test_compat.py"
 SPCONV = "tests/contract/test_compat_spconv.py"
 TORCHSPARSE = "tests/contract/test_compat_torchsparse.py"
+MINKOWSKI = "tests/contract/test_compat_minkowski.py"
+MINKOWSKI_TENSORS = "tests/contract/test_compat_minkowski_tensors.py"
 
 MUTANTS = [
     Mutant(
@@ -96,5 +98,48 @@ MUTANTS = [
         'torch.einsum("ni,nj,nk->nijk", x, y, z)',
         'torch.einsum("ni,nj,nk->nkji", x, y, z)',
         TORCHSPARSE,
+    ),
+    Mutant(
+        "the last axis of MinkowskiEngine's offsets is fastest",
+        "    return torch.cat((rows[:, :1], rows[:, 1:].flip(1)), 1)",
+        "    return rows.clone()",
+        MINKOWSKI,
+    ),
+    Mutant(
+        "voxels of different strides are joined as those of neighbouring levels",
+        "    if counted and all(a * s == b for a, s, b in joined):",
+        "    if counted:",
+        MINKOWSKI,
+    ),
+    Mutant(
+        "a transposed layer writes all voxels in reach though the level is known",
+        "            if known.pair in self._maps:",
+        "            if False:",
+        MINKOWSKI,
+    ),
+    Mutant(
+        "a window as large as the stride is centred in MinkowskiEngine's pools",
+        "        if generator.kernel_size == generator.kernel_stride:\n            features",
+        "        if False:\n            features",
+        MINKOWSKI,
+    ),
+    Mutant(
+        "features of one voxel alone are combined with 0",
+        "        met = function(total.index_select(0, others[1]), other.F)\n",
+        "        met = function(total.index_select(0, others[1]), other.F)\n"
+        "        total = function(total, torch.zeros_like(total))\n",
+        MINKOWSKI,
+    ),
+    Mutant(
+        "rows with one voxel are merged in sorted order",
+        "    first, order = torch.sort(first)\n    return first, torch.argsort(order)[voxel]",
+        "    return first, voxel",
+        MINKOWSKI_TENSORS,
+    ),
+    Mutant(
+        "samples without voxels are left out of lists",
+        "        count = int(samples.max()) + 1 if len(samples) else 0",
+        "        count = 0",
+        MINKOWSKI_TENSORS,
     ),
 ]

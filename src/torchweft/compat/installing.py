@@ -16,7 +16,11 @@ __all__ = ["install", "names", "uninstall"]
 
 PACKAGE = __name__.rpartition(".")[0]
 
-STAND_INS = {"spconv": ("spconv", "cumm"), "torchsparse": ("torchsparse",)}
+STAND_INS = {
+    "MinkowskiEngine": ("MinkowskiEngine",),
+    "spconv": ("spconv", "cumm"),
+    "torchsparse": ("torchsparse",),
+}
 """By the name to install, the top-level modules that it stands in for."""
 
 
@@ -25,7 +29,7 @@ def names() -> list[str]:
 
     >>> import torchweft
     >>> torchweft.compat.names()
-    ['spconv', 'torchsparse']
+    ['MinkowskiEngine', 'spconv', 'torchsparse']
     """
     return sorted(STAND_INS)
 

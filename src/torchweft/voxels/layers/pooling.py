@@ -76,8 +76,7 @@ def sparse_max_pool(
     Gradient: to the largest; of equals, to the one at the first position of the window.
     """
     found = _windows(tensor, kernel_size, stride, padding, dilation, outputs)
-    choice = torch.ops.torchweft.voxels_choice(tensor.feats.detach(), found.sources)
-    y = _table_op(tensor.feats, found.sources, found.targets, choice, False)
+    y = max_over(tensor.feats, found.sources, found.targets)
     return SparseTensor.on(y, found.outputs, tensor.maps)
 
 
@@ -92,7 +91,7 @@ def sparse_avg_pool(
 ) -> SparseTensor:
     """y[o] = Σ_k x[in(o, k)] / (number of voxels in the window); see `sparse_max_pool`."""
     found = _windows(tensor, kernel_size, stride, padding, dilation, outputs)
-    total = _table_op(wide(tensor.feats), found.sources, found.targets, None, False)
+    total = sum_over(wide(tensor.feats), found.sources, found.targets)
     count = (found.sources >= 0).sum(0).clamp(min=1).unsqueeze(1)  # a window may be empty
     return SparseTensor.on((total / count).to(tensor.dtype), found.outputs, tensor.maps)
 
@@ -102,7 +101,7 @@ def sparse_upsample(tensor: SparseTensor, scale: Size) -> SparseTensor:
     check_sparse(tensor)
     found = kernel_map(tensor, scale, scale, submanifold=False, transposed=True)
     source = found.sources.amax(0, keepdim=True)  # blocks do not overlap: one row each
-    y = _table_op(tensor.feats, source, found.targets, None, False)
+    y = sum_over(tensor.feats, source, found.targets)
     return SparseTensor.on(y, found.outputs, tensor.maps)
 
 
@@ -235,6 +234,23 @@ def _windows(
     check_sparse(tensor)
     window = kernel_size, kernel_size if stride is None else stride, padding, dilation
     return kernel_map(tensor, *window, submanifold=False, outputs=outputs)
+
+
+def max_over(x: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+    """y[o] = max_k x[sources[k, o]], 0 where there is none: (N_out, C); see `sum_over`."""
+    choice = torch.ops.torchweft.voxels_choice(x.detach(), sources)
+    return _table_op(x, sources, targets, choice, False)
+
+
+def sum_over(x: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+    """y[o] = Σ_k x[sources[k, o]], in x's dtype, summed in float32 or wider: (N_out, C).
+
+    Args:
+        x: (N_in, C).
+        sources: (K, N_out) int32, the input row of each output row, −1 for none.
+        targets: (K, N_in) int32, the output row of each input row, −1 for none.
+    """
+    return _table_op(x, sources, targets, None, False)
 
 
 def together(x: Tensor, owner: Tensor, order: Tensor | None, count: int) -> Tensor:
