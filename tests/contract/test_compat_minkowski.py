@@ -1,8 +1,8 @@
 """The stand-in for MinkowskiEngine against its rules with dictionaries, in float64.
 
-Seen red with: offsets whose last axis is fastest, an even kernel that is centred, a transposed
-layer onto all voxels that it reaches though the level is known, a pool of window = stride centred,
-a strided map that ignores the tensor stride of given coordinates.
+Seen red with: offsets whose last axis is fastest, a transposed layer onto all voxels in reach
+though the level is known, a pool of window = stride centred, a strided map that ignores the
+tensor stride of given coordinates, coordinates off the grid of their tensor stride refused.
 """
 
 import pytest
