@@ -1,9 +1,12 @@
 """The stand-in for MinkowskiEngine against its rules with dictionaries, in float64.
 
-Seen red with: offsets whose last axis is fastest, an even kernel that is centred, a transposed
-layer onto all voxels that it reaches though the level is known, a pool of window = stride centred,
-a strided map that ignores the tensor stride of given coordinates.
+Seen red with: offsets whose last axis is fastest, a transposed layer onto all voxels in reach
+though the level is known, a pool of window = stride centred, a strided map that ignores the
+tensor stride of given coordinates, coordinates off the grid of their tensor stride refused.
 """
+
+import gc
+import weakref
 
 import pytest
 import torch
@@ -311,3 +314,19 @@ def test_maps_are_shared_by_the_layers_of_a_cloud():
     assert y.coordinate_map_key == x.coordinate_map_key
     level = x.coordinate_manager.map_of(x.coordinate_map_key).level
     assert [len(tables) for tables in level.onto.values()] == [1]
+
+
+def test_reference_counts_free_a_cloud():
+    """Its maps too, without the garbage collector."""
+    network = minkowskis.seeded(ME, minkowskis.unet)
+    x = minkowskis.sample(ME)
+    y = network(x)
+    manager = x.coordinate_manager
+    kept = [weakref.ref(manager.map_of(key).level) for key in (x.coordinate_key, y.coordinate_key)]
+    kept.append(weakref.ref(manager.map_of(manager.stride(x.coordinate_key, 2)).level))
+    gc.disable()
+    try:
+        del x, y, manager
+        assert [found() for found in kept] == [None] * 3
+    finally:
+        gc.enable()

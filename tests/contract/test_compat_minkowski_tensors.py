@@ -1,7 +1,6 @@
 """Tensors, fields, norms, utilities and errors of the stand-in for MinkowskiEngine.
 
-Seen red with: repeated rows merged in sorted order, a field's voxels rounded to the nearest, the
-rows of an absent sample left out of a list, a buffer of a norm that is not kept.
+Seen red with: repeated rows merged in sorted order, rows of an absent sample left out of a list.
 """
 
 import re
