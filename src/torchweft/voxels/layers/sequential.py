@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
 
-from torchweft.core.operators.operator import compiling
 from torchweft.voxels.layers.convolution import (
     SparseConvolution,
     SparseInverseConvolution,
@@ -16,7 +14,7 @@ from torchweft.voxels.layers.convolution import (
 from torchweft.voxels.layers.norm import SparseBatchNorm
 from torchweft.voxels.maps.tensor import SparseTensor
 from torchweft.voxels.norms.functions import batch_norm
-from torchweft.voxels.norms.modules import activation_name, is_batch_norm
+from torchweft.voxels.norms.modules import taken
 
 __all__ = ["SparseSequential"]
 
@@ -37,8 +35,13 @@ class SparseSequential(nn.Sequential, SparseModule):
     def forward(self, x: Any) -> Any:
         """A SparseTensor, or the result of the last module."""
         self.check(x)
-        for module, given in _steps(self):
-            if not isinstance(x, SparseTensor) or isinstance(module, SparseModule):
+        rest = list(self)[::-1]
+        while rest:
+            if not isinstance(x, SparseTensor):
+                x = rest.pop()(x)
+                continue
+            module, given = taken(rest, _convolves, (SparseBatchNorm,))
+            if isinstance(module, SparseModule):
                 x = module(x, **given)
             elif given:
                 x = x.replace(batch_norm(module, x.feats, **given))
@@ -50,23 +53,5 @@ class SparseSequential(nn.Sequential, SparseModule):
 _CONVOLUTIONS = (SparseConvolution.forward, SparseInverseConvolution.forward)
 
 
-def _steps(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
-    """Modules, each with what it does of those behind it: `norm` and `activation`."""
-    rest = list(modules)[::-1]
-    while rest:
-        module = rest.pop()
-        given: dict[str, Any] = {}
-        if not compiling():  # torch's compiler fuses by itself
-            convolves = type(module).forward in _CONVOLUTIONS
-            if convolves and rest and _is_norm(rest[-1]):
-                given["norm"] = rest.pop()
-            if rest and (convolves or _is_norm(module)):
-                name = activation_name(rest[-1])
-                if name is not None:
-                    given["activation"] = name
-                    rest.pop()
-        yield module, given
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return is_batch_norm(module, SparseBatchNorm)
+def _convolves(module: nn.Module) -> bool:
+    return type(module).forward in _CONVOLUTIONS

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from torchweft.core.backend import choose
 from torchweft.core.operators.operands import as_given, same_kind
-from torchweft.core.operators.operator import compiling, forward_level, transformed, unwatched
+from torchweft.core.operators.operator import (
+    compiling,
+    constant_when_compiling,
+    forward_level,
+    transformed,
+    unwatched,
+)
 from torchweft.voxels.convolution.epilogue import Epilogue, check
 from torchweft.voxels.norms import launch, torch_path
 from torchweft.voxels.norms.launch import Normal, Running
@@ -123,15 +129,18 @@ def _by_kernels(norm: BatchNorm, x: Tensor, backend: str | None) -> bool:
     Raises:
         BackendError: the requested backend cannot serve here.
     """
-    if backend is None and x.device.type != "cuda":
-        return False
-    if choose(backend, x.device.type) != "triton" or x.dtype not in KERNEL_DTYPES:
+    if _serving(backend, x.device.type) != "triton" or x.dtype not in KERNEL_DTYPES:
         return False
     if compiling() or transformed() or forward_level() >= 0 or not unwatched(x):
         return False
     state = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     known = (x.dtype, torch.float32)
     return all(t is None or (t.dtype in known and _readable(t, x.device)) for t in state)
+
+
+@constant_when_compiling
+def _serving(backend: str | None, device: str) -> str:
+    return choose("torch" if backend is None and device != "cuda" else backend, device)
 
 
 def _readable(tensor: Tensor, device: torch.device) -> bool:
