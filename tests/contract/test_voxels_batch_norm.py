@@ -40,6 +40,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(launch, "ELEMENTS", 64)
     monkeypatch.setattr(launch, "PROGRAMS", 4)
     monkeypatch.setattr(launch, "TOTAL", launch.Tile((2, 8)))
+    monkeypatch.setattr(launch, "_calls", {})
 
 
 def norm_of(channels, **options):

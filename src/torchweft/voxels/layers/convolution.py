@@ -249,7 +249,8 @@ class SparseConvolution(SparseModule):
             return self.bias, Epilogue(None, None, feats, activation)
         if by_batch(norm):
             return None
-        return None, Epilogue(*folded(norm, self.bias, self.backend), feats, activation)
+        scale, shift = folded(norm, self.bias, self.backend)
+        return None, Epilogue(scale, shift, feats, activation)
 
     def _check_norm(self, norm: Any) -> None:
         if norm is None:

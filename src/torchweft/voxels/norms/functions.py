@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torchweft.core.backend import choose
 from torchweft.core.operators.operands import as_given, same_kind
 from torchweft.core.operators.operator import (
+    PLAIN,
     compiling,
     constant_when_compiling,
     forward_level,
     transformed,
     unwatched,
 )
-from torchweft.voxels.convolution.epilogue import Epilogue, check
+from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue, check
 from torchweft.voxels.norms import launch, torch_path
 from torchweft.voxels.norms.launch import Normal, Running
 from torchweft.voxels.norms.operator import batch_norm_op
@@ -56,18 +57,18 @@ def batch_norm(
         ValueError: torch's error of a single row in training.
     """
     residual = _checked(x, residual, activation)
-    if not _by_kernels(norm, x, backend):
+    state = _state(norm)
+    if not _by_kernels(state, x, backend):
         y = nn.BatchNorm1d.forward(norm, x)
         return Epilogue(None, None, residual, activation)(y)
-    kind, x = "fixed", x.contiguous()
-    mean, var = norm.running_mean, norm.running_var
-    if by_batch(norm):
+    kind, (weight, bias, mean, var) = "fixed", state
+    x = x.contiguous()
+    if norm.training or mean is None:
         if x.shape[0] < 2:
             return nn.BatchNorm1d.forward(norm, x)  # raises
-        kind = "batch"
-        mean, var = launch.statistics(x.detach(), _running(norm))
+        kind, (mean, var) = "batch", launch.statistics(x, _running(norm, mean, var))
     rest = None if residual is None else residual.contiguous()
-    tensors = (norm.weight, norm.bias, rest, mean, var, None)
+    tensors = (weight, bias, rest, mean, var, None)
     return batch_norm_op(x, *tensors, activation, kind, norm.eps)
 
 
@@ -80,14 +81,15 @@ def rank_norm(
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """act(norm(x) + residual) by the statistics of all ranks, and these: mean, var and count."""
     residual = _checked(x, residual, activation)
-    if not _by_kernels(norm, x, backend):
+    state = _state(norm)
+    if not _by_kernels(state, x, backend):
         rows = torch_path.wide(x)  # once: its gradient is rounded once
         found = torch_path.rank_statistics(rows)
         given = (norm.weight, norm.bias, residual, found[:2], activation, norm.eps)
         return torch_path.normalised(rows, *given).to(x.dtype), found
     size, x = x.shape[0], x.contiguous()
     zero = x.new_zeros(x.shape[1], dtype=torch.float64)
-    own = launch.statistics(x.detach()) if size else (zero, zero)
+    own = launch.statistics(x) if size else (zero, zero)
     mean, var = (t.double() for t in own)
     found = torch_path.all_statistics(size * mean, size * (var + mean.square()), size)
     mean, var = found[0].float(), found[1].float()
@@ -103,39 +105,50 @@ def by_batch(norm: BatchNorm) -> bool:
 
 def folded(norm: BatchNorm, added: Tensor | None, backend: str | None) -> tuple[Tensor, Tensor]:
     """(scale, shift) of evaluation: norm(x + added) = x · scale + shift, without gradients."""
-    normal = Normal(
-        norm.weight, norm.bias, None, norm.running_mean, norm.running_var, None, norm.eps
-    )
+    weight, bias, mean, var = norm.weight, norm.bias, norm.running_mean, norm.running_var
+    if _by_kernels((weight, bias, mean, var), mean, backend):
+        normal = Normal(weight, bias, None, mean, var, None, norm.eps)
+        return launch.fold(normal, None if added is None else added.contiguous())
     with torch.no_grad():
-        if _by_kernels(norm, norm.running_mean, backend):
-            return launch.fold(normal, added)
-        return torch_path.scale_and_shift(*normal[:2], normal[3:5], added, norm.eps)
+        return torch_path.scale_and_shift(weight, bias, (mean, var), added, norm.eps)
 
 
 def _checked(x: Tensor, residual: Tensor | None, activation: str | None) -> Tensor | None:
     """The residual in the dtype of x."""
-    if residual is not None or activation is not None:
-        check(Epilogue(None, None, residual, activation), *x.shape)
-    if residual is None:
+    if residual is None and (activation is None or activation in ACTIVATIONS):
         return None
+    check(Epilogue(None, None, residual, activation), *x.shape)
+    assert residual is not None  # check raises for other activations
     if residual.dtype != x.dtype and torch.is_autocast_enabled(x.device.type):
         return residual.to(x.dtype)
     return same_kind(as_given, x=x, residual=residual)[1]
 
 
-def _by_kernels(norm: BatchNorm, x: Tensor, backend: str | None) -> bool:
+_State = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Weight, bias, running mean and variance of a norm."""
+
+
+def _state(norm: BatchNorm) -> _State:
+    return norm.weight, norm.bias, norm.running_mean, norm.running_var
+
+
+def _by_kernels(state: _State, x: Tensor, backend: str | None) -> bool:
     """Whether kernels compute a call; parameters of other dtypes are left to torch, which raises.
 
     Raises:
         BackendError: the requested backend cannot serve here.
     """
-    if _serving(backend, x.device.type) != "triton" or x.dtype not in KERNEL_DTYPES:
+    dtype, device = x.dtype, x.device
+    if _serving(backend, device.type) != "triton" or dtype not in KERNEL_DTYPES:
         return False
     if compiling() or transformed() or forward_level() >= 0 or not unwatched(x):
         return False
-    state = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-    known = (x.dtype, torch.float32)
-    return all(t is None or (t.dtype in known and _readable(t, x.device)) for t in state)
+    for t in state:
+        if t is not None:
+            known = (t.dtype == dtype or t.dtype == torch.float32) and t.device == device
+            if not known or type(t) not in PLAIN or not t.is_contiguous():
+                return False
+    return True
 
 
 @constant_when_compiling
@@ -143,14 +156,11 @@ def _serving(backend: str | None, device: str) -> str:
     return choose("torch" if backend is None and device != "cuda" else backend, device)
 
 
-def _readable(tensor: Tensor, device: torch.device) -> bool:
-    return tensor.device == device and tensor.is_contiguous() and unwatched(tensor)
-
-
-def _running(norm: BatchNorm) -> Running | None:
+def _running(norm: BatchNorm, mean: Tensor | None, var: Tensor | None) -> Running | None:
     """The running statistics that training changes; one more batch is counted."""
-    if not (norm.training and norm.track_running_stats) or norm.running_mean is None:
+    if mean is None or var is None or not norm.track_running_stats:
         return None
-    if norm.momentum is None:
-        norm.num_batches_tracked.add_(1)
-    return Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
+    tracked, momentum = norm.num_batches_tracked, norm.momentum
+    if momentum is None:
+        tracked.add_(1)
+    return Running(mean, var, tracked, momentum)

@@ -5,7 +5,7 @@ Blocks and parts follow from rows and channels alone, and determine the order of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ __all__ = ["Normal", "Running", "apply", "fold", "gradient", "gradient_sums", "s
 ELEMENTS = 2048
 """Numbers in a block of rows and channels."""
 
-MOST_CHANNELS = 128
+MOST_CHANNELS = 64
 """Most channels in a block."""
 
 PROGRAMS = 1024
@@ -26,6 +26,10 @@ PROGRAMS = 1024
 
 TOTAL = Tile((512, 8), 8)
 """Parts and channels that a program adds up at once."""
+
+
+FOLD = Tile((MOST_CHANNELS,))
+"""Channels that a program folds."""
 
 
 class Normal(NamedTuple):
@@ -72,27 +76,36 @@ def statistics(x: Tensor, running: Running | None = None) -> tuple[Tensor, Tenso
     Running statistics take the mean and the variance times N / (N − 1), N at least 2.
     """
     rows, channels = x.shape
-    chunk, parts, tile = _parts(rows, channels)
+    calls = _calls_of(x, None if running is None else running.mean.dtype, None, None)
+    chunk, parts = calls.parts(rows)
     sums = x.new_empty((2, parts, channels), dtype=torch.float32)
-    found = x.new_empty((2, channels), dtype=torch.float32)
-    momentum = 0.0 if running is None else running.momentum
-    kept = (None, None, None) if running is None else running[:3]
+    mean, var = x.new_empty((2, channels), dtype=torch.float32).unbind(0)
+    kept: tuple[Tensor | None, ...] = (None, None, None)
+    momentum: float | None = 0.0
+    if running is not None:
+        kept, momentum = running[:3], running.momentum
     with current_device(x):
-        programs = parts * _columns(channels, tile)
-        _kernel("statistics", (), tile, channels, x, sums)(programs, (x, sums), (rows, chunk))
-        tensors = (x, sums, found[0], found[1], *kept)
-        kernel = _kernel("total_statistics", (momentum is None,), TOTAL, channels, *tensors)
-        kernel(_columns(channels, TOTAL), tensors, (rows, chunk, momentum or 0.0))
+        kernel = calls.kernels.get("statistics") or calls.made("statistics")
+        kernel(parts * calls.columns, (x, sums), (rows, chunk))
+        kind = ("total_statistics", running is None, momentum is None)
+        kernel = calls.kernels.get(kind) or calls.made(kind, (momentum is None,), TOTAL)
+        tensors, numbers = (x, sums, mean, var, *kept), (rows, chunk, momentum or 0.0)
+        kernel(calls.totals, tensors, numbers)
     if running is not None:
         torch.autograd.graph.increment_version(running[:3])
-    return found[0], found[1]
+    return mean, var
 
 
 def apply(x: Tensor, normal: Normal) -> Tensor:
     """act((x − mean) / √(var + eps) · weight + bias + residual) in the dtype of x, rounded once."""
     y = torch.empty_like(x)
-    tensors = (x, *normal[:5], y)
-    _by_rows("apply", tensors, x, normal.activation, normal.eps)
+    weight, bias, residual, mean, var, activation, eps = normal
+    calls, rows = _calls_of(x, mean.dtype, weight, bias), x.shape[0]
+    with current_device(x):
+        kind = ("apply", activation, residual is None)
+        kernel = calls.kernels.get(kind) or calls.made(kind, (activation,))
+        tensors = (x, weight, bias, residual, mean, var, y)
+        kernel(calls.blocks(rows), tensors, (rows, eps))
     return y
 
 
@@ -106,17 +119,20 @@ def gradient_sums(
     """
     rows, channels = x.shape
     dz = torch.empty_like(x) if residual else None
-    sums = x.new_zeros((2, channels), dtype=torch.float32)
     if not rows:
-        return sums, dz
-    chunk, parts, tile = _parts(rows, channels)
+        return x.new_zeros((2, channels), dtype=torch.float32), dz
+    weight, bias, rest, mean, var, activation, eps = normal
+    calls = _calls_of(x, mean.dtype, weight, bias)
+    chunk, parts = calls.parts(rows)
+    sums = x.new_empty((2, channels), dtype=torch.float32)
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
-    tensors = (g, x, *normal[:5], dz, partial)
     with current_device(x):
-        kernel = _kernel("gradient_sums", (normal.activation,), tile, channels, *tensors)
-        kernel(parts * _columns(channels, tile), tensors, (rows, chunk, normal.eps))
-        kernel = _kernel("total", (), TOTAL, channels, partial, sums)
-        kernel(2 * _columns(channels, TOTAL), (partial, sums), (rows, chunk))
+        kind = ("gradient_sums", activation, rest is None, dz is None)
+        kernel = calls.kernels.get(kind) or calls.made(kind, (activation,))
+        tensors = (g, x, weight, bias, rest, mean, var, dz, partial)
+        kernel(parts * calls.columns, tensors, (rows, chunk, eps))
+        kernel = calls.kernels.get("total") or calls.made("total", (), TOTAL)
+        kernel(2 * calls.totals, (partial, sums), (rows, chunk))
     return sums, dz
 
 
@@ -125,44 +141,96 @@ def gradient(
 ) -> Tensor:
     """∂/∂x of `apply`; sums over `count` rows (None: those of x) if mean and var are those of x."""
     dx = torch.empty_like(x)
-    tensors = (g, x, *normal[:5], sums, count, dx)
-    _by_rows("gradient", tensors, x, normal.activation, normal.eps)
+    weight, bias, residual, mean, var, activation, eps = normal
+    calls, rows = _calls_of(x, mean.dtype, weight, bias), x.shape[0]
+    with current_device(x):
+        kind = ("gradient", activation, residual is None, sums is None, count is None)
+        kernel = calls.kernels.get(kind) or calls.made(kind, (activation,))
+        tensors = (g, x, weight, bias, residual, mean, var, sums, count, dx)
+        kernel(calls.blocks(rows), tensors, (rows, eps))
     return dx
 
 
 def fold(normal: Normal, added: Tensor | None) -> tuple[Tensor, Tensor]:
     """(scale, shift) in float32: (x + added − mean) / √(var + eps) · weight + bias."""
-    channels = len(normal.mean)
-    folded = normal.mean.new_empty((2, channels), dtype=torch.float32)
-    tensors = (normal.weight, normal.bias, normal.mean, normal.var, added, folded)
-    tile = Tile((MOST_CHANNELS,))
-    with current_device(folded):
-        kernel = _kernel("fold", (), tile, channels, *tensors)
-        kernel(_columns(channels, tile), tensors, (normal.eps,))
-    return folded[0], folded[1]
+    weight, bias, _, mean, var, _, eps = normal
+    folded = mean.new_empty((2, len(mean)), dtype=torch.float32)
+    calls = _calls_of(folded, mean.dtype, weight, bias, added)
+    with current_device(mean):
+        kernel = calls.kernels.get("fold") or calls.made("fold", (), FOLD)
+        tensors = (weight, bias, mean, var, added, folded)
+        kernel(-(-len(mean) // FOLD.blocks[0]), tensors, (eps,))
+    scale, shift = folded.unbind(0)
+    return scale, shift
 
 
-def _by_rows(
-    name: str, tensors: tuple[Tensor | None, ...], x: Tensor, activation: str | None, eps: float
-) -> None:
-    """Launch a kernel of blocks of rows."""
-    rows, channels = x.shape
-    tile = _tile(channels)
-    with current_device(x):
-        programs = -(-rows // tile.blocks[0]) * _columns(channels, tile)
-        _kernel(name, (activation,), tile, channels, *tensors)(programs, tensors, (rows, eps))
+class _Calls:
+    """The kernels of calls with tensors of one kind: made once, then found by a look-up.
+
+    Args:
+        channels: C.
+        kind: the device and dtypes.
+    """
+
+    __slots__ = ("channels", "columns", "kernels", "kind", "most_parts", "rows", "tile", "totals")
+
+    def __init__(self, channels: int, kind: tuple[Any, ...]) -> None:
+        self.kind, self.channels, self.tile = kind, channels, _tile(channels)
+        self.rows = self.tile.blocks[0]
+        self.columns = -(-channels // self.tile.blocks[1])
+        self.totals = -(-channels // TOTAL.blocks[1])
+        self.most_parts = max(PROGRAMS // self.columns, 1)
+        self.kernels: dict[str | tuple[Any, ...], Kernel] = {}
+
+    def made(
+        self,
+        kind: str | tuple[Any, ...],
+        constants: tuple[str | int | None, ...] = (),
+        tile: Tile | None = None,
+    ) -> Kernel:
+        """A new kernel; its kind is a name, or begins with it, and says which tensors are None."""
+        name = kind if isinstance(kind, str) else kind[0]
+        where, tile = f"norms.kernels.{name}_kernel", tile or self.tile
+        kernel = kernel_for(where, (self.channels,), constants, tile, self.kind, kind)
+        self.kernels[kind] = kernel
+        return kernel
+
+    def blocks(self, rows: int) -> int:
+        """Programs for all blocks of rows and channels."""
+        return -(-rows // self.rows) * self.columns
+
+    def parts(self, rows: int) -> tuple[int, int]:
+        """(rows of a part, parts) of sums over rows."""
+        chunk = -(-rows // (self.rows * self.most_parts)) * self.rows
+        return chunk, -(-rows // chunk)
 
 
-def _kernel(
-    name: str,
-    constants: tuple[str | int | None, ...],
-    tile: Tile,
-    channels: int,
-    *tensors: Tensor | None,
-) -> Kernel:
-    kinds = tuple([None if t is None else t.dtype for t in tensors])
-    device = next(t.device for t in tensors if t is not None)
-    return kernel_for(f"norms.kernels.{name}_kernel", (channels,), constants, tile, device, kinds)
+_calls: dict[tuple[Any, ...], _Calls] = {}
+"""By device, channels and dtypes."""
+
+
+def _calls_of(
+    x: Tensor,
+    dtype: torch.dtype | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    added: Tensor | None = None,
+) -> _Calls:
+    """The calls for rows x, statistics of a dtype, and numbers of channels."""
+    channels = x.shape[1]
+    kind = (
+        x.device,
+        x.dtype,
+        channels,
+        dtype,
+        None if weight is None else weight.dtype,
+        None if bias is None else bias.dtype,
+        None if added is None else added.dtype,
+    )
+    found = _calls.get(kind)
+    if found is None:
+        found = _calls[kind] = _Calls(channels, kind)
+    return found
 
 
 def _tile(channels: int) -> Tile:
@@ -172,18 +240,3 @@ def _tile(channels: int) -> Tile:
         width = 1 << (channels - 1).bit_length()
     width = min(width, MOST_CHANNELS)
     return Tile((ELEMENTS // width, width), 4)
-
-
-def _columns(channels: int, tile: Tile) -> int:
-    """Blocks of channels."""
-    return -(-channels // tile.blocks[-1])
-
-
-def _parts(rows: int, channels: int) -> tuple[int, int, Tile]:
-    """(rows of a part, parts, blocks) of sums over rows."""
-    tile = _tile(channels)
-    block = tile.blocks[0]
-    most = max(PROGRAMS // _columns(channels, tile), 1)
-    blocks = -(-rows // block)
-    chunk = -(-blocks // most) * block
-    return chunk, -(-rows // chunk), tile

@@ -54,9 +54,19 @@ def _backward(
             assert sums is not None
             of_all = torch_path.all_sum(sums)
         dx = launch.gradient(g, x, normal, of_all, count)
-    dweight = sums[1].to(weight.dtype) if sums is not None and of_weight else None
-    dbias = sums[0].to(bias.dtype) if sums is not None and of_bias else None
+    dweight = dbias = None
+    if sums is not None:
+        dbias, dweight = sums.unbind(0)
+    dweight = _gradient_of(weight, dweight, of_weight)
+    dbias = _gradient_of(bias, dbias, of_bias)
     return dx, dweight, dbias, dresidual, None, None, None
+
+
+def _gradient_of(parameter: Tensor | None, sums: Tensor | None, needed: bool) -> Tensor | None:
+    """The sums as the gradient of a parameter, if it is needed."""
+    if not needed or parameter is None or sums is None:
+        return None
+    return sums if sums.dtype == parameter.dtype else sums.to(parameter.dtype)
 
 
 def _composition(x: Tensor, *rest: Any) -> Tensor:
