@@ -46,11 +46,9 @@ class ResidualBlock(SparseModule):
 
     def __init__(self, in_channels, out_channels):
         super().__init__()
-        self.body = SparseSequential(
-            normalised(SubMConv3d(in_channels, out_channels, 3, bias=False)),
-            SubMConv3d(out_channels, out_channels, 3, bias=False),
-            SparseBatchNorm(out_channels),
-        )
+        self.first = normalised(SubMConv3d(in_channels, out_channels, 3, bias=False))
+        self.second = SubMConv3d(out_channels, out_channels, 3, bias=False)
+        self.norm = SparseBatchNorm(out_channels)
         self.shortcut = SparseSequential()
         if in_channels != out_channels:
             self.shortcut.append(SubMConv3d(in_channels, out_channels, 1, bias=False))
@@ -58,7 +56,8 @@ class ResidualBlock(SparseModule):
 
     def forward(self, x):
         """On the same voxels."""
-        return x.replace(torch.relu((self.shortcut(x) + self.body(x)).feats))
+        y, skip = self.first(x), self.shortcut(x)
+        return self.second(y, norm=self.norm, residual=skip, activation="relu")
 
 
 def blocks(in_channels, out_channels, count):

@@ -32,7 +32,8 @@ def _modules(package: str) -> dict[type, type]:
         """y = relu(x' + f(x))"""
 
         def forward(self, x: Any) -> Any:
-            total = self.shortcut(x).features + self.body(x).features
+            y = self.second(self.first(x))
+            total = self.shortcut(x).features + self.norm(y.features)
             return x.replace_feature(torch.relu(total))
 
     class Network(spconv.SparseModule):  # type: ignore[misc]

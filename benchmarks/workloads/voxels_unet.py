@@ -7,15 +7,13 @@ half precision is compared over all of them, where the worst of 165 small gradie
 Features and weights are in half precision, norms in float32 with the statistics of the batch.  The
 oracle is the same network, whose convolutions gather, multiply and add for each offset.
 
-In inference norms are folded into the convolutions before them, as is usual:
-w' = w s, b' = β − μ s, s = γ / √(σ² + ε).
+In inference the network is in evaluation: norms take the running statistics.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,6 +26,7 @@ from benchmarks.workloads.clouds import CLOUDS
 from benchmarks.workloads.recipes import Random
 from examples.minkunet import MinkUNet
 from torchweft.voxels import SparseBatchNorm, SparseModule, SparseTensor
+from torchweft.voxels.convolution.epilogue import ACTIVATIONS
 from torchweft.voxels.layers.convolution import SparseConvolution, SparseInverseConvolution
 from torchweft.voxels.maps.kernel_map import KernelMap
 
@@ -98,7 +97,19 @@ class _Plain(SparseModule):
         self.layer = [layer]  # in a list it is no module of ours
         self.weight, self.bias = layer.weight, layer.bias
 
-    def forward(self, tensor: SparseTensor) -> SparseTensor:
+    def forward(
+        self,
+        tensor: SparseTensor,
+        norm: nn.Module | None = None,
+        residual: SparseTensor | None = None,
+        activation: str | None = None,
+    ) -> SparseTensor:
+        y = self._convolved(tensor)
+        y = y if norm is None else norm(y)
+        feats = y.feats if residual is None else y.feats + residual.feats
+        return y.replace(feats if activation is None else ACTIVATIONS[activation](feats))
+
+    def _convolved(self, tensor: SparseTensor) -> SparseTensor:
         found = _map_of(self.layer[0], tensor)
         result = tensor.feats.new_zeros(len(found.outputs), self.weight.shape[2])
         result = result if self.bias is None else result + self.bias
@@ -130,8 +141,7 @@ def _network(
     model = half(MinkUNet(FEATURES, CLASSES, layers)).to(device)
     tensor = SparseTensor(feats, coords, shape, 1)
     flops = sum(_flops(model, tensor))
-    if inference:
-        _fold(model)
+    model.train(not inference)
 
     def function(feats: Tensor, *vectors: Tensor, backend: str | None = None) -> Tensor:
         rows = SparseTensor(feats, coords, shape, 1) if fresh else tensor.replace(feats)
@@ -162,18 +172,6 @@ def half(model: nn.Module) -> nn.Module:
             module.float()
             module.momentum = 1.0  # running statistics are those of the last pass
     return model
-
-
-def _fold(model: nn.Module) -> None:
-    """Each norm into the convolution before it."""
-    for module in model.modules():
-        for (_, conv), (name, norm) in itertools.pairwise(list(module.named_children())):
-            if isinstance(norm, SparseBatchNorm):
-                scale = norm.weight.detach() * (norm.running_var + norm.eps).rsqrt()
-                shift = norm.bias.detach() - norm.running_mean * scale
-                conv.weight.data = (conv.weight.data * scale).to(conv.weight.dtype)
-                conv.bias = nn.Parameter(shift.to(conv.weight.dtype))
-                setattr(module, name, nn.Identity())
 
 
 def _by_torch(model: nn.Module) -> nn.Module:

@@ -23,9 +23,11 @@ from torchweft.compat.cumm import tensorview
 from torchweft.compat.spconv import constants
 from torchweft.compat.spconv import pytorch as spconv
 from torchweft.compat.spconv.core import ConvAlgo
+from torchweft.compat.spconv.pytorch import modules
 from torchweft.compat.spconv.utils import Point2VoxelCPU3d
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.testing import assert_as_accurate, plain_error
+from torchweft.voxels.norms.functions import batch_norm
 
 
 def sample(**options):
@@ -338,6 +340,28 @@ def test_tables_of_the_same_voxels():
     first, second = table(x)
     assert first is x
     same(second.features, x.features.relu())
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(2), spconv.SparseBatchNorm(2)])
+@pytest.mark.parametrize("relu", [nn.ReLU(), spconv.SparseReLU()])
+def test_a_norm_takes_the_activation(norm, relu, monkeypatch):
+    """In one call, whatever their names; a hook takes them apart."""
+    called = []
+
+    def noted(*args, **given):
+        called.append(given)
+        return batch_norm(*args, **given)
+
+    monkeypatch.setattr(modules, "batch_norm", noted)
+    x, norm = sample(channels=2, dtype=torch.float32), copy.deepcopy(norm).to(DEVICE)
+    expected = relu(copy.deepcopy(norm)(x.features))
+    net = spconv.SparseSequential(norm, relu)
+    torch.testing.assert_close(net(x).features, expected)
+    assert called == [{"activation": "relu"}]
+    with_hook = relu.register_forward_hook(lambda *_: called.append("hook"))
+    torch.testing.assert_close(net(x).features, expected)
+    with_hook.remove()
+    assert called == [{"activation": "relu"}, "hook"]
 
 
 def test_sequences():

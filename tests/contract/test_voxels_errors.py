@@ -197,7 +197,6 @@ def test_what_was_settled_is_of_one_kind(name):
 
 
 TORCH_ONLY = {
-    "batch": lambda **backend: voxels.SparseBatchNorm(4, **backend),
     "layer": lambda **backend: voxels.SparseLayerNorm(4, **backend),
     "group": lambda **backend: voxels.SparseGroupNorm(2, 4, **backend),
     "instance": lambda **backend: voxels.SparseInstanceNorm(4, **backend),

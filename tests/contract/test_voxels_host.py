@@ -14,6 +14,7 @@ from torchweft import voxels
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.voxels.convolution import functions, launch
 from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.norms import functions as norms
 
 C_IN, C_OUT = 8, 16
 
@@ -67,6 +68,23 @@ def test_a_warm_call_on_a_gpu(on_gpu):
     y = forward()
     found = calls(lambda: y.backward(y.detach()))
     assert len(found) <= 46, found
+
+
+def test_a_warm_norm_on_a_gpu(monkeypatch, on_gpu):
+    """In training, with an activation and a residual."""
+    monkeypatch.setattr(norms, "_serving", lambda backend, device: "triton")
+    norm, tensor = voxels.SparseBatchNorm(C_IN), cloud()
+
+    def forward():
+        return norm(tensor, tensor, "relu").feats
+
+    for _ in range(2):
+        forward().sum().backward()
+    found = calls(forward)
+    assert len(found) <= 46, found
+    y = forward()
+    found = calls(lambda: y.backward(y.detach()))
+    assert len(found) <= 26, found
 
 
 def expected(layer, tensor):

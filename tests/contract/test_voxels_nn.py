@@ -23,7 +23,6 @@ from tests.conftest import INTERPRETED
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.testing import assert_within_bound
 from torchweft.voxels.layers import convolution as nn
-from torchweft.voxels.layers.convolution import SparseSequential
 from torchweft.voxels.layers.norm import (
     SparseBatchNorm,
     SparseGroupNorm,
@@ -31,6 +30,7 @@ from torchweft.voxels.layers.norm import (
     SparseLayerNorm,
 )
 from torchweft.voxels.layers.pooling import GlobalPool, SparseAvgPool, SparseMaxPool, SparseUpsample
+from torchweft.voxels.layers.sequential import SparseSequential
 from torchweft.voxels.maps.tensor import SparseTensor
 
 cloud = functools.partial(clouds.cloud, device=DEVICE)

@@ -16,7 +16,6 @@ from tests.clouds import DEVICE, at, occupied, permuted, same
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.testing import assert_within_bound
 from torchweft.voxels.layers import pooling
-from torchweft.voxels.layers.convolution import SparseSequential
 from torchweft.voxels.layers.pooling import (
     GlobalPool,
     SparseAvgPool,
@@ -27,6 +26,7 @@ from torchweft.voxels.layers.pooling import (
     sparse_max_pool,
     sparse_upsample,
 )
+from torchweft.voxels.layers.sequential import SparseSequential
 from torchweft.voxels.maps.tensor import SparseTensor
 
 cloud = functools.partial(clouds.cloud, device=DEVICE)

@@ -40,7 +40,7 @@ def test_the_network_is_its_oracle(options, unet_case):
         assert worst_ratio(phase, ours, expected_results(phase, workload, ours, False)) <= 1
 
 
-def test_folded_norms_give_the_same_scores(unet_case):
+def test_inference_is_evaluation(unet_case):
     training, inference = (
         unet_case("sphere64", 14, inference=inference).build(CPU, 600)
         for inference in (False, True)

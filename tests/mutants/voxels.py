@@ -11,6 +11,9 @@ TENSOR = "tests/contract/test_voxels_tensor.py"
 CPU = "tests/contract/test_voxels_cpu.py tests/contract/test_voxels.py"
 KERNELS = "tests/contract/test_voxels_kernels.py tests/contract/test_voxels.py"
 
+BATCH_NORM = "tests/contract/test_voxels_batch_norm.py"
+FOLLOWING = "tests/contract/test_voxels_following.py"
+
 METADATA = "tests/contract/test_voxels_metadata.py"
 GEOMETRY = "tests/contract/test_voxels_geometry.py"
 PREPARE = "tests/contract/test_voxels_prepare.py"
@@ -125,6 +128,59 @@ MUTANTS = [
         "unbiased = var * count / (count - 1).clamp(min=1)",
         "unbiased = var * count / count.clamp(min=1)",
         NORM,
+    ),
+    Mutant(
+        "parts of a batch's variance keep their own means",
+        "squares += tl.where(live, square + count * away * away, 0.0)",
+        "squares += tl.where(live, square, 0.0)",
+        BATCH_NORM,
+        kernels=True,
+    ),
+    Mutant(
+        "rows past the last count in a batch's statistics",
+        "        d = tl.where((row < last)[:, None], d, 0.0)\n",
+        "",
+        BATCH_NORM,
+        kernels=True,
+    ),
+    Mutant(
+        "the gradient of a batch norm leaves out the variance's share",
+        "g -= normal * (_numbers(sums_ptr + C, c, C, 0.0) / count)[None, :]",
+        "pass",
+        BATCH_NORM,
+        kernels=True,
+    ),
+    Mutant(
+        "a residual's gradient lacks the activation's slope",
+        "dresidual = dresidual if dz is None else dz",
+        "dresidual = dresidual if dz is None else g",
+        BATCH_NORM,
+        kernels=True,
+    ),
+    Mutant(
+        "torch does not see running statistics change",
+        "        torch.autograd.graph.increment_version(running[:3])\n",
+        "        pass\n",
+        BATCH_NORM,
+        kernels=True,
+    ),
+    Mutant(
+        "a norm in training is folded into its convolution",
+        "        if by_batch(norm):\n            return None\n",
+        "",
+        FOLLOWING,
+    ),
+    Mutant(
+        "a folded norm leaves out the convolution's bias",
+        "shift = (-mean if added is None else added - mean) * scale",
+        "shift = -mean * scale",
+        FOLLOWING,
+    ),
+    Mutant(
+        "a sequence joins modules that have hooks",
+        "    if name is None or _hooked(module) or",
+        "    if name is None or",
+        FOLLOWING,
     ),
     Mutant(
         "a norm over samples takes another's mean",

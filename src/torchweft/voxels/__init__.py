@@ -5,12 +5,13 @@ See docs/families/voxels.md.
 
 from torchweft.voxels.convolution.functions import sparse_conv, sparse_conv3d, sparse_inverse_conv
 from torchweft.voxels.grid import hilbert_keys, hilbert_order, z_keys, z_order
-from torchweft.voxels.layers import checkpoints, norm, pooling
+from torchweft.voxels.layers import checkpoints, norm, pooling, sequential
 from torchweft.voxels.layers import convolution as convolution_layers  # a folder has the name
 from torchweft.voxels.layers.checkpoints import *  # noqa: F403
 from torchweft.voxels.layers.convolution import *  # noqa: F403
 from torchweft.voxels.layers.norm import *  # noqa: F403
 from torchweft.voxels.layers.pooling import *  # noqa: F403
+from torchweft.voxels.layers.sequential import *  # noqa: F403
 from torchweft.voxels.layers.voxelize import devoxelize, point_to_voxel, voxelize
 from torchweft.voxels.maps.kernel_map import KernelMap
 from torchweft.voxels.maps.metadata import (
@@ -50,4 +51,5 @@ __all__ = [
     *convolution_layers.__all__,
     *norm.__all__,
     *pooling.__all__,
+    *sequential.__all__,
 ]

@@ -247,6 +247,8 @@ def _kind(value: Any, loose: bool) -> Any:
     """Distinguishes arguments as Triton does, or finer."""
     if isinstance(value, Tensor):
         return str(value.dtype), value.data_ptr() % 16 == 0
+    if type(value) is float:
+        return "fp32"
     if type(value) is not int:
         return _plain(value)
     width = "i32" if -(2**31) <= value < 2**31 else "i64" if -(2**63) <= value < 2**63 else "u64"

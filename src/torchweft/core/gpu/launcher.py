@@ -97,7 +97,7 @@ class Kernel:
         self,
         programs: int,
         tensors: Sequence[Tensor | None],
-        free: tuple[int, ...] = (),
+        free: tuple[float, ...] = (),
         workspace_bytes: int = 0,
     ) -> None:
         """Launch on the current stream of the current device, which must be the tensors' device.
@@ -105,7 +105,7 @@ class Kernel:
         Args:
             programs: number of programs, all along grid axis 0.
             tensors: the same ones are None in every call.
-            free: numbers on which no code depends, such as counts of rows.
+            free: numbers on which no code depends, such as counts of rows; floats have 32 bits.
             workspace_bytes: for `explain`.
         """
         if programs == 0:
@@ -137,17 +137,17 @@ class Kernel:
         # the function's identity: Triton computes its hash from its syntax tree
         return (id(self._kernel), *self._shown.items())
 
-    def stored(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> bool:
+    def stored(self, tensors: Sequence[Tensor | None], free: tuple[float, ...] = ()) -> bool:
         """Whether the code for tensors like these is on disk."""
         return on_disk(self._kernel, (*tensors, *free, *self._arguments), self._options)
 
     def begin(
-        self, pool: Executor, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()
+        self, pool: Executor, tensors: Sequence[Tensor | None], free: tuple[float, ...] = ()
     ) -> bool:
         """Begin to compile the code for tensors like these; False if only Triton can."""
         return begin(self._kernel, (*tensors, *free, *self._arguments), self._options, pool)
 
-    def compile(self, tensors: Sequence[Tensor | None], free: tuple[int, ...] = ()) -> None:
+    def compile(self, tensors: Sequence[Tensor | None], free: tuple[float, ...] = ()) -> None:
         """Let Triton compile the code for tensors like these into its own cache."""
         arguments = (*tensors, *free, *self._arguments)
         self._kernel.run(*arguments, grid=(1,), warmup=True, **self._options)
@@ -156,7 +156,7 @@ class Kernel:
         self,
         tensors: Sequence[Tensor | None],
         pointers: Sequence[int | None],
-        free: tuple[int, ...],
+        free: tuple[float, ...],
     ) -> Run:
         run = _loaded(self._kernel, (*tensors, *free, *self._arguments), self._options)
         # machine code depends on which tensors are aligned to 16 bytes
@@ -230,7 +230,7 @@ class Step(NamedTuple):
     kernel: Kernel
     programs: int
     taken: Sequence[int]
-    free: tuple[int, ...] = ()
+    free: tuple[float, ...] = ()
     workspace_bytes: int = 0  # for `explain`
 
 
@@ -292,7 +292,7 @@ class Call(NamedTuple):
 
     kernel: Kernel
     tensors: Sequence[Tensor | None]
-    free: tuple[int, ...] = ()
+    free: tuple[float, ...] = ()
 
 
 def compile_together(calls: Sequence[Call]) -> None:

@@ -76,8 +76,9 @@ class Segmenter(nn.Module):
 
     def _through(self, block: nn.Module, tensor: SparseTensor) -> SparseTensor:
         layer, norm = cast(nn.ModuleList, block)
-        tensor = norm(self.convolve(cast(SparseConvolution, layer), tensor))
-        return tensor.replace(tensor.feats.relu())
+        tensor = self.convolve(cast(SparseConvolution, layer), tensor)
+        found: SparseTensor = cast(SparseBatchNorm, norm)(tensor, activation="relu")
+        return found
 
     def convolve(self, layer: SparseConvolution, tensor: SparseTensor) -> SparseTensor:
         """y[o] = Σ_k x[in(o, k)] w[k].  No gathered copy of x is as large as its pairs."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torchweft.core.backend import choose
@@ -32,7 +33,7 @@ from torchweft.voxels.maps.recipes import note_inverse
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 from torchweft.voxels.maps.together import foresee
 
-__all__ = ["conv_of_geometry", "sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
+__all__ = ["conv_of_geometry", "conv_undone", "sparse_conv", "sparse_conv3d", "sparse_inverse_conv"]
 
 CONV_PRECISIONS = ("ieee", "tf32", "tf32x3")
 
@@ -87,7 +88,7 @@ def sparse_conv(
             their pairs are summed, and one without a pair is the bias.  The coordinates of another
             tensor keep the map; that to a tensor is built at every call.
         precision: of float32 products: "ieee", "tf32" (mantissas of 10 bits), "tf32x3".
-        scale: (C_out,).
+        scale: (C_out,), float32 too where feats have 16 bits; so is shift.
         shift: (C_out,).
         residual: (N_out, C_out), features on the output's voxels.
         activation: "relu", "silu" or "gelu".
@@ -168,6 +169,14 @@ def sparse_inverse_conv(
         ShapeError: no layer has the name, or it wrote other voxels.
     """
     check_sparse(tensor)
+    operands, requested = (tensor.feats, weight, bias, NO_EPILOGUE), (groups, precision, backend)
+    return conv_undone(tensor, operands, requested, indice_key)
+
+
+def conv_undone(
+    tensor: SparseTensor, operands: ConvOperands, requested: ConvRequest, indice_key: str
+) -> SparseTensor:
+    """`sparse_inverse_conv` with an epilogue."""
     named = tensor.maps.named(indice_key)
     if named.outputs is not tensor.coordinates:
         raise ShapeError(
@@ -177,8 +186,7 @@ def sparse_inverse_conv(
         )
     if not compiling():
         note_inverse(named.inputs, named.geometry)
-    given, requested = (tensor.feats, weight, bias, NO_EPILOGUE), (groups, precision, backend)
-    operands, options = _checked(given, named.geometry, requested)
+    operands, options = _checked(operands, named.geometry, requested)
     return _convolved(tensor, operands, named.transpose(), options)
 
 
@@ -213,7 +221,8 @@ ConvRequest = tuple[int, str, str | None]
 """Groups, precision, and the requested backend or None."""
 
 _checked_calls: CallCache[ConvOptions] = CallCache()
-"""The options of checked calls without an epilogue, by signature except the number of rows."""
+"""The options of checked calls, by signature except the numbers of rows; a residual's rows and the
+names of activations are checked with the output's voxels."""
 
 
 def _checked(
@@ -221,15 +230,17 @@ def _checked(
 ) -> tuple[ConvOperands, ConvOptions]:
     """The operands of a layer in one dtype, and its options; a signature is checked once."""
     feats, weight, bias, after = operands
-    key = None
-    if after == NO_EPILOGUE:
-        found = signature((feats, weight) if bias is None else (feats, weight, bias))
-        if found is not None:
-            rows, *kind = found
-            key = (rows[1:], *kind, shape, requested)
-            options = _checked_calls.get(key)
-            if options is not None:
-                return (feats, weight, bias, NO_EPILOGUE), options
+    key, extra = None, None
+    tensors: tuple[Tensor, ...] = (feats, weight) if bias is None else (feats, weight, bias)
+    if after is not NO_EPILOGUE:
+        tensors, extra = _with_epilogue(tensors, after)
+    found = signature(tensors)
+    if found is not None:
+        rows, *kind = found
+        key = (rows[1:], *kind, extra, shape, requested)
+        options = _checked_calls.get(key)
+        if options is not None:
+            return operands, options
     groups, precision, backend = requested
     groups = integer("groups is", groups, ". Pass groups=1, say.")
     if precision not in CONV_PRECISIONS:
@@ -245,11 +256,29 @@ def _checked(
     return operands, options
 
 
+def _with_epilogue(
+    tensors: tuple[Tensor, ...], after: Epilogue
+) -> tuple[tuple[Tensor, ...], tuple[bool, ...]]:
+    """The tensors whose signature a call with an epilogue has, and which of them it lacks.
+
+    Of a residual one row: their number is checked with the output's voxels.
+    """
+    scale, shift, residual, _ = after
+    row = residual if residual is None or not residual.dim() else residual[:1]
+    absent = (len(tensors) == 2, scale is None, shift is None, residual is None)
+    return (*tensors, *[t for t in (scale, shift, row) if t is not None]), absent
+
+
 def _same_dtypes(
     feats: Tensor, weight: Tensor, bias: Tensor | None, after: Epilogue
 ) -> ConvOperands:
+    wide = torch.promote_types(feats.dtype, torch.float32)
     tensors = {"bias": bias, "scale": after.scale, "shift": after.shift, "residual": after.residual}
-    given: dict[str, Any] = {name: t for name, t in tensors.items() if t is not None}
+    given: dict[str, Any] = {
+        name: t
+        for name, t in tensors.items()
+        if t is not None and (t.dtype != wide or name not in ("scale", "shift"))
+    }
     feats, weight, *rest = same_kind(feats=feats, weight=weight, **given)
     given = dict(zip(given, rest, strict=True))
     bias = given.pop("bias", None)

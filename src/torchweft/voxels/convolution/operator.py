@@ -47,7 +47,14 @@ from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap
 
-__all__ = ["ConvOperands", "ConvOptions", "compile_before", "conv_op", "convolution"]
+__all__ = [
+    "ConvOperands",
+    "ConvOptions",
+    "compile_before",
+    "conv_op",
+    "convolution",
+    "observed",
+]
 
 _CONV_BODIES: dict[str, ModuleType] = {"triton": launch, "torch": torch_path}
 """`convolve` and `weight_gradient` on real tensors, by backend."""
@@ -123,7 +130,7 @@ conv_op = Operator(
 
 ConvOperands = tuple[Tensor, Tensor, Tensor | None, Epilogue]
 """Features (N_in, C_in), weight (K, C_in/groups, C_out), bias (C_out,) or None, and epilogue; all
-tensors have one dtype and one device."""
+tensors have one dtype and one device, but scale and shift may be float32 beside 16 bits."""
 
 ConvOptions = tuple[int, str, str]
 """Groups, precision and backend of a convolution."""
@@ -136,7 +143,7 @@ def convolution(operands: ConvOperands, kernel_map: KernelMap, options: ConvOpti
     table, back, inputs, outputs, _, _ = kernel_map
     order = outputs.order
     maps = table, back, order if inputs is outputs else inputs.order, order
-    if after == NO_EPILOGUE or _observed(x, weight, bias, *after[:3]):
+    if after == NO_EPILOGUE or observed(x, weight, bias, *after[:3]):
         if backend == "triton":
             launch.compile_ahead(x, weight, bias, maps, groups, precision)
         y = _fused(x, weight, bias, *maps, weight.shape[0], *options)
@@ -158,7 +165,7 @@ def compile_before(
     x, weight, bias, after = operands
     if compiling() or shape.mode != "submanifold" or not shape.symmetric:
         return
-    if after == NO_EPILOGUE or _observed(x, weight, bias, *after[:3]):
+    if after == NO_EPILOGUE or observed(x, weight, bias, *after[:3]):
         kept = shape.num_offsets // 2 + 1
         any_table = x.new_empty(1, dtype=torch.int32).expand(kept, len(inputs))
         order = None if inputs.seem_sorted else any_table[0]
@@ -166,7 +173,7 @@ def compile_before(
         launch.compile_ahead(x, weight, bias, maps, *options[:2], tiled=True)
 
 
-def _observed(*tensors: Tensor | None) -> bool:
+def observed(*tensors: Tensor | None) -> bool:
     """Whether a call is recorded, transformed or watched; its epilogue is then steps of torch."""
     given = [t for t in tensors if t is not None]
     if compiling() or transformed() or forward_level() >= 0:

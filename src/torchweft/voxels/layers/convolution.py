@@ -1,4 +1,4 @@
-"""Modules on sparse tensors: base class, sequence, and convolutions in 1 to 4 dimensions.
+"""Modules on sparse tensors: base class, and convolutions in 1 to 4 dimensions.
 
     out[o] = bias + Σ_k x[in(o, k)] @ weight[k]
 
@@ -20,12 +20,14 @@ from torch import Tensor, nn
 
 from torchweft.core.backend import check_torch_only
 from torchweft.errors import DTypeError, ShapeError
-from torchweft.voxels.convolution.epilogue import NO_EPILOGUE
-from torchweft.voxels.convolution.functions import conv_of_geometry, sparse_inverse_conv
+from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue, check
+from torchweft.voxels.convolution.functions import conv_of_geometry, conv_undone
+from torchweft.voxels.convolution.operator import observed
 from torchweft.voxels.grid import Geometry, Size, geometry, integer
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import mode_of
-from torchweft.voxels.maps.tensor import SparseTensor
+from torchweft.voxels.maps.tensor import SparseTensor, cat
+from torchweft.voxels.norms.functions import batch_norm, by_batch, folded
 
 __all__ = [
     "SparseConv1d",
@@ -47,7 +49,6 @@ __all__ = [
     "SparseInverseConv4d",
     "SparseInverseConvolution",
     "SparseModule",
-    "SparseSequential",
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3D",
@@ -88,24 +89,6 @@ class SparseModule(nn.Module):
         """
         check_torch_only(self, backend)
         self.backend = backend
-
-
-class SparseSequential(nn.Sequential, SparseModule):
-    """Modules one after the other: sparse ones take the tensor, all others its features.
-
-    SparseSequential(SubMConv3d(4, 16, 3), SparseBatchNorm(16), nn.ReLU())
-
-    A custom module that takes a SparseTensor must derive from SparseModule.  After a GlobalPool,
-    whose result is dense, every module takes that result.
-    """
-
-    def forward(self, x: Any) -> Any:
-        """A SparseTensor, or the result of the last module."""
-        self.check(x)
-        for module in self:
-            whole = isinstance(module, SparseModule) or not isinstance(x, SparseTensor)
-            x = module(x) if whole else x.replace(module(x.feats))
-        return x
 
 
 class SparseConvolution(SparseModule):
@@ -199,19 +182,90 @@ class SparseConvolution(SparseModule):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(
-        self, tensor: SparseTensor, coordinates: Tensor | Coordinates | None = None
+        self,
+        tensor: SparseTensor,
+        coordinates: Tensor | Coordinates | None = None,
+        *,
+        norm: nn.Module | None = None,
+        residual: SparseTensor | None = None,
+        activation: str | None = None,
     ) -> SparseTensor:
-        """The output's voxels with C_out channels; coordinates give them, see `sparse_conv`."""
+        """act(norm(out) + residual) on the output's voxels, with C_out channels.
+
+        Without gradients, as in inference, all of it is part of the convolution's own pass: a norm
+        in evaluation, and in a submanifold layer a residual.  Else the norm, residual and
+        activation are one pass over the result.  Hooks of a norm inside the convolution's pass, and
+        of a torch.nn.BatchNorm1d, are not called.
+
+        Args:
+            tensor: of C_in channels.
+            coordinates: of the output's voxels, see `sparse_conv`.
+            norm: a SparseBatchNorm or torch.nn.BatchNorm1d of C_out channels.
+            residual: on the output's voxels, of C_out channels.
+            activation: "relu", "silu" or "gelu".
+        """
         if (
             type(tensor) is not SparseTensor
             or tensor.coordinates.dim != self.dim
             or tensor.feats.shape[1] != self.in_channels
         ):
             self.check(tensor, self.in_channels)  # raises, unless the type is a subclass
-        operands = tensor.feats, self.weight, self.bias, NO_EPILOGUE
+        if norm is None and residual is None and activation is None:
+            return self._convolved(tensor, coordinates, self.bias, NO_EPILOGUE)
+        self._check_norm(norm)
+        inside = self._inside(tensor, norm, residual, activation)
+        if inside is not None:
+            return self._convolved(tensor, coordinates, *inside)
+        found = self._convolved(tensor, coordinates, self.bias, NO_EPILOGUE)
+        return _followed(found, norm, residual, activation)
+
+    def _convolved(
+        self,
+        tensor: SparseTensor,
+        coordinates: Tensor | Coordinates | None,
+        bias: Tensor | None,
+        after: Epilogue,
+    ) -> SparseTensor:
+        operands = tensor.feats, self.weight, bias, after
         requested = self.groups, self.precision, self.backend
         rest = self.indice_key, coordinates, self
         return conv_of_geometry(tensor, operands, self.geometry, requested, *rest)
+
+    def _inside(
+        self,
+        tensor: SparseTensor,
+        norm: Any,
+        residual: SparseTensor | None,
+        activation: str | None,
+    ) -> tuple[Tensor | None, Epilogue] | None:
+        """Bias and epilogue of a convolution whose own pass does all; None if it cannot."""
+        if residual is not None and self.geometry.mode != "submanifold":
+            return None  # the output's voxels are not known yet
+        feats = None if residual is None else feats_of(residual, tensor)
+        state = () if norm is None else (norm.weight, norm.bias)
+        if observed(tensor.feats, self.weight, self.bias, feats, *state):
+            return None
+        if norm is None:
+            return self.bias, Epilogue(None, None, feats, activation)
+        if by_batch(norm):
+            return None
+        scale, shift = folded(norm, self.bias, self.backend)
+        return None, Epilogue(scale, shift, feats, activation)
+
+    def _check_norm(self, norm: Any) -> None:
+        if norm is None:
+            return
+        if not isinstance(norm, nn.BatchNorm1d | SparseModule) or not hasattr(norm, "running_mean"):
+            raise DTypeError(
+                f"norm is a {type(norm).__name__}: it must be a SparseBatchNorm or a "
+                "torch.nn.BatchNorm1d. Apply any other to the result."
+            )
+        if norm.num_features != self.out_channels:
+            raise ShapeError(
+                f"norm was built for {norm.num_features} channels but {type(self).__name__} has "
+                f"C_out = {self.out_channels}: they must be the same. Build the norm for "
+                f"{self.out_channels}."
+            )
 
     def check(self, tensor: SparseTensor, channels: int | None = None) -> None:
         """As for other modules; checks the number of axes too."""
@@ -316,15 +370,22 @@ class SparseInverseConvolution(SparseConvolution):
 
     mode, _needs_key = "strided", True
 
-    def forward(self, tensor: SparseTensor) -> SparseTensor:  # type: ignore[override]
-        """The voxels that the named layer read, with C_out channels."""
-        self.check(tensor, self.in_channels)
+    def _convolved(
+        self,
+        tensor: SparseTensor,
+        coordinates: Tensor | Coordinates | None,
+        bias: Tensor | None,
+        after: Epilogue,
+    ) -> SparseTensor:
+        if coordinates is not None:
+            raise ShapeError(
+                f"coordinates were given to {type(self).__name__}: its outputs are the voxels that "
+                "the layer of its indice_key read. Leave coordinates out."
+            )
         key = str(self.indice_key)
         self._check_named(tensor.maps.named(key).geometry)
-        operands, precision = (self.weight, key, self.bias), self.precision
-        return sparse_inverse_conv(
-            tensor, *operands, groups=self.groups, precision=precision, backend=self.backend
-        )
+        operands = tensor.feats, self.weight, bias, after
+        return conv_undone(tensor, operands, (self.groups, self.precision, self.backend), key)
 
     def _check_named(self, named: Geometry) -> None:
         default = geometry(self.dim, 1, mode=self.mode)
@@ -383,3 +444,30 @@ def _channels(**given: SupportsIndex) -> tuple[int, ...]:
                 "or another number of channels."
             )
     return found
+
+
+def feats_of(tensor: SparseTensor, on: SparseTensor) -> Tensor:
+    """A residual's features on the voxels of another tensor, in its order."""
+    if not isinstance(tensor, SparseTensor):
+        raise DTypeError(
+            f"residual is a {type(tensor).__name__}: it must be a torchweft.voxels.SparseTensor. "
+            "Pass tensor.replace(feats)."
+        )
+    if tensor.coordinates is on.coordinates:
+        return tensor.feats
+    return cat([on, tensor]).feats[:, on.feats.shape[1] :]
+
+
+def _followed(
+    tensor: SparseTensor, norm: Any, residual: SparseTensor | None, activation: str | None
+) -> SparseTensor:
+    """act(norm(tensor) + residual) as a pass of its own."""
+    if isinstance(norm, SparseModule):
+        found: SparseTensor = norm(tensor, residual, activation)
+        return found
+    feats = None if residual is None else feats_of(residual, tensor)
+    if norm is None:
+        after = Epilogue(None, None, feats, activation)
+        check(after, *tensor.feats.shape)
+        return tensor.replace(after(tensor.feats))
+    return tensor.replace(batch_norm(norm, tensor.feats, feats, activation))

@@ -15,20 +15,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from torchweft.core.operators.operands import widened
 from torchweft.errors import ShapeError
-from torchweft.voxels.layers.convolution import SparseModule
+from torchweft.voxels.convolution.epilogue import Epilogue
+from torchweft.voxels.layers.convolution import SparseModule, feats_of
 from torchweft.voxels.layers.pooling import apart, lengths, samples_of, together, wide
 from torchweft.voxels.maps.tensor import SparseTensor
+from torchweft.voxels.norms.functions import batch_norm, by_batch, rank_norm
+from torchweft.voxels.norms.torch_path import world_size
 
 __all__ = ["SparseBatchNorm", "SparseGroupNorm", "SparseInstanceNorm", "SparseLayerNorm"]
 
 
 class SparseBatchNorm(SparseModule, _NormBase):
     """torch.nn.BatchNorm1d on the voxels' features: its arguments, state and modes.
+
+    `norm(tensor, residual, activation)` adds a skip connection and applies an activation in the
+    same pass.  On a GPU this takes one pass over the features for the statistics of training and
+    one for the result, two in the backward pass; sums are in float32, in a fixed order.
 
     In training with torch.distributed, mean and variance are those of the voxels of all ranks, each
     counted once.  A batch without voxels does not change the running statistics.
@@ -42,10 +49,17 @@ class SparseBatchNorm(SparseModule, _NormBase):
         device: of the parameters.
         dtype: of the parameters.
         bias: whether an affine norm has a bias.
-        backend: "torch" or None, which are the same; another raises BackendError.
+        backend: "triton" (features of 16 bits or float32), "torch", or None for the fastest one
+            available.
 
     Raises:
         ShapeError: a single voxel in training.
+        BackendError: at a call, a backend that is not available for it.
+
+    >>> x = SparseTensor(torch.tensor([[1.0], [3.0]]), torch.tensor([[0, 4], [0, 7]]))
+    >>> norm = SparseBatchNorm(1)
+    >>> norm(x, residual=x, activation="relu").F.round(decimals=2).tolist()
+    [[0.0], [4.0]]
 
     Sums run in row order: another order of the rows changes the last bits.
     """
@@ -65,45 +79,45 @@ class SparseBatchNorm(SparseModule, _NormBase):
     ) -> None:
         given = num_features, eps, momentum, affine, track_running_stats, device, dtype
         super().__init__(*given, **_bias_of(bias))
-        self._use_torch(backend)
+        self.backend = backend
 
-    def forward(self, tensor: SparseTensor) -> SparseTensor:
-        """The normalised tensor, in its dtype."""
+    def forward(
+        self,
+        tensor: SparseTensor,
+        residual: SparseTensor | None = None,
+        activation: str | None = None,
+    ) -> SparseTensor:
+        """act(norm(tensor) + residual), in the tensor's dtype.
+
+        Args:
+            tensor: of C channels.
+            residual: on the same voxels, of C channels, in the tensor's dtype.
+            activation: "relu", "silu" or "gelu".
+        """
         self.check(tensor, self.num_features)
-        return tensor.replace(self._normalised(tensor.feats))
+        feats = None if residual is None else feats_of(residual, tensor)
+        return tensor.replace(self._normalised(tensor.feats, feats, activation))
 
-    def _normalised(self, x: Tensor) -> Tensor:
-        if self.training and _world_size() > 1:
-            return self._synchronised(x)
-        if self.training or self.running_mean is None:
+    def _normalised(self, x: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
+        after = residual, activation, self.backend
+        if self.training and world_size() > 1:
+            y, (mean, var, count) = rank_norm(self, x, *after)
+            if self.track_running_stats:
+                self._track(mean.detach(), var.detach(), count)
+            return y
+        if by_batch(self):
             if not x.shape[0]:
-                return _affine(x, self.weight, self.bias).to(x.dtype)
+                y = _affine(x, self.weight, self.bias).to(x.dtype)
+                return Epilogue(None, None, residual, activation)(y)
             if x.shape[0] == 1:
                 raise ShapeError(
                     "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, "
                     "or running statistics. Use a larger batch, or eval()."
                 )
-        return nn.BatchNorm1d.forward(self, x)  # type: ignore[arg-type]
+        return batch_norm(self, x, *after)
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Called by torch's norm; `check` has seen the features."""
-
-    def _synchronised(self, x: Tensor) -> Tensor:
-        """By Σx, Σx² and the count of all ranks, in float64, where Σx² − n mean² is exact."""
-        rows, size, channels = wide(x), x.shape[0], x.shape[1]
-        total = rows.sum(0).double()
-        near = (total / max(size, 1)).detach().to(rows.dtype)  # any shift gives the same sums
-        squares = (rows - near).square().sum(0).double()
-        near = near.double()
-        squares = squares + near * (2 * total - size * near)
-        sums = _all_sum(torch.cat([total, squares, total.new_full((1,), size)]))
-        total, squares, count = sums[:channels], sums[channels:-1], sums[-1]
-        mean = total / count.clamp(min=1)
-        var = (squares / count.clamp(min=1) - mean.square()).clamp(min=0)
-        if self.track_running_stats:
-            self._track(mean.detach(), var.detach(), count.detach())
-        scale = (var + self.eps).rsqrt().to(rows.dtype)
-        return _affine((rows - mean.to(rows.dtype)) * scale, self.weight, self.bias).to(x.dtype)
 
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         factor = self._step()
@@ -239,28 +253,3 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
         x = x * weight
     return x if bias is None else x + bias
-
-
-def _world_size() -> int:
-    """Number of ranks in distributed training; 1 without torch.distributed."""
-    active = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if active else 1
-
-
-class _AllSum(torch.autograd.Function):
-    """Σ over the ranks, as is its gradient: every rank's loss depends on every rank."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.clone()
-        distributed.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return _all_sum(grads[0].contiguous())
-
-
-def _all_sum(x: Tensor) -> Tensor:
-    found: Tensor = _AllSum.apply(x)  # type: ignore[no-untyped-call]
-    return found

@@ -10,6 +10,8 @@ from torch import nn
 from torchweft.compat.lacking import lacking
 from torchweft.compat.spconv.pytorch.core import SparseConvTensor
 from torchweft.errors import ShapeError
+from torchweft.voxels.norms.functions import batch_norm
+from torchweft.voxels.norms.modules import taken
 
 __all__ = [
     "RemoveGrid",
@@ -73,13 +75,28 @@ class SparseSequential(SparseModule):
 
     def forward(self, input: Any) -> Any:
         """The result of the last module; modules on features are left out where there is none."""
-        for module in self._modules.values():
-            assert module is not None  # add takes modules
-            if is_spconv_module(module) or not isinstance(input, SparseConvTensor):
+        rest = [module for module in self._modules.values() if module is not None][::-1]
+        while rest:
+            if not isinstance(input, SparseConvTensor):
+                input = rest.pop()(input)
+                continue
+            given: dict[str, Any] = {}
+            if len(input.indices):
+                module, given = taken(rest, _never, (SparseBatchNorm,), (SparseReLU,))
+            else:
+                module = rest.pop()
+            if given:
+                input = input.replace_feature(batch_norm(module, input.features, **given))
+            elif is_spconv_module(module):
                 input = module(input)
             elif len(input.indices):
                 input = input.replace_feature(module(input.features))
         return input
+
+
+def _never(module: nn.Module) -> bool:
+    """Convolutions of spconv take no norm."""
+    return False
 
 
 class _OnFeatures:

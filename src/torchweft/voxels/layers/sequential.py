@@ -1,0 +1,57 @@
+"""Modules one after the other; a batch norm and an activation join the layer before them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from torchweft.voxels.layers.convolution import (
+    SparseConvolution,
+    SparseInverseConvolution,
+    SparseModule,
+)
+from torchweft.voxels.layers.norm import SparseBatchNorm
+from torchweft.voxels.maps.tensor import SparseTensor
+from torchweft.voxels.norms.functions import batch_norm
+from torchweft.voxels.norms.modules import taken
+
+__all__ = ["SparseSequential"]
+
+
+class SparseSequential(nn.Sequential, SparseModule):
+    """Modules one after the other: sparse ones take the tensor, all others its features.
+
+    SparseSequential(SubMConv3d(4, 16, 3), SparseBatchNorm(16), nn.ReLU())
+
+    A convolution, a SparseBatchNorm or torch.nn.BatchNorm1d, and a ReLU, SiLU or exact GELU after
+    each other run as `convolution(x, norm=…, activation=…)`: one pass in inference, two in
+    training.  A module with hooks runs by itself.
+
+    A custom module that takes a SparseTensor must derive from SparseModule.  After a GlobalPool,
+    whose result is dense, every module takes that result.
+    """
+
+    def forward(self, x: Any) -> Any:
+        """A SparseTensor, or the result of the last module."""
+        self.check(x)
+        rest = list(self)[::-1]
+        while rest:
+            if not isinstance(x, SparseTensor):
+                x = rest.pop()(x)
+                continue
+            module, given = taken(rest, _convolves, (SparseBatchNorm,))
+            if isinstance(module, SparseModule):
+                x = module(x, **given)
+            elif given:
+                x = x.replace(batch_norm(module, x.feats, **given))
+            else:
+                x = x.replace(module(x.feats))
+        return x
+
+
+_CONVOLUTIONS = (SparseConvolution.forward, SparseInverseConvolution.forward)
+
+
+def _convolves(module: nn.Module) -> bool:
+    return type(module).forward in _CONVOLUTIONS

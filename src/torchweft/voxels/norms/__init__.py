@@ -1,0 +1,1 @@
+"""Batch norms with what follows them: a residual and an activation, in one pass each way."""

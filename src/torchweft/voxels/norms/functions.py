@@ -1,0 +1,166 @@
+"""A batch norm module on features, with what follows it: act(norm(x) + residual).
+
+On a GPU, kernels compute it: for rows of 16 bits or float32 in eager calls, recorded or not.  All
+else is computed by torch's operations: rows of float64, on a CPU, calls that are traced (torch's
+compiler fuses them), transformed or watched.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from torchweft.core.backend import choose
+from torchweft.core.operators.operands import as_given, same_kind
+from torchweft.core.operators.operator import (
+    PLAIN,
+    compiling,
+    constant_when_compiling,
+    forward_level,
+    transformed,
+    unwatched,
+)
+from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue, check
+from torchweft.voxels.norms import launch, torch_path
+from torchweft.voxels.norms.launch import Normal, Running
+from torchweft.voxels.norms.operator import batch_norm_op
+
+__all__ = ["BatchNorm", "batch_norm", "by_batch", "folded", "rank_norm"]
+
+BatchNorm: TypeAlias = Any
+"""torch.nn.BatchNorm1d, or a module with its attributes."""
+
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def batch_norm(
+    norm: BatchNorm,
+    x: Tensor,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """act(norm(x) + residual); in training the running statistics change, as the module's own do.
+
+    Args:
+        norm: torch.nn.BatchNorm1d, or a module with its attributes.
+        x: (N, C).
+        residual: (N, C) in the dtype of x; under autocast in any dtype.
+        activation: a name of ACTIVATIONS.
+        backend: "triton", "torch"; None chooses.
+
+    Raises:
+        ShapeError: a residual or an activation that does not fit.
+        DTypeError, DeviceError: a residual of another kind.
+        ValueError: torch's error of a single row in training.
+    """
+    residual = _checked(x, residual, activation)
+    state = _state(norm)
+    if not _by_kernels(state, x, backend):
+        y = nn.BatchNorm1d.forward(norm, x)
+        return Epilogue(None, None, residual, activation)(y)
+    kind, (weight, bias, mean, var) = "fixed", state
+    x = x.contiguous()
+    if norm.training or mean is None:
+        if x.shape[0] < 2:
+            return nn.BatchNorm1d.forward(norm, x)  # raises
+        kind, (mean, var) = "batch", launch.statistics(x, _running(norm, mean, var))
+    rest = None if residual is None else residual.contiguous()
+    tensors = (weight, bias, rest, mean, var, None)
+    return batch_norm_op(x, *tensors, activation, kind, norm.eps)
+
+
+def rank_norm(
+    norm: BatchNorm,
+    x: Tensor,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """act(norm(x) + residual) by the statistics of all ranks, and these: mean, var and count."""
+    residual = _checked(x, residual, activation)
+    state = _state(norm)
+    if not _by_kernels(state, x, backend):
+        rows = torch_path.wide(x)  # once: its gradient is rounded once
+        found = torch_path.rank_statistics(rows)
+        given = (norm.weight, norm.bias, residual, found[:2], activation, norm.eps)
+        return torch_path.normalised(rows, *given).to(x.dtype), found
+    size, x = x.shape[0], x.contiguous()
+    zero = x.new_zeros(x.shape[1], dtype=torch.float64)
+    own = launch.statistics(x) if size else (zero, zero)
+    mean, var = (t.double() for t in own)
+    found = torch_path.all_statistics(size * mean, size * (var + mean.square()), size)
+    mean, var = found[0].float(), found[1].float()
+    rest = None if residual is None else residual.contiguous()
+    tensors = (norm.weight, norm.bias, rest, mean, var, found[2])
+    return batch_norm_op(x, *tensors, activation, "ranks", norm.eps), found
+
+
+def by_batch(norm: BatchNorm) -> bool:
+    """Whether statistics are those of the batch."""
+    return bool(norm.training) or norm.running_mean is None
+
+
+def folded(norm: BatchNorm, added: Tensor | None, backend: str | None) -> tuple[Tensor, Tensor]:
+    """(scale, shift) of evaluation: norm(x + added) = x · scale + shift, without gradients."""
+    weight, bias, mean, var = norm.weight, norm.bias, norm.running_mean, norm.running_var
+    if _by_kernels((weight, bias, mean, var), mean, backend):
+        normal = Normal(weight, bias, None, mean, var, None, norm.eps)
+        return launch.fold(normal, None if added is None else added.contiguous())
+    with torch.no_grad():
+        return torch_path.scale_and_shift(weight, bias, (mean, var), added, norm.eps)
+
+
+def _checked(x: Tensor, residual: Tensor | None, activation: str | None) -> Tensor | None:
+    """The residual in the dtype of x."""
+    if residual is None and (activation is None or activation in ACTIVATIONS):
+        return None
+    check(Epilogue(None, None, residual, activation), *x.shape)
+    assert residual is not None  # check raises for other activations
+    if residual.dtype != x.dtype and torch.is_autocast_enabled(x.device.type):
+        return residual.to(x.dtype)
+    return same_kind(as_given, x=x, residual=residual)[1]
+
+
+_State = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Weight, bias, running mean and variance of a norm."""
+
+
+def _state(norm: BatchNorm) -> _State:
+    return norm.weight, norm.bias, norm.running_mean, norm.running_var
+
+
+def _by_kernels(state: _State, x: Tensor, backend: str | None) -> bool:
+    """Whether kernels compute a call; parameters of other dtypes are left to torch, which raises.
+
+    Raises:
+        BackendError: the requested backend cannot serve here.
+    """
+    dtype, device = x.dtype, x.device
+    if _serving(backend, device.type) != "triton" or dtype not in KERNEL_DTYPES:
+        return False
+    if compiling() or transformed() or forward_level() >= 0 or not unwatched(x):
+        return False
+    for t in state:
+        if t is not None:
+            known = (t.dtype == dtype or t.dtype == torch.float32) and t.device == device
+            if not known or type(t) not in PLAIN or not t.is_contiguous():
+                return False
+    return True
+
+
+@constant_when_compiling
+def _serving(backend: str | None, device: str) -> str:
+    return choose("torch" if backend is None and device != "cuda" else backend, device)
+
+
+def _running(norm: BatchNorm, mean: Tensor | None, var: Tensor | None) -> Running | None:
+    """The running statistics that training changes; one more batch is counted."""
+    if mean is None or var is None or not norm.track_running_stats:
+        return None
+    tracked, momentum = norm.num_batches_tracked, norm.momentum
+    if momentum is None:
+        tracked.add_(1)
+    return Running(mean, var, tracked, momentum)
