@@ -96,7 +96,7 @@ def floors():
 
 def cloud(count, seed, *, shape=(24, 20, 16), low=0, shuffled=False):
     generator = torch.Generator().manual_seed(seed)
-    columns = [torch.randint(n, (count, 1), generator=generator) for n in (2, 12, 20, 16)]
+    columns = [torch.randint(n, (count, 1), generator=generator) for n in (2, 4, 6, 5)]
     coords = torch.unique(torch.cat(columns, 1).int(), dim=0)
     coords[:, 1:] += low
     if shuffled:
