@@ -4,6 +4,7 @@ Seen red with: launches that other threads leave out too, a dead process whose j
 processes that stay behind, jobs for code that is on disk, an edited text that is stored.
 """
 
+import functools
 import shutil
 import threading
 
@@ -59,16 +60,12 @@ def processes(monkeypatch):
 def kernels(*factors, text=ALONE):
     """Launches of kernels that only this test knows."""
     tensors = [torch.zeros(64), torch.zeros(64)]
-    found = [
-        Kernel(
-            printed("kernel_of_a_test", text.format(factor=factor), "some_kernel"),
-            (100,),
-            (),
-            Tile((128,), 4, 1),
-        )
-        for factor in factors
-    ]
-    return [lambda kernel=kernel: kernel(1, tensors) for kernel in found]
+    found = [kernel(text.format(factor=factor)) for factor in factors]
+    return [functools.partial(some, 1, tensors) for some in found]
+
+
+def kernel(text):
+    return Kernel(printed("kernel_of_a_test", text, "some_kernel"), (100,), (), Tile((128,), 4, 1))
 
 
 def run(calls):
@@ -97,6 +94,7 @@ def test_the_code_is_that_of_this_process(driver, walked, processes, monkeypatch
     compile_ahead(lambda: run(kernels(2, 3)))
     run(kernels(2, 3))
     assert walked == []
+    assert {process.wait(60) for process in processes} == {0}
     forget(monkeypatch)
     shutil.rmtree(files.home() / "machine")
     run(kernels(2, 3))
@@ -107,7 +105,7 @@ def test_the_code_is_that_of_this_process(driver, walked, processes, monkeypatch
 def test_code_on_disk_starts_no_process(driver, walked, processes, monkeypatch):
     compile_ahead(lambda: run(kernels(2, 3)))
     run(kernels(2, 3))
-    first = len(processes)
+    first = len([process.wait(60) for process in processes])
     forget(monkeypatch)
     compile_ahead(lambda: run(kernels(2, 3)))
     run(kernels(2, 3))
@@ -117,10 +115,16 @@ def test_code_on_disk_starts_no_process(driver, walked, processes, monkeypatch):
 def test_kernels_of_the_library_need_no_torch(driver, walked, processes):
     fold = written("torchweft.o3.channelwise.gpu.kernels", "fold_columns_kernel")
     tensors = [torch.zeros(64), torch.zeros(64), None]
-    kernel = Kernel(fold, (4, 4, 4), (1,), Tile((16, 16), 1, 1))
-    compile_ahead(lambda: compile_together([Call(kernel, tensors)]))
-    kernel(1, tensors)
+    folded = Kernel(fold, (4, 4, 4), (1,), Tile((16, 16), 1, 1))
+    compile_ahead(lambda: folded(1, tensors))
+    folded(1, tensors)
     assert (walked, driver.launched) == ([], ["fold_columns_kernel"])
+
+
+def test_kernels_that_are_only_foreseen_are_not_compiled(driver, walked, processes):
+    foreseen = kernel(ALONE.format(factor=7))
+    compile_ahead(lambda: compile_together([Call(foreseen, [torch.zeros(64), torch.zeros(64)])]))
+    assert (walked, processes, machine._begun) == ([], [], {})
 
 
 def test_what_a_process_cannot_compile_is_compiled_here_with_its_error(driver, walked, processes):

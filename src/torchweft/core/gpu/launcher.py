@@ -313,6 +313,8 @@ def compile_together(calls: Sequence[Call]) -> None:
 
     The kernel that takes longest comes first.
     """
+    if noting() is not None:  # launches begin what they need, and that alone
+        return
     new = {}
     for call in calls:
         kernel = call.kernel
@@ -320,10 +322,6 @@ def compile_together(calls: Sequence[Call]) -> None:
         if not kernel.compiled and code not in _made:
             new[code] = call
     if new and not interpreted():
-        if (workers := noting()) is not None:
-            for kernel, tensors, free in new.values():
-                kernel.begin_apart(workers, tensors, free)
-            return
         missing = [call for call in new.values() if not call.kernel.stored(*call[1:])]
         if missing:
             _compile_in_threads(missing)
