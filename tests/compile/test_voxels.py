@@ -17,7 +17,8 @@ if interpreted():
     pytest.skip("needs a process without TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.compile.conftest import Check
-from torchweft.core.gpu.driver import SCRATCH, layout
+from torchweft.core.gpu.compiler import layout
+from torchweft.core.gpu.driver import SCRATCH
 from torchweft.core.gpu.launcher import Tile
 from torchweft.testing.compiler import (
     SHARED_LIMIT,

@@ -19,7 +19,7 @@ import torch
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import HELPERS, a_process, printed, save
 from torchweft.core import files
-from torchweft.core.gpu import binaries, launcher
+from torchweft.core.gpu import binaries, compiler, launcher
 from torchweft.core.gpu import driver as machine
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together
 from torchweft.core.printing import modules as generated
@@ -225,7 +225,7 @@ def test_code_is_not_stored_where_a_text_changes_meanwhile(driver, monkeypatch, 
 
 
 def test_code_that_only_triton_can_launch_is_not_stored(driver, monkeypatch, asked):
-    monkeypatch.setattr(machine, "layout", lambda compiled: None)
+    monkeypatch.setattr(compiler, "layout", lambda compiled: None)
     monkeypatch.setattr(machine, "_by_triton", lambda compiled: lambda *_: None)
     for _ in range(2):
         first_call()

@@ -8,7 +8,7 @@ import torch
 
 from tests.conftest import INTERPRETED
 from tests.contract.some_kernel import a_process, arguments, live
-from torchweft.core.gpu import driver as machine
+from torchweft.core.gpu import compiler
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -37,6 +37,6 @@ def driver(monkeypatch, tmp_path):
 def test_the_code_is_tritons(spelled, options, given, driver):
     kernel = live(kernel=GLUON) if spelled == "gluon" else live()
     values = arguments(**given, block=1024)  # several numbers a thread
-    ours = machine.lower(machine.walk(kernel, values, options))
+    ours = compiler.lower(compiler.walk(kernel, values, options, "sm_90"))
     theirs = kernel.run(*values, grid=(1,), warmup=True, **options)
-    assert machine._code(ours) == machine._code(theirs)
+    assert compiler.code_of(ours) == compiler.code_of(theirs)

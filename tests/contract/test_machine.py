@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from torchweft.core import private
+from torchweft.core.gpu import compiler
 from torchweft.core.gpu import driver as machine
 from torchweft.errors import BackendError
 
@@ -79,7 +80,7 @@ def calls(monkeypatch):
 
 
 def test_the_driver_reads_every_argument(calls):
-    run = machine._by_driver(machine._code(code()))
+    run = machine._by_driver(compiler.code_of(code()))
     run(7, 1 << 41, (1 << 47, None, -5, 1, -(1 << 40), 0.5, 128))
     run(2**31 - 1, 0, (0, None, 2**31 - 1, 1, 2**62, -1.0, 128))
     assert calls == [
@@ -89,7 +90,7 @@ def test_the_driver_reads_every_argument(calls):
 
 
 def test_threads_do_not_share_arguments(calls):
-    run = machine._by_driver(machine._code(code()))
+    run = machine._by_driver(compiler.code_of(code()))
 
     def many(number):
         for i in range(500):
@@ -114,13 +115,13 @@ def test_threads_do_not_share_arguments(calls):
     ],
 )
 def test_triton_launches_what_the_driver_call_does_not_know(other):
-    assert machine.layout(code(**other)) is None
+    assert compiler.layout(code(**other)) is None
 
 
 def test_a_refused_launch_raises(monkeypatch):
     monkeypatch.setattr(machine, "_driver", lambda: driver([], 700))
     monkeypatch.setattr(machine, "_loaded", lambda code: 1)
-    run = machine._by_driver(machine._code(code()))
+    run = machine._by_driver(compiler.code_of(code()))
     with pytest.raises(BackendError, match=r"refused to launch kernel \(error 700: said why\)"):
         run(1, 0, (0, None, 0, 1, 0, 0.0, 0))
 
@@ -137,7 +138,7 @@ def test_a_thread_without_a_context_takes_torch_s(monkeypatch):
     monkeypatch.setattr(machine, "_driver", lambda: fake)
     monkeypatch.setattr(machine, "_loaded", lambda code: 1)
     monkeypatch.setattr(private, "get_device", lambda: 0)
-    machine._by_driver(machine._code(code()))(7, 0, (0, None, 0, 1, 0, 0.0, 0))
+    machine._by_driver(compiler.code_of(code()))(7, 0, (0, None, 0, 1, 0, 0.0, 0))
     assert (len(entered), len(calls)) == (1, 1)
 
 
@@ -152,7 +153,7 @@ def test_both_ways_launch_the_same():
         tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n, other=0.0) * scale, mask=i < n)
 
     x, found = torch.randn(100, device="cuda"), []
-    for door in (lambda code: machine._by_driver(machine._code(code)), machine._by_triton):
+    for door in (lambda code: machine._by_driver(compiler.code_of(code)), machine._by_triton):
         y = torch.zeros_like(x)
         made = kernel.run(x, y, 99, 2.5, 128, grid=(1,), warmup=True)
         values = (x.data_ptr(), y.data_ptr(), 99, 2.5, 128)

@@ -1,18 +1,19 @@
-"""Private names of torch and Triton do what torchweft uses them for.
+"""Private names of torch, Triton and numba do what torchweft uses them for.
 
 A failure after an upgrade: find what took the name's place in the new version, change
-src/torchweft/core/private.py alone, and keep the check here.
+src/torchweft/core/private.py or private_compilers.py alone, and keep the check here.
 """
 
 import inspect
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchweft.core import private
+from torchweft.core import private, private_compilers
 
 ADVICE = "changed its meaning: find its successor, and bind that in torchweft/core/private.py"
 
@@ -96,11 +97,11 @@ def test_eval_frame():
     private.eval_frame.set_code_exec_strategy((lambda: 0).__code__, strategy)
 
 
-@pytest.mark.parametrize("name", private.NAMES)
+@pytest.mark.parametrize("name", private_compilers.NAMES)
 def test_names_that_are_imported(name):
-    """They are there, and take what core/gpu/driver.py gives them."""
-    pytest.importorskip(private.NAMES[name].partition(".")[0])
-    found = getattr(private, name)
+    """They are there, and take what core/gpu/compiler.py gives them."""
+    pytest.importorskip(private_compilers.NAMES[name].partition(".")[0])
+    found = getattr(private_compilers, name)
     takes = {"create_function_from_signature": 3, "make_backend": 1, "GPUTarget": 3}
     if name in takes:
         count = len(inspect.signature(found).parameters)
@@ -145,10 +146,39 @@ def test_device_and_stream():
 
 
 def test_triton_and_numba_are_imported_when_used():
-    code = "import sys, torchweft.core.private; assert not {'triton', 'numba'} & {*sys.modules}"
+    code = (
+        "import sys, torchweft.core.private_compilers\n"
+        "assert not {'triton', 'numba', 'torch'} & {*sys.modules}"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_other_names_are_errors():
     with pytest.raises(AttributeError, match="no_such_name"):
-        _ = private.no_such_name
+        _ = private_compilers.no_such_name
+
+
+def test_stashed_values_belong_to_a_thread_and_to_autograds():
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(private.stashed("a test"))
+            return grad
+
+    seen, device = [], "cuda" if torch.cuda.is_available() else "cpu"
+    assert private.stashed("a test") is None
+    private.stash("a test", "value")
+    try:
+        Seen.apply(torch.ones(2, device=device, requires_grad=True)).sum().backward()
+        thread = threading.Thread(target=lambda: seen.append(private.stashed("a test")))
+        thread.start()
+        thread.join()
+        private.stash("a test", None)
+        assert seen == ["value", None], f"_stash_obj_in_tls {ADVICE}"
+    finally:
+        private.stash("a test", None)
+    assert private.stashed("a test") is None

@@ -1,14 +1,11 @@
-"""Private names of torch, Triton and numba, and the versions of them that are tested.
+"""Private names of torch.  Those of Triton and numba stand in `core/private_compilers.py`.
 
-Names of torch are bound here.  Names of Triton and numba are imported when they are first used:
-neither package need be installed.  `tests/contract/test_private.py` checks that each name does what
-it is used for.  Triton's interpreter is used by `torchweft.testing.interpreter` alone.
+`tests/contract/test_private.py` checks that each name does what it is used for.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -31,9 +28,10 @@ __all__ = [
     "forward_level",
     "functorch",
     "get_device",
-    "pack_args",
     "parse_to",
     "raw_stream",
+    "stash",
+    "stashed",
     "temporarily_clear_interpreter_stack",
     "transforms_active",
     "unflatten",
@@ -57,34 +55,12 @@ raw_stream: Callable[[int], Any] = getattr(
 """The handle of the current stream of a GPU."""
 parse_to = torch._C._nn._parse_to
 """Arguments of `Tensor.to` -> (device, dtype, …)."""
+stash = torch._C._stash_obj_in_tls
+"""(name, value): keep a value for this thread, and for autograd's threads that work for it."""
 transforms_active = torch._C._are_functorch_transforms_active
 will_execute = torch._C._will_engine_execute_node
 
 
-def pack_args(
-    kernel: Any, backend: Any, options: dict[str, Any], bound: dict[str, Any], specialization: Any
-) -> tuple[Any, ...]:
-    """Options, signature, constants and attributes of a call of a Triton kernel."""
-    packed: tuple[Any, ...] = kernel._pack_args(backend, options, bound, specialization, None)
-    return packed
-
-
-NAMES = {
-    "ASTSource": "triton.compiler.compiler",
-    "GPUTarget": "triton.backends.compiler",
-    "GluonASTSource": "triton.experimental.gluon._runtime",
-    "create_function_from_signature": "triton.runtime.jit",
-    "cgutils": "numba.core",
-    "driver": "triton.runtime",
-    "ir": "triton._C.libtriton",
-    "make_array": "numba.np.arrayobj",
-    "make_backend": "triton.compiler.compiler",
-}
-"""The module of each name of Triton or numba: `from torchweft.core.private import ASTSource`."""
-
-
-def __getattr__(name: str) -> Any:
-    """A name of Triton or numba, imported now."""
-    if name not in NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(NAMES[name]), name)
+def stashed(name: str) -> Any:
+    """The value that `stash` has kept under a name; None if there is none."""
+    return torch._C._get_obj_in_tls(name) if torch._C._is_key_in_tls(name) else None

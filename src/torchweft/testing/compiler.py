@@ -24,7 +24,7 @@ from typing import Any
 import triton
 
 from torchweft.core.gpu.launcher import CONTRACTED
-from torchweft.core.private import ASTSource, GluonASTSource, GPUTarget
+from torchweft.core.private_compilers import ASTSource, GluonASTSource, GPUTarget
 from torchweft.errors import BackendError
 
 __all__ = ["SHARED_LIMIT", "TARGETS", "Build", "compile_for", "faults", "growth", "statistics"]

@@ -26,7 +26,7 @@ from torch import Tensor
 from torchweft.clifford.kernels import sum_partials_kernel
 from torchweft.clifford.programs import source as generator
 from torchweft.clifford.programs.source import RowTiling, copied_at_once, parameters
-from torchweft.core import private
+from torchweft.core import private_compilers
 from torchweft.core.backend import interpreted
 from torchweft.core.expressions.program import Operand, Program, accumulator
 from torchweft.core.expressions.rewrite import split
@@ -235,7 +235,7 @@ def _limits(device: torch.device) -> GpuLimits:
     ampere = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
     gluon = ampere and importlib.util.find_spec("triton.experimental.gluon") is not None
     index = torch.cuda.current_device() if device.index is None else device.index
-    properties = private.driver.active.utils.get_device_properties(index)
+    properties = private_compilers.driver.active.utils.get_device_properties(index)
     return GpuLimits(gluon, properties["multiprocessor_count"], properties["max_shared_mem"])
 
 

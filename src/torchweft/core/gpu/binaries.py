@@ -30,12 +30,13 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchweft.core.files import home, write
+from torchweft.core.gpu.compiler import Code, Pointer
 from torchweft.core.printing.modules import Jitted, as_loaded, state, text
 
 __all__ = ["Code", "device", "exists", "key", "kinds", "read", "store"]
@@ -122,6 +123,7 @@ CORE = pathlib.Path(__file__).parents[1]
 
 OURS = (
     "gpu/binaries.py",
+    "gpu/compiler.py",
     "gpu/driver.py",
     "printing/modules.py",
 )
@@ -245,7 +247,7 @@ def _kinds(kernel: Any, arguments: Sequence[Any]) -> Iterator[Any]:
 
 def _kind(value: Any, loose: bool) -> Any:
     """Distinguishes arguments as Triton does, or finer."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | Pointer):
         return str(value.dtype), value.data_ptr() % 16 == 0
     if type(value) is float:
         return "fp32"
@@ -264,26 +266,6 @@ DAY = 86_400
 
 SECONDS_KEPT = 90 * DAY
 """Seconds from its last use after which code is deleted, to a day."""
-
-
-class Code(NamedTuple):
-    """Machine code of a kernel, and what a launch needs.
-
-    Args:
-        name: name of its function.
-        binary: the code.
-        num_warps: warps per program.
-        shared: bytes of shared memory per program.
-        taken: positions of the arguments that it takes, among all arguments.
-        slots: layout of these arguments, for `struct`.
-    """
-
-    name: str
-    binary: bytes
-    num_warps: int
-    shared: int
-    taken: tuple[int, ...]
-    slots: str
 
 
 def exists(key: str) -> bool:

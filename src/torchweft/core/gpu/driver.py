@@ -1,13 +1,11 @@
-"""Compile Triton kernels, and launch their machine code with CUDA's driver.
+"""Find or compile machine code of Triton kernels, and launch it with CUDA's driver.
 
-    syntax → Triton's dialect → the GPU's → LLVM's → PTX → machine code
+Triton builds a C extension for every signature of a kernel, a fifth of a second each, and its
+driver is compiled by gcc.  Here the driver is called directly: it needs only the addresses of the
+arguments, which `struct` writes in less time than an extension takes to read them.
 
-The key of Triton's cache reads an installation of 400 MB, and its driver is compiled by gcc: half a
-second before the first kernel.  Triton also builds a C extension for every signature of a kernel,
-a fifth of a second each.  Here Triton's stages are called without its cache and driver: only the
-first one, `walk`, holds Python's lock; the others, `lower`, may run in any thread.  The driver
-needs only the addresses of the arguments, which `struct` writes in less time than an extension
-takes to read them.
+Code that will be needed is compiled beside other work: in threads of this process by `begin`, in
+other processes by `begin_apart`.
 """
 
 from __future__ import annotations
@@ -18,16 +16,18 @@ import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-from torchweft.core import private, versions
+from torch import Tensor
+
+from torchweft.core import private
 from torchweft.core.gpu import binaries
-from torchweft.core.gpu.binaries import Code
+from torchweft.core.gpu.compiler import Code, Pointer, Walked, code_of, lower, serves, walk
+from torchweft.core.gpu.workers import Job, Workers
 from torchweft.core.printing.modules import Jitted
 from torchweft.errors import BackendError
 
-__all__ = ["Run", "Walked", "begin", "layout", "lower", "machine_code", "on_disk", "serves", "walk"]
+__all__ = ["Run", "begin", "begin_apart", "machine_code", "on_disk"]
 
 
 Run = Callable[[int, int, Sequence[Any]], None]
@@ -46,77 +46,6 @@ NO_CONTEXT = 201
 """The driver's error in a thread that has not called CUDA yet, as one of autograd's: memory that
 torch had cached is passed to it without a call."""
 
-FORMATS = {
-    "i1": "b7x", "i8": "b7x", "i16": "h6x", "i32": "i4x", "i64": "q",
-    "u1": "B7x", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q",
-    "fp32": "f4x", "fp64": "d", "*": "Q",
-}  # fmt: skip
-"""The slot of an argument of each type, in the notation of `struct`."""
-
-
-class Walked(NamedTuple):
-    """A kernel in Triton's dialect, and the remaining stages of its compilation.
-
-    Args:
-        source: Triton's description of the source.
-        module: the kernel.
-        stages: remaining stages by the file extension of their results.
-        metadata: options; the stages add what a launch needs.
-    """
-
-    source: Any
-    module: Any
-    stages: dict[str, Callable[[Any, dict[str, Any]], Any]]
-    metadata: dict[str, Any]
-
-
-def serves() -> bool:
-    """Whether the installed Triton has the stages and machine code that this module expects."""
-    import triton
-
-    return versions.launches_fast(triton.__version__)
-
-
-def walk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Walked:
-    """A jitted function in Triton's dialect, for arguments like these on the current NVIDIA GPU."""
-    from torchweft.core.private import (
-        ASTSource,
-        GluonASTSource,
-        GPUTarget,
-        create_function_from_signature,
-        ir,
-        make_backend,
-        pack_args,
-    )
-
-    target = GPUTarget("cuda", int(str(binaries.device()).removeprefix("sm_")), 32)
-    backend = make_backend(target)
-    given = {"debug": False, "instrumentation_mode": "", **options}
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    bound, specialization, _ = bind(*arguments, **given)
-    packed, *described = pack_args(kernel, backend, given, bound, specialization)
-    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, *described)
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    parts = backend.get_codegen_implementation(packed), backend.get_module_map()
-    module = source.make_ir(target, packed, *parts, context)
-    stages: dict[str, Any] = {}
-    backend.add_stages(stages, packed, source.language)
-    first = list(stages).index(source.ext)
-    metadata = {"target": target, **vars(packed)}
-    return Walked(source, module, dict(list(stages.items())[first:]), metadata)
-
-
-def lower(walked: Walked) -> Any:
-    """The compiled kernel, with the attributes of Triton's compiled kernels."""
-    source, module, stages, metadata = walked
-    for stage in stages.values():
-        module = stage(module, metadata)
-    code = {list(stages)[-1]: module}
-    meta = SimpleNamespace(**metadata)
-    return SimpleNamespace(name=meta.name, src=source, asm=code, metadata=meta)
-
 
 def machine_code(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Run:
     """A kernel's code for arguments like these on the current device: from disk, or compiled.
@@ -130,7 +59,7 @@ def machine_code(kernel: Any, arguments: Sequence[Any], options: Mapping[str, An
         code = _finish(*_walked(name, kernel, arguments, options))
     if code is None:
         compiled = kernel.run(*arguments, grid=(1,), warmup=True, **options)
-        code = _code(compiled)
+        code = code_of(compiled)
         if code is None:
             return _by_triton(compiled)
     return _by_driver(code)
@@ -151,6 +80,42 @@ def begin(
     return True
 
 
+def begin_apart(
+    kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any], workers: Workers
+) -> bool:
+    """Begin to compile code that `machine_code` will return, in another process.
+
+    False if it cannot go there; code that is on disk or was begun needs no work.
+    """
+    name = binaries.key(kernel, arguments, options)
+    if name is None or not serves() or not isinstance(kernel, Jitted) or kernel.origin is None:
+        return False
+    if name not in _begun and not binaries.exists(name):
+        alike = tuple(_pointer(a) if isinstance(a, Tensor) else a for a in arguments)
+        _begun[name] = future = workers.submit(
+            Job(kernel.origin, alike, dict(options), str(binaries.device()))
+        )
+        future.add_done_callback(functools.partial(_store, name, kernel, alike, options))
+    return True
+
+
+def _pointer(tensor: Tensor) -> Pointer:
+    return Pointer(str(tensor.dtype), tensor.data_ptr() % 16)
+
+
+def _store(
+    name: str,
+    kernel: Any,
+    arguments: Sequence[Any],
+    options: Mapping[str, Any],
+    made: Future[Code | None],
+) -> None:
+    """Keep code on disk, unless a text was edited since its key was made."""
+    code = made.result()
+    if code is not None and name == binaries.key(kernel, arguments, options):
+        binaries.store(name, code)
+
+
 _begun: dict[str, Future[Code | None]] = {}
 """Code that is being compiled, or was not launched yet."""
 
@@ -169,13 +134,13 @@ def _walked(
     name: str, kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[str | None, Walked]:
     function = kernel.function() if isinstance(kernel, Jitted) else kernel
-    walked = walk(function, arguments, options)
+    walked = walk(function, arguments, options, str(binaries.device()))
     # code of a text that was edited meanwhile is not stored
     return name if name == binaries.key(kernel, arguments, options) else None, walked
 
 
 def _finish(name: str | None, walked: Walked) -> Code | None:
-    code = _code(lower(walked))
+    code = code_of(lower(walked))
     if name is not None and code is not None:
         binaries.store(name, code)
     return code
@@ -185,32 +150,6 @@ def on_disk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -
     """Whether `machine_code` will find the code on disk."""
     name = binaries.key(kernel, arguments, options)
     return name is not None and binaries.exists(name)
-
-
-def _code(compiled: Any) -> Code | None:
-    found, meta = layout(compiled), compiled.metadata
-    if found is None:
-        return None
-    taken, slots = found
-    binary = compiled.asm["cubin"]
-    return Code(compiled.name, binary, meta.num_warps, meta.shared, tuple(taken), slots)
-
-
-def layout(code: Any) -> tuple[list[int], str] | None:
-    """(positions of the arguments that code takes, their slots); None if only Triton can launch."""
-    meta = code.metadata
-    plain = (
-        serves()
-        and meta.target.backend == "cuda"
-        and meta.num_ctas == 1
-        and not (meta.launch_cooperative_grid or meta.launch_pdl)
-        and not (meta.global_scratch_size or meta.profile_scratch_size)
-    )
-    types = [(i, kind) for i, kind in enumerate(code.src.signature.values()) if kind != "constexpr"]
-    slots = [FORMATS.get("*" if str(kind)[0] == "*" else kind) for _, kind in types]
-    if not plain or len(slots) < 2 or None in slots:
-        return None
-    return [i for i, _ in types], "<" + "".join(map(str, slots))
 
 
 class _Frame:

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.core import private
+from torchweft.core import private, private_compilers
 from torchweft.core.backend import interpreted
 from torchweft.core.explain import Launch, record, recording
+from torchweft.core.gpu.ahead import noting
 from torchweft.core.gpu.binaries import kinds
-from torchweft.core.gpu.driver import Run, begin, machine_code, on_disk
+from torchweft.core.gpu.driver import Run, begin, begin_apart, machine_code, on_disk
+from torchweft.core.gpu.workers import Workers
 
 __all__ = [
     "CONTRACTED",
@@ -123,6 +125,9 @@ class Kernel:
             if interpreted():
                 self._kernel[(programs,)](*tensors, *free, *self._arguments)
                 return
+            if (workers := noting()) is not None:
+                self.begin_apart(workers, tensors, free)
+                return
             run = self._compile(tensors, pointers, free)
         run(programs, _current_stream(), (*pointers, *free, *self.fixed))
 
@@ -146,6 +151,14 @@ class Kernel:
     ) -> bool:
         """Begin to compile the code for tensors like these; False if only Triton can."""
         return begin(self._kernel, (*tensors, *free, *self._arguments), self._options, pool)
+
+    def begin_apart(
+        self, workers: Workers, tensors: Sequence[Tensor | None], free: tuple[float, ...] = ()
+    ) -> bool:
+        """The same in another process; False if it cannot go there."""
+        return begin_apart(
+            self._kernel, (*tensors, *free, *self._arguments), self._options, workers
+        )
 
     def compile(self, tensors: Sequence[Tensor | None], free: tuple[float, ...] = ()) -> None:
         """Let Triton compile the code for tensors like these into its own cache."""
@@ -300,6 +313,8 @@ def compile_together(calls: Sequence[Call]) -> None:
 
     The kernel that takes longest comes first.
     """
+    if noting() is not None:  # launches begin what they need, and that alone
+        return
     new = {}
     for call in calls:
         kernel = call.kernel
@@ -325,7 +340,7 @@ def _compile_in_threads(calls: Sequence[Call]) -> None:
 
 
 def _have_triton_compile(calls: Sequence[Call], pool: Executor) -> None:
-    private.driver.active.get_current_target()  # initialized here, not by each thread
+    private_compilers.driver.active.get_current_target()  # initialized here, not by each thread
     device = private.get_device()
 
     def compile_(call: Call) -> None:

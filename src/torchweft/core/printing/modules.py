@@ -72,13 +72,18 @@ class Jitted:
         function: its name.
         source: returns the text of its module.
         module: imports its module.
+        origin: makes the same function in another process; None: it cannot go there.
     """
 
     def __init__(
-        self, function: str, source: Callable[[], str], module: Callable[[], ModuleType]
+        self,
+        function: str,
+        source: Callable[[], str],
+        module: Callable[[], ModuleType],
+        origin: Callable[[], Jitted] | None = None,
     ) -> None:
         self.__name__ = function
-        self._source, self._module = source, module
+        self._source, self._module, self.origin = source, module, origin
 
     @property
     def src(self) -> str:
@@ -152,13 +157,15 @@ def printed(name: str, source: str, function: str) -> Jitted:
     def module() -> ModuleType:
         return load(name, outlined(source) if "gluon" in source else source)
 
-    return Jitted(function, lambda: source, module)
+    origin = functools.partial(printed, name, source, function)
+    return Jitted(function, lambda: source, module, origin)
 
 
 @functools.cache
 def written(module: str, function: str) -> Jitted:
     """A function of a module of torchweft that need not be imported."""
-    return Jitted(function, lambda: text(module), lambda: importlib.import_module(module))
+    origin = functools.partial(written, module, function)
+    return Jitted(function, lambda: text(module), lambda: importlib.import_module(module), origin)
 
 
 def imported(module: str) -> ModuleType:

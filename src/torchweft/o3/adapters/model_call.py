@@ -1,15 +1,26 @@
-"""What layers of a model share in a call: the graph, and the element of each node."""
+"""What layers of a model share in a call: the graph, the element of each node, the first call."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchweft.core import recorded
-from torchweft.core.operators.operator import below_transforms, compiling, transformed, unwatched
+from torchweft.core import private, recorded
+from torchweft.core.explain import recording as explaining
+from torchweft.core.gpu.ahead import compile_ahead
+from torchweft.core.operators.operator import (
+    PLAIN,
+    below_transforms,
+    compiling,
+    transformed,
+    unwatched,
+)
 from torchweft.core.table_copies import copies_of, mark_constant
 from torchweft.core.tables import TensorCache
 from torchweft.o3.graph import Graph, graph_of
@@ -28,22 +39,84 @@ class NodeElements(NamedTuple):
         return z if self.scale is None else z * self.scale.to(z.dtype)
 
 
+def _runs_alone(model: nn.Module) -> bool:
+    """Whether a model is on a GPU, and nobody watches or records its operations."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return (
+        any(t.is_cuda for t in tensors)
+        and all(type(t) in PLAIN for t in tensors)
+        and not (transformed() or private.dispatch_modes() or torch.is_anomaly_enabled())
+        and not explaining()
+        and recorded.Current.run is None
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _rehearse(model: nn.Module, args: Any, kwargs: Any) -> None:
+    """A call and, of a model that is trained, the gradients of its results; nothing is kept."""
+    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
+    args, kwargs = [_copy(a) for a in args], {n: _copy(a) for n, a in kwargs.items()}
+    devices = {t.device for t in [*model.parameters(), *model.buffers()] if t.is_cuda}
+    with torch.random.fork_rng(devices):
+        try:
+            results = model(*args, **kwargs)
+            if model.training:
+                _differentiate(results, [*model.parameters(), *_tensors((args, kwargs))])
+        finally:
+            for buffer, version, value in buffers:
+                if buffer._version != version:
+                    buffer.copy_(value)
+
+
+def _copy(argument: Any) -> Any:
+    """A container of its own: models add to those that they are given."""
+    return argument if isinstance(argument, Tensor) else copy.copy(argument)
+
+
+def _differentiate(results: Any, inputs: Iterable[Tensor]) -> None:
+    """The gradients of all results, by the inputs that need one."""
+    of = [t for t in _tensors(results) if t.requires_grad]
+    by = [t for t in inputs if t.requires_grad]
+    if of and by:
+        torch.autograd.grad(of, by, [torch.ones_like(t) for t in of], allow_unused=True)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in private.flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
 class Call:
     """Keeps the graph and the elements that the first layer of a call made for those behind it.
 
     `begin` and `end` are hooks of the model.  Layers that are called without the model, or with
     other tensors than the ones before, find their own.
+
+    The first call of each kind on a GPU is made twice: first for its kernels, which are compiled
+    side by side, then for its results.  Hooks of the model and its layers see both.
     """
 
     def __init__(self) -> None:
         self.running = False
+        self._kinds = set[tuple[Any, ...]]()
         self._graph: tuple[Tensor, int, Graph] | None = None
         self._elements: tuple[Tensor, NodeElements | None] | None = None
         self._were_one_hot = False
 
     def begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Before the forward pass of the model."""
+        if not compiling():
+            self._compile_ahead(model, args, kwargs)
         self.running = True
+
+    def _compile_ahead(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Compile what a call of a new kind will launch."""
+        flags = (v for v in (*args, *kwargs.values()) if isinstance(v, bool))
+        kind = (model.training, torch.is_grad_enabled(), *kwargs, *flags)
+        if kind in self._kinds:
+            return
+        self._kinds.add(kind)
+        if _runs_alone(model):
+            compile_ahead(functools.partial(_rehearse, model, args, kwargs))
 
     def end(self, model: nn.Module, args: Any, output: Any) -> None:
         """After it, also where it has raised."""

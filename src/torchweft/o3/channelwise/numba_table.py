@@ -22,7 +22,7 @@ from numba.np.numpy_support import carray
 from torch import Tensor
 
 from torchweft.core.explain import Launch, record, recording
-from torchweft.core.private import cgutils
+from torchweft.core.private_compilers import cgutils
 from torchweft.o3.channelwise.calls import ROLES, Call, Term
 from torchweft.o3.channelwise.structure import SLOTS, Path, Product, Structure
 from torchweft.o3.graph import Tables, check_ranges

@@ -24,7 +24,7 @@ def _rounded(x):
 
 
 @triton.jit
-def _places(r, last, order_ptr, C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
+def _places(r, last, order_ptr, C, WIDTH: tl.constexpr, STEP):
     """Where component r % C of row r // C begins, and whether r comes before `last`."""
     live = r < last
     row = r // C
@@ -37,7 +37,7 @@ def _places(r, last, order_ptr, C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.c
 
 
 @triton.jit
-def _counts(starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
+def _counts(starts_ptr, CHUNK, C, KINDS: tl.constexpr, SIDE: tl.constexpr):
     """Each element: its number, first and last row of components, and number of pieces of CHUNK."""
     k = tl.arange(0, SIDE)
     begin = tl.load(starts_ptr + k, mask=k < KINDS, other=0) * C
@@ -46,7 +46,7 @@ def _counts(starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.co
 
 
 @triton.jit
-def piece(part, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
+def piece(part, starts_ptr, CHUNK, C, KINDS: tl.constexpr, SIDE: tl.constexpr):
     """The element and the rows of components of a part; no rows behind the last element."""
     k, begin, end, counts = _counts(starts_ptr, CHUNK, C, KINDS, SIDE)
     after = tl.cumsum(counts, 0)
@@ -57,7 +57,7 @@ def piece(part, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: t
 
 
 @triton.jit
-def pieces(kind, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: tl.constexpr):
+def pieces(kind, starts_ptr, CHUNK, C, KINDS: tl.constexpr, SIDE: tl.constexpr):
     """The first part of an element, and one more than the last."""
     k, _, _, counts = _counts(starts_ptr, CHUNK, C, KINDS, SIDE)
     first = tl.sum(tl.where(k < kind, counts, 0), 0)
@@ -67,9 +67,8 @@ def pieces(kind, starts_ptr, CHUNK, C: tl.constexpr, KINDS: tl.constexpr, SIDE: 
 @triton.jit
 def accumulate(
     acc, a_ptr, w_ptr, order_ptr, first_r, last_r, tile,
-    C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, K: tl.constexpr,
-    N: tl.constexpr, STEP_K: tl.constexpr, STEP_N: tl.constexpr, FACTOR: tl.constexpr,
-    LOW: tl.constexpr, PARTS: tl.constexpr,
+    C, WIDTH: tl.constexpr, STEP, COPY: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+    STEP_K: tl.constexpr, STEP_N: tl.constexpr, FACTOR, LOW: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """acc[r, n] += Σ_k a[r, k] FACTOR w[k, n]: rows r of components, one step of w is 1.
@@ -116,7 +115,7 @@ def _matrix(w_ptr, k, n, mask, STEP_K: tl.constexpr, STEP_N: tl.constexpr):
 @triton.jit
 def store(
     acc, z_ptr, order_ptr, first_r, last_r, tile,
-    C: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, COPY: tl.constexpr, N: tl.constexpr,
+    C, WIDTH: tl.constexpr, STEP, COPY: tl.constexpr, N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """z[r, n] = acc."""

@@ -13,7 +13,7 @@ in the order of the sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torchweft.core.printing.dialect import indented
@@ -49,10 +49,11 @@ weights read before the first sum, fewer programs run together and take a quarte
 
 
 class _Factor(NamedTuple):
-    """A matrix w[k, n] of a product, and the copies k that it is multiplied by."""
+    """A matrix w[k, n] of a product, `first` behind a place, and the copies k that it takes."""
 
     block: CopyBlock
     place: str
+    first: int
     step_k: int
     step_n: int
     factor: float
@@ -65,12 +66,12 @@ def product_source(mixing: Mixing, result: str, parts: int, elements: int | None
     own = "w_ptr" if elements is None else f"w_ptr + {_behind(numbers * max(1, parts))}"
     for group in merged(mixing, result):
         factors = [
-            _Factor(block, f"{own} + {begin + first}", 1, group.length, 1.0, numbers)
+            _Factor(block, own, begin + first, 1, group.length, 1.0, numbers)
             for block, first in group.runs
         ]
         found.append((group.block, factors))
         begin += group.block.copies * group.length
-    return _product("product", mixing, result, parts, elements, found)
+    return _product("product", mixing, result, parts, elements, [[one] for one in found])
 
 
 def direct_source(
@@ -81,12 +82,41 @@ def direct_source(
     for group in sorted(groups(mixing, result), key=lambda group: -group.columns):
         factors = []
         for path, *_ in group.paths:
-            place, row = _matrix("w_ptr", mixing, path, elements, inside)
+            place, first, row = _matrix(mixing, path, elements, inside)
             block = mixing.t[path.t] if result == "z" else mixing.z[path.z]
             steps = (row, 1) if result == "z" else (1, row)
-            factors.append(_Factor(block, place, *steps, path.factor, 0))
+            factors.append(_Factor(block, place, first, *steps, path.factor, 0))
         found.append((group.block, factors))
-    return _product("direct", mixing, result, parts, elements, found)
+    return _product("direct", mixing, result, parts, elements, _alike(found))
+
+
+_Summed = tuple[CopyBlock, list[_Factor]]
+"""A block of the result, and the products that are summed in it."""
+
+
+def _numbers(block: CopyBlock, factors: list[_Factor]) -> list[int | float]:
+    """The numbers of a block that code can take as variables."""
+    found: list[int | float] = [block.components, block.offset, block.step]
+    for of, _, first, *_, factor, _ in factors:
+        found += [of.offset, of.step, first, factor]
+    return found
+
+
+def _alike(found: list[_Summed]) -> list[list[_Summed]]:
+    """Blocks that differ in these numbers alone, together: one code serves them.
+
+    The blocks of a model's linear map are often ten of a kind, and the compiler takes as long for
+    each; a program looks its numbers up once.
+    """
+    by_form: dict[object, list[_Summed]] = {}
+    for block, factors in found:
+        same = block._replace(offset=0, components=0, step=0)
+        form = [
+            (f._replace(block=f.block._replace(offset=0, components=0, step=0), first=0, factor=0))
+            for f in factors
+        ]
+        by_form.setdefault((same, *form), []).append((block, factors))
+    return list(by_form.values())
 
 
 def _product(
@@ -95,33 +125,84 @@ def _product(
     result: str,
     parts: int,
     elements: int | None,
-    found: list[tuple[CopyBlock, list[_Factor]]],
+    found: list[list[_Summed]],
 ) -> str:
     """Tiles of the blocks of the result, each a sum of products."""
-    a, z = mixing.width("z" if result == "t" else "t"), mixing.width(result)
-    rows, lines = (None if elements is None else "order_ptr", *_ROWS), list[str]()
-    for (offset, c, *steps, n), factors in found:
-        across = f"tl.cdiv({n}, BLOCK_N)"
-        size, code = f"tl.cdiv(R * {c}, BLOCK_M)", list[str]()
-        if elements is None:
-            code.append(f"first_r, last_r = tile // {across} * BLOCK_M, R * {c}")
-        else:
-            size = f"({size} + {elements})"
-            piece = f"tile // {across}, starts_ptr, BLOCK_M, {c}, {_sides(elements)}"
-            code.append(f"kind, first_r, last_r = piece({piece})")
-        code.append("acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)")
-        for block, place, step_k, step_n, factor, low in factors:
-            read = f"a_ptr + {block.offset}", place
-            of = c, a, block.step, block.copy_step, block.copies, n, step_k, step_n
-            how = repr(factor), low, parts, *_BLOCKS
-            code.append(f"acc = {_call('accumulate', 'acc', *read, *rows, *of, *how)}")
-        to = f"z_ptr + {offset}"
-        code.append(_call("store", "acc", to, *rows, c, z, *steps, n, *_BLOCKS[:2]))
-        lines += _next_tiles(f"{size} * {across}", code)
+    widths, lines = (mixing.width("z" if result == "t" else "t"), mixing.width(result)), list[str]()
+    for alike in found:
+        sizes = [_size(block, elements) for block, _ in alike]
+        every = [_numbers(*one) for one in alike]
+        if len(alike) == 1:
+            code = _sum_of_products(alike[0], every[0], "tile", widths, parts, elements)
+            lines += _next_tiles(sizes[0], code)
+            continue
+        names = [
+            f"v{n}" if len(set(values)) > 1 else repr(values[0])
+            for n, values in enumerate(zip(*every, strict=True))
+        ]
+        lines += _looked_up(names, every, sizes)
+        code = _sum_of_products(alike[0], names, "own", widths, parts, elements)
+        lines += ["if (tile >= 0) & (tile < size):", *indented(code), "tile -= size"]
     return _module(name, "a_ptr w_ptr z_ptr", ["R"], " ".join(_BLOCKS), lines)
 
 
-_ROWS = "first_r", "last_r", "tile"
+def _size(block: CopyBlock, elements: int | None) -> str:
+    """Number of tiles of a block."""
+    size = f"tl.cdiv(R * {block.components}, BLOCK_M)"
+    size = size if elements is None else f"({size} + {elements})"
+    return f"{size} * tl.cdiv({block.copies}, BLOCK_N)"
+
+
+def _looked_up(names: list[str], every: list[list[int | float]], sizes: list[str]) -> Iterator[str]:
+    """The numbers of the block of a tile, its number there as `own`, and all their tiles."""
+    varying = [n for n, name in enumerate(names) if name == f"v{n}"]
+    yield f"own, size = tile, {sizes[0]}"
+    yield from (f"v{n} = {every[0][n]!r}" for n in varying)
+    for numbers, size in zip(every[1:], sizes[1:], strict=True):
+        yield "later = tile >= size"
+        yield "own = tl.where(later, tile - size, own)"
+        yield from (f"v{n} = tl.where(later, {numbers[n]!r}, v{n})" for n in varying)
+        yield f"size += {size}"
+
+
+def _sum_of_products(
+    of: _Summed,
+    numbers: Sequence[object],
+    tile: str,
+    widths: tuple[int, int],
+    parts: int,
+    elements: int | None,
+) -> list[str]:
+    """A tile of a block.
+
+    Args:
+        of: the block and its products, or one of those that are alike.
+        numbers: in place of theirs, as text or values.
+        tile: name of the tile's number.
+        widths: of rows of a and of the result.
+        parts: of each number, see `kernels.py`.
+        elements: number of them; None: all rows have the same weights.
+    """
+    (block, factors), (c, offset, step, *others) = of, numbers
+    across = f"tl.cdiv({block.copies}, BLOCK_N)"
+    rows = (None if elements is None else "order_ptr", "first_r", "last_r", tile)
+    if elements is None:
+        code = [f"first_r, last_r = {tile} // {across} * BLOCK_M, R * {c}"]
+    else:
+        piece = f"{tile} // {across}, starts_ptr, BLOCK_M, {c}, {_sides(elements)}"
+        code = [f"kind, first_r, last_r = piece({piece})"]
+    code.append("acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)")
+    for n, (of_a, place, _, step_k, step_n, _, low) in enumerate(factors):
+        at, step_a, first, factor = others[4 * n : 4 * n + 4]
+        read = f"a_ptr + {at}", f"{place} + {first}"
+        how = c, widths[0], step_a, of_a.copy_step, of_a.copies, block.copies, step_k, step_n
+        call = _call("accumulate", "acc", *read, *rows, *how, factor, low, parts, *_BLOCKS)
+        code.append(f"acc = {call}")
+    to = f"z_ptr + {offset}", *rows, c, widths[1], step, block.copy_step, block.copies
+    code.append(_call("store", "acc", *to, *_BLOCKS[:2]))
+    return code
+
+
 _BLOCKS = "BLOCK_M", "BLOCK_N", "BLOCK_K"
 
 
@@ -137,9 +218,12 @@ def prepare_source(
             steps = (1, group.length) if result == "z" else (group.length, 1)
             to = f"{own} + {begin + n_first * group.length + column}"
             tiles = f"tl.cdiv({u}, BLOCK) * tl.cdiv({n}, BLOCK)"
-            place, row = _matrix("w_ptr", mixing, path, elements, inside)
+            place, first, row = _matrix(mixing, path, elements, inside)
             of = u, n, row, *steps, repr(path.factor), numbers, parts, "BLOCK"
-            code = [_own_tile(elements, tiles), _call("prepare", place, to, "own", *of)]
+            code = [
+                _own_tile(elements, tiles),
+                _call("prepare", f"{place} + {first}", to, "own", *of),
+            ]
             lines += _next_tiles(tiles, code, elements)
         begin += group.block.copies * group.length
     return _module("prepare", "w_ptr p_ptr", [], "BLOCK", lines)
@@ -184,8 +268,10 @@ def whole_outer_source(
         code, rows = [_own_tile(elements, tiles)], "None, 0, R"
         if elements is not None:
             rows = "order_ptr, tl.load(starts_ptr + kind), tl.load(starts_ptr + kind + 1)"
-        place, row = _matrix("w_ptr", mixing, path, elements, inside)
-        code.append(_outer(mixing, t, z, (place, rows, "own"), row, path.factor, parts))
+        place, first, row = _matrix(mixing, path, elements, inside)
+        code.append(
+            _outer(mixing, t, z, (f"{place} + {first}", rows, "own"), row, path.factor, parts)
+        )
         lines += _next_tiles(tiles, code, elements)
     return _module("whole_outer", "t_ptr z_ptr w_ptr", ["R"], " ".join(_BLOCKS), lines)
 
@@ -221,8 +307,8 @@ def fold_source(mixing: Mixing, elements: int | None = None, inside: bool = Fals
                 some = "first, last"
                 pieces = f"kind, starts_ptr, {chunk}, 1, {_sides(elements)}"
                 code.append(f"first, last = pieces({pieces})")
-            place, row = _matrix("w_ptr", mixing, path, elements, inside)
-            read = f"part_ptr + {begin + column * z.copies + n_first}", place
+            place, first, row = _matrix(mixing, path, elements, inside)
+            read = f"part_ptr + {begin + column * z.copies + n_first}", f"{place} + {first}"
             of = mixing.num_weights, count, n, z.copies, row, repr(path.factor), "BLOCK_P", "BLOCK"
             code.append(_call("fold", *read, some, "own", *of))
             lines += _next_tiles(tiles, code, elements)
@@ -242,15 +328,15 @@ def _own_tile(elements: int | None, tiles: str) -> str:
 
 
 def _matrix(
-    pointer: str, mixing: Mixing, path: MatrixPath, elements: int | None, inside: bool
-) -> tuple[str, int]:
-    """Where a path's matrix begins, of the element `kind`, and the step between its rows."""
+    mixing: Mixing, path: MatrixPath, elements: int | None, inside: bool
+) -> tuple[str, int, int]:
+    """The place of a path's matrix, of the element `kind`; its first number and its step there."""
     n = mixing.z[path.z].copies
     if elements is None:
-        return f"{pointer} + {path.weight}", n
+        return "w_ptr", path.weight, n
     if inside:
-        return f"{pointer} + {path.weight * elements} + {_behind(n)}", n * elements
-    return f"{pointer} + {_behind(mixing.width('w'))} + {path.weight}", n
+        return f"w_ptr + {_behind(n)}", path.weight * elements, n * elements
+    return f"w_ptr + {_behind(mixing.width('w'))}", path.weight, n
 
 
 def _behind(stride: int, name: str = "kind") -> str:
