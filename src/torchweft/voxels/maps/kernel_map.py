@@ -27,6 +27,7 @@ from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, cached_table, integer, whole
 from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.checks import check_rows, check_same_device
 from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
 
@@ -276,11 +277,17 @@ def _floored(inputs: Coordinates, shape: Geometry) -> MapTables:
 @below_transforms
 @outside_graphs
 def _met(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
-    """The tables of a map between known voxels: one search for each offset and coarse voxel.
+    """The tables of a map between known voxels.
 
-    Torch's operations on every device; their number does not depend on what the voxels are.
+    Where numba serves, one merge for each line of offsets, see `numba_loops`.  Else one search for
+    each offset and coarse voxel by torch's operations, whose number does not depend on what the
+    voxels are.
     """
     coarse, fine = (inputs, outputs) if shape.transposed else (outputs, inputs)
+    if _loops_serve(fine, shape):
+        sides = _in_order(coarse), _in_order(fine)
+        table, back = numba_path.meet(*sides, fine.packing.box, shape, False)
+        return (back, table) if shape.transposed else (table, back)
     (rows, own), (_, owner) = _in_order(coarse), _in_order(fine)
     offsets = torch.tensor([(0, *offset) for offset in shape.offsets()], device=rows.device)
     corners = rows.long() * torch.tensor((1, *shape.stride), device=rows.device)
@@ -301,11 +308,23 @@ def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bo
     return packing.single and all(number < 2**31 for axis in shape[1:] for number in axis)
 
 
+def _loops_serve(fine: Coordinates, shape: Geometry) -> bool:
+    """Whether numba's loops build a map: one integer must hold all intermediate numbers."""
+    if not numba_path.loops_serve(fine.device.type) or not fine.packing.single:
+        return False
+    return all(number < 2**31 for axis in shape[1:] for number in axis)
+
+
 def _submanifold(inputs: Coordinates, shape: Geometry) -> MapTables:
     if _kernels_serve(inputs, inputs.packing, shape):
         inputs.compile_ahead(shape)
         box = inputs.packing.box
         return *map_launch.submanifold(inputs.unchecked(), inputs.cells, box, shape), None
+    if _loops_serve(inputs, shape):
+        voxels = _in_order(inputs)
+        given = voxels, voxels, inputs.packing.box, shape, shape.symmetric
+        table, reverse = numba_path.meet(*given)
+        return table, None if shape.symmetric else reverse, None
     offsets = shape.offsets()
     num, count = len(offsets), len(inputs)
     empty = functools.partial(torch.full, dtype=torch.int32, device=inputs.device)
@@ -360,6 +379,10 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         voxels = inputs.rows, inputs.order  # distinct, or two candidates would be one pair
         table, back, rows, keys = map_launch.resample(*voxels, sizes, packing.dtype, shape)
         return table, back, Coordinates.ascending(packing, keys, *grid, rows)
+    if packing.single and _loops_serve(inputs, shape):
+        keys, rows = numba_path.reached(_in_order(inputs)[0], (size, *spatial), shape)
+        outputs = Coordinates.ascending(packing, keys.to(packing.dtype), *grid, rows)
+        return *_met(inputs, outputs, shape), outputs
     met, reached = zip(
         *[_outputs(inputs, shape, spatial, offset) for offset in shape.offsets()], strict=True
     )
