@@ -5,9 +5,7 @@ gradient does not change; nor does anything with the number of threads.
 
 Seen red with: rows visited as they stand, pairs of an offset shifted by one, channels not filled up
 (C = 31 to 65, two and four threads), what fills up an offset's pairs left in the gradient or added
-to row 0, an offset with one row missing taken for a full one, weights not flipped; in numba with: a
-pair left out behind the last whole tile, a block of channels read from the first, rows of a chunk
-written without their order.
+to row 0, an offset with one row missing taken for a full one, weights not flipped.
 """
 
 import pytest

@@ -1,8 +1,6 @@
 """Numba's loops give the tables of the torch code, to the bit, on any number of threads.
 
-Seen red with: offsets of the middle line all searched in a mirrored table, the box of a line not
-asked for, the pointer of a line kept for the next, what a row meets along an axis kept for others,
-digits of a sort above the first left out, repeats not squeezed out, given keys written to.
+Seen red with: the box of a line not asked for; given keys written to; an empty box not empty.
 """
 
 import pytest

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from torchweft.core.private import make_array
 
-__all__ = ["ROWS", "convolve", "weight_gradient"]
+__all__ = ["convolve"]
 
 ROWS, LANES = 4, 16
 """Rows and columns of a tile: with AVX2, 8 of 16 registers hold its sums in float32."""
@@ -25,9 +25,6 @@ ROWS, LANES = 4, 16
 DEPTH = 256
 """Terms of a tile's sum: 256 times 16 columns of a matrix fill half of the first cache, and longer
 sums of consecutive terms would be less accurate."""
-
-BLOCK = 64
-"""Rows of a weight's gradient that are summed at a time."""
 
 jit = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -146,68 +143,13 @@ def convolve(first, last, chunk, x, inner, weight, flip, table, order, y):  # ty
 @jit
 def _fill(weight, k, c, d, depth, panel):  # type: ignore[no-untyped-def]
     """Columns d … d + LANES − 1 of rows c … c + depth − 1 of a matrix, zeros behind the last."""
-    columns = min(LANES, weight.shape[2] - d)
+    columns = weight.shape[2] - d
+    if columns >= LANES:  # the loop of known length becomes vectors
+        for t in range(depth):
+            for lane in range(LANES):
+                panel[t * LANES + lane] = weight[k, c + t, d + lane]
+        return
+    panel[: depth * LANES] = 0
     for t in range(depth):
         for lane in range(columns):
             panel[t * LANES + lane] = weight[k, c + t, d + lane]
-        for lane in range(columns, LANES):
-            panel[t * LANES + lane] = 0
-
-
-@jit
-def weight_gradient(first, last, x, g, table, order, gradient):  # type: ignore[no-untyped-def]
-    """gradient[k, c] = Σ_i x[table[k, i], c] · g[order[i]] for tasks first … last − 1.
-
-    A task is one offset and one block of rows of its matrix.  Pairs are gathered, `DEPTH` at a
-    time, in panels as wide as a tile.
-
-    Args:
-        first: number of the first task.
-        last: number of the task behind the last.
-        x: (N_in, inner).
-        g: (N_out, outer).
-        table: (K, N_out) int32, −1 for none.
-        order: (N_out,) int32, or of length 0: rows in canonical order.
-        gradient: (K, inner, outer).
-    """
-    inner, outer = gradient.shape[1], gradient.shape[2]
-    width = (outer + LANES - 1) // LANES * LANES
-    blocks = (inner + BLOCK - 1) // BLOCK
-    sources, places = np.empty((2, DEPTH + 1), np.int64)
-    left, right = np.zeros(BLOCK * DEPTH, x.dtype), np.zeros(width * DEPTH, x.dtype)
-    sums = np.empty(BLOCK * width, x.dtype)
-    for task in range(first, last):
-        k, c = task // blocks, task % blocks * BLOCK
-        rows = min(BLOCK, inner - c)
-        sums[:] = 0
-        pairs = 0
-        for i in range(table.shape[1]):
-            sources[pairs] = table[k, i]
-            places[pairs] = order[i] if order.shape[0] else i
-            pairs += table[k, i] >= 0
-            if pairs == DEPTH or (pairs and i == table.shape[1] - 1):
-                _gather(x, sources[:pairs], c, rows, ROWS, left)
-                _gather(g, places[:pairs], 0, outer, LANES, right)
-                for b in range(0, rows, ROWS):
-                    at = b * DEPTH, b * DEPTH + 1, b * DEPTH + 2, b * DEPTH + 3
-                    for d in range(0, width, LANES):
-                        to = (
-                            b * width + d,
-                            (b + 1) * width + d,
-                            (b + 2) * width + d,
-                            (b + 3) * width + d,
-                        )
-                        tile(left, at, ROWS, right, d * DEPTH, pairs, sums, to)  # type: ignore[call-arg]
-                pairs = 0
-        for r in range(rows):
-            for d in range(outer):
-                gradient[k, c + r, d] = sums[r * width + d]
-
-
-@jit
-def _gather(x, rows, c, count, width, panels):  # type: ignore[no-untyped-def]
-    """Columns c … c + count − 1 of rows, in panels of so many columns of up to `DEPTH` rows."""
-    for p in range(rows.shape[0]):
-        for b in range(0, count, width):
-            for lane in range(min(width, count - b)):
-                panels[b * DEPTH + p * width + lane] = x[rows[p], c + b + lane]

@@ -1,9 +1,9 @@
 """The numba path of the sparse convolution: products of rows where they lie, see `numba_loops`.
 
-    y[o] = Σ_k x[sources[k,o]] @ weight[k]        dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
+    y[o] = Σ_k x[sources[k,o]] @ weight[k]
 
 Sums are in float32 (float64 for float64); 16-bit operands are widened first and the result is
-rounded once.  Groups of channels are products of the torch path.
+rounded once.  Groups of channels, and the gradient of the weight, are products of the torch path.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from torch import Tensor
 from torchweft.core.cpu.loops import share
 from torchweft.voxels.convolution import torch_path
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
+from torchweft.voxels.convolution.torch_path import weight_gradient
 from torchweft.voxels.grid import whole
 
 __all__ = ["convolve", "weight_gradient"]
 
-SUMS_PER_CHUNK, LEAST_ROWS, MOST_ROWS = 2**15, 128, 1024
-"""Numbers that the sums of a chunk of output rows may hold, a quarter of a second cache."""
+MOST_ROWS, CHUNKS_PER_THREAD = 2048, 4
+"""Output rows of a chunk, which reads each matrix once: matrices of 256 x 256 take longer to read
+than a few hundred rows to multiply."""
 
 SERIAL = 2**18
 """Multiplications below which one thread is faster."""
@@ -50,7 +52,9 @@ def convolve(
     num_offsets, inner, outer = weight.shape
     table = whole(table, order, num_offsets)
     y = torch.empty(table.shape[1], outer, dtype=torch.promote_types(x.dtype, torch.float32))
-    chunk = max(LEAST_ROWS, min(MOST_ROWS, SUMS_PER_CHUNK // max(outer, 1)))
+    threads = torch.get_num_threads()
+    parts = 1 if threads == 1 else CHUNKS_PER_THREAD * threads
+    chunk = max(1, min(MOST_ROWS, -(-len(y) // parts)))
     tables, result = (table.numpy(), _numbers(order)), y.numpy()
     given = _wide(x).reshape(-1), inner, _wide(weight), flip
 
@@ -63,37 +67,6 @@ def convolve(
     if after is not NO_EPILOGUE:
         y = after.to(y.dtype)(y)
     return y.to(x.dtype)
-
-
-def weight_gradient(
-    x: Tensor,
-    g: Tensor,
-    table: Tensor,
-    order: Tensor | None,
-    *,
-    groups: int = 1,
-    precision: str = "ieee",
-    offsets: int | None = None,
-    mirrored: bool = False,
-) -> Tensor:
-    """dw[k] = Σ_o x[sources[k,o]]ᵀ g[o], as `launch.weight_gradient`; `mirrored` saves nothing."""
-    if groups > 1:
-        return torch_path.weight_gradient(x, g, table, order, groups=groups, offsets=offsets)
-    from torchweft.voxels.convolution import numba_loops
-
-    table = table if offsets is None else whole(table, order, offsets)
-    inner, outer = x.shape[1], g.shape[1]
-    wide = torch.promote_types(x.dtype, torch.float32)
-    gradient = torch.zeros(len(table), inner, outer, dtype=wide)
-    given = _wide(x), _wide(g), table.numpy(), _numbers(order), gradient.numpy()
-
-    def run(first: int, last: int) -> None:
-        numba_loops.weight_gradient(first, last, *given)
-
-    tasks = len(table) * -(-inner // numba_loops.BLOCK)
-    if table.numel() and gradient.numel():
-        share(run, tasks, table.numel() * inner * outer, SERIAL)
-    return gradient.to(x.dtype)
 
 
 def _wide(a: Tensor) -> Array:

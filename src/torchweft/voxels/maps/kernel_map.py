@@ -284,21 +284,27 @@ def _met(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Te
     voxels are.
     """
     coarse, fine = (inputs, outputs) if shape.transposed else (outputs, inputs)
+    sides = _in_order(coarse), _in_order(fine)
     if _loops_serve(fine, shape):
-        sides = _in_order(coarse), _in_order(fine)
         table, back = numba_path.meet(*sides, fine.packing.box, shape, False)
-        return (back, table) if shape.transposed else (table, back)
-    (rows, own), (_, owner) = _in_order(coarse), _in_order(fine)
+    else:
+        table, back = _searched(*sides, fine, shape)
+    return (back, table) if shape.transposed else (table, back)
+
+
+def _searched(
+    coarse: numba_path.Voxels, cells: numba_path.Voxels, fine: Coordinates, shape: Geometry
+) -> tuple[Tensor, Tensor]:
+    (rows, own), (_, owner) = coarse, cells
     offsets = torch.tensor([(0, *offset) for offset in shape.offsets()], device=rows.device)
     corners = rows.long() * torch.tensor((1, *shape.stride), device=rows.device)
-    table = rows.new_full((len(offsets), len(coarse)), -1)
+    table = rows.new_full((len(offsets), len(rows)), -1)
     back = rows.new_full((len(offsets), len(fine) + 1), -1)  # the last column is for none
-    for k, offset in enumerate(offsets if len(coarse) and len(fine) else ()):
+    for k, offset in enumerate(offsets if len(rows) and len(fine) else ()):
         place, absent = fine.place_keys(fine.packing.keys(corners + offset))
         table[k] = owner[place].masked_fill_(absent, -1)
         back[k].index_copy_(0, place.masked_fill(absent, len(fine)), own)
-    back = back[:, :-1].contiguous()
-    return (back, table) if shape.transposed else (table, back)
+    return table, back[:, :-1].contiguous()
 
 
 def _kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
