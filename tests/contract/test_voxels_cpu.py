@@ -1,4 +1,4 @@
-"""The bodies in torch: one product or many, in chunks of any size, the same sums and the same bits.
+"""The bodies in torch and numba: one product or many, chunks of any size, the same sums and bits.
 
 Row order carries no information: permuted rows give permuted results, to the bit, and the weight's
 gradient does not change; nor does anything with the number of threads.
@@ -16,6 +16,7 @@ from tests.conftest import INTERPRETED
 from torchweft.testing import assert_within_bound
 from torchweft.testing.contract import assert_same_bits
 from torchweft.voxels import reference
+from torchweft.voxels.convolution import numba_path as loops
 from torchweft.voxels.convolution import torch_path as cpu
 from torchweft.voxels.convolution.operator import conv_op
 from torchweft.voxels.maps.tensor import kernel_map
@@ -45,7 +46,7 @@ def tables(cloud, layer):
     return (found.table, found.transpose().table, *orders, len(found.table)), found
 
 
-@pytest.fixture(params=["one product", "many", "small chunks"])
+@pytest.fixture(params=["one product", "many", "small chunks", "numba"])
 def way(request, monkeypatch):
     """How a body works, whatever the sizes."""
     folded = request.param == "one product"
@@ -53,6 +54,7 @@ def way(request, monkeypatch):
     if request.param == "small chunks":
         monkeypatch.setattr(cpu, "MOST_ROWS_PER_CHUNK", 48)
     monkeypatch.setattr(cpu, "GATHERED", 2**12)
+    monkeypatch.setattr(loops, "SERIAL", 0)
     cpu._table_cache._entries.clear()
     yield request.param
     cpu._table_cache._entries.clear()
@@ -71,9 +73,9 @@ def operands(cloud, maps, width, dtype=torch.float32):
     return [torch.randn(s, generator=generator, dtype=dtype) for s in shapes]
 
 
-def run(x, weight, g, maps, groups):
+def run(way, x, weight, g, maps, groups):
     """The value and both gradients."""
-    rest = (groups, "ieee", "torch")
+    rest = (groups, "ieee", "numba" if way == "numba" else "torch")
     return (
         conv_op(x, weight, *maps, "y", *rest),
         conv_op(g, weight, *maps, "x", *rest),
@@ -104,7 +106,7 @@ def test_sums_and_bits(width, layer, way, poisoned_memory):
     cloud = random_cloud((8, 8, 8), 2, generator)
     maps, found = tables(cloud, layer)
     x, weight, g = operands(cloud, maps, width)
-    results = run(x, weight, g, maps, width[2])
+    results = run(way, x, weight, g, maps, width[2])
 
     assert_sums(results, (x, weight, g), found.sources, width[2])
 
@@ -114,7 +116,7 @@ def test_sums_and_bits(width, layer, way, poisoned_memory):
     # outputs of a submanifold layer stand as its inputs do, else they ascend
     rows = order if layer.mode == "submanifold" else torch.arange(len(g))
     assert_same_bits(its_found.outputs.rows, found.outputs.rows[rows], "the outputs")
-    y, dx, dw = run(x[order], weight, g[rows], its_maps, width[2])
+    y, dx, dw = run(way, x[order], weight, g[rows], its_maps, width[2])
     assert_same_bits(y, results[0][rows], "the value of permuted rows")
     assert_same_bits(dx, results[1][order], "the input's gradient of permuted rows")
     assert_same_bits(dw, results[2], "the weight's gradient of permuted rows")
@@ -126,12 +128,12 @@ def test_offsets_that_all_rows_but_one_have(width, way):
     cloud = Cloud(torch.stack([torch.zeros(41), torch.arange(41)], 1).long(), (41,), 1)
     maps, found = tables(cloud, Layer((3,)))
     inputs = operands(cloud, maps, width)
-    assert_sums(run(*inputs, maps, width[2]), inputs, found.sources, width[2])
+    assert_sums(run(way, *inputs, maps, width[2]), inputs, found.sources, width[2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("width", WIDTHS[2:], ids=str)
-@pytest.mark.parametrize("way", ["one product", "many"], indirect=True)
+@pytest.mark.parametrize("way", ["one product", "many", "numba"], indirect=True)
 def test_threads_change_no_bit(width, dtype, way):
     layer = Layer((3, 1, 1))
     cloud = random_cloud((16, 16, 16), 1, torch.Generator().manual_seed(2))
@@ -141,7 +143,7 @@ def test_threads_change_no_bit(width, dtype, way):
     try:
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            found.append(run(*inputs, maps, width[2]))
+            found.append(run(way, *inputs, maps, width[2]))
     finally:
         torch.set_num_threads(before)
     for results in found[1:]:
@@ -149,14 +151,14 @@ def test_threads_change_no_bit(width, dtype, way):
             assert_same_bits(out, expected, f"{name} by other threads")
 
 
-@pytest.mark.parametrize("way", ["one product", "small chunks"], indirect=True)
+@pytest.mark.parametrize("way", ["one product", "small chunks", "numba"], indirect=True)
 def test_infinities_stay_where_they_meet(way):
     """Row 0 is infinite and meets few others: nothing that fills up reads it."""
     cloud = Cloud(torch.tensor([[0, 0], [0, 5], [0, 6], [0, 9]]), (10,), 1)
     maps, _ = tables(cloud, Layer((3,)))
     x, weight, g = operands(cloud, maps, (2, 2, 1))
     x[0] = float("inf")
-    y, _, dw = run(x, weight, g, maps, 1)
+    y, _, dw = run(way, x, weight, g, maps, 1)
     assert y[1:].isfinite().all()
     assert not y[0].isfinite().any()
     assert dw[[0, 2]].isfinite().all()
@@ -169,11 +171,11 @@ def test_a_symmetric_map_needs_no_second_table(width, way):
     cloud = random_cloud((8, 8, 8), 1, torch.Generator().manual_seed(3))
     (table, back, _, order, num), its_map = tables(cloud, LAYERS[0])
     inputs = operands(cloud, (table,), width, torch.float64)
-    _, expected, _ = run(*inputs, (table, back, order, order, num), width[2])
-    results = run(*inputs, (table, None, order, order, num), width[2])
+    _, expected, _ = run(way, *inputs, (table, back, order, order, num), width[2])
+    results = run(way, *inputs, (table, None, order, order, num), width[2])
     kept = table[: num // 2 + 1].clone()  # half of it says all
     for result, again in zip(
-        results, run(*inputs, (kept, None, order, order, num), width[2]), strict=True
+        results, run(way, *inputs, (kept, None, order, order, num), width[2]), strict=True
     ):
         torch.testing.assert_close(again, result, rtol=0, atol=0)
     _, found, _ = results

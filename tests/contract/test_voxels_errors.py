@@ -129,11 +129,6 @@ CASES = {
         torchweft.ShapeError,
         r"coordinates of 2 axes: it needs 3.*sparse_conv",
     ),
-    "numba": (
-        lambda: conv(backend="numba"),
-        torchweft.BackendError,
-        r"backend='numba'.*matrix products.*torch",
-    ),
     "triton": (
         lambda: conv(backend="triton"),
         torchweft.BackendError,
@@ -216,7 +211,7 @@ def test_layers_of_torch_take_no_other_backend(name):
             TORCH_ONLY[name](backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["numba", "triton", "cuda"])
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_convolutions_take_the_backend_that_was_requested(backend):
     if backend == "triton" and INTERPRETED:
         pytest.skip("the interpreter serves the CPU")

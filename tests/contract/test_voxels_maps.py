@@ -35,6 +35,7 @@ from torchweft.errors import IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, geometry
 from torchweft.voxels.maps import coordinates as coordinates_module
 from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 
@@ -170,8 +171,11 @@ def coordinates(rows: list, dim: int, spatial: tuple | None = None) -> Coordinat
     return Coordinates(torch.tensor(rows, dtype=torch.int64).reshape(-1, 1 + dim), spatial)
 
 
+@pytest.mark.parametrize("loops", [True, False], ids=["numba", "torch"])
 @pytest.mark.parametrize("mode", ["submanifold", "strided", "transposed"])
-def test_maps_are_those_of_a_dictionary(mode):
+def test_maps_are_those_of_a_dictionary(mode, loops, monkeypatch):
+    monkeypatch.setattr(numba_path, "loops_serve", lambda device: loops)
+
     @hypothesis.settings(max_examples=EXAMPLES)
     @hypothesis.given(problems(mode))
     def holds(problem):

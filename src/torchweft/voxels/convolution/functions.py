@@ -18,7 +18,7 @@ from torchweft.core.backend import choose
 from torchweft.core.operators.call_cache import CallCache, signature
 from torchweft.core.operators.operands import check_tensors, same_kind
 from torchweft.core.operators.operator import compiling, constant_when_compiling
-from torchweft.errors import BackendError, DTypeError, ShapeError
+from torchweft.errors import DTypeError, ShapeError
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue, check
 from torchweft.voxels.convolution.operator import (
     ConvOperands,
@@ -92,7 +92,7 @@ def sparse_conv(
         shift: (C_out,).
         residual: (N_out, C_out), features on the output's voxels.
         activation: "relu", "silu" or "gelu".
-        backend: "triton", "torch"; None chooses.
+        backend: "triton", "numba", "torch"; None chooses.
 
     Returns:
         The output's voxels with (N_out, C_out) features in the input's dtype.
@@ -299,13 +299,7 @@ def _convolved(
 
 @constant_when_compiling
 def _serving(backend: str | None, device: str) -> str:
-    """The backend of a call; numba does not serve voxels."""
-    if backend == "numba":
-        raise BackendError(
-            "backend='numba' was asked for: convolutions on the CPU are matrix products, which "
-            "torch's library computes. Pass backend='torch', or None to let torchweft choose."
-        )
-    return choose("torch" if backend is None and device != "cuda" else backend, device)
+    return choose(backend, device)
 
 
 def _check_weight(

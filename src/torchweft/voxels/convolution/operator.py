@@ -41,7 +41,7 @@ from torchweft.core.operators.operator import (
     transformed,
     unwatched,
 )
-from torchweft.voxels.convolution import launch, torch_path
+from torchweft.voxels.convolution import launch, numba_path, torch_path
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Coordinates
@@ -56,7 +56,11 @@ __all__ = [
     "observed",
 ]
 
-_CONV_BODIES: dict[str, ModuleType] = {"triton": launch, "torch": torch_path}
+_CONV_BODIES: dict[str, ModuleType] = {
+    "triton": launch,
+    "numba": numba_path,
+    "torch": torch_path,
+}
 """`convolve` and `weight_gradient` on real tensors, by backend."""
 
 _MAP_SCHEMA = "Tensor table, Tensor? back, Tensor? in_order, Tensor? out_order, int offsets"

@@ -27,6 +27,7 @@ from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.checks import (
     check_rows,
     check_same_device,
@@ -253,10 +254,14 @@ class Coordinates:
             keys, order, self._words = map_launch.ascending(keys, self.packing.sizes, flags)
             flags.written()
             return keys, order
-        placed, places = torch.sort(keys)
+        if self.packing.single and numba_path.loops_serve(keys.device.type):
+            placed, order = numba_path.ascending(keys, self.packing.sizes)
+        else:
+            placed, places = torch.sort(keys)
+            order = places.int()
         if bool((placed[1:] == placed[:-1]).any()):
             raise repeated_voxel(self._rows, keys)
-        return placed, places.int()
+        return placed, order
 
     def _holds(self) -> bool:
         """Whether the assumptions of the last `unchecked` hold; waits for the kernels."""
@@ -334,7 +339,10 @@ class Coordinates:
         cells = torch.div(rows, divisors, rounding_mode="floor")
         sizes = [max(high - low + 1, 1) for low, high in zip(lows, highs, strict=True)]
         packing = Packing(cells, lows, sizes)
-        keys = torch.unique(packing.keys(cells))
+        if packing.single and numba_path.loops_serve(rows.device.type):
+            keys = numba_path.distinct(packing.pack(cells), sizes).to(packing.dtype)
+        else:
+            keys = torch.unique(packing.keys(cells))
         box = None if self.given_shape is None else shape.output_shape(self.given_shape)
         stride = [a * s for a, s in zip(self.stride, shape.stride, strict=True)]
         grid = box, self.given_batch_size, stride, (lows, highs)
@@ -472,6 +480,8 @@ def _read(rows: Tensor) -> tuple[Bounds, bool, Tensor]:
         return ((0,) * rows.shape[1], (-1,) * rows.shape[1]), True, narrow
     if kernels_serve(rows.device.type):
         return *map_launch.survey(rows), narrow
+    if numba_path.loops_serve(rows.device.type):
+        return *numba_path.bounds(rows), narrow
     low, high = torch.stack(torch.aminmax(rows.long(), dim=0)).tolist()
     first, second = rows[:-1], rows[1:]
     below = torch.zeros_like(first[:, 0], dtype=torch.bool)
@@ -559,6 +569,8 @@ class Packing:
         """The keys (N,) of int32 rows that are in range and have known prefixes."""
         if self.single and rows.shape[0] and kernels_serve(rows.device.type):
             return map_launch.pack(rows, self.box, self.dtype)
+        if self.single and numba_path.loops_serve(rows.device.type):
+            return numba_path.pack(rows, *self.box).to(self.dtype)
         return self._key(rows).to(self.dtype)
 
     def _key(self, rows: Tensor) -> Tensor:

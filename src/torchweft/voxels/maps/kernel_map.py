@@ -27,6 +27,7 @@ from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, cached_table, integer, whole
 from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.checks import check_rows, check_same_device
 from torchweft.voxels.maps.coordinates import Bounds, Coordinates, Packing, kernels_serve
 from torchweft.voxels.maps.jobs import Job
@@ -290,22 +291,34 @@ def _floored(inputs: Coordinates, shape: Geometry) -> MapTables:
 @below_transforms
 @outside_graphs
 def _met(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
-    """The tables of a map between known voxels: one search for each offset and coarse voxel.
+    """The tables of a map between known voxels.
 
-    Torch's operations on every device; their number does not depend on what the voxels are.
+    Where numba serves, one merge for each line of offsets, see `numba_loops`.  Else one search for
+    each offset and coarse voxel by torch's operations, whose number does not depend on what the
+    voxels are.
     """
     coarse, fine = (inputs, outputs) if shape.transposed else (outputs, inputs)
-    (rows, own), (_, owner) = _in_order(coarse), _in_order(fine)
+    sides = _in_order(coarse), _in_order(fine)
+    if _loops_serve(fine, shape):
+        table, back = numba_path.meet(*sides, fine.packing.box, shape, False)
+    else:
+        table, back = _searched(*sides, fine, shape)
+    return (back, table) if shape.transposed else (table, back)
+
+
+def _searched(
+    coarse: numba_path.Voxels, cells: numba_path.Voxels, fine: Coordinates, shape: Geometry
+) -> tuple[Tensor, Tensor]:
+    (rows, own), (_, owner) = coarse, cells
     offsets = torch.tensor([(0, *offset) for offset in shape.offsets()], device=rows.device)
     corners = rows.long() * torch.tensor((1, *shape.stride), device=rows.device)
-    table = rows.new_full((len(offsets), len(coarse)), -1)
+    table = rows.new_full((len(offsets), len(rows)), -1)
     back = rows.new_full((len(offsets), len(fine) + 1), -1)  # the last column is for none
-    for k, offset in enumerate(offsets if len(coarse) and len(fine) else ()):
+    for k, offset in enumerate(offsets if len(rows) and len(fine) else ()):
         place, absent = fine.place_keys(fine.packing.keys(corners + offset))
         table[k] = owner[place].masked_fill_(absent, -1)
         back[k].index_copy_(0, place.masked_fill(absent, len(fine)), own)
-    back = back[:, :-1].contiguous()
-    return (back, table) if shape.transposed else (table, back)
+    return table, back[:, :-1].contiguous()
 
 
 def map_kernels_serve(inputs: Coordinates, packing: Packing, shape: Geometry) -> bool:
@@ -320,6 +333,11 @@ def _is_narrow(shape: Geometry) -> bool:
     return all(number < 2**31 for axis in shape[1:] for number in axis)
 
 
+def _loops_serve(fine: Coordinates, shape: Geometry) -> bool:
+    """Whether numba's loops build a map: one integer must hold all intermediate numbers."""
+    return numba_path.loops_serve(fine.device.type) and fine.packing.single and _is_narrow(shape)
+
+
 def submanifold_tables(
     inputs: Coordinates, shape: Geometry, later: list[Job] | None = None
 ) -> MapTables:
@@ -331,6 +349,10 @@ def submanifold_tables(
         inputs.compile_ahead(shape)
         given = inputs.unchecked(), inputs.cells, inputs.packing.box, shape
         return *map_launch.submanifold(*given, later), None
+    if _loops_serve(inputs, shape):
+        voxels = _in_order(inputs)
+        table, reverse = numba_path.meet(voxels, voxels, inputs.packing.box, shape, shape.symmetric)
+        return table, None if shape.symmetric else reverse, None
     offsets = shape.offsets()
     num, count = len(offsets), len(inputs)
     empty = functools.partial(torch.full, dtype=torch.int32, device=inputs.device)
@@ -377,6 +399,10 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         voxels = inputs.rows, inputs.order  # distinct, or two candidates would be one pair
         table, back, rows, keys = map_launch.resample(*voxels, sizes, packing.dtype, shape)
         return table, back, Coordinates.ascending(packing, keys, *grid, rows)
+    if packing.single and _loops_serve(inputs, shape):
+        keys, rows = numba_path.reached(_in_order(inputs)[0], (size, *spatial), shape)
+        outputs = Coordinates.ascending(packing, keys.to(packing.dtype), *grid, rows)
+        return *_met(inputs, outputs, shape), outputs
     met, reached = zip(
         *[_outputs(inputs, shape, spatial, offset) for offset in shape.offsets()], strict=True
     )

@@ -1,0 +1,220 @@
+"""Loops over voxels in ascending order, compiled by numba: merges in place of searches.
+
+Voxels of one side are visited in ascending order, so the voxels that they meet at one offset ascend
+too: a pointer into the keys of the other side only moves forward.  Integers alone are written, each
+place by one task, so the results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+__all__ = ["bounds", "keys_of", "lines_of", "meet", "reach", "rows_of", "sort", "squeeze"]
+
+jit = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+BITS = 11
+"""Bits of a digit of the sort: its counters fit in the first cache."""
+
+
+@jit
+def bounds(rows, low, high):  # type: ignore[no-untyped-def]
+    """Fill in the bounds of the columns of one or more rows; whether each row is below the next."""
+    low[:], high[:] = rows[0], rows[0]
+    ascends = True
+    for i in range(1, rows.shape[0]):
+        order = 0
+        for column in range(rows.shape[1]):
+            value = rows[i, column]
+            low[column] = min(low[column], value)
+            high[column] = max(high[column], value)
+            if order == 0:
+                order = (value > rows[i - 1, column]) - (value < rows[i - 1, column])
+        ascends &= order > 0
+    return ascends
+
+
+@jit
+def keys_of(rows, lows, sizes, keys):  # type: ignore[no-untyped-def]
+    """Fill in the keys of rows that lie in a box."""
+    for i in range(rows.shape[0]):
+        key = np.int64(0)
+        for column in range(rows.shape[1]):
+            key = key * sizes[column] + rows[i, column] - lows[column]
+        keys[i] = key
+
+
+@jit
+def rows_of(keys, sizes, rows):  # type: ignore[no-untyped-def]
+    """Fill in the rows of ascending keys in a box that begins at 0.
+
+    A row is divided out of its key only where it leaves the line of the row before.
+    """
+    last = rows.shape[1] - 1
+    for i in range(keys.shape[0]):
+        if i and rows[i - 1, last] + (keys[i] - keys[i - 1]) < sizes[last]:
+            for column in range(last):
+                rows[i, column] = rows[i - 1, column]
+            rows[i, last] = rows[i - 1, last] + (keys[i] - keys[i - 1])
+        else:
+            key = keys[i]
+            for column in range(last + 1):
+                rows[i, last - column] = key % sizes[last - column]
+                key //= sizes[last - column]
+
+
+@jit
+def sort(keys, order, bits):  # type: ignore[no-untyped-def]
+    """Keys ≥ 0 of so many bits ascending, and their stable order, which may have length 0."""
+    ordered = order.shape[0] > 0
+    keys, order = keys.copy(), order.copy()
+    other, other_order = np.empty_like(keys), np.empty_like(order)
+    for shift in range(0, bits, BITS):
+        begin = np.zeros((1 << BITS) + 1, np.int64)
+        for key in keys:
+            begin[((key >> shift) & ((1 << BITS) - 1)) + 1] += 1
+        for digit in range(1 << BITS):
+            begin[digit + 1] += begin[digit]
+        for i in range(keys.shape[0]):
+            digit = (keys[i] >> shift) & ((1 << BITS) - 1)
+            other[begin[digit]] = keys[i]
+            if ordered:
+                other_order[begin[digit]] = order[i]
+            begin[digit] += 1
+        keys, other = other, keys
+        order, other_order = other_order, order
+    return keys, order
+
+
+@jit
+def squeeze(keys):  # type: ignore[no-untyped-def]
+    """Move the distinct ones of ascending keys to the front; their number."""
+    count = 0
+    for key in keys:
+        if count == 0 or keys[count - 1] != key:
+            keys[count] = key
+            count += 1
+    return count
+
+
+@jit
+def reach(rows, kernel, sizes, transposed, keys):  # type: ignore[no-untyped-def]
+    """Fill in the keys of all voxels that rows meet in a box that begins at 0; their number.
+
+    kernel: (axes, 4): size, stride, dilation, and the offset of position 0.  The keys of a row are
+    the products of what it meets along each axis, which is kept for the next row.
+    """
+    axes = kernel.shape[0]
+    places, found = np.empty((axes, kernel[:, 0].max() + 1), np.int64), np.zeros(axes, np.int64)
+    count = 0
+    for i in range(rows.shape[0]):
+        met = 1
+        keys[count] = rows[i, 0]
+        for axis in range(axes):
+            size = sizes[1 + axis]
+            if i == 0 or rows[i, 1 + axis] != rows[i - 1, 1 + axis]:
+                q = np.int64(rows[i, 1 + axis])
+                found[axis] = _along(q, axis, kernel, size, transposed, places)
+            here = found[axis]
+            for m in range(1, met + 1):  # from the last to the first: in place
+                prefix = keys[count + met - m] * size
+                for n in range(1, here + 1):
+                    keys[count + (met - m + 1) * here - n] = prefix + places[axis, here - n]
+            met *= here
+        count += met
+    return count
+
+
+@jit
+def _along(q, axis, kernel, size, transposed, places):  # type: ignore[no-untyped-def]
+    """Fill in the places from 0 to size − 1 that a coordinate meets along an axis; their number."""
+    stride, dilation, offset = kernel[axis, 1], kernel[axis, 2], kernel[axis, 3]
+    factor, divisor, sign = (stride, 1, 1) if transposed else (1, stride, -1)
+    found = 0
+    for j in range(kernel[axis, 0]):  # without branches: they are as good as random
+        distance = q * factor + sign * (offset + j * dilation)
+        place = distance // divisor
+        places[axis, found] = place
+        found += (place * divisor == distance) & (place >= 0) & (place < size)
+    return found
+
+
+@jit
+def lines_of(rows, lows, sizes, begin, keys):  # type: ignore[no-untyped-def]
+    """The number of lines of ascending rows: those that differ in the last column only.
+
+    Fill in where each begins, with the number of rows behind the last, and the keys of the columns
+    before the last.
+    """
+    count, last = 0, rows.shape[1] - 1
+    for i in range(rows.shape[0]):
+        follows = i > 0
+        for column in range(last):
+            follows = follows and rows[i, column] == rows[i - 1, column]
+        if not follows:
+            key = np.int64(0)
+            for column in range(last):
+                key = key * sizes[column] + rows[i, column] - lows[column]
+            begin[count], keys[count] = i, key
+            count += 1
+    begin[count] = rows.shape[0]
+    return count
+
+
+@jit
+def meet(first, last, coarse, fine, box, stride, lines, along, mirror, table, back):  # type: ignore[no-untyped-def]
+    """table[k, i] and back[k, t] of all offsets on lines first … last − 1 of the kernel.
+
+    Args:
+        first: number of the first line: offsets that differ along the last axis only are a line.
+        last: number of the line behind the last.
+        coarse: (M, 1 + d) rows, ascending; each meets the fine voxels at row · stride + offset.
+            Their numbers (M,).  The lines of the rows: where each begins.
+        fine: (F, 1 + d) rows, ascending; their numbers; where each line begins, and its key.
+        box: (2, 1 + d) lowest values and sizes of the columns of the fine rows.
+        stride: (d,).
+        lines: (lines, d − 1) offsets of the axes before the last.
+        along: offsets of the last axis, ascending.
+        mirror: the two sides are one and offset K − 1 − k is the opposite of k: the table is its
+            own `back`, the first half of the offsets is searched and the middle line up to its
+            centre.
+        table: (K, M) of −1.
+        back: (K, F) of −1.
+    """
+    (rows, own, begin), (cells, owner, fine_begin, keys) = coarse, fine
+    length, axes = along.shape[0], lines.shape[1]
+    for line in range(first, last):
+        found = length // 2 + 1 if mirror and line == lines.shape[0] // 2 else length
+        other = 0
+        for number in range(begin.shape[0] - 1):
+            i = begin[number]
+            key = np.int64(rows[i, 0]) - box[0, 0]
+            inside = 0 <= key < box[1, 0]
+            for axis in range(axes):
+                value = rows[i, 1 + axis] * stride[axis] + lines[line, axis] - box[0, 1 + axis]
+                inside &= 0 <= value < box[1, 1 + axis]
+                key = key * box[1, 1 + axis] + value
+            if not inside:
+                continue
+            while other < keys.shape[0] and keys[other] < key:
+                other += 1
+            if other == keys.shape[0]:
+                break
+            if keys[other] != key:
+                continue
+            at, end = fine_begin[other], fine_begin[other + 1]
+            for i in range(begin[number], begin[number + 1]):
+                middle = rows[i, -1] * stride[-1]
+                while at < end and cells[at, -1] < middle + along[0]:
+                    at += 1
+                t = at
+                for j in range(found):
+                    while t < end and cells[t, -1] < middle + along[j]:
+                        t += 1
+                    if t == end:
+                        break
+                    if cells[t, -1] == middle + along[j]:
+                        k = line * length + j
+                        table[k, i] = owner[t]
+                        back[lines.shape[0] * length - 1 - k if mirror else k, t] = own[i]

@@ -1,0 +1,142 @@
+"""Sorted keys and kernel maps on the CPU by numba's loops, which are loaded at the first call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchweft.core.backend import choose
+from torchweft.core.cpu.loops import share
+from torchweft.voxels.grid import Geometry
+
+Array = np.ndarray[Any, Any]
+
+__all__ = ["ascending", "bounds", "loops_serve", "meet", "pack", "reached"]
+
+SERIAL = 2**17
+"""Voxels on all lines of a kernel below which one thread is faster."""
+
+
+def loops_serve(device: str) -> bool:
+    """Whether numba's loops serve tensors on a type of device; the torch code serves all."""
+    return device == "cpu" and choose(None, device) == "numba"
+
+
+def bounds(rows: Tensor) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], bool]:
+    """The bounds of the columns of one or more rows, and whether each row is below the next."""
+    from torchweft.voxels.maps import numba_loops
+
+    low, high = np.empty((2, rows.shape[1]), np.int64)
+    narrow = rows.dtype == torch.int32
+    ascends = numba_loops.bounds((rows if narrow else rows.long()).contiguous().numpy(), low, high)
+    return (tuple(low.tolist()), tuple(high.tolist())), ascends
+
+
+def pack(rows: Tensor, lows: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """(N,) int64 keys of int32 rows in a box, whose keys one integer holds."""
+    from torchweft.voxels.maps import numba_loops
+
+    keys = torch.empty(len(rows), dtype=torch.int64)
+    numba_loops.keys_of(rows.numpy(), np.array(lows), np.array(sizes), keys.numpy())
+    return keys
+
+
+def ascending(keys: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The keys of a box ascending, and their stable order as int32."""
+    from torchweft.voxels.maps import numba_loops
+
+    order = np.arange(len(keys), dtype=np.int32)
+    placed, order = numba_loops.sort(keys.long().numpy(), order, _bits(sizes))
+    return torch.from_numpy(placed).to(keys.dtype), torch.from_numpy(order)
+
+
+def distinct(keys: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The distinct keys of a box, ascending."""
+    from torchweft.voxels.maps import numba_loops
+
+    none = np.empty(0, np.int32)
+    placed, _ = numba_loops.sort(keys.long().numpy(), none, _bits(sizes))
+    return torch.from_numpy(placed[: numba_loops.squeeze(placed)].copy())
+
+
+def _bits(sizes: Sequence[int]) -> int:
+    return (math.prod(sizes) - 1).bit_length()
+
+
+def reached(rows: Tensor, sizes: Sequence[int], shape: Geometry) -> tuple[Tensor, Tensor]:
+    """The voxels that a strided or transposed layer writes: int64 keys ascending, int32 rows.
+
+    Args:
+        rows: (N, 1 + d) int32, the inputs, in any order; fastest where they ascend.
+        sizes: of the columns of the outputs, which begin at 0.
+        shape: the geometry.
+    """
+    from torchweft.voxels.maps import numba_loops
+
+    kernel = np.array([*zip(*shape[1:3], shape.dilation, (-b for b in shape.begin), strict=True)])
+    most = 1  # voxels that one row meets: strided, of every s / gcd(s, dilation) positions one
+    for k, s, d, _ in kernel.tolist():
+        most *= k if shape.transposed else -(-k * math.gcd(s, d) // s)
+    room = most * len(rows) + shape.num_offsets + max(shape.kernel_size)
+    keys, limits = np.empty(room, np.int64), np.array(sizes)
+    count = numba_loops.reach(rows.numpy(), kernel, limits, shape.transposed, keys)
+    found = distinct(torch.from_numpy(keys[:count]), sizes)
+    outputs = torch.empty(len(found), len(sizes), dtype=torch.int32)
+    numba_loops.rows_of(found.numpy(), limits, outputs.numpy())
+    return found, outputs
+
+
+Voxels = tuple[Tensor, Tensor]
+"""(N, 1 + d) int32 rows, ascending, and the number (int32) of each."""
+
+Box = tuple[Sequence[int], Sequence[int]]
+"""The lowest value and the size of each column."""
+
+
+def meet(
+    coarse: Voxels, fine: Voxels, box: Box, shape: Geometry, mirror: bool
+) -> tuple[Tensor, Tensor]:
+    """The tables of the coarse and of the fine side of a map; a mirrored one is both.
+
+    Args:
+        coarse: voxels; each meets the fine ones at row · stride + offset.
+        fine: voxels.
+        box: of the fine rows.
+        shape: the geometry.
+        mirror: whether the two sides are one, and offset K − 1 − k is the opposite of k.
+    """
+    from torchweft.voxels.maps import numba_loops
+
+    offsets, limits, along = np.array(shape.offsets()), np.array(box), shape.kernel_size[-1]
+    rows, cells = coarse[0], fine[0]
+    table = rows.new_full((len(offsets), len(rows)), -1)
+    back = table if mirror else rows.new_full((len(offsets), len(cells)), -1)
+    begin, keys = _lines(cells, limits)
+    sides = (
+        (rows.numpy(), coarse[1].numpy(), begin if rows is cells else _lines(rows, limits)[0]),
+        (cells.numpy(), fine[1].numpy(), begin, keys),
+    )
+    lines = np.ascontiguousarray(offsets[::along, :-1])
+    shifts = np.array(shape.stride), lines, np.ascontiguousarray(offsets[:along, -1])
+    results = table.numpy(), back.numpy()
+
+    def run(first: int, last: int) -> None:
+        numba_loops.meet(first, last, *sides, limits, *shifts, mirror, *results)
+
+    tasks = len(lines) // 2 + 1 if mirror else len(lines)
+    share(run, tasks, tasks * (len(rows) + len(cells)), SERIAL)
+    return table, back
+
+
+def _lines(rows: Tensor, limits: Array) -> tuple[Array, Array]:
+    """Where each line of ascending rows begins, and its key, which only a row in the box has."""
+    from torchweft.voxels.maps import numba_loops
+
+    begin, keys = np.empty(len(rows) + 1, np.int64), np.empty(len(rows), np.int64)
+    count = numba_loops.lines_of(rows.numpy(), limits[0], limits[1], begin, keys)
+    return begin[: count + 1], keys[:count]
