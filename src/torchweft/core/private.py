@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
     "DispatchMode",
+    "GetAttrKey",
     "any_autocast",
     "dispatch_modes",
     "eval_frame",
@@ -34,6 +35,7 @@ __all__ = [
     "pack_args",
     "parse_to",
     "raw_stream",
+    "register_pytree_node",
     "temporarily_clear_interpreter_stack",
     "transforms_active",
     "unflatten",
@@ -49,6 +51,9 @@ flatten = _pytree.tree_flatten
 """Nested tuples, lists and dicts -> (leaves, structure)."""
 flatten_with_path = _pytree.tree_flatten_with_path
 unflatten = _pytree.tree_unflatten
+register_pytree_node = _pytree.register_pytree_node
+GetAttrKey = _pytree.GetAttrKey
+"""The key of a leaf that has a name."""
 get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 """The index of the current GPU, without a check that CUDA is initialized."""
 raw_stream: Callable[[int], Any] = getattr(

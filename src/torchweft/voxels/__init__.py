@@ -12,6 +12,7 @@ from torchweft.voxels.layers.convolution import *  # noqa: F403
 from torchweft.voxels.layers.norm import *  # noqa: F403
 from torchweft.voxels.layers.pooling import *  # noqa: F403
 from torchweft.voxels.layers.voxelize import devoxelize, point_to_voxel, voxelize
+from torchweft.voxels.maps import leaves as _leaves  # noqa: F401 - registers the tree
 from torchweft.voxels.maps.kernel_map import KernelMap
 from torchweft.voxels.maps.metadata import (
     GemmGroups,

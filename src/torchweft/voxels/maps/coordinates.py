@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchweft.core.backend import choose
 from torchweft.core.operators.operands import check_tensors
-from torchweft.core.operators.operator import below_transforms, outside_graphs
+from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps import launch as map_launch
@@ -39,7 +39,9 @@ from torchweft.voxels.maps.tiles import Flags
 __all__ = [
     "HIGH",
     "LOW",
+    "Bounds",
     "Coordinates",
+    "Grid",
     "Packing",
     "kernels_serve",
     "rank",
@@ -52,6 +54,9 @@ _UNSIGNED = torch.uint16, torch.uint32, torch.uint64
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 """The lowest and the highest value of each column."""
+
+Grid = tuple[tuple[int, ...] | None, int | None, tuple[int, ...], Bounds]
+"""The given shape, the given batch size, the stride and the bounds of voxels."""
 
 
 class Coordinates:
@@ -78,7 +83,8 @@ class Coordinates:
         ShapeError: a voxel that occurs twice, on the first sort.
     """
 
-    tables: dict[Any, Any]  # of kernel maps, by geometry, and the coarse voxels: see kernel_map.py
+    tables: dict[Any, Any]
+    """Tables of kernel maps by geometry, coarse voxels by stride, and the order in a graph."""
     onto: weakref.WeakKeyDictionary[Coordinates, dict[Geometry, Any]]
     """Tables of maps to given outputs, by these: whoever keeps the outputs keeps the tables."""
     _rows: Tensor
@@ -105,7 +111,9 @@ class Coordinates:
         self.given_shape = None if box is None else self._axes("spatial_shape", box)
         self.given_batch_size = None if batch_size is None else checked_batch_size(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
-        if not self._assume_fit(rows):
+        if compiling():
+            self._trace(rows)
+        elif not self._assume_fit(rows):
             self._survey(rows)
         self._without_maps()
 
@@ -121,11 +129,25 @@ class Coordinates:
         rows: Tensor | None = None,
     ) -> Coordinates:
         """The voxels of ascending distinct keys, without checks; their rows may be known."""
+        rows = packing.rows(keys) if rows is None else rows
+        found = cls.of_ascending(rows, spatial_shape, batch_size, stride, bounds)
+        found._packing, found._sorted = packing, (keys, None)
+        return found
+
+    @classmethod
+    def of_ascending(
+        cls,
+        rows: Tensor,
+        spatial_shape: tuple[int, ...] | None,
+        batch_size: int | None,
+        stride: Sequence[int],
+        bounds: Bounds,
+    ) -> Coordinates:
+        """The voxels of ascending distinct int32 rows, without checks."""
         found = cls.__new__(cls)
         found.dim, found.stride, found._bounds = len(stride), tuple(stride), bounds
         found.given_shape, found.given_batch_size = spatial_shape, batch_size
-        found._rows = packing.rows(keys) if rows is None else rows
-        found._packing, found._sorted, found._ascends = packing, (keys, None), True
+        found._rows, found._ascends = rows, True
         return found._without_maps()
 
     def _without_maps(self) -> Coordinates:
@@ -203,7 +225,32 @@ class Coordinates:
         """(N,) int32: rows in ascending order of (batch, s0, s1, …); None: rows ascend."""
         if self._sorted is not None and self._given is None and self._flags is None:
             return self._sorted[1]  # nothing is left to check
+        known: Tensor | None = self.tables.get("order")
+        if known is not None:
+            return known
+        if compiling():
+            return self._order_in_graph()
         return self.valid(self.unchecked)[1]
+
+    @property
+    def known_order(self) -> Tensor | None:
+        """The order where it has been found; None: rows ascend, or nobody has asked."""
+        found: Tensor | None = self.tables.get("order")
+        return found if self._sorted is None else self._sorted[1]
+
+    def know(self, ascends: bool, order: Tensor | None) -> None:
+        """Take over whether rows ascend, and their order if it was found."""
+        self._ascends = ascends
+        if order is not None:
+            self.tables["order"] = order
+
+    @property
+    def grid(self) -> Grid:
+        """Where the voxels lie; bounds are those of the box where it was given."""
+        bounds, (size, shape) = self._bounds, (self.given_batch_size, self.given_shape)
+        if shape is not None and size is not None:
+            bounds = (0,) * (1 + self.dim), tuple(n - 1 for n in (size, *shape))
+        return shape, size, self.stride, bounds
 
     @property
     def seem_sorted(self) -> bool:
@@ -316,19 +363,23 @@ class Coordinates:
         return found
 
     def _divided(self, shape: Geometry) -> Coordinates:
-        rows, steps = self.rows, (1, *shape.stride)
-        lows, highs = (
-            tuple(n // s for n, s in zip(bound, steps, strict=True)) for bound in self._bounds
-        )
-        divisors = torch.tensor(steps, device=rows.device)
+        rows, grid = self.rows, self.coarse_grid(shape)
+        lows, highs = grid[3]
+        divisors = torch.tensor((1, *shape.stride), device=rows.device)
         cells = torch.div(rows, divisors, rounding_mode="floor")
         sizes = [max(high - low + 1, 1) for low, high in zip(lows, highs, strict=True)]
         packing = Packing(cells, lows, sizes)
-        keys = torch.unique(packing.keys(cells))
+        return Coordinates.ascending(packing, torch.unique(packing.keys(cells)), *grid)
+
+    def coarse_grid(self, shape: Geometry) -> Grid:
+        """Where the voxels ⌊c / stride⌋ lie."""
+        steps = (1, *shape.stride)
+        lows, highs = (
+            tuple(n // s for n, s in zip(bound, steps, strict=True)) for bound in self._bounds
+        )
         box = None if self.given_shape is None else shape.output_shape(self.given_shape)
-        stride = [a * s for a, s in zip(self.stride, shape.stride, strict=True)]
-        grid = box, self.given_batch_size, stride, (lows, highs)
-        return Coordinates.ascending(packing, keys, *grid)
+        stride = tuple(a * s for a, s in zip(self.stride, shape.stride, strict=True))
+        return box, self.given_batch_size, stride, (lows, highs)
 
     def place_keys(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The place of each key among the ascending keys, and whether it is absent."""
@@ -375,6 +426,31 @@ class Coordinates:
         """
         if self._given is not None and self._flags is None:
             self._keys, self._flags = _packed(self._given, self.packing)
+
+    def _trace(self, rows: Tensor) -> None:
+        """Rows that a graph makes are checked when it runs, and their box is given."""
+        if self.given_shape is None or self.given_batch_size is None:
+            raise ShapeError(
+                f"coords came with spatial_shape {self.given_shape} and batch_size "
+                f"{self.given_batch_size} in a function that is compiled or exported: what "
+                "coordinates hold is not known there, so both must be given. Pass them, or build "
+                "the SparseTensor outside and give it to the function."
+            )
+        box = self.given_shape, self.given_batch_size
+        self._rows, self._ascends = torch.ops.torchweft.voxel_rows(rows, *box), False
+        self._bounds = self.grid[3]
+
+    def traced(self) -> tuple[Tensor, tuple[int, ...] | None, int | None]:
+        """The rows, checked or not, and the given box, by which operators of graphs know them."""
+        rows = self._rows if self._given is None else self._given
+        return rows, self.given_shape, self.given_batch_size
+
+    def _order_in_graph(self) -> Tensor | None:
+        if self._ascends and self._given is None and self._flags is None:
+            return None
+        order: Tensor = torch.ops.torchweft.voxel_order(*self.traced())
+        self.tables["order"] = order
+        return order
 
     def cells(self) -> Tensor | None:
         """The words of cells that sorting has left, at the first call; the caller owns them."""

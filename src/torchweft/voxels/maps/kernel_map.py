@@ -22,18 +22,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operator import below_transforms, outside_graphs
+from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, cached_table, integer, whole
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.checks import check_rows, check_same_device
-from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
+from torchweft.voxels.maps.coordinates import (
+    Bounds,
+    Coordinates,
+    Packing,
+    kernels_serve,
+)
 
 __all__ = [
     "KernelMap",
     "Maps",
+    "build_map",
     "given_outputs",
+    "meet",
     "mode_of",
 ]
 
@@ -134,7 +141,7 @@ class Maps:
     """
 
     def __init__(self) -> None:
-        self._named: dict[str, KernelMap] = {}
+        self.by_name: dict[str, KernelMap] = {}
 
     def get(
         self,
@@ -151,7 +158,7 @@ class Maps:
             name: a name for the map.
             onto: given outputs; None are those of the geometry.
         """
-        named = None if name is None else self._named.get(name)
+        named = None if name is None else self.by_name.get(name)
         if named is not None and (named.inputs is not inputs or named.geometry != shape):
             raise ShapeError(
                 f"indice_key={name!r} names the map of {_described(named.geometry)} on "
@@ -162,7 +169,7 @@ class Maps:
         table, back, outputs = _tables(inputs, shape, onto)
         found = KernelMap(table, back, inputs, inputs if outputs is None else outputs, shape)
         if name is not None:
-            self._named[name] = found
+            self.by_name[name] = found
         return found
 
     def named(self, name: str) -> KernelMap:
@@ -171,13 +178,13 @@ class Maps:
         Raises:
             ShapeError: no map has this name.
         """
-        if name not in self._named:
+        if name not in self.by_name:
             raise ShapeError(
                 f"indice_key={name!r} names no map of this tensor; its keys are "
-                f"{sorted(self._named)}: an inverse layer undoes a layer that ran before. Give "
+                f"{sorted(self.by_name)}: an inverse layer undoes a layer that ran before. Give "
                 f"that layer indice_key={name!r}."
             )
-        return self._named[name]
+        return self.by_name[name]
 
 
 def mode_of(submanifold: bool, transposed: bool, outputs: str = "torch") -> str:
@@ -251,31 +258,52 @@ def _tables(inputs: Coordinates, shape: Geometry, onto: Coordinates | None) -> M
     if onto is None:
         tables: MapTables | None = inputs.tables.get(shape)
         if tables is None:
-            tables = inputs.tables[shape] = _build(inputs, shape)
+            build = _build_in_graph if compiling() else build_map
+            tables = inputs.tables[shape] = build(inputs, shape)
         return tables
     kept = inputs.onto.get(onto)
     if kept is None:
         kept = inputs.onto[onto] = {}
     if shape not in kept:
-        kept[shape] = _met(inputs, onto, shape)
+        kept[shape] = (_meet_in_graph if compiling() else meet)(inputs, onto, shape)
     return *kept[shape], onto
 
 
 @below_transforms
 @outside_graphs
-def _build(inputs: Coordinates, shape: Geometry) -> MapTables:
+def build_map(inputs: Coordinates, shape: Geometry) -> MapTables:
+    """The tables of a map, and its outputs; None where they are the inputs."""
     build = {"submanifold": _submanifold, "floor": _floored}.get(shape.mode, _resampled)
     return inputs.valid(lambda: build(inputs, shape))
 
 
 def _floored(inputs: Coordinates, shape: Geometry) -> MapTables:
     outputs = inputs.coarse(shape)
-    return *_met(inputs, outputs, shape), None if outputs is inputs else outputs
+    return *meet(inputs, outputs, shape), None if outputs is inputs else outputs
+
+
+def _build_in_graph(inputs: Coordinates, shape: Geometry) -> MapTables:
+    kept, *rest = torch.ops.torchweft.voxel_map(*inputs.traced(), *shape)
+    outputs = None
+    if shape.has_outputs:
+        floor = shape.mode == "floor"
+        grid = inputs.coarse_grid(shape) if floor else _output_grid(inputs, shape)
+        outputs = Coordinates.of_ascending(rest.pop(), *grid)
+    return kept, rest[0] if rest else None, outputs
+
+
+def _meet_in_graph(
+    inputs: Coordinates, outputs: Coordinates, shape: Geometry
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = torch.ops.torchweft.voxel_onto(
+        *inputs.traced(), *outputs.traced(), *shape
+    )
+    return found
 
 
 @below_transforms
 @outside_graphs
-def _met(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
+def meet(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
     """The tables of a map between known voxels: one search for each offset and coarse voxel.
 
     Torch's operations on every device; their number does not depend on what the voxels are.
@@ -346,16 +374,9 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
             "voxels of an earlier level. Pass coordinates=tensor.coordinates of that level, or use "
             "SparseInverseConv with the indice_key of the layer that left it."
         )
-    spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
-    if max(spatial) > 2**31:
-        raise IndexRangeError(
-            f"the output of {_described(shape)} would have the shape {tuple(spatial)}: an axis "
-            f"has at most {2**31} voxels. Pass a smaller spatial_shape, or shift the cloud to 0."
-        )
-    lows, sizes = (0,) * (1 + inputs.dim), tuple(max(n, 1) for n in (size, *spatial))
+    grid = spatial, size, _, (lows, _) = _output_grid(inputs, shape)
+    sizes = tuple(max(n, 1) for n in (size, *spatial))
     packing = Packing(inputs.rows[:0], lows, sizes)
-    bounds = lows, tuple(n - 1 for n in (size, *spatial))
-    grid = spatial, size, _output_stride(inputs.stride, shape), bounds
     if 0 not in spatial and _kernels_serve(inputs, packing, shape):
         voxels = inputs.rows, inputs.order  # distinct, or two candidates would be one pair
         table, back, rows, keys = map_launch.resample(*voxels, sizes, packing.dtype, shape)
@@ -376,6 +397,20 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         table[k].index_copy_(0, places, own[rows])
         back[k].index_copy_(0, rows, places.int())
     return table, back, outputs
+
+
+def _output_grid(
+    inputs: Coordinates, shape: Geometry
+) -> tuple[tuple[int, ...], int, tuple[int, ...], Bounds]:
+    """Where the outputs of a strided or transposed map lie, see `Grid`."""
+    spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
+    if max(spatial) > 2**31:
+        raise IndexRangeError(
+            f"the output of {_described(shape)} would have the shape {tuple(spatial)}: an axis "
+            f"has at most {2**31} voxels. Pass a smaller spatial_shape, or shift the cloud to 0."
+        )
+    bounds = (0,) * (1 + inputs.dim), tuple(n - 1 for n in (size, *spatial))
+    return spatial, size, _output_stride(inputs.stride, shape), bounds
 
 
 def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:
