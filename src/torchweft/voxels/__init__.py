@@ -4,6 +4,7 @@ See docs/families/voxels.md.
 """
 
 from torchweft.voxels.convolution.functions import sparse_conv, sparse_conv3d, sparse_inverse_conv
+from torchweft.voxels.exporting import onnx_translations
 from torchweft.voxels.grid import hilbert_keys, hilbert_order, z_keys, z_order
 from torchweft.voxels.layers import checkpoints, norm, pooling
 from torchweft.voxels.layers import convolution as convolution_layers  # a folder has the name
@@ -36,6 +37,7 @@ __all__ = [
     "hilbert_keys",
     "hilbert_order",
     "kernel_map",
+    "onnx_translations",
     "point_to_voxel",
     "sparse_collate",
     "sparse_conv",

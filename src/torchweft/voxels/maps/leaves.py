@@ -4,21 +4,22 @@
 
 So `torch.export` takes a tensor as an argument, whose maps are inputs of the program, and
 `torchweft.capture` sees what a call depends on.  A *level* is the coordinates of one grid: the
-tensor's own, those that named maps read, and all that their maps lead to.  Boxes, strides,
-geometries and names are the structure; where the box and the batch size were given, it does not
-depend on where the voxels are, except on whether their rows ascend.
+tensor's own, and all that maps lead to; then those of earlier levels, which inverse layers return
+to by the names of maps.  Boxes, strides, geometries and names are the structure; where the box and
+the batch size were given, it does not depend on where the voxels are, except on whether their rows
+ascend.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from torchweft.core import private
-from torchweft.core.table_copies import mark_constant
+from torchweft.core.recorded import mark_fixed
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Coordinates, Grid
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
@@ -47,7 +48,7 @@ class _Level(NamedTuple):
 
 
 class _Structure(NamedTuple):
-    """What is no leaf; `names` are the named maps, each with its level and its number there."""
+    """What is no leaf; `names` are maps of earlier levels, each with its level and number there."""
 
     levels: tuple[_Level, ...]
     names: tuple[tuple[str, int, int], ...]
@@ -58,27 +59,33 @@ _Kept = tuple[Geometry, Coordinates, bool, Tensor, Tensor | None]
 
 
 def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
-    named, structure = _flatten_with_keys(tensor)
-    return [leaf for _, leaf in named], structure
+    levels = _reachable([tensor.coordinates])
+    named = [(n, m) for n, m in sorted(tensor.maps.by_name.items()) if id(m.inputs) not in levels]
+    levels = _reachable([tensor.coordinates, *(found.inputs for _, found in named)])
+    numbers = {key: number for number, key in enumerate(levels)}
+    leaves: list[Any] = []
+    structures, places = [], {}
+    for i, level in enumerate(levels.values()):
+        rows, order, maps = level.rows, level.known_order, _maps_of(level, levels)
+        leaves += [rows] if order is None else [rows, order]
+        for n, (_, _, _, kept, back) in enumerate(maps):
+            leaves += [kept] if back is None else [kept, back]
+            places[id(kept)] = i, n
+        structures.append(_structure_of(level, order is not None, maps, numbers))
+    mark_fixed(*leaves)
+    names = tuple([(name, *places[id(found.kept)]) for name, found in named])
+    return [tensor.feats, *leaves], _Structure(tuple(structures), names)
 
 
 def _flatten_with_keys(tensor: SparseTensor) -> tuple[list[tuple[Any, Any]], _Structure]:
-    names = sorted(tensor.maps.by_name.items())
-    levels = _reachable([tensor.coordinates, *(found.inputs for _, found in names)])
-    leaves: dict[str, Any] = {"feats": tensor.feats}
-    structures, places = [], {}
-    for i, level in enumerate(levels.values()):
-        rows, order, maps = level.rows, level.known_order, list(_maps_of(level, levels))
-        tables: dict[str, Tensor | None] = {f"rows_{i}": rows, f"order_{i}": order}
-        for n, (_, _, _, kept, back) in enumerate(maps):
-            tables |= {f"table_{i}_{n}": kept, f"back_{i}_{n}": back}
-            places[id(kept)] = i, n
-        leaves |= {name: table for name, table in tables.items() if table is not None}
-        mark_constant(*tables.values())
-        structures.append(_structure_of(level, order is not None, maps, levels))
-    named = tuple((name, *places[id(found.kept)]) for name, found in names)
-    found = [(private.GetAttrKey(name), leaf) for name, leaf in leaves.items()]
-    return found, _Structure(tuple(structures), named)
+    leaves, structure = _flatten(tensor)
+    names = ["feats"]
+    for i, level in enumerate(structure.levels):
+        names += [f"rows_{i}", f"order_{i}"][: 1 + level.has_order]
+        for n, spec in enumerate(level.maps):
+            names += [f"table_{i}_{n}", f"back_{i}_{n}"][: 1 + spec.has_back]
+    keys = map(private.GetAttrKey, names)
+    return list(zip(keys, leaves, strict=True)), structure
 
 
 def _reachable(roots: Sequence[Coordinates]) -> dict[int, Coordinates]:
@@ -94,27 +101,26 @@ def _reachable(roots: Sequence[Coordinates]) -> dict[int, Coordinates]:
     return found
 
 
-def _own_maps(level: Coordinates) -> Iterator[_Kept]:
-    for shape in sorted(key for key in level.tables if isinstance(key, Geometry)):
+def _own_maps(level: Coordinates) -> list[_Kept]:
+    found: list[_Kept] = []
+    for shape in sorted([key for key in level.tables if isinstance(key, Geometry)]):
         kept, back, outputs = level.tables[shape]
-        yield shape, level if outputs is None else outputs, False, kept, back
+        found.append((shape, level if outputs is None else outputs, False, kept, back))
+    return found
 
 
-def _maps_of(level: Coordinates, levels: Mapping[int, Coordinates]) -> Iterator[_Kept]:
+def _maps_of(level: Coordinates, levels: Mapping[int, Coordinates]) -> list[_Kept]:
     """The maps of a level, also those onto given voxels that are among the levels."""
-    yield from _own_maps(level)
-    for outputs in levels.values():
+    found = _own_maps(level)
+    for outputs in levels.values() if level.onto else ():
         for shape, (kept, back) in sorted(level.onto.get(outputs, {}).items()):
-            yield shape, outputs, True, kept, back
+            found.append((shape, outputs, True, kept, back))
+    return found
 
 
 def _structure_of(
-    level: Coordinates,
-    has_order: bool,
-    maps: Sequence[_Kept],
-    levels: Mapping[int, Coordinates],
+    level: Coordinates, has_order: bool, maps: Sequence[_Kept], numbers: Mapping[int, int]
 ) -> _Level:
-    numbers = {key: number for number, key in enumerate(levels)}
     found = [_Map(s, numbers[id(o)], given, b is not None) for s, o, given, _, b in maps]
     coarse = sorted(
         (key, numbers[id(other)])
