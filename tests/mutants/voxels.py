@@ -13,6 +13,8 @@ KERNELS = "tests/contract/test_voxels_kernels.py tests/contract/test_voxels.py"
 
 METADATA = "tests/contract/test_voxels_metadata.py"
 GEOMETRY = "tests/contract/test_voxels_geometry.py"
+GRAPHS = "tests/contract/test_voxels_graphs.py"
+TREES = "tests/contract/test_voxels_trees.py"
 
 MUTANTS = [
     Mutant(
@@ -217,5 +219,47 @@ MUTANTS = [
         "acc = tl.dot(tl.abs(tl.trans(x)), g, acc, input_precision=PRECISION, out_dtype=ACC)",
         KERNELS,
         kernels=True,
+    ),
+    Mutant(
+        "voxels in a graph are sorted again for each map",
+        "found = _known[rows] = Coordinates(rows, spatial_shape, batch_size)",
+        "found = Coordinates(rows, spatial_shape, batch_size)",
+        GRAPHS,
+    ),
+    Mutant(
+        "voxels in a graph are taken for sorted",
+        "if self._ascends and self._given is None and self._flags is None:",
+        "if True:",
+        GRAPHS,
+    ),
+    Mutant(
+        "a level in a graph has the box of the level before",
+        "grid = inputs.coarse_grid(shape) if floor else _output_grid(inputs, shape)",
+        "grid = inputs.grid",
+        GRAPHS,
+    ),
+    Mutant(
+        "a level of one voxel is written in a graph",
+        "if outputs is not None and len(outputs) < LEAST:",
+        "if False:",
+        GRAPHS,
+    ),
+    Mutant(
+        "a tree forgets the names of earlier levels",
+        "names = tuple([(name, *places[id(found.kept)]) for name, found in named])",
+        "names = ()",
+        TREES,
+    ),
+    Mutant(
+        "a tree forgets maps onto given voxels",
+        "    for outputs in levels.values() if level.onto else ():\n",
+        "    for outputs in ():\n",
+        TREES,
+    ),
+    Mutant(
+        "a record copies the tables of a tensor",
+        "return hasattr(table, _FIXED)",
+        "return False",
+        TREES,
     ),
 ]

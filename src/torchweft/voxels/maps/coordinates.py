@@ -43,6 +43,7 @@ __all__ = [
     "Coordinates",
     "Grid",
     "Packing",
+    "bounds_of",
     "kernels_serve",
     "rank",
 ]
@@ -247,9 +248,8 @@ class Coordinates:
     @property
     def grid(self) -> Grid:
         """Where the voxels lie; bounds are those of the box where it was given."""
-        bounds, (size, shape) = self._bounds, (self.given_batch_size, self.given_shape)
-        if shape is not None and size is not None:
-            bounds = (0,) * (1 + self.dim), tuple(n - 1 for n in (size, *shape))
+        shape, size = self.given_shape, self.given_batch_size
+        bounds = self._bounds if shape is None or size is None else bounds_of(size, shape)
         return shape, size, self.stride, bounds
 
     @property
@@ -438,7 +438,7 @@ class Coordinates:
             )
         box = self.given_shape, self.given_batch_size
         self._rows, self._ascends = torch.ops.torchweft.voxel_rows(rows, *box), False
-        self._bounds = self.grid[3]
+        self._bounds = bounds_of(self.given_batch_size, self.given_shape)
 
     def traced(self) -> tuple[Tensor, tuple[int, ...] | None, int | None]:
         """The rows, checked or not, and the given box, by which operators of graphs know them."""
@@ -502,6 +502,12 @@ class Coordinates:
                     f"{name} of coords has the value {high} but {what} is {size}: values must lie "
                     f"in 0..{size - 1}. Pass a larger {what}, or drop these voxels."
                 )
+
+
+def bounds_of(batch_size: int, spatial_shape: Sequence[int]) -> Bounds:
+    """The bounds of a box that begins at 0."""
+    sizes = (batch_size, *spatial_shape)
+    return (0,) * len(sizes), tuple(n - 1 for n in sizes)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -32,6 +32,7 @@ from torchweft.voxels.maps.coordinates import (
     Bounds,
     Coordinates,
     Packing,
+    bounds_of,
     kernels_serve,
 )
 
@@ -409,8 +410,7 @@ def _output_grid(
             f"the output of {_described(shape)} would have the shape {tuple(spatial)}: an axis "
             f"has at most {2**31} voxels. Pass a smaller spatial_shape, or shift the cloud to 0."
         )
-    bounds = (0,) * (1 + inputs.dim), tuple(n - 1 for n in (size, *spatial))
-    return spatial, size, _output_stride(inputs.stride, shape), bounds
+    return spatial, size, _output_stride(inputs.stride, shape), bounds_of(size, spatial)
 
 
 def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:

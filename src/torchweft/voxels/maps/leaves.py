@@ -13,7 +13,7 @@ ascend.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -130,7 +130,7 @@ def _structure_of(
     return _Level(level.grid, level.seem_sorted, has_order, tuple(found), tuple(coarse))
 
 
-def _unflatten(leaves: Sequence[Any], structure: _Structure) -> SparseTensor:
+def _unflatten(leaves: Iterable[Any], structure: _Structure) -> SparseTensor:
     """The tensor of leaves, which may be no tensors: torch puts other objects in their place."""
     feats, *rest = leaves
     left = iter(rest)
