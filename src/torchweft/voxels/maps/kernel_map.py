@@ -28,13 +28,8 @@ from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, cached_table, integer, whole
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.checks import check_rows, check_same_device
-from torchweft.voxels.maps.coordinates import (
-    Bounds,
-    Coordinates,
-    Packing,
-    bounds_of,
-    kernels_serve,
-)
+from torchweft.voxels.maps.coordinates import Bounds, Coordinates, bounds_of
+from torchweft.voxels.maps.packing import Packing, kernels_serve
 
 __all__ = [
     "KernelMap",
