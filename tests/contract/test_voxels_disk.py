@@ -24,7 +24,7 @@ STEP = """
 import importlib
 import torch
 from torchweft.voxels import SparseTensor, sparse_conv
-for name in ("coordinates", "kernel_map"):
+for name in ("coordinates", "kernel_map", "packing"):
     importlib.import_module(f"torchweft.voxels.maps.{name}").kernels_serve = lambda device: True
 functions = importlib.import_module("torchweft.voxels.convolution.functions")
 functions._serving = lambda backend, device: "triton"
@@ -59,7 +59,7 @@ def driver(monkeypatch, tmp_path):
         clear()
     monkeypatch.setattr(launch, "_compiled_layers", set())
     monkeypatch.setattr(map_launch, "_compiled_maps", set())
-    for name in ("coordinates", "kernel_map"):
+    for name in ("coordinates", "kernel_map", "packing"):
         module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", module.kernels_serve)
     ops = importlib.import_module("torchweft.voxels.convolution.functions")

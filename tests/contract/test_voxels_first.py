@@ -126,10 +126,10 @@ def test_rows_wait_for_a_layer_unless_they_are_copied(dtype, at_once, seen, monk
 def test_a_map_is_compiled_at_once(kernel, dtype, shuffled, count, seen, monkeypatch):
     """Keys, order, search and tiles; but rows that descend are known to when keys are there."""
     announced, compiled = seen
-    for name in ("coordinates", "kernel_map"):
+    for name in ("coordinates", "kernel_map", "packing"):
         module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", lambda device: True)
-    monkeypatch.setattr(coordinates, "_box", coordinates._box.__wrapped__)
+    monkeypatch.setattr(coordinates, "packing_of", coordinates.packing_of.__wrapped__)
     monkeypatch.setattr(Flags, "read", lambda flags: [False, shuffled, False, False])
     feats, coords, *box = cloud(count, 1, shuffled)
     tensor = torchweft.voxels.SparseTensor(feats, coords.to(dtype), *box)

@@ -245,8 +245,8 @@ def test_outputs_on_given_coordinates(name, kept):
 def test_a_map_onto_kept_coordinates_is_kept_with_both(monkeypatch):
     built = []
     module = voxels.maps.kernel_map
-    build = module._met
-    monkeypatch.setattr(module, "_met", lambda *args: built.append(1) or build(*args))
+    build = module.meet
+    monkeypatch.setattr(module, "meet", lambda *args: built.append(1) or build(*args))
     tensor, weight = signed(), torch.randn(9, 3, 2, dtype=torch.float64, device=DEVICE)
     other = signed(seed=3)
     for _ in range(3):

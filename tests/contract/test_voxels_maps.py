@@ -66,7 +66,7 @@ def found_by(request, monkeypatch):
 
 
 def with_kernels(monkeypatch, serve: bool) -> None:
-    for name in ("coordinates", "kernel_map"):
+    for name in ("coordinates", "kernel_map", "packing"):
         module = importlib.import_module(f"torchweft.voxels.maps.{name}")
         monkeypatch.setattr(module, "kernels_serve", lambda device: serve)
 
@@ -281,7 +281,7 @@ def cells(shuffled: bool) -> list:
 
 def thought(ascend: bool) -> None:
     """What rows in the box are taken to do until they are read."""
-    coordinates_module._box((3, 6, 7, 9)).ascended = ascend
+    coordinates_module.packing_of((3, 6, 7, 9)).ascended = ascend
 
 
 needs_kernels = pytest.mark.skipif(
@@ -441,7 +441,7 @@ def test_marked_cells_give_the_order_of_a_sort(side, guessed, monkeypatch):
     number.shuffle(rows)
     voxels = torch.tensor(rows, device="cpu" if KERNELS else "cuda")
     box = (side,) * 3
-    coordinates_module._box((1, *box)).ascended = False
+    coordinates_module.packing_of((1, *box)).ascended = False
     found = Coordinates(voxels, box, 1) if guessed else Coordinates(voxels)
     for shape in (geometry(3, (3, 1, 5)), geometry(3, (1, 3, 3), dilation=(1, 1, 2))):
         table = build(found, shape)

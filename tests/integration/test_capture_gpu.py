@@ -279,6 +279,40 @@ def test_a_network_on_voxels():
     check(function, *[(draw(*tensor.feats.shape, seed=seed),) for seed in range(CALLS)])
 
 
+@pytest.mark.parametrize("mode", ["inference", "gradients"])
+def test_a_network_and_its_tensor(mode):
+    """A record for other features; above 16,384 rows the host has counted pairs before."""
+    torch.manual_seed(0)
+    network = voxels.SparseSequential(
+        voxels.SubMConv3d(4, 16, 3),
+        voxels.SparseBatchNorm(16),
+        nn.ReLU(),
+        voxels.SparseConv3d(16, 32, 2, stride=2, indice_key="down"),
+        voxels.SubMConv3d(32, 32, 3),
+        voxels.SparseInverseConv3d(32, 8, 2, indice_key="down"),
+    ).cuda()
+    coords = torch.randint(0, 40, (30_000, 4), device="cuda")
+    coords = torch.unique(coords % torch.tensor([2, 40, 40, 40], device="cuda"), dim=0)
+    coords = coords[torch.randperm(len(coords), device="cuda")]
+    tensor = voxels.SparseTensor(draw(len(coords), 4), coords, (40, 40, 40), 2)
+    network.eval()
+
+    def function(tensor):
+        if mode == "inference":
+            with torch.no_grad():
+                return (network(tensor).F,)
+        feats = tensor.F.detach().requires_grad_()
+        out = network(tensor.replace(feats)).F
+        return out, torch.autograd.grad(out.square().sum(), feats)[0]
+
+    function(tensor)
+    calls = [(tensor.replace(draw(len(coords), 4, seed=seed)),) for seed in range(CALLS)]
+    check(function, *calls)
+    run = torchweft.capture(network, tensor)
+    for (given,) in calls:
+        assert_same_bits(run(given).F, network(given).F.detach(), "features")
+
+
 def test_a_map_that_would_be_built():
     coords = cloud().C.long()
     layer = voxels.SubMConv3d(4, 16, 3).cuda()

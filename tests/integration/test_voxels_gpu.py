@@ -8,8 +8,10 @@ import copy
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from torchweft import voxels
+from torchweft.errors import IndexRangeError
 from torchweft.testing.contract import assert_same_bits
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.grid import whole
@@ -255,3 +257,66 @@ def test_the_memory_of_a_map(shuffled):
     most = (14 + 27 + 6) * 4 * len(coords) + 2 * 4 * pairs
     assert taken <= max(249 * len(coords), most) + rounding
     assert kept <= most + rounding
+
+
+def test_compiled_networks_on_fresh_clouds():
+    """Two graphs, the bits of eager calls, and tables of half a submanifold map, as eager ones."""
+    torch.compiler.reset()
+    counter, model = CompileCounterWithBackend("aot_eager"), network()
+    exact_model = copy.deepcopy(model)
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for seed, count in enumerate((3000, 9000, 40_000)):
+        found, exact = compiled(cloud(count, seed)), exact_model(cloud(count, seed))
+        assert_same_bits(found.F.detach(), exact.F.detach(), "features")
+        assert_same_bits(found.C, exact.C, "voxels")
+        gradients = (
+            torch.autograd.grad(out.F.square().mean(), net.parameters())
+            for out, net in ((found, model), (exact, exact_model))
+        )
+        for one, other in zip(*gradients, strict=True):
+            assert_same_bits(one, other, "gradient")
+    assert counter.frame_count <= 2
+    tensor = cloud(9000, 5)
+    compiled(tensor)
+    eager = cloud(9000, 5)
+    for shape in ({"kernel_size": 3}, {"kernel_size": 2, "stride": 2, "submanifold": False}):
+        one, other = voxels.kernel_map(tensor, **shape), voxels.kernel_map(eager, **shape)
+        assert_same_bits(one.kept, other.kept, str(shape))
+
+
+def test_unread_voxels_in_a_graph():
+    """Of a tensor whose rows nobody has checked: wrong ones raise, mixed ones are sorted."""
+    torch.compiler.reset()
+    compiled = torch.compile(voxels.SubMConv3d(4, 8, 3).cuda(), fullgraph=True, backend="eager")
+    base = cloud(4000, 0)
+    for order in (torch.arange(len(base)), torch.randperm(len(base))):
+        rows, feats = base.C[order.cuda()], base.F[order.cuda()]
+        tensors = [voxels.SparseTensor(feats, rows, (64, 64, 64), 2) for _ in range(2)]
+        found, exact = compiled(tensors[0]), compiled._orig_mod(tensors[1])
+        assert_same_bits(found.F.detach(), exact.F.detach(), "features")
+    rows = base.C
+    rows[7, 2] = 64
+    with pytest.raises(IndexRangeError, match=r"value 64 but spatial_shape\[1\] is 64"):
+        compiled(voxels.SparseTensor(base.F, rows, (64, 64, 64), 2))
+
+
+def test_a_program_with_maps_as_inputs():
+    """Exported on this device: half tables and orders are its inputs."""
+    model = network().eval()
+
+    class Features(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tensor):
+            return self.model(tensor).F
+
+    shapes, tensors = torch.export.AdditionalInputs(), [cloud(n, n) for n in (3000, 9000, 20_000)]
+    for tensor in tensors:
+        model(tensor)
+        shapes.add((tensor,))
+    program = torch.export.export(Features(), (tensors[0],), dynamic_shapes=shapes)
+    for tensor in tensors:
+        found = program.module()(tensor)
+        assert_same_bits(found.detach(), model(tensor).F.detach(), "features")

@@ -19,6 +19,8 @@ GEOMETRY = "tests/contract/test_voxels_geometry.py"
 PREPARE = "tests/contract/test_voxels_prepare.py"
 JOBS = "tests/contract/test_voxels_jobs.py"
 TOGETHER = "tests/contract/test_voxels_together.py"
+GRAPHS = "tests/contract/test_voxels_graphs.py"
+TREES = "tests/contract/test_voxels_trees.py"
 
 MUTANTS = [
     Mutant(
@@ -324,5 +326,47 @@ MUTANTS = [
         "torch.func.functional_call(network, buffers, (tensor,))",
         "network(tensor)",
         PREPARE,
+    ),
+    Mutant(
+        "voxels in a graph are sorted again for each map",
+        "found = _known[rows] = Coordinates(rows, spatial_shape, batch_size)",
+        "found = Coordinates(rows, spatial_shape, batch_size)",
+        GRAPHS,
+    ),
+    Mutant(
+        "voxels in a graph are taken for sorted",
+        "if self._ascends and self._given is None and self._flags is None:",
+        "if True:",
+        GRAPHS,
+    ),
+    Mutant(
+        "a level in a graph has the box of the level before",
+        "grid = inputs.coarse_grid(shape) if floor else _output_grid(inputs, shape)",
+        "grid = inputs.grid",
+        GRAPHS,
+    ),
+    Mutant(
+        "a level of one voxel is written in a graph",
+        "if outputs is not None and len(outputs) < LEAST:",
+        "if False:",
+        GRAPHS,
+    ),
+    Mutant(
+        "a tree forgets the names of earlier levels",
+        "names = tuple([(name, *places[id(found.kept)]) for name, found in named])",
+        "names = ()",
+        TREES,
+    ),
+    Mutant(
+        "a tree forgets maps onto given voxels",
+        "    for outputs in levels.values() if level.onto else ():\n",
+        "    for outputs in ():\n",
+        TREES,
+    ),
+    Mutant(
+        "a record copies the tables of a tensor",
+        "return hasattr(table, _FIXED)",
+        "return False",
+        TREES,
     ),
 ]

@@ -34,7 +34,7 @@ from torch import Tensor
 from torchweft.capturing.graphs import CudaGraphs, Recorder
 from torchweft.capturing.kinds import Kind
 from torchweft.capturing.layout import Layout, Sizes, named_leaves
-from torchweft.core import private
+from torchweft.capturing.leaves import flatten
 from torchweft.core.recorded import Current
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 
@@ -93,7 +93,7 @@ def capture(function: F, *examples: Any, sizes: Sizes | None = None) -> F:
         >>> run(x, weight)
         tensor(15.)
     """
-    leaves, _ = private.flatten(tuple(examples))
+    leaves, _ = flatten(tuple(examples))
     device = _device(named_leaves(function, examples), leaves)
     recorder = CudaGraphs(device) if device.type == "cuda" else None
     captured: Any = CapturedFunction(function, examples, sizes, recorder)
@@ -119,7 +119,7 @@ class CapturedFunction:
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self._function, self._recorder = function, recorder
-        leaves, self._structure = private.flatten(tuple(examples))
+        leaves, self._structure = flatten(tuple(examples))
         self._layout = Layout(named_leaves(function, examples), leaves, sizes)
         self._rooms = self._layout.rooms(self._layout.lengths(leaves), (0,) * len(sizes or ()))
         self._varying = tuple(-1 - i for i in range(len(self._rooms)))  # in the place of lengths
@@ -130,7 +130,7 @@ class CapturedFunction:
         """The results of a replay, or of the calls before there is a record."""
         if Current.run is not None:  # part of another record
             return self._function(*arguments)
-        leaves, structure = private.flatten(arguments)
+        leaves, structure = flatten(arguments)
         key = (structure, *self._key(leaves, structure), *_modes(self._function))
         kind = self._kinds.get(key)
         if kind is None:

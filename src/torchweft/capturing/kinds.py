@@ -21,7 +21,7 @@ from torchweft.capturing.comparison import Written, check_agreement
 from torchweft.capturing.gradients import Gradients, leaves_of
 from torchweft.capturing.graphs import Recorder
 from torchweft.capturing.layout import Layout
-from torchweft.core import private
+from torchweft.capturing.leaves import flatten, unflatten
 from torchweft.core.recorded import Run
 from torchweft.errors import CaptureError
 
@@ -98,10 +98,10 @@ class Kind:
 
     def _run(self, leaves: Sequence[Any], recording: bool = False) -> list[Any]:
         """The leaves of the results, detached."""
-        arguments = private.unflatten(leaves, self._structure)
+        arguments = unflatten(leaves, self._structure)
         with Run(recording) as run, self._only_read(leaves):
             results = self._function(*arguments)
-        found, self._results = private.flatten(results)
+        found, self._results = flatten(results)
         self._kept = run.kept
         if not recording:
             own = {id(t) for t in leaves}
@@ -164,7 +164,7 @@ class Kind:
 
     def _handed_out(self, results: Sequence[Any]) -> Any:
         copies = [t.clone() if isinstance(t, Tensor) else t for t in results]
-        return private.unflatten(copies, self._results)
+        return unflatten(copies, self._results)
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
     "DispatchMode",
+    "GetAttrKey",
     "any_autocast",
     "dispatch_modes",
     "eval_frame",
@@ -30,6 +31,7 @@ __all__ = [
     "get_device",
     "parse_to",
     "raw_stream",
+    "register_pytree_node",
     "stash",
     "stashed",
     "temporarily_clear_interpreter_stack",
@@ -47,6 +49,9 @@ flatten = _pytree.tree_flatten
 """Nested tuples, lists and dicts -> (leaves, structure)."""
 flatten_with_path = _pytree.tree_flatten_with_path
 unflatten = _pytree.tree_unflatten
+register_pytree_node = _pytree.register_pytree_node
+GetAttrKey = _pytree.GetAttrKey
+"""The key of a leaf that has a name."""
 get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 """The index of the current GPU, without a check that CUDA is initialized."""
 raw_stream: Callable[[int], Any] = getattr(

@@ -5,6 +5,9 @@ each replay.  So plans of tables are made of launches alone, once in a run, and 
 (`Run.value`).  What was cached before and is read by the run is kept as long as the record is
 (`keep`): a cache that drops it must not free memory that replays read.
 
+Tables that belong to an object, such as the kernel maps of voxels, are marked as fixed: a record
+reads them where they are, instead of copies of them.
+
 `torchweft.capture` makes such runs.  The flag belongs to the process, since autograd computes
 gradients in threads of its own.
 """
@@ -17,9 +20,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-__all__ = ["Current", "Run", "keep", "version"]
+__all__ = ["Current", "Run", "is_fixed", "keep", "mark_fixed", "version"]
 
 T = TypeVar("T")
+
+_FIXED = "_torchweft_fixed"
 
 
 class Run:
@@ -75,6 +80,18 @@ class Current:
     """The run of this process, if any; hot paths read it without a call."""
 
     run: Run | None = None
+
+
+def mark_fixed(*tables: Tensor | None) -> None:
+    """Mark tables that nobody writes to, and that are others for another object."""
+    for table in tables:
+        if table is not None:
+            setattr(table, _FIXED, True)
+
+
+def is_fixed(table: Tensor) -> bool:
+    """Whether a table was marked."""
+    return hasattr(table, _FIXED)
 
 
 def keep(value: T) -> T:

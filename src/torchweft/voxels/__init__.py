@@ -4,6 +4,7 @@ See docs/families/voxels.md.
 """
 
 from torchweft.voxels.convolution.functions import sparse_conv, sparse_conv3d, sparse_inverse_conv
+from torchweft.voxels.exporting import onnx_translations
 from torchweft.voxels.grid import hilbert_keys, hilbert_order, z_keys, z_order
 from torchweft.voxels.layers import checkpoints, norm, pooling, sequential
 from torchweft.voxels.layers import convolution as convolution_layers  # a folder has the name
@@ -13,6 +14,7 @@ from torchweft.voxels.layers.norm import *  # noqa: F403
 from torchweft.voxels.layers.pooling import *  # noqa: F403
 from torchweft.voxels.layers.sequential import *  # noqa: F403
 from torchweft.voxels.layers.voxelize import devoxelize, point_to_voxel, voxelize
+from torchweft.voxels.maps import leaves as _leaves  # noqa: F401 - registers the tree
 from torchweft.voxels.maps.kernel_map import KernelMap
 from torchweft.voxels.maps.metadata import (
     GemmGroups,
@@ -37,6 +39,7 @@ __all__ = [
     "hilbert_keys",
     "hilbert_order",
     "kernel_map",
+    "onnx_translations",
     "point_to_voxel",
     "prepare",
     "sparse_collate",

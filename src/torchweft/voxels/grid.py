@@ -78,6 +78,13 @@ class Geometry(NamedTuple):
         return "floor" if self.mode.startswith("floor") else "torch"
 
     @property
+    def has_outputs(self) -> bool:
+        """Whether a map's outputs are other voxels than its inputs."""
+        if self.mode == "floor":
+            return any(s != 1 for s in self.stride)
+        return self.mode != "submanifold"
+
+    @property
     def begin(self) -> tuple[int, ...]:
         """Subtracted from j·dil: the padding; what centres the kernel where there is none."""
         axes = zip(self.kernel_size, self.dilation, strict=True)

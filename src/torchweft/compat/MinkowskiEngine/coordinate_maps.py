@@ -17,7 +17,8 @@ from torch import Tensor
 
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry, geometry
-from torchweft.voxels.maps.coordinates import Coordinates, Packing
+from torchweft.voxels.maps.coordinates import Coordinates
+from torchweft.voxels.maps.packing import Packing
 
 __all__ = [
     "CoordinateMap",

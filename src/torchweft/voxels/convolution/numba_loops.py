@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from torchweft.core.private import make_array
+from torchweft.core.private_compilers import make_array
 
 __all__ = ["convolve"]
 

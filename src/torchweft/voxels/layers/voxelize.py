@@ -29,7 +29,7 @@ from torchweft.voxels.layers.pooling import (
     wide,
 )
 from torchweft.voxels.maps.checks import MOST_DIMENSIONS
-from torchweft.voxels.maps.coordinates import HIGH, LOW, Packing
+from torchweft.voxels.maps.packing import HIGH, LOW, Packing
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
 __all__ = ["Numbers", "devoxelize", "point_to_voxel", "voxelize", "weighted_rows"]

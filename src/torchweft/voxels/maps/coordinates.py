@@ -11,8 +11,6 @@ one more column of any int32 range.  Nothing is hashed, so two voxels never shar
 
 from __future__ import annotations
 
-import functools
-import math
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,9 +19,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from torchweft.core.backend import choose
 from torchweft.core.operators.operands import check_tensors
-from torchweft.core.operators.operator import below_transforms, outside_graphs
+from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps import launch as map_launch
@@ -35,25 +32,26 @@ from torchweft.voxels.maps.checks import (
     repeated_voxel,
     written_since,
 )
+from torchweft.voxels.maps.packing import HIGH, LOW, Packing, kernels_serve, packing_of, rank
 from torchweft.voxels.maps.recipes import Step
 from torchweft.voxels.maps.tiles import Flags
 
 __all__ = [
-    "HIGH",
-    "LOW",
+    "Bounds",
     "Coordinates",
-    "Packing",
-    "kernels_serve",
-    "rank",
+    "Grid",
+    "bounds_of",
 ]
 
 T = TypeVar("T")
-LOW, HIGH = -(2**31), 2**31 - 1
 _UNSIGNED = torch.uint16, torch.uint32, torch.uint64
 """Dtypes that torch cannot compare."""
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 """The lowest and the highest value of each column."""
+
+Grid = tuple[tuple[int, ...] | None, int | None, tuple[int, ...], Bounds]
+"""The given shape, the given batch size, the stride and the bounds of voxels."""
 
 
 class Coordinates:
@@ -80,10 +78,14 @@ class Coordinates:
         ShapeError: a voxel that occurs twice, on the first sort.
     """
 
-    tables: dict[Any, Any]  # of kernel maps, by geometry, and the coarse voxels: see kernel_map.py
-    foreseen: dict[Geometry, Any]  # tables that nobody has asked for yet: see together.py
-    asked: list[Step]  # what was asked of these voxels and of all derived from them
-    level: int  # the number of these voxels among them
+    tables: dict[Any, Any]
+    """Tables of kernel maps by geometry, coarse voxels by stride, and the order in a graph."""
+    foreseen: dict[Geometry, Any]
+    """Tables that nobody has asked for yet: see together.py."""
+    asked: list[Step]
+    """What was asked of these voxels and of all derived from them."""
+    level: int
+    """The number of these voxels among them."""
     onto: weakref.WeakKeyDictionary[Coordinates, dict[Geometry, Any]]
     """Tables of maps to given outputs, by these: whoever keeps the outputs keeps the tables."""
     _rows: Tensor
@@ -110,7 +112,9 @@ class Coordinates:
         self.given_shape = None if box is None else self._axes("spatial_shape", box)
         self.given_batch_size = None if batch_size is None else checked_batch_size(batch_size)
         self.stride = (1,) * self.dim if stride is None else self._axes("stride", stride)
-        if not self._assume_fit(rows):
+        if compiling():
+            self._trace(rows)
+        elif not self._assume_fit(rows):
             self._survey(rows)
         self._without_maps()
 
@@ -126,11 +130,25 @@ class Coordinates:
         rows: Tensor | None = None,
     ) -> Coordinates:
         """The voxels of ascending distinct keys, without checks; their rows may be known."""
+        rows = packing.rows(keys) if rows is None else rows
+        found = cls.of_ascending(rows, spatial_shape, batch_size, stride, bounds)
+        found._packing, found._sorted = packing, (keys, None)
+        return found
+
+    @classmethod
+    def of_ascending(
+        cls,
+        rows: Tensor,
+        spatial_shape: tuple[int, ...] | None,
+        batch_size: int | None,
+        stride: Sequence[int],
+        bounds: Bounds,
+    ) -> Coordinates:
+        """The voxels of ascending distinct int32 rows, without checks."""
         found = cls.__new__(cls)
         found.dim, found.stride, found._bounds = len(stride), tuple(stride), bounds
         found.given_shape, found.given_batch_size = spatial_shape, batch_size
-        found._rows = packing.rows(keys) if rows is None else rows
-        found._packing, found._sorted, found._ascends = packing, (keys, None), True
+        found._rows, found._ascends = rows, True
         return found._without_maps()
 
     def _without_maps(self) -> Coordinates:
@@ -214,7 +232,31 @@ class Coordinates:
         """(N,) int32: rows in ascending order of (batch, s0, s1, …); None: rows ascend."""
         if self._sorted is not None and self._given is None and self._flags is None:
             return self._sorted[1]  # nothing is left to check
+        known: Tensor | None = self.tables.get("order")
+        if known is not None:
+            return known
+        if compiling():
+            return self._order_in_graph()
         return self.valid(self.unchecked)[1]
+
+    @property
+    def known_order(self) -> Tensor | None:
+        """The order where it has been found; None: rows ascend, or nobody has asked."""
+        found: Tensor | None = self.tables.get("order")
+        return found if self._sorted is None else self._sorted[1]
+
+    def know(self, ascends: bool, order: Tensor | None) -> None:
+        """Take over whether rows ascend, and their order if it was found."""
+        self._ascends = ascends
+        if order is not None:
+            self.tables["order"] = order
+
+    @property
+    def grid(self) -> Grid:
+        """Where the voxels lie; bounds are those of the box where it was given."""
+        shape, size = self.given_shape, self.given_batch_size
+        bounds = self._bounds if shape is None or size is None else bounds_of(size, shape)
+        return shape, size, self.stride, bounds
 
     @property
     def seem_sorted(self) -> bool:
@@ -278,7 +320,7 @@ class Coordinates:
         if repeats and self._keys is not None:
             raise repeated_voxel(self._rows, self._keys)
         guessed, self._flags, self._given = self._given is not None, None, None
-        if guessed and (box := _box(self.packing.sizes)) is not None:
+        if guessed and (box := packing_of(self.packing.sizes)) is not None:
             box.ascended = not descends
             if self._sorted is None or self._ascends == bool(descends):
                 self._ascends, self._sorted = not descends, None
@@ -331,11 +373,9 @@ class Coordinates:
         return found
 
     def _divided(self, shape: Geometry) -> Coordinates:
-        rows, steps = self.rows, (1, *shape.stride)
-        lows, highs = (
-            tuple(n // s for n, s in zip(bound, steps, strict=True)) for bound in self._bounds
-        )
-        divisors = torch.tensor(steps, device=rows.device)
+        rows, grid = self.rows, self.coarse_grid(shape)
+        lows, highs = grid[3]
+        divisors = torch.tensor((1, *shape.stride), device=rows.device)
         cells = torch.div(rows, divisors, rounding_mode="floor")
         sizes = [max(high - low + 1, 1) for low, high in zip(lows, highs, strict=True)]
         packing = Packing(cells, lows, sizes)
@@ -343,10 +383,17 @@ class Coordinates:
             keys = numba_path.distinct(packing.pack(cells), sizes).to(packing.dtype)
         else:
             keys = torch.unique(packing.keys(cells))
-        box = None if self.given_shape is None else shape.output_shape(self.given_shape)
-        stride = [a * s for a, s in zip(self.stride, shape.stride, strict=True)]
-        grid = box, self.given_batch_size, stride, (lows, highs)
         return Coordinates.ascending(packing, keys, *grid)
+
+    def coarse_grid(self, shape: Geometry) -> Grid:
+        """Where the voxels ⌊c / stride⌋ lie."""
+        steps = (1, *shape.stride)
+        lows, highs = (
+            tuple(n // s for n, s in zip(bound, steps, strict=True)) for bound in self._bounds
+        )
+        box = None if self.given_shape is None else shape.output_shape(self.given_shape)
+        stride = tuple(a * s for a, s in zip(self.stride, shape.stride, strict=True))
+        return box, self.given_batch_size, stride, (lows, highs)
 
     def place_keys(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The place of each key among the ascending keys, and whether it is absent."""
@@ -374,7 +421,7 @@ class Coordinates:
         """Whether rows are assumed to lie in the box that was given."""
         if self.given_shape is None or self.given_batch_size is None or not len(rows):
             return False
-        box = _box((self.given_batch_size, *self.given_shape))
+        box = packing_of((self.given_batch_size, *self.given_shape))
         if box is None or not kernels_serve(rows.device.type):
             return False
         self._packing, self._ascends = box, box.ascended
@@ -393,6 +440,31 @@ class Coordinates:
         """
         if self._given is not None and self._flags is None:
             self._keys, self._flags = _packed(self._given, self.packing)
+
+    def _trace(self, rows: Tensor) -> None:
+        """Rows that a graph makes are checked when it runs, and their box is given."""
+        if self.given_shape is None or self.given_batch_size is None:
+            raise ShapeError(
+                f"coords came with spatial_shape {self.given_shape} and batch_size "
+                f"{self.given_batch_size} in a function that is compiled or exported: what "
+                "coordinates hold is not known there, so both must be given. Pass them, or build "
+                "the SparseTensor outside and give it to the function."
+            )
+        box = self.given_shape, self.given_batch_size
+        self._rows, self._ascends = torch.ops.torchweft.voxel_rows(rows, *box), False
+        self._bounds = bounds_of(self.given_batch_size, self.given_shape)
+
+    def traced(self) -> tuple[Tensor, tuple[int, ...] | None, int | None]:
+        """The rows, checked or not, and the given box, by which operators of graphs know them."""
+        rows = self._rows if self._given is None else self._given
+        return rows, self.given_shape, self.given_batch_size
+
+    def _order_in_graph(self) -> Tensor | None:
+        if self._ascends and self._given is None and self._flags is None:
+            return None
+        order: Tensor = torch.ops.torchweft.voxel_order(*self.traced())
+        self.tables["order"] = order
+        return order
 
     def cells(self) -> Tensor | None:
         """The words of cells that sorting has left, at the first call; the caller owns them."""
@@ -446,12 +518,10 @@ class Coordinates:
                 )
 
 
-@functools.lru_cache(maxsize=1024)
-def _box(sizes: tuple[int, ...]) -> Packing | None:
-    """The packing of a box (batch, *shape), shared by equal sizes; None: keys pass one integer."""
-    if not 0 < math.prod(sizes) < 2**63 or max(sizes) > HIGH or sizes[0] < 1:
-        return None
-    return Packing(torch.empty(0, len(sizes)), (0,) * len(sizes), sizes)
+def bounds_of(batch_size: int, spatial_shape: Sequence[int]) -> Bounds:
+    """The bounds of a box that begins at 0."""
+    sizes = (batch_size, *spatial_shape)
+    return (0,) * len(sizes), tuple(n - 1 for n in sizes)
 
 
 @below_transforms
@@ -489,116 +559,3 @@ def _read(rows: Tensor) -> tuple[Bounds, bool, Tensor]:
         a, b = first[:, column], second[:, column]
         below = (a < b) | ((a == b) & below)
     return (tuple(low), tuple(high)), bool(below.all()), narrow
-
-
-@functools.cache
-def kernels_serve(device: str) -> bool:
-    """Whether Triton kernels serve tensors on a type of device; the torch code serves all."""
-    return device == "cuda" and choose(None, device) == "triton"
-
-
-class Packing:
-    """How rows of integers become keys: exact, and ascending in lexicographic order.
-
-    Args:
-        rows: (N, columns) integers that the keys must distinguish.
-        lows: the lowest value of each column.
-        sizes: the number of values that each column may have.
-    """
-
-    ascended = True  # the last rows in a box that is shared
-
-    def __init__(self, rows: Tensor, lows: Sequence[int], sizes: Sequence[int]) -> None:
-        self.lows, self.sizes = tuple(lows), tuple(sizes)
-        # columns packed into one integer, after the rank of the columns before; the latter's packed
-        # values that occur, ascending, None for the first word
-        self.words: list[tuple[range, Tensor | None]] = []
-        begin, room, known = 0, 1, None
-        for column, size in enumerate(self.sizes):
-            if room * size >= 2**63:
-                self.words.append((range(begin, column), known))
-                known = torch.unique(self._key(rows))
-                begin, room = column, max(known.numel(), 1)
-            room *= size
-        self.words.append((range(begin, len(self.sizes)), known))
-
-    @property
-    def box(self) -> map_launch.Box:
-        """The lowest value of each column, and the number of its values."""
-        return self.lows, self.sizes
-
-    def to(self, device: torch.device | str) -> Packing:
-        """The same for rows on another device."""
-        found = object.__new__(Packing)
-        found.lows, found.sizes = self.lows, self.sizes
-        found.words = [(c, None if t is None else t.to(device)) for c, t in self.words]
-        return found
-
-    @property
-    def single(self) -> bool:
-        """Whether one integer holds all columns: keys of neighbours then differ by a constant."""
-        return len(self.words) == 1
-
-    @functools.cached_property
-    def dtype(self) -> torch.dtype:
-        """The dtype of keys: int32 where it holds them, which halves the bytes of the sort."""
-        return torch.int32 if math.prod(self.sizes) < 2**31 else torch.int64
-
-    def step(self, offset: Sequence[int]) -> int:
-        """key(row + offset) − key(row), where all columns stay in range and `single` is true."""
-        found = 0
-        for size, o in zip(self.sizes, offset, strict=True):
-            found = found * size + o
-        return found
-
-    def inside(self, rows: Tensor, offset: Sequence[int] | None = None) -> Tensor:
-        """Whether all columns of row + offset are in their ranges."""
-        found = rows.new_ones(rows.shape[0], dtype=torch.bool)
-        for column, (low, size) in enumerate(zip(self.lows, self.sizes, strict=True)):
-            o = offset[column] if offset else 0
-            if o or not offset:  # else the rows themselves are inside
-                values = rows[:, column].long()  # int32 compares wrongly with larger numbers
-                found &= (values >= low - o) & (values < low + size - o)
-        return found
-
-    def keys(self, rows: Tensor) -> Tensor:
-        """The keys (N,); −1 where a row is out of range or has an unknown prefix."""
-        return torch.where(self.inside(rows), self._key(rows), -1).to(self.dtype)
-
-    def pack(self, rows: Tensor) -> Tensor:
-        """The keys (N,) of int32 rows that are in range and have known prefixes."""
-        if self.single and rows.shape[0] and kernels_serve(rows.device.type):
-            return map_launch.pack(rows, self.box, self.dtype)
-        if self.single and numba_path.loops_serve(rows.device.type):
-            return numba_path.pack(rows, *self.box).to(self.dtype)
-        return self._key(rows).to(self.dtype)
-
-    def _key(self, rows: Tensor) -> Tensor:
-        key = rows.new_zeros(rows.shape[0], dtype=torch.int64)
-        absent = torch.zeros_like(key, dtype=torch.bool)
-        for columns, known in self.words:
-            if known is not None:
-                key, missing = rank(known, key)
-                absent |= missing
-            for column in columns:
-                key = key * self.sizes[column] + rows[:, column].long() - self.lows[column]
-        return key if self.single else torch.where(absent, -1, key)
-
-    def rows(self, keys: Tensor) -> Tensor:
-        """The (N, columns) int32 rows of keys that occur."""
-        columns: list[Tensor] = []
-        for word, known in reversed(self.words):
-            for column in reversed(word):
-                columns.append(keys % self.sizes[column] + self.lows[column])
-                keys = torch.div(keys, self.sizes[column], rounding_mode="floor")
-            if known is not None:
-                keys = known.index_select(0, keys)
-        return torch.stack(columns[::-1], 1).int()
-
-
-def rank(known: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The place (int64) of each key among ascending known ones, and whether it is absent."""
-    if not known.numel():
-        return key.new_zeros(key.shape, dtype=torch.int64), torch.ones_like(key, dtype=torch.bool)
-    place = torch.searchsorted(known, key).clamp_(max=known.numel() - 1)
-    return place, known.index_select(0, place) != key

@@ -22,24 +22,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchweft.core.operators.operator import below_transforms, outside_graphs
+from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, cached_table, integer, whole
 from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.checks import check_rows, check_same_device
-from torchweft.voxels.maps.coordinates import Bounds, Coordinates, Packing, kernels_serve
+from torchweft.voxels.maps.coordinates import Bounds, Coordinates, bounds_of
 from torchweft.voxels.maps.jobs import Job
+from torchweft.voxels.maps.packing import Packing, kernels_serve
 from torchweft.voxels.maps.recipes import note
 
 __all__ = [
     "KernelMap",
     "MapTables",
     "Maps",
+    "OutputGrid",
+    "build_map",
     "given_outputs",
     "grid_after",
     "map_kernels_serve",
+    "meet",
     "mode_of",
     "submanifold_tables",
     "tables_of",
@@ -142,7 +146,7 @@ class Maps:
     """
 
     def __init__(self) -> None:
-        self._named: dict[str, KernelMap] = {}
+        self.by_name: dict[str, KernelMap] = {}
 
     def get(
         self,
@@ -159,7 +163,7 @@ class Maps:
             name: a name for the map.
             onto: given outputs; None are those of the geometry.
         """
-        named = None if name is None else self._named.get(name)
+        named = None if name is None else self.by_name.get(name)
         if named is not None and (named.inputs is not inputs or named.geometry != shape):
             raise ShapeError(
                 f"indice_key={name!r} names the map of {_described(named.geometry)} on "
@@ -170,7 +174,7 @@ class Maps:
         table, back, outputs = tables_of(inputs, shape, onto)
         found = KernelMap(table, back, inputs, inputs if outputs is None else outputs, shape)
         if name is not None:
-            self._named[name] = found
+            self.by_name[name] = found
         return found
 
     def named(self, name: str) -> KernelMap:
@@ -179,13 +183,13 @@ class Maps:
         Raises:
             ShapeError: no map has this name.
         """
-        if name not in self._named:
+        if name not in self.by_name:
             raise ShapeError(
                 f"indice_key={name!r} names no map of this tensor; its keys are "
-                f"{sorted(self._named)}: an inverse layer undoes a layer that ran before. Give "
+                f"{sorted(self.by_name)}: an inverse layer undoes a layer that ran before. Give "
                 f"that layer indice_key={name!r}."
             )
-        return self._named[name]
+        return self.by_name[name]
 
 
 def mode_of(submanifold: bool, transposed: bool, outputs: str = "torch") -> str:
@@ -258,19 +262,25 @@ def tables_of(inputs: Coordinates, shape: Geometry, onto: Coordinates | None = N
     """The tables of a map: kept with the inputs, and with the outputs where these are given."""
     if onto is None:
         tables: MapTables | None = inputs.tables.get(shape)
-        return _first_asked(inputs, shape) if tables is None else tables
+        if tables is not None:
+            return tables
+        if compiling():
+            tables = inputs.foreseen.get(shape) or _build_in_graph(inputs, shape)
+            inputs.tables[shape] = tables
+            return tables
+        return _first_asked(inputs, shape)
     kept = inputs.onto.get(onto)
     if kept is None:
         kept = inputs.onto[onto] = {}
     if shape not in kept:
-        kept[shape] = _met(inputs, onto, shape)
+        kept[shape] = (_meet_in_graph if compiling() else meet)(inputs, onto, shape)
     return *kept[shape], onto
 
 
 @outside_graphs
 def _first_asked(inputs: Coordinates, shape: Geometry) -> MapTables:
     """Tables that were foreseen, or are built now."""
-    tables: MapTables = inputs.foreseen.pop(shape, None) or _build(inputs, shape)
+    tables: MapTables = inputs.foreseen.pop(shape, None) or build_map(inputs, shape)
     inputs.tables[shape] = tables
     note(inputs, shape, tables[2] or inputs)
     return tables
@@ -278,19 +288,39 @@ def _first_asked(inputs: Coordinates, shape: Geometry) -> MapTables:
 
 @below_transforms
 @outside_graphs
-def _build(inputs: Coordinates, shape: Geometry) -> MapTables:
+def build_map(inputs: Coordinates, shape: Geometry) -> MapTables:
+    """The tables of a map, and its outputs; None where they are the inputs."""
     build = {"submanifold": submanifold_tables, "floor": _floored}.get(shape.mode, _resampled)
     return inputs.valid(lambda: build(inputs, shape))
 
 
 def _floored(inputs: Coordinates, shape: Geometry) -> MapTables:
     outputs = inputs.coarse(shape)
-    return *_met(inputs, outputs, shape), None if outputs is inputs else outputs
+    return *meet(inputs, outputs, shape), None if outputs is inputs else outputs
+
+
+def _build_in_graph(inputs: Coordinates, shape: Geometry) -> MapTables:
+    kept, *rest = torch.ops.torchweft.voxel_map(*inputs.traced(), *shape)
+    outputs = None
+    if shape.has_outputs:
+        floor = shape.mode == "floor"
+        grid = inputs.coarse_grid(shape) if floor else _output_grid(inputs, shape)
+        outputs = Coordinates.of_ascending(rest.pop(), *grid)
+    return kept, rest[0] if rest else None, outputs
+
+
+def _meet_in_graph(
+    inputs: Coordinates, outputs: Coordinates, shape: Geometry
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = torch.ops.torchweft.voxel_onto(
+        *inputs.traced(), *outputs.traced(), *shape
+    )
+    return found
 
 
 @below_transforms
 @outside_graphs
-def _met(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
+def meet(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
     """The tables of a map between known voxels.
 
     Where numba serves, one merge for each line of offsets, see `numba_loops`.  Else one search for
@@ -400,9 +430,9 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
         table, back, rows, keys = map_launch.resample(*voxels, sizes, packing.dtype, shape)
         return table, back, Coordinates.ascending(packing, keys, *grid, rows)
     if packing.single and _loops_serve(inputs, shape):
-        keys, rows = numba_path.reached(_in_order(inputs)[0], (size, *spatial), shape)
+        keys, rows = numba_path.reached(_in_order(inputs)[0], (grid[1], *spatial), shape)
         outputs = Coordinates.ascending(packing, keys.to(packing.dtype), *grid, rows)
-        return *_met(inputs, outputs, shape), outputs
+        return *meet(inputs, outputs, shape), outputs
     met, reached = zip(
         *[_outputs(inputs, shape, spatial, offset) for offset in shape.offsets()], strict=True
     )
@@ -421,15 +451,21 @@ def _resampled(inputs: Coordinates, shape: Geometry) -> MapTables:
     return table, back, outputs
 
 
-Grid = tuple[tuple[int, ...], int, tuple[int, ...], Bounds]
-"""Spatial shape, batch size, stride and bounds of voxels."""
+OutputGrid = tuple[tuple[int, ...], int, tuple[int, ...], Bounds]
+"""A grid whose shape and batch size are known, see `coordinates.Grid`."""
 
 
-def grid_after(inputs: Coordinates, shape: Geometry) -> tuple[Packing, Grid]:
-    """The box of the outputs of a strided or transposed layer, as a packing and as a grid.
+def grid_after(inputs: Coordinates, shape: Geometry) -> tuple[Packing, OutputGrid]:
+    """The box of the outputs of a strided or transposed layer, as a packing and as a grid."""
+    grid = spatial, size, _, (lows, _) = _output_grid(inputs, shape)
+    sizes = tuple(max(n, 1) for n in (size, *spatial))
+    return Packing(inputs.unchecked()[2][:0], lows, sizes), grid
 
-    Raises:
-        IndexRangeError: the inputs have no box, or the output's is too long.
+
+def _output_grid(inputs: Coordinates, shape: Geometry) -> OutputGrid:
+    """Where the outputs of a strided or transposed layer lie; raises IndexRangeError.
+
+    The inputs have no box, or an axis of the output is too long.
     """
     spatial, size = shape.output_shape(inputs.spatial_shape), inputs.batch_size
     if max(spatial) > 2**31:
@@ -437,10 +473,7 @@ def grid_after(inputs: Coordinates, shape: Geometry) -> tuple[Packing, Grid]:
             f"the output of {_described(shape)} would have the shape {tuple(spatial)}: an axis "
             f"has at most {2**31} voxels. Pass a smaller spatial_shape, or shift the cloud to 0."
         )
-    lows, sizes = (0,) * (1 + inputs.dim), tuple(max(n, 1) for n in (size, *spatial))
-    bounds = lows, tuple(n - 1 for n in (size, *spatial))
-    stride = _output_stride(inputs.stride, shape)
-    return Packing(inputs.unchecked()[2][:0], lows, sizes), (spatial, size, stride, bounds)
+    return spatial, size, _output_stride(inputs.stride, shape), bounds_of(size, spatial)
 
 
 def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import compiling, outside_graphs
 from torchweft.errors import DeviceError, DTypeError, ShapeError
 from torchweft.voxels.grid import Size, axes_of, geometry
+from torchweft.voxels.maps import operator as _operator  # noqa: F401 - registers the operators
 from torchweft.voxels.maps.checks import check_same_device
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps, given_outputs, mode_of
@@ -61,13 +62,13 @@ class SparseTensor:
                 "device. Move one of them with .to(device)."
             )
         self.coordinates = Coordinates(coords, spatial_shape, batch_size, strides)
-        _check_feats(feats, len(self.coordinates))
+        _check_feats(feats, self.coordinates)
         self.feats, self.maps = feats, Maps()
 
     @classmethod
     def on(cls, feats: Tensor, coordinates: Coordinates, maps: Maps) -> SparseTensor:
         """Features on given voxels, with the maps that tensors on them share."""
-        _check_feats(feats, len(coordinates))
+        _check_feats(feats, coordinates)
         found = cls.__new__(cls)
         found.feats, found.coordinates, found.maps = feats, coordinates, maps
         return found
@@ -419,8 +420,11 @@ def _check_distinct(tensor: SparseTensor) -> None:
         tensor.coordinates.valid(tensor.coordinates.unchecked)
 
 
-def _check_feats(feats: Tensor, count: int) -> None:
+def _check_feats(feats: Tensor, coordinates: Coordinates) -> None:
     check_tensors(feats=feats)
+    if compiling():  # a length would become a constant of an exported graph
+        return
+    count = len(coordinates)
     if feats.dim() != 2 or feats.shape[0] != count:
         raise ShapeError(
             f"feats are {tuple(feats.shape)} but there are {count} voxels: feats must be "

@@ -21,16 +21,17 @@ from torchweft.core.operators.operator import (
 )
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps import launch as map_launch
-from torchweft.voxels.maps.coordinates import Coordinates, Packing, kernels_serve
+from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.jobs import Job, tiles_together
 from torchweft.voxels.maps.kernel_map import (
-    Grid,
     MapTables,
+    OutputGrid,
     grid_after,
     map_kernels_serve,
     submanifold_tables,
     tables_of,
 )
+from torchweft.voxels.maps.packing import Packing, kernels_serve
 from torchweft.voxels.maps.recipes import Step, recipe_of
 from torchweft.voxels.maps.tiles import Flags, SearchRemains
 
@@ -79,7 +80,7 @@ class _Level(NamedTuple):
     found: map_launch.Candidates
     voxels: Coordinates
     packing: Packing
-    grid: Grid
+    grid: OutputGrid
 
 
 @below_transforms
@@ -146,7 +147,7 @@ def _levels(cloud: Coordinates, steps: Sequence[Step], seen: Flags) -> list[_Lev
     return found
 
 
-def _served(inputs: Coordinates, shape: Geometry) -> tuple[Packing, Grid] | None:
+def _served(inputs: Coordinates, shape: Geometry) -> tuple[Packing, OutputGrid] | None:
     """The box of a layer's outputs if kernels find them; None: they are found when asked for."""
     if shape.mode not in ("strided", "transposed") or not inputs.boxed:
         return None

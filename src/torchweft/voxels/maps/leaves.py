@@ -1,0 +1,188 @@
+"""A SparseTensor as a tree of torch: its features, voxels and maps are leaves.
+
+    feats · for each level: rows, order · for each of its maps: kept, back
+
+So `torch.export` takes a tensor as an argument, whose maps are inputs of the program, and
+`torchweft.capture` sees what a call depends on.  A *level* is the coordinates of one grid: the
+tensor's own, and all that maps lead to; then those of earlier levels, which inverse layers return
+to by the names of maps.  Boxes, strides, geometries and names are the structure; where the box and
+the batch size were given, it does not depend on where the voxels are, except on whether their rows
+ascend.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from torchweft.core import private
+from torchweft.core.recorded import mark_fixed
+from torchweft.voxels.grid import Geometry
+from torchweft.voxels.maps.coordinates import Coordinates, Grid
+from torchweft.voxels.maps.kernel_map import KernelMap, Maps
+from torchweft.voxels.maps.tensor import SparseTensor
+
+__all__: list[str] = []
+
+
+class _Map(NamedTuple):
+    """Of a map: its geometry, the level of its outputs, and whether these were given."""
+
+    shape: Geometry
+    outputs: int
+    given: bool
+    has_back: bool
+
+
+class _Level(NamedTuple):
+    """Of a level; `coarse` are the strides that floors have been taken for, with the levels."""
+
+    grid: Grid
+    ascends: bool
+    has_order: bool
+    maps: tuple[_Map, ...]
+    coarse: tuple[tuple[tuple[int, ...], int], ...]
+
+
+class _Structure(NamedTuple):
+    """What is no leaf; `names` are maps of earlier levels, each with its level and number there."""
+
+    levels: tuple[_Level, ...]
+    names: tuple[tuple[str, int, int], ...]
+
+
+_Kept = tuple[Geometry, Coordinates, bool, Tensor, Tensor | None]
+"""A map of a level: geometry, outputs, whether these were given, and tables."""
+
+
+def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
+    levels = _reachable([tensor.coordinates])
+    named = [(n, m) for n, m in sorted(tensor.maps.by_name.items()) if id(m.inputs) not in levels]
+    levels = _reachable([tensor.coordinates, *(found.inputs for _, found in named)])
+    numbers = {key: number for number, key in enumerate(levels)}
+    leaves: list[Any] = []
+    structures, places = [], {}
+    for i, level in enumerate(levels.values()):
+        rows, order, maps = level.rows, level.known_order, _maps_of(level, levels)
+        leaves += [rows] if order is None else [rows, order]
+        for n, (_, _, _, kept, back) in enumerate(maps):
+            leaves += [kept] if back is None else [kept, back]
+            places[id(kept)] = i, n
+        structures.append(_structure_of(level, order is not None, maps, numbers))
+    mark_fixed(*leaves)
+    names = tuple([(name, *places[id(found.kept)]) for name, found in named])
+    return [tensor.feats, *leaves], _Structure(tuple(structures), names)
+
+
+def _flatten_with_keys(tensor: SparseTensor) -> tuple[list[tuple[Any, Any]], _Structure]:
+    leaves, structure = _flatten(tensor)
+    names = ["feats"]
+    for i, level in enumerate(structure.levels):
+        names += [f"rows_{i}", f"order_{i}"][: 1 + level.has_order]
+        for n, spec in enumerate(level.maps):
+            names += [f"table_{i}_{n}", f"back_{i}_{n}"][: 1 + spec.has_back]
+    keys = map(private.GetAttrKey, names)
+    return list(zip(keys, leaves, strict=True)), structure
+
+
+def _reachable(roots: Sequence[Coordinates]) -> dict[int, Coordinates]:
+    """All levels that maps lead to from some, by identity, in order."""
+    found: dict[int, Coordinates] = {}
+    waiting = list(roots)
+    while waiting:
+        level = waiting.pop(0)
+        if id(level) not in found:
+            found[id(level)] = level
+            waiting += [outputs for _, outputs, *_ in _own_maps(level)]
+            waiting += [other for other in level.tables.values() if isinstance(other, Coordinates)]
+    return found
+
+
+def _own_maps(level: Coordinates) -> list[_Kept]:
+    found: list[_Kept] = []
+    known = level.foreseen | level.tables
+    for shape in sorted([key for key in known if isinstance(key, Geometry)]):
+        kept, back, outputs = known[shape]
+        found.append((shape, level if outputs is None else outputs, False, kept, back))
+    return found
+
+
+def _maps_of(level: Coordinates, levels: Mapping[int, Coordinates]) -> list[_Kept]:
+    """The maps of a level, also those onto given voxels that are among the levels."""
+    found = _own_maps(level)
+    for outputs in levels.values() if level.onto else ():
+        for shape, (kept, back) in sorted(level.onto.get(outputs, {}).items()):
+            found.append((shape, outputs, True, kept, back))
+    return found
+
+
+def _structure_of(
+    level: Coordinates, has_order: bool, maps: Sequence[_Kept], numbers: Mapping[int, int]
+) -> _Level:
+    found = [_Map(s, numbers[id(o)], given, b is not None) for s, o, given, _, b in maps]
+    coarse = sorted(
+        (key, numbers[id(other)])
+        for key, other in level.tables.items()
+        if isinstance(other, Coordinates)
+    )
+    return _Level(level.grid, level.seem_sorted, has_order, tuple(found), tuple(coarse))
+
+
+def _unflatten(leaves: Iterable[Any], structure: _Structure) -> SparseTensor:
+    """The tensor of leaves, which may be no tensors: torch puts other objects in their place."""
+    feats, *rest = leaves
+    left = iter(rest)
+    levels, tables = [], []
+    for level in structure.levels:
+        found = Coordinates.of_ascending(next(left), *level.grid)
+        found.know(level.ascends, next(left) if level.has_order else None)
+        levels.append(found)
+        tables.append([(next(left), next(left) if m.has_back else None) for m in level.maps])
+    for inputs, level, own in zip(levels, structure.levels, tables, strict=True):
+        inputs.tables.update((stride, levels[number]) for stride, number in level.coarse)
+        for spec, (kept, back) in zip(level.maps, own, strict=True):
+            outputs = levels[spec.outputs]
+            if spec.given:
+                inputs.onto.setdefault(outputs, {})[spec.shape] = kept, back
+            else:
+                other = None if outputs is inputs else outputs
+                inputs.tables[spec.shape] = kept, back, other
+    maps = Maps()
+    for name, i, n in structure.names:
+        spec = structure.levels[i].maps[n]
+        sides = levels[i], levels[spec.outputs]
+        maps.by_name[name] = KernelMap(*tables[i][n], *sides, spec.shape)
+    result = SparseTensor.__new__(SparseTensor)
+    result.feats, result.coordinates, result.maps = feats, levels[0], maps
+    return result
+
+
+def _to_json(structure: _Structure) -> str:
+    return json.dumps(structure)
+
+
+def _from_json(text: str) -> _Structure:
+    levels, names = _as_tuples(json.loads(text))
+    found = []
+    for grid, ascends, has_order, maps, coarse in levels:
+        own = tuple(_Map(Geometry(*shape), *rest) for shape, *rest in maps)
+        found.append(_Level(grid, ascends, has_order, own, coarse))
+    return _Structure(tuple(found), names)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+private.register_pytree_node(
+    SparseTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="torchweft.voxels.SparseTensor",
+    to_dumpable_context=_to_json,
+    from_dumpable_context=_from_json,
+    flatten_with_keys_fn=_flatten_with_keys,
+)
