@@ -47,13 +47,13 @@ def cloud(count, seed=0):
 def built(monkeypatch):
     """The geometries whose maps are built."""
     found = []
-    plain = kernel_map._build
+    plain = kernel_map.build_map
 
     def build(inputs, shape):
         found.append(shape)
         return plain(inputs, shape)
 
-    monkeypatch.setattr(kernel_map, "_build", build)
+    monkeypatch.setattr(kernel_map, "build_map", build)
     return found
 
 
