@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -60,10 +62,19 @@ raw_stream: Callable[[int], Any] = getattr(
 """The handle of the current stream of a GPU."""
 parse_to = torch._C._nn._parse_to
 """Arguments of `Tensor.to` -> (device, dtype, …)."""
-stash = torch._C._stash_obj_in_tls
-"""(name, value): keep a value for this thread, and for autograd's threads that work for it."""
 transforms_active = torch._C._are_functorch_transforms_active
 will_execute = torch._C._will_engine_execute_node
+
+
+def stash(name: str, value: Any) -> None:
+    """Keep a value for this thread, and for autograd's threads that work for it.
+
+    Torch counts a reference when it lets a value go, but before 2.13 not when it takes it.
+    """
+    before = sys.getrefcount(value)
+    torch._C._stash_obj_in_tls(name, value)
+    if sys.getrefcount(value) == before:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def stashed(name: str) -> Any:

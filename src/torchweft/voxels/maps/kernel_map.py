@@ -300,13 +300,12 @@ def _floored(inputs: Coordinates, shape: Geometry) -> MapTables:
 
 
 def _build_in_graph(inputs: Coordinates, shape: Geometry) -> MapTables:
-    kept, *rest = torch.ops.torchweft.voxel_map(*inputs.traced(), *shape)
-    outputs = None
-    if shape.has_outputs:
-        floor = shape.mode == "floor"
-        grid = inputs.coarse_grid(shape) if floor else _output_grid(inputs, shape)
-        outputs = Coordinates.of_ascending(rest.pop(), *grid)
-    return kept, rest[0] if rest else None, outputs
+    found = torch.ops.torchweft.voxel_map(*inputs.traced(), *shape)
+    if not shape.has_outputs:
+        return found[0], found[1] if len(found) > 1 else None, None
+    floor = shape.mode == "floor"
+    grid = inputs.coarse_grid(shape) if floor else _output_grid(inputs, shape)
+    return found[0], found[1], Coordinates.of_ascending(found[2], *grid)
 
 
 def _meet_in_graph(
