@@ -229,7 +229,7 @@ def test_hard_voxels_are_those_of_the_cpu():
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_memory_of_a_map(shuffled):
-    """A table and lists of 27 offsets, and what sorting leaves; half of the table then goes.
+    """The voxels, a table and lists of 27 offsets, what sorting leaves; half of the table then goes.
 
     In this cloud a voxel has 18 neighbours, so the pairs, which come then, may take more than it.
     """
@@ -255,27 +255,30 @@ def test_the_memory_of_a_map(shuffled):
     kept = torch.cuda.memory_allocated() - before
     pairs = (int(found.counts.sum()) + len(coords)) // 2
     rounding = 4 * 2**20
-    most = (14 + 27 + 6) * 4 * len(coords) + 2 * 4 * pairs
+    most = (14 + 27 + 6 + 4) * 4 * len(coords) + 2 * 4 * pairs
     assert taken <= max(249 * len(coords), most) + rounding
     assert kept <= most + rounding
 
 
 def test_compiled_networks_on_fresh_clouds():
-    """Two graphs, the bits of eager calls, and tables of half a submanifold map, as eager ones."""
+    """Two graphs, as accurate as eager calls, and tables of half a submanifold map, as theirs.
+
+    Norms are joined with what follows in eager calls alone: bits differ.
+    """
     torch.compiler.reset()
     counter, model = CompileCounterWithBackend("aot_eager"), network()
-    exact_model = copy.deepcopy(model)
+    eager, wide = copy.deepcopy(model), copy.deepcopy(model).double()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for seed, count in enumerate((3000, 9000, 40_000)):
-        found, exact = compiled(cloud(count, seed)), exact_model(cloud(count, seed))
-        assert_same_bits(found.F.detach(), exact.F.detach(), "features")
-        assert_same_bits(found.C, exact.C, "voxels")
-        gradients = (
-            torch.autograd.grad(out.F.square().mean(), net.parameters())
-            for out, net in ((found, model), (exact, exact_model))
-        )
-        for one, other in zip(*gradients, strict=True):
-            assert_same_bits(one, other, "gradient")
+        given = cloud(count, seed)
+        outputs = compiled(given), eager(cloud(count, seed)), wide(given.replace(given.F.double()))
+        assert_same_bits(outputs[0].C, outputs[1].C, "voxels")
+        results = [
+            (out.F, *torch.autograd.grad(out.F.square().mean(), net.parameters()))
+            for out, net in zip(outputs, (model, eager, wide), strict=True)
+        ]
+        for found, plain, exact in zip(*results, strict=True):
+            assert_as_accurate(found, exact, plain_error(plain, exact, plain.dtype))
     assert counter.frame_count <= 2
     tensor = cloud(9000, 5)
     compiled(tensor)
