@@ -229,7 +229,7 @@ def test_hard_voxels_are_those_of_the_cpu():
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_memory_of_a_map(shuffled):
-    """The voxels, a table and lists of 27 offsets, what sorting leaves; half of the table then goes.
+    """Voxels, a table and lists of 27 offsets, what sorting leaves; half of the table then goes.
 
     In this cloud a voxel has 18 neighbours, so the pairs, which come then, may take more than it.
     """

@@ -265,7 +265,8 @@ class _LaunchPlan:
 
     def _constant(self, numbers: Sequence[Any]) -> _TensorName:
         """A new int32 tensor."""
-        self.constants.append(torch.tensor(numbers, dtype=torch.int32).to(self.device))
+        made = torch.tensor(numbers, dtype=torch.int32)
+        self.constants.append(made.to(self.device, non_blocking=True))  # a rehearsal may not wait
         return "constant", len(self.constants) - 1
 
     def _kernels(self, lanes: int, stored: Sequence[_TensorName]) -> Iterator[_NamedStep]:
