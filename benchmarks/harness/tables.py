@@ -75,7 +75,9 @@ Generated from the rows in `benchmarks/results` by `make bench`; every number is
   each derivative by itself: one kernel that shares them between derivatives may need fewer.
 - On a GPU the L2 cache is cleared before each call, and calls under 0.1 ms are replayed as CUDA
   graphs; *host* is the time until the call returns, without replay. Rows hold warm times too.
-- *potential*: whole models of MACE; *kernels* is how many a call runs.
+- *potential*: whole models of MACE; *kernels* is how many a call runs. *captured* is a CUDA graph
+  of a call, by `torchweft.capture`, of ours and of theirs; eager calls are compared with eager
+  calls.
 - *second* is the gradient of the gradients alone, with a retained graph.
 - *first_calls* are single calls in fresh processes (`benchmarks/first_calls.py`), with empty caches
   and with code from disk. Those of gradients at commit 5f28c42 hold torch's own import of sympy
@@ -207,10 +209,16 @@ def _table(rows: Sequence[Row]) -> str:
     return _markdown(["case", "phase", "backend", "torchweft", *peers, *details], lines)
 
 
+WAYS = (" captured", " compiled")
+"""Ends of the names of peers that are recorded as a CUDA graph or compiled; ours are backends."""
+
+
 def _peers_of(ours: Row, rows: Sequence[Row]) -> list[Row]:
-    """What others did of the same."""
+    """What others did of the same; eager calls of ours are compared with eager calls."""
     same = (ours.case, ours.phase, ours.dtype)
-    return [r for r in rows if r.peer != "torchweft" and (r.case, r.phase, r.dtype) == same]
+    peers = [r for r in rows if r.peer != "torchweft" and (r.case, r.phase, r.dtype) == same]
+    eager = f" {ours.backend}" not in WAYS
+    return [r for r in peers if not (eager and r.peer.endswith(WAYS))]
 
 
 def _fastest(rows: Sequence[Row], time: Callable[[Row], float | None]) -> Row | None:
@@ -225,6 +233,10 @@ def _gpu(row: Row) -> float | None:
 
 def _wall(row: Row) -> float | None:
     return row.wall_ms
+
+
+def _waited(row: Row) -> float | None:
+    return row.ms_p50 if row.wall_ms is None else row.wall_ms
 
 
 def _ratio(ours: Row, rows: Sequence[Row], time: Callable[[Row], float | None]) -> float | None:
@@ -268,11 +280,11 @@ def _against(rows: Sequence[Row]) -> str:
 
     As in 0.43 / 0.51 · cuEquivariance 1.08 / 1.2 · **2.51 / 2.35**.
     """
-    ours = _fastest([row for row in rows if row.peer == "torchweft"], _gpu)
+    ours = _fastest([row for row in rows if row.peer == "torchweft"], _waited)
     if ours is None:
         return ""
     peers = [row for row in _peers_of(ours, rows) if row.ms_p50 is not None]
-    best = _fastest(peers, _gpu)
+    best = _fastest(peers, _waited)
     shown = best or min(peers, key=lambda row: row.ms_p50 or 0.0, default=None)
     found = [_times(ours)]
     if shown is not None:

@@ -203,3 +203,26 @@ def test_our_rows_in_this_repository_have_no_time_without_a_green_check():
         row: Row
         for row in read(path):
             assert row.bound_ratio <= 1 or row.ms_p50 is None or row.peer != "torchweft", row
+
+
+def test_eager_calls_are_compared_with_eager_calls(tmp_path):
+    """Seen red with all ways of a peer beside our eager call, and with our fastest on the GPU."""
+    rows, _ = measured()
+    ours = dataclasses.replace(rows[0], suite="potential", case="512 atoms forces")
+    times = {
+        ("torchweft", "triton"): (2.0, 9.0),
+        ("torchweft", "captured"): (3.0, 3.0),
+        ("a peer", "cuda"): (4.0, 18.0),
+        ("a peer captured", "cuda"): (6.0, 6.0),
+    }
+    made = [
+        dataclasses.replace(ours, peer=peer, backend=backend, ms_p50=gpu, wall_ms=wall)
+        for (peer, backend), (gpu, wall) in times.items()
+    ]
+    append(tmp_path / "cpu" / "o3.jsonl", made)
+    page = tables.performance_page(tmp_path)
+    eager, captured = (line for line in page.splitlines() if line.startswith("| 512 atoms"))
+    assert "| 2 / 2 | a peer |" in eager
+    assert "| 1.33 / 2 | a peer / a peer captured |" in captured
+    readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", tmp_path)
+    assert "| 3 / 3 · a peer captured 6 / 6 · **1.33 / 2** |" in readme
