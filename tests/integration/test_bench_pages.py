@@ -165,7 +165,7 @@ def test_leads_are_over_the_fastest_right_peer(tmp_path, monkeypatch):
     assert "1 / 1.5, error 57, 15 % right" in cells
     assert cells[8:10] == ["2.5 / 2.5", "a / b"]
     readme = tables.readme_with_table(f"{tables.BEGIN}\n{tables.END}", folder)
-    assert "| dot | 2 / 4 · a 5 / 30 · **2.5 / 2.5** |" in readme
+    assert "| dot | 2 / 4 · b 8 / 10 · **2.5 / 2.5** |" in readme
     (picture,) = tables.pictures(folder).values()
     found = texts(picture)
     assert found.count("2.5") == 2
