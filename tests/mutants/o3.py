@@ -343,8 +343,8 @@ MUTANTS = [
     ),
     Mutant(
         "matrices with elements inside are read in rows that follow each other",
-        '+ {_behind(n)}", n * elements',
-        '+ {_behind(n)}", n',
+        '+ {_behind(n)}", path.weight * elements, n * elements',
+        '+ {_behind(n)}", path.weight * elements, n',
         MIXING,
         kernels=True,
     ),

@@ -109,14 +109,14 @@ MUTANTS = [
     ),
     Mutant(
         "a mean over points is their sum",
-        "total = total / lengths(*segments).unsqueeze(1)\n",
-        "total = total * 1\n",
+        'if reduce == "mean":\n        total = total / lengths(*segments).unsqueeze(1)\n',
+        'if reduce == "mean":\n        total = total * 1\n',
         VOXELIZE,
     ),
     Mutant(
         "devoxelize's shares do not sum to 1",
-        "share = (shares / shares.sum(1, keepdim=True))[point, place].unsqueeze(1)",
-        "share = shares[point, place].unsqueeze(1)",
+        "return weighted_rows(tensor.feats, rows, shares / total.masked_fill(total == 0, 1))",
+        "return weighted_rows(tensor.feats, rows, shares)",
         VOXELIZE,
     ),
     Mutant(
