@@ -25,12 +25,12 @@ from torchweft.voxels.layers.convolution import (
     SparseConv3d,
     SparseConvTranspose3d,
     SparseInverseConv3d,
-    SparseSequential,
     SubMConv1d,
     SubMConv2d,
     SubMConv3d,
 )
 from torchweft.voxels.layers.norm import SparseBatchNorm
+from torchweft.voxels.layers.sequential import SparseSequential
 from torchweft.voxels.maps.tensor import SparseTensor
 
 
