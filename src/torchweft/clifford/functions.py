@@ -166,7 +166,8 @@ def gelu_geometric_product_norm(
         backend: None chooses.
 
     Returns:
-        (B, batch…, F or F_out) in x's dtype: rounded once, whatever the sizes in between.
+        Multivectors (B, batch…, F or F_out) in x's dtype, rounded once, whatever the sizes in
+        between.
 
     Moves three multivector tensors, the gradient five; nothing is saved but the inputs.
     """
