@@ -227,8 +227,10 @@ def _transposed(
     return voxels.sparse_inverse_conv(tensor, weight, "pairs", bias, groups=groups).feats
 
 
-class MinkowskiConvolution(MinkowskiConvolutionBase):
-    """out[u] = bias + Σ_k x[u + offset_k · dilation · t] @ kernel[k]."""
+class _Convolution(MinkowskiConvolutionBase):
+    """The arguments of the two layers below, in the original's order."""
+
+    _transposed: bool
 
     def __init__(
         self,
@@ -250,44 +252,26 @@ class MinkowskiConvolution(MinkowskiConvolutionBase):
             *sizes,
             bias=bias,
             kernel_generator=kernel_generator,
-            is_transpose=False,
+            is_transpose=self._transposed,
             expand_coordinates=expand_coordinates,
             convolution_mode=convolution_mode,
             dimension=dimension,
         )
 
 
-class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
+class MinkowskiConvolution(_Convolution):
+    """out[u] = bias + Σ_k x[u + offset_k · dilation · t] @ kernel[k]."""
+
+    _transposed = False
+
+
+class MinkowskiConvolutionTranspose(_Convolution):
     """Onto the finer level that it returns to; all voxels that the kernel reaches if none is known.
 
     A level is known by its tensor stride, as in the original.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Any = -1,
-        stride: Any = 1,
-        dilation: Any = 1,
-        bias: bool = False,
-        kernel_generator: KernelGenerator | None = None,
-        expand_coordinates: bool = False,
-        convolution_mode: int = ConvolutionMode.DEFAULT,
-        dimension: int | None = None,
-    ) -> None:
-        sizes = kernel_size, stride, dilation
-        super().__init__(
-            in_channels,
-            out_channels,
-            *sizes,
-            bias=bias,
-            kernel_generator=kernel_generator,
-            is_transpose=True,
-            expand_coordinates=expand_coordinates,
-            convolution_mode=convolution_mode,
-            dimension=dimension,
-        )
+    _transposed = True
 
 
 class MinkowskiGenerativeConvolutionTranspose(MinkowskiConvolutionBase):
