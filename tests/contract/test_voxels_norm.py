@@ -245,7 +245,6 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.kernels
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without distributed")
 @pytest.mark.parametrize("name", RANKS)
 def test_two_ranks_are_one(name, ranks):
