@@ -17,7 +17,16 @@ _ERRORS = (
     "ShapeError",
     "WeftError",
 )
-_NAMESPACES = ("clifford", "compat", "o3", "products", "reductions", "testing", "voxels")
+_NAMESPACES = (
+    "clifford",
+    "compat",
+    "distributed",
+    "o3",
+    "products",
+    "reductions",
+    "testing",
+    "voxels",
+)
 
 __all__ = [*_ERRORS, *_NAMESPACES, "capture", "constant", "explain"]
 

@@ -203,3 +203,17 @@ def test_stashed_values_belong_to_a_thread_and_to_autograds():
     finally:
         private.stash("a test", None)
     assert private.stashed("a test") is None
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_groups_are_found_by_their_names(tmp_path):
+    distributed = torch.distributed
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
+    )
+    try:
+        for group in (None, distributed.new_group([0])):
+            name = private.group_name(group)
+            assert private.process_group(name) is (group or distributed.group.WORLD)
+    finally:
+        distributed.destroy_process_group()

@@ -31,7 +31,9 @@ __all__ = [
     "forward_level",
     "functorch",
     "get_device",
+    "group_name",
     "parse_to",
+    "process_group",
     "raw_stream",
     "register_pytree_node",
     "stash",
@@ -80,3 +82,16 @@ def stash(name: str, value: Any) -> None:
 def stashed(name: str) -> Any:
     """The value that `stash` has kept under a name; None if there is none."""
     return torch._C._get_obj_in_tls(name) if torch._C._is_key_in_tls(name) else None
+
+
+def group_name(group: Any = None) -> str:
+    """The name by which a registered op finds a group of ranks; None: all ranks."""
+    everyone: Any = torch.distributed.group.WORLD
+    name: str = (group or everyone).group_name
+    return name
+
+
+def process_group(name: str) -> Any:
+    """The group of ranks with a name."""
+    groups: Any = torch.distributed.distributed_c10d
+    return groups._resolve_process_group(name)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from torchweft.core.collectives import world
 from torchweft.core.operators.operands import widened
 from torchweft.errors import ShapeError
 from torchweft.voxels.convolution.epilogue import Epilogue
@@ -25,7 +26,6 @@ from torchweft.voxels.layers.convolution import SparseModule, feats_of
 from torchweft.voxels.layers.pooling import apart, lengths, samples_of, together, wide
 from torchweft.voxels.maps.tensor import SparseTensor
 from torchweft.voxels.norms.functions import batch_norm, by_batch, rank_norm
-from torchweft.voxels.norms.torch_path import world_size
 
 __all__ = ["SparseBatchNorm", "SparseGroupNorm", "SparseInstanceNorm", "SparseLayerNorm"]
 
@@ -100,7 +100,7 @@ class SparseBatchNorm(SparseModule, _NormBase):
 
     def _normalised(self, x: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
         after = residual, activation, self.backend
-        if self.training and world_size() > 1:
+        if self.training and world()[1] > 1:
             y, (mean, var, count) = rank_norm(self, x, *after)
             if self.track_running_stats:
                 self._track(mean.detach(), var.detach(), count)

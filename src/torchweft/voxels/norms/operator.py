@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchweft.core.collectives import all_sum
 from torchweft.core.operators.operator import FusedOperator, Gradients
 from torchweft.voxels.norms import launch, torch_path
 
@@ -52,7 +53,7 @@ def _backward(
         of_all = None if kind == "fixed" else sums
         if kind == "ranks":
             assert sums is not None
-            of_all = torch_path.all_sum(sums)
+            of_all = all_sum(sums)
         dx = launch.gradient(g, x, normal, of_all, count)
     dweight = dbias = None
     if sums is not None:

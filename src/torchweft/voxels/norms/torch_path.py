@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
+from torchweft.core.collectives import all_sum
 from torchweft.voxels.convolution.epilogue import Epilogue
 
 __all__ = [
     "all_statistics",
-    "all_sum",
     "normalised",
     "rank_statistics",
     "scale_and_shift",
     "wide",
-    "world_size",
 ]
 
 
@@ -78,29 +75,3 @@ def scale_and_shift(
 def wide(x: Tensor) -> Tensor:
     """In the dtype of sums."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def world_size() -> int:
-    """Number of ranks in distributed training; 1 without torch.distributed."""
-    active = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if active else 1
-
-
-class _AllSum(torch.autograd.Function):
-    """Σ over the ranks, as is its gradient: every rank's loss depends on every rank."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.clone()
-        distributed.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return all_sum(grads[0].contiguous())
-
-
-def all_sum(x: Tensor) -> Tensor:
-    """Σ over the ranks, with gradients."""
-    found: Tensor = _AllSum.apply(x)  # type: ignore[no-untyped-call]
-    return found

@@ -1,0 +1,89 @@
+"""Which rank owns a row, found without any rank knowing all of them.
+
+Row i is entered at rank i mod W by its owner, and looked up there: each rank holds a Wth of the
+directory, and two exchanges answer all its questions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchweft.core.collectives import Group, exchange, world
+
+__all__ = ["Owners", "find_owners", "sent_to"]
+
+
+class Owners(NamedTuple):
+    """Owners of the rows that this rank asked for."""
+
+    rank: Tensor
+    """(h,) the owner, −1 where there is none."""
+    row: Tensor
+    """(h,) the row's place at its owner, −1 where there is none."""
+    claimed_twice: int | None
+    """A row with two owners, among those that this rank keeps the directory of."""
+
+
+class Sent(NamedTuple):
+    """Rows that arrived, and the numbers of rows sent to and received from each rank."""
+
+    rows: Tensor
+    send: list[int]
+    receive: list[int]
+
+
+def sent_to(rank: Tensor, rows: Tensor, group: Group | None = None) -> Sent:
+    """Rows sent each to its rank.
+
+    Args:
+        rank: (n,) where each row goes, in ascending order.
+        rows: (n, ...).
+        group: the ranks; None: all.
+
+    Returns:
+        The rows that arrived, (m, ...), by the rank that sent them.
+    """
+    size = world(group)[1]
+    counts = torch.bincount(rank, minlength=size)
+    arriving = exchange(counts, [1] * size, [1] * size, group)
+    send, receive = counts.tolist(), arriving.tolist()
+    return Sent(exchange(rows, send, receive, group), send, receive)
+
+
+def find_owners(own: Tensor, needed: Tensor, group: Group | None = None) -> Owners:
+    """The owners of needed rows.
+
+    Args:
+        own: (n,) int64, numbers of this rank's rows.
+        needed: (h,) int64, numbers of rows of others.
+        group: the ranks; None: all.
+    """
+    size = world(group)[1]
+    keys, entries, claimed_twice = _directory(own, group)
+    where, order = (needed % size).sort(stable=True)
+    asked = sent_to(where, needed[order], group)
+    if len(keys):
+        place = torch.searchsorted(keys, asked.rows).clamp_(max=len(keys) - 1)
+        answer = torch.where((keys[place] == asked.rows)[:, None], entries[place], -1)
+    else:
+        answer = asked.rows.new_full((len(asked.rows), 2), -1)
+    found = torch.empty(len(needed), 2, dtype=torch.int64, device=needed.device)
+    found[order] = exchange(answer, asked.receive, asked.send, group)
+    return Owners(found[:, 0], found[:, 1], claimed_twice)
+
+
+def _directory(own: Tensor, group: Group | None) -> tuple[Tensor, Tensor, int | None]:
+    """(rows in ascending order, owner and place of each, a row entered twice) of this rank."""
+    size = world(group)[1]
+    where, order = (own % size).sort(stable=True)
+    entered = sent_to(where, torch.stack([own[order], order], 1), group)
+    owner = torch.repeat_interleave(
+        torch.arange(size, device=own.device), torch.tensor(entered.receive, device=own.device)
+    )
+    keys, order = entered.rows[:, 0].sort(stable=True)
+    twice = keys[1:][keys[1:] == keys[:-1]]
+    entries = torch.stack([owner, entered.rows[:, 1]], 1)[order]
+    return keys, entries, int(twice[0]) if len(twice) else None
