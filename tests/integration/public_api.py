@@ -10,7 +10,7 @@ from typing import Any
 PACKAGE = "torchweft"
 SPACES = (
     "", "products", "o3", "clifford", "reductions", "reductions.cluster", "reductions.numpy",
-    "voxels", "compat", "testing",
+    "voxels", "compat", "distributed", "testing",
 )  # fmt: skip
 
 
