@@ -1,0 +1,38 @@
+"""Planted bugs of what runs on several ranks."""
+
+from tests.mutants import Mutant
+
+HALO = "tests/distributed/test_halo.py"
+
+MUTANTS = [
+    Mutant(
+        "a halo's rows are left in the order of their owners",
+        "sorted_already = bool((order[1:] > order[:-1]).all())",
+        "sorted_already = True",
+        f"{HALO} -k values",
+    ),
+    Mutant(
+        "the gradient that finish sends back is another",
+        "        there.back.start(grads[0].detach())\n        return None, grads[0]",
+        "        there.back.start(grads[0].detach().abs())\n        return None, grads[0]",
+        f"{HALO} -k orders",
+    ),
+    Mutant(
+        "the gradient of a total is summed over the copies",
+        "        return None, _Parts.apply(ctx.group, grads[0])",
+        "        return None, total(grads[0], ctx.group)",
+        f"{HALO} -k totals",
+    ),
+    Mutant(
+        "ranks compare the names of calls alone",
+        "if _same((name, described, error and rank), group):",
+        "if _same((name, error and rank), group):",
+        f"{HALO} -k 'differ or told'",
+    ),
+    Mutant(
+        "a row with two owners goes to the last",
+        "claimed_twice)\n",
+        "None)\n",
+        f"{HALO} -k told",
+    ),
+]
