@@ -15,9 +15,9 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from torchweft.testing.compiler import Build
-from torchweft.voxels.maps import job_kernels, jobs, resample_kernels, tiles
-from torchweft.voxels.maps import kernels as map_kernels
-from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps.gpu import job_kernels, jobs, resample_kernels, tiles
+from torchweft.voxels.maps.gpu import kernels as map_kernels
+from torchweft.voxels.maps.gpu import launch as map_launch
 
 CONSTANTS = {
     "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},

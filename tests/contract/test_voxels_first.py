@@ -21,10 +21,10 @@ from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
 from torchweft.voxels.convolution.operator import compile_before, convolution
 from torchweft.voxels.grid import geometry
 from torchweft.voxels.maps import coordinates
-from torchweft.voxels.maps import launch as map_launch
-from torchweft.voxels.maps import tiles as preparation
-from torchweft.voxels.maps.jobs import Job, tiles_together
-from torchweft.voxels.maps.tiles import Flags, SearchRemains
+from torchweft.voxels.maps.gpu import launch as map_launch
+from torchweft.voxels.maps.gpu import tiles as preparation
+from torchweft.voxels.maps.gpu.jobs import Job, tiles_together
+from torchweft.voxels.maps.gpu.tiles import Flags, SearchRemains
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)

@@ -10,9 +10,9 @@ import torch
 from torchweft.core.backend import interpreted
 from torchweft.testing.contract import assert_same_bits
 from torchweft.testing.sanitizer import reaching
-from torchweft.voxels.maps import jobs, tiles
-from torchweft.voxels.maps.jobs import Job
-from torchweft.voxels.maps.tiles import PANEL, SearchRemains, Tiles, tiles_of
+from torchweft.voxels.maps.gpu import jobs, tiles
+from torchweft.voxels.maps.gpu.jobs import Job
+from torchweft.voxels.maps.gpu.tiles import PANEL, SearchRemains, Tiles, tiles_of
 
 pytestmark = [
     pytest.mark.kernels,

@@ -18,10 +18,11 @@ from torchweft.testing.contract import assert_same_bits
 from torchweft.testing.sanitizer import reaching
 from torchweft.voxels.convolution.launch import prepare
 from torchweft.voxels.grid import whole
-from torchweft.voxels.maps import launch as map_launch
-from torchweft.voxels.maps import tiles, together
+from torchweft.voxels.maps import together
 from torchweft.voxels.maps.coordinates import Coordinates
-from torchweft.voxels.maps.tiles import Flags
+from torchweft.voxels.maps.gpu import launch as map_launch
+from torchweft.voxels.maps.gpu import tiles
+from torchweft.voxels.maps.gpu.tiles import Flags
 
 pytestmark = [
     pytest.mark.kernels,

@@ -16,7 +16,7 @@ from torchweft.testing.bounds import assert_as_accurate, plain_error
 from torchweft.testing.contract import assert_same_bits
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.grid import whole
-from torchweft.voxels.maps.tiles import Flags
+from torchweft.voxels.maps.gpu.tiles import Flags
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

@@ -17,8 +17,7 @@ from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, cu
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.operators.operator import compiling, recording, transformed, unwatched
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
-from torchweft.voxels.maps.kernel_map import KernelMap
-from torchweft.voxels.maps.tiles import (
+from torchweft.voxels.maps.gpu.tiles import (
     MOST_SORTED,
     PANEL,
     call_for_pairs,
@@ -31,6 +30,7 @@ from torchweft.voxels.maps.tiles import (
     tiles_of,
     turns_of,
 )
+from torchweft.voxels.maps.kernel_map import KernelMap
 
 __all__ = [
     "Gpu",

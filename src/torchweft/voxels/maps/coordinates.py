@@ -23,7 +23,6 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry
-from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.checks import (
     check_rows,
@@ -32,9 +31,10 @@ from torchweft.voxels.maps.checks import (
     repeated_voxel,
     written_since,
 )
+from torchweft.voxels.maps.gpu import launch as map_launch
+from torchweft.voxels.maps.gpu.tiles import Flags
 from torchweft.voxels.maps.packing import HIGH, LOW, Packing, kernels_serve, packing_of, rank
 from torchweft.voxels.maps.recipes import Step
-from torchweft.voxels.maps.tiles import Flags
 
 __all__ = [
     "Bounds",

@@ -20,9 +20,10 @@ from torchweft.core.operators.operator import (
     recording,
 )
 from torchweft.voxels.grid import Geometry
-from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.coordinates import Coordinates
-from torchweft.voxels.maps.jobs import Job, tiles_together
+from torchweft.voxels.maps.gpu import launch as map_launch
+from torchweft.voxels.maps.gpu.jobs import Job, tiles_together
+from torchweft.voxels.maps.gpu.tiles import Flags, SearchRemains
 from torchweft.voxels.maps.kernel_map import (
     MapTables,
     OutputGrid,
@@ -33,7 +34,6 @@ from torchweft.voxels.maps.kernel_map import (
 )
 from torchweft.voxels.maps.packing import Packing, kernels_serve
 from torchweft.voxels.maps.recipes import Step, recipe_of
-from torchweft.voxels.maps.tiles import Flags, SearchRemains
 
 __all__ = ["ask", "foresee"]
 

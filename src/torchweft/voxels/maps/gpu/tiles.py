@@ -233,7 +233,7 @@ def _kernels_of(table: Tensor, order: Tensor | None, k: int, parts: int) -> _Til
 
 
 def _kernel(name: str, constants: tuple[Any, ...], tile: Tile, *kind: Hashable) -> Kernel:
-    return kernel_for(f"maps.tile_kernels.{name}_kernel", (), constants, tile, *kind)
+    return kernel_for(f"maps.gpu.tile_kernels.{name}_kernel", (), constants, tile, *kind)
 
 
 def samples(offsets: int) -> int:

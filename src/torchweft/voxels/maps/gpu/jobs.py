@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, current_device
-from torchweft.voxels.maps.tiles import (
+from torchweft.voxels.maps.gpu.tiles import (
     KEYED,
     MASK_BITS,
     MASKED,
@@ -102,7 +102,7 @@ def _kernels_of(job: Job, keys: torch.dtype) -> _Kernels:
     offsets, device = padded(k), job.table.device
 
     def kernel(name: str, constants: tuple[int | bool, ...], tile: Tile) -> Kernel:
-        return kernel_for(f"maps.job_kernels.{name}_kernel", (), constants, tile, device, keys)
+        return kernel_for(f"maps.gpu.job_kernels.{name}_kernel", (), constants, tile, device, keys)
 
     return _Kernels(
         kernel("mask", (k, halved, BLOCK), MASKED),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from torchweft.voxels.maps.tile_kernels import PANEL, _gray, _list, _mask, _scan, _turn
+from torchweft.voxels.maps.gpu.tile_kernels import PANEL, _gray, _list, _mask, _scan, _turn
 
 MOST_JOBS = tl.constexpr(8)
 WIDTH = tl.constexpr(16)
