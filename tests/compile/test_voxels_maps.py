@@ -40,6 +40,7 @@ CONSTANTS = {
     "scan_kernel": {"K": 27, "BLOCK": tiles.SCANNED.blocks[0]},
     "list_kernel": {"K": 27, "NEAR": jobs.BLOCK},
     "turn_kernel": {"K": 27, "BLOCK": tiles.SCANNED.blocks[0]},
+    "pair_kernel": {"OFFSETS": 32, "BLOCK": tiles.PANEL},
 }
 ROWS = ("pack_kernel", "settle_kernel", "take_kernel", "arrange_kernel")
 WARPS = dict.fromkeys(ROWS, map_launch.PACK.num_warps)
@@ -52,6 +53,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "list_kernel": {
         "half in any order": {"HALVED": True, "ORDERED": True},
         "whole in order": {"HALVED": False, "ORDERED": False},
+    },
+    "pair_kernel": {
+        "mirrored in order": {"K": 14, "ORDERED": False, "SHORT": True},
+        "in any order": {"K": 27, "ORDERED": True, "SHORT": False},
     },
     "pack_kernel": {"checked": {}, "unchecked": {"flags_ptr": None}},
     "search_kernel": {

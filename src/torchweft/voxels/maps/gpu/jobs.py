@@ -1,13 +1,14 @@
-"""The sorted tiles of several tables in one launch of each kernel, and one sort.
+"""The sorted tiles of several tables in one launch of each kernel and one sort; so their pairs.
 
-The result is what `tiles_of` builds for each table, and is kept in the same cache.
+The results are what `tiles_of` and `pairs_of` build for each table, and are kept in the same
+caches.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, current_device
 from torchweft.voxels.maps.gpu.tiles import (
     KEYED,
+    LISTED,
     MASK_BITS,
     MASKED,
     MOST_RANKED,
@@ -22,18 +24,25 @@ from torchweft.voxels.maps.gpu.tiles import (
     ROWS_PER_SORT,
     SCANNED,
     Flags,
+    HostTotals,
+    OffsetPairs,
     SearchRemains,
     Tiles,
+    empty_pairs,
     has_turns,
+    keep_pairs,
     keep_tiles,
     kernel_for,
+    num_listed,
     padded,
+    pair_dtype,
+    pairs_of,
     samples,
     split_ints,
     tiles_of,
 )
 
-__all__ = ["Job", "tiles_together"]
+__all__ = ["Job", "PairJob", "pairs_together", "tiles_together"]
 
 MOST_JOBS, WIDTH, MOST_OFFSETS = 8, 16, 59
 """See `job_kernels`, as for the fields of a job."""
@@ -50,12 +59,14 @@ class Job(NamedTuple):
         order: see `tiles_of`.
         offsets: K.
         left: what the search of the table left; of half a table, its rest.
+        seen: where totals come to stand, see `tiles_of`.
     """
 
     table: Tensor
     order: Tensor | None
     offsets: int
     left: SearchRemains
+    seen: HostTotals | None = None
 
     @property
     def parts(self) -> int:
@@ -63,30 +74,100 @@ class Job(NamedTuple):
         return 0 if self.left.parts is None else len(self.left.parts)
 
     @property
-    def shares(self) -> bool:
-        """Whether it may share launches: the key of a column holds a job, a bit and all offsets."""
-        return self.table.shape[1] <= ROWS_PER_SORT and self.offsets <= MOST_OFFSETS
-
-    @property
     def kind(self) -> tuple[int, int, bool, bool]:
         """What code depends on."""
         return self.offsets, self.parts, self.left.rest is None, self.order is None
 
 
-def tiles_together(jobs: Sequence[Job]) -> None:
-    """Build and keep the tiles of tables on one device; tables of one kind share launches."""
-    kinds: dict[object, list[Job]] = {}
+class PairJob(NamedTuple):
+    """A table whose pairs are listed; see `pairs_of`."""
+
+    table: Tensor
+    order: Tensor | None
+    offsets: int
+    mirrored: bool
+
+    @property
+    def rows(self) -> torch.dtype:
+        """The dtype of the lists."""
+        return pair_dtype(self.table.shape[1], self.mirrored)
+
+    @property
+    def kind(self) -> tuple[int, bool, bool, torch.dtype]:
+        """What code depends on."""
+        return self.offsets, self.mirrored, self.order is None, self.rows
+
+
+J = TypeVar("J", Job, PairJob)
+
+
+def _groups(jobs: Sequence[J]) -> Iterator[list[J]]:
+    """At most MOST_JOBS jobs of one kind each; one that cannot share launches is alone.
+
+    The key of a column holds a job, a bit and all offsets.
+    """
+    kinds: dict[object, list[J]] = {}
     for n, job in enumerate(jobs):
-        if job.table.shape[1]:
-            kinds.setdefault(job.kind if job.shares else n, []).append(job)
+        shares = job.table.shape[1] <= ROWS_PER_SORT and job.offsets <= MOST_OFFSETS
+        kinds.setdefault(job.kind if shares else n, []).append(job)
     for same in kinds.values():
         for n in range(0, len(same), MOST_JOBS):
-            group = same[n : n + MOST_JOBS]
-            with current_device(group[0].table):
-                if len(group) > 1:
-                    _make(group)
-                else:
-                    tiles_of(*group[0])
+            yield same[n : n + MOST_JOBS]
+
+
+def tiles_together(jobs: Sequence[Job]) -> None:
+    """Build and keep the tiles of tables on one device; tables of one kind share launches."""
+    jobs = _with_totals([job for job in jobs if job.table.shape[1]])
+    for group in _groups(jobs):
+        with current_device(group[0].table):
+            if len(group) > 1:
+                _make(group)
+            else:
+                tiles_of(*group[0])
+
+
+def _with_totals(jobs: list[Job]) -> list[Job]:
+    """The jobs, with memory of the host for the totals of many rows; one wait serves all."""
+    sizes = [padded(job.offsets) if job.table.shape[1] > MOST_RANKED else 0 for job in jobs]
+    if not any(sizes):
+        return jobs
+    flags = Flags(jobs[0].table.device, padded(sum(sizes)))
+    begins = itertools.accumulate(sizes, initial=0)
+    return [
+        job._replace(seen=HostTotals(flags, begin)) if size else job
+        for job, size, begin in zip(jobs, sizes, begins, strict=False)
+    ]
+
+
+def pairs_together(jobs: Sequence[PairJob]) -> None:
+    """List and keep the pairs of tables on one device; tables of one kind share a launch.
+
+    The host waits for the totals of tables with many rows: once, if tiles were built together.
+    """
+    for group in _groups([job for job in jobs if job.table.shape[1]]):
+        with current_device(group[0].table):
+            if len(group) > 1:
+                _list(group)
+            else:
+                pairs_of(*group[0])
+
+
+def _list(jobs: Sequence[PairJob]) -> None:
+    first, tiles = jobs[0], [tiles_of(*job[:3]) for job in jobs]
+    made = [empty_pairs(job.table, t, *job[2:]) for job, t in zip(jobs, tiles, strict=True)]
+    begins = [0, *itertools.accumulate(-(-job.table.shape[1] // PANEL) for job in jobs)]
+    rows = _uploaded(
+        [_numbers_of_pairs(*of) for of in zip(begins, jobs, tiles, made, strict=False)],
+        begins[-1],
+        first.table,
+    )
+    listed = num_listed(first.offsets, first.mirrored)
+    constants = listed, padded(listed), first.order is not None, first.rows == torch.int16
+    name, tile = "maps.gpu.job_kernels.pair_kernel", Tile((PANEL,))
+    kernel = kernel_for(name, (), constants, tile, first.table.device)
+    kernel(begins[-1] * -(-listed // LISTED), (rows,))
+    for job, pairs in zip(jobs, made, strict=True):
+        keep_pairs(job.table, job.order, job.mirrored, pairs)
 
 
 class _Kernels(NamedTuple):
@@ -120,9 +201,7 @@ def _make(jobs: Sequence[Job]) -> None:
     begins = [0, *itertools.accumulate(-(-job.table.shape[1] // BLOCK) for job in jobs)]
     blocks = begins[-1]
     numbers = [_numbers(*of) for of in zip(begins, jobs, made, strict=False)]
-    numbers += [[blocks] + [0] * (WIDTH - 1)] * (MOST_JOBS - len(jobs))
-    rows = torch.tensor(numbers, pin_memory=first.table.is_cuda)
-    rows = rows.to(first.table.device, non_blocking=True)
+    rows = _uploaded(numbers, blocks, first.table)
     wide = torch.int64 if k + 1 + (MOST_JOBS - 1).bit_length() > 31 else torch.int32
     keys = first.table.new_empty(blocks * BLOCK, dtype=wide)
     run = _kernels_of(first, wide)
@@ -135,9 +214,8 @@ def _make(jobs: Sequence[Job]) -> None:
         run.mask(blocks * BLOCK // MASKED.blocks[0] * words, (rows,))
     run.key(blocks, (rows, keys))
     run.scan(k * len(jobs), (rows,))
-    for tiles in made:
-        if tiles.seen is not None:
-            tiles.seen.written()
+    for flags in {tiles.seen.flags for tiles in made if tiles.seen is not None}:
+        flags.written()
     by_key = torch.sort(keys, stable=True)[1]
     run.list(blocks * BLOCK // PANEL * words, (rows, by_key))
     if turning:
@@ -157,9 +235,8 @@ def _empty_tiles(job: Job) -> Tiles:
     if job.parts == 1:
         assert job.left.parts is not None
         masks = job.left.parts
-    seen = Flags(totals.device, k + -k % 4) if count > MOST_RANKED else None
     both = (orders[0], orders[1]) if orders else (None, None)
-    return Tiles(rows, lists, halves, both, masks, starts, totals, seen)
+    return Tiles(rows, lists, halves, both, masks, starts, totals, job.seen)
 
 
 def _numbers(begin: int, job: Job, tiles: Tiles) -> list[int]:
@@ -170,5 +247,22 @@ def _numbers(begin: int, job: Job, tiles: Tiles) -> list[int]:
         *(job.table, job.left.rest, job.order, masks, tiles.masks, tiles.starts, tiles.totals),
         *(seen, tiles.rows, tiles.lists, tiles.halves, *tiles.turns),
     )
-    addresses = [0 if t is None else t.data_ptr() for t in tensors]
-    return [begin, job.table.shape[1], *addresses, 0]
+    return [begin, job.table.shape[1], *map(_address, tensors)]
+
+
+def _numbers_of_pairs(begin: int, job: PairJob, tiles: Tiles, pairs: OffsetPairs) -> list[int]:
+    """The numbers and addresses of a job, see `job_kernels`."""
+    lists = job.table, pairs.inputs, job.order, pairs.outputs
+    given = *lists, tiles.masks, tiles.starts, tiles.totals
+    return [begin, job.table.shape[1], *map(_address, given)]
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _uploaded(numbers: Sequence[Sequence[int]], blocks: int, table: Tensor) -> Tensor:
+    """The numbers of jobs beside a table, as `job_kernels` reads them."""
+    rows = [[*of, *[0] * (WIDTH - len(of))] for of in numbers]
+    rows += [[blocks] + [0] * (WIDTH - 1)] * (MOST_JOBS - len(rows))
+    return torch.tensor(rows, pin_memory=table.is_cuda).to(table.device, non_blocking=True)
