@@ -19,7 +19,7 @@ from benchmarks.workloads.clouds import CLOUDS
 from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, half
 from examples.minkunet import MinkUNet
 from torchweft.voxels import SparseTensor, prepare
-from torchweft.voxels.maps.tiles import Flags
+from torchweft.voxels.maps.gpu.tiles import Flags
 
 WARM, REPEATS = 5, 30
 

@@ -29,8 +29,8 @@ from torchweft.testing.compiler import (
 )
 from torchweft.voxels.convolution import kernels, launch
 from torchweft.voxels.convolution import launch as tiles
-from torchweft.voxels.maps import tile_kernels as preparation_kernels
-from torchweft.voxels.maps import tiles as preparation
+from torchweft.voxels.maps.gpu import tile_kernels as preparation_kernels
+from torchweft.voxels.maps.gpu import tiles as preparation
 
 SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 GPUS = {

@@ -15,9 +15,9 @@ if interpreted():
 
 from tests.compile.conftest import Check
 from torchweft.testing.compiler import Build
-from torchweft.voxels.maps import job_kernels, jobs, resample_kernels, tiles
-from torchweft.voxels.maps import kernels as map_kernels
-from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps.gpu import job_kernels, jobs, resample_kernels, tiles
+from torchweft.voxels.maps.gpu import kernels as map_kernels
+from torchweft.voxels.maps.gpu import launch as map_launch
 
 CONSTANTS = {
     "survey_kernel": {"COLUMNS": 4, "BLOCK": map_launch.SURVEY.blocks[0]},
@@ -40,6 +40,7 @@ CONSTANTS = {
     "scan_kernel": {"K": 27, "BLOCK": tiles.SCANNED.blocks[0]},
     "list_kernel": {"K": 27, "NEAR": jobs.BLOCK},
     "turn_kernel": {"K": 27, "BLOCK": tiles.SCANNED.blocks[0]},
+    "pair_kernel": {"OFFSETS": 32, "BLOCK": tiles.PANEL},
 }
 ROWS = ("pack_kernel", "settle_kernel", "take_kernel", "arrange_kernel")
 WARPS = dict.fromkeys(ROWS, map_launch.PACK.num_warps)
@@ -52,6 +53,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "list_kernel": {
         "half in any order": {"HALVED": True, "ORDERED": True},
         "whole in order": {"HALVED": False, "ORDERED": False},
+    },
+    "pair_kernel": {
+        "mirrored in order": {"K": 14, "ORDERED": False, "SHORT": True},
+        "in any order": {"K": 27, "ORDERED": True, "SHORT": False},
     },
     "pack_kernel": {"checked": {}, "unchecked": {"flags_ptr": None}},
     "search_kernel": {

@@ -16,7 +16,7 @@ from torchweft import o3, products
 from torchweft.core import recorded, table_copies
 from torchweft.core.tables import cut
 from torchweft.o3.radial_linear import operator as radial_linear
-from torchweft.voxels.maps import tiles
+from torchweft.voxels.maps.gpu import tiles
 
 pytestmark = pytest.mark.kernels
 

@@ -14,8 +14,8 @@ from tests.contract.some_kernel import a_process
 from torchweft.core.gpu import binaries
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.voxels.convolution import launch
-from torchweft.voxels.maps import launch as map_launch
-from torchweft.voxels.maps import tiles as preparation
+from torchweft.voxels.maps.gpu import launch as map_launch
+from torchweft.voxels.maps.gpu import tiles as preparation
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)

@@ -21,10 +21,10 @@ from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
 from torchweft.voxels.convolution.operator import compile_before, convolution
 from torchweft.voxels.grid import geometry
 from torchweft.voxels.maps import coordinates
-from torchweft.voxels.maps import launch as map_launch
-from torchweft.voxels.maps import tiles as preparation
-from torchweft.voxels.maps.jobs import Job, tiles_together
-from torchweft.voxels.maps.tiles import Flags, SearchRemains
+from torchweft.voxels.maps.gpu import launch as map_launch
+from torchweft.voxels.maps.gpu import tiles as preparation
+from torchweft.voxels.maps.gpu.jobs import Job, PairJob, pairs_together, tiles_together
+from torchweft.voxels.maps.gpu.tiles import Flags, SearchRemains, tiles_of
 
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
@@ -84,6 +84,17 @@ def test_what_is_compiled_ahead_is_what_is_called(count, offsets, shuffled, chan
     for made in announced:
         assert made in compiled
     assert all(made in announced for made in compiled)
+
+
+def test_another_number_of_rows_finds_the_kernels_of_the_last(seen):
+    """Seen red with the number of rows in the signature of a weight's gradient."""
+    options = {"groups": 1, "precision": "ieee"}
+    for count in (20_000, 30_000):
+        table = torch.full((27, count), -1, dtype=torch.int32)
+        x = torch.zeros(count, 32).half()
+        launch.convolve(x, torch.zeros(27, 32, 32).half(), table, None, **options)
+        launch.weight_gradient(x, x, table, None, **options)
+    assert len(launch._convolvers) == len(launch._differentiators) == 1
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -153,6 +164,16 @@ def test_a_strided_map_is_compiled_at_once(order, seen):
     assert ahead == [made[0].__name__ for made in announced]
     assert sorted(ahead) == sorted(made[0].__name__ for made in compiled)
     assert len(ahead) == 4
+
+
+def test_pairs_of_several_tables_are_one_launch(seen):
+    _, compiled = seen
+    tables = [torch.full((14, count), -1, dtype=torch.int32) for count in (500, 2000)]
+    for table in tables:
+        tiles_of(table, None, 27)
+    del compiled[:]
+    pairs_together([PairJob(table, None, 27, True) for table in tables])
+    assert [made[0].__name__ for made in compiled] == ["pair_kernel"]
 
 
 @pytest.mark.parametrize("parts", [0, 1, 2])

@@ -13,7 +13,7 @@ from tests.contract.test_o3_host import calls
 from torchweft import voxels
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.voxels.convolution import functions, launch
-from torchweft.voxels.maps import launch as map_launch
+from torchweft.voxels.maps.gpu import launch as map_launch
 from torchweft.voxels.norms import functions as norms
 
 C_IN, C_OUT = 8, 16

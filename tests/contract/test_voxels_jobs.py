@@ -1,7 +1,8 @@
-"""Tiles of several tables at once are those of each table, bit for bit.
+"""Tiles and pairs of several tables at once are those of each table, bit for bit.
 
 Seen red with: the number of a job left out of the keys, columns past the last sorted before others,
-a panel's place in its own table mistaken for that among all.
+a panel's place in its own table mistaken for that among all; totals of one table where another's
+are read, the pairs of all offsets of half a table.
 """
 
 import pytest
@@ -10,9 +11,9 @@ import torch
 from torchweft.core.backend import interpreted
 from torchweft.testing.contract import assert_same_bits
 from torchweft.testing.sanitizer import reaching
-from torchweft.voxels.maps import jobs, tiles
-from torchweft.voxels.maps.jobs import Job
-from torchweft.voxels.maps.tiles import PANEL, SearchRemains, Tiles, tiles_of
+from torchweft.voxels.maps.gpu import jobs, tiles
+from torchweft.voxels.maps.gpu.jobs import Job, PairJob
+from torchweft.voxels.maps.gpu.tiles import PANEL, SearchRemains, Tiles, pairs_of, tiles_of
 
 pytestmark = [
     pytest.mark.kernels,
@@ -29,7 +30,7 @@ def reached(monkeypatch):
 
 
 def reach(monkeypatch, tensors):
-    plain = jobs._numbers
+    plain, plain_of_pairs = jobs._numbers, jobs._numbers_of_pairs
 
     def numbers(begin, job, tiles):
         given = *job[:2], job.left.rest, job.left.parts, *tiles[:3], *tiles.turns, *tiles[4:7]
@@ -37,7 +38,13 @@ def reach(monkeypatch, tensors):
         tensors.extend(t for t in (*given, seen) if t is not None)
         return plain(begin, job, tiles)
 
+    def numbers_of_pairs(begin, job, tiles, pairs):
+        given = *job[:2], *tiles[4:7], *pairs[:2]
+        tensors.extend(t for t in given if t is not None)
+        return plain_of_pairs(begin, job, tiles, pairs)
+
     monkeypatch.setattr(jobs, "_numbers", numbers)
+    monkeypatch.setattr(jobs, "_numbers_of_pairs", numbers_of_pairs)
 
 
 def job(offsets, count, half, ordered, parts):
@@ -82,12 +89,45 @@ def test_tiles_are_those_of_each_table(kind, reached):
     counts = 130, 1100, 5
     together = [job(kind[0], count, *kind[1:]) for count in counts]
     jobs.tiles_together(together)
-    for count, (table, order, offsets, left) in zip(counts, together, strict=True):
+    for count, (table, order, offsets, left, _) in zip(counts, together, strict=True):
         assert left.rest is left.parts is None
         found = defined(tiles_of(table, order, offsets), offsets, count)
         exact = defined(tiles_of(*job(kind[0], count, *kind[1:])), offsets, count)
         for name, tensor in found.items():
             assert_same_bits(tensor, exact[name], name)
+
+
+def listed(pairs, offsets, mirrored):
+    """What has a meaning of pairs whose tensors may be longer."""
+    count = int(pairs.totals[: tiles.num_listed(offsets, mirrored)].sum())
+    return pairs.inputs[:count], pairs.outputs[:count]
+
+
+LISTS = [(KINDS[0], tiles.MOST_RANKED), (KINDS[0], 100), (KINDS[3], 100)]
+
+
+@pytest.mark.parametrize(("kind", "ranked"), LISTS)
+def test_pairs_are_those_of_each_table(kind, ranked, reached, monkeypatch):
+    """Of few rows in int16, and of many, for whose numbers the host waits once."""
+    for module in (tiles, jobs):
+        monkeypatch.setattr(module, "MOST_RANKED", ranked)
+    waited, plain = [], tiles.Flags.read
+    monkeypatch.setattr(tiles.Flags, "read", lambda f: waited.append(f) or plain(f))
+    counts, mirrored = (130, 300, 5), kind[1]
+    together = [job(kind[0], count, *kind[1:]) for count in counts]
+    jobs.tiles_together(together)
+    jobs.pairs_together([PairJob(*given[:3], mirrored) for given in together])
+    assert len(set(waited)) == (ranked < 300)
+    assert all(tiles._pair_cache.keeps(given[:2], mirrored) for given in together)
+    lists = [pairs_of(*given[:3], mirrored) for given in together]
+    tiles._pair_cache._entries.clear()
+    for count, given, pairs in zip(counts, together, lists, strict=True):
+        found, again = pairs, pairs_of(*given[:3], mirrored)
+        assert again is not found
+        exact = listed(again, kind[0], mirrored)
+        for one, another in zip(listed(found, kind[0], mirrored), exact, strict=True):
+            assert one.dtype == (torch.int16 if mirrored and count <= ranked else torch.int32)
+            assert_same_bits(one, another, f"{count} columns")
 
 
 def test_kinds_are_kept_apart_and_a_launch_has_eight_tables_at_most(reached, monkeypatch):

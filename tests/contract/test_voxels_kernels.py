@@ -14,7 +14,7 @@ from torchweft.testing import assert_as_accurate, assert_within_bound, plain_err
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS, Epilogue
 from torchweft.voxels.convolution.launch import LEAST_UNITS, PAIRS_PER_UNIT, REDUCED
-from torchweft.voxels.maps import tiles as preparation
+from torchweft.voxels.maps.gpu import tiles as preparation
 
 DEVICE = "cpu" if interpreted() else "cuda"
 DTYPES = {

@@ -34,9 +34,9 @@ from torchweft.core.backend import interpreted
 from torchweft.errors import IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, geometry
 from torchweft.voxels.maps import coordinates as coordinates_module
-from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.coordinates import Coordinates
+from torchweft.voxels.maps.gpu import launch as map_launch
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
 
 pytestmark = pytest.mark.kernels
@@ -471,7 +471,7 @@ def test_columns_of_a_table_ascend_whatever_the_rows_do(layer):
 @pytest.mark.skipif(not KERNELS and not torch.cuda.is_available(), reason="needs the kernels")
 @pytest.mark.parametrize("kernel", [3, 2, (1, 5, 5), (3, 1, 1), 1])
 def test_the_search_leaves_the_bits_of_what_it_finds(kernel, found_by, monkeypatch):
-    from torchweft.voxels.maps import tiles as preparation
+    from torchweft.voxels.maps.gpu import tiles as preparation
 
     left = []
     thought(False)
@@ -499,7 +499,7 @@ def test_what_is_prepared_names_every_pair_once(kernel, shuffled, mirrored, few,
 
     Of a mirrored table half of the pairs are listed; of many rows, with no room for more.
     """
-    from torchweft.voxels.maps import tiles as preparation
+    from torchweft.voxels.maps.gpu import tiles as preparation
 
     monkeypatch.setattr(preparation, "MOST_RANKED", few)
     device = "cpu" if KERNELS else "cuda"

@@ -16,7 +16,7 @@ if not interpreted() and not torch.cuda.is_available():
 from tests.contract.test_voxels_maps import with_kernels
 from torchweft.voxels import SparseTensor, kernel_map
 from torchweft.voxels.convolution import launch
-from torchweft.voxels.maps import tiles as preparation
+from torchweft.voxels.maps.gpu import tiles as preparation
 
 DEVICE = "cpu" if interpreted() else "cuda"
 SIDE = 16

@@ -80,7 +80,7 @@ def test_rows_of_equal_masks_stand_together():
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 def test_rows_are_sorted_among_as_many_as_kernels_do():
     """Seen red with: the 65,536 rows of kernels that are no more."""
-    assert layer.NEAR == importlib.import_module("torchweft.voxels.maps.tiles").ROWS_PER_SORT
+    assert layer.NEAR == importlib.import_module("torchweft.voxels.maps.gpu.tiles").ROWS_PER_SORT
 
 
 def test_waste_falls_where_rows_are_sorted_also_with_a_kernel_past_63_offsets():

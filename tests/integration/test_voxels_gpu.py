@@ -16,7 +16,7 @@ from torchweft.testing.bounds import assert_as_accurate, plain_error
 from torchweft.testing.contract import assert_same_bits
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.grid import whole
-from torchweft.voxels.maps.tiles import Flags
+from torchweft.voxels.maps.gpu.tiles import Flags
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -163,16 +163,23 @@ def test_a_known_network_gives_the_bits_of_a_new_one():
             assert_same_bits(ours, exact, f"cloud {seed}, tensor {n}")
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_fresh_cloud_waits_once_for_all_levels(monkeypatch):
-    """And for what was assumed of its rows; torch itself never waits."""
-    waits, plain = [], Flags.read
+@pytest.fixture
+def waits(monkeypatch):
+    """What the host waits for."""
+    found, plain = [], Flags.read
 
     def read(flags):
-        waits.append(flags)
+        if not flags._waited:
+            found.append(flags)
         return plain(flags)
 
     monkeypatch.setattr(Flags, "read", read)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_fresh_cloud_waits_once_for_all_levels(waits):
+    """And for what was assumed of its rows; torch itself never waits."""
     model = network().eval()
     clouds = [cloud(20000, seed) for seed in range(3)]
     with torch.no_grad():
@@ -185,6 +192,24 @@ def test_a_fresh_cloud_waits_once_for_all_levels(monkeypatch):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_fresh_training_step_waits_once_more_for_all_pairs(waits):
+    """In the forward pass; the backward pass never waits."""
+    model = network()
+    clouds = [cloud(20000, seed) for seed in range(3)]
+    for tensor in clouds[:2]:
+        model(tensor).feats.square().mean().backward()
+    del waits[:]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss = model(clouds[2]).feats.square().mean()
+        assert len(waits) == 3
+        loss.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 3
 
 
 @pytest.mark.parametrize("boxed", [False, True])

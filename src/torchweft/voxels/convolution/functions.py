@@ -29,7 +29,7 @@ from torchweft.voxels.convolution.operator import (
 from torchweft.voxels.grid import Geometry, Size, geometry, integer
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, given_outputs, mode_of
-from torchweft.voxels.maps.recipes import note_inverse
+from torchweft.voxels.maps.recipes import note_reader
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 from torchweft.voxels.maps.together import foresee
 
@@ -184,8 +184,6 @@ def conv_undone(
             f"has {len(tensor)} others: an inverse layer reads what the named layer wrote. Give "
             "it a tensor of that level."
         )
-    if not compiling():
-        note_inverse(named.inputs, named.geometry)
     operands, options = _checked(operands, named.geometry, requested)
     return _convolved(tensor, operands, named.transpose(), options)
 
@@ -289,8 +287,12 @@ def _convolved(
     tensor: SparseTensor, operands: ConvOperands, kernel_map: KernelMap, options: ConvOptions
 ) -> SparseTensor:
     _, weight, _, after = operands
-    if after is not NO_EPILOGUE and not compiling():
-        check(after, len(kernel_map.outputs), weight.shape[2])
+    if not compiling():
+        inverse = kernel_map.inverse
+        source = kernel_map.outputs if inverse else kernel_map.inputs
+        note_reader(source, kernel_map.geometry, inverse, weight.requires_grad)
+        if after is not NO_EPILOGUE:
+            check(after, len(kernel_map.outputs), weight.shape[2])
     found = SparseTensor.__new__(SparseTensor)  # features of an operator need no check
     found.feats = convolution(operands, kernel_map, options)
     found.coordinates, found.maps = kernel_map.outputs, tensor.maps

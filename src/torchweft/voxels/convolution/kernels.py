@@ -1,4 +1,4 @@
-"""Triton kernels of sparse convolution, over the tiles and pairs of `maps.tiles`.
+"""Triton kernels of sparse convolution, over the tiles and pairs of `maps.gpu.tiles`.
 
     y[o] = Σ_k x[sources[k,o]] w[k]          dw[k] = Σ_o x[sources[k,o]]ᵀ g[o]
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from torchweft.voxels.maps.tile_kernels import (
+from torchweft.voxels.maps.gpu.tile_kernels import (
     HALF,
     PANEL,
     UNIT,

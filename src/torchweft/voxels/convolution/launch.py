@@ -17,8 +17,7 @@ from torchweft.core.gpu.launcher import Call, Kernel, Tile, compile_together, cu
 from torchweft.core.operators.call_cache import CallCache
 from torchweft.core.operators.operator import compiling, recording, transformed, unwatched
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
-from torchweft.voxels.maps.kernel_map import KernelMap
-from torchweft.voxels.maps.tiles import (
+from torchweft.voxels.maps.gpu.tiles import (
     MOST_SORTED,
     PANEL,
     call_for_pairs,
@@ -31,6 +30,7 @@ from torchweft.voxels.maps.tiles import (
     tiles_of,
     turns_of,
 )
+from torchweft.voxels.maps.kernel_map import KernelMap
 
 __all__ = [
     "Gpu",
@@ -311,6 +311,7 @@ def _differentiator_calls(
 
 
 _differentiators: CallCache[tuple[Kernel, Kernel, int, int]] = CallCache()
+"""For any number of rows: the kernels, the tiles of a matrix, and the most shares."""
 
 
 def _differentiator_of(
@@ -319,7 +320,7 @@ def _differentiator_of(
     """(kernel, reduction, tiles of a matrix, shares), cached by signature."""
     (k, c, channels), rows, strides = dw.shape, len(g), (x.stride(0), g.stride(0))
     wide, kinds = max(_extent(x), _extent(g)) >= 2**31, (x.dtype, pair_dtype(rows, mirrored))
-    key = (x.device, *kinds, k, c, channels, *strides, rows, groups, precision, wide, mirrored)
+    key = (x.device, *kinds, k, c, channels, *strides, groups, precision, wide, mirrored)
     found = _differentiators.get(key)
     if found is None:
         d, size, gpu = channels // groups, x.dtype.itemsize, _gpu_of(x.device)
@@ -335,14 +336,15 @@ def _differentiator_of(
             matrix_tiles = groups * -(-c // tile.blocks[0]) * -(-d // tile.blocks[1])
             function, numbers = "weight_gradient_kernel", (c, d, groups, *strides)
             more = (_precision(precision, x.dtype, gpu),)
-        shares = _num_shares(rows, k, matrix_tiles, tile)
-        constants, where = (k, padded(k), shares == 0, wide, mirrored, *more), (x.device, *kinds)
+        most = _most_shares(k, matrix_tiles, tile)
+        constants, where = (k, padded(k), most == 0, wide, mirrored, *more), (x.device, *kinds)
         kernel = kernel_for(_CONV_KERNELS + function, numbers, constants, tile, *where)
         name, numbers = _CONV_KERNELS + "reduce_kernel", (c * channels,)
         reduction = kernel_for(name, numbers, constants[:2], REDUCED, x.device, x.dtype)
-        found = kernel, reduction, matrix_tiles, shares
+        found = kernel, reduction, matrix_tiles, most
         _differentiators.keep(key, found)
-    return found
+    worthwhile = rows * k // (LEAST_UNITS * PAIRS_PER_UNIT) + 1
+    return *found[:3], min(found[3], worthwhile)
 
 
 def _precision(precision: str, dtype: torch.dtype, gpu: Gpu) -> str:
@@ -432,16 +434,13 @@ def gradient_tile(c: int, d: int, itemsize: int, gpu: Gpu) -> Tile:
     return tile._replace(num_stages=_fit(tile._replace(blocks=blocks), itemsize, gpu).num_stages)
 
 
-def _num_shares(rows: int, offsets: int, matrix_tiles: int, tile: Tile) -> int:
-    """Shares of the pairs, so that an H200 has work for some waves; 0: none.
+def _most_shares(offsets: int, matrix_tiles: int, tile: Tile) -> int:
+    """Most shares of the pairs, so that an H200 has work for some waves; 0: none.
 
     Without shares a program sums all pairs of an offset, which suffices for large matrices.
     """
     programs = 264 if tile.num_warps == 8 else 528
-    if matrix_tiles * offsets >= 792:
-        return 0
-    worthwhile = rows * offsets // (LEAST_UNITS * PAIRS_PER_UNIT) + 1
-    return max(1, min(programs // matrix_tiles, worthwhile))
+    return 0 if matrix_tiles * offsets >= 792 else max(1, programs // matrix_tiles)
 
 
 def _side(size: int, most: int) -> int:

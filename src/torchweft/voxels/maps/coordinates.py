@@ -23,7 +23,6 @@ from torchweft.core.operators.operands import check_tensors
 from torchweft.core.operators.operator import below_transforms, compiling, outside_graphs
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry
-from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.checks import (
     check_rows,
@@ -32,9 +31,10 @@ from torchweft.voxels.maps.checks import (
     repeated_voxel,
     written_since,
 )
+from torchweft.voxels.maps.gpu import launch as map_launch
+from torchweft.voxels.maps.gpu.tiles import Flags
 from torchweft.voxels.maps.packing import HIGH, LOW, Packing, kernels_serve, packing_of, rank
-from torchweft.voxels.maps.recipes import Step
-from torchweft.voxels.maps.tiles import Flags
+from torchweft.voxels.maps.recipes import Key, Step
 
 __all__ = [
     "Bounds",
@@ -82,7 +82,7 @@ class Coordinates:
     """Tables of kernel maps by geometry, coarse voxels by stride, and the order in a graph."""
     foreseen: dict[Geometry, Any]
     """Tables that nobody has asked for yet: see together.py."""
-    asked: list[Step]
+    asked: dict[Key, Step]
     """What was asked of these voxels and of all derived from them."""
     level: int
     """The number of these voxels among them."""
@@ -153,7 +153,7 @@ class Coordinates:
 
     def _without_maps(self) -> Coordinates:
         self.tables, self.onto = {}, weakref.WeakKeyDictionary()
-        self.foreseen, self.asked, self.level = {}, [], 0
+        self.foreseen, self.asked, self.level = {}, {}, 0
         return self
 
     def __getstate__(self) -> dict[str, Any]:

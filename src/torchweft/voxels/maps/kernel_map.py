@@ -26,11 +26,11 @@ from torchweft.core.operators.operator import below_transforms, compiling, outsi
 from torchweft.core.tables import TensorCache
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 from torchweft.voxels.grid import Geometry, cached_table, integer, whole
-from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps import numba_path
 from torchweft.voxels.maps.checks import check_rows, check_same_device
 from torchweft.voxels.maps.coordinates import Bounds, Coordinates, bounds_of
-from torchweft.voxels.maps.jobs import Job
+from torchweft.voxels.maps.gpu import launch as map_launch
+from torchweft.voxels.maps.gpu.jobs import Job
 from torchweft.voxels.maps.packing import Packing, kernels_serve
 from torchweft.voxels.maps.recipes import note
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torchweft.core.backend import choose
-from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps import numba_path
+from torchweft.voxels.maps.gpu import launch as map_launch
 
 __all__ = ["HIGH", "LOW", "Packing", "kernels_serve", "packing_of", "rank"]
 

@@ -17,7 +17,10 @@ from torchweft.voxels.grid import Geometry
 if TYPE_CHECKING:
     from torchweft.voxels.maps.coordinates import Coordinates
 
-__all__ = ["Step", "note", "note_inverse", "recipe_of"]
+__all__ = ["Key", "Step", "note", "note_again", "note_reader", "recipe_of"]
+
+Key = tuple[int, Geometry]
+"""The level that a map reads, and its geometry."""
 
 
 class Step(NamedTuple):
@@ -29,6 +32,8 @@ class Step(NamedTuple):
         outputs: the level that it writes.
         growth: outputs for each input.
         inverse: whether an inverse layer reads it too.
+        trained: whether a weight of a layer, and of an inverse layer, that reads it needs a
+            gradient.
     """
 
     inputs: int
@@ -36,34 +41,45 @@ class Step(NamedTuple):
     outputs: int
     growth: float
     inverse: bool = False
+    trained: tuple[bool, bool] = (False, False)
 
 
-_recipes: weakref.WeakKeyDictionary[nn.Module, list[Step]] = weakref.WeakKeyDictionary()
+_recipes: weakref.WeakKeyDictionary[nn.Module, dict[Key, Step]] = weakref.WeakKeyDictionary()
 
 
 def note(inputs: Coordinates, shape: Geometry, outputs: Coordinates) -> None:
     """Note that the map of a geometry was asked for, and which voxels it writes."""
     if outputs.asked is not inputs.asked:
-        newest = max([step.outputs for step in inputs.asked], default=inputs.level)
+        newest = max([step.outputs for step in inputs.asked.values()], default=inputs.level)
         outputs.asked, outputs.level = inputs.asked, newest + 1
     growth = len(outputs) / max(len(inputs), 1)
-    inputs.asked.append(Step(inputs.level, shape, outputs.level, growth))
+    inputs.asked[inputs.level, shape] = Step(inputs.level, shape, outputs.level, growth)
 
 
-def note_inverse(inputs: Coordinates, shape: Geometry) -> None:
-    """Note that a map was asked for by an inverse layer."""
-    for n, step in enumerate(inputs.asked):
-        if step.inputs == inputs.level and step.shape == shape:
-            inputs.asked[n] = step._replace(inverse=True)
+def note_reader(inputs: Coordinates, shape: Geometry, inverse: bool, trained: bool) -> None:
+    """Note that a layer reads a map that was asked for, and whether its weight needs a gradient."""
+    key = inputs.level, shape
+    step = inputs.asked.get(key)
+    if step is not None and (inverse > step.inverse or trained > step.trained[inverse]):
+        forward, backward = step.trained
+        both = (forward, backward or trained) if inverse else (forward or trained, backward)
+        inputs.asked[key] = step._replace(inverse=step.inverse or inverse, trained=both)
 
 
-def recipe_of(module: nn.Module, voxels: Coordinates) -> list[Step]:
+def note_again(inputs: Coordinates, step: Step) -> None:
+    """Note who read a map of the last cloud, before anybody reads that of this one."""
+    key = inputs.level, step.shape
+    if key in inputs.asked:
+        inputs.asked[key] = inputs.asked[key]._replace(inverse=step.inverse, trained=step.trained)
+
+
+def recipe_of(module: nn.Module, voxels: Coordinates) -> dict[Key, Step]:
     """What a network asked of the last cloud; of these voxels from now on.
 
     Args:
         module: the network, or the layer that asks first.
         voxels: of a cloud, of which nothing was asked.
     """
-    recipe = _recipes.get(module, [])
+    recipe = _recipes.get(module, {})
     _recipes[module] = voxels.asked
     return recipe

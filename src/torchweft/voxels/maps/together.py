@@ -2,13 +2,14 @@
 
 The coarse levels are found one from the other without their numbers of voxels, in memory for as
 many as the last cloud of the network lets expect.  The numbers are read back together, and tables
-and tiles are built for exactly as many.
+and tiles are built for exactly as many.  Where gradients are recorded, the pairs that gradients of
+weights read are listed too: the host waits once more, for the numbers of pairs of large tables.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -20,9 +21,10 @@ from torchweft.core.operators.operator import (
     recording,
 )
 from torchweft.voxels.grid import Geometry
-from torchweft.voxels.maps import launch as map_launch
 from torchweft.voxels.maps.coordinates import Coordinates
-from torchweft.voxels.maps.jobs import Job, tiles_together
+from torchweft.voxels.maps.gpu import launch as map_launch
+from torchweft.voxels.maps.gpu.jobs import Job, PairJob, pairs_together, tiles_together
+from torchweft.voxels.maps.gpu.tiles import Flags, SearchRemains
 from torchweft.voxels.maps.kernel_map import (
     MapTables,
     OutputGrid,
@@ -32,8 +34,7 @@ from torchweft.voxels.maps.kernel_map import (
     tables_of,
 )
 from torchweft.voxels.maps.packing import Packing, kernels_serve
-from torchweft.voxels.maps.recipes import Step, recipe_of
-from torchweft.voxels.maps.tiles import Flags, SearchRemains
+from torchweft.voxels.maps.recipes import Step, note_again, recipe_of
 
 __all__ = ["ask", "foresee"]
 
@@ -56,20 +57,21 @@ def ask(network: nn.Module, voxels: Coordinates) -> bool:
     """Ask for all maps that a network asked of the last cloud; whether that is known."""
     if voxels.level:
         return False
-    recipe, known = list(_begun(network, voxels)), {0: voxels}
+    recipe, known = _begun(network, voxels), {0: voxels}
     for step in recipe:
         inputs = known.get(step.inputs)
         if inputs is not None:
             _, _, outputs = tables_of(inputs, step.shape)
             known.setdefault(step.outputs, outputs or inputs)
+            note_again(inputs, step)
     return bool(recipe)
 
 
-def _begun(module: nn.Module, voxels: Coordinates) -> Sequence[Step]:
+def _begun(module: nn.Module, voxels: Coordinates) -> list[Step]:
     """The recipe of a module, whose maps are built at once where kernels build them."""
-    recipe = recipe_of(module, voxels)
+    recipe = list(recipe_of(module, voxels).values())
     if recipe and not voxels.asked and len(voxels) and kernels_serve(voxels.device.type):
-        _build(voxels, recipe)
+        _build(voxels, recipe, recording())
     return recipe
 
 
@@ -85,7 +87,11 @@ class _Level(NamedTuple):
 
 @below_transforms
 @outside_graphs
-def _build(cloud: Coordinates, recipe: Sequence[Step]) -> None:
+def _build(cloud: Coordinates, recipe: Sequence[Step], recorded: bool) -> None:
+    """The maps of a recipe; recorded: with what gradients read.
+
+    Outside of inference mode gradients are always recorded, so the caller knows whether they are.
+    """
     new = [step for step in recipe if step.inputs != step.outputs]
     centred = [step for step in recipe if step.shape.mode == "submanifold"]
     seen = Flags(cloud.device, max(len(new) + -len(new) % 4, Flags.WIDTH))
@@ -94,20 +100,48 @@ def _build(cloud: Coordinates, recipe: Sequence[Step]) -> None:
         levels, later = _levels(cloud, new, seen), list[Job]()
         seen.written()
         own = [step.shape for step in centred if not step.inputs]
-        return levels, {shape: submanifold_tables(cloud, shape, later) for shape in own}, later
+        return levels, {shape: _centred(cloud, shape, recorded, later) for shape in own}, later
 
     levels, tables, later = cloud.valid(launched)
     cloud.foreseen.update(tables)
-    known = _known(cloud, levels, seen.read() if levels else [], later)
+    known = _known(cloud, levels, seen.read() if levels else [], recorded, later)
     for step in centred:
         inputs = known.get(step.inputs)
         if inputs is not None and inputs is not cloud:
-            inputs.foreseen[step.shape] = submanifold_tables(inputs, step.shape, later)
+            inputs.foreseen[step.shape] = _centred(inputs, step.shape, recorded, later)
     tiles_together(later)
+    if recorded:
+        pairs_together([job for step in recipe for job in _pair_jobs(step, known)])
+
+
+def _centred(inputs: Coordinates, shape: Geometry, recorded: bool, later: list[Job]) -> MapTables:
+    """The tables of a submanifold map, whose tiles are left to a list."""
+    tables = submanifold_tables(inputs, shape, later)
+    if recorded and tables[1] is not None:
+        _, order, _ = inputs.unchecked()
+        later.append(Job(tables[1], order, shape.num_offsets, SearchRemains()))
+    return tables
+
+
+def _pair_jobs(step: Step, known: Mapping[int, Coordinates]) -> Iterator[PairJob]:
+    """The lists of pairs that gradients of weights read of a map that was built."""
+    inputs = known.get(step.inputs)
+    if inputs is None or step.shape not in inputs.foreseen:
+        return
+    table, back, outputs = inputs.foreseen[step.shape]
+    forward, inverse = step.trained
+    if forward:
+        yield PairJob(table, (outputs or inputs).order, step.shape.num_offsets, back is None)
+    if inverse and back is not None:
+        yield PairJob(back, inputs.order, step.shape.num_offsets, mirrored=False)
 
 
 def _known(
-    cloud: Coordinates, levels: Sequence[_Level], counts: Sequence[int], later: list[Job]
+    cloud: Coordinates,
+    levels: Sequence[_Level],
+    counts: Sequence[int],
+    recorded: bool,
+    later: list[Job],
 ) -> dict[int, Coordinates]:
     """The voxels of all levels whose numbers were read, with the maps onto them."""
     known = {0: cloud}
@@ -120,7 +154,7 @@ def _known(
         table, back = map_launch.meet(*of)
         inputs.foreseen[step.shape] = table, back, outputs
         later.append(Job(table, None, len(table), SearchRemains()))
-        if step.inverse or recording():
+        if step.inverse or recorded:
             later.append(Job(back, inputs.order, len(back), SearchRemains()))
     return known
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchweft.core.gpu.launcher import Kernel, Tile, current_device
-from torchweft.voxels.maps.tiles import kernel_for
+from torchweft.voxels.maps.gpu.tiles import kernel_for
 
 __all__ = ["Normal", "Running", "apply", "fold", "gradient", "gradient_sums", "statistics"]
 

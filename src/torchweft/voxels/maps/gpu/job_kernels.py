@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from torchweft.voxels.maps.tile_kernels import PANEL, _gray, _list, _mask, _scan, _turn
+from torchweft.voxels.maps.gpu.tile_kernels import PANEL, _gray, _list, _mask, _pair, _scan, _turn
 
 MOST_JOBS = tl.constexpr(8)
 WIDTH = tl.constexpr(16)
@@ -21,6 +21,8 @@ WIDTH = tl.constexpr(16)
 
 BEGIN, COUNT, TABLE, REST, ORDER, PARTS_AT, MASKS, STARTS, TOTALS, SEEN, ROWS, LISTS, HALVES, \
     TURNS, LONG = (tl.constexpr(n) for n in range(15))
+INPUTS, OUTPUTS = REST, PARTS_AT
+"""Lists of pairs, which are made when nothing is left of the search."""
 
 
 @triton.jit
@@ -33,9 +35,9 @@ def _job_at(jobs_ptr, block):
 
 
 @triton.jit
-def _table(job_ptr, FIELD: tl.constexpr):
-    """The tensor of int32 in a field."""
-    return tl.multiple_of(tl.load(job_ptr + FIELD), 16).to(tl.pointer_type(tl.int32))
+def _table(job_ptr, FIELD: tl.constexpr, DTYPE: tl.constexpr = tl.int32):
+    """The tensor in a field."""
+    return tl.multiple_of(tl.load(job_ptr + FIELD), 16).to(tl.pointer_type(DTYPE))
 
 
 @triton.jit
@@ -119,3 +121,20 @@ def turn_kernel(jobs_ptr, K: tl.constexpr, BLOCK: tl.constexpr):
     if tl.load(job_ptr + TURNS) != 0:
         _turn(tl.program_id(0) % EACH, _table(job_ptr, HALVES), _table(job_ptr, TURNS),
               _table(job_ptr, LONG), _panels(job_ptr), K, BLOCK)
+
+
+@triton.jit
+def pair_kernel(
+    jobs_ptr, K: tl.constexpr, OFFSETS: tl.constexpr, ORDERED: tl.constexpr, SHORT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The pairs of tables' first K offsets, SHORT: in int16; panels are laid out, not blocks."""
+    GROUPS: tl.constexpr = (K + 15) // 16
+    ROW: tl.constexpr = tl.int16 if SHORT else tl.int32
+    _, job_ptr, block = _job_at(jobs_ptr, tl.program_id(0) // GROUPS)
+    order_ptr = _table(job_ptr, ORDER) if ORDERED else None
+    _pair(
+        block, tl.program_id(0) % GROUPS, _table(job_ptr, TABLE), _table(job_ptr, MASKS),
+        order_ptr, _table(job_ptr, STARTS), _table(job_ptr, TOTALS),
+        _table(job_ptr, INPUTS, ROW), _table(job_ptr, OUTPUTS, ROW), _count(job_ptr),
+        _panels(job_ptr), K, OFFSETS, tl.int32, BLOCK)

@@ -11,7 +11,7 @@ of one output are consecutive, and counted.  Axes are those of `kernels`.
 import triton
 import triton.language as tl
 
-from torchweft.voxels.maps.kernels import column_of
+from torchweft.voxels.maps.gpu.kernels import column_of
 
 
 @triton.jit

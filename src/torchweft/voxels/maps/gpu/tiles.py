@@ -25,18 +25,23 @@ from torchweft.errors import CaptureError
 from torchweft.voxels.grid import whole
 
 __all__ = [
+    "LISTED",
     "MOST_SORTED",
     "PANEL",
     "Flags",
+    "HostTotals",
     "OffsetPairs",
     "SearchRemains",
     "Tiles",
     "call_for_pairs",
     "call_for_shares",
     "calls_for_tiles",
+    "empty_pairs",
     "has_turns",
+    "keep_pairs",
     "keep_tiles",
     "kernel_for",
+    "num_listed",
     "padded",
     "pair_dtype",
     "pairs_of",
@@ -70,6 +75,9 @@ SCANNED = Tile((1024,), 8)
 RANKED = Tile((32, 256), 8)
 """Rows per program, and rows compared with them in one step."""
 
+LISTED = 16
+"""Offsets per program that lists pairs."""
+
 MASK_BITS = 32
 """Offsets whose bits a word of a mask holds."""
 
@@ -85,7 +93,7 @@ class Tiles(NamedTuple):
         masks: (words, N) the offsets of each column of the table, as bits.
         starts: (K, panels) pairs of an offset before each 128 columns.
         totals: (K,) pairs of each offset.
-        seen: the totals in host memory; None: there are few rows, or a graph is being captured.
+        seen: None: there are few rows, or a graph is being captured.
 
     Tensors with several axes are flat here, and may be longer.
     """
@@ -97,7 +105,28 @@ class Tiles(NamedTuple):
     masks: Tensor
     starts: Tensor
     totals: Tensor
-    seen: Flags | None
+    seen: HostTotals | None
+
+
+class HostTotals(NamedTuple):
+    """Totals in host memory, which those of several tables may share for one wait of the host.
+
+    Args:
+        flags: what kernels write.
+        begin: the place of the first total.
+    """
+
+    flags: Flags
+    begin: int = 0
+
+    @property
+    def tensor(self) -> Tensor:
+        """What `scan_kernel` writes."""
+        return self.flags.tensor[self.begin :]
+
+    def read(self, offsets: int) -> list[int]:
+        """The first totals, see `Flags.read`."""
+        return self.flags.read()[self.begin : self.begin + offsets]
 
 
 class OffsetPairs(NamedTuple):
@@ -151,7 +180,11 @@ def kernel_for(
 
 
 def tiles_of(
-    table: Tensor, order: Tensor | None, offsets: int, left: SearchRemains | None = None
+    table: Tensor,
+    order: Tensor | None,
+    offsets: int,
+    left: SearchRemains | None = None,
+    seen: HostTotals | None = None,
 ) -> Tiles:
     """The sorted tiles of a table, on the current device.
 
@@ -160,13 +193,14 @@ def tiles_of(
         order: (N,) the row of each column; None: columns are rows.
         offsets: K.
         left: what the search of the table left; it is emptied.
+        seen: where the totals of many rows come to stand; None: in memory of their own.
     """
 
     def make() -> Tiles:
         kept, beside = table.contiguous(), left or SearchRemains()
         if len(kept) < offsets and beside.rest is None:
             beside.rest = whole(kept, order, offsets)[len(kept) :].contiguous()
-        return _make_tiles(kept, order, offsets, beside)
+        return _make_tiles(kept, order, offsets, beside, seen)
 
     return _tile_cache.get((table, order), None, make)
 
@@ -174,6 +208,11 @@ def tiles_of(
 def keep_tiles(table: Tensor, order: Tensor | None, tiles: Tiles) -> None:
     """Keep tiles that were built elsewhere."""
     _tile_cache.get((table, order), None, lambda: tiles)
+
+
+def keep_pairs(table: Tensor, order: Tensor | None, mirrored: bool, pairs: OffsetPairs) -> None:
+    """Keep pairs that were listed elsewhere."""
+    _pair_cache.get((table, order), mirrored, lambda: pairs)
 
 
 def pairs_of(table: Tensor, order: Tensor | None, offsets: int, mirrored: bool) -> OffsetPairs:
@@ -233,7 +272,7 @@ def _kernels_of(table: Tensor, order: Tensor | None, k: int, parts: int) -> _Til
 
 
 def _kernel(name: str, constants: tuple[Any, ...], tile: Tile, *kind: Hashable) -> Kernel:
-    return kernel_for(f"maps.tile_kernels.{name}_kernel", (), constants, tile, *kind)
+    return kernel_for(f"maps.gpu.tile_kernels.{name}_kernel", (), constants, tile, *kind)
 
 
 def samples(offsets: int) -> int:
@@ -301,13 +340,20 @@ def _pair_kernel(
     table: Tensor, order: Tensor | None, offsets: int, mirrored: bool
 ) -> tuple[Kernel, int]:
     """The kernel, and the number of offsets whose pairs are listed."""
-    listed, count = offsets // 2 + 1 if mirrored else offsets, table.shape[1]
+    listed, count = num_listed(offsets, mirrored), table.shape[1]
     constants = listed, padded(listed), _wide(listed, count)
     kind = table.device, order is None, pair_dtype(count, mirrored)
     return _kernel("pair", constants, Tile((PANEL,)), *kind), listed
 
 
-def _make_tiles(table: Tensor, order: Tensor | None, k: int, left: SearchRemains) -> Tiles:
+def num_listed(offsets: int, mirrored: bool) -> int:
+    """The number of offsets whose pairs are listed."""
+    return offsets // 2 + 1 if mirrored else offsets
+
+
+def _make_tiles(
+    table: Tensor, order: Tensor | None, k: int, left: SearchRemains, seen: HostTotals | None
+) -> Tiles:
     """Tensors are freed after their last use, and lists are allocated last, to limit memory."""
     count = table.shape[1]
     words, panels = -(-k // MASK_BITS), -(-count // PANEL)
@@ -321,7 +367,10 @@ def _make_tiles(table: Tensor, order: Tensor | None, k: int, left: SearchRemains
         made.mask(words * -(-count // MASKED.blocks[0]), (table, left.rest, masks), (count,))
     elif parts == 1:
         masks = left.parts
-    by_mask, seen = _sorted(made, table, k, left, (masks, starts, totals))
+    if seen is None and count > MOST_RANKED and not _captured(totals):
+        # aligned to 16 bytes, as code is specialised
+        seen = HostTotals(Flags(totals.device, k + -k % 4))
+    by_mask = _sorted(made, table, k, left, (masks, starts, totals), seen)
     turned = has_turns(count)
     sizes = [panels * PANEL, 2 * panels * words, panels * k * PANEL]
     slots, halves, lists, *turns = split_ints(
@@ -342,8 +391,9 @@ def _sorted(
     k: int,
     left: SearchRemains,
     filled: tuple[Tensor, Tensor, Tensor],
-) -> tuple[Tensor, Flags | None]:
-    """(columns in the order of their masks, the totals on the host); fills the given tensors.
+    seen: HostTotals | None,
+) -> Tensor:
+    """Columns in the order of their masks; fills the given tensors.
 
     filled: masks (where they are computed from parts), starts and totals.
     """
@@ -354,17 +404,15 @@ def _sorted(
     tensors = (masks if left.parts is None else left.parts, joined, keys, starts)
     made.key(-(-count // KEYED.blocks[0]), tensors, (count, panels))
     del tensors
-    left.parts = seen = None
-    if count > MOST_RANKED and not _captured(totals):
-        seen = Flags(totals.device, k + -k % 4)  # aligned to 16 bytes, as code is specialised
+    left.parts = None
     made.scan(k, (starts, totals, totals if seen is None else seen.tensor), (panels,))
     if seen is not None:
-        seen.written()
+        seen.flags.written()
     if count > MOST_RANKED:
-        return torch.sort(keys, stable=True)[1], seen
+        return torch.sort(keys, stable=True)[1]
     by_mask = table.new_empty(count)
     made.rank(-(-count // RANKED.blocks[0]), (keys, by_mask), (count,))
-    return by_mask, seen
+    return by_mask
 
 
 def _captured(tensor: Tensor) -> bool:
@@ -384,13 +432,20 @@ def _make_pairs(
     table: Tensor, order: Tensor | None, made: Tiles, offsets: int, mirrored: bool
 ) -> OffsetPairs:
     kernel, listed = _pair_kernel(table, order, offsets, mirrored)
-    count = table.shape[1]
-    panels, room = -(-count // PANEL), listed * count
+    count, pairs = table.shape[1], empty_pairs(table, made, offsets, mirrored)
+    panels = -(-count // PANEL)
+    tensors = (table, made.masks, order, made.starts, made.totals, pairs.inputs, pairs.outputs)
+    kernel(panels * -(-listed // LISTED), tensors, (count, panels))
+    return pairs
+
+
+def empty_pairs(table: Tensor, made: Tiles, offsets: int, mirrored: bool) -> OffsetPairs:
+    """Memory for the pairs of a table, whose number the host may wait for."""
+    listed, count = num_listed(offsets, mirrored), table.shape[1]
+    room = listed * count
     if made.seen is not None and not _captured(table):
-        room = sum(made.seen.read()[:listed])
+        room = sum(made.seen.read(listed))
     inputs, outputs = split_ints(table, (room, room), pair_dtype(count, mirrored))
-    tensors = (table, made.masks, order, made.starts, made.totals, inputs, outputs)
-    kernel(panels * -(-listed // 16), tensors, (count, panels))
     return OffsetPairs(inputs, outputs, made.totals, {})
 
 
@@ -426,6 +481,7 @@ class Flags:
     may still write to it: memory that was waited for is reused first.
     """
 
+    tensor: Tensor
     WIDTH, MANY = 4, 256
     _free: ClassVar[dict[tuple[torch.device, int], deque[Any]]] = {}
 

@@ -352,8 +352,16 @@ def pair_kernel(
     """
     INT: tl.constexpr = tl.int64 if WIDE else tl.int32
     GROUPS: tl.constexpr = (K + 15) // 16
-    block = tl.program_id(0) // GROUPS
-    group = tl.program_id(0) % GROUPS
+    _pair(
+        tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS, table_ptr, masks_ptr, order_ptr,
+        starts_ptr, totals_ptr, in_ptr, out_ptr, N, blocks, K, OFFSETS, INT, BLOCK)
+
+
+@triton.jit
+def _pair(
+    block, group, table_ptr, masks_ptr, order_ptr, starts_ptr, totals_ptr, in_ptr, out_ptr, N,
+    blocks, K: tl.constexpr, OFFSETS: tl.constexpr, INT: tl.constexpr, BLOCK: tl.constexpr,
+):
     i = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     row = _row_of(order_ptr, i, i < N).to(tl.int32)
     mask = tl.load(masks_ptr + group // 2 * N.to(tl.int64) + i, mask=i < N, other=0)

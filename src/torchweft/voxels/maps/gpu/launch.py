@@ -18,8 +18,8 @@ from torch import Tensor
 
 from torchweft.core.gpu.launcher import Call, Tile, compile_together, current_device
 from torchweft.voxels.grid import Geometry
-from torchweft.voxels.maps.jobs import Job
-from torchweft.voxels.maps.tiles import (
+from torchweft.voxels.maps.gpu.jobs import Job
+from torchweft.voxels.maps.gpu.tiles import (
     MASK_BITS,
     Flags,
     SearchRemains,
@@ -519,7 +519,7 @@ def _call(
     """A call of a kernel by its name; numbers have declared types and are not specialised."""
     dtypes = [None if t is None else t.dtype for t in operands]
     device = _first(operands).device
-    kernel = kernel_for(f"maps.{name}_kernel", (), constants, tile, device, *dtypes)
+    kernel = kernel_for(f"maps.gpu.{name}_kernel", (), constants, tile, device, *dtypes)
     return Call(kernel, operands, numbers)
 
 

@@ -21,7 +21,7 @@ Results repeat bit for bit: `take` joins bits by an atomic OR, which no order of
 import triton
 import triton.language as tl
 
-from torchweft.voxels.maps.tile_kernels import count_bits, entries_of
+from torchweft.voxels.maps.gpu.tile_kernels import count_bits, entries_of
 
 
 @triton.jit

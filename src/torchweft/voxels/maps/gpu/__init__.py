@@ -1,0 +1,1 @@
+"""Coordinates and kernel maps by Triton kernels, and the tiles and pairs that convolutions read."""
