@@ -34,6 +34,7 @@ from torchweft.voxels.maps.checks import (
 )
 from torchweft.voxels.maps.packing import HIGH, LOW, Packing, kernels_serve, packing_of, rank
 from torchweft.voxels.maps.recipes import Step
+from torchweft.voxels.maps.shards import Shards
 from torchweft.voxels.maps.tiles import Flags
 
 __all__ = [
@@ -88,6 +89,8 @@ class Coordinates:
     """The number of these voxels among them."""
     onto: weakref.WeakKeyDictionary[Coordinates, dict[Geometry, Any]]
     """Tables of maps to given outputs, by these: whoever keeps the outputs keeps the tables."""
+    shards: Shards | None = None
+    """How the voxels of all ranks are spread; None: all are here."""
     _rows: Tensor
     _ascends: bool
     _bounds: Bounds
