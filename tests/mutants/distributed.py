@@ -3,6 +3,7 @@
 from tests.mutants import Mutant
 
 HALO = "tests/distributed/test_halo.py"
+SCENES = "tests/distributed/test_scenes.py"
 
 MUTANTS = [
     Mutant(
@@ -34,5 +35,35 @@ MUTANTS = [
         "claimed_twice)\n",
         "None)\n",
         f"{HALO} -k told",
+    ),
+    Mutant(
+        "a rank sees the voxels beside its box on one side alone",
+        "(end[axis] - 1) * s + last + 1",
+        "(end[axis] - 1) * s + 1",
+        f"{SCENES} -k layers",
+    ),
+    Mutant(
+        "the owner of a coarse voxel does not see its children",
+        "first, last = min(first, 0), max(last, s - 1)",
+        "pass",
+        f"{SCENES} -k layers",
+    ),
+    Mutant(
+        "ranks keep outputs that are another's",
+        "outputs = found.select(own.nonzero().squeeze(1))",
+        "outputs = found",
+        f"{SCENES} -k layers",
+    ),
+    Mutant(
+        "a gathered maximum is of the lowest rank, not of the first voxel",
+        "keys = torch.cat([~value.isnan(), -numbers, where], -1)",
+        "keys = torch.cat([~value.isnan(), -numbers], -1)",
+        f"{SCENES} -k layers",
+    ),
+    Mutant(
+        "means of samples are those of a rank",
+        "return part if shards is None else all_sum(part, shards.group)",
+        "return part",
+        f"{SCENES} -k layers",
     ),
 ]

@@ -136,7 +136,8 @@ def conv_of_geometry(
     if onto is None and shape not in tensor.coordinates.tables:
         if layer is not None:
             foresee(layer, tensor.coordinates)
-        if options[2] == "triton" and shape not in tensor.coordinates.foreseen:
+        alone = tensor.coordinates.shards is None
+        if options[2] == "triton" and alone and shape not in tensor.coordinates.foreseen:
             compile_before(operands, tensor.coordinates, shape, options)
     found = tensor.maps.get(tensor.coordinates, shape, indice_key, onto)
     return _convolved(tensor, operands, found, options)
@@ -286,7 +287,7 @@ def _same_dtypes(
 def _convolved(
     tensor: SparseTensor, operands: ConvOperands, kernel_map: KernelMap, options: ConvOptions
 ) -> SparseTensor:
-    _, weight, _, after = operands
+    feats, weight, bias, after = operands
     if not compiling():
         inverse = kernel_map.inverse
         source = kernel_map.outputs if inverse else kernel_map.inputs
@@ -294,7 +295,8 @@ def _convolved(
         if after is not NO_EPILOGUE:
             check(after, len(kernel_map.outputs), weight.shape[2])
     found = SparseTensor.__new__(SparseTensor)  # features of an operator need no check
-    found.feats = convolution(operands, kernel_map, options)
+    feats = kernel_map.rows(feats)
+    found.feats = convolution((feats, weight, bias, after), kernel_map, options)
     found.coordinates, found.maps = kernel_map.outputs, tensor.maps
     return found
 

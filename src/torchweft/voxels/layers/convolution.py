@@ -458,6 +458,22 @@ def feats_of(tensor: SparseTensor, on: SparseTensor) -> Tensor:
     return cat([on, tensor]).feats[:, on.feats.shape[1] :]
 
 
+def check_statistics(module: nn.Module, tensor: SparseTensor) -> None:
+    """Raise where torch's batch norm would see the voxels of this rank alone.
+
+    Raises:
+        ShapeError: a batch norm of torch by the statistics of its batch, on voxels that are spread
+            over ranks.
+    """
+    if tensor.coordinates.shards is None or not isinstance(module, nn.BatchNorm1d):
+        return
+    if by_batch(module):
+        raise ShapeError(
+            "torch.nn.BatchNorm1d was given voxels that are spread over ranks: its statistics "
+            "would be of this rank's voxels alone. Use SparseBatchNorm, which has its state."
+        )
+
+
 def _followed(
     tensor: SparseTensor, norm: Any, residual: SparseTensor | None, activation: str | None
 ) -> SparseTensor:
@@ -465,6 +481,8 @@ def _followed(
     if isinstance(norm, SparseModule):
         found: SparseTensor = norm(tensor, residual, activation)
         return found
+    if norm is not None:
+        check_statistics(norm, tensor)
     feats = None if residual is None else feats_of(residual, tensor)
     if norm is None:
         after = Epilogue(None, None, feats, activation)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from torchweft.core.collectives import world
+from torchweft.core.collectives import all_sum, world
 from torchweft.core.operators.operands import widened
 from torchweft.errors import ShapeError
 from torchweft.voxels.convolution.epilogue import Epilogue
@@ -38,7 +38,8 @@ class SparseBatchNorm(SparseModule, _NormBase):
     one for the result, two in the backward pass; sums are in float32, in a fixed order.
 
     In training with torch.distributed, mean and variance are those of the voxels of all ranks, each
-    counted once.  A batch without voxels does not change the running statistics.
+    counted once; of a tensor of `shard_voxels`, those of the ranks that it is spread over.  A batch
+    without voxels does not change the running statistics.
 
     Args:
         num_features: C.
@@ -96,15 +97,19 @@ class SparseBatchNorm(SparseModule, _NormBase):
         """
         self.check(tensor, self.num_features)
         feats = None if residual is None else feats_of(residual, tensor)
-        return tensor.replace(self._normalised(tensor.feats, feats, activation))
-
-    def _normalised(self, x: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
-        after = residual, activation, self.backend
-        if self.training and world()[1] > 1:
-            y, (mean, var, count) = rank_norm(self, x, *after)
-            if self.track_running_stats:
+        shards, after = tensor.coordinates.shards, (feats, activation, self.backend)
+        group = None if shards is None else shards.group
+        if world(group)[1] > 1 and (self.training or (shards is not None and by_batch(self))):
+            y, (mean, var, count) = rank_norm(self, tensor.feats, *after, group=group)
+            if self.training and self.track_running_stats:
                 self._track(mean.detach(), var.detach(), count)
-            return y
+        else:
+            y = self._normalised(tensor.feats, *after)
+        return tensor.replace(y)
+
+    def _normalised(
+        self, x: Tensor, residual: Tensor | None, activation: str | None, backend: str | None
+    ) -> Tensor:
         if by_batch(self):
             if not x.shape[0]:
                 y = _affine(x, self.weight, self.bias).to(x.dtype)
@@ -114,7 +119,7 @@ class SparseBatchNorm(SparseModule, _NormBase):
                     "SparseBatchNorm was given 1 voxel to take a variance of: it needs at least 2, "
                     "or running statistics. Use a larger batch, or eval()."
                 )
-        return batch_norm(self, x, *after)
+        return batch_norm(self, x, residual, activation, backend)
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Called by torch's norm; `check` has seen the features."""
@@ -233,11 +238,16 @@ def _sample_norm(tensor: SparseTensor, groups: int, eps: float) -> Tensor:
     """(x − mean) / √(var + eps) by sample and group, in the dtype of sums."""
     x, (owner, order, size) = wide(tensor.feats), samples_of(tensor)
     channels = x.shape[1] // groups
-    terms = lengths(owner, order, size).clamp(min=1).unsqueeze(1) * channels
+    shards = tensor.coordinates.shards
+
+    def of_ranks(part: Tensor) -> Tensor:
+        return part if shards is None else all_sum(part, shards.group)
+
+    terms = of_ranks(lengths(owner, order, size)).clamp(min=1).unsqueeze(1) * channels
 
     def mean_of(rows: Tensor) -> Tensor:
         """(batch, C): the mean of each channel's group."""
-        total = together(rows, owner, order, size).view(size, groups, channels).sum(2)
+        total = of_ranks(together(rows, owner, order, size)).view(size, groups, channels).sum(2)
         return (total / terms).repeat_interleave(channels, 1)
 
     centred = x - apart(mean_of(x), owner, order)

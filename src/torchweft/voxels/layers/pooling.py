@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torchweft.core import collectives
 from torchweft.core.operators.operator import LIBRARY, Call, Operator
 from torchweft.core.tables import indptr_of
 from torchweft.errors import ShapeError
@@ -76,7 +77,7 @@ def sparse_max_pool(
     Gradient: to the largest; of equals, to the one at the first position of the window.
     """
     found = _windows(tensor, kernel_size, stride, padding, dilation, outputs)
-    y = max_over(tensor.feats, found.sources, found.targets)
+    y = max_over(found.rows(tensor.feats), found.sources, found.targets)
     return SparseTensor.on(y, found.outputs, tensor.maps)
 
 
@@ -91,7 +92,7 @@ def sparse_avg_pool(
 ) -> SparseTensor:
     """y[o] = Σ_k x[in(o, k)] / (number of voxels in the window); see `sparse_max_pool`."""
     found = _windows(tensor, kernel_size, stride, padding, dilation, outputs)
-    total = sum_over(wide(tensor.feats), found.sources, found.targets)
+    total = sum_over(wide(found.rows(tensor.feats)), found.sources, found.targets)
     count = (found.sources >= 0).sum(0).clamp(min=1).unsqueeze(1)  # a window may be empty
     return SparseTensor.on((total / count).to(tensor.dtype), found.outputs, tensor.maps)
 
@@ -101,7 +102,7 @@ def sparse_upsample(tensor: SparseTensor, scale: Size) -> SparseTensor:
     check_sparse(tensor)
     found = kernel_map(tensor, scale, scale, submanifold=False, transposed=True)
     source = found.sources.amax(0, keepdim=True)  # blocks do not overlap: one row each
-    y = sum_over(tensor.feats, source, found.targets)
+    y = sum_over(found.rows(tensor.feats), source, found.targets)
     return SparseTensor.on(y, found.outputs, tensor.maps)
 
 
@@ -112,17 +113,60 @@ def global_pool(tensor: SparseTensor, reduce: str = "mean") -> Tensor:
         tensor: the voxels and their features.
         reduce: "max", "mean" or "sum".
 
+    Of voxels that are spread over ranks, the result of all of them stands on every rank; where
+    every rank calls backward on it, each voxel gets its gradient once.
+
     Gradient of the maximum: to the first largest in ascending order of the voxels.
     """
     _check_reduce(reduce)
     check_sparse(tensor)
-    samples = samples_of(tensor)
+    samples, shards = samples_of(tensor), tensor.coordinates.shards
     if reduce == "max":
-        return largest(tensor.feats, *samples)
-    total = together(wide(tensor.feats), *samples)
+        return largest(tensor.feats, *samples) if shards is None else _largest_of_ranks(tensor)
+    rows = together(wide(tensor.feats), *samples)
+    count = lengths(*samples)
+    if shards is not None:
+        rows, count = (collectives.total(t, shards.group) for t in (rows, count))
     if reduce == "mean":
-        total = total / lengths(*samples).clamp(min=1).unsqueeze(1)
-    return total.to(tensor.dtype)
+        rows = rows / count.clamp(min=1).unsqueeze(1)
+    return rows.to(tensor.dtype)
+
+
+def _largest_of_ranks(tensor: SparseTensor) -> Tensor:
+    """(batch, C): the maxima of the samples over all ranks, a copy on each."""
+    x, (owner, order, size) = tensor.feats, samples_of(tensor)
+    chosen = first_largest(x, owner, order, size)
+    row, channel = chosen.nonzero().unbind(1)
+    sample = owner.long()[row]
+    found = x.new_full((size, x.shape[1], tensor.dim + 2), torch.inf, dtype=torch.float64)
+    found[..., 0] = -torch.inf  # of a sample without voxels here
+    found[sample, channel, 0] = x.detach()[row, channel].double()
+    found[sample, channel, 1:] = tensor.coordinates.rows[row].double()
+    assert tensor.coordinates.shards is not None
+    group = tensor.coordinates.shards.group
+    rank, ranks = collectives.world(group)
+    every = collectives.exchange(found.repeat(ranks, 1, 1), [size] * ranks, [size] * ranks, group)
+    best = _first_of(every.view(ranks, *found.shape)) == rank
+    own = together(torch.where(chosen, x, 0), owner, order, size)
+    return collectives.total(torch.where(best, own, 0), group)
+
+
+def _first_of(every: Tensor) -> Tensor:
+    """(batch, C): the rank with the largest value, of equals the one whose voxel is first.
+
+    Args:
+        every: (ranks, batch, C, 1 + columns): a value, and where it stands.
+    """
+    value, where = every[..., :1], every[..., 1:]
+    numbers = value.nan_to_num(0.0, torch.inf, -torch.inf)
+    keys = torch.cat([~value.isnan(), -numbers, where], -1)
+    best, found = keys[0], torch.zeros(keys.shape[1:-1], dtype=torch.int64, device=keys.device)
+    for rank, other in enumerate(keys[1:], 1):
+        place = (other != best).int().argmax(-1, keepdim=True)  # the first key that differs
+        before = (other < best).gather(-1, place)
+        best = torch.where(before, other, best)
+        found = torch.where(before.squeeze(-1), rank, found)
+    return found
 
 
 class SparseMaxPool(SparseModule):

@@ -10,6 +10,7 @@ from torchweft.voxels.layers.convolution import (
     SparseConvolution,
     SparseInverseConvolution,
     SparseModule,
+    check_statistics,
 )
 from torchweft.voxels.layers.norm import SparseBatchNorm
 from torchweft.voxels.maps.tensor import SparseTensor
@@ -43,7 +44,9 @@ class SparseSequential(nn.Sequential, SparseModule):
             module, given = taken(rest, _convolves, (SparseBatchNorm,))
             if isinstance(module, SparseModule):
                 x = module(x, **given)
-            elif given:
+                continue
+            check_statistics(module, x)
+            if given:
                 x = x.replace(batch_norm(module, x.feats, **given))
             else:
                 x = x.replace(module(x.feats))

@@ -30,6 +30,7 @@ from torchweft.voxels.layers.pooling import (
 )
 from torchweft.voxels.maps.checks import MOST_DIMENSIONS
 from torchweft.voxels.maps.packing import HIGH, LOW, Packing
+from torchweft.voxels.maps.shards import refuse
 from torchweft.voxels.maps.tensor import SparseTensor, check_sparse
 
 __all__ = ["Numbers", "devoxelize", "point_to_voxel", "voxelize", "weighted_rows"]
@@ -127,6 +128,8 @@ def devoxelize(
     bits at every call.
     """
     check_sparse(tensor)
+    remedy = "Look up this rank's voxels with tensor.find."
+    refuse(tensor.coordinates, "devoxelize", remedy)
     _check_points(points, tensor.feats, batch, like=tensor)
     if mode not in ("nearest", "trilinear"):
         raise ShapeError(

@@ -35,6 +35,7 @@ from torchweft.voxels.maps.gpu import launch as map_launch
 from torchweft.voxels.maps.gpu.tiles import Flags
 from torchweft.voxels.maps.packing import HIGH, LOW, Packing, kernels_serve, packing_of, rank
 from torchweft.voxels.maps.recipes import Key, Step
+from torchweft.voxels.maps.shards import Shards
 
 __all__ = [
     "Bounds",
@@ -88,6 +89,8 @@ class Coordinates:
     """The number of these voxels among them."""
     onto: weakref.WeakKeyDictionary[Coordinates, dict[Geometry, Any]]
     """Tables of maps to given outputs, by these: whoever keeps the outputs keeps the tables."""
+    shards: Shards | None = None
+    """How the voxels of all ranks are spread; None: all are here."""
     _rows: Tensor
     _ascends: bool
     _bounds: Bounds

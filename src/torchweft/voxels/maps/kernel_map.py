@@ -33,6 +33,7 @@ from torchweft.voxels.maps.gpu import launch as map_launch
 from torchweft.voxels.maps.gpu.jobs import Job
 from torchweft.voxels.maps.packing import Packing, kernels_serve
 from torchweft.voxels.maps.recipes import note
+from torchweft.voxels.maps.shards import Around
 
 __all__ = [
     "KernelMap",
@@ -45,6 +46,7 @@ __all__ = [
     "map_kernels_serve",
     "meet",
     "mode_of",
+    "output_stride",
     "submanifold_tables",
     "tables_of",
 ]
@@ -61,6 +63,8 @@ class KernelMap(NamedTuple):
         outputs: the voxels that are written.
         geometry: the layer's; of an inverse layer, that of the layer it undoes.
         inverse: whether the two sides are swapped.
+        around: of voxels that are spread over ranks, the rows that the tables number as inputs:
+            this rank's, then those of others.
     """
 
     kept: Tensor
@@ -69,10 +73,20 @@ class KernelMap(NamedTuple):
     outputs: Coordinates
     geometry: Geometry
     inverse: bool = False
+    around: Around | None = None
 
     def __repr__(self) -> str:
         sides = f"{len(self.inputs)} → {len(self.outputs)} voxels"
         return f"KernelMap({self.geometry.num_offsets} offsets, {sides}, {self.geometry.mode})"
+
+    @property
+    def read(self) -> Coordinates:
+        """The voxels that the tables number as inputs."""
+        return self.inputs if self.around is None else self.around.voxels
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The features of `read`, of those of the inputs."""
+        return x if self.around is None else self.around.complete(x)
 
     @property
     def table(self) -> Tensor:
@@ -87,7 +101,7 @@ class KernelMap(NamedTuple):
     @property
     def targets(self) -> Tensor:
         """(K, N_in) int32, the output row of each input row, −1 for none."""
-        return self.sources.flip(0) if self.back is None else _by_row(self.back, self.inputs.order)
+        return self.sources.flip(0) if self.back is None else _by_row(self.back, self.read.order)
 
     @property
     def counts(self) -> Tensor:
@@ -118,6 +132,8 @@ class KernelMap(NamedTuple):
 
     def transpose(self) -> KernelMap:
         """The map with its sides swapped, with the same numbers of offsets."""
+        if self.inputs.shards is not None:
+            return self.inputs.shards.transposed(self)
         back = self.table.flip(0) if self.back is None else self.back
         swapped = back, self.table, self.outputs, self.inputs
         return KernelMap(*swapped, self.geometry, not self.inverse)
@@ -171,8 +187,11 @@ class Maps:
                 f"{'the same' if named.inputs is inputs else f'{len(inputs)} other'} voxels: a "
                 "key names one map. Give this layer another indice_key, or none."
             )
-        table, back, outputs = tables_of(inputs, shape, onto)
-        found = KernelMap(table, back, inputs, inputs if outputs is None else outputs, shape)
+        if inputs.shards is None:
+            table, back, outputs = tables_of(inputs, shape, onto)
+            found = KernelMap(table, back, inputs, inputs if outputs is None else outputs, shape)
+        else:
+            found = inputs.shards.kernel_map(inputs, shape, onto)
         if name is not None:
             self.by_name[name] = found
         return found
@@ -227,7 +246,7 @@ def given_outputs(
     """
     if coordinates is None:
         return None
-    stride = _output_stride(inputs.stride, shape)
+    stride = output_stride(inputs.stride, shape)
     if isinstance(coordinates, Tensor):
         check_rows(coordinates, "coordinates", inputs.dim)
         check_same_device(inputs.device, "coordinates", coordinates.device)
@@ -239,6 +258,12 @@ def given_outputs(
         raise DTypeError(
             f"coordinates is a {type(coordinates).__name__}: it must be a tensor (N_out, 1 + d) or "
             "the coordinates of a SparseTensor. Pass other.coordinates."
+        )
+    if outputs.shards is not inputs.shards:
+        raise ShapeError(
+            "coordinates and the tensor are not spread over ranks alike: both must be of tensors "
+            "that came from one call of shard_voxels. Pass coordinates=other.coordinates of such "
+            "a tensor."
         )
     if outputs.dim != inputs.dim:
         raise ShapeError(
@@ -472,10 +497,10 @@ def _output_grid(inputs: Coordinates, shape: Geometry) -> OutputGrid:
             f"the output of {_described(shape)} would have the shape {tuple(spatial)}: an axis "
             f"has at most {2**31} voxels. Pass a smaller spatial_shape, or shift the cloud to 0."
         )
-    return spatial, size, _output_stride(inputs.stride, shape), bounds_of(size, spatial)
+    return spatial, size, output_stride(inputs.stride, shape), bounds_of(size, spatial)
 
 
-def _output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:
+def output_stride(stride: Sequence[int], shape: Geometry) -> tuple[int, ...]:
     """Voxels of the finest level that an output spans; at least 1 after a transposed layer."""
     pairs = zip(stride, shape.stride, strict=True)
     if shape.transposed:

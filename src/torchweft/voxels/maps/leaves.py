@@ -23,6 +23,7 @@ from torchweft.core.recorded import mark_fixed
 from torchweft.voxels.grid import Geometry
 from torchweft.voxels.maps.coordinates import Coordinates, Grid
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps
+from torchweft.voxels.maps.shards import refuse
 from torchweft.voxels.maps.tensor import SparseTensor
 
 __all__: list[str] = []
@@ -59,6 +60,8 @@ _Kept = tuple[Geometry, Coordinates, bool, Tensor, Tensor | None]
 
 
 def _flatten(tensor: SparseTensor) -> tuple[list[Any], _Structure]:
+    remedy = "Run the network eagerly, or export it with a tensor of one process."
+    refuse(tensor.coordinates, "torch.export or capture", remedy)
     levels = _reachable([tensor.coordinates])
     named = [(n, m) for n, m in sorted(tensor.maps.by_name.items()) if id(m.inputs) not in levels]
     levels = _reachable([tensor.coordinates, *(found.inputs for _, found in named)])

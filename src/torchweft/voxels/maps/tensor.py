@@ -17,6 +17,7 @@ from torchweft.voxels.maps import operator as _operator  # noqa: F401 - register
 from torchweft.voxels.maps.checks import check_same_device
 from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.kernel_map import KernelMap, Maps, given_outputs, mode_of
+from torchweft.voxels.maps.shards import refuse
 
 __all__ = ["SparseTensor", "cat", "check_sparse", "kernel_map", "sparse_collate", "union"]
 
@@ -159,7 +160,7 @@ class SparseTensor:
         return self.to("cpu")
 
     def find(self, queries: Tensor) -> Tensor:
-        """(M,) int32: the row of each voxel (M, 1 + d), −1 for one that does not exist.
+        """(M,) int32: the row of each voxel (M, 1 + d), −1 for one that does not exist here.
 
         The features of others: `tensor.F[tensor.find(other.C)]` where all exist.
 
@@ -205,8 +206,10 @@ class SparseTensor:
 
         Raises:
             IndexRangeError: no spatial_shape was given and a coordinate is negative.
-            ShapeError: a voxel occurs twice.
+            ShapeError: a voxel occurs twice, or voxels are spread over ranks.
         """
+        remedy = "Take the rows of each rank, x.C and x.F."
+        refuse(self.coordinates, "dense()", remedy)
         _check_distinct(self)
         grid = self.feats.new_zeros(self.batch_size, self.feats.shape[1], *self.spatial_shape)
         places = tuple(self.coordinates.rows.long().T)
@@ -289,7 +292,21 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
     for tensor, own in zip(tensors, place.split([len(t) for t in tensors]), strict=True):
         total = total.index_add(0, own, tensor.feats.to(wide))  # each voxel once
     size = max(t.batch_size for t in tensors)
+    if first.coordinates.shards is not None:
+        return SparseTensor.on(total.to(dtype), _spread(tensors, rows.int(), size), Maps())
     return SparseTensor(total.to(dtype), rows, _largest_box(tensors), size, first.stride)
+
+
+def _spread(tensors: Sequence[SparseTensor], rows: Tensor, size: int) -> Coordinates:
+    """The voxels of a union on this rank, in the bounds of all ranks."""
+    first = tensors[0].coordinates
+    lows, highs = zip(*(t.coordinates.grid[3] for t in tensors), strict=True)
+    bounds = tuple(map(min, *lows)), tuple(map(max, *highs))
+    box = _largest_box(tensors)
+    shape = None if box is None else tuple(box)
+    found = Coordinates.of_ascending(rows, shape, size, first.stride, bounds)
+    found.shards = first.shards
+    return found
 
 
 def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
@@ -298,6 +315,8 @@ def sparse_collate(samples: Sequence[SparseTensor]) -> SparseTensor:
     The box is the largest of the samples' boxes if each was given one.
     """
     first = _check_alike(samples, "sparse_collate", "samples", "Collate them apart.")
+    for sample in samples:
+        refuse(sample.coordinates, "sparse_collate", "Collate samples first, then shard the batch.")
     rows, start = [], 0
     for sample in samples:
         rows.append(sample.C)
@@ -348,6 +367,7 @@ def _check_alike(
                 f"{name} was given {called} of {a[0]} axes at stride {a[1]} with {a[2]} channels, "
                 f"and {b[0]} at {b[1]} with {b[2]}: all must agree. {remedy}"
             )
+        _check_spread(first, other, name)
     return first
 
 
@@ -400,6 +420,7 @@ def _check_grids(first: SparseTensor, other: SparseTensor, name: str) -> None:
             f"{name} was given tensors on {first.device} and {other.device}: both must be on one "
             "device. Move one of them with .to(device)."
         )
+    _check_spread(first, other, name)
     a, b = first.coordinates, other.coordinates
     grids = {
         "stride": (a.stride, b.stride),
@@ -412,6 +433,15 @@ def _check_grids(first: SparseTensor, other: SparseTensor, name: str) -> None:
                 f"{name} was given tensors with {what} {one} and {another}: both must be on one "
                 f"grid. Build them with the same {what}."
             )
+
+
+def _check_spread(first: SparseTensor, other: SparseTensor, name: str) -> None:
+    """Raise unless voxels that are spread over ranks are spread alike."""
+    if first.coordinates.shards is not other.coordinates.shards:
+        raise ShapeError(
+            f"{name} was given tensors that are not spread over ranks alike: all must come from "
+            "one call of shard_voxels. Join the tensors first, then shard the result."
+        )
 
 
 def _check_distinct(tensor: SparseTensor) -> None:

@@ -49,13 +49,13 @@ def foresee(module: nn.Module, voxels: Coordinates) -> None:
         module: the network's first layer.
         voxels: of the cloud; nothing happens unless they are asked for their first map.
     """
-    if not (compiling() or voxels.asked or voxels.level):
+    if not (compiling() or voxels.asked or voxels.level or voxels.shards):
         _begun(module, voxels)
 
 
 def ask(network: nn.Module, voxels: Coordinates) -> bool:
     """Ask for all maps that a network asked of the last cloud; whether that is known."""
-    if voxels.level:
+    if voxels.level or voxels.shards:
         return False
     recipe, known = _begun(network, voxels), {0: voxels}
     for step in recipe:

@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from torchweft.core import private
 from torchweft.core.backend import choose
+from torchweft.core.collectives import Group
 from torchweft.core.operators.operands import as_given, same_kind
 from torchweft.core.operators.operator import (
     PLAIN,
@@ -69,7 +71,7 @@ def batch_norm(
         kind, (mean, var) = "batch", launch.statistics(x, _running(norm, mean, var))
     rest = None if residual is None else residual.contiguous()
     tensors = (weight, bias, rest, mean, var, None)
-    return batch_norm_op(x, *tensors, activation, kind, norm.eps)
+    return batch_norm_op(x, *tensors, activation, kind, None, norm.eps)
 
 
 def rank_norm(
@@ -78,24 +80,28 @@ def rank_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
     backend: str | None = None,
+    *,
+    group: Group | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """act(norm(x) + residual) by the statistics of all ranks, and these: mean, var and count."""
     residual = _checked(x, residual, activation)
     state = _state(norm)
     if not _by_kernels(state, x, backend):
         rows = torch_path.wide(x)  # once: its gradient is rounded once
-        found = torch_path.rank_statistics(rows)
+        found = torch_path.rank_statistics(rows, group)
         given = (norm.weight, norm.bias, residual, found[:2], activation, norm.eps)
         return torch_path.normalised(rows, *given).to(x.dtype), found
     size, x = x.shape[0], x.contiguous()
     zero = x.new_zeros(x.shape[1], dtype=torch.float64)
     own = launch.statistics(x) if size else (zero, zero)
     mean, var = (t.double() for t in own)
-    found = torch_path.all_statistics(size * mean, size * (var + mean.square()), size)
+    squares = size * (var + mean.square())
+    found = torch_path.all_statistics(size * mean, squares, size, group)
     mean, var = found[0].float(), found[1].float()
     rest = None if residual is None else residual.contiguous()
     tensors = (norm.weight, norm.bias, rest, mean, var, found[2])
-    return batch_norm_op(x, *tensors, activation, "ranks", norm.eps), found
+    name = private.group_name(group)
+    return batch_norm_op(x, *tensors, activation, "ranks", name, norm.eps), found
 
 
 def by_batch(norm: BatchNorm) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchweft.core import private
 from torchweft.core.collectives import all_sum
 from torchweft.core.operators.operator import FusedOperator, Gradients
 from torchweft.voxels.norms import launch, torch_path
@@ -30,7 +31,7 @@ __all__ = ["batch_norm_op"]
 
 
 def _forward(x: Tensor, *rest: Any) -> list[Tensor]:
-    weight, bias, residual, mean, var, _, activation, _, eps = rest
+    weight, bias, residual, mean, var, _, activation, _, _, eps = rest
     normal = launch.Normal(weight, bias, residual, mean, var, activation, eps)
     return [launch.apply(x, normal)]
 
@@ -38,7 +39,7 @@ def _forward(x: Tensor, *rest: Any) -> list[Tensor]:
 def _backward(
     args: Sequence[Any], saved: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> Gradients:
-    x, weight, bias, residual, mean, var, count, activation, kind, eps = args
+    x, weight, bias, residual, mean, var, count, activation, kind, group, eps = args
     normal = launch.Normal(weight, bias, residual, mean, var, activation, eps)
     g = grad.contiguous()
     of_x, of_weight, of_bias, of_residual = needed[:4]
@@ -53,7 +54,7 @@ def _backward(
         of_all = None if kind == "fixed" else sums
         if kind == "ranks":
             assert sums is not None
-            of_all = all_sum(sums)
+            of_all = all_sum(sums, private.process_group(group))
         dx = launch.gradient(g, x, normal, of_all, count)
     dweight = dbias = None
     if sums is not None:
@@ -71,12 +72,12 @@ def _gradient_of(parameter: Tensor | None, sums: Tensor | None, needed: bool) ->
 
 
 def _composition(x: Tensor, *rest: Any) -> Tensor:
-    weight, bias, residual, mean, var, _, activation, kind, eps = rest
+    weight, bias, residual, mean, var, _, activation, kind, group, eps = rest
     rows = torch_path.wide(x)  # once: its gradient is rounded once
     if kind == "batch":
         var, mean = torch.var_mean(rows, 0, correction=0)
     elif kind == "ranks":
-        mean, var, _ = torch_path.rank_statistics(rows)
+        mean, var, _ = torch_path.rank_statistics(rows, private.process_group(group))
     given = (weight, bias, residual, (mean, var), activation, eps)
     return torch_path.normalised(rows, *given).to(x.dtype)
 
@@ -88,11 +89,11 @@ def _fake(x: Tensor, *_: Any) -> list[Tensor]:
 batch_norm_op = FusedOperator(
     "voxel_batch_norm",
     "Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor mean, Tensor var, "
-    "Tensor? count, str? activation, str kind, float eps",
+    "Tensor? count, str? activation, str kind, str? group, float eps",
     7,
     _forward,
     _backward,
     _fake,
     _composition,
 )
-"""batch_norm_op(x, weight, bias, residual, mean, var, count, activation, kind, eps)"""
+"""batch_norm_op(x, weight, bias, residual, mean, var, count, activation, kind, group, eps)"""

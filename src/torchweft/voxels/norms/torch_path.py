@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchweft.core.collectives import all_sum
+from torchweft.core.collectives import Group, all_sum
 from torchweft.voxels.convolution.epilogue import Epilogue
 
 __all__ = [
@@ -33,7 +33,7 @@ def normalised(
     return Epilogue(weight, bias, rest, activation)(y)
 
 
-def rank_statistics(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def rank_statistics(rows: Tensor, group: Group | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, biased variance and number of the rows of all ranks, in float64.
 
     By Σx, Σx² and the count of all ranks, in float64, where Σx² − n mean² is exact.
@@ -44,13 +44,15 @@ def rank_statistics(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     squares = (rows - near).square().sum(0).double()
     near = near.double()
     squares = squares + near * (2 * total - size * near)
-    return all_statistics(total, squares, size)
+    return all_statistics(total, squares, size, group)
 
 
-def all_statistics(total: Tensor, squares: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def all_statistics(
+    total: Tensor, squares: Tensor, size: int, group: Group | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, biased variance and number of rows of all ranks, from the sums of this one."""
     channels = len(total)
-    sums = all_sum(torch.cat([total, squares, total.new_full((1,), size)]))
+    sums = all_sum(torch.cat([total, squares, total.new_full((1,), size)]), group)
     total, squares, count = sums[:channels], sums[channels:-1], sums[-1]
     mean = total / count.clamp(min=1)
     var = (squares / count.clamp(min=1) - mean.square()).clamp(min=0)
