@@ -4,6 +4,7 @@ from tests.mutants import Mutant
 
 HALO = "tests/distributed/test_halo.py"
 SCENES = "tests/distributed/test_scenes.py"
+DOMAINS = "tests/distributed/test_domains.py"
 
 MUTANTS = [
     Mutant(
@@ -65,5 +66,39 @@ MUTANTS = [
         "return part if shards is None else all_sum(part, shards.group)",
         "return part",
         f"{SCENES} -k layers",
+        "a box is cut below the atoms in the middle, however many they are",
+        "torch.where(wanted - lower < upper - wanted, low, low + width)",
+        "low",
+        f"{DOMAINS} -k planes",
+    ),
+    Mutant(
+        "migrated atoms stay in the order in which they arrive",
+        "by_id = found[0].argsort()",
+        "by_id = torch.arange(len(found[0]))",
+        f"{DOMAINS} -k move",
+    ),
+    Mutant(
+        "shifts of edges forget where dst was wrapped",
+        "shift = images.offset[dst] - images.offset[src]",
+        "shift = -images.offset[src]",
+        f"{DOMAINS} -k process",
+    ),
+    Mutant(
+        "an atom's own images are no neighbours",
+        "if other == rank and not any(move):",
+        "if other == rank:",
+        f"{DOMAINS} -k process",
+    ),
+    Mutant(
+        "candidates over ranks have no skin",
+        "reach = self.cutoff * (1 + ROUNDING) + self.skin\n        images",
+        "reach = self.cutoff * (1 + ROUNDING)\n        images",
+        f"{DOMAINS} -k anew",
+    ),
+    Mutant(
+        "atoms over ranks may move by the whole skin",
+        "same = (moved <= (self.skin / 2) ** 2).all() & (ids",
+        "same = (moved <= self.skin**2).all() & (ids",
+        f"{DOMAINS} -k anew",
     ),
 ]

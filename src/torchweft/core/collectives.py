@@ -19,7 +19,17 @@ from torch import Tensor, distributed
 from torchweft.core import private
 from torchweft.core.operators.operator import Call, Operator
 
-__all__ = ["Group", "Pending", "all_sum", "begin", "exchange", "finish", "total", "world"]
+__all__ = [
+    "Group",
+    "Pending",
+    "all_sum",
+    "begin",
+    "exchange",
+    "finish",
+    "largest",
+    "total",
+    "world",
+]
 
 Group = Any  # torch.distributed.ProcessGroup, which is absent where torch was built without it
 
@@ -50,6 +60,14 @@ def all_sum(x: Tensor, group: Group | None = None) -> Tensor:
         return x
     found: Tensor = _AllSum.apply(group, x)  # type: ignore[no-untyped-call]
     return found
+
+
+def largest(x: Tensor, group: Group | None = None) -> Tensor:
+    """max over the ranks of each element; it has no gradient."""
+    x = x.detach().clone(memory_format=torch.contiguous_format)
+    if world(group)[1] > 1:
+        distributed.all_reduce(x, distributed.ReduceOp.MAX, group)
+    return x
 
 
 class _Total(torch.autograd.Function):

@@ -26,7 +26,16 @@ from torchweft.errors import (
     ShapeError,
 )
 
-__all__ = ["NeighbourList", "neighbour_list"]
+__all__ = [
+    "ROUNDING",
+    "NeighbourList",
+    "System",
+    "check_values",
+    "frame_of",
+    "lengths2",
+    "neighbour_list",
+    "system_of",
+]
 
 Edges = tuple[Tensor, Tensor, Tensor]
 """src (E,), dst (E,), shift (E, 3)."""
@@ -144,7 +153,7 @@ class NeighbourList:
             raise ShapeError(f"skin is {skin}: it must be 0 or more. Pass skin=0.5, say.")
         self.cutoff, self.skin = float(cutoff), float(skin)
         self.builds = 0
-        self._of: _System | None = None
+        self._of: System | None = None
         self._candidates: Edges | None = None
 
     def __repr__(self) -> str:
@@ -158,19 +167,19 @@ class NeighbourList:
         batch: Tensor | None = None,
     ) -> Edges:
         """src (E,), dst (E,) and shift (E, 3) of positions (N, 3), as `neighbour_list`'s."""
-        system = _system(positions, cell, pbc, batch)
+        system = system_of(positions, cell, pbc, batch)
         if self._candidates is None or not self._serves(system):
-            _check_values(system)
+            check_values(system)
             reach = self.cutoff * (1 + ROUNDING) + self.skin
             self._candidates, self._of = _candidates(system, reach), system
             self.builds += 1
         src, dst, shift = self._candidates
-        kept = (_lengths2(system, src, dst, shift) < self.cutoff**2).nonzero().flatten()
+        kept = (lengths2(system, src, dst, shift) < self.cutoff**2).nonzero().flatten()
         src, dst = src[kept], dst[kept]
         mark_constant(src, dst)
         return src, dst, shift[kept].to(positions.dtype)
 
-    def _serves(self, system: _System) -> bool:
+    def _serves(self, system: System) -> bool:
         """Whether the candidates are complete for a system; NaN positions have none."""
         old = self._of
         assert old is not None
@@ -182,7 +191,9 @@ class NeighbourList:
         return bool(same)
 
 
-class _System(NamedTuple):
+class System(NamedTuple):
+    """Atoms of one or more structures, as they are searched."""
+
     positions: Tensor  # (N, 3) float64
     cells: Tensor  # (B, 3, 3) float64
     pbc: Tensor  # (B, 3) bool, on the CPU
@@ -195,7 +206,7 @@ class _System(NamedTuple):
 
 
 @torch.no_grad()
-def _system(positions: Tensor, cell: Tensor | None, pbc: Any, batch: Tensor | None) -> _System:
+def system_of(positions: Tensor, cell: Tensor | None, pbc: Any, batch: Tensor | None) -> System:
     """What was given, in float64 and of full shapes."""
     _check_positions(positions)
     repeats = torch.as_tensor(pbc).cpu()
@@ -216,7 +227,7 @@ def _system(positions: Tensor, cell: Tensor | None, pbc: Any, batch: Tensor | No
             "batch, or (3, 3) and (3,)."
         )
     (count,) = counts
-    return _System(
+    return System(
         positions.detach().double().clone(),
         cell.detach().double().expand(count, 3, 3).clone(),
         repeats.expand(count, 3),
@@ -225,7 +236,7 @@ def _system(positions: Tensor, cell: Tensor | None, pbc: Any, batch: Tensor | No
 
 
 @torch.no_grad()
-def _candidates(system: _System, reach: float) -> Edges:
+def _candidates(system: System, reach: float) -> Edges:
     """The pairs closer than `reach`, sorted by dst, then src, then shift."""
     search = _vesin().NeighborList(cutoff=reach, full_list=True, n_threads=torch.get_num_threads())
     sizes = system.batch.bincount(minlength=len(system.cells)).tolist()
@@ -243,23 +254,15 @@ def _candidates(system: _System, reach: float) -> Edges:
     return src[order], dst[order], torch.stack(shift, 1)[order].double()
 
 
-def _box(system: _System, index: int, points: Tensor, reach: float) -> Tensor:
+def _box(system: System, index: int, points: Tensor, reach: float) -> Tensor:
     """(3, 3), on the CPU: the cell, repeating in all directions, with new vectors where it did not.
 
     These are orthogonal to the others, and so long that images along them are out of reach.
     """
-    cell, repeats, points = system.cells[index].cpu().clone(), system.pbc[index], points.cpu()
-    across = torch.linalg.svd(cell[repeats])[2][int(repeats.sum()) :]
-    places = points @ across.T
-    extent = places.amax(0) - places.amin(0) if len(points) else places.new_zeros(len(across))
-    cell[~repeats] = across * (extent[:, None] + 1.5 * reach)
-    lengths = cell.norm(dim=1)
-    if not cell.det().abs() > FLATTEST * lengths.prod():
-        raise ShapeError(
-            f"the cell {system.cells[index].tolist()} of structure {index} has no volume along its "
-            f"periodic vectors, pbc={repeats.tolist()}: these must be independent. Correct the "
-            "cell, or pass pbc=False where images do not repeat."
-        )
+    cell, repeats, points = frame_of(system, index), system.pbc[index], points.cpu()
+    places = points @ cell[~repeats].T
+    extent = places.amax(0) - places.amin(0) if len(points) else places.new_zeros(places.shape[1])
+    cell[~repeats] *= extent[:, None] + 1.5 * reach
     heights = 1 / cell.inverse().norm(dim=0)  # between opposite faces
     grid = (heights / reach).floor().clamp(min=1)
     scale = (MOST_CELLS / grid.prod()).clamp(max=1) ** (1 / 3)
@@ -273,7 +276,23 @@ def _box(system: _System, index: int, points: Tensor, reach: float) -> Tensor:
     return cell
 
 
-def _lengths2(system: _System, src: Tensor, dst: Tensor, shift: Tensor) -> Tensor:
+def frame_of(system: System, index: int = 0) -> Tensor:
+    """(3, 3), on the CPU: the cell, with unit vectors where it does not repeat.
+
+    These are orthogonal to each other and to the vectors that repeat.
+    """
+    cell, repeats = system.cells[index].cpu().clone(), system.pbc[index]
+    cell[~repeats] = torch.linalg.svd(cell[repeats])[2][int(repeats.sum()) :]
+    if not cell.det().abs() > FLATTEST * cell.norm(dim=1).prod():
+        raise ShapeError(
+            f"the cell {system.cells[index].tolist()} of structure {index} has no volume along its "
+            f"periodic vectors, pbc={repeats.tolist()}: these must be independent. Correct the "
+            "cell, or pass pbc=False where images do not repeat."
+        )
+    return cell
+
+
+def lengths2(system: System, src: Tensor, dst: Tensor, shift: Tensor) -> Tensor:
     """|edge|², by operations of elements: those of an edge and its reverse are the same bits."""
     cell = system.cells[0] if len(system.cells) == 1 else system.cells[system.batch[dst]]
     across = system.positions[dst] - system.positions[src]
@@ -362,7 +381,8 @@ def _check_device(name: str, table: Tensor, positions: Tensor) -> None:
         )
 
 
-def _check_values(system: _System) -> None:
+def check_values(system: System) -> None:
+    """Raise where positions or cells are not finite, or the batch is not sorted or too large."""
     positions, batch, count = system.positions, system.batch, len(system.cells)
     if not positions.isfinite().all():
         atom = int((~positions.isfinite()).any(1).nonzero()[0, 0])

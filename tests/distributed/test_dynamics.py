@@ -1,0 +1,116 @@
+"""Molecular dynamics over ranks: trajectories are those of one process, and atoms migrate.
+
+Seen red with: velocities left behind by migration, forces of the halo's rows dropped, a list kept
+although an atom had moved too far.
+"""
+
+import functools
+
+import pytest
+import torch
+
+from tests.ranks import run
+from torchweft import o3
+from torchweft.distributed import Atoms, VelocityVerlet, forces_of
+from torchweft.errors import ShapeError
+
+F64 = torch.float64
+CUTOFF, STEP, STEPS = 2.5, 0.02, 20
+CELL = torch.tensor([[5.2, 0.0, 0.4], [0.9, 5.0, 0.0], [0.0, -0.5, 5.4]], dtype=F64)
+
+
+@functools.cache
+def atoms():
+    """A hot liquid of two kinds of atoms."""
+    generator = torch.Generator().manual_seed(0)
+    places = torch.cartesian_prod(*[torch.arange(4.0, dtype=F64)] * 3) / 4
+    shaken = places + 0.02 * torch.randn(len(places), 3, generator=generator, dtype=F64)
+    velocities = 2 * torch.randn(len(places), 3, generator=generator, dtype=F64)
+    numbers = 1 + torch.arange(len(places)) % 2
+    ids = torch.arange(len(places))
+    return Atoms(ids, numbers, shaken @ CELL, velocities, numbers.double())
+
+
+def energy(numbers, vectors, neighbours, exchanged=None):
+    """Embedded atoms and their neighbours' densities: a pair energy, and a second layer."""
+    halo, src, dst, _ = neighbours
+    r = vectors.norm(dim=1)
+    smooth = (1 - (r / CUTOFF).square()).pow(3)
+    strength = numbers[src] * numbers[dst]
+    rows = len(exchanged(numbers)) if exchanged else halo.num_rows
+    density = torch.zeros(rows, dtype=F64).index_add(0, dst, strength * smooth)
+    everywhere = exchanged(density) if exchanged else halo(density)
+    meeting = everywhere[src] * density[dst] * smooth
+    return (smooth / r.pow(6)).sum() / 2 - (1 + density).sqrt().sum() + 0.01 * meeting.sum()
+
+
+def one_process(start, steps=STEPS):
+    """(positions, velocities, energy) after some steps, by lists that are built anew."""
+    _, numbers, x, v, masses = start
+
+    def forces(x):
+        x = x.detach().requires_grad_()
+        src, dst, shift = o3.neighbour_list(x.detach(), CUTOFF, CELL, True)
+        vectors = x[dst] - x[src] + shift @ CELL
+        total = energy(numbers, vectors, (None, src, dst, shift), exchanged=lambda rows: rows)
+        return total.detach(), -torch.autograd.grad(total, x)[0]
+
+    found, f = forces(x)
+    for _ in range(steps):
+        v = v + STEP / 2 * f / masses[:, None]
+        x = x + STEP * v
+        found, f = forces(x)
+        v = v + STEP / 2 * f / masses[:, None]
+    return x, v, found
+
+
+def trajectory(rank, size, group):
+    """Where atoms are at the end, and how many came to this rank on the way."""
+    begin = Atoms(*(t if rank == 0 else t[:0] for t in atoms()))  # one rank has them all
+    settings = {"cutoff": CUTOFF, "cell": CELL, "pbc": True, "skin": 0.4, "group": group}
+    dynamics = VelocityVerlet(forces_of(energy, CELL), begin, STEP, **settings)
+    owned = dynamics.atoms.ids
+    dynamics.run(STEPS)
+    came = int((~torch.isin(dynamics.atoms.ids, owned)).sum())
+    again = VelocityVerlet(forces_of(energy, CELL), begin, STEP, **settings)
+    again.run(STEPS)
+    assert all(t.equal(u) for t, u in zip(dynamics.atoms, again.atoms, strict=True))
+    return dynamics.atoms, dynamics.energy, came, dynamics.neighbours.builds
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_trajectories_are_those_of_one_process(size):
+    x, v, total = one_process(atoms())
+    # rounding grows as fast from a start that was rounded once more
+    rounded = atoms()._replace(positions=atoms().positions * (1 + torch.finfo(F64).eps))
+    near = one_process(rounded)
+    grown = max(float((a - b).abs().max()) for a, b in zip((x, v, total), near, strict=True))
+    found = run(trajectory, size)
+    seen = torch.cat([part.ids for part, *_ in found]).sort()[0]
+    assert seen.equal(atoms().ids)
+    assert len({float(energy) for _, energy, *_ in found}) == 1
+    for part, total_there, came, builds in found:
+        assert part.numbers.equal(atoms().numbers[part.ids])
+        assert (part.positions - x[part.ids]).abs().max() <= 8 * grown
+        assert (part.velocities - v[part.ids]).abs().max() <= 8 * grown
+        assert (total_there - total).abs() <= 8 * grown
+        assert builds > 2
+        assert came or size == 1
+
+
+def faulty(rank, size, group):
+    start = Atoms(*(t[rank::size] for t in atoms()))
+
+    def wrong(numbers, vectors, neighbours):
+        return vectors if rank else vectors.sum()
+
+    with pytest.raises(ShapeError) as raised:
+        VelocityVerlet(forces_of(wrong), start, STEP, cutoff=CUTOFF, group=group)
+    return str(raised.value)
+
+
+def test_an_energy_of_more_elements_is_told_on_all():
+    first, second = run(faulty, 2)
+    assert first == second
+    assert "rank 1: the energy is (" in first
+    assert "it must be a tensor of one element" in first
