@@ -22,11 +22,23 @@ demo: $(READY)  ## the main job: torchweft-demo/index.html
 # One thread a worker: small tensors on threads that outnumber the cores take six times as long.
 test slow mutants: export OMP_NUM_THREADS = 1
 # What numba, Triton and inductor compiled is kept for as long as the sources stay as they are.
-COMPILED := $(CURDIR)/.cache/$(shell cat $$(git ls-files src constraints.txt) | sha256sum | cut -c 1-16)
-test slow: export NUMBA_CACHE_DIR ?= $(COMPILED)/numba
-test slow: export TRITON_CACHE_DIR ?= $(COMPILED)/triton
-test slow: export TORCHINDUCTOR_CACHE_DIR ?= $(COMPILED)/inductor
-test slow: export TORCHWEFT_CACHE_DIR ?= $(COMPILED)/torchweft
+CODE_CACHE ?= $(CURDIR)/.cache
+COMPILED := $(CODE_CACHE)/$(shell cat $$(git ls-files src constraints.txt) | sha256sum | cut -c 1-16)
+CACHED := test slow compile doctest docs wheel
+$(CACHED): export NUMBA_CACHE_DIR ?= $(COMPILED)/numba
+$(CACHED): export TRITON_CACHE_DIR ?= $(COMPILED)/triton
+$(CACHED): export TORCHINDUCTOR_CACHE_DIR ?= $(COMPILED)/inductor
+# The text of a printed loop has the hash of all that it calls: its machine code is kept for longer.
+CALLED := constraints.txt src/torchweft/core/private_compilers.py
+LOOPS := $(CODE_CACHE)/loops-$(shell cat $(CALLED) | sha256sum | cut -c 1-16)
+$(CACHED): export TORCHWEFT_CACHE_DIR ?= $(LOOPS)
+# numba's name for the folder of their code
+LOOP_CODE := $(COMPILED)/numba/generated_$(shell printf %s $(LOOPS)/generated | sha1sum | cut -c 1-40)
+$(CACHED): | $(LOOP_CODE)
+$(LOOP_CODE):
+	mkdir -p $(@D) $(LOOPS)/numba
+	ln -sfn $(LOOPS)/numba $@
+
 test: $(READY)  ## the short suite: natively, then kernels in Triton's interpreter; MATRIX=full: every test
 	$(RUN) -m pytest -q -n 2 -m "not slow" --ignore=tests/compile
 	TRITON_INTERPRET=1 $(RUN) -m pytest -q -n 2 -m "$(if $(filter full,$(MATRIX)),,kernels and )not slow" tests/contract

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.workloads.clouds import CLOUDS
-from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, half
+from benchmarks.workloads.voxels_unet import CLASSES, FEATURES, lowered
 from examples.minkunet import MinkUNet
 from torchweft.voxels import SparseTensor, prepare
 from torchweft.voxels.maps.gpu.tiles import Flags
@@ -72,7 +72,7 @@ def main() -> None:
     coords = torch.cat([torch.zeros_like(voxels[:, :1]), voxels], 1).cuda()
     feats = torch.randn(len(coords), FEATURES, device="cuda").half()
     torch.manual_seed(0)
-    model = half(MinkUNet(FEATURES, CLASSES, options.layers)).cuda()
+    model = lowered(MinkUNet(FEATURES, CLASSES, options.layers), torch.float16).cuda()
     kept = SparseTensor(feats, coords, shape, 1)
 
     def fresh() -> SparseTensor:

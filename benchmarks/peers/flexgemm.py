@@ -38,7 +38,7 @@ def adapt(workload: Workload) -> Candidate | str:
     if offsets > 32:
         return "FlexGEMM keeps a row's offsets in 32 bits"
     config, convolution = _library()
-    size, cache = workload.tables["kernel"], _neighbours(workload.tables["map"])
+    size, cache = workload.tables["kernel"].size, _neighbours(workload.tables["map"])
     bias = feats.new_zeros(c_out)  # its backward fails without one
 
     def function(feats: Tensor, weight: Tensor) -> Tensor:

@@ -64,6 +64,8 @@ def scattered(count: int, side: int) -> Cloud:
 
 CLOUDS = {
     "lidar05": functools.partial(lidar, 0.05),
+    "lidar10": functools.partial(lidar, 0.1),
+    "lidar20": functools.partial(lidar, 0.2),
     "sphere64": functools.partial(sphere, 64),
     "sphere128": functools.partial(sphere, 128),
     "sphere256": functools.partial(sphere, 256),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.case import Case, Workload
-from benchmarks.workloads.recipes import Random
+from benchmarks.workloads.recipes import NAMES, Random
 from torchweft import clifford
 from torchweft.clifford import Algebra, reference
 from torchweft.clifford.functions import clifford_layer
@@ -27,8 +27,6 @@ ALGEBRAS = {
 
 CHECKED = 256
 """Rows of the check: the dense oracle in float64 holds every pair of blades."""
-
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def chain_case(

@@ -13,9 +13,12 @@ from benchmarks.harness.case import Workload
 from torchweft import constant, products
 from torchweft.products.reference import indexed_product
 
-__all__ = ["DTYPE", "Random", "indptr", "product_workload"]
+__all__ = ["DTYPE", "NAMES", "Random", "indptr", "product_workload"]
 
 DTYPE = torch.float32
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Of dtypes, in names of cases."""
 
 
 class Random:

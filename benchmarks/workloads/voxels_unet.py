@@ -4,8 +4,8 @@
 
 Inputs are the features and two vectors, of all weights and of all parameters of norms: noise of
 half precision is compared over all of them, where the worst of 165 small gradients says little.
-Features and weights are in half precision, norms in float32 with the statistics of the batch.  The
-oracle is the same network, whose convolutions gather, multiply and add for each offset.
+Features and weights are in half precision or float32, norms in float32 with the statistics of the
+batch.  The oracle is the same network, whose convolutions gather, multiply and add for each offset.
 
 In inference the network is in evaluation: norms take the running statistics.
 """
@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from benchmarks.harness.case import Case, Workload
 from benchmarks.workloads.clouds import CLOUDS
-from benchmarks.workloads.recipes import Random
+from benchmarks.workloads.recipes import NAMES, Random
 from examples.minkunet import MinkUNet
 from torchweft.voxels import SparseBatchNorm, SparseModule, SparseTensor
 from torchweft.voxels.convolution.epilogue import ACTIVATIONS
@@ -37,7 +37,7 @@ __all__ = [
     "flat",
     "given_to",
     "groups",
-    "half",
+    "lowered",
     "parts",
     "unet_case",
 ]
@@ -48,13 +48,19 @@ CHECKED = 1 << 13
 """Voxels of the check, where plain torch takes a kernel for each offset of each layer."""
 
 
-def unet_case(cloud: str, layers: int, fresh: bool = False, inference: bool = False) -> Case:
+def unet_case(
+    cloud: str,
+    layers: int,
+    fresh: bool = False,
+    inference: bool = False,
+    dtype: torch.dtype = torch.float16,
+) -> Case:
     """fresh: every call makes the maps of all levels, as a training step on a new cloud does."""
-    kind = "_inference" if inference else "_fresh" if fresh else ""
-    name = f"minkunet{layers}_{cloud}{kind}_fp16"
+    kind = "_fresh" * fresh + "_inference" * inference
+    name = f"minkunet{layers}_{cloud}{kind}_{NAMES[dtype]}"
     phases = ("forward",) if inference else ("forward", "forward+backward")
-    build = functools.partial(_network, cloud, layers, fresh, inference)
-    return Case(name, "network", build, phases, torch.float16, matrix=True, check_batch=CHECKED)
+    build = functools.partial(_network, cloud, layers, fresh, inference, dtype)
+    return Case(name, "network", build, phases, dtype, matrix=True, check_batch=CHECKED)
 
 
 def groups(model: nn.Module) -> list[dict[str, Tensor]]:
@@ -130,15 +136,16 @@ def _network(
     layers: int,
     fresh: bool,
     inference: bool,
+    dtype: torch.dtype,
     device: torch.device,
     batch: int | None,
 ) -> Workload:
     voxels, shape = CLOUDS[cloud]()
     voxels = voxels[:batch].to(device)
     coords = torch.cat([torch.zeros_like(voxels[:, :1]), voxels], 1)
-    feats = Random(device).normal(len(coords), FEATURES).half()
+    feats = Random(device).normal(len(coords), FEATURES).to(dtype)
     torch.manual_seed(0)
-    model = half(MinkUNet(FEATURES, CLASSES, layers)).to(device)
+    model = lowered(MinkUNet(FEATURES, CLASSES, layers), dtype).to(device)
     tensor = SparseTensor(feats, coords, shape, 1)
     flops = sum(_flops(model, tensor))
     model.train(not inference)
@@ -157,16 +164,17 @@ def _network(
 
     tables = {"model": model, "coords": coords, "shape": shape, "size": 1, "fresh": fresh}
     inputs = feats, *(flat(p.detach() for p in group.values()) for group in groups(model))
+    output_bytes = dtype.itemsize * len(coords) * CLASSES
     shown = f"N={len(coords)} parameters={sum(len(vector) for vector in inputs[1:])}"
     return Workload(
-        NETWORK, inputs, tables, function, oracle, flops, 2 * len(coords) * CLASSES, shown,
+        NETWORK, inputs, tables, function, oracle, flops, output_bytes, shown,
         polynomial=False, gradients=2,
     )  # fmt: skip
 
 
-def half(model: nn.Module) -> nn.Module:
-    """A network in half precision, whose norms stay in float32."""
-    model.half()
+def lowered(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A network in half precision, or another, whose norms stay in float32."""
+    model.to(dtype)
     for module in model.modules():
         if isinstance(module, SparseBatchNorm):
             module.float()

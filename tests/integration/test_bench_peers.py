@@ -89,11 +89,12 @@ class SubM(nn.Module):
 
 
 @pytest.mark.parametrize(("peer", "name"), [(spconv, "spconv"), (spconv_triton, "spconv_triton")])
-def test_convolutions_of_spconv_keep_their_pairs(package, peer, name):
+def test_convolutions_of_spconv_keep_their_pairs(package, peer, name, monkeypatch):
     """Red before: each timed call made the pairs again."""
     constants = package(f"{name}.constants")
     package(f"{name}.pytorch", SparseConvTensor=Sparse, SubMConv3d=SubM)
     package(name)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     case = conv_case("rand50k", 4, dtype=torch.float32)
     workload = case.build(CPU, 200)
     candidate = peer.adapt(workload)
