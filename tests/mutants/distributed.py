@@ -66,6 +66,8 @@ MUTANTS = [
         "return part if shards is None else all_sum(part, shards.group)",
         "return part",
         f"{SCENES} -k layers",
+    ),
+    Mutant(
         "a box is cut below the atoms in the middle, however many they are",
         "torch.where(wanted - lower < upper - wanted, low, low + width)",
         "low",
