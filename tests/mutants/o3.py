@@ -91,8 +91,8 @@ MUTANTS = [
     ),
     Mutant(
         "a neighbour list serves until an atom has moved by the whole skin",
-        "moved <= (self.skin / 2) ** 2",
-        "moved <= self.skin**2",
+        "moved <= (self.skin / 2) ** 2).all()\n",
+        "moved <= self.skin**2).all()\n",
         NEIGHBOURS,
     ),
     Mutant(
@@ -103,8 +103,8 @@ MUTANTS = [
     ),
     Mutant(
         "edges as long as the cutoff",
-        "< self.cutoff**2",
-        "<= self.cutoff**2",
+        "        src, dst, shift = self._candidates\n        kept = (lengths2(system, src, dst, shift) <",
+        "        src, dst, shift = self._candidates\n        kept = (lengths2(system, src, dst, shift) <=",
         NEIGHBOURS,
     ),
     Mutant(

@@ -37,8 +37,8 @@ MUTANTS = [
     ),
     Mutant(
         "a global mean is a sum",
-        "total = total / lengths(*samples).clamp(min=1).unsqueeze(1)",
-        "total = total * 1",
+        "rows = rows / count.clamp(min=1).unsqueeze(1)",
+        "rows = rows * 1",
         POOLING,
     ),
     Mutant(
