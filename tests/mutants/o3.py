@@ -103,8 +103,8 @@ MUTANTS = [
     ),
     Mutant(
         "edges as long as the cutoff",
-        "        src, dst, shift = self._candidates\n        kept = (lengths2(system, src, dst, shift) <",
-        "        src, dst, shift = self._candidates\n        kept = (lengths2(system, src, dst, shift) <=",
+        "self._candidates\n        kept = (lengths2(system, src, dst, shift) <",
+        "self._candidates\n        kept = (lengths2(system, src, dst, shift) <=",
         NEIGHBOURS,
     ),
     Mutant(
