@@ -1,6 +1,8 @@
 """A scene of voxels over ranks: every layer and a network are those of one process.
 
-Seen red with: planted bugs to come.
+Seen red with: voxels beside a box sent on one side alone, floors whose owner does not see their
+children, outputs that two ranks keep, a maximum of equals of the lowest rank, means of samples of
+one rank, an inverse layer that reads as the layer itself does (tests/mutants).
 """
 
 import functools
@@ -13,6 +15,7 @@ from tests.ranks import run
 from torchweft import voxels
 from torchweft.core.collectives import world
 from torchweft.distributed import shard_voxels
+from torchweft.distributed.boxes import END, bisected
 from torchweft.errors import ShapeError, WeftError
 from torchweft.voxels import (
     SparseBatchNorm,
@@ -120,6 +123,11 @@ def normed(tensor):
     return voxels.SparseGroupNorm(1, 3).double()(x.replace(x.F.exp()))
 
 
+def equals(tensor):
+    """1 or 0, with a gradient; who has 1 differs from channel to channel."""
+    return tensor.replace(tensor.F - tensor.F.detach() + (weights(tensor, 3) > 0.9))
+
+
 STEPS = {
     "submanifold": lambda x: conv(4, 3, cls=SubMConv3d)(x),
     "dilated, even": lambda x: conv(4, (2, 3, 5), cls=SubMConv3d, dilation=(3, 2, 1))(x),
@@ -141,7 +149,7 @@ STEPS = {
     "mean pool": lambda x: voxels.sparse_avg_pool(x, 2, outputs="floor"),
     "upsampled": lambda x: voxels.sparse_upsample(conv(4, 2, 2)(x), 2),
     "global max": lambda x: voxels.global_pool(x, "max"),
-    "global max of equals": lambda x: voxels.global_pool(x.replace(x.F.clamp(max=0.0)), "max"),
+    "global max of equals": lambda x: voxels.global_pool(equals(x), "max"),
     "global mean": lambda x: voxels.global_pool(x, "mean"),
     "global sum": lambda x: voxels.global_pool(x, "sum"),
 }
@@ -309,6 +317,9 @@ def of_ranks(rank, size, group):
     twice = voxels.kernel_map(found, 3).transpose().transpose()
     once = voxels.kernel_map(found, 3)
     assert twice.sources.equal(once.sources)
+    away = (tensor.C[:, None] - found.C).abs()
+    beside = ((away[..., 0] == 0) & (away.amax(2) == 1)).any(1) & (found.find(tensor.C) < 0)
+    assert len(once.read) == len(found) + beside.sum()  # no other row is read
     part = torch.arange(rank, len(tensor), size)
     feats = tensor.F[part].detach().requires_grad_()
     given = SparseTensor(feats, tensor.C[part], *scene("two")[2:])
@@ -420,6 +431,24 @@ def test_errors_are_told_on_all_ranks():
     assert first == second
     for text, expected in zip(first, FAULTS, strict=True):
         assert expected in text
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
+def test_boxes_divide_space_at_every_stride(parts):
+    rows = scene("two")[1].long()
+    boxes = bisected(rows, parts, (0, 1, 1, 1), (1, 2, 2, 2), None, False)
+    anywhere = torch.cat([rows, -3 * rows, rows * 2**20])
+    for stride in [(1, 1, 1), (2, 4, 3)]:
+        assert sum(box.at(stride).holds(anywhere).long() for box in boxes).eq(1).all()
+    assert len(boxes) == parts
+    assert min(int(box.holds(rows).sum()) for box in boxes) > 0
+
+
+def test_equal_samples_are_cut_apart():
+    rows = torch.cartesian_prod(torch.arange(2), torch.arange(100), torch.arange(100))
+    first, second = bisected(rows, 2, (0, 1, 1), (1, 1, 1), None, False)
+    assert (first.low[0], first.end[0]) == (-END, 1)
+    assert second.low == (1, -END, -END)
 
 
 def test_one_rank_keeps_the_tensor():

@@ -52,7 +52,8 @@ def shard_voxels(
     one process would: convolutions, pools, upsampling, `cat`, `+`, `union` and `prune` give this
     rank's voxels of the result, global pools the same result on every rank; norms count all
     voxels.  The gradient of a parameter is this rank's part: DDP's sum, or an all_reduce, adds
-    them.  The gradient of each voxel arrives at its owner, to any order.
+    them.  The gradient of each voxel arrives at its owner, to any order.  `replace` keeps all this;
+    a SparseTensor that is built anew from rows of the result is of this rank alone.
 
     Space is cut into a box for each rank, by recursive bisection along samples and axes, at
     multiples of `block`.  A layer's output belongs to the rank in whose box its lowest corner
