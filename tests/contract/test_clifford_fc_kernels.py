@@ -110,6 +110,7 @@ def test_product_and_gradients(metric):
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("shape", [(1, 1, 1), (40, 33, 16)])
+@pytest.mark.singly  # seconds an item in the interpreter
 def test_shapes(shape, kind):
     algebra = Algebra((1, 1))
     check_product(algebra, draw(algebra, kind, *shape), kind)

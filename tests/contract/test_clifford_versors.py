@@ -102,8 +102,8 @@ def test_gradients_of_an_inverse(backend):
     for metric in ((1, 1), (1, -1)):
         function = functools.partial(clifford.inverse, algebra=Algebra(metric), backend=backend)
         leaf = x.clone().requires_grad_()
-        assert torch.autograd.gradcheck(function, leaf)
-        assert torch.autograd.gradgradcheck(function, leaf)
+        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+            assert check(function, leaf, fast_mode=INTERPRETED)  # along one random direction
 
 
 def test_inverse_of_what_has_none_is_not_a_number(backend):

@@ -316,8 +316,9 @@ def test_parts_in_the_gradient_of_weights(lending, tables, order):
     (recipe,) = launch._recipes.values()
     assert _borrows(recipe) == (tables in LENT)
     again = check(THREE, call, found)
-    check(THREE, call, found, dtype=torch.float64)
-    check(THREE, call, found, dtype=torch.bfloat16)
+    if tables == "unsorted":  # the same launches for all
+        check(THREE, call, found, dtype=torch.float64)
+        check(THREE, call, found, dtype=torch.bfloat16)
     for a, b in zip(results, again, strict=True):
         assert_same_bits(a, b, "the same call again")
 

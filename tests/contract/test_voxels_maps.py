@@ -171,7 +171,11 @@ def coordinates(rows: list, dim: int, spatial: tuple | None = None) -> Coordinat
     return Coordinates(torch.tensor(rows, dtype=torch.int64).reshape(-1, 1 + dim), spatial)
 
 
-@pytest.mark.parametrize("loops", [True, False], ids=["numba", "torch"])
+LOOPS = [False] if KERNELS else [True, False]
+"""Whether numba serves, which no GPU has beside its kernels."""
+
+
+@pytest.mark.parametrize("loops", LOOPS, ids=lambda loops: "numba" if loops else "torch")
 @pytest.mark.parametrize("mode", ["submanifold", "strided", "transposed"])
 def test_maps_are_those_of_a_dictionary(mode, loops, monkeypatch):
     monkeypatch.setattr(numba_path, "loops_serve", lambda device: loops)
