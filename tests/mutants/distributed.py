@@ -3,6 +3,8 @@
 from tests.mutants import Mutant
 
 HALO = "tests/distributed/test_halo.py"
+OWNERS = "tests/distributed/test_owners.py"
+GRAPHS = "tests/distributed/test_graphs.py"
 
 MUTANTS = [
     Mutant(
@@ -34,5 +36,29 @@ MUTANTS = [
         "claimed_twice)\n",
         "None)\n",
         f"{HALO} -k told",
+    ),
+    Mutant(
+        "the rows left over go to the last part",
+        "left * (rows // parts) + min(left, rows % parts)",
+        "left * (rows // parts)",
+        f"{OWNERS} -k one_row",
+    ),
+    Mutant(
+        "rows outside the cell are cut where they lie",
+        "(along - along.floor())",
+        "along",
+        f"{OWNERS} -k cell",
+    ),
+    Mutant(
+        "a cut is even in rows alone",
+        "loads = [share, before / before[-1]]",
+        "loads = [share, share]",
+        f"{OWNERS} -k weights",
+    ),
+    Mutant(
+        "a part has the edges that begin at its rows",
+        "edges = own[dst].nonzero()",
+        "edges = own[src].nonzero()",
+        f"{GRAPHS} -k once",
     ),
 ]
