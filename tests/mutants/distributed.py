@@ -5,6 +5,8 @@ from tests.mutants import Mutant
 HALO = "tests/distributed/test_halo.py"
 SCENES = "tests/distributed/test_scenes.py"
 DOMAINS = "tests/distributed/test_domains.py"
+OWNERS = "tests/distributed/test_owners.py"
+GRAPHS = "tests/distributed/test_graphs.py"
 
 MUTANTS = [
     Mutant(
@@ -102,5 +104,29 @@ MUTANTS = [
         "same = (moved <= (self.skin / 2) ** 2).all() & (ids",
         "same = (moved <= self.skin**2).all() & (ids",
         f"{DOMAINS} -k anew",
+    ),
+    Mutant(
+        "the rows left over go to the last part",
+        "left * (rows // parts) + min(left, rows % parts)",
+        "left * (rows // parts)",
+        f"{OWNERS} -k one_row",
+    ),
+    Mutant(
+        "rows outside the cell are cut where they lie",
+        "(along - along.floor())",
+        "along",
+        f"{OWNERS} -k cell",
+    ),
+    Mutant(
+        "a cut is even in rows alone",
+        "loads = [share, before / before[-1]]",
+        "loads = [share, share]",
+        f"{OWNERS} -k weights",
+    ),
+    Mutant(
+        "a part has the edges that begin at its rows",
+        "edges = own[dst].nonzero()",
+        "edges = own[src].nonzero()",
+        f"{GRAPHS} -k once",
     ),
 ]

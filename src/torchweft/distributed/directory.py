@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from torchweft.core.collectives import Group, exchange, world
+from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 
-__all__ = ["Owners", "find_owners", "sent_to"]
+__all__ = ["Owners", "find_owners", "row_numbers", "sent_to"]
 
 
 class Owners(NamedTuple):
@@ -87,3 +88,21 @@ def _directory(own: Tensor, group: Group | None) -> tuple[Tensor, Tensor, int | 
     twice = keys[1:][keys[1:] == keys[:-1]]
     entries = torch.stack([owner, entered.rows[:, 1]], 1)[order]
     return keys, entries, int(twice[0]) if len(twice) else None
+
+
+def row_numbers(name: str, table: Tensor) -> Tensor:
+    """A table of rows as int64, checked; `name` is for messages."""
+    if table.dim() != 1:
+        raise ShapeError(
+            f"{name} is {tuple(table.shape)}: it must have one dimension. Flatten {name}."
+        )
+    if table.dtype not in (torch.int64, torch.int32) and table.numel():
+        raise DTypeError(
+            f"{name} holds {table.dtype} values: numbers of rows must be int32 or int64. "
+            f"Convert {name} to integers."
+        )
+    if table.numel() and int(table.min()) < 0:
+        raise IndexRangeError(
+            f"{name} holds {int(table.min())}: numbers of rows must be 0 or more. Correct {name}."
+        )
+    return table.long()

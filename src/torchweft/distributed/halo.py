@@ -17,7 +17,7 @@ from torch import Tensor
 from torchweft.core.collectives import Group, Pending, begin, exchange, finish, world
 from torchweft.core.table_copies import constant
 from torchweft.distributed.agreement import agree
-from torchweft.distributed.directory import Owners, find_owners
+from torchweft.distributed.directory import Owners, find_owners, row_numbers
 from torchweft.errors import DeviceError, DTypeError, IndexRangeError, ShapeError
 from torchweft.products.functions import sparse_scale
 from torchweft.products.infos import SparseScaleInfo, sparse_scale_infos
@@ -63,7 +63,7 @@ class Halo:
 
         def describe() -> Mapping[str, Any]:
             tables.extend(
-                _ids(name, t) for name, t in (("global_ids", global_ids), ("needed", needed))
+                row_numbers(name, t) for name, t in (("global_ids", global_ids), ("needed", needed))
             )
             if tables[0].device != tables[1].device:
                 raise DeviceError(
@@ -214,23 +214,6 @@ def _scaled(x: Tensor, info: SparseScaleInfo, rows: int) -> Tensor:
         return x.new_empty(rows, *x.shape[1:])
     found = sparse_scale(flat.reshape(len(flat), width), info).reshape(rows, *flat.shape[1:])
     return torch.view_as_complex(found) if x.is_complex() else found
-
-
-def _ids(name: str, table: Tensor) -> Tensor:
-    if table.dim() != 1:
-        raise ShapeError(
-            f"{name} is {tuple(table.shape)}: it must have one dimension. Flatten {name}."
-        )
-    if table.dtype not in (torch.int64, torch.int32) and table.numel():
-        raise DTypeError(
-            f"{name} holds {table.dtype} values: numbers of rows must be int32 or int64. "
-            f"Convert {name} to integers."
-        )
-    if table.numel() and int(table.min()) < 0:
-        raise IndexRangeError(
-            f"{name} holds {int(table.min())}: numbers of rows must be 0 or more. Correct {name}."
-        )
-    return table.long()
 
 
 def _checked(own: Tensor, needed: Tensor, owners: Owners) -> Mapping[str, Any]:
