@@ -4,6 +4,7 @@ from torchweft.distributed.domains import Domains
 from torchweft.distributed.dynamics import Atoms, VelocityVerlet, forces_of
 from torchweft.distributed.halo import Halo
 from torchweft.distributed.neighbours import DistributedNeighbourList, Neighbours
+from torchweft.distributed.pairs import all_pairs
 from torchweft.distributed.scenes import shard_voxels
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Halo",
     "Neighbours",
     "VelocityVerlet",
+    "all_pairs",
     "forces_of",
     "shard_voxels",
 ]
