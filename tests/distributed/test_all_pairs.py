@@ -5,6 +5,11 @@ neighbours merged by block, errors of one rank raised there alone (a hang), a ba
 of `all_pairs` over this rank's rows alone.
 """
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -378,3 +383,17 @@ def test_one_rank_is_the_whole():
         found = Vi(x).sqdist(Vj(y)).sum(1, ranges=mask_of(kept(2)))
     assert found.equal(Vi(x).sqdist(Vj(y)).sum(1, ranges=mask_of(kept(2))))
     assert np.isfinite(found.numpy()).all()
+
+
+def test_the_example_regresses_below_its_noise():
+    script = Path(__file__).parents[2] / "examples/ridge_over_ranks.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ran = subprocess.run(
+        [*launch, script, "300", "60"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    error, noise = map(float, re.findall(r"[\d.]+", ran.stdout))
+    assert error < noise
