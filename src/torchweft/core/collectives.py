@@ -27,6 +27,7 @@ __all__ = [
     "exchange",
     "finish",
     "largest",
+    "pass_on",
     "total",
     "world",
 ]
@@ -106,6 +107,27 @@ def total(x: Tensor, group: Group | None = None) -> Tensor:
         return x
     found: Tensor = _Total.apply(group, x)  # type: ignore[no-untyped-call]
     return found
+
+
+def pass_on(block: Tensor, following: Tensor, group: Group | None = None) -> list[Any]:
+    """Start to send a block to the next rank, and to receive one from the rank before.
+
+    Args:
+        block: contiguous, not empty.
+        following: where the other arrives.
+        group: the ranks in a ring; None: all.
+
+    Returns:
+        What to `wait()` for, until when both are left alone.
+    """
+    rank, size = world(group)
+    there, back = (rank + 1) % size, (rank - 1) % size
+    return distributed.batch_isend_irecv(
+        [
+            distributed.P2POp(distributed.isend, block, group=group, group_peer=there),
+            distributed.P2POp(distributed.irecv, following, group=group, group_peer=back),
+        ]
+    )
 
 
 def _exchanged(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: str) -> Tensor:

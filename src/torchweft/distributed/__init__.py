@@ -7,6 +7,7 @@ from torchweft.distributed.graphs import Shard, ShardSize, shard
 from torchweft.distributed.halo import Halo
 from torchweft.distributed.neighbours import DistributedNeighbourList, Neighbours
 from torchweft.distributed.owners import by_metis, by_position, round_robin
+from torchweft.distributed.pairs import all_pairs
 from torchweft.distributed.scenes import shard_voxels
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Shard",
     "ShardSize",
     "VelocityVerlet",
+    "all_pairs",
     "by_metis",
     "by_position",
     "forces_of",

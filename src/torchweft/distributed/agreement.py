@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,7 @@ from torch import distributed
 from torchweft.core.collectives import Group, world
 from torchweft.errors import ShapeError, WeftError
 
-__all__ = ["agree", "host_group"]
+__all__ = ["agree", "host_group", "numbers_of_ranks"]
 
 Facts = Mapping[str, Any]
 
@@ -56,6 +56,17 @@ def agree(name: str, describe: Callable[[], Facts], group: Group | None = None) 
     own = None if error is None else (type(error), str(error))
     distributed.all_gather_object(told, (own, name, described), host_group(group))
     raise _told(name, told) from error
+
+
+def numbers_of_ranks(numbers: Sequence[int], group: Group | None = None) -> list[list[int]]:
+    """Some integers of each rank, by rank.  Every rank of the group must call it."""
+    rank, size = world(group)
+    found = torch.zeros(size, len(numbers), dtype=torch.int64)
+    found[rank] = torch.tensor(numbers)
+    if size > 1:
+        distributed.all_reduce(found, group=host_group(group))
+    by_rank: list[list[int]] = found.tolist()
+    return by_rank
 
 
 def _same(said: object, group: Group | None) -> bool:

@@ -22,6 +22,7 @@ from torchweft.reductions.cluster.sparsity import checked_ranges
 from torchweft.reductions.engine import direct
 from torchweft.reductions.engine.direct import Body
 from torchweft.reductions.engine.reduction import EXPONENTIAL, KINDS, reduction_plan, run_plan
+from torchweft.reductions.engine.whole import together, whole
 from torchweft.reductions.formula.node import Node
 from torchweft.reductions.formula.parse import parse_variable
 from torchweft.reductions.variables import (
@@ -184,10 +185,11 @@ def run(
 ) -> Any:
     """The reduction of the tensors, which are ordered by variable; `given` is their signature."""
     serves, moved = _placed(backend, device_id, known.device)
-    if ranges is not None and not compiling():
+    spread = whole().spread
+    if ranges is not None and not compiling() and not spread:
         sizes = (1 if n is None else n for n in (known.rows, known.columns))
         ranges = checked_ranges(ranges, *sizes)
-    f, weight, lost = _witnessed(spec.formula, spec.weight, known, len(tensors))
+    f, weight, lost = _witnessed(spec.formula, spec.weight, known, len(tensors), spread)
     if lost is not None:
         tensors = _with_witnesses(tensors, known, *lost)
         given = signature(tensors)
@@ -233,12 +235,13 @@ _Lost = tuple[tuple[int, ...], tuple[int | None, ...]]
 
 @kept
 def _witnessed(
-    f: Formula, weight: Formula | None, known: Extent, count: int
+    f: Formula, weight: Formula | None, known: Extent, count: int, spread: bool = False
 ) -> tuple[str, str | None, _Lost | None]:
     """The texts of both, and the tensors that they take if these are not the `count` given ones.
 
     A formula that lost all variables of i or of j no longer gives their number: f gets further
-    variables for these sizes, called witnesses, which are 0.
+    variables for these sizes, called witnesses, which are 0.  One row says nothing of how many
+    there are where rows are spread over processes.
 
     Returns:
         The texts, and the numbers of the tensors that they take with the lengths of the witnesses,
@@ -247,7 +250,9 @@ def _witnessed(
     cats = dict(used(f, weight))
     here = set(cats.values())
     sizes = ((0, known.rows), (1, known.columns))
-    lost = [(cat, n) for cat, n in sizes if cat not in here and n is not None and n != 1]
+    lost = [
+        (cat, n) for cat, n in sizes if cat not in here and n is not None and (spread or n != 1)
+    ]
     other = None if weight is None else text(weight)
     if not lost and len(cats) == count > 0:
         return text(f), other, None
@@ -424,10 +429,24 @@ class Genred:
             at_once = None if key is None else self._direct.get(key)
             if at_once:
                 return self._finished(at_once(tensors))
+        key = None if at_once is False else key
+        return self._called(tensors, key, backend, device_id, ranges, out)
+
+    @together
+    def _called(
+        self,
+        tensors: tuple[Any, ...],
+        key: tuple[Any, ...] | None,
+        backend: str | None,
+        device_id: int,
+        ranges: Any,
+        out: Any,
+    ) -> Any:
+        """The reduction; with a key, of a signature that is not known to be launched directly."""
         require_tensors(tensors)
         given = signature(tensors)
         known = _known(type(self).__name__, self._declared, given)
-        if key is not None and at_once is None:
+        if key is not None:
             at_once = directly(self._spec, tensors, given, known, backend, device_id)
             self._direct.keep(key, at_once)
             if at_once:

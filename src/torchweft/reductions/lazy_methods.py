@@ -11,6 +11,7 @@ from torchweft.errors import IndexRangeError, ShapeError
 from torchweft.reductions.call import signature
 from torchweft.reductions.engine import direct
 from torchweft.reductions.engine.direct import Body
+from torchweft.reductions.engine.whole import together
 from torchweft.reductions.genred import (
     CALL_KEYWORDS,
     DEFAULT_OPTIONS,
@@ -373,6 +374,7 @@ class Reduced:
         self._options, self._origin = options, origin
         self.places = places(variables)
 
+    @together
     def __call__(self, *args: Any, **options: Any) -> Any:
         """The result for these arguments."""
         require_count("reduction", len(args), self.places)

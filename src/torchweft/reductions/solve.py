@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchweft.errors import DTypeError, ShapeError, WeftError
+from torchweft.reductions.engine.whole import Whole, together, whole
 from torchweft.reductions.genred import ACCURACY_KEYWORDS, Genred
 from torchweft.reductions.variables import (
     Variable,
@@ -49,6 +50,7 @@ class _System(NamedTuple):
         max_iter: most iterations.
         preconditioner: r -> about A⁻¹ r, or None.
         batch_dims: number of leading dimensions that index separate systems.
+        whole: where the rows of the systems stand.
     """
 
     apply: Linear
@@ -56,8 +58,28 @@ class _System(NamedTuple):
     max_iter: int
     preconditioner: Linear | None
     batch_dims: int
+    whole: Whole
+
+    def dot(self, u: Tensor, v: Tensor) -> Tensor:
+        """⟨u, v⟩ of each system."""
+        dims = self._dims(u)
+        return self.whole.total((u * v).sum(dims, keepdim=True) if dims else u * v)
+
+    def size(self, u: Tensor) -> Tensor:
+        """The largest |u| of each system, 1 where that is 0."""
+        dims = self._dims(u)
+        if u.numel():
+            scale = u.abs().amax(dims, keepdim=True) if dims else u.abs()
+        else:
+            scale = u.new_zeros(*u.shape[: self.batch_dims], *[1] * len(dims))
+        scale = self.whole.largest(scale)
+        return scale.where(scale != 0, 1)
+
+    def _dims(self, u: Tensor) -> tuple[int, ...]:
+        return tuple(range(self.batch_dims, u.ndim))
 
 
+@together
 def conjugate_gradient(
     apply: Linear,
     rhs: Tensor,
@@ -87,6 +109,9 @@ def conjugate_gradient(
     Returns:
         a, of the shape of rhs.
 
+    Inside `torchweft.distributed.all_pairs` the first dimension after those of the batch are this
+    rank's rows of the systems, and `apply` and `preconditioner` map those of all ranks.
+
     Raises:
         ConvergenceError: NaN or infinity occurred, or max_iter iterations were not enough.
         ShapeError: apply returns another shape, or eps or max_iter is negative.
@@ -101,7 +126,21 @@ def conjugate_gradient(
             f"eps is {eps} and max_iter {max_iter}: both must be 0 or more. Pass eps=1e-6, the "
             "part of rhs that may be left, and some thousand iterations."
         )
-    system = _System(apply, eps, max_iter, preconditioner, batch_dims)
+    there = whole()
+    tensors, graded = list(tensors), [rhs, *tensors]
+    there.agree(
+        "conjugate_gradient",
+        lambda: {
+            "shape of a row of rhs": (*rhs.shape[:batch_dims], *rhs.shape[batch_dims + 1 :]),
+            "dtype": rhs.dtype,
+            "eps": eps,
+            "max_iter": max_iter,
+            "preconditioner": preconditioner is not None,
+            "requires_grad": [isinstance(t, Tensor) and t.requires_grad for t in graded],
+        },
+    )
+    apply, preconditioner = there.keeping(apply), preconditioner and there.keeping(preconditioner)
+    system = _System(apply, eps, max_iter, preconditioner, batch_dims, there)
     solution: Tensor = _Solve.apply(system, rhs, *tensors)  # type: ignore[no-untyped-call]
     return solution
 
@@ -128,6 +167,7 @@ class KernelSolve:
         self._unknown = _position(varinvalias, aliases)
         self._reduction = Genred(formula, list(aliases), "Sum", axis, **options)
 
+    @together
     def __call__(
         self,
         *args: Tensor,
@@ -302,17 +342,14 @@ def _along(
 
 def _iterate(system: _System, rhs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     """Conjugate gradients of separate systems; those that have converged are not updated."""
-    dims = tuple(range(system.batch_dims, rhs.ndim))
-    if not rhs.numel():
+    if not rhs.numel() and not system.whole.spread:
         return torch.zeros_like(rhs)
+    dot, scale = system.dot, system.size(rhs)
+    residual = rhs / scale  # squares of tiny numbers underflow
 
-    def dot(u: Tensor, v: Tensor) -> Tensor:
-        return (u * v).sum(dims, keepdim=True) if dims else u * v
+    def precondition(r: Tensor) -> Tensor:
+        return r if system.preconditioner is None else _applied(system, system.preconditioner, r)
 
-    scale = rhs.abs().amax(dims, keepdim=True) if dims else rhs.abs()
-    scale = scale.where(scale != 0, 1)  # squares of tiny numbers underflow
-    residual = rhs / scale
-    precondition = system.preconditioner or (lambda r: r)
     limit = system.eps**2 * dot(residual, residual)
     solution = torch.zeros_like(residual)
     direction = preconditioned = precondition(residual)
@@ -321,7 +358,7 @@ def _iterate(system: _System, rhs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         left = dot(residual, residual)
         if _done(left, limit, iteration, system):
             return solution * scale
-        product = _applied(system, direction, tensors)
+        product = _applied(system, system.apply, direction, *tensors)
         open_ = left > limit
         step = torch.where(open_, size / dot(direction, product), 0)
         solution = solution + step * direction
@@ -332,9 +369,15 @@ def _iterate(system: _System, rhs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     raise AssertionError("unreachable: the last iteration raises")
 
 
-def _applied(system: _System, direction: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    product = system.apply(direction, *tensors)
-    _check_square(product, direction)
+def _applied(system: _System, function: Linear, v: Tensor, *tensors: Tensor) -> Tensor:
+    """The operator or the preconditioner of v, with its shape in every process."""
+    product = function(v, *tensors)
+
+    def describe() -> dict[str, Any]:
+        _check_square(product, v)
+        return {}
+
+    system.whole.agree("the operator of a system", describe)
     return product
 
 

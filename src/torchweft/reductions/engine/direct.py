@@ -20,6 +20,7 @@ from torchweft.core.operators.operator import forward_level, recording, transfor
 from torchweft.reductions.call import Wanted
 from torchweft.reductions.engine import operator
 from torchweft.reductions.engine.reduction import ReductionPlan, Result
+from torchweft.reductions.engine.whole import whole
 from torchweft.reductions.formula.node import Node
 
 __all__ = ["Body", "body", "kinds"]
@@ -39,7 +40,7 @@ def kinds(
 ) -> tuple[Any, ...] | None:
     """The signature of a call, beside its reduction; None where it needs an operator's entry."""
     found = call_cache.signature(tensors)
-    if found is None or transformed() or forward_level() >= 0 or explaining():
+    if found is None or transformed() or forward_level() >= 0 or explaining() or whole().spread:
         return None
     graded = recording() and not kind.startswith("Arg")
     for tensor in tensors:

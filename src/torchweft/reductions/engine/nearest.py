@@ -17,6 +17,7 @@ from torch import Tensor
 from torchweft.core.gpu.launcher import Tile, current_device
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.engine.whole import together, whole
 from torchweft.reductions.formula.node import node, var
 from torchweft.reductions.gpu.gaussians import cached_kernel
 from torchweft.reductions.gpu.neighbours import MOST_NEIGHBOURS, NEIGHBOUR_KERNELS
@@ -29,6 +30,7 @@ CELLS_PER_POINT = 16  # cells for each point up to which a table of all of them 
 POINTS_PER_LOOK = 32  # points that a program looks at together
 
 
+@together
 def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
     """The k points of y that are nearest to each point of x
 
@@ -56,7 +58,10 @@ def nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
             "y.to(x.dtype)."
         )
     wide = torch.promote_types(x.dtype, torch.float32)
-    x, y = x.detach().to(wide), y.detach().to(wide)
+    return whole().nearest(_nearest, x.detach().to(wide), y.detach().to(wide), k)
+
+
+def _nearest(x: Tensor, y: Tensor, k: int) -> Tensor:
     finite = bool(x.isfinite().all()) and bool(y.isfinite().all())
     if x.shape[1] > 3 or not x.numel() or len(y) <= k or not finite:
         return _among_all(x, y, k)

@@ -45,10 +45,15 @@ from torchweft.reductions.formula.node import Node, reachable
 
 __all__ = [
     "KERNELS",
+    "TABLES",
+    "ShiftedRule",
+    "SumsRule",
     "arguments",
     "cached_arguments",
     "number_wanted",
     "opened",
+    "reduced",
+    "register_constant",
     "shifted_sums",
     "smallest",
     "sums",
@@ -114,11 +119,11 @@ def number_wanted(kind: str, k: int) -> int:
     return k if "K" in kind else 0
 
 
-def _reduced(name: str, tensors: Tensors, rest: Rest, k: int = 1) -> list[Tensor]:
+def reduced(name: str, tensors: Tensors, rest: Rest, k: int = 1) -> list[Tensor]:
     """The results of an executor's function; autocast must not narrow products inside it."""
     if any_autocast():
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            return _reduced(name, tensors, rest, k)
+            return reduced(name, tensors, rest, k)
     formulas, data, executor = opened(tensors, rest, k)
     given = (*formulas, k) if name == "smallest" else formulas
     found = getattr(executor, name)(*given, data)
@@ -128,20 +133,23 @@ def _reduced(name: str, tensors: Tensors, rest: Rest, k: int = 1) -> list[Tensor
     return results
 
 
-class _Sums:
+class SumsRule:
     """z_i = Σ_j f."""
 
     predictable = False  # gradients of values that rows share are sums of results
 
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        return _reduced("sums", tensors, rest)
+        """See `Rule`."""
+        return reduced("sums", tensors, rest)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """See `Rule`."""
         key, batch, rows, *_ = rest
         (f,) = keys.formulas(key)
         return [tensors[0].new_empty(batch, rows, f.dim)]
 
     def saved(self, results: Tensors) -> Tensors:
+        """See `Rule`."""
         return ()
 
     def gradients(
@@ -155,7 +163,7 @@ class _Sums:
     ) -> list[Tensor | None]:
         """The gradients of Σ_j f in the values that need one, in one pass for each axis."""
         found: list[Tensor | None] = [None] * len(tensors)
-        key, batch, rows, columns, how = rest
+        key, batch, rows, columns, how, *more = rest
         count, grad = keys.count(key), grads[0]
         wanted = tuple(n for n in range(count) if needed[n])
         if grad is None or not wanted:
@@ -164,14 +172,15 @@ class _Sums:
         with_grad = [*values, grad.to(tensors[0].dtype)]
         derivatives = keys.gradients(key, wanted)
         sizes = [Sizes(batch, rows, columns), Sizes(batch, columns, rows)]
-        both = [tables, tables[TABLES:] + tables[:TABLES]]
+        half = len(tables) // 2
+        both = [tables, tables[half:] + tables[:half]]
         if len(derivatives) > 1 and call is _sums and unwatched(grad):
             future = [_future(d, with_grad, sizes[d.turned], both[d.turned]) for d in derivatives]
             _begin(tuple(future), how, with_grad[0].dtype, with_grad[0].device)
         for derivative in derivatives:
             blocks = both[derivative.turned]
             used = [with_grad[n] for n in derivative.used]
-            further = (derivative.key, *sizes[derivative.turned], how)
+            further = (derivative.key, *sizes[derivative.turned], how, *more)
             joined = call([*used, *blocks], _followed(rest, derivative, further))[0]
             variables = [v.data for v in derivative.of]
             parts = torch.split(joined, [dim for _, dim, _ in variables], -1)
@@ -193,25 +202,38 @@ class _Sums:
     def batch(
         self, call: Call, size: int, dims: Sequence[int | None], tensors: Tensors, rest: Rest
     ) -> Results:
+        """See `Rule`."""
         key, batch, *others = rest
         tensors = _mapped(size, dims, tensors, batch)
         results = call(tensors, (key, size * batch, *others))
         return tuple(r.view(size, batch, *r.shape[1:]) for r in results)
 
 
-class _Shifted(_Sums):
+class ShiftedRule(SumsRule):
     """m_i and s_i, which is differentiated as the sum Σ_j exp(f − m) w with constant m."""
 
+    def __init__(self, plain: ListOperator) -> None:
+        self._plain = plain  # the operator of sums
+
+    def _entry_of_sums(self, call: Call) -> Call:
+        """The entry of the operator of sums that corresponds to an entry of this one."""
+        name = getattr(call, "__name__", None)  # of the methods `registered` and `mapped`
+        entry: Call = self._plain if name is None else getattr(self._plain, name)
+        return entry
+
     def body(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
-        return _reduced("shifted", tensors, rest)
+        """See `Rule`."""
+        return reduced("shifted", tensors, rest)
 
     def fake(self, tensors: Tensors, *rest: Any) -> list[Tensor]:
+        """See `Rule`."""
         key, batch, rows, *_ = rest
         _, w = keys.formulas(key)
         dtype = torch.promote_types(tensors[0].dtype, torch.float32)
         return [tensors[0].new_empty(batch, rows, d, dtype=dtype) for d in (1, w.dim)]
 
     def saved(self, results: Tensors) -> Tensors:
+        """See `Rule`."""
         return results[:1]  # the maximum
 
     def gradients(
@@ -223,17 +245,19 @@ class _Shifted(_Sums):
         grads: Optionals,
         needed: Flags,
     ) -> list[Tensor | None]:
+        """See `Rule`."""
         tensors, rest, at = _with_maximum(tensors, rest, saved[0])
         more = [*needed[:at], False, *needed[at:]]
-        found = super().gradients(_same_entry_of_sums(call), tensors, rest, (), grads[1:], more)
+        found = super().gradients(self._entry_of_sums(call), tensors, rest, (), grads[1:], more)
         return found[:at] + found[at + 1 :]
 
     def tangents(
         self, call: Call, tensors: Tensors, rest: Rest, saved: Tensors, directions: Optionals
     ) -> list[Tensor]:
+        """See `Rule`."""
         tensors, rest, at = _with_maximum(tensors, rest, saved[0])
         more = [*directions[:at], None, *directions[at:]]
-        (tangent,) = super().tangents(_same_entry_of_sums(call), tensors, rest, (), more)
+        (tangent,) = super().tangents(self._entry_of_sums(call), tensors, rest, (), more)
         return [torch.zeros_like(saved[0]), tangent.to(saved[0].dtype)]
 
 
@@ -243,15 +267,6 @@ def _with_maximum(tensors: Tensors, rest: Rest, m: Tensor) -> tuple[list[Tensor]
     key, at = keys.shifted(key), keys.count(key)
     finite = torch.where(m.isfinite(), m, 0).detach().to(tensors[0].dtype)
     return [*tensors[:at], finite, *tensors[at:]], (key, *others), at
-
-
-def _same_entry_of_sums(call: Call) -> Call:
-    """The entry of the operator of sums that corresponds to an entry of shifted sums."""
-    entries: dict[Call, Call] = {
-        _shifted.registered: _sums.registered,
-        _shifted.mapped: _sums.mapped,
-    }
-    return entries.get(call, _sums)
 
 
 def _future(
@@ -374,11 +389,11 @@ def _record_cost(formulas: Sequence[Node], data: ReductionData, results: Tensors
 
 
 _SCHEMA = "str formula, SymInt batch, SymInt rows, SymInt columns, str how"
-_sums = ListOperator("reductions_sums", _SCHEMA, _Sums())
-_shifted = ListOperator("reductions_shifted", _SCHEMA, _Shifted())
+_sums = ListOperator("reductions_sums", _SCHEMA, SumsRule())
+_shifted = ListOperator("reductions_shifted", _SCHEMA, ShiftedRule(_sums))
 
 
-def _register(schema: str, body: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def register_constant(schema: str, body: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Register an operator without gradients."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -388,7 +403,7 @@ def _register(schema: str, body: Callable[..., Any], fake: Callable[..., Any]) -
 
 
 def _smallest_body(tensors: Tensors, key: Key, k: int, *rest: Any) -> Tensor:
-    return _reduced("smallest", tensors, (key, *rest), k)[0]
+    return reduced("smallest", tensors, (key, *rest), k)[0]
 
 
 def _smallest_fake(tensors: Tensors, key: Key, k: int, batch: Any, rows: Any, *_: Any) -> Tensor:
@@ -404,7 +419,7 @@ def _smallest_mapped(
     return found.view(info.batch_size, batch, *found.shape[1:]), 0
 
 
-_register(
+register_constant(
     "reductions_smallest(Tensor[] tensors, str formula, int k, SymInt batch, SymInt rows, "
     "SymInt columns, str how) -> Tensor",
     _smallest_body,
@@ -424,7 +439,7 @@ def _blocks_fake(rows: Tensor, slices: Tensor, intervals: Tensor) -> list[Tensor
     return [rows.new_empty(size, dtype=torch.int64) for size in sizes]
 
 
-_register(
+register_constant(
     "reductions_blocks(Tensor rows, Tensor slices, Tensor intervals) -> Tensor[]",
     _blocks_body,
     _blocks_fake,

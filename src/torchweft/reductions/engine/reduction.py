@@ -33,22 +33,27 @@ from torchweft.reductions.call import (
     signature,
 )
 from torchweft.reductions.cluster.points import Ranges
-from torchweft.reductions.cluster.sparsity import BlockSparsity, blocks_of
+from torchweft.reductions.cluster.sparsity import BlockSparsity
 from torchweft.reductions.engine import formula_keys as keys
 from torchweft.reductions.engine import operator
+from torchweft.reductions.engine.whole import Operators, whole
 from torchweft.reductions.formula.node import (
     Node,
     const,
-    extract,
     node,
     read,
-    substitute,
     swap,
-    var,
     variables,
 )
 
-__all__ = ["EXPONENTIAL", "KINDS", "ReductionPlan", "reduce", "reduction_plan", "run_plan"]
+__all__ = [
+    "EXPONENTIAL",
+    "KINDS",
+    "ReductionPlan",
+    "reduce",
+    "reduction_plan",
+    "run_plan",
+]
 
 PLAIN = Options()
 ONE = str(const(1))
@@ -101,6 +106,7 @@ class _Call(NamedTuple):
         operands: what operators take: values, then the blocks of rows and of columns, if any.
         rest: their non-tensor arguments.
         sizes: of the operands; with a mask for each entry, the batch is part of the rows.
+        operators: what reduces them.
     """
 
     plan: ReductionPlan
@@ -108,6 +114,7 @@ class _Call(NamedTuple):
     operands: list[Tensor]
     rest: Rest
     sizes: Sizes
+    operators: Operators
 
 
 def reduce(
@@ -189,12 +196,12 @@ def run_plan(
     if isinstance(ranges, BlockSparsity) and ranges.batch is not None:
         flat, sizes = _stacked(flat, plan.cats, sizes)
     operands = [flat[n] for n in plan.used]
+    operators, tables = whole().operators(plan, operands, ranges)
     if ranges is not None:
-        operands += _tables(ranges, plan.axis)
         rest = operator.arguments(plan.key, sizes, plan.how)
-    call = _Call(plan, flat, operands, rest, sizes)
+    call = _Call(plan, flat, [*operands, *tables], rest, sizes, operators)
     if plan.kind == "Sum":
-        return _shaped(call, operator.sums(operands, rest))
+        return _shaped(call, operators.sums(call.operands, rest))
     return _exponential(call) if plan.kind in EXPONENTIAL else _ranked(call)
 
 
@@ -216,15 +223,6 @@ def _derived(kind: str, text: str, weight: str, over: str) -> tuple[Any, ...]:
     found = {v for g in formulas for v in variables(g)}
     cats = tuple(sorted((v.data[0], v.data[2]) for v in found)) or ((0, 2),)
     return key, used, cats, str(f)
-
-
-def _tables(ranges: Ranges | BlockSparsity, axis: int) -> list[Tensor]:
-    """The blocks of the result's rows, then the blocks of its columns."""
-    if compiling():
-        arrays = ranges.ranges if isinstance(ranges, BlockSparsity) else ranges
-        halves = (arrays[:3], arrays[3:]) if axis == 1 else (arrays[3:], arrays[:3])
-        return [t for half in halves for t in torch.ops.torchweft.reductions_blocks(*half)]
-    return [*blocks_of(ranges, axis), *blocks_of(ranges, 1 - axis)]
 
 
 def _stacked(
@@ -253,7 +251,7 @@ def _shaped(call: _Call, result: Tensor) -> Tensor:
 
 def _exponential(call: _Call) -> Tensor:
     kind = call.plan.kind
-    m, s = operator.shifted_sums(call.operands, call.rest)
+    m, s = call.operators.shifted_sums(call.operands, call.rest)
     if kind == "Max_SumShiftExp":
         m = torch.where(s.isnan().any(-1, keepdim=True), torch.nan, m)  # kernels pass over NaN
         return _shaped(call, torch.cat([m, s], -1))
@@ -268,7 +266,7 @@ def _ranked(call: _Call) -> Result:
     kind = call.plan.kind
     largest = kind.startswith(("Max", "ArgMax"))
     wanted = operator.number_wanted(kind, call.plan.k)
-    index = operator.smallest(call.operands, wanted, call.rest)
+    index = call.operators.smallest(call.operands, wanted, call.rest)
     if kind.startswith("Arg"):
         return _listed(call, _own(call, index))
     found = _at(call, index)
@@ -299,44 +297,13 @@ def _at(call: _Call, index: Tensor) -> Tensor:
     """(B, M, k, D): the formula at the column of each component, +inf for none.
 
     Among the K smallest NaN is +inf, as which it was compared.
-    With the columns gathered, their values vary with i: a sum over one column.
     """
-    batch, rows, k, _ = index.shape
-    plan = call.plan
-    if call.sizes.columns == 0:
+    plan, operators = call.plan, call.operators
+    if operators.columns(call.sizes) == 0:
         values = call.operands[: len(plan.used)]
         rest = operator.arguments(plan.key, call.sizes, plan.how)
         zero = operator.sums(values, rest)  # it has the graph
         return torch.where(index < 0, torch.inf, zero[:, :, None])
-    sizes = Sizes(batch, rows * k, 1)
-    parts = []
-    for component, column in enumerate(index.unbind(-1)):
-        key, used, cats = _gathered_key(plan.compared, component)
-        chosen = column.clamp(min=0).reshape(batch, rows * k, 1)
-        values = [_chosen(call.tensors[n], c, chosen, k) for n, c in zip(used, cats, strict=True)]
-        found = operator.sums(values, operator.arguments(key, sizes, plan.how))
-        parts.append(found.view(batch, rows, k))
-    found = torch.stack(parts, -1)
+    found = operators.at(plan.compared, call.tensors, index, plan.how)
     nothing = (index < 0) | found.isnan() if "K" in plan.kind else index < 0
     return torch.where(nothing, torch.inf, found)
-
-
-@constant_when_compiling
-def _gathered_key(text: str, component: int) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """A component of the formula with j in the place of i: key, variables and their categories."""
-    f = read(text)
-    cats = {v.data[0]: v.data[2] for v in variables(f)} or {0: 2}
-    gathered = substitute(f, {v: var(v.data[0], v.dim, 0) for v in variables(f) if v.data[2] == 1})
-    key, used = keys.make(str(extract(gathered, component, 1)))
-    return key, used, tuple(cats.get(n, 2) for n in used)
-
-
-def _chosen(value: Tensor, cat: int, index: Tensor, k: int) -> Tensor:
-    """The values for each (row, rank): (B or 1, M k or 1, dim)."""
-    if cat == 2:
-        return value
-    if cat == 0:
-        return value.repeat_interleave(k, 1)
-    # indexing, since the gradient of a gather adds with atomics on a GPU
-    entry = torch.arange(len(index), device=index.device)[:, None]
-    return value.expand(len(index), -1, -1)[entry, index.squeeze(-1)]

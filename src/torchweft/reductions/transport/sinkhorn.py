@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torchweft.core.operators.operands import check_tensors
 from torchweft.errors import BackendError, DTypeError, ShapeError
 from torchweft.reductions.engine.reduction import reduce
+from torchweft.reductions.engine.whole import together, whole
 from torchweft.reductions.formula.node import Node, node, var
 from torchweft.reductions.transport.multiscale import (
     Cloud,
@@ -101,6 +102,7 @@ class SamplesLoss(nn.Module):
         self.loss, self.p, self.blur, self.scaling = loss, p, blur, scaling
         self.debias, self.backend = debias, backend
 
+    @together
     def forward(self, *args: Tensor) -> Tensor:
         """The loss, (*batch).
 
@@ -113,7 +115,8 @@ class SamplesLoss(nn.Module):
             ShapeError: that does not hold, a shape does not fit, or a cloud is empty.
             DTypeError: the points are not of one floating dtype.
         """
-        a, x, b, y = _weighted(args)
+        settings = self.loss, self.p, self.blur, self.scaling, self.debias, self.backend
+        a, x, b, y = _weighted(args, settings)
         if self.loss in LOSS_KERNELS:
             return kernel_loss(self.loss, a, x, b, y, blur=self.blur)
         return sinkhorn_divergence(
@@ -121,6 +124,7 @@ class SamplesLoss(nn.Module):
         )
 
 
+@together
 def sinkhorn_divergence(
     a: Tensor,
     x: Tensor,
@@ -156,7 +160,7 @@ def sinkhorn_divergence(
     total = (a * f).sum(-1) + (b * g).sum(-1)
     for weights, potential in zip((a, b), own, strict=False):
         total = total - (weights * potential).sum(-1)
-    return total.to(dtype)
+    return whole().total(total).to(dtype)
 
 
 def kernel_loss(
@@ -194,7 +198,7 @@ def kernel_loss(
         return result.squeeze(-1)
 
     own = 0.5 * (a * mean(x, x, a)).sum(-1) + 0.5 * (b * mean(y, y, b)).sum(-1)
-    return (own - (a * mean(x, y, b)).sum(-1)).to(dtype)
+    return whole().total(own - (a * mean(x, y, b)).sum(-1)).to(dtype)
 
 
 def _check_clouds(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> None:
@@ -205,6 +209,17 @@ def _check_clouds(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> None:
             different ones, or the weights are computed in another dtype than the points.
         ShapeError: a shape does not fit, or a cloud has no points.
     """
+    whole().agree("a loss of clouds", lambda: _checked(a, x, b, y))
+    for name, points in (("x", x), ("y", y)):
+        if not points.shape[-1] * whole().number(points.shape[-2]):
+            raise ShapeError(
+                f"{name} is {tuple(points.shape)}: a cloud must have at least one point, of one "
+                "coordinate or more. Leave empty clouds out."
+            )
+
+
+def _checked(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> dict[str, Any]:
+    """What the clouds of all processes share; raises as `_check_clouds` does."""
     check_tensors(a=a, x=x, b=b, y=y)
     if x.dtype != y.dtype or not x.is_floating_point():
         raise DTypeError(
@@ -224,16 +239,18 @@ def _check_clouds(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> None:
                 f"{points.dtype}: it computes in one dtype. Convert the weights with "
                 f"{name}.to({points.dtype})."
             )
-        if 0 in points.shape[-2:]:
-            raise ShapeError(
-                f"{other} is {tuple(points.shape)}: a cloud must have at least one point, of one "
-                "coordinate or more. Leave empty clouds out."
-            )
         if weights.shape != points.shape[:-1]:
             raise ShapeError(
                 f"{name} is {tuple(weights.shape)} but its points are {tuple(points.shape)}: each "
                 f"point has one weight. Pass {name} as {tuple(points.shape[:-1])}."
             )
+    return {
+        "batch": x.shape[:-2],
+        "number of coordinates": x.shape[-1],
+        "dtype": (a.dtype, x.dtype, b.dtype),
+        "device": x.device.type,
+        "requires_grad": [t.requires_grad for t in (a, x, b, y)],
+    }
 
 
 def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,7 +260,14 @@ def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, y and the length of the diagonal of the box, (*batch).
     """
     points = torch.cat([x.detach(), y.detach()], -2)
-    low, high = points.amin(-2, keepdim=True), points.amax(-2, keepdim=True)
+    if points.shape[-2]:
+        low, high = points.amin(-2, keepdim=True), points.amax(-2, keepdim=True)
+    else:  # of other processes
+        low, high = (
+            points.new_full((*points.shape[:-2], 1, 1), n) for n in (torch.inf, -torch.inf)
+        )
+        low, high = low.expand(*low.shape[:-1], points.shape[-1]), high.expand_as(low)
+    low, high = -whole().largest(-low), whole().largest(high)
     middle = (low + high) / 2
     return x - middle, y - middle, (high - low).norm(dim=-1).squeeze(-1)
 
@@ -253,8 +277,26 @@ def _widened(*tensors: Tensor) -> list[Tensor]:
     return [t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors]
 
 
-def _weighted(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _weighted(
+    args: tuple[Tensor, ...], settings: tuple[Any, ...]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(a, x, b, y)"""
+
+    def describe() -> dict[str, Any]:
+        _check_args(args)
+        return {"number of tensors": len(args), "settings": settings}
+
+    whole().agree("SamplesLoss", describe)
+    if len(args) == 4:
+        return args
+    x, y = args
+    # widened: rounded to 16 bits, 1 / M and 1 / N make masses that differ
+    counts = (max(1, whole().number(z.shape[-2:-1].numel())) for z in args)
+    a, b = (z.new_full(z.shape[:-1], 1 / n) for z, n in zip(_widened(x, y), counts, strict=True))
+    return a, x, b, y
+
+
+def _check_args(args: tuple[Tensor, ...]) -> None:
     if len(args) not in (2, 4):
         raise ShapeError(
             f"{len(args)} tensors are given: x and y, or a, x, b and y are needed. Pass two "
@@ -262,13 +304,6 @@ def _weighted(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]
         )
     names = ("x", "y") if len(args) == 2 else ("a", "x", "b", "y")
     check_tensors(**dict(zip(names, args, strict=True)))
-    if len(args) == 4:
-        return args
-    x, y = args
-    # widened: rounded to 16 bits, 1 / M and 1 / N make masses that differ
-    counts = (max(1, z.shape[-2:-1].numel()) for z in args)
-    a, b = (z.new_full(z.shape[:-1], 1 / n) for z, n in zip(_widened(x, y), counts, strict=True))
-    return a, x, b, y
 
 
 def _slack(*weights: Tensor) -> float:
@@ -285,9 +320,10 @@ def _diameter(a: Tensor, b: Tensor, diagonal: Tensor, slack: float) -> float:
     if not diagonal.numel():
         return 0.0  # a batch of nothing
     with torch.no_grad():
-        masses = torch.stack([a.sum(-1), b.sum(-1)])
+        masses = whole().total(torch.stack([a.sum(-1), b.sum(-1)]))
         low, high = masses.aminmax(dim=0)
-        facts = diagonal.max(), torch.cat([a, b], -1).min(), (low / high).min()
+        least_here = torch.cat([a, b, torch.ones_like(masses[0].unsqueeze(-1))], -1).min()
+        facts = diagonal.max(), -whole().largest(-least_here), (low / high).min()
         diameter, least, agreement = torch.stack(facts).tolist()
     if not math.isfinite(diameter):
         raise ShapeError(
@@ -295,7 +331,7 @@ def _diameter(a: Tensor, b: Tensor, diagonal: Tensor, slack: float) -> float:
             "for others with torch.isfinite, or scale the points down."
         )
     if not least >= 0:  # nor nan
-        name = "b" if a.min() >= 0 else "a"
+        name = "b" if (a >= 0).all() else "a"
         raise ShapeError(
             f"{name} holds a weight of {least:g}: the weights of transport must be 0 or more. Make "
             "them so, or use loss='gaussian' or 'laplacian', which take any."
@@ -317,6 +353,13 @@ def _lengths(diameter: float, blur: float, scaling: float) -> list[float]:
 
 
 def _takes_clusters(backend: str, x: Tensor, y: Tensor) -> bool:
+    if whole().spread:
+        if backend == "multiscale":
+            raise BackendError(
+                "multiscale transport is asked for in all_pairs: its clusters are those of one "
+                "process. Pass backend='online'."
+            )
+        return False
     possible = x.ndim == 2 and x.shape[-1] <= 3
     if backend == "multiscale" and not possible:
         raise BackendError(
@@ -335,16 +378,16 @@ def _online(
     seen = partners(len(clouds))
     potentials = [torch.zeros_like(cloud.log_weights[..., 0]) for cloud in clouds]
     sources = [clouds[k] for k in seen]
-    together = x.shape == y.shape  # a batch: fewer and larger reductions
-    if together:
+    alike = x.shape == y.shape and not whole().spread
+    if alike:  # a batch: fewer and larger reductions
         clouds, sources = [_batch(clouds)], [_batch(sources)]
 
     def updated(length: float, potentials: list[Tensor]) -> list[Tensor]:
         others = [potentials[k] for k in seen]
-        others = [torch.stack(others)] if together else others
+        others = [torch.stack(others)] if alike else others
         pairs = zip(clouds, sources, others, strict=True)
         found = [softmin(p, length, at.points, source, g) for at, source, g in pairs]
-        return [*found[0].unbind(0)] if together else found
+        return [*found[0].unbind(0)] if alike else found
 
     with torch.no_grad():
         potentials = updated(lengths[0], potentials)
