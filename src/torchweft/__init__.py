@@ -14,6 +14,7 @@ _ERRORS = (
     "DTypeError",
     "DeviceError",
     "IndexRangeError",
+    "RankError",
     "ShapeError",
     "WeftError",
 )

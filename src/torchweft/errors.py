@@ -11,6 +11,7 @@ __all__ = [
     "DTypeError",
     "DeviceError",
     "IndexRangeError",
+    "RankError",
     "ShapeError",
     "WeftError",
 ]
@@ -42,3 +43,7 @@ class BackendError(WeftError, RuntimeError):
 
 class CaptureError(WeftError, RuntimeError):
     """A function whose launches cannot be recorded, or whose record would give other results."""
+
+
+class RankError(WeftError, RuntimeError):
+    """What another rank raised: this one cannot go on without it."""

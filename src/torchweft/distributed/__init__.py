@@ -3,6 +3,7 @@
 from torchweft.core.collectives import total
 from torchweft.distributed.domains import Domains
 from torchweft.distributed.dynamics import Atoms, VelocityVerlet, forces_of
+from torchweft.distributed.faults import propagate_errors
 from torchweft.distributed.graphs import Shard, ShardSize, shard
 from torchweft.distributed.halo import Halo
 from torchweft.distributed.neighbours import DistributedNeighbourList, Neighbours
@@ -23,6 +24,7 @@ __all__ = [
     "by_metis",
     "by_position",
     "forces_of",
+    "propagate_errors",
     "round_robin",
     "shard",
     "shard_voxels",

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core.cpu.arrays import as_array
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.program import accumulator
 from torchweft.core.tables import Plan, Table
@@ -81,7 +82,7 @@ def product_numba(
     table = plan.table(roles)
     x = _as_rows(first, dims[0], wide)
     y = x[:1] if second is None else _as_rows(second, dims[1], wide)
-    s = np.empty(0, x.dtype) if scale is None else scale.detach().to(wide).contiguous().numpy()
+    s = np.empty(0, x.dtype) if scale is None else as_array(scale.detach().to(wide).contiguous())
     indices = plan.derived((roles, "arrays"), lambda: _arrays(table))
 
     summed = accumulate and batch is not None
@@ -129,8 +130,7 @@ def _as_rows(operand: Tensor, dims: int, wide: torch.dtype) -> Array:
     elif operand.shape[0] > 1 and operand.stride(0) == 0:
         operand = operand[:1]
     width = math.prod(operand.shape[2:])
-    rows: Array = operand.reshape(*operand.shape[:2], width).to(wide).contiguous().numpy()
-    return rows
+    return as_array(operand.reshape(*operand.shape[:2], width).to(wide).contiguous())
 
 
 def _is_copy(a: Array, given: Tensor | None) -> bool:

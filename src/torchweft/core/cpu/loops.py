@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core.cpu.arrays import as_array
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.expr import SHRINK, SLOTS, reachable
 from torchweft.core.expressions.program import Program
@@ -493,8 +494,7 @@ def _flattened(tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
 def _storage(t: Tensor) -> Array:
     """The memory from a tensor's first to its last element, with gaps."""
     extent = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    array: Array = t.as_strided((extent,), (1,)).numpy()
-    return array
+    return as_array(t.as_strided((extent,), (1,)))
 
 
 RUNS_PER_THREAD = 4

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core.cpu.arrays import as_array
 from torchweft.core.cpu.loops import share
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.printing.modules import load
@@ -147,7 +148,7 @@ def _walked(
             continue
         product, given = _packed(product, call, values, walk)
         kernel = _kernel(LoopSpec(product, call, walk.owner, shared, tuple(added), name))
-        arrays = [t.numpy() for t in given]
+        arrays = [as_array(t) for t in given]
         run = functools.partial(_run, kernel, (walk.tasks, *walk.tables, *arrays, *outs))
         work = walk.num_edges * _terms(structure, call, channels=True)
         share(run, tasks, work, SERIAL_MULTIPLICATIONS)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core.cpu.arrays import as_array
 from torchweft.core.cpu.loops import share
 from torchweft.core.explain import Launch, record, recording
 from torchweft.core.expressions.expr import Expr, const, reachable
@@ -175,7 +176,7 @@ def _run(
     tasks, intervals, pairs = _tasks(sizes, blocks, work_of_a_pair)
     if not pairs:
         return
-    arrays = {n: _wide(t.detach()).contiguous().numpy() for n, t in values.items()}
+    arrays = {n: as_array(_wide(t.detach()).contiguous()) for n, t in values.items()}
     given = [arrays[v.data[0]] for v in loop.columns]
     batch = max((len(a) for a in given), default=1)
     columns = np.empty((batch, loop.width, sizes.columns), results[0].numpy().dtype)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchweft.core.cpu.arrays import as_array
 from torchweft.core.cpu.loops import share
 from torchweft.voxels.convolution import torch_path
 from torchweft.voxels.convolution.epilogue import NO_EPILOGUE, Epilogue
@@ -72,8 +73,7 @@ def convolve(
 def _wide(a: Tensor) -> Array:
     """Contiguous, in the dtype of sums."""
     wide = torch.promote_types(a.dtype, torch.float32)
-    array: Array = a.detach().to(wide).contiguous().numpy()
-    return array
+    return as_array(a.detach().to(wide).contiguous())
 
 
 def _numbers(order: Tensor | None) -> Array:

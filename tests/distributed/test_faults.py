@@ -1,0 +1,101 @@
+"""A rank that raises ends the others with its name and its error.
+
+Seen red with: the error not written into the store (others name a closed connection), the wait for
+others at the end of the block left out (they have results), the wait until an error was heard left
+out (torchrun ends them before they say anything), and without the exit of a rank that computes on.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import distributed
+
+from tests.ranks import SIZE, run
+from torchweft.distributed import faults, propagate_errors
+from torchweft.errors import RankError
+
+PROGRAM = Path(__file__).with_name("failing.py")
+
+
+def torchrun(program, *arguments, ranks, folder):
+    """(return code, stderr of each rank, stdout of each rank)."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), "--log-dir", str(folder), "--redirects", "3"]
+    done = subprocess.run(
+        [*command, str(program), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    logs = [sorted(folder.glob(f"*/attempt_0/*/{name}.log")) for name in ("stderr", "stdout")]
+    said = [[log.read_text() for log in one] for one in logs]
+    return done, *said
+
+
+@pytest.mark.parametrize("where", ["before", "in_a_halo", "in_a_ring"])
+def test_every_rank_ends_with_the_name_and_the_error_of_the_first(where, tmp_path):
+    done, errors, results = torchrun(PROGRAM, where, ranks=3, folder=tmp_path)
+    assert done.returncode
+    assert b"rank      : 1" in done.stderr  # torchrun's own summary, by @record
+    assert len(errors) == 3
+    for rank, text in enumerate(errors):
+        assert "OutOfAtomsError: no atoms are left" in text, (rank, text)
+        assert "rank 1 raised OutOfAtomsError" in text or rank == 1, (rank, text)
+    assert not any("has a result" in text for text in results)
+
+
+def divide(group, number):
+    with propagate_errors(group), propagate_errors(group):
+        return 1 / number
+
+
+def leaving(rank, size, group, failing):
+    group = distributed.new_group()  # of no use after the error, so not the pool's
+    for _ in range(2):
+        with propagate_errors(group), propagate_errors(group):
+            total = torch.ones(1)
+            distributed.all_reduce(total, group=group)
+    assert total == size
+    with pytest.raises((RankError, ZeroDivisionError)) as raised:
+        divide(group, float(rank != failing))
+    return raised.type, str(raised.value)
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_all_leave_the_block_or_all_raise(failing):
+    found = run(leaving, SIZE, failing)
+    assert found.pop(failing)[0] is ZeroDivisionError
+    for kind, text in found:
+        assert kind is RankError
+        assert text.startswith(f"rank {failing} raised ZeroDivisionError: float division")
+        assert text.endswith(f"See the traceback of rank {failing}.")
+
+
+def computing_on(rank, size, group):
+    exited = threading.Event()
+    with (
+        mock.patch.object(faults.os, "_exit", lambda code: exited.set()),  # noqa: PT008
+        mock.patch.object(faults, "GRACE", 0.5),
+        contextlib.suppress(RankError, ZeroDivisionError),
+        propagate_errors(distributed.new_group()),
+    ):
+        assert rank or 1 // 0
+        exited.wait()
+    return exited.is_set()
+
+
+def test_the_process_of_a_rank_that_does_not_leave_exits():
+    assert run(computing_on, SIZE) == [False, *[True] * (SIZE - 1)]
+
+
+def test_one_rank_needs_no_group():
+    with pytest.raises(ZeroDivisionError):
+        divide(None, 0)
