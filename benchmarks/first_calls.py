@@ -1,4 +1,4 @@
-"""First calls: milliseconds in a fresh process, with empty caches and with code from disk.
+"""First calls: in a fresh process, with empty caches and with code from disk.
 
     python -m benchmarks.first_calls [--out FOLDER]
 
@@ -8,6 +8,9 @@ kernels that load when a case first uses them.  Before it come what torch itself
 its import of sympy; the bytecode of torchweft and Triton is there, as pip leaves it.  Rows are of
 the suite `first_calls`, their phases "forward, no cache" and "forward, from disk".  Measure on a
 quiet machine: compiling uses all cores.
+
+Times are of the wall on a GPU.  Without one they are of the processor, which a busy machine changes
+less, and the case is a converted MACE model (mace-torch must be there), its conversion included.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from benchmarks.harness.gate import expected_results, worst_ratio
 from benchmarks.harness.record import Row, append, machine
 from benchmarks.harness.suites import FOLDER, load_suite
 
-__all__ = ["CASES", "case_of", "first_call", "main"]
+__all__ = ["CASES", "CPU_CASES", "case_of", "first_call", "main"]
 
 CASES = [
     ("reductions", "gaussian_100k", "forward"),
@@ -49,29 +52,43 @@ CASES = [
 ]
 """(suite, case, phase): one of each family, and the largest."""
 
+CPU_CASES = [("potential", "64 atoms forces", "forward")]
+"""The same, without a GPU."""
+
 
 def first_call(suite: str, name: str, phase: str) -> Row:
     """Of this process, which must have called nothing of torchweft; the check comes behind."""
-    device = torch.device("cuda")
+    device = _device()
     _start(device)
     case = case_of(suite, name)
     workload = case.build(device, None)
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
+    begin = _seconds(device)
     _once(phase, workload.function, workload.inputs)
-    torch.cuda.synchronize()
-    ms = 1e3 * (time.perf_counter() - begin)
+    ms = 1e3 * (_seconds(device) - begin)
     small = case.build(device, case.check_batch)
-    own = Candidate("torchweft", "triton", small.function, small.inputs, small.oracle)
+    backend, clock = ("triton", "wall") if device.type == "cuda" else ("numba", "processor")
+    own = Candidate("torchweft", backend, small.function, small.inputs, small.oracle)
     ratio = worst_ratio(phase, own, expected_results(phase, small, own, case.tf32))
     return Row(
         suite="first_calls", case=f"{suite}: {name}", op=workload.op, mode=case.mode, phase=phase,
-        peer="torchweft", backend="triton", dtype=str(case.dtype).removeprefix("torch."),
+        peer="torchweft", backend=backend, dtype=str(case.dtype).removeprefix("torch."),
         shape=workload.shape, l2="cold", ms_p20=ms, ms_p50=ms, ms_p80=ms, reps=1, host_us=None,
         bytes_min=0, flops=0, roofline_pct=None, peak_mb=None, bound_ratio=ratio,
-        protocol="one call in a fresh process, sympy imported, bytecode written",
+        protocol=f"one call in a fresh process, sympy imported, bytecode written, {clock} time",
         **asdict(machine(device)),
     )  # fmt: skip
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _seconds(device: torch.device) -> float:
+    """Of the wall when a GPU has done its work; of this process's threads on a CPU."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _once(phase: str, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
@@ -101,7 +118,6 @@ def _start(device: torch.device) -> None:
     (x @ x).sum().backward()
     torch.autograd.grad(x * 1, x, torch.ones_like(x))  # the first of a matrix imports sympy
     torch.sort(torch.arange(9000, device=device), stable=True)
-    torch.cuda.synchronize()
 
 
 def _write_bytecode() -> None:
@@ -130,8 +146,9 @@ def main() -> None:
         print(json.dumps(asdict(first_call(*options.only))))
         return
     _write_bytecode()
-    path = options.out / machine(torch.device("cuda")).folder / "first_calls.jsonl"
-    for case in CASES:
+    device = _device()
+    path = options.out / machine(device).folder / "first_calls.jsonl"
+    for case in CASES if device.type == "cuda" else CPU_CASES:
         with tempfile.TemporaryDirectory() as home:
             for state in ("no cache", "from disk"):
                 row = _in_a_process(case, home)

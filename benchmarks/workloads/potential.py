@@ -170,7 +170,8 @@ def _workload(
     def oracle(positions: Tensor, *, scale: None = None) -> Tensor:
         return plain(positions.dtype)(positions)
 
-    ours = _call(op, o3.from_mace(copy.deepcopy(model)), given)
+    # converted in the first call, of which `benchmarks.first_calls` measures the time
+    ours = _AtFirst(lambda _: _call(op, o3.from_mace(copy.deepcopy(model)), given))
     made = compiled(o3.from_mace)
     others = {
         "compiled": _AtFirst(lambda _: _call(op, made(copy.deepcopy(model)), given)),

@@ -45,7 +45,7 @@ CODE = binaries.Code("name", bytes(range(256)) * 4, 8, 49_153, (0, 2), "<Qi4x")
 
 def test_what_is_stored_is_read(driver):
     binaries.store("one", CODE)
-    assert binaries.exists("one")
+    assert files.has_code("one")
     assert binaries.read("one") == CODE
     assert binaries.read("two") is None
 
@@ -86,16 +86,16 @@ def test_a_disk_that_takes_nothing_costs_only_time(driver, monkeypatch, tmp_path
 
 
 def test_what_nobody_reads_for_a_season_is_deleted(driver):
-    old = time.time() - 2 * binaries.SECONDS_KEPT
+    old = time.time() - 2 * files.SECONDS_KEPT
     for key in ("read", "left", "young"):
         binaries.store(key, CODE)
     for key in ("read", "left"):
         os.utime(files.home() / "machine" / key, (old, old))
     assert binaries.read("read") == CODE
-    binaries._forget.cache_clear()
+    files._forget.cache_clear()
     binaries.store("new", CODE)
-    assert not binaries.exists("left")
-    assert all(map(binaries.exists, ("read", "young", "new")))
+    assert not files.has_code("left")
+    assert all(map(files.has_code, ("read", "young", "new")))
 
 
 def test_writers_and_readers_at_once(driver):

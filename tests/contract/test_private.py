@@ -112,8 +112,6 @@ def test_names_that_are_imported(name):
         assert callable(found.load_dialects), f"{name} {ADVICE}"
     elif name == "driver":
         assert "active" in dir(type(found)), f"{name} {ADVICE}"
-    elif name == "cgutils":
-        assert str(found.voidptr_t) == "i8*", f"{name} {ADVICE}"
     elif name == "make_array":
         types = pytest.importorskip("numba").types
         assert found(types.float64[::1])._fe_type.ndim == 1, f"{name} {ADVICE}"

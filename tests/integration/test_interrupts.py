@@ -1,4 +1,4 @@
-"""Ctrl-C ends a loop of numba between two of its runs, not at its end.
+"""Ctrl-C ends a loop on the CPU between two of its runs, not at its end.
 
 Seen red with: all tasks in a few runs, as it was, where a reduction of 150,000 × 150,000 went on
 for 45 seconds; the other threads' runs going on after an interrupt.
@@ -59,6 +59,16 @@ def edges():
     return lambda: conv(x, y, None, graph)
 
 
+def products_of_rows():
+    rows = torch.randint(0, 1000, (3, 1_000_000))
+    infos = products.sparse_product_infos(*rows, in1_size=1000, in2_size=1000, out_size=1000)
+    x = torch.rand(RUNS, 1000, 512)
+    return lambda: products.sparse_mul(x, x, *infos)
+
+
+CALLS = [sums, logsumexp_of_long_rows, smallest, multivectors, edges, products_of_rows]
+
+
 @pytest.fixture
 def threads(request):
     before, handler = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
@@ -95,35 +105,15 @@ def watched_share(interrupter, share=loops.share):
 
 
 @pytest.mark.parametrize("threads", [1, 2], indirect=True)
-@pytest.mark.parametrize("call", [sums, logsumexp_of_long_rows, smallest, multivectors, edges])
+@pytest.mark.parametrize("call", CALLS)
 def test_an_interrupt_ends_a_loop(call, threads, monkeypatch):
     """It arrives with the second run, so three quarters of the work never begin."""
     interrupter = Interrupter()
-    for module in (loops, o3_path, reductions_path):
+    for module in (loops, o3_path, products_path, reductions_path):
         monkeypatch.setattr(module, "share", watched_share(interrupter))
     long = call()
     with pytest.raises(KeyboardInterrupt):
         long()
-    assert interrupter.begun < 1 / 4
-
-
-@pytest.mark.parametrize("threads", [1, 2], indirect=True)
-def test_an_interrupt_ends_products(threads, monkeypatch):
-    interrupter, loop = Interrupter(), products_path.loop
-
-    def watched(op, parallel):
-        def rows_of_op(first, last, *arguments):
-            interrupter.step((last - first) / x.shape[:2].numel())
-            loop(op, parallel)(first, last, *arguments)
-
-        return rows_of_op
-
-    monkeypatch.setattr(products_path, "loop", watched)
-    rows = torch.randint(0, 1000, (3, 1_000_000))
-    infos = products.sparse_product_infos(*rows, in1_size=1000, in2_size=1000, out_size=1000)
-    x = torch.rand(RUNS, 1000, 512)
-    with pytest.raises(KeyboardInterrupt):
-        products.sparse_mul(x, x, *infos)
     assert interrupter.begun < 1 / 4
 
 

@@ -1,6 +1,6 @@
 """The CPU bodies where the contract's small cases do not reach: threads, blocks, matrices, room.
 
-Seen red with: parts of n that overlap, one name on disk for serial and parallel loops.
+Seen red with: parts of n that overlap.
 """
 
 import math
@@ -68,13 +68,6 @@ def test_matrices_shared_over_n(op, dtype, backend):
     }
     case = make_case(op, "gemm", tables, shared=shared, channels=(side, side), batch=least_batch)
     check_values(case, Setting(dtype=dtype, backend=backend, order=1))
-
-
-def test_loops_are_told_apart_on_disk():
-    from torchweft.products.numba_path import _ADD, loop
-
-    names = {loop(op, parallel).py_func.__qualname__ for op in _ADD for parallel in (False, True)}
-    assert len(names) == 2 * len(_ADD)
 
 
 def test_explain_tells_of_copies():

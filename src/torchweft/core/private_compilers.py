@@ -17,7 +17,6 @@ NAMES = {
     "GPUTarget": "triton.backends.compiler",
     "GluonASTSource": "triton.experimental.gluon._runtime",
     "create_function_from_signature": "triton.runtime.jit",
-    "cgutils": "numba.core",
     "driver": "triton.runtime",
     "ir": "triton._C.libtriton",
     "make_array": "numba.np.arrayobj",

@@ -1,7 +1,7 @@
 """Machine code on disk: its key, and its file, which another process reads without Triton.
 
     key = sha256(torchweft, torch, Triton, device, options, function, arguments)
-    <home>/machine/<key>: sha256 of the rest (32 bytes), a line of JSON, the code
+    code of the key in `core.files`: a line of JSON, the code
 
 function: the text of its module and of the torchweft modules that it imports, as long as these
 modules hold what their texts say.
@@ -12,14 +12,11 @@ There is no key where it could be incomplete: for values of unknown types, for m
 something was replaced, and while Triton's variables or knobs for debugging are set.  Triton then
 compiles at every first call.
 
-A file never goes stale, since its key contains all that the code depends on.  It is read only if
-its checksum and the key inside are right; otherwise it is ignored and replaced.  Files that were
-not read for 90 days are deleted by the next process that compiles.
+A file never goes stale, since its key contains all that the code depends on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -28,18 +25,17 @@ import os
 import pathlib
 import re
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchweft.core.files import home, write
+from torchweft.core.files import keep_code, kept_code
 from torchweft.core.gpu.compiler import Code, Pointer
 from torchweft.core.printing.modules import Jitted, as_loaded, state, text
 
-__all__ = ["Code", "device", "exists", "key", "kinds", "read", "store"]
+__all__ = ["Code", "device", "key", "kinds", "read", "store"]
 
 
 HARMLESS_VARIABLES = ("TRITON_CACHE_DIR", "TRITON_HOME")
@@ -260,59 +256,18 @@ def _kind(value: Any, loose: bool) -> Any:
 # the files
 
 
-DIGEST_BYTES = 32
-
-DAY = 86_400
-
-SECONDS_KEPT = 90 * DAY
-"""Seconds from its last use after which code is deleted, to a day."""
-
-
-def exists(key: str) -> bool:
-    """Whether there is a file for a key, valid or not."""
-    return _path(key).exists()
-
-
 def read(key: str) -> Code | None:
     """The code of a key; None if there is no file, or a damaged one."""
-    path = _path(key)
-    try:
-        data = path.read_bytes()
-    except OSError:
+    data = kept_code(key)
+    if data is None:
         return None
-    digest, rest = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
-    if digest != hashlib.sha256(rest).digest():
-        return None
-    head, _, binary = rest.partition(b"\n")
+    head, _, binary = data.partition(b"\n")
     found = json.loads(head)
-    if found.pop("key", None) != key:
-        return None
-    with contextlib.suppress(OSError):
-        if time.time() - path.stat().st_mtime > DAY:
-            os.utime(path)
     return Code(binary=binary, **found | {"taken": tuple(found["taken"])})
 
 
 def store(key: str, code: Code) -> None:
     """Write code to disk; where that fails, the next process compiles again."""
-    head = {"key": key} | code._asdict()
+    head = code._asdict()
     del head["binary"]
-    rest = json.dumps(head).encode() + b"\n" + code.binary
-    path = _path(key)
-    with contextlib.suppress(OSError):
-        _forget(path.parent)
-        write(path, hashlib.sha256(rest).digest() + rest)
-
-
-@functools.cache
-def _forget(folder: pathlib.Path) -> None:
-    """Delete files that were not used for `SECONDS_KEPT`, once in a process."""
-    limit = time.time() - SECONDS_KEPT
-    for path in folder.glob("*"):
-        with contextlib.suppress(OSError):  # another process may delete it too
-            if path.stat().st_mtime < limit:
-                path.unlink()
-
-
-def _path(key: str) -> pathlib.Path:
-    return home() / "machine" / key
+    keep_code(key, json.dumps(head).encode() + b"\n" + code.binary)

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from torchweft.core import private
+from torchweft.core.files import has_code
 from torchweft.core.gpu import binaries
 from torchweft.core.gpu.compiler import Code, Pointer, Walked, code_of, lower, serves, walk
 from torchweft.core.gpu.workers import Job, Workers
@@ -90,7 +91,7 @@ def begin_apart(
     name = binaries.key(kernel, arguments, options)
     if name is None or not serves() or not isinstance(kernel, Jitted) or kernel.origin is None:
         return False
-    if name not in _begun and not binaries.exists(name):
+    if name not in _begun and not has_code(name):
         alike = tuple(_pointer(a) if isinstance(a, Tensor) else a for a in arguments)
         _begun[name] = future = workers.submit(
             Job(kernel.origin, alike, dict(options), str(binaries.device()))
@@ -149,7 +150,7 @@ def _finish(name: str | None, walked: Walked) -> Code | None:
 def on_disk(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
     """Whether `machine_code` will find the code on disk."""
     name = binaries.key(kernel, arguments, options)
-    return name is not None and binaries.exists(name)
+    return name is not None and has_code(name)
 
 
 class _Frame:

@@ -1,4 +1,4 @@
-"""Calls on the CPU, by printed loops that numba compiles.
+"""Calls on the CPU, by printed loops.
 
 Rows are divided into tasks that depend on the graph alone, so that results do not depend on the
 number of threads.  Tensors of 16 bits are computed in float32.
@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchweft.core.cpu.arrays import as_array
 from torchweft.core.cpu.loops import share
+from torchweft.core.cpu.machine_code import machine_code
 from torchweft.core.explain import Launch, record, recording
-from torchweft.core.printing.modules import load
 from torchweft.core.tables import Slices
 from torchweft.o3.channelwise.calls import Call
 from torchweft.o3.channelwise.numba_source import LoopSpec, loop_source
@@ -98,8 +97,8 @@ class _Walk(NamedTuple):
     """The order in which a kernel takes the edges."""
 
     owner: str  # the slot whose rows order the edges
-    tasks: Array  # first row of each task, and the end
-    tables: tuple[Array, ...]  # rows, indptr, edges, others, see `loop_source`
+    tasks: Tensor  # first row of each task, and the end
+    tables: tuple[Tensor, ...]  # rows, indptr, edges, others, see `loop_source`
     slices: Slices | None  # pieces of rows, which are taken as rows; None: rows are whole
     gathered: str  # the slot whose rows several edges read, or ""
     num_edges: int  # number of edges
@@ -117,10 +116,10 @@ def _walk(tables: Tables, owner: str) -> _Walk:
     identity = torch.arange(max(tables[:3]) + 1, dtype=dtype)
     if indptr is None:
         indptr = identity[: tables.num_edges + 1]
-    found = [identity if t is None else t for t in (rows, indptr, edges, others)]
-    arrays = tuple(t.numpy() for t in found)
+    found = tuple(identity if t is None else t for t in (rows, indptr, edges, others))
     gathered = "" if others is None else "zx"[owner == "z"]
-    return _Walk(owner, _tasks(arrays[1]), arrays, slices, gathered, tables.num_edges)
+    tasks = torch.from_numpy(_tasks(found[1].numpy()))
+    return _Walk(owner, tasks, found, slices, gathered, tables.num_edges)
 
 
 def _tasks(indptr: Array) -> Array:
@@ -135,21 +134,22 @@ def _walked(
     structure: Structure, call: Call, values: Sequence[Tensor], walk: _Walk, shared: bool
 ) -> list[Tensor]:
     """The results of one walk over the edges, product by product."""
-    name = str(values[0].dtype).removeprefix("torch.")
+    name = _name(values[0])
     tasks = len(walk.tasks) - 1
     outs, added = [], []
     for slot, _ in call.results:
         most, least = stores(structure, slot)
         added.append(most > 1)
         shape = _rows(slot, walk, shared), structure.width(slot)
-        outs.append(_unwritten(shape, name) if most == least == 1 else np.zeros(shape, name))
+        out = _unwritten(shape, name) if most == least == 1 else np.zeros(shape, name)
+        outs.append(torch.from_numpy(out))
     for product in structure.products:
         if not product.channels or not product.paths:
             continue
         product, given = _packed(product, call, values, walk)
-        kernel = _kernel(LoopSpec(product, call, walk.owner, shared, tuple(added), name))
-        arrays = [as_array(t) for t in given]
-        run = functools.partial(_run, kernel, (walk.tasks, *walk.tables, *arrays, *outs))
+        indices = tuple(_name(table) for table in walk.tables)
+        loop = _loop(LoopSpec(product, call, walk.owner, shared, tuple(added), name, indices))
+        run = functools.partial(_run, *loop, (walk.tasks, *walk.tables, *given, *outs))
         work = walk.num_edges * _terms(structure, call, channels=True)
         share(run, tasks, work, SERIAL_MULTIPLICATIONS)
         if recording():
@@ -157,8 +157,7 @@ def _walked(
             room = sum(t.nbytes for t, v in zip(given, values, strict=True) if t is not v)
             record(Launch("numba", what, {"channels": product.channels}, tasks, room))
     return [
-        _folded(torch.from_numpy(out), slot, walk, shared)
-        for out, (slot, _) in zip(outs, call.results, strict=True)
+        _folded(out, slot, walk, shared) for out, (slot, _) in zip(outs, call.results, strict=True)
     ]
 
 
@@ -167,8 +166,8 @@ def _unwritten(shape: tuple[int, int], name: str) -> Array:
     return np.empty(shape, name)
 
 
-def _run(kernel: Any, arguments: tuple[Array, ...], first: int, last: int) -> None:
-    kernel(first, last, *arguments)
+def _run(kernel: Any, scratch: Tensor, arguments: Sequence[Tensor], first: int, last: int) -> None:
+    kernel(first, last, torch.zeros_like(scratch), *arguments)
 
 
 def _packed(
@@ -205,8 +204,15 @@ def _rows(slot: str, walk: _Walk, shared: bool) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _kernel(spec: LoopSpec) -> Any:
-    return load("o3_loop", loop_source(spec)).kernel
+def _loop(spec: LoopSpec) -> tuple[Any, Tensor]:
+    """The kernel of a walk, and a scratch array like those that it needs."""
+    text, size = loop_source(spec)
+    return machine_code(text), torch.empty(size, dtype=getattr(torch, spec.dtype))
+
+
+def _name(t: Tensor) -> str:
+    """Of the tensor's dtype."""
+    return str(t.dtype).removeprefix("torch.")
 
 
 def _folded(out: Tensor, slot: str, walk: _Walk, shared: bool) -> Tensor:

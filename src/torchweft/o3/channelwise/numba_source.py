@@ -1,4 +1,4 @@
-"""Source of numba loops for calls: edges by the row that they add to, channels in vector lanes.
+"""Source of CPU loops for calls: edges by the row that they add to, channels in vector lanes.
 
     for the rows of a task:
         for the edges of the row:
@@ -9,19 +9,15 @@
 
 All vectors lie in one scratch array at constant offsets, so that the compiler vectorizes without
 checks of overlap; values that channels share are scalars, and lie there between edges.  Only the
-copies depend on the layout of rows.  What is inside of the loops over edges is straight-line code,
-which compiles in a tenth of numba's time.
+copies depend on the layout of rows.
 """
 
 from __future__ import annotations
 
-import pathlib
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import torchweft.core.cpu
-from torchweft.core.files import source_hash
 from torchweft.core.printing.dialect import indented
 from torchweft.o3.channelwise.arithmetic import Arithmetic
 from torchweft.o3.channelwise.calls import Call
@@ -31,33 +27,17 @@ __all__ = ["LoopSpec", "loop_source"]
 
 _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
 _VALUE = re.compile(r"([xyzw])(\d+)_(\d+)_(\d+)")
-_ARRAY = re.compile(r"\b(\w+)\[")
-
-_STRAIGHT_LINE = pathlib.Path(torchweft.core.cpu.__file__).with_name("straight_line.py")
-
-_HEADER = """# with straight_line {called}
-import numba
-import numpy as np
-
-from torchweft.core.cpu.straight_line import straight_line
-"""
-
-_KERNEL = """
-
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={{"reassoc", "contract", "nsz"}})
-def kernel({arguments}):
-    scratch = np.zeros({size}, np.{dtype})
-    for task in range(first, last):"""
 
 _LOOPS = {
-    "row": ("        for p in range(tasks[task], tasks[task + 1]):", "            row = rows[p]"),
+    "task": ("for task in range(first, last):",),
+    "row": ("for p in range(tasks[task], tasks[task + 1]):", "    row = rows[p]"),
     "edge": (
-        "            for k in range(indptr[p], indptr[p + 1]):",
-        "                e = edges[k]",
-        "                other = others[e]",
+        "for k in range(indptr[p], indptr[p + 1]):",
+        "    e = edges[k]",
+        "    other = others[e]",
     ),
 }
-_DEPTH = {"task": 2, "row": 3, "edge": 4}
+_TABLES = ("rows", "indptr", "edges", "others")
 
 
 class LoopSpec(NamedTuple):
@@ -69,17 +49,26 @@ class LoopSpec(NamedTuple):
     shared: bool  # whether w has one row
     added: tuple[bool, ...]  # for each result, whether stores add to the memory
     dtype: str  # name of the numpy dtype
+    indices: tuple[str, ...]  # names of the numpy dtypes of rows, indptr, edges, others
 
 
-def loop_source(spec: LoopSpec) -> str:
-    """The module text of a walk.
+class LoopSource(NamedTuple):
+    """The text of a walk for `machine_code`, and the size of its scratch array."""
 
-    It defines `kernel(first, last, tasks, rows, indptr, edges, others, *tensors, *results)` for
-    tasks first .. last−1.  Task t has the rows p = tasks[t] .. tasks[t+1]−1; row p has the edges
-    edges[indptr[p]] .. edges[indptr[p+1]−1] and is the owner's row rows[p]; others[e] is the row of
-    edge e in the other slot.  Sums over a row are stored at p, sums over a task at t.
+    text: str
+    size: int
+
+
+def loop_source(spec: LoopSpec) -> LoopSource:
+    """A walk.
+
+    It defines `kernel(first, last, scratch, tasks, rows, indptr, edges, others, *tensors,
+    *results)` for tasks first .. last−1.  Task t has the rows p = tasks[t] .. tasks[t+1]−1; row p
+    has the edges edges[indptr[p]] .. edges[indptr[p+1]−1] and is the owner's row rows[p]; others[e]
+    is the row of edge e in the other slot.  Sums over a row are stored at p, sums over a task at t.
     """
-    return "\n".join(_LoopPrinter(spec).module()) + "\n"
+    printer = _LoopPrinter(spec)
+    return LoopSource("\n".join(printer.lines()) + "\n", printer.size)
 
 
 class _PathGroup(NamedTuple):
@@ -217,54 +206,45 @@ class _LoopPrinter:
                 found.append(run)
         return iter(found)
 
-    # the module
+    # the text
 
-    def module(self) -> Iterator[str]:
-        parts = {
-            "begin_task": self._begin("task"),
-            "begin_row": self._begin("row"),
-            "edge": self._edge(),
-            "end_row": self._end("row"),
-            "end_task": self._end("task"),
-        }
-        texts = {name: text for name, lines in parts.items() if (text := "\n".join(lines))}
-        yield _HEADER.format(called=source_hash(_STRAIGHT_LINE))
-        for name, text in texts.items():
-            yield f'{name} = straight_line("""\n{text}\n""", "{", ".join(_arrays(text))}")\n'
-        names = ["first", "last", "tasks", "rows", "indptr", "edges", "others"]
-        names += [f"in{n}" for n in range(len(self.call.slots))]
-        names += [f"out{n}" for n in range(len(self.call.results))]
-        dtype = self.spec.dtype
-        yield _KERNEL.format(arguments=", ".join(names), size=self.size, dtype=dtype)
-        called = {name: self._called(name, text) for name, text in texts.items()}
-        yield from called.get("begin_task", ())
-        yield from _LOOPS["row"]
-        yield from called.get("begin_row", ())
-        yield from _LOOPS["edge"]
-        yield from called["edge"]
-        yield from called.get("end_row", ())
-        yield from called.get("end_task", ())
+    def lines(self) -> Iterator[str]:
+        real = self.spec.dtype
+        arguments = ["first: int64", "last: int64", f"scratch: {real}[:]", "tasks: int64[:]"]
+        tables = zip(_TABLES, self.spec.indices, strict=True)
+        arguments += [f"{name}: {dtype}[:]" for name, dtype in tables]
+        arguments += [f"in{n}: {real}[:, :]" for n in range(len(self.call.slots))]
+        arguments += [f"out{n}: {real}[:, :]" for n in range(len(self.call.results))]
+        yield f"def kernel({', '.join(arguments)}):"
+        edge = [*_LOOPS["edge"], *indented(self._edge(), 1)]
+        row = [*_LOOPS["row"], *indented(self._around("row", edge), 1)]
+        yield from indented([*_LOOPS["task"], *indented(self._around("task", row), 1)], 1)
 
-    def _called(self, name: str, text: str) -> Iterator[str]:
-        """The call of a part with the rows that it reads and writes."""
-        rows = {"scratch": "scratch"}
-        for n, slot in enumerate(self.call.slots):
-            index = {"task": "0", "row": "row", "edge": "other" if slot in "xz" else "e"}
-            rows[f"in{n}"] = f"in{n}[{index[self._level(slot)]}]"
-        for n, result in enumerate(self.call.results):
-            index = {"task": "task", "row": "p", "edge": "e"}
-            rows[f"out{n}"] = f"out{n}[{index[self._level(result.slot)]}]"
-        given = ", ".join(rows[array] for array in _arrays(text))
-        yield f"{'    ' * _DEPTH[name.rpartition('_')[2]]}{name}(({given},))"
+    def _around(self, level: str, inside: Iterable[str]) -> Iterator[str]:
+        yield from self._begin(level)
+        yield from inside
+        yield from self._end(level)
+
+    def _array(self, kind: str, number: int, index: str) -> str:
+        """An element of the row of a tensor or a result that a loop selects."""
+        slot = self._slot(kind, number)
+        level = self._level(slot)
+        if kind == "t":
+            edge = "other" if slot in "xz" else "e"
+            row = {"task": "0", "row": "row", "edge": edge}[level]
+            return f"in{number}[{row}, {index}]"
+        row = {"task": "task", "row": "p", "edge": "e"}[level]
+        return f"out{number}[{row}, {index}]"
 
     def _begin(self, level: str) -> Iterator[str]:
         """Loads of a level, and zeros for sums over it."""
         for n, slot in enumerate(self.call.slots):
             if self._level(slot) == level:
                 for run in self._runs("t", n):
-                    yield from _copies(run, f"scratch[{{}}] = in{n}[{{}}]")
+                    yield from _copies(run, f"scratch[{{0}}] = {self._array('t', n, '{1}')}")
                 for b, c, place in self._shared("t", n):
-                    yield f"{self._scalar(f'{slot}{n}_{b}_{c}')} = in{n}[{place}]"
+                    name = self._scalar(f"{slot}{n}_{b}_{c}")
+                    yield f"{name} = {self._array('t', n, str(place))}"
         for n, result in enumerate(self.call.results):
             if self._level(result.slot) == level:
                 for b, c, _ in self._shared("r", n):
@@ -317,14 +297,10 @@ class _LoopPrinter:
                 continue
             equals = "+=" if self.spec.added[n] else "="
             for run in self._runs("r", n):
-                yield from _copies(run, f"out{n}[{{1}}] {equals} scratch[{{0}}]")
+                yield from _copies(run, f"{self._array('r', n, '{1}')} {equals} scratch[{{0}}]")
             for b, c, place in self._shared("r", n):
-                yield f"out{n}[{place}] {equals} {self._scalar(f'r{n}_{b}_{c}')}"
-
-
-def _arrays(text: str) -> list[str]:
-    """The names of the arrays in a part."""
-    return sorted(set(_ARRAY.findall(text)))
+                value = self._scalar(f"r{n}_{b}_{c}")
+                yield f"{self._array('r', n, str(place))} {equals} {value}"
 
 
 def _component(value: str) -> tuple[str, int, int, int]:

@@ -13,16 +13,13 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numba
 import numpy as np
 import torch
-from numba import types
-from numba.extending import intrinsic
-from numba.np.numpy_support import carray
 from torch import Tensor
 
+from torchweft.core.cpu.machine_code import machine_code
 from torchweft.core.explain import Launch, record, recording
-from torchweft.core.private_compilers import cgutils
+from torchweft.core.printing.dialect import indented
 from torchweft.o3.channelwise.calls import ROLES, Call, Term
 from torchweft.o3.channelwise.structure import SLOTS, Path, Product, Structure
 from torchweft.o3.graph import Tables, check_ranges
@@ -35,9 +32,18 @@ UNIT_SLOT = len(SLOTS)
 
 Array = np.ndarray[Any, Any]
 
-jit: Any = numba.njit(
-    cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
-)
+_KINDS = (
+    ("z[zp] += factor * a[ap] * b[bp] * c[cp]",),
+    ("scale = factor * b[bp] * c[cp]", "for u in range(channels):", "    z[Z] += scale * a[A]"),
+    ("scale = factor * c[cp]", "for u in range(channels):", "    z[Z] += scale * a[A] * b[B]"),
+    ("for u in range(channels):", "    z[Z] += factor * a[A] * b[B] * c[C]"),
+    ("total = 0.0", "for u in range(channels):", "    total += a[A] * b[B]",
+     "z[zp] += factor * c[cp] * total"),
+    ("total = 0.0", "for u in range(channels):", "    total += a[A] * b[B] * c[C]",
+     "z[zp] += factor * total"),
+)  # fmt: skip
+"""Statements of a product by what has channels: nothing; the result and a, or a and b, or all
+factors; a and b, or all factors.  Z, A, B and C are the places of channel u."""
 
 
 def run(
@@ -45,7 +51,7 @@ def run(
 ) -> list[Tensor]:
     """The results of a call, see `operator.Run`."""
     if recording():
-        products = len(_table(structure, call)[1])
+        products = len(_table(structure, call)[-1])
         for result in call.results:
             record(Launch("numba", f"few_{result.slot}", {"products": products}, 1))
     src, dst = tables.src, tables.dst
@@ -71,32 +77,37 @@ def prepared(
         rows["w"] = 1
     shapes = [(rows[result.slot], structure.width(result.slot)) for result in call.results]
     # a row that all edges share has a stride of 0
-    strides = np.array([0 if shared and s == "w" else structure.width(s) for s in SLOTS] + [0])
-    products, factors = _table(structure, call)
-    factors = torch.from_numpy(factors).to(wide).numpy()
+    strides = torch.tensor([0 if shared and s == "w" else structure.width(s) for s in SLOTS] + [0])
+    kinds, products, factors = map(torch.from_numpy, _table(structure, call))
+    factors = factors.to(wide)
     of = next((t for t in (tables.src, tables.dst) if t is not None), None)
-    index = np.int64 if of is not None and of.dtype == torch.int64 else np.int32
-    identity = np.arange(tables.num_edges, dtype=index)
+    index = torch.int64 if of is not None and of.dtype == torch.int64 else torch.int32
+    identity = torch.arange(tables.num_edges, dtype=index)
     one = torch.ones(1, dtype=wide)
+    walk = machine_code(_source(wide, index))
 
     def again(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = [t.resolve_neg().contiguous() for t in given[:count]]
         if dtype != wide:
             values = [t.to(wide) for t in values]
         src, dst, *_ = listed((*given[count:], None))
-        ends = [identity if t is None else t.numpy() for t in (src, dst)]
+        src, dst = (identity if t is None else t for t in (src, dst))
         # separate memory, aligned: bits of matrix products depend on the alignment of operands
         results = [torch.zeros(shape, dtype=wide) for shape in shapes]
-        addresses = np.array([t.data_ptr() for t in (*values, one, *results)])
-        _walk(products, factors, addresses, strides, *ends, identity)
+        tensors = torch.tensor([t.data_ptr() for t in (*values, one, *results)])
+        rows_of = torch.tensor([t.data_ptr() for t in (src, identity, dst, identity, identity)])
+        walk(tables.num_edges, kinds, products, factors, tensors, strides, rows_of)
         return tuple(results if dtype == wide else [t.to(dtype) for t in results])
 
     return again
 
 
 @functools.lru_cache(maxsize=256)
-def _table(structure: Structure, call: Call) -> tuple[Array, Array]:
-    """The products of a call, see `_walk`, and their factors."""
+def _table(structure: Structure, call: Call) -> tuple[Array, Array, Array]:
+    """First product of each of `_KINDS`, and the end; the products, see `_source`; their factors.
+
+    Products of a kind are in the order of the call.
+    """
     found = [
         of_path
         for number, (slot, terms) in enumerate(call.results)
@@ -105,8 +116,20 @@ def _table(structure: Structure, call: Call) -> tuple[Array, Array]:
         for path in product.paths
         for of_path in _products(call, number, term, product, path)
     ]
-    table = np.array([row for row, _ in found], np.int32).reshape(-1, 17)
-    return table, np.array([factor for _, factor in found], np.float64)
+    kinds = np.array([_kind(row) for row, _ in found], np.int64)
+    order = kinds.argsort(kind="stable")
+    table = np.array([row for row, _ in found], np.int32).reshape(-1, 17)[order]
+    begins = np.searchsorted(kinds[order], np.arange(len(_KINDS) + 1))
+    return begins, table, np.array([factor for _, factor in found], np.float64)[order]
+
+
+def _kind(product: list[int]) -> int:
+    """The number of a product's statements in `_KINDS`."""
+    channels, steps = product[0], product[4::4]
+    if channels == 1:
+        return 0
+    result, _, second, third = map(bool, steps)
+    return 1 + second + third if result else 4 + third
 
 
 def _products(
@@ -131,74 +154,34 @@ def _products(
         yield [product.channels, *itertools.chain(first, *factors)], path.factor * value
 
 
-@intrinsic
-def _pointer(context, address):  # type: ignore[no-untyped-def]
-    """The pointer to an address."""
-
-    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), build
-
-
-@jit
-def _at(address, like):  # type: ignore[no-untyped-def]
-    """The array at an address, of the dtype of `like`."""
-    return carray(_pointer(address), 1, like.dtype)  # type: ignore[call-arg]
-
-
-@jit
-def _operand(product, k, addresses, strides, rows, size):  # type: ignore[no-untyped-def]
-    """Address, bytes per row, rows of edges, and channel step of the result or of a factor.
-
-    Steps are unsigned: the compiler then tests once per edge whether they are 1, and vectorizes.
-    """
-    slot = product[4 * k + 2]
-    begin = addresses[product[4 * k + 1]] + product[4 * k + 3] * size
-    return begin, strides[slot] * size, rows[slot], np.uint64(product[4 * k + 4])
-
-
-@jit
-def _walk(products, factors, addresses, strides, src, dst, identity):  # type: ignore[no-untyped-def]
-    """Add products to results, edge by edge.
+@functools.cache
+def _source(number: torch.dtype, index: torch.dtype) -> str:
+    """The text of the loop that adds products to results, edge by edge.
 
     A product has the number of channels, then for the result and each of three factors: tensor,
     slot, place in a row, channel step.  Factors without a step come last.
     """
-    rows, size = (src, identity, dst, identity, identity), factors.itemsize
-    for p in range(products.shape[0]):
-        z0, sz, rz, dz = _operand(products[p], 0, addresses, strides, rows, size)
-        a0, sa, ra, da = _operand(products[p], 1, addresses, strides, rows, size)
-        b0, sb, rb, db = _operand(products[p], 2, addresses, strides, rows, size)
-        c0, sc, rc, dc = _operand(products[p], 3, addresses, strides, rows, size)
-        channels, factor = np.uint64(products[p, 0]), factors[p]
-        if channels == 1:
-            for e in range(identity.shape[0]):
-                z, a = _at(z0 + rz[e] * sz, factors), _at(a0 + ra[e] * sa, factors)
-                b, c = _at(b0 + rb[e] * sb, factors), _at(c0 + rc[e] * sc, factors)
-                z[0] += factor * a[0] * b[0] * c[0]
-            continue
-        for e in range(identity.shape[0]):
-            z, a = _at(z0 + rz[e] * sz, factors), _at(a0 + ra[e] * sa, factors)
-            b, c = _at(b0 + rb[e] * sb, factors), _at(c0 + rc[e] * sc, factors)
-            if dz and not db:
-                scale = factor * b[0] * c[0]
-                for u in range(channels):
-                    z[u * dz] += scale * a[u * da]
-            elif dz and not dc:
-                scale = factor * c[0]
-                for u in range(channels):
-                    z[u * dz] += scale * a[u * da] * b[u * db]
-            elif dz:
-                for u in range(channels):
-                    z[u * dz] += factor * a[u * da] * b[u * db] * c[u * dc]
-            elif not dc:
-                total = factors.dtype.type(0)
-                for u in range(channels):
-                    total += a[u * da] * b[u * db]
-                z[0] += factor * c[0] * total
-            else:
-                total = factors.dtype.type(0)
-                for u in range(channels):
-                    total += a[u * da] * b[u * db] * c[u * dc]
-                z[0] += factor * total
+    lines = []
+    for kind, statements in enumerate(_KINDS):
+        given = ["channels = products[p, 0]", "factor = factors[p]"]
+        edge = []
+        for n, name in enumerate("zabc"):
+            tensor, slot, place, step = (f"products[p, {4 * n + k}]" for k in (1, 2, 3, 4))
+            given += [f"{name} = tensors[{tensor}]", f"{name}_rows = rows[{slot}]"]
+            given += [f"{name}_width = strides[{slot}]", f"{name}_first = {place}"]
+            given.append(f"{name}_step = {step}")
+            edge.append(f"{name}p = {name}_first + {name}_rows[e] * {name}_width")
+        for name in "zabc":
+            statements = tuple(
+                s.replace(f"{name}[{name.upper()}]", f"{name}[{name}p + u * {name}_step]")
+                for s in statements
+            )
+        lines.append(f"for p in range(kinds[{kind}], kinds[{kind + 1}]):")
+        inside = indented([*edge, *statements], 1)
+        lines += indented([*given, "for e in range(0, num_edges):", *inside], 1)
+    arguments = [
+        "num_edges: int64", "kinds: int64[:]", "products: int32[:, :]", f"factors: {number}[:]",
+        f"tensors: {number}[:][:]", "strides: int64[:]", f"rows: {index}[:][:]",
+    ]  # fmt: skip
+    text = "\n".join([f"def walk({', '.join(arguments)}):", *indented(lines, 1)])
+    return text.replace("torch.", "")

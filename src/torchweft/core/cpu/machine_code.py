@@ -1,0 +1,194 @@
+"""Functions on arrays as machine code: their text becomes LLVM's instructions, kept on disk.
+
+numba would take five times as long, most of it for its inference of types and for functions around
+the code; it need not even be imported, only llvmlite, which it is built on.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import llvmlite
+import llvmlite.binding as llvm
+import torch
+from llvmlite import ir
+
+from torchweft.core.cpu import instructions
+from torchweft.core.cpu.instructions import INDEX, Emitter
+from torchweft.core.files import keep_code, kept_code, source_hash
+from torchweft.errors import DTypeError
+
+__all__ = ["FLAGS", "machine_code"]
+
+FLAGS = ("reassoc", "contract", "nsz")
+"""Of arithmetic on numbers: sums in vector lanes, products and sums in one instruction."""
+
+_REALS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
+_TYPES = {"int32": ir.IntType(32), "int64": INDEX, **_REALS}
+
+
+class _Kind(NamedTuple):
+    """What an argument is: the dtype, and "", "[:]", "[:, :]" or "[:][:]" behind it."""
+
+    dtype: str
+    shape: str
+
+    @property
+    def types(self) -> list[Any]:
+        """LLVM's types of what is passed for it."""
+        pointers = {"": 0, "[:][:]": 2}.get(self.shape, 1)
+        passed = _TYPES[self.dtype]
+        for _ in range(pointers):
+            passed = passed.as_pointer()
+        return [passed, INDEX] if self.shape == "[:, :]" else [passed]
+
+    @property
+    def needed(self) -> tuple[torch.dtype, int]:
+        """Dtype and number of dimensions of the tensor that is given for it; 0: an integer."""
+        dtype = "int64" if self.shape == "[:][:]" else self.dtype
+        return getattr(torch, dtype), bool(self.shape) + (self.shape == "[:, :]")
+
+
+@functools.cache
+def machine_code(text: str) -> Callable[..., None]:
+    """The function that a text defines.
+
+    Args:
+        text: a function of Python.  Each argument has a kind: `int64`; `dtype[:]` or `dtype[:, :]`
+            for tensors of int32, int64, and float32 or float64, one of the two; `dtype[:][:]` for
+            an int64 tensor of the addresses of such tensors.  Statements are
+            `name = value`, `array[index] = value`, the same with `+=`, `for counter in
+            range(integer):` of at least one run, and `for counter in range(first, end):`.  A value
+            is a number, an integer, or an array of a table; they are made of names, elements, + and
+            *, numbers of - too, and integers of // and % where none is negative.  The indices of an
+            array with two dimensions are `row, place`.
+
+    Returns:
+        A function of integers and contiguous tensors, which releases Python's lock.  It does not
+        check indices; tensors that it writes share memory with no other argument.
+
+    Raises:
+        DTypeError: by the function: a tensor is not of the kind in the text.
+        ValueError: the text has another form.
+
+    Example:
+        >>> import torch
+        >>> add = machine_code('''
+        ... def add(x: float64[:, :], rows: int64[:], first: int64, end: int64, y: float64[:]):
+        ...     for n in range(first, end):
+        ...         for u in range(2):
+        ...             y[u] += x[rows[n], u]
+        ... ''')
+        >>> x, y = torch.arange(6.0, dtype=torch.float64).view(3, 2), torch.zeros(2).double()
+        >>> add(x, torch.tensor([0, 2]), 0, 2, y)
+        >>> y
+        tensor([4., 6.], dtype=torch.float64)
+    """
+    (definition,) = ast.parse(text).body
+    assert isinstance(definition, ast.FunctionDef)
+    kinds = [_kind(argument) for argument in definition.args.args]
+    key = hashlib.sha256("\n".join([text, _compiler()]).encode()).hexdigest()
+    code = kept_code(key)
+    if code is None:
+        code = _compiled(definition, kinds)
+        keep_code(key, code)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    count = sum(len(kind.types) for kind in kinds)
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)(
+        engine.get_function_address(definition.name)
+    )
+    needed = [kind.needed for kind in kinds]
+
+    def call(*arguments: Any) -> None:
+        function(*_passed(needed, arguments))
+
+    call.engine = engine  # type: ignore[attr-defined]  # it holds the code
+    return call
+
+
+def _passed(needed: list[tuple[torch.dtype, int]], given: tuple[Any, ...]) -> Iterator[int]:
+    """The integers and addresses of a call; needed: dtype and dimensions of each tensor."""
+    for (dtype, dimensions), t in zip(needed, given, strict=True):
+        if not dimensions:
+            yield t
+            continue
+        if t.dtype is not dtype or t.dim() != dimensions or not t.is_contiguous():
+            raise DTypeError(
+                f"a tensor {tuple(t.shape)} of {t.dtype} and strides {t.stride()} was given to "
+                f"machine code, which needs {dimensions} dimensions of {dtype}, contiguous: "
+                "convert it, or print the kind of the argument anew."
+            )
+        yield t.data_ptr()
+        if dimensions == 2:
+            yield t.shape[1]
+
+
+def _kind(argument: ast.arg) -> _Kind:
+    text = ast.unparse(argument.annotation) if argument.annotation else ""
+    found = re.fullmatch(r"(?=int64$|.*\])(\w+)((?:\[:\]){0,2}|\[:, :\])", text)
+    if found is None or found[1] not in _TYPES:
+        raise ValueError(
+            f"the argument {ast.unparse(argument)!r} of machine code has no kind: write int64, or "
+            f"a dtype of {', '.join(_TYPES)} with [:], [:, :] or [:][:] behind it."
+        )
+    return _Kind(found[1], found[2])
+
+
+def _compiled(definition: ast.FunctionDef, kinds: list[_Kind]) -> bytes:
+    """The object file of a function."""
+    module = llvm.parse_assembly(str(_module(definition, kinds)))
+    target = _target()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = True
+    builder = llvm.create_pass_builder(target, options)
+    builder.getModulePassManager().run(module, builder)
+    found: bytes = target.emit_object(module)
+    return found
+
+
+def _module(definition: ast.FunctionDef, kinds: list[_Kind]) -> ir.Module:
+    """LLVM's text of a function."""
+    module = ir.Module("machine_code")
+    module.triple = llvm.get_process_triple()
+    types = [of for kind in kinds for of in kind.types]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), types), definition.name)
+    entry, begin = (function.append_basic_block(name) for name in ("entry", "begin"))
+    ir.IRBuilder(entry).branch(begin)
+    (real,) = {_REALS[kind.dtype] for kind in kinds if kind.dtype in _REALS}
+    emitter = Emitter(ir.IRBuilder(begin), real, flags=FLAGS)
+    passed = iter(function.args)
+    for argument, kind in zip(definition.args.args, kinds, strict=True):
+        value, *width = (next(passed) for _ in kind.types)
+        if kind.shape:
+            value.add_attribute("noalias")
+        emitter.give(argument.arg, value, *width)
+    emitter.statements(definition.body)
+    emitter.builder.ret_void()
+    return module
+
+
+def _target() -> Any:
+    """This processor, as LLVM knows it: anew for each engine, which deletes it."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3,
+        reloc="default", codemodel="jitdefault", jit=True,
+    )  # fmt: skip
+
+
+@functools.cache
+def _compiler() -> str:
+    """All but the text that machine code depends on."""
+    written = source_hash(pathlib.Path(__file__), pathlib.Path(str(instructions.__file__)))
+    processor = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    return " ".join([written, llvmlite.__version__, llvm.get_process_triple(), *processor])
