@@ -153,8 +153,8 @@ MUTANTS = [
     ),
     Mutant(
         "straight-line code: differences are turned round",
-        "return kinds[type(operator)](self._value(left), self._value(right))",
-        "return kinds[type(operator)](self._value(right), self._value(left))",
+        "return combine(self._value(left), self._value(right), flags=self.flags)",
+        "return combine(self._value(right), self._value(left), flags=self.flags)",
         "tests/contract/test_straight_line.py",
     ),
     Mutant(

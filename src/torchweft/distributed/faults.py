@@ -87,9 +87,10 @@ class _Watch(threading.Thread):
         self.rank, self.size = world(group)
         self.host = host_group(group)
         store = self.host.get_group_store()
+        prefixed = distributed.PrefixStore  # type: ignore[attr-defined]
         block = f"torchweft/block {store.add(f'torchweft/entered/{self.rank}', 1)}"
-        self.store = distributed.PrefixStore(block, store)
-        self.own_connection = distributed.PrefixStore(block, store.clone())
+        self.store = prefixed(block, store)
+        self.own_connection = prefixed(block, store.clone())
         self.left = threading.Event()
         self.told: str | None = None
 

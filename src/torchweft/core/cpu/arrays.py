@@ -13,7 +13,7 @@ from torch import Tensor
 __all__ = ["as_array"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
-_DTYPES = {
+_DTYPES: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
     torch.complex64: np.complex64,
@@ -28,6 +28,6 @@ def as_array(t: Tensor) -> Array:
     `Tensor.numpy` forbids for good to resize the tensor's storage.  FSDP frees gathered parameters
     by that, so what a caller may have given is seen through this function.
     """
-    memory = _Memory.from_address(t.data_ptr())
-    memory.owner = t  # type: ignore[attr-defined]  # as long as an array shows it
+    memory: Any = _Memory.from_address(t.data_ptr())
+    memory.owner = t  # as long as an array shows it
     return np.frombuffer(memory, _DTYPES[t.dtype], t.numel()).reshape(t.shape)
