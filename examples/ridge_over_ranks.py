@@ -8,7 +8,6 @@ Each rank has its rows of x and y; K is never stored.  Nyström's preconditioner
     U = K(x, z) L⁻ᵀ,   L Lᵀ = K(z, z),   P⁻¹ r = (r − U (σ² + Uᵀ U)⁻¹ Uᵀ r) / σ²
 """
 
-import os
 import sys
 
 import torch
@@ -38,22 +37,21 @@ def nystroem(x, z):
 
 def main(points=1000, inducing=100):
     """Points of each rank, and how many of rank 0 the preconditioner takes."""
-    device = "cpu"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        device = "cuda"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    if device == "cuda":
+        torch.cuda.set_device(distributed.get_node_local_rank())
     torch.manual_seed(distributed.get_rank())
     x, tests = (torch.rand(n, 3, device=device) / LENGTHSCALE for n in (points, 1000))
     y, truth = ((6 * LENGTHSCALE * t).sin().sum(1, keepdim=True) for t in (x, tests))
     y = y + NOISE * torch.randn_like(y)
     z = x[:inducing].clone()
     distributed.broadcast(z, 0)
+    k, k_tests = ((-Vi(t).sqdist(Vj(x)) / 2).exp() for t in (x, tests))
     solver = {"preconditioner": nystroem(x, z), "eps": 1e-3}
     with all_pairs():
-        k = (-Vi(x).sqdist(Vj(x)) / 2).exp()
         a = conjugate_gradient(lambda v: k @ v + NOISE**2 * v, y, **solver)
-        predicted = (-Vi(tests).sqdist(Vj(x)) / 2).exp() @ a
+        predicted = k_tests @ a
     square = added((predicted - truth).square().mean()) / distributed.get_world_size()
     if distributed.get_rank() == 0:
         print(f"root mean square error {float(square.sqrt()):.4f}, noise {NOISE}")

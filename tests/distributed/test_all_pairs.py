@@ -16,7 +16,7 @@ import torch
 
 from tests.distributed.test_pairs import COLUMNS, ROWS, data, kept, mask_of, own, part
 from tests.ranks import run
-from torchweft.distributed import all_pairs
+from torchweft.distributed import all_pairs, ring
 from torchweft.errors import BackendError, DTypeError, IndexRangeError, ShapeError, WeftError
 from torchweft.reductions import (
     BlockSparsity,
@@ -375,6 +375,43 @@ def test_an_error_of_one_rank_between_reductions():
     first, second = run(outside, 2)
     assert first == second
     assert first.startswith("rank 0: SqDist of ")
+
+
+def travelled(rank, size, group):
+    """What happens at the hops of a ring, in its order, and the numbers that are sent."""
+    happened, pass_on = [], ring.pass_on
+
+    class Work:
+        def __init__(self, work):
+            self.work = work
+
+        def wait(self):
+            self.work.wait()
+            happened.append("wait")
+
+    def recorded(block, following, group):
+        happened.append(len(block))
+        works = pass_on(block, following, group)
+        return [Work(works[0]), *works[1:]]
+
+    ring.pass_on = recorded
+    try:
+        columns = torch.full((1, COLUMNS[rank], 3), float(rank))
+        for source, (block,) in ring.hops([columns], COLUMNS[:size], group):
+            assert block.equal(torch.full((1, COLUMNS[source], 3), float(source)))
+            happened.append("work")
+    finally:
+        ring.pass_on = pass_on
+    return happened
+
+
+def test_the_next_block_is_under_way_while_one_is_worked_on():
+    size = 4
+    for rank, happened in enumerate(run(travelled, size)):
+        sources = [(rank - hop) % size for hop in range(size - 1)]
+        sent = [max(3 * COLUMNS[source], 1) for source in sources]  # no more than a block at once
+        expected = [step for numbers in sent for step in (numbers, "work", "wait")]
+        assert happened == [*expected, "work"]
 
 
 def test_one_rank_is_the_whole():

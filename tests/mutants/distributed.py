@@ -7,6 +7,8 @@ SCENES = "tests/distributed/test_scenes.py"
 DOMAINS = "tests/distributed/test_domains.py"
 OWNERS = "tests/distributed/test_owners.py"
 GRAPHS = "tests/distributed/test_graphs.py"
+PAIRS = "tests/distributed/test_pairs.py -k 3-"
+ALL_PAIRS = "tests/distributed/test_all_pairs.py"
 
 MUTANTS = [
     Mutant(
@@ -128,5 +130,53 @@ MUTANTS = [
         "edges = own[dst].nonzero()",
         "edges = own[src].nonzero()",
         f"{GRAPHS} -k once",
+    ),
+    Mutant(
+        "a block of the ring is taken for the next rank's",
+        "        yield source, _unpacked(block, shapes, counts[source])",
+        "        yield (source + 1) % size, _unpacked(block, shapes, counts[source])",
+        PAIRS,
+    ),
+    Mutant(
+        "equal values come in the order of the ring",
+        "        columns, order = columns.sort(2)\n        values = values.gather(2, order)\n",
+        "",
+        f"{PAIRS} or neighbours",
+    ),
+    Mutant(
+        "columns that were found are fetched without a gradient",
+        "found = exchange(flat[rows], asked.receive, asked.send, self._group)",
+        "found = exchange(flat[rows].detach(), asked.receive, asked.send, self._group)",
+        PAIRS,
+    ),
+    Mutant(
+        "the masks that ranks have for others stay where they are",
+        "    return own, _exchanged(sent, group)",
+        "    return own, sent",
+        "tests/distributed/test_pairs.py -k True",
+    ),
+    Mutant(
+        "conjugate gradients take the dot products of a rank's rows",
+        "return self.whole.total((u * v).sum(dims, keepdim=True) if dims else u * v)",
+        "return (u * v).sum(dims, keepdim=True) if dims else u * v",
+        f"{ALL_PAIRS} -k solutions",
+    ),
+    Mutant(
+        "points weigh one over the number of a rank's",
+        "counts = (max(1, whole().number(z.shape[-2:-1].numel())) for z in args)",
+        "counts = (max(1, z.shape[-2:-1].numel()) for z in args)",
+        f"{ALL_PAIRS} -k losses",
+    ),
+    Mutant(
+        "an error of one rank in a reduction is raised there alone",
+        "        if error is not self._told:\n            self.agree",
+        "        if False:\n            self.agree",
+        f"{ALL_PAIRS} -k between",
+    ),
+    Mutant(
+        "the value of a row that ranks share is that of a rank",
+        "        return total(found.where(own, 0), self._group)",
+        "        return found.where(own, 0)",
+        f"{ALL_PAIRS} -k one_row",
     ),
 ]
