@@ -427,9 +427,11 @@ def applied(
 
 @functools.lru_cache(KEPT)
 def _cached(
-    name: str, formulas: tuple[Node, ...], data: tuple[Any, ...], moves: tuple[Any, ...] = ()
+    name: str, formulas: tuple[Formula, ...], data: tuple[Any, ...], moves: tuple[Any, ...] = ()
 ) -> Any:
-    moved = map(renumbered, formulas, moves) if moves else formulas
+    # text where tracing began the formula, and its graph broke
+    nodes = [read(f) if isinstance(f, str) else f for f in formulas]
+    moved = map(renumbered, nodes, moves) if moves else nodes
     return _function(name)(*moved, *data)
 
 
