@@ -153,9 +153,15 @@ MUTANTS = [
     ),
     Mutant(
         "straight-line code: differences are turned round",
-        "return kinds[type(operator)](self._value(left), self._value(right))",
-        "return kinds[type(operator)](self._value(right), self._value(left))",
+        "return combine(self._value(left), self._value(right), flags=self.flags)",
+        "return combine(self._value(right), self._value(left), flags=self.flags)",
         "tests/contract/test_straight_line.py",
+    ),
+    Mutant(
+        "machine code: a loop that has no runs has one",
+        'builder.cbranch(builder.icmp_signed("<", first, end), body, after)',
+        "builder.branch(body)",
+        "tests/contract/test_machine_code.py",
     ),
     Mutant(
         "loops: all tasks are a few runs, which no interrupt ends",
