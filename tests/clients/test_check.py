@@ -12,7 +12,7 @@ pytest.importorskip("mace")
 
 from tests.clients.maces import as_batch, mace, rattled
 from torchweft import o3
-from torchweft.errors import DTypeError
+from torchweft.errors import DTypeError, ShapeError
 
 
 def values(model, batch):
@@ -91,3 +91,21 @@ def test_a_model_without_results_is_refused():
 
     with pytest.raises(DTypeError, match=r"returned a dict with charges: .* Pass the model"):
         o3.check(Nothing(mace(torch.float32)), {})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_positions_that_are_not_finite_are_refused(example, value):
+    """Differences of NaN would say nothing."""
+    model, batch = example
+    positions = batch["positions"].clone()
+    positions[0, 0] = value
+    with pytest.raises(ShapeError, match=rf"model's energy .*positions\[0, 0\] is {value}.* Look"):
+        o3.check(model, batch | {"positions": positions})
+
+
+def test_results_that_are_not_finite_are_refused(example):
+    model, batch = example
+    model = copy.deepcopy(model)
+    model.scale_shift.scale.fill_(float("nan"))
+    with pytest.raises(ShapeError, match=r"model's energy .* from its own weights.* Look"):
+        o3.check(model, batch)

@@ -96,6 +96,31 @@ def test_results_are_those_of_the_class(variant, graphs):
         assert_agree(narrow, exact, rounded, torch.float32)
 
 
+def test_positions_of_nan_give_nan_in_their_structure_alone():
+    """Nothing hides them, neither a cutoff nor a sum."""
+    model, data = converted("residual"), given("residual")
+    exact = tensors(model(dict(data), compute_stress=True))
+    data["positions"] = data["positions"].detach().clone()
+    data["positions"][3, 1] = float("nan")
+    found = tensors(model(data, compute_stress=True))
+    atoms = int(data["ptr"][1])
+    assert found["energy"].isnan().tolist() == [True, False]
+    assert found["forces"][:atoms].isnan().any(1).all()
+    for name, rows in (("energy", 1), ("forces", atoms)):
+        assert (found[name][rows:] == exact[name][rows:]).all(), name
+
+
+def test_a_cell_without_volume_has_the_stress_of_the_class():
+    data = given("residual", graphs=1)
+    data["cell"] = data["cell"].clone()
+    data["cell"][2] = data["cell"][0] - data["cell"][1]
+    model = converted("residual")
+    ours = tensors(model(dict(data), compute_stress=True))
+    theirs = tensors(by_class(model, dict(data), compute_stress=True))
+    assert ours["stress"].isfinite().all()
+    assert (ours["stress"] == theirs["stress"]).all()
+
+
 def test_a_call_leaves_its_data():
     """But for the gradient that positions then take."""
     data = given("residual")

@@ -213,8 +213,18 @@ def test_what_is_no_such_model():
         o3.from_mace(torch.nn.Linear(1, 1))
     with pytest.raises(DTypeError, match="from_nequip was given a MaceModel: it must hold layers"):
         o3.from_nequip(MaceModel())
-    with pytest.raises(ShapeError, match=r"the degrees \[1, 2\] for different irreps"):
-        o3.from_mace(MaceModel((1, 2)))
+
+
+def test_a_model_that_cannot_be_turned_stays_as_it_was():
+    """The error names the module."""
+    model = torch.nn.Sequential(MaceModel((1, 2)))
+    before = [(name, type(module)) for name, module in model.named_modules()]
+    text = (
+        r"^0\.contraction cannot be turned: .*the degrees \[1, 2\] for different irreps.*Give the"
+    )
+    with pytest.raises(ShapeError, match=text):
+        o3.from_mace(model)
+    assert [(name, type(module)) for name, module in model.named_modules()] == before
 
 
 class PolynomialCutoff(torch.nn.Module):

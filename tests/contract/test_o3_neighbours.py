@@ -179,6 +179,11 @@ ERRORS = {
     "positions": ({"positions": [[0.0] * 3]}, DTypeError, "positions is a list"),
     "half": ({"positions": atoms(4).half()}, DTypeError, "float16: it must be float64 or float32"),
     "flat": ({"positions": atoms(4).flatten()}, ShapeError, r"positions is \(12,\): .*\(N, 3\)"),
+    "positions of NaN": (
+        {"positions": atoms(4) * torch.tensor([NAN, 1, 1])},
+        ShapeError,
+        r"positions\[0\] is .*nan.*: positions must be finite. Look for",
+    ),
     "infinite": (
         {"positions": atoms(4) / torch.tensor([0.0, 1, 1])},
         ShapeError,

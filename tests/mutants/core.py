@@ -158,6 +158,12 @@ MUTANTS = [
         "tests/contract/test_straight_line.py",
     ),
     Mutant(
+        "machine code: a loop that has no runs has one",
+        'builder.cbranch(builder.icmp_signed("<", first, end), body, after)',
+        "builder.branch(body)",
+        "tests/contract/test_machine_code.py",
+    ),
+    Mutant(
         "loops: all tasks are a few runs, which no interrupt ends",
         "number = min(tasks, max(least, work // WORK_OF_A_RUN))",
         "number = min(tasks, least)",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchweft.core.default_dtype import default_dtype
-from torchweft.errors import DTypeError
+from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.adapters.allegro import from_allegro
 from torchweft.o3.adapters.e3nn import from_e3nn
 from torchweft.o3.adapters.mace import from_mace
@@ -126,6 +126,7 @@ def check(model: nn.Module, batch: Any) -> Report:
     Raises:
         DTypeError: the model holds nothing that can be turned, or returns no energy, forces or
             stress and no tensor.
+        ShapeError: results of the model are not finite.
 
     Memory: three copies of the model, and one call in float64.  Time: the first calls, which
     compile, and five calls of each.
@@ -142,7 +143,9 @@ def check(model: nn.Module, batch: Any) -> Report:
     converted = _converter(model)(_copy(model))
     original = _copy(model)
     exact = _call(_doubled(model), batch, torch.float64)
-    theirs, ours = _call(original, batch), _call(converted, batch)
+    theirs = _call(original, batch)
+    _check_finite(theirs, batch)
+    ours = _call(converted, batch)
     times = _times_ms({"original": original, "torchweft": converted}, batch)
     return Report(
         comparisons=tuple(
@@ -227,6 +230,27 @@ def _results(output: Any) -> dict[str, Tensor]:
             "whose forward computes these."
         )
     return found
+
+
+def _check_finite(results: Mapping[str, Tensor], batch: Any) -> None:
+    wrong = [name for name, value in results.items() if not value.isfinite().all()]
+    if wrong:
+        raise ShapeError(
+            f"the model's {' and '.join(wrong)} hold NaN or infinite numbers, which come from "
+            f"{_not_finite(batch) or 'its own weights, or from atoms at one place'}: check "
+            "compares numbers. Look for the step, or the structure, in which the first one arose."
+        )
+
+
+def _not_finite(batch: Any) -> str:
+    """The first number of a batch that is not finite, as in "positions[0, 2] is nan"."""
+    batch = {"the input": batch} if isinstance(batch, Tensor) else batch
+    given = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+    for name, value in given:
+        if isinstance(value, Tensor) and not value.isfinite().all():
+            place = (~value.isfinite()).nonzero()[0].tolist()
+            return f"{name}{place} is {float(value[tuple(place)])}"
+    return ""
 
 
 def _comparison(name: str, original: Tensor, ours: Tensor, exact: Tensor) -> Comparison:

@@ -19,7 +19,7 @@ from torchweft.o3.adapters.mace_forward import (
     rows_of_e3nn,
 )
 from torchweft.o3.adapters.model_call import Call
-from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
+from torchweft.o3.adapters.replacing import holding, is_of, naming, replace_layers
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff, RadialBasis
 from torchweft.o3.layers.networks import FullyConnectedNet
@@ -52,7 +52,7 @@ def from_mace(model: nn.Module) -> nn.Module:
     Raises:
         DTypeError: it has no interaction of MACE with a product of e3nn.
         ShapeError: a symmetric contraction of other degrees for other irreps, or whose couplings
-            are not equivariant in e3nn's basis.
+            are not equivariant in e3nn's basis; the text names it, and the model stays as it was.
 
     An interaction's `conv_tp` then takes nodes, edges, weights and edge_index, as MACE calls it
     where a convolution is fused; its `conv_tp_weights` gives what the last matrix of the network is
@@ -90,13 +90,15 @@ def _is_unconverted(block: nn.Module) -> bool:
 
 def _convert(model: Any, layout: str) -> None:
     """Replace the layers of a model, which then has rows of this layout."""
-    blocks: list[Any] = [block for block in model.modules() if _is_unconverted(block)]
+    blocks = [(name, block) for name, block in model.named_modules() if _is_unconverted(block)]
     if not blocks:
         return
     call = Call()
-    for block in blocks:
-        _convert_interaction(block, layout, call)
+    # MACE's layers first: where one cannot be turned, the model stays as it was
     replace_layers(model, functools.partial(_mace_layer, layout=layout, call=call))
+    for name, block in blocks:
+        with naming(name):
+            _convert_interaction(block, layout, call)
     replace_layers(model, functools.partial(made_layer, layout=layout))
     if hasattr(model, "interactions"):
         model.register_forward_pre_hook(call.begin, with_kwargs=True)

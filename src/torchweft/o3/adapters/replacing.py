@@ -8,28 +8,53 @@ follow from irreps, which layers of torchweft take no notice of.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["holding", "is_of", "replace_layers", "rest_of_state"]
+from torchweft.errors import WeftError
+
+__all__ = ["holding", "is_of", "naming", "replace_layers", "rest_of_state"]
 
 ROUNDED = 2.0**-12
 """Fraction by which constants of a state may be off that was saved in another precision."""
 
 
 def replace_layers(module: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
-    """Replace the modules for which `make` returns another; returns their number."""
-    count = 0
-    for name, child in list(module.named_children()):
-        made = make(child)
-        if made is not None:
-            setattr(module, name, made)
-        count += replace_layers(child, make) if made is None else 1
-    return count
+    """Replace the modules for which `make` returns another; returns their number.
+
+    Where `make` raises, nothing is replaced, and the error names the module.
+    """
+    layers = list(_made_layers(module, make, ""))
+    for parent, name, layer in layers:
+        setattr(parent, name, layer)
+    return len(layers)
+
+
+def _made_layers(
+    module: nn.Module, make: Callable[[Any], nn.Module | None], path: str
+) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """(parent, its attribute, the layer that is made for it)."""
+    for name, child in module.named_children():
+        with naming(path + name):
+            layer = make(child)
+        if layer is None:
+            yield from _made_layers(child, make, f"{path}{name}.")
+        else:
+            yield module, name, layer
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Errors of what is turned meanwhile name the module."""
+    try:
+        yield
+    except WeftError as error:
+        raise type(error)(f"{name or 'the model'} cannot be turned: {error}") from error
 
 
 def is_of(package: str, name: str, module: object) -> bool:
