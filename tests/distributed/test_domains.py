@@ -108,8 +108,8 @@ def moving(rank, size, group, owner):
 
 
 def drifted(positions, step):
-    """One atom alone moves fast: all ranks must follow."""
-    velocities = torch.full_like(positions, 0.01)
+    """Atoms move anyhow, and one alone moves fast: all ranks must follow."""
+    velocities = cloud(len(positions), 0.1 * torch.eye(3, dtype=F64), seed=5)
     velocities[7] = torch.tensor([0.1, 0.02, 0.0])
     return positions + step * velocities
 
