@@ -1,7 +1,6 @@
 """Molecular dynamics over ranks: trajectories are those of one process, and atoms migrate.
 
-Seen red with: velocities left behind by migration, forces of the halo's rows dropped, a list kept
-although an atom had moved too far.
+Seen red with: velocities of other atoms after a migration, forces on the halo's rows dropped.
 """
 
 import functools

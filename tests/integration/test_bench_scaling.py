@@ -35,6 +35,14 @@ def test_rows_of_tables():
             assert row.count("|") == scaling.HEAD.splitlines()[0].count("|")
 
 
+def test_times_of_the_page_are_those_of_rows():
+    page = scaling.PAGE.read_text(encoding="utf-8")
+    mace = scaling.mace()
+    pair, voxel = scaling.gaussian(1.0).row_seconds, scaling.convolution().row_seconds
+    for value in (mace.row_seconds, mace.seconds, pair, voxel):
+        assert f"{value:.1e}" in page
+
+
 def test_the_page_is_written_between_its_marks(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{scaling.BEGIN}\nold\n{scaling.END}\nafter\n", encoding="utf-8")

@@ -3,10 +3,12 @@
 from tests.mutants import Mutant
 
 HALO = "tests/distributed/test_halo.py"
-SCENES = "tests/distributed/test_scenes.py"
+COST = "tests/distributed/test_cost.py"
 DOMAINS = "tests/distributed/test_domains.py"
-OWNERS = "tests/distributed/test_owners.py"
+DYNAMICS = "tests/distributed/test_dynamics.py"
 GRAPHS = "tests/distributed/test_graphs.py"
+OWNERS = "tests/distributed/test_owners.py"
+SCENES = "tests/distributed/test_scenes.py"
 
 MUTANTS = [
     Mutant(
@@ -128,5 +130,30 @@ MUTANTS = [
         "edges = own[dst].nonzero()",
         "edges = own[src].nonzero()",
         f"{GRAPHS} -k once",
+    ),
+    Mutant(
+        "forces on atoms of other ranks stay behind",
+        "x = halo(positions)\n            vectors",
+        "x = torch.cat([positions, halo(positions.detach())[len(positions) :]])\n"
+        "            vectors",
+        f"{DYNAMICS} -k 'process and 2'",
+    ),
+    Mutant(
+        "atoms migrate with the velocities of others",
+        "domains.migrate(ids, positions, numbers, velocities, masses)",
+        "domains.migrate(ids, positions, numbers, velocities.roll(1, 0), masses)",
+        f"{DYNAMICS} -k 'process and 2'",
+    ),
+    Mutant(
+        "a row that several edges read is counted for each",
+        "read = torch.unique(reader[across] * len(owner) + src[across])",
+        "read = reader[across] * len(owner) + src[across]",
+        f"{COST} -k 'halos and 2'",
+    ),
+    Mutant(
+        "messages are counted for each row",
+        "links = torch.unique(reader * parts + sender) // parts",
+        "links = reader",
+        f"{COST} -k 'halos and 2'",
     ),
 ]
