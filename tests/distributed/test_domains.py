@@ -1,10 +1,12 @@
 """Atoms in space over ranks: who owns them, how they move, and which are neighbours.
 
-Seen red with: the images of own atoms left out, boxes without the skin, the shift of src's wrapping
-left out, cuts at the lower edge of a bin alone, migrated rows in the order in which they arrive.
+Seen red with: the images of own atoms left out, candidates without the skin, atoms that may move by
+all of it, the wrapping of dst left out of shifts, cuts below the middle however many atoms lie
+there, migrated rows in the order in which they arrive.
 """
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 from tests.neighbours import rows as as_rows
 from tests.ranks import run
 from torchweft import o3
-from torchweft.distributed import DistributedNeighbourList, Domains
+from torchweft.distributed import DistributedNeighbourList, Domains, neighbours
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 
 F64 = torch.float64
@@ -108,8 +110,8 @@ def moving(rank, size, group, owner):
 
 
 def drifted(positions, step):
-    """One atom alone moves fast: all ranks must follow."""
-    velocities = torch.full_like(positions, 0.01)
+    """Atoms move anyhow, and one alone moves fast: all ranks must follow."""
+    velocities = cloud(len(positions), 0.1 * torch.eye(3, dtype=F64), seed=5)
     velocities[7] = torch.tensor([0.1, 0.02, 0.0])
     return positions + step * velocities
 
@@ -122,6 +124,24 @@ def test_all_ranks_search_anew_where_an_atom_of_one_has_moved(size):
     for step in range(6):
         expected = as_rows(o3.neighbour_list(drifted(positions, step), cutoff, cell, pbc))
         assert sorted(edge for part, _ in found for edge in part[step]) == expected
+
+
+def searched(rank, size, group):
+    """How many atoms and images a rank searches among."""
+    side, positions = 20.0, cloud(8000, 20 * torch.eye(3, dtype=F64), seed=4)
+    cell = side * torch.eye(3, dtype=F64)
+    part = torch.arange(len(positions))[rank::size]
+    domains = Domains(positions[part], cell, True, group=group)
+    ids, own = domains.migrate(part, positions[part])
+    with mock.patch.object(neighbours, "neighbour_list", wraps=neighbours.neighbour_list) as search:
+        DistributedNeighbourList(1.5, 0.5, group)(ids, own, cell, True)
+    return len(ids), len(search.call_args.args[0])
+
+
+def test_a_rank_searches_among_its_own_atoms_and_those_near_them():
+    for own, count in run(searched, 4):
+        assert own == 2000
+        assert count < 14 * 14 * 24 * 1.1  # a box of 10 · 10 · 20 and two units around, of all 24³
 
 
 def migration(rank, size, group):

@@ -1,10 +1,13 @@
 """Molecular dynamics over ranks: trajectories are those of one process, and atoms migrate.
 
-Seen red with: velocities left behind by migration, forces of the halo's rows dropped, a list kept
-although an atom had moved too far.
+Seen red with: velocities of other atoms after a migration, forces on the halo's rows dropped.
 """
 
 import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,3 +117,18 @@ def test_an_energy_of_more_elements_is_told_on_all():
     assert first == second
     assert "rank 1: the energy is (" in first
     assert "it must be a tensor of one element" in first
+
+
+def test_the_example_runs_under_torchrun():
+    script = Path(__file__).parents[2] / "examples" / "dynamics_over_ranks.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, script, "--side", "4", "--steps", "20"], capture_output=True, check=True
+    )
+    pattern = rb"rank (\d): (\d+) atoms, step (\d+): (\S+) eV an atom"
+    found = {(rank, step): (int(n), e) for rank, n, step, e in re.findall(pattern, done.stdout)}
+    assert len(found) == 4
+    for step in (b"0", b"20"):
+        (first, energy), (second, same) = (found[rank, step] for rank in (b"0", b"1"))
+        assert first + second == 256
+        assert energy == same

@@ -10,7 +10,7 @@ from typing import Any
 PACKAGE = "torchweft"
 SPACES = (
     "", "products", "o3", "clifford", "reductions", "reductions.cluster", "reductions.numpy",
-    "voxels", "compat", "distributed", "testing",
+    "voxels", "compat", "distributed", "distributed.cost", "testing",
 )  # fmt: skip
 
 

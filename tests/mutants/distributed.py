@@ -3,12 +3,14 @@
 from tests.mutants import Mutant
 
 HALO = "tests/distributed/test_halo.py"
-SCENES = "tests/distributed/test_scenes.py"
+COST = "tests/distributed/test_cost.py"
 DOMAINS = "tests/distributed/test_domains.py"
-OWNERS = "tests/distributed/test_owners.py"
+DYNAMICS = "tests/distributed/test_dynamics.py"
 GRAPHS = "tests/distributed/test_graphs.py"
 PAIRS = "tests/distributed/test_pairs.py -k 3-"
 ALL_PAIRS = "tests/distributed/test_all_pairs.py"
+OWNERS = "tests/distributed/test_owners.py"
+SCENES = "tests/distributed/test_scenes.py"
 
 MUTANTS = [
     Mutant(
@@ -178,5 +180,30 @@ MUTANTS = [
         "        return total(found.where(own, 0), self._group)",
         "        return found.where(own, 0)",
         f"{ALL_PAIRS} -k one_row",
+    ),
+    Mutant(
+        "forces on atoms of other ranks stay behind",
+        "x = halo(positions)\n            vectors",
+        "x = torch.cat([positions, halo(positions.detach())[len(positions) :]])\n"
+        "            vectors",
+        f"{DYNAMICS} -k 'process and 2'",
+    ),
+    Mutant(
+        "atoms migrate with the velocities of others",
+        "domains.migrate(ids, positions, numbers, velocities, masses)",
+        "domains.migrate(ids, positions, numbers, velocities.roll(1, 0), masses)",
+        f"{DYNAMICS} -k 'process and 2'",
+    ),
+    Mutant(
+        "a row that several edges read is counted for each",
+        "read = torch.unique(reader[across] * len(owner) + src[across])",
+        "read = reader[across] * len(owner) + src[across]",
+        f"{COST} -k 'halos and 2'",
+    ),
+    Mutant(
+        "messages are counted for each row",
+        "links = torch.unique(reader * parts + sender) // parts",
+        "links = reader",
+        f"{COST} -k 'halos and 2'",
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["Explanation", "Launch", "explain", "record", "record_cost", "recording"]
+__all__ = ["Explanation", "Launch", "explain", "record", "record_cost", "recording", "si"]
 
 
 class Launch(NamedTuple):
@@ -27,10 +27,10 @@ class Explanation(NamedTuple):
     flops: int
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: at least {_si(self.bytes_min)}B moved, {_si(self.flops)}FLOP"]
+        lines = [f"{self.name}: at least {si(self.bytes_min)}B moved, {si(self.flops)}FLOP"]
         for launch in self.launches:
             tile = " ".join(f"{key}={value}" for key, value in launch.tile.items())
-            room = f", workspace {_si(launch.workspace_bytes)}B" if launch.workspace_bytes else ""
+            room = f", workspace {si(launch.workspace_bytes)}B" if launch.workspace_bytes else ""
             lines.append(
                 f"  {launch.backend}: {launch.kernel} [{tile}] x {launch.programs} programs{room}"
             )
@@ -79,9 +79,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     return Explanation(name, launches, _Recorder.bytes_min, _Recorder.flops)
 
 
-def _si(number: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(number) < 1000 or unit == "T":
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    raise AssertionError
+def si(number: float) -> str:
+    """Three digits and a prefix, before a unit: "4.1 m"."""
+    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3)):
+        if abs(number) >= scale:
+            return f"{number / scale:.3g} {prefix}"
+    return f"{number * 1e6:.3g} µ" if number else "0 "

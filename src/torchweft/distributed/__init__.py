@@ -1,6 +1,7 @@
 """Sums over pairs whose rows stand on several ranks of torch.distributed."""
 
 from torchweft.core.collectives import total
+from torchweft.distributed import cost
 from torchweft.distributed.domains import Domains
 from torchweft.distributed.dynamics import Atoms, VelocityVerlet, forces_of
 from torchweft.distributed.faults import propagate_errors
@@ -23,6 +24,7 @@ __all__ = [
     "all_pairs",
     "by_metis",
     "by_position",
+    "cost",
     "forces_of",
     "propagate_errors",
     "round_robin",

@@ -73,7 +73,7 @@ def _same(said: object, group: Group | None) -> bool:
     """Whether every rank said the same."""
     digest = hashlib.blake2b(repr(said).encode(), digest_size=7).digest()
     number = int.from_bytes(digest, "big")
-    extremes = torch.tensor([number, -number])
+    extremes = torch.tensor([number, -number], device="cpu")
     distributed.all_reduce(extremes, distributed.ReduceOp.MAX, host_group(group))
     highest, lowest = extremes.tolist()
     return bool(highest == -lowest)
