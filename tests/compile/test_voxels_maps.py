@@ -35,6 +35,7 @@ CONSTANTS = {
     "fresh_kernel": {"BLOCK": map_launch.PLACE.blocks[0]},
     "level_kernel": {"COLUMNS": 4, "BLOCK": map_launch.PLACE.blocks[0]},
     "outputs_kernel": {"BLOCK": map_launch.PLACE.blocks[0]},
+    "onto_kernel": {"COLUMNS": 4, "PIVOTS": 64, "BLOCK": map_launch.LOOKED_UP.blocks[-1]},
     "mask_kernel": {"K": 27, "NEAR": jobs.BLOCK, "BLOCK": tiles.MASKED.blocks[0]},
     "key_kernel": {"K": 27, "OFFSETS": 32, "SAMPLES": 256, "BLOCK": jobs.BLOCK},
     "scan_kernel": {"K": 27, "BLOCK": tiles.SCANNED.blocks[0]},
@@ -58,6 +59,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "mirrored in order": {"K": 14, "ORDERED": False, "SHORT": True},
         "in any order": {"K": 27, "ORDERED": True, "SHORT": False},
     },
+    "onto_kernel": {"any order": {}, "in order": {"order_ptr": None, "coarse_order_ptr": None}},
     "pack_kernel": {"checked": {}, "unchecked": {"flags_ptr": None}},
     "search_kernel": {
         "symmetric": {"SYMMETRIC": True, "MIRRORED": False},

@@ -159,7 +159,7 @@ def test_a_strided_map_is_compiled_at_once(order, seen):
     shape = geometry(3, 3, 2, 1, 1, mode="strided")
     found = map_launch.candidates(rows, own, (1, 32, 32, 32), torch.int32, shape)
     ahead = [made[0].__name__ for made in announced]
-    map_launch.level(found, (1, 32, 32, 32), 100)
+    map_launch.level(found, ((0,) * 4, (1, 32, 32, 32)), 100)
     map_launch.meet(found, own, 500, 100, shape)
     assert ahead == [made[0].__name__ for made in announced]
     assert sorted(ahead) == sorted(made[0].__name__ for made in compiled)

@@ -90,11 +90,12 @@ def transposed():
 
 
 def floors():
-    """Outputs at floors, whose maps are built when they are asked for."""
+    """Outputs at floors, of layers and of a pool; one layer's are its inputs."""
     return voxels.SparseSequential(
         voxels.SubMConv3d(2, 2, 3),
         voxels.SparseConv3d(2, 2, 3, 2, outputs="floor"),
         voxels.SubMConv3d(2, 2, 3),
+        voxels.SparseConv3d(2, 2, 2, outputs="floor"),
         voxels.SparseMaxPool(2, outputs="floor"),
         voxels.SubMConv3d(2, 2, 3),
     )
@@ -151,6 +152,7 @@ def waits(monkeypatch):
 
     count(Flags, "read")
     count(map_launch, "resample")
+    count(map_launch, "floors")
     return counted
 
 
@@ -208,6 +210,25 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(Kernel, "__call__", call)
     return found
+
+
+def test_floors_are_known_too(waits):
+    """What only a pool reads needs no tiles."""
+    network = floors()
+    with torch.no_grad():
+        network(cloud(20, 0, low=-3, shape=None))
+        assert waits.count("floors") == 2
+        del waits[:]
+        network(tensor := cloud(30, 1, low=-3, shape=None))
+    assert waits == ["read"]  # without a box nothing is assumed of the rows
+    level, found = tensor.coordinates, []
+    while level is not None:
+        assert not level.foreseen
+        maps = [of for of in level.tables.values() if not isinstance(of, Coordinates)]
+        tiled = [tiles._tile_cache.keeps((kept, (to or level).order), None) for kept, _, to in maps]
+        found.append((len(maps), sum(tiled)))
+        level = maps[-1][2]
+    assert found == [(2, 2), (3, 2), (1, 1)]
 
 
 def test_a_known_network_needs_few_launches(launched):

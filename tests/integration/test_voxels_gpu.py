@@ -16,6 +16,7 @@ from torchweft.testing.bounds import assert_as_accurate, plain_error
 from torchweft.testing.contract import assert_same_bits
 from torchweft.voxels.convolution import launch
 from torchweft.voxels.grid import whole
+from torchweft.voxels.maps.coordinates import Coordinates
 from torchweft.voxels.maps.gpu.tiles import Flags
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -29,6 +30,15 @@ def network():
         voxels.SparseConv3d(32, 64, 2, stride=2, indice_key="down"),
         voxels.SubMConv3d(64, 64, 3),
         voxels.SparseInverseConv3d(64, 8, 2, indice_key="down"),
+    ).cuda()
+
+
+def floor_network():
+    return voxels.SparseSequential(
+        voxels.SubMConv3d(4, 8, 3),
+        voxels.SparseConv3d(8, 8, 3, stride=2, outputs="floor"),
+        voxels.SparseMaxPool(2, outputs="floor"),
+        voxels.SubMConv3d(8, 8, 3),
     ).cuda()
 
 
@@ -121,7 +131,10 @@ def tables_of(tensor, network):
     found, level = [], [tensor.coordinates]
     while level:
         at = level.pop()
-        for shape, (table, back, outputs) in at.tables.items():
+        for shape, tables in at.tables.items():
+            if isinstance(tables, Coordinates):
+                continue
+            table, back, outputs = tables
             written = outputs or at
             found += [whole(table, written.order, shape.num_offsets), written.rows]
             found += [] if back is None else [back]
@@ -129,11 +142,11 @@ def tables_of(tensor, network):
     return found
 
 
+@pytest.mark.parametrize("build", [network, floor_network])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_maps_built_at_once_are_those_of_the_cpu(shuffled):
+def test_maps_built_at_once_are_those_of_the_cpu(shuffled, build):
     """Of clouds of changing size: more than one launch of each kernel, and levels without room."""
-    model = network()
-    host = network().cpu()
+    model, host = build(), build().cpu()
     for seed, count in enumerate((3000, 20000, 200, 30000)):
         tensor = cloud(count, seed)
         rows = torch.arange(len(tensor), device="cuda")
@@ -178,9 +191,10 @@ def waits(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_fresh_cloud_waits_once_for_all_levels(waits):
+@pytest.mark.parametrize("build", [network, floor_network])
+def test_a_fresh_cloud_waits_once_for_all_levels(waits, build):
     """And for what was assumed of its rows; torch itself never waits."""
-    model = network().eval()
+    model = build().eval()
     clouds = [cloud(20000, seed) for seed in range(3)]
     with torch.no_grad():
         for tensor in clouds[:2]:

@@ -18,6 +18,7 @@ METADATA = "tests/contract/test_voxels_metadata.py"
 GEOMETRY = "tests/contract/test_voxels_geometry.py"
 PREPARE = "tests/contract/test_voxels_prepare.py"
 JOBS = "tests/contract/test_voxels_jobs.py"
+FLOORS = "tests/contract/test_voxels_floors.py"
 TOGETHER = "tests/contract/test_voxels_together.py"
 GRAPHS = "tests/contract/test_voxels_graphs.py"
 TREES = "tests/contract/test_voxels_trees.py"
@@ -312,6 +313,27 @@ MUTANTS = [
         "self.flags.read()[self.begin : self.begin + offsets]",
         "self.flags.read()[:offsets]",
         f"{JOBS} -k pairs",
+        kernels=True,
+    ),
+    Mutant(
+        "floors are counted from the voxel 0 of a box that begins elsewhere",
+        "pads = tuple(-low * s for",
+        "pads = tuple(0 * low * s for",
+        f"{FLOORS} -k floors_and",
+        kernels=True,
+    ),
+    Mutant(
+        "candidates of known voxels are counted from 0",
+        "before = [max(0, -(-(",
+        "before = [0 * max(0, -(-(",
+        f"{FLOORS} -k floors_and",
+        kernels=True,
+    ),
+    Mutant(
+        "a map that only a pool reads has tiles",
+        "if forward or (inverse and recorded):",
+        "if table is not None:",
+        f"{TOGETHER} -k floors_are_known",
         kernels=True,
     ),
     Mutant(

@@ -105,8 +105,7 @@ def sparse_conv(
 
     Error: one rounding of sums in float32 (float64).  Gradients of any order; the same bits at
     every call, and for every order of the rows.  Cost: 2 L C_in C_out / groups operations for L
-    pairs of voxels; the map is built once and cached, by kernels on a GPU; those to "floor" and to
-    given coordinates by torch's operations, K searches an output.
+    pairs of voxels; the map is built once and cached, by kernels on a GPU.
     """
     check_sparse(tensor)
     steps = {"scale": scale, "shift": shift, "residual": residual}

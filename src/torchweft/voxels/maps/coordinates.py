@@ -375,8 +375,13 @@ class Coordinates:
             found = self.tables[shape.stride] = self._divided(shape)
         return found
 
+    @below_transforms
     def _divided(self, shape: Geometry) -> Coordinates:
         rows, grid = self.rows, self.coarse_grid(shape)
+        packing = self.cells_packing(shape)
+        if packing is not None:
+            found, keys = map_launch.floors(rows, packing.box, packing.dtype, shape.stride)
+            return Coordinates.ascending(packing, keys, *grid, found)
         lows, highs = grid[3]
         divisors = torch.tensor((1, *shape.stride), device=rows.device)
         cells = torch.div(rows, divisors, rounding_mode="floor")
@@ -387,6 +392,16 @@ class Coordinates:
         else:
             keys = torch.unique(packing.keys(cells))
         return Coordinates.ascending(packing, keys, *grid)
+
+    def cells_packing(self, shape: Geometry) -> Packing | None:
+        """The packing of the voxels ⌊c / stride⌋ where kernels find them; batches count from 0."""
+        if not (kernels_serve(self.device.type) and 0 < len(self) < 2**30):
+            return None
+        lows, highs = self.coarse_grid(shape)[3]
+        lows = (0, *lows[1:])
+        sizes = [high - low + 1 for low, high in zip(lows, highs, strict=True)]
+        packing = Packing(self._rows[:0], lows, sizes)
+        return packing if packing.single else None
 
     def coarse_grid(self, shape: Geometry) -> Grid:
         """Where the voxels ⌊c / stride⌋ lie."""

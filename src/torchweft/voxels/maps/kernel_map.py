@@ -347,16 +347,20 @@ def _meet_in_graph(
 def meet(inputs: Coordinates, outputs: Coordinates, shape: Geometry) -> tuple[Tensor, Tensor]:
     """The tables of a map between known voxels.
 
-    Where numba serves, one merge for each line of offsets, see `numba_loops`.  Else one search for
-    each offset and coarse voxel by torch's operations, whose number does not depend on what the
-    voxels are.
+    Where kernels serve, each fine voxel looks up the coarse ones that it may meet.  Where numba
+    serves, one merge for each line of offsets, see `numba_loops`.  Else one search for each offset
+    and coarse voxel by torch's operations, whose number does not depend on what the voxels are.
     """
     coarse, fine = (inputs, outputs) if shape.transposed else (outputs, inputs)
-    sides = _in_order(coarse), _in_order(fine)
-    if _loops_serve(fine, shape):
+    if len(coarse) and map_kernels_serve(fine, coarse.packing, shape):
+        voxels, lows = (fine.rows, fine.order), fine.grid[3][0]
+        known = coarse.keys, coarse.order
+        table, back = map_launch.onto(voxels, lows, known, coarse.packing.box, shape)
+    elif _loops_serve(fine, shape):
+        sides = _in_order(coarse), _in_order(fine)
         table, back = numba_path.meet(*sides, fine.packing.box, shape, False)
     else:
-        table, back = _searched(*sides, fine, shape)
+        table, back = _searched(_in_order(coarse), _in_order(fine), fine, shape)
     return (back, table) if shape.transposed else (table, back)
 
 

@@ -31,17 +31,15 @@ class Step(NamedTuple):
         shape: its geometry.
         outputs: the level that it writes.
         growth: outputs for each input.
-        inverse: whether an inverse layer reads it too.
-        trained: whether a weight of a layer, and of an inverse layer, that reads it needs a
-            gradient.
+        layers: of layers that read it, and of inverse layers, whether a weight needs a gradient;
+            None: there are none, as where only a pool reads it.
     """
 
     inputs: int
     shape: Geometry
     outputs: int
     growth: float
-    inverse: bool = False
-    trained: tuple[bool, bool] = (False, False)
+    layers: tuple[bool | None, bool | None] = (None, None)
 
 
 _recipes: weakref.WeakKeyDictionary[nn.Module, dict[Key, Step]] = weakref.WeakKeyDictionary()
@@ -60,17 +58,17 @@ def note_reader(inputs: Coordinates, shape: Geometry, inverse: bool, trained: bo
     """Note that a layer reads a map that was asked for, and whether its weight needs a gradient."""
     key = inputs.level, shape
     step = inputs.asked.get(key)
-    if step is not None and (inverse > step.inverse or trained > step.trained[inverse]):
-        forward, backward = step.trained
-        both = (forward, backward or trained) if inverse else (forward or trained, backward)
-        inputs.asked[key] = step._replace(inverse=step.inverse or inverse, trained=both)
+    known = None if step is None else step.layers[inverse]
+    if step is not None and (known is None or trained > known):
+        layers = (step.layers[0], trained) if inverse else (trained, step.layers[1])
+        inputs.asked[key] = step._replace(layers=layers)
 
 
 def note_again(inputs: Coordinates, step: Step) -> None:
     """Note who read a map of the last cloud, before anybody reads that of this one."""
     key = inputs.level, step.shape
     if key in inputs.asked:
-        inputs.asked[key] = inputs.asked[key]._replace(inverse=step.inverse, trained=step.trained)
+        inputs.asked[key] = inputs.asked[key]._replace(layers=step.layers)
 
 
 def recipe_of(module: nn.Module, voxels: Coordinates) -> dict[Key, Step]:

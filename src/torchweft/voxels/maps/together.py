@@ -21,15 +21,15 @@ from torchweft.core.operators.operator import (
     recording,
 )
 from torchweft.voxels.grid import Geometry
-from torchweft.voxels.maps.coordinates import Coordinates
+from torchweft.voxels.maps.coordinates import Coordinates, Grid
 from torchweft.voxels.maps.gpu import launch as map_launch
 from torchweft.voxels.maps.gpu.jobs import Job, PairJob, pairs_together, tiles_together
 from torchweft.voxels.maps.gpu.tiles import Flags, SearchRemains
 from torchweft.voxels.maps.kernel_map import (
     MapTables,
-    OutputGrid,
     grid_after,
     map_kernels_serve,
+    meet,
     submanifold_tables,
     tables_of,
 )
@@ -82,7 +82,7 @@ class _Level(NamedTuple):
     found: map_launch.Candidates
     voxels: Coordinates
     packing: Packing
-    grid: OutputGrid
+    grid: Grid
 
 
 @below_transforms
@@ -104,11 +104,18 @@ def _build(cloud: Coordinates, recipe: Sequence[Step], recorded: bool) -> None:
 
     levels, tables, later = cloud.valid(launched)
     cloud.foreseen.update(tables)
-    known = _known(cloud, levels, seen.read() if levels else [], recorded, later)
-    for step in centred:
-        inputs = known.get(step.inputs)
-        if inputs is not None and inputs is not cloud:
+    known = _known(cloud, levels, seen.read() if levels else [])
+    for step in recipe:
+        inputs, outputs = known.get(step.inputs), known.get(step.outputs)
+        if inputs is None or outputs is None:
+            continue
+        if step.shape.mode == "submanifold" and inputs is not cloud:
             inputs.foreseen[step.shape] = _centred(inputs, step.shape, recorded, later)
+        elif step.shape.mode == "floor":
+            written = None if outputs is inputs else outputs
+            inputs.foreseen[step.shape] = *meet(inputs, outputs, step.shape), written
+        if step.shape.mode != "submanifold" and step.shape in inputs.foreseen:
+            later += _jobs(inputs, step, recorded)
     tiles_together(later)
     if recorded:
         pairs_together([job for step in recipe for job in _pair_jobs(step, known)])
@@ -123,13 +130,23 @@ def _centred(inputs: Coordinates, shape: Geometry, recorded: bool, later: list[J
     return tables
 
 
+def _jobs(inputs: Coordinates, step: Step, recorded: bool) -> Iterator[Job]:
+    """The tiles that layers, and gradients of their inputs, read of a map that was built."""
+    table, back, outputs = inputs.foreseen[step.shape]
+    forward, inverse = (layer is not None for layer in step.layers)
+    if forward or (inverse and recorded):
+        yield Job(table, (outputs or inputs).order, len(table), SearchRemains())
+    if inverse or (forward and recorded):
+        yield Job(back, inputs.order, len(back), SearchRemains())
+
+
 def _pair_jobs(step: Step, known: Mapping[int, Coordinates]) -> Iterator[PairJob]:
     """The lists of pairs that gradients of weights read of a map that was built."""
     inputs = known.get(step.inputs)
     if inputs is None or step.shape not in inputs.foreseen:
         return
     table, back, outputs = inputs.foreseen[step.shape]
-    forward, inverse = step.trained
+    forward, inverse = step.layers
     if forward:
         yield PairJob(table, (outputs or inputs).order, step.shape.num_offsets, back is None)
     if inverse and back is not None:
@@ -137,25 +154,20 @@ def _pair_jobs(step: Step, known: Mapping[int, Coordinates]) -> Iterator[PairJob
 
 
 def _known(
-    cloud: Coordinates,
-    levels: Sequence[_Level],
-    counts: Sequence[int],
-    recorded: bool,
-    later: list[Job],
+    cloud: Coordinates, levels: Sequence[_Level], counts: Sequence[int]
 ) -> dict[int, Coordinates]:
-    """The voxels of all levels whose numbers were read, with the maps onto them."""
+    """The voxels of all levels whose numbers were read, with the maps that found them."""
     known = {0: cloud}
     for level, count in zip(levels, counts, strict=False):
         step, inputs = level.step, known.get(level.step.inputs)
         if inputs is None or count > len(level.voxels):
             continue  # it was expected to be smaller: built when it is asked for
         known[step.outputs] = outputs = _shortened(level, count)
+        if step.shape.mode == "floor":
+            inputs.tables[step.shape.stride] = outputs
+            continue
         of = level.found, inputs.order, len(inputs), count, step.shape
-        table, back = map_launch.meet(*of)
-        inputs.foreseen[step.shape] = table, back, outputs
-        later.append(Job(table, None, len(table), SearchRemains()))
-        if step.inverse or recorded:
-            later.append(Job(back, inputs.order, len(back), SearchRemains()))
+        inputs.foreseen[step.shape] = *map_launch.meet(*of), outputs
     return known
 
 
@@ -165,30 +177,38 @@ def _levels(cloud: Coordinates, steps: Sequence[Step], seen: Flags) -> list[_Lev
     voxels, expected = {0: cloud}, {0: float(len(cloud))}
     for step in steps:
         inputs = voxels.get(step.inputs)
-        box = None if inputs is None else _served(inputs, step.shape)
+        box = None if inputs is None or step.outputs in voxels else _served(inputs, step.shape)
         if inputs is None or box is None:
             continue
-        packing, grid = box
+        packing, grid, shape = box
         number = expected[step.outputs] = expected[step.inputs] * step.growth
         _, order, rows = inputs.unchecked()
-        sizes, chances = packing.sizes, map_launch.candidates_of_an_input(step.shape)
+        sizes, chances = packing.sizes, map_launch.candidates_of_an_input(shape)
         room = min(chances * len(inputs), math.prod(sizes), int(SPARE * number) + LEAST_SPARE)
-        met = map_launch.candidates(rows, order, sizes, packing.dtype, step.shape)
-        rows, keys = map_launch.level(met, sizes, room, seen, len(found))
+        met = map_launch.candidates(rows, order, sizes, packing.dtype, shape)
+        rows, keys = map_launch.level(met, packing.box, room, seen, len(found))
         level = Coordinates.ascending(packing, keys, *grid, rows)
         voxels[step.outputs] = level
         found.append(_Level(step, met, level, packing, grid))
     return found
 
 
-def _served(inputs: Coordinates, shape: Geometry) -> tuple[Packing, OutputGrid] | None:
-    """The box of a layer's outputs if kernels find them; None: they are found when asked for."""
+def _served(inputs: Coordinates, shape: Geometry) -> tuple[Packing, Grid, Geometry] | None:
+    """The box of a layer's outputs if kernels find them, and the geometry that does.
+
+    None: they are found when they are asked for.
+    """
+    if shape.mode == "floor":
+        packing = inputs.cells_packing(shape)
+        if packing is None:
+            return None
+        return packing, inputs.coarse_grid(shape), map_launch.cells(packing.box, shape.stride)
     if shape.mode not in ("strided", "transposed") or not inputs.boxed:
         return None
     if not all(0 < n <= 2**31 for n in shape.output_shape(inputs.spatial_shape)):
         return None
     packing, grid = grid_after(inputs, shape)
-    return (packing, grid) if map_kernels_serve(inputs, packing, shape) else None
+    return (packing, grid, shape) if map_kernels_serve(inputs, packing, shape) else None
 
 
 def _shortened(level: _Level, count: int) -> Coordinates:

@@ -33,9 +33,12 @@ __all__ = [
     "ascending",
     "candidates",
     "candidates_of_an_input",
+    "cells",
     "compile_ahead",
+    "floors",
     "level",
     "meet",
+    "onto",
     "pack",
     "resample",
     "submanifold",
@@ -56,6 +59,9 @@ SEARCH = Tile((64, 2, 256), num_warps=8)
 
 MARK, LOOK = Tile((128,), num_warps=1), Tile((128,))
 """Rows per program that marks cells, and per program that looks them up."""
+
+LOOKED_UP = Tile((64, 256))
+"""Pivots per step, and fine voxels per program that looks coarse ones up."""
 
 WORDS = Tile((4096,), num_warps=8)
 """Words per program that counts or numbers them."""
@@ -412,7 +418,10 @@ def candidates(
     call = _call(name, operands, numbers, constants, PLACE)
     found = Candidates(keys, keys.new_empty(1, dtype=torch.int64), fresh, offsets, count)
     if not call.kernel.compiled:
-        later = _level_call(found, keys, rows, sizes), _outputs_call(found, order, rows, rows)
+        later = (
+            _level_call(found, keys, rows, (sizes, sizes)),
+            _outputs_call(found, order, rows, rows),
+        )
         with current_device(rows):
             compile_together([call, _fresh_call(keys, fresh), *later])
     _launch((_programs(count, PLACE) * chances, call))
@@ -428,19 +437,19 @@ def _fresh_call(keys: Tensor, fresh: Tensor) -> Call:
 
 
 def level(
-    found: Candidates, sizes: Ints, room: int, seen: Flags | None = None, place: int = 0
+    found: Candidates, box: Box, room: int, seen: Flags | None = None, place: int = 0
 ) -> tuple[Tensor, Tensor]:
     """(rows, ascending keys) of the outputs of candidates.
 
     Args:
         found: the candidates.
-        sizes: batch size and output shape.
+        box: of the outputs; batches count from 0.
         room: outputs that there is room for; past the last one, rows have the batch number −1.
         seen: numbers in host memory, of which that at `place` becomes the number of outputs.
         place: of the number.
     """
-    rows, keys = found.offsets.new_empty((room, len(sizes))), found.keys.new_empty(room)
-    call = _level_call(found, keys, rows, sizes, seen, place)
+    rows, keys = found.offsets.new_empty((room, len(box[1]))), found.keys.new_empty(room)
+    call = _level_call(found, keys, rows, box, seen, place)
     _launch((_programs(len(found.keys), PLACE), call))
     return rows, keys
 
@@ -449,12 +458,13 @@ def _level_call(
     found: Candidates,
     keys: Tensor,
     rows: Tensor,
-    sizes: Ints,
+    box: Box,
     seen: Flags | None = None,
     place: int = 0,
 ) -> Call:
     operands = [found.keys, found.counts, keys, rows, None if seen is None else seen.tensor]
-    numbers = len(found.keys), len(rows), place, *_front(sizes[1:], 1)
+    lows, sizes = box
+    numbers = len(found.keys), len(rows), place, *_front(lows[1:], 0), *_front(sizes[1:], 1)
     constants = len(sizes), found.most
     return _call("resample_kernels.level", operands, numbers, constants, PLACE)
 
@@ -486,8 +496,57 @@ def resample(
     """
     found = candidates(rows, order, sizes, dtype, shape)
     outputs = int(found.counts[-1])
-    out_rows, out_keys = level(found, sizes, outputs)
+    out_rows, out_keys = level(found, ((0,) * len(sizes), sizes), outputs)
     return *meet(found, order, len(rows), outputs, shape), out_rows, out_keys
+
+
+def floors(rows: Tensor, box: Box, dtype: torch.dtype, strides: Ints) -> tuple[Tensor, Tensor]:
+    """(rows, ascending keys) of ⌊c / stride⌋ of all voxels c, which a box holds: one read.
+
+    See `candidates` for the arguments; batches count from 0.
+    """
+    found = candidates(rows, None, box[1], dtype, cells(box, strides))
+    return level(found, box, int(found.counts[-1]))
+
+
+def cells(box: Box, strides: Ints) -> Geometry:
+    """The layer that writes ⌊c / stride⌋ of every voxel c, counted from the lowest in a box."""
+    pads = tuple(-low * s for low, s in zip(box[0][1:], strides, strict=True))
+    return Geometry("strided", strides, strides, pads, (1,) * len(strides))
+
+
+def onto(
+    fine: tuple[Tensor, Tensor | None],
+    lows: Ints,
+    coarse: tuple[Tensor, Tensor | None],
+    box: Box,
+    shape: Geometry,
+) -> tuple[Tensor, Tensor]:
+    """`kept` and `back` of a map that reads fine voxels and writes coarse ones; both are known.
+
+    Args:
+        fine: rows, and their canonical order; None: they ascend.
+        lows: not above any column of the rows.
+        coarse: ascending keys of voxels in a box, and their rows in this order.
+        box: of the keys.
+        shape: the geometry.
+    """
+    (rows, order), (keys, coarse_order), (low, sizes) = fine, coarse, box
+    axes = zip(shape.kernel_size, shape.dilation, shape.begin, shape.stride, lows[1:], strict=True)
+    # coarse voxels are counted from so far before that no candidate is negative
+    before = [max(0, -(-((k - 1) * d - b - q) // s)) for k, d, b, s, q in axes]
+    pads = tuple(b + n * s for b, n, s in zip(shape.begin, before, shape.stride, strict=True))
+    chances, given, places = _axes_of(shape._replace(mode="strided", padding=pads))
+    table = rows.new_full((shape.num_offsets, len(keys)), -1)
+    back = rows.new_full((shape.num_offsets, len(rows)), -1)
+    first = [n + q for n, q in zip(before, low[1:], strict=True)]
+    numbers = (len(rows), len(keys), low[0], sizes[0], *_front(first, 0), *_front(sizes[1:], 1))
+    numbers = (*numbers, *given, *places[1:])
+    constants = rows.shape[1], torch.iinfo(keys.dtype).max
+    operands = [rows, order, keys, coarse_order, table, back]
+    call = _call("resample_kernels.onto", operands, numbers, constants, LOOKED_UP)
+    _launch((_programs(len(rows), LOOKED_UP) * chances, call))
+    return table, back
 
 
 def _front(numbers: Sequence[int], missing: int) -> list[int]:
