@@ -15,7 +15,7 @@ from tests.ranks import run
 from torchweft import voxels
 from torchweft.core.collectives import world
 from torchweft.distributed import shard_voxels
-from torchweft.distributed.boxes import END, bisected
+from torchweft.distributed.scenes.boxes import END, bisected
 from torchweft.errors import ShapeError, WeftError
 from torchweft.voxels import (
     SparseBatchNorm,

@@ -2,15 +2,15 @@
 
 from torchweft.core.collectives import total
 from torchweft.distributed import cost
-from torchweft.distributed.domains import Domains
-from torchweft.distributed.dynamics import Atoms, VelocityVerlet, forces_of
+from torchweft.distributed.atoms.domains import Domains
+from torchweft.distributed.atoms.dynamics import Atoms, VelocityVerlet, forces_of
+from torchweft.distributed.atoms.neighbours import DistributedNeighbourList, Neighbours
 from torchweft.distributed.faults import propagate_errors
 from torchweft.distributed.graphs import Shard, ShardSize, shard
 from torchweft.distributed.halo import Halo
-from torchweft.distributed.neighbours import DistributedNeighbourList, Neighbours
 from torchweft.distributed.owners import by_metis, by_position, round_robin
-from torchweft.distributed.pairs import all_pairs
-from torchweft.distributed.scenes import shard_voxels
+from torchweft.distributed.pairs.functions import all_pairs
+from torchweft.distributed.scenes.functions import shard_voxels
 
 __all__ = [
     "Atoms",

@@ -17,9 +17,9 @@ from torch import Tensor, distributed
 from torchweft.core.collectives import Group, exchange, world
 from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.distributed.agreement import agree
-from torchweft.distributed.boxes import END, Box, bisected
 from torchweft.distributed.directory import sent_to
 from torchweft.distributed.halo import Halo
+from torchweft.distributed.scenes.boxes import END, Box, bisected
 from torchweft.errors import ShapeError
 from torchweft.voxels.grid import Geometry, integer
 from torchweft.voxels.maps.coordinates import Coordinates, Grid

@@ -20,8 +20,8 @@ from torch import Tensor
 from torchweft.core.collectives import Group, all_sum, exchange, world
 from torchweft.core.table_copies import mark_constant
 from torchweft.distributed.agreement import agree
+from torchweft.distributed.atoms.domains import facts, one_structure
 from torchweft.distributed.directory import sent_to
-from torchweft.distributed.domains import facts, one_structure
 from torchweft.distributed.halo import Halo
 from torchweft.errors import DTypeError, ShapeError
 from torchweft.o3.dynamics.neighbours import (

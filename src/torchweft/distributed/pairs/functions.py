@@ -14,10 +14,10 @@ from torchweft.core import private
 from torchweft.core.collectives import Group, exchange, largest, total, world
 from torchweft.core.operators.operator import compiling
 from torchweft.core.operators.tensor_list import Rest, Tensors
-from torchweft.distributed import ring
 from torchweft.distributed.agreement import agree, numbers_of_ranks
 from torchweft.distributed.directory import sent_to
-from torchweft.distributed.masks import split
+from torchweft.distributed.pairs import ring
+from torchweft.distributed.pairs.masks import split
 from torchweft.errors import BackendError, ShapeError, WeftError
 from torchweft.reductions.call import Sizes
 from torchweft.reductions.cluster.points import Ranges

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from torchweft.core.collectives import Group, all_sum
 from torchweft.distributed.agreement import agree
-from torchweft.distributed.domains import Domains
-from torchweft.distributed.neighbours import DistributedNeighbourList, Neighbours
+from torchweft.distributed.atoms.domains import Domains
+from torchweft.distributed.atoms.neighbours import DistributedNeighbourList, Neighbours
 from torchweft.errors import ShapeError
 
 __all__ = ["Atoms", "VelocityVerlet", "forces_of"]

@@ -1,0 +1,1 @@
+"""Atoms over ranks: domains, neighbour lists, molecular dynamics, models."""

@@ -1,0 +1,1 @@
+"""Scenes of voxels over ranks: boxes, and maps that read the voxels beside them."""
