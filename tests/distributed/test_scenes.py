@@ -129,6 +129,10 @@ def equals(tensor):
     return tensor.replace(tensor.F - tensor.F.detach() + ones)
 
 
+def statistics_of(tensor):
+    return SparseBatchNorm(tensor.F.shape[1], track_running_stats=False).double()
+
+
 STEPS = {
     "submanifold": lambda x: conv(4, 3, cls=SubMConv3d)(x),
     "dilated, even": lambda x: conv(4, (2, 3, 5), cls=SubMConv3d, dilation=(3, 2, 1))(x),
@@ -146,6 +150,7 @@ STEPS = {
     "pruned": pruned,
     "union": unions,
     "norms of samples": normed,
+    "norm without running statistics": lambda x: statistics_of(x).eval()(x),
     "max pool": lambda x: voxels.sparse_max_pool(x, 3, 2, 1),
     "mean pool": lambda x: voxels.sparse_avg_pool(x, 2, outputs="floor"),
     "upsampled": lambda x: voxels.sparse_upsample(conv(4, 2, 2)(x), 2),
