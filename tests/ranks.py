@@ -21,7 +21,7 @@ import torch
 from torch import distributed, multiprocessing
 
 SIZE = 4
-SECONDS = 120
+SECONDS = 300
 """How long a test may take on its ranks."""
 
 
