@@ -18,9 +18,8 @@ from torchweft.core.explain import recording as explaining
 from torchweft.core.operators import call_cache
 from torchweft.core.operators.operator import forward_level, recording, transformed
 from torchweft.reductions.call import Wanted
-from torchweft.reductions.engine import operator
+from torchweft.reductions.engine import operator, whole
 from torchweft.reductions.engine.reduction import ReductionPlan, Result
-from torchweft.reductions.engine.whole import whole
 from torchweft.reductions.formula.node import Node
 
 __all__ = ["Body", "body", "kinds"]
@@ -40,7 +39,8 @@ def kinds(
 ) -> tuple[Any, ...] | None:
     """The signature of a call, beside its reduction; None where it needs an operator's entry."""
     found = call_cache.signature(tensors)
-    if found is None or transformed() or forward_level() >= 0 or explaining() or whole().spread:
+    spread = whole.current.spread  # a call of `whole` would take longer
+    if found is None or spread or transformed() or forward_level() >= 0 or explaining():
         return None
     graded = recording() and not kind.startswith("Arg")
     for tensor in tensors:

@@ -25,7 +25,7 @@ from torchweft.reductions.engine.found import values_at
 if TYPE_CHECKING:
     from torchweft.reductions.engine.reduction import ReductionPlan
 
-__all__ = ["Operators", "Whole", "together", "using", "whole"]
+__all__ = ["Operators", "Whole", "current", "together", "using", "whole"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,23 +100,23 @@ class Whole:
         return count
 
 
-_current = Whole()  # a global, on which torch.compile sets a guard
+current = Whole()  # a global, on which torch.compile sets a guard
 
 
 def whole() -> Whole:
     """Where the rows of a call stand."""
-    return _current
+    return current
 
 
 @contextmanager
 def using(there: Whole) -> Iterator[None]:
     """Inside, `whole()` is `there`, in every thread."""
-    global _current
-    before, _current = _current, there
+    global current
+    before, current = current, there
     try:
         yield
     finally:
-        _current = before
+        current = before
 
 
 def together(function: F) -> F:
