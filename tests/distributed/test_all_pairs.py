@@ -16,7 +16,8 @@ import torch
 
 from tests.distributed.test_pairs import COLUMNS, ROWS, data, kept, mask_of, own, part
 from tests.ranks import run
-from torchweft.distributed import all_pairs, ring
+from torchweft.distributed import all_pairs
+from torchweft.distributed.pairs import ring
 from torchweft.errors import BackendError, DTypeError, IndexRangeError, ShapeError, WeftError
 from torchweft.reductions import (
     BlockSparsity,
