@@ -7,6 +7,7 @@ SCENES = "tests/distributed/test_scenes.py"
 DOMAINS = "tests/distributed/test_domains.py"
 OWNERS = "tests/distributed/test_owners.py"
 GRAPHS = "tests/distributed/test_graphs.py"
+POTENTIALS = "tests/distributed/test_potentials.py"
 
 MUTANTS = [
     Mutant(
@@ -128,5 +129,11 @@ MUTANTS = [
         "edges = own[dst].nonzero()",
         "edges = own[src].nonzero()",
         f"{GRAPHS} -k once",
+    ),
+    Mutant(
+        "a converted model adds to the rows of others too",
+        "return x.shape[0] if sources is None else sources.num_rows",
+        "return x.shape[0]",
+        f"{POTENTIALS} -k extended",
     ),
 ]

@@ -9,6 +9,7 @@ from torchweft.distributed.halo import Halo
 from torchweft.distributed.neighbours import DistributedNeighbourList, Neighbours
 from torchweft.distributed.owners import by_metis, by_position, round_robin
 from torchweft.distributed.pairs import all_pairs
+from torchweft.distributed.potentials import potential
 from torchweft.distributed.scenes import shard_voxels
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "by_metis",
     "by_position",
     "forces_of",
+    "potential",
     "propagate_errors",
     "round_robin",
     "shard",
