@@ -11,6 +11,7 @@ PAIRS = "tests/distributed/test_pairs.py -k 3-"
 ALL_PAIRS = "tests/distributed/test_all_pairs.py"
 OWNERS = "tests/distributed/test_owners.py"
 SCENES = "tests/distributed/test_scenes.py"
+POTENTIALS = "tests/distributed/test_potentials.py"
 
 MUTANTS = [
     Mutant(
@@ -205,5 +206,11 @@ MUTANTS = [
         "links = torch.unique(reader * parts + sender) // parts",
         "links = reader",
         f"{COST} -k 'halos and 2'",
+    ),
+    Mutant(
+        "a converted model adds to the rows of others too",
+        "return x.shape[0] if sources is None else sources.num_rows",
+        "return x.shape[0]",
+        f"{POTENTIALS} -k extended",
     ),
 ]

@@ -5,6 +5,7 @@ from torchweft.distributed import cost
 from torchweft.distributed.atoms.domains import Domains
 from torchweft.distributed.atoms.dynamics import Atoms, VelocityVerlet, forces_of
 from torchweft.distributed.atoms.neighbours import DistributedNeighbourList, Neighbours
+from torchweft.distributed.atoms.potentials import potential
 from torchweft.distributed.faults import propagate_errors
 from torchweft.distributed.graphs import Shard, ShardSize, shard
 from torchweft.distributed.halo import Halo
@@ -26,6 +27,7 @@ __all__ = [
     "by_position",
     "cost",
     "forces_of",
+    "potential",
     "propagate_errors",
     "round_robin",
     "shard",

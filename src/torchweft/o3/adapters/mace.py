@@ -20,6 +20,7 @@ from torchweft.o3.adapters.mace_forward import (
 )
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, naming, replace_layers
+from torchweft.o3.adapters.sources import extended, given_rows, mark_reads_sources
 from torchweft.o3.irreps.irreps import Irreps, join, split
 from torchweft.o3.layers.harmonics_and_radial import BesselBasis, PolynomialCutoff, RadialBasis
 from torchweft.o3.layers.networks import FullyConnectedNet
@@ -106,6 +107,8 @@ def _convert(model: Any, layout: str) -> None:
     if layout == "ir_mul" and hasattr(model, "products"):
         if forward_serves(model):
             model.forward = MaceForward(model, call)
+            if all(hasattr(block, "handle_lammps") for block in blocks):
+                mark_reads_sources(model)
         else:
             made = [item for product in model.products for item in product.linear.irreps_out]
             model.register_forward_hook(_Described(Irreps(made)))
@@ -138,12 +141,33 @@ def _convert_interaction(block: Any, layout: str, call: Call) -> None:
         made.networks = (block.conv_tp_weights,)  # in a tuple: it is the block's module
         if type(block).__name__ in DIVIDED and isinstance(block.avg_num_neighbors, float | int):
             block.forward = MaceInteraction(block)
+    if hasattr(block, "handle_lammps") and "forward" not in vars(block):
+        block.handle_lammps = _Features(block)
     block.conv_tp, block.conv_fusion = made, True
     skip: Any = getattr(block, "skip_tp", None)
     if is_of("e3nn", "FullyConnectedTensorProduct", skip):
         own: Any = holding(tensor_product(skip, _ByElement, layout), skip)
         own.call = call
         block.skip_tp = own
+
+
+class _Features:
+    """`handle_lammps` of an interaction with MACE's own forward pass, which reads what it returns.
+
+    Args:
+        block: the interaction.
+    """
+
+    def __init__(self, block: Any) -> None:
+        self._block = block
+
+    def __call__(self, node_feats: Tensor, lammps_class: Any = None, **rows: Any) -> Tensor:
+        """Features of all rows that edges read, of LAMMPS or elsewhere."""
+        if lammps_class is None:
+            return extended(node_feats)
+        kind = type(self._block)
+        found: Tensor = kind.handle_lammps(self._block, node_feats, lammps_class, **rows)
+        return found
 
 
 class _Hidden(FullyConnectedNet):
@@ -166,7 +190,7 @@ class _MaceConv(TensorProductConv):
         """The sums over the edges of each node.
 
         Args:
-            x: (N, D1).
+            x: (N, D1), extended by the rows of others that edges read.
             y: (E, D2).
             weight: (E, W), or (E, H) of a network without its last matrix.
             edge_index: (2, E), src and dst.
@@ -174,7 +198,7 @@ class _MaceConv(TensorProductConv):
         Returns:
             (N, D_out).
         """
-        graph = self.call.graph(edge_index, x.shape[0])
+        graph = self.call.graph(edge_index, given_rows(x), x.shape[0])
         if not self.networks:
             return super().forward(x, y, weight, graph)
         matrix = self.networks[0].last_matrix()
@@ -269,7 +293,7 @@ class _Channels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """A view of x."""
-        return x.view(x.shape[0], -1, self.channels)
+        return x.view(x.shape[0], x.shape[1] // self.channels, self.channels)
 
 
 class _MaceContraction(SymmetricContraction):

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from torchweft.core.operators.operator import compiling
+from torchweft.errors import BackendError
 from torchweft.o3.adapters.model_call import Call
+from torchweft.o3.adapters.sources import Current, extended
 from torchweft.o3.edge_vectors.operator import edge_lengths, edge_vectors
 from torchweft.o3.irreps.irreps import Irreps, join, split
 
@@ -87,6 +89,7 @@ class MaceForward:
         }
         wanted = _Wanted(compute_force, compute_virials, compute_stress, compute_displacement)
         if any(rare.values()) or not _is_usual(data, wanted):
+            _check_rows_are_all(rare, data)
             found: Results = type(self._model).forward(self._model, data, training, *wanted, **rare)
             rows = found["node_feats"]
             assert rows is not None
@@ -107,8 +110,11 @@ class MaceForward:
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """Features of each layer, readouts (N, heads), and energies (N,) of pair repulsion."""
         model, attributes, edge_index = self._model, data["node_attrs"], data["edge_index"]
-        of_lengths = edges.lengths, attributes, edge_index, model.atomic_numbers
-        pair = model.pair_repulsion_fn(*of_lengths) if hasattr(model, "pair_repulsion") else None
+        repels = hasattr(model, "pair_repulsion")
+        of_elements = repels or hasattr(model.radial_embedding, "distance_transform")
+        every = extended(attributes) if of_elements else attributes
+        of_lengths = edges.lengths, every, edge_index, model.atomic_numbers
+        pair = model.pair_repulsion_fn(*of_lengths)[: attributes.shape[0]] if repels else None
         features, layers = model.node_embedding(attributes), []
         harmonics = model.spherical_harmonics(edges.vectors)
         radial, cutoff = model.radial_embedding(*of_lengths)
@@ -205,7 +211,8 @@ class MaceInteraction:
         skipped = block.skip_tp(node_feats, node_attrs) if residual else None
         weights = block.conv_tp_weights(edge_feats)
         weights = weights if cutoff is None else weights * cutoff
-        message = block.conv_tp(block.linear_up(node_feats), edge_attrs, weights, edge_index)
+        features = extended(block.linear_up(node_feats))
+        message = block.conv_tp(features, edge_attrs, weights, edge_index)
         message = block.linear(message)
         if block.avg_num_neighbors != self._divisor:
             message = message * (self._divisor / block.avg_num_neighbors)
@@ -240,23 +247,36 @@ def _is_usual(data: Given, wanted: _Wanted) -> bool:
     return data.get("displacement") is None and len(dtypes) == 1
 
 
+def _check_rows_are_all(rare: dict[str, bool], data: Given) -> None:
+    if Current.sources is None:
+        return
+    wanted = [name for name, value in rare.items() if value]
+    wanted += ["a displacement in its data"] if data.get("displacement") is not None else []
+    raise BackendError(
+        f"this call of MACE has {', '.join(wanted) or 'numbers of several dtypes'}, and rows of "
+        "other ranks: only energies, forces, virials and stress are computed over ranks. Leave it "
+        "out, or call the model with all rows on one rank."
+    )
+
+
 def _edges(data: Given, call: Call, wanted: _Wanted) -> _Edges:
     """Vectors and lengths of edges, strained by a displacement of zeros where one is wanted."""
     positions, edge_index = data["positions"], data["edge_index"]
     if not compiling():
         positions.requires_grad_(True)
-    graph = call.graph(edge_index, positions.shape[0])
+    every = extended(positions)
+    graph = call.graph(edge_index, every.shape[0], every.shape[0])
     displacement = positions.new_zeros(_num_graphs(data), 3, 3)
     if not (wanted.strain or wanted.displacement):
-        vectors = edge_vectors(positions, graph, data["shifts"])
+        vectors = edge_vectors(every, graph, data["shifts"])
         return _Edges(vectors, edge_lengths(vectors), displacement)
     if compiling():  # a graph has no leaves of its own
         displacement = displacement + positions.sum() * 0.0
     else:
         displacement.requires_grad_(True)
-    graphs = data["batch"].index_select(0, edge_index[0])
+    graphs = data["batch"].index_select(0, edge_index[1])
     shifts = _by_graph(data["unit_shifts"], data["cell"].view(-1, 3, 3), graphs)
-    plain = edge_vectors(positions, graph, shifts)
+    plain = edge_vectors(every, graph, shifts)
     vectors = plain + _by_graph(plain, 0.5 * (displacement + displacement.mT), graphs)
     return _Edges(vectors, edge_lengths(vectors), displacement)
 

@@ -23,6 +23,7 @@ from torchweft.core.operators.operator import (
 )
 from torchweft.core.table_copies import copies_of, mark_constant
 from torchweft.core.tables import TensorCache
+from torchweft.o3.adapters.sources import Current as Reading
 from torchweft.o3.graph import Graph, graph_of
 
 __all__ = ["Call", "NodeElements"]
@@ -48,6 +49,7 @@ def _runs_alone(model: nn.Module) -> bool:
         and not (transformed() or private.dispatch_modes() or torch.is_anomaly_enabled())
         and not explaining()
         and recorded.Current.run is None
+        and Reading.sources is None
         and not torch.cuda.is_current_stream_capturing()
     )
 
@@ -98,7 +100,7 @@ class Call:
     def __init__(self) -> None:
         self.running = False
         self._kinds = set[tuple[Any, ...]]()
-        self._graph: tuple[Tensor, int, Graph] | None = None
+        self._graph: tuple[Tensor, tuple[int, int], Graph] | None = None
         self._elements: tuple[Tensor, NodeElements | None] | None = None
         self._were_one_hot = False
 
@@ -123,14 +125,14 @@ class Call:
         self.running = False
         self._graph = self._elements = None
 
-    def graph(self, edge_index: Tensor, num_nodes: int, src: int = 0) -> Graph:
+    def graph(self, edge_index: Tensor, num_nodes: int, num_sources: int, src: int = 0) -> Graph:
         """The graph of edge_index (2, E), whose row `src` has the sources in every call."""
-        kept = self._graph
-        if kept is not None and kept[0] is edge_index and kept[1] == num_nodes:
+        kept, sizes = self._graph, (num_nodes, num_sources)
+        if kept is not None and kept[0] is edge_index and kept[1] == sizes:
             return kept[2]
-        made = graph_of(edge_index[src], edge_index[1 - src], num_nodes, num_nodes)
+        made = graph_of(edge_index[src], edge_index[1 - src], *sizes)
         if self.running:
-            self._graph = edge_index, num_nodes, made
+            self._graph = edge_index, sizes, made
         return made
 
     def elements(self, attributes: Tensor) -> NodeElements | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torchweft.o3.adapters.interactions import (
 )
 from torchweft.o3.adapters.model_call import Call
 from torchweft.o3.adapters.replacing import holding, is_of, replace_layers
+from torchweft.o3.adapters.sources import Current, extended, given_rows, mark_reads_sources
 from torchweft.o3.graph import Graph, graph_of
 from torchweft.o3.irreps.irreps import Irreps
 from torchweft.o3.tensor_product.products import TensorProductConv
@@ -71,6 +72,7 @@ def from_nequip(model: nn.Module) -> nn.Module:
     if blocks:
         model.register_forward_pre_hook(call.begin, with_kwargs=True)
         model.register_forward_hook(call.end, always_call=True)
+        _read_sources(model, blocks)
     return model
 
 
@@ -107,12 +109,13 @@ class _Edges:
         if not compiling():
             self.edge_index = args[0]["edge_index"]
 
-    def graph(self, edge_src: Tensor, edge_dst: Tensor, num_nodes: int) -> Graph:
+    def graph(self, edge_src: Tensor, edge_dst: Tensor, x: Tensor) -> Graph:
         """The graph of the interaction's edges; of these ones where it was not called."""
         edge_index, self.edge_index = self.edge_index, None
+        sizes = given_rows(x), x.shape[0]
         if edge_index is None:
-            return graph_of(edge_src, edge_dst, num_nodes, num_nodes)
-        return self.call.graph(edge_index, num_nodes, src=1)
+            return graph_of(edge_src, edge_dst, *sizes)
+        return self.call.graph(edge_index, *sizes, src=1)
 
 
 class _NequipScatter(nn.Module):
@@ -136,7 +139,7 @@ class _NequipScatter(nn.Module):
         edge_src: Tensor,
     ) -> Tensor:
         """(N, D_out) of x (N, D1) and, for each edge, harmonics, weights and nodes."""
-        graph = self.edges.graph(edge_src, edge_dst, x.shape[0])
+        graph = self.edges.graph(edge_src, edge_dst, x)
         return convolved(self.tp, x, edge_attr, edge_weight, graph)
 
 
@@ -233,3 +236,60 @@ class _TypeEmbed(nn.Module):
         if self.set_features:
             data["node_features"] = self.embed_module(types)
         return data
+
+
+class _Local(NamedTuple):
+    """What NequIP reads of LAMMPS where data has rows of other ranks: the number of own rows."""
+
+    nlocal: int
+
+
+def _read_sources(model: Any, blocks: list[Any]) -> None:
+    """Let interactions read rows of others, where NequIP has a place for them.
+
+    NequIP (from 0.13 on) computes with own rows, and rows of others behind them, where LAMMPS
+    spreads atoms over processes: types, positions and the features of each layer but the first.
+    """
+    networks = [m for m in model.modules() if is_of("nequip", "SequentialGraphNetwork", m)]
+    embeddings = [m for m in model.modules() if hasattr(m, "embed_module")]
+    of_types = all(not getattr(m, "do_categorical_graph_field_embed", False) for m in embeddings)
+    tensors = any(is_of("nequip", "NodeTensorEmbed", module) for module in model.modules())
+    exchanges = all(hasattr(block, "ghost_exchange") for block in blocks)
+    if not networks or not of_types or tensors or not exchanges:
+        return
+    networks[0].register_forward_pre_hook(_extend_data)
+    networks[0].register_forward_hook(_restore_data)
+    for block in blocks:
+        block.ghost_exchange.register_forward_hook(_extend_features)
+    mark_reads_sources(model)
+
+
+_LOCAL = "lmp_mliap_data"
+"""NequIP's name of what it reads of LAMMPS."""
+
+_GIVEN = "torchweft_given_rows"
+
+
+def _extend_data(network: nn.Module, args: Any) -> Any:
+    """Types and positions of all rows that edges read."""
+    if Current.sources is None:
+        return None
+    data = dict(args[0])
+    given = {name: data[name] for name in ("pos", "atom_types")}
+    data |= {name: extended(rows) for name, rows in given.items()}
+    return data | {_LOCAL: _Local(Current.sources.num_rows), _GIVEN: given}
+
+
+def _restore_data(network: nn.Module, args: Any, data: Any) -> Any:
+    """The data with the rows that the model was given."""
+    if Current.sources is None:
+        return None
+    rest = {name: value for name, value in data.items() if name not in (_LOCAL, _GIVEN)}
+    return rest | data[_GIVEN]
+
+
+def _extend_features(exchange: Any, args: Any, data: Any) -> Any:
+    """Features of all rows that edges read."""
+    if Current.sources is None:
+        return None
+    return data | {exchange.field: extended(data[exchange.field])}

@@ -140,7 +140,7 @@ class _Convolution(nn.Module):
         if self.is_parallel:
             x = torch.cat([x, data["x_ghost"]])
         weight = radial_weight(self.weight_nn, data[self.key_weight_input])
-        graph = self.call.graph(data[self.key_edge_idx], x.shape[0], src=1)
+        graph = self.call.graph(data[self.key_edge_idx], x.shape[0], x.shape[0], src=1)
         z = convolved(self.convolution, x, data[self.key_filter], weight, graph)
         z = z / self.denominator
         data[self.key_x] = z[: data["nlocal"]] if self.is_parallel else z

@@ -1,0 +1,99 @@
+"""One structure over ranks: energy, forces and stress of converted MACE and NequIP models.
+
+    E = Σ over ranks of E_n, n own atoms,      F_n = −∂E/∂x_n at the owner of n,
+    stress = Σ over ranks of what each rank's edges add to it
+
+A rank calls the model with its own atoms and the edges that end at them.  Positions, attributes
+and, in each layer, features of the atoms that these edges come from arrive by the halo, and their
+gradients return by it; all else is computed once, by the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchweft.core.collectives import total
+from torchweft.distributed.agreement import agree
+from torchweft.distributed.halo import Halo
+from torchweft.errors import BackendError, ShapeError
+from torchweft.o3.adapters.sources import reading, reads_sources
+
+__all__ = ["potential"]
+
+SUMS = (
+    *("energy", "interaction_energy", "contributions", "virials"),  # MACE
+    *("total_energy", "virial"),  # NequIP
+    "stress",
+)
+"""Results that are sums over atoms or edges."""
+
+POSITIONS = ("positions", "pos")
+"""Names of positions, of MACE and NequIP."""
+
+
+def potential(
+    model: nn.Module, data: Mapping[str, Any], halo: Halo, **options: Any
+) -> dict[str, Any]:
+    """Results of a converted model for a structure whose atoms stand on several ranks.
+
+    Every rank of the halo's group must call it.
+
+    Args:
+        model: of `o3.from_mace` (MACE, ScaleShiftMACE) or `o3.from_nequip`, with the same weights
+            on every rank; may be wrapped.
+        data: what the model takes, of this rank: rows of its own atoms, `shard.global_ids` of the
+            whole structure; `edge_index` of the numbers of a `Shard`, and rows of its edges,
+            `shard.edges` of the whole list; cells and what else belongs to structures.
+        halo: of these atoms, `shard.halo()`.
+        **options: arguments of the model, such as MACE's training and compute_stress.
+
+    Returns:
+        What the model returns.  Energies, virials and stress are those of the whole structure, on
+        every rank; rows (forces, energies and features of atoms) are of own atoms.
+
+    Raises:
+        BackendError: the model reads rows of atoms in other ways than by the layers that the
+            adapters convert, or is asked for other derivatives.
+        ShapeError: the data has another number of atoms than the halo, or ranks differ.
+
+    Training: a loss has one value, with a copy on every rank.  Sum what belongs to atoms by
+    `total`, call backward on every rank, and add the parts of the weights' gradients::
+
+        found = potential(model, data, halo, training=True)
+        squares = (found["forces"] - forces).square().sum()
+        loss = (found["energy"] - energy).square().sum() + total(squares)
+        loss.backward()
+        for weight in model.parameters():
+            torch.distributed.all_reduce(weight.grad)
+
+    Cost: beyond the work on own atoms and edges, an exchange of positions and one of features in
+    each layer; as many for forces, and twice as many for a gradient of the forces.
+    """
+    agree("potential", lambda: _facts(model, data, halo, options), halo.group)
+    with reading(halo.num_rows, halo):
+        found = model(dict(data), **options)
+    return {
+        name: total(value, halo.group) if name in SUMS and isinstance(value, Tensor) else value
+        for name, value in found.items()
+    }
+
+
+def _facts(
+    model: nn.Module, data: Mapping[str, Any], halo: Halo, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    if not reads_sources(model):
+        raise BackendError(
+            f"potential was given a {type(model).__name__}: only energies of MACE, ScaleShiftMACE "
+            "and NequIP models that torchweft converted read rows of other ranks. Convert the "
+            "model by o3.from_mace or o3.from_nequip, or call halo(x) in layers of your own."
+        )
+    rows = next((len(data[name]) for name in POSITIONS if name in data), None)
+    if rows != halo.num_rows:
+        raise ShapeError(
+            f"the data has {rows} atoms and the halo {halo.num_rows} own rows: the data must have "
+            "the rank's own atoms. Pass rows shard.global_ids of the whole structure."
+        )
+    return {"mode": "training" if model.training else "evaluation", "options": dict(options)}
