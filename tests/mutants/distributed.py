@@ -206,4 +206,16 @@ MUTANTS = [
         "links = reader",
         f"{COST} -k 'halos and 2'",
     ),
+    Mutant(
+        "a rank leaves the block while another raises",
+        "        watch.wait_for_others()\n",
+        "",
+        "tests/distributed/test_faults.py -k all_leave",
+    ),
+    Mutant(
+        "NumPy's view pins the storage of an operand",
+        "    memory = _Memory.from_address(t.data_ptr())\n",
+        "    return t.numpy()\n",
+        "tests/regressions/test_resized_parameters.py -k product",
+    ),
 ]
