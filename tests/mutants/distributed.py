@@ -214,7 +214,7 @@ MUTANTS = [
     ),
     Mutant(
         "NumPy's view pins the storage of an operand",
-        "    memory = _Memory.from_address(t.data_ptr())\n",
+        "    memory: Any = _Memory.from_address(t.data_ptr())\n",
         "    return t.numpy()\n",
         "tests/regressions/test_resized_parameters.py -k product",
     ),
