@@ -216,6 +216,6 @@ MUTANTS = [
         "NumPy's view pins the storage of an operand",
         "    memory: Any = _Memory.from_address(t.data_ptr())\n",
         "    return t.numpy()\n",
-        "tests/regressions/test_resized_parameters.py -k product",
+        "tests/regressions/test_resized_parameters.py -k reduction",
     ),
 ]
