@@ -213,4 +213,16 @@ MUTANTS = [
         "return x.shape[0]",
         f"{POTENTIALS} -k extended",
     ),
+    Mutant(
+        "a rank leaves the block while another raises",
+        "        watch.wait_for_others()\n",
+        "",
+        "tests/distributed/test_faults.py -k all_leave",
+    ),
+    Mutant(
+        "NumPy's view pins the storage of an operand",
+        "    memory: Any = _Memory.from_address(t.data_ptr())\n",
+        "    return t.numpy()\n",
+        "tests/regressions/test_resized_parameters.py -k reduction",
+    ),
 ]

@@ -1,0 +1,151 @@
+"""DDP and FSDP2 around every module of every family: two steps are those of one process.
+
+Seen red with: a rank's batch left out, the gradient of one rank alone.
+"""
+
+import traceback
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree
+
+from tests.conftest import INTERPRETED
+from tests.distributed import modules
+from tests.distributed.modules import CASES, FAMILIES, batch, build
+from tests.ranks import SIZE as EVERYONE
+from tests.ranks import run
+from torchweft.voxels import (
+    SparseBatchNorm,
+    SparseModule,
+    SparseSequential,
+    SparseTensor,
+    SubMConv3d,
+)
+
+if INTERPRETED:
+    pytest.skip("the CPU's own executors compute these", allow_module_level=True)
+
+SIZE = 2
+
+
+def loss(out):
+    """A function of every result, summed over rows, so that batches add up."""
+    leaves = _pytree.tree_leaves(out)
+    return sum(o.sin().sum() for o in leaves if o.is_floating_point())
+
+
+def two_steps(model, batches, factor=1):
+    """Parameters and their last gradients by name, after two steps of plain descent."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (factor * sum(loss(model(*one)) for one in batches)).backward()
+        optimizer.step()
+    return {
+        name.replace("_orig_mod.", "").removeprefix("module.module.").removeprefix("module."): value
+        for name, p in model.named_parameters()
+        for value in [(whole(p), whole(p.grad))]
+    }
+
+
+def whole(x):
+    return (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone()
+
+
+def compiled(module):
+    return torch.compile(module, backend="aot_eager")
+
+
+def sharded(module, group):
+    """The layer by itself, then what is around it; of voxels all at once, for the features."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    if list(module.module.parameters()) and not isinstance(module.module, SparseModule):
+        fully_shard(module.module, mesh=mesh)
+    return fully_shard(module, mesh=mesh)
+
+
+def replicated(module, group):
+    return DistributedDataParallel(module, process_group=group)
+
+
+WAYS = {
+    "DDP": replicated,
+    "FSDP2": sharded,
+    "compiled DDP": lambda module, group: compiled(replicated(module, group)),
+    "compiled FSDP2": lambda module, group: compiled(sharded(module, group)),
+}
+
+
+def on_ranks(rank, size, group, names, way):
+    """What each rank has; both average over ranks what is summed here."""
+    found = {}
+    for name in names:
+        try:
+            torch.compiler.reset()
+            model = WAYS[way](build(name), group)
+            found[name] = two_steps(model, [batch(name, rank)], size)
+        except Exception:  # noqa: BLE001
+            found[name] = traceback.format_exc()
+    return found
+
+
+def check(names, way):
+    found = run(on_ranks, SIZE, names, way)
+    errors = []
+    for name in names:
+        exact = two_steps(build(name), [batch(name, rank) for rank in range(SIZE)])
+        for rank, by_name in enumerate(found):
+            try:
+                torch.testing.assert_close(by_name[name], exact)
+            except Exception as error:  # noqa: BLE001 - all modules are tried
+                errors.append(f"{name}, {way}, rank {rank}: {by_name[name]}\n{error}")
+    assert not errors, "\n\n".join(errors)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", ["DDP", "FSDP2"])
+def test_two_steps_are_those_of_one_process(way, family):
+    check(list(FAMILIES[family]), way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["compiled DDP", "compiled FSDP2"])
+def test_two_steps_of_compiled_modules(way):
+    check(["Linear", "CliffordLayer", "product"], way)
+
+
+def norm():
+    """A batch norm between layers, whose statistics are those of all ranks."""
+    torch.manual_seed(0)
+    first, last = SubMConv3d(2, 4, 3), SubMConv3d(4, 2, 1)
+    return SparseSequential(first, SparseBatchNorm(4), torch.nn.ReLU(), last).double()
+
+
+def joined(batches):
+    """Clouds as the samples of one batch."""
+    rows = [x.C + torch.tensor([n, 0, 0, 0], dtype=torch.int32) for n, (x,) in enumerate(batches)]
+    feats = torch.cat([x.feats for (x,) in batches])
+    box = [max(sizes) for sizes in zip(*(x.spatial_shape for (x,) in batches), strict=True)]
+    return [(SparseTensor(feats, torch.cat(rows), box, len(batches)),)]
+
+
+def norm_on_ranks(rank, size, group):
+    model = replicated(norm(), group)
+    return two_steps(model, [batch("SubMConv3d", rank)], size)
+
+
+def test_batch_norms_of_all_ranks():
+    """Every rank of the pool, since these norms know no group."""
+    batches = [batch("SubMConv3d", rank) for rank in range(EVERYONE)]
+    exact = two_steps(norm(), joined(batches))
+    for found in run(norm_on_ranks, EVERYONE):
+        torch.testing.assert_close(found, exact)
+
+
+def test_no_module_is_left_out():
+    known = CASES.keys() | modules.OF_OTHER_DIMENSIONS | modules.BASES | modules.OVER_RANKS
+    assert modules.public_modules() <= known
