@@ -14,7 +14,8 @@ import torch
 from tests.neighbours import rows as as_rows
 from tests.ranks import run
 from torchweft import o3
-from torchweft.distributed import DistributedNeighbourList, Domains, neighbours
+from torchweft.distributed import DistributedNeighbourList, Domains
+from torchweft.distributed.atoms import neighbours
 from torchweft.errors import DTypeError, IndexRangeError, ShapeError
 
 F64 = torch.float64
