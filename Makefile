@@ -21,12 +21,13 @@ demo: $(READY)  ## the main job: torchweft-demo/index.html
 
 # One thread a worker: small tensors on threads that outnumber the cores take six times as long.
 test slow mutants: export OMP_NUM_THREADS = 1
-# What numba, Triton and inductor compiled is kept for as long as the sources stay as they are.
+# What numba and inductor compiled is kept for as long as the sources stay as they are; Triton looks
+# at the text of a kernel and of all that it calls.
 CODE_CACHE ?= $(CURDIR)/.cache
 COMPILED := $(CODE_CACHE)/$(shell cat $$(git ls-files src constraints.txt) | sha256sum | cut -c 1-16)
 CACHED := test slow compile doctest docs wheel
 $(CACHED): export NUMBA_CACHE_DIR ?= $(COMPILED)/numba
-$(CACHED): export TRITON_CACHE_DIR ?= $(COMPILED)/triton
+$(CACHED): export TRITON_CACHE_DIR ?= $(CODE_CACHE)/triton
 $(CACHED): export TORCHINDUCTOR_CACHE_DIR ?= $(COMPILED)/inductor
 # The text of a printed loop has the hash of all that it calls: its machine code is kept for longer.
 CALLED := constraints.txt src/torchweft/core/private_compilers.py

@@ -134,7 +134,8 @@ def _native_pairs(package: str, workload: Workload) -> Candidate:
             table[1, k, : len(order)] = number[found.pairs(k)[1][order]]
         return table
 
-    return Candidate(*PACKAGES[package], function, workload.inputs, oracle)
+    inputs = tuple(t.detach() for t in workload.inputs)  # of its own, as its oracle is another
+    return Candidate(*PACKAGES[package], function, inputs, oracle)
 
 
 def _implicit_pairs(package: str, workload: Workload) -> Candidate:

@@ -32,8 +32,9 @@ def check(request: pytest.FixtureRequest) -> Iterator[Check]:
     kept = json.loads(file.read_text()) if file.exists() else {}
 
     def check(build: Build, name: str, target: str) -> None:
-        stats = statistics(compile_for(build, target), target)
-        assert not faults(build, target, stats)
+        compiled = compile_for(build, target)
+        stats = statistics(compiled, target)
+        assert not faults(build, compiled, target, stats)
         if WRITES:
             kept[name] = stats
         if OF_SNAPSHOTS:

@@ -7,6 +7,7 @@ Seen red: one kernel whatever the number of rows, with `num_rows` or the stride 
 specialised.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,9 @@ from torchweft.testing.compiler import (
     SHARED_LIMIT,
     TARGETS,
     Build,
+    compile_for,
+    faults,
+    statistics,
 )
 
 SIZES = {"fp64": 8, "fp32": 4, "bf16": 2}
@@ -106,6 +110,15 @@ def test_kernel_compiles_within_its_gates(name: str, check: Check) -> None:
     target = CASES[name][-1]
     for made in builds(*CASES[name]):
         check(made, f"{name}, {made.kernel.__name__}", target)
+
+
+def test_spills_and_missing_instructions_are_faults() -> None:
+    (made,) = builds(*CASES["Cl(3,0) chain, fp32, F=512, sm_90"])
+    tight = replace(made, options=made.options | {"maxnreg": 32}, tensor_cores=True)
+    compiled = compile_for(tight, "sm_90")
+    spills, missing = faults(tight, compiled, "sm_90", statistics(compiled, "sm_90"))
+    assert spills.endswith("register spills")
+    assert missing == "no tensor-core instruction"
 
 
 def specialisation(rows: int, features: int, blade_last: bool) -> str:

@@ -1,7 +1,8 @@
 """Compile Triton kernels for GPUs that are not here, and judge the machine code.
 
-    stats = statistics(compile_for(build, "sm_90"), "sm_90")
-    assert not faults(build, "sm_90", stats) + growth(stats, snapshot)
+    compiled = compile_for(build, "sm_90")
+    stats = statistics(compiled, "sm_90")
+    assert not faults(build, compiled, "sm_90", stats) + growth(stats, snapshot)
 
 One `Build` is one specialisation of a kernel: 0.04 to 0.8 s for the cubin (NVIDIA) or the hsaco
 (AMD), without GPU or driver.  Keep the statistics in a JSON snapshot, so that growth is an
@@ -11,11 +12,11 @@ Not in a process with TRITON_INTERPRET=1: interpreter and compiler cannot share 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import io
 import pathlib
 import re
+import struct
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
@@ -42,8 +43,12 @@ SHARED_LIMIT = {"sm_80": 166_912, "sm_90": 232_448, "gfx942": 65_536}
 GROWTH_LIMIT = 1.10
 WATCHED = ("registers", "shared", "code")
 BINARIES = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-OPCODE = re.compile(r"^\s+(?:/\*[0-9a-f]+\*/)?\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9]+)", re.M)
-WIDE_LOAD = re.compile(r"(?:LDG\.E|LDGSTS)[.\w]*\.128")
+INSTRUCTION_BYTES = 16
+"""Of NVIDIA's machine code since sm_70."""
+
+SPILL = re.compile(r"\b(?:LDL|STL)\b")
+TENSOR_CORES = re.compile(r"\b(?:HGMMA|HMMA|DMMA)\b|v_mfma")
+WIDE_LOAD = re.compile(r"(?:LDG\.E|LDGSTS)[.\w]*\.128|\bUTMALDG\b")
 
 
 @dataclass(frozen=True)
@@ -92,21 +97,25 @@ def compile_for(build: Build, target: str) -> Any:
 
 
 def statistics(compiled: Any, target: str) -> dict[str, int]:
-    """Counts from the machine code: registers, spills, shared bytes, instructions of interest."""
+    """Counts of the machine code: registers, spills, shared bytes, instructions."""
     count = _count_nvidia if target.startswith("sm_") else _count_amd
     return {"shared": int(compiled.metadata.shared), **count(compiled)}
 
 
-def faults(build: Build, target: str, stats: dict[str, int]) -> list[str]:
+def faults(build: Build, compiled: Any, target: str, stats: dict[str, int]) -> list[str]:
     """The gates that a compiled build fails, in words; empty if none."""
     found = []
     if stats["shared"] > SHARED_LIMIT[target]:
         found.append(f"shared memory {stats['shared']} > {SHARED_LIMIT[target]} bytes")
     if stats["spills"] > build.spills:
         found.append(f"{stats['spills']} register spills")
-    if build.tensor_cores and not stats["tensor_cores"]:
+    wide_loads = build.wide_loads and target.startswith("sm_")
+    if not (build.tensor_cores or wide_loads):
+        return found
+    code = _disassembled(compiled) if target.startswith("sm_") else compiled.asm["amdgcn"]
+    if build.tensor_cores and not TENSOR_CORES.search(code):
         found.append("no tensor-core instruction")
-    if build.wide_loads and not stats["wide_loads"] and target.startswith("sm_"):
+    if wide_loads and not WIDE_LOAD.search(code):
         found.append("no 128-bit load")
     return found
 
@@ -127,22 +136,37 @@ def _run(tool: str, *arguments: str) -> str:
 
 
 def _count_nvidia(compiled: Any) -> dict[str, int]:
+    usage = _told(compiled, "cuobjdump", "-res-usage")
+    registers = re.search(r"REG:(\d+)", usage)
+    instructions = _bytes_of_code(compiled.asm["cubin"]) // INSTRUCTION_BYTES
+    if registers is None or not instructions:
+        raise RuntimeError(f"cannot read the cubin: {usage[-200:]}")
+    spills = 0
+    if any(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", usage))):  # else there is no room for any
+        spills = len(SPILL.findall(_disassembled(compiled)))
+    return {"registers": int(registers[1]), "spills": spills, "code": instructions}
+
+
+def _told(compiled: Any, tool: str, *arguments: str) -> str:
+    """What a tool says of the cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        usage = _run("cuobjdump", "-res-usage", file.name)
-        code = _run("nvdisasm", "-c", file.name)
-    count = collections.Counter(OPCODE.findall(code))
-    registers = re.search(r"REG:(\d+)", usage)
-    if registers is None or not count:
-        raise RuntimeError(f"cannot read the cubin: {usage[-200:]} {code[-200:]}")
-    return {
-        "registers": int(registers[1]),
-        "spills": count["LDL"] + count["STL"],
-        "tensor_cores": count["HGMMA"] + count["HMMA"] + count["DMMA"],
-        "wide_loads": len(WIDE_LOAD.findall(code)) + count["UTMALDG"],
-        "code": sum(count.values()),
-    }
+        return _run(tool, *arguments, file.name)
+
+
+def _disassembled(compiled: Any) -> str:
+    """The instructions of the cubin; this takes as long as to compile a kernel of 200 of them."""
+    return _told(compiled, "nvdisasm", "-c")
+
+
+def _bytes_of_code(cubin: bytes) -> int:
+    """The size of all sections of code of an ELF file."""
+    (table,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, of_names = struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    names = sections[of_names][4]
+    return sum(s[5] for s in sections if cubin.startswith(b".text.", names + s[0]))
 
 
 def _count_amd(compiled: Any) -> dict[str, int]:
@@ -157,7 +181,5 @@ def _count_amd(compiled: Any) -> dict[str, int]:
     return {
         "registers": metadata("vgpr_count"),
         "spills": metadata("vgpr_spill_count"),
-        "tensor_cores": code.count("v_mfma"),
-        "wide_loads": code.count("load_dwordx4") + code.count("load_b128"),
         "code": code.count("\n"),
     }
