@@ -183,7 +183,7 @@ def scene(resolution: int, sharded: bool, part: Part) -> Call:
 def cases(small: bool) -> list[Case]:
     """All programs; small: at sizes for a test."""
     million = 200 if small else 1_000_000
-    resolution, cells = (16, 1) if small else (512, 16)
+    resolution, cells = (32, 1) if small else (512, 16)
     made = [
         Case(f"gaussian sum {n}m{name}", "strong", functools.partial(gaussian, n * million, wanted))
         for n in (1, 4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed
@@ -13,11 +12,9 @@ from torch import distributed
 from torchweft.core.collectives import Group, world
 from torchweft.errors import ShapeError, WeftError
 
-__all__ = ["agree", "host_group", "numbers_of_ranks"]
+__all__ = ["agree", "numbers_of_ranks"]
 
 Facts = Mapping[str, Any]
-
-_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def agree(name: str, describe: Callable[[], Facts], group: Group | None = None) -> Facts:
@@ -36,7 +33,9 @@ def agree(name: str, describe: Callable[[], Facts], group: Group | None = None) 
         WeftError: on every rank, if `describe` raised one on some rank (its kind, and which
             rank), or if ranks differ (a ShapeError).  Nothing was sent, and the group stays usable.
 
-    Cost: one all_reduce of two numbers between the hosts, and nothing with one rank.
+    Cost: one all_reduce of two numbers between the hosts, and nothing with one rank.  A group that
+    has NCCL alone sends them between GPUs, for which the host waits: `init_process_group()` without
+    a backend makes groups that have gloo for host memory too.
     """
     facts: Facts = {}
     error: WeftError | None = None
@@ -54,17 +53,18 @@ def agree(name: str, describe: Callable[[], Facts], group: Group | None = None) 
         return facts
     told: list[Any] = [None] * size
     own = None if error is None else (type(error), str(error))
-    distributed.all_gather_object(told, (own, name, described), host_group(group))
+    distributed.all_gather_object(told, (own, name, described), group)
     raise _told(name, told) from error
 
 
 def numbers_of_ranks(numbers: Sequence[int], group: Group | None = None) -> list[list[int]]:
     """Some integers of each rank, by rank.  Every rank of the group must call it."""
     rank, size = world(group)
-    found = torch.zeros(size, len(numbers), dtype=torch.int64)
+    if size == 1:
+        return [list(numbers)]
+    found = torch.zeros(size, len(numbers), dtype=torch.int64, device=_device(group))
     found[rank] = torch.tensor(numbers)
-    if size > 1:
-        distributed.all_reduce(found, group=host_group(group))
+    distributed.all_reduce(found, group=group)
     by_rank: list[list[int]] = found.tolist()
     return by_rank
 
@@ -73,8 +73,8 @@ def _same(said: object, group: Group | None) -> bool:
     """Whether every rank said the same."""
     digest = hashlib.blake2b(repr(said).encode(), digest_size=7).digest()
     number = int.from_bytes(digest, "big")
-    extremes = torch.tensor([number, -number], device="cpu")
-    distributed.all_reduce(extremes, distributed.ReduceOp.MAX, host_group(group))
+    extremes = torch.tensor([number, -number], device=_device(group))
+    distributed.all_reduce(extremes, distributed.ReduceOp.MAX, group)
     highest, lowest = extremes.tolist()
     return bool(highest == -lowest)
 
@@ -109,18 +109,7 @@ def _differing(values: Mapping[int, str]) -> str:
     return f"rank 0 has {values[0]} and rank {other} has {values[other]}"
 
 
-def host_group(group: Group | None = None) -> Group:
-    """The same ranks, talking through host memory: the group itself if it can, else one beside it.
-
-    Every rank of the group must call it; the group beside it is made at the first call.
-    """
-    group = distributed.group.WORLD if group is None else group
-    if "cpu" in distributed.get_backend_config(group):
-        return group
-    if group not in _host_groups:
-        _host_groups[group] = distributed.new_group(
-            distributed.get_process_group_ranks(group),
-            backend="gloo",
-            use_local_synchronization=True,
-        )
-    return _host_groups[group]
+def _device(group: Group | None) -> torch.device:
+    """Where numbers of hosts are sent from: host memory, or the GPU if the group has NCCL alone."""
+    speaks = distributed.get_backend_config(group)
+    return torch.device("cpu") if "cpu" in speaks else torch.device("cuda")

@@ -12,11 +12,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from torch import distributed
 
 from torchweft.core.collectives import Group, world
-from torchweft.distributed.agreement import host_group
 from torchweft.errors import RankError
 
 __all__ = ["propagate_errors"]
@@ -52,8 +52,8 @@ def propagate_errors(group: Group | None = None) -> Iterator[None]:
     Raises:
         RankError: an error was raised on another rank.
 
-    Cost: one look into the store of torch.distributed in 0.2 s and rank, one barrier between the
-    hosts at the end; nothing with one rank.
+    Cost: one look into the store of torch.distributed in 0.2 s and rank, one barrier at the
+    end; nothing with one rank.
 
     Example:
         >>> import torchweft
@@ -85,8 +85,8 @@ class _Watch(threading.Thread):
     def __init__(self, group: Group | None) -> None:
         super().__init__(name="torchweft-errors", daemon=True)
         self.rank, self.size = world(group)
-        self.host = host_group(group)
-        store = self.host.get_group_store()
+        self.group: Any = distributed.group.WORLD if group is None else group
+        store = self.group.get_group_store()
         prefixed = distributed.PrefixStore  # type: ignore[attr-defined]
         block = f"torchweft/block {store.add(f'torchweft/entered/{self.rank}', 1)}"
         self.store = prefixed(block, store)
@@ -147,7 +147,7 @@ class _Watch(threading.Thread):
 
     def wait_for_others(self) -> None:
         """Returns when every rank is here, and raises where one never will be."""
-        arrived = distributed.barrier(self.host, async_op=True)
+        arrived = distributed.barrier(self.group, async_op=True)
         while not arrived.is_completed():
             if self.told is not None:
                 raise RankError(self.told)
