@@ -85,7 +85,8 @@ class _Watch(threading.Thread):
     def __init__(self, group: Group | None) -> None:
         super().__init__(name="torchweft-errors", daemon=True)
         self.rank, self.size = world(group)
-        self.group: Any = distributed.group.WORLD if group is None else group
+        everyone: Any = distributed.group.WORLD
+        self.group = everyone if group is None else group
         store = self.group.get_group_store()
         prefixed = distributed.PrefixStore  # type: ignore[attr-defined]
         block = f"torchweft/block {store.add(f'torchweft/entered/{self.rank}', 1)}"
