@@ -42,13 +42,17 @@ def world(group: Group | None = None) -> tuple[int, int]:
     return distributed.get_rank(group), distributed.get_world_size(group)
 
 
+def _reduced(x: Tensor, group: Group | None, operation: Any) -> Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(x, operation, group)
+    return x
+
+
 class _AllSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group | None, x: Tensor) -> Tensor:
         ctx.group = group
-        x = x.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(x, group=group)
-        return x
+        return _reduced(x, group, distributed.ReduceOp.SUM)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
@@ -65,19 +69,15 @@ def all_sum(x: Tensor, group: Group | None = None) -> Tensor:
 
 def largest(x: Tensor, group: Group | None = None) -> Tensor:
     """max over the ranks of each element; it has no gradient."""
-    x = x.detach().clone(memory_format=torch.contiguous_format)
-    if world(group)[1] > 1:
-        distributed.all_reduce(x, distributed.ReduceOp.MAX, group)
-    return x
+    x = x.detach()
+    return x if world(group)[1] == 1 else _reduced(x, group, distributed.ReduceOp.MAX)
 
 
 class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group | None, x: Tensor) -> Tensor:
         ctx.group = group
-        x = x.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(x, group=group)
-        return x
+        return _reduced(x, group, distributed.ReduceOp.SUM)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
