@@ -294,8 +294,10 @@ def _convolved(
         if after is not NO_EPILOGUE:
             check(after, len(kernel_map.outputs), weight.shape[2])
     found = SparseTensor.__new__(SparseTensor)  # features of an operator need no check
-    feats = kernel_map.rows(feats)
-    found.feats = convolution((feats, weight, bias, after), kernel_map, options)
+    if kernel_map.around is not None:
+        feats = kernel_map.rows(feats)
+        operands = feats, weight, bias, after
+    found.feats = convolution(operands, kernel_map, options)
     found.coordinates, found.maps = kernel_map.outputs, tensor.maps
     return found
 

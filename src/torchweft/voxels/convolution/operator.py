@@ -144,7 +144,9 @@ def convolution(operands: ConvOperands, kernel_map: KernelMap, options: ConvOpti
     """(N_out, C_out): the features on the map's outputs."""
     x, weight, bias, after = operands
     groups, precision, backend = options
-    table, back, inputs, outputs = *kernel_map[:2], kernel_map.read, kernel_map.outputs
+    (table, back), around = kernel_map[:2], kernel_map.around
+    inputs = kernel_map.inputs if around is None else around.voxels
+    outputs = kernel_map.outputs
     order = outputs.order
     maps = table, back, order if inputs is outputs else inputs.order, order
     if after == NO_EPILOGUE or observed(x, weight, bias, *after[:3]):
