@@ -117,7 +117,8 @@ def _walk(tables: Tables, owner: str) -> _Walk:
     if indptr is None:
         indptr = identity[: tables.num_edges + 1]
     found = tuple(identity if t is None else t for t in (rows, indptr, edges, others))
-    gathered = "" if others is None else "zx"[owner == "z"]
+    slot, read = ("x", tables.num_x) if owner == "z" else ("z", tables.num_z)
+    gathered = slot if others is not None and tables.num_edges > read else ""
     tasks = torch.from_numpy(_tasks(found[1].numpy()))
     return _Walk(owner, tasks, found, slices, gathered, tables.num_edges)
 
