@@ -1,9 +1,11 @@
-"""Kernel ridge regression over ranks: (σ² + K) a = y by conjugate gradients.
+"""Kernel ridge regression over ranks
+==================================
 
-    torchrun --nproc-per-node 8 examples/ridge_over_ranks.py 12500000     # 10⁸ points in all
+``torchrun --nproc-per-node 8 examples/ridge_over_ranks.py 12500000``, 10⁸ points in all.
 
-In gpytorch's terms the mean of an ExactGP with RBFKernel(lengthscale) and GaussianLikelihood(σ²).
-Each rank has its rows of x and y; K is never stored.  Nyström's preconditioner, of points z:
+(σ² + K) a = y by conjugate gradients: in gpytorch's terms the mean of an ExactGP with
+RBFKernel(lengthscale) and GaussianLikelihood(σ²).  Each rank has its rows of x and y; K is never
+stored.  Nyström's preconditioner, of points z::
 
     U = K(x, z) L⁻ᵀ,   L Lᵀ = K(z, z),   P⁻¹ r = (r − U (σ² + Uᵀ U)⁻¹ Uᵀ r) / σ²
 """
