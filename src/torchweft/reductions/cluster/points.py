@@ -204,8 +204,8 @@ def cluster_ranges_centroids(
         min_weight: smaller weights are taken as this, so that every cluster has a centre.
 
     Returns:
-        (C, 2) int64, (C, D) in the dtype of x, and (C,) total weights: numbers of points, if no
-        weights are given.
+        (C, 2) int64, (C, D) in the dtype of x, and (C,) total weights, which are numbers of points
+        if no weights are given.
     """
     _check_points(x, lab)
     counts = _counts(lab)
