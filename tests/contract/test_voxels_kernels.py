@@ -264,7 +264,7 @@ def test_few_rows_are_ranked_as_a_stable_sort_would(count, few, offsets, monkeyp
     table = torch.arange(count, device=DEVICE).int().expand(offsets, -1).clone()
     table[1:] = torch.where(dense > 0, table[1:], -1)  # two masks, each of many rows
     table[offsets - 1, : count // 3] = -1
-    made = preparation._make_tiles(table, None, offsets, preparation.SearchRemains())
+    made = preparation._make_tiles(table, None, offsets, preparation.SearchRemains(), None)
     there = (table >= 0).T.int().tolist()
     rows = made.rows[made.rows >= 0].tolist()
     runs = [there[row] for row in rows]
