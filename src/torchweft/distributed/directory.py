@@ -35,6 +35,12 @@ class Sent(NamedTuple):
     send: list[int]
     receive: list[int]
 
+    @property
+    def sender(self) -> Tensor:
+        """(m,) the rank that each row comes from."""
+        counts = torch.tensor(self.receive, device=self.rows.device)
+        return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+
 
 def sent_to(rank: Tensor, rows: Tensor, group: Group | None = None) -> Sent:
     """Rows sent each to its rank.
@@ -81,12 +87,9 @@ def _directory(own: Tensor, group: Group | None) -> tuple[Tensor, Tensor, int | 
     size = world(group)[1]
     where, order = (own % size).sort(stable=True)
     entered = sent_to(where, torch.stack([own[order], order], 1), group)
-    owner = torch.repeat_interleave(
-        torch.arange(size, device=own.device), torch.tensor(entered.receive, device=own.device)
-    )
     keys, order = entered.rows[:, 0].sort(stable=True)
     twice = keys[1:][keys[1:] == keys[:-1]]
-    entries = torch.stack([owner, entered.rows[:, 1]], 1)[order]
+    entries = torch.stack([entered.sender, entered.rows[:, 1]], 1)[order]
     return keys, entries, int(twice[0]) if len(twice) else None
 
 

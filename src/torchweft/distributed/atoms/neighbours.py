@@ -196,14 +196,13 @@ def _images(ids: Tensor, system: System, reach: float, group: Group | None) -> _
     margin = (reach * frame.inverse().norm(dim=0)).tolist()
     to, rows, moves = _near(places, boxes.reshape(-1, 6).tolist(), margin, system, rank)
     sent = torch.cat([ids[rows, None], offset[rows] + moves, _as_bits(system.positions[rows])], 1)
-    arrived, _, receive = sent_to(to, sent, group)
+    arrived = sent_to(to, sent, group)
     own = torch.cat([ids[:, None], offset, _as_bits(system.positions)], 1)
-    table = torch.cat([own, arrived])
-    sender = torch.arange(-1, size).repeat_interleave(torch.tensor([len(ids), *receive]))
-    away = (sender >= 0) & (sender != rank)
+    table = torch.cat([own, arrived.rows])
+    away = torch.cat([torch.zeros_like(ids, dtype=torch.bool), arrived.sender != rank])
     offset = table[:, 1:4]
     points = table[:, 4:].clone().view(torch.float64) + offset.double() @ frame
-    return _Images(points, table[:, 0], offset, away.to(ids.device))
+    return _Images(points, table[:, 0], offset, away)
 
 
 def _as_bits(positions: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
-from torchweft.core.collectives import Group
+from torchweft.core.collectives import Group, all_sum, largest
 
 __all__ = ["END", "Box", "bisected"]
 
@@ -130,7 +130,7 @@ class _Cutter(NamedTuple):
         else:
             found = rows.new_full((2 * rows.shape[1],), -END)
         if self.spread:
-            distributed.all_reduce(found, distributed.ReduceOp.MAX, self.group)
+            found = largest(found, self.group)
         lows, highs = found.tolist()[: rows.shape[1]], found.tolist()[rows.shape[1] :]
         return [-n for n in lows], highs
 
@@ -148,6 +148,6 @@ class _Cutter(NamedTuple):
             ]
         )
         if self.spread:
-            distributed.all_reduce(counts, group=self.group)
+            counts = all_sum(counts, self.group)
         total, lowest, highest = counts.cpu()
         return total.cumsum(0), highest[:-1] + lowest[1:]

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
-from torchweft.core.collectives import Group, exchange, world
+from torchweft.core.collectives import Group, exchange, largest, world
 from torchweft.core.operators.operator import below_transforms, outside_graphs
 from torchweft.distributed.agreement import agree
 from torchweft.distributed.directory import sent_to
@@ -148,8 +148,7 @@ class VoxelShards:
         feats = exchange(tensor.feats[order], sent.send, sent.receive, self.group)
         shape, size, stride, (lows, highs) = tensor.coordinates.grid
         ends = torch.tensor([[-n for n in lows], highs], device=rows.device)
-        distributed.all_reduce(ends, distributed.ReduceOp.MAX, self.group)
-        low, high = ends.tolist()
+        low, high = largest(ends, self.group).tolist()
         bounds = tuple(-n for n in low), tuple(high)
         return self._placed(sent.rows, feats, (shape, size, stride, bounds))
 
@@ -206,8 +205,7 @@ class VoxelShards:
         order = torch.cat(parts)
         told = torch.cat([rows[order].long(), order[:, None]], 1)
         sent = sent_to(_repeated([len(p) for p in parts], rows.device), told, self.group)
-        sender = _repeated(sent.receive, rows.device)
-        return sent.rows[:, :-1].int(), sent.rows[:, -1] * size + sender
+        return sent.rows[:, :-1].int(), sent.rows[:, -1] * size + sent.sender
 
     def _outputs(
         self, every: Coordinates, shape: Geometry, stride: Sequence[int]
