@@ -1,8 +1,6 @@
 """A rank that raises ends the others with its name and its error.
 
-Seen red with: the error not written into the store (others name a closed connection), the wait for
-others at the end of the block left out (they have results), the wait until an error was heard left
-out (torchrun ends them before they say anything), and without the exit of a rank that computes on.
+Seen red with: the wait for others at the end of the block left out (they have results).
 """
 
 import contextlib

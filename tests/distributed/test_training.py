@@ -1,6 +1,6 @@
 """DDP and FSDP2 around every module of every family: two steps are those of one process.
 
-Seen red with: a rank's batch left out, the gradient of one rank alone.
+Seen red with: NumPy's views of operands, which keep FSDP2 from freeing parameters.
 """
 
 import traceback

@@ -211,4 +211,16 @@ MUTANTS = [
         '"stream",',
         "tests/contract/test_capture.py -k what_stopped",
     ),
+    Mutant(
+        "machine code: rows of an array follow each other without its width",
+        'begin = builder.mul(self._index(row), self.widths[name], flags=("nuw", "nsw"))',
+        "begin = self._index(row)",
+        "tests/contract/test_machine_code.py",
+    ),
+    Mutant(
+        "machine code: what is on disk serves every text",
+        'key = hashlib.sha256("\\n".join([text, _compiler()]).encode()).hexdigest()',
+        "key = hashlib.sha256(_compiler().encode()).hexdigest()",
+        "tests/contract/test_machine_code.py",
+    ),
 ]

@@ -225,4 +225,10 @@ MUTANTS = [
         "    return t.numpy()\n",
         "tests/regressions/test_resized_parameters.py -k reduction",
     ),
+    Mutant(
+        "a group of one rank compares its calls",
+        "    rank, size = world(group)\n    if size == 1:\n        if error is not None:",
+        "    rank, size = world(group)\n    if size == 0:\n        if error is not None:",
+        "tests/distributed/test_one_rank.py",
+    ),
 ]
