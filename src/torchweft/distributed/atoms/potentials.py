@@ -60,7 +60,7 @@ def potential(
         ShapeError: the data has another number of atoms than the halo, or ranks differ.
 
     Training: a loss has one value, with a copy on every rank.  Sum what belongs to atoms by
-    `total`, call backward on every rank, and add the parts of the weights' gradients::
+    `total`, call backward on every rank, and add the parts of the weights' gradients:
 
         found = potential(model, data, halo, training=True)
         squares = (found["forces"] - forces).square().sum()
