@@ -1,26 +1,39 @@
-"""Functions of tests on several gloo ranks: one pool of four processes serves all tests.
+"""Functions of tests on several ranks: one pool of processes serves all tests.
 
     found = run(function, size, *arguments)     # [function(rank, size, group, *arguments)] by rank
 
 `function` stands at the top of a test module, so that the processes find it; `group` is a process
 group of the first `size` ranks.  What a rank raises is raised here, with the rank's name.  A pool
 that a test broke, or that gave no answer in time, is ended and started anew for the next one.
+
+Ranks are four processes with gloo.  With TORCHWEFT_TEST_RANKS=cuda each has a GPU of this machine
+and NCCL: what tests make there stands on it (`tests.rank_devices`), what they return comes back to
+the host, and tests of more ranks than GPUs are skipped.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import os
 import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, multiprocessing
+from torch.utils._pytree import tree_map_only
 
-SIZE = 4
+from tests.rank_devices import OnDevice
+
+ON_GPUS = os.environ.get("TORCHWEFT_TEST_RANKS") == "cuda"
+HOST = torch.device("cpu")
+DEVICE_TYPE = "cuda" if ON_GPUS else "cpu"
+SIZE = torch.cuda.device_count() if ON_GPUS else 4
 SECONDS = 300
 """How long a test may take on its ranks."""
 
@@ -31,6 +44,8 @@ class RankError(AssertionError):
 
 def run(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
     """What each of `size` ranks returned, by rank."""
+    if size > SIZE:
+        pytest.skip(f"{size} ranks need as many GPUs: there are {SIZE}")
     pool = _pool()
     for pipe in pool.pipes[:size]:
         pipe.send((function, size, arguments))
@@ -82,17 +97,26 @@ def _end() -> None:
 
 def _serve(rank: int, folder: str, pipe: Any) -> None:
     torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if ON_GPUS else HOST
+    if ON_GPUS:
+        torch.cuda.set_device(device)
     distributed.init_process_group(
-        "gloo",
+        "cpu:gloo,cuda:nccl" if ON_GPUS else "gloo",
         init_method=f"file://{folder}/meet",
         rank=rank,
         world_size=SIZE,
         timeout=timedelta(seconds=SECONDS),
     )
     groups = {size: distributed.new_group(list(range(size))) for size in range(1, SIZE + 1)}
-    while True:
-        function, size, arguments = pipe.recv()
-        try:
-            pipe.send((function(rank, size, groups[size], *arguments), None))
-        except Exception:  # noqa: BLE001
-            pipe.send((None, traceback.format_exc()))
+    with OnDevice(device) if ON_GPUS else contextlib.nullcontext():
+        while True:
+            function, size, arguments = _moved(pipe.recv(), device)
+            try:
+                found = function(rank, size, groups[size], *arguments)
+                pipe.send((_moved(found, HOST), None))
+            except Exception:  # noqa: BLE001
+                pipe.send((None, traceback.format_exc()))
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), tree)

@@ -142,8 +142,10 @@ def others(x, y, b, p):
     yield "rows", generic_argkmin("SqDist(x, y)", "k = Vi(2)", *aliases)(x, y)
     yield "columns", generic_logsumexp("x | y", "a = Vj(1)", *aliases)(x, y)
     yield "rows", Genred("x | y", aliases, "Max_SumShiftExp", axis=1)(x, y)
-    yield "rows", torch.from_numpy(numpy.Vi(x.numpy()).sqdist(numpy.Vj(y.numpy())).sum(1))
-    yield "rows", (Vi(x) | Vj(y)).sum(1, backend="numba")
+    host = x.cpu(), y.cpu()
+    u, v = (t.numpy() for t in host)
+    yield "rows", torch.from_numpy(numpy.Vi(u).sqdist(numpy.Vj(v)).sum(1))
+    yield "rows", (Vi(host[0]) | Vj(host[1])).sum(1, backend="numba")
     yield "rows", LazyTensor(x[:, None]).sqdist(LazyTensor(y[None])) @ b
     yield "rows", (Vi(x) * 0 + one).sum(1)  # lost j: 1
     yield "rows", ((Vi(x) * 1 - Vi(x)) + Vj(y) * 0).sum(1)
