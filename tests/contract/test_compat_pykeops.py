@@ -95,14 +95,14 @@ def test_names_are_there_or_told(module):
         with pytest.raises(NotImplementedError, match=rf"pykeops.*\.{name} is asked for.*\. \w"):
             getattr(found, name)
     with pytest.raises(AttributeError, match="no attribute"):
-        found.an_unknown_name
+        _ = found.an_unknown_name
 
 
 def test_keopscores_flags_are_taken():
     keopscore.auto_factorize = False
     assert (keopscore.__version__, pykeops.__version__) == ("2.3", "2.3")
     with pytest.raises(NotImplementedError, match=r"keopscore\.cuda_config is asked for.*compiler"):
-        keopscore.cuda_config
+        _ = keopscore.cuda_config
 
 
 def test_classes_are_those_of_reductions():
