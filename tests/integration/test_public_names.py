@@ -120,7 +120,7 @@ BEGIN = {
         **dict.fromkeys(("BlockSparsity", "SamplesLoss", "sinkhorn_divergence"), ""),
     },
     cluster: {
-        "grid_cluster": "x size",
+        "grid_cluster": "x size origin",
         "sort_clusters": "x lab",
         "cluster_ranges": "lab Nlab",
         "cluster_ranges_centroids": "x lab weights min_weight",

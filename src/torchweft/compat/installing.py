@@ -18,6 +18,7 @@ PACKAGE = __name__.rpartition(".")[0]
 
 STAND_INS = {
     "MinkowskiEngine": ("MinkowskiEngine",),
+    "pykeops": ("pykeops", "keopscore"),
     "spconv": ("spconv", "cumm"),
     "torchsparse": ("torchsparse",),
 }
@@ -29,7 +30,7 @@ def names() -> list[str]:
 
     >>> import torchweft
     >>> torchweft.compat.names()
-    ['MinkowskiEngine', 'spconv', 'torchsparse']
+    ['MinkowskiEngine', 'pykeops', 'spconv', 'torchsparse']
     """
     return sorted(STAND_INS)
 

@@ -235,6 +235,11 @@ class Solved:
         needed = [v for v in linear._variables if rhs.place is not None or v.place != unknown.place]
         self.places = places(needed)
 
+    @property
+    def callfun(self) -> Solved:
+        """Self, by pykeops' name."""
+        return self
+
     def __call__(self, *args: Any, **options: Any) -> Any:
         """The solution for these arguments."""
         require_count("system", len(args), self.places)
