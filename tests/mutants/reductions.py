@@ -109,8 +109,8 @@ MUTANTS = [
     ),
     Mutant(
         "the cells of two items touch",
-        "    key, strides = items, []",
-        "    key, strides = items * 0, []",
+        "    key, strides = items, list[int]()",
+        "    key, strides = items * 0, list[int]()",
         GRAPHS,
     ),
     Mutant(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,13 +118,13 @@ _VECTORS = {"mul": (0, 1), "inner": (0, 1), "vecsca": (0,), "scavec": (1,), "sca
 """The inputs whose rows are vectors of elements that nothing but a sum over all of them mixes."""
 
 
-def rows_as_vectors(op: str, *inputs: Tensor | None) -> tuple[list[Tensor], Shape] | None:
+def rows_as_vectors(op: str, *inputs: Tensor | None) -> tuple[list[Any], Shape] | None:
     """Inputs with rows of another rank as inputs with vectors, and the shape that rows had.
 
     (rows,) becomes (rows, 1) and (N, rows, A, B, ...) becomes (N, rows, C).  None where rows are
     vectors already, and where inputs do not go together, of which the checks of the call tell.
     """
-    found, rows = list(inputs), set()
+    found, rows = list[Any](inputs), set()
     for slot in _VECTORS.get(op, ()):
         given = inputs[slot]
         if not isinstance(given, Tensor) or given.dim() in (0, 2, 3) or given.is_nested:

@@ -191,7 +191,7 @@ def _checked(x: Tensor, batch: Tensor | None) -> Graph:
             f"batch is on {batch.device} and x on {points.device}: they must be on one device. "
             f"Pass batch.to({str(points.device)!r})."
         )
-    return points, batch.unique(return_inverse=True)[1]
+    return points, torch.unique(batch, return_inverse=True)[1]
 
 
 def _nearest(x: Tensor, items: Tensor, k: int) -> Tensor:
@@ -204,7 +204,7 @@ def _nearest(x: Tensor, items: Tensor, k: int) -> Tensor:
         found = nearest(x, x, k) if k else items.new_zeros(0, 0)
     elif x.shape[1] <= MOST_AXES and len(x) >= POINTS_IN_CELLS * len(sizes):
         starts = itertools.accumulate([0, *sizes[:-1]])
-        items_of = zip(x.split(sizes), starts, strict=True)
+        items_of = zip(torch.split(x, sizes), starts, strict=True)
         found = torch.cat([_shifted(nearest(part, part, k), start) for part, start in items_of])
     else:
         found = _nearest_of_blocks(x, items[order], k)
@@ -260,7 +260,7 @@ def _cells(columns: Tensor, r: float, items: Tensor) -> Graph:
     axes = (high - low).topk(min(MOST_AXES, len(columns))).indices
     most = min(MOST_CELLS, int((2**62 // (int(items.max()) + 1)) ** (1 / len(axes))) - 3)
     size = max(r * (1 + ROUNDING), float((high - low).amax()) / most)
-    key, strides = items, []
+    key, strides = items, list[int]()
     for axis in axes.tolist():
         cell = ((columns[axis] - low[axis]) / size).to(torch.int64)
         width = int(cell.max()) + 3
