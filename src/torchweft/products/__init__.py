@@ -10,11 +10,20 @@ from torchweft.core.table_copies import forget
 from torchweft.products import functions, infos
 from torchweft.products.functions import *  # noqa: F403
 from torchweft.products.infos import *  # noqa: F403
+from torchweft.products.segments import functions as _segments
+from torchweft.products.segments.functions import *  # noqa: F403
 
 if TYPE_CHECKING:
     from torchweft.reductions.graphs import knn_graph, radius_graph
 
-__all__ = [*functions.__all__, *infos.__all__, "forget", "knn_graph", "radius_graph"]
+__all__ = [
+    *functions.__all__,
+    *infos.__all__,
+    *_segments.__all__,
+    "forget",
+    "knn_graph",
+    "radius_graph",
+]
 
 
 def __getattr__(name: str) -> Any:
