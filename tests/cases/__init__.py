@@ -11,6 +11,7 @@ from tests.cases import (
     products,
     radial_linear,
     reductions,
+    segments,
     symmetric,
     voxels,
 )
@@ -22,7 +23,7 @@ __all__ = ["Suite", "suites"]
 def suites() -> dict[str, Suite]:
     """The cases of every family, by its name."""
     return {
-        "products": products.suite(),
+        "products": joined(products.suite(), segments.suite()),
         "o3": joined(
             o3.suite(),
             channelwise.suite(),

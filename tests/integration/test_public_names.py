@@ -22,17 +22,19 @@ SCALE_GATHER = (
 SIGNATURES = {
     "indexed_{op}_scale_gather": SCALE_GATHER,
     "sparse_{op}": "input1 input2 info_fwd info_bwd1 info_bwd2 out_accumulated backend",
-    "indexed_{op}": "input1 input2 index1 index2 backend",
-    "{op}_segment": "input1 input2 seg backend",
-    "indexed_{op}_segment": "input1 input2 index1 index2 seg backend",
-    "indexed_{op}_scale_segment": "input1 input2 scale index1 index2 seg backend",
-    "accumulated_indexed_{op}_segment": "input1 input2 index1 index2 seg backend",
+    "indexed_{op}": "input1 input2 index1 index2 out backend",
+    "{op}_segment": "input1 input2 seg out accumulated backend",
+    "indexed_{op}_segment": "input1 input2 index1 index2 seg out accumulated backend",
+    "indexed_{op}_scale_segment": "input1 input2 scale index1 index2 seg out backend",
+    "accumulated_indexed_{op}_segment": "input1 input2 index1 index2 seg out backend",
 }
 OTHERS = {
     "sparse_scale": "input info_fwd info_bwd backend",
     "sparse_product_info": "index1 index2 index scale out_size",
     "sparse_product_infos": "index1 index2 index scale out_size in1_size in2_size",
     "sparse_scale_infos": "index index_out scale out_size in_size",
+    "knn_graph": "x k batch loop",
+    "radius_graph": "x r batch loop max_neighbors",
 }
 INFOS = {
     "SparseProductInfo": "scale index1 index2 seg_out gather_index index_out out_size",

@@ -5,6 +5,7 @@ large offsets, the accuracy of every path for clouds that are wide and far away.
 import pytest
 import torch
 
+from torchweft.products import knn_graph, radius_graph
 from torchweft.reductions import Genred, Vi, Vj
 from torchweft.reductions.cluster import from_matrix
 from torchweft.testing import assert_as_accurate, plain_error
@@ -115,3 +116,15 @@ def test_wide_clouds_far_away(dim, rows):
     exact = dense(*(t.double() for t in (x, y, b)))
     assert_as_accurate(out, exact, plain_error(dense(x, y, b), exact, torch.float32))
     assert float((out - exact).norm() / exact.norm()) <= 2e-6
+
+
+@pytest.mark.parametrize("items", [1, 40])
+def test_graphs_of_near_points(items):
+    """Coordinates in 64ths: squares are exact, and there are ties."""
+    generator = torch.Generator().manual_seed(items)
+    x = torch.randint(0, 64, (20_000, 3), generator=generator) / 64
+    batch = torch.randint(0, items, (20_000,), generator=generator)
+    for graph, size in ((knn_graph, 12), (radius_graph, 0.125)):
+        found = graph(x.cuda(), size, batch.cuda())
+        expected = graph(x, size, batch)
+        torch.testing.assert_close([t.cpu() for t in found], [*expected], rtol=0, atol=0)

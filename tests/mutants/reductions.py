@@ -6,6 +6,7 @@ FORMULA = "tests/contract/test_reductions_formula.py"
 EDGES = "tests/contract/test_reductions_edges.py -k nan"
 SPARSITY = "tests/contract/test_reductions_sparsity.py"
 LAZY = "tests/contract/test_reductions_lazy.py"
+GRAPHS = "tests/contract/test_products_graphs.py"
 
 MUTANTS = [
     Mutant(
@@ -99,5 +100,29 @@ MUTANTS = [
         'node("log", x) + 1',
         'node("log", x)',
         FORMULA,
+    ),
+    Mutant(
+        "a point that stands with k others has one more neighbour",
+        "        there &= there.cumsum(1) <= k  # ",
+        "        there &= there.cumsum(1) <= k + 1  # ",
+        GRAPHS,
+    ),
+    Mutant(
+        "the cells of two items touch",
+        "    key, strides = items, list[int]()",
+        "    key, strides = items * 0, list[int]()",
+        GRAPHS,
+    ),
+    Mutant(
+        "edges keep the order of the items",
+        "    rows[order] = torch.where(found < 0",
+        "    rows[:] = torch.where(found < 0",
+        GRAPHS,
+    ),
+    Mutant(
+        "a run of cells ends one too early",
+        "keys[:, None] + (steps + 1), right=True)",
+        "keys[:, None] + steps, right=True)",
+        GRAPHS,
     ),
 ]

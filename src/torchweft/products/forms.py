@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ __all__ = [
     "check_out",
     "metas",
     "result_channels",
+    "rows_as_vectors",
     "rows_in",
     "sizes",
 ]
@@ -113,6 +114,26 @@ _CHANNELS = {"mul": (-1, -1), "inner": (-1, -1), "vecmat": (-1, -2), "mat_t_vec"
 """The dimensions of the two inputs that must be equal."""
 
 
+_VECTORS = {"mul": (0, 1), "inner": (0, 1), "vecsca": (0,), "scavec": (1,), "scale": (0,)}
+"""The inputs whose rows are vectors of elements that nothing but a sum over all of them mixes."""
+
+
+def rows_as_vectors(op: str, *inputs: Tensor | None) -> tuple[list[Any], Shape] | None:
+    """Inputs with rows of another rank as inputs with vectors, and the shape that rows had.
+
+    (rows,) becomes (rows, 1) and (N, rows, A, B, ...) becomes (N, rows, C).  None where rows are
+    vectors already, and where inputs do not go together, of which the checks of the call tell.
+    """
+    found, rows = list[Any](inputs), set()
+    for slot in _VECTORS.get(op, ()):
+        given = inputs[slot]
+        if not isinstance(given, Tensor) or given.dim() in (0, 2, 3) or given.is_nested:
+            return None
+        rows.add(tuple(given.shape[2:]))
+        found[slot] = given.unsqueeze(-1) if given.dim() == 1 else given.flatten(2)
+    return (found, rows.pop()) if len(rows) == 1 else None
+
+
 Shape = tuple[int, ...]
 Meta = tuple[Shape, torch.dtype, torch.device, torch.layout]
 Metas = tuple[Meta | None, ...]
@@ -178,7 +199,7 @@ def sizes(op: str, shapes: Sequence[Shape | None]) -> Sizes:
 
 def rows_in(shape: Shape, layout: str) -> int:
     """The rows of an input, with or without N."""
-    return shape[len(shape) - _rank(layout) + 1]
+    return shape[0 if len(shape) < _rank(layout) else 1]
 
 
 def _terms(rows1: int, rows2: int | None, tables: dict[str, Shape | None]) -> int:
@@ -221,9 +242,11 @@ def _check_input(op: str, name: str, given: Meta | None, layout: str) -> Meta:
     shape, dtype, *_ = given
     full = _rank(layout)
     if len(shape) not in (full, full - 1):
+        others = ", or rows of one shape in all inputs: numbers, (rows,), or (N, rows, ...)"
         raise ShapeError(
             f"{name} is {tuple(shape)}: {op} needs {layout}, or the same without N to share it "
-            f"over N. Reshape {name} to {full} or {full - 1} dimensions."
+            f"over N{others if op in _VECTORS else ''}. Reshape {name} to {full} or {full - 1} "
+            f"dimensions, e.g. by {name}.{'unsqueeze(-1)' if len(shape) < full else 'flatten(2)'}."
         )
     if dtype not in _FLOATS:
         raise DTypeError(

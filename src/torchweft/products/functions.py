@@ -22,17 +22,18 @@ from torchweft.core.operators.operands import narrowed
 from torchweft.core.private import any_autocast
 from torchweft.core.table_copies import copies_of, is_constant, unreadable
 from torchweft.core.tables import TensorCache
-from torchweft.errors import DTypeError, ShapeError
+from torchweft.errors import ShapeError
 from torchweft.products.forms import (
     CANONICAL,
     LAYOUTS,
     admit,
     check_out,
     metas,
+    rows_as_vectors,
     rows_in,
     sizes,
 )
-from torchweft.products.infos import SparseProductInfo, SparseScaleInfo, Tables, largest
+from torchweft.products.infos import SparseProductInfo, SparseScaleInfo, Tables, as_info, largest
 from torchweft.products.operator import product
 
 Function = Callable[..., Tensor]
@@ -61,6 +62,10 @@ def apply(
     out_size: int | None = None,
 ) -> Tensor:
     """The product `op` (a public name, or "scale") over index tables: check, size, dispatch."""
+    if (found_rows := rows_as_vectors(op, input1, input2)) is not None:
+        (input1, input2), row = found_rows
+        result = apply(op, input1, input2, scale, tables, backend, accumulate, out_size)
+        return result if op == "inner" else result.reshape(*result.shape[:-1], *row)
     if any_autocast():
         input1 = narrowed(input1)
         input2 = None if input2 is None else narrowed(input2)
@@ -113,6 +118,19 @@ _FORMULAS = {
     "mat_t_vec": ("Σ_c x[n,i,c,d] · y[n,j,c]", "(N, M, Cout)"),
 }
 
+_ROWS = {
+    op: f"""\
+        Rows of {inputs} may also be numbers, (rows,), or have several dimensions,
+        (N, rows, ...){shape}.
+"""
+    for op, inputs, shape in (
+        ("mul", "both inputs", ", of one shape, which those of the result have too"),
+        ("inner", "both inputs", ", of one shape, all of which the sum is over"),
+        ("vecsca", "input1", "; those of the result have their shape"),
+        ("scavec", "input2", "; those of the result have their shape"),
+    )
+}
+
 _SCALE_GATHER_DOC = """z[n,m] = Σ_{{k ∈ segment m}} s[t] · {formula},  t = gather_index[k].
 
     Here i = index1[t] and j = index2[t]; x is input1, y is input2, s is scale.
@@ -134,7 +152,7 @@ _SCALE_GATHER_DOC = """z[n,m] = Σ_{{k ∈ segment m}} s[t] · {formula},  t = g
 
     Returns:
         {result} in the inputs' dtype; without N where out_accumulated or both inputs are shared.
-
+{rows}
     Raises:
         WeftError: inputs or tables that do not fit, with what to do.  Values of tables are checked
             on the CPU always, on a GPU under TORCHWEFT_CHECK=1.
@@ -178,12 +196,17 @@ def _scale_gather(op: str) -> Function:
     ) -> Tensor:
         tables = Tables(index1, index2, seg, gather_index, index_out)
         result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
-        if out is None:
-            return result
-        check_out(out, result)
-        return out.copy_(result)
+        return _into(out, result)
 
     return function
+
+
+def _into(out: Tensor | None, result: Tensor) -> Tensor:
+    """The result, in `out` if that is given."""
+    if out is None:
+        return result
+    check_out(out, result)
+    return out.copy_(result)
 
 
 def _sparse(op: str) -> Function:
@@ -197,19 +220,22 @@ def _sparse(op: str) -> Function:
         *,
         backend: str | None = None,
     ) -> Tensor:
-        if not isinstance(info_fwd, SparseProductInfo):
-            raise _not_an_info("info_fwd", info_fwd, "SparseProductInfo")
-        factors, *given, out_size = info_fwd
+        factors, *given, out_size = as_info("info_fwd", info_fwd, SparseProductInfo)
         scale, tables = _cast(factors, input1), Tables(*given)
         result = apply(op, input1, input2, scale, tables, backend, out_accumulated, out_size)
-        _check_backward("info_bwd1", info_bwd1, input1, LAYOUTS[op][0])
-        _check_backward("info_bwd2", info_bwd2, input2, LAYOUTS[op][1])
+        for name, info, operand, layout in (
+            ("info_bwd1", info_bwd1, input1, LAYOUTS[op][0]),
+            ("info_bwd2", info_bwd2, input2, LAYOUTS[op][1]),
+        ):
+            if info is not None:
+                size = as_info(name, info, SparseProductInfo).out_size
+                _check_backward(name, size, operand, layout)
         return result
 
     return function
 
 
-def _thin(op: str) -> Iterator[tuple[str, str, Function]]:
+def _thin(op: str, full: Function) -> Iterator[tuple[str, str, Function]]:
     """(name, arguments it has, function) of the five forms with fewer arguments."""
 
     def indexed(
@@ -217,30 +243,11 @@ def _thin(op: str) -> Iterator[tuple[str, str, Function]]:
         input2: Tensor,
         index1: Tensor | None = None,
         index2: Tensor | None = None,
+        out: Tensor | None = None,
         *,
         backend: str | None = None,
     ) -> Tensor:
-        return apply(op, input1, input2, None, Tables(index1, index2), backend)
-
-    def segment(
-        input1: Tensor, input2: Tensor, seg: Tensor, *, backend: str | None = None
-    ) -> Tensor:
-        return apply(op, input1, input2, None, Tables(seg=seg), backend)
-
-    def indexed_segment(accumulate: bool) -> Function:
-        def function(
-            input1: Tensor,
-            input2: Tensor,
-            index1: Tensor | None = None,
-            index2: Tensor | None = None,
-            seg: Tensor | None = None,
-            *,
-            backend: str | None = None,
-        ) -> Tensor:
-            tables = Tables(index1, index2, seg)
-            return apply(op, input1, input2, None, tables, backend, accumulate)
-
-        return function
+        return full(input1, input2, None, index1, index2, out=out, backend=backend)
 
     def indexed_scale_segment(
         input1: Tensor,
@@ -249,17 +256,66 @@ def _thin(op: str) -> Iterator[tuple[str, str, Function]]:
         index1: Tensor | None = None,
         index2: Tensor | None = None,
         seg: Tensor | None = None,
+        out: Tensor | None = None,
         *,
         backend: str | None = None,
     ) -> Tensor:
-        return apply(op, input1, input2, scale, Tables(index1, index2, seg), backend)
+        return full(input1, input2, scale, index1, index2, seg, out=out, backend=backend)
 
     yield f"indexed_{op}", "indices alone", indexed
-    yield f"{op}_segment", "segments alone", segment
-    yield f"indexed_{op}_segment", "indices and segments", indexed_segment(False)
     yield f"indexed_{op}_scale_segment", "scale, indices and segments", indexed_scale_segment
+    yield from _thin_accumulated(op, full)
+
+
+def _thin_accumulated(op: str, full: Function) -> Iterator[tuple[str, str, Function]]:
+    """Those of the five that may sum over n."""
+
+    def segment(
+        input1: Tensor,
+        input2: Tensor,
+        seg: Tensor,
+        out: Tensor | None = None,
+        *,
+        accumulated: bool = False,
+        backend: str | None = None,
+    ) -> Tensor:
+        return full(input1, input2, seg=seg, out=out, out_accumulated=accumulated, backend=backend)
+
+    def indexed_segment(
+        input1: Tensor,
+        input2: Tensor,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        seg: Tensor | None = None,
+        out: Tensor | None = None,
+        *,
+        accumulated: bool = False,
+        backend: str | None = None,
+    ) -> Tensor:
+        return full(
+            input1, input2, None, index1, index2, seg,
+            out=out, out_accumulated=accumulated, backend=backend,
+        )  # fmt: skip
+
+    def accumulated_indexed_segment(
+        input1: Tensor,
+        input2: Tensor,
+        index1: Tensor | None = None,
+        index2: Tensor | None = None,
+        seg: Tensor | None = None,
+        out: Tensor | None = None,
+        *,
+        backend: str | None = None,
+    ) -> Tensor:
+        return indexed_segment(
+            input1, input2, index1, index2, seg, out, accumulated=True, backend=backend
+        )
+
+    also = "; `accumulated` is its `out_accumulated`"
+    yield f"{op}_segment", f"segments alone{also}", segment
+    yield f"indexed_{op}_segment", f"indices and segments{also}", indexed_segment
     what = "indices and segments, summed over n"
-    yield f"accumulated_indexed_{op}_segment", what, indexed_segment(True)
+    yield f"accumulated_indexed_{op}_segment", what, accumulated_indexed_segment
 
 
 def _published(op: str) -> list[ProductFunction]:
@@ -267,11 +323,14 @@ def _published(op: str) -> list[ProductFunction]:
     formula, result = _FORMULAS[op]
     layout1, layout2 = LAYOUTS[op]
     words = {"op": op, "formula": formula, "result": result, "layout1": layout1, "layout2": layout2}
+    words["rows"] = _ROWS.get(op, "")
+    full = _scale_gather(op)
     return [
-        _publish(
-            _scale_gather(op), f"indexed_{op}_scale_gather", _SCALE_GATHER_DOC.format(**words)
+        _publish(full, f"indexed_{op}_scale_gather", _SCALE_GATHER_DOC.format(**words)),
+        *(
+            _publish(function, name, _THIN_DOC.format(what=what, **words))
+            for name, what, function in _thin(op, full)
         ),
-        *(_publish(f, name, _THIN_DOC.format(what=what, **words)) for name, what, f in _thin(op)),
         _publish(_sparse(op), f"sparse_{op}", _SPARSE_DOC.format(**words)),
     ]
 
@@ -296,21 +355,23 @@ def sparse_scale(
     """z[n,M] = Σ_{t ∈ segment M} scale[t] · input[n,index[t]]: a sparse matrix times rows.
 
     Args:
-        input: (N, rows, C), or (rows, C) for one n.
+        input: (N, rows, C), or (rows, C) for one n; also (rows,), a vector, and (N, rows, ...).
         info_fwd: the tables; its scale is cast to the dtype that sums are formed in.
         info_bwd: the tables of the gradient, as `sparse_scale_infos` gives them; it must agree
             with info_fwd in size (the gradient comes from info_fwd's own transpose).
         backend: "triton", "numba", "torch", or None for the fastest that can serve.
 
     Returns:
-        (N, out_size, C), or (out_size, C), in the input's dtype; differentiable to any order.
+        (N, out_size, C), or the rows' shape of the input, in its dtype; differentiable to any
+        order.
     """
-    if not isinstance(info_fwd, SparseScaleInfo):
-        raise _not_an_info("info_fwd", info_fwd, "SparseScaleInfo")
+    info_fwd = as_info("info_fwd", info_fwd, SparseScaleInfo)
     tables = Tables(info_fwd.index, None, info_fwd.seg_out, None, info_fwd.index_out)
     scale = _cast(info_fwd.scale, input)
     result = apply("scale", input, None, scale, tables, backend, out_size=info_fwd.out_size)
-    _check_backward("info_bwd", info_bwd, input, LAYOUTS["scale"][0])
+    if info_bwd is not None:
+        size = as_info("info_bwd", info_bwd, SparseScaleInfo).out_size
+        _check_backward("info_bwd", size, input, LAYOUTS["scale"][0])
     return result
 
 
@@ -326,35 +387,22 @@ def _cast(scale: Tensor | None, like: Tensor) -> Tensor | None:
     return _casts.get((scale,), dtype, lambda: scale.to(dtype))
 
 
-def _check_backward(
-    name: str, info: SparseProductInfo | SparseScaleInfo | None, operand: Tensor, layout: str
-) -> None:
-    if info is None:
-        return
-    if not isinstance(info, SparseProductInfo | SparseScaleInfo):
-        raise _not_an_info(name, info, "SparseProductInfo")
+def _check_backward(name: str, out_size: int | None, operand: Tensor, layout: str) -> None:
     rows = rows_in(operand.shape, layout)
-    if info.out_size is not None and info.out_size != rows:
+    if out_size is not None and out_size != rows:
         raise ShapeError(
-            f"{name} gives {info.out_size} rows but the input it belongs to has {rows}: the "
+            f"{name} gives {out_size} rows but the input it belongs to has {rows}: the "
             "gradient needs one row for each row of that input. "
             "Build it with sparse_product_infos(..., in1_size=..., in2_size=...)."
         )
 
 
-def _not_an_info(name: str, given: object, needed: str) -> DTypeError:
-    return DTypeError(
-        f"{name} is a {type(given).__name__}: it must be a {needed}. "
-        f"Build one with torchweft.products.sparse_product_info or {needed}(...)."
-    )
-
-
 (
     indexed_mul_scale_gather,
     indexed_mul,
+    indexed_mul_scale_segment,
     mul_segment,
     indexed_mul_segment,
-    indexed_mul_scale_segment,
     accumulated_indexed_mul_segment,
     sparse_mul,
 ) = _published("mul")
@@ -362,9 +410,9 @@ def _not_an_info(name: str, given: object, needed: str) -> DTypeError:
 (
     indexed_outer_scale_gather,
     indexed_outer,
+    indexed_outer_scale_segment,
     outer_segment,
     indexed_outer_segment,
-    indexed_outer_scale_segment,
     accumulated_indexed_outer_segment,
     sparse_outer,
 ) = _published("outer")
@@ -372,9 +420,9 @@ def _not_an_info(name: str, given: object, needed: str) -> DTypeError:
 (
     indexed_inner_scale_gather,
     indexed_inner,
+    indexed_inner_scale_segment,
     inner_segment,
     indexed_inner_segment,
-    indexed_inner_scale_segment,
     accumulated_indexed_inner_segment,
     sparse_inner,
 ) = _published("inner")
@@ -382,9 +430,9 @@ def _not_an_info(name: str, given: object, needed: str) -> DTypeError:
 (
     indexed_vecmat_scale_gather,
     indexed_vecmat,
+    indexed_vecmat_scale_segment,
     vecmat_segment,
     indexed_vecmat_segment,
-    indexed_vecmat_scale_segment,
     accumulated_indexed_vecmat_segment,
     sparse_vecmat,
 ) = _published("vecmat")
@@ -392,9 +440,9 @@ def _not_an_info(name: str, given: object, needed: str) -> DTypeError:
 (
     indexed_vecsca_scale_gather,
     indexed_vecsca,
+    indexed_vecsca_scale_segment,
     vecsca_segment,
     indexed_vecsca_segment,
-    indexed_vecsca_scale_segment,
     accumulated_indexed_vecsca_segment,
     sparse_vecsca,
 ) = _published("vecsca")
@@ -402,9 +450,9 @@ def _not_an_info(name: str, given: object, needed: str) -> DTypeError:
 (
     indexed_scavec_scale_gather,
     indexed_scavec,
+    indexed_scavec_scale_segment,
     scavec_segment,
     indexed_scavec_segment,
-    indexed_scavec_scale_segment,
     accumulated_indexed_scavec_segment,
     sparse_scavec,
 ) = _published("scavec")
@@ -412,9 +460,9 @@ def _not_an_info(name: str, given: object, needed: str) -> DTypeError:
 (
     indexed_mat_t_vec_scale_gather,
     indexed_mat_t_vec,
+    indexed_mat_t_vec_scale_segment,
     mat_t_vec_segment,
     indexed_mat_t_vec_segment,
-    indexed_mat_t_vec_scale_segment,
     accumulated_indexed_mat_t_vec_segment,
     sparse_mat_t_vec,
 ) = _published("mat_t_vec")

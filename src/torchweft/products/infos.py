@@ -7,7 +7,7 @@ the term (the index of its scale), `k` the entry (the loop variable of a segment
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,27 +36,42 @@ I = TypeVar("I", bound="Movable")  # noqa: E741 - an info
 
 
 class Movable:
-    """`.to`, `.cuda`, `.cpu` of a NamedTuple of tensors; a dtype applies to real numbers only."""
+    """A NamedTuple of tensors that moves as a tensor does, and that `torch.load` takes."""
+
+    def __init_subclass__(cls) -> None:
+        torch.serialization.add_safe_globals([cls])  # torch.load(weights_only=True), its default
 
     def to(self: I, *args: Any, **kwargs: Any) -> I:
         """On another device, or with real numbers in another dtype; indices stay integer."""
-        device, dtype, *_ = parse_to(*args, **kwargs)
-        fields = self._asdict()  # type: ignore[attr-defined]
-        for name, value in fields.items():
-            if isinstance(value, Tensor):
-                wanted = dtype if value.is_floating_point() else None
-                fields[name] = value.to(device=device, dtype=wanted)
-                if is_constant(value):
-                    mark_constant(fields[name])
-        return type(self)(**fields)
+        device, dtype, non_blocking, _ = parse_to(*args, **kwargs)
+        return self._each(
+            lambda t: t.to(device, dtype if t.is_floating_point() else None, non_blocking)
+        )
 
-    def cuda(self: I, device: int | str | torch.device | None = None) -> I:
+    def cuda(
+        self: I, device: int | str | torch.device | None = None, non_blocking: bool = False
+    ) -> I:
         """On a GPU, the current one by default."""
-        return self.to(torch.device("cuda") if device is None else torch.device(device))
+        there = torch.device("cuda") if device is None else torch.device(device)
+        return self.to(there, non_blocking=non_blocking)
 
     def cpu(self: I) -> I:
         """In host memory."""
         return self.to(torch.device("cpu"))
+
+    def pin_memory(self: I) -> I:
+        """In page-locked host memory, from where `cuda(non_blocking=True)` copies."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self: I, function: Callable[[Tensor], Tensor]) -> I:
+        """The tensors' images; those of constant tables are constant."""
+        fields = self._asdict()  # type: ignore[attr-defined]
+        for name, value in fields.items():
+            if isinstance(value, Tensor):
+                fields[name] = function(value)
+                if is_constant(value):
+                    mark_constant(fields[name])
+        return type(self)(**fields)
 
 
 class _ProductFields(NamedTuple):
@@ -92,6 +107,24 @@ class SparseScaleInfo(Movable, _ScaleFields):
     """z[n,M] = Σ_{t ∈ segment M} scale[t] · x[n,index[t]] as one value; None is the identity."""
 
     __slots__ = ()
+
+
+def as_info(name: str, given: Any, kind: type[I]) -> I:
+    """The info, or what a named tuple with the same fields holds: Equitorch's, say.
+
+    Raises:
+        DTypeError: it has other fields.
+    """
+    if isinstance(given, kind):
+        return given
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    if getattr(given, "_fields", None) == fields:
+        return kind(*given)
+    raise DTypeError(
+        f"{name} is a {type(given).__name__}: it must be a {kind.__name__}, or a named tuple of "
+        f"its fields ({', '.join(fields)}). Build one with "
+        f"torchweft.products.sparse_product_info or {kind.__name__}(...)."
+    )
 
 
 def sparse_product_info(

@@ -27,7 +27,7 @@ from torchweft.core.tables import SLICE, Plan, Slices, Table
 from torchweft.products import tiles
 from torchweft.products.forms import PRODUCTS, batch_of, result_channels
 
-__all__ = ["product"]
+__all__ = ["INT32_MAX", "pieces_of", "product"]
 
 CALLS_PER_PLAN = 256
 """Calls whose steps a plan caches, by shapes, strides and dtypes."""
@@ -237,7 +237,7 @@ def _steps(call: ProductCall, plan: Plan, roles: str) -> tuple[ProductStep, ...]
         items = math.inf if call.shares_matrices else plan.num_entries / plan.size(roles[1])
         dots = tiles.takes_dot(call.second.shape[-2:], items)  # items that share a matrix
     if not dots:
-        _rows(steps, call, table, _pieces(plan, roles, call.batch))
+        _rows(steps, call, table, pieces_of(plan, roles, call.batch))
     elif call.op == "outer":
         _outer(steps, call, plan, roles)
     elif call.shares_matrices:
@@ -247,7 +247,7 @@ def _steps(call: ProductCall, plan: Plan, roles: str) -> tuple[ProductStep, ...]
     return tuple(steps)
 
 
-def _pieces(plan: Plan, roles: str, batch: int | None, least: int = 256) -> Slices | None:
+def pieces_of(plan: Plan, roles: str, batch: int | None, least: int = 256) -> Slices | None:
     """Long segments cut, so that no program walks many entries alone.
 
     A batch has other rows to fill the GPU with; without one pieces are finer, down to `least`.
@@ -374,9 +374,9 @@ def _outer(steps: list[ProductStep], call: ProductCall, plan: Plan, roles: str) 
     Summed over n, uneven segments are cut fine: each program then walks as many items.
     """
     table = plan.table(roles)
-    pieces = _pieces(plan, roles, call.batch)
+    pieces = pieces_of(plan, roles, call.batch)
     if call.accumulate and call.batch is not None:
-        pieces = _pieces(plan, roles, None, -(-256 // call.batch))
+        pieces = pieces_of(plan, roles, None, -(-256 // call.batch))
     c, d = call.channels
     y = call.second
     items = table.longest * ((call.batch or 1) if call.accumulate else 1)
@@ -468,7 +468,7 @@ def _vecmat_group(steps: list[ProductStep], call: ProductCall, plan: Plan, roles
     entries = _add(steps, call, launcher, rows, call.batch, dtype, zeroed)
     if not direct:
         sums = plan.table(f"k_{c}")
-        _sum_up(steps, call, entries, sums, _pieces(plan, f"k_{c}", call.batch))
+        _sum_up(steps, call, entries, sums, pieces_of(plan, f"k_{c}", call.batch))
 
 
 def _is_wide(call: ProductCall, table: Table, size: int, inner: int = 1) -> bool:

@@ -18,12 +18,14 @@ _DTYPES: dict[torch.dtype, Any] = {
     torch.float64: np.float64,
     torch.complex64: np.complex64,
     torch.complex128: np.complex128,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
 }
 _Memory = ctypes.c_char * sys.maxsize  # one type for every size: ctypes keeps each that it makes
 
 
 def as_array(t: Tensor) -> Array:
-    """The array of a contiguous tensor in a dtype of sums, whose memory it shares and keeps.
+    """The array of a contiguous tensor whose memory it shares and keeps.
 
     `Tensor.numpy` forbids for good to resize the tensor's storage.  FSDP frees gathered parameters
     by that, so what a caller may have given is seen through this function.
