@@ -13,9 +13,10 @@ It differs where the original would give a wrong or no number:
 - `solve` ends at ‖residual‖ ≤ eps ‖b‖, and raises where it does not get there;
 - sums of float16 are in float32; GPU backends raise where there is no GPU.
 
-Lacking, with an error that says the nearest way: the compilers' configuration, the modules below
-the public ones (`common.keops_io`, `common.parse_type`), `KernelLinearSolver`, and the methods by
-which lazy tensors print formula strings (`unary`, `binary`, `ternary`).
+Lacking, with an error that says the nearest way: the compilers' configuration,
+`KernelLinearSolver`, and pykeops' layers over torch and NumPy (`torchtools`, `numpytools`).  The
+modules below the public ones (`common.keops_io`, `common.parse_type`) are not there, nor the
+methods by which pykeops' lazy tensors print formula strings (`unary`, `binary`, `join`).
 """
 
 from torchweft.compat.lacking import lacking

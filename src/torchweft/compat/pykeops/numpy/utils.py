@@ -75,7 +75,7 @@ def IsGpuAvailable() -> bool:
 def WarmUpGpu() -> None:
     """Start CUDA, if there is a GPU."""
     if torch.cuda.is_available():
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
 
 
 __getattr__ = lacking(__name__, {"numpytools": "Use numpy itself."})
