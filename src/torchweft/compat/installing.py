@@ -19,6 +19,7 @@ PACKAGE = __name__.rpartition(".")[0]
 STAND_INS = {
     "MinkowskiEngine": ("MinkowskiEngine",),
     "spconv": ("spconv", "cumm"),
+    "torch_scatter": ("torch_scatter",),
     "torchsparse": ("torchsparse",),
 }
 """By the name to install, the top-level modules that it stands in for."""
@@ -29,7 +30,7 @@ def names() -> list[str]:
 
     >>> import torchweft
     >>> torchweft.compat.names()
-    ['MinkowskiEngine', 'spconv', 'torchsparse']
+    ['MinkowskiEngine', 'spconv', 'torch_scatter', 'torchsparse']
     """
     return sorted(STAND_INS)
 
