@@ -20,6 +20,7 @@ STAND_INS = {
     "MinkowskiEngine": ("MinkowskiEngine",),
     "pykeops": ("pykeops", "keopscore"),
     "spconv": ("spconv", "cumm"),
+    "torch_scatter": ("torch_scatter",),
     "torchsparse": ("torchsparse",),
 }
 """By the name to install, the top-level modules that it stands in for."""
@@ -30,7 +31,7 @@ def names() -> list[str]:
 
     >>> import torchweft
     >>> torchweft.compat.names()
-    ['MinkowskiEngine', 'pykeops', 'spconv', 'torchsparse']
+    ['MinkowskiEngine', 'pykeops', 'spconv', 'torch_scatter', 'torchsparse']
     """
     return sorted(STAND_INS)
 
