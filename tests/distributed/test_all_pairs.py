@@ -79,6 +79,8 @@ def test_solutions_and_their_gradients(size, batch):
 LOSSES = {
     "sinkhorn": {"blur": 0.2},
     "sinkhorn, p = 1": {"p": 1, "blur": 0.2, "debias": False},
+    "unbalanced": {"blur": 0.2, "reach": 0.5, "cost": "SqDist(X, Y) / 2"},
+    "a cost": {"blur": 0.2, "cost": lambda x, y: x.sqdist(y), "backend": "online"},
     "energy": {"loss": "energy"},
     "gaussian": {"loss": "gaussian", "blur": 0.5},
 }
@@ -113,6 +115,10 @@ def losses(rank, size, group):
             found.append([SamplesLoss(**options)(x[i], y[j])])
         with pytest.raises(BackendError, match="multiscale transport is asked for in all_pairs"):
             SamplesLoss(backend="multiscale")(x[i], y[j])
+        with pytest.raises(BackendError, match=r"<lambda> is given to a loss in all_pairs.*online"):
+            SamplesLoss(cost=lambda x, y: x @ y.mT)(x[i], y[j])
+        f, g = SamplesLoss(potentials=True, blur=0.2)(x[i], y[j])
+        assert (f.shape, g.shape) == (x[i].shape[:1], y[j].shape[:1])
     return found
 
 
