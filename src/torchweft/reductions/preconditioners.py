@@ -136,14 +136,14 @@ def _pivoted_cholesky(
         most = _maximum(left, there)
         candidates = torch.where(left == most, -numbers.double(), -count)
         pivot = -_maximum(candidates, there).long()[None, ..., 0]  # the first, over all processes
-        row, ours, at = _placed(matrix, pivot, first, there)
-        before = factor.gather(-2, row[0][..., None, None].expand(*row[0].shape, 1, rank))
-        before = there.total(before * ours[0][..., None, None])
+        here = (numbers == pivot[0][..., None])[..., None]
+        before = there.total((here * factor).sum(-2, keepdim=True))
+        _, _, at = _placed(matrix, pivot, first, there)
         column = matrix.columns(at)[..., 0] - (factor @ before.mT)[..., 0]
         column = column * torch.where(most > noise, most, torch.inf).rsqrt()
         factor[..., n] = column
         left = (left - column.square()).clamp(min=0)
-        left = torch.where(numbers == pivot[0][..., None], 0, left)
+        left = torch.where(here[..., 0], 0, left)
     return factor.double()
 
 
