@@ -156,6 +156,9 @@ def others(x, y, b, p):
     yield "rows", (Vi(x) * 0 + one).sum(1)  # lost j: 1
     yield "rows", ((Vi(x) * 1 - Vi(x)) + Vj(y) * 0).sum(1)
     yield "rows", (-Vi(x).sqdist(Vj(x))).exp().solve(x, alpha=1.0, eps=1e-15)
+    for name in ("nystrom", "pivoted_cholesky"):
+        options = {"alpha": 1.0, "eps": 1e-15, "preconditioner": name, "rank": 20}
+        yield "rows", (-Vi(x).sqdist(Vj(x))).exp().solve(x, **options)
     shared = Vj(y) * Pm(p)
     for kind in ("sum", "logsumexp", "min", "argmin"):
         yield "one", getattr(shared if kind != "logsumexp" else (shared | Pm(p)), kind)(1)

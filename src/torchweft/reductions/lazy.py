@@ -366,7 +366,7 @@ class LazyTensor(Reducers):
         other: Any,
         var: LazyTensor | None = None,
         call: bool = True,
-        alpha: Any = 1e-10,
+        alpha: Any = None,
         eps: float = 1e-6,
         **options: Any,
     ) -> Any:
@@ -378,9 +378,9 @@ class LazyTensor(Reducers):
             other: b, a tensor (M, E), or a lazy tensor of one variable.
             var: the symbolic variable a in which self is linear; without it K a is Σ self · a.
             call: False returns a callable of the symbolic variables.
-            alpha: added to the diagonal.
+            alpha: added to the diagonal; None chooses, see `KernelSolve`.
             eps: bound of the norm of the residual, relative to the norm of b.
-            options: the keywords of `Genred`, its call and `KernelSolve`.
+            options: the keywords of `Genred`, its call and `KernelSolve`, such as preconditioner.
         """
         lazy = self._wrap_rhs(other)
         rhs = lazy._variables[0]
