@@ -76,6 +76,16 @@ def multivectors(algebra, features=F, scalars=None, times=1):
     return made
 
 
+def conditional(components, order):
+    """Items (components, n, F) x and (n, 3) s, and of a condition (components, 3, 2) y, (3, 2) t."""
+
+    def made(n):
+        shapes = {"x": (components, n, F), "y": (components, 3, 2), "s": (n, 3), "t": (3, 2)}
+        return tuple(torch.randn(*shapes[name], dtype=DOUBLE) for name in order)
+
+    return made
+
+
 def edges(n):
     """A ring of n nodes, and edges back."""
     node = torch.arange(n)
@@ -166,6 +176,36 @@ O3 = {
 }
 GATR = (F, 2, F, 3, 1, 8)
 CLIFFORD = {
+    "AxialGATr": (
+        lambda: clifford.AxialGATr(*GATR, blocks=2, heads=2),
+        lambda n: (torch.randn(16, n, 3, F, dtype=DOUBLE), torch.randn(n, 3, 3, dtype=DOUBLE)),
+    ),
+    "ConditionalLGATr": (
+        lambda: clifford.ConditionalLGATr(*GATR, 2, 2, blocks=1, heads=(2, 2)),
+        conditional(16, "xyst"),
+    ),
+    "ConditionalLGATrBlock": (
+        lambda: clifford.ConditionalLGATrBlock(F, 3, 2, 2, heads=(2, 2)),
+        conditional(16, "xsyt"),
+    ),
+    "ConditionalLGATrSlim": (
+        lambda: clifford.ConditionalLGATrSlim(*GATR, 2, 2, blocks=1, heads=2),
+        conditional(4, "xyst"),
+    ),
+    "CrossAttention": (
+        lambda: clifford.CrossAttention(F, 3, 2, 2, heads=2),
+        conditional(16, "xsyt"),
+    ),
+    "GradeDropout": (lambda: clifford.GradeDropout(0.0), multivectors(PGA, scalars=3)),
+    "LGATrCrossAttention": (
+        lambda: clifford.LGATrCrossAttention(F, 3, 2, 2, heads=2),
+        conditional(16, "xsyt"),
+    ),
+    "LGATrSlim": (
+        lambda: clifford.LGATrSlim(*GATR, blocks=1, heads=2),
+        lambda n: (torch.randn(4, n, F, dtype=DOUBLE), torch.randn(n, 3, dtype=DOUBLE)),
+    ),
+    "RotaryEncoding": (lambda: clifford.RotaryEncoding(4), rows(4)),
     "CEMLP": (lambda: clifford.CEMLP(F, 3, SPACE), multivectors(SPACE)),
     "CliffordConv1d": (lambda: clifford.CliffordConv1d(SPACE, 2, 3, 3), rows(2, 5, 8)),
     "CliffordConv2d": (lambda: clifford.CliffordConv2d(Algebra.cl(2), 2, 3, 3), rows(2, 5, 5, 4)),

@@ -17,6 +17,8 @@ from torchweft.clifford.layers import (
     checkpoints,
     convolution,
     equilinear,
+    lgatr,
+    slim,
     transformers,
 )
 from torchweft.clifford.layers.attention import *  # noqa: F403
@@ -25,6 +27,8 @@ from torchweft.clifford.layers.cegnn import *  # noqa: F403
 from torchweft.clifford.layers.checkpoints import *  # noqa: F403
 from torchweft.clifford.layers.convolution import *  # noqa: F403
 from torchweft.clifford.layers.equilinear import *  # noqa: F403
+from torchweft.clifford.layers.lgatr import *  # noqa: F403
+from torchweft.clifford.layers.slim import *  # noqa: F403
 from torchweft.clifford.layers.transformers import *  # noqa: F403
 from torchweft.clifford.versors import *  # noqa: F403
 
@@ -39,6 +43,8 @@ __all__ = [
     *convolution.__all__,
     *equilinear.__all__,
     *functions.__all__,
+    *lgatr.__all__,
+    *slim.__all__,
     *transformers.__all__,
     *versors.__all__,
 ]
