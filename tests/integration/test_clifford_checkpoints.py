@@ -122,7 +122,8 @@ def test_cegnn_message_passing():
                 f"{at}.2.linear_left.bias": (1, 2, 1),
                 f"{at}.3.a": (1, 2),
             }
-    state = filled(shapes) | {"edge_model.algebra.cayley": torch.zeros(8, 8, 8)}
+    state = filled(shapes)
+    state |= {f"{k.rpartition('.')[0]}.algebra.cayley": torch.zeros(8, 8, 8) for k in shapes}
     layer = loaded(EGCL(2, algebra, 1), from_cegnn(state, algebra, configuration={}))
     plan = message_plan(torch.tensor([1, 2, 0, 1]), torch.tensor([0, 0, 1, 2]), 3)
     h, edges = waves(3, 2, 8), waves(4, 1, 8, phase=0.5)

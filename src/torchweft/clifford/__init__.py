@@ -14,6 +14,7 @@ from torchweft.clifford.layers import (
     attention,
     basic,
     cegnn,
+    cegnn_networks,
     checkpoints,
     convolution,
     equilinear,
@@ -24,6 +25,7 @@ from torchweft.clifford.layers import (
 from torchweft.clifford.layers.attention import *  # noqa: F403
 from torchweft.clifford.layers.basic import *  # noqa: F403
 from torchweft.clifford.layers.cegnn import *  # noqa: F403
+from torchweft.clifford.layers.cegnn_networks import *  # noqa: F403
 from torchweft.clifford.layers.checkpoints import *  # noqa: F403
 from torchweft.clifford.layers.convolution import *  # noqa: F403
 from torchweft.clifford.layers.equilinear import *  # noqa: F403
@@ -39,6 +41,7 @@ __all__ = [
     *attention.__all__,
     *basic.__all__,
     *cegnn.__all__,
+    *cegnn_networks.__all__,
     *checkpoints.__all__,
     *convolution.__all__,
     *equilinear.__all__,

@@ -40,7 +40,7 @@ Configuration = Mapping[str, Any] | None
 
 
 def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration = None) -> State:
-    """CEGNN's modules: MVLinear, products, MVSiLU, norms, CEMLP and EGCL made of them.
+    """CEGNN's modules: MVLinear, products, MVSiLU, norms, CEMLP, EGCL and the published networks.
 
     Args:
         source: the module, or its state dict.
@@ -50,7 +50,8 @@ def from_cegnn(source: Source, algebra: Algebra, *, configuration: Configuration
 
     MVLinear (out, in, n+1) and fully connected products (out, in, P) become (·, in, out); a
     weighted product (F, P) is the same.  Linear maps without a weight for each grade get n+1 equal
-    ones.  Gates and norms by grade (…, F, n+1) become (n+1, F).
+    ones.  Gates and norms by grade (…, F, n+1) become (n+1, F).  Modules of torch's own, which
+    have no table of an algebra in the state dict, stay as they are.
     """
     state, given = _read(source, configuration, _of_a_gate, CEGNN)
     checked(given, CEGNN)
@@ -247,6 +248,8 @@ def _cegnn_tensor(
 ) -> Tensor:
     owner, _, leaf = name.rpartition(".")
     prefix = f"{owner}." if owner else ""
+    if _is_of_torch(prefix, state):
+        return tensor
     if leaf == "bias":  # (1, out, 1)
         return tensor.flatten()
     if leaf in ("a", "b"):  # (1, F, n+1) of a gate, (F, n+1) of `normalization`, (1, F) of a norm
@@ -264,6 +267,15 @@ _MAPS = [f"{name}_linear" for name in ("in", "q", "k", "v", "kv", "out")] + [
     f"linear_{name}" for name in ("in", "out", "left", "right", "join_left", "join_right")
 ]
 """Linear maps of a network, which are a `MixedLinear` also where there are no scalars."""
+
+
+def _is_of_torch(prefix: str, state: Mapping[str, Tensor]) -> bool:
+    """Whether a module is none of CEGNN's: those save the tables of their algebra."""
+    bias = state.get(f"{prefix}bias")
+    if bias is not None and bias.dim() == 1:
+        return True
+    has_tables = any(name.endswith("algebra.cayley") for name in state)
+    return has_tables and f"{prefix}algebra.cayley" not in state
 
 
 def _transformer(state: Mapping[str, Tensor], scale: Tensor | None) -> State:
