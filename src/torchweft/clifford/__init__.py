@@ -7,8 +7,9 @@ of the field (`GATr`, `LGATr`, `EGCL`, `CliffordConv2d` …) and the converters 
 (`from_gatr`, `from_lgatr`, `from_cegnn`, `from_cliffordlayers`) are here too.
 """
 
-from torchweft.clifford import functions, versors
+from torchweft.clifford import embedding, functions, versors
 from torchweft.clifford.algebra import PGA, SPACETIME, Algebra
+from torchweft.clifford.embedding import *  # noqa: F403
 from torchweft.clifford.functions import *  # noqa: F403
 from torchweft.clifford.layers import (
     attention,
@@ -45,6 +46,7 @@ __all__ = [
     *checkpoints.__all__,
     *convolution.__all__,
     *equilinear.__all__,
+    *embedding.__all__,
     *functions.__all__,
     *lgatr.__all__,
     *slim.__all__,
