@@ -21,6 +21,9 @@ import torch
 from torch import distributed, multiprocessing
 
 SIZE = 4
+IMPORTED = ["pytest", *(f"torchweft.{name}" for name in ("clifford", "distributed", "o3", "voxels"))]
+"""What the processes find imported: importing it takes them longer than most tests."""
+
 SECONDS = 300
 """How long a test may take on its ranks."""
 
@@ -51,7 +54,8 @@ def run(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
 class _Pool:
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
         ends = [context.Pipe() for _ in range(SIZE)]
         self.pipes = [end for end, _ in ends]
         self.processes = [
