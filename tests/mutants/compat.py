@@ -5,6 +5,7 @@ from tests.mutants import Mutant
 HOOK = "tests/contract/test_compat.py"
 SPCONV = "tests/contract/test_compat_spconv.py"
 TORCHSPARSE = "tests/contract/test_compat_torchsparse.py"
+PYKEOPS = "tests/contract/test_compat_pykeops.py"
 MINKOWSKI = "tests/contract/test_compat_minkowski.py"
 MINKOWSKI_TENSORS = "tests/contract/test_compat_minkowski_tensors.py"
 
@@ -141,5 +142,17 @@ MUTANTS = [
         "        count = int(samples.max()) + 1 if len(samples) else 0",
         "        count = 0",
         MINKOWSKI_TENSORS,
+    ),
+    Mutant(
+        "cells of NumPy's grids begin at the least coordinates",
+        "return points.grid_cluster(x, size, origin=0.0)",
+        "return points.grid_cluster(x, size)",
+        PYKEOPS,
+    ),
+    Mutant(
+        "the slope of a Laplacian kernel is another's",
+        '"laplacian": lambda xp, q: -0.5 / xp.sqrt(q)',
+        '"laplacian": lambda xp, q: -0.5 / (1 + q)',
+        PYKEOPS,
     ),
 ]
