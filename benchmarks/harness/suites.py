@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parents[1]
 PEERS = (
     "torch_eager",
     "torch_compile",
+    "torch_segments",
     "cuequivariance",
     "openequivariance",
     "luna",

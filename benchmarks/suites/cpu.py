@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.harness.case import Case, Workload
 from benchmarks.workloads.recipes import Random, product_workload
+from benchmarks.workloads.segments import graph_workload
 
 FAMILY = "products"
 
@@ -21,12 +22,23 @@ def edge_mul(device: torch.device, batch: int | None) -> Workload:
     )
 
 
+def graph_sum(device: torch.device, batch: int | None) -> Workload:
+    return graph_workload(device, batch or 20_000, 16, 64)
+
+
 CASES = [
+    Case(
+        "graph_sum",
+        "shared, segmented",
+        graph_sum,
+        phases=("forward",),
+        backends=("numba", "torch"),
+    ),
     Case(
         "edge_mul",
         "both shared, segmented",
         edge_mul,
         phases=("forward", "forward+backward"),
         backends=("numba", "torch"),
-    )
+    ),
 ]

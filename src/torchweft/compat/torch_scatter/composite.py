@@ -30,8 +30,8 @@ def scatter_log_softmax(
     layout = _of_numbers("scatter_log_softmax", src, index, dim, dim_size)
     rows = layout.rows(src)
     logarithm = products.segment_logsumexp(rows, **layout.options)
-    assert layout.index is not None
-    return layout.restored(rows - spread(logarithm, layout.index))
+    assert layout.table is not None
+    return layout.restored(rows - spread(logarithm, layout.table))
 
 
 def scatter_logsumexp(
@@ -70,8 +70,8 @@ def scatter_std(
     layout = _of_numbers("scatter_std", src, index, dim, size)
     rows = layout.rows(src)
     mean = products.segment_mean(rows, **layout.options)
-    assert layout.index is not None
-    squares = layout.restored((rows - spread(mean, layout.index)).square())
+    assert layout.table is not None
+    squares = layout.restored((rows - spread(mean, layout.table)).square())
     number = counts(layout, src).sub(int(unbiased)).clamp(min=1)
     return (added(layout, squares, out) / (number.to(src.dtype) + 1e-6)).sqrt()
 

@@ -7,7 +7,7 @@ dimensions becomes one table of all rows, or of all numbers, made once for each 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,16 +29,16 @@ class Layout(NamedTuple):
     dim: int
     size: int | None  # M; None: as many as the reduction finds
     kind: str  # "shared": one table for all; "lead": for each of the dimensions before; "each"
-    index: Tensor | None
+    table: Tensor | None  # index
     indptr: Tensor | None
 
     @property
-    def options(self) -> dict[str, Tensor | int | None]:
+    def options(self) -> dict[str, Any]:
         """Arguments of a reduction behind its rows."""
         number = None if self.indptr is not None else self.size
         if number is not None and self.kind != "shared":
             number *= math.prod(self.shape[: self.dim]) * self.inner
-        return {"index": self.index, "indptr": self.indptr, "num_segments": number}
+        return {"index": self.table, "indptr": self.indptr, "num_segments": number}
 
     @property
     def inner(self) -> int:
@@ -61,9 +61,8 @@ class Layout(NamedTuple):
         lead, rest = self.shape[: self.dim], self.shape[self.dim + 1 :]
         if self.indptr is None:
             return z.reshape(*lead, self.size, *rest)
-        z = torch.cat(
-            [z, z.new_zeros(1, *z.shape[1:])]
-        )  # with what lies between two lists of bounds
+        # with what lies between two lists of bounds
+        z = torch.cat([z, z.new_zeros(1, *z.shape[1:])])
         return z.reshape(*lead, self.size + 1, *rest).narrow(self.dim, 0, self.size)
 
     def restored(self, rows: Tensor) -> Tensor:
@@ -86,22 +85,24 @@ def of_index(shape: tuple[int, ...], index: Tensor, dim: int, size: int | None) 
     """
     dim %= max(len(shape), 1)
     full = broadcast(index, shape, dim)
-    behind = len(shape) - dim - 1
-    before, after = _is_shared(full, range(dim)), _is_shared(full, range(dim + 1, len(shape)))
-    if before and after:
-        table = (
-            index.reshape(-1)[: shape[dim]]
-            if 0 in shape
-            else full[(*(0,) * dim, slice(None), *(0,) * behind)]
-        )
+    before, after = range(dim), range(dim + 1, len(shape))
+    shared = _is_shared(full, after)
+    if shared and _is_shared(full, before):
+        table = index.reshape(-1)[: shape[dim]] if 0 in shape else _first(full, (*before, *after))
         return Layout(shape, dim, size, "shared", table, None)
     if size is None:
         size = int(index.max()) + 1 if index.numel() else 0
-    kind = "lead" if after else "each"
-    (copy,) = copies_of((full[(..., *(0,) * behind)] if after and 0 not in shape else full,))
+    (copy,) = copies_of((_first(full, tuple(after)) if shared and 0 not in shape else full,))
     assert copy is not None
     table = _tables.get((copy,), (shape, dim, size), lambda: _joined(copy, dim, size))
-    return Layout(shape, dim, size, kind, table, None)
+    return Layout(shape, dim, size, "lead" if shared else "each", table, None)
+
+
+def _first(full: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """What does not vary with some dimensions, without them."""
+    for d in reversed(dims):
+        full = full.select(d, 0)
+    return full
 
 
 def broadcast(index: Tensor, shape: tuple[int, ...], dim: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,9 +56,7 @@ def extreme(
     return out, place.where(better, count)
 
 
-def chosen(
-    reduce: str, functions: Mapping[str, Callable[..., Tensor | tuple[Tensor, Tensor]]]
-) -> Callable[..., Tensor]:
+def chosen(reduce: str, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Tensor]:
     """The function of a reduction, without the places of extremes.
 
     Raises:
@@ -70,6 +69,7 @@ def chosen(
 
     def reduced(*arguments: object) -> Tensor:
         found = functions[reduce](*arguments)
-        return found[0] if isinstance(found, tuple) else found
+        values: Tensor = found[0] if isinstance(found, tuple) else found
+        return values
 
     return reduced

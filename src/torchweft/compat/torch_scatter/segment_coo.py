@@ -85,9 +85,9 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     dim = index.dim() - 1
     shape = (*src.shape[:dim], index.shape[dim], *src.shape[dim + 1 :])
     layout = of_index(shape, index, dim, src.shape[dim])
-    assert layout.index is not None
+    assert layout.table is not None
     rows = layout._replace(shape=tuple(src.shape)).rows(src)
-    z = layout.restored(spread(rows, layout.index))
+    z = layout.restored(spread(rows, layout.table))
     return z if out is None else out.copy_(z)
 
 

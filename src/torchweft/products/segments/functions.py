@@ -228,7 +228,7 @@ class Segments(NamedTuple):
 
     rows: Tensor
     indptr: Tensor | None
-    index: Tensor | None
+    owner: Tensor | None  # index
     num_segments: int
     channels: tuple[int, ...]  # of a row, as the caller gave it
     backend: str | None
@@ -241,7 +241,7 @@ class Segments(NamedTuple):
         """(T, C) → (M, C)."""
         if rows.is_floating_point():
             return self._product(rows, None, "scale", "x_z")
-        owner = self.index
+        owner = self.owner
         if owner is None:
             assert self.indptr is not None
             owner = rows_of(self.indptr.contiguous(), rows.shape[0])
@@ -258,11 +258,11 @@ class Segments(NamedTuple):
 
     def extreme(self, rows: Tensor, largest: bool) -> Tensor:
         """(T, C) → (M, C): maxima or minima."""
-        return extreme(rows, self.indptr, self.index, self.num_segments, largest, self.backend)
+        return extreme(rows, self.indptr, self.owner, self.num_segments, largest, self.backend)
 
     def places(self, largest: bool) -> Tensor:
         """(M, C): the first row of each maximum or minimum; T where there is none."""
-        given = self.rows.detach(), self.indptr, self.index, self.num_segments
+        given = self.rows.detach(), self.indptr, self.owner, self.num_segments
         return extreme.run(*given, largest, self.backend)[1]
 
     def counts(self) -> Tensor:
@@ -270,7 +270,7 @@ class Segments(NamedTuple):
         if torch.compiler.is_compiling():
             return self._count()
         key = self.num_segments, self.rows.shape[0], accumulator(self.rows.dtype)
-        return _kept.get((self.indptr, self.index), key, lambda: _counted(self))
+        return _kept.get((self.indptr, self.owner), key, lambda: _counted(self))
 
     def _count(self) -> Tensor:
         dtype, device = accumulator(self.rows.dtype), self.rows.device
@@ -280,7 +280,7 @@ class Segments(NamedTuple):
         sizes = segment_sizes(self.rows.shape[0], self.num_segments)
         # torch.compile needs a list; a tuple is hashable
         every = list(sizes) if torch.compiler.is_compiling() else sizes
-        tables = (None, None, self.indptr, None, self.index)
+        tables = (None, None, self.indptr, None, self.owner)
         return product(first, second, None, *tables, every, op, roles, False, self.backend)
 
 
@@ -314,17 +314,16 @@ def _admitted(
     if index is not None and indptr is None:
         _check_table("index", index, x)
         count, table = _segments_of(x, index, num_segments)
-        tables = None, table
     elif indptr is not None and index is None:
         _check_table("indptr", indptr, x)
         count, table = _segments_between(x, indptr, num_segments, covered)
-        tables = table, None
     else:
         what = "index and indptr are both None" if index is None else "index and indptr were given"
         raise ShapeError(f"{what}: one of them says which rows form a segment. Pass one.")
     channels = tuple(x.shape[1:])
     rows = x.reshape(x.shape[0], math.prod(channels))
-    return Segments(rows, *tables, count, channels, backend)
+    bounds, owner = (table, None) if index is None else (None, table)
+    return Segments(rows, bounds, owner, count, channels, backend)
 
 
 def _check_table(name: str, table: Tensor, x: Tensor) -> None:

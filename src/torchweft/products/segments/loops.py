@@ -7,7 +7,7 @@ import numba
 __all__ = ["extreme"]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def extreme(first, last, largest, indptr, order, x, values, places):  # type: ignore[no-untyped-def]
     """Fill values and places of segments first .. last-1; those without rows stay as they are."""
     for m in range(first, last):
